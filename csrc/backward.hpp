@@ -1,0 +1,162 @@
+// What both backward passes share: a tile of inputs is written once, row by row, each row as the sum
+// of what the output rows that cover it send, in ascending order of outputs: so the result does not
+// depend on who computes which tile.
+#pragma once
+
+#include <cstring>
+
+#include "memory.hpp"
+#include "view.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Inputs [lo, hi) along the outermost pooled axis that has more than one; whole along the others.
+// So a tile is one contiguous piece of the plane.
+struct Piece {
+  i64 lo[3], hi[3];
+};
+
+// A row of gradient under construction. Along a regular width with stride s, output o sends to
+// o * s + place * dilation - lo: kept as s rows (phases) of contiguous sums, interleaved at the end.
+template <class T>
+class Phases {
+ public:
+  Phases(const Axis& a, i64 lo, i64 hi, Arena& arena) : a_(a), lo_(lo), hi_(hi) {
+    const Range first = covering(a, lo), last = covering(a, hi - 1);
+    outputs_.lo = smaller(first.lo, (lo + a.lo) / a.stride);  // so that no column lies before them
+    outputs_.hi = larger(outputs_.lo, last.hi);
+    length_ = outputs_.hi - outputs_.lo + (a.kernel - 1) * a.dilation / a.stride + 1;
+    sums_ = arena.take<T>(length_ * a.stride);
+  }
+
+  Range outputs() const { return outputs_; }  // those that reach the columns
+
+  void clear() {
+    std::memset(sums_, 0, static_cast<std::size_t>(length_ * a_.stride) * sizeof(T));
+  }
+
+  // Where output outputs().lo sends what belongs to a place; the next outputs follow.
+  T* at(i64 place) {
+    const i64 away = place * a_.dilation;
+    return sums_ + away % a_.stride * length_ + away / a_.stride;
+  }
+
+  template <class Out>
+  void store(Out* __restrict row) const {
+    if (a_.stride == 1) interleave(row, Const1{});
+    else if (a_.stride == 2) interleave(row, Const2{});
+    else interleave(row, a_.stride);
+  }
+
+ private:
+  using Const1 = std::integral_constant<i64, 1>;
+  using Const2 = std::integral_constant<i64, 2>;
+
+  // row[w - lo_] = phase (w + pad - first * s) % s, element (...) / s
+  template <class Out, class Step>
+  POOLGRAD_LOOP void interleave(Out* __restrict row, Step step) const {
+    const i64 s = step, shift = lo_ + a_.lo - outputs_.lo * s, n = hi_ - lo_;
+    for (i64 phase = 0; phase < s; ++phase) {
+      const i64 start = (phase - shift % s + s) % s;  // first column of this phase
+      const i64 count = start < n ? (n - start + s - 1) / s : 0;
+      const i64 from = (start + shift) / s;
+      const i64 valid = larger(0, smaller(count, length_ - from));
+      const T* __restrict sums = sums_ + phase * length_ + from;
+      Out* __restrict to = row + start;
+      for (i64 i = 0; i < valid; ++i) to[i * step] = static_cast<Out>(sums[i]);
+      for (i64 i = larger(0, valid); i < count; ++i) to[i * step] = Out(0);
+    }
+  }
+
+  const Axis& a_;
+  i64 lo_, hi_, length_ = 0;
+  Range outputs_{};
+  T* sums_ = nullptr;
+};
+
+// Where the places of a window lie in memory, counted from where the window begins.
+class Places {
+ public:
+  static constexpr i64 kTable = 1 << 16;  // more places than this are computed, not looked up
+
+  Places(const Plan& p, i64 depth, i64 height, i64 width, Arena& arena)
+      : kh_(p.axis[1].kernel),
+        kw_(p.axis[2].kernel),
+        depth_(depth * p.axis[0].dilation),
+        height_(height * p.axis[1].dilation),
+        width_(width * p.axis[2].dilation),
+        table_(p.places <= kTable ? arena.take<i64>(p.places) : nullptr),
+        places_(p.places) {}
+
+  void fill() {
+    for (i64 k = 0; table_ && k < places_; ++k) table_[k] = compute(k);
+  }
+  i64 operator[](i64 place) const { return table_ ? table_[place] : compute(place); }
+
+ private:
+  i64 compute(i64 place) const {
+    const i64 row = place / kw_;
+    return row / kh_ * depth_ + row % kh_ * height_ + place % kw_ * width_;
+  }
+
+  i64 kh_, kw_, depth_, height_, width_;
+  i64* table_;
+  i64 places_;
+};
+
+// Where the window of output `o` would begin if all its places held inputs.
+[[maybe_unused]] inline i64 start_of(const Axis& a, i64 o) {
+  return a.adaptive ? o * a.in / a.out : o * a.stride - a.lo;
+}
+
+// Calls each(od, oh) for all output rows that reach a piece, in ascending order.
+template <class F>
+void rows_reaching(const Plan& p, const Piece& piece, F&& each) {
+  const Range depths = {covering(p.axis[0], piece.lo[0]).lo, covering(p.axis[0], piece.hi[0] - 1).hi};
+  const Range heights = {covering(p.axis[1], piece.lo[1]).lo,
+                         covering(p.axis[1], piece.hi[1] - 1).hi};
+  for (i64 od = depths.lo; od < depths.hi; ++od) {
+    for (i64 oh = heights.lo; oh < heights.hi; ++oh) each(od, oh);
+  }
+}
+
+// A piece of a plane, zeroed piecewise just before it is first written.
+template <class T>
+class ZeroAhead {
+ public:
+  ZeroAhead(const Plan& p, const Piece& piece, T* plane) : p_(p), plane_(plane) {
+    row_ = p.axis[2].in * p.inner;
+    first_ = ((piece.lo[0] * p.axis[1].in) + piece.lo[1]) * row_ + piece.lo[2] * p.inner;
+    last_ = ((piece.hi[0] - 1) * p.axis[1].in + piece.hi[1] - 1) * row_ + piece.hi[2] * p.inner;
+    done_ = first_;
+  }
+
+  i64 first() const { return first_; }
+  i64 last() const { return last_; }
+
+  // Everything that the output row (od, oh) can reach.
+  void reach(i64 od, i64 oh) {
+    const Span d = span_of(p_.axis[0], od), h = span_of(p_.axis[1], oh);
+    if (d.taps == 0 || h.taps == 0) return;
+    const i64 depth = d.begin + (d.taps - 1) * p_.axis[0].dilation;
+    const i64 height = h.begin + (h.taps - 1) * p_.axis[1].dilation;
+    upto((depth * p_.axis[1].in + height + 1) * row_);
+  }
+  void finish() { upto(last_); }
+
+ private:
+  void upto(i64 end) {
+    end = smaller(end, last_);
+    if (end <= done_) return;
+    std::memset(plane_ + done_, 0, static_cast<std::size_t>(end - done_) * sizeof(T));
+    done_ = end;
+  }
+
+  const Plan& p_;
+  T* plane_;
+  i64 row_, first_, last_, done_;
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,95 @@
+// Blending reductions, forward: every input of a window has a weight.
+#pragma once
+
+#include "separable.hpp"
+
+namespace poolgrad {
+namespace {
+
+// The sum; `A` is the type that it is kept in.
+template <class T, class A>
+struct Sum {
+  using In = T;
+  struct Row {
+    A* v;
+  };
+
+  static Row take(Arena& arena, i64 n) { return {arena.take<A>(n)}; }
+  static Row at(Row row, i64 offset) { return {row.v + offset}; }
+  POOLGRAD_LOOP static void clear(Row row, i64 n) {
+    for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
+  }
+
+  template <class Size, class First, class Step>
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* __restrict from, Step step, i64 gap, Size, First) {
+    A* __restrict v = to.v;
+    for (i64 i = 0; i < n; ++i) {
+      A sum = First::value ? static_cast<A>(from[i * step]) : v[i];
+      for (i64 t = First::value; t < Size::value; ++t) {
+        sum += static_cast<A>(from[i * step + t * gap]);
+      }
+      v[i] = sum;
+    }
+  }
+
+  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps, i64) {
+    in_groups(taps, [&](auto size, auto first, i64 begin) {
+      const T* here = from + begin * gap;
+      if (step == 1) sweep(to, n, here, Const<1>{}, gap, size, first);
+      else if (step == 2) sweep(to, n, here, Const<2>{}, gap, size, first);
+      else sweep(to, n, here, step, gap, size, first);
+    });
+  }
+
+  template <class Size, class First>
+  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size, First) {
+    A* __restrict v = to.v;
+    const A* from[Size::value];
+    for (i64 t = 0; t < Size::value; ++t) from[t] = rows[t].v;
+    for (i64 i = 0; i < n; ++i) {
+      A sum = First::value ? from[0][i] : v[i];
+      for (i64 t = First::value; t < Size::value; ++t) sum += from[t][i];
+      v[i] = sum;
+    }
+  }
+};
+
+// What an average divides by: the places inside the padded input, or the real inputs only, or one
+// number for all. A product over the axes, so it is kept as a row for the width and a factor for
+// each (depth, height).
+struct Divisor {
+  bool count_padding;
+  double fixed;  // 0: count
+
+  double along(const Axis& a, i64 o) const {
+    const Span s = span_of(a, o);
+    return static_cast<double>(count_padding ? s.extent : s.taps);
+  }
+  double of_rows(const Plan& p, i64 od, i64 oh) const {
+    return fixed != 0 ? fixed : along(p.axis[0], od) * along(p.axis[1], oh);
+  }
+  template <class A>
+  void fill_row(const Plan& p, i64 lo, i64 hi, A* row) const {
+    for (i64 o = lo; o < hi; ++o) {
+      const A value = fixed != 0 ? A(1) : static_cast<A>(along(p.axis[2], o));
+      for (i64 c = 0; c < p.inner; ++c) *row++ = value;
+    }
+  }
+};
+
+template <class T, class A>
+void average_tile(const Plan& p, const Tile& tile, Separable<Sum<T, A>>& machine, Divisor divisor,
+                  T* y, A* sums, const A* width_divisors) {
+  const i64 n = machine.length();
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const A* __restrict made = machine.row(od, oh, {sums}).v;
+      const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
+      T* __restrict to = y + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      for (i64 i = 0; i < n; ++i) to[i] = static_cast<T>(made[i] / (rows * width_divisors[i]));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poolgrad

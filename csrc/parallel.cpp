@@ -1,0 +1,140 @@
+#include "parallel.hpp"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+
+#include "memory.hpp"
+
+namespace poolgrad {
+namespace {
+
+class Pool {
+ public:
+  // False if another caller holds the pool.
+  bool run(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
+    std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
+    if (!owner.owns_lock()) return false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      grow(threads - 1);
+      body_ = body;
+      context_ = context;
+      tasks_ = tasks;
+      next_.store(0, std::memory_order_relaxed);
+      wanted_ = threads - 1 < workers_ ? threads - 1 : workers_;
+      running_ = wanted_;
+      ++round_;
+    }
+    wake_.notify_all();
+    work();
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return running_ == 0; });
+    if (failed_.exchange(false)) throw std::bad_alloc();
+    return true;
+  }
+
+ private:
+  void grow(int workers) {
+    for (; workers_ < workers; ++workers_) {
+      try {
+        std::thread(&Pool::loop, this, workers_, round_).detach();
+      } catch (const std::system_error&) {
+        return;  // the system has no more threads to give: go on with those there are
+      }
+    }
+  }
+
+  void loop(int id, std::uint64_t seen) {
+    for (;;) {
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wake_.wait(lock, [&] { return round_ != seen; });
+        seen = round_;
+        if (id >= wanted_) continue;
+      }
+      work();
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (--running_ == 0) done_.notify_one();
+    }
+  }
+
+  // Scratch memory is all that a kernel can fail to get; the caller hears of it when all have ended.
+  void work() noexcept {
+    try {
+      for (i64 task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
+        body_(context_, task);
+      }
+    } catch (...) {
+      failed_.store(true);
+    }
+  }
+
+  std::mutex owner_, mutex_;
+  std::condition_variable wake_, done_;
+  std::atomic<i64> next_{0};
+  std::atomic<bool> failed_{false};
+  void (*body_)(void*, i64) = nullptr;
+  void* context_ = nullptr;
+  i64 tasks_ = 0;
+  int workers_ = 0, wanted_ = 0, running_ = 0;
+  std::uint64_t round_ = 0;
+};
+
+// Never destroyed: workers may still wait on it while the process ends.
+std::atomic<Pool*> pool{nullptr};
+
+// The child of a fork has none of the workers, and a lock may be held for ever: start afresh.
+void forget_pool() { pool.store(new (std::nothrow) Pool); }
+
+Pool* the_pool() {
+  static const bool registered = [] {
+    pool.store(new Pool);
+    return pthread_atfork(nullptr, nullptr, forget_pool) == 0;
+  }();
+  return registered ? pool.load() : nullptr;
+}
+
+}  // namespace
+
+void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
+  if (threads > 1 && tasks > 1) {
+    Pool* p = the_pool();
+    const int useful = tasks < threads ? static_cast<int>(tasks) : threads;
+    if (p && p->run(tasks, useful, body, context)) return;
+  }
+  for (i64 task = 0; task < tasks; ++task) body(context, task);
+}
+
+namespace {
+
+struct Block {
+  char* data = nullptr;
+  std::size_t size = 0;
+  ~Block() { std::free(data); }
+};
+
+}  // namespace
+
+char* thread_scratch(std::size_t bytes) {
+  thread_local Block block;
+  // A block that one large call made is given back once a small one comes.
+  constexpr std::size_t kept = std::size_t{16} << 20;
+  if (bytes > block.size || (block.size > kept && bytes <= kept)) {
+    std::free(block.data);
+    block.size = 0;
+    const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
+    block.data = static_cast<char*>(std::aligned_alloc(64, rounded));
+    if (!block.data) throw std::bad_alloc();
+    block.size = rounded;
+  }
+  return block.data;
+}
+
+}  // namespace poolgrad

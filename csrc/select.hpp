@@ -1,0 +1,145 @@
+// Selecting reductions, forward: one input of a window wins; its place is the route.
+#pragma once
+
+#include "separable.hpp"
+
+namespace poolgrad {
+namespace {
+
+template <class T>
+struct Limits;
+template <>
+struct Limits<float> {
+  static constexpr float lowest() { return -__builtin_huge_valf(); }
+};
+template <>
+struct Limits<double> {
+  static constexpr double lowest() { return -__builtin_huge_val(); }
+};
+
+// The maximum. A later input wins only if it is greater, so the first of equals stays; a NaN wins
+// over everything before it, so the last NaN stays. Keep: remember the place. Lone: a window whose
+// maximum occurs more than once is routed nowhere (ties="zero").
+template <class T, bool Keep, bool Lone>
+struct Max {
+  using In = T;
+  struct Row {
+    T* v;
+    u32* r;
+  };
+
+  static Row take(Arena& arena, i64 n) {
+    return {arena.take<T>(n), Keep ? arena.take<u32>(n) : nullptr};
+  }
+  static Row at(Row row, i64 offset) { return {row.v + offset, Keep ? row.r + offset : nullptr}; }
+
+  POOLGRAD_LOOP static void clear(Row row, i64 n) {
+    for (i64 i = 0; i < n; ++i) row.v[i] = Limits<T>::lowest();
+    if constexpr (Keep) {
+      for (i64 i = 0; i < n; ++i) row.r[i] = kNowhere;
+    }
+  }
+
+  static void challenge(T& best, u32& where, T value, u32 place) {
+    const bool wins = (value > best) | (value != value);
+    if constexpr (Lone) where = value == best ? kNowhere : where;
+    where = wins ? place : where;
+    best = wins ? value : best;
+  }
+
+  template <class Size, class First, class Step>
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* __restrict from, Step step, i64 gap, u32 place, Size,
+                    First) {
+    T* __restrict v = to.v;
+    u32* __restrict r = to.r;
+    for (i64 i = 0; i < n; ++i) {
+      T best = First::value ? from[i * step] : v[i];
+      u32 where = First::value || !Keep ? place : r[i];
+      for (i64 t = First::value; t < Size::value; ++t) {
+        challenge(best, where, from[i * step + t * gap], place + static_cast<u32>(t));
+      }
+      v[i] = best;
+      if constexpr (Keep) r[i] = where;
+    }
+  }
+
+  // to[i] = max over t of from[i * step + t * gap], whose places are place, place + 1, ...
+  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps, i64 place) {
+    in_groups(taps, [&](auto size, auto first, i64 begin) {
+      const T* here = from + begin * gap;
+      const u32 where = static_cast<u32>(place + begin);
+      if (step == 1) sweep(to, n, here, Const<1>{}, gap, where, size, first);
+      else if (step == 2) sweep(to, n, here, Const<2>{}, gap, where, size, first);
+      else sweep(to, n, here, step, gap, where, size, first);
+    });
+  }
+
+  // The same over `size` rows; row t's places are moved by place + t * places_apart.
+  template <class Size, class First>
+  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart, Size, First) {
+    T* __restrict v = to.v;
+    u32* __restrict r = to.r;
+    Row from[Size::value];
+    u32 moved[Size::value];
+    for (i64 t = 0; t < Size::value; ++t) {
+      from[t] = rows[t];
+      moved[t] = static_cast<u32>(place + t * places_apart);
+    }
+    const auto place_at = [&](i64 t, i64 i) -> u32 {
+      if constexpr (!Keep) return 0;
+      const u32 was = from[t].r[i];
+      return Lone && was == kNowhere ? kNowhere : was + moved[t];
+    };
+    for (i64 i = 0; i < n; ++i) {
+      T best = First::value ? from[0].v[i] : v[i];
+      u32 where = First::value ? place_at(0, i) : Keep ? r[i] : 0;
+      for (i64 t = First::value; t < Size::value; ++t) {
+        challenge(best, where, from[t].v[i], place_at(t, i));
+      }
+      v[i] = best;
+      if constexpr (Keep) r[i] = where;
+    }
+  }
+};
+
+template <class R>
+void narrow(const u32* __restrict from, R* __restrict to, i64 n) {
+  for (i64 i = 0; i < n; ++i) to[i] = static_cast<R>(from[i]);  // kNowhere becomes R's largest
+}
+
+[[maybe_unused]] inline void store_routes(const u32* from, void* to, i64 first, i64 n, int bytes) {
+  if (bytes == 1) narrow(from, static_cast<std::uint8_t*>(to) + first, n);
+  else if (bytes == 2) narrow(from, static_cast<std::uint16_t*>(to) + first, n);
+  else narrow(from, static_cast<u32*>(to) + first, n);
+}
+
+// One plane's tile: values into y, routes (if kept) into `routes`; both point to the plane.
+template <class T, bool Keep, bool Lone>
+void select_tile(const Plan& p, const Tile& tile, Separable<Max<T, Keep, Lone>>& machine, T* y,
+                 void* routes, u32* route_row) {
+  using Row = typename Max<T, Keep, Lone>::Row;
+  const i64 n = machine.length(), inner = p.inner;
+  const Axis& a = p.axis[2];
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const i64 first = (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * inner;
+      const Row into{y + first, route_row};
+      const Row made = machine.row(od, oh, into);
+      if (made.v != into.v) std::memcpy(into.v, made.v, static_cast<std::size_t>(n) * sizeof(T));
+      if constexpr (Keep) {
+        if (span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0) {
+          for (i64 i = 0; i < n; ++i) made.r[i] = kNowhere;
+        }
+        for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
+          if (o == larger(tile.lo[2], a.full_lo) && a.full_hi > o) o = smaller(tile.hi[2], a.full_hi);
+          if (o >= tile.hi[2] || span_of(a, o).taps) continue;
+          for (i64 c = 0; c < inner; ++c) made.r[(o - tile.lo[2]) * inner + c] = kNowhere;
+        }
+        store_routes(made.r, routes, first, n, p.route_bytes);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,102 @@
+// One axis of windows, and how the windows of a whole array lie: no arithmetic on values here.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+// Inner loops are compiled once, not into each of their callers: a kernel file stays small.
+#define POOLGRAD_LOOP __attribute__((noinline))
+
+namespace poolgrad {
+
+using i64 = std::int64_t;
+using u32 = std::uint32_t;
+
+// A place that no input holds: "routed nowhere".
+inline constexpr u32 kNowhere = 0xFFFFFFFFu;
+
+// The real inputs of one window along one axis: begin, begin + dilation, ... (`taps` of them).
+struct Span {
+  i64 begin;   // first real input
+  i64 place;   // which place of the window that input takes
+  i64 taps;    // how many real inputs the window holds
+  i64 extent;  // how many of its places lie inside the padded input
+};
+
+// Windows along one axis: of one size at equal distances, or adaptive bins (which may overlap).
+// Either is computed when asked for, so that an axis costs no memory however long it is.
+struct Axis {
+  i64 in = 1, out = 1;
+  i64 kernel = 1, stride = 1, lo = 0, hi = 0, dilation = 1;
+  i64 full_lo = 0, full_hi = 1;  // outputs whose window holds `kernel` real inputs, evenly spaced
+  bool overlap = false;          // some input lies in more than one window
+  bool adaptive = false;         // bins from floor(o * in / out) to ceil((o + 1) * in / out)
+};
+
+// Everything a kernel needs to know about an array besides its strides. The three pooled axes are
+// depth, height, width (missing ones have one window of one input); `inner` is the size of an axis
+// that is contiguous in memory and not pooled (channels last), 1 when there is none.
+struct Plan {
+  Axis axis[3];
+  i64 inner = 1;
+  i64 outer = 1;                      // product of the leading axes
+  std::vector<i64> outer_shape;        // leading axes, in logical order
+  std::vector<int> outer_axes;         // their positions in the logical shape
+  int pooled_axes[3] = {-1, -1, -1};  // positions of depth, height, width, -1 for missing
+  int inner_axis = -1;
+  i64 places = 1;                     // places in a window
+  int route_bytes = 1;                // bytes of one route
+
+  i64 in_rows() const { return axis[0].in * axis[1].in; }
+  i64 in_plane() const { return in_rows() * axis[2].in * inner; }
+  i64 out_row() const { return axis[2].out * inner; }
+  i64 out_plane() const { return axis[0].out * axis[1].out * out_row(); }
+  i64 winner_bytes() const { return (places + 7) / 8; }  // ties="split": one bit a place
+};
+
+// Everything below has internal linkage: kernels.cpp is compiled once per instruction set, and the
+// linker must never merge a function compiled for one with the same function compiled for another.
+namespace {
+
+[[maybe_unused]] inline i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+[[maybe_unused]] inline i64 larger(i64 a, i64 b) { return a > b ? a : b; }
+[[maybe_unused]] inline i64 ceil_div(i64 a, i64 b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
+[[maybe_unused]] inline i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+
+// The window of output `o`.
+[[maybe_unused]] inline Span span_of(const Axis& a, i64 o) {
+  if (a.adaptive) {
+    const i64 begin = o * a.in / a.out, taps = ((o + 1) * a.in + a.out - 1) / a.out - begin;
+    return {begin, 0, taps, taps};
+  }
+  const i64 start = o * a.stride - a.lo;
+  const i64 place = start < 0 ? ceil_div(-start, a.dilation) : 0;
+  const i64 end = smaller(a.kernel, ceil_div(a.in - start, a.dilation));
+  const i64 extent = smaller(a.kernel, ceil_div(a.in + a.hi - start, a.dilation));
+  const i64 taps = larger(0, end - place);
+  return {taps ? start + place * a.dilation : 0, place, taps, extent};
+}
+
+// Outputs [first, second) among which are all whose window reaches input `i`.
+struct Range {
+  i64 lo, hi;
+};
+
+[[maybe_unused]] inline Range covering(const Axis& a, i64 i) {
+  if (a.adaptive) return {i * a.out / a.in, ((i + 1) * a.out + a.in - 1) / a.in};
+  const i64 reach = (a.kernel - 1) * a.dilation;
+  const i64 lo = larger(0, ceil_div(i + a.lo - reach, a.stride));
+  const i64 hi = smaller(a.out, floor_div(i + a.lo, a.stride) + 1);
+  return {lo, larger(lo, hi)};
+}
+
+// The place that input `i` takes in the window `s`, or -1.
+[[maybe_unused]] inline i64 place_of(const Axis& a, const Span& s, i64 i) {
+  const i64 away = i - s.begin;
+  if (away < 0 || away % a.dilation) return -1;
+  const i64 tap = away / a.dilation;
+  return tap < s.taps ? s.place + tap : -1;
+}
+
+}  // namespace
+}  // namespace poolgrad

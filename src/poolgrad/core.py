@@ -1,0 +1,205 @@
+"""The typed door to the compiled kernels.
+
+A `Plan` knows the windows, the layout of everything that the kernels write, and the kernels;
+`operators.prepare` remembers it for each set of arguments, shapes and memory formats.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from poolgrad.window import Rule, Window, resolve
+
+try:
+    from poolgrad import _kernels
+except ImportError as error:  # pragma: no cover - only in a broken installation
+    raise ImportError(
+        "poolgrad's compiled kernels are missing or do not load on this machine "
+        f"({error}). Install a wheel, or build them with: pip install . "
+        "(in a checkout, not with src/ on the path alone)"
+    ) from error
+
+_MOST_ELEMENTS = (2**63 - 1) // 8
+
+
+def instruction_set() -> str:
+    """The instruction set whose kernels are in use, such as ``"avx512"``.
+
+    The best that the machine has, or the one named by the environment variable ``POOLGRAD_ISA``.
+    """
+    return str(_kernels.instruction_set())
+
+
+def instruction_sets() -> list[str]:
+    """The instruction sets that this machine can run, best first."""
+    return list(_kernels.instruction_sets())
+
+
+def _default_threads() -> int:
+    for name in ("POOLGRAD_NUM_THREADS", "OMP_NUM_THREADS"):
+        value = os.environ.get(name, "").strip()
+        if value:
+            if not value.isdigit() or int(value) < 1:
+                if name == "OMP_NUM_THREADS":  # may be a list for nested regions: not ours
+                    continue
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            return int(value)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_threads: int | None = None
+
+
+def get_num_threads() -> int:
+    """How many threads NumPy arrays are pooled with.
+
+    ``POOLGRAD_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the processors this process may use.
+    Tensors are pooled with as many threads as their framework was told to use.
+    """
+    global _threads
+    if _threads is None:
+        _threads = _default_threads()
+    return _threads
+
+
+def set_num_threads(threads: int) -> None:
+    """Set how many threads NumPy arrays are pooled with. The results do not depend on it.
+
+    Raises
+    ------
+    ValueError
+        If `threads` is not a positive integer.
+    """
+    global _threads
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ValueError(f"threads must be a positive integer, got {threads!r}")
+    _threads = threads
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The windows of one kind of array, and how everything that the kernels write lies in memory.
+
+    Attributes
+    ----------
+    window : Window
+        The windows.
+    in_shape, out_shape : tuple of int
+        Shapes in the order in which the caller sees the axes.
+    order : tuple of int
+        The axes from the slowest to the fastest in memory: the memory format of the input.
+    pooled : tuple of int
+        The pooled axes.
+    """
+
+    window: Window
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    order: tuple[int, ...]
+    pooled: tuple[int, ...]
+
+    @property
+    def route_dtype(self) -> str:
+        """What holds a place of a window and one value more, for "nowhere"."""
+        places = self.window.places
+        return "uint8" if places <= 255 else "uint16" if places <= 65535 else "uint32"
+
+    @property
+    def winner_shape(self) -> tuple[int, ...]:
+        """Shape, in memory order, of what ``ties="split"`` keeps: one bit for each place."""
+        return (*(self.out_shape[a] for a in self.order), -(-self.window.places // 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Layout):
+    """A layout and the compiled kernels for it."""
+
+    kernels: Any
+
+
+@lru_cache(maxsize=4096)
+def inner_axis(
+    shape: tuple[int, ...], strides: tuple[int, ...], dims: int, channels_last: bool
+) -> int:
+    """The axis that is not pooled and lies innermost in memory; -1 if there is none.
+
+    It is what decides about the memory format of outputs and gradients: such an axis stays
+    innermost, and everything else lies in the order of the axes.
+    """
+    first = len(shape) - dims - channels_last
+    if first < 0:
+        return -1  # too few axes: `plan` has the words for that
+    if shape[first + dims - 1] > 1 and strides[first + dims - 1] == 1:
+        return -1
+    batch = [*range(first), *range(first + dims, len(shape))]
+    inner = [a for a in batch if shape[a] > 1 and strides[a] == 1]
+    # A contiguous array whose pooled axes have size one looks like both: it is what it is called.
+    if not inner or (inner[-1] < first and _contiguous(shape, strides)):
+        return -1
+    return inner[-1]
+
+
+def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def lay_out(rule: Rule, shape: tuple[int, ...], channels_last: bool, inner: int) -> Layout:
+    """The layout for an input of this shape and memory format.
+
+    Parameters
+    ----------
+    rule : Rule
+        What makes the windows.
+    shape : tuple of int
+        Of the input; may be a framework's symbolic integers.
+    channels_last : bool
+        Whether the pooled axes are those before the last, rather than the last.
+    inner : int
+        What `inner_axis` says of the input.
+
+    Returns
+    -------
+    Layout
+
+    Raises
+    ------
+    ValueError
+        If the input has too few axes, or the windows do not fit it.
+    """
+    dims = len(rule)
+    first = len(shape) - dims - channels_last
+    if first < 0:
+        layout = f"{dims} pooled axes" + (" and one for channels" if channels_last else "")
+        raise ValueError(f"the input must have at least {layout}, got shape {shape}")
+    window = resolve(rule, shape[first : first + dims])
+    out_shape = shape[:first] + window.out + shape[first + dims :]
+    if math.prod(out_shape) > _MOST_ELEMENTS:
+        raise ValueError(f"an output of shape {out_shape} would overflow memory")
+    pooled = tuple(range(first, first + dims))
+    outer = tuple(a for a in range(len(shape)) if a not in pooled and a != inner)
+    order = outer + pooled + (() if inner < 0 else (inner,))
+    return Layout(window, shape, out_shape, order, pooled)
+
+
+def plan(
+    rule: Rule, shape: tuple[int, ...], channels_last: bool, inner: int, itemsize: int
+) -> Plan:
+    """The plan for elements of `itemsize` bytes; see `lay_out`."""
+    layout = lay_out(rule, shape, channels_last, inner)
+    axes = [
+        a[:3] if a.adaptive else (*a[:3], a.stride, a.lo, a.hi, a.dilation)
+        for a in layout.window.axes
+    ]
+    kernels = _kernels.Plan(axes, list(shape), list(layout.pooled), inner, itemsize)
+    return Plan(layout.window, shape, layout.out_shape, layout.order, layout.pooled, kernels)

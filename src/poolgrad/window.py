@@ -1,0 +1,333 @@
+"""Where the outputs look: every form of argument becomes a `Window`.
+
+All shape rules and all errors about geometry live here, and every front end calls them; see
+docs/semantics.md for the rules.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, SupportsIndex
+
+Ints = int | Sequence[int]
+Padding = int | Sequence[int] | Sequence[tuple[int, int]] | Literal["valid", "same"]
+
+# One axis of windows, before the size of the input is known: (kernel, stride, lo, hi, dilation,
+# ceil). SAME as padding stands for "what makes out = ceil(in / stride)"; a kernel of 0 stands for
+# adaptive bins, their number in the place of the stride (0: as many as there are inputs). Plain
+# integers, so that any framework can carry them through its graphs.
+AxisRule = tuple[int, int, int, int, int, int]
+Rule = tuple[AxisRule, ...]
+SAME = -1
+
+_INT64_MAX = 2**63 - 1
+_TOO_MUCH = 2**61  # for one number: sums and products of a few still fit
+_MAX_PLACES = 2**32 - 2  # routes have at most four bytes, and one value means "nowhere"
+
+
+class Axis(NamedTuple):
+    """Windows along one axis of known size.
+
+    Output ``o`` looks at the inputs ``o * stride - lo + k * dilation`` for ``k < kernel``; if
+    `adaptive`, at those from ``floor(o * size / out)`` to ``ceil((o + 1) * size / out)``, at most
+    `kernel` of them.
+    """
+
+    size: int
+    out: int
+    kernel: int
+    stride: int = 1
+    lo: int = 0
+    hi: int = 0
+    dilation: int = 1
+    adaptive: bool = False
+
+    def places(self, output: int) -> list[tuple[int, int]]:
+        """``(place in the window, input)`` for every real input of one window, in order."""
+        if self.adaptive:
+            begin = output * self.size // self.out
+            end = -(-(output + 1) * self.size // self.out)
+            return list(enumerate(range(begin, end)))
+        start = output * self.stride - self.lo
+        inputs = ((k, start + k * self.dilation) for k in range(self.kernel))
+        return [(k, i) for k, i in inputs if 0 <= i < self.size]
+
+    def extent(self, output: int) -> int:
+        """How many places of one window lie inside the padded input."""
+        if self.adaptive:
+            return len(self.places(output))
+        start = output * self.stride - self.lo
+        end = self.size + self.hi
+        return sum(start + k * self.dilation < end for k in range(self.kernel))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The windows of one input: one `Axis` for each pooled axis.
+
+    Parameters
+    ----------
+    axes : tuple of Axis
+        Depth, height, width, as many as are pooled.
+    """
+
+    axes: tuple[Axis, ...]
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """Outputs along each pooled axis."""
+        return tuple(a.out for a in self.axes)
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Places of a window along each pooled axis."""
+        return tuple(a.kernel for a in self.axes)
+
+    @property
+    def places(self) -> int:
+        """Places of a window; a route is a number below this."""
+        return math.prod(self.kernel)
+
+
+def _integer(name: str, value: object, shown: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name} must be made of integers, got {shown!r}")
+    return operator.index(value)
+
+
+def _per_axis(name: str, value: object, dims: int) -> tuple[int, ...]:
+    """One integer for each of `dims` axes, from an integer or as many of them."""
+    if isinstance(value, SupportsIndex):
+        return (_integer(name, value, value),) * dims
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be an integer or {dims} of them, got {value!r}")
+    if len(value) not in (1, dims):
+        raise ValueError(f"{name} must be an integer or {dims} of them, got {value!r}")
+    numbers = tuple(_integer(name, v, value) for v in value)
+    return numbers if len(numbers) == dims else numbers * dims
+
+
+def _padding(value: object, dims: int) -> tuple[tuple[int, int], ...]:
+    """``(low, high)`` for each axis; SAME for `"same"`."""
+    accepted = f'an integer, {dims} of them, {dims} pairs (low, high), "valid" or "same"'
+    if isinstance(value, str):
+        if value.lower() not in ("valid", "same"):
+            raise ValueError(f"padding must be {accepted}, got {value!r}")
+        return ((SAME, SAME) if value.lower() == "same" else (0, 0),) * dims
+    pairs: tuple[tuple[int, int], ...]
+    if isinstance(value, Sequence) and any(isinstance(v, Sequence) for v in value):
+        if len(value) != dims or any(not isinstance(v, Sequence) or len(v) != 2 for v in value):
+            raise ValueError(f"padding must be {accepted}, got {value!r}")
+        pairs = tuple(
+            (_integer("padding", lo, value), _integer("padding", hi, value)) for lo, hi in value
+        )
+    else:
+        pairs = tuple((p, p) for p in _per_axis("padding", value, dims))
+    if any(p < 0 for pair in pairs for p in pair):
+        raise ValueError(f"padding must not be negative, got {value!r}")
+    return pairs
+
+
+def fixed(
+    dims: int,
+    kernel_size: object,
+    stride: object = None,
+    padding: object = 0,
+    dilation: object = 1,
+    ceil_mode: object = False,
+) -> Rule:
+    """The rule of windows of one size at equal distances.
+
+    Parameters
+    ----------
+    dims : int
+        Pooled axes: 1, 2 or 3.
+    kernel_size, stride, dilation : int or sequence of int
+        One number for all axes, or one an axis. No stride means the kernel size.
+    padding : int, sequence of int, sequence of (low, high), "valid" or "same"
+        Any size.
+    ceil_mode : bool
+        Whether a last window that is cut off by the end of the input counts.
+
+    Returns
+    -------
+    Rule
+
+    Raises
+    ------
+    TypeError, ValueError
+        With the argument named, what is accepted, and what came.
+    """
+    if (  # the usual call, told apart at once: a small pooling takes no longer than this function
+        type(kernel_size) is type(padding) is type(dilation) is int
+        and (stride is None or type(stride) is int)
+        and type(ceil_mode) is bool
+    ):
+        step = kernel_size if stride is None else stride
+        if 0 < kernel_size < _TOO_MUCH and 0 < step < _TOO_MUCH:
+            if 0 <= padding < _TOO_MUCH and 0 < dilation < _TOO_MUCH:
+                return ((kernel_size, step, padding, padding, dilation, int(ceil_mode)),) * dims
+    kernel = _per_axis("kernel_size", kernel_size, dims)
+    # PyTorch takes an empty stride for none
+    unset = stride is None or (isinstance(stride, Sequence) and not len(stride))
+    strides = kernel if unset else _per_axis("stride", stride, dims)
+    dilate = _per_axis("dilation", dilation, dims)
+    pad = _padding(padding, dims)
+    for name, numbers, shown in (
+        ("kernel_size", kernel, kernel_size),
+        ("stride", strides, stride),
+        ("dilation", dilate, dilation),
+    ):
+        if min(numbers) < 1:
+            raise ValueError(f"{name} must be positive, got {shown!r}")
+    if not isinstance(ceil_mode, bool):
+        raise TypeError(f"ceil_mode must be True or False, got {ceil_mode!r}")
+    for name, numbers, shown in (
+        ("kernel_size", kernel, kernel_size),
+        ("stride", strides, stride),
+        ("dilation", dilate, dilation),
+        ("padding", [p for pair in pad for p in pair], padding),
+    ):
+        if max(numbers) >= _TOO_MUCH:
+            raise ValueError(f"{name} must be less than 2**61, got {shown!r}")
+    return tuple(
+        (k, s, lo, hi, d, int(ceil_mode))
+        for k, s, (lo, hi), d in zip(kernel, strides, pad, dilate, strict=True)
+    )
+
+
+def adaptive(dims: int, output_size: object) -> Rule:
+    """The rule of bins that give as many outputs as asked for, whatever the size of the input.
+
+    Parameters
+    ----------
+    dims : int
+        Pooled axes: 1, 2 or 3.
+    output_size : int, None, or sequence of them
+        Outputs along each axis; None keeps the size of the input.
+
+    Returns
+    -------
+    Rule
+    """
+    several = isinstance(output_size, Sequence) and not isinstance(output_size, str)
+    sizes = list(output_size) if several else [output_size] * dims  # type: ignore[call-overload]
+    if len(sizes) == 1:
+        sizes *= dims
+    if len(sizes) != dims:
+        raise ValueError(f"output_size must be an integer, None or {dims} of them, got {output_size!r}")
+    outputs = [0 if s is None else _integer("output_size", s, output_size) for s in sizes]
+    if any(s is not None and n < 1 for s, n in zip(sizes, outputs, strict=True)):
+        raise ValueError(f"output_size must be positive, got {output_size!r}")
+    return tuple((0, n, 0, 0, 1, 0) for n in outputs)
+
+
+def whole(dims: int) -> Rule:
+    """The rule of one window over everything."""
+    return ((0, 1, 0, 0, 1, 0),) * dims
+
+
+def _adaptive_axis(name: str, size: int, out: int) -> Axis:
+    if size * out > _INT64_MAX // 2:
+        raise ValueError(f"output_size asks for {out} outputs along the {name}, more than fit memory")
+    if size % out == 0:
+        return Axis(size, out, size // out, size // out)
+    # Bins begin at multiples of gcd / out: the widest reaches into one input more than most.
+    widest = size // out + (2 if size % out > math.gcd(size, out) else 1)
+    return Axis(size, out, widest, adaptive=True)
+
+
+def _axis(name: str, rule: AxisRule, size: int) -> Axis:
+    kernel, stride, lo, hi, dilation, ceil = rule
+    if size < 1:
+        raise ValueError(f"the {name} of the input must be positive to be pooled, got {size}")
+    if kernel == 0:
+        return _adaptive_axis(name, size, stride or size)
+    reach = (kernel - 1) * dilation + 1
+    if reach >= _TOO_MUCH:
+        raise ValueError(f"kernel_size and dilation span {reach} inputs along the {name}, too many")
+    if lo == SAME:
+        total = max((-(-size // stride) - 1) * stride + reach - size, 0)
+        lo, hi = total // 2, total - total // 2
+    span = size + lo + hi - reach
+    out = (-(-span // stride) if ceil else span // stride) + 1
+    if ceil and (out - 1) * stride >= size + lo:
+        out -= 1  # a window must begin inside the input or its low padding
+    if out < 1:
+        raise ValueError(
+            f"kernel_size {kernel} with dilation {dilation} spans {reach} inputs, more than the "
+            f"{size} along the {name} with padding ({lo}, {hi}): the output would be empty"
+        )
+    # A stride beyond the padded input is as good as one that just leaves it.
+    return Axis(size, out, kernel, min(stride, size + lo + hi), lo, hi, dilation)
+
+
+AXIS_NAMES = ("depth", "height", "width")
+
+
+def axis_names(dims: int) -> tuple[str, ...]:
+    """What the pooled axes are called in messages."""
+    return ("length",) if dims == 1 else AXIS_NAMES[3 - dims :]
+
+
+def resolve(rule: Rule, sizes: tuple[int, ...]) -> Window:
+    """The windows that a rule makes of an input.
+
+    Parameters
+    ----------
+    rule : Rule
+        From `fixed`, `adaptive` or `whole`.
+    sizes : tuple of int
+        Size of the input along each pooled axis.
+
+    Returns
+    -------
+    Window
+
+    Raises
+    ------
+    ValueError
+        If an output would be empty or not fit any memory.
+    """
+    names = axis_names(len(rule))
+    axes = tuple(_axis(n, r, s) for n, r, s in zip(names, rule, sizes, strict=True))
+    window = Window(axes)
+    if window.places > _MAX_PLACES:
+        raise ValueError(
+            f"kernel_size {window.kernel} has {window.places} places, at most {_MAX_PLACES} are supported"
+        )
+    if math.prod(window.out) > _INT64_MAX // 8:
+        raise ValueError(f"an output of {window.out} would overflow memory")
+    return window
+
+
+def require_real_inputs(window: Window) -> None:
+    """Refuse windows that would average nothing.
+
+    Raises
+    ------
+    ValueError
+        If some window holds padding only; the axis is named.
+    """
+    for name, axis in zip(axis_names(len(window.axes)), window.axes, strict=True):
+        empty = _window_without_input(axis)
+        if empty is not None:
+            raise ValueError(
+                f"padding leaves window {empty} along the {name} without any input, so with "
+                "count_include_pad=False there is nothing to average"
+            )
+
+
+def _window_without_input(axis: Axis) -> int | None:
+    if axis.adaptive:
+        return None
+    if axis.lo > (axis.kernel - 1) * axis.dilation:
+        return 0
+    if (axis.out - 1) * axis.stride - axis.lo >= axis.size:
+        return axis.out - 1
+    if axis.dilation > axis.size:  # places may step over the input
+        return next((o for o in range(axis.out) if not axis.places(o)), None)
+    return None
