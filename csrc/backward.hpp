@@ -1,6 +1,6 @@
-// What both backward passes share: a tile of inputs is written once, row by row, each row as the sum
-// of what the output rows that cover it send, in ascending order of outputs: so the result does not
-// depend on who computes which tile.
+// What both backward passes share: a tile of inputs is written once, row by row, each row as the
+// sum of what the output rows that cover it send, in ascending order of outputs: so the result does
+// not depend on who computes which tile.
 #pragma once
 
 #include <cstring>
@@ -18,7 +18,8 @@ struct Piece {
 };
 
 // A row of gradient under construction. Along a regular width with stride s, output o sends to
-// o * s + place * dilation - lo: kept as s rows (phases) of contiguous sums, interleaved at the end.
+// o * s + place * dilation - lo: kept as s rows (phases) of contiguous sums, interleaved at the
+// end.
 template <class T>
 class Phases {
  public:
@@ -32,9 +33,7 @@ class Phases {
 
   Range outputs() const { return outputs_; }  // those that reach the columns
 
-  void clear() {
-    std::memset(sums_, 0, static_cast<std::size_t>(length_ * a_.stride) * sizeof(T));
-  }
+  void clear() { std::memset(sums_, 0, static_cast<std::size_t>(length_ * a_.stride) * sizeof(T)); }
 
   // Where output outputs().lo sends what belongs to a place; the next outputs follow.
   T* at(i64 place) {
@@ -113,7 +112,8 @@ class Places {
 // Calls each(od, oh) for all output rows that reach a piece, in ascending order.
 template <class F>
 void rows_reaching(const Plan& p, const Piece& piece, F&& each) {
-  const Range depths = {covering(p.axis[0], piece.lo[0]).lo, covering(p.axis[0], piece.hi[0] - 1).hi};
+  const Range depths = {covering(p.axis[0], piece.lo[0]).lo,
+                        covering(p.axis[0], piece.hi[0] - 1).hi};
   const Range heights = {covering(p.axis[1], piece.lo[1]).lo,
                          covering(p.axis[1], piece.hi[1] - 1).hi};
   for (i64 od = depths.lo; od < depths.hi; ++od) {

@@ -172,9 +172,7 @@ class BoundPlan {
     const Array from(x, false, itemsize_), to(y, true, itemsize_);
     const View view = input(from);
     void* target = to.room(out_bytes());
-    run([&] {
-      kernels().average_forward(work(threads), view, target, count_padding, divisor);
-    });
+    run([&] { kernels().average_forward(work(threads), view, target, count_padding, divisor); });
   }
 
   void average_backward(nb::handle gy, nb::handle gx, bool count_padding, double divisor,
@@ -304,8 +302,8 @@ NB_MODULE(_kernels, m) {
     return names;
   });
   nb::class_<BoundPlan>(m, "Plan")
-      .def(nb::init<const std::vector<nb::tuple>&, const std::vector<i64>&,
-                    const std::vector<int>&, int, int>(),
+      .def(nb::init<const std::vector<nb::tuple>&, const std::vector<i64>&, const std::vector<int>&,
+                    int, int>(),
            nb::arg("axes"), nb::arg("shape"), nb::arg("pooled"), nb::arg("inner_axis"),
            nb::arg("itemsize"))
       .def("max_forward", &BoundPlan::max_forward, nb::arg("x"), nb::arg("y"),

@@ -20,37 +20,38 @@ struct Sum {
     for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
   }
 
-  template <class Size, class First, class Step>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* __restrict from, Step step, i64 gap, Size, First) {
-    A* __restrict v = to.v;
-    for (i64 i = 0; i < n; ++i) {
-      A sum = First::value ? static_cast<A>(from[i * step]) : v[i];
-      for (i64 t = First::value; t < Size::value; ++t) {
-        sum += static_cast<A>(from[i * step + t * gap]);
-      }
-      v[i] = sum;
-    }
+  template <class Size, class First, class Distance>
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, Size, First) {
+    lanes<A>(n, [&](auto w, i64 i) {
+      using V = Vec<A, w()>;
+      const auto input = [&](i64 t) {
+        return __builtin_convertvector(distance.template get<Vec<T, w()>>(from, i, t), V);
+      };
+      V sum = First::value ? input(0) : load<V>(to.v + i);
+      for (i64 t = First::value; t < Size::value; ++t) sum += input(t);
+      store(to.v + i, sum);
+    });
   }
 
-  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps, i64) {
+  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
+                                        i64) {
     in_groups(taps, [&](auto size, auto first, i64 begin) {
       const T* here = from + begin * gap;
-      if (step == 1) sweep(to, n, here, Const<1>{}, gap, size, first);
-      else if (step == 2) sweep(to, n, here, Const<2>{}, gap, size, first);
-      else sweep(to, n, here, step, gap, size, first);
+      by_distance(step, gap, taps, first,
+                  [&](auto distance) { sweep(to, n, here, distance, size, first); });
     });
   }
 
   template <class Size, class First>
   POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size, First) {
-    A* __restrict v = to.v;
     const A* from[Size::value];
     for (i64 t = 0; t < Size::value; ++t) from[t] = rows[t].v;
-    for (i64 i = 0; i < n; ++i) {
-      A sum = First::value ? from[0][i] : v[i];
-      for (i64 t = First::value; t < Size::value; ++t) sum += from[t][i];
-      v[i] = sum;
-    }
+    lanes<A>(n, [&](auto w, i64 i) {
+      using V = Vec<A, w()>;
+      V sum = load<V>(First::value ? from[0] + i : to.v + i);
+      for (i64 t = First::value; t < Size::value; ++t) sum += load<V>(from[t] + i);
+      store(to.v + i, sum);
+    });
   }
 };
 
@@ -83,10 +84,14 @@ void average_tile(const Plan& p, const Tile& tile, Separable<Sum<T, A>>& machine
   const i64 n = machine.length();
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const A* __restrict made = machine.row(od, oh, {sums}).v;
+      const A* made = machine.row(od, oh, {sums}).v;
       const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
-      T* __restrict to = y + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      for (i64 i = 0; i < n; ++i) to[i] = static_cast<T>(made[i] / (rows * width_divisors[i]));
+      T* to = y + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      lanes<A>(n, [&](auto w, i64 i) {
+        using V = Vec<A, w()>;
+        const V mean = load<V>(made + i) / (rows * load<V>(width_divisors + i));
+        store(to + i, __builtin_convertvector(mean, Vec<T, w()>));
+      });
     }
   }
 }

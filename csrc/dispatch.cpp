@@ -1,9 +1,10 @@
-// Which instruction set's kernels run: the best that this machine has, or the one that is asked for.
+// Which instruction set's kernels run: the best that this machine has, or the one that is asked
+// for.
+#include "dispatch.hpp"
+
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
-
-#include "dispatch.hpp"
 
 namespace poolgrad {
 

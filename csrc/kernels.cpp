@@ -11,8 +11,9 @@
 namespace poolgrad {
 namespace {
 
-constexpr i64 kWorthAThread = 1 << 15;  // elements; below, waking a thread costs more than it brings
-constexpr i64 kTasksAThread = 4;        // so that a slow thread does not keep the others waiting
+constexpr i64 kWorthAThread =
+    1 << 15;                      // elements; below, waking a thread costs more than it brings
+constexpr i64 kTasksAThread = 4;  // so that a slow thread does not keep the others waiting
 
 // Cuts the work into tasks: groups of planes, or, where planes are few, parts of one along the
 // outermost pooled axis that has a choice.
@@ -28,13 +29,15 @@ struct Cut {
     const i64 tasks = threads > 1 ? threads * kTasksAThread : 1;
     axis = length(0) > 1 ? 0 : length(1) > 1 ? 1 : 2;
     if (p.outer >= tasks) {
-      planes = threads > 1 ? larger(1, smaller(p.outer / tasks, kWorthAThread / plane + 1)) : p.outer;
+      planes =
+          threads > 1 ? larger(1, smaller(p.outer / tasks, kWorthAThread / plane + 1)) : p.outer;
     } else {
       parts = smaller(length(axis), ceil_div(tasks, larger(1, p.outer)));
     }
   }
 
-  // Calls body(first plane, last, box) for each task; Box is Tile (of outputs) or Piece (of inputs).
+  // Calls body(first plane, last, box) for each task; Box is Tile (of outputs) or Piece (of
+  // inputs).
   template <class Box, class F>
   void run(const Plan& p, bool outputs, F&& body) const {
     const i64 groups = ceil_div(p.outer, planes);
@@ -305,8 +308,16 @@ void average_backward(const Work& work, const View& gy, void* gx, bool count_pad
 
 extern const Kernels POOLGRAD_TABLE(POOLGRAD_ISA);
 const Kernels POOLGRAD_TABLE(POOLGRAD_ISA) = {
-    POOLGRAD_NAME(POOLGRAD_ISA), max_forward,    route_backward, route_follow,    route_indices,
-    split_winners,               split_backward, split_follow,   average_forward, average_backward,
+    POOLGRAD_NAME(POOLGRAD_ISA),
+    max_forward,
+    route_backward,
+    route_follow,
+    route_indices,
+    split_winners,
+    split_backward,
+    split_follow,
+    average_forward,
+    average_backward,
 };
 
 }  // namespace poolgrad

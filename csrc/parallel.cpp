@@ -65,7 +65,8 @@ class Pool {
     }
   }
 
-  // Scratch memory is all that a kernel can fail to get; the caller hears of it when all have ended.
+  // Scratch memory is all that a kernel can fail to get; the caller hears of it when all have
+  // ended.
   void work() noexcept {
     try {
       for (i64 task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {

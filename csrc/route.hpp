@@ -1,5 +1,5 @@
-// Backward of a selecting reduction: each output's gradient goes along its route. And the way there:
-// what a tangent of the input becomes.
+// Backward of a selecting reduction: each output's gradient goes along its route. And the way
+// there: what a tangent of the input becomes.
 #pragma once
 
 #include "backward.hpp"
@@ -36,8 +36,7 @@ class Gather {
           for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
             const i64 kh = place_of(height, span_of(height, oh), h);
             if (kh < 0) continue;
-            const T* g =
-                row_of(gy, gradients, p_.inner, od, oh, outs.lo, outs.hi, gradients_);
+            const T* g = row_of(gy, gradients, p_.inner, od, oh, outs.lo, outs.hi, gradients_);
             const R* r = row_of(routing, routes, p_.inner, od, oh, outs.lo, outs.hi, routes_);
             const i64 place = (kd * height.kernel + kh) * width.kernel;
             if (p_.inner == 1) into_phases(g, r, place);
@@ -50,9 +49,13 @@ class Gather {
   }
 
  private:
-  POOLGRAD_LOOP static void add_routed(T* __restrict to, const T* __restrict g, const R* __restrict r, R place,
-                         i64 n) {
-    for (i64 i = 0; i < n; ++i) to[i] += r[i] == place ? g[i] : T(0);
+  POOLGRAD_LOOP static void add_routed(T* to, const T* g, const R* r, R place, i64 n) {
+    lanes<T>(n, [&](auto w, i64 i) {
+      using V = Vec<T, w()>;
+      using Mask = decltype(V{} == V{});
+      const auto here = __builtin_convertvector(load<Vec<R, w()>>(r + i), Mask) == Mask{} + place;
+      store(to + i, load<V>(to + i) + (here ? load<V>(g + i) : V{}));
+    });
   }
 
   // Later places first: so what reaches one input comes in ascending order of outputs.
@@ -125,8 +128,8 @@ class Scatter {
   R* routes_;
 };
 
-// to[o] = tangent at the route of o, 0 where it is routed nowhere. Each place is checked against the
-// input: routes may come from a caller.
+// to[o] = tangent at the route of o, 0 where it is routed nowhere. Each place is checked against
+// the input: routes may come from a caller.
 template <class T, class R>
 void follow_routes(const Plan& p, const Tile& tile, const View& x, const T* tangents,
                    const View& routing, const R* routes, R* buffer, T* y) {

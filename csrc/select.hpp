@@ -40,71 +40,76 @@ struct Max {
     }
   }
 
-  static void challenge(T& best, u32& where, T value, u32 place) {
-    const bool wins = (value > best) | (value != value);
-    if constexpr (Lone) where = value == best ? kNowhere : where;
-    where = wins ? place : where;
+  template <class V, class P>
+  static void challenge(V& best, P& where, V value, P place) {
+    constexpr int W = static_cast<int>(sizeof(P) / sizeof(u32));
+    const auto mask = [](auto m) { return __builtin_convertvector(m, Vec<std::int32_t, W>); };
+    const auto wins = (value > best) | (value != value);
+    if constexpr (Lone) where = mask(value == best) ? P{} + kNowhere : where;
+    if constexpr (Keep) where = mask(wins) ? place : where;
     best = wins ? value : best;
   }
 
-  template <class Size, class First, class Step>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* __restrict from, Step step, i64 gap, u32 place, Size,
-                    First) {
-    T* __restrict v = to.v;
-    u32* __restrict r = to.r;
-    for (i64 i = 0; i < n; ++i) {
-      T best = First::value ? from[i * step] : v[i];
-      u32 where = First::value || !Keep ? place : r[i];
+  template <class Size, class First, class Distance>
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, u32 place, Size,
+                                  First) {
+    lanes<T>(n, [&](auto w, i64 i) {
+      using V = Vec<T, w()>;
+      using P = Vec<u32, w()>;
+      V best = First::value ? distance.template get<V>(from, i, 0) : load<V>(to.v + i);
+      P where = First::value || !Keep ? P{} + place : load<P>(to.r + i);
       for (i64 t = First::value; t < Size::value; ++t) {
-        challenge(best, where, from[i * step + t * gap], place + static_cast<u32>(t));
+        challenge(best, where, distance.template get<V>(from, i, t),
+                  P{} + (place + static_cast<u32>(t)));
       }
-      v[i] = best;
-      if constexpr (Keep) r[i] = where;
-    }
+      store(to.v + i, best);
+      if constexpr (Keep) store(to.r + i, where);
+    });
   }
 
   // to[i] = max over t of from[i * step + t * gap], whose places are place, place + 1, ...
-  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps, i64 place) {
+  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
+                                        i64 place) {
     in_groups(taps, [&](auto size, auto first, i64 begin) {
       const T* here = from + begin * gap;
       const u32 where = static_cast<u32>(place + begin);
-      if (step == 1) sweep(to, n, here, Const<1>{}, gap, where, size, first);
-      else if (step == 2) sweep(to, n, here, Const<2>{}, gap, where, size, first);
-      else sweep(to, n, here, step, gap, where, size, first);
+      by_distance(step, gap, taps, first, [&](auto distance) {
+        sweep(to, n, here, distance, where, size, first);
+      });
     });
   }
 
   // The same over `size` rows; row t's places are moved by place + t * places_apart.
   template <class Size, class First>
-  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart, Size, First) {
-    T* __restrict v = to.v;
-    u32* __restrict r = to.r;
+  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart,
+                                      Size, First) {
     Row from[Size::value];
-    u32 moved[Size::value];
-    for (i64 t = 0; t < Size::value; ++t) {
-      from[t] = rows[t];
-      moved[t] = static_cast<u32>(place + t * places_apart);
-    }
-    const auto place_at = [&](i64 t, i64 i) -> u32 {
-      if constexpr (!Keep) return 0;
-      const u32 was = from[t].r[i];
-      return Lone && was == kNowhere ? kNowhere : was + moved[t];
-    };
-    for (i64 i = 0; i < n; ++i) {
-      T best = First::value ? from[0].v[i] : v[i];
-      u32 where = First::value ? place_at(0, i) : Keep ? r[i] : 0;
+    for (i64 t = 0; t < Size::value; ++t) from[t] = rows[t];
+    lanes<T>(n, [&](auto w, i64 i) {
+      using V = Vec<T, w()>;
+      using P = Vec<u32, w()>;
+      const auto place_at = [&](i64 t) {
+        if constexpr (!Keep) return P{};
+        const P was = load<P>(from[t].r + i);
+        const P moved = was + static_cast<u32>(place + t * places_apart);
+        return Lone ? (was == kNowhere ? was : moved) : moved;
+      };
+      V best = load<V>(First::value ? from[0].v + i : to.v + i);
+      P where = First::value ? place_at(0) : Keep ? load<P>(to.r + i) : P{};
       for (i64 t = First::value; t < Size::value; ++t) {
-        challenge(best, where, from[t].v[i], place_at(t, i));
+        challenge(best, where, load<V>(from[t].v + i), place_at(t));
       }
-      v[i] = best;
-      if constexpr (Keep) r[i] = where;
-    }
+      store(to.v + i, best);
+      if constexpr (Keep) store(to.r + i, where);
+    });
   }
 };
 
 template <class R>
-void narrow(const u32* __restrict from, R* __restrict to, i64 n) {
-  for (i64 i = 0; i < n; ++i) to[i] = static_cast<R>(from[i]);  // kNowhere becomes R's largest
+void narrow(const u32* from, R* to, i64 n) {
+  lanes<u32>(n, [&](auto w, i64 i) {  // kNowhere becomes R's largest
+    store(to + i, __builtin_convertvector(load<Vec<u32, w()>>(from + i), Vec<R, w()>));
+  });
 }
 
 [[maybe_unused]] inline void store_routes(const u32* from, void* to, i64 first, i64 n, int bytes) {
@@ -131,7 +136,8 @@ void select_tile(const Plan& p, const Tile& tile, Separable<Max<T, Keep, Lone>>&
           for (i64 i = 0; i < n; ++i) made.r[i] = kNowhere;
         }
         for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
-          if (o == larger(tile.lo[2], a.full_lo) && a.full_hi > o) o = smaller(tile.hi[2], a.full_hi);
+          if (o == larger(tile.lo[2], a.full_lo) && a.full_hi > o)
+            o = smaller(tile.hi[2], a.full_hi);
           if (o >= tile.hi[2] || span_of(a, o).taps) continue;
           for (i64 c = 0; c < inner; ++c) made.r[(o - tile.lo[2]) * inner + c] = kNowhere;
         }

@@ -1,11 +1,12 @@
 // The forward machine: windows are boxes, so a reduction goes along the width first, then the
-// height, then the depth (the order that keeps "first winner" row-major). A reduced row that several
-// windows share is computed once and kept while they need it.
+// height, then the depth (the order that keeps "first winner" row-major). A reduced row that
+// several windows share is computed once and kept while they need it.
 #pragma once
 
 #include <type_traits>
 
 #include "memory.hpp"
+#include "simd.hpp"
 #include "view.hpp"
 
 namespace poolgrad {
@@ -16,10 +17,8 @@ struct Tile {
   i64 lo[3], hi[3];
 };
 
-inline constexpr i64 kGroup = 4;  // inputs folded in one sweep, so that the result stays in registers
-
-template <i64 N>
-using Const = std::integral_constant<i64, N>;
+inline constexpr i64 kGroup =
+    4;  // inputs folded in one sweep, so that the result stays in registers
 
 // Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up; the
 // first two are compile-time constants.
@@ -27,10 +26,14 @@ template <class F>
 void in_groups(i64 taps, F&& fold) {
   const auto sized = [&](auto first, i64 begin, i64 size) {
     switch (size) {
-      case 1: return fold(Const<1>{}, first, begin);
-      case 2: return fold(Const<2>{}, first, begin);
-      case 3: return fold(Const<3>{}, first, begin);
-      default: return fold(Const<4>{}, first, begin);
+      case 1:
+        return fold(Const<1>{}, first, begin);
+      case 2:
+        return fold(Const<2>{}, first, begin);
+      case 3:
+        return fold(Const<3>{}, first, begin);
+      default:
+        return fold(Const<4>{}, first, begin);
     }
   };
   sized(std::true_type{}, 0, smaller(taps, kGroup));

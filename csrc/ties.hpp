@@ -1,6 +1,6 @@
-// ties="split": all inputs equal to the maximum share the gradient. What is kept is one bit a place,
-// "this one won": still no input. These loops visit every place of every window; the usual rules of
-// ties do not come here.
+// ties="split": all inputs equal to the maximum share the gradient. What is kept is one bit a
+// place, "this one won": still no input. These loops visit every place of every window; the usual
+// rules of ties do not come here.
 #pragma once
 
 #include "backward.hpp"

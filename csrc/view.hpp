@@ -29,7 +29,8 @@ namespace {
 // Row (d, h), columns [lo, hi), of plane `base`; gathered into `buffer` unless it lies in one
 // piece. The pointer is to column `lo`.
 template <class T>
-POOLGRAD_LOOP const T* row_of(const View& v, const T* base, i64 inner, i64 d, i64 h, i64 lo, i64 hi, T* buffer) {
+POOLGRAD_LOOP const T* row_of(const View& v, const T* base, i64 inner, i64 d, i64 h, i64 lo, i64 hi,
+                              T* buffer) {
   const T* row = base + d * v.depth + h * v.height + lo * v.width;
   const i64 n = hi - lo;
   const bool packed = inner == 1 || v.inner == 1;

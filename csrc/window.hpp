@@ -40,12 +40,12 @@ struct Plan {
   Axis axis[3];
   i64 inner = 1;
   i64 outer = 1;                      // product of the leading axes
-  std::vector<i64> outer_shape;        // leading axes, in logical order
-  std::vector<int> outer_axes;         // their positions in the logical shape
+  std::vector<i64> outer_shape;       // leading axes, in logical order
+  std::vector<int> outer_axes;        // their positions in the logical shape
   int pooled_axes[3] = {-1, -1, -1};  // positions of depth, height, width, -1 for missing
   int inner_axis = -1;
-  i64 places = 1;                     // places in a window
-  int route_bytes = 1;                // bytes of one route
+  i64 places = 1;       // places in a window
+  int route_bytes = 1;  // bytes of one route
 
   i64 in_rows() const { return axis[0].in * axis[1].in; }
   i64 in_plane() const { return in_rows() * axis[2].in * inner; }
@@ -70,9 +70,12 @@ namespace {
     return {begin, 0, taps, taps};
   }
   const i64 start = o * a.stride - a.lo;
-  const i64 place = start < 0 ? ceil_div(-start, a.dilation) : 0;
-  const i64 end = smaller(a.kernel, ceil_div(a.in - start, a.dilation));
-  const i64 extent = smaller(a.kernel, ceil_div(a.in + a.hi - start, a.dilation));
+  const auto places_before = [&](i64 distance) {  // divisions are slow, and rarely needed
+    return a.dilation == 1 ? distance : ceil_div(distance, a.dilation);
+  };
+  const i64 place = start < 0 ? places_before(-start) : 0;
+  const i64 end = smaller(a.kernel, places_before(a.in - start));
+  const i64 extent = smaller(a.kernel, places_before(a.in + a.hi - start));
   const i64 taps = larger(0, end - place);
   return {taps ? start + place * a.dilation : 0, place, taps, extent};
 }
@@ -84,7 +87,9 @@ struct Range {
 
 [[maybe_unused]] inline Range covering(const Axis& a, i64 i) {
   if (a.adaptive) return {i * a.out / a.in, ((i + 1) * a.out + a.in - 1) / a.in};
+  if (a.out == 1) return {0, 1};
   const i64 reach = (a.kernel - 1) * a.dilation;
+  if (a.stride == 1) return {larger(0, i + a.lo - reach), smaller(a.out, i + a.lo + 1)};
   const i64 lo = larger(0, ceil_div(i + a.lo - reach, a.stride));
   const i64 hi = smaller(a.out, floor_div(i + a.lo, a.stride) + 1);
   return {lo, larger(lo, hi)};
@@ -93,8 +98,8 @@ struct Range {
 // The place that input `i` takes in the window `s`, or -1.
 [[maybe_unused]] inline i64 place_of(const Axis& a, const Span& s, i64 i) {
   const i64 away = i - s.begin;
-  if (away < 0 || away % a.dilation) return -1;
-  const i64 tap = away / a.dilation;
+  if (away < 0 || (a.dilation > 1 && away % a.dilation)) return -1;
+  const i64 tap = a.dilation > 1 ? away / a.dilation : away;
   return tap < s.taps ? s.place + tap : -1;
 }
 

@@ -10,7 +10,6 @@ import math
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from poolgrad.window import Rule, Window, resolve
 
@@ -120,7 +119,7 @@ class Layout:
 class Plan(Layout):
     """A layout and the compiled kernels for it."""
 
-    kernels: Any
+    kernels: _kernels.Plan
 
 
 @lru_cache(maxsize=4096)
@@ -142,7 +141,7 @@ def inner_axis(
     # A contiguous array whose pooled axes have size one looks like both: it is what it is called.
     if not inner or (inner[-1] < first and _contiguous(shape, strides)):
         return -1
-    return inner[-1]
+    return int(inner[-1])
 
 
 def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

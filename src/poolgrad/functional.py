@@ -21,6 +21,8 @@ P = ParamSpec("P")
 _FRONT_ENDS = {"numpy": "poolgrad.numpy", "torch": "poolgrad.torch.function"}
 _found: dict[type, ModuleType] = {}
 
+FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
+
 
 def front_end(x: object) -> ModuleType:
     """The module that pools arrays of this type; imported when the first of them arrives.
@@ -56,6 +58,7 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
     pool.__signature__ = inspect.signature(describe)  # type: ignore[attr-defined]
     pool.__doc__ = _fill(describe.__doc__ or "", name, dims)
     pool.describe = describe  # type: ignore[attr-defined]
+    FUNCTIONS[name] = pool
     return pool
 
 
@@ -154,8 +157,8 @@ def _max_pool(
         The same kind of array, dtype and memory format as `x`. A window without any input gives
         -inf; a window with a NaN gives NaN.
     indices : int64 array of the same shape
-        If `return_indices`: for each output the flat position of its winner among the pooled axes of
-        its plane; -1 for a window without any input.
+        If `return_indices`: for each output the flat position of its winner among the pooled axes
+        of its plane; -1 for a window without any input.
 
     Raises
     ------

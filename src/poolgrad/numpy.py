@@ -60,7 +60,9 @@ def prepared(request: Request, x: Array) -> Prepared:
     )
 
 
-def forward(ready: Prepared, request: Request, x: Array, keep: bool) -> tuple[Array, tuple[Array, ...]]:
+def forward(
+    ready: Prepared, request: Request, x: Array, keep: bool
+) -> tuple[Array, tuple[Array, ...]]:
     """The output, and the residual if it is to be kept."""
     plan = ready.plan
     y = allocate(Buffer(plan.out_shape, plan.order, x.dtype.name))

@@ -23,7 +23,7 @@ __all__ = ["OPERATORS", "Buffer", "Operator", "Option", "Prepared", "Request", "
 
 
 class Buffer(NamedTuple):
-    """An array that a front end has to allocate: `order` names its axes, slowest in memory first."""
+    """An array that a front end has to allocate; `order`: its axes, slowest in memory first."""
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
@@ -92,8 +92,8 @@ class Max(Operator):
         (ties,) = options
         if ties == "all":
             raise ValueError(
-                'ties="all" would give every winner the full gradient; that is not a subgradient of '
-                'the maximum (the shares must add up to one). Use "first", "split" or "zero"'
+                'ties="all" would give every winner the full gradient; that is not a subgradient '
+                'of the maximum (the shares must add up to one). Use "first", "split" or "zero"'
             )
         if ties not in ("first", "split", "zero"):
             raise ValueError(f'ties must be "first", "split" or "zero", got {ties!r}')
@@ -148,17 +148,20 @@ class Avg(Operator):
     def forward(
         self, plan: Plan, x: Any, y: Any, residual: tuple[Any, ...], threads: int, *options: Any
     ) -> None:
-        plan.kernels.average_forward(x, y, *options, threads)
+        count_include_pad, divisor = options
+        plan.kernels.average_forward(x, y, count_include_pad, divisor, threads)
 
     def pull(
         self, plan: Plan, gy: Any, residual: tuple[Any, ...], gx: Any, threads: int, *options: Any
     ) -> None:
-        plan.kernels.average_backward(gy, gx, *options, threads)
+        count_include_pad, divisor = options
+        plan.kernels.average_backward(gy, gx, count_include_pad, divisor, threads)
 
     def push(
         self, plan: Plan, t: Any, residual: tuple[Any, ...], y: Any, threads: int, *options: Any
     ) -> None:
-        plan.kernels.average_forward(t, y, *options, threads)
+        count_include_pad, divisor = options
+        plan.kernels.average_forward(t, y, count_include_pad, divisor, threads)
 
 
 OPERATORS: dict[str, Operator] = {op.name: op for op in (Max(), Avg())}

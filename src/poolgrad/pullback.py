@@ -99,7 +99,9 @@ class Pullback:
             If the operator selects no winner, or several (``ties="split"``).
         """
         if not self._ready.operator.selecting:
-            raise TypeError(f"{self._name} pooling has no routes: every input of a window has a weight")
+            raise TypeError(
+                f"{self._name} pooling has no routes: every input of a window has a weight"
+            )
         if self._options == ("split",):
             raise TypeError('ties="split" has no routes: a window may have several winners')
         return self._residual[0]
@@ -117,11 +119,13 @@ class Pullback:
             If the operator selects no winner.
         """
         if not self._ready.operator.selecting:
-            raise TypeError(f"{self._name} pooling has no winners: every input of a window has a weight")
+            raise TypeError(
+                f"{self._name} pooling has no winners: every input of a window has a weight"
+            )
         plan = self._ready.plan
         if self._options == ("split",):
-            wins = (self.matrix() != 0).sum(axis=0)
-            return np.asarray(wins, np.int64).reshape(plan.in_shape)
+            wins = np.bincount(self.matrix().indices, minlength=math.prod(plan.in_shape))
+            return wins.reshape(plan.in_shape)
         exact = prepare(  # counted in float64, which holds every count
             self._name,
             self._rule,
@@ -165,7 +169,9 @@ class Pullback:
             where = list(np.nonzero(gx))
             values.append(gx[tuple(where)])
             columns.append(np.ravel_multi_index(where, plan.in_shape))
-            for axis, window, c, n in zip(plan.pooled, plan.window.axes, colour, colours, strict=True):
+            for axis, window, c, n in zip(
+                plan.pooled, plan.window.axes, colour, colours, strict=True
+            ):
                 where[axis] = _owner(window, c, n)[where[axis]]
             rows.append(np.ravel_multi_index(where, plan.out_shape))
         shape = (math.prod(plan.out_shape), math.prod(plan.in_shape))
@@ -235,7 +241,10 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     if request.return_indices or request.out is not None:
         raise TypeError("vjp takes no return_indices and no out: the pullback has the routes")
     if type(x).__module__.partition(".")[0] == "torch":
-        raise TypeError("vjp is for NumPy arrays; tensors are differentiable: use y.backward() or torch.func.vjp")
+        raise TypeError(
+            "vjp is for NumPy arrays; tensors are differentiable as they are: "
+            "use y.backward() or torch.func.vjp"
+        )
     array = front.asarray(x)
     ready = front.prepared(request, array)
     y, residual = front.forward(ready, request, array, keep=True)

@@ -120,9 +120,7 @@ class Pullback:
         return np.moveaxis(moved, self._move[1], self._move[0]).astype(self._dtype)
 
 
-def _look(
-    window: Window, output: tuple[int, ...]
-) -> tuple[list[int], list[tuple[int, ...]], int]:
+def _look(window: Window, output: tuple[int, ...]) -> tuple[list[int], list[tuple[int, ...]], int]:
     """Places and inputs of one window, and how many of its places lie inside the padded input."""
     along = [a.places(o) for a, o in zip(window.axes, output, strict=True)]
     places, inputs = [], []

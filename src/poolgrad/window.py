@@ -167,9 +167,10 @@ def fixed(
         and type(ceil_mode) is bool
     ):
         step = kernel_size if stride is None else stride
-        if 0 < kernel_size < _TOO_MUCH and 0 < step < _TOO_MUCH:
-            if 0 <= padding < _TOO_MUCH and 0 < dilation < _TOO_MUCH:
-                return ((kernel_size, step, padding, padding, dilation, int(ceil_mode)),) * dims
+        if min(kernel_size, step, padding + 1, dilation) > 0 and (
+            max(kernel_size, step, padding, dilation) < _TOO_MUCH
+        ):
+            return ((kernel_size, step, padding, padding, dilation, int(ceil_mode)),) * dims
     kernel = _per_axis("kernel_size", kernel_size, dims)
     # PyTorch takes an empty stride for none
     unset = stride is None or (isinstance(stride, Sequence) and not len(stride))
@@ -189,7 +190,7 @@ def fixed(
         ("kernel_size", kernel, kernel_size),
         ("stride", strides, stride),
         ("dilation", dilate, dilation),
-        ("padding", [p for pair in pad for p in pair], padding),
+        ("padding", tuple(p for pair in pad for p in pair), padding),
     ):
         if max(numbers) >= _TOO_MUCH:
             raise ValueError(f"{name} must be less than 2**61, got {shown!r}")
@@ -218,7 +219,9 @@ def adaptive(dims: int, output_size: object) -> Rule:
     if len(sizes) == 1:
         sizes *= dims
     if len(sizes) != dims:
-        raise ValueError(f"output_size must be an integer, None or {dims} of them, got {output_size!r}")
+        raise ValueError(
+            f"output_size must be an integer, None or {dims} of them, got {output_size!r}"
+        )
     outputs = [0 if s is None else _integer("output_size", s, output_size) for s in sizes]
     if any(s is not None and n < 1 for s, n in zip(sizes, outputs, strict=True)):
         raise ValueError(f"output_size must be positive, got {output_size!r}")
@@ -232,7 +235,9 @@ def whole(dims: int) -> Rule:
 
 def _adaptive_axis(name: str, size: int, out: int) -> Axis:
     if size * out > _INT64_MAX // 2:
-        raise ValueError(f"output_size asks for {out} outputs along the {name}, more than fit memory")
+        raise ValueError(
+            f"output_size asks for {out} outputs along the {name}, more than fit memory"
+        )
     if size % out == 0:
         return Axis(size, out, size // out, size // out)
     # Bins begin at multiples of gcd / out: the widest reaches into one input more than most.
@@ -297,7 +302,8 @@ def resolve(rule: Rule, sizes: tuple[int, ...]) -> Window:
     window = Window(axes)
     if window.places > _MAX_PLACES:
         raise ValueError(
-            f"kernel_size {window.kernel} has {window.places} places, at most {_MAX_PLACES} are supported"
+            f"kernel_size {window.kernel} has {window.places} places, "
+            f"at most {_MAX_PLACES} are supported"
         )
     if math.prod(window.out) > _INT64_MAX // 8:
         raise ValueError(f"an output of {window.out} would overflow memory")

@@ -8,8 +8,8 @@ For an operator ``name`` there are three, in ``torch.ops.poolgrad``:
 
 A pooling whose residual is given is linear, so the last two are each other's derivative, and
 gradients of any order follow. Their derivatives are written once and told to PyTorch twice: to the
-dispatcher, so that ``torch.compile`` takes the operators whole, and as ``autograd.Function``, which is
-what the transformations of ``torch.func`` ask for.
+dispatcher, so that ``torch.compile`` takes the operators whole, and as ``autograd.Function``, which
+is what the transformations of ``torch.func`` ask for.
 """
 
 from __future__ import annotations
@@ -91,12 +91,10 @@ def _save(ctx: Any, kept: tuple[Tensor, ...], inputs: tuple[Any, ...]) -> None:
 
 
 def _told(op: Any, keep: Any, backward: Any, jvp: Any) -> Any:
-    """The operator, differentiable: `backward` and `jvp` are its derivatives, `keep` what they need."""
-    torch.library.register_autograd(
-        op, lambda *args: backward(*args), setup_context=keep, lib=_LIBRARY
-    )
+    """The operator, with its derivatives `backward` and `jvp`, and what they `keep`."""
+    torch.library.register_autograd(op, backward, setup_context=keep, lib=_LIBRARY)
     members = {
-        "forward": staticmethod(lambda *args: op(*args)),
+        "forward": staticmethod(op),
         "setup_context": staticmethod(keep),
         "backward": staticmethod(backward),
         "jvp": staticmethod(jvp),
@@ -162,6 +160,7 @@ class Adapter:
         )
 
     def forward(self, x: Tensor, rule: list[int], channels_last: bool, *options: Any) -> Any:
+        """The output and the residual."""
         inner = _inner(x, len(rule) // 6, channels_last)
         ready = self._ready(x, rule, options, tuple(x.shape), channels_last, inner)
         x, y = _real(x), _output(ready.plan, x)
@@ -171,6 +170,7 @@ class Adapter:
         return (y, *residual) if residual else y
 
     def pull(self, gy: Tensor, *args: Any) -> Tensor:
+        """The gradient of the input."""
         residual, (rule, shape, channels_last, inner, *options) = self._split(args)
         ready = self._ready(gy, rule, (*options,), tuple(shape), channels_last, inner)
         if gy.shape != ready.plan.out_shape:
@@ -182,12 +182,13 @@ class Adapter:
         return gx
 
     def push(self, t: Tensor, *args: Any) -> Tensor:
+        """The tangent of the output."""
         residual, (rule, channels_last, inner, *options) = self._split(args)
         ready = self._ready(t, rule, (*options,), tuple(t.shape), channels_last, inner)
         _check_residual(residual, ready.residual)
-        if inner >= 0 and t.stride(inner) != 1:
-            t = _real(t).contiguous().movedim(inner, -1).contiguous().movedim(-1, inner)
         t, y = _real(t), _output(ready.plan, t)
+        if inner >= 0 and t.stride(inner) != 1:  # forward kernels read the inner axis in one piece
+            t = t.movedim(inner, -1).contiguous().movedim(-1, inner)
         handed, threads = tuple(map(_handed, residual)), torch.get_num_threads()
         ready.operator.push(ready.plan, _handed(t), handed, _handed(y), threads, *options)
         return y
@@ -195,6 +196,7 @@ class Adapter:
     # What comes out, without running; sizes may be symbols
 
     def fake_forward(self, x: Tensor, rule: list[int], channels_last: bool, *options: Any) -> Any:
+        """An output and a residual of the right shapes."""
         inner = _inner(x, len(rule) // 6, channels_last)
         layout = self._layout(x, rule, tuple(x.shape), channels_last, inner, options)
         y = _output(layout, x)
@@ -202,10 +204,12 @@ class Adapter:
         return (y, *residual) if residual else y
 
     def fake_pull(self, gy: Tensor, *args: Any) -> Tensor:
+        """A gradient of the right shape."""
         _, (rule, shape, channels_last, inner, *options) = self._split(args)
         return _input(self._layout(gy, rule, tuple(shape), channels_last, inner, (*options,)), gy)
 
     def fake_push(self, t: Tensor, *args: Any) -> Tensor:
+        """A tangent of the right shape."""
         _, (rule, channels_last, inner, *options) = self._split(args)
         shape = tuple(t.shape)
         return _output(self._layout(t, rule, shape, channels_last, inner, (*options,)), t)
@@ -286,7 +290,10 @@ class Adapter:
 
         def batched(op: Any, tensors: int, shape_at: int | None, inner_at: int | None) -> Any:
             def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-                moved = [lead(t, d, info.batch_size) for t, d in zip(args[:tensors], in_dims, strict=False)]
+                moved = [
+                    lead(t, d, info.batch_size)
+                    for t, d in zip(args[:tensors], in_dims, strict=False)
+                ]
                 rest = list(args[tensors:])
                 if shape_at is not None:
                     rest[shape_at] = [info.batch_size, *rest[shape_at]]
@@ -311,7 +318,7 @@ ADAPTERS = {name: Adapter(operator) for name, operator in OPERATORS.items()}
 
 
 def _define_indices() -> Any:
-    """``route_indices``: routes as flat positions in their plane. No gradient: they are integers."""
+    """``route_indices``: routes as flat positions in their plane, integers without gradient."""
 
     def fake(
         routes: Tensor, rule: list[int], shape: list[int], channels_last: bool, inner: int
@@ -323,7 +330,9 @@ def _define_indices() -> Any:
         routes: Tensor, rule: list[int], shape: list[int], channels_last: bool, inner: int
     ) -> Tensor:
         where = (tuple(shape), channels_last, inner)
-        ready = prepare("max", _grouped(rule), ("first",), *where, 4)  # of any dtype: routes are alike
+        ready = prepare(
+            "max", _grouped(rule), ("first",), *where, 4
+        )  # of any dtype: routes are alike
         _check_residual((routes,), ready.residual)
         indices = _empty(Buffer(ready.plan.out_shape, ready.plan.order, "int64"), routes)
         threads = torch.get_num_threads()

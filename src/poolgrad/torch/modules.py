@@ -126,7 +126,9 @@ class _AdaptiveAvg(_Pool):
 class _Global(_Pool):
     """One window over the last `dims` axes, or, channels last, those before the last."""
 
-    def __init__(self, keepdims: bool = False, *, channels_last: bool = False, **extras: Any) -> None:
+    def __init__(
+        self, keepdims: bool = False, *, channels_last: bool = False, **extras: Any
+    ) -> None:
         super().__init__()
         self.keepdims = keepdims
         self._keep_extras(channels_last=channels_last, **extras)
@@ -154,84 +156,84 @@ class _GlobalAvg(_Global):
     pass
 
 
-class MaxPool1d(_Max, nn.MaxPool1d):  # type: ignore[misc]
+class MaxPool1d(_Max, nn.MaxPool1d):
     """Maximum of every window: `torch.nn.MaxPool1d` with `poolgrad.max_pool1d`."""
 
     dims = 1
     pool = staticmethod(functional.max_pool1d)
 
 
-class MaxPool2d(_Max, nn.MaxPool2d):  # type: ignore[misc]
+class MaxPool2d(_Max, nn.MaxPool2d):
     """Maximum of every window: `torch.nn.MaxPool2d` with `poolgrad.max_pool2d`."""
 
     dims = 2
     pool = staticmethod(functional.max_pool2d)
 
 
-class MaxPool3d(_Max, nn.MaxPool3d):  # type: ignore[misc]
+class MaxPool3d(_Max, nn.MaxPool3d):
     """Maximum of every window: `torch.nn.MaxPool3d` with `poolgrad.max_pool3d`."""
 
     dims = 3
     pool = staticmethod(functional.max_pool3d)
 
 
-class AvgPool1d(_Avg, nn.AvgPool1d):  # type: ignore[misc]
+class AvgPool1d(_Avg, nn.AvgPool1d):
     """Mean of every window: `torch.nn.AvgPool1d` with `poolgrad.avg_pool1d`."""
 
     dims = 1
     pool = staticmethod(functional.avg_pool1d)
 
 
-class AvgPool2d(_Avg, nn.AvgPool2d):  # type: ignore[misc]
+class AvgPool2d(_Avg, nn.AvgPool2d):
     """Mean of every window: `torch.nn.AvgPool2d` with `poolgrad.avg_pool2d`."""
 
     dims = 2
     pool = staticmethod(functional.avg_pool2d)
 
 
-class AvgPool3d(_Avg, nn.AvgPool3d):  # type: ignore[misc]
+class AvgPool3d(_Avg, nn.AvgPool3d):
     """Mean of every window: `torch.nn.AvgPool3d` with `poolgrad.avg_pool3d`."""
 
     dims = 3
     pool = staticmethod(functional.avg_pool3d)
 
 
-class AdaptiveMaxPool1d(_AdaptiveMax, nn.AdaptiveMaxPool1d):  # type: ignore[misc]
+class AdaptiveMaxPool1d(_AdaptiveMax, nn.AdaptiveMaxPool1d):
     """Maximum of each bin: `torch.nn.AdaptiveMaxPool1d` with `poolgrad.adaptive_max_pool1d`."""
 
     dims = 1
     pool = staticmethod(functional.adaptive_max_pool1d)
 
 
-class AdaptiveMaxPool2d(_AdaptiveMax, nn.AdaptiveMaxPool2d):  # type: ignore[misc]
+class AdaptiveMaxPool2d(_AdaptiveMax, nn.AdaptiveMaxPool2d):
     """Maximum of each bin: `torch.nn.AdaptiveMaxPool2d` with `poolgrad.adaptive_max_pool2d`."""
 
     dims = 2
     pool = staticmethod(functional.adaptive_max_pool2d)
 
 
-class AdaptiveMaxPool3d(_AdaptiveMax, nn.AdaptiveMaxPool3d):  # type: ignore[misc]
+class AdaptiveMaxPool3d(_AdaptiveMax, nn.AdaptiveMaxPool3d):
     """Maximum of each bin: `torch.nn.AdaptiveMaxPool3d` with `poolgrad.adaptive_max_pool3d`."""
 
     dims = 3
     pool = staticmethod(functional.adaptive_max_pool3d)
 
 
-class AdaptiveAvgPool1d(_AdaptiveAvg, nn.AdaptiveAvgPool1d):  # type: ignore[misc]
+class AdaptiveAvgPool1d(_AdaptiveAvg, nn.AdaptiveAvgPool1d):
     """Mean of each bin: `torch.nn.AdaptiveAvgPool1d` with `poolgrad.adaptive_avg_pool1d`."""
 
     dims = 1
     pool = staticmethod(functional.adaptive_avg_pool1d)
 
 
-class AdaptiveAvgPool2d(_AdaptiveAvg, nn.AdaptiveAvgPool2d):  # type: ignore[misc]
+class AdaptiveAvgPool2d(_AdaptiveAvg, nn.AdaptiveAvgPool2d):
     """Mean of each bin: `torch.nn.AdaptiveAvgPool2d` with `poolgrad.adaptive_avg_pool2d`."""
 
     dims = 2
     pool = staticmethod(functional.adaptive_avg_pool2d)
 
 
-class AdaptiveAvgPool3d(_AdaptiveAvg, nn.AdaptiveAvgPool3d):  # type: ignore[misc]
+class AdaptiveAvgPool3d(_AdaptiveAvg, nn.AdaptiveAvgPool3d):
     """Mean of each bin: `torch.nn.AdaptiveAvgPool3d` with `poolgrad.adaptive_avg_pool3d`."""
 
     dims = 3

@@ -1,0 +1,31 @@
+.DEFAULT_GOAL := help
+.PHONY: help install test check lint format bench picture
+
+help: ## List the tasks
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: ## Install with everything that developing needs
+	pip install -c constraints.txt -e ".[dev]"
+
+test: ## Run the tests
+	pytest
+
+check: ## Check every gradient in every front end
+	poolgrad check
+
+lint: ## What CI checks besides the tests
+	ruff check .
+	ruff format --check .
+	mypy
+	clang-format --dry-run --Werror csrc/*.hpp csrc/*.cpp
+
+format: ## Put the code into its form
+	ruff check --fix .
+	ruff format .
+	clang-format -i csrc/*.hpp csrc/*.cpp
+
+bench: ## Time max and average pooling beside PyTorch
+	python benchmarks/beside_torch.py
+
+picture: ## Make the README's picture again
+	python docs/make_picture.py

@@ -1,0 +1,124 @@
+// The one file that knows how wide a vector is. Vectors are the compiler's own (GCC and Clang), so the
+// same code serves every instruction set; lanes() cuts a row into the widest pieces that fit.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "window.hpp"
+
+namespace poolgrad {
+namespace {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+#else
+inline constexpr int kVectorBytes = 16;
+#endif
+
+template <i64 N>
+using Const = std::integral_constant<i64, N>;
+
+template <class T, int W>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(W * sizeof(T))));
+};
+template <class T, int W>
+using Vec = typename VectorOf<T, W>::type;
+
+// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T.
+template <class T, class F>
+void lanes(i64 n, F&& body) {
+  constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
+  i64 i = 0;
+  for (; i + most <= n; i += most) body(Const<most>{}, i);
+  const auto rest = [&](auto self, auto width) {
+    if constexpr (width() >= 1) {
+      if (i + width <= n) {
+        body(width, i);
+        i += width;
+      }
+      self(self, Const<width() / 2>{});
+    }
+  };
+  rest(rest, Const<most / 2>{});
+}
+
+template <class V, class T>
+V load(const T* from) {
+  V v;
+  std::memcpy(&v, from, sizeof(V));
+  return v;
+}
+
+template <class V, class T>
+void store(T* to, V v) {
+  std::memcpy(to, &v, sizeof(V));
+}
+
+// from[0], from[step], from[2 * step], ...
+template <class V, class T>
+V load_apart(const T* from, i64 step) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+  V v;
+  for (int j = 0; j < W; ++j) v[j] = from[j * step];
+  return v;
+}
+
+template <class V, class Wide, int... J>
+V every_second(Wide w, int odd, std::integer_sequence<int, J...>) {
+  return odd ? __builtin_shufflevector(w, w, (2 * J + 1)...)
+             : __builtin_shufflevector(w, w, (2 * J)...);
+}
+
+// from[0], from[2], from[4], ... and nothing beyond the last but, unless `odd`, one element: they are
+// every second element of a wider piece, the odd ones of the piece that begins one before `from`.
+template <class V, class T>
+V load_second(const T* from, bool odd) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+  if constexpr (W == 1) {
+    return load<V>(from);
+  } else {
+    const auto w = load<Vec<T, 2 * W>>(from - odd);
+    return [&]<int... J>(std::integer_sequence<int, J...>) {
+      return odd ? __builtin_shufflevector(w, w, (2 * J + 1)...)
+                 : __builtin_shufflevector(w, w, (2 * J)...);
+    }(std::make_integer_sequence<int, W>{});
+  }
+}
+
+// How a sweep finds input t of output i: the inputs of the next output lie ...
+struct Next {  // ... one further,
+  i64 gap;     // (from one input of a window to its next)
+  template <class V, class T>
+  V get(const T* from, i64 i, i64 t) const {
+    return load<V>(from + i + t * gap);
+  }
+};
+struct Second {  // ... two further, in windows of at least two neighbours,
+  bool begins;   // whether the first input swept over is the first of the window
+  template <class V, class T>
+  V get(const T* from, i64 i, i64 t) const {
+    return load_second<V>(from + 2 * i + t, t > 0 || !begins);
+  }
+};
+struct Apart {  // ... or anywhere.
+  i64 step, gap;
+  template <class V, class T>
+  V get(const T* from, i64 i, i64 t) const {
+    return load_apart<V>(from + i * step + t * gap, step);
+  }
+};
+
+template <class F>
+void by_distance(i64 step, i64 gap, i64 taps, bool begins, F&& f) {
+  if (step == 1) f(Next{gap});
+  else if (step == 2 && gap == 1 && taps > 1) f(Second{begins});
+  else f(Apart{step, gap});
+}
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,228 @@
+"""The command line: parse, call, print. The work is done elsewhere, and imported when called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from poolgrad.lab.settings import LabError, Optimizer, Pool
+
+_INSTALL = 'pip install "poolgrad[lab]"'
+
+try:
+    import typer
+except ModuleNotFoundError as error:
+    if error.name != "typer":
+        raise
+    # At import, since everything below is made with it; the script `poolgrad` imports this module.
+    sys.exit(f"poolgrad: the command line needs typer, which is not installed: {_INSTALL}")
+
+app = typer.Typer(
+    name="poolgrad",
+    help="Pooling layers with exact gradients.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Pooling layers with exact gradients."""
+
+
+def main() -> None:
+    """Run the command line; the entry point of the script `poolgrad`."""
+    app()
+
+
+@app.command()
+def train(
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder of class folders of images, or an .npz with `images` and `labels`.",
+            show_default="scikit-learn's handwritten digits",
+        ),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            help="Resize the images of a folder to this side.", show_default="as they are"
+        ),
+    ] = None,
+    pool: Annotated[
+        Pool | None,
+        typer.Option(help="`strided`: a convolution instead of pooling.", show_default="max"),
+    ] = None,
+    kernel: Annotated[
+        int | None, typer.Option(help="Side of the windows.", show_default="2")
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            help="Step between windows; below the kernel they overlap.", show_default="the kernel"
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the training images.", show_default="30")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images in a step.", show_default="64")
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Highest learning rate.", show_default="suits the optimizer"),
+    ] = None,
+    optimizer: Annotated[Optimizer | None, typer.Option(show_default="adam")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of weights, order and augmentation.", show_default="0"),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the processor.", show_default="1 for tiny images, otherwise PyTorch's"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run folder to write.",
+            show_default="runs/<data>-<pool>-<kernel>x<stride>-seed<seed>",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after the last finished epoch of the run.")
+    ] = False,
+) -> None:
+    """Train a small convolutional network whose pooling is poolgrad's.
+
+    The run folder gets result.json, metrics.csv, curves.png, routes.png (who won each window, and
+    the gradient that came back) and a checkpoint after every epoch.
+    """
+    given = {
+        "data": data,
+        "size": size,
+        "pool": pool,
+        "kernel": kernel,
+        "stride": stride,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "optimizer": optimizer,
+        "seed": seed,
+        "threads": threads,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    with _clear_errors():
+        from poolgrad.lab import train as lab
+
+        settings, folder, result = lab.open_folder(options, out, resume)
+        if result is not None:
+            typer.echo(f"{folder.path} holds a finished run; there is nothing to resume")
+            _print_result(result, folder.files)
+            return
+        run = lab.prepare(settings, folder)
+        typer.echo(run.describe())
+        if resume:
+            done = (
+                f"after epoch {run.finished_epochs}" if run.finished_epochs else "at the beginning"
+            )
+            typer.echo(f"resume: {done} of {settings.epochs} epochs")
+        try:
+            result = run.finish(progress=sys.stdout.isatty())
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; to go on: poolgrad train --out {folder.path} --resume", err=True)
+            raise typer.Exit(130) from None
+        _print_result(result, folder.files)
+
+
+def _print_result(result: dict[str, Any], files: tuple[Path, ...]) -> None:
+    typer.echo(
+        f"test accuracy {result['test_accuracy']:.4f}"
+        f" ({result['test_errors']} of {result['test_images']} images wrong)"
+        f" after {result['epochs']} epochs in {result['seconds']:.1f} seconds"
+    )
+    for file in files:
+        typer.echo(f"  {file}")
+
+
+@app.command()
+def check() -> None:
+    """Check the gradients of every operator in every front end that is installed.
+
+    Against central finite differences (float64), the textbook definition, and PyTorch's own
+    operator. The exit code is 1 if any check fails.
+    """
+    with _clear_errors():
+        from rich.console import Console
+        from rich.progress import track
+        from rich.table import Table
+
+        from poolgrad import check as checks
+
+    console = Console()
+    table = Table(title="largest relative error of output and gradient")
+    for column in (
+        "function",
+        "front end",
+        "dtype",
+        "layout",
+        "textbook",
+        "differences",
+        "PyTorch",
+    ):
+        table.add_column(column, no_wrap=True)
+    table.add_column("")
+    failed = total = 0
+    rows = track(checks.run(), "checking", total=checks.count(), console=console, transient=True)
+    for row in rows:
+        cells = [
+            f"{row.errors[name][0]:.0e}" if name in row.errors else "-"
+            for name in ("textbook", "differences", "PyTorch")
+        ]
+        verdict = "[green]ok[/]" if row.ok else "[bold red]FAILED[/]"
+        table.add_row(row.function, row.front_end, row.dtype, row.layout, *cells, verdict)
+        failed += not row.ok
+        total += 1
+    console.print(table)
+    console.print(f"{total - failed} of {total} hold")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def info() -> None:
+    """Print versions, processor, instruction set, threads and front ends: for bug reports."""
+    from poolgrad.environment import describe
+
+    for name, value in describe().items():
+        typer.echo(f"{name + ':':19}{value}")
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    """One line instead of a traceback where the user can mend the cause."""
+    try:
+        yield
+    except LabError as error:
+        _fail(str(error), code=2)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "poolgrad"):
+            raise
+        _fail(f"{package} is not installed: {_INSTALL}", code=1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"poolgrad: {message}", err=True)
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    main()

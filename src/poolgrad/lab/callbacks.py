@@ -1,0 +1,103 @@
+"""What the lab adds to Lightning: a history of the epochs, and checkpoints that survive a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as lightning
+import torch
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning_fabric.utilities.warnings import disable_possible_user_warnings
+
+from poolgrad.lab.folder import RunFolder, write_atomic
+
+
+class History(lightning.Callback):
+    """Collects one row of metrics an epoch, in the checkpoint and in `metrics.csv`.
+
+    The checkpoint's rows count: the file is rewritten from them, so that an epoch that is done
+    again after a kill does not appear twice.
+
+    Parameters
+    ----------
+    folder
+        Of the run.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.rows: list[dict[str, float]] = []
+        self._folder = folder
+        self._began = 0.0
+        self._lr = 0.0
+
+    def on_train_epoch_start(
+        self, trainer: lightning.Trainer, _: lightning.LightningModule
+    ) -> None:
+        """Start the clock."""
+        self._began = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: lightning.Trainer, *_: Any) -> None:
+        """Note the learning rate, before the schedule moves it on."""
+        self._lr = trainer.optimizers[0].param_groups[0]["lr"]
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
+        """Add the epoch's row, and write all of them."""
+        names = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
+        self.rows.append(
+            {
+                "epoch": trainer.current_epoch + 1,
+                **{name: trainer.callback_metrics[name].item() for name in names},
+                "lr": self._lr,
+                "seconds": time.perf_counter() - self._began,
+            }
+        )
+        self._folder.write_metrics(self.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows, for the checkpoint."""
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The rows of a checkpoint."""
+        self.rows = list(state_dict["rows"])
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes checkpoints beside their final place and renames them.
+
+    Lightning's own writer makes its temporary file in the system's folder for them; where that is
+    on another disk, moving it is a copy, and a kill in the middle of it loses both checkpoints.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint, whole or not at all."""
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(Path(path), content.getvalue())
+
+
+@contextlib.contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Without Lightning's tips, and without its warnings about what is meant to be so here."""
+    log = logging.getLogger("pytorch_lightning")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            disable_possible_user_warnings()  # small data need no workers, a CPU run no GPU
+            warnings.filterwarnings("ignore", r".*LeafSpec.* is deprecated")  # Lightning's own use
+            warnings.filterwarnings("ignore", r"Checkpoint directory .* exists and is not empty")
+            warnings.filterwarnings("ignore", r"The dirpath has changed")  # a moved run folder
+            yield
+    finally:
+        log.setLevel(level)

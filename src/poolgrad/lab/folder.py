@@ -1,0 +1,137 @@
+"""The folder of one training run: what lies in it, and how a kill at any moment leaves it whole."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from poolgrad.lab.settings import LabError
+
+_PARTIAL = ".partial"  # what a kill leaves behind; overwritten by the next write of the same file
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file so that at every moment either the old or the new content is there, whole.
+
+    Parameters
+    ----------
+    path
+        The file; its folder must exist.
+    content
+        All of it.
+    """
+    partial = path.with_name(path.name + _PARTIAL)
+    with open(partial, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and state of a run folder.
+
+    `settings.json` marks a run that has begun, `result.json`, written last, one that has finished.
+    """
+
+    path: Path
+
+    @property
+    def settings(self) -> Path:
+        """What the run was started with."""
+        return self.path / "settings.json"
+
+    @property
+    def result(self) -> Path:
+        """The outcome of a finished run."""
+        return self.path / "result.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One row an epoch."""
+        return self.path / "metrics.csv"
+
+    @property
+    def curves(self) -> Path:
+        """The learning curves."""
+        return self.path / "curves.png"
+
+    @property
+    def routes(self) -> Path:
+        """The picture of one image on its way through the first pooling and back."""
+        return self.path / "routes.png"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Weights, optimizer, schedule and history after the last finished epoch."""
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What a finished run has written, the most wanted first."""
+        return (self.result, self.metrics, self.curves, self.routes, self.checkpoint)
+
+    def stored(self) -> dict[str, Any] | None:
+        """What `begin` wrote; None where no run has begun.
+
+        Raises
+        ------
+        LabError
+            If the folder is none, holds something else than a run, or cannot be read.
+        """
+        if self.settings.exists():
+            return _read_json(self.settings)
+        if self.path.exists() and not self.path.is_dir():
+            raise LabError(f"--out {self.path} is a file, not a folder")
+        if self.path.exists() and any(p.suffix != _PARTIAL for p in self.path.iterdir()):
+            raise LabError(f"--out {self.path} is not empty and not a run folder; choose another")
+        return None
+
+    def stored_result(self) -> dict[str, Any] | None:
+        """What `write_result` wrote; None where the run has not finished."""
+        return _read_json(self.result) if self.result.exists() else None
+
+    def begin(self, content: Mapping[str, Any]) -> None:
+        """Make the folder and write `settings.json`."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.settings, _json(content))
+        except OSError as error:
+            raise LabError(f"--out {self.path} cannot be written: {error.strerror}") from error
+
+    def write_metrics(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Write `metrics.csv`: all rows so far, numbers to six digits."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: f"{value:.6g}" for name, value in row.items()} for row in rows)
+        write_atomic(self.metrics, text.getvalue().encode())
+
+    def write_result(self, content: Mapping[str, Any]) -> None:
+        """Write `result.json`, which says that the run has finished, and sweep up."""
+        write_atomic(self.result, _json(content))
+        for partial in self.path.rglob("*" + _PARTIAL):
+            with contextlib.suppress(OSError):  # a leftover does no harm
+                partial.unlink()
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise LabError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise LabError(f"{path} cannot be read: no JSON object")
+    return content

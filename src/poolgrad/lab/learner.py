@@ -1,0 +1,195 @@
+"""How the network learns: loss, augmentation, optimizer and schedule, as a Lightning module.
+
+Everything random is drawn from a generator seeded with (seed, purpose, epoch), never from a global
+one: an epoch is the same whether or not the run was killed and resumed before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import pytorch_lightning as lightning
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Sampler
+
+from poolgrad.lab.settings import LabError, Settings
+
+Batch = tuple[Tensor, Tensor]
+
+_PURPOSES = {"weights": 0, "order": 1, "augmentation": 2}
+_LABEL_SMOOTHING = 0.1
+_WARM_UP = 0.1  # share of the steps in which the learning rate rises
+# How far an image is turned, scaled, and moved (as a share of its side), each way.
+_TURN, _SCALE, _SHIFT = math.radians(10), 0.1, 1 / 16
+
+
+def generator(
+    seed: int, purpose: Literal["weights", "order", "augmentation"], epoch: int = 0
+) -> torch.Generator:
+    """A source of random numbers that depends on its arguments only."""
+    entropy = np.random.SeedSequence((seed, _PURPOSES[purpose], epoch))
+    return torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
+
+
+class EpochBatches(Sampler[Tensor]):
+    """Batches of indices in an order of its own for every epoch.
+
+    Batches are of nearly equal size, so that none is too small for batch normalisation.
+
+    Parameters
+    ----------
+    count
+        How many images there are.
+    batch_size
+        At most so many make a batch (three where 2 leaves one over).
+    seed
+        Of the run.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        self._count = count
+        self._batches = max(1, min(math.ceil(count / batch_size), count // 2))
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order; Lightning calls this before every epoch."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return self._batches
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yield the indices of one batch after the other, each of shape (n,)."""
+        order = torch.randperm(self._count, generator=generator(self._seed, "order", self._epoch))
+        yield from order.tensor_split(self._batches)
+
+
+def augment(images: Tensor, randomness: torch.Generator) -> Tensor:
+    """Turn, scale and move every image a little.
+
+    Parameters
+    ----------
+    images
+        Shape (N, C, H, W), float32.
+    randomness
+        Where the amounts are drawn from.
+
+    Returns
+    -------
+    Tensor
+        The same shape; what comes in from outside repeats the border.
+    """
+    amounts = torch.rand(4, len(images), generator=randomness) * 2 - 1
+    turn, scale = amounts[0] * _TURN, torch.exp(amounts[1] * _SCALE)
+    shift = amounts[2:] * 2 * _SHIFT  # affine_grid measures the image from -1 to 1
+    cos, sin = turn.cos() * scale, turn.sin() * scale
+    rows = (torch.stack([cos, -sin, shift[0]]), torch.stack([sin, cos, shift[1]]))
+    affine = torch.stack(rows).permute(2, 0, 1)
+    grid = functional.affine_grid(affine, list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+class Learner(lightning.LightningModule):
+    """Trains a network to tell classes apart.
+
+    Logs `train_loss`, `train_accuracy` (of the augmented images, while they are learned),
+    `val_loss` and `val_accuracy` for every epoch. Losses are cross entropies.
+
+    Parameters
+    ----------
+    network
+        Images, shape (N, C, H, W), to scores, shape (N, classes).
+    settings
+        `lr`, `optimizer` and `seed` are used.
+    """
+
+    def __init__(self, network: nn.Module, settings: Settings) -> None:
+        super().__init__()
+        self.network = network
+        self._settings = settings
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores, shape (N, classes)."""
+        scores: Tensor = self.network(images)
+        return scores
+
+    def on_train_epoch_start(self) -> None:
+        """Begin the epoch's own sequence of augmentations."""
+        self._randomness = generator(self._settings.seed, "augmentation", self.current_epoch)
+
+    def training_step(self, batch: Batch, _: int) -> Tensor:
+        """Loss of one batch, with smoothed labels; the loss that is logged has sharp ones.
+
+        Raises
+        ------
+        LabError
+            If the loss is not finite any more.
+        """
+        images, labels = batch
+        scores = self(augment(images.float(), self._randomness))
+        loss = functional.cross_entropy(scores, labels, label_smoothing=_LABEL_SMOOTHING)
+        if not loss.isfinite():
+            raise LabError(
+                f"--lr {self._settings.lr:g} is too large: the loss became {loss.item()} in epoch"
+                f" {self.current_epoch + 1}"
+            )
+        self._log("train", scores.detach(), labels)
+        return loss
+
+    def validation_step(self, batch: Batch, _: int) -> None:
+        """Log loss and accuracy of one batch."""
+        images, labels = batch
+        self._log("val", self(images), labels)
+
+    def predict_step(self, batch: Batch, _: int) -> Tensor:
+        """The class with the highest score for each image, shape (N,)."""
+        classes: Tensor = self(batch[0]).argmax(1)
+        return classes
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer, and a learning rate that rises a little while and then falls to zero."""
+        optimizer = _OPTIMIZERS[self._settings.optimizer](self.parameters(), self._settings.lr)
+        steps = int(self.trainer.estimated_stepping_batches)
+        rising = math.ceil(steps * _WARM_UP)
+
+        def factor(step: int) -> float:
+            fall = (1 + math.cos(math.pi * min(step / steps, 1))) / 2
+            return min((step + 1) / rising, 1) * fall
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    def _log(self, part: str, scores: Tensor, labels: Tensor) -> None:
+        loss = functional.cross_entropy(scores, labels)
+        accuracy = (scores.argmax(1) == labels).float().mean()
+        for name, value in (("loss", loss), ("accuracy", accuracy)):
+            self.log(
+                f"{part}_{name}",
+                value,
+                batch_size=len(labels),
+                on_step=False,
+                on_epoch=True,
+                prog_bar=name == "accuracy",  # both would not fit into one line
+            )
+
+
+def _sgd(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr, momentum=0.9, nesterov=True)
+
+
+_OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
+    "sgd": _sgd,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+    "adam": torch.optim.Adam,
+}

@@ -1,0 +1,112 @@
+"""One image's way through the first pooling of a network, and the gradient's way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import poolgrad
+from poolgrad.lab.model import Network, window_padding
+from poolgrad.lab.settings import Settings
+
+Plane = NDArray[Any]  # shape (H, W)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One channel's way through the first pooling and back.
+
+    Attributes
+    ----------
+    image
+        Shape (H, W) or (H, W, 3).
+    before, after
+        The feature map, and what the pooling makes of it.
+    arriving, returned
+        The gradient of the winning class's score with respect to `after` and `before`.
+    share
+        How much each input has to do with the outputs: how many windows it won (maximum), the
+        weights that it got (average), or the sizes of its weights (convolution).
+    winners
+        Row and column of every window's winner, shape (*after.shape, 2); None but for a maximum.
+    channel, predicted
+        Which channel it is, and the number of the class.
+    """
+
+    image: NDArray[Any]
+    before: Plane
+    after: Plane
+    arriving: Plane
+    returned: Plane
+    share: Plane
+    winners: NDArray[np.int64] | None
+    channel: int
+    predicted: int
+
+
+def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Passage:
+    """Send an image through the network and the gradient of its score back to the feature map.
+
+    The channel is one with much to see: many windows that are not empty, and much gradient.
+
+    Parameters
+    ----------
+    network
+        In evaluation mode afterwards.
+    settings
+        `pool`, `kernel` and `stride` are used.
+    image
+        Shape (C, H, W), as the network was trained on.
+    """
+    network.eval()
+    before = network.before(torch.from_numpy(image)[None]).detach().requires_grad_()
+    after = network.pool(before)
+    after.retain_grad()
+    scores = network.after(after)[0]
+    scores.max().backward()
+    assert before.grad is not None
+    assert after.grad is not None
+    gradient = after.grad[0].abs().sum(dim=(1, 2))
+    filled = (after[0] != 0).sum(dim=(1, 2))
+    channel = int((gradient * filled).argmax())
+    plane = before.detach()[0, channel].numpy()
+    share, winners = _share(network, settings, plane, channel)
+    return Passage(
+        image=image[0] if len(image) != 3 else np.moveaxis(image, 0, -1),
+        before=plane,
+        after=after.detach()[0, channel].numpy(),
+        arriving=after.grad[0, channel].numpy(),
+        returned=before.grad[0, channel].numpy(),
+        share=share,
+        winners=winners,
+        channel=channel,
+        predicted=int(scores.argmax()),
+    )
+
+
+def _share(
+    network: Network, settings: Settings, plane: Plane, channel: int
+) -> tuple[Plane, NDArray[np.int64] | None]:
+    kernel, stride, padding = settings.kernel, settings.stride, window_padding(settings.kernel)
+    if settings.pool == "max":
+        y, pullback = poolgrad.vjp(poolgrad.max_pool2d, plane, kernel, stride, padding)
+        places = np.divmod(pullback.routes.astype(np.int64), kernel)
+        starts = np.indices(y.shape) * stride - padding
+        return pullback.mask(), np.moveaxis(starts + np.array(places), 0, -1)
+    if settings.pool == "avg":
+        y, pullback = poolgrad.vjp(
+            poolgrad.avg_pool2d, plane, kernel, stride, padding, count_include_pad=False
+        )
+        return pullback(np.ones_like(y)), None
+    assert isinstance(network.pool, nn.Conv2d)
+    # The size of every weight on the way from this channel to any output.
+    weights = network.pool.weight.detach()[:, channel].abs().sum(0)[None, None]
+    inputs = torch.zeros(1, 1, *plane.shape, requires_grad=True)
+    nn.functional.conv2d(inputs, weights, None, stride, padding).sum().backward()
+    assert inputs.grad is not None
+    return inputs.grad[0, 0].numpy(), None

@@ -1,0 +1,307 @@
+"""A training run from its options to its folder of results.
+
+`prepare` reads and checks everything and touches nothing but a new folder's `settings.json`;
+`Run.finish` trains, from the last finished epoch if there is one, and writes the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as lightning
+import torch
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from numpy.typing import NDArray
+from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from poolgrad.lab import data as lab_data
+from poolgrad.lab.callbacks import AtomicCheckpointIO, History, quiet_lightning
+from poolgrad.lab.curves import draw_curves
+from poolgrad.lab.folder import RunFolder, write_atomic
+from poolgrad.lab.learner import EpochBatches, Learner, generator
+from poolgrad.lab.model import Network
+from poolgrad.lab.passage import follow
+from poolgrad.lab.routes import draw_routes
+from poolgrad.lab.settings import LabError, Settings, flag, join_stored
+
+_EVALUATION_BATCH = 256
+_TINY_BATCH = 64 * 8 * 8  # pixels; from about here on a second thread pays
+_POOLINGS = {"max": "max pooling", "avg": "average pooling", "strided": "strided convolution"}
+_VERSIONED = ("poolgrad", "torch", "pytorch-lightning", "numpy", "scikit-learn")
+
+
+@dataclass
+class Run:
+    """A run that is ready to be trained: checked settings, data, network and folder.
+
+    Attributes
+    ----------
+    settings, folder
+        What to do, and where the results go.
+    images, parts, network
+        The data, their split, and the network, with its first weights.
+    finished_epochs
+        How many epochs the checkpoint in the folder has behind it; 0 without one.
+    threads
+        How many to train with: those that the run was begun with, for the sake of its last bits.
+    """
+
+    settings: Settings
+    folder: RunFolder
+    images: lab_data.LabelledImages
+    parts: lab_data.Split
+    network: Network
+    finished_epochs: int
+    threads: int
+
+    def describe(self) -> str:
+        """Two lines for the reader: the data, and the network."""
+        settings, parts = self.settings, self.parts
+        height, width = self.images.size
+        maps = " -> ".join(f"{h} x {w}" for h, w in self.network.maps)
+        return (
+            f"{settings.data_name}: {len(self.images.labels)} images of {height} x {width},"
+            f" {len(self.images.classes)} classes; {len(parts.train)} train,"
+            f" {len(parts.validation)} validate, {len(parts.test)} test\n"
+            f"network: {_POOLINGS[settings.pool]}, {settings.kernel} x {settings.kernel} windows,"
+            f" stride {settings.stride}, feature maps {maps};"
+            f" {self.network.parameter_count:,} parameters"
+        )
+
+    def finish(self, progress: bool) -> dict[str, Any]:
+        """Train to the last epoch, test once, and write everything.
+
+        Parameters
+        ----------
+        progress
+            Show a progress bar.
+
+        Returns
+        -------
+        dict
+            What `result.json` holds.
+
+        Raises
+        ------
+        LabError
+            If the training diverges.
+        KeyboardInterrupt
+            If the user stops it; it can be resumed.
+        """
+        history = History(self.folder)
+        with quiet_lightning(), _threads(self.threads):
+            learner, trainer = self._train(history, progress)
+            predictions = self._predict(trainer, learner)
+        test = self.parts.test
+        right = predictions == self.images.labels[test]
+        result = self._result(history.rows, int(right.sum()))
+        write_atomic(self.folder.curves, draw_curves(history.rows, result["test_accuracy"]))
+        shown = self.images.images[test[right.argmax()]]  # the first that is recognised
+        passage = follow(self.network, self.settings, shown)
+        write_atomic(self.folder.routes, draw_routes(passage, self.settings, self.images.classes))
+        self.folder.write_result(result)
+        return result
+
+    def _train(self, history: History, progress: bool) -> tuple[Learner, lightning.Trainer]:
+        settings, checkpoint = self.settings, self.folder.checkpoint
+        learner = Learner(self.network, settings)
+        # The last weights are the result: at the end of the schedule the learning rate is zero,
+        # and choosing among epochs by a few hundred validation images would choose by luck.
+        keeper = ModelCheckpoint(
+            dirpath=checkpoint.parent,
+            filename=checkpoint.stem,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+        bars = [RichProgressBar(leave=False)] if progress else []
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_epochs=settings.epochs,
+            callbacks=[history, keeper, *bars],
+            plugins=[AtomicCheckpointIO(), LightningEnvironment()],
+            default_root_dir=self.folder.path,
+            logger=False,
+            enable_progress_bar=progress,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+        )
+        order = EpochBatches(len(self.parts.train), settings.batch_size, settings.seed)
+        try:
+            trainer.fit(
+                learner,
+                DataLoader(self._tensors(self.parts.train), batch_size=None, sampler=order),
+                self._in_order(self.parts.validation),
+                ckpt_path=checkpoint if self.finished_epochs else None,
+                weights_only=True,
+            )
+        except SystemExit as stopped:  # what Lightning makes of Ctrl-C
+            raise KeyboardInterrupt from stopped
+        return learner, trainer
+
+    def _predict(self, trainer: lightning.Trainer, learner: Learner) -> NDArray[np.int64]:
+        batches = trainer.predict(learner, self._in_order(self.parts.test))
+        predictions: NDArray[np.int64] = torch.cat(batches).numpy()  # type: ignore[arg-type]
+        return predictions
+
+    def _tensors(self, indices: NDArray[np.int64]) -> TensorDataset:
+        return TensorDataset(
+            torch.from_numpy(self.images.images[indices]),
+            torch.from_numpy(self.images.labels[indices]),
+        )
+
+    def _in_order(self, indices: NDArray[np.int64]) -> DataLoader[tuple[Tensor, ...]]:
+        batches = torch.arange(len(indices)).split(_EVALUATION_BATCH)
+        return DataLoader(self._tensors(indices), batch_size=None, sampler=batches)
+
+    def _result(self, rows: list[dict[str, float]], right: int) -> dict[str, Any]:
+        tested = len(self.parts.test)
+        return {
+            "test_accuracy": right / tested,
+            "test_images": tested,
+            "test_errors": tested - right,
+            "validation_accuracy": rows[-1]["val_accuracy"],
+            "train_accuracy": rows[-1]["train_accuracy"],
+            "epochs": len(rows),
+            "seconds": round(sum(row["seconds"] for row in rows), 3),
+            "parameters": self.network.parameter_count,
+            "feature_maps": [list(size) for size in self.network.maps],
+            "settings": self.settings.as_dict(),
+            "data": _describe_data(self.images, self.parts),
+            "versions": {"python": platform.python_version(), **_versions()},
+            "threads": self.threads,
+        }
+
+
+def open_folder(
+    options: Mapping[str, Any], out: Path | None, resume: bool
+) -> tuple[Settings, RunFolder, dict[str, Any] | None]:
+    """Find the run folder that the options mean, and the settings of its run.
+
+    Parameters
+    ----------
+    options
+        The settings that the user gave, by name.
+    out
+        The run folder; None: named after the settings.
+    resume
+        Go on with the run in the folder, if there is one.
+
+    Returns
+    -------
+    settings, folder, result
+        `result` is what a finished run wrote, otherwise None.
+
+    Raises
+    ------
+    LabError
+        If an option is wrong, the folder is in use, or its run has other settings.
+    """
+    settings = Settings.from_options(options)
+    folder = RunFolder(out or settings.default_out())
+    stored = folder.stored()
+    if stored is None:
+        return settings, folder, None
+    result = folder.stored_result()
+    if not resume:
+        if result:
+            raise LabError(
+                f"{folder.path} holds a finished run, with test accuracy"
+                f" {result['test_accuracy']:.4f}; choose another --out, or remove it"
+            )
+        raise LabError(
+            f"{folder.path} holds an unfinished run; go on with --resume, or choose another --out"
+        )
+    settings = Settings.from_options(join_stored(stored["settings"], options, folder.path))
+    if result and settings.data != stored["settings"]["data"]:
+        raise LabError(
+            f"{flag('data')}: the run in {folder.path} was trained on"
+            f" {stored['settings']['data']}; choose another --out"
+        )
+    return settings, folder, result
+
+
+def prepare(settings: Settings, folder: RunFolder) -> Run:
+    """Read the data, build the network, and begin or reopen the run.
+
+    Nothing is written before everything has been checked.
+
+    Raises
+    ------
+    LabError
+        If the data cannot be used, have changed since the run began, or are too small for the
+        pooling; or if the checkpoint cannot be read.
+    """
+    images = lab_data.load(settings.data, settings.size)
+    parts = lab_data.split(images)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(settings.seed, "weights").initial_seed())
+        network = Network(images.images[parts.train], len(images.classes), settings)
+    described = _describe_data(images, parts)
+    stored = folder.stored()
+    if stored is None:
+        stored = {
+            "settings": settings.as_dict(),
+            "data": described,
+            "versions": _versions(),
+            "threads": settings.threads or _enough_threads(settings, images),
+        }
+        folder.begin(stored)
+    elif stored["data"] != described:
+        raise LabError(
+            f"--data: {settings.data} is not what the run in {folder.path} was started with;"
+            " choose another --out"
+        )
+    finished_epochs = _finished_epochs(folder.checkpoint)
+    return Run(settings, folder, images, parts, network, finished_epochs, stored["threads"])
+
+
+def _finished_epochs(checkpoint: Path) -> int:
+    if not checkpoint.exists():
+        return 0
+    try:
+        content = torch.load(checkpoint, weights_only=True)
+        return len(content["callbacks"][History.__qualname__]["rows"])
+    except Exception as error:  # a file that is none of ours can fail in any way
+        raise LabError(f"{checkpoint} cannot be read ({type(error).__name__})") from error
+
+
+def _enough_threads(settings: Settings, images: lab_data.LabelledImages) -> int:
+    """One for tiny images: more gain nothing there, and lose much on a busy machine."""
+    height, width = images.size
+    tiny = settings.batch_size * height * width <= _TINY_BATCH
+    return 1 if tiny else torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def _threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _describe_data(images: lab_data.LabelledImages, parts: lab_data.Split) -> dict[str, Any]:
+    return {
+        "shape": list(images.images.shape),
+        "classes": list(images.classes),
+        "train": len(parts.train),
+        "validation": len(parts.validation),
+        "test": len(parts.test),
+        "sha256": images.fingerprint(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in _VERSIONED}

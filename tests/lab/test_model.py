@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import poolgrad.torch
+from poolgrad.lab import LabError, Settings
+from poolgrad.lab.model import Network, Standardise
+
+
+def network(size: tuple[int, int] = (8, 8), channels: int = 1, **options: Any) -> Network:
+    images = np.random.default_rng(0).integers(0, 17, (6, channels, *size), np.uint8)
+    return Network(images, 10, Settings.from_options(options))
+
+
+@pytest.mark.parametrize(
+    ("pool", "kind"),
+    [
+        ("max", poolgrad.torch.MaxPool2d),
+        ("avg", poolgrad.torch.AvgPool2d),
+        ("strided", nn.Conv2d),
+    ],
+)
+def test_the_pooling_is_ours(pool: str, kind: type[nn.Module]) -> None:
+    model = network(pool=pool)
+    assert type(model.pool) is kind
+    kinds = [type(layer) for layer in model.after]
+    assert kinds.count(kind) == (1 if pool != "strided" else 3)
+    assert poolgrad.torch.GlobalAvgPool2d in kinds
+    assert not {nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d} & {*kinds, type(model.pool)}
+
+
+@pytest.mark.parametrize("pool", ["max", "avg", "strided"])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "maps"),
+    [
+        (1, 1, [(8, 8), (8, 8), (8, 8)]),
+        (2, 2, [(8, 8), (4, 4), (2, 2)]),
+        (2, 1, [(8, 8), (7, 7), (6, 6)]),
+        (3, 2, [(8, 8), (4, 4), (2, 2)]),  # overlapping
+        (3, 1, [(8, 8), (8, 8), (8, 8)]),
+        (2, 3, [(8, 8), (3, 3), (1, 1)]),  # with gaps
+        (4, 4, [(8, 8), (2, 2)]),  # the second time the windows would not fit
+        (8, 8, [(8, 8), (1, 1)]),
+        (7, 1, [(8, 8), (8, 8), (8, 8)]),
+        (1, 8, [(8, 8), (1, 1)]),
+    ],
+)
+def test_every_kernel_and_stride(
+    pool: str, kernel: int, stride: int, maps: list[tuple[int, int]]
+) -> None:
+    model = network(pool=pool, kernel=kernel, stride=stride)
+    assert model.maps == maps
+    first = model.pool(model.before(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)))
+    assert first.shape == (2, 32, *maps[1])
+    scores = model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+    assert scores.shape == (2, 10)
+    scores.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel": 9}, "^--kernel 9 is too large: .* 8 x 8$"),
+        ({"stride": 9}, "^--stride 9 is too large: .* 8 x 8$"),
+        ({"kernel": 9, "stride": 1}, "^--kernel 9 "),
+    ],
+)
+def test_windows_larger_than_the_images(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(LabError, match=message):
+        network(**options)
+
+
+def test_larger_images_are_pooled_more_often() -> None:
+    poolings = {side: len(network((side, side)).maps) - 1 for side in (4, 8, 16, 32, 64)}
+    assert poolings == {4: 1, 8: 2, 16: 3, 32: 4, 64: 4}
+    assert network((8, 64)).maps == [(8, 64), (4, 32), (2, 16)]
+
+
+def test_the_strided_network_downsamples_alike_and_counts_its_weights() -> None:
+    pooled, strided = network(pool="max", kernel=3), network(pool="strided", kernel=3)
+    assert pooled.maps == strided.maps
+    extra = sum(c * (c * 9 + 1) for c in (32, 64)[: len(pooled.maps) - 1])
+    assert strided.parameter_count == pooled.parameter_count + extra
+
+
+def test_pixels_are_standardised_per_channel() -> None:
+    images = np.random.default_rng(0).normal([3, -5], [1, 20], (50, 8, 8, 2)).transpose(0, 3, 1, 2)
+    out = Standardise(images)(torch.from_numpy(images))
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.mean(dim=(0, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
+    deviation = out.std(dim=(0, 2, 3), correction=0)
+    torch.testing.assert_close(deviation, torch.ones(2), atol=1e-5, rtol=0)
+
+
+def test_a_constant_channel_is_no_division_by_zero() -> None:
+    images = np.full((4, 1, 8, 8), 7, np.uint8)
+    assert (Standardise(images)(torch.from_numpy(images)) == 0).all()

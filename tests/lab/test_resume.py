@@ -1,0 +1,142 @@
+"""A run that is killed, again and again, ends like one that was left alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from poolgrad.lab.folder import RunFolder
+
+from .conftest import Sitting
+
+EPOCHS = 4
+OPTIONS = ("--epochs", str(EPOCHS), "--batch-size", "16")
+
+
+@dataclass
+class Outcome:
+    """All that two runs with the same settings have in common."""
+
+    rows: list[dict[str, str]]
+    checkpoint: dict[str, Any]
+    result: dict[str, Any]
+
+    @classmethod
+    def of(cls, path: Path) -> Outcome:
+        folder = RunFolder(path)
+        with open(folder.metrics) as file:
+            rows = list(csv.DictReader(file))
+        checkpoint = torch.load(folder.checkpoint, weights_only=True)
+        result = json.loads(folder.result.read_text())
+        for timed in (*rows, result):
+            del timed["seconds"]
+        return cls(rows, checkpoint, result)
+
+    def assert_equal(self, other: Outcome) -> None:
+        assert self.rows == other.rows
+        assert self.result == other.result
+        for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+            torch.testing.assert_close(
+                self.checkpoint[part], other.checkpoint[part], rtol=0, atol=0
+            )
+
+
+def finish(process: Any) -> int:
+    process.join(120)
+    code = process.exitcode
+    assert code is not None
+    process.close()
+    return int(code)
+
+
+@pytest.fixture(scope="module")
+def unbroken(
+    sitting: Sitting, few_digits: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Outcome:
+    out = tmp_path_factory.mktemp("runs") / "unbroken"
+    assert finish(sitting("--data", few_digits, "--out", out, *OPTIONS)) == 0
+    outcome = Outcome.of(out)
+    assert [row["epoch"] for row in outcome.rows] == [str(i + 1) for i in range(EPOCHS)]
+    return outcome
+
+
+def test_killed_in_the_middle_of_writes(
+    sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
+) -> None:
+    out = tmp_path / "killed"
+    for die in (
+        ("settings.json", 1, "half"),
+        ("settings.json", 1, "after"),
+        ("last.ckpt", 1, "half"),  # the metrics are one epoch ahead of the checkpoint
+        ("last.ckpt", 2, "half"),  # there is an older checkpoint, which must survive
+        ("metrics.csv", 2, "before"),
+        ("last.ckpt", 2, "after"),  # the last epoch
+        ("curves.png", 1, "after"),
+        ("result.json", 1, "half"),
+    ):
+        process = sitting("--data", few_digits, "--out", out, *OPTIONS, "--resume", die=die)
+        assert finish(process) == -signal.SIGKILL, die
+        assert not RunFolder(out).result.exists()
+    assert finish(sitting("--data", few_digits, "--out", out, "--resume")) == 0
+    Outcome.of(out).assert_equal(unbroken)
+    assert not list(out.rglob("*.partial"))
+
+
+def test_killed_from_outside_in_the_middle_of_epochs(
+    sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
+) -> None:
+    folder = RunFolder(tmp_path / "killed")
+    arguments = ("--data", few_digits, "--out", folder.path, *OPTIONS, "--resume")
+    for delay in (0.0, 0.08):
+        before = folder.checkpoint.stat().st_mtime_ns if folder.checkpoint.exists() else None
+        process = sitting(*arguments)
+        while process.is_alive():
+            time.sleep(0.002)
+            if folder.checkpoint.exists() and folder.checkpoint.stat().st_mtime_ns != before:
+                break
+        time.sleep(delay)
+        process.kill()
+        assert finish(process) == -signal.SIGKILL
+    assert finish(sitting(*arguments)) == 0
+    Outcome.of(folder.path).assert_equal(unbroken)
+
+
+def test_stopped_by_the_user(
+    sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
+) -> None:
+    folder, log = RunFolder(tmp_path / "stopped"), tmp_path / "log"
+    process = sitting("--data", few_digits, "--out", folder.path, *OPTIONS, log=log)
+    while process.is_alive() and not folder.checkpoint.exists():
+        time.sleep(0.002)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    assert finish(process) == 130
+    assert f"stopped; to go on: poolgrad train --out {folder.path} --resume" in log.read_text()
+    assert finish(sitting("--out", folder.path, "--resume")) == 0
+    Outcome.of(folder.path).assert_equal(unbroken)
+
+
+def test_a_moved_run_goes_on(
+    sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
+) -> None:
+    out, elsewhere = tmp_path / "killed", tmp_path / "elsewhere"
+    process = sitting("--data", few_digits, "--out", out, *OPTIONS, die=("last.ckpt", 2, "after"))
+    assert finish(process) == -signal.SIGKILL
+    finished_epochs = RunFolder(out).metrics.read_text()
+    out.rename(elsewhere)
+    log = tmp_path / "log"
+    assert finish(sitting("--out", elsewhere, "--resume", log=log)) == 0
+    Outcome.of(elsewhere).assert_equal(unbroken)
+    # With the same seconds: these epochs were not done again.
+    assert RunFolder(elsewhere).metrics.read_text().startswith(finished_epochs)
+    assert "resume: after epoch 2 of 4 epochs" in log.read_text()
+    assert not out.exists()

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poolgrad.lab import LabError, Settings
+from poolgrad.lab.settings import join_stored
+
+
+def test_defaults() -> None:
+    settings = Settings.from_options({})
+    assert settings.as_dict() == {
+        "data": "digits",
+        "size": None,
+        "pool": "max",
+        "kernel": 2,
+        "stride": 2,
+        "epochs": 30,
+        "batch_size": 64,
+        "lr": 0.01,
+        "optimizer": "adam",
+        "seed": 0,
+        "threads": None,
+    }
+    assert settings.default_out() == Path("runs/digits-max-2x2-seed0")
+
+
+def test_the_stride_is_the_kernel_unless_given() -> None:
+    assert Settings.from_options({"kernel": 3}).stride == 3
+    assert Settings.from_options({"kernel": 3, "stride": 2}).stride == 2
+
+
+def test_every_optimizer_has_its_own_learning_rate_unless_given() -> None:
+    optimizers = ("sgd", "adagrad", "rmsprop", "adam")
+    rates = {o: Settings.from_options({"optimizer": o}).lr for o in optimizers}
+    assert rates == {"sgd": 0.1, "adagrad": 0.03, "rmsprop": 0.005, "adam": 0.01}
+    assert Settings.from_options({"optimizer": "sgd", "lr": 0.5}).lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "flag"),
+    [
+        ("kernel", 0, "--kernel"),
+        ("kernel", -2, "--kernel"),
+        ("stride", 0, "--stride"),
+        ("epochs", 0, "--epochs"),
+        ("batch_size", 1, "--batch-size"),
+        ("lr", 0.0, "--lr"),
+        ("lr", -1.0, "--lr"),
+        ("lr", float("nan"), "--lr"),
+        ("lr", float("inf"), "--lr"),
+        ("seed", -1, "--seed"),
+        ("seed", 2**32, "--seed"),
+        ("threads", 0, "--threads"),
+        ("size", 1, "--size"),
+        ("size", 16, "--size"),  # the digits are not resized
+        ("pool", "median", "--pool"),
+        ("optimizer", "adamw", "--optimizer"),
+    ],
+)
+def test_a_bad_value_names_its_option(option: str, value: Any, flag: str) -> None:
+    with pytest.raises(LabError, match=f"^{flag} .*"):
+        Settings.from_options({option: value})
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("some/where/Cats and dogs", "Cats-and-dogs"),
+        ("digits.npz", "digits"),
+        ("a.b/c.d", "c.d"),
+        ("/", "data"),
+    ],
+)
+def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
+    settings = Settings.from_options({"data": data, "pool": "avg", "kernel": 3, "stride": 2})
+    assert settings.default_out() == Path(f"runs/{name}-avg-3x2-seed0")
+
+
+def test_data_are_found_again_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings.from_options({"data": "few.npz"}).data == str(tmp_path.resolve() / "few.npz")
+
+
+def test_a_resumed_run_keeps_its_settings() -> None:
+    stored = Settings.from_options({"kernel": 3, "lr": 0.5}).as_dict()
+    joined = join_stored(stored, {"kernel": 3, "data": "digits"}, Path("run"))
+    assert Settings.from_options(joined).as_dict() == stored
+
+
+def test_a_resumed_run_takes_no_other_settings() -> None:
+    stored = Settings.from_options({}).as_dict()
+    with pytest.raises(LabError, match=r"^--batch-size: the run in run was started with 64, not 3"):
+        join_stored(stored, {"batch_size": 32}, Path("run"))

@@ -1,0 +1,42 @@
+"""Calls that are large enough for several threads; imported without PyTorch by child processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import poolgrad
+
+# Large enough to be shared among five threads, each with a reason to be cut in another way.
+CALLS = {
+    "many planes": ("max_pool2d", (8, 16, 48, 48), (2,), {}),
+    "one plane": ("max_pool2d", (600, 601), (3, 2, 1), {}),
+    "fewer planes than threads": ("max_pool2d", (2, 400, 301), (3, 1, 1), {}),
+    "rows that overlap": ("max_pool2d", (1, 1, 500, 400), ((7, 1), 1, (3, 0)), {}),
+    "one row": ("max_pool1d", (400_000,), (5, 3), {}),
+    "volume": ("max_pool3d", (1, 40, 80, 80), (3, 2, 1), {}),
+    "large window": ("max_pool2d", (2, 300, 300), (41, 5, 20), {}),
+    "channels last": ("max_pool2d", (2, 96, 96, 24), (3, 2, 1), {"channels_last": True}),
+    "split": ("max_pool2d", (4, 250, 250), (3, 2), {"ties": "split"}),
+    "zero": ("max_pool2d", (4, 250, 250), (3, 2), {"ties": "zero"}),
+    "uneven bins": ("adaptive_max_pool2d", (4, 250, 251), ((13, 17),), {}),
+    "global": ("global_max_pool", (8, 2, 200, 200), (), {}),
+    "average": ("avg_pool2d", (4, 4, 120, 120), (3, 2, 1), {}),
+    "average of one plane": ("avg_pool2d", (600, 601), (5, 1, 2), {"count_include_pad": False}),
+    "average, channels last": ("avg_pool2d", (2, 96, 96, 24), (3, 1, 1), {"channels_last": True}),
+    "average of bins": ("adaptive_avg_pool2d", (4, 250, 251), ((13, 17),), {}),
+    "global average": ("global_avg_pool", (8, 2, 200, 200), (), {}),
+}
+
+
+def example(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Rounded where it is large, so that there are ties."""
+    x = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    return np.where(x > 1, np.round(x), x)
+
+
+def there_and_back(fun: str, x: np.ndarray, args: Any, kwargs: Any) -> tuple[bytes, bytes, Any]:
+    y, pullback = poolgrad.vjp(getattr(poolgrad, fun), x, *args, **kwargs)
+    gy = np.random.default_rng(1).standard_normal(y.shape, np.float32)
+    return y.tobytes(), pullback(gy).tobytes(), [r.tobytes() for r in pullback._residual]

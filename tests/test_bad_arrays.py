@@ -1,0 +1,166 @@
+"""Bad arrays: input, gradient and output are refused by name, before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fronts import NUMPY, Front, as_tensor, torch
+from refusal import refused
+
+import poolgrad
+
+X = np.ones((1, 2, 4, 4))
+
+# What is pooled
+
+
+@pytest.mark.parametrize(
+    "dtype", ["c8", "c16", "O", "i4", "i8", "u1", "?", "U3", "S3", "M8[s]", "f2", "g", "f4,f4"]
+)
+def test_dtypes_that_are_not_pooled(dtype: str) -> None:
+    x = np.zeros((1, 1, 4, 4), dtype)
+    for fun in ("max_pool2d", "avg_pool2d", "global_max_pool"):
+        with refused(TypeError, "x must be of dtype float32 or float64, got", x.dtype):
+            NUMPY.run(fun, x, *(() if fun.startswith("global") else (2,)))
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@pytest.mark.parametrize("name", ["complex64", "int32", "bool", "float16", "bfloat16", "uint8"])
+def test_dtypes_of_tensors_that_are_not_pooled(name: str) -> None:
+    x = torch.ones(1, 1, 4, 4, dtype=getattr(torch, name))
+    for fun in (poolgrad.max_pool2d, poolgrad.avg_pool2d):
+        with refused(TypeError, "x must be of dtype float32 or float64, got", x.dtype):
+            fun(x, 2)
+
+
+def test_masked_arrays() -> None:
+    for fun in (poolgrad.max_pool2d, poolgrad.avg_pool2d):
+        with refused(TypeError, "x must have no mask", "fill"):
+            fun(np.ma.masked_equal(X, 1), 2)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [None, 3, 2.5, "abc", {}, object(), memoryview(X), iter([])],
+    ids=lambda x: type(x).__name__,
+)
+def test_what_is_no_array(x: object) -> None:
+    for fun, args in ((poolgrad.max_pool2d, (2,)), (poolgrad.global_avg_pool, ())):
+        with refused(TypeError, "x must be an array", type(x).__qualname__):
+            fun(x, *args)
+
+
+def test_ragged_lists() -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^x\b"):
+        poolgrad.max_pool2d([[1.0, 2.0], [3.0]], 2)
+
+
+@pytest.mark.parametrize("fun", ["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_too_few_axes(front: Front, fun: str, dims: int) -> None:
+    for channels_last in (False, True):
+        shape = (4,) * (dims - 1 + channels_last)
+        with pytest.raises(ValueError, match=f"input must have at least {dims} pooled axes") as e:
+            front.run(f"{fun}{dims}d", np.ones(shape), 2, channels_last=channels_last)
+        assert str(e.value).endswith(f"got shape {shape}")
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (4, 4), (1,) * 6])
+def test_global_pooling_of_another_rank(front: Front, shape: tuple[int, ...]) -> None:
+    for fun in ("global_max_pool", "global_avg_pool"):
+        with refused(ValueError, fun, f"got an input with {len(shape)} axes"):
+            front.run(fun, np.ones(shape))
+
+
+# The gradient and the output
+
+
+def pullback_of(fun: str) -> Any:
+    return poolgrad.vjp(getattr(poolgrad, fun), X, 2)[1]
+
+
+@pytest.mark.parametrize("fun", ["max_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize(
+    "shape", [(), (2, 2), (1, 2, 2), (1, 2, 4, 4), (1, 2, 2, 1), (2, 1, 2, 2), (0, 2, 2, 2), (8,)]
+)
+def test_gradient_of_another_shape(fun: str, shape: tuple[int, ...]) -> None:
+    with refused(ValueError, r"gy must have the shape of the output, \(1, 2, 2, 2\), got", shape):
+        pullback_of(fun)(np.ones(shape))
+
+
+@pytest.mark.parametrize("fun", ["max_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize("dtype", ["f4", "f2", "i8", "c16", "O", "?", "U1"])
+def test_gradient_of_another_dtype(fun: str, dtype: str) -> None:
+    gy = np.zeros((1, 2, 2, 2), dtype)
+    with refused(TypeError, "gy must have the dtype of the output, float64, got", gy.dtype):
+        pullback_of(fun)(gy)
+
+
+@pytest.mark.parametrize(
+    "gy",
+    [None, "abc", 1.0, [[1.0], [1.0, 2.0]], [[1j]], object(), np.ma.ones((1, 2, 2, 2))],
+    ids=["none", "str", "float", "ragged", "complex", "object", "masked"],
+)
+def test_gradient_that_is_no_array(gy: object) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^gy\b"):
+        pullback_of("max_pool2d")(gy)
+
+
+def read_only() -> np.ndarray:
+    out = np.empty((1, 2, 2, 2))
+    out.flags.writeable = False
+    return out
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "came"),
+    [
+        (np.empty((1, 2, 2)), ValueError, (1, 2, 2)),
+        (np.empty((1, 2, 2, 3)), ValueError, (1, 2, 2, 3)),
+        (np.empty((1, 2, 2, 2), "f4"), TypeError, "float32"),
+        (np.empty((1, 2, 2, 2), ">f8"), TypeError, ">f8"),
+        (np.empty((1, 2, 2, 2), "i8"), TypeError, "int64"),
+        (read_only(), ValueError, "read-only"),
+        ([[0.0]], TypeError, "list"),
+        (1, TypeError, "int"),
+        ("out", TypeError, "str"),
+        (np.ma.zeros((1, 2, 2, 2)), TypeError, "mask"),
+    ],
+    ids=lambda v: None if isinstance(v, type) else repr(v)[:30],
+)
+@pytest.mark.parametrize(
+    ("fun", "kwargs"),
+    [("max_pool2d", {}), ("max_pool2d", {"return_indices": True}), ("avg_pool2d", {})],
+)
+def test_out(fun: str, kwargs: Any, out: Any, error: type[Exception], came: object) -> None:
+    with refused(error, "out must", came):
+        getattr(poolgrad, fun)(X, 2, out=out, **kwargs)
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_out_is_for_numpy() -> None:
+    with refused(TypeError, "out is for NumPy arrays", "tensors"):
+        poolgrad.max_pool2d(as_tensor(X), 2, out=torch.empty(1, 2, 2, 2))
+
+
+def test_vjp() -> None:
+    for fun in (np.max, None, "max_pool2d", poolgrad.vjp):
+        with refused(TypeError, "fun must be a pooling function of poolgrad, got", repr(fun)):
+            poolgrad.vjp(fun, X, 2)
+    for kwargs in ({"return_indices": True}, {"out": np.empty((1, 2, 2, 2))}):
+        with pytest.raises(TypeError, match="vjp takes no return_indices and no out"):
+            poolgrad.vjp(poolgrad.max_pool2d, X, 2, **kwargs)
+    if torch is not None:
+        with pytest.raises(TypeError, match="vjp is for NumPy arrays"):
+            poolgrad.vjp(poolgrad.max_pool2d, as_tensor(X), 2)
+
+
+def test_what_an_average_has_not() -> None:
+    for ask in ("routes", "mask"):
+        with pytest.raises(TypeError, match="avg pooling has no"):
+            getattr(pullback_of("avg_pool2d"), ask)()
+    split = poolgrad.vjp(poolgrad.max_pool2d, X, 2, ties="split")[1]
+    with pytest.raises(TypeError, match='ties="split" has no routes'):
+        _ = split.routes

@@ -1,0 +1,88 @@
+"""No kernel reads or writes outside its arrays: they lie against pages that nobody may touch."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from processes import assert_runs
+
+# A child process: an access outside ends it with a segmentation fault. The case is printed first.
+CODE = """
+import ctypes, faulthandler, mmap, sys
+import numpy as np
+import poolgrad
+
+PAGE = mmap.PAGESIZE
+protect = ctypes.CDLL(None, use_errno=True).mprotect
+protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+kept = []
+
+def guarded(shape, dtype, strides, at_end):
+    "An array between two forbidden pages; its last (or first) byte is next to one of them."
+    item = np.dtype(dtype).itemsize
+    extent = item + sum((n - 1) * s * item for n, s in zip(shape, strides))
+    pages = -(-extent // PAGE)
+    memory = mmap.mmap(-1, (pages + 2) * PAGE)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for page in (begin, begin + (pages + 1) * PAGE):
+        assert protect(page, PAGE, 0) == 0
+    kept.append(memory)
+    offset = PAGE * (pages + 1) - extent if at_end else PAGE
+    array = np.ndarray(shape, dtype, memory, offset, [s * item for s in strides])
+    array[...] = rng.integers(-9, 10, shape)
+    return array
+
+def dense(shape, order):
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis], step = step, step * shape[axis]
+    return strides
+
+def draw(shape, dtype, at_end):
+    order = [list(range(4)), [0, 2, 3, 1], [1, 2, 3, 0], [0, 1, 3, 2]][rng.integers(4)]
+    strides = dense(shape, order)
+    if rng.integers(3) == 0:  # gaps between the elements
+        strides = [2 * s for s in strides]
+    return guarded(shape, dtype, strides, at_end)
+
+rng = np.random.default_rng({seed})
+for case in range({cases}):
+    kept.clear()
+    shape = (rng.integers(1, 3), rng.integers(1, 5), rng.integers(1, 20), rng.integers(1, 70))
+    shape = tuple(map(int, shape))
+    dtype = [np.float32, np.float64][rng.integers(2)]
+    at_end, last = bool(rng.integers(2)), bool(rng.integers(2))
+    pooled = shape[1:3] if last else shape[2:]
+    pad = [tuple(map(int, rng.integers(0, 4, 2))) for _ in pooled]
+    dilation = [int(d) for d in rng.integers(1, 3, 2)]
+    kernel = [
+        min(int(k), (n + sum(p) - 1) // d + 1)
+        for k, n, p, d in zip(rng.integers(1, [10, 6][rng.integers(2)], 2), pooled, pad, dilation)
+    ]
+    stride = [int(s) for s in rng.integers(1, 5, 2)]
+    how = dict(channels_last=last)
+    ties = ["first", "split", "zero"][rng.integers(3)]
+    windows = dict(padding=pad, dilation=dilation)
+    fun, args, more = [
+        (poolgrad.max_pool2d, (kernel, stride), dict(ties=ties) | windows),
+        (poolgrad.max_pool2d, (kernel, stride), dict(ties=ties) | windows),
+        (poolgrad.avg_pool2d, (kernel, stride), windows),
+        (poolgrad.adaptive_max_pool2d, ([int(n) for n in rng.integers(1, 9, 2)],), dict(ties=ties)),
+        (poolgrad.adaptive_avg_pool2d, ([int(n) for n in rng.integers(1, 9, 2)],), {{}}),
+    ][rng.integers(5)]
+    print(fun.__name__, shape, dtype.__name__, args, more, at_end, file=sys.stderr, flush=True)
+    x = draw(shape, dtype, at_end)
+    y, pullback = poolgrad.vjp(fun, x, *args, **more, **how)
+    gy = draw(y.shape, dtype, at_end)
+    out = draw(y.shape, dtype, at_end)
+    assert np.array_equal(pullback(gy), pullback(gy.copy()))
+    assert np.array_equal(fun(x, *args, **more, **how, out=out), y)
+print("inside")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by Linux's mprotect here")
+def test_kernels_stay_inside_their_arrays() -> None:
+    code = CODE.format(seed=1, cases=2500)
+    assert assert_runs(code, timeout=100, POOLGRAD_NUM_THREADS="1").strip() == "inside"

@@ -1,0 +1,158 @@
+"""Calls past the public functions, as pytorch#140923, #142459, #152913 and TensorFlow's CVEs were.
+
+Each must raise, or read and write inside its arrays. All run in one child process, since any of
+them might bring it down.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from processes import run_python
+
+import poolgrad
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the operators exist from the first tensor on
+
+OPS = torch.ops.poolgrad
+R = [2, 2, 0, 0, 1, 0] * 2
+S, HALF = [2, 3, 8, 8], [2, 3, 4, 4]  # shapes of input and output
+
+
+def pull(
+    gy: str, kept: str, rule: Any = R, shape: Any = S, inner: int = -1, ties: str = "first"
+) -> str:
+    return f"ops.max_pull({gy}, {kept}, {rule}, {shape}, False, {inner}, {ties!r})"
+
+
+def push(t: str, kept: str, rule: Any = R, inner: int = -1, ties: str = "first") -> str:
+    return f"ops.max_push({t}, {kept}, {rule}, False, {inner}, {ties!r})"
+
+
+GY, KEPT = f"torch.ones({HALF})", f"torch.zeros({HALF}, dtype=u8)"
+BITS = f"torch.zeros({[*HALF, 1]}, dtype=u8)"
+AVG = f"{R}, {S}, False, -1, True, 0"
+REFUSED = {
+    "gradient smaller than the output": pull("torch.ones(1, 1, 1, 1)", KEPT),
+    "gradient larger than the output": pull("torch.ones(2, 3, 5, 5)", KEPT),
+    "gradient of another rank": pull("torch.ones(96)", KEPT),
+    "empty gradient": pull("torch.ones(0, 3, 4, 4)", KEPT),
+    "integer gradient": pull(f"torch.ones({HALF}, dtype=torch.int64)", KEPT),
+    "half gradient": pull(f"torch.ones({HALF}).half()", KEPT),
+    "routes smaller than the output": pull(GY, "torch.zeros(1, dtype=u8)"),
+    "routes larger than the output": pull(GY, "torch.zeros(9, 3, 4, 4, dtype=u8)"),
+    "routes of eight bytes": pull(GY, f"torch.zeros({HALF}, dtype=torch.int64)"),
+    "routes of two bytes": pull(GY, f"torch.zeros({HALF}, dtype=torch.uint16)"),
+    "routes of floats": pull(GY, GY),
+    "routes without memory": pull(GY, f"{KEPT}.to('meta')") + ".sum().item()",
+    "shape larger than gradient and routes": pull(GY, KEPT, shape=[2, 3, 800, 800]),
+    "shape of another rank": pull(GY, KEPT, shape=[8, 8]),
+    "shape that is empty": pull(GY, KEPT, shape=[]),
+    "negative shape": pull(GY, KEPT, shape=[2, 3, -8, -8]),
+    "shape that overflows": pull(GY, KEPT, shape=[2**31, 2**31, 2**31, 2**31]),
+    "inner axis out of range": pull(GY, KEPT, inner=7),
+    "inner axis that is pooled": pull(GY, KEPT, inner=2),
+    "bits where routes belong": pull(GY, BITS),
+    "routes where bits belong": pull(GY, KEPT, ties="split"),
+    "too few bits": pull(GY, "torch.zeros(2, 3, 4, 4, 0, dtype=u8)", ties="split"),
+    "unknown ties": pull(GY, KEPT, ties="all"),
+    "empty rule": pull(GY, KEPT, rule=[]),
+    "rule cut off": pull(GY, KEPT, rule=R[:-1]),
+    "rule for four axes": pull(GY, KEPT, rule=R * 2),
+    "kernel 0, or bins without a number": f"ops.max(x, {[-2, 2, 0, 0, 1, 0] * 2}, False, 'first')",
+    "stride 0": f"ops.max(x, {[2, 0, 0, 0, 1, 0] * 2}, False, 'first')",
+    "negative stride": f"ops.max(x, {[2, -1, 0, 0, 1, 0] * 2}, False, 'first')",
+    "dilation 0": f"ops.max(x, {[2, 2, 0, 0, 0, 0] * 2}, False, 'first')",
+    "negative padding": f"ops.max(x, {[2, 2, 0, -3, 1, 0] * 2}, False, 'first')",
+    "negative number of bins": f"ops.max(x, {[0, -2, 0, 0, 1, 0] * 2}, False, 'first')",
+    "kernel that overflows": f"ops.max(x, {[2**62, 2, 2**62, 2**62, 1, 0] * 2}, False, 'first')",
+    "dilation that overflows": f"ops.max(x, {[2**40, 2, 0, 0, 2**40, 0] * 2}, False, 'first')",
+    "average of nothing": f"ops.avg(x, {[1, 1, 3, 3, 1, 0] * 2}, False, False, 0)",
+    "average with stride 0": f"ops.avg(x, {[2, 0, 0, 0, 1, 0] * 2}, False, True, 0)",
+    "average back from a small gradient": f"ops.avg_pull(torch.ones(1), {AVG})",
+    "average back to a large shape": f"ops.avg_pull({GY}, {R}, [2, 3, 99, 99], False, -1, True, 0)",
+    "tangent of another shape": push("torch.ones(2, 3, 80, 80)", KEPT),
+    "tangent of another rank": push("torch.ones(8)", KEPT),
+    "tangent with an inner axis out of range": push(f"torch.ones({S})", KEPT, inner=9),
+    "tangent with routes of another shape": push(f"torch.ones({S})", "torch.zeros(1, dtype=u8)"),
+    "indices from other routes": f"ops.route_indices({BITS}, {R}, {S}, False, -1)",
+    "indices from floats": f"ops.route_indices({GY}, {R}, {S}, False, -1)",
+    "no leading axes with channels last": f"ops.max(torch.ones(4, 4), {R}, True, 'first')",
+}  # fmt: skip
+ANSWERED = {  # no errors, but what they read or write must lie inside their arrays
+    "routes beyond the window": pull(GY, f"torch.full({HALF}, 254, dtype=u8)"),
+    "routes that point into the padding": pull(
+        "torch.ones(2, 3, 5, 5)", "torch.zeros(2, 3, 5, 5, dtype=u8)", rule=[2, 2, 1, 1, 1, 0] * 2
+    ),
+    "bits beyond the window": pull(GY, f"torch.full({[*HALF, 1]}, 255, dtype=u8)", ties="split"),
+    "expanded routes": pull(GY, f"torch.zeros(1, 1, 1, 1, dtype=u8).expand({HALF})"),
+    "tangent along routes beyond the window": push(
+        f"torch.ones({S})", f"torch.full({HALF}, 254, dtype=u8)"
+    ),
+    "indices of routes beyond the window": (
+        f"ops.route_indices(torch.full({HALF}, 254, dtype=u8), {R}, {S}, False, -1)"
+    ),
+}  # fmt: skip
+RUN = """
+import json, sys
+import torch, poolgrad
+u8, ops, x = torch.uint8, torch.ops.poolgrad, torch.ones(2, 3, 8, 8)
+poolgrad.max_pool2d(x, 2)
+for name, code in json.load(sys.stdin).items():
+    print(name, end=": ", flush=True)
+    try:
+        made = eval(code)
+        print("answered", float(made.sum()), flush=True)
+    except Exception as error:
+        print("refused", type(error).__name__, str(error).splitlines()[:1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    done = run_python(RUN, timeout=120, stdin=json.dumps(REFUSED | ANSWERED))
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    said["all"] = f"ended with {done.returncode} after {list(said)[-1:]}: {done.stderr[-1500:]}"
+    return said
+
+
+def test_no_call_brings_the_process_down(outcomes: dict[str, str]) -> None:
+    assert outcomes["all"].startswith("ended with 0 "), outcomes["all"]
+    assert len(outcomes) == len(REFUSED) + len(ANSWERED) + 1
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_calls_are_refused(outcomes: dict[str, str], name: str) -> None:
+    assert outcomes.get(name, "not reached").startswith("refused")
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_tampered_routes_stay_inside(outcomes: dict[str, str], name: str) -> None:
+    assert outcomes.get(name, "not reached").startswith("answered")
+
+
+def test_bits_of_any_strides() -> None:
+    """What ties="split" keeps may come back from a hook in another layout."""
+    x = torch.randint(0, 2, (2, 3, 8, 8)).float()
+    y, bits = OPS.max(x, R, False, "split")
+    gy = torch.ones_like(y)
+    expected = OPS.max_pull(gy, bits, R, S, False, -1, "split")
+    flipped = bits.flip(0).flip(0)
+    strided = bits.movedim(0, -1).contiguous().movedim(-1, 0)
+    for kept in (flipped, strided, bits.repeat_interleave(2, 1)[:, ::2]):
+        assert torch.equal(kept, bits)
+        assert torch.equal(OPS.max_pull(gy, kept, R, S, False, -1, "split"), expected)
+        assert torch.equal(OPS.max_push(x, kept, R, False, -1, "split"), y)
+
+
+def test_routes_of_any_strides() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    y, routes = OPS.max(x, R, False, "first")
+    expected = OPS.max_pull(y, routes, R, S, False, -1, "first")
+    strided = routes.movedim(0, -1).contiguous().movedim(-1, 0)
+    for kept in (strided, routes.repeat_interleave(2, 1)[:, ::2]):
+        assert torch.equal(OPS.max_pull(y, kept, R, S, False, -1, "first"), expected)
+        assert torch.equal(OPS.max_push(x, kept, R, False, -1, "first"), y)
