@@ -52,8 +52,8 @@ class Gather {
   POOLGRAD_LOOP static void add_routed(T* to, const T* g, const R* r, R place, i64 n) {
     lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
-      using Mask = decltype(V{} == V{});
-      const auto here = __builtin_convertvector(load<Vec<R, w()>>(r + i), Mask) == Mask{} + place;
+      using Lane = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
+      const auto here = convert<Lane>(load<Vec<R, w()>>(r + i)) == Lane{place};
       store(to + i, load<V>(to + i) + (here ? load<V>(g + i) : V{}));
     });
   }

@@ -42,8 +42,7 @@ struct Max {
 
   template <class V, class P>
   static void challenge(V& best, P& where, V value, P place) {
-    constexpr int W = static_cast<int>(sizeof(P) / sizeof(u32));
-    const auto mask = [](auto m) { return __builtin_convertvector(m, Vec<std::int32_t, W>); };
+    const auto mask = [](auto m) { return convert<std::int32_t>(m); };
     const auto wins = (value > best) | (value != value);
     if constexpr (Lone) where = mask(value == best) ? P{} + kNowhere : where;
     if constexpr (Keep) where = mask(wins) ? place : where;
@@ -73,9 +72,8 @@ struct Max {
     in_groups(taps, [&](auto size, auto first, i64 begin) {
       const T* here = from + begin * gap;
       const u32 where = static_cast<u32>(place + begin);
-      by_distance(step, gap, taps, first, [&](auto distance) {
-        sweep(to, n, here, distance, where, size, first);
-      });
+      by_distance(step, gap, taps, first,
+                  [&](auto distance) { sweep(to, n, here, distance, where, size, first); });
     });
   }
 
@@ -108,7 +106,7 @@ struct Max {
 template <class R>
 void narrow(const u32* from, R* to, i64 n) {
   lanes<u32>(n, [&](auto w, i64 i) {  // kNowhere becomes R's largest
-    store(to + i, __builtin_convertvector(load<Vec<u32, w()>>(from + i), Vec<R, w()>));
+    store(to + i, convert<R>(load<Vec<u32, w()>>(from + i)));
   });
 }
 

@@ -1,5 +1,5 @@
-// The one file that knows how wide a vector is. Vectors are the compiler's own (GCC and Clang), so the
-// same code serves every instruction set; lanes() cuts a row into the widest pieces that fit.
+// The one file that knows how wide a vector is. Vectors are the compiler's own (GCC and Clang), so
+// the same code serves every instruction set; lanes() cuts a row into the widest pieces that fit.
 #pragma once
 
 #include <cstring>
@@ -59,6 +59,23 @@ void store(T* to, V v) {
   std::memcpy(to, &v, sizeof(V));
 }
 
+// The lanes as another type, by steps of twice or half the size: GCC 12 does larger ones lane by
+// lane.
+template <class To, class V>
+auto convert(V v) {
+  using From = std::remove_cvref_t<decltype(v[0])>;
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(From));
+  if constexpr (sizeof(To) > 2 * sizeof(From)) {
+    using Step = std::conditional_t<sizeof(From) == 1, std::uint16_t, u32>;
+    return convert<To>(__builtin_convertvector(v, Vec<Step, W>));
+  } else if constexpr (2 * sizeof(To) < sizeof(From)) {
+    using Step = std::conditional_t<sizeof(From) == 8, u32, std::uint16_t>;
+    return convert<To>(__builtin_convertvector(v, Vec<Step, W>));
+  } else {
+    return __builtin_convertvector(v, Vec<To, W>);
+  }
+}
+
 // from[0], from[step], from[2 * step], ...
 template <class V, class T>
 V load_apart(const T* from, i64 step) {
@@ -74,8 +91,9 @@ V every_second(Wide w, int odd, std::integer_sequence<int, J...>) {
              : __builtin_shufflevector(w, w, (2 * J)...);
 }
 
-// from[0], from[2], from[4], ... and nothing beyond the last but, unless `odd`, one element: they are
-// every second element of a wider piece, the odd ones of the piece that begins one before `from`.
+// from[0], from[2], from[4], ... and nothing beyond the last but, unless `odd`, one element: they
+// are every second element of a wider piece, the odd ones of the piece that begins one before
+// `from`.
 template <class V, class T>
 V load_second(const T* from, bool odd) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));

@@ -260,3 +260,40 @@ def test_indices_are_those_that_unpooling_takes(dims: int, size: tuple[int, int]
     back = getattr(F, f"max_unpool{dims}d")(y, indices, 2, output_size=x.shape)
     assert torch.equal(back[back != 0].sort().values, y.flatten().sort().values)
     assert torch.equal(x[back != 0], back[back != 0])
+
+
+def small_network(layers: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 6, 3, padding=1),
+        torch.nn.ReLU(),  # whose zeros tie
+        layers.MaxPool2d(3, 2, 1),
+        torch.nn.Conv2d(6, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        layers.AdaptiveMaxPool2d(3),
+        torch.nn.Flatten(),
+        torch.nn.Linear(72, 4),
+    )
+
+
+def test_training_is_the_same_bit_for_bit() -> None:
+    """Only the pooling layers are swapped: the same losses, and the same weights at the end."""
+    from poolgrad import torch as layers
+
+    x = torch.randn(16, 1, 14, 14, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(16) % 4
+    losses: list[list[float]] = []
+    networks = [small_network(layers), small_network(torch.nn)]
+    for network in networks:
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        losses.append([])
+        for _ in range(15):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(network(x), labels)
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+    for ours, theirs in zip(*(n.parameters() for n in networks), strict=True):
+        assert torch.equal(ours, theirs)

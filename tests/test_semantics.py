@@ -10,10 +10,11 @@ import pytest
 from fronts import FRONTS, Front, as_tensor, torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nasty import LAYOUTS, SHAPES, VALUES, Layout, Values, rng
+from nasty import FINITE, LAYOUTS, SHAPES, VALUES, Layout, Values, rng
 from strategies import DTYPES
 
 import poolgrad
+from poolgrad import reference
 
 POOLS = ["max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d"]
 INF = np.inf
@@ -177,6 +178,22 @@ def test_nan_reaches_only_its_windows_in_an_average(front: Front) -> None:
     y = front.run("avg_pool2d", x, 2)
     assert np.argwhere(np.isnan(y)).tolist() == [[1, 1]]
     np.testing.assert_array_equal(y[~np.isnan(y)], np.ones(8))
+
+
+@pytest.mark.parametrize(
+    "values", [v for v in VALUES if "inf" in v.id or "nan" in v.id], ids=lambda v: v.id
+)
+def test_average_of_infinities_and_nan(front: Front, values: Values) -> None:
+    """Infinity stays, unless it meets its opposite; the gradient knows nothing of either."""
+    for dtype, args in itertools.product(DTYPES, [(2,), (3, 2, 1), (3, 1, ((2, 0), (0, 1)))]):
+        x = values.make((2, 6, 7), dtype)
+        with np.errstate(invalid="ignore"):  # inf - inf in the textbook's sum
+            expected, back = reference.vjp(reference.avg_pool2d, x, *args)
+        y, pullback = front.vjp("avg_pool2d", x, *args)
+        tolerance = 1e-5 if dtype is np.float32 else 1e-13
+        np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance)
+        gx = pullback(np.ones_like(y))
+        np.testing.assert_allclose(gx, back(np.ones_like(y)), rtol=tolerance)
 
 
 def test_minus_infinity_is_a_value_like_any_other(front: Front) -> None:
