@@ -17,18 +17,24 @@ struct Piece {
   i64 lo[3], hi[3];
 };
 
+// Whether phases are worth their memory: not for windows thinly spread over a wide padded input.
+[[maybe_unused]] inline bool has_phases(const Axis& a) {
+  return !a.adaptive && a.stride <= 64 && (a.kernel - 1) * a.dilation <= a.in;
+}
+
 // A row of gradient under construction. Along a regular width with stride s, output o sends to
 // o * s + place * dilation - lo: kept as s rows (phases) of contiguous sums, interleaved at the
 // end.
 template <class T>
 class Phases {
  public:
-  Phases(const Axis& a, i64 lo, i64 hi, Arena& arena) : a_(a), lo_(lo), hi_(hi) {
+  // `used`: whether sums are wanted, or only outputs().
+  Phases(const Axis& a, i64 lo, i64 hi, bool used, Arena& arena) : a_(a), lo_(lo), hi_(hi) {
     const Range first = covering(a, lo), last = covering(a, hi - 1);
     outputs_.lo = smaller(first.lo, (lo + a.lo) / a.stride);  // so that no column lies before them
     outputs_.hi = larger(outputs_.lo, last.hi);
     length_ = outputs_.hi - outputs_.lo + (a.kernel - 1) * a.dilation / a.stride + 1;
-    sums_ = arena.take<T>(length_ * a.stride);
+    sums_ = used ? arena.take<T>(length_ * a.stride) : nullptr;
   }
 
   Range outputs() const { return outputs_; }  // those that reach the columns

@@ -33,8 +33,21 @@ struct Sum {
     });
   }
 
+  // One output over many neighbours: each lane adds every W-th of them, then the lanes are added.
+  POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps) {
+    constexpr i64 W = 16;  // on every machine, so that every machine rounds alike
+    Vec<A, W> sums{};
+    i64 t = 0;
+    for (; t + W <= taps; t += W) sums += convert<A>(load<Vec<T, W>>(from + t));
+    A sum = 0;
+    for (i64 j = 0; j < W; ++j) sum += sums[j];
+    for (; t < taps; ++t) sum += static_cast<A>(from[t]);
+    to.v[0] = sum;
+  }
+
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
                                         i64) {
+    if (n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
     in_groups(taps, [&](auto size, auto first, i64 begin) {
       const T* here = from + begin * gap;
       by_distance(step, gap, taps, first,

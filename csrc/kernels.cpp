@@ -133,7 +133,7 @@ void max_forward(const Work& work, const View& x, void* y, void* routes, bool lo
 bool gathers(const Plan& p) {
   double asked = 1;
   for (const Axis& a : p.axis) {
-    if (a.adaptive) return false;
+    if (!has_phases(a)) return false;
     asked *= static_cast<double>(a.kernel) / static_cast<double>(smaller(a.stride, a.kernel));
   }
   return p.places <= 64 && asked <= 16;

@@ -14,7 +14,7 @@ template <class T, class R>
 class Gather {
  public:
   Gather(const Plan& p, const Piece& piece, Arena& arena)
-      : p_(p), piece_(piece), phases_(p.axis[2], piece.lo[2], piece.hi[2], arena) {
+      : p_(p), piece_(piece), phases_(p.axis[2], piece.lo[2], piece.hi[2], p.inner == 1, arena) {
     const i64 n = (phases_.outputs().hi - phases_.outputs().lo) * p.inner;
     gradients_ = arena.take<T>(n);
     routes_ = arena.take<R>(n);

@@ -66,9 +66,41 @@ struct Max {
     });
   }
 
+  // One output over many neighbours: each lane looks at every W-th of them, then lanes are
+  // compared.
+  POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 place) {
+    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
+    using V = Vec<T, W>;
+    using P = Vec<u32, W>;
+    V best = load<V>(from);
+    P here;
+    for (i64 j = 0; j < W; ++j) here[j] = place + static_cast<u32>(j);
+    P where = here;
+    i64 t = W;
+    for (; t + W <= taps; t += W) challenge(best, where, load<V>(from + t), here += W);
+    T winner = best[0];
+    u32 route = where[0];
+    const auto compare = [&](T value, u32 other) {
+      const bool beaten = value > winner || (value != value && winner == winner);
+      // among equals the first place stays, among NaNs the last
+      const bool before = value == winner && other < route;
+      const bool after = value != value && winner != winner && other > route;
+      const bool shared = Lone && value == winner;
+      if (beaten || before || after) route = other;
+      if (shared) route = kNowhere;
+      if (beaten) winner = value;
+    };
+    for (i64 j = 1; j < W; ++j) compare(best[j], where[j]);
+    for (; t < taps; ++t) compare(from[t], place + static_cast<u32>(t));
+    to.v[0] = winner;
+    if constexpr (Keep) to.r[0] = route;
+  }
+
   // to[i] = max over t of from[i * step + t * gap], whose places are place, place + 1, ...
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
                                         i64 place) {
+    if (n == 1 && gap == 1 && taps >= kAcross)
+      return across(to, from, taps, static_cast<u32>(place));
     in_groups(taps, [&](auto size, auto first, i64 begin) {
       const T* here = from + begin * gap;
       const u32 where = static_cast<u32>(place + begin);

@@ -19,6 +19,10 @@ inline constexpr int kVectorBytes = 32;
 inline constexpr int kVectorBytes = 16;
 #endif
 
+// So many neighbours of one output are worth being taken side by side. No fewer than any vector has
+// lanes.
+inline constexpr i64 kAcross = 32;
+
 template <i64 N>
 using Const = std::integral_constant<i64, N>;
 

@@ -13,7 +13,8 @@ class Spread {
   Spread(const Plan& p, const Piece& piece, Arena& arena)
       : p_(p),
         piece_(piece),
-        phases_(p.axis[2], piece.lo[2], piece.hi[2], arena),
+        by_window_(p.inner > 1 || p.axis[2].kernel > 8 || !has_phases(p.axis[2])),
+        phases_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_, arena),
         n_((phases_.outputs().hi - phases_.outputs().lo) * p.inner) {
     gradients_ = arena.take<T>(n_);
     sums_ = arena.take<A>(n_);
@@ -26,15 +27,13 @@ class Spread {
     const Range outs = phases_.outputs();
     const i64 columns = (piece_.hi[2] - piece_.lo[2]) * p_.inner;
     divisor.fill_row(p_, outs.lo, outs.hi, width_divisors_);
-    // Few outputs, or windows that are no simple pattern: window by window. Else place by place.
-    const bool by_window = p_.inner > 1 || width.adaptive || width.kernel > 8;
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
         const bool covered = sum_rows(gy, gradients, divisor, d, h);
         T* row = plane + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
         if (!covered) {
           std::memset(row, 0, static_cast<std::size_t>(columns) * sizeof(T));
-        } else if (by_window) {
+        } else if (by_window_) {
           std::memset(row_, 0, static_cast<std::size_t>(columns) * sizeof(A));
           windows_into_row();
           for (i64 i = 0; i < columns; ++i) row[i] = static_cast<T>(row_[i]);
@@ -100,6 +99,8 @@ class Spread {
 
   const Plan& p_;
   const Piece piece_;
+  // Few outputs, or windows that are no simple pattern: window by window. Else place by place.
+  const bool by_window_;
   Phases<A> phases_;
   i64 n_;
   T* gradients_;

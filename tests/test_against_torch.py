@@ -285,7 +285,7 @@ def test_training_is_the_same_bit_for_bit() -> None:
     losses: list[list[float]] = []
     networks = [small_network(layers), small_network(torch.nn)]
     for network in networks:
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
         losses.append([])
         for _ in range(15):
             optimizer.zero_grad()

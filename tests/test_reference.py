@@ -118,18 +118,23 @@ def test_routes_of_four_bytes() -> None:
     assert np.flatnonzero(pullback(np.ones_like(y))).tolist() == [299 * 300 + 298]
 
 
-@pytest.mark.parametrize("kernel", [9, 12, 40])
+@pytest.mark.parametrize("kernel", [(9, 9), (12, 10), (40, 3), (1, 40), (2, 33)], ids=str)
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+@pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("fun", ["max_pool2d", "avg_pool2d"])
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_large_windows(fun: str, kernel: int, channels_last: bool) -> None:
-    """Large windows go another way back than small ones."""
+def test_large_windows(fun: str, kernel: tuple[int, int], dilation: int, stride: int) -> None:
+    """Large windows go another way back than small ones; so do channels last."""
     x = np.random.default_rng(kernel).standard_normal((1, 13, 14, 2))
-    kwargs: dict[str, Any] = {"padding": kernel // 2, "channels_last": channels_last}
-    if not channels_last:
-        x = x.transpose(0, 3, 1, 2)
+    kwargs: dict[str, Any] = {
+        "padding": [(k - 1) * dilation // 2 for k in kernel],
+        "dilation": dilation,
+        "channels_last": True,
+    }
     if fun == "max_pool2d":
         kwargs["ties"] = "first"
-    compare(Case(fun, x, (kernel, 3), kwargs))
+    compare(Case(fun, x, (kernel, stride), kwargs))
+    kwargs["channels_last"] = False
+    compare(Case(fun, x.transpose(0, 3, 1, 2).copy(), (kernel, stride), kwargs))
 
 
 # The textbook against NumPy's sliding windows

@@ -22,6 +22,7 @@ except ImportError as error:  # pragma: no cover - only in a broken installation
         "(in a checkout, not with src/ on the path alone)"
     ) from error
 
+_MOST_THREADS = 4096
 _MOST_ELEMENTS = (2**63 - 1) // 8
 
 
@@ -42,10 +43,10 @@ def _default_threads() -> int:
     for name in ("POOLGRAD_NUM_THREADS", "OMP_NUM_THREADS"):
         value = os.environ.get(name, "").strip()
         if value:
-            if not value.isdigit() or int(value) < 1:
+            if not value.isdigit() or not 1 <= int(value) <= _MOST_THREADS:
                 if name == "OMP_NUM_THREADS":  # may be a list for nested regions: not ours
                     continue
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+                raise ValueError(f"{name} must be an integer from 1 to {_MOST_THREADS}, got {value!r}")
             return int(value)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -76,8 +77,9 @@ def set_num_threads(threads: int) -> None:
         If `threads` is not a positive integer.
     """
     global _threads
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise ValueError(f"threads must be a positive integer, got {threads!r}")
+    whole = isinstance(threads, int) and not isinstance(threads, bool)
+    if not whole or not 1 <= threads <= _MOST_THREADS:
+        raise ValueError(f"threads must be an integer from 1 to {_MOST_THREADS}, got {threads!r}")
     _threads = threads
 
 
@@ -111,8 +113,8 @@ class Layout:
 
     @property
     def winner_shape(self) -> tuple[int, ...]:
-        """Shape, in memory order, of what ``ties="split"`` keeps: one bit for each place."""
-        return (*(self.out_shape[a] for a in self.order), -(-self.window.places // 8))
+        """Shape of what ``ties="split"`` keeps: for each output one bit for each place."""
+        return (*self.out_shape, -(-self.window.places // 8))
 
 
 @dataclass(frozen=True, slots=True)

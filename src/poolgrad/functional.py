@@ -9,17 +9,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
-from typing import Any, Concatenate, ParamSpec
+from types import FunctionType, ModuleType
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from poolgrad.operators import Request
 from poolgrad.window import Ints, Padding, adaptive, axis_names, fixed, whole
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 
 # The first part of a module's name -> the front end for the arrays that it defines.
 _FRONT_ENDS = {"numpy": "poolgrad.numpy", "torch": "poolgrad.torch.function"}
 _found: dict[type, ModuleType] = {}
+
+_MOST = 2**63
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
 
@@ -62,6 +66,18 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
     return pool
 
 
+def _renamed(function: Callable[Q, R], name: str) -> Callable[Q, R]:
+    """A copy under another name: the one that Python's own errors about arguments give."""
+    assert isinstance(function, FunctionType)
+    copy = FunctionType(
+        function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__doc__, copy.__annotations__ = function.__doc__, function.__annotations__
+    copy.__qualname__ = name
+    return copy
+
+
 def _fill(doc: str, name: str, dims: int) -> str:
     """Write a template's name and shapes in."""
     axes = tuple(n[0].upper() for n in axis_names(dims)) if dims else ("...",)
@@ -78,8 +94,11 @@ def in_dimensions(
     """The functions for one, two and three pooled axes."""
 
     def of(dims: int) -> Callable[P, Any]:
+        name = f"{describe.__name__.strip('_')}{dims}d"
+        named = _renamed(describe, name)
+
         def describe_here(*args: P.args, **kwargs: P.kwargs) -> Request:
-            return describe(dims, *args, **kwargs)
+            return named(dims, *args, **kwargs)
 
         signature = inspect.signature(describe)
         parameters = list(signature.parameters.values())[1:]
@@ -87,7 +106,7 @@ def in_dimensions(
             parameters=parameters, return_annotation=inspect.Signature.empty
         )
         describe_here.__doc__ = describe.__doc__
-        return public(describe_here, f"{describe.__name__.strip('_')}{dims}d", dims)
+        return public(describe_here, name, dims)
 
     return of(1), of(2), of(3)
 
@@ -109,8 +128,8 @@ def _divisor(value: object) -> int:
         return 0
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"divisor_override must be an integer or None, got {value!r}")
-    if value == 0:
-        raise ValueError("divisor_override must not be 0")
+    if value == 0 or abs(value) >= _MOST:
+        raise ValueError(f"divisor_override must be a number of 64 bits but 0, got {value!r}")
     return value
 
 
@@ -431,5 +450,5 @@ max_pool1d, max_pool2d, max_pool3d = in_dimensions(_max_pool)
 avg_pool1d, avg_pool2d, avg_pool3d = in_dimensions(_avg_pool)
 adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = in_dimensions(_adaptive_max_pool)
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = in_dimensions(_adaptive_avg_pool)
-global_max_pool = public(_global_max_pool, "global_max_pool", 0)
-global_avg_pool = public(_global_avg_pool, "global_avg_pool", 0)
+global_max_pool = public(_renamed(_global_max_pool, "global_max_pool"), "global_max_pool", 0)
+global_avg_pool = public(_renamed(_global_avg_pool, "global_avg_pool"), "global_avg_pool", 0)

@@ -25,7 +25,10 @@ def asarray(x: Any, name: str = "x") -> Array:
     """
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} must have no mask; fill it first, as in {name}.filled(-np.inf)")
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except ValueError as error:  # lists of unequal lengths
+        raise ValueError(f"{name} must be an array or lists of equal lengths: {error}") from error
     if array.dtype not in _ACCEPTED:
         native = array.dtype.newbyteorder("=")
         if native not in _ACCEPTED:
@@ -111,8 +114,8 @@ def shaped(y: Array, ready: Prepared, request: Request) -> Array:
 
 
 def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a NumPy array, got {type(out).__qualname__}")
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"out must be a NumPy array without a mask, got {type(out).__qualname__}")
     if out.shape != shape:
         raise ValueError(f"out must have shape {shape}, got {out.shape}")
     if out.dtype != dtype or not out.dtype.isnative:

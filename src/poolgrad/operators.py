@@ -101,7 +101,7 @@ class Max(Operator):
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
         if options == ("split",):
             shape = layout.winner_shape
-            return (Buffer(shape, tuple(range(len(shape))), "uint8"),)
+            return (Buffer(shape, (*layout.order, len(layout.order)), "uint8"),)
         return (Buffer(layout.out_shape, layout.order, layout.route_dtype),)
 
     def forward(

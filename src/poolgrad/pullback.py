@@ -65,8 +65,13 @@ class Pullback:
             If `gy` has another dtype or shape than the output.
         """
         plan = self._ready.plan
+        if isinstance(gy, list | tuple):
+            try:
+                gy = np.asarray(gy, self._dtype)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"gy must be an array of {self._dtype}: {error}") from error
         if not isinstance(gy, np.ndarray):
-            gy = np.asarray(gy, self._dtype)
+            raise TypeError(f"gy must be an array, got {gy!r}")
         if gy.shape != self._shape:
             raise ValueError(f"gy must have the shape of the output, {self._shape}, got {gy.shape}")
         if gy.dtype.newbyteorder("=") != self._dtype:
@@ -124,7 +129,8 @@ class Pullback:
             )
         plan = self._ready.plan
         if self._options == ("split",):
-            wins = np.bincount(self.matrix().indices, minlength=math.prod(plan.in_shape))
+            _, columns, _ = self._entries()
+            wins = np.bincount(columns, minlength=math.prod(plan.in_shape))
             return wins.reshape(plan.in_shape)
         exact = prepare(  # counted in float64, which holds every count
             self._name,
@@ -157,6 +163,13 @@ class Pullback:
         except ImportError as error:
             raise ImportError("Pullback.matrix needs SciPy: pip install scipy") from error
         plan = self._ready.plan
+        shape = (math.prod(plan.out_shape), math.prod(plan.in_shape))
+        rows, columns, values = self._entries()
+        return coo_array((values, (rows, columns)), shape=shape).tocsr()
+
+    def _entries(self) -> tuple[Array, Array, Array]:
+        """Row, column and value of every number of the Jacobian that is not zero."""
+        plan = self._ready.plan
         colours = [_colours(a) for a in plan.window.axes]
         rows, columns, values = [], [], []
         for colour in np.ndindex(*colours):
@@ -174,9 +187,7 @@ class Pullback:
             ):
                 where[axis] = _owner(window, c, n)[where[axis]]
             rows.append(np.ravel_multi_index(where, plan.out_shape))
-        shape = (math.prod(plan.out_shape), math.prod(plan.in_shape))
-        entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
-        return coo_array(entries, shape=shape).tocsr()
+        return np.concatenate(rows), np.concatenate(columns), np.concatenate(values)
 
 
 def _hull(axis: Axis, output: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, SupportsIndex
+from typing import Literal, NamedTuple, SupportsIndex, TypeGuard
 
 Ints = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[tuple[int, int]] | Literal["valid", "same"]
@@ -98,15 +98,25 @@ def _integer(name: str, value: object, shown: object) -> int:
     return operator.index(value)
 
 
+def _plain(value: object) -> object:
+    """Numbers and arrays of a framework as Python's own."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
 def _per_axis(name: str, value: object, dims: int) -> tuple[int, ...]:
     """One integer for each of `dims` axes, from an integer or as many of them."""
-    if isinstance(value, SupportsIndex):
-        return (_integer(name, value, value),) * dims
-    if isinstance(value, str) or not isinstance(value, Sequence):
+    given = _plain(value)
+    if isinstance(given, SupportsIndex):
+        return (_integer(name, given, value),) * dims
+    if not _is_sequence(given):
         raise TypeError(f"{name} must be an integer or {dims} of them, got {value!r}")
-    if len(value) not in (1, dims):
+    if len(given) not in (1, dims):
         raise ValueError(f"{name} must be an integer or {dims} of them, got {value!r}")
-    numbers = tuple(_integer(name, v, value) for v in value)
+    numbers = tuple(_integer(name, _plain(v), value) for v in given)
     return numbers if len(numbers) == dims else numbers * dims
 
 
@@ -118,11 +128,13 @@ def _padding(value: object, dims: int) -> tuple[tuple[int, int], ...]:
             raise ValueError(f"padding must be {accepted}, got {value!r}")
         return ((SAME, SAME) if value.lower() == "same" else (0, 0),) * dims
     pairs: tuple[tuple[int, int], ...]
-    if isinstance(value, Sequence) and any(isinstance(v, Sequence) for v in value):
-        if len(value) != dims or any(not isinstance(v, Sequence) or len(v) != 2 for v in value):
+    given = _plain(value)
+    if _is_sequence(given) and any(_is_sequence(v) for v in given):
+        ends = [v for v in given if _is_sequence(v) and len(v) == 2]
+        if not len(ends) == len(given) == dims:
             raise ValueError(f"padding must be {accepted}, got {value!r}")
         pairs = tuple(
-            (_integer("padding", lo, value), _integer("padding", hi, value)) for lo, hi in value
+            (_integer("padding", lo, value), _integer("padding", hi, value)) for lo, hi in ends
         )
     else:
         pairs = tuple((p, p) for p in _per_axis("padding", value, dims))
@@ -173,7 +185,7 @@ def fixed(
             return ((kernel_size, step, padding, padding, dilation, int(ceil_mode)),) * dims
     kernel = _per_axis("kernel_size", kernel_size, dims)
     # PyTorch takes an empty stride for none
-    unset = stride is None or (isinstance(stride, Sequence) and not len(stride))
+    unset = stride is None or (_is_sequence(stride) and not len(stride))
     strides = kernel if unset else _per_axis("stride", stride, dims)
     dilate = _per_axis("dilation", dilation, dims)
     pad = _padding(padding, dims)
@@ -214,8 +226,8 @@ def adaptive(dims: int, output_size: object) -> Rule:
     -------
     Rule
     """
-    several = isinstance(output_size, Sequence) and not isinstance(output_size, str)
-    sizes = list(output_size) if several else [output_size] * dims  # type: ignore[call-overload]
+    given = _plain(output_size)
+    sizes = list(given) if _is_sequence(given) else [given] * dims
     if len(sizes) == 1:
         sizes *= dims
     if len(sizes) != dims:
@@ -225,6 +237,8 @@ def adaptive(dims: int, output_size: object) -> Rule:
     outputs = [0 if s is None else _integer("output_size", s, output_size) for s in sizes]
     if any(s is not None and n < 1 for s, n in zip(sizes, outputs, strict=True)):
         raise ValueError(f"output_size must be positive, got {output_size!r}")
+    if max(outputs) >= _TOO_MUCH:
+        raise ValueError(f"output_size must be less than 2**61, got {output_size!r}")
     return tuple((0, n, 0, 0, 1, 0) for n in outputs)
 
 
@@ -259,8 +273,8 @@ def _axis(name: str, rule: AxisRule, size: int) -> Axis:
         lo, hi = total // 2, total - total // 2
     span = size + lo + hi - reach
     out = (-(-span // stride) if ceil else span // stride) + 1
-    if ceil and (out - 1) * stride >= size + lo:
-        out -= 1  # a window must begin inside the input or its low padding
+    if ceil:  # a window must begin inside the input or its low padding
+        out = min(out, (size + lo - 1) // stride + 1)
     if out < 1:
         raise ValueError(
             f"kernel_size {kernel} with dilation {dilation} spans {reach} inputs, more than the "

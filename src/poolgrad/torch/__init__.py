@@ -1,5 +1,6 @@
 """The front end for PyTorch: the functions of `poolgrad` take tensors; here are the modules."""
 
+import poolgrad.torch.function  # defines torch.ops.poolgrad
 from poolgrad.torch.modules import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,

@@ -65,13 +65,18 @@ def _input(layout: Layout, like: Tensor) -> Tensor:
     return _empty(Buffer(layout.in_shape, layout.order, ""), like)
 
 
-def _check_residual(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> None:
+def _laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[Tensor, ...]:
+    """A residual as forward made it: it may have been saved and come back lying otherwise."""
+    laid_out = []
     for tensor, buffer in zip(given, expected, strict=True):
         if tensor.shape != buffer.shape or tensor.dtype != _DTYPES[buffer.dtype]:
             raise ValueError(
                 f"residual must be {buffer.dtype} of shape {buffer.shape}, "
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
+        back = [buffer.order.index(a) for a in range(len(buffer.order))]
+        laid_out.append(tensor.permute(buffer.order).contiguous().permute(back))
+    return tuple(laid_out)
 
 
 def _handed(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
@@ -90,20 +95,35 @@ def _save(ctx: Any, kept: tuple[Tensor, ...], inputs: tuple[Any, ...]) -> None:
     ctx.save_for_forward(*kept)
 
 
-def _told(op: Any, keep: Any, backward: Any, jvp: Any) -> Any:
-    """The operator, with its derivatives `backward` and `jvp`, and what they `keep`."""
+class _Static:
+    """Arguments that are no tensors, as one: PyTorch's transformations take lists apart."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+
+def _told(op: Any, tensors: int, keep: Any, backward: Any, jvp: Any) -> Any:
+    """The operator, with its derivatives `backward` and `jvp`, and what they `keep`.
+
+    Its first `tensors` arguments are tensors.
+    """
     torch.library.register_autograd(op, backward, setup_context=keep, lib=_LIBRARY)
+    def function_keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        keep(ctx, (*inputs[:-1], *inputs[-1].values), output)
+
     members = {
-        "forward": staticmethod(op),
-        "setup_context": staticmethod(keep),
-        "backward": staticmethod(backward),
+        "forward": staticmethod(lambda *args: op(*args[:-1], *args[-1].values)),
+        "setup_context": staticmethod(function_keep),
+        "backward": staticmethod(lambda ctx, *gs: (*backward(ctx, *gs)[:tensors], None)),
         "jvp": staticmethod(jvp),
         "generate_vmap_rule": True,
     }
     function: Any = type(op.name(), (torch.autograd.Function,), members)
 
     def call(*args: Any) -> Any:
-        return op(*args) if torch.compiler.is_compiling() else function.apply(*args)
+        if torch.compiler.is_compiling():
+            return op(*args)
+        return function.apply(*args[:tensors], _Static(*args[tensors:]))
 
     return call
 
@@ -175,7 +195,7 @@ class Adapter:
         ready = self._ready(gy, rule, (*options,), tuple(shape), channels_last, inner)
         if gy.shape != ready.plan.out_shape:
             raise ValueError(f"gy must have shape {ready.plan.out_shape}, got {tuple(gy.shape)}")
-        _check_residual(residual, ready.residual)
+        residual = _laid_out(residual, ready.residual)
         gy, gx = _real(gy), _input(ready.plan, gy)
         handed, threads = tuple(map(_handed, residual)), torch.get_num_threads()
         ready.operator.pull(ready.plan, _handed(gy), handed, _handed(gx), threads, *options)
@@ -185,7 +205,7 @@ class Adapter:
         """The tangent of the output."""
         residual, (rule, channels_last, inner, *options) = self._split(args)
         ready = self._ready(t, rule, (*options,), tuple(t.shape), channels_last, inner)
-        _check_residual(residual, ready.residual)
+        residual = _laid_out(residual, ready.residual)
         t, y = _real(t), _output(ready.plan, t)
         if inner >= 0 and t.stride(inner) != 1:  # forward kernels read the inner axis in one piece
             t = t.movedim(inner, -1).contiguous().movedim(-1, inner)
@@ -276,9 +296,10 @@ class Adapter:
         def pushed_on(ctx: Any, t: Tensor, *unused: Any) -> Any:
             return pushed(ctx, t)
 
-        self.forward_of = _told(self.forward_op, keep_forward, pulled, pushed_ahead)
-        self.pull_of = _told(self.pull_op, keep_pull, pushed_back, pulled_ahead)
-        self.push_of = _told(self.push_op, keep_push, pulled, pushed_on)
+        kept = 2 if self.has_residual else 1
+        self.forward_of = _told(self.forward_op, 1, keep_forward, pulled, pushed_ahead)
+        self.pull_of = _told(self.pull_op, kept, keep_pull, pushed_back, pulled_ahead)
+        self.push_of = _told(self.push_op, kept, keep_push, pulled, pushed_on)
 
     # torch.func.vmap: a batch is one more leading axis
 
@@ -318,36 +339,27 @@ ADAPTERS = {name: Adapter(operator) for name, operator in OPERATORS.items()}
 
 
 def _define_indices() -> Any:
-    """``route_indices``: routes as flat positions in their plane, integers without gradient."""
+    """``route_indices``: routes as flat positions in the plane of `x`, integers without gradient."""
 
-    def fake(
-        routes: Tensor, rule: list[int], shape: list[int], channels_last: bool, inner: int
-    ) -> Tensor:
-        layout = lay_out(_grouped(rule), tuple(shape), channels_last, inner)
+    def fake(x: Tensor, routes: Tensor, rule: list[int], channels_last: bool) -> Tensor:
+        inner = _inner(x, len(rule) // 6, channels_last)
+        layout = lay_out(_grouped(rule), tuple(x.shape), channels_last, inner)
         return _empty(Buffer(layout.out_shape, layout.order, "int64"), routes)
 
-    def run(
-        routes: Tensor, rule: list[int], shape: list[int], channels_last: bool, inner: int
-    ) -> Tensor:
-        where = (tuple(shape), channels_last, inner)
-        ready = prepare(
-            "max", _grouped(rule), ("first",), *where, 4
-        )  # of any dtype: routes are alike
-        _check_residual((routes,), ready.residual)
+    def run(x: Tensor, routes: Tensor, rule: list[int], channels_last: bool) -> Tensor:
+        where = (tuple(x.shape), channels_last, _inner(x, len(rule) // 6, channels_last))
+        ready = prepare("max", _grouped(rule), ("first",), *where, x.element_size())
+        (routes,) = _laid_out((routes,), ready.residual)
         indices = _empty(Buffer(ready.plan.out_shape, ready.plan.order, "int64"), routes)
         threads = torch.get_num_threads()
         ready.plan.kernels.route_indices(_handed(routes), _handed(indices), threads)
         return indices
 
-    def batched(info: Any, in_dims: tuple[Any, ...], routes: Tensor, *args: Any) -> tuple[Any, Any]:
-        rule, shape, channels_last, inner = args
-        moved = routes.movedim(in_dims[0], 0)
-        inner = inner + 1 if inner >= 0 else inner
-        return op(moved, rule, [info.batch_size, *shape], channels_last, inner), 0
+    def batched(info: Any, in_dims: tuple[Any, ...], x: Tensor, routes: Tensor, *args: Any) -> Any:
+        return op(x.movedim(in_dims[0], 0), routes.movedim(in_dims[1], 0), *args), 0
 
     _LIBRARY.define(
-        "route_indices(Tensor routes, SymInt[] rule, SymInt[] shape, bool channels_last, "
-        "int inner) -> Tensor"
+        "route_indices(Tensor x, Tensor routes, SymInt[] rule, bool channels_last) -> Tensor"
     )
     op = torch.ops.poolgrad.route_indices.default
     _LIBRARY.impl("route_indices", run, "CPU")
@@ -386,5 +398,4 @@ def _with_indices(
     y, routes = adapter.forward_of(x, rule, last, *request.options)
     if request.options != ("first",):  # an index is of one winner, whatever becomes of the gradient
         routes = adapter.forward_op(x.detach(), rule, last, "first")[1]
-    inner = _inner(x, len(rule) // 6, last)
-    return y, _route_indices(routes, rule, x.shape, last, inner)
+    return y, _route_indices(x.detach(), routes, rule, last)

@@ -76,8 +76,12 @@ class _Avg(_Pool):
         channels_last: bool = False,
     ) -> None:
         fixed(self.dims, kernel_size, stride, padding, dilation, ceil_mode)
-        super().__init__(kernel_size, stride, 0, ceil_mode, count_include_pad)
-        self.padding = padding  # set here: AvgPool1d would take a word for its letters
+        plain = isinstance(padding, int) or all(isinstance(p, int) for p in padding)
+        super().__init__(
+            kernel_size, stride, padding if plain else 0, ceil_mode, count_include_pad
+        )
+        if not plain:  # PyTorch would take a word for its letters
+            self.padding = padding
         self.divisor_override = divisor_override
         self._keep_extras(dilation=dilation, channels_last=channels_last)
 
