@@ -1,7 +1,7 @@
 """Time max and average pooling beside PyTorch in one run, and against the memory limit.
 
 The floor is the bytes that must move over the copy bandwidth measured here: forward reads the input
-and writes output and routes; backward reads gradient and routes and writes the gradient of the input.
+and writes output and routes; backward reads gradient and routes and writes the input's gradient.
 Ours and PyTorch's calls alternate; medians are printed.
 """
 

@@ -185,15 +185,15 @@ def test_memory_does_not_grow_over_1000_calls() -> None:
 @pytest.mark.parametrize("kind", range(len(calls_that_might_leak())))
 def test_no_python_object_is_left_behind(kind: int) -> None:
     """Finer than resident memory: a single small object left by every other call would show."""
-    call, grown = calls_that_might_leak()[kind], []
-    for _ in range(4):  # caches grow now and then, a leak does with every call
+    call, grown = calls_that_might_leak()[kind], [120]
+    while grown[-1] > 30 and len(grown) < 30:  # caches fill up; a leak grows with every call
         gc.collect()
         before = sys.getallocatedblocks()
-        for _ in range(200):
+        for _ in range(120):
             call()
         gc.collect()
         grown.append(sys.getallocatedblocks() - before)
-    assert min(grown) < 100, grown
+    assert grown[-1] <= 30, grown
 
 
 def test_a_reference_to_the_input_is_given_back() -> None:

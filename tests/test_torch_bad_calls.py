@@ -78,8 +78,8 @@ REFUSED = {
     "tangent of another rank": push("torch.ones(8)", KEPT),
     "tangent with an inner axis out of range": push(f"torch.ones({S})", KEPT, inner=9),
     "tangent with routes of another shape": push(f"torch.ones({S})", "torch.zeros(1, dtype=u8)"),
-    "indices from other routes": f"ops.route_indices({BITS}, {R}, {S}, False, -1)",
-    "indices from floats": f"ops.route_indices({GY}, {R}, {S}, False, -1)",
+    "indices from other routes": f"ops.route_indices(x, {BITS}, {R}, False)",
+    "indices from floats": f"ops.route_indices(x, {GY}, {R}, False)",
     "no leading axes with channels last": f"ops.max(torch.ones(4, 4), {R}, True, 'first')",
 }  # fmt: skip
 ANSWERED = {  # no errors, but what they read or write must lie inside their arrays
@@ -93,7 +93,7 @@ ANSWERED = {  # no errors, but what they read or write must lie inside their arr
         f"torch.ones({S})", f"torch.full({HALF}, 254, dtype=u8)"
     ),
     "indices of routes beyond the window": (
-        f"ops.route_indices(torch.full({HALF}, 254, dtype=u8), {R}, {S}, False, -1)"
+        f"ops.route_indices(x, torch.full({HALF}, 254, dtype=u8), {R}, False)"
     ),
 }  # fmt: skip
 RUN = """

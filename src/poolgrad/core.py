@@ -46,7 +46,7 @@ def _default_threads() -> int:
             if not value.isdigit() or not 1 <= int(value) <= _MOST_THREADS:
                 if name == "OMP_NUM_THREADS":  # may be a list for nested regions: not ours
                     continue
-                raise ValueError(f"{name} must be an integer from 1 to {_MOST_THREADS}, got {value!r}")
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
             return int(value)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -19,8 +18,21 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 
-# The first part of a module's name -> the front end for the arrays that it defines.
-_FRONT_ENDS = {"numpy": "poolgrad.numpy", "torch": "poolgrad.torch.function"}
+
+def _numpy() -> ModuleType:
+    from poolgrad import numpy
+
+    return numpy
+
+
+def _torch() -> ModuleType:
+    from poolgrad.torch import function
+
+    return function
+
+
+# The first part of a module's name -> what imports the front end for the arrays it defines.
+_FRONT_ENDS = {"numpy": _numpy, "torch": _torch}
 _found: dict[type, ModuleType] = {}
 
 _MOST = 2**63
@@ -38,17 +50,22 @@ def front_end(x: object) -> ModuleType:
     """
     kind = type(x)
     if kind not in _found:
-        origins = [c.__module__.partition(".")[0] for c in kind.__mro__]
-        known = next((o for o in origins if o in _FRONT_ENDS), None)
-        if kind in (list, tuple):
-            known = "numpy"
-        if known is None:
+        known = "numpy" if kind is list or kind is tuple else kind.__module__.partition(".")[0]
+        if known not in _FRONT_ENDS:  # a subclass that somebody else defined?
+            origins = [c.__module__.partition(".")[0] for c in kind.__mro__]
+            known = next((o for o in origins if o in _FRONT_ENDS), "")
+        if not known:
             raise TypeError(
                 f"x must be an array of {' or '.join(_FRONT_ENDS)}, "
                 f"got {kind.__module__}.{kind.__qualname__}"
             )
-        _found[kind] = import_module(_FRONT_ENDS[known])
+        _found[kind] = _FRONT_ENDS[known]()
     return _found[kind]
+
+
+def adopt(module: ModuleType, *kinds: type) -> None:
+    """Tell beforehand which front end takes these types."""
+    _found.update(dict.fromkeys(kinds, module))
 
 
 def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, Any]:

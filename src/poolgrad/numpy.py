@@ -35,7 +35,9 @@ def asarray(x: Any, name: str = "x") -> Array:
             raise TypeError(f"{name} must be of dtype float32 or float64, got {array.dtype}")
         return array.astype(native)
     if any(s % array.itemsize for s in array.strides) or not array.flags.aligned:
-        return array.copy()  # a field of a record: its items do not lie at multiples of their size
+        return array.copy(
+            "K"
+        )  # a field of a record: its items do not lie at multiples of their size
     return array
 
 

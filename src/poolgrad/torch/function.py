@@ -108,6 +108,7 @@ def _told(op: Any, tensors: int, keep: Any, backward: Any, jvp: Any) -> Any:
     Its first `tensors` arguments are tensors.
     """
     torch.library.register_autograd(op, backward, setup_context=keep, lib=_LIBRARY)
+
     def function_keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         keep(ctx, (*inputs[:-1], *inputs[-1].values), output)
 
@@ -339,7 +340,7 @@ ADAPTERS = {name: Adapter(operator) for name, operator in OPERATORS.items()}
 
 
 def _define_indices() -> Any:
-    """``route_indices``: routes as flat positions in the plane of `x`, integers without gradient."""
+    """``route_indices``: routes as flat positions in the plane of `x`; no gradient."""
 
     def fake(x: Tensor, routes: Tensor, rule: list[int], channels_last: bool) -> Tensor:
         inner = _inner(x, len(rule) // 6, channels_last)

@@ -77,9 +77,7 @@ class _Avg(_Pool):
     ) -> None:
         fixed(self.dims, kernel_size, stride, padding, dilation, ceil_mode)
         plain = isinstance(padding, int) or all(isinstance(p, int) for p in padding)
-        super().__init__(
-            kernel_size, stride, padding if plain else 0, ceil_mode, count_include_pad
-        )
+        super().__init__(kernel_size, stride, padding if plain else 0, ceil_mode, count_include_pad)
         if not plain:  # PyTorch would take a word for its letters
             self.padding = padding
         self.divisor_override = divisor_override
