@@ -50,7 +50,12 @@ def front_end(x: object) -> ModuleType:
     """
     kind = type(x)
     if kind not in _found:
-        known = "numpy" if kind is list or kind is tuple else kind.__module__.partition(".")[0]
+        if kind is list or kind is tuple:
+            known = "numpy"
+        elif hasattr(x, "__torch_function__"):  # what a compiler that traces this can tell, too
+            known = "torch"
+        else:
+            known = kind.__module__.partition(".")[0]
         if known not in _FRONT_ENDS:  # a subclass that somebody else defined?
             origins = [c.__module__.partition(".")[0] for c in kind.__mro__]
             known = next((o for o in origins if o in _FRONT_ENDS), "")
@@ -61,11 +66,6 @@ def front_end(x: object) -> ModuleType:
             )
         _found[kind] = _FRONT_ENDS[known]()
     return _found[kind]
-
-
-def adopt(module: ModuleType, *kinds: type) -> None:
-    """Tell beforehand which front end takes these types."""
-    _found.update(dict.fromkeys(kinds, module))
 
 
 def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, Any]:

@@ -1,10 +1,6 @@
 """The front end for PyTorch: the functions of `poolgrad` take tensors; here are the modules."""
 
-from torch import Tensor
-from torch.nn import Parameter
-
-from poolgrad import functional
-from poolgrad.torch import function  # defines torch.ops.poolgrad
+from poolgrad.torch import function as function  # defines torch.ops.poolgrad
 from poolgrad.torch.modules import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -25,8 +21,6 @@ from poolgrad.torch.modules import (
     MaxPool2d,
     MaxPool3d,
 )
-
-functional.adopt(function, Tensor, Parameter)  # the first call may be a compiled one
 
 __all__ = [
     "AdaptiveAvgPool1d",
