@@ -19,7 +19,7 @@ struct Piece {
 
 // Whether phases are worth their memory: not for windows thinly spread over a wide padded input.
 [[maybe_unused]] inline bool has_phases(const Axis& a) {
-  return !a.adaptive && a.stride <= 64 && (a.kernel - 1) * a.dilation <= a.in;
+  return a.regular() && a.stride <= 64 && (a.kernel - 1) * a.dilation <= a.in;
 }
 
 // A row of gradient under construction. Along a regular width with stride s, output o sends to
@@ -47,20 +47,26 @@ class Phases {
     return sums_ + away % a_.stride * length_ + away / a_.stride;
   }
 
-  template <class Out>
-  void store(Out* __restrict row) const {
-    if (a_.stride == 1) interleave(row, Const1{});
-    else if (a_.stride == 2) interleave(row, Const2{});
+  void store(T* __restrict row) const {
+    if (a_.stride == 1) interleave(row, Const<1>{});
+    else if (a_.stride == 2) interleave(row, Const<2>{});
     else interleave(row, a_.stride);
   }
 
- private:
-  using Const1 = std::integral_constant<i64, 1>;
-  using Const2 = std::integral_constant<i64, 2>;
+  // The other way: a row into phases, `fill` where there is no column.
+  POOLGRAD_LOOP void load(const T* row, T fill) {
+    for (i64 i = 0; i < length_ * a_.stride; ++i) sums_[i] = fill;
+    const i64 s = a_.stride, shift = lo_ + a_.lo - outputs_.lo * s;
+    for (i64 i = 0; i < hi_ - lo_; ++i) {
+      const i64 at = (i + shift) / s;
+      if (at < length_) sums_[(i + shift) % s * length_ + at] = row[i];
+    }
+  }
 
+ private:
   // row[w - lo_] = phase (w + pad - first * s) % s, element (...) / s
-  template <class Out, class Step>
-  POOLGRAD_LOOP void interleave(Out* __restrict row, Step step) const {
+  template <class Step>
+  POOLGRAD_LOOP void interleave(T* __restrict row, Step step) const {
     const i64 s = step, shift = lo_ + a_.lo - outputs_.lo * s, n = hi_ - lo_;
     for (i64 phase = 0; phase < s; ++phase) {
       const i64 start = (phase - shift % s + s) % s;  // first column of this phase
@@ -68,9 +74,9 @@ class Phases {
       const i64 from = (start + shift) / s;
       const i64 valid = larger(0, smaller(count, length_ - from));
       const T* __restrict sums = sums_ + phase * length_ + from;
-      Out* __restrict to = row + start;
-      for (i64 i = 0; i < valid; ++i) to[i * step] = static_cast<Out>(sums[i]);
-      for (i64 i = larger(0, valid); i < count; ++i) to[i * step] = Out(0);
+      T* __restrict to = row + start;
+      for (i64 i = 0; i < valid; ++i) to[i * step] = sums[i];
+      for (i64 i = larger(0, valid); i < count; ++i) to[i * step] = T(0);
     }
   }
 
@@ -112,7 +118,7 @@ class Places {
 
 // Where the window of output `o` would begin if all its places held inputs.
 [[maybe_unused]] inline i64 start_of(const Axis& a, i64 o) {
-  return a.adaptive ? o * a.in / a.out : o * a.stride - a.lo;
+  return a.regular() ? o * a.stride - a.lo : span_of(a, o).begin;
 }
 
 // Calls each(od, oh) for all output rows that reach a piece, in ascending order.
@@ -127,21 +133,28 @@ void rows_reaching(const Plan& p, const Piece& piece, F&& each) {
   }
 }
 
-// A piece of a plane, zeroed piecewise just before it is first written.
+// The sums of a piece of a plane, zeroed piecewise just before they are first added to: the array
+// itself, or a buffer where its elements are too small for sums.
 template <class T>
-class ZeroAhead {
+class PieceSums {
  public:
-  ZeroAhead(const Plan& p, const Piece& piece, T* plane) : p_(p), plane_(plane) {
+  PieceSums(const Plan& p, const Piece& piece, bool in_place, Arena& arena) : p_(p) {
     row_ = p.axis[2].in * p.inner;
     first_ = ((piece.lo[0] * p.axis[1].in) + piece.lo[1]) * row_ + piece.lo[2] * p.inner;
     last_ = ((piece.hi[0] - 1) * p.axis[1].in + piece.hi[1] - 1) * row_ + piece.hi[2] * p.inner;
-    done_ = first_;
+    buffer_ = in_place ? nullptr : arena.take<T>(last_ - first_);
   }
 
   i64 first() const { return first_; }
   i64 last() const { return last_; }
 
-  // Everything that the output row (od, oh) can reach.
+  // The sums, counted from the beginning of the plane.
+  T* start(Dense gx, i64 plane) {
+    done_ = first_;
+    return sums_ = buffer_ ? buffer_ - first_ : as<T>(gx, plane);
+  }
+
+  // Zeroes everything that the output row (od, oh) can reach.
   void reach(i64 od, i64 oh) {
     const Span d = span_of(p_.axis[0], od), h = span_of(p_.axis[1], oh);
     if (d.taps == 0 || h.taps == 0) return;
@@ -149,19 +162,23 @@ class ZeroAhead {
     const i64 height = h.begin + (h.taps - 1) * p_.axis[1].dilation;
     upto((depth * p_.axis[1].in + height + 1) * row_);
   }
-  void finish() { upto(last_); }
+
+  void finish(Dense gx, i64 plane) {
+    upto(last_);
+    if (buffer_) write(gx, plane + first_, buffer_, last_ - first_);
+  }
 
  private:
   void upto(i64 end) {
     end = smaller(end, last_);
     if (end <= done_) return;
-    std::memset(plane_ + done_, 0, static_cast<std::size_t>(end - done_) * sizeof(T));
+    std::memset(sums_ + done_, 0, static_cast<std::size_t>(end - done_) * sizeof(T));
     done_ = end;
   }
 
   const Plan& p_;
-  T* plane_;
-  i64 row_, first_, last_, done_;
+  i64 row_, first_, last_, done_ = 0;
+  T *buffer_, *sums_ = nullptr;
 };
 
 }  // namespace

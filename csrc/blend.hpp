@@ -6,27 +6,26 @@
 namespace poolgrad {
 namespace {
 
-// The sum; `A` is the type that it is kept in.
-template <class T, class A>
+// The sum.
+template <class A>
 struct Sum {
-  using In = T;
+  using In = A;
   struct Row {
     A* v;
   };
 
   static Row take(Arena& arena, i64 n) { return {arena.take<A>(n)}; }
+  static Row slot(Row row, i64 offset) { return at(row, offset); }
   static Row at(Row row, i64 offset) { return {row.v + offset}; }
   POOLGRAD_LOOP static void clear(Row row, i64 n) {
     for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
   }
 
   template <class Size, class First, class Distance>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, Size, First) {
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const A* from, Distance distance, Size, First) {
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
-      const auto input = [&](i64 t) {
-        return __builtin_convertvector(distance.template get<Vec<T, w()>>(from, i, t), V);
-      };
+      const auto input = [&](i64 t) { return distance.template get<V>(from, i, t); };
       V sum = First::value ? input(0) : load<V>(to.v + i);
       for (i64 t = First::value; t < Size::value; ++t) sum += input(t);
       store(to.v + i, sum);
@@ -34,22 +33,22 @@ struct Sum {
   }
 
   // One output over many neighbours: each lane adds every W-th of them, then the lanes are added.
-  POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps) {
+  POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
     constexpr i64 W = 16;  // on every machine, so that every machine rounds alike
     Vec<A, W> sums{};
     i64 t = 0;
-    for (; t + W <= taps; t += W) sums += convert<A>(load<Vec<T, W>>(from + t));
+    for (; t + W <= taps; t += W) sums += load<Vec<A, W>>(from + t);
     A sum = 0;
     for (i64 j = 0; j < W; ++j) sum += sums[j];
-    for (; t < taps; ++t) sum += static_cast<A>(from[t]);
+    for (; t < taps; ++t) sum += from[t];
     to.v[0] = sum;
   }
 
-  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
+  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                                         i64) {
     if (n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
     in_groups(taps, [&](auto size, auto first, i64 begin) {
-      const T* here = from + begin * gap;
+      const A* here = from + begin * gap;
       by_distance(step, gap, taps, first,
                   [&](auto distance) { sweep(to, n, here, distance, size, first); });
     });
@@ -91,20 +90,21 @@ struct Divisor {
   }
 };
 
-template <class T, class A>
-void average_tile(const Plan& p, const Tile& tile, Separable<Sum<T, A>>& machine, Divisor divisor,
-                  T* y, A* sums, const A* width_divisors) {
+template <class A>
+void average_tile(const Plan& p, const Tile& tile, Separable<Sum<A>>& machine, Divisor divisor,
+                  Dense y, i64 plane, A* row, const A* width_divisors) {
   const i64 n = machine.length();
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const A* made = machine.row(od, oh, {sums}).v;
+      const A* made = machine.row(od, oh, {row}).v;
       const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
-      T* to = y + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      A* to = is<A>(y) ? as<A>(y, first) : row;
       lanes<A>(n, [&](auto w, i64 i) {
         using V = Vec<A, w()>;
-        const V mean = load<V>(made + i) / (rows * load<V>(width_divisors + i));
-        store(to + i, __builtin_convertvector(mean, Vec<T, w()>));
+        store(to + i, load<V>(made + i) / (rows * load<V>(width_divisors + i)));
       });
+      if (to == row) write(y, first, row, n);
     }
   }
 }

@@ -1,33 +1,66 @@
 // What bindings.cpp calls: one table of functions for each instruction set.
 #pragma once
 
+#include "finish.hpp"
 #include "view.hpp"
 
 namespace poolgrad {
-
-enum class Dtype { f32, f64 };
 
 // Arrays that are read have any strides; those that are written lie densely: leading axes, depth,
 // height, width, inner.
 struct Work {
   const Plan* plan = nullptr;
-  Dtype dtype = Dtype::f32;
   int threads = 1;
+};
+
+// One real number, or one for each channel, in the type that the arithmetic is in.
+struct Parameter {
+  const void* values = nullptr;
+  i64 count = 1;
+};
+
+enum class Select { largest, smallest, median };
+
+struct SelectKernels {
+  // y, and unless null the routes, of the winners; lone: ties are routed nowhere
+  void (*forward)(const Work&, Select, const View& x, Dense y, Dense routes, bool lone);
+  // order: strides of the outputs in logical order; false, and nothing done, unless x is finite
+  bool (*draw)(const Work&, const View& x, Dense y, Dense routes, const View& order,
+               std::uint64_t seed);
+  void (*split_winners)(const Work&, const View& x, const View& y, std::uint8_t* winners);
+};
+
+struct RouteKernels {
+  void (*backward)(const Work&, const View& gy, const View& routes, Dense gx);
+  void (*follow)(const Work&, const View& tangent, const View& routes, Dense y);
+  void (*indices)(const Work&, const View& routes, i64* indices);
+  void (*split_backward)(const Work&, const View& gy, const std::uint8_t* winners, Dense gx);
+  void (*split_follow)(const Work&, const View& tangent, const std::uint8_t* winners, Dense y);
+  // false, with one such index, and nothing done, if an index lies outside its plane
+  bool (*unpool)(const Work&, const View& x, const View& indices, Dense y, i64* culprit);
+  bool (*unpool_backward)(const Work&, const View& gy, const View& indices, Dense gx, i64* culprit);
+};
+
+struct BlendKernels {
+  void (*average)(const Work&, const View& x, Dense y, bool count_padding, double divisor);
+  void (*average_backward)(const Work&, const View& gy, Dense gx, bool count_padding,
+                           double divisor);
+  // kept and sensitivity: rows of the type of the arithmetic, each may be null
+  void (*mixed)(const Work&, const View& x, Parameter alpha, bool count_padding, Dense y,
+                Dense routes, void* sensitivity);
+  void (*mixed_backward)(const Work&, const View& gy, const View& routes, Parameter alpha,
+                         bool count_padding, Dense gx);
+  void (*curved)(const Work&, Blend, const View& x, Parameter theta, Dense y, void* const* kept,
+                 void* sensitivity);
+  void (*curved_backward)(const Work&, Blend, const View& gy, const View& x, Parameter theta,
+                          const View* kept, Dense gx);
 };
 
 struct Kernels {
   const char* name;
-  // y, and unless null the routes, of the maximum; lone: ties are routed nowhere
-  void (*max_forward)(const Work&, const View& x, void* y, void* routes, bool lone);
-  void (*route_backward)(const Work&, const View& gy, const View& routes, void* gx);
-  void (*route_follow)(const Work&, const View& tangent, const View& routes, void* y);
-  void (*route_indices)(const Work&, const View& routes, i64* indices);
-  void (*split_winners)(const Work&, const View& x, const void* y, std::uint8_t* winners);
-  void (*split_backward)(const Work&, const View& gy, const std::uint8_t* winners, void* gx);
-  void (*split_follow)(const Work&, const View& tangent, const std::uint8_t* winners, void* y);
-  void (*average_forward)(const Work&, const View& x, void* y, bool count_padding, double divisor);
-  void (*average_backward)(const Work&, const View& gy, void* gx, bool count_padding,
-                           double divisor);
+  const SelectKernels* select;
+  const RouteKernels* route;
+  const BlendKernels* blend;
 };
 
 }  // namespace poolgrad

@@ -6,16 +6,11 @@
 namespace poolgrad {
 namespace {
 
+// Below everything that an input can be; for floating types equal to the lowest.
 template <class T>
-struct Limits;
-template <>
-struct Limits<float> {
-  static constexpr float lowest() { return -__builtin_huge_valf(); }
-};
-template <>
-struct Limits<double> {
-  static constexpr double lowest() { return -__builtin_huge_val(); }
-};
+constexpr T lowest() {
+  return kFloat<T> ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
+}
 
 // The maximum. A later input wins only if it is greater, so the first of equals stays; a NaN wins
 // over everything before it, so the last NaN stays. Keep: remember the place. Lone: a window whose
@@ -31,10 +26,11 @@ struct Max {
   static Row take(Arena& arena, i64 n) {
     return {arena.take<T>(n), Keep ? arena.take<u32>(n) : nullptr};
   }
+  static Row slot(Row row, i64 offset) { return at(row, offset); }
   static Row at(Row row, i64 offset) { return {row.v + offset, Keep ? row.r + offset : nullptr}; }
 
   POOLGRAD_LOOP static void clear(Row row, i64 n) {
-    for (i64 i = 0; i < n; ++i) row.v[i] = Limits<T>::lowest();
+    for (i64 i = 0; i < n; ++i) row.v[i] = lowest<T>();
     if constexpr (Keep) {
       for (i64 i = 0; i < n; ++i) row.r[i] = kNowhere;
     }
@@ -142,36 +138,55 @@ void narrow(const u32* from, R* to, i64 n) {
   });
 }
 
-[[maybe_unused]] inline void store_routes(const u32* from, void* to, i64 first, i64 n, int bytes) {
-  if (bytes == 1) narrow(from, static_cast<std::uint8_t*>(to) + first, n);
-  else if (bytes == 2) narrow(from, static_cast<std::uint16_t*>(to) + first, n);
-  else narrow(from, static_cast<u32*>(to) + first, n);
+[[maybe_unused]] inline void store_routes(const u32* from, Dense to, i64 first, i64 n) {
+  if (to.dtype == Dtype::uint8) narrow(from, as<std::uint8_t>(to, first), n);
+  else if (to.dtype == Dtype::uint16) narrow(from, as<std::uint16_t>(to, first), n);
+  else narrow(from, as<u32>(to, first), n);
 }
 
-// One plane's tile: values into y, routes (if kept) into `routes`; both point to the plane.
-template <class T, bool Keep, bool Lone>
-void select_tile(const Plan& p, const Tile& tile, Separable<Max<T, Keep, Lone>>& machine, T* y,
-                 void* routes, u32* route_row) {
-  using Row = typename Max<T, Keep, Lone>::Row;
-  const i64 n = machine.length(), inner = p.inner;
+// Outputs of row (od, oh) whose window holds no input are routed nowhere.
+[[maybe_unused]] inline void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, u32* r) {
   const Axis& a = p.axis[2];
+  const i64 lo = tile.lo[2], hi = tile.hi[2], inner = p.inner;
+  if (span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0) {
+    for (i64 i = 0; i < (hi - lo) * inner; ++i) r[i] = kNowhere;
+  }
+  for (i64 o = lo; o < hi; ++o) {
+    if (o == larger(lo, a.full_lo) && a.full_hi > o) o = smaller(hi, a.full_hi);
+    if (o >= hi || span_of(a, o).taps) continue;
+    for (i64 c = 0; c < inner; ++c) r[(o - lo) * inner + c] = kNowhere;
+  }
+}
+
+// Rows in which one output row is made; `value` only where it cannot be made in place.
+template <class T>
+struct OutputRow {
+  T* value;
+  u32* route;
+  OutputRow(i64 n, bool in_place, bool keep, Arena& arena)
+      : value(in_place ? nullptr : arena.take<T>(n)), route(keep ? arena.take<u32>(n) : nullptr) {}
+};
+
+// One plane's tile: values into y and, if kept, routes, both from the plane's first element on.
+template <class T, bool Keep, bool Lone>
+void select_tile(const Plan& p, const Tile& tile, Separable<Max<T, Keep, Lone>>& machine, Dense y,
+                 Dense routes, i64 plane, bool negate, OutputRow<T>& out) {
+  using Row = typename Max<T, Keep, Lone>::Row;
+  const i64 n = machine.length();
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const i64 first = (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * inner;
-      const Row into{y + first, route_row};
+      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      const Row into{out.value ? out.value : as<T>(y, first), out.route};
       const Row made = machine.row(od, oh, into);
-      if (made.v != into.v) std::memcpy(into.v, made.v, static_cast<std::size_t>(n) * sizeof(T));
+      if (negate) {
+        for (i64 i = 0; i < n; ++i) into.v[i] = opposite(made.v[i]);
+      } else if (made.v != into.v) {
+        std::memcpy(into.v, made.v, static_cast<std::size_t>(n) * sizeof(T));
+      }
+      if (out.value) write(y, first, into.v, n);
       if constexpr (Keep) {
-        if (span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0) {
-          for (i64 i = 0; i < n; ++i) made.r[i] = kNowhere;
-        }
-        for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
-          if (o == larger(tile.lo[2], a.full_lo) && a.full_hi > o)
-            o = smaller(tile.hi[2], a.full_hi);
-          if (o >= tile.hi[2] || span_of(a, o).taps) continue;
-          for (i64 c = 0; c < inner; ++c) made.r[(o - tile.lo[2]) * inner + c] = kNowhere;
-        }
-        store_routes(made.r, routes, first, n, p.route_bytes);
+        route_empty(p, tile, od, oh, made.r);
+        store_routes(made.r, routes, first, n);
       }
     }
   }

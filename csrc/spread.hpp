@@ -7,7 +7,7 @@
 namespace poolgrad {
 namespace {
 
-template <class T, class A>
+template <class A>
 class Spread {
  public:
   Spread(const Plan& p, const Piece& piece, Arena& arena)
@@ -16,13 +16,13 @@ class Spread {
         by_window_(p.inner > 1 || p.axis[2].kernel > 8 || !has_phases(p.axis[2])),
         phases_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_, arena),
         n_((phases_.outputs().hi - phases_.outputs().lo) * p.inner) {
-    gradients_ = arena.take<T>(n_);
+    gradients_ = arena.take<A>(n_);
     sums_ = arena.take<A>(n_);
     width_divisors_ = arena.take<A>(n_);
     row_ = arena.take<A>((piece.hi[2] - piece.lo[2]) * p.inner);
   }
 
-  void run(const View& gy, const T* gradients, Divisor divisor, T* plane) {
+  void run(const View& gy, const char* gradients, Divisor divisor, Dense gx, i64 plane) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const Range outs = phases_.outputs();
     const i64 columns = (piece_.hi[2] - piece_.lo[2]) * p_.inner;
@@ -30,18 +30,18 @@ class Spread {
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
         const bool covered = sum_rows(gy, gradients, divisor, d, h);
-        T* row = plane + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
-        if (!covered) {
-          std::memset(row, 0, static_cast<std::size_t>(columns) * sizeof(T));
-        } else if (by_window_) {
-          std::memset(row_, 0, static_cast<std::size_t>(columns) * sizeof(A));
-          windows_into_row();
-          for (i64 i = 0; i < columns; ++i) row[i] = static_cast<T>(row_[i]);
-        } else {
+        const i64 first = plane + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
+        A* row = is<A>(gx) ? as<A>(gx, first) : row_;
+        if (!covered || by_window_)
+          std::memset(row, 0, static_cast<std::size_t>(columns) * sizeof(A));
+        if (covered && by_window_) {
+          windows_into(row);
+        } else if (covered) {
           phases_.clear();
           for (i64 kw = width.kernel - 1; kw >= 0; --kw) add(phases_.at(kw), sums_, n_);
           phases_.store(row);
         }
+        if (row == row_) write(gx, first, row_, columns);
       }
     }
   }
@@ -52,7 +52,7 @@ class Spread {
   }
 
   // sums_ = what the output rows covering (d, h) send there; false if there is none.
-  bool sum_rows(const View& gy, const T* gradients, Divisor divisor, i64 d, i64 h) {
+  bool sum_rows(const View& gy, const char* gradients, Divisor divisor, i64 d, i64 h) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1];
     const Range outs = phases_.outputs();
     const Range depths = covering(depth, d), heights = covering(height, h);
@@ -61,15 +61,15 @@ class Spread {
       if (place_of(depth, span_of(depth, od), d) < 0) continue;
       for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
         if (place_of(height, span_of(height, oh), h) < 0) continue;
-        const T* __restrict g =
+        const A* __restrict g =
             row_of(gy, gradients, p_.inner, od, oh, outs.lo, outs.hi, gradients_);
         const A rows = static_cast<A>(divisor.of_rows(p_, od, oh));
         A* __restrict sums = sums_;
         const A* __restrict columns = width_divisors_;
         if (covered) {
-          for (i64 i = 0; i < n_; ++i) sums[i] += static_cast<A>(g[i]) / (rows * columns[i]);
+          for (i64 i = 0; i < n_; ++i) sums[i] += g[i] / (rows * columns[i]);
         } else {
-          for (i64 i = 0; i < n_; ++i) sums[i] = static_cast<A>(g[i]) / (rows * columns[i]);
+          for (i64 i = 0; i < n_; ++i) sums[i] = g[i] / (rows * columns[i]);
         }
         covered = true;
       }
@@ -77,7 +77,7 @@ class Spread {
     return covered;
   }
 
-  void windows_into_row() {
+  void windows_into(A* row) {
     const Axis& width = p_.axis[2];
     const Range outs = phases_.outputs();
     const i64 lo = piece_.lo[2], hi = piece_.hi[2], inner = p_.inner;
@@ -88,10 +88,10 @@ class Spread {
       const i64 end = smaller(s.taps, ceil_div(hi - s.begin, width.dilation));
       if (inner == 1) {
         const A value = *sums;
-        for (i64 t = skip; t < end; ++t) row_[s.begin + t * width.dilation - lo] += value;
+        for (i64 t = skip; t < end; ++t) row[s.begin + t * width.dilation - lo] += value;
       } else {
         for (i64 t = skip; t < end; ++t) {
-          add(row_ + (s.begin + t * width.dilation - lo) * inner, sums, inner);
+          add(row + (s.begin + t * width.dilation - lo) * inner, sums, inner);
         }
       }
     }
@@ -103,8 +103,7 @@ class Spread {
   const bool by_window_;
   Phases<A> phases_;
   i64 n_;
-  T* gradients_;
-  A *sums_, *width_divisors_, *row_;
+  A *gradients_, *sums_, *width_divisors_, *row_;
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// ties="split": all inputs equal to the maximum share the gradient. What is kept is one bit a
-// place, "this one won": still no input. These loops visit every place of every window; the usual
-// rules of ties do not come here.
+// ties="split": all inputs equal to the winner share the gradient. What is kept is one bit a place,
+// "this one won": still no input. These loops visit every place of every window; the usual rules
+// of ties do not come here.
 #pragma once
 
 #include "backward.hpp"
@@ -9,55 +9,68 @@
 namespace poolgrad {
 namespace {
 
-// Calls each(output element, its window's bits) over a tile; windows(od, oh, o) come before.
+// Calls each(first place, its input row (d, h)) for the real input rows of output row (od, oh).
 template <class F>
-void each_output(const Plan& p, const Tile& tile, F&& each) {
-  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
-        const i64 first = (od * p.axis[1].out + oh) * p.out_row() + o * p.inner;
-        for (i64 c = 0; c < p.inner; ++c) each(od, oh, o, c, first + c);
-      }
+void each_line(const Plan& p, i64 od, i64 oh, F&& each) {
+  const Span sd = span_of(p.axis[0], od), sh = span_of(p.axis[1], oh);
+  for (i64 i = 0; i < sd.taps; ++i) {
+    for (i64 j = 0; j < sh.taps; ++j) {
+      each(((sd.place + i) * p.axis[1].kernel + sh.place + j) * p.axis[2].kernel,
+           sd.begin + i * p.axis[0].dilation, sh.begin + j * p.axis[1].dilation);
     }
   }
 }
 
-// Calls each(place, d, h, w) for the real inputs of one window, in row-major order.
+// Calls each(output, place, column) along a row, for outputs [lo, hi) and each channel; the output
+// is counted from output `lo`.
 template <class F>
-void each_place(const Plan& p, i64 od, i64 oh, i64 o, F&& each) {
-  const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
-  const Span sd = span_of(depth, od), sh = span_of(height, oh), sw = span_of(width, o);
-  for (i64 i = 0; i < sd.taps; ++i) {
-    for (i64 j = 0; j < sh.taps; ++j) {
-      const i64 row = ((sd.place + i) * height.kernel + sh.place + j) * width.kernel + sw.place;
-      for (i64 k = 0; k < sw.taps; ++k) {
-        each(row + k, sd.begin + i * depth.dilation, sh.begin + j * height.dilation,
-             sw.begin + k * width.dilation);
-      }
+void each_place(const Plan& p, i64 lo, i64 hi, i64 first_place, F&& each) {
+  for (i64 o = lo; o < hi; ++o) {
+    const Span s = span_of(p.axis[2], o);
+    for (i64 t = 0; t < s.taps; ++t) {
+      const i64 place = first_place + s.place + t, w = s.begin + t * p.axis[2].dilation;
+      for (i64 c = 0; c < p.inner; ++c) each((o - lo) * p.inner + c, place, w * p.inner + c);
     }
   }
 }
+
+// What these loops read and make rows of.
+template <class T>
+struct Rows {
+  T *inputs, *outputs, *sums;
+  Rows(const Plan& p, Arena& arena)
+      : inputs(arena.take<T>(p.axis[2].in * p.inner)),
+        outputs(arena.take<T>(p.out_row())),
+        sums(arena.take<T>(p.out_row())) {}
+};
 
 [[maybe_unused]] inline bool bit(const std::uint8_t* bits, i64 k) {
   return bits[k / 8] >> (k % 8) & 1;
 }
 
 template <class T>
-void mark_winners(const Plan& p, const Tile& tile, const View& x, const T* inputs, const T* y,
-                  std::uint8_t* winners) {
-  const i64 bytes = p.winner_bytes();
-  each_output(p, tile, [&](i64 od, i64 oh, i64 o, i64 c, i64 element) {
-    std::uint8_t* bits = winners + element * bytes;
-    std::memset(bits, 0, static_cast<std::size_t>(bytes));
-    const T best = y[element];
-    i64 last_nan = -1;
-    each_place(p, od, oh, o, [&](i64 place, i64 d, i64 h, i64 w) {
-      const T value = inputs[d * x.depth + h * x.height + w * x.width + c * x.inner];
-      if (value == best) bits[place / 8] |= static_cast<std::uint8_t>(1u << (place % 8));
-      if (value != value) last_nan = place;
-    });
-    if (last_nan >= 0) bits[last_nan / 8] = static_cast<std::uint8_t>(1u << (last_nan % 8));
-  });
+void mark_winners(const Plan& p, const Tile& tile, const View& x, const char* inputs, const View& y,
+                  const char* outputs, Rows<T>& rows, std::uint8_t* winners) {
+  const i64 bytes = p.winner_bytes(), lo = tile.lo[2], hi = tile.hi[2];
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const T* best = row_of(y, outputs, p.inner, od, oh, lo, hi, rows.outputs);
+      std::uint8_t* bits =
+          winners + ((od * p.axis[1].out + oh) * p.out_row() + lo * p.inner) * bytes;
+      std::memset(bits, 0, static_cast<std::size_t>((hi - lo) * p.inner * bytes));
+      each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
+        const T* row = row_of(x, inputs, p.inner, d, h, 0, p.axis[2].in, rows.inputs);
+        each_place(p, lo, hi, line, [&](i64 output, i64 place, i64 at) {
+          std::uint8_t* own = bits + output * bytes;
+          const bool nan = row[at] != row[at];
+          if (nan) std::memset(own, 0, static_cast<std::size_t>(bytes));  // the last one stays
+          if (nan || row[at] == best[output]) {
+            own[place / 8] = static_cast<std::uint8_t>(own[place / 8] | 1u << (place % 8));
+          }
+        });
+      });
+    }
+  }
 }
 
 template <class T>
@@ -68,41 +81,55 @@ T count_winners(const std::uint8_t* bits, i64 bytes) {
 }
 
 template <class T>
-void share_gradients(const Plan& p, const Piece& piece, const View& gy, const T* gradients,
-                     const std::uint8_t* winners, T* plane) {
+void share_gradients(const Plan& p, const Piece& piece, const View& gy, const char* gradients,
+                     const std::uint8_t* winners, Rows<T>& rows, PieceSums<T>& sums, Dense gx,
+                     i64 plane) {
   const i64 bytes = p.winner_bytes();
   const Range outs = {covering(p.axis[2], piece.lo[2]).lo, covering(p.axis[2], piece.hi[2] - 1).hi};
-  ZeroAhead<T> zeroed(p, piece, plane);
+  T* to = sums.start(gx, plane);
   rows_reaching(p, piece, [&](i64 od, i64 oh) {
-    zeroed.reach(od, oh);
-    const Tile row = {{od, oh, outs.lo}, {od + 1, oh + 1, outs.hi}};
-    each_output(p, row, [&](i64, i64, i64 o, i64 c, i64 element) {
-      const std::uint8_t* bits = winners + element * bytes;
-      const T share = gradients[od * gy.depth + oh * gy.height + o * gy.width + c * gy.inner] /
-                      count_winners<T>(bits, bytes);
-      each_place(p, od, oh, o, [&](i64 place, i64 d, i64 h, i64 w) {
-        const i64 at = ((d * p.axis[1].in + h) * p.axis[2].in + w) * p.inner + c;
-        if (bit(bits, place) && at >= zeroed.first() && at < zeroed.last()) plane[at] += share;
+    sums.reach(od, oh);
+    const T* g = row_of(gy, gradients, p.inner, od, oh, outs.lo, outs.hi, rows.outputs);
+    const std::uint8_t* bits =
+        winners + ((od * p.axis[1].out + oh) * p.out_row() + outs.lo * p.inner) * bytes;
+    for (i64 i = 0; i < (outs.hi - outs.lo) * p.inner; ++i) {
+      rows.sums[i] = g[i] / count_winners<T>(bits + i * bytes, bytes);
+    }
+    each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
+      const i64 row = (d * p.axis[1].in + h) * p.axis[2].in * p.inner;
+      each_place(p, outs.lo, outs.hi, line, [&](i64 output, i64 place, i64 column) {
+        const i64 at = row + column;
+        if (bit(bits + output * bytes, place) && at >= sums.first() && at < sums.last()) {
+          to[at] += rows.sums[output];
+        }
       });
     });
   });
-  zeroed.finish();
+  sums.finish(gx, plane);
 }
 
 template <class T>
-void follow_winners(const Plan& p, const Tile& tile, const View& x, const T* tangents,
-                    const std::uint8_t* winners, T* y) {
-  const i64 bytes = p.winner_bytes();
-  each_output(p, tile, [&](i64 od, i64 oh, i64 o, i64 c, i64 element) {
-    const std::uint8_t* bits = winners + element * bytes;
-    T sum = T(0);
-    each_place(p, od, oh, o, [&](i64 place, i64 d, i64 h, i64 w) {
-      if (!bit(bits, place)) return;
-      sum += tangents[d * x.depth + h * x.height + w * x.width + c * x.inner];
-    });
-    const T n = count_winners<T>(bits, bytes);
-    y[element] = n > T(0) ? sum / n : T(0);
-  });
+void follow_winners(const Plan& p, const Tile& tile, const View& x, const char* tangents,
+                    const std::uint8_t* winners, Rows<T>& rows, Dense y, i64 plane) {
+  const i64 bytes = p.winner_bytes(), lo = tile.lo[2], hi = tile.hi[2], n = (hi - lo) * p.inner;
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const i64 first = (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
+      const std::uint8_t* bits = winners + first * bytes;
+      std::memset(rows.sums, 0, static_cast<std::size_t>(n) * sizeof(T));
+      each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
+        const T* row = row_of(x, tangents, p.inner, d, h, 0, p.axis[2].in, rows.inputs);
+        each_place(p, lo, hi, line, [&](i64 output, i64 place, i64 at) {
+          if (bit(bits + output * bytes, place)) rows.sums[output] += row[at];
+        });
+      });
+      for (i64 i = 0; i < n; ++i) {
+        const T winners_here = count_winners<T>(bits + i * bytes, bytes);
+        if (winners_here > T(0)) rows.sums[i] /= winners_here;
+      }
+      write(y, plane + first, rows.sums, n);
+    }
+  }
 }
 
 }  // namespace

@@ -1,15 +1,14 @@
-// An array as the kernels see it: any strides, read row by row.
+// An array as the kernels see it: any dtype, any strides, read row by row.
 #pragma once
 
-#include <cstring>
-
-#include "window.hpp"
+#include "dtype.hpp"
 
 namespace poolgrad {
 
 // Strides count elements. Leading axes that lie one behind the other are merged.
 struct View {
-  char* data = nullptr;
+  const char* data = nullptr;
+  Dtype dtype = Dtype::float32;
   i64 depth = 0, height = 0, width = 0, inner = 0;
   int outer_axes = 0;
   i64 outer_size[64], outer_stride[64];
@@ -26,23 +25,38 @@ namespace {
   return v.outer_axes ? offset + index * v.outer_stride[0] : 0;
 }
 
-// Row (d, h), columns [lo, hi), of plane `base`; gathered into `buffer` unless it lies in one
-// piece. The pointer is to column `lo`.
-template <class T>
-POOLGRAD_LOOP const T* row_of(const View& v, const T* base, i64 inner, i64 d, i64 h, i64 lo, i64 hi,
-                              T* buffer) {
-  const T* row = base + d * v.depth + h * v.height + lo * v.width;
-  const i64 n = hi - lo;
-  const bool packed = inner == 1 || v.inner == 1;
-  if (packed && (v.width == inner || n <= 1)) return row;
+// Where plane `index` begins.
+[[maybe_unused]] inline const char* plane_of(const View& v, i64 index) {
+  return v.data + outer_offset(v, index) * size_of(v.dtype);
+}
+
+template <class S, class A>
+void gather(const S* from, i64 n, i64 width, i64 inner, i64 inner_stride, A* to) {
+  const bool packed = inner == 1 || inner_stride == 1;
+  if (packed && (width == inner || n == 1)) return widen_run(from, to, n * inner);
   for (i64 w = 0; w < n; ++w) {
-    const T* from = row + w * v.width;
+    const S* column = from + w * width;
     if (packed && inner > 1) {
-      std::memcpy(buffer + w * inner, from, static_cast<std::size_t>(inner) * sizeof(T));
+      widen_run(column, to + w * inner, inner);
     } else {
-      for (i64 c = 0; c < inner; ++c) buffer[w * inner + c] = from[c * v.inner];
+      for (i64 c = 0; c < inner; ++c) widen_run(column + c * inner_stride, to + w * inner + c, 1);
     }
   }
+}
+
+// Row (d, h), columns [lo, hi), of a plane, as numbers of type A: where it lies, if it lies in one
+// piece as such, else in `buffer`. The pointer is to column `lo`.
+template <class A>
+POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d, i64 h, i64 lo,
+                              i64 hi, A* buffer) {
+  const char* row = plane + (d * v.depth + h * v.height + lo * v.width) * size_of(v.dtype);
+  const i64 n = hi - lo;
+  const bool packed = (inner == 1 || v.inner == 1) && (v.width == inner || n <= 1);
+  if (packed && v.dtype == DtypeOf<A>::value) return reinterpret_cast<const A*>(row);
+  by_element<A>(v.dtype, [&](auto s) {
+    using S = decltype(s);
+    gather(reinterpret_cast<const S*>(row), n, v.width, inner, v.inner, buffer);
+  });
   return buffer;
 }
 

@@ -23,14 +23,19 @@ struct Span {
   i64 extent;  // how many of its places lie inside the padded input
 };
 
-// Windows along one axis: of one size at equal distances, or adaptive bins (which may overlap).
-// Either is computed when asked for, so that an axis costs no memory however long it is.
+// Windows along one axis: of one size at equal distances, adaptive bins (which may overlap), or of
+// one size where a table says (fractional pooling: another table for each plane). The first two are
+// computed when asked for, so that an axis costs no memory however long it is.
 struct Axis {
   i64 in = 1, out = 1;
   i64 kernel = 1, stride = 1, lo = 0, hi = 0, dilation = 1;
   i64 full_lo = 0, full_hi = 1;  // outputs whose window holds `kernel` real inputs, evenly spaced
   bool overlap = false;          // some input lies in more than one window
   bool adaptive = false;         // bins from floor(o * in / out) to ceil((o + 1) * in / out)
+  bool placed = false;           // windows begin where a table says,
+  const i64* table = nullptr;    // in ascending order
+
+  bool regular() const { return !adaptive && !placed; }
 };
 
 // Everything a kernel needs to know about an array besides its strides. The three pooled axes are
@@ -44,8 +49,9 @@ struct Plan {
   std::vector<int> outer_axes;        // their positions in the logical shape
   int pooled_axes[3] = {-1, -1, -1};  // positions of depth, height, width, -1 for missing
   int inner_axis = -1;
-  i64 places = 1;       // places in a window
-  int route_bytes = 1;  // bytes of one route
+  bool inner_is_channel = false;  // else a plane's channel is its number modulo the channels
+  i64 places = 1;                 // places in a window
+  int route_bytes = 1;            // bytes of one route
 
   i64 in_rows() const { return axis[0].in * axis[1].in; }
   i64 in_plane() const { return in_rows() * axis[2].in * inner; }
@@ -58,8 +64,8 @@ struct Plan {
 // linker must never merge a function compiled for one with the same function compiled for another.
 namespace {
 
-[[maybe_unused]] inline i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
-[[maybe_unused]] inline i64 larger(i64 a, i64 b) { return a > b ? a : b; }
+[[maybe_unused]] constexpr i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+[[maybe_unused]] constexpr i64 larger(i64 a, i64 b) { return a > b ? a : b; }
 [[maybe_unused]] inline i64 ceil_div(i64 a, i64 b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 [[maybe_unused]] inline i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
@@ -69,6 +75,7 @@ namespace {
     const i64 begin = o * a.in / a.out, taps = ((o + 1) * a.in + a.out - 1) / a.out - begin;
     return {begin, 0, taps, taps};
   }
+  if (a.placed) return {a.table[o], 0, a.kernel, a.kernel};
   const i64 start = o * a.stride - a.lo;
   const auto places_before = [&](i64 distance) {  // divisions are slow, and rarely needed
     return a.dilation == 1 ? distance : ceil_div(distance, a.dilation);
@@ -80,6 +87,17 @@ namespace {
   return {taps ? start + place * a.dilation : 0, place, taps, extent};
 }
 
+// The first output whose window begins beyond input `i`, by the table.
+[[maybe_unused]] inline i64 first_beyond(const Axis& a, i64 i) {
+  i64 lo = 0, hi = a.out;
+  while (lo < hi) {
+    const i64 middle = (lo + hi) / 2;
+    if (a.table[middle] > i) hi = middle;
+    else lo = middle + 1;
+  }
+  return lo;
+}
+
 // Outputs [first, second) among which are all whose window reaches input `i`.
 struct Range {
   i64 lo, hi;
@@ -88,6 +106,7 @@ struct Range {
 [[maybe_unused]] inline Range covering(const Axis& a, i64 i) {
   if (a.adaptive) return {i * a.out / a.in, ((i + 1) * a.out + a.in - 1) / a.in};
   if (a.out == 1) return {0, 1};
+  if (a.placed) return {first_beyond(a, i - a.kernel), first_beyond(a, i)};
   const i64 reach = (a.kernel - 1) * a.dilation;
   if (a.stride == 1) return {larger(0, i + a.lo - reach), smaller(a.out, i + a.lo + 1)};
   const i64 lo = larger(0, ceil_div(i + a.lo - reach, a.stride));

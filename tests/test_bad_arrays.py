@@ -17,21 +17,21 @@ X = np.ones((1, 2, 4, 4))
 
 
 @pytest.mark.parametrize(
-    "dtype", ["c8", "c16", "O", "i4", "i8", "u1", "?", "U3", "S3", "M8[s]", "f2", "g", "f4,f4"]
+    "dtype", ["c8", "c16", "O", "u2", "u4", "u8", "U3", "S3", "M8[s]", "g", "f4,f4"]
 )
 def test_dtypes_that_are_not_pooled(dtype: str) -> None:
     x = np.zeros((1, 1, 4, 4), dtype)
     for fun in ("max_pool2d", "avg_pool2d", "global_max_pool"):
-        with refused(TypeError, "x must be of dtype float32 or float64, got", x.dtype):
+        with refused(TypeError, "x must be of dtype float16, bfloat16, float32, .* or bool for", x.dtype):
             NUMPY.run(fun, x, *(() if fun.startswith("global") else (2,)))
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-@pytest.mark.parametrize("name", ["complex64", "int32", "bool", "float16", "bfloat16", "uint8"])
+@pytest.mark.parametrize("name", ["complex64", "uint16", "float8_e5m2"])
 def test_dtypes_of_tensors_that_are_not_pooled(name: str) -> None:
     x = torch.ones(1, 1, 4, 4, dtype=getattr(torch, name))
     for fun in (poolgrad.max_pool2d, poolgrad.avg_pool2d):
-        with refused(TypeError, "x must be of dtype float32 or float64, got", x.dtype):
+        with refused(TypeError, "x must be of dtype float16, bfloat16, float32, .* or bool for", name):
             fun(x, 2)
 
 

@@ -23,7 +23,7 @@ WIDTH = 2  # the last of the kernels' three axes, also where it is the only one
 
 def plan_of(rule: Any, *sizes: int) -> Any:
     """Compiled plan and Python's windows for one input of these sizes."""
-    return plan(rule, sizes, False, -1, 4)
+    return plan(rule, sizes, False, -1, "float32", "float32")
 
 
 def brute_covering(axis: Axis, i: int) -> list[int]:

@@ -126,7 +126,7 @@ def resident() -> int:
 def calls_that_might_leak() -> list[Callable[[], Any]]:
     shape = (4, 2, 24, 24)
     x = rng(shape).standard_normal(shape).astype(np.float32)
-    swapped, bad = x.astype(">f4"), np.ones(shape, int)
+    swapped, bad = x.astype(">f4"), np.ones(shape, complex)
 
     def refused(*args: Any, **kwargs: Any) -> None:
         with pytest.raises((TypeError, ValueError)):

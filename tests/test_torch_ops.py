@@ -56,7 +56,7 @@ def test_max_ops(name: str, memory: str, ties: str) -> None:
     check(OPS.max_pull, gy, residual, rule, list(x.shape), False, inner, ties)
     check(OPS.max_push, x.clone().requires_grad_(), residual, rule, False, inner, ties)
     if ties == "first":
-        check(OPS.route_indices, x, residual, rule, False)
+        check(OPS.route_indices, x, residual, torch.empty(0), rule, False)
 
 
 @pytest.mark.parametrize(("name", "memory"), [c[:2] for c in CHECKED[1:5]])

@@ -12,26 +12,94 @@ def instruction_sets() -> list[str]: ...
 class Plan:
     def __init__(
         self,
-        axes: Sequence[tuple[int, ...]],
+        axes: Sequence[tuple[int | str, ...]],
         shape: Sequence[int],
         pooled: Sequence[int],
         inner_axis: int,
-        itemsize: int,
+        in_dtype: str,
+        out_dtype: str,
     ) -> None: ...
-    def max_forward(
-        self, x: _Array, y: _Array, routes: _Array | None, lone: bool, threads: int
+    def select(
+        self,
+        which: str,
+        x: _Array,
+        y: _Array,
+        routes: _Array | None,
+        lone: bool,
+        samples: _Array | None,
+        threads: int,
     ) -> None: ...
-    def route_backward(self, gy: _Array, routes: _Array, gx: _Array, threads: int) -> None: ...
-    def route_follow(self, t: _Array, routes: _Array, y: _Array, threads: int) -> None: ...
-    def route_indices(self, routes: _Array, indices: _Array, threads: int) -> None: ...
-    def split_winners(self, x: _Array, y: _Array, winners: _Array, threads: int) -> None: ...
-    def split_backward(self, gy: _Array, winners: _Array, gx: _Array, threads: int) -> None: ...
-    def split_follow(self, t: _Array, winners: _Array, y: _Array, threads: int) -> None: ...
-    def average_forward(
+    def draw(
+        self, x: _Array, y: _Array, routes: _Array | None, seed: int, threads: int
+    ) -> None: ...
+    def route_backward(
+        self, gy: _Array, routes: _Array, gx: _Array, samples: _Array | None, threads: int
+    ) -> None: ...
+    def route_follow(
+        self, t: _Array, routes: _Array, y: _Array, samples: _Array | None, threads: int
+    ) -> None: ...
+    def route_indices(
+        self, routes: _Array, indices: _Array, samples: _Array | None, threads: int
+    ) -> None: ...
+    def split_winners(
+        self, x: _Array, y: _Array, winners: _Array, samples: _Array | None, threads: int
+    ) -> None: ...
+    def split_backward(
+        self, gy: _Array, winners: _Array, gx: _Array, samples: _Array | None, threads: int
+    ) -> None: ...
+    def split_follow(
+        self, t: _Array, winners: _Array, y: _Array, samples: _Array | None, threads: int
+    ) -> None: ...
+    def unpool(self, x: _Array, indices: _Array, y: _Array, threads: int) -> None: ...
+    def unpool_backward(self, gy: _Array, indices: _Array, gx: _Array, threads: int) -> None: ...
+    def average(
         self, x: _Array, y: _Array, count_padding: bool, divisor: float, threads: int
     ) -> None: ...
     def average_backward(
         self, gy: _Array, gx: _Array, count_padding: bool, divisor: float, threads: int
+    ) -> None: ...
+    def mixed(
+        self,
+        x: _Array,
+        alpha: _Array,
+        count: int,
+        count_padding: bool,
+        y: _Array,
+        routes: _Array | None,
+        sensitivity: _Array | None,
+        threads: int,
+    ) -> None: ...
+    def mixed_backward(
+        self,
+        gy: _Array,
+        alpha: _Array,
+        count: int,
+        count_padding: bool,
+        routes: _Array,
+        gx: _Array,
+        threads: int,
+    ) -> None: ...
+    def curved(
+        self,
+        which: str,
+        x: _Array,
+        theta: _Array,
+        count: int,
+        y: _Array,
+        kept: list[_Array],
+        sensitivity: _Array | None,
+        threads: int,
+    ) -> None: ...
+    def curved_backward(
+        self,
+        which: str,
+        gy: _Array,
+        x: _Array,
+        theta: _Array,
+        count: int,
+        kept: list[_Array],
+        gx: _Array,
+        threads: int,
     ) -> None: ...
     def span(self, axis: int, output: int) -> tuple[int, int, int, int]: ...
     def covering(self, axis: int, input: int) -> tuple[int, int]: ...

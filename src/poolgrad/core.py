@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
-from poolgrad.window import Rule, Window, resolve
+from poolgrad.window import FRACTIONAL, Axis, Rule, Window, resolve
 
 try:
     from poolgrad import _kernels
@@ -97,6 +97,10 @@ class Layout:
         The axes from the slowest to the fastest in memory: the memory format of the input.
     pooled : tuple of int
         The pooled axes.
+    channel : int
+        The axis of channels; -1 if there is none.
+    dtype, out_dtype : str
+        Of the input and of the output.
     """
 
     window: Window
@@ -104,6 +108,19 @@ class Layout:
     out_shape: tuple[int, ...]
     order: tuple[int, ...]
     pooled: tuple[int, ...]
+    channel: int
+    dtype: str
+    out_dtype: str
+
+    @property
+    def sum_dtype(self) -> str:
+        """What sums over a window are kept in."""
+        return "float64" if self.dtype in ("float64", "int32", "int64") else "float32"
+
+    @property
+    def channels(self) -> int:
+        """How many numbers a learned argument has, if it has one for each channel."""
+        return self.in_shape[self.channel] if self.channel >= 0 else 1
 
     @property
     def route_dtype(self) -> str:
@@ -126,16 +143,19 @@ class Plan(Layout):
 
 @lru_cache(maxsize=4096)
 def inner_axis(
-    shape: tuple[int, ...], strides: tuple[int, ...], dims: int, channels_last: bool
+    shape: tuple[int, ...], strides: tuple[int, ...], rule: Rule, channels_last: bool
 ) -> int:
     """The axis that is not pooled and lies innermost in memory; -1 if there is none.
 
     It is what decides about the memory format of outputs and gradients: such an axis stays
     innermost, and everything else lies in the order of the axes.
     """
+    dims = len(rule)
     first = len(shape) - dims - channels_last
     if first < 0:
         return -1  # too few axes: `plan` has the words for that
+    if rule[0][-1] == FRACTIONAL:
+        return -1  # windows of each channel lie elsewhere: channels cannot be pooled side by side
     if shape[first + dims - 1] > 1 and strides[first + dims - 1] == 1:
         return -1
     batch = [*range(first), *range(first + dims, len(shape))]
@@ -155,7 +175,14 @@ def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def lay_out(rule: Rule, shape: tuple[int, ...], channels_last: bool, inner: int) -> Layout:
+def lay_out(
+    rule: Rule,
+    shape: tuple[int, ...],
+    channels_last: bool,
+    inner: int,
+    dtype: str,
+    out_dtype: str,
+) -> Layout:
     """The layout for an input of this shape and memory format.
 
     Parameters
@@ -168,6 +195,8 @@ def lay_out(rule: Rule, shape: tuple[int, ...], channels_last: bool, inner: int)
         Whether the pooled axes are those before the last, rather than the last.
     inner : int
         What `inner_axis` says of the input.
+    dtype, out_dtype : str
+        Of the input and of the output.
 
     Returns
     -------
@@ -190,17 +219,26 @@ def lay_out(rule: Rule, shape: tuple[int, ...], channels_last: bool, inner: int)
     pooled = tuple(range(first, first + dims))
     outer = tuple(a for a in range(len(shape)) if a not in pooled and a != inner)
     order = outer + pooled + (() if inner < 0 else (inner,))
-    return Layout(window, shape, out_shape, order, pooled)
+    channel = len(shape) - 1 if channels_last else first - 1
+    return Layout(window, shape, out_shape, order, pooled, channel, dtype, out_dtype)
 
 
 def plan(
-    rule: Rule, shape: tuple[int, ...], channels_last: bool, inner: int, itemsize: int
+    rule: Rule,
+    shape: tuple[int, ...],
+    channels_last: bool,
+    inner: int,
+    dtype: str,
+    out_dtype: str,
 ) -> Plan:
-    """The plan for elements of `itemsize` bytes; see `lay_out`."""
-    layout = lay_out(rule, shape, channels_last, inner)
-    axes = [
-        a[:3] if a.adaptive else (*a[:3], a.stride, a.lo, a.hi, a.dilation)
-        for a in layout.window.axes
-    ]
-    kernels = _kernels.Plan(axes, list(shape), list(layout.pooled), inner, itemsize)
-    return Plan(layout.window, shape, layout.out_shape, layout.order, layout.pooled, kernels)
+    """The layout and its kernels; see `lay_out`."""
+    layout = lay_out(rule, shape, channels_last, inner, dtype, out_dtype)
+    axes = [_as_kernels_take(axis) for axis in layout.window.axes]
+    kernels = _kernels.Plan(axes, list(shape), list(layout.pooled), inner, dtype, out_dtype)
+    return Plan(**{f.name: getattr(layout, f.name) for f in fields(layout)}, kernels=kernels)
+
+
+def _as_kernels_take(axis: Axis) -> tuple[int | str, ...]:
+    if axis.adaptive or axis.table:
+        return (*axis[:3], "adaptive" if axis.adaptive else "table")
+    return (*axis[:3], axis.stride, axis.lo, axis.hi, axis.dilation)

@@ -1,92 +1,56 @@
 """The table of operators: each is defined here, once, for every front end.
 
-An operator says what its forward keeps for the backward (its *residual*) and which kernels compute
-
-* ``forward``: the output and the residual,
-* ``pull``: the gradient of the input from the gradient of the output (the transposed Jacobian),
-* ``push``: the tangent of the output from a tangent of the input (the Jacobian).
-
-A front end allocates what `Buffer` describes and hands all arrays over as the kernels take them.
+An operator says what its forward keeps for the backward (its *residual*), which kernels compute it,
+its pullback and its pushforward, and, if it is curved, how to write it with an array library's own
+operations. A front end allocates what `Buffer` describes and hands all arrays over as the kernels
+take them.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
+from poolgrad.contract import Argument, Buffer, Operator, Option, Windows
 from poolgrad.core import Layout, Plan, plan
 from poolgrad.window import Rule, Window, require_real_inputs
 
-__all__ = ["OPERATORS", "Buffer", "Operator", "Option", "Prepared", "Request", "prepare"]
+__all__ = ["OPERATORS", "Prepared", "prepare"]
 
 
-class Buffer(NamedTuple):
-    """An array that a front end has to allocate; `order`: its axes, slowest in memory first."""
-
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-    dtype: str
+def _per_output(layout: Layout, dtype: str) -> Buffer:
+    return Buffer(layout.out_shape, layout.order, dtype)
 
 
-class Option(NamedTuple):
-    """A number or word beside the windows that an operator's kernels take."""
+class _Routed(Operator):
+    """One input of each window wins, and its route is kept."""
 
-    name: str
-    type: type
-    default: Any
-
-
-class Operator(ABC):
-    """One pooling operation.
-
-    Attributes
-    ----------
-    name : str
-        Its name in the table, in ``torch.ops.poolgrad`` and in `poolgrad.reference`.
-    options : tuple of Option
-        What it takes beside the windows, in the order of its methods' last arguments.
-    selecting : bool
-        Whether one input of a window wins (then there are routes, ties and indices).
-    """
-
-    name: ClassVar[str]
-    options: ClassVar[tuple[Option, ...]] = ()
-    selecting: ClassVar[bool]
-
-    def check(self, window: Window, *options: Any) -> None:  # noqa: B027 - most have nothing to add
-        """Raise for windows or options that this operator cannot take."""
-
-    @abstractmethod
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        """What forward keeps for backward."""
-
-    @abstractmethod
-    def forward(
-        self, plan: Plan, x: Any, y: Any, residual: tuple[Any, ...], threads: int, *options: Any
-    ) -> None:
-        """Fill the output and, unless it is an empty tuple, the residual."""
-
-    @abstractmethod
-    def pull(
-        self, plan: Plan, gy: Any, residual: tuple[Any, ...], gx: Any, threads: int, *options: Any
-    ) -> None:
-        """Fill the gradient of the input."""
-
-    @abstractmethod
-    def push(
-        self, plan: Plan, t: Any, residual: tuple[Any, ...], y: Any, threads: int, *options: Any
-    ) -> None:
-        """Fill the tangent of the output."""
-
-
-class Max(Operator):
-    """The largest input of each window; a NaN if there is one."""
-
-    name = "max"
-    options = (Option("ties", str, "first"),)
     selecting = True
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        return (_per_output(layout, layout.route_dtype),)
+
+    def pull(
+        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.route_backward(gy, residual[0], gx, None, threads)
+
+    def push(
+        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.route_follow(t, residual[0], y, None, threads)
+
+
+class Extreme(_Routed):
+    """The winner by an order of the inputs; of equal winners, `ties` says who gets the gradient."""
+
+    options = (Option("ties", str, "first"),)
+    integers = True
+    order: ClassVar[str]
 
     def check(self, window: Window, *options: Any) -> None:
         (ties,) = options
@@ -100,34 +64,111 @@ class Max(Operator):
 
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
         if options == ("split",):
-            shape = layout.winner_shape
-            return (Buffer(shape, (*layout.order, len(layout.order)), "uint8"),)
-        return (Buffer(layout.out_shape, layout.order, layout.route_dtype),)
+            order = (*layout.order, len(layout.order))
+            return (Buffer(layout.winner_shape, order, "uint8"),)
+        return super().residual(layout)
 
     def forward(
-        self, plan: Plan, x: Any, y: Any, residual: tuple[Any, ...], threads: int, *options: Any
-    ) -> None:
+        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        kernels = plan.kernels
         if options == ("split",):
-            plan.kernels.max_forward(x, y, None, False, threads)
+            kernels.select(self.order, x, y, None, False, argument, threads)
             if residual:
-                plan.kernels.split_winners(x, y, residual[0], threads)
+                kernels.split_winners(x, y, residual[0], argument, threads)
             return
         routes = residual[0] if residual else None
-        plan.kernels.max_forward(x, y, routes, options == ("zero",), threads)
+        kernels.select(self.order, x, y, routes, options == ("zero",), argument, threads)
 
     def pull(
-        self, plan: Plan, gy: Any, residual: tuple[Any, ...], gx: Any, threads: int, *options: Any
-    ) -> None:
+        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
         split = options == ("split",)
         kernel = plan.kernels.split_backward if split else plan.kernels.route_backward
-        kernel(gy, residual[0], gx, threads)
+        kernel(gy, residual[0], gx, argument, threads)
 
     def push(
-        self, plan: Plan, t: Any, residual: tuple[Any, ...], y: Any, threads: int, *options: Any
-    ) -> None:
+        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
         split = options == ("split",)
         kernel = plan.kernels.split_follow if split else plan.kernels.route_follow
-        kernel(t, residual[0], y, threads)
+        kernel(t, residual[0], y, argument, threads)
+
+
+class Max(Extreme):
+    """The largest input of each window; a NaN if there is one."""
+
+    name = order = "max"
+
+
+class Min(Extreme):
+    """The smallest input of each window; a NaN if there is one."""
+
+    name = order = "min"
+
+
+class Median(Extreme):
+    """The lower of the two middle inputs of each window; a NaN if there is one."""
+
+    name = order = "median"
+
+    def check(self, window: Window, *options: Any) -> None:
+        super().check(window, *options)
+        require_real_inputs(window)
+
+
+class FractionalMax(Extreme):
+    """The largest input of each window, of windows that samples place."""
+
+    name = "fractional_max"
+    order = "max"
+    argument = Argument("_random_samples", "samples")
+
+
+class Stochastic(_Routed):
+    """One input of each window, drawn with a probability proportional to its positive part."""
+
+    name = "stochastic"
+    argument = Argument("generator", "seed")
+
+    def forward(
+        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.draw(x, y, residual[0] if residual else None, argument, threads)
+
+
+class MaxUnpool(Operator):
+    """Every value where its index says, among zeros: not a reduction, the way back of one."""
+
+    name = "max_unpool"
+    argument = Argument("indices", "indices")
+    integers = True
+    windowed = False
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        return ()
+
+    def forward(
+        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.unpool(x, argument, y, threads)
+
+    def pull(
+        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.unpool_backward(gy, argument, gx, threads)
+
+    def push(
+        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.unpool(t, argument, y, threads)
 
 
 class Avg(Operator):
@@ -135,7 +176,13 @@ class Avg(Operator):
 
     name = "avg"
     options = (Option("count_include_pad", bool, True), Option("divisor", int, 0))
-    selecting = False
+    integers = True
+
+    def result(self, dtype: str) -> str:
+        return {
+            **dict.fromkeys(("int8", "uint8", "int16", "bool"), "float32"),
+            **dict.fromkeys(("int32", "int64"), "float64"),
+        }.get(dtype, dtype)
 
     def check(self, window: Window, *options: Any) -> None:
         count_include_pad, divisor = options
@@ -146,25 +193,198 @@ class Avg(Operator):
         return ()
 
     def forward(
-        self, plan: Plan, x: Any, y: Any, residual: tuple[Any, ...], threads: int, *options: Any
-    ) -> None:
-        count_include_pad, divisor = options
-        plan.kernels.average_forward(x, y, count_include_pad, divisor, threads)
+        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        padding, divisor = options
+        plan.kernels.average(x, y, padding, divisor, threads)
 
     def pull(
-        self, plan: Plan, gy: Any, residual: tuple[Any, ...], gx: Any, threads: int, *options: Any
-    ) -> None:
-        count_include_pad, divisor = options
-        plan.kernels.average_backward(gy, gx, count_include_pad, divisor, threads)
+        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        padding, divisor = options
+        plan.kernels.average_backward(gy, gx, padding, divisor, threads)
 
     def push(
-        self, plan: Plan, t: Any, residual: tuple[Any, ...], y: Any, threads: int, *options: Any
-    ) -> None:
-        count_include_pad, divisor = options
-        plan.kernels.average_forward(t, y, count_include_pad, divisor, threads)
+        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        padding, divisor = options
+        plan.kernels.average(t, y, padding, divisor, threads)
 
 
-OPERATORS: dict[str, Operator] = {op.name: op for op in (Max(), Avg())}
+@lru_cache
+def _ones(dtype: str) -> tuple[Any, int]:
+    """For operators without a parameter, which are those of others where it is 1."""
+    return np.ones(1, dtype), 1
+
+
+class _Curved(Operator):
+    """Every input has a weight, which depends on the inputs."""
+
+    curved = True
+    kept: ClassVar[int]  # numbers that the backward pass needs of each window
+
+    def kernel(self, *options: Any) -> str:
+        """What the kernels call it."""
+        return self.name
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        return (_per_output(layout, layout.sum_dtype),) * (self.kept + self.learned)
+
+    def forward(
+        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        slope = residual[-1] if residual and self.learned else None
+        kept = list(residual[: self.kept])
+        theta, count = argument or _ones(plan.sum_dtype)
+        plan.kernels.curved(self.kernel(*options), x, theta, count, y, kept, slope, threads)
+
+    def pull(
+        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        theta, count = argument or _ones(plan.sum_dtype)
+        kept = list(residual[: self.kept])
+        kernel = plan.kernels.curved_backward
+        kernel(self.kernel(*options), gy, x, theta, count, kept, gx, threads)
+
+
+def _finite(name: str, values: list[float]) -> None:
+    for value in values:
+        if not abs(value) < float("inf"):
+            raise ValueError(f"{name} must be finite, got {value}")
+
+
+class Lp(_Curved):
+    """The p-norm of each window, or its generalised mean."""
+
+    name = "lp"
+    options = (Option("mean", bool, False),)
+    argument = Argument("norm_type", "learned")
+    kept = 2
+
+    def check(self, window: Window, *options: Any) -> None:
+        (mean,) = options
+        if mean:
+            require_real_inputs(window)
+
+    def check_argument(self, values: list[float]) -> None:
+        for value in values:
+            if not value > 0:
+                raise ValueError(f"norm_type must be positive, got {value}")
+
+    def kernel(self, *options: Any) -> str:
+        return "lp_mean" if options == (True,) else "lp"
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        size = xp.where(windows.real, xp.abs(windows.values), 0.0)
+        largest = xp.amax(size, -1)
+        scale = xp.where(largest > 0, largest, 1.0)
+        positive = size > 0
+        infinite = argument == float("inf")
+        p = xp.where(infinite, 1.0, argument)
+        ratio = xp.where(positive, size / scale[..., None], 1.0)
+        powers = xp.where(positive, xp.exp(p[..., None] * xp.log(ratio)), 0.0).sum(-1)
+        if options == (True,):
+            powers = powers / windows.real.sum(-1)
+        root = xp.exp(xp.log(xp.where(largest > 0, powers, 1.0)) / p)
+        return largest * xp.where(infinite, 1.0, root)
+
+
+class Lse(_Curved):
+    """The logarithm of the mean exponential of each window."""
+
+    name = "lse"
+    argument = Argument("r", "learned")
+    kept = 2
+
+    def check_argument(self, values: list[float]) -> None:
+        _finite("r", values)
+        if 0 in values:
+            raise ValueError("r must not be 0; the limit there is the mean: use avg_pool")
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        terms = argument[..., None] * windows.values
+        largest = xp.amax(xp.where(windows.real, terms, -float("inf")), -1)
+        apart = xp.where(windows.real, terms - largest[..., None], 0.0)
+        total = xp.where(windows.real, xp.exp(apart), 0.0).sum(-1)
+        return (largest + xp.log(total / windows.real.sum(-1))) / argument
+
+
+class Soft(_Curved):
+    """The mean of each window, weighted with its softmax."""
+
+    name = "soft"
+    kept = 3
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        largest = xp.amax(xp.where(windows.real, windows.values, -float("inf")), -1)
+        apart = xp.where(windows.real, windows.values - largest[..., None], 0.0)
+        weights = xp.where(windows.real, xp.exp(apart), 0.0)
+        return largest + (weights * apart).sum(-1) / weights.sum(-1)
+
+
+class Expected(_Curved):
+    """The mean of what `Stochastic` would draw."""
+
+    name = "expected"
+    kept = 3
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        positive = xp.where(windows.real & (windows.values > 0), windows.values, 0.0)
+        total = positive.sum(-1)
+        mean = xp.where(windows.real, windows.values, 0.0).sum(-1) / windows.real.sum(-1)
+        drawn = (positive * positive).sum(-1) / xp.where(total > 0, total, 1.0)
+        return xp.where(total > 0, drawn, mean)
+
+
+class Mixed(Operator):
+    """A share of the maximum and the rest of the mean."""
+
+    name = "mixed"
+    options = (Option("count_include_pad", bool, True),)
+    argument = Argument("alpha", "learned")
+    curved = True
+
+    def check_argument(self, values: list[float]) -> None:
+        _finite("alpha", values)
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        return (_per_output(layout, layout.route_dtype), _per_output(layout, layout.sum_dtype))
+
+    def forward(
+        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        (alpha, count), (padding,) = argument, options
+        routes, slope = residual or (None, None)
+        plan.kernels.mixed(x, alpha, count, padding, y, routes, slope, threads)
+
+    def pull(
+        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        (alpha, count), (padding,) = argument, options
+        plan.kernels.mixed_backward(gy, alpha, count, padding, residual[0], gx, threads)
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        values = xp.where(windows.real, windows.values, -float("inf"))
+        equal = values == xp.amax(values, -1)[..., None]
+        first = equal & (xp.cumsum(equal, -1) == 1)
+        most = xp.where(first, windows.values, 0.0).sum(-1)
+        total = xp.where(windows.real, windows.values, 0.0).sum(-1)
+        count = windows.extent[..., 0] if options == (True,) else windows.real.sum(-1)
+        return argument * most + (1 - argument) * total / count
+
+
+_ALL = (
+    Max(), Min(), Median(), Stochastic(), FractionalMax(), MaxUnpool(),
+    Avg(), Lp(), Lse(), Soft(), Expected(), Mixed(),
+)  # fmt: skip
+OPERATORS: dict[str, Operator] = {op.name: op for op in _ALL}
 
 
 class Prepared(NamedTuple):
@@ -183,50 +403,18 @@ def prepare(
     shape: tuple[int, ...],
     channels_last: bool,
     inner: int,
-    itemsize: int,
+    dtype: str,
 ) -> Prepared:
     """The plan of an operator, checked; remembered for each set of arguments.
 
     Raises
     ------
     TypeError, ValueError
-        For anything that is wrong with windows, shape or options.
+        For anything that is wrong with windows, shape, dtype or options.
     """
     operator = OPERATORS[name]
-    made = plan(rule, shape, channels_last, inner, itemsize)
+    if not operator.accepts(dtype):
+        raise operator.refuse_dtype(dtype)
+    made = plan(rule, shape, channels_last, inner, dtype, operator.result(dtype))
     operator.check(made.window, *options)
     return Prepared(operator, made, operator.residual(made, *options))
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a public function asks of a front end.
-
-    Attributes
-    ----------
-    operator : str
-        A name in the table.
-    x : array
-        The input.
-    rule : Rule
-        What makes the windows.
-    options : tuple
-        Values of the operator's options.
-    channels_last : bool
-        Whether the pooled axes are those before the last.
-    keepdims : bool
-        Whether the pooled axes stay in the result.
-    return_indices : bool
-        Whether the indices of the winners are wanted too.
-    out : array or None
-        Where the result goes (NumPy).
-    """
-
-    operator: str
-    x: Any
-    rule: Rule
-    options: tuple[Any, ...]
-    channels_last: bool = False
-    keepdims: bool = True
-    return_indices: bool = False
-    out: Any = None

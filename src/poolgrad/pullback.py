@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import numpy as front
+from poolgrad.contract import Buffer, Request
 from poolgrad.core import get_num_threads
-from poolgrad.operators import Buffer, Prepared, Request, prepare
+from poolgrad.numpy import Call
+from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.window import Axis
 
 if TYPE_CHECKING:
@@ -23,26 +26,24 @@ Array = NDArray[Any]
 class Pullback:
     """The way back through one pooling: from the gradient of its output to that of its input.
 
-    Made by `vjp`. It keeps what the backward pass needs (for a maximum the routes, at most a few
-    bytes for each output), never the input.
+    Made by `vjp`. It keeps what the backward pass needs: for a selecting operator the routes, at
+    most a few bytes for each output, never the input; for one whose weights depend on the input
+    that, too.
 
     Parameters
     ----------
-    ready, request, residual, dtype
+    call, residual
         Of the forward pass.
     """
 
-    def __init__(
-        self, ready: Prepared, request: Request, residual: tuple[Array, ...], dtype: np.dtype[Any]
-    ) -> None:
-        self._ready = ready
-        self._name = request.operator
-        self._options = request.options
-        self._keepdims = request.keepdims
-        self._rule = request.rule
-        self._channels_last = request.channels_last
+    def __init__(self, call: Call, residual: tuple[Array, ...]) -> None:
+        operator = call.ready.operator
+        self._ready = call.ready
+        self._argument = call.argument
+        self._request = replace(call.request, x=None)  # the input must not stay for its sake
+        self._x = front.handed(call.x) if operator.curved else None
         self._residual = residual
-        self._dtype = dtype
+        self._dtype = front.dtype_named(call.ready.plan.out_dtype)
         for array in residual:
             array.flags.writeable = False
 
@@ -64,6 +65,34 @@ class Pullback:
         TypeError, ValueError
             If `gy` has another dtype or shape than the output.
         """
+        return self._pull(self._ready, self._cotangent(gy))
+
+    def parameters(self, gy: Any) -> dict[str, Array]:
+        """The gradient of what the operator has to learn.
+
+        Parameters
+        ----------
+        gy : array, shape and dtype of the output
+            The gradient of the output.
+
+        Returns
+        -------
+        dict of str to array
+            For each learned argument (`norm_type`, `r`, `alpha`) its gradient, summed over
+            everything that shares it, in its shape; float64 if the input is, else float32. Empty
+            if there is none.
+        """
+        operator, plan = self._ready.operator, self._ready.plan
+        gradient = self._cotangent(gy)
+        if not operator.learned or operator.argument is None:
+            return {}
+        slopes = gradient.astype(plan.sum_dtype) * self._residual[-1]
+        shape = np.shape(self._request.arguments[0])
+        others = tuple(a for a in range(slopes.ndim) if not (shape and a == plan.channel))
+        total = slopes.sum(others, dtype=np.float64).astype(plan.sum_dtype)
+        return {operator.argument.name: np.asarray(total).reshape(shape)}
+
+    def _cotangent(self, gy: Any) -> Array:
         plan = self._ready.plan
         if isinstance(gy, list | tuple):
             try:
@@ -76,20 +105,27 @@ class Pullback:
             raise ValueError(f"gy must have the shape of the output, {self._shape}, got {gy.shape}")
         if gy.dtype.newbyteorder("=") != self._dtype:
             raise TypeError(f"gy must have the dtype of the output, {self._dtype}, got {gy.dtype}")
-        return self._pull(self._ready, front.asarray(gy, "gy").reshape(plan.out_shape))
+        return front.asarray(gy, name="gy").reshape(plan.out_shape)
 
     @property
     def _shape(self) -> tuple[int, ...]:
         plan = self._ready.plan
-        if self._keepdims:
+        if self._request.keepdims:
             return plan.out_shape
         return tuple(s for a, s in enumerate(plan.out_shape) if a not in plan.pooled)
 
     def _pull(self, ready: Prepared, gy: Array) -> Array:
         plan = ready.plan
-        gx = front.allocate(Buffer(plan.in_shape, plan.order, gy.dtype.name))
-        ready.operator.pull(plan, gy, self._residual, gx, get_num_threads(), *self._options)
+        gx = front.allocate(Buffer(plan.in_shape, plan.order, plan.dtype))
+        ready.operator.pull(
+            plan, front.handed(gy), self._x, self._argument, self._handed_residual,
+            front.handed(gx), get_num_threads(), *self._request.options,
+        )  # fmt: skip
         return gx
+
+    @property
+    def _handed_residual(self) -> tuple[Array, ...]:
+        return tuple(map(front.handed, self._residual))
 
     @property
     def routes(self) -> Array:
@@ -105,9 +141,9 @@ class Pullback:
         """
         if not self._ready.operator.selecting:
             raise TypeError(
-                f"{self._name} pooling has no routes: every input of a window has a weight"
+                f"{self._request.operator} pooling has no routes: no single input of a window wins"
             )
-        if self._options == ("split",):
+        if self._request.options == ("split",):
             raise TypeError('ties="split" has no routes: a window may have several winners')
         return self._residual[0]
 
@@ -125,21 +161,21 @@ class Pullback:
         """
         if not self._ready.operator.selecting:
             raise TypeError(
-                f"{self._name} pooling has no winners: every input of a window has a weight"
+                f"{self._request.operator} pooling has no winners: no single input of a window wins"
             )
         plan = self._ready.plan
-        if self._options == ("split",):
+        if self._request.options == ("split",):
             _, columns, _ = self._entries()
             wins = np.bincount(columns, minlength=math.prod(plan.in_shape))
             return wins.reshape(plan.in_shape)
         exact = prepare(  # counted in float64, which holds every count
-            self._name,
-            self._rule,
-            self._options,
+            self._request.operator,
+            self._request.rule,
+            self._request.options,
             plan.in_shape,
-            self._channels_last,
+            self._request.channels_last,
             plan.order[-1] if plan.order[-1] not in plan.pooled else -1,
-            8,
+            "float64",
         )
         return self._pull(exact, np.ones(plan.out_shape)).astype(np.int64)
 
@@ -170,7 +206,8 @@ class Pullback:
     def _entries(self) -> tuple[Array, Array, Array]:
         """Row, column and value of every number of the Jacobian that is not zero."""
         plan = self._ready.plan
-        colours = [_colours(a) for a in plan.window.axes]
+        local = self._ready.operator.windowed and not plan.window.placed
+        colours = [_colours(a) if local else a.out for a in plan.window.axes]
         rows, columns, values = [], [], []
         for colour in np.ndindex(*colours):
             gy = np.zeros(plan.out_shape, self._dtype)
@@ -185,7 +222,8 @@ class Pullback:
             for axis, window, c, n in zip(
                 plan.pooled, plan.window.axes, colour, colours, strict=True
             ):
-                where[axis] = _owner(window, c, n)[where[axis]]
+                # else one output of each plane was asked
+                where[axis] = _owner(window, c, n)[where[axis]] if local else 0 * where[axis] + c
             rows.append(np.ravel_multi_index(where, plan.out_shape))
         return np.concatenate(rows), np.concatenate(columns), np.concatenate(values)
 
@@ -256,7 +294,11 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
             "vjp is for NumPy arrays; tensors are differentiable as they are: "
             "use y.backward() or torch.func.vjp"
         )
-    array = front.asarray(x)
-    ready = front.prepared(request, array)
-    y, residual = front.forward(ready, request, array, keep=True)
-    return front.shaped(y, ready, request), Pullback(ready, request, residual, array.dtype)
+    if OPERATORS[request.operator].integers and np.asarray(x).dtype.kind in "iub":
+        raise TypeError(
+            f"x must be of a floating dtype to have a gradient, got {np.asarray(x).dtype}"
+        )
+    call = front.call(request)
+    y, residual = call.output(), tuple(map(front.allocate, call.ready.residual))
+    call.run(y, residual)
+    return call.shaped(y), Pullback(call, residual)

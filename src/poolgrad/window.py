@@ -17,11 +17,13 @@ Padding = int | Sequence[int] | Sequence[tuple[int, int]] | Literal["valid", "sa
 
 # One axis of windows, before the size of the input is known: (kernel, stride, lo, hi, dilation,
 # ceil). SAME as padding stands for "what makes out = ceil(in / stride)"; a kernel of 0 stands for
-# adaptive bins, their number in the place of the stride (0: as many as there are inputs). Plain
+# adaptive bins, their number in the place of the stride (0: as many as there are inputs); a ceil of
+# FRACTIONAL stands for windows that begin where a table says, their number there too. Plain
 # integers, so that any framework can carry them through its graphs.
 AxisRule = tuple[int, int, int, int, int, int]
 Rule = tuple[AxisRule, ...]
 SAME = -1
+FRACTIONAL = 2
 
 _INT64_MAX = 2**63 - 1
 _TOO_MUCH = 2**61  # for one number: sums and products of a few still fit
@@ -33,7 +35,8 @@ class Axis(NamedTuple):
 
     Output ``o`` looks at the inputs ``o * stride - lo + k * dilation`` for ``k < kernel``; if
     `adaptive`, at those from ``floor(o * size / out)`` to ``ceil((o + 1) * size / out)``, at most
-    `kernel` of them.
+    `kernel` of them; if `table`, at the `kernel` inputs from where a table says, which differs from
+    plane to plane.
     """
 
     size: int
@@ -44,9 +47,12 @@ class Axis(NamedTuple):
     hi: int = 0
     dilation: int = 1
     adaptive: bool = False
+    table: bool = False
 
     def places(self, output: int) -> list[tuple[int, int]]:
         """``(place in the window, input)`` for every real input of one window, in order."""
+        if self.table:
+            raise ValueError("where fractional windows begin differs from plane to plane")
         if self.adaptive:
             begin = output * self.size // self.out
             end = -(-(output + 1) * self.size // self.out)
@@ -87,6 +93,11 @@ class Window:
         return tuple(a.kernel for a in self.axes)
 
     @property
+    def placed(self) -> bool:
+        """Whether samples place the windows."""
+        return any(a.table for a in self.axes)
+
+    @property
     def places(self) -> int:
         """Places of a window; a route is a number below this."""
         return math.prod(self.kernel)
@@ -100,6 +111,8 @@ def _integer(name: str, value: object, shown: object) -> int:
 
 def _plain(value: object) -> object:
     """Numbers and arrays of a framework as Python's own."""
+    if isinstance(value, int):  # or a compiler's symbol for one, which cannot be asked for more
+        return value
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -107,7 +120,7 @@ def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
-def _per_axis(name: str, value: object, dims: int) -> tuple[int, ...]:
+def per_axis(name: str, value: object, dims: int) -> tuple[int, ...]:
     """One integer for each of `dims` axes, from an integer or as many of them."""
     given = _plain(value)
     if isinstance(given, SupportsIndex):
@@ -137,7 +150,7 @@ def _padding(value: object, dims: int) -> tuple[tuple[int, int], ...]:
             (_integer("padding", lo, value), _integer("padding", hi, value)) for lo, hi in ends
         )
     else:
-        pairs = tuple((p, p) for p in _per_axis("padding", value, dims))
+        pairs = tuple((p, p) for p in per_axis("padding", value, dims))
     if any(p < 0 for pair in pairs for p in pair):
         raise ValueError(f"padding must not be negative, got {value!r}")
     return pairs
@@ -183,11 +196,11 @@ def fixed(
             max(kernel_size, step, padding, dilation) < _TOO_MUCH
         ):
             return ((kernel_size, step, padding, padding, dilation, int(ceil_mode)),) * dims
-    kernel = _per_axis("kernel_size", kernel_size, dims)
+    kernel = per_axis("kernel_size", kernel_size, dims)
     # PyTorch takes an empty stride for none
     unset = stride is None or (_is_sequence(stride) and not len(stride))
-    strides = kernel if unset else _per_axis("stride", stride, dims)
-    dilate = _per_axis("dilation", dilation, dims)
+    strides = kernel if unset else per_axis("stride", stride, dims)
+    dilate = per_axis("dilation", dilation, dims)
     pad = _padding(padding, dims)
     for name, numbers, shown in (
         ("kernel_size", kernel, kernel_size),
@@ -242,6 +255,33 @@ def adaptive(dims: int, output_size: object) -> Rule:
     return tuple((0, n, 0, 0, 1, 0) for n in outputs)
 
 
+def fractional(dims: int, kernel_size: object, output_size: object) -> Rule:
+    """The rule of windows of one size that give as many outputs as asked for, and begin anywhere.
+
+    Parameters
+    ----------
+    dims : int
+        Pooled axes: 1, 2 or 3.
+    kernel_size, output_size : int or sequence of int
+        Size of the windows and outputs along each axis.
+
+    Returns
+    -------
+    Rule
+    """
+    kernel = per_axis("kernel_size", kernel_size, dims)
+    outputs = per_axis("output_size", output_size, dims)
+    for name, numbers, shown in (
+        ("kernel_size", kernel, kernel_size),
+        ("output_size", outputs, output_size),
+    ):
+        if min(numbers) < 1:
+            raise ValueError(f"{name} must be positive, got {shown!r}")
+        if max(numbers) >= _TOO_MUCH:
+            raise ValueError(f"{name} must be less than 2**61, got {shown!r}")
+    return tuple((k, n, 0, 0, 1, FRACTIONAL) for k, n in zip(kernel, outputs, strict=True))
+
+
 def whole(dims: int) -> Rule:
     """The rule of one window over everything."""
     return ((0, 1, 0, 0, 1, 0),) * dims
@@ -259,12 +299,23 @@ def _adaptive_axis(name: str, size: int, out: int) -> Axis:
     return Axis(size, out, widest, adaptive=True)
 
 
+def _fractional_axis(name: str, size: int, kernel: int, out: int) -> Axis:
+    if kernel + out - 1 > size:
+        raise ValueError(
+            f"kernel_size {kernel} and output_size {out} need {kernel + out - 1} inputs along the "
+            f"{name}, got {size}"
+        )
+    return Axis(size, out, kernel, table=True)
+
+
 def _axis(name: str, rule: AxisRule, size: int) -> Axis:
     kernel, stride, lo, hi, dilation, ceil = rule
     if size < 1:
         raise ValueError(f"the {name} of the input must be positive to be pooled, got {size}")
     if kernel == 0:
         return _adaptive_axis(name, size, stride or size)
+    if ceil == FRACTIONAL:
+        return _fractional_axis(name, size, kernel, stride)
     reach = (kernel - 1) * dilation + 1
     if reach >= _TOO_MUCH:
         raise ValueError(f"kernel_size and dilation span {reach} inputs along the {name}, too many")
@@ -298,7 +349,7 @@ def resolve(rule: Rule, sizes: tuple[int, ...]) -> Window:
     Parameters
     ----------
     rule : Rule
-        From `fixed`, `adaptive` or `whole`.
+        From `fixed`, `adaptive`, `fractional` or `whole`.
     sizes : tuple of int
         Size of the input along each pooled axis.
 
@@ -325,24 +376,24 @@ def resolve(rule: Rule, sizes: tuple[int, ...]) -> Window:
 
 
 def require_real_inputs(window: Window) -> None:
-    """Refuse windows that would average nothing.
+    """Refuse windows that hold padding only.
 
     Raises
     ------
     ValueError
-        If some window holds padding only; the axis is named.
+        If there is one; the axis is named.
     """
     for name, axis in zip(axis_names(len(window.axes)), window.axes, strict=True):
         empty = _window_without_input(axis)
         if empty is not None:
             raise ValueError(
-                f"padding leaves window {empty} along the {name} without any input, so with "
-                "count_include_pad=False there is nothing to average"
+                f"padding leaves window {empty} along the {name} without any input: "
+                "there is nothing to pool there"
             )
 
 
 def _window_without_input(axis: Axis) -> int | None:
-    if axis.adaptive:
+    if axis.adaptive or axis.table:
         return None
     if axis.lo > (axis.kernel - 1) * axis.dilation:
         return 0

@@ -1,0 +1,170 @@
+// The blending reductions and their backward passes, compiled once per instruction set.
+#include "blend.hpp"
+
+#include "finish.hpp"
+#include "isa.hpp"
+#include "mixed.hpp"
+#include "schedule.hpp"
+#include "spread.hpp"
+#include "weigh.hpp"
+
+namespace poolgrad {
+namespace {
+
+void average(const Work& work, const View& x, Dense y, bool count_padding, double divisor) {
+  const Plan& p = *work.plan;
+  const Divisor divide{count_padding, divisor};
+  by_sum(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    struct Kit {
+      Separable<Sum<A>> machine;
+      A *row, *width_divisors;
+    };
+    over_outputs(
+        work,
+        [&](const Tile& tile, Arena& arena) {
+          const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+          return Kit{Separable<Sum<A>>(p, x, tile, false, Sum<A>{}, arena), arena.take<A>(n),
+                     arena.take<A>(n)};
+        },
+        [&](Kit& kit, i64 plane, const Tile& tile) {
+          divide.fill_row(p, tile.lo[2], tile.hi[2], kit.width_divisors);
+          kit.machine.start(plane_of(x, plane));
+          average_tile<A>(p, tile, kit.machine, divide, y, plane * p.out_plane(), kit.row,
+                          kit.width_divisors);
+        });
+  });
+}
+
+void average_backward(const Work& work, const View& gy, Dense gx, bool count_padding,
+                      double divisor) {
+  const Plan& p = *work.plan;
+  by_sum(gy.dtype, [&](auto a) {
+    using Kit = Spread<decltype(a)>;
+    over_inputs(
+        work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, arena); },
+        [&](Kit& kit, i64 plane, const Piece&) {
+          kit.run(gy, plane_of(gy, plane), {count_padding, divisor}, gx, plane * p.in_plane());
+        });
+  });
+}
+
+void mixed(const Work& work, const View& x, Parameter alpha, bool count_padding, Dense y,
+           Dense routes, void* sensitivity) {
+  const Plan& p = *work.plan;
+  const Divisor divide{count_padding, 0};
+  by_sum(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    using Op = MaxAndSum<A>;
+    using Kit = MixedKit<A>;
+    over_outputs(
+        work,
+        [&](const Tile& tile, Arena& arena) {
+          const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+          return Kit{Separable<Op>(p, x, tile, false, Op{}, arena), Op::take(arena, n),
+                     arena.take<A>(n), arena.take<A>(n), arena.take<A>(n)};
+        },
+        [&](Kit& kit, i64 plane, const Tile& tile) {
+          divide.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);
+          fill_parameter(p, alpha, plane, tile.hi[2] - tile.lo[2], kit.theta);
+          kit.machine.start(plane_of(x, plane));
+          mixed_tile<A>(p, tile, divide, kit, y, routes, static_cast<A*>(sensitivity),
+                        plane * p.out_plane());
+        });
+  });
+}
+
+template <class A, class Weight>
+void weigh(const Work& work, const Weighed& from, Parameter theta, int whole, Dense gx) {
+  const Plan& p = *work.plan;
+  using Kit = Weigh<A, Weight>;
+  over_inputs(
+      work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, arena); },
+      [&](Kit& kit, i64 plane, const Piece&) {
+        fill_parameter(p, theta, plane, kit.outputs(), kit.theta());
+        kit.run(from, plane, whole, gx, plane * p.in_plane());
+      });
+}
+
+void mixed_backward(const Work& work, const View& gy, const View& routes, Parameter alpha,
+                    bool count_padding, Dense gx) {
+  by_sum(gy.dtype, [&](auto a) {
+    using A = decltype(a);
+    const Weighed from{&gy, nullptr, &routes, nullptr, {count_padding, 0}};
+    weigh<A, MixedWeight<A>>(work, from, alpha, 0, gx);
+  });
+}
+
+// p, if it is the same small whole number for all channels.
+template <class A>
+int whole_power(Blend blend, Parameter theta) {
+  if (blend != Blend::lp && blend != Blend::lp_mean) return 0;
+  const A* values = static_cast<const A*>(theta.values);
+  for (i64 i = 0; i < theta.count; ++i) {
+    if (values[i] != values[0]) return 0;
+  }
+  for (int whole = 1; whole <= 4; ++whole) {
+    if (values[0] == static_cast<A>(whole)) return whole;
+  }
+  return 0;
+}
+
+template <class A, template <class> class Kind>
+void curve(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
+           void* const* kept, void* sensitivity) {
+  const Plan& p = *work.plan;
+  using Op = Curved<A, Kind>;
+  using Kit = CurvedKit<A, Kind>;
+  A* rows[kMostKept];
+  for (int k = 0; k < kMostKept; ++k) rows[k] = static_cast<A*>(kept[k]);
+  const int whole = whole_power<A>(blend, theta);
+  over_outputs(
+      work,
+      [&](const Tile& tile, Arena& arena) {
+        const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+        A* own = arena.take<A>(n);
+        const Op op{{own, whole, sensitivity != nullptr}};
+        return Kit{Separable<Op>(p, x, tile, false, op, arena), op.take(arena, n), arena.take<A>(n),
+                   arena.take<A>(n), own};
+      },
+      [&](Kit& kit, i64 plane, const Tile& tile) {
+        Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);
+        fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], kit.theta);
+        kit.machine.start(plane_of(x, plane));
+        curved_tile<A, Kind>(p, tile, blend, kit, y, rows, static_cast<A*>(sensitivity),
+                             plane * p.out_plane());
+      });
+}
+
+void curved(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
+            void* const* kept, void* sensitivity) {
+  by_sum(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    if (blend == Blend::expected) curve<A, Positives>(work, blend, x, theta, y, kept, sensitivity);
+    else if (blend == Blend::lp || blend == Blend::lp_mean)
+      curve<A, Powers>(work, blend, x, theta, y, kept, sensitivity);
+    else curve<A, Exponentials>(work, blend, x, theta, y, kept, sensitivity);
+  });
+}
+
+void curved_backward(const Work& work, Blend blend, const View& gy, const View& x, Parameter theta,
+                     const View* kept, Dense gx) {
+  by_sum(gy.dtype, [&](auto a) {
+    using A = decltype(a);
+    const Weighed from{&gy, &x, nullptr, kept, {false, 0}};
+    const int whole = whole_power<A>(blend, theta);
+    if (blend == Blend::lse) weigh<A, ExponentialWeight<A>>(work, from, theta, whole, gx);
+    else if (blend == Blend::soft) weigh<A, SoftWeight<A>>(work, from, theta, whole, gx);
+    else if (blend == Blend::expected) weigh<A, PositiveWeight<A>>(work, from, theta, whole, gx);
+    else weigh<A, PowerWeight<A>>(work, from, theta, whole, gx);
+  });
+}
+
+}  // namespace
+
+extern const BlendKernels POOLGRAD_TABLE(blend_kernels);
+const BlendKernels POOLGRAD_TABLE(blend_kernels) = {
+    average, average_backward, mixed, mixed_backward, curved, curved_backward,
+};
+
+}  // namespace poolgrad

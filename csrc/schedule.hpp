@@ -1,0 +1,109 @@
+// Who does which part of a kernel's work, on which scratch memory.
+#pragma once
+
+#include "backward.hpp"
+#include "kernels.hpp"
+#include "memory.hpp"
+#include "parallel.hpp"
+#include "separable.hpp"
+
+namespace poolgrad {
+namespace {
+
+constexpr i64 kWorthAThread =
+    1 << 15;                      // elements; below, waking a thread costs more than it brings
+constexpr i64 kTasksAThread = 4;  // so that a slow thread does not keep the others waiting
+
+// Cuts the work into tasks: groups of planes, or, where planes are few, parts of one along the
+// outermost pooled axis that has a choice.
+struct Cut {
+  i64 planes = 1, parts = 1;  // planes a task, parts a plane
+  int axis = 2, threads = 1;
+
+  Cut(const Plan& p, int wanted, bool outputs) {
+    const auto length = [&](int a) { return outputs ? p.axis[a].out : p.axis[a].in; };
+    const i64 plane = larger(p.in_plane(), p.out_plane());
+    const i64 worth = larger(1, plane * p.outer / kWorthAThread);
+    threads = static_cast<int>(smaller(wanted, worth));
+    const i64 tasks = threads > 1 ? threads * kTasksAThread : 1;
+    axis = length(0) > 1 ? 0 : length(1) > 1 ? 1 : 2;
+    if (p.outer >= tasks) {
+      planes =
+          threads > 1 ? larger(1, smaller(p.outer / tasks, kWorthAThread / plane + 1)) : p.outer;
+    } else {
+      parts = smaller(length(axis), ceil_div(tasks, larger(1, p.outer)));
+    }
+  }
+
+  // Calls body(first plane, last, box) for each task; Box is Tile (of outputs) or Piece (of
+  // inputs).
+  template <class Box, class F>
+  void run(const Plan& p, bool outputs, F&& body) const {
+    const i64 groups = ceil_div(p.outer, planes);
+    parallel_for(groups * parts, threads, [&](i64 task) {
+      const i64 group = task / parts, part = task % parts;
+      Box box;
+      for (int a = 0; a < 3; ++a) box.lo[a] = 0, box.hi[a] = outputs ? p.axis[a].out : p.axis[a].in;
+      const i64 whole = box.hi[axis];
+      box.lo[axis] = whole * part / parts;
+      box.hi[axis] = whole * (part + 1) / parts;
+      if (box.lo[axis] < box.hi[axis]) {
+        body(group * planes, smaller(p.outer, (group + 1) * planes), box);
+      }
+    });
+  }
+};
+
+// make(arena) is called twice: once to measure, once on this thread's scratch.
+template <class Make, class Use>
+void with_scratch(Make&& make, Use&& use) {
+  Arena measure;
+  (void)make(measure);
+  Arena arena(thread_scratch(measure.used()));
+  auto kit = make(arena);
+  use(kit);
+}
+
+// For each part of the outputs: kit = make(tile, arena), then use(kit, plane, tile) for its planes.
+template <class Make, class Use>
+void over_outputs(const Work& work, Make&& make, Use&& use) {
+  const auto body = [&](i64 first, i64 last, const Tile& tile) {
+    with_scratch([&](Arena& arena) { return make(tile, arena); },
+                 [&](auto& kit) {
+                   for (i64 plane = first; plane < last; ++plane) use(kit, plane, tile);
+                 });
+  };
+  Cut(*work.plan, work.threads, true).run<Tile>(*work.plan, true, body);
+}
+
+// The same for parts of the inputs.
+template <class Make, class Use>
+void over_inputs(const Work& work, Make&& make, Use&& use) {
+  const auto body = [&](i64 first, i64 last, const Piece& piece) {
+    with_scratch([&](Arena& arena) { return make(piece, arena); },
+                 [&](auto& kit) {
+                   for (i64 plane = first; plane < last; ++plane) use(kit, plane, piece);
+                 });
+  };
+  Cut(*work.plan, work.threads, false).run<Piece>(*work.plan, false, body);
+}
+
+template <class F>
+void by_route(Dtype dtype, F&& f) {
+  if (dtype == Dtype::uint8) f(std::uint8_t{});
+  else f(u32{});
+}
+
+// A plane's numbers of a parameter, one for each of `outputs` outputs and each channel.
+template <class A>
+void fill_parameter(const Plan& p, Parameter from, i64 plane, i64 outputs, A* row) {
+  const A* values = static_cast<const A*>(from.values);
+  for (i64 o = 0; o < outputs; ++o) {
+    for (i64 c = 0; c < p.inner; ++c) {
+      row[o * p.inner + c] = values[(p.inner_is_channel ? c : plane) % from.count];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,120 @@
+// Forward passes of the selecting reductions, compiled once per instruction set.
+#include "select.hpp"
+
+#include <atomic>
+
+#include "isa.hpp"
+#include "pick.hpp"
+#include "schedule.hpp"
+#include "ties.hpp"
+
+namespace poolgrad {
+namespace {
+
+template <class A, bool Keep, bool Lone>
+void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate) {
+  const Plan& p = *work.plan;
+  using Op = Max<A, Keep, Lone>;
+  struct Kit {
+    Separable<Op> machine;
+    OutputRow<A> row;
+  };
+  over_outputs(
+      work,
+      [&](const Tile& tile, Arena& a) {
+        const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+        return Kit{Separable<Op>(p, x, tile, negate, Op{}, a), OutputRow<A>(n, is<A>(y), Keep, a)};
+      },
+      [&](Kit& kit, i64 plane, const Tile& tile) {
+        kit.machine.start(plane_of(x, plane));
+        select_tile<A, Keep, Lone>(p, tile, kit.machine, y, routes, plane * p.out_plane(), negate,
+                                   kit.row);
+      });
+}
+
+template <class A, class Picker, class Prepare>
+void pick(const Work& work, const View& x, Dense y, Dense routes, const View& order, bool lone,
+          Prepare&& prepare) {
+  const Plan& p = *work.plan;
+  using Kit = PickKit<A, Picker>;
+  over_outputs(
+      work,
+      [&](const Tile& tile, Arena& a) {
+        Windows<A> windows(p, x, tile, a);
+        Picker picker(p, windows, a);
+        prepare(picker);
+        const i64 n = windows.stride();
+        return Kit{windows, picker, a.take<A>(n), a.take<u32>(n), a.take<u32>(n)};
+      },
+      [&](Kit& kit, i64 plane, const Tile& tile) {
+        pick_tile(p, tile, kit, plane_of(x, plane), order, outer_offset(order, plane), lone, y,
+                  routes, plane * p.out_plane());
+      });
+}
+
+void forward(const Work& work, Select which, const View& x, Dense y, Dense routes, bool lone) {
+  by_order(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    const bool negate = which == Select::smallest;
+    if (which == Select::median) pick<A, Median<A>>(work, x, y, routes, View{}, lone, [](auto&) {});
+    else if (!routes.data) extreme<A, false, false>(work, x, y, routes, negate);
+    else if (lone && kFloat<A>) extreme<A, true, kFloat<A>>(work, x, y, routes, negate);
+    else extreme<A, true, false>(work, x, y, routes, negate);
+  });
+}
+
+bool all_finite(const Work& work, const View& x) {
+  const Plan& p = *work.plan;
+  std::atomic<bool> finite{true};
+  by_sum(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    over_inputs(
+        work, [&](const Piece&, Arena& arena) { return arena.take<A>(p.axis[2].in * p.inner); },
+        [&](A* buffer, i64 plane, const Piece& piece) {
+          const i64 n = (piece.hi[2] - piece.lo[2]) * p.inner;
+          for (i64 d = piece.lo[0]; d < piece.hi[0]; ++d) {
+            for (i64 h = piece.lo[1]; h < piece.hi[1]; ++h) {
+              const A* row =
+                  row_of(x, plane_of(x, plane), p.inner, d, h, piece.lo[2], piece.hi[2], buffer);
+              bool all = true;
+              for (i64 i = 0; i < n; ++i) all &= row[i] - row[i] == A(0);
+              if (!all) finite = false;
+            }
+          }
+        });
+  });
+  return finite;
+}
+
+bool draw(const Work& work, const View& x, Dense y, Dense routes, const View& order,
+          std::uint64_t seed) {
+  if (!all_finite(work, x)) return false;
+  by_sum(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    pick<A, Draw<A>>(work, x, y, routes, order, false, [&](Draw<A>& picker) {
+      picker.seed = seed;
+      picker.order = order;
+    });
+  });
+  return true;
+}
+
+void split_winners(const Work& work, const View& x, const View& y, std::uint8_t* winners) {
+  const Plan& p = *work.plan;
+  by_sum(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    over_outputs(
+        work, [&](const Tile&, Arena& arena) { return Rows<A>(p, arena); },
+        [&](Rows<A>& rows, i64 plane, const Tile& tile) {
+          mark_winners<A>(p, tile, x, plane_of(x, plane), y, plane_of(y, plane), rows,
+                          winners + plane * p.out_plane() * p.winner_bytes());
+        });
+  });
+}
+
+}  // namespace
+
+extern const SelectKernels POOLGRAD_TABLE(select_kernels);
+const SelectKernels POOLGRAD_TABLE(select_kernels) = {forward, draw, split_winners};
+
+}  // namespace poolgrad

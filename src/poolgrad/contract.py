@@ -1,0 +1,234 @@
+"""What an operator is, and what functions, front ends and operators say to each other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from poolgrad.core import Layout, Plan
+from poolgrad.window import Rule, Window, require_real_inputs
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "bool")
+
+
+class Buffer(NamedTuple):
+    """An array that a front end has to allocate; `order`: its axes, slowest in memory first."""
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    dtype: str
+
+
+class Option(NamedTuple):
+    """A number or word beside the windows that an operator's kernels take."""
+
+    name: str
+    type: type
+    default: Any
+
+
+class Argument(NamedTuple):
+    """An array beside the input.
+
+    Attributes
+    ----------
+    name : str
+        What the public functions call it.
+    kind : str
+        ``"learned"``: a real number, or one for each channel; it has a gradient. ``"seed"``: what a
+        draw is made from. ``"samples"``: where fractional windows begin. ``"indices"``: positions
+        in the planes of the output.
+    """
+
+    name: str
+    kind: Literal["learned", "seed", "samples", "indices"]
+
+
+class Samples(NamedTuple):
+    """Where fractional windows begin: samples as they were given, or what they are drawn from."""
+
+    given: Any
+    generator: Any
+
+
+class Windows(NamedTuple):
+    """Windows laid out one after the other, for `Operator.compose`.
+
+    Attributes
+    ----------
+    values : array, shape (..., outputs, places)
+        Any number where a place holds no input.
+    real : bool array, shape (outputs, places)
+        Which places hold inputs.
+    extent : array, shape (outputs, 1)
+        How many places of each window lie inside the padded input.
+    """
+
+    values: Any
+    real: Any
+    extent: Any
+
+
+class Operator(ABC):
+    """One pooling operation.
+
+    Given what its forward keeps (its *residual*), the derivative of an operator is a linear map of
+    tangents: `push`, with `pull` its transpose. Where that map depends neither on the input nor on
+    a learned argument, nothing else is needed for derivatives of any order. An operator where it
+    does is `curved`: its pull takes the input, too, and further derivatives come from `compose`.
+
+    Attributes
+    ----------
+    name : str
+        Its name in the table, in ``torch.ops.poolgrad`` and in `poolgrad.reference`.
+    options : tuple of Option
+        What it takes beside the windows, in the order of its methods' last arguments.
+    argument : Argument or None
+        The array that it takes beside the input.
+    selecting : bool
+        Whether one input of a window wins (then there are routes, ties and indices).
+    curved : bool
+        Whether its derivative depends on the input or on a learned argument.
+    integers : bool
+        Whether it takes integers.
+    windowed : bool
+        Whether an output depends on the inputs of its window only.
+    """
+
+    name: ClassVar[str]
+    options: ClassVar[tuple[Option, ...]] = ()
+    argument: ClassVar[Argument | None] = None
+    selecting: ClassVar[bool] = False
+    curved: ClassVar[bool] = False
+    integers: ClassVar[bool] = False
+    windowed: ClassVar[bool] = True
+
+    @property
+    def learned(self) -> bool:
+        """Whether its argument has a gradient: then the last residual is the output's slope."""
+        return self.argument is not None and self.argument.kind == "learned"
+
+    def accepts(self, dtype: str) -> bool:
+        """Whether the input may be of this dtype."""
+        return dtype in FLOATS or (self.integers and dtype in INTEGERS)
+
+    def refuse_dtype(self, dtype: object) -> TypeError:
+        """The error for an input of another dtype."""
+        accepted = (*FLOATS, *(INTEGERS if self.integers else ()))
+        return TypeError(
+            f"x must be of dtype {', '.join(accepted[:-1])} or {accepted[-1]} for {self.name} "
+            f"pooling, got {dtype}"
+        )
+
+    def result(self, dtype: str) -> str:
+        """The dtype of the output."""
+        return dtype
+
+    def check(self, window: Window, *options: Any) -> None:
+        """Raise for windows or options that this operator cannot take."""
+        require_real_inputs(window)
+
+    def check_argument(self, values: list[float]) -> None:  # noqa: B027 - most have nothing to say
+        """Raise for values that a learned argument cannot have."""
+
+    @abstractmethod
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        """What forward keeps for backward."""
+
+    @abstractmethod
+    def forward(
+        self,
+        plan: Plan,
+        x: Any,
+        argument: Any,
+        y: Any,
+        residual: tuple[Any, ...],
+        threads: int,
+        *options: Any,
+    ) -> None:
+        """Fill the output and, unless it is an empty tuple, the residual.
+
+        A learned argument comes as (array, length), a seed as an integer.
+        """
+
+    @abstractmethod
+    def pull(
+        self,
+        plan: Plan,
+        gy: Any,
+        x: Any,
+        argument: Any,
+        residual: tuple[Any, ...],
+        gx: Any,
+        threads: int,
+        *options: Any,
+    ) -> None:
+        """Fill the gradient of the input; `x` is given to curved operators only."""
+
+    def push(
+        self,
+        plan: Plan,
+        t: Any,
+        argument: Any,
+        residual: tuple[Any, ...],
+        y: Any,
+        threads: int,
+        *options: Any,
+    ) -> None:
+        """Fill the tangent of the output; not for curved operators."""
+        raise NotImplementedError
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        """The output by an array library's own operations, for derivatives beyond the first.
+
+        Parameters
+        ----------
+        xp : module
+            With ``where``, ``exp``, ``log``, ``abs``, ``amax`` and ``cumsum``.
+        windows : Windows
+            The inputs.
+        argument : array or None
+            Of a shape that goes with ``windows.values``.
+        *options
+            As for the other methods.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a public function asks of a front end.
+
+    Attributes
+    ----------
+    operator : str
+        A name in the table.
+    x : array
+        The input.
+    rule : Rule
+        What makes the windows.
+    options : tuple
+        Values of the operator's options.
+    arguments : tuple
+        The array beside the input, if the operator takes one, as it was given.
+    channels_last : bool
+        Whether the pooled axes are those before the last.
+    keepdims : bool
+        Whether the pooled axes stay in the result.
+    return_indices : bool
+        Whether the indices of the winners are wanted too.
+    out : array or None
+        Where the result goes (NumPy).
+    """
+
+    operator: str
+    x: Any
+    rule: Rule
+    options: tuple[Any, ...] = ()
+    arguments: tuple[Any, ...] = ()
+    channels_last: bool = False
+    keepdims: bool = True
+    return_indices: bool = False
+    out: Any = None

@@ -1,0 +1,378 @@
+"""Poolings with as many windows as asked for: adaptive, global and fractional."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+from poolgrad.contract import Request, Samples
+from poolgrad.functional.public import (
+    flag,
+    in_dimensions,
+    over_everything,
+    pooled_sizes,
+    shape_of,
+    word,
+)
+from poolgrad.window import Ints, Rule, adaptive, axis_names, fractional, whole
+
+
+def _adaptive_max_pool(
+    dims: int,
+    x: Any,
+    output_size: Any,
+    return_indices: bool = False,
+    *,
+    ties: str = "first",
+    channels_last: bool = False,
+    out: Any = None,
+) -> Request:
+    """Maximum of as many bins as asked for along {axes}.
+
+    Parameters
+    ----------
+    {x}
+    {bins}
+    {return_indices}
+    {ties}
+    {channels_last}
+    {out}
+
+    Returns
+    -------
+    {y}
+        A bin with a NaN gives NaN.
+    {indices}
+
+    Raises
+    ------
+    {raises}
+
+    Notes
+    -----
+    The bins are those of ``torch.nn.functional.{name}``.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.array({open}1.0, 3.0, 2.0, 6.0{close})
+    >>> poolgrad.{name}(x, {two})
+    array({open}3., 6.{close})
+    >>> poolgrad.{name}(np.zeros(({sixes})), 3).shape
+    ({threes})
+    """
+    rule = adaptive(dims, output_size)
+    indices = flag("return_indices", return_indices)
+    last = flag("channels_last", channels_last)
+    return Request("max", x, rule, (word("ties", ties),), (), last, True, indices, out)
+
+
+def _adaptive_avg_pool(
+    dims: int, x: Any, output_size: Any, *, channels_last: bool = False, out: Any = None
+) -> Request:
+    """Mean of as many bins as asked for along {axes}.
+
+    Parameters
+    ----------
+    {x}
+    {bins}
+    {channels_last}
+    {out}
+
+    Returns
+    -------
+    {y}
+        {means}
+
+    Raises
+    ------
+    {raises}
+
+    Notes
+    -----
+    The bins are those of ``torch.nn.functional.{name}``.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.array({open}1.0, 3.0, 2.0, 6.0{close})
+    >>> poolgrad.{name}(x, {two})
+    array({open}2., 4.{close})
+    >>> poolgrad.{name}(np.zeros(({sixes})), 3).shape
+    ({threes})
+    """
+    last = flag("channels_last", channels_last)
+    return Request("avg", x, adaptive(dims, output_size), (True, 0), (), last, True, False, out)
+
+
+def _everything(x: Any, name: str) -> Rule:
+    rank = len(shape_of(x))
+    if not 3 <= rank <= 5:
+        raise ValueError(
+            f"{name} pools one to three axes beside batch and channels, "
+            f"got an input with {rank} axes"
+        )
+    return whole(rank - 2)
+
+
+def _global_max_pool(
+    x: Any, keepdims: bool = False, *, ties: str = "first", channels_last: bool = False
+) -> Request:
+    """Maximum over every axis but batch and channels.
+
+    Parameters
+    ----------
+    {x}
+    {keepdims}
+    {ties}
+    {channels_last}
+
+    Returns
+    -------
+    {y}
+        A NaN gives NaN.
+
+    Raises
+    ------
+    {raises}
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> poolgrad.{name}(np.array([[[1.0, 3.0, 2.0, 6.0]]]))
+    array([[6.]])
+    >>> poolgrad.{name}(np.zeros((2, 3, 6, 6))).shape
+    (2, 3)
+    """
+    rule = _everything(x, "global_max_pool")
+    last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
+    return Request("max", x, rule, (word("ties", ties),), (), last, keep)
+
+
+def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = False) -> Request:
+    """Mean over every axis but batch and channels.
+
+    Parameters
+    ----------
+    {x}
+    {keepdims}
+    {channels_last}
+
+    Returns
+    -------
+    {y}
+        {means}
+
+    Raises
+    ------
+    {raises}
+
+    Notes
+    -----
+    Lin, Chen & Yan, Network in network, 2014.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> poolgrad.{name}(np.array([[[1.0, 3.0, 2.0, 6.0]]]))
+    array([[3.]])
+    >>> poolgrad.{name}(np.zeros((2, 3, 6, 6))).shape
+    (2, 3)
+    """
+    rule = _everything(x, "global_avg_pool")
+    last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
+    return Request("avg", x, rule, (True, 0), (), last, keep)
+
+
+def _global_lp_pool(
+    x: Any,
+    keepdims: bool = False,
+    *,
+    norm_type: Any = 2.0,
+    mean: bool = False,
+    channels_last: bool = False,
+) -> Request:
+    """Norm over every axis but batch and channels: ``sum(|x|**p) ** (1 / p)``.
+
+    Parameters
+    ----------
+    {x_real}
+    {keepdims}
+    norm_type : float or array, shape (C,)
+        The power p, above 0; ``inf`` gives the largest ``|x|``.
+        {learned}
+    mean : bool
+        Whether to take the mean in place of the sum: GeM pooling.
+    {channels_last}
+
+    Returns
+    -------
+    {y}
+        A NaN gives NaN.
+
+    Raises
+    ------
+    {raises}
+
+    Notes
+    -----
+    ONNX GlobalLpPool-22. With ``mean=True`` and a learned p: Radenovic, Tolias & Chum, Fine-tuning
+    CNN image retrieval with no human annotation, 2018.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> poolgrad.{name}(np.array([[[3.0, -4.0]]]))
+    array([[5.]])
+    """
+    rule = _everything(x, "global_lp_pool")
+    options = (flag("mean", mean),)
+    last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
+    return Request("lp", x, rule, options, (norm_type,), last, keep)
+
+
+def _global_lse_pool(
+    x: Any, keepdims: bool = False, *, r: Any = 1.0, channels_last: bool = False
+) -> Request:
+    """Log-mean-exp over every axis but batch and channels: ``log(mean(exp(r * x))) / r``.
+
+    Parameters
+    ----------
+    {x_real}
+    {keepdims}
+    r : float or array, shape (C,)
+        How sharply the largest inputs dominate; finite, not 0.
+        {learned}
+    {channels_last}
+
+    Returns
+    -------
+    {y}
+        A NaN gives NaN.
+
+    Raises
+    ------
+    {raises}
+
+    Notes
+    -----
+    Pinheiro & Collobert, From image-level to pixel-level labeling with convolutional networks,
+    2015.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> np.exp(poolgrad.{name}(np.log([[[1.0, 3.0]]])))
+    array([[2.]])
+    """
+    rule = _everything(x, "global_lse_pool")
+    last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
+    return Request("lse", x, rule, (), (r,), last, keep)
+
+
+def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:
+    given = tuple(output_ratio) if isinstance(output_ratio, list | tuple) else (output_ratio,)
+    if any(isinstance(r, bool) or not isinstance(r, Real) for r in given):
+        raise TypeError(f"output_ratio must be a number or {dims} of them, got {output_ratio!r}")
+    if len(given) not in (1, dims):
+        raise ValueError(f"output_ratio must be a number or {dims} of them, got {output_ratio!r}")
+    if not all(0 < r < 1 for r in given):
+        raise ValueError(f"output_ratio must lie between 0 and 1, got {output_ratio!r}")
+    return tuple(float(r) for r in given) * (dims // len(given))
+
+
+def _part_of(sizes: tuple[int, ...], output_ratio: Any) -> tuple[int, ...]:
+    """The output sizes that are this part of the input's."""
+    dims = len(sizes)
+    outputs = tuple(int(n * r) for n, r in zip(sizes, _ratios(dims, output_ratio), strict=True))
+    for name, size, n in zip(axis_names(dims), sizes, outputs, strict=True):
+        if n < 1:
+            raise ValueError(
+                f"output_ratio {output_ratio!r} leaves nothing of {size} inputs along the {name}"
+            )
+    return outputs
+
+
+def _fractional_max_pool(
+    dims: int,
+    x: Any,
+    kernel_size: Ints,
+    output_size: Ints | None = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Any = None,
+    *,
+    generator: Any = None,
+    ties: str = "first",
+    channels_last: bool = False,
+) -> Request:
+    """Maximum of windows that begin at random distances, all about equal, along {axes}.
+
+    Of `size` inputs along an axis, ``step = (size - kernel_size) / (output_size - 1)``; window o
+    begins at ``floor((o + s) * step) - floor(s * step)`` with a random s in [0, 1), the last one at
+    ``size - kernel_size``.
+
+    Parameters
+    ----------
+    {x}
+    kernel_size : int or sequence of {count} int
+        Size of the windows.
+    output_size : int or sequence of {count} int, optional
+        Outputs along each axis; at most ``size - kernel_size + 1``.
+    output_ratio : float or sequence of {count} float, optional
+        In place of `output_size`: ``int(size * output_ratio)`` outputs; between 0 and 1.
+    {return_indices}
+    _random_samples : array, shape (N, C, {dims}), optional
+        In place of a draw: s for each plane and pooled axis, in PyTorch's order (of two axes the
+        width first, of three the depth).
+    generator : None, int or the framework's generator
+        What the draw is made from. None: another draw in every call.
+    {ties}
+    {channels_last}
+
+    Returns
+    -------
+    {y}
+        A window with a NaN gives NaN.
+    {indices}
+
+    Raises
+    ------
+    {raises}
+
+    Notes
+    -----
+    Graham, Fractional max-pooling, 2014. The windows are those of
+    ``torch.nn.functional.{name}``, with the same samples.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.zeros(({sixes}))
+    >>> poolgrad.{name}(x, 2, output_size=4).shape
+    ({fours})
+    >>> poolgrad.{name}(x, 2, output_ratio=0.5, generator=0).shape
+    ({threes})
+    """
+    indices = flag("return_indices", return_indices)
+    last = flag("channels_last", channels_last)
+    if (output_size is None) == (output_ratio is None):
+        raise ValueError(
+            "exactly one of output_size and output_ratio must be given, "
+            f"got {output_size!r} and {output_ratio!r}"
+        )
+    if output_ratio is not None:
+        output_size = _part_of(pooled_sizes(x, dims, last), output_ratio)
+    rule = fractional(dims, kernel_size, output_size)
+    samples = Samples(_random_samples, generator)
+    options = (word("ties", ties),)
+    return Request("fractional_max", x, rule, options, (samples,), last, True, indices)
+
+
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = in_dimensions(_adaptive_max_pool)
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = in_dimensions(_adaptive_avg_pool)
+global_max_pool = over_everything(_global_max_pool)
+global_avg_pool = over_everything(_global_avg_pool)
+global_lp_pool = over_everything(_global_lp_pool)
+global_lse_pool = over_everything(_global_lse_pool)
+fractional_max_pool2d, fractional_max_pool3d = in_dimensions(_fractional_max_pool, (2, 3))

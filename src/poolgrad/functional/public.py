@@ -1,0 +1,174 @@
+"""What makes the public functions: any array in, its front end found, the same kind of array out.
+
+A pooling is described once, by a function that returns a `Request`. `in_dimensions` makes of it one
+public function for each number of pooled axes, `over_everything` a global one; these hand the
+description to the front end of their input.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from poolgrad.contract import Request
+from poolgrad.functional.wording import fill
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+
+
+def _numpy() -> ModuleType:
+    from poolgrad import numpy
+
+    return numpy
+
+
+def _torch() -> ModuleType:
+    from poolgrad.torch import function
+
+    return function
+
+
+# The first part of a module's name -> what imports the front end for the arrays it defines.
+_FRONT_ENDS = {"numpy": _numpy, "torch": _torch}
+_found: dict[type, ModuleType] = {}
+
+_MOST = 2**63
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
+
+
+def front_end(x: object) -> ModuleType:
+    """The module that pools arrays of this type; imported when the first of them arrives.
+
+    Raises
+    ------
+    TypeError
+        If no front end takes this type.
+    """
+    kind = type(x)
+    if kind not in _found:
+        if kind is list or kind is tuple:
+            known = "numpy"
+        elif hasattr(x, "__torch_function__"):  # what a compiler that traces this can tell, too
+            known = "torch"
+        else:
+            known = kind.__module__.partition(".")[0]
+        if known not in _FRONT_ENDS:  # a subclass that somebody else defined?
+            origins = [c.__module__.partition(".")[0] for c in kind.__mro__]
+            known = next((o for o in origins if o in _FRONT_ENDS), "")
+        if not known:
+            raise TypeError(
+                f"x must be an array of {' or '.join(_FRONT_ENDS)}, "
+                f"got {kind.__module__}.{kind.__qualname__}"
+            )
+        _found[kind] = _FRONT_ENDS[known]()
+    return _found[kind]
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of anything that a front end takes."""
+    return tuple(x.shape if hasattr(x, "shape") else front_end(x).asarray(x).shape)
+
+
+def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:
+    """The sizes of the axes of `x` that are pooled.
+
+    Raises
+    ------
+    ValueError
+        If it has too few axes.
+    """
+    shape = shape_of(x)
+    first = len(shape) - dims - channels_last
+    if first < 0:
+        layout = f"{dims} pooled axes" + (" and one for channels" if channels_last else "")
+        raise ValueError(f"the input must have at least {layout}, got shape {shape}")
+    return shape[first : first + dims]
+
+
+def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, Any]:
+    """The function that does what `describe` describes, with its signature and documentation."""
+
+    def pool(*args: P.args, **kwargs: P.kwargs) -> Any:
+        request = describe(*args, **kwargs)
+        return front_end(request.x).perform(request)
+
+    pool.__name__ = pool.__qualname__ = name
+    pool.__module__ = "poolgrad"  # where users, and pickle, find it
+    pool.__signature__ = inspect.signature(describe).replace(  # type: ignore[attr-defined]
+        return_annotation=inspect.Signature.empty
+    )
+    pool.__doc__ = fill(describe.__doc__ or "", name, dims)
+    pool.describe = describe  # type: ignore[attr-defined]
+    FUNCTIONS[name] = pool
+    return pool
+
+
+def _renamed(function: Callable[Q, R], name: str) -> Callable[Q, R]:
+    """A copy under another name: the one that Python's own errors about arguments give."""
+    assert isinstance(function, FunctionType)
+    copy = FunctionType(
+        function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__doc__, copy.__annotations__ = function.__doc__, function.__annotations__
+    copy.__qualname__ = name
+    return copy
+
+
+def in_dimensions(
+    describe: Callable[Concatenate[int, P], Request], dims: tuple[int, ...] = (1, 2, 3)
+) -> tuple[Callable[P, Any], ...]:
+    """The functions for one, two and three pooled axes, or those numbers of them in `dims`."""
+
+    def of(dims: int) -> Callable[P, Any]:
+        name = f"{describe.__name__.strip('_')}{dims}d"
+        named = _renamed(describe, name)
+
+        def describe_here(*args: P.args, **kwargs: P.kwargs) -> Request:
+            return named(dims, *args, **kwargs)
+
+        signature = inspect.signature(describe)
+        parameters = list(signature.parameters.values())[1:]
+        describe_here.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=parameters
+        )
+        describe_here.__doc__ = describe.__doc__
+        return public(describe_here, name, dims)
+
+    return tuple(of(d) for d in dims)
+
+
+def over_everything(describe: Callable[P, Request]) -> Callable[P, Any]:
+    """The function for every axis but batch and channels."""
+    name = describe.__name__.strip("_")
+    return public(_renamed(describe, name), name, 0)
+
+
+def word(name: str, value: object) -> str:
+    """The value of an option that is a word."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {value!r}")
+    return value
+
+
+def flag(name: str, value: object) -> bool:
+    """The value of an option that is on or off."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def divisor(value: object) -> int:
+    """The value of `divisor_override`; 0 for none."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"divisor_override must be an integer or None, got {value!r}")
+    if value == 0 or abs(value) >= _MOST:
+        raise ValueError(f"divisor_override must be a number of 64 bits but 0, got {value!r}")
+    return value

@@ -1,0 +1,253 @@
+"""Poolings where one input of each window wins: maximum, minimum, median, and a draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from poolgrad.contract import Request
+from poolgrad.functional.public import flag, in_dimensions, word
+from poolgrad.window import Ints, Padding, fixed
+
+
+def _max_pool(
+    dims: int,
+    x: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    ties: str = "first",
+    channels_last: bool = False,
+    out: Any = None,
+) -> Request:
+    """Maximum of every window of {axes}.
+
+    Parameters
+    ----------
+    {x}
+    {windows}
+    {return_indices}
+    {ties}
+    {channels_last}
+    {out}
+
+    Returns
+    -------
+    {y}
+        Padding never wins. A window without any input gives -inf (of integers, the lowest); a
+        window with a NaN gives NaN.
+    {indices}
+
+    Raises
+    ------
+    {raises}
+
+    Notes
+    -----
+    The rules for sizes, ties and NaN are PyTorch's (``torch.nn.functional.{name}``), without its
+    limit on padding.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.array({open}1.0, 3.0, 2.0, 6.0{close})
+    >>> poolgrad.{name}(x, {two})
+    array({open}3., 6.{close})
+    >>> poolgrad.{name}(np.zeros(({sixes})), 2).shape
+    ({threes})
+    """
+    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    indices = flag("return_indices", return_indices)
+    last = flag("channels_last", channels_last)
+    return Request("max", x, rule, (word("ties", ties),), (), last, True, indices, out)
+
+
+def _min_pool(
+    dims: int,
+    x: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    ties: str = "first",
+    channels_last: bool = False,
+    out: Any = None,
+) -> Request:
+    """Minimum of every window of {axes}.
+
+    Parameters
+    ----------
+    {x}
+    {windows}
+    {return_indices}
+    {ties}
+    {channels_last}
+    {out}
+
+    Returns
+    -------
+    {y}
+        Padding never wins. A window without any input gives +inf (of integers, the highest); a
+        window with a NaN gives NaN.
+    {indices}
+
+    Raises
+    ------
+    {raises}
+
+    Notes
+    -----
+    The maximum with the order turned round; the rules for sizes, ties and NaN are those of
+    PyTorch's ``max_pool{dims}d``. In image processing it is the erosion by a flat rectangle.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.array({open}1.0, 3.0, 2.0, 6.0{close})
+    >>> poolgrad.{name}(x, {two})
+    array({open}1., 2.{close})
+    """
+    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    indices = flag("return_indices", return_indices)
+    last = flag("channels_last", channels_last)
+    return Request("min", x, rule, (word("ties", ties),), (), last, True, indices, out)
+
+
+def _median_pool(
+    dims: int,
+    x: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    ties: str = "first",
+    channels_last: bool = False,
+    out: Any = None,
+) -> Request:
+    """Median of every window of {axes}.
+
+    Of an even number of inputs it is the lower of the two in the middle, so that it always is one
+    of them. Padding is none of them.
+
+    Parameters
+    ----------
+    {x}
+    {windows}
+    {return_indices}
+    {ties}
+    {channels_last}
+    {out}
+
+    Returns
+    -------
+    {y}
+        A window with a NaN gives NaN.
+    {indices}
+
+    Raises
+    ------
+    {raises_if_empty}
+
+    Notes
+    -----
+    Winners are the places whose input equals the median. The lower median is that of
+    ``torch.median``; as a filter: Huang, Yang & Tang, A fast two-dimensional median filtering
+    algorithm, 1979.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.array({open}4.0, 1.0, 3.0, 2.0, 2.0, 9.0{close})
+    >>> poolgrad.{name}(x, {three})
+    array({open}3., 2.{close})
+    """
+    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    indices = flag("return_indices", return_indices)
+    last = flag("channels_last", channels_last)
+    return Request("median", x, rule, (word("ties", ties),), (), last, True, indices, out)
+
+
+def _stochastic_pool(
+    dims: int,
+    x: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    training: bool = True,
+    generator: Any = None,
+    channels_last: bool = False,
+    out: Any = None,
+) -> Request:
+    """A random input of every window of {axes}, or what it is expected to be.
+
+    With ``a = max(x, 0)``, input j of a window wins with probability ``a_j / sum(a)``; if no input
+    is positive, all are as likely. Without `training` the result is the mean with these
+    probabilities as weights, ``sum(a * x) / sum(a)``.
+
+    Parameters
+    ----------
+    {x_real}
+        While `training`, every value must be finite.
+    {windows}
+    {return_indices}
+    training : bool
+        Whether to draw; else the mean is computed, and there are no winners to return.
+    generator : None, int or the framework's generator
+        What the draw is made from; the same seed gives the same winners, whatever the layout and
+        the number of threads. None: another draw in every call. Not used without `training`.
+    {channels_last}
+    {out}
+
+    Returns
+    -------
+    {y}
+        The winner gets the gradient; the mean is differentiated as it is, weights too.
+    {indices}
+
+    Raises
+    ------
+    {raises_if_empty}
+        Also if `training` and a value of `x` is not finite.
+
+    Notes
+    -----
+    Zeiler & Fergus, Stochastic pooling for regularization of deep convolutional neural networks,
+    2013, where x is not negative; for any x the weights are those of its positive part.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.array({open}0.0, 3.0, 2.0, -1.0{close})
+    >>> poolgrad.{name}(x, {two}, generator=0)  # one positive input a window
+    array({open}3., 2.{close})
+    >>> x = np.array({open}1.0, 3.0, 2.0, 6.0{close})
+    >>> poolgrad.{name}(x, {two}, training=False)
+    array({open}2.5, 5. {close})
+    """
+    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    indices = flag("return_indices", return_indices)
+    last = flag("channels_last", channels_last)
+    if flag("training", training):
+        return Request("stochastic", x, rule, (), (generator,), last, True, indices, out)
+    if indices:
+        raise ValueError("return_indices=True needs training=True: a mean has no winners")
+    return Request("expected", x, rule, (), (), last, True, False, out)
+
+
+max_pool1d, max_pool2d, max_pool3d = in_dimensions(_max_pool)
+min_pool1d, min_pool2d, min_pool3d = in_dimensions(_min_pool)
+median_pool1d, median_pool2d, median_pool3d = in_dimensions(_median_pool)
+stochastic_pool1d, stochastic_pool2d, stochastic_pool3d = in_dimensions(_stochastic_pool)

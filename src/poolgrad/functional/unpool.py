@@ -1,0 +1,107 @@
+"""The way back from a maximum and its indices: unpooling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from poolgrad.contract import Request
+from poolgrad.functional.public import flag, in_dimensions, pooled_sizes, shape_of
+from poolgrad.window import Ints, adaptive, axis_names, fixed, per_axis
+
+
+def _output_sizes(
+    dims: int,
+    x: Any,
+    kernel_size: Ints,
+    stride: Ints | None,
+    padding: Ints,
+    output_size: Any,
+    channels_last: bool,
+) -> tuple[int, ...]:
+    """The sizes of the pooled axes of the output: PyTorch's rule.
+
+    Inputs of several sizes are pooled to the same size: `output_size` says which it was.
+    """
+    per_axis("padding", padding, dims)  # not every form that `fixed` takes
+    rule = fixed(dims, kernel_size, stride, padding)
+    sizes = pooled_sizes(x, dims, channels_last)
+    default = tuple((n - 1) * r[1] - 2 * r[2] + r[0] for n, r in zip(sizes, rule, strict=True))
+    if output_size is None:
+        if min(default) < 1:
+            raise ValueError(
+                f"kernel_size {kernel_size!r} with padding {padding!r} would make an output of "
+                f"{default} from an input of {sizes}"
+            )
+        return default
+    rank = len(shape_of(x))
+    if isinstance(output_size, list | tuple) and len(output_size) == rank:  # of all axes
+        first = rank - dims - channels_last
+        wanted = per_axis("output_size", output_size[first : first + dims], dims)
+    else:
+        wanted = per_axis("output_size", output_size, dims)
+    for name, n, r, out in zip(axis_names(dims), default, rule, wanted, strict=True):
+        least = max(n - r[1] + 1, 1)
+        if not least <= out < n + r[1]:
+            raise ValueError(
+                f"output_size along the {name} must be from {least} to {n + r[1] - 1}, "
+                f"got {output_size!r}"
+            )
+    return wanted
+
+
+def _max_unpool(
+    dims: int,
+    x: Any,
+    indices: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    output_size: Any = None,
+    *,
+    channels_last: bool = False,
+) -> Request:
+    """Values put back where the maxima of {axes} were, among zeros.
+
+    Parameters
+    ----------
+    {x}
+    indices : int64 array, shape of `x`
+        For each value its flat position among the pooled axes of its plane of the output, as
+        ``max_pool{dims}d`` returns them. Of values for the same place the last in row-major order
+        stays, and it alone has a gradient.
+    kernel_size, stride, padding : int or sequence of {count} int
+        Of the pooling that is undone; they decide about the size of the output only.
+    output_size : int or sequence of int, optional
+        Sizes of the pooled axes of the output, or of all its axes: which of those that the pooling
+        makes a size of `x` from. Default: ``(size - 1) * stride - 2 * padding + kernel_size``.
+    {channels_last}
+
+    Returns
+    -------
+    {y}
+
+    Raises
+    ------
+    {raises}
+        Also if an index lies outside its plane, or `output_size` is not within a stride of the
+        default.
+
+    Notes
+    -----
+    The rules are those of ``torch.nn.functional.{name}``. As a step of a network:
+    Zeiler & Fergus, Visualizing and understanding convolutional networks, 2014.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.array({open}1.0, 3.0, 2.0, 6.0{close})
+    >>> y, indices = poolgrad.max_pool{dims}d(x, {two}, return_indices=True)
+    >>> poolgrad.{name}(y, indices, {two})
+    array({open}0., 3., 0., 6.{close})
+    """
+    last = flag("channels_last", channels_last)
+    sizes = _output_sizes(dims, x, kernel_size, stride, padding, output_size, last)
+    return Request("max_unpool", x, adaptive(dims, sizes), (), (indices,), last)
+
+
+max_unpool1d, max_unpool2d, max_unpool3d = in_dimensions(_max_unpool)

@@ -1,0 +1,208 @@
+"""Indices of winners, in the conventions of other libraries.
+
+Every convention is one `Convention`: the way to and from poolgrad's own, the flat position in the
+plane. Only arithmetic on the indices is used, so that arrays of any framework will do.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, SupportsIndex
+
+__all__ = ["convert_indices"]
+
+
+class Planes(NamedTuple):
+    """The pooled input, and where in it each index is.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Of the pooled axes.
+    channels : int
+        Their number.
+    batch, channel : int64 array
+        What plane each index belongs to; broadcast against the indices.
+    """
+
+    sizes: tuple[int, ...]
+    channels: int
+    batch: Any
+    channel: Any
+
+    @property
+    def size(self) -> int:
+        """Inputs of a plane."""
+        return math.prod(self.sizes)
+
+    @property
+    def start(self) -> Any:
+        """Where the planes begin in an array of shape (N, C, spatial...)."""
+        return (self.batch * self.channels + self.channel) * self.size
+
+
+class Convention(NamedTuple):
+    """How an index is made from the flat position in the plane, and that from it."""
+
+    to: Callable[[Any, Planes], Any]
+    back: Callable[[Any, Planes], Any]
+
+
+def _turned(flat: Any, sizes: Sequence[int]) -> Any:
+    """Row-major positions in a plane of these sizes, as column-major ones."""
+    turned, stride, rest = 0, 1, math.prod(sizes)
+    for size in sizes:
+        rest //= size
+        turned = turned + flat // rest * stride
+        flat = flat % rest
+        stride *= size
+    return turned
+
+
+CONVENTIONS = {
+    "torch": Convention(lambda i, planes: i, lambda i, planes: i),
+    "onnx": Convention(lambda i, planes: i + planes.start, lambda i, planes: i - planes.start),
+    # Column-major is row-major with the axes in the other order.
+    "onnx_column_major": Convention(
+        lambda i, planes: _turned(i, planes.sizes) + planes.start,
+        lambda i, planes: _turned(i - planes.start, planes.sizes[::-1]),
+    ),
+    "tensorflow": Convention(
+        lambda i, planes: i * planes.channels + planes.channel,
+        lambda i, planes: (i - planes.channel) // planes.channels,
+    ),
+    "tensorflow_batch": Convention(
+        lambda i, planes: (i + planes.batch * planes.size) * planes.channels + planes.channel,
+        lambda i, planes: (i - planes.channel) // planes.channels - planes.batch * planes.size,
+    ),
+}
+
+
+def convert_indices(
+    indices: Any, shape: Sequence[int], source: str, target: str, *, channels_last: bool = False
+) -> Any:
+    """Indices of winners, from one library's convention into another's.
+
+    Parameters
+    ----------
+    indices : integer array, shape (N, C, ...) or (N, ..., C)
+        One to three pooled axes in the place of the dots; -1 where no input won. Not modified.
+    shape : sequence of int
+        Shape of the input that was pooled, its axes in the same order.
+    source, target : str
+        The conventions. With ``b`` the batch, ``c`` the channel and ``(y, x)`` the position in a
+        plane of ``H`` times ``W`` (with other numbers of axes likewise):
+
+        =========================  =====================================
+        ``"torch"``                ``y * W + x``, also poolgrad's own
+        ``"onnx"``                 ``((b * C + c) * H + y) * W + x``
+        ``"onnx_column_major"``    ``(b * C + c) * H * W + x * H + y``
+        ``"tensorflow"``           ``(y * W + x) * C + c``
+        ``"tensorflow_batch"``     ``((b * H + y) * W + x) * C + c``
+        =========================  =====================================
+    channels_last : bool
+        Whether the channels are the last axis of `shape` and `indices`, not the second. No
+        convention depends on it.
+
+    Returns
+    -------
+    int64 array of the shape of `indices`
+        The same kind of array; -1 stays -1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        With the argument named, what is accepted and what came; also for indices that are not in
+        their own plane. (Tensors that are being traced have no numbers to look at.)
+
+    Notes
+    -----
+    ONNX MaxPool gives ``"onnx"``, with ``storage_order=1`` ``"onnx_column_major"``; TensorFlow's
+    ``max_pool_with_argmax`` gives ``"tensorflow"``, with ``include_batch_in_index``
+    ``"tensorflow_batch"``.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> from poolgrad.indices import convert_indices
+    >>> x = np.arange(32.0).reshape(1, 2, 4, 4)
+    >>> _, indices = poolgrad.max_pool2d(x, 2, return_indices=True)
+    >>> indices[0, 1]
+    array([[ 5,  7],
+           [13, 15]])
+    >>> convert_indices(indices, x.shape, "torch", "onnx")[0, 1]
+    array([[21, 23],
+           [29, 31]])
+    >>> convert_indices(indices, x.shape, "torch", "tensorflow")[0, 1]
+    array([[11, 15],
+           [27, 31]])
+    """
+    _check_array(indices)
+    for name, word in (("source", source), ("target", target)):
+        if word not in list(CONVENTIONS):
+            accepted = ", ".join(f'"{c}"' for c in CONVENTIONS)
+            raise ValueError(f"{name} must be one of {accepted}, got {word!r}")
+    if not isinstance(channels_last, bool):
+        raise TypeError(f"channels_last must be True or False, got {channels_last!r}")
+    channel_axis = _check_shape(shape, tuple(indices.shape), channels_last)
+    sizes = tuple(shape[1:-1] if channels_last else shape[2:])
+    planes = Planes(sizes, shape[channel_axis], _along(indices, 0), _along(indices, channel_axis))
+    given = _int64(indices)
+    won = _int64(given != -1)
+    flat = CONVENTIONS[source].back(given, planes)
+    there_again = CONVENTIONS[source].to(flat, planes)
+    _refuse(won * ((flat < 0) | (flat >= planes.size) | (there_again != given)), source, shape)
+    return won * (CONVENTIONS[target].to(flat, planes) + 1) - 1
+
+
+def _int64(array: Any) -> Any:
+    return array.long() if hasattr(array, "long") else array.astype("int64")
+
+
+def _along(indices: Any, axis: int) -> Any:
+    """0, 1, 2, ... along one axis, with as many axes as the indices have."""
+    line = indices[tuple(slice(None if a == axis else 1) for a in range(len(indices.shape)))]
+    return (_int64(line) * 0 + 1).cumsum(axis) - 1
+
+
+def _check_array(indices: Any) -> None:
+    dtype = getattr(indices, "dtype", None)
+    if dtype is None or not hasattr(indices, "shape"):
+        raise TypeError(f"indices must be an array of integers, got {type(indices).__qualname__}")
+    if "int" not in getattr(dtype, "name", str(dtype)):
+        raise TypeError(f"indices must be an array of integers, got one of {dtype}")
+
+
+def _check_shape(shape: Sequence[int], of_indices: tuple[int, ...], channels_last: bool) -> int:
+    """The axis of the channels, if the shapes can be of an input and what was pooled from it."""
+    form = "(N, ..., C)" if channels_last else "(N, C, ...)"
+    if not isinstance(shape, Sequence) or not all(isinstance(n, SupportsIndex) for n in shape):
+        raise TypeError(f"shape must be made of integers, {form}, got {shape!r}")
+    axis = len(shape) - 1 if channels_last else 1
+    sizes = [n for a, n in enumerate(shape) if a not in (0, axis)]
+    if not 1 <= len(sizes) <= 3 or min(shape) < 0 or min(sizes) < 1:
+        raise ValueError(
+            f"shape must be {form} with one to three pooled axes, not empty, got {tuple(shape)}"
+        )
+    same = len(of_indices) == len(shape) and all(of_indices[a] == shape[a] for a in (0, axis))
+    if not same:
+        raise ValueError(
+            f"indices must have shape {form} with N = {shape[0]} and C = {shape[axis]} as in shape "
+            f"{tuple(shape)}, got {of_indices}"
+        )
+    return axis
+
+
+def _refuse(wrong: Any, source: str, shape: Sequence[int]) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(wrong, torch.Tensor):
+        traced = type(wrong) is not torch.Tensor or torch.compiler.is_compiling()
+        if traced or wrong.is_meta:
+            return
+    if wrong.any():
+        raise ValueError(
+            f"indices must be -1 or positions in their own planes of {tuple(shape)}, counted as in "
+            f'"{source}"; {int(wrong.sum())} of them are not'
+        )

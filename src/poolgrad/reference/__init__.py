@@ -1,0 +1,61 @@
+"""Every operator and its gradient as a textbook writes it: plain NumPy, slow, short.
+
+This is what the kernels are tested against, and a place to read what they compute. An operator here
+is a function of one window (`poolgrad.reference.operators`): its value, and how the value changes
+with each input of the window and with the learned parameter. Every function of poolgrad that pools
+has its slow twin here, under the same name.
+
+    >>> import numpy as np
+    >>> from poolgrad import reference
+    >>> y, pullback = reference.vjp(reference.max_pool2d, np.array([[1.0, 3.0], [2.0, 0.5]]), 2)
+    >>> y, pullback(np.array([[2.5]]))
+    (array([[3.]]), array([[0. , 2.5],
+           [0. , 0. ]]))
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from poolgrad import functional
+from poolgrad.contract import FLOATS
+from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
+from poolgrad.reference.windows import Pullback
+
+__all__ = ["OPERATORS", "Inside", "Pooled", "Pullback", "vjp"]
+__all__.extend(functional.FUNCTIONS)
+
+
+def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Array, Pullback]:
+    """As `poolgrad.vjp`, for the functions of this module."""
+    request = fun.describe(x, *args, **kwargs)  # type: ignore[attr-defined]
+    pullback = Pullback(request)
+    if np.asarray(x).dtype.name not in FLOATS:
+        raise TypeError(
+            f"x must be of a floating dtype to have a gradient, got {np.asarray(x).dtype}"
+        )
+    return pullback.y, pullback
+
+
+def _slow(name: str, fast: Any) -> Callable[..., Any]:
+    def pool(*args: Any, **kwargs: Any) -> Any:
+        request = fast.describe(*args, **kwargs)
+        pullback = Pullback(request)
+        y = pullback.y
+        if request.out is not None:
+            np.copyto(request.out, y)
+            y = request.out
+        return (y, pullback.indices) if request.return_indices else y
+
+    pool.__name__ = pool.__qualname__ = name
+    pool.__doc__ = f"`poolgrad.{name}` as a textbook writes it."
+    pool.__signature__ = inspect.signature(fast)  # type: ignore[attr-defined]
+    pool.describe = fast.describe  # type: ignore[attr-defined]
+    return pool
+
+
+globals().update({name: _slow(name, fast) for name, fast in functional.FUNCTIONS.items()})

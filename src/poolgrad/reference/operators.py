@@ -1,0 +1,217 @@
+"""The formulas: each operator as a function of one window.
+
+All arithmetic is in float64; integers, of which an operator only chooses one, stay integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass
+class Inside:
+    """What an operator sees of one window.
+
+    Attributes
+    ----------
+    values : array, shape (n,)
+        The real inputs, row by row.
+    extent : int
+        Places of the window that lie inside the padded input.
+    theta : float
+        The learned parameter, if the operator has one.
+    u : float
+        A uniform number in [0, 1), if the operator draws.
+    """
+
+    values: Array
+    extent: int
+    theta: float = 0.0
+    u: float = 0.0
+
+
+class Pooled(NamedTuple):
+    """What an operator makes of one window.
+
+    Attributes
+    ----------
+    y : number
+        The value.
+    dx : array, shape (n,)
+        The derivative of `y` by each input.
+    dtheta : float
+        The derivative of `y` by the learned parameter.
+    winner : int
+        Which input was selected (of several, the first); -1 for none.
+    """
+
+    y: Any
+    dx: Array
+    dtheta: float = 0.0
+    winner: int = -1
+
+
+def max(window: Inside, ties: str) -> Pooled:
+    """The largest value; the last NaN if there is one; the lowest of the dtype if empty."""
+    return _select(window.values, np.max, ties, _extreme(window.values.dtype, highest=False))
+
+
+def min(window: Inside, ties: str) -> Pooled:
+    """The smallest value; the last NaN if there is one; the highest of the dtype if empty."""
+    return _select(window.values, np.min, ties, _extreme(window.values.dtype, highest=True))
+
+
+def median(window: Inside, ties: str) -> Pooled:
+    """The middle value, the lower one of two; the last NaN if there is one."""
+    return _select(window.values, lambda x: np.sort(x)[(len(x) - 1) // 2], ties)
+
+
+def stochastic(window: Inside) -> Pooled:
+    """One of the inputs, drawn with a probability in proportion to its positive part."""
+    x, reached = window.values, np.cumsum(np.maximum(window.values, 0))
+    total = reached[-1]
+    if total == 0:
+        winner = int(window.u * len(x))
+    else:  # a product of subnormal numbers may round up to the total, which nothing exceeds
+        threshold = np.fmin(window.u * total, np.nextafter(total, 0))
+        winner = int(np.argmax(reached > threshold))
+    return Pooled(x[winner], _one_hot(x, winner), winner=winner)
+
+
+def avg(window: Inside, count_include_pad: bool, divisor: int) -> Pooled:
+    """The sum of the values over their number, or over that of the window's places."""
+    x = window.values
+    n = divisor or (window.extent if count_include_pad else len(x))
+    return Pooled(x.sum(dtype=np.float64) / n, np.full(len(x), 1 / n))
+
+
+def lp(window: Inside, mean: bool) -> Pooled:
+    """The p-norm ``(sum |x|^p)^(1/p)``, or the power mean ``(sum |x|^p / n)^(1/p)``."""
+    x, p, size = window.values, window.theta, np.abs(window.values)
+    if not size.any():
+        return Pooled(0.0, np.zeros(len(x)))
+    largest = size.max()
+    if np.isinf(p):
+        shares = np.sign(x) * (size == largest)
+        return Pooled(largest, shares / np.abs(shares).sum())
+    scale = largest if np.isfinite(largest) else 1.0  # so that no power overflows
+    powers = (size / scale) ** p
+    n = len(x) if mean else 1
+    y = scale * (powers.sum() / n) ** (1 / p)
+    if y == 0:  # the mean of so many zeros, to so high a power, that nothing is left
+        return Pooled(0.0, np.zeros(len(x)))
+    dx = np.where(x == 0, 0, np.sign(x) * (size / y) ** (p - 1) / n)
+    logs = _expectation(powers / powers.sum(), np.log(size))
+    return Pooled(y, dx, y / p * (logs - np.log(y)))
+
+
+def lse(window: Inside) -> Pooled:
+    """``log(mean(exp(r x))) / r``: the mean as r goes to 0, the maximum as r goes to inf."""
+    x, r = window.values, window.theta
+    top = x.max() if r > 0 else x.min()
+    weights = _softmax(r * x)
+    if np.isinf(top):
+        return Pooled(top, weights, np.nan)
+    # expm1 and log1p instead of exp and log: exact for small r, too
+    y = top + np.log1p(np.expm1(r * (x - top)).mean()) / r
+    return Pooled(y, weights, _expectation(weights, x - y) / r)
+
+
+def soft(window: Inside) -> Pooled:
+    """The mean with the weights ``softmax(x)``."""
+    x, weights = window.values, _softmax(window.values)
+    y = _expectation(weights, x)
+    return Pooled(y, np.where(weights == 0, 0, weights * (1 + x - y)))
+
+
+def expected(window: Inside) -> Pooled:
+    """What `stochastic` gives on average."""
+    x, positive = window.values, np.maximum(window.values, 0)
+    total = positive.sum()
+    if total == 0:
+        return Pooled(x.mean(), np.full(len(x), 1 / len(x)))
+    y = (positive / total * positive).sum()
+    return Pooled(y, np.where(x > 0, (2 * x - y) / total, 0))
+
+
+def mixed(window: Inside, count_include_pad: bool) -> Pooled:
+    """``alpha`` times the maximum and ``1 - alpha`` times the average."""
+    alpha = window.theta
+    top, mean = max(window, "first"), avg(window, count_include_pad, 0)
+    y = alpha * top.y + (1 - alpha) * mean.y
+    return Pooled(y, alpha * top.dx + (1 - alpha) * mean.dx, top.y - mean.y)
+
+
+OPERATORS: dict[str, Callable[..., Pooled]] = {
+    "max": max,
+    "min": min,
+    "median": median,
+    "avg": avg,
+    "lp": lp,
+    "lse": lse,
+    "soft": soft,
+    "stochastic": stochastic,
+    "expected": expected,
+    "mixed": mixed,
+    "fractional_max": max,  # it only has its windows elsewhere
+}
+
+
+def needs_inputs(operator: str, options: tuple[Any, ...]) -> bool:
+    """Whether a window without any real input is an error."""
+    match operator:
+        case "max" | "min" | "fractional_max":
+            return False
+        case "avg":  # nothing to divide by: neither padding nor a divisor counts
+            return not any(options)
+        case "lp":
+            return bool(options[0])
+    return True
+
+
+def _select(x: Array, choose: Callable[[Array], Any], ties: str, empty: Any = None) -> Pooled:
+    if ties not in ("first", "split", "zero"):
+        raise ValueError(f'ties must be "first", "split" or "zero", got {ties!r}')
+    if len(x) == 0:
+        return Pooled(empty, np.zeros(0))
+    if np.isnan(x).any():
+        winner = int(np.flatnonzero(np.isnan(x))[-1])
+        return Pooled(x[winner], _one_hot(x, winner), winner=winner)
+    winners = np.flatnonzero(x == choose(x))
+    if ties == "first":
+        dx = _one_hot(x, winners[0])
+    elif ties == "split" or len(winners) == 1:
+        dx = np.isin(np.arange(len(x)), winners) / len(winners)
+    else:
+        dx = np.zeros(len(x))
+    return Pooled(x[winners[0]], dx, winner=int(winners[0]))
+
+
+def _extreme(dtype: np.dtype[Any], *, highest: bool) -> Any:
+    if dtype.kind == "b":
+        return highest
+    if np.issubdtype(dtype, np.integer):
+        return np.iinfo(dtype).max if highest else np.iinfo(dtype).min
+    return np.inf if highest else -np.inf
+
+
+def _one_hot(x: Array, winner: int) -> Array:
+    weights = np.zeros(len(x))
+    weights[winner] = 1
+    return weights
+
+
+def _softmax(x: Array) -> Array:
+    powers = np.exp(x - x.max())
+    return np.asarray(powers / powers.sum())
+
+
+def _expectation(weights: Array, x: Array) -> Any:
+    return np.where(weights == 0, 0, weights * x).sum()  # 0 * inf is nothing

@@ -1,0 +1,273 @@
+"""The walk: window after window through an array, and back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from poolgrad.contract import FLOATS, INTEGERS, Request, Samples
+from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled, needs_inputs
+from poolgrad.window import Axis, Window, require_real_inputs, resolve
+
+Position = tuple[int, ...]
+
+LEARNED = {"lp": "norm_type", "lse": "r", "mixed": "alpha"}
+OF_INTEGERS = ("max", "min", "median", "avg", "fractional_max", "max_unpool")
+
+
+class Entry(NamedTuple):
+    """One output: where it is, the inputs it comes from, and what the operator makes of them."""
+
+    plane: int
+    output: Position
+    inputs: list[Position]
+    places: list[int]  # of the inputs in the window
+    pooled: Pooled
+
+
+class Pullback:
+    """Derivatives of every output, and so the gradients; `poolgrad.Pullback` is tested against it.
+
+    Attributes
+    ----------
+    y : array
+        The output.
+    routes : array
+        The place of the only winner of each window, -1 where there is none; pooled axes kept.
+    indices : array
+        The flat position of each window's first winner in its plane, -1 where there is none.
+    """
+
+    def __init__(self, request: Request) -> None:
+        x = np.asarray(request.x)
+        y_dtype = result_dtype(x.dtype, request.operator)
+        dims = len(request.rule)
+        first = x.ndim - dims - request.channels_last
+        self._pooled = tuple(range(first, first + dims))
+        self._squeezed = () if request.keepdims else self._pooled
+        self._dtype = x.dtype.newbyteorder("=")
+        self._sizes = x.shape[first : first + dims]
+        self._leading = tuple(n for axis, n in enumerate(x.shape) if axis not in self._pooled)
+        self._learned = LEARNED.get(request.operator)
+        if self._learned:
+            self._theta = _learned(self._learned, request.arguments[0], self._leading)
+
+        planes = self._flat(x)
+        if x.dtype.name in FLOATS:
+            planes = planes.astype(np.float64)
+        with np.errstate(all="ignore"):
+            if request.operator == "max_unpool":
+                out = tuple(n for _, n, *_ in request.rule)
+                self._entries = list(self._unpool(request, planes, out))
+            else:
+                window = resolve(request.rule, self._sizes)
+                out = window.out
+                self._entries = list(self._pool(request, planes, window))
+            y = np.zeros((len(planes), *out), y_dtype)
+            routes, indices = np.full(y.shape, -1), np.full(y.shape, -1)
+            for plane, output, inputs, places, pooled in self._entries:
+                y[(plane, *output)] = pooled.y
+                if pooled.winner >= 0:
+                    where = inputs[pooled.winner]
+                    indices[(plane, *output)] = np.ravel_multi_index(where, self._sizes)
+                    if 1 in pooled.dx:
+                        routes[(plane, *output)] = places[pooled.winner]
+        self.y = self._back(y).squeeze(self._squeezed)
+        self.routes, self.indices = self._back(routes), self._back(indices)
+
+    def __call__(self, gy: Array) -> Array:
+        """The gradient of the input: every output's gradient times its weights, added up."""
+        gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
+        gx = np.zeros((len(gy), *self._sizes))
+        with np.errstate(all="ignore"):
+            for plane, output, inputs, _, pooled in self._entries:
+                for i, weight in zip(inputs, pooled.dx, strict=True):
+                    if weight:  # 0 * inf is no gradient
+                        gx[(plane, *i)] += weight * gy[(plane, *output)]
+            return self._back(gx.astype(self._dtype))
+
+    def parameters(self, gy: Array) -> dict[str, Array]:
+        """The gradients of the learned arguments, by name, in the shape of each."""
+        if self._learned is None:
+            return {}
+        gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
+        slopes = np.zeros(len(gy))
+        with np.errstate(all="ignore"):
+            for plane, output, _, _, pooled in self._entries:
+                if pooled.dtheta:
+                    slopes[plane] += pooled.dtheta * gy[(plane, *output)]
+            shared = tuple(range(len(self._leading) - self._theta.ndim))
+            total = slopes.reshape(self._leading).sum(shared)
+            dtype = np.float64 if self._dtype == np.float64 else np.float32
+            return {self._learned: np.asarray(total, dtype)}
+
+    def _flat(self, array: Array) -> Array:
+        """Leading axes made one, pooled axes last."""
+        dims = len(self._pooled)
+        moved = np.moveaxis(array, self._pooled, range(-dims, 0))
+        return moved.reshape(int(np.prod(self._leading)), *moved.shape[-dims:])
+
+    def _back(self, planes: Array) -> Array:
+        moved = planes.reshape(*self._leading, *planes.shape[1:])
+        return np.moveaxis(moved, range(-len(self._pooled), 0), self._pooled)
+
+    def _pool(self, request: Request, planes: Array, window: Window) -> Iterator[Entry]:
+        if needs_inputs(request.operator, request.options):
+            require_real_inputs(window)
+        axes: list[Sequence[Axis | Shifted]] = [window.axes] * len(planes)
+        theta, u = np.zeros(len(planes)), np.zeros((len(planes), *window.out))
+        if self._learned:
+            theta = np.broadcast_to(self._theta, self._leading).reshape(-1)
+        if request.operator == "stochastic":
+            if not np.isfinite(planes).all():
+                raise ValueError("x must be finite")
+            order = self._back(np.empty(u.shape)).shape  # of the outputs, as the caller sees them
+            index = np.arange(u.size, dtype=np.uint64).reshape(order)
+            u = self._flat(uniform(_seed(request.arguments[0]), index))
+        if request.operator == "fractional_max":
+            samples = _samples(request.arguments[0], self._leading, self._dtype, len(window.axes))
+            axes = [_shifted(window, sample) for sample in samples]
+        for plane, values in enumerate(planes):
+            for output in np.ndindex(*window.out):
+                inputs, places, extent = _look(axes[plane], output)
+                seen = np.array([values[i] for i in inputs], values.dtype)
+                inside = Inside(seen, extent, theta[plane], u[(plane, *output)])
+                pooled = OPERATORS[request.operator](inside, *request.options)
+                yield Entry(plane, output, inputs, places, pooled)
+
+    def _unpool(self, request: Request, planes: Array, out: Position) -> Iterator[Entry]:
+        indices = np.asarray(request.arguments[0])
+        shape, plane = np.shape(request.x), int(np.prod(out))
+        if indices.dtype != np.int64:
+            raise TypeError(f"indices must be of dtype int64, got {indices.dtype}")
+        if indices.shape != shape:
+            raise ValueError(f"indices must have the shape of x, {shape}, got {indices.shape}")
+        if ((indices < 0) | (indices >= plane)).any():
+            raise ValueError(f"indices must be from 0 to {plane - 1}")
+        for n, where in enumerate(self._flat(indices)):
+            last = {int(where[i]): i for i in np.ndindex(*self._sizes)}
+            for index, i in last.items():
+                output = tuple(int(n) for n in np.unravel_index(index, out))
+                yield Entry(n, output, [i], [], Pooled(planes[(n, *i)], np.ones(1)))
+
+
+class Shifted(NamedTuple):
+    """Windows that begin wherever they were told to."""
+
+    kernel: int
+    starts: list[int]
+
+    def places(self, output: int) -> list[tuple[int, int]]:
+        """``(place in the window, input)``, in order."""
+        return [(k, self.starts[output] + k) for k in range(self.kernel)]
+
+    def extent(self, output: int) -> int:
+        """How many places of a window lie inside the input: all."""
+        return self.kernel
+
+
+def _look(
+    axes: Sequence[Axis | Shifted], output: Position
+) -> tuple[list[Position], list[int], int]:
+    """Inputs of one window, their places, and how many places lie inside the padded input."""
+    along = [a.places(o) for a, o in zip(axes, output, strict=True)]
+    inputs, places = [], []
+    for taps in itertools.product(*along):
+        place = 0
+        for (k, _), axis in zip(taps, axes, strict=True):
+            place = place * axis.kernel + k
+        places.append(place)
+        inputs.append(tuple(i for _, i in taps))
+    extents = [a.extent(o) for a, o in zip(axes, output, strict=True)]
+    return inputs, places, int(np.prod(extents))
+
+
+def _shifted(window: Window, sample: Array) -> list[Axis | Shifted]:
+    """The windows of one plane (Graham, Fractional max-pooling, 2014, as in PyTorch)."""
+    if len(sample) == 2:
+        sample = sample[::-1]  # PyTorch's: width, height; but in 3-D depth, height, width
+    return [
+        Shifted(axis.kernel, starts(axis.size, axis.out, axis.kernel, s))
+        for axis, s in zip(window.axes, sample, strict=True)
+    ]
+
+
+def starts(size: int, out: int, kernel: int, sample: Any) -> list[int]:
+    """Where fractional windows begin along one axis; arithmetic in the dtype of `sample`."""
+    number, last = type(sample), size - kernel
+    found = []
+    for i in range(out - 1):
+        step = number(last) / number(out - 1)
+        start = int((number(i) + sample) * step) - int(sample * step)
+        found.append(int(np.clip(start, 0, last)))  # where few bits round beyond the end
+    return [*found, last]
+
+
+def uniform(seed: int, index: Array) -> Array:
+    """Numbers in [0, 1): the upper 53 bits of splitmix64 (Steele, Lea & Flood, 2014)."""
+    z = np.uint64(seed % 2**64) + (index + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return (z >> np.uint64(11)) * 2.0**-53
+
+
+def _seed(generator: Any) -> int:
+    if isinstance(generator, int | np.integer):
+        return int(generator)
+    return int(np.random.default_rng(generator).integers(2**63))
+
+
+def _samples(samples: Samples, leading: Position, dtype: np.dtype[Any], dims: int) -> Array:
+    """One row of `dims` samples for each plane."""
+    planes = int(np.prod(leading))
+    kind = dtype if dtype.name in FLOATS else np.dtype(np.float32)
+    if samples.given is None:
+        drawn = np.random.default_rng(samples.generator).random((planes, dims)).astype(kind)
+        return np.where(drawn < 1, drawn, kind.type(0))  # 1 where few bits have rounded it up
+    given = np.asarray(samples.given)
+    if given.shape[-1:] != (dims,) or given.size != planes * dims:
+        raise ValueError(f"_random_samples must have shape (N, C, {dims}), got {given.shape}")
+    if not ((given >= 0) & (given < 1)).all():
+        raise ValueError("_random_samples must be in [0, 1)")
+    return given.reshape(planes, dims).astype(kind)
+
+
+def _learned(name: str, given: Any, leading: Position) -> Array:
+    """A learned parameter, one number or one for each channel."""
+    theta = np.asarray(given)
+    if theta.dtype.name not in FLOATS + INTEGERS or theta.dtype.kind == "b":
+        raise TypeError(f"{name} must be made of real numbers, got {theta.dtype}")
+    if theta.shape not in ((), leading[-1:]):
+        raise ValueError(f"{name} must be a number or one for each channel, got {theta.shape}")
+    theta = theta.astype(np.float64)
+    for value in theta.flat:
+        if name == "norm_type" and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+        if name != "norm_type" and not np.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value}")
+        if name == "r" and value == 0:
+            raise ValueError("r must not be 0")
+    return theta
+
+
+def result_dtype(dtype: np.dtype[Any], operator: str) -> np.dtype[Any]:
+    """The dtype of what an operator gives.
+
+    Raises
+    ------
+    TypeError
+        If it does not take this dtype.
+    """
+    accepted = FLOATS + INTEGERS if operator in OF_INTEGERS else FLOATS
+    if dtype.name not in accepted:
+        raise TypeError(
+            f"x must be of dtype {', '.join(accepted[:-1])} or {accepted[-1]} for {operator} "
+            f"pooling, got {dtype}"
+        )
+    if operator == "avg" and dtype.name in INTEGERS:
+        return np.dtype(np.float64 if dtype.itemsize >= 4 else np.float32)
+    return dtype.newbyteorder("=")

@@ -1,0 +1,426 @@
+"""The generic adapter: every operator of the table as differentiable PyTorch operators.
+
+For an operator ``name`` there are, in ``torch.ops.poolgrad``,
+
+* ``name(x, [argument], rule, channels_last, *options) -> (y, *residual)``,
+* ``name_pull(gy, [x], [argument], *residual, rule, shape, channels_last, inner, *options) -> gx``,
+  which takes the input if the operator is curved, and gives a learned argument's gradient, too,
+* ``name_push(t, [argument], *residual, rule, channels_last, inner, *options) -> ty``, unless it is
+  curved.
+
+A pooling whose residual is given is linear unless it is curved, so the last two are each other's
+derivative, and gradients of any order follow. Those of curved operators come from `composed`. The
+derivatives are written once and told to PyTorch twice: to the dispatcher, so that ``torch.compile``
+takes the operators whole, and as ``autograd.Function``, which is what the transformations of
+``torch.func`` ask for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from poolgrad.contract import FLOATS, Buffer, Operator
+from poolgrad.core import Layout, lay_out
+from poolgrad.operators import OPERATORS, Prepared, prepare
+from poolgrad.torch import composed
+from poolgrad.torch.arrays import (
+    as_argument,
+    compact,
+    empty,
+    grouped,
+    handed,
+    inner_of,
+    laid_out,
+    name_of,
+    real,
+)
+
+LIBRARY = torch.library.Library("poolgrad", "DEF")
+_WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
+
+
+def _output(layout: Layout, like: Tensor) -> Tensor:
+    return empty(Buffer(layout.out_shape, layout.order, layout.out_dtype), like)
+
+
+def _input(layout: Layout, like: Tensor) -> Tensor:
+    return empty(Buffer(layout.in_shape, layout.order, layout.dtype), like)
+
+
+class _Static:
+    """Arguments that are no tensors, as one: PyTorch's transformations take lists apart."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+
+def _told(op: Any, tensors: int, keep: Any, backward: Any, jvp: Any) -> Any:
+    """The operator, with its derivatives `backward` and `jvp`, and what they `keep`.
+
+    Its first `tensors` arguments are tensors.
+    """
+    torch.library.register_autograd(op, backward, setup_context=keep, lib=LIBRARY)
+
+    def function_keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        keep(ctx, (*inputs[:-1], *inputs[-1].values), output)
+
+    members = {
+        "forward": staticmethod(lambda *args: op(*args[:-1], *args[-1].values)),
+        "setup_context": staticmethod(function_keep),
+        "backward": staticmethod(lambda ctx, *gs: (*backward(ctx, *gs)[:tensors], None)),
+        "jvp": staticmethod(jvp),
+        "generate_vmap_rule": True,
+    }
+    function: Any = type(op.name(), (torch.autograd.Function,), members)
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return op(*args)
+        return function.apply(*args[:tensors], _Static(*args[tensors:]))
+
+    return call
+
+
+def _saved(ctx: Any, kept: tuple[Tensor, ...], inputs: tuple[Any, ...]) -> None:
+    ctx.inputs = len(inputs)
+    ctx.save_for_backward(*kept)
+    ctx.save_for_forward(*kept)
+
+
+class Where(NamedTuple):
+    """Which windows of what, the arguments that follow the tensors of a pull or a push."""
+
+    rule: list[int]
+    shape: list[int]  # of the input; only a pull is told
+    channels_last: bool
+    inner: int
+    options: tuple[Any, ...]
+
+
+class Adapter:
+    """One operator of the table, defined, differentiable and batched in PyTorch."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        self.name = operator.name
+        self.given = int(operator.argument is not None)  # tensors beside the input
+        self.kept = len(operator.residual(_example(), *(o.default for o in operator.options)))
+        options = "".join(f", {_WORDS[o.type]} {o.name}" for o in operator.options)
+        given = "Tensor argument, " * self.given
+        held = "Tensor x, " * operator.curved + given
+        held += "".join(f"Tensor residual{k}, " for k in range(self.kept))
+        outputs = ", ".join(["Tensor"] * (1 + self.kept))
+        gradients = "(Tensor, Tensor)" if operator.learned else "Tensor"
+        rule, last = "SymInt[] rule", f"bool channels_last, int inner{options}"
+        schemas = {
+            "": f"(Tensor x, {given}{rule}, bool channels_last{options}) -> ({outputs})",
+            "_pull": f"(Tensor gy, {held}{rule}, SymInt[] shape, {last}) -> {gradients}",
+            "_push": f"(Tensor t, {held}{rule}, {last}) -> Tensor",
+        }
+        if operator.curved:
+            del schemas["_push"]
+        self.ops = {}
+        for suffix, schema in schemas.items():
+            LIBRARY.define(f"{self.name}{suffix}{schema}")
+            op = self.ops[suffix] = getattr(torch.ops.poolgrad, self.name + suffix).default
+            what = suffix.strip("_") or "forward"
+            LIBRARY.impl(self.name + suffix, getattr(self, what), "CPU")
+            torch.library.register_fake(op, getattr(self, f"fake_{what}"), lib=LIBRARY)
+        self._differentiate()
+        self._batch()
+
+    # What runs on the CPU
+
+    def _ready(self, x: Tensor, where: Where, gradient: bool = False) -> Prepared:
+        if gradient and name_of(x.dtype) not in FLOATS:
+            raise TypeError(f"gradients must be of a floating dtype, got {x.dtype}")
+        return prepare(
+            self.name,
+            grouped(where.rule),
+            where.options,
+            tuple(where.shape),
+            where.channels_last,
+            where.inner,
+            name_of(x.dtype),
+        )
+
+    def forward(self, x: Tensor, *args: Any) -> Any:
+        """The output and the residual."""
+        given, (rule, last, *options) = compact(args[: self.given]), args[self.given :]
+        inner = inner_of(x, rule, last)
+        ready = self._ready(x, Where(rule, list(x.shape), last, inner, (*options,)))
+        argument = as_argument(ready, given)
+        x, y = real(x), _output(ready.plan, x)
+        residual = tuple(empty(b, x) for b in ready.residual)
+        threads = torch.get_num_threads()
+        ready.operator.forward(
+            ready.plan,
+            handed(x),
+            argument,
+            handed(y),
+            tuple(map(handed, residual)),
+            threads,
+            *options,
+        )
+        return (y, *residual) if residual else y
+
+    def pull(self, gy: Tensor, *args: Any) -> Any:
+        """The gradient of the input, and of a learned argument."""
+        x, given, residual, where = self._split(args)
+        given = compact(given)
+        ready = self._ready(gy, where, gradient=True)
+        if gy.shape != ready.plan.out_shape:
+            raise ValueError(f"gy must have shape {ready.plan.out_shape}, got {tuple(gy.shape)}")
+        if x and (x[0].dtype != gy.dtype or x[0].shape != ready.plan.in_shape):
+            raise ValueError(
+                f"x must be {gy.dtype} of shape {ready.plan.in_shape}, "
+                f"got {x[0].dtype} of shape {tuple(x[0].shape)}"
+            )
+        residual = laid_out(residual, ready.residual)
+        argument = as_argument(ready, given)
+        gy, gx = real(gy), _input(ready.plan, gy)
+        ready.operator.pull(
+            ready.plan,
+            handed(gy),
+            handed(real(x[0])) if x else None,
+            argument,
+            tuple(map(handed, residual)),
+            handed(gx),
+            torch.get_num_threads(),
+            *where.options,
+        )
+        if not self.operator.learned:
+            return gx
+        slopes = gy.to(residual[-1].dtype) * residual[-1]
+        channel = ready.plan.channel if given[0].dim() else -1
+        others = [a for a in range(slopes.dim()) if a != channel]
+        total = slopes.sum(others, dtype=torch.float64) if others else slopes
+        return gx, total.to(given[0].dtype)
+
+    def push(self, t: Tensor, *args: Any) -> Tensor:
+        """The tangent of the output."""
+        _, given, residual, where = self._split(args, t.shape)
+        given = compact(given)
+        ready = self._ready(t, where, gradient=True)
+        residual = laid_out(residual, ready.residual)
+        argument = as_argument(ready, given)
+        t, y = real(t), _output(ready.plan, t)
+        ready.operator.push(
+            ready.plan,
+            handed(t),
+            argument,
+            tuple(map(handed, residual)),
+            handed(y),
+            torch.get_num_threads(),
+            *where.options,
+        )
+        return y
+
+    # What comes out, without running; sizes may be symbols
+
+    def _layout(self, x: Tensor, where: Where) -> Layout:
+        dtype = name_of(x.dtype)
+        if not self.operator.accepts(dtype):
+            raise self.operator.refuse_dtype(dtype)
+        layout = lay_out(
+            grouped(where.rule),
+            tuple(where.shape),
+            where.channels_last,
+            where.inner,
+            dtype,
+            self.operator.result(dtype),
+        )
+        self.operator.check(layout.window, *where.options)
+        return layout
+
+    def fake_forward(self, x: Tensor, *args: Any) -> Any:
+        """An output and a residual of the right shapes."""
+        rule, last, *options = args[self.given :]
+        where = Where(rule, list(x.shape), last, inner_of(x, rule, last), (*options,))
+        layout = self._layout(x, where)
+        y = _output(layout, x)
+        residual = tuple(empty(b, x) for b in self.operator.residual(layout, *options))
+        return (y, *residual) if residual else y
+
+    def fake_pull(self, gy: Tensor, *args: Any) -> Any:
+        """Gradients of the right shapes."""
+        _, given, _, where = self._split(args)
+        gx = _input(self._layout(gy, where), gy)
+        return (gx, torch.empty_like(given[0])) if self.operator.learned else gx
+
+    def fake_push(self, t: Tensor, *args: Any) -> Tensor:
+        """A tangent of the right shape."""
+        where = self._split(args, t.shape)[-1]
+        return _output(self._layout(t, where), t)
+
+    def _split(self, args: tuple[Any, ...], shape: Any = None) -> tuple[Any, Any, Any, Where]:
+        """Input, argument, residual and the rest of what follows the first tensor.
+
+        `shape`: of the input, if the arguments do not say it.
+        """
+        first, second = int(self.operator.curved), int(self.operator.curved) + self.given
+        third = second + self.kept
+        rule, *rest = args[third:]
+        size = shape if shape is not None else rest.pop(0)
+        where = Where(rule, size, rest[0], rest[1], tuple(rest[2:]))
+        return args[:first], args[first:second], args[second:third], where
+
+    # Derivatives
+
+    def _differentiate(self) -> None:
+        operator, given = self.operator, self.given
+
+        def keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            x, (rule, last, *options) = inputs[0], inputs[1 + given :]
+            ctx.where = Where(rule, x.shape, last, inner_of(x, rule, last), (*options,))
+            ctx.set_materialize_grads(False)
+            residual = output[1:] if self.kept else ()
+            ctx.mark_non_differentiable(*residual)
+            _saved(ctx, (*inputs[: 1 + given][not operator.curved :], *residual), inputs)
+
+        def pulled(ctx: Any, gy: Tensor | None, *unused: Any) -> Any:
+            if gy is None:
+                return (None,) * ctx.inputs
+            where = ctx.where
+            gradients = self.pull_of(gy, *ctx.saved_tensors, *where[:4], *where.options)
+            gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+            return (*gradients, *(None,) * (ctx.inputs - len(gradients)))
+
+        if operator.curved:
+            self._differentiate_curved(keep_forward, pulled)
+            return
+
+        def keep_pull(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            _, arguments, residual, ctx.where = self._split(inputs[1:])
+            _saved(ctx, (*arguments, *residual), inputs)
+
+        def keep_push(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            _, arguments, residual, ctx.where = self._split(inputs[1:], inputs[0].shape)
+            _saved(ctx, (*arguments, *residual), inputs)
+
+        def pushed(ctx: Any, t: Tensor) -> Tensor:
+            rule, _, last, inner, options = ctx.where
+            pooled: Tensor = self.push_of(t, *ctx.saved_tensors, rule, last, inner, *options)
+            return pooled
+
+        def pushed_back(ctx: Any, t: Tensor) -> Any:
+            return (pushed(ctx, t), *(None,) * (ctx.inputs - 1))
+
+        def pulled_ahead(ctx: Any, t: Tensor, *unused: Any) -> Any:
+            return pulled(ctx, t)[0]
+
+        def pushed_ahead(ctx: Any, t: Tensor, *unused: Any) -> Any:
+            return (pushed(ctx, t), *(None,) * self.kept) if self.kept else pushed(ctx, t)
+
+        def pushed_on(ctx: Any, t: Tensor, *unused: Any) -> Any:
+            return pushed(ctx, t)
+
+        held = 1 + given + self.kept
+        self.forward_of = _told(self.ops[""], 1 + given, keep_forward, pulled, pushed_ahead)
+        self.pull_of = _told(self.ops["_pull"], held, keep_pull, pushed_back, pulled_ahead)
+        self.push_of = _told(self.ops["_push"], held, keep_push, pulled, pushed_on)
+
+    def _differentiate_curved(self, keep_forward: Any, pulled: Any) -> None:
+        """The derivatives of forward that the kernels do not compute, and those of pull."""
+        operator, given = self.operator, self.given
+        variables = 1 + operator.learned  # what forward is differentiated by
+
+        def pool_of(ctx: Any) -> Any:
+            rule, _, last, _, options = ctx.where
+            return composed.define(operator, rule, last, options)
+
+        def ahead(function: Any, values: Any, tangents: Any) -> Any:
+            pairs = zip(values, tangents, strict=False)
+            full = tuple(torch.zeros_like(v) if t is None else t for v, t in pairs)
+            return composed.push_forward(function, values, full)
+
+        def pushed_ahead(ctx: Any, *tangents: Any) -> Any:
+            y = ahead(pool_of(ctx), ctx.saved_tensors[:variables], tangents)
+            return (y, *(None,) * self.kept)
+
+        def keep_pull(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.where = self._split(inputs[1:])[-1]
+            _saved(ctx, inputs[: 1 + variables], inputs)
+
+        def pulled_back(ctx: Any, *cotangents: Any) -> Any:
+            function = composed.pull_back(pool_of(ctx))
+            gradients = torch.func.vjp(function, *ctx.saved_tensors)[1](cotangents)
+            return (*gradients, *(None,) * (ctx.inputs - len(gradients)))
+
+        def pulled_ahead(ctx: Any, *tangents: Any) -> Any:
+            result = ahead(composed.pull_back(pool_of(ctx)), ctx.saved_tensors, tangents)
+            return result if operator.learned else result[0]
+
+        held = 2 + given + self.kept
+        self.forward_of = _told(self.ops[""], 1 + given, keep_forward, pulled, pushed_ahead)
+        self.pull_of = _told(self.ops["_pull"], held, keep_pull, pulled_back, pulled_ahead)
+
+    # torch.func.vmap: a batch is one more leading axis
+
+    def _batch(self) -> None:
+        given, kept = self.given, self.kept
+        pulled = 1 + self.operator.curved + given + kept
+        argument = 1 + self.operator.curved  # where pull has it
+        self._batch_one("", 1 + given, 1, {})
+        self._batch_one("_pull", pulled, argument, {"shape": pulled + 1, "inner": pulled + 3})
+        if not self.operator.curved:
+            self._batch_one("_push", 1 + given + kept, 1, {"inner": 3 + given + kept})
+
+    def _batch_one(self, suffix: str, tensors: int, argument: int, at: dict[str, int]) -> None:
+        """Batch one operator; `at`: where it has arguments that depend on the number of axes."""
+        op = self.ops[suffix]
+        shared = (
+            self.given
+            and self.operator.argument
+            and (self.operator.argument.kind in ("learned", "seed"))
+        )
+
+        def lead(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+            if dim is None:
+                return tensor.unsqueeze(0).expand(size, *tensor.shape)
+            return tensor.movedim(dim, 0)
+
+        def one_by_one(size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+            """Numbers for each of the batch cannot be given at once."""
+            results = []
+            for n in range(size):
+                own = [
+                    t if d is None else t.select(d, n)
+                    for t, d in zip(args[:tensors], in_dims, strict=False)
+                ]
+                results.append(op(*own, *args[tensors:]))
+            if isinstance(results[0], tuple):
+                return tuple(map(torch.stack, zip(*results, strict=True)))
+            return torch.stack(results)
+
+        def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+            size = info.batch_size
+            sums = suffix == "_pull" and self.operator.learned  # must not be summed over the batch
+            if sums or (shared and in_dims[argument] is not None):
+                out = one_by_one(size, in_dims, args)
+            else:
+                moved = [
+                    t if shared and k == argument else lead(t, d, size)
+                    for k, (t, d) in enumerate(zip(args[:tensors], in_dims, strict=False))
+                ]
+                rest = list(args[tensors:])
+                if "shape" in at:
+                    k = at["shape"] - tensors
+                    rest[k] = [size, *rest[k]]
+                if "inner" in at and rest[at["inner"] - tensors] >= 0:
+                    rest[at["inner"] - tensors] += 1
+                out = op(*moved, *rest)
+            return (out, (0,) * len(out)) if isinstance(out, tuple) else (out, 0)
+
+        torch.library.register_vmap(op, rule, lib=LIBRARY)
+
+
+def _example() -> Layout:
+    """Some layout: how many buffers a residual has does not depend on it."""
+    return lay_out(((1, 1, 0, 0, 1, 0),), (1, 1), False, -1, "float32", "float32")
+
+
+ADAPTERS = {name: Adapter(operator) for name, operator in OPERATORS.items()}

@@ -1,0 +1,113 @@
+"""Tensors as the kernels take them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poolgrad.contract import FLOATS, Buffer
+from poolgrad.core import inner_axis
+from poolgrad.numpy import samples_shape
+from poolgrad.operators import Prepared
+from poolgrad.window import Rule
+
+_KNOWN = (
+    "float16", "bfloat16", "float32", "float64",
+    "int8", "uint8", "int16", "int32", "int64", "bool", "uint16", "uint32",
+)  # fmt: skip
+DTYPES = {name: getattr(torch, name) for name in _KNOWN}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name of a dtype, as everything but PyTorch calls it."""
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def grouped(rule: list[int]) -> Rule:
+    """A rule from the plain numbers that PyTorch's graphs carry."""
+    numbers = iter(rule)
+    return tuple(zip(*[numbers] * 6, strict=True))
+
+
+def inner_of(x: Tensor, rule: list[int], channels_last: bool) -> int:
+    """What `core.inner_axis` says of a tensor."""
+    where = (tuple(x.shape), x.stride(), grouped(rule), channels_last)
+    try:
+        return inner_axis(*where)
+    except TypeError:  # symbolic sizes cannot be remembered
+        return inner_axis.__wrapped__(*where)
+
+
+def empty(buffer: Buffer, like: Tensor) -> Tensor:
+    """The tensor that a buffer describes, not initialised."""
+    dtype = DTYPES[buffer.dtype]
+    if buffer.order == tuple(range(len(buffer.shape))):
+        return torch.empty(buffer.shape, dtype=dtype, device=like.device)
+    return torch.empty_permuted(buffer.shape, buffer.order, dtype=dtype, device=like.device)
+
+
+def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[Tensor, ...]:
+    """A residual as forward made it: it may have been saved and come back lying otherwise."""
+    result = []
+    for tensor, buffer in zip(given, expected, strict=True):
+        if tensor.shape != buffer.shape or tensor.dtype != DTYPES[buffer.dtype]:
+            raise ValueError(
+                f"residual must be {buffer.dtype} of shape {buffer.shape}, "
+                f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+        back = [buffer.order.index(a) for a in range(len(buffer.order))]
+        result.append(tensor.permute(buffer.order).contiguous().permute(back))
+    return tuple(result)
+
+
+def handed(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    """A tensor as the kernels take it."""
+    return tensor.data_ptr(), tensor.stride()
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Conjugate and negative views are promises: keep them before reading memory."""
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def compact(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Tensors that lie in one piece."""
+    return tuple(t.contiguous() for t in given)
+
+
+def as_argument(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
+    """The tensor beside the input as an operator's methods take it.
+
+    It must be contiguous, and outlive the call. Whoever calls ``torch.ops.poolgrad`` directly may
+    give any tensor: memory is guarded here.
+    """
+    if not given:
+        return None
+    operator, plan, (tensor,) = ready.operator, ready.plan, given
+    assert operator.argument is not None
+    kind, name = operator.argument.kind, operator.argument.name
+    dtype = torch.int64
+    sizes: list[tuple[int, ...]] = [(1,)]
+    if kind == "learned":
+        dtype, sizes = DTYPES[plan.sum_dtype], [(1,), (plan.channels,)]
+    elif kind == "samples":
+        dtype = DTYPES[plan.dtype] if plan.dtype in FLOATS else torch.float32
+        sizes = [(math.prod(samples_shape(plan)),)]
+    elif kind == "indices":
+        sizes = [plan.in_shape]
+    shape = tuple(tensor.shape) if kind == "indices" else (tensor.numel(),)
+    if tensor.dtype != dtype or shape not in sizes:
+        raise ValueError(
+            f"{name} must be {dtype} of {' or '.join(map(str, sizes))} elements, "
+            f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    if kind == "seed":
+        return int(tensor)
+    if kind == "learned":
+        operator.check_argument(tensor.reshape(-1).tolist())
+        return handed(tensor.reshape(-1)), tensor.numel()
+    return handed(tensor if kind == "indices" else tensor.reshape(-1))

@@ -1,0 +1,102 @@
+"""Derivatives beyond the first of curved operators: their definition in PyTorch's own operations.
+
+The windows are laid out one after the other, which takes memory, so nothing but second derivatives
+and forward mode comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poolgrad.contract import Operator, Windows
+from poolgrad.torch.arrays import grouped
+from poolgrad.window import Axis, resolve
+
+Tensors = tuple[Tensor, ...]
+
+
+@lru_cache(maxsize=256)
+def _places(axis: Axis) -> tuple[list[list[int]], list[list[bool]], list[int]]:
+    """For each output: the input at each place, whether there is one, and the window's extent."""
+    inputs, real = [], []
+    for output in range(axis.out):
+        at = dict(axis.places(output))
+        inputs.append([at.get(k, 0) for k in range(axis.kernel)])
+        real.append([k in at for k in range(axis.kernel)])
+    return inputs, real, [axis.extent(output) for output in range(axis.out)]
+
+
+def _spread(table: Any, axis: int, dims: int, device: torch.device) -> Tensor:
+    """A table (outputs, places) of one axis, to be combined with those of the others."""
+    tensor = torch.tensor(table, device=device)
+    shape = [1] * (2 * dims)
+    shape[axis], shape[dims + axis] = tensor.shape
+    return tensor.reshape(shape)
+
+
+def _windows(x: Tensor, axes: tuple[Axis, ...]) -> Windows:
+    """The windows of the last axes of `x`."""
+    dims = len(axes)
+    index: list[Tensor] = []
+    real, extent = None, None
+    for a, axis in enumerate(axes):
+        inputs, held, reach = _places(axis)
+        index.append(_spread(inputs, a, dims, x.device))
+        here = _spread(held, a, dims, x.device)
+        size = _spread([[n] for n in reach], a, dims, x.device)
+        real = here if real is None else real & here
+        extent = size if extent is None else extent * size
+    assert real is not None
+    assert extent is not None
+    values = x[(..., *index)]  # type: ignore[index]
+    extent = extent.reshape(*real.shape[:dims], 1)
+    return Windows(values.flatten(-dims), real.flatten(-dims), extent)
+
+
+def define(
+    operator: Operator, rule: list[int], channels_last: bool, options: tuple[Any, ...]
+) -> Callable[..., Tensor]:
+    """The operator as a function of the input and, if it has one, its learned argument."""
+    dims = len(rule) // 6
+
+    def pool(x: Tensor, *learned: Tensor) -> Tensor:
+        first = x.dim() - dims - channels_last
+        pooled, last = range(first, first + dims), range(x.dim() - dims, x.dim())
+        moved = x.movedim(tuple(pooled), tuple(last))
+        wide = learned[0].dtype if learned else torch.promote_types(x.dtype, torch.float32)
+        axes = resolve(grouped(rule), tuple(moved.shape[-dims:])).axes
+        shape = (-1,) + (1,) * dims  # one for each channel, the axis before the pooled ones
+        argument = (
+            learned[0].reshape(shape if learned[0].dim() else (1,) * dims) if learned else None
+        )
+        y = operator.compose(torch, _windows(moved.to(wide), axes), argument, *options)
+        pooled_back: Tensor = y.movedim(tuple(last), tuple(pooled)).to(x.dtype)
+        return pooled_back
+
+    return pool
+
+
+def pull_back(pool: Callable[..., Tensor]) -> Callable[..., Tensors]:
+    """The pullback of a function, as a function of the gradient and of the function's arguments."""
+
+    def pull(gy: Tensor, *arguments: Tensor) -> Tensors:
+        result: Tensors = torch.func.vjp(pool, *arguments)[1](gy)
+        return result
+
+    return pull
+
+
+def push_forward(function: Callable[..., Any], arguments: Tensors, tangents: Tensors) -> Any:
+    """The derivative of a function along tangents, from its pullback alone.
+
+    A pullback is linear, so its own pullback is the way forward: this needs no forward mode inside
+    a forward mode.
+    """
+    y, pull, *_ = torch.func.vjp(function, *arguments)
+    zero = torch.zeros_like(y) if isinstance(y, Tensor) else tuple(map(torch.zeros_like, y))
+    return torch.func.vjp(pull, zero)[1](tangents)[0]
