@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test check lint format bench picture
+.PHONY: help install test check lint format bench pictures
 
 help: ## List the tasks
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,5 +27,5 @@ format: ## Put the code into its form
 bench: ## Time max and average pooling beside PyTorch
 	python benchmarks/beside_torch.py
 
-picture: ## Make the README's picture again
-	python docs/make_picture.py
+pictures: ## Draw the pictures of README and docs again
+	python docs/make_pictures.py

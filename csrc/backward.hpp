@@ -55,11 +55,15 @@ class Phases {
 
   // The other way: a row into phases, `fill` where there is no column.
   POOLGRAD_LOOP void load(const T* row, T fill) {
-    for (i64 i = 0; i < length_ * a_.stride; ++i) sums_[i] = fill;
-    const i64 s = a_.stride, shift = lo_ + a_.lo - outputs_.lo * s;
-    for (i64 i = 0; i < hi_ - lo_; ++i) {
-      const i64 at = (i + shift) / s;
-      if (at < length_) sums_[(i + shift) % s * length_ + at] = row[i];
+    const i64 s = a_.stride, shift = lo_ + a_.lo - outputs_.lo * s, n = hi_ - lo_;
+    for (i64 phase = 0; phase < s; ++phase) {
+      const i64 start = (phase - shift % s + s) % s;  // first column of this phase
+      const i64 count = start < n ? (n - start + s - 1) / s : 0;
+      const i64 from = (start + shift) / s, end = smaller(length_, from + count);
+      T* __restrict to = sums_ + phase * length_;
+      for (i64 i = 0; i < smaller(from, length_); ++i) to[i] = fill;
+      for (i64 i = from; i < end; ++i) to[i] = row[start + (i - from) * s];
+      for (i64 i = larger(from, end); i < length_; ++i) to[i] = fill;
     }
   }
 

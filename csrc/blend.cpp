@@ -81,7 +81,8 @@ void weigh(const Work& work, const Weighed& from, Parameter theta, int whole, De
   over_inputs(
       work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, arena); },
       [&](Kit& kit, i64 plane, const Piece&) {
-        fill_parameter(p, theta, plane, kit.outputs(), kit.theta());
+        const A least = Kit::kMixed ? A(0) : least_parameter<A>();
+        fill_parameter(p, theta, plane, kit.outputs(), kit.theta(), least);
         kit.run(from, plane, whole, gx, plane * p.in_plane());
       });
 }
@@ -129,7 +130,7 @@ void curve(const Work& work, Blend blend, const View& x, Parameter theta, Dense 
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);
-        fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], kit.theta);
+        fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], kit.theta, least_parameter<A>());
         kit.machine.start(plane_of(x, plane));
         curved_tile<A, Kind>(p, tile, blend, kit, y, rows, static_cast<A*>(sensitivity),
                              plane * p.out_plane());

@@ -1,6 +1,6 @@
-// Blending reductions whose weights depend on the input, forward. A window is summed up in a cell
-// (m, s, t): its largest term m, and sums of terms relative to m, so that nothing overflows. Cells
-// of parts are merged into the cell of the whole, so these reductions are separable, too.
+// Blending reductions whose weights depend on the input, forward. A window is summed up in a cell:
+// its largest term m, and sums of terms relative to m, so that nothing overflows. Cells of parts
+// are merged into the cell of the whole, so these reductions are separable, too.
 #pragma once
 
 #include "blend.hpp"
@@ -11,7 +11,7 @@ namespace {
 
 template <class V>
 struct Cell {
-  V m, s, t;
+  V m, s, t, w, h;
 };
 
 // What an operator's arithmetic depends on beside the input.
@@ -22,55 +22,87 @@ struct Settings {
   bool sensitive = false;    // whether the derivative by theta is wanted
 };
 
-// lanes(), in fewer different widths: these loops are long.
-template <class A, class F>
-void long_lanes(i64 n, F&& body) {
-  constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(A)), some = larger(1, most / 4);
-  i64 i = 0;
-  for (; i + most <= n; i += most) body(Const<most>{}, i);
-  for (; some > 1 && i + some <= n; i += some) body(Const<some>{}, i);
-  for (; i < n; ++i) body(Const<1>{}, i);
+// Powers and exponentials have one kind of cell. With z <= 0 for each input, 0 for the largest:
+//   s = sum e^z, t = sum z e^z, w = sum (e^z - 1), h = sum (z e^z - e^z + 1).
+// The last two tell small windows of z from none: s - n and t - w would lose all their digits.
+
+// z e^z - e^z + 1, about z^2 / 2
+template <class A, int W>
+Vec<A, W> second_order(Vec<A, W> z, const Exp<Vec<A, W>>& e) {
+  using V = Vec<A, W>;
+  constexpr Inverses<A> inverse;
+  constexpr int terms = 2 * Format<A>::exp_terms / 3 + 5;
+  V sum = V{} + inverse.factorial[terms] * static_cast<A>(terms - 1);
+  for (int k = terms - 1; k >= 2; --k) sum = sum * z + inverse.factorial[k] * static_cast<A>(k - 1);
+  const V far = e.value == A(0) ? V{} + A(1) : z * e.value - e.less_one;
+  return z < A(-0.5) ? far : sum * z * z;
 }
 
-// m = max |x|, s = sum (|x| / m)^p, t = sum (|x| / m)^p log(|x| / m)
+// Merges two cells, hi the one with the larger m; z: how far lo's m lies below hi's.
+template <class A, int W>
+Cell<Vec<A, W>> merge_sums(Cell<Vec<A, W>> hi, const Cell<Vec<A, W>>& lo, Vec<A, W> z,
+                           const Exp<Vec<A, W>>& e, bool sensitive) {
+  using V = Vec<A, W>;
+  const V moved = e.value == A(0) ? V{} : z * e.value, count = lo.s - lo.w;
+  hi.m = lo.m == lo.m ? hi.m : lo.m;  // a NaN is no smaller than anything
+  hi.s += e.value * lo.s;
+  hi.t += e.value * lo.t + moved * lo.s;
+  hi.w += e.value * lo.w + e.less_one * count;
+  if (sensitive) {
+    hi.h += e.value * lo.h + moved * lo.w + count * second_order<A, W>(z, e);
+  }
+  return hi;
+}
+
+template <class V>
+void put_in_order(Cell<V>& hi, Cell<V>& lo) {
+  const auto wrong = hi.m < lo.m;
+  const Cell<V> a = hi, b = lo;
+  const auto exchange = [&](V Cell<V>::* part) {
+    hi.*part = wrong ? b.*part : a.*part;
+    lo.*part = wrong ? a.*part : b.*part;
+  };
+  exchange(&Cell<V>::m), exchange(&Cell<V>::s), exchange(&Cell<V>::t);
+  exchange(&Cell<V>::w), exchange(&Cell<V>::h);
+}
+
+// m = max |x|, z = p log(|x| / m)
 template <class A>
 struct Powers {
   template <class V, i64 W>
   static Cell<V> lift(V x, V, Const<W>) {
-    return {x < A(0) ? -x : x, V{} + A(1), V{}};
+    return {x < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
   }
   template <class V, i64 W>
-  static Cell<V> merge(const Cell<V>& a, const Cell<V>& b, V p, const Settings<A>& set, Const<W>) {
-    const auto swap = a.m < b.m;
-    const V hi = swap ? b.m : a.m, lo = swap ? a.m : b.m;
-    const V q = lo == hi ? V{} + A(1) : lo / hi;
-    const V u = power<A, W>(q, p, set.whole);
-    const V s_lo = swap ? a.s : b.s, t_lo = swap ? a.t : b.t;
-    V t = swap ? b.t : a.t;
-    if (set.sensitive) {
-      const V more = u * (t_lo + s_lo * logarithm<A, W>(q));
-      t += u == A(0) ? V{} : more;
+  static Cell<V> merge(Cell<V> hi, Cell<V> lo, V p, const Settings<A>& set, Const<W>) {
+    put_in_order(hi, lo);
+    const auto equal = lo.m == hi.m;
+    if (set.whole && !set.sensitive) {
+      hi.s += whole_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
+      hi.m = lo.m == lo.m ? hi.m : lo.m;
+      return hi;
     }
-    return {hi, (swap ? b.s : a.s) + u * s_lo, t};
+    V z = p * log_ratio<A, W>(lo.m, hi.m);
+    z = equal ? V{} : lo.m == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
+    Exp<V> e = exponentials<A, W>(z);
+    if (set.whole) e.value = whole_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole);
+    return merge_sums<A, W>(hi, lo, z, e, set.sensitive);
   }
 };
 
-// z = r x: m = max z, s = sum exp(z - m), t = sum (z - m) exp(z - m)
+// m = max x (of -x, if r < 0), z = |r| (x - m)
 template <class A>
 struct Exponentials {
   template <class V, i64 W>
   static Cell<V> lift(V x, V r, Const<W>) {
-    return {x * r, V{} + A(1), V{}};
+    return {r < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
   }
   template <class V, i64 W>
-  static Cell<V> merge(const Cell<V>& a, const Cell<V>& b, V, const Settings<A>&, Const<W>) {
-    const auto swap = a.m < b.m;
-    const V hi = swap ? b.m : a.m, lo = swap ? a.m : b.m;
-    const V d = lo == hi ? V{} : lo - hi;  // two infinities are no distance apart
-    const V e = exponential<A, W>(d);
-    const V s_lo = swap ? a.s : b.s, t_lo = swap ? a.t : b.t;
-    const V more = e * (t_lo + d * s_lo);
-    return {hi, (swap ? b.s : a.s) + e * s_lo, (swap ? b.t : a.t) + (e == A(0) ? V{} : more)};
+  static Cell<V> merge(Cell<V> hi, Cell<V> lo, V r, const Settings<A>& set, Const<W>) {
+    put_in_order(hi, lo);
+    const V rate = r < A(0) ? -r : r;
+    const V z = lo.m == hi.m ? V{} : rate * (lo.m - hi.m);  // infinities are no distance apart
+    return merge_sums<A, W>(hi, lo, z, exponentials<A, W>(z), set.sensitive);
   }
 };
 
@@ -81,35 +113,42 @@ struct Positives {
   template <class V, i64 W>
   static Cell<V> lift(V x, V, Const<W>) {
     const V one = V{} + A(1);
-    return {x > A(0) ? x : x <= A(0) ? V{} : x, x > A(0) ? one : x, x > A(0) ? one : V{}};
+    const auto positive = x > A(0);
+    return {positive ? x : x <= A(0) ? V{} : x, positive ? one : x, positive ? one : V{}, V{}, V{}};
   }
   template <class V, i64 W>
-  static Cell<V> merge(const Cell<V>& a, const Cell<V>& b, V, const Settings<A>&, Const<W>) {
-    const auto swap = a.m < b.m;
-    const V hi = swap ? b.m : a.m, lo = swap ? a.m : b.m;
-    const V q = lo == hi ? V{} + A(1) : lo / hi;
-    const V s_lo = swap ? a.s : b.s, t_lo = swap ? a.t : b.t;
-    const auto alone = (lo == A(0)) & (hi > A(0));  // the other part's s is no sum of this kind
-    return {hi, (swap ? b.s : a.s) + (alone ? V{} : q * s_lo), (swap ? b.t : a.t) + q * q * t_lo};
+  static Cell<V> merge(Cell<V> hi, Cell<V> lo, V, const Settings<A>&, Const<W>) {
+    put_in_order(hi, lo);
+    const V q = lo.m == hi.m ? V{} + A(1) : lo.m / hi.m;
+    const auto alone = (lo.m == A(0)) & (hi.m > A(0));  // the other's s is no sum of this kind
+    hi.s += alone ? V{} : q * lo.s;
+    hi.t += q * q * lo.t;
+    hi.m = lo.m == lo.m ? hi.m : lo.m;
+    return hi;
   }
 };
 
 template <class A, template <class> class Kind>
 struct Curved {
   using In = A;
+  static constexpr int kParts = 4;
   struct Row {
-    A *v, *s, *t;
+    A *v, *part[kParts];
     Settings<A> set;
   };
 
   Settings<A> set;
 
   Row take(Arena& arena, i64 n) const {
-    return {arena.take<A>(n), arena.take<A>(n), arena.take<A>(n), set};
+    Row row{arena.take<A>(n), {}, set};
+    for (A*& part : row.part) part = arena.take<A>(n);
+    return row;
   }
   // Another row, and another place in the same row: there theta is another, too.
   static Row slot(Row row, i64 offset) {
-    return {row.v + offset, row.s + offset, row.t + offset, row.set};
+    row.v += offset;
+    for (A*& part : row.part) part += offset;
+    return row;
   }
   static Row at(Row row, i64 offset) {
     row = slot(row, offset);
@@ -117,33 +156,40 @@ struct Curved {
     return row;
   }
   POOLGRAD_LOOP static void clear(Row row, i64 n) {
-    for (i64 i = 0; i < n; ++i) row.v[i] = row.s[i] = row.t[i] = A(0);
+    for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
+    for (A* part : row.part) {
+      for (i64 i = 0; i < n; ++i) part[i] = A(0);
+    }
   }
 
-  template <class V>
-  static Cell<V> load_cell(const Row& row, i64 i) {
-    return {load<V>(row.v + i), load<V>(row.s + i), load<V>(row.t + i)};
+  template <class V, class How = Whole>
+  static Cell<V> load_cell(const Row& row, i64 i, How how = {}) {
+    return {how.template load<V>(row.v + i), how.template load<V>(row.part[0] + i),
+            how.template load<V>(row.part[1] + i), how.template load<V>(row.part[2] + i),
+            how.template load<V>(row.part[3] + i)};
   }
-  template <class V>
-  static void store_cell(const Row& row, i64 i, const Cell<V>& cell) {
-    store(row.v + i, cell.m);
-    store(row.s + i, cell.s);
-    store(row.t + i, cell.t);
+  template <class V, class How = Whole>
+  static void store_cell(const Row& row, i64 i, const Cell<V>& cell, How how = {}) {
+    how.store(row.v + i, cell.m);
+    how.store(row.part[0] + i, cell.s);
+    how.store(row.part[1] + i, cell.t);
+    how.store(row.part[2] + i, cell.w);
+    how.store(row.part[3] + i, cell.h);
   }
 
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                                         i64) {
     if (n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
-    long_lanes<A>(n, [&](auto w, i64 i) {
+    long_lanes<A>(n, [&](auto w, i64 i, auto how) {
       using V = Vec<A, w()>;
-      const V p = load<V>(to.set.theta + i);
+      const V p = how.template load<V>(to.set.theta + i);
       const auto input = [&](i64 t) {
         const A* here = from + i * step + t * gap;
-        return Kind<A>::lift(step == 1 ? load<V>(here) : load_apart<V>(here, step), p, w);
+        return Kind<A>::lift(how.template load<V>(here, step), p, w);
       };
       Cell<V> cell = input(0);
       for (i64 t = 1; t < taps; ++t) cell = Kind<A>::merge(cell, input(t), p, to.set, w);
-      store_cell(to, i, cell);
+      store_cell(to, i, cell, how);
     });
   }
 
@@ -160,15 +206,13 @@ struct Curved {
       const auto next = Kind<A>::lift(load<V>(from + t), p, Const<W>{});
       cells = Kind<A>::merge(cells, next, p, to.set, Const<W>{});
     }
-    A lane[3][W];
-    store(lane[0], cells.m);
-    store(lane[1], cells.s);
-    store(lane[2], cells.t);
-    const auto cell_of = [&](i64 j) {
-      return Cell<One>{load<One>(lane[0] + j), load<One>(lane[1] + j), load<One>(lane[2] + j)};
-    };
-    Cell<One> cell = cell_of(0);
-    for (i64 j = 1; j < W; ++j) cell = Kind<A>::merge(cell, cell_of(j), own, to.set, Const<1>{});
+    A lane[1 + kParts][W];
+    const Row lanes_row{lane[0], {lane[1], lane[2], lane[3], lane[4]}, to.set};
+    store_cell(lanes_row, 0, cells);
+    Cell<One> cell = load_cell<One>(lanes_row, 0);
+    for (i64 j = 1; j < W; ++j) {
+      cell = Kind<A>::merge(cell, load_cell<One>(lanes_row, j), own, to.set, Const<1>{});
+    }
     for (; t < taps; ++t) {
       const auto next = Kind<A>::lift(load<One>(from + t), own, Const<1>{});
       cell = Kind<A>::merge(cell, next, own, to.set, Const<1>{});
@@ -181,14 +225,14 @@ struct Curved {
     fold_cells(to, n, rows, size, first);
   }
   POOLGRAD_LOOP static void fold_cells(Row to, i64 n, const Row* rows, i64 size, bool first) {
-    long_lanes<A>(n, [&](auto w, i64 i) {
+    long_lanes<A>(n, [&](auto w, i64 i, auto how) {
       using V = Vec<A, w()>;
-      const V p = load<V>(to.set.theta + i);
-      Cell<V> cell = load_cell<V>(first ? rows[0] : to, i);
+      const V p = how.template load<V>(to.set.theta + i);
+      Cell<V> cell = load_cell<V>(first ? rows[0] : to, i, how);
       for (i64 t = first; t < size; ++t) {
-        cell = Kind<A>::merge(cell, load_cell<V>(rows[t], i), p, to.set, w);
+        cell = Kind<A>::merge(cell, load_cell<V>(rows[t], i, how), p, to.set, w);
       }
-      store_cell(to, i, cell);
+      store_cell(to, i, cell, how);
     });
   }
 };

@@ -188,7 +188,9 @@ template <class A>
 class Draw {
  public:
   Draw(const Plan& p, const Windows<A>& windows, Arena& arena)
-      : p_(p), sums_(arena.take<double>(windows.stride())) {}
+      : p_(p),
+        sums_(arena.take<double>(windows.stride())),
+        largest_(arena.take<double>(windows.stride())) {}
 
   static constexpr A kFill = A(0);
   std::uint64_t seed = 0;
@@ -197,9 +199,18 @@ class Draw {
   // `first`: the index of the first output; outputs and channels follow at order's strides.
   void pick(const Windows<A>& windows, i64 first, i64 n, bool, A* y, u32* winners) {
     const i64 step = windows.stride();
-    for (i64 i = 0; i < n; ++i) sums_[i] = 0;
+    for (i64 i = 0; i < n; ++i) sums_[i] = largest_[i] = 0;
     for (i64 t = 0; t < windows.places(); ++t) {
-      for (i64 i = 0; i < n; ++i) sums_[i] += weight(windows.values[t * step + i]);
+      for (i64 i = 0; i < n; ++i) {
+        const double w = weight(windows.values[t * step + i]);
+        largest_[i] = w > largest_[i] ? w : largest_[i];
+      }
+    }
+    for (i64 i = 0; i < n; ++i) largest_[i] = largest_[i] > kHuge ? kSmaller : 1.0;
+    for (i64 t = 0; t < windows.places(); ++t) {
+      for (i64 i = 0; i < n; ++i) {
+        sums_[i] += largest_[i] * weight(windows.values[t * step + i]);
+      }
     }
     for (i64 i = 0; i < n; ++i) {
       const i64 index = first + i / p_.inner * order.width + i % p_.inner * order.inner;
@@ -209,7 +220,7 @@ class Draw {
       if (sums_[i] > 0) {
         double below = 0;
         for (u32 t = 0; t < count; ++t) {
-          const double w = weight(windows.values[t * step + i]);
+          const double w = largest_[i] * weight(windows.values[t * step + i]);
           below += w;
           if (w > 0) winner = t;
           if (below > limit) break;
@@ -221,10 +232,12 @@ class Draw {
   }
 
  private:
+  static constexpr double kHuge = 0x1p900, kSmaller = 0x1p-100;  // so that no sum overflows
+
   static double weight(A value) { return value > A(0) ? static_cast<double>(value) : 0.0; }
 
   const Plan& p_;
-  double* sums_;
+  double *sums_, *largest_;  // the largest weight, then what all are multiplied with
 };
 
 template <class A, class Picker>

@@ -94,13 +94,16 @@ void by_route(Dtype dtype, F&& f) {
   else f(u32{});
 }
 
-// A plane's numbers of a parameter, one for each of `outputs` outputs and each channel.
+// A plane's numbers of a parameter, one for each of `outputs` outputs and each channel; none nearer
+// to 0 than `least`.
 template <class A>
-void fill_parameter(const Plan& p, Parameter from, i64 plane, i64 outputs, A* row) {
+void fill_parameter(const Plan& p, Parameter from, i64 plane, i64 outputs, A* row, A least = 0) {
   const A* values = static_cast<const A*>(from.values);
   for (i64 o = 0; o < outputs; ++o) {
     for (i64 c = 0; c < p.inner; ++c) {
-      row[o * p.inner + c] = values[(p.inner_is_channel ? c : plane) % from.count];
+      const A value = values[(p.inner_is_channel ? c : plane) % from.count];
+      const bool near = value < least && -value < least;
+      row[o * p.inner + c] = near ? (value < A(0) ? -least : least) : value;
     }
   }
 }

@@ -33,22 +33,17 @@ struct VectorOf {
 template <class T, int W>
 using Vec = typename VectorOf<T, W>::type;
 
-// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T.
+// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T. Not all sizes are worth
+// their code.
 template <class T, class F>
 void lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
   i64 i = 0;
-  for (; i + most <= n; i += most) body(Const<most>{}, i);
-  const auto rest = [&](auto self, auto width) {
-    if constexpr (width() >= 1) {
-      if (i + width <= n) {
-        body(width, i);
-        i += width;
-      }
-      self(self, Const<width() / 2>{});
-    }
+  const auto pieces = [&](auto self, auto width) -> void {
+    for (; i + width <= n; i += width) body(width, i);
+    if constexpr (width() > 1) self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
   };
-  rest(rest, Const<most / 2>{});
+  pieces(pieces, Const<most>{});
 }
 
 template <class V, class T>
@@ -61,6 +56,44 @@ V load(const T* from) {
 template <class V, class T>
 void store(T* to, V v) {
   std::memcpy(to, &v, sizeof(V));
+}
+
+// Loads and stores of a whole vector, and of its first lanes only; the others are zero.
+struct Whole {
+  template <class V, class T>
+  V load(const T* from, i64 step = 1) const {
+    if (step == 1) return poolgrad::load<V>(from);
+    V v;
+    for (i64 j = 0; j < static_cast<i64>(sizeof(V) / sizeof(T)); ++j) v[j] = from[j * step];
+    return v;
+  }
+  template <class V, class T>
+  void store(T* to, V v) const {
+    poolgrad::store(to, v);
+  }
+};
+struct Part {
+  i64 lanes;
+  template <class V, class T>
+  V load(const T* from, i64 step = 1) const {
+    V v{};
+    for (i64 j = 0; j < lanes; ++j) v[j] = from[j * step];
+    return v;
+  }
+  template <class V, class T>
+  void store(T* to, V v) const {
+    for (i64 j = 0; j < lanes; ++j) to[j] = v[j];
+  }
+};
+
+// Calls body(Const<W>, i, how to load and store) for i = 0 .. n: for loops that are too long to be
+// compiled for many widths.
+template <class T, class F>
+void long_lanes(i64 n, F&& body) {
+  constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
+  i64 i = 0;
+  for (; i + most <= n; i += most) body(Const<most>{}, i, Whole{});
+  if (i < n) body(Const<most>{}, i, Part{n - i});
 }
 
 // The lanes as another type, by steps of twice or half the size: GCC 12 does larger ones lane by

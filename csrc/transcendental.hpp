@@ -37,9 +37,14 @@ struct Inverses {  // 1 / n!
   }
 };
 
-// exp(x): 0 below the normal numbers, never infinite, NaN for NaN.
+template <class V>
+struct Exp {
+  V value, less_one;  // exp(x), and exp(x) - 1 without cancellation
+};
+
+// 0 below the normal numbers, never infinite, NaN for NaN.
 template <class A, int W>
-Vec<A, W> exponential(Vec<A, W> x) {
+Exp<Vec<A, W>> exponentials(Vec<A, W> x) {
   using F = Format<A>;
   using V = Vec<A, W>;
   using B = Vec<typename F::Bits, W>;
@@ -51,19 +56,25 @@ Vec<A, W> exponential(Vec<A, W> x) {
   const V k = shifted - F::round;  // the nearest integer; also the last bits of `shifted`
   const V r = (x - k * F::ln2_hi) - k * F::ln2_lo;
   V sum = V{} + inverse.factorial[F::exp_terms - 1];
-  for (int n = F::exp_terms - 2; n >= 0; --n) sum = sum * r + inverse.factorial[n];
-  const B power = (bits_as<B>(shifted) + F::bias) << F::mantissa;
-  return sum * bits_as<V>(power);
+  for (int n = F::exp_terms - 2; n >= 1; --n) sum = sum * r + inverse.factorial[n];
+  const V fraction = sum * r;  // exp(r) - 1
+  const V scale = bits_as<V>((bits_as<B>(shifted) + F::bias) << F::mantissa);
+  return {scale + scale * fraction, scale * fraction + (scale - A(1))};
 }
 
-// log(x) for x > 0.
 template <class A, int W>
-Vec<A, W> logarithm(Vec<A, W> x) {
+Vec<A, W> exponential(Vec<A, W> x) {
+  return exponentials<A, W>(x).value;
+}
+
+// log(x) for x > 0; `less_one`: x - 1, better known than from x.
+template <class A, int W>
+Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
   using F = Format<A>;
   using V = Vec<A, W>;
-  using B = Vec<typename F::Bits, W>;
   using Bit = typename F::Bits;
-  const A lift = static_cast<A>(typename F::Bits{1} << F::mantissa);
+  using B = Vec<Bit, W>;
+  const A lift = static_cast<A>(Bit{1} << F::mantissa);
   const auto tiny = x < F::smallest;
   const V scaled = tiny ? x * lift : x;
   constexpr Bit root_half = sizeof(A) == 4 ? Bit{0x3F3504F3} : static_cast<Bit>(0x3FE6A09E667F3BCD);
@@ -72,26 +83,41 @@ Vec<A, W> logarithm(Vec<A, W> x) {
   const V m = bits_as<V>(bits_as<B>(scaled) - (exponent << F::mantissa));
   const V k = bits_as<V>(exponent + bits_as<B>(V{} + F::round)) - F::round -
               (tiny ? V{} + static_cast<A>(F::mantissa) : V{});
-  const V f = m - A(1), s = f / (f + A(2)), square = s * s;
+  const V f = k == A(0) ? less_one : m - A(1);
+  const V s = f / (f + A(2)), square = s * s;
   V sum = V{} + static_cast<A>(2.0 / (2 * F::log_terms - 1));
-  for (int n = F::log_terms - 2; n >= 1; --n)
+  for (int n = F::log_terms - 2; n >= 1; --n) {
     sum = sum * square + static_cast<A>(2.0 / (2 * n + 1));
-  // 2 s = f - s f: exact where m is near one
+  }
+  // 2 s = f - s f: exact where x is near one
   const V tail = s * (square * sum - f);
-  return k * F::ln2_hi + (f + (tail + k * F::ln2_lo));
+  const V log = k * F::ln2_hi + (f + (tail + k * F::ln2_lo));
+  return x < std::numeric_limits<A>::infinity() ? log : x;  // infinity and NaN as they are
 }
 
-// q^p for q >= 0; whole: p where it is a small whole number for all lanes, else 0.
 template <class A, int W>
-Vec<A, W> power(Vec<A, W> q, Vec<A, W> p, int whole) {
-  using V = Vec<A, W>;
-  if (whole) {
-    V product = q;
-    for (int n = 1; n < whole; ++n) product *= q;
-    return product;
-  }
-  const V raised = exponential<A, W>(p * logarithm<A, W>(q));
-  return q == A(1) ? V{} + A(1) : q == A(0) ? V{} : raised;
+Vec<A, W> logarithm(Vec<A, W> x) {
+  return logarithm_near<A, W>(x, x - A(1));
+}
+
+// log(1 + x)
+template <class A, int W>
+Vec<A, W> logarithm_1p(Vec<A, W> x) {
+  return logarithm_near<A, W>(x + A(1), x);
+}
+
+// log(lo / hi) for 0 < lo <= hi, as good for numbers that are nearly equal.
+template <class A, int W>
+Vec<A, W> log_ratio(Vec<A, W> lo, Vec<A, W> hi) {
+  return logarithm_near<A, W>(lo / hi, (lo - hi) / hi);
+}
+
+// q^n
+template <class V>
+V whole_power(V q, int n) {
+  V product = q;
+  for (int k = 1; k < n; ++k) product *= q;
+  return product;
 }
 
 }  // namespace

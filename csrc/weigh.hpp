@@ -15,33 +15,41 @@ struct Known {
   P route;  // of the mixture: the place that won
 };
 
-// sign(x) (|x| / y)^(p - 1) * share
+// dy/dx = sign(x) (|x| / m)^(p - 1) factor; kept: m, factor
 template <class A>
 struct PowerWeight {
   static constexpr int kKept = 2;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int whole) {
     using V = Vec<A, W>;
-    const V q = (x < A(0) ? -x : x) / of.kept[0];
-    V size = V{} + A(1);
-    if (whole != 1) size = power<A, W>(q, of.theta - A(1), whole ? whole - 1 : 0);
-    const V signed_size = (x < A(0) ? -size : size) * of.kept[1];
-    return x == A(0) ? V{} : signed_size;
+    const V size = x < A(0) ? -x : x, one = V{} + A(1), m = of.kept[0];
+    V power = one;
+    if (whole > 1) {
+      power = whole_power(size == m ? one : size / m, whole - 1);
+    } else if (whole == 0) {
+      const V z = (of.theta - A(1)) * log_ratio<A, W>(size, m);
+      power = size == m ? one : exponential<A, W>(z);
+    }
+    const V signed_power = (x < A(0) ? -power : power) * of.kept[1];
+    return x == A(0) ? V{} : signed_power;
   }
 };
 
-// exp(r x - m) / s
+// exp(z) / s, z = |r| (x - m), or of -x; kept: m, 1 / s
 template <class A>
 struct ExponentialWeight {
   static constexpr int kKept = 2;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
-    const Vec<A, W> z = x * of.theta, d = z == of.kept[0] ? Vec<A, W>{} : z - of.kept[0];
-    return exponential<A, W>(d) * of.kept[1];
+    using V = Vec<A, W>;
+    const auto turned = of.theta < A(0);
+    const V value = turned ? -x : x, rate = turned ? -of.theta : of.theta;
+    const V z = value == of.kept[0] ? V{} : rate * (value - of.kept[0]);
+    return exponential<A, W>(z) * of.kept[1];
   }
 };
 
-// w (1 + x - y), w = exp(x - m) / s, y = m + shift
+// w (1 + x - y), w = exp(x - m) / s, y = m + shift; kept: m, 1 / s, shift
 template <class A>
 struct SoftWeight {
   static constexpr int kKept = 3;
@@ -55,15 +63,18 @@ struct SoftWeight {
   }
 };
 
-// (2 x - y) / S for positive inputs; the same for all where there is none
+// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; kept: m, 1 / s, t / s. Where there
+// is none, the same for all; kept: 0, 1 / n
 template <class A>
 struct PositiveWeight {
   static constexpr int kKept = 3;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
     using V = Vec<A, W>;
-    const V slope = (x + (x - of.kept[0])) * of.kept[1];
-    return of.kept[2] + (x > A(0) ? slope : x <= A(0) ? V{} : x);
+    const V m = of.kept[0], q = x == m ? V{} + A(1) : x / m;
+    const V slope = (q + (q - of.kept[2])) * of.kept[1];
+    const V own = x > A(0) ? slope : x <= A(0) ? V{} : x;
+    return m == A(0) ? of.kept[1] : own;
   }
 };
 
@@ -177,27 +188,29 @@ class Weigh {
 
   // to[i] += g[i] * weight of x[i] in window i
   POOLGRAD_LOOP void weigh(A* to, const A* x, i64 first, i64 n, u32 place) const {
-    long_lanes<A>(n, [&](auto w, i64 i) {
+    long_lanes<A>(n, [&](auto w, i64 i, auto how) {
       using V = Vec<A, w()>;
-      auto of = known<V, Vec<u32, w()>>([&](const A* row) { return load<V>(row + first + i); });
-      if constexpr (kMixed) of.route = load<Vec<u32, w()>>(r_ + first + i);
-      const V value = kMixed ? V{} : load<V>(x + i);
+      auto of = known<V, Vec<u32, w()>>(
+          [&](const A* row) { return how.template load<V>(row + first + i); });
+      if constexpr (kMixed) of.route = how.template load<Vec<u32, w()>>(r_ + first + i);
+      const V value = kMixed ? V{} : how.template load<V>(x + i);
       const V weight = Weight::template weight<w()>(value, of, place, whole_);
-      store(to + i, load<V>(to + i) + weight * load<V>(g_ + first + i));
+      how.store(to + i,
+                how.template load<V>(to + i) + weight * how.template load<V>(g_ + first + i));
     });
   }
 
   // The same for neighbours in one window: x[t] is at place `place` + t.
   POOLGRAD_LOOP void weigh_window(A* to, const A* x, i64 output, i64 n, u32 place) const {
-    long_lanes<A>(n, [&](auto w, i64 t) {
+    long_lanes<A>(n, [&](auto w, i64 t, auto how) {
       using V = Vec<A, w()>;
       auto of = known<V, Vec<u32, w()>>([&](const A* row) { return V{} + row[output]; });
       if constexpr (kMixed) {
         for (int j = 0; j < w(); ++j) of.route[j] = r_[output] - static_cast<u32>(t + j);
       }
-      const V value = kMixed ? V{} : load<V>(x + t);
+      const V value = kMixed ? V{} : how.template load<V>(x + t);
       const V weight = Weight::template weight<w()>(value, of, place, whole_);
-      store(to + t, load<V>(to + t) + weight * g_[output]);
+      how.store(to + t, how.template load<V>(to + t) + weight * g_[output]);
     });
   }
 

@@ -6,17 +6,29 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fronts import torch
 
 import poolgrad
+from poolgrad.operators import OPERATORS
 
+DOCS = Path(__file__).parents[1] / "docs"
+SECTIONS = {  # of docs/operators.md, by heading: what is below it
+    heading: body.strip()
+    for heading, _, body in (
+        part.partition("\n") for part in (DOCS / "operators.md").read_text().split("\n## ")[1:]
+    )
+}
+PICTURE = re.compile(r"^!\[(.+)\]\(operators/(\w+)\.png\)$", re.MULTILINE)
 POOLING = [
     n for n in poolgrad.__all__ if "pool" in n and n != "poolgrad"
 ]  # fmt: skip
-MODULES = ["core", "operators", "window", "numpy", "pullback", "reference", "functional"]
+MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
+MODULES += ["reference", "window"]
 MODULES += ["torch", "torch.function", "torch.modules"] if torch is not None else []
 
 
@@ -103,3 +115,56 @@ def test_every_public_member_has_words() -> None:
     for found in pkgutil.iter_modules(poolgrad.__path__):
         if f"{found.name}" in {"core", "window", "operators", "functional", "numpy", "reference"}:
             assert importlib.import_module(f"poolgrad.{found.name}").__doc__
+
+
+def functions_of(section: str) -> set[str]:
+    """The names in its first line, of which `max_pool1d/2d/3d` stands for three."""
+    names = re.findall(r"`(\w*pool)(\w*)((?:/\dd)*)`", SECTIONS[section].partition("\n")[0])
+    return {n + d for n, first, others in names for d in [first, *others.split("/")[1:]]}
+
+
+def test_every_function_has_a_section() -> None:
+    assert set.union(*map(functions_of, SECTIONS)) == set(POOLING)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_sections_have_formula_use_source_and_pictures(section: str) -> None:
+    body = SECTIONS[section]
+    assert functions_of(section)
+    formula = "".join(line for line in body.splitlines(True) if line.startswith("    "))
+    assert re.search(r"^    (y|W)\b", formula, re.MULTILINE)
+    assert "dx" in formula or "Gradients" in body
+    assert "\n- Use " in body
+    assert "\n- Source: " in body
+    assert PICTURE.search(body)
+    adaptive_or_global = section in {"Adaptive", "Global"}  # what is kept is said elsewhere
+    assert ("\n- Kept: " in body) != adaptive_or_global
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_has_a_picture(name: str) -> None:
+    assert [n for body in SECTIONS.values() for _, n in PICTURE.findall(body)].count(name) == 1
+
+
+def test_pictures_are_there_small_described_and_made_by_the_script() -> None:
+    shown = PICTURE.findall((DOCS / "operators.md").read_text())
+    files = {f.stem: f for f in (DOCS / "operators").iterdir()}
+    assert {name for _, name in shown} == set(files)
+    assert all(len(words) > 40 for words, _ in shown)
+    assert all(f.stat().st_size < 40_000 for f in files.values())
+    script = (DOCS / "make_pictures.py").read_text()
+    assert sorted(re.findall(r'^    "(\w+)": Picture\(', script, re.MULTILINE)) == sorted(files)
+
+
+@pytest.mark.parametrize("page", ["operators.md", "semantics.md", "../README.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (DOCS / page).read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if path.startswith("http"):
+            continue
+        file = (DOCS / page).parent / path if path else DOCS / page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}

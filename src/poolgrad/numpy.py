@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.contract import Buffer, Operator, Request, Samples
+from poolgrad.contract import FLOATS, INTEGERS, Buffer, Operator, Request, Samples
 from poolgrad.core import Layout, Plan, get_num_threads, inner_axis
 from poolgrad.operators import OPERATORS, Prepared, prepare
 
@@ -87,38 +87,42 @@ def prepared(request: Request, x: Array) -> Prepared:
 def _learned(value: Any, ready: Prepared) -> tuple[Array, int]:
     plan, operator = ready.plan, ready.operator
     name = operator.argument.name if operator.argument else ""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must have no mask")
     try:
         given = np.asarray(value)
-        values = np.ascontiguousarray(given, plan.sum_dtype)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a real number or an array of them: {error}") from error
-    if given.dtype.kind not in "fiuV":
-        raise TypeError(f"{name} must be made of real numbers, got {given.dtype}")
+    except ValueError as error:
+        raise ValueError(f"{name} must be a number or an array of them: {error}") from error
+    if given.dtype.name not in (*FLOATS, *INTEGERS[:-1], "uint16", "uint32", "uint64"):
+        raise TypeError(f"{name} must be made of real numbers, got {value!r}")
+    operator.check_argument(given.astype(np.float64).ravel().tolist())
+    with np.errstate(over="ignore", under="ignore"):  # the largest and smallest of a wider type
+        values = given.astype(plan.sum_dtype).reshape(-1)
     if given.shape not in ((), (plan.channels,)):
         raise ValueError(
             f"{name} must be a number or one for each of {plan.channels} channels, "
             f"got shape {given.shape}"
         )
-    operator.check_argument(values.ravel().tolist())
-    return values.reshape(-1), values.size
+    return values, values.size
 
 
 def _generator(value: Any) -> np.random.Generator:
     if isinstance(value, np.random.Generator):
         return value
-    if value is None or (isinstance(value, int | np.integer) and not isinstance(value, bool)):
-        if value is not None and value < 0:
-            raise ValueError(f"generator must not be negative, if it is a seed, got {value}")
-        return np.random.default_rng(value)
+    if value is None:
+        return np.random.default_rng()
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        if not 0 <= value < 2**63:
+            raise ValueError(f"generator must be from 0 to 2**63 - 1, if it is a seed, got {value}")
+        return np.random.default_rng(int(value))
     raise TypeError(f"generator must be a numpy.random.Generator, a seed or None, got {value!r}")
 
 
 def _seed(value: Any) -> int:
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        if not 0 <= value < 2**63:
-            raise ValueError(f"generator must be from 0 to 2**63 - 1, if it is a seed, got {value}")
+    generator = _generator(value)
+    if isinstance(value, int | np.integer):
         return int(value)
-    return int(_generator(value).integers(2**63))
+    return int(generator.integers(2**63))
 
 
 def _samples(value: Samples, plan: Plan, dtype: np.dtype[Any]) -> Array:
@@ -126,12 +130,22 @@ def _samples(value: Samples, plan: Plan, dtype: np.dtype[Any]) -> Array:
     shape = samples_shape(plan)
     if value.given is None:
         drawn = _generator(value.generator).random(shape).astype(kind)
-        return np.where(drawn < 1, drawn, 0).astype(kind)  # it may have been rounded up
+        return np.where(drawn < 1, drawn, _below_one(kind)).astype(kind)  # it may be rounded up
     given = np.asarray(value.given)
-    check_samples(given.shape, plan)
-    if given.dtype.kind not in "fV":
+    if given.dtype.name not in FLOATS:
         raise TypeError(f"_random_samples must be of a floating dtype, got {given.dtype}")
-    return np.ascontiguousarray(given, kind).reshape(shape)
+    check_samples(given.shape, plan)
+    outside = given[~((given >= 0) & (given < 1))]
+    if outside.size:
+        raise ValueError(f"_random_samples must be in [0, 1), got {outside.flat[0]}")
+    samples = given.astype(kind).reshape(shape)
+    return np.where(samples < 1, samples, _below_one(kind)).astype(kind)
+
+
+def _below_one(dtype: np.dtype[Any]) -> float:
+    """The largest number below 1."""
+    digits = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+    return 1 - 2.0 ** -digits[dtype.name]
 
 
 def samples_shape(plan: Layout) -> tuple[int, int, int]:
@@ -148,6 +162,8 @@ def check_samples(shape: tuple[int, ...], plan: Layout) -> None:
 
 
 def _indices(value: Any, x: Array) -> Array:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("indices must have no mask")
     given = asarray(value, name="indices")
     if given.dtype != np.int64:
         raise TypeError(f"indices must be of dtype int64, got {given.dtype}")
@@ -223,14 +239,19 @@ def _with_indices(request: Request) -> tuple[Array, Array]:
     if request.options:  # whatever the ties: an index is of one winner
         request = replace(request, options=("first",))
     made = call(request)
-    plan = made.ready.plan
     y = made.output() if request.out is None else _target(request.out, made)
     (routes,) = map(allocate, made.ready.residual)
     made.run(y, (routes,))
+    return _into(request.out, y), indices_of(made.ready, made.argument, routes)
+
+
+def indices_of(ready: Prepared, argument: Any, routes: Array) -> Array:
+    """Routes as flat positions in their plane."""
+    plan = ready.plan
     indices = allocate(Buffer(plan.out_shape, plan.order, "int64"))
-    samples = made.argument if plan.window.placed else None
+    samples = argument if plan.window.placed else None
     plan.kernels.route_indices(routes, indices, samples, get_num_threads())
-    return _into(request.out, y), indices
+    return indices
 
 
 def _target(out: Any, made: Call) -> Array:

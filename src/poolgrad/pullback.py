@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import numpy as front
-from poolgrad.contract import Buffer, Request
+from poolgrad.contract import FLOATS, Buffer, Request
 from poolgrad.core import get_num_threads
 from poolgrad.numpy import Call
-from poolgrad.operators import OPERATORS, Prepared, prepare
+from poolgrad.operators import Prepared
 from poolgrad.window import Axis
 
 if TYPE_CHECKING:
@@ -168,16 +168,16 @@ class Pullback:
             _, columns, _ = self._entries()
             wins = np.bincount(columns, minlength=math.prod(plan.in_shape))
             return wins.reshape(plan.in_shape)
-        exact = prepare(  # counted in float64, which holds every count
-            self._request.operator,
-            self._request.rule,
-            self._request.options,
-            plan.in_shape,
-            self._request.channels_last,
-            plan.order[-1] if plan.order[-1] not in plan.pooled else -1,
-            "float64",
-        )
-        return self._pull(exact, np.ones(plan.out_shape)).astype(np.int64)
+        indices = front.indices_of(self._ready, self._argument, self._residual[0])
+        inner = math.prod(plan.window.out)  # counted plane by plane, pooled axes last
+        last = range(indices.ndim - len(plan.pooled), indices.ndim)
+        flat = np.moveaxis(indices, plan.pooled, last).reshape(-1, inner)
+        size = math.prod(a.size for a in plan.window.axes)
+        wins = np.zeros((len(flat), size), np.int64)
+        np.add.at(wins, (np.nonzero(flat >= 0)[0], flat[flat >= 0]), 1)
+        lead = [s for a, s in enumerate(plan.in_shape) if a not in plan.pooled]
+        moved = wins.reshape(*lead, *(a.size for a in plan.window.axes))
+        return np.ascontiguousarray(np.moveaxis(moved, last, plan.pooled))
 
     def matrix(self) -> csr_array:
         """The Jacobian: ``d y.ravel()[i] / d x.ravel()[j]`` in row i, column j.
@@ -201,6 +201,8 @@ class Pullback:
         plan = self._ready.plan
         shape = (math.prod(plan.out_shape), math.prod(plan.in_shape))
         rows, columns, values = self._entries()
+        if self._dtype.itemsize < 4:  # SciPy knows no smaller floats
+            values = values.astype(np.float32)
         return coo_array((values, (rows, columns)), shape=shape).tocsr()
 
     def _entries(self) -> tuple[Array, Array, Array]:
@@ -257,7 +259,7 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     fun : function
         A pooling function of poolgrad, such as `poolgrad.max_pool2d`.
     x : NumPy array
-        The input.
+        The input; not to be changed before the pullback is done where operators keep it.
     *args, **kwargs
         Further arguments of `fun`.
 
@@ -294,11 +296,9 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
             "vjp is for NumPy arrays; tensors are differentiable as they are: "
             "use y.backward() or torch.func.vjp"
         )
-    if OPERATORS[request.operator].integers and np.asarray(x).dtype.kind in "iub":
-        raise TypeError(
-            f"x must be of a floating dtype to have a gradient, got {np.asarray(x).dtype}"
-        )
     call = front.call(request)
+    if call.x.dtype.name not in FLOATS:
+        raise TypeError(f"x must be of a floating dtype to have a gradient, got {call.x.dtype}")
     y, residual = call.output(), tuple(map(front.allocate, call.ready.residual))
     call.run(y, residual)
     return call.shaped(y), Pullback(call, residual)

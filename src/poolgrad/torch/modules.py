@@ -1,284 +1,279 @@
 """The modules: PyTorch's own where it has them, so that ``isinstance`` holds, with our forward.
 
-Each takes what PyTorch's takes, every form of padding, and keyword-only extras (`ties`,
-`channels_last`, for averages `dilation`). A class below says only which function it calls.
+A module keeps the arguments of a public function and calls it. So what its constructor takes is
+what the function takes, in the order of PyTorch's class, and the function's documentation is its
+own: `_family` makes the classes for one, two and three pooled axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from inspect import Parameter, Signature, signature
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from poolgrad import functional
-from poolgrad.window import adaptive, fixed
+from poolgrad.contract import Request
+from poolgrad.functional import FUNCTIONS
+from poolgrad.functional.public import front_end
+from poolgrad.operators import OPERATORS
+from poolgrad.window import Window
+
+MODULES: dict[str, type[nn.Module]] = {}  # by public function; of a global one, that in 2-D
 
 
 class _Pool(nn.Module):
-    """What all have in common: extras, shown where they differ from their defaults."""
+    """A public function with its arguments.
 
-    pool: ClassVar[Callable[..., Any]]
+    Attributes
+    ----------
+    function : callable
+        The public function.
+    dims : int
+        How many axes it pools.
+    inherited : tuple of str
+        The arguments that the constructor of PyTorch's class keeps.
+    shown : tuple of str
+        The arguments that are printed, whatever they are.
+    at_call : tuple of str
+        The arguments of the function that the constructor does not take.
+    note : str
+        What else there is to say of the modules.
+    """
+
+    __signature__: ClassVar[Signature]  # of the constructor; each argument becomes an attribute
+    function: ClassVar[Callable[..., Any]]
     dims: ClassVar[int]
-    extras: dict[str, Any]
+    inherited: ClassVar[tuple[str, ...]]
+    shown: ClassVar[tuple[str, ...]]
+    at_call: ClassVar[tuple[str, ...]] = ("x", "out")
+    note: ClassVar[str] = ""
 
-    def _keep_extras(self, **extras: Any) -> None:
-        self.extras = extras
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        bound = self.__signature__.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = self._checked(bound.arguments)
+        super().__init__(**{name: given[name] for name in self.inherited})
+        for name, value in given.items():
+            # PyTorch would have taken a word (for padding) for its letters.
+            if name not in self.inherited or isinstance(value, str):
+                setattr(self, name, value)
+
+    def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments, a tensor that is not to be learned as a buffer.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For all that no input could mend.
+        """
+        request = self._describe(_Input((2**31,) * (self.dims + 2)), given)
+        operator = OPERATORS[request.operator]
+        operator.check(Window(()), *request.options)
+        if operator.argument is None or not operator.learned:
+            return given
+        name = operator.argument.name
+        value = given[name]
+        operator.check_argument(_numbers(name, value))
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            value = nn.Buffer(value)
+        return {**given, name: value}
+
+    def _describe(self, x: Any, given: dict[str, Any]) -> Request:
+        request: Request = self.function.describe(x, **given)  # type: ignore[attr-defined]
+        return request
+
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__signature__.parameters}
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x, **self._arguments())
 
     def extra_repr(self) -> str:
-        shown = [super().extra_repr()]
-        defaults = {"ties": "first", "channels_last": False, "dilation": 1, "keepdims": False}
-        shown += [f"{k}={v!r}" for k, v in self.extras.items() if v != defaults.get(k)]
-        return ", ".join(s for s in shown if s)
+        words = [f"{name}={_brief(getattr(self, name), str)}" for name in self.shown]
+        for name, parameter in self.__signature__.parameters.items():
+            value = getattr(self, name)
+            usual = not isinstance(value, Tensor) and value == parameter.default
+            if not usual and name not in (*self.shown, *self.inherited):
+                words.append(f"{name}={_brief(value, repr)}")
+        return ", ".join(words)
 
 
-class _Max(_Pool):
-    def __init__(
-        self,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-        *,
-        ties: str = "first",
-        channels_last: bool = False,
-    ) -> None:
-        fixed(self.dims, kernel_size, stride, padding, dilation, ceil_mode)
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
-        self._keep_extras(ties=ties, channels_last=channels_last)
+class _Input(NamedTuple):
+    """What goes for an input, as far as descriptions look at it."""
 
-    def forward(self, x: Tensor) -> Any:
-        return type(self).pool(
-            x,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil_mode,
-            self.return_indices,
-            **self.extras,
-        )
+    shape: tuple[int, ...]
 
 
-class _Avg(_Pool):
-    def __init__(
-        self,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-        *,
-        dilation: Any = 1,
-        channels_last: bool = False,
-    ) -> None:
-        fixed(self.dims, kernel_size, stride, padding, dilation, ceil_mode)
-        plain = isinstance(padding, int) or all(isinstance(p, int) for p in padding)
-        super().__init__(kernel_size, stride, padding if plain else 0, ceil_mode, count_include_pad)
-        if not plain:  # PyTorch would take a word for its letters
-            self.padding = padding
-        self.divisor_override = divisor_override
-        self._keep_extras(dilation=dilation, channels_last=channels_last)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = type(self).pool(
-            x,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            self.divisor_override,
-            **self.extras,
-        )
-        return pooled
+def _numbers(name: str, value: object) -> list[float]:
+    """The numbers in a learned argument, as far as they are known."""
+    if isinstance(value, Tensor):
+        if value.dim() > 1 or value.is_complex() or value.dtype == torch.bool:
+            raise ValueError(
+                f"{name} must be a number or one for each channel, "
+                f"got {value.dtype} of shape {tuple(value.shape)}"
+            )
+        return [] if value.is_meta else [float(v) for v in value.detach().reshape(-1)]
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, a tensor or an nn.Parameter, got {value!r}")
+    return [float(value)]
 
 
-class _AdaptiveMax(_Pool):
-    def __init__(
-        self,
-        output_size: Any,
-        return_indices: bool = False,
-        *,
-        ties: str = "first",
-        channels_last: bool = False,
-    ) -> None:
-        adaptive(self.dims, output_size)
-        super().__init__(output_size, return_indices)
-        self._keep_extras(ties=ties, channels_last=channels_last)
+def _brief(value: object, show: Callable[[object], str]) -> str:
+    if isinstance(value, Tensor):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
+    return show(value)
+
+
+class _Stochastic(_Pool):
+    at_call = (*_Pool.at_call, "training")
+    note = "It draws in training mode; in evaluation mode it gives the mean, without indices."
 
     def forward(self, x: Tensor) -> Any:
-        return type(self).pool(x, self.output_size, self.return_indices, **self.extras)
+        return self.function(x, training=self.training, **self._arguments())
 
 
-class _AdaptiveAvg(_Pool):
-    def __init__(self, output_size: Any, *, channels_last: bool = False) -> None:
-        adaptive(self.dims, output_size)
-        super().__init__(output_size)
-        self._keep_extras(channels_last=channels_last)
+class _Unpool(_Pool):
+    at_call = (*_Pool.at_call, "indices", "output_size")
+    note = "It is called with values, their `indices` and, unless it is the default, `output_size`."
 
-    def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = type(self).pool(x, self.output_size, **self.extras)
-        return pooled
+    def _describe(self, x: Any, given: dict[str, Any]) -> Request:
+        return super()._describe(x, {"indices": None, **given})
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, indices: Tensor, output_size: Any = None
+    ) -> Any:
+        return self.function(x, indices, output_size=output_size, **self._arguments())
 
 
 class _Global(_Pool):
-    """One window over the last `dims` axes, or, channels last, those before the last."""
+    note = "There may be any number of leading axes."
 
-    def __init__(
-        self, keepdims: bool = False, *, channels_last: bool = False, **extras: Any
-    ) -> None:
-        super().__init__()
-        self.keepdims = keepdims
-        self._keep_extras(channels_last=channels_last, **extras)
-
-    def extra_repr(self) -> str:
-        shown = [f"keepdims={self.keepdims}", super().extra_repr()]
-        return ", ".join(s for s in shown if s)
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = type(self).pool(x, 1, **self.extras)
-        if self.keepdims:
-            return pooled
-        first = x.dim() - self.dims - self.extras["channels_last"]
-        return pooled.squeeze(tuple(range(first, first + self.dims)))
+    def forward(self, x: Tensor) -> Any:
+        # The function would take one axis more or less for one that is pooled.
+        request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
+        return front_end(x).perform(replace(request, x=x))
 
 
-class _GlobalMax(_Global):
-    def __init__(
-        self, keepdims: bool = False, *, ties: str = "first", channels_last: bool = False
-    ) -> None:
-        super().__init__(keepdims, channels_last=channels_last, ties=ties)
+# The classes
+
+_AXES = {1: "the last axis", 2: "the last two axes", 3: "the last three axes"}
+_LEARNED = {o.argument.name for o in OPERATORS.values() if o.argument and o.learned}
+_SELDOM = ("return_indices", "count_include_pad", "_random_samples")
 
 
-class _GlobalAvg(_Global):
-    pass
+def _family(
+    name: str,
+    function: str,
+    base: type[_Pool] = _Pool,
+    *,
+    subclass: bool = False,
+    first: Iterable[str] = (),
+    shown: Iterable[str] = (),
+    dims: tuple[int, ...] = (1, 2, 3),
+) -> tuple[type[_Pool], ...]:
+    """The classes for one, two and three pooled axes.
+
+    Parameters
+    ----------
+    name, function : str
+        What the classes and their functions are called, without the number of axes.
+    base : type
+        What the classes have in common.
+    subclass : bool
+        Whether they are subclasses of PyTorch's classes of that name.
+    first : iterable of str
+        Arguments that come first; default: those of PyTorch's class.
+    shown : iterable of str
+        Arguments that are always printed; default: all that can be given by place, but a few.
+    dims : tuple of int
+        For which numbers of pooled axes there is one.
+    """
+
+    def of(d: int) -> type[_Pool]:
+        fast = FUNCTIONS.get(f"{function}{d}d") or FUNCTIONS[function]
+        theirs = (getattr(nn, f"{name}{d}d"),) if subclass else ()
+        inherited = tuple(n for c in theirs for n in signature(c).parameters)
+        takes = _reordered(signature(fast), (*inherited, *first), base.at_call)
+        placed = [n for n, p in takes.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        members = {
+            "__module__": "poolgrad.torch",  # where users, and pickle, find it
+            "__doc__": _documentation(fast, d, takes, theirs, base.note),
+            "__signature__": takes,
+            "function": staticmethod(fast),
+            "dims": d,
+            "inherited": inherited,
+            "shown": tuple(shown or (n for n in placed if n not in _SELDOM)),
+        }
+        made: type[_Pool] = type(f"{name}{d}d", (base, *theirs), members)
+        if d == 2 or fast.__name__ != function:
+            MODULES[fast.__name__] = made
+        return made
+
+    return tuple(map(of, dims))
 
 
-class MaxPool1d(_Max, nn.MaxPool1d):
-    """Maximum of every window: `torch.nn.MaxPool1d` with `poolgrad.max_pool1d`."""
-
-    dims = 1
-    pool = staticmethod(functional.max_pool1d)
-
-
-class MaxPool2d(_Max, nn.MaxPool2d):
-    """Maximum of every window: `torch.nn.MaxPool2d` with `poolgrad.max_pool2d`."""
-
-    dims = 2
-    pool = staticmethod(functional.max_pool2d)
+def _reordered(given: Signature, first: Iterable[str], left_out: Iterable[str]) -> Signature:
+    """A signature with some parameters first, where they have a place, and without others."""
+    named = {n: p for n, p in given.parameters.items() if n not in left_out}
+    before = [named.pop(n).replace(kind=Parameter.POSITIONAL_OR_KEYWORD) for n in first]
+    return Signature([*before, *named.values()])
 
 
-class MaxPool3d(_Max, nn.MaxPool3d):
-    """Maximum of every window: `torch.nn.MaxPool3d` with `poolgrad.max_pool3d`."""
-
-    dims = 3
-    pool = staticmethod(functional.max_pool3d)
-
-
-class AvgPool1d(_Avg, nn.AvgPool1d):
-    """Mean of every window: `torch.nn.AvgPool1d` with `poolgrad.avg_pool1d`."""
-
-    dims = 1
-    pool = staticmethod(functional.avg_pool1d)
-
-
-class AvgPool2d(_Avg, nn.AvgPool2d):
-    """Mean of every window: `torch.nn.AvgPool2d` with `poolgrad.avg_pool2d`."""
-
-    dims = 2
-    pool = staticmethod(functional.avg_pool2d)
+def _documentation(
+    function: Callable[..., Any], dims: int, takes: Signature, theirs: tuple[type, ...], note: str
+) -> str:
+    """What the function's says of itself and of the arguments that the constructor takes."""
+    words = (function.__doc__ or "").replace("every axis but batch and channels", _AXES[dims])
+    summary, _, rest = words.partition("\n\nParameters\n----------\n")
+    entries = re.split(r"\n(?=\S)", rest.partition("\n\nReturns\n")[0])
+    kept = [e for e in entries if not takes.parameters.keys().isdisjoint(re.split(", | : ", e))]
+    kinds = "".join(f", a `torch.nn.{c.__name__}`" for c in theirs)
+    notes = [f"The module that calls `poolgrad.{function.__name__}`{kinds}.", note]
+    if not takes.parameters.keys().isdisjoint(_LEARNED):
+        notes.append("A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned.")
+    sections = [summary, "\n".join(filter(None, notes))]
+    return "\n\n".join([*sections, "\n".join(["Parameters", "----------", *kept])])
 
 
-class AvgPool3d(_Avg, nn.AvgPool3d):
-    """Mean of every window: `torch.nn.AvgPool3d` with `poolgrad.avg_pool3d`."""
-
-    dims = 3
-    pool = staticmethod(functional.avg_pool3d)
-
-
-class AdaptiveMaxPool1d(_AdaptiveMax, nn.AdaptiveMaxPool1d):
-    """Maximum of each bin: `torch.nn.AdaptiveMaxPool1d` with `poolgrad.adaptive_max_pool1d`."""
-
-    dims = 1
-    pool = staticmethod(functional.adaptive_max_pool1d)
-
-
-class AdaptiveMaxPool2d(_AdaptiveMax, nn.AdaptiveMaxPool2d):
-    """Maximum of each bin: `torch.nn.AdaptiveMaxPool2d` with `poolgrad.adaptive_max_pool2d`."""
-
-    dims = 2
-    pool = staticmethod(functional.adaptive_max_pool2d)
-
-
-class AdaptiveMaxPool3d(_AdaptiveMax, nn.AdaptiveMaxPool3d):
-    """Maximum of each bin: `torch.nn.AdaptiveMaxPool3d` with `poolgrad.adaptive_max_pool3d`."""
-
-    dims = 3
-    pool = staticmethod(functional.adaptive_max_pool3d)
-
-
-class AdaptiveAvgPool1d(_AdaptiveAvg, nn.AdaptiveAvgPool1d):
-    """Mean of each bin: `torch.nn.AdaptiveAvgPool1d` with `poolgrad.adaptive_avg_pool1d`."""
-
-    dims = 1
-    pool = staticmethod(functional.adaptive_avg_pool1d)
-
-
-class AdaptiveAvgPool2d(_AdaptiveAvg, nn.AdaptiveAvgPool2d):
-    """Mean of each bin: `torch.nn.AdaptiveAvgPool2d` with `poolgrad.adaptive_avg_pool2d`."""
-
-    dims = 2
-    pool = staticmethod(functional.adaptive_avg_pool2d)
-
-
-class AdaptiveAvgPool3d(_AdaptiveAvg, nn.AdaptiveAvgPool3d):
-    """Mean of each bin: `torch.nn.AdaptiveAvgPool3d` with `poolgrad.adaptive_avg_pool3d`."""
-
-    dims = 3
-    pool = staticmethod(functional.adaptive_avg_pool3d)
-
-
-class GlobalMaxPool1d(_GlobalMax):
-    """Maximum over the last axis: (N, C, L) becomes (N, C)."""
-
-    dims = 1
-    pool = staticmethod(functional.adaptive_max_pool1d)
-
-
-class GlobalMaxPool2d(_GlobalMax):
-    """Maximum over the last two axes: (N, C, H, W) becomes (N, C)."""
-
-    dims = 2
-    pool = staticmethod(functional.adaptive_max_pool2d)
-
-
-class GlobalMaxPool3d(_GlobalMax):
-    """Maximum over the last three axes: (N, C, D, H, W) becomes (N, C)."""
-
-    dims = 3
-    pool = staticmethod(functional.adaptive_max_pool3d)
-
-
-class GlobalAvgPool1d(_GlobalAvg):
-    """Mean over the last axis: (N, C, L) becomes (N, C)."""
-
-    dims = 1
-    pool = staticmethod(functional.adaptive_avg_pool1d)
-
-
-class GlobalAvgPool2d(_GlobalAvg):
-    """Mean over the last two axes: (N, C, H, W) becomes (N, C)."""
-
-    dims = 2
-    pool = staticmethod(functional.adaptive_avg_pool2d)
-
-
-class GlobalAvgPool3d(_GlobalAvg):
-    """Mean over the last three axes: (N, C, D, H, W) becomes (N, C)."""
-
-    dims = 3
-    pool = staticmethod(functional.adaptive_avg_pool3d)
+MaxPool1d, MaxPool2d, MaxPool3d = _family("MaxPool", "max_pool", subclass=True)
+MinPool1d, MinPool2d, MinPool3d = _family("MinPool", "min_pool", first=MaxPool1d.inherited)
+MedianPool1d, MedianPool2d, MedianPool3d = _family(
+    "MedianPool", "median_pool", first=MaxPool1d.inherited
+)
+StochasticPool1d, StochasticPool2d, StochasticPool3d = _family(
+    "StochasticPool", "stochastic_pool", _Stochastic, first=MaxPool1d.inherited
+)
+AvgPool1d, AvgPool2d, AvgPool3d = _family(
+    "AvgPool", "avg_pool", subclass=True, shown=("kernel_size", "stride", "padding")
+)
+LPPool1d, LPPool2d, LPPool3d = _family("LPPool", "lp_pool", subclass=True)
+LSEPool1d, LSEPool2d, LSEPool3d = _family("LSEPool", "lse_pool")
+SoftPool1d, SoftPool2d, SoftPool3d = _family("SoftPool", "soft_pool")
+MixedPool1d, MixedPool2d, MixedPool3d = _family("MixedPool", "mixed_pool")
+AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d = _family(
+    "AdaptiveMaxPool", "adaptive_max_pool", subclass=True
+)
+AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d = _family(
+    "AdaptiveAvgPool", "adaptive_avg_pool", subclass=True
+)
+GlobalMaxPool1d, GlobalMaxPool2d, GlobalMaxPool3d = _family(
+    "GlobalMaxPool", "global_max_pool", _Global
+)
+GlobalAvgPool1d, GlobalAvgPool2d, GlobalAvgPool3d = _family(
+    "GlobalAvgPool", "global_avg_pool", _Global
+)
+GlobalLPPool1d, GlobalLPPool2d, GlobalLPPool3d = _family(
+    "GlobalLPPool", "global_lp_pool", _Global, first=("norm_type", "keepdims")
+)
+GlobalLSEPool1d, GlobalLSEPool2d, GlobalLSEPool3d = _family(
+    "GlobalLSEPool", "global_lse_pool", _Global, first=("r", "keepdims")
+)
+FractionalMaxPool2d, FractionalMaxPool3d = _family(
+    "FractionalMaxPool", "fractional_max_pool", subclass=True, dims=(2, 3)
+)
+MaxUnpool1d, MaxUnpool2d, MaxUnpool3d = _family("MaxUnpool", "max_unpool", _Unpool, subclass=True)

@@ -1,0 +1,155 @@
+"""Gradient checks of every public function in every front end that is installed.
+
+Outputs, gradients and the gradients of learned arguments are held against three things: the
+textbook definition in `poolgrad.reference`, central finite differences in float64, and PyTorch's
+own operations where it has some.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolgrad.check.answers import FRONT_ENDS, Answer, differences, installed, textbook
+from poolgrad.check.cases import Case, cases
+from poolgrad.check.peers import peer
+from poolgrad.functional import FUNCTIONS
+
+__all__ = ["DIFFERENCES_TOLERANCE", "TOLERANCE", "Error", "Row", "check_function", "count", "run"]
+
+Array = NDArray[Any]
+
+# How far results may be apart, as a part of the largest of them.
+TOLERANCE = {"float64": 1e-11, "float32": 2e-6}
+DIFFERENCES_TOLERANCE = 1e-7  # of central differences with a step of 1e-6, in float64
+
+
+class Error(NamedTuple):
+    """The largest error of a check, the largest that is accepted, and the call where it is."""
+
+    worst: float
+    accepted: float
+    call: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the check holds."""
+        return self.worst <= self.accepted
+
+
+@dataclass
+class Row:
+    """One function in one front end.
+
+    Attributes
+    ----------
+    function, front_end, dtype, layout : str
+        What was checked.
+    errors : dict of str to Error
+        For each check that applies (textbook, differences, PyTorch), where it went worst.
+    failure : str
+        What was raised, if it came to that.
+    """
+
+    function: str
+    front_end: str
+    dtype: str
+    layout: str
+    errors: dict[str, Error] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return not self.failure and all(error.ok for error in self.errors.values())
+
+    def note(self, check: str, accepted: float, case: Case, got: Answer, expected: Answer) -> None:
+        """Keep how far an answer is from what it should be, if it is the worst so far."""
+        apart = [_apart(got.y, expected.y), _apart(got.gx, expected.gx)]
+        if got.parameters.keys() != expected.parameters.keys():
+            apart.append(np.inf)
+        else:
+            apart += [_apart(g, expected.parameters[name]) for name, g in got.parameters.items()]
+        if check not in self.errors or max(apart) > self.errors[check].worst:
+            self.errors[check] = Error(max(apart), accepted, str(case))
+
+
+def _apart(a: Array, b: Array) -> float:
+    if a.shape != b.shape or not np.isfinite(a).all() or not np.isfinite(b).all():
+        return np.inf
+    scale = max(1.0, float(np.abs(b).max(initial=0)))
+    return float(np.abs(a.astype(np.float64) - b).max(initial=0)) / scale
+
+
+@lru_cache(maxsize=4)  # the dtypes and layouts of one function, for one front end after the other
+def _expected(
+    name: str, dtype: str, channels_last: bool
+) -> list[tuple[Case, Array, Answer, Answer | None]]:
+    """Every case with a gradient of its output, and what the textbook and PyTorch say."""
+    expected = []
+    for case in cases(name, dtype, channels_last):
+        answer, gy = textbook(case)
+        expected.append((case, gy, answer, peer(case, gy)))
+    return expected
+
+
+def check_function(name: str, front_end: str, dtype: str, channels_last: bool) -> Row:
+    """Check one public function.
+
+    Parameters
+    ----------
+    name : str
+        Its name, such as ``"max_pool2d"``.
+    front_end : str
+        A key of `FRONT_ENDS`.
+    dtype : str
+        ``"float64"`` or ``"float32"``; finite differences are taken in float64 only.
+    channels_last : bool
+        The layout.
+
+    Returns
+    -------
+    Row
+    """
+    row = Row(name, front_end, dtype, "channels last" if channels_last else "channels first")
+    asked = FRONT_ENDS[front_end]
+    for case, gy, definition, theirs in _expected(name, dtype, channels_last):
+        try:
+            got = asked.answer(case, gy)
+            slopes = differences(asked.pool, case, gy) if dtype == "float64" else None
+        except Exception as error:  # the table shall show it, beside what does hold
+            row.failure = f"{type(error).__name__}: {error}, in {case}"
+            continue
+        row.note("textbook", TOLERANCE[dtype], case, got, definition)
+        if slopes is not None:
+            row.note("differences", DIFFERENCES_TOLERANCE, case, got, slopes)
+        if theirs is not None:
+            row.note("PyTorch", TOLERANCE[dtype], case, got, theirs)
+    return row
+
+
+def _rows() -> list[tuple[str, str, str, bool]]:
+    return list(itertools.product(FUNCTIONS, installed(), TOLERANCE, (False, True)))
+
+
+def count() -> int:
+    """How many rows `run` yields."""
+    return len(_rows())
+
+
+def run() -> Iterator[Row]:
+    """Check everything that is installed, function by function.
+
+    Yields
+    ------
+    Row
+        One for each function, front end, dtype and layout.
+    """
+    for name, front_end, dtype, channels_last in _rows():
+        yield check_function(name, front_end, dtype, channels_last)

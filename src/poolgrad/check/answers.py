@@ -1,0 +1,136 @@
+"""Who is asked: the textbook, the front ends, and finite differences of their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolgrad import reference
+from poolgrad.check.cases import Case
+from poolgrad.functional import FUNCTIONS
+from poolgrad.pullback import vjp
+
+Array = NDArray[Any]
+
+_STEP = 1e-6
+
+
+class Answer(NamedTuple):
+    """An output and its gradients: of the input, and of learned arguments by name."""
+
+    y: Array
+    gx: Array
+    parameters: dict[str, Array]
+
+
+class FrontEnd(NamedTuple):
+    """How a framework's arrays are pooled, and how that is differentiated."""
+
+    pool: Callable[[Case], Array]
+    answer: Callable[[Case, Array], Answer]
+
+
+def textbook(case: Case) -> tuple[Answer, Array]:
+    """What the definition gives, and the (random) gradient of the output that it was given.
+
+    That has one sign mostly, so that sums over all outputs do not cancel.
+    """
+    y, pullback = reference.vjp(getattr(reference, case.name), case.x, **case.kwargs)
+    gy = np.random.default_rng(y.size).normal(1, 0.5, y.shape).astype(y.dtype)
+    return Answer(y, pullback(gy), pullback.parameters(gy)), gy
+
+
+def differences(pool: Callable[[Case], Array], case: Case, gy: Array) -> Answer:
+    """The gradients of ``(y * gy).sum()`` by central differences.
+
+    A draw is differentiated as it fell: the steps are too small to change a winner.
+    """
+    gx = (_rises(pool, case) * gy).reshape(*case.x.shape, -1).sum(-1) / (2 * _STEP)
+    if case.learned is None:
+        return Answer(pool(case), gx, {})
+    theta = np.asarray(case.kwargs[case.learned])
+    slopes = np.zeros(theta.shape)
+    for i in np.ndindex(theta.shape):
+        above, below = theta.copy(), theta.copy()
+        above[i] += _STEP
+        below[i] -= _STEP
+        rise = pool(case.of(**{case.learned: above})) - pool(case.of(**{case.learned: below}))
+        slopes[i] = (rise * gy).sum() / (2 * _STEP)
+    return Answer(pool(case), gx, {case.learned: slopes})
+
+
+def _rises(pool: Callable[[Case], Array], case: Case) -> Array:
+    """What a step up of each input makes of the output, less what a step down makes of it."""
+    x = case.x
+    steps = _STEP * np.eye(x.size).reshape(x.size, *x.shape)
+    if case.operator == "stochastic":  # what is drawn depends on the place in the batch
+        return np.stack([pool(case.of(x + s)) - pool(case.of(x - s)) for s in steps])
+    beside = {
+        k: np.concatenate([case.kwargs[k]] * x.size)
+        for k in ("indices", "_random_samples")
+        if k in case.kwargs
+    }
+    above, below = (pool(case.of(np.concatenate(x + s), **beside)) for s in (steps, -steps))
+    return (above - below).reshape(x.size, len(x), *above.shape[1:])
+
+
+def _numpy_pool(case: Case) -> Array:
+    return np.asarray(FUNCTIONS[case.name](case.x, **case.kwargs))
+
+
+def _numpy_answer(case: Case, gy: Array) -> Answer:
+    y, pullback = vjp(FUNCTIONS[case.name], case.x, **case.kwargs)
+    return Answer(y, pullback(gy), pullback.parameters(gy))
+
+
+def _torch_pool(case: Case) -> Array:
+    x, kwargs = _tensors(case)
+    return np.asarray(FUNCTIONS[case.name](x, **kwargs))
+
+
+def _torch_answer(case: Case, gy: Array) -> Answer:
+    return by_autograd(FUNCTIONS[case.name], case, gy)
+
+
+def by_autograd(function: Callable[..., Any], case: Case, gy: Array) -> Answer:
+    """What PyTorch's differentiation makes of a function of tensors."""
+    import torch
+
+    x, kwargs = _tensors(case)
+    names = [case.learned] if case.learned else []
+    leaves = [x, *(kwargs[name] for name in names)]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    y = function(x, **kwargs)
+    gx, *others = torch.autograd.grad(
+        y, leaves, torch.from_numpy(gy), allow_unused=True, materialize_grads=True
+    )
+    parameters = {name: g.numpy() for name, g in zip(names, others, strict=True)}
+    return Answer(y.detach().numpy(), gx.numpy(), parameters)
+
+
+def _tensors(case: Case) -> tuple[Any, dict[str, Any]]:
+    import torch
+
+    x = torch.tensor(case.x)
+    kwargs = {
+        k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in case.kwargs.items()
+    }
+    if case.learned:
+        kwargs[case.learned] = torch.tensor(case.kwargs[case.learned], dtype=x.dtype)
+    return x, kwargs
+
+
+FRONT_ENDS = {
+    "numpy": FrontEnd(_numpy_pool, _numpy_answer),
+    "torch": FrontEnd(_torch_pool, _torch_answer),
+}
+
+
+def installed() -> list[str]:
+    """The front ends whose frameworks are installed."""
+    return [name for name in FRONT_ENDS if find_spec(name) is not None]

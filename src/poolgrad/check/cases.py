@@ -1,0 +1,175 @@
+"""What every public function is asked: arguments of all its kinds, and inputs without kinks."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolgrad.contract import Request
+from poolgrad.functional import FUNCTIONS
+from poolgrad.operators import OPERATORS
+
+Array = NDArray[Any]
+
+_LEADING = (2, 2)  # batch and channels
+_SIZES = {1: (7,), 2: (5, 6), 3: (4, 4, 5)}
+
+# Windows that overlap, reach into padding, step over inputs, and are cut off.
+_WINDOWS: list[dict[str, Any]] = [
+    {"kernel_size": 3, "stride": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 2, "stride": 1, "padding": "same", "dilation": 2},
+    {"kernel_size": 2, "ceil_mode": True},
+]
+_FRACTIONAL: list[dict[str, Any]] = [
+    {"kernel_size": 2, "output_size": 2},
+    {"kernel_size": 2, "output_ratio": 0.5},
+]
+_UNPOOLED: list[dict[str, Any]] = [
+    {"kernel_size": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+]
+_BINS: list[dict[str, Any]] = [{"output_size": 2}, {"output_size": 3}]
+
+# Numbers that float32 can hold, too. By the arguments that a function has: what they are in every
+# call, and what else they are in one more call, together with the first windows.
+_ALWAYS: dict[str, Any] = {"norm_type": 2.5, "r": 0.75, "alpha": 0.25, "generator": 11}
+_ONCE: dict[str, list[dict[str, Any]]] = {
+    "ties": [{"ties": "split"}, {"ties": "zero"}],
+    "count_include_pad": [{"count_include_pad": False, "padding": 1}],
+    "divisor_override": [{"divisor_override": 5}],
+    "keepdims": [{"keepdims": True}],
+    "mean": [{"mean": True}],
+    "training": [{"training": False}, {"training": False, "padding": 1}],
+    "norm_type": [{"norm_type": np.array([1.5, 4.0])}, {"norm_type": math.inf}],
+    "r": [{"r": np.array([-0.75, 2.0])}],
+    "alpha": [{"alpha": np.array([1.5, 0.75])}],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a public function.
+
+    Attributes
+    ----------
+    name : str
+        The function.
+    dims : int
+        How many axes it pools.
+    x : array
+        Its input.
+    kwargs : dict
+        All its other arguments.
+    """
+
+    name: str
+    dims: int
+    x: Array
+    kwargs: dict[str, Any]
+
+    @property
+    def request(self) -> Request:
+        """What the function asks of a front end."""
+        request: Request = FUNCTIONS[self.name].describe(self.x, **self.kwargs)  # type: ignore[attr-defined]
+        return request
+
+    @property
+    def operator(self) -> str:
+        """The operator that the function calls."""
+        return self.request.operator
+
+    @property
+    def learned(self) -> str | None:
+        """The argument that has a gradient."""
+        argument = OPERATORS[self.operator].argument
+        return argument.name if argument and argument.kind == "learned" else None
+
+    def of(self, x: Array | None = None, **kwargs: Any) -> Case:
+        """The same call of another input, or with some other arguments."""
+        return Case(self.name, self.dims, self.x if x is None else x, self.kwargs | kwargs)
+
+    def __str__(self) -> str:
+        given = (f"{k}={_shown(v)}" for k, v in self.kwargs.items())
+        return f"{self.name}(x of shape {self.x.shape}, {', '.join(given)})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return str(value.tolist()) if value.ndim < 2 else f"array of shape {value.shape}"
+    return repr(value)
+
+
+def cases(name: str, dtype: str, channels_last: bool) -> Iterator[Case]:
+    """Everything that a function is asked in one dtype and layout.
+
+    Parameters
+    ----------
+    name : str
+        Of a public function.
+    dtype : str
+        Of its input.
+    channels_last : bool
+        The layout.
+    """
+    for dims in (int(name[-2]),) if name.endswith("d") else (1, 2, 3):
+        x = _distinct((*_LEADING, *_SIZES[dims]), dtype)
+        for arguments in _arguments(set(inspect.signature(FUNCTIONS[name]).parameters)):
+            kwargs = {**arguments, **_beside(name, dims, x, arguments)}
+            yield _laid_out(Case(name, dims, x, kwargs), channels_last)
+
+
+def _arguments(taken: set[str]) -> list[dict[str, Any]]:
+    if "indices" in taken:
+        windows = _UNPOOLED
+    elif "_random_samples" in taken:
+        windows = _FRACTIONAL
+    elif "output_size" in taken:
+        windows = _BINS
+    else:
+        windows = _WINDOWS if "kernel_size" in taken else [{}]
+    always = {k: v for k, v in _ALWAYS.items() if k in taken and "_random_samples" not in taken}
+    once = [variant for argument in _ONCE if argument in taken for variant in _ONCE[argument]]
+    return [always | given for given in [*windows, *(windows[0] | variant for variant in once)]]
+
+
+def _distinct(shape: tuple[int, ...], dtype: str) -> Array:
+    """Values from -4 to 4, far from each other, from zero, and from each other's negatives.
+
+    Far in terms of a step of a finite difference: there no winner changes, and no sign.
+    """
+    n = math.prod(shape)
+    order = np.random.default_rng(n).permutation(n)
+    return ((order - n // 2 + 1 / 3) * (8 / n)).reshape(shape).astype(dtype)
+
+
+def _beside(name: str, dims: int, x: Array, arguments: dict[str, Any]) -> dict[str, Array]:
+    """The arrays that go with this input."""
+    rng = np.random.default_rng(dims)
+    if name.startswith("fractional"):
+        return {"_random_samples": rng.random((*_LEADING, dims)).astype(x.dtype)}
+    if name.startswith("max_unpool"):
+        rule = FUNCTIONS[name].describe(x, None, **arguments).rule  # type: ignore[attr-defined]
+        places = math.prod(n for _, n, *_ in rule)
+        if "padding" in arguments:  # places that are asked for more than once
+            return {"indices": rng.integers(places, size=x.shape)}
+        plane = rng.permuted(np.tile(np.arange(places), (*_LEADING, 1)), axis=-1)
+        return {"indices": plane[..., : math.prod(x.shape[2:])].reshape(x.shape)}
+    return {}
+
+
+def _laid_out(case: Case, channels_last: bool) -> Case:
+    if not channels_last:
+        return case
+    indices = {k: _last(v) for k, v in case.kwargs.items() if k == "indices"}
+    return case.of(_last(case.x), **indices, channels_last=True)
+
+
+def _last(array: Array) -> Array:
+    return np.ascontiguousarray(np.moveaxis(array, 1, -1))

@@ -1,0 +1,148 @@
+"""`poolgrad check`: all of it holds, and it would say if something did not."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poolgrad import check
+from poolgrad.check.answers import FRONT_ENDS, Answer, FrontEnd, installed
+from poolgrad.check.cases import Case, cases
+from poolgrad.functional import FUNCTIONS
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_gradient_holds(name: str) -> None:
+    rows = [
+        check.check_function(name, front_end, dtype, last)
+        for front_end in installed()
+        for dtype in check.TOLERANCE
+        for last in (False, True)
+    ]
+    for row in rows:
+        assert row.ok, row
+        expected = {"textbook", "differences"} if row.dtype == "float64" else {"textbook"}
+        assert expected <= row.errors.keys()
+        assert ("PyTorch" in row.errors) == ("torch" in installed())
+
+
+def test_every_argument_is_given() -> None:
+    """A new argument needs a line in the table of what functions are asked."""
+    without_gradient = {"x", "out", "return_indices"}
+    for name, function in FUNCTIONS.items():
+        asked = list(cases(name, "float64", channels_last=True))
+        given = set().union(*(case.kwargs for case in asked))
+        lacking = inspect.signature(function).parameters.keys() - given - without_gradient
+        elsewhere = {"generator"} if name.startswith("fractional") else set()  # samples are given
+        elsewhere |= {"output_size"} if name.startswith("max_unpool") else set()
+        assert lacking == elsewhere, name
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_inputs_are_far_from_kinks(name: str, dtype: str) -> None:
+    for case in cases(name, dtype, channels_last=False):
+        sizes = np.sort(np.abs(case.x).ravel())
+        assert case.x.dtype == dtype
+        assert sizes[0] > 1e-3
+        assert np.diff(sizes).min() > 1e-3
+
+
+def wrong_gradient(answer: Answer) -> Answer:
+    return answer._replace(gx=answer.gx * (1 + 1e-4))
+
+
+def wrong_output(answer: Answer) -> Answer:
+    return answer._replace(y=answer.y + 1e-3)
+
+
+def wrong_parameter(answer: Answer) -> Answer:
+    return answer._replace(parameters={k: v * 1.001 for k, v in answer.parameters.items()})
+
+
+def no_parameter(answer: Answer) -> Answer:
+    return answer._replace(parameters={})
+
+
+def not_a_number(answer: Answer) -> Answer:
+    return answer._replace(gx=answer.gx * np.nan)
+
+
+def wrong_shape(answer: Answer) -> Answer:
+    return answer._replace(gx=answer.gx[:1])
+
+
+WRONG = [wrong_gradient, wrong_output, wrong_parameter, no_parameter, not_a_number, wrong_shape]
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Answer], Answer]) -> None:
+    pool, answer = FRONT_ENDS["numpy"]
+
+    def spoiled(case: Case, gy: Any) -> Answer:
+        return spoil(answer(case, gy))
+
+    monkeypatch.setitem(FRONT_ENDS, "numpy", FrontEnd(pool, spoiled))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("spoil", WRONG)
+def test_what_is_wrong_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Answer], Answer], dtype: str
+) -> None:
+    broken(monkeypatch, spoil)
+    row = check.check_function("lp_pool1d", "numpy", dtype, True)
+    assert not row.ok
+    assert not row.errors["textbook"].ok
+    assert "lp_pool1d(x of shape" in row.errors["textbook"].call
+    if dtype == "float64" and spoil is not wrong_output:
+        assert not row.errors["differences"].ok
+
+
+def test_an_exception_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(answer: Answer) -> Answer:
+        raise RuntimeError("out of order")
+
+    broken(monkeypatch, fails)
+    row = check.check_function("max_pool1d", "numpy", "float32", False)
+    assert not row.ok
+    assert row.failure.startswith("RuntimeError: out of order, in max_pool1d(x of shape")
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *names: str) -> Any:
+    """`poolgrad check` of some functions, in a narrow terminal."""
+    pytest.importorskip("rich")
+    testing = pytest.importorskip("typer.testing")
+    from poolgrad.cli import app
+
+    monkeypatch.setattr(check, "FUNCTIONS", {name: FUNCTIONS[name] for name in names})
+    return testing.CliRunner().invoke(app, ["check"], env={"COLUMNS": "80", "NO_COLOR": "1"})
+
+
+def test_the_command_prints_a_line_for_each_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "fractional_max_pool2d", "max_pool1d"
+    result = command(monkeypatch, *names)
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in result.output
+    total = 4 * len(names) * len(installed())
+    assert lines[-1].startswith(f"{total} of {total} hold")
+    table = [line.split() for line in lines if line.rstrip().endswith("ok")]
+    assert len(table) == len(names) * len(installed())
+    assert table[0][:2] == ["fractional_max_pool2d", "numpy"]
+
+
+def test_the_command_fails_if_something_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, wrong_gradient)
+    result = command(monkeypatch, "max_pool1d", "min_pool1d")
+    assert result.exit_code == 1
+    assert result.output.count("FAILED") == 2
+    said = " ".join(result.output.split())
+    assert "max_pool1d, numpy, float32, channels last: 1e-04 from textbook, more than 2e-06" in said
+    assert "min_pool1d, numpy, float64, channels first: 1e-04 from differences" in said
+    total = 8 * len(installed())
+    assert f"{total - 8} of {total} hold" in said

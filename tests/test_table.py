@@ -1,0 +1,137 @@
+"""The table is the list of operators: everything an operator needs is found by walking over it."""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fronts import torch
+
+from poolgrad import check
+from poolgrad.check.answers import FRONT_ENDS, differences, textbook
+from poolgrad.check.cases import Case, cases
+from poolgrad.functional import FUNCTIONS
+from poolgrad.operators import OPERATORS, Max
+
+DOCS = Path(__file__).parents[1] / "docs"
+DIMS = {"fractional_max": {2, 3}}  # of others: 1, 2 and 3
+
+
+@lru_cache
+def calls() -> dict[str, list[Case]]:
+    """What `poolgrad check` asks of each operator."""
+    asked: dict[str, list[Case]] = {}
+    for name in FUNCTIONS:
+        for case in cases(name, "float64", channels_last=False):
+            asked.setdefault(case.operator, []).append(case)
+    return asked
+
+
+def missing(operator: str) -> list[str]:
+    """What an operator of the table lacks."""
+    asked = calls().get(operator, [])
+    if not asked:
+        return [f"public functions that `poolgrad check` knows how to call: {operator}"]
+    return [
+        *missing_dimensions(operator, asked),
+        *missing_gradient_check(operator, asked[0]),
+        *(m for name in sorted({case.name for case in asked}) for m in missing_beside(name)),
+        *missing_docs(operator, asked),
+    ]
+
+
+def missing_dimensions(operator: str, asked: list[Case]) -> list[str]:
+    lacking = DIMS.get(operator, {1, 2, 3}) - {case.dims for case in asked}
+    return [f"a public function in {d} dimensions" for d in sorted(lacking)]
+
+
+def missing_gradient_check(operator: str, case: Case) -> list[str]:
+    """The textbook and finite differences, of learned arguments too."""
+    try:
+        definition, gy = textbook(case)
+    except KeyError:
+        return [f"a definition in poolgrad.reference: {operator}"]
+    slopes = differences(FRONT_ENDS["numpy"].pool, case, gy)
+    argument = OPERATORS[operator].argument
+    learned = {argument.name} if argument and argument.kind == "learned" else set()
+    lost = []
+    if not np.allclose(definition.gx, slopes.gx, atol=check.DIFFERENCES_TOLERANCE):
+        lost.append("a definition that goes with the kernel")
+    if not definition.parameters.keys() == slopes.parameters.keys() == learned:
+        lost.append(f"the gradient of {learned}")
+    return lost
+
+
+def missing_beside(name: str) -> list[str]:
+    """What should come with a public function."""
+    examples = (inspect.getdoc(FUNCTIONS[name]) or "").partition("\nExamples\n")[2]
+    lost = [] if f"poolgrad.{name}(" in examples else [f"an example in the docstring: {name}"]
+    if torch is None:
+        return lost
+    from poolgrad import torch as layers
+
+    if name not in layers.MODULES:
+        return [*lost, f"a module in poolgrad.torch: {name}"]
+    stem = layers.MODULES[name].__name__[:-2]
+    dims = (name[-2],) if name.endswith("d") else ("1", "2", "3")
+    modules = [getattr(layers, f"{stem}{d}d", None) for d in dims]
+    return lost + [
+        f"a module that says it calls poolgrad.{name}"
+        for module in modules
+        if f"`poolgrad.{name}`" not in (inspect.getdoc(module) or "")
+    ]
+
+
+def missing_docs(operator: str, asked: list[Case]) -> list[str]:
+    picture = f"operators/{operator}.png"
+    lost = [] if (DOCS / picture).is_file() else [f"docs/{picture}"]
+    sections = (DOCS / "operators.md").read_text().split("\n## ")[1:]
+    section = next((s for s in sections if f"]({picture})" in s), None)
+    if section is None:
+        return [*lost, f"a section of docs/operators.md with the picture {picture}"]
+    formulas = [line.split("=")[0] for line in section.splitlines() if line.startswith("    ")]
+    for derivative in ("y(", "dx("):
+        if not any(f.strip().startswith(derivative) for f in formulas):
+            lost.append(f"the formula of {derivative}...) in the section with {picture}")
+    if not any(f"`{case.name}" in section for case in asked):
+        lost.append(f"the functions, in the section with {picture}")
+    return lost
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_nothing_is_missing(operator: str) -> None:
+    assert not missing(operator), f"{operator} lacks:\n" + "\n".join(missing(operator))
+
+
+def test_every_function_calls_an_operator_of_the_table() -> None:
+    assert {case.name for asked in calls().values() for case in asked} == set(FUNCTIONS)
+    assert set(calls()) == set(OPERATORS)
+    if torch is not None:
+        from poolgrad import torch as layers
+
+        assert sorted(layers.MODULES) == sorted(FUNCTIONS)
+
+
+def test_names_in_the_table_are_the_operators_own() -> None:
+    assert all(operator.name == name for name, operator in OPERATORS.items())
+
+
+def test_the_walk_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that is nothing but an entry in the table lacks everything else."""
+    monkeypatch.setitem(OPERATORS, "mode", Max())
+    assert missing("mode") == ["public functions that `poolgrad check` knows how to call: mode"]
+    (case,) = calls()["max"][:1]
+    monkeypatch.setitem(calls(), "mode", [case])
+    monkeypatch.setitem(FUNCTIONS, "mode_pool2d", lambda x: x)
+    assert missing("mode") == [
+        *(f"a public function in {d} dimensions" for d in {1, 2, 3} - {case.dims}),
+        "docs/operators/mode.png",
+        "a section of docs/operators.md with the picture operators/mode.png",
+    ]
+    lost = ["an example in the docstring: mode_pool2d"]
+    if torch is not None:
+        lost.append("a module in poolgrad.torch: mode_pool2d")
+    assert missing_beside("mode_pool2d") == lost
