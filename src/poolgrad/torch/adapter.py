@@ -37,6 +37,7 @@ from poolgrad.torch.arrays import (
     name_of,
     real,
 )
+from poolgrad.torch.batching import batch
 
 LIBRARY = torch.library.Library("poolgrad", "DEF")
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
@@ -114,9 +115,10 @@ class Adapter:
         held += "".join(f"Tensor residual{k}, " for k in range(self.kept))
         outputs = ", ".join(["Tensor"] * (1 + self.kept))
         gradients = "(Tensor, Tensor)" if operator.learned else "Tensor"
+        tracked = ", bool tracked" * operator.learned
         rule, last = "SymInt[] rule", f"bool channels_last, int inner{options}"
         schemas = {
-            "": f"(Tensor x, {given}{rule}, bool channels_last{options}) -> ({outputs})",
+            "": f"(Tensor x, {given}{rule}, bool channels_last{options}{tracked}) -> ({outputs})",
             "_pull": f"(Tensor gy, {held}{rule}, SymInt[] shape, {last}) -> {gradients}",
             "_push": f"(Tensor t, {held}{rule}, {last}) -> Tensor",
         }
@@ -130,7 +132,7 @@ class Adapter:
             LIBRARY.impl(self.name + suffix, getattr(self, what), "CPU")
             torch.library.register_fake(op, getattr(self, f"fake_{what}"), lib=LIBRARY)
         self._differentiate()
-        self._batch()
+        batch(operator, self.ops, self.kept, LIBRARY)
 
     # What runs on the CPU
 
@@ -149,23 +151,39 @@ class Adapter:
 
     def forward(self, x: Tensor, *args: Any) -> Any:
         """The output and the residual."""
-        given, (rule, last, *options) = compact(args[: self.given]), args[self.given :]
-        inner = inner_of(x, rule, last)
-        ready = self._ready(x, Where(rule, list(x.shape), last, inner, (*options,)))
+        where, tracked = self._asked(x, args)
+        ready, given = self._ready(x, where), compact(args[: self.given])
         argument = as_argument(ready, given)
         x, y = real(x), _output(ready.plan, x)
-        residual = tuple(empty(b, x) for b in ready.residual)
-        threads = torch.get_num_threads()
+        residual = self._residual(ready.residual, x, tracked)
+        kept: list[Any] = [handed(r) for r in residual]
+        if not tracked:
+            kept[-1] = None
         ready.operator.forward(
             ready.plan,
             handed(x),
             argument,
             handed(y),
-            tuple(map(handed, residual)),
-            threads,
-            *options,
+            tuple(kept),
+            torch.get_num_threads(),
+            *where.options,
         )
         return (y, *residual) if residual else y
+
+    def _asked(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Where, bool]:
+        """Where to pool, and whether a learned argument is to have a gradient."""
+        rule, last, *options = args[self.given :]
+        tracked = not self.operator.learned or options.pop()
+        inner = inner_of(x, rule, last)
+        return Where(rule, list(x.shape), last, inner, (*options,)), tracked
+
+    def _residual(
+        self, buffers: tuple[Buffer, ...], x: Tensor, tracked: bool
+    ) -> tuple[Tensor, ...]:
+        if tracked:
+            return tuple(empty(b, x) for b in buffers)
+        slope = empty(Buffer((0,), (0,), buffers[-1].dtype), x)  # what needs no gradient has none
+        return (*(empty(b, x) for b in buffers[:-1]), slope)
 
     def pull(self, gy: Tensor, *args: Any) -> Any:
         """The gradient of the input, and of a learned argument."""
@@ -179,13 +197,15 @@ class Adapter:
                 f"x must be {gy.dtype} of shape {ready.plan.in_shape}, "
                 f"got {x[0].dtype} of shape {tuple(x[0].shape)}"
             )
-        residual = laid_out(residual, ready.residual)
-        argument = as_argument(ready, given)
+        tracked = not self.operator.learned or residual[-1].shape == gy.shape
+        known = self.kept if tracked else self.kept - 1  # the rest is a slope that was not wanted
+        residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
+        argument, x = as_argument(ready, given), tuple(map(real, x))
         gy, gx = real(gy), _input(ready.plan, gy)
         ready.operator.pull(
             ready.plan,
             handed(gy),
-            handed(real(x[0])) if x else None,
+            handed(x[0]) if x else None,
             argument,
             tuple(map(handed, residual)),
             handed(gx),
@@ -194,6 +214,8 @@ class Adapter:
         )
         if not self.operator.learned:
             return gx
+        if not tracked:
+            return gx, torch.zeros_like(given[0])
         slopes = gy.to(residual[-1].dtype) * residual[-1]
         channel = ready.plan.channel if given[0].dim() else -1
         others = [a for a in range(slopes.dim()) if a != channel]
@@ -238,11 +260,11 @@ class Adapter:
 
     def fake_forward(self, x: Tensor, *args: Any) -> Any:
         """An output and a residual of the right shapes."""
-        rule, last, *options = args[self.given :]
-        where = Where(rule, list(x.shape), last, inner_of(x, rule, last), (*options,))
+        where, tracked = self._asked(x, args)
         layout = self._layout(x, where)
         y = _output(layout, x)
-        residual = tuple(empty(b, x) for b in self.operator.residual(layout, *options))
+        buffers = self.operator.residual(layout, *where.options)
+        residual = self._residual(buffers, x, tracked)
         return (y, *residual) if residual else y
 
     def fake_pull(self, gy: Tensor, *args: Any) -> Any:
@@ -274,8 +296,7 @@ class Adapter:
         operator, given = self.operator, self.given
 
         def keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            x, (rule, last, *options) = inputs[0], inputs[1 + given :]
-            ctx.where = Where(rule, x.shape, last, inner_of(x, rule, last), (*options,))
+            ctx.where, _ = self._asked(inputs[0], inputs[1:])
             ctx.set_materialize_grads(False)
             residual = output[1:] if self.kept else ()
             ctx.mark_non_differentiable(*residual)
@@ -357,65 +378,6 @@ class Adapter:
         held = 2 + given + self.kept
         self.forward_of = _told(self.ops[""], 1 + given, keep_forward, pulled, pushed_ahead)
         self.pull_of = _told(self.ops["_pull"], held, keep_pull, pulled_back, pulled_ahead)
-
-    # torch.func.vmap: a batch is one more leading axis
-
-    def _batch(self) -> None:
-        given, kept = self.given, self.kept
-        pulled = 1 + self.operator.curved + given + kept
-        argument = 1 + self.operator.curved  # where pull has it
-        self._batch_one("", 1 + given, 1, {})
-        self._batch_one("_pull", pulled, argument, {"shape": pulled + 1, "inner": pulled + 3})
-        if not self.operator.curved:
-            self._batch_one("_push", 1 + given + kept, 1, {"inner": 3 + given + kept})
-
-    def _batch_one(self, suffix: str, tensors: int, argument: int, at: dict[str, int]) -> None:
-        """Batch one operator; `at`: where it has arguments that depend on the number of axes."""
-        op = self.ops[suffix]
-        shared = (
-            self.given
-            and self.operator.argument
-            and (self.operator.argument.kind in ("learned", "seed"))
-        )
-
-        def lead(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-            if dim is None:
-                return tensor.unsqueeze(0).expand(size, *tensor.shape)
-            return tensor.movedim(dim, 0)
-
-        def one_by_one(size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-            """Numbers for each of the batch cannot be given at once."""
-            results = []
-            for n in range(size):
-                own = [
-                    t if d is None else t.select(d, n)
-                    for t, d in zip(args[:tensors], in_dims, strict=False)
-                ]
-                results.append(op(*own, *args[tensors:]))
-            if isinstance(results[0], tuple):
-                return tuple(map(torch.stack, zip(*results, strict=True)))
-            return torch.stack(results)
-
-        def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-            size = info.batch_size
-            sums = suffix == "_pull" and self.operator.learned  # must not be summed over the batch
-            if sums or (shared and in_dims[argument] is not None):
-                out = one_by_one(size, in_dims, args)
-            else:
-                moved = [
-                    t if shared and k == argument else lead(t, d, size)
-                    for k, (t, d) in enumerate(zip(args[:tensors], in_dims, strict=False))
-                ]
-                rest = list(args[tensors:])
-                if "shape" in at:
-                    k = at["shape"] - tensors
-                    rest[k] = [size, *rest[k]]
-                if "inner" in at and rest[at["inner"] - tensors] >= 0:
-                    rest[at["inner"] - tensors] += 1
-                out = op(*moved, *rest)
-            return (out, (0,) * len(out)) if isinstance(out, tuple) else (out, 0)
-
-        torch.library.register_vmap(op, rule, lib=LIBRARY)
 
 
 def _example() -> Layout:

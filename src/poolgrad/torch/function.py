@@ -170,7 +170,10 @@ def perform(request: Request) -> Any:
     given = _argument_of(request, x, rule)
     if request.return_indices:
         return _with_indices(request, adapter, x, given, rule)
-    y = adapter.forward_of(x, *given, rule, request.channels_last, *_options(request, x))
+    options = _options(request, x)
+    if adapter.operator.learned:  # numbers need no gradient
+        options = (*options, not isinstance(request.arguments[0], int | float))
+    y = adapter.forward_of(x, *given, rule, request.channels_last, *options)
     if adapter.kept:
         y = y[0]
     return y if request.keepdims else _squeezed(y, request)

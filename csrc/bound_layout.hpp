@@ -1,0 +1,265 @@
+// What a plan of Python's knows of shapes and memory: windows, the layout of all arrays, and who
+// runs a kernel.
+#pragma once
+
+#include "bound_arrays.hpp"
+#include "dispatch.hpp"
+#include "fractional.hpp"
+#include "parallel.hpp"
+
+namespace poolgrad {
+namespace {
+
+// x and gx have dtype `in`; y and gy `out`.
+class BoundLayout {
+ public:
+  // axes: (in, out, kernel, stride, lo, hi, dilation), or (in, out, kernel, word) with the word
+  // "adaptive" for bins, "table" for windows that random samples place
+  BoundLayout(const std::vector<nb::tuple>& axes, const std::vector<i64>& shape,
+              const std::vector<int>& pooled, int inner_axis, const std::string& in,
+              const std::string& out)
+      : rank_(shape.size()), in_(dtype_named(in)), out_(dtype_named(out)) {
+    if (axes.empty() || axes.size() > 3 || axes.size() != pooled.size() || rank_ > 64) {
+      throw nb::value_error("1 to 3 axes are pooled, of at most 64");
+    }
+    const std::size_t missing = 3 - axes.size();
+    for (std::size_t a = 0; a < axes.size(); ++a) {
+      plan_.axis[missing + a] = axis_of(axes[a]);
+      plan_.pooled_axes[missing + a] = pooled[a];
+    }
+    plan_.places = plan_.axis[0].kernel * plan_.axis[1].kernel * plan_.axis[2].kernel;
+    plan_.route_bytes = plan_.places <= 255 ? 1 : plan_.places <= 65535 ? 2 : 4;
+    plan_.inner_axis = inner_axis;
+    const int last = static_cast<int>(rank_) - 1;
+    plan_.inner_is_channel = inner_axis == (pooled.back() == last ? pooled[0] - 1 : last);
+    for (int a = 0; a <= last; ++a) {
+      const i64 size = shape[static_cast<std::size_t>(a)];
+      bool is_pooled = false;
+      for (int q : pooled) is_pooled |= q == a;
+      if (is_pooled) continue;
+      if (a == inner_axis) {
+        plan_.inner = size;
+      } else {
+        plan_.outer *= size;
+        plan_.outer_axes.push_back(a);
+        plan_.outer_shape.push_back(size);
+      }
+    }
+    out_strides_.assign(rank_, 0);
+    i64 step = 1;
+    for (int a = last; a >= 0; --a) {
+      out_strides_[static_cast<std::size_t>(a)] = step;
+      step *= shape[static_cast<std::size_t>(a)];
+      for (int q = 0; q < 3; ++q) {
+        if (plan_.pooled_axes[q] == a) {
+          step = step / shape[static_cast<std::size_t>(a)] * plan_.axis[q].out;
+        }
+      }
+    }
+  }
+
+  // (begin, place, taps, extent) of one window along one pooled axis: geometry without an array.
+  nb::tuple span(int axis, i64 output) const {
+    const Axis& a = bound_axis(axis);
+    if (output < 0 || output >= a.out) throw nb::index_error("no such output");
+    const Span s = span_of(a, output);
+    return nb::make_tuple(s.begin, s.place, s.taps, s.extent);
+  }
+
+  // Outputs whose windows may reach an input.
+  nb::tuple covering_outputs(int axis, i64 input) const {
+    const Axis& a = bound_axis(axis);
+    if (input < 0 || input >= a.in) throw nb::index_error("no such input");
+    const Range r = covering(a, input);
+    return nb::make_tuple(r.lo, r.hi);
+  }
+
+  i64 places() const { return plan_.places; }
+  int route_bytes() const { return plan_.route_bytes; }
+  i64 winner_bytes() const { return plan_.winner_bytes(); }
+
+ protected:
+  static Axis axis_of(const nb::tuple& from) {
+    Axis a;
+    a.in = nb::cast<i64>(from[0]);
+    a.out = nb::cast<i64>(from[1]);
+    a.kernel = nb::cast<i64>(from[2]);
+    if (a.in < 1 || a.out < 1 || a.kernel < 1) throw nb::value_error("an axis is empty");
+    if (from.size() == 4) {
+      const auto word = nb::cast<std::string>(from[3]);
+      if (word != "adaptive" && word != "table") throw nb::value_error("no such kind of axis");
+      a.adaptive = word == "adaptive";
+      a.placed = word == "table";
+      a.overlap = a.placed || a.in % a.out != 0;
+      a.full_lo = a.full_hi = 0;
+      return a;
+    }
+    if (from.size() != 7) throw nb::value_error("an axis has 4 or 7 members");
+    a.stride = nb::cast<i64>(from[3]);
+    a.lo = nb::cast<i64>(from[4]);
+    a.hi = nb::cast<i64>(from[5]);
+    a.dilation = nb::cast<i64>(from[6]);
+    if (a.stride < 1 || a.lo < 0 || a.hi < 0 || a.dilation < 1) {
+      throw nb::value_error("an axis has a number out of range");
+    }
+    const i64 reach = (a.kernel - 1) * a.dilation;
+    a.full_lo = smaller(a.out, ceil_div(a.lo, a.stride));
+    a.full_hi = larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach + a.lo, a.stride) + 1));
+    a.overlap = a.out > 1 && a.stride <= reach;
+    return a;
+  }
+
+  const Axis& bound_axis(int axis) const {
+    if (axis < 0 || axis > 2 || plan_.pooled_axes[axis] < 0 || plan_.axis[axis].placed) {
+      throw nb::index_error("no such axis");
+    }
+    return plan_.axis[axis];
+  }
+
+  // One plane of arrays that are pooled plane by plane, or all of them.
+  struct Part {
+    Work work;
+    i64 plane = -1;
+    View of(const View& v) const {
+      if (plane < 0) return v;
+      View one = v;
+      one.data = plane_of(v, plane);
+      one.outer_axes = 0;
+      return one;
+    }
+    Dense of(Dense array) const { return shifted(array, work.plan->out_plane()); }
+    Dense of_input(Dense array) const { return shifted(array, work.plan->in_plane()); }
+    std::uint8_t* winners(Dense bits) const {
+      const i64 bytes = work.plan->out_plane() * work.plan->winner_bytes();
+      return reinterpret_cast<std::uint8_t*>(shifted(bits, bytes).data);
+    }
+    Dense shifted(Dense array, i64 elements) const {
+      if (plane > 0 && array.data) array.data += plane * elements * size_of(array.dtype);
+      return array;
+    }
+  };
+
+  i64 outputs() const { return plan_.outer * plan_.out_plane(); }
+  i64 inputs() const { return plan_.outer * plan_.in_plane(); }
+  Dtype route_dtype() const {
+    return plan_.route_bytes == 1   ? Dtype::uint8
+           : plan_.route_bytes == 2 ? Dtype::uint16
+                                    : Dtype::uint32;
+  }
+  Dtype sum_dtype() const {
+    const bool wide = in_ == Dtype::float64 || in_ == Dtype::int32 || in_ == Dtype::int64;
+    return wide ? Dtype::float64 : Dtype::float32;
+  }
+  static std::size_t size(Dtype dtype) { return static_cast<std::size_t>(size_of(dtype)); }
+  std::size_t route_size() const { return static_cast<std::size_t>(plan_.route_bytes); }
+
+  static Dense dense(const Array& array, Dtype dtype, i64 elements) {
+    return {array.room(elements * size_of(dtype)), dtype};
+  }
+
+  Dense winner_bits(const Array& array) const {
+    return dense(array, Dtype::uint8, outputs() * plan_.winner_bytes());
+  }
+
+  Parameter parameter_of(const Array& array, i64 count) const {
+    if (count < 1 && outputs() > 0) throw nb::value_error("a parameter is empty");
+    return {array.room(count * size_of(sum_dtype())), count};
+  }
+
+  View view_of(const Array& array, Dtype dtype) const {
+    if (array.strides().size() != rank_) throw nb::value_error("an array has another rank");
+    return view_of(array.strides(), array.data(), dtype);
+  }
+  View view_of(const Strides& strides, const char* data, Dtype dtype) const {
+    const auto stride = [&](int a) {
+      return a < 0 ? i64{0} : strides[static_cast<std::size_t>(a)];
+    };
+    View v;
+    v.data = data;
+    v.dtype = dtype;
+    v.depth = stride(plan_.pooled_axes[0]);
+    v.height = stride(plan_.pooled_axes[1]);
+    v.width = stride(plan_.pooled_axes[2]);
+    v.inner = stride(plan_.inner_axis);
+    for (std::size_t k = 0; k < plan_.outer_axes.size(); ++k) {
+      const i64 count = plan_.outer_shape[k], step = stride(plan_.outer_axes[k]);
+      const int last = v.outer_axes - 1;
+      if (last >= 0 && v.outer_stride[last] == count * step) {
+        v.outer_size[last] *= count;
+        v.outer_stride[last] = step;
+      } else {
+        v.outer_size[v.outer_axes] = count;
+        v.outer_stride[v.outer_axes++] = step;
+      }
+    }
+    return v;
+  }
+
+  // Where the windows of each plane begin, of windows that samples place.
+  using Samples = std::vector<i64>;
+  Samples sampled(nb::handle samples) const {
+    bool placed = false;
+    for (const Axis& a : plan_.axis) placed |= a.placed;
+    if (placed == samples.is_none()) throw nb::value_error("samples are for windows they place");
+    if (!placed) return {};
+    const Dtype dtype =
+        size_of(in_) > 1 && in_ != Dtype::int16 && in_ != Dtype::int32 && in_ != Dtype::int64
+            ? in_
+            : Dtype::float32;
+    const Array given(samples, false, size(dtype));
+    int dims = 0;
+    for (const Axis& a : plan_.axis) dims += a.placed;
+    const char* data = given.room(plan_.outer * dims * size_of(dtype));
+    return window_tables(plan_, dtype, data, dims);
+  }
+
+  // Runs a kernel for all planes at once or, where samples place the windows, for one at a time.
+  template <class F>
+  void run(const Samples& tables, int threads, F&& kernel) const {
+    if (tables.empty()) return run(threads, [&](const Work& work) { kernel(Part{work, -1}); });
+    run(threads, [&](const Work& work) {
+      const i64 length = static_cast<i64>(tables.size()) / plan_.outer;
+      parallel_for(plan_.outer, work.threads, [&](i64 plane) {
+        Plan one = plan_;
+        one.outer = 1;
+        const i64* table = tables.data() + plane * length;
+        for (Axis& a : one.axis) {
+          if (!a.placed) continue;
+          a.table = table;
+          table += a.out;
+        }
+        kernel(Part{{&one, 1}, plane});
+      });
+    });
+  }
+
+  template <class F>
+  void run(int threads, F&& kernel) const {
+    if (plan_.outer == 0 || plan_.inner == 0) return;
+    nb::gil_scoped_release release;
+    kernel(Work{&plan_, threads < 1 ? 1 : threads});
+  }
+
+  // Runs a kernel that checks indices first.
+  template <class F>
+  void inside(int threads, F&& kernel) const {
+    i64 culprit = 0;
+    bool fine = true;
+    run(threads, [&](const Work& work) { fine = kernel(work, &culprit); });
+    if (fine) return;
+    const i64 plane = plan_.axis[0].out * plan_.axis[1].out * plan_.axis[2].out;
+    throw nb::value_error(("indices must be from 0 to " + std::to_string(plane - 1) +
+                           ", positions in a plane of the output, got " + std::to_string(culprit))
+                              .c_str());
+  }
+
+  static const Kernels& kernels() { return chosen_kernels(); }
+
+  Plan plan_;
+  std::size_t rank_ = 0;
+  Dtype in_, out_;
+  Strides out_strides_;  // of the outputs in logical order
+};
+
+}  // namespace
+}  // namespace poolgrad

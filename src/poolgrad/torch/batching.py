@@ -1,0 +1,95 @@
+"""``torch.func.vmap`` over the operators: a batch is one more leading axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poolgrad.contract import Operator
+
+
+def _lead(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    if dim is None:
+        return tensor.unsqueeze(0).expand(size, *tensor.shape)
+    return tensor.movedim(dim, 0)
+
+
+def _one_by_one(op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+    """The operator for each of the batch, and all results together."""
+    results = []
+    for n in range(size):
+        own = [
+            t if d is None else t.select(d, n)
+            for t, d in zip(args[: len(in_dims)], in_dims, strict=True)
+        ]
+        results.append(op(*own, *args[len(in_dims) :]))
+    if isinstance(results[0], tuple):
+        return tuple(map(torch.stack, zip(*results, strict=True)))
+    return torch.stack(results)
+
+
+def batch(operator: Operator, ops: dict[str, Any], kept: int, library: Any) -> None:
+    """Tell PyTorch how to batch an operator, its pull and its push.
+
+    Parameters
+    ----------
+    operator : Operator
+        An entry of the table.
+    ops : dict
+        Its operators in PyTorch, by the endings of their names.
+    kept : int
+        How many tensors its residual has.
+    library : torch.library.Library
+        Where they are defined.
+    """
+    given, curved = int(operator.argument is not None), int(operator.curved)
+    held = 1 + curved + given + kept
+    _batch_one(operator, ops, "", 1 + given, 1, {}, library)
+    where = {"shape": 1, "inner": 3}
+    _batch_one(operator, ops, "_pull", held, 1 + curved, where, library)
+    if "_push" in ops:
+        _batch_one(operator, ops, "_push", held, 1, {"inner": 2}, library)
+
+
+def _batch_one(
+    operator: Operator,
+    ops: dict[str, Any],
+    suffix: str,
+    tensors: int,
+    argument: int,
+    at: dict[str, int],
+    library: Any,
+) -> None:
+    """Batch one of them.
+
+    Its first `tensors` arguments are tensors, the one beside the input is number `argument`, and
+    `at` says which of the others depend on the number of axes.
+    """
+    op = ops[suffix]
+    # One for all of the batch. Numbers for each of the batch cannot be given at once, and a learned
+    # argument's gradient must not be summed over the batch.
+    shared = operator.argument is not None and operator.argument.kind in ("learned", "seed")
+    apart = suffix == "_pull" and operator.learned
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        size, dims = info.batch_size, in_dims[:tensors]
+        if apart or (shared and dims[argument] is not None):
+            out = _one_by_one(op, size, dims, args)
+        else:
+            moved = [
+                t if shared and k == argument else _lead(t, d, size)
+                for k, (t, d) in enumerate(zip(args[:tensors], dims, strict=True))
+            ]
+            rest = list(args[tensors:])
+            if "shape" in at:
+                rest[at["shape"]] = [size, *rest[at["shape"]]]
+            if "inner" in at and rest[at["inner"]] >= 0:
+                rest[at["inner"]] += 1
+            out = op(*moved, *rest)
+            if not suffix and operator.learned and out[-1].shape == (0,):
+                out = (*out[:-1], out[-1].new_empty(size, 0))  # no slope, of each of the batch
+        return (out, (0,) * len(out)) if isinstance(out, tuple) else (out, 0)
+
+    torch.library.register_vmap(op, rule, lib=library)
