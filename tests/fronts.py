@@ -20,7 +20,7 @@ class Front(NamedTuple):
 
     name: str
     run: Callable[..., Any]
-    vjp: Callable[..., tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]]
+    vjp: Callable[..., tuple[np.ndarray, Any]]
 
 
 def find(fun: str) -> Callable[..., Any]:
@@ -35,7 +35,18 @@ def as_tensor(x: np.ndarray) -> Any:
     possible = x.dtype.isnative and all(s >= 0 and s % x.itemsize == 0 for s in x.strides)
     if not possible or not compact.flags.writeable:
         compact = compact.astype(x.dtype.newbyteorder("="))  # keeps the order of the axes
+    if x.dtype.name == "bfloat16":  # which PyTorch does not take from NumPy, nor gives to it
+        return torch.from_numpy(compact.view(np.int16)).view(torch.bfloat16).expand(x.shape)
     return torch.from_numpy(compact).expand(x.shape)
+
+
+def as_array(t: Any) -> np.ndarray:
+    """The tensor as an array."""
+    if t.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return t.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return t.detach().numpy()
 
 
 def _run_numpy(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
@@ -46,22 +57,60 @@ def _vjp_numpy(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
     return poolgrad.vjp(find(fun), x, *args, **kwargs)
 
 
+class TorchPullback:
+    """Autograd, asked as `poolgrad.Pullback` is."""
+
+    def __init__(self, y: Any, x: Any, learned: dict[str, Any]) -> None:
+        self.y, self.x, self.learned = y, x, learned
+
+    def __call__(self, gy: np.ndarray) -> np.ndarray:
+        return as_array(self._pull(gy, self.x)[0])
+
+    def parameters(self, gy: np.ndarray) -> dict[str, np.ndarray]:
+        """The gradients of learned arguments, by name."""
+        given = self._pull(gy, *self.learned.values()) if self.learned else ()
+        return {name: as_array(g) for name, g in zip(self.learned, given, strict=True)}
+
+    def _pull(self, gy: np.ndarray, *leaves: Any) -> Any:
+        return torch.autograd.grad(self.y, leaves, as_tensor(gy), retain_graph=True)
+
+
+def _given(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """With tensors in place of arrays that PyTorch cannot take: everything else as it is."""
+    return {
+        k: as_tensor(v)
+        if type(v) is np.ndarray and (k == "indices" or v.dtype.name == "bfloat16")
+        else v
+        for k, v in kwargs.items()
+    }
+
+
 def _run_torch(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
-    made = find(fun)(as_tensor(x), *args, **kwargs)
-    return tuple(t.numpy() for t in made) if isinstance(made, tuple) else made.numpy()
+    made = find(fun)(as_tensor(x), *args, **_given(kwargs))
+    return tuple(map(as_array, made)) if isinstance(made, tuple) else as_array(made)
 
 
 def _vjp_torch(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
-    leaf = as_tensor(x).requires_grad_()
-    y = find(fun)(leaf, *args, **kwargs)
+    leaf, kwargs = as_tensor(x).requires_grad_(), _given(kwargs)
+    # float32 or float64, whichever the sums are in: a gradient has the dtype of what it is of
+    kind = torch.float64 if leaf.dtype == torch.float64 else torch.float32
+    learned = {
+        name: torch.as_tensor(value, dtype=kind).clone().requires_grad_()
+        for name, value in kwargs.items()
+        if name in LEARNED and _is_real(value)
+    }
+    y = find(fun)(leaf, *args, **kwargs | learned)
+    return as_array(y), TorchPullback(y, leaf, learned)
 
-    def pullback(gy: np.ndarray) -> np.ndarray:
-        (gx,) = torch.autograd.grad(y, leaf, as_tensor(gy), retain_graph=True)
-        return gx.numpy()
 
-    return y.detach().numpy(), pullback
+def _is_real(value: Any) -> bool:
+    """Whether this is a number or an array of them, and not something to be refused."""
+    if type(value) is np.ndarray:
+        return value.dtype.kind == "f"
+    return isinstance(value, float | np.floating)
 
 
+LEARNED = ("norm_type", "r", "alpha")
 NUMPY = Front("numpy", _run_numpy, _vjp_numpy)
 TORCH = Front("torch", _run_torch, _vjp_torch)
 FRONTS = [NUMPY] if torch is None else [NUMPY, TORCH]

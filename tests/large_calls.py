@@ -8,6 +8,11 @@ import numpy as np
 
 import poolgrad
 
+RATIO = {"output_ratio": 0.4, "generator": 3}
+SPLIT, MEAN, CHANNELS_LAST = {"ties": "split"}, {"mean": True}, {"channels_last": True}
+PLANES = (37, 8, 37, 37)
+PLACES = np.random.default_rng(2).integers(0, 74 * 74, PLANES)  # some of them twice
+
 # Large enough to be shared among five threads, each with a reason to be cut in another way.
 CALLS = {
     "many planes": ("max_pool2d", (8, 16, 48, 48), (2,), {}),
@@ -27,6 +32,24 @@ CALLS = {
     "average, channels last": ("avg_pool2d", (2, 96, 96, 24), (3, 1, 1), {"channels_last": True}),
     "average of bins": ("adaptive_avg_pool2d", (4, 250, 251), ((13, 17),), {}),
     "global average": ("global_avg_pool", (8, 2, 200, 200), (), {}),
+    "minimum": ("min_pool2d", (4, 4, 120, 120), (3, 2, 1), {}),
+    "median": ("median_pool2d", (4, 2, 100, 100), (3, 2, 1), {}),
+    "median, split": ("median_pool2d", (2, 60, 60, 8), (5, 2), SPLIT | CHANNELS_LAST),
+    "norm": ("lp_pool2d", (4, 4, 120, 120), (3.0, 3, 2), {"padding": 1}),
+    "mean norm, channels last": ("lp_pool2d", (2, 96, 96, 24), (2.0, 3), MEAN | CHANNELS_LAST),
+    "largest size": ("lp_pool2d", (2, 2, 120, 120), (float("inf"), 3, 2), {}),
+    "norm of everything": ("global_lp_pool", (8, 2, 200, 200), (), {"norm_type": [1.5, 4.0]}),
+    "log-mean-exp": ("lse_pool2d", (4, 4, 120, 120), (3, 2, 1), {"r": [0.5, 1.0, -2.0, 9.0]}),
+    "log-mean-exp of everything": ("global_lse_pool", (8, 2, 200, 200), (), {}),
+    "soft": ("soft_pool2d", (600, 301), (3, 1, 1), {}),
+    "soft, channels last": ("soft_pool2d", (2, 60, 60, 24), (3, 2, 1), CHANNELS_LAST),
+    "soft volume": ("soft_pool3d", (2, 24, 40, 40), (3, 2, 1), {}),
+    "draw": ("stochastic_pool2d", (4, 4, 120, 120), (3, 2, 1), {"generator": 3}),
+    "mean of draws": ("stochastic_pool2d", (4, 4, 120, 120), (3, 2, 1), {"training": False}),
+    "mixture": ("mixed_pool2d", (4, 4, 120, 120), (3, 2, 1), {"alpha": 0.3}),
+    "mixture, channels last": ("mixed_pool2d", (2, 96, 96, 24), (3, 1, 1), CHANNELS_LAST),
+    "fractional": ("fractional_max_pool2d", (4, 6, 100, 101), (3,), RATIO),
+    "unpooling": ("max_unpool2d", PLANES, (PLACES, 2), {}),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 Array = np.ndarray
@@ -61,12 +62,13 @@ def _full(value: float) -> Callable[[tuple[int, ...], Any], Array]:
 
 
 def _huge(shape: tuple[int, ...], dtype: Any) -> Array:
-    largest = np.finfo(dtype).max / 256  # so that sums over 125 places stay finite
+    largest = float(ml_dtypes.finfo(dtype).max) / 256  # so that sums over 125 places stay finite
     return (rng(shape).uniform(-1, 1, shape) * largest).astype(dtype)
 
 
 def _subnormal(shape: tuple[int, ...], dtype: Any) -> Array:
-    return (rng(shape).integers(-9, 9, shape) * np.finfo(dtype).smallest_subnormal).astype(dtype)
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    return (rng(shape).integers(-9, 9, shape) * smallest).astype(dtype)
 
 
 def _signed_zeros(shape: tuple[int, ...], dtype: Any) -> Array:
@@ -114,7 +116,9 @@ def _swapped_last(x: Array) -> Array:
 
 
 def _every_other(x: Array) -> Array:
-    whole = np.full([2 * n for n in x.shape], 9e9, x.dtype)  # a wrong step reads a number that wins
+    # a wrong step reads a number that wins
+    highest = {"f": 6e4, "V": 6e4, "b": True}.get(x.dtype.kind) or np.iinfo(x.dtype).max
+    whole = np.full([2 * n for n in x.shape], highest, x.dtype)
     part = whole[tuple(slice(1, None, 2) for _ in x.shape)]
     part[...] = x
     return part

@@ -62,6 +62,7 @@ for case in range({cases}):
     ]
     stride = [int(s) for s in rng.integers(1, 5, 2)]
     how = dict(channels_last=last)
+    inside = dict(padding=[tuple(min(p, k - 1) for p in ps) for ps, k in zip(pad, kernel)])
     ties = ["first", "split", "zero"][rng.integers(3)]
     windows = dict(padding=pad, dilation=dilation)
     fun, args, more = [
@@ -70,7 +71,15 @@ for case in range({cases}):
         (poolgrad.avg_pool2d, (kernel, stride), windows),
         (poolgrad.adaptive_max_pool2d, ([int(n) for n in rng.integers(1, 9, 2)],), dict(ties=ties)),
         (poolgrad.adaptive_avg_pool2d, ([int(n) for n in rng.integers(1, 9, 2)],), {{}}),
-    ][rng.integers(5)]
+        (poolgrad.min_pool2d, (kernel, stride), dict(ties=ties) | windows),
+        (poolgrad.median_pool2d, (kernel, stride), dict(ties=ties) | inside),
+        (poolgrad.lp_pool2d, (float(rng.integers(1, 4)), kernel, stride), windows),
+        (poolgrad.lse_pool2d, (kernel, stride), dict(r=2.0) | inside),
+        (poolgrad.soft_pool2d, (kernel, stride), inside),
+        (poolgrad.stochastic_pool2d, (kernel, stride), dict(generator=1) | inside),
+        (poolgrad.stochastic_pool2d, (kernel, stride), dict(training=False) | inside),
+        (poolgrad.mixed_pool2d, (kernel, stride), dict(alpha=0.3) | inside),
+    ][rng.integers(13)]
     print(fun.__name__, shape, dtype.__name__, args, more, at_end, file=sys.stderr, flush=True)
     x = draw(shape, dtype, at_end)
     y, pullback = poolgrad.vjp(fun, x, *args, **more, **how)
@@ -84,5 +93,5 @@ print("inside")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by Linux's mprotect here")
 def test_kernels_stay_inside_their_arrays() -> None:
-    code = CODE.format(seed=1, cases=2500)
+    code = CODE.format(seed=1, cases=4000)
     assert assert_runs(code, timeout=100, POOLGRAD_NUM_THREADS="1").strip() == "inside"

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 KERNEL = 3
+SELECTING = ["max_pool2d", "min_pool2d", "median_pool2d"]
+WEIGHING = ["avg_pool2d", "lse_pool2d", "soft_pool2d", "mixed_pool2d"]
 WINDOW = list(itertools.product(range(KERNEL), range(KERNEL)))
 
 
@@ -56,7 +58,7 @@ def test_a_shifted_patch_keeps_only_the_outputs_whose_winner_stays(front: Front)
     assert (before[1, 1], after[1, 1]) == (0, 3)
 
 
-@pytest.mark.parametrize("fun", ["max_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize("fun", SELECTING + WEIGHING)
 @given(
     kernel=st.integers(1, 4),
     stride=st.integers(1, 4),
@@ -81,7 +83,7 @@ def test_a_shift_by_less_than_the_stride_does_not(front: Front) -> None:
     assert not np.array_equal(moved, y[:, : moved.shape[1]])
 
 
-@pytest.mark.parametrize("fun", ["max_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize("fun", [*SELECTING, "avg_pool2d"])
 def test_the_order_within_a_window_does_not_matter(front: Front, fun: str) -> None:
     r = np.random.default_rng(3)
     x = r.integers(-50, 50, (4, 4, 9)).astype(float)  # 4x4 windows of nine places
@@ -96,14 +98,14 @@ def test_the_order_within_a_window_does_not_matter(front: Front, fun: str) -> No
     )
 
 
-@pytest.mark.parametrize("fun", ["max_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize("fun", SELECTING + WEIGHING)
 def test_a_constant_stays(front: Front, fun: str) -> None:
     y = front.run(fun, np.full((2, 9, 9), 0.1), KERNEL, 2)
     # float64: nine times 0.1, over nine
     np.testing.assert_allclose(y, np.full((2, 4, 4), 0.1), rtol=1e-15)
 
 
-@pytest.mark.parametrize("fun", ["max_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize("fun", [*SELECTING, "avg_pool2d"])
 @pytest.mark.parametrize("flip", [(2,), (3,), (2, 3)])
 def test_mirrors_commute(front: Front, fun: str, flip: tuple[int, ...]) -> None:
     # Integers, so that the average's sums are exact in either order; 3x3 at distance 2 fits 9x9.
@@ -138,7 +140,7 @@ def test_the_gradient_is_conserved(front: Front, fun: str) -> None:
     assert gx.sum() == gy.sum()
 
 
-@pytest.mark.parametrize("fun", ["max_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize("fun", SELECTING + WEIGHING)
 def test_leading_axes_are_independent(front: Front, fun: str) -> None:
     r = np.random.default_rng(10)
     x, order = r.standard_normal((6, 7, 7)), r.permutation(6)

@@ -26,6 +26,13 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "adaptive-avg": ("adaptive_avg_pool2d", (3,), {}),
     "global-max": ("global_max_pool", (), {}),
     "global-avg": ("global_avg_pool", (), {}),
+    "min": ("min_pool2d", (3, 2, 1), {}),
+    "median": ("median_pool2d", (3, 2, 1), {}),
+    "lp": ("lp_pool2d", (3.0, 3, 2), {}),
+    "lse": ("lse_pool2d", (3, 2, 1), {"r": 0.5}),
+    "soft": ("soft_pool2d", (3, 2, 1), {}),
+    "mean-of-draws": ("stochastic_pool2d", (3, 2, 1), {"training": False}),
+    "mixed": ("mixed_pool2d", (3, 2, 1), {}),
 }
 calls = pytest.mark.parametrize(("fun", "args", "kwargs"), CALLS.values(), ids=CALLS)
 

@@ -48,6 +48,7 @@ def test_torchs_number_of_threads_changes_no_bit(
     fun: str, shape: Any, args: Any, kwargs: Any
 ) -> None:
     x = torch.from_numpy(example(shape))
+    args = [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args]
     results = []
     for threads in THREADS:
         torch.set_num_threads(threads)

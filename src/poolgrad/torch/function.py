@@ -98,21 +98,24 @@ def _learned(name: str, value: Any, x: Tensor, layout: Layout) -> Tensor:
     return given
 
 
+def _whole_seed(value: int) -> int:
+    if not 0 <= value < 2**63:
+        raise ValueError(f"generator must be from 0 to 2**63 - 1, if it is a seed, got {value}")
+    return value
+
+
 def _generator(value: Any, x: Tensor) -> torch.Generator | None:
     if value is None or isinstance(value, torch.Generator):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value < 2**63:
-            raise ValueError(f"generator must be from 0 to 2**63 - 1, if it is a seed, got {value}")
-        return torch.Generator(x.device).manual_seed(value)
+        return torch.Generator(x.device).manual_seed(_whole_seed(value))
     raise TypeError(f"generator must be a torch.Generator, a seed or None, got {value!r}")
 
 
 def _seed(value: Any, x: Tensor) -> Tensor:
-    generator = _generator(value, x)
-    if isinstance(value, int):
-        return torch.full((), value, dtype=torch.int64)
-    return torch.randint(2**63 - 1, (), generator=generator)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return torch.full((), _whole_seed(value), dtype=torch.int64)
+    return torch.randint(2**63 - 1, (), generator=_generator(value, x))
 
 
 def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:
