@@ -89,10 +89,6 @@ struct Keys {
       return value != value ? kMost : bits < 0 ? bits ^ kMost : bits;
     }
   }
-  static A back(Key key) {
-    if constexpr (!kFloat<A>) return key;
-    else return bits_as<A>(key < 0 ? static_cast<Key>(key ^ kMost) : key);
-  }
 };
 
 // The lower of the two middle values of each window, found bit by bit from the highest: as many
@@ -134,8 +130,7 @@ class Median {
         found_[i] = below_[i] <= rank_[i] ? (found_[i] ^ bit) : found_[i];
       }
     }
-    for (i64 i = 0; i < n; ++i)
-      y[i] = Keys<A>::back(found_[i]), winners[i] = kNowhere, below_[i] = 0;
+    for (i64 i = 0; i < n; ++i) winners[i] = kNowhere, below_[i] = 0;
     for (i64 t = places - 1; t >= 0; --t) {
       for (i64 i = 0; i < n; ++i) {
         const bool equal =
@@ -145,6 +140,7 @@ class Median {
       }
     }
     for (i64 i = 0; i < n; ++i) {
+      y[i] = windows.values[winners[i] * step + i];
       if (lone && below_[i] > 1) winners[i] = kNowhere;
     }
     if constexpr (kFloat<A>) last_nan(windows, n, y, winners);

@@ -84,9 +84,8 @@ def prepared(request: Request, x: Array) -> Prepared:
 # The array beside the input
 
 
-def _learned(value: Any, ready: Prepared) -> tuple[Array, int]:
-    plan, operator = ready.plan, ready.operator
-    name = operator.argument.name if operator.argument else ""
+def real_numbers(name: str, value: Any) -> Array:
+    """A number or an array of them, of any real dtype."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must have no mask")
     try:
@@ -95,6 +94,26 @@ def _learned(value: Any, ready: Prepared) -> tuple[Array, int]:
         raise ValueError(f"{name} must be a number or an array of them: {error}") from error
     if given.dtype.name not in (*FLOATS, *INTEGERS[:-1], "uint16", "uint32", "uint64"):
         raise TypeError(f"{name} must be made of real numbers, got {value!r}")
+    return given
+
+
+def floating_samples(value: Any) -> Array:
+    """Samples as they were given, of any floating dtype."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("_random_samples must have no mask")
+    try:
+        given = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"_random_samples must be an array: {error}") from error
+    if given.dtype.name not in FLOATS:
+        raise TypeError(f"_random_samples must be of a floating dtype, got {value!r}")
+    return given
+
+
+def _learned(value: Any, ready: Prepared) -> tuple[Array, int]:
+    plan, operator = ready.plan, ready.operator
+    name = operator.argument.name if operator.argument else ""
+    given = real_numbers(name, value)
     operator.check_argument(given.astype(np.float64).ravel().tolist())
     with np.errstate(over="ignore", under="ignore"):  # the largest and smallest of a wider type
         values = given.astype(plan.sum_dtype).reshape(-1)
@@ -131,9 +150,7 @@ def _samples(value: Samples, plan: Plan, dtype: np.dtype[Any]) -> Array:
     if value.given is None:
         drawn = _generator(value.generator).random(shape).astype(kind)
         return np.where(drawn < 1, drawn, _below_one(kind)).astype(kind)  # it may be rounded up
-    given = np.asarray(value.given)
-    if given.dtype.name not in FLOATS:
-        raise TypeError(f"_random_samples must be of a floating dtype, got {given.dtype}")
+    given = floating_samples(value.given)
     check_samples(given.shape, plan)
     outside = given[~((given >= 0) & (given < 1))]
     if outside.size:

@@ -307,11 +307,21 @@ class Lse(_Curved):
             raise ValueError("r must not be 0; the limit there is the mean: use avg_pool")
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
-        terms = argument[..., None] * windows.values
+        count = windows.real.sum(-1)
+        mean = xp.where(windows.real, windows.values, 0.0).sum(-1) / count
+        centred = xp.where(windows.real, windows.values - mean[..., None], 0.0)
+        near = xp.abs(argument) * xp.amax(xp.abs(centred), -1) < 1e-3
+        rate = xp.where(near, 1.0, argument)
+        terms = rate[..., None] * windows.values
         largest = xp.amax(xp.where(windows.real, terms, -float("inf")), -1)
         apart = xp.where(windows.real, terms - largest[..., None], 0.0)
         total = xp.where(windows.real, xp.exp(apart), 0.0).sum(-1)
-        return (largest + xp.log(total / windows.real.sum(-1))) / argument
+        far = (largest + xp.log(total / count)) / rate
+        # Near the mean that would cancel: the first cumulants, of what is small here.
+        small = xp.where(near[..., None], centred, 0.0)
+        second, third, fourth = ((small**k).sum(-1) / count for k in (2, 3, 4))
+        r, fourth = xp.where(near, argument, 0.0), fourth - 3 * second * second
+        return xp.where(near, mean + r * (second / 2 + r * (third / 6 + r * fourth / 24)), far)
 
 
 class Soft(_Curved):
@@ -335,9 +345,12 @@ class Expected(_Curved):
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
         positive = xp.where(windows.real & (windows.values > 0), windows.values, 0.0)
+        largest = xp.amax(positive, -1)
+        scale = xp.where(largest > 0, largest, 1.0)
+        positive = positive / scale[..., None]  # so that no square overflows
         total = positive.sum(-1)
         mean = xp.where(windows.real, windows.values, 0.0).sum(-1) / windows.real.sum(-1)
-        drawn = (positive * positive).sum(-1) / xp.where(total > 0, total, 1.0)
+        drawn = scale * (positive * positive).sum(-1) / xp.where(total > 0, total, 1.0)
         return xp.where(total > 0, drawn, mean)
 
 

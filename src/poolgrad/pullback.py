@@ -86,10 +86,11 @@ class Pullback:
         gradient = self._cotangent(gy)
         if not operator.learned or operator.argument is None:
             return {}
-        slopes = gradient.astype(plan.sum_dtype) * self._residual[-1]
         shape = np.shape(self._request.arguments[0])
-        others = tuple(a for a in range(slopes.ndim) if not (shape and a == plan.channel))
-        total = slopes.sum(others, dtype=np.float64).astype(plan.sum_dtype)
+        others = tuple(a for a in range(gradient.ndim) if not (shape and a == plan.channel))
+        with np.errstate(over="ignore", invalid="ignore"):
+            slopes = gradient.astype(plan.sum_dtype) * self._residual[-1]
+            total = slopes.sum(others, dtype=np.float64).astype(plan.sum_dtype)
         return {operator.argument.name: np.asarray(total).reshape(shape)}
 
     def _cotangent(self, gy: Any) -> Array:

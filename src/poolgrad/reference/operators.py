@@ -127,8 +127,9 @@ def lse(window: Inside) -> Pooled:
 def soft(window: Inside) -> Pooled:
     """The mean with the weights ``softmax(x)``."""
     x, weights = window.values, _softmax(window.values)
-    y = _expectation(weights, x)
-    return Pooled(y, np.where(weights == 0, 0, weights * (1 + x - y)))
+    top = x.max() if np.isfinite(x.max()) else 0.0
+    below = _expectation(weights, x - top)  # 1 + x - y would lose the 1 where x is large
+    return Pooled(top + below, np.where(weights == 0, 0, weights * (1 + (x - top - below))))
 
 
 def expected(window: Inside) -> Pooled:

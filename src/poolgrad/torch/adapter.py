@@ -197,7 +197,7 @@ class Adapter:
                 f"x must be {gy.dtype} of shape {ready.plan.in_shape}, "
                 f"got {x[0].dtype} of shape {tuple(x[0].shape)}"
             )
-        tracked = not self.operator.learned or residual[-1].shape == gy.shape
+        tracked = not self.operator.learned or residual[-1].shape != (0,)
         known = self.kept if tracked else self.kept - 1  # the rest is a slope that was not wanted
         residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
         argument, x = as_argument(ready, given), tuple(map(real, x))
@@ -217,10 +217,10 @@ class Adapter:
         if not tracked:
             return gx, torch.zeros_like(given[0])
         slopes = gy.to(residual[-1].dtype) * residual[-1]
-        channel = ready.plan.channel if given[0].dim() else -1
+        channel = ready.plan.channel if given[0].numel() > 1 else -1
         others = [a for a in range(slopes.dim()) if a != channel]
         total = slopes.sum(others, dtype=torch.float64) if others else slopes
-        return gx, total.to(given[0].dtype)
+        return gx, total.to(given[0].dtype).reshape(given[0].shape)
 
     def push(self, t: Tensor, *args: Any) -> Tensor:
         """The tangent of the output."""

@@ -68,11 +68,13 @@ def define(
         first = x.dim() - dims - channels_last
         pooled, last = range(first, first + dims), range(x.dim() - dims, x.dim())
         moved = x.movedim(tuple(pooled), tuple(last))
-        wide = learned[0].dtype if learned else torch.promote_types(x.dtype, torch.float32)
+        wide = torch.float64  # squares and differences of narrower types lose nothing here
         axes = resolve(grouped(rule), tuple(moved.shape[-dims:])).axes
         shape = (-1,) + (1,) * dims  # one for each channel, the axis before the pooled ones
         argument = (
-            learned[0].reshape(shape if learned[0].dim() else (1,) * dims) if learned else None
+            learned[0].to(wide).reshape(shape if learned[0].dim() else (1,) * dims)
+            if learned
+            else None
         )
         y = operator.compose(torch, _windows(moved.to(wide), axes), argument, *options)
         pooled_back: Tensor = y.movedim(tuple(last), tuple(pooled)).to(x.dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from poolgrad.contract import Buffer, Request, Samples
 from poolgrad.core import Layout, lay_out
-from poolgrad.numpy import check_samples, samples_shape
+from poolgrad.numpy import check_samples, floating_samples, real_numbers, samples_shape
 from poolgrad.operators import OPERATORS, prepare
 from poolgrad.torch.adapter import ADAPTERS, LIBRARY, Adapter
 from poolgrad.torch.arrays import (
@@ -83,13 +83,10 @@ def _learned(name: str, value: Any, x: Tensor, layout: Layout) -> Tensor:
         if value.is_complex() or value.dtype == torch.bool:
             raise TypeError(f"{name} must be made of real numbers, got {value.dtype}")
         given = value.to(device=x.device, dtype=dtype).contiguous()
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+    elif isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
         return torch.full((), value, dtype=dtype, device=x.device)
     else:
-        try:
-            given = torch.as_tensor(value, dtype=dtype, device=x.device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"{name} must be a real number or an array of them: {error}") from error
+        given = torch.as_tensor(real_numbers(name, value)).to(device=x.device, dtype=dtype)
     if given.dim() and given.shape != (layout.channels,):
         raise ValueError(
             f"{name} must be a number or one for each of {layout.channels} channels, "
@@ -124,10 +121,12 @@ def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:
     if value.given is None:
         generator = _generator(value.generator, x)
         return torch.rand(shape, dtype=dtype, device=x.device, generator=generator)
-    given = torch.as_tensor(value.given)
-    check_samples(tuple(given.shape), layout)
+    given = value.given
+    if not isinstance(given, Tensor):
+        given = torch.as_tensor(floating_samples(given))
     if not given.is_floating_point():
         raise TypeError(f"_random_samples must be of a floating dtype, got {given.dtype}")
+    check_samples(tuple(given.shape), layout)
     return given.to(device=x.device, dtype=dtype).reshape(shape).contiguous()
 
 
