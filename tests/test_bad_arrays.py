@@ -22,7 +22,9 @@ X = np.ones((1, 2, 4, 4))
 def test_dtypes_that_are_not_pooled(dtype: str) -> None:
     x = np.zeros((1, 1, 4, 4), dtype)
     for fun in ("max_pool2d", "avg_pool2d", "global_max_pool"):
-        with refused(TypeError, "x must be of dtype float16, bfloat16, float32, .* or bool for", x.dtype):
+        with refused(
+            TypeError, "x must be of dtype float16, bfloat16, float32, .* or bool for", x.dtype
+        ):
             NUMPY.run(fun, x, *(() if fun.startswith("global") else (2,)))
 
 
@@ -31,7 +33,9 @@ def test_dtypes_that_are_not_pooled(dtype: str) -> None:
 def test_dtypes_of_tensors_that_are_not_pooled(name: str) -> None:
     x = torch.ones(1, 1, 4, 4, dtype=getattr(torch, name))
     for fun in (poolgrad.max_pool2d, poolgrad.avg_pool2d):
-        with refused(TypeError, "x must be of dtype float16, bfloat16, float32, .* or bool for", name):
+        with refused(
+            TypeError, "x must be of dtype float16, bfloat16, float32, .* or bool for", name
+        ):
             fun(x, 2)
 
 
