@@ -39,6 +39,8 @@ def _replace_or_die(source: Path, target: Path) -> None:
 
 if die is not None:
     os.replace = _replace_or_die
+# Whoever runs the tests in the background ignores it, and so would this process.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with (
     open(log, "a") as output,
     contextlib.redirect_stdout(output),
