@@ -90,10 +90,56 @@ class Phases {
   T* sums_ = nullptr;
 };
 
+// For inputs [lo, hi) of an axis: the outputs whose windows they lie in, ascending, and at which
+// place. Worked out once for many planes: divisions are slow.
+class Senders {
+ public:
+  struct Sender {
+    i64 output, place;
+  };
+  struct List {
+    const Sender *first, *last;
+    const Sender* begin() const { return first; }
+    const Sender* end() const { return last; }
+  };
+
+  // No input lies in more than `most` windows.
+  Senders(const Axis& a, i64 lo, i64 hi, i64 most, Arena& arena)
+      : a_(a),
+        lo_(lo),
+        hi_(hi),
+        all_(arena.take<Sender>((hi - lo) * most)),
+        begins_(arena.take<i64>(hi - lo + 1)) {}
+
+  void fill() {
+    i64 count = 0;
+    for (i64 i = lo_; i < hi_; ++i) {
+      begins_[i - lo_] = count;
+      const Range outs = covering(a_, i);
+      for (i64 o = outs.lo; o < outs.hi; ++o) {
+        const i64 place = place_of(a_, span_of(a_, o), i);
+        if (place >= 0) all_[count++] = {o, place};
+      }
+    }
+    begins_[hi_ - lo_] = count;
+  }
+
+  List operator[](i64 i) const {
+    return {all_ + begins_[i - lo_], all_ + begins_[i - lo_ + 1]};
+  }
+
+ private:
+  const Axis& a_;
+  i64 lo_, hi_;
+  Sender* all_;
+  i64* begins_;
+};
+
 // Where the places of a window lie in memory, counted from where the window begins.
 class Places {
  public:
-  static constexpr i64 kTable = 1 << 16;  // more places than this are computed, not looked up
+  static constexpr i64 kTable = 1 << 16;  // more places than this, or than are asked for, are
+                                          // computed, not looked up
 
   Places(const Plan& p, i64 depth, i64 height, i64 width, Arena& arena)
       : kh_(p.axis[1].kernel),
@@ -101,7 +147,7 @@ class Places {
         depth_(depth * p.axis[0].dilation),
         height_(height * p.axis[1].dilation),
         width_(width * p.axis[2].dilation),
-        table_(p.places <= kTable ? arena.take<i64>(p.places) : nullptr),
+        table_(p.places <= smaller(kTable, p.outer * p.out_plane()) ? arena.take<i64>(p.places) : nullptr),
         places_(p.places) {}
 
   void fill() {

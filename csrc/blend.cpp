@@ -2,6 +2,7 @@
 #include "blend.hpp"
 
 #include "finish.hpp"
+#include "gather.hpp"
 #include "isa.hpp"
 #include "mixed.hpp"
 #include "schedule.hpp"
@@ -11,28 +12,41 @@
 namespace poolgrad {
 namespace {
 
-void average(const Work& work, const View& x, Dense y, bool count_padding, double divisor) {
+template <class A, class Windows, class Make>
+void average_by(const Work& work, const View& x, Dense y, Divisor divisor, Make&& make) {
   const Plan& p = *work.plan;
+  using Kit = MeanKit<A, Windows>;
+  over_outputs(
+      work,
+      [&](const Tile& tile, Arena& arena) {
+        const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+        return Kit{make(tile, arena), {y, p.outer * p.out_plane(), n, arena}, arena.take<A>(n),
+                   arena.take<A>(n)};
+      },
+      [&](Kit& kit, i64 plane, const Tile& tile) {
+        divisor.fill_row(p, tile.lo[2], tile.hi[2], kit.columns);
+        kit.windows.start(plane_of(x, plane));
+        average_tile<A>(p, tile, kit, divisor, plane * p.out_plane());
+      });
+}
+
+void average(const Work& whole, const View& x, Dense y, bool count_padding, double divisor) {
+  const Plan p = flattened(*whole.plan, x);
+  const Work work{&p, whole.threads};
   const Divisor divide{count_padding, divisor};
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
-    struct Kit {
-      Separable<Sum<A>> machine;
-      A *row, *width_divisors;
-    };
-    over_outputs(
-        work,
-        [&](const Tile& tile, Arena& arena) {
-          const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-          return Kit{Separable<Sum<A>>(p, x, tile, false, Sum<A>{}, arena), arena.take<A>(n),
-                     arena.take<A>(n)};
-        },
-        [&](Kit& kit, i64 plane, const Tile& tile) {
-          divide.fill_row(p, tile.lo[2], tile.hi[2], kit.width_divisors);
-          kit.machine.start(plane_of(x, plane));
-          average_tile<A>(p, tile, kit.machine, divide, y, plane * p.out_plane(), kit.row,
-                          kit.width_divisors);
-        });
+    using Near = Direct<Mean<A>>;
+    using Far = Separable<Sum<A>>;
+    if (is_direct(p)) {
+      average_by<A, Near>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
+        return Near(p, x, tile, false, arena);
+      });
+    } else {
+      average_by<A, Far>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
+        return Far(p, x, tile, false, Sum<A>{}, arena);
+      });
+    }
   });
 }
 
@@ -40,11 +54,19 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
                       double divisor) {
   const Plan& p = *work.plan;
   by_sum(gy.dtype, [&](auto a) {
+    using Near = Gather<decltype(a), false>;
+    if (is_gathered(p)) {
+      return over_inputs(
+          work, [&](const Piece& piece, Arena& arena) { return Near(p, piece, gx, arena); },
+          [&](Near& kit, i64 plane, const Piece&) {
+            kit.run(gy, nullptr, {count_padding, divisor}, plane);
+          });
+    }
     using Kit = Spread<decltype(a)>;
     over_inputs(
-        work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, arena); },
+        work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
         [&](Kit& kit, i64 plane, const Piece&) {
-          kit.run(gy, plane_of(gy, plane), {count_padding, divisor}, gx, plane * p.in_plane());
+          kit.run(gy, plane_of(gy, plane), {count_padding, divisor}, plane * p.in_plane());
         });
   });
 }
@@ -57,12 +79,13 @@ void mixed(const Work& work, const View& x, Parameter alpha, bool count_padding,
     using A = decltype(a);
     using Op = MaxAndSum<A>;
     using Kit = MixedKit<A>;
+    const bool holes = routes.data && has_empty_windows(p);
     over_outputs(
         work,
         [&](const Tile& tile, Arena& arena) {
           const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
           return Kit{Separable<Op>(p, x, tile, false, Op{}, arena), Op::take(arena, n),
-                     arena.take<A>(n), arena.take<A>(n), arena.take<A>(n)};
+                     arena.take<A>(n), arena.take<A>(n), arena.take<A>(n), holes};
         },
         [&](Kit& kit, i64 plane, const Tile& tile) {
           divide.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);

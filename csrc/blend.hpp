@@ -1,7 +1,7 @@
 // Blending reductions, forward: every input of a window has a weight.
 #pragma once
 
-#include "separable.hpp"
+#include "direct.hpp"
 
 namespace poolgrad {
 namespace {
@@ -13,6 +13,11 @@ struct Sum {
   struct Row {
     A* v;
   };
+
+  static constexpr bool kIdempotent = false;
+  static constexpr bool kDoubles = true;
+  static constexpr A kFill = A(0);
+  static bool is_suspect(Row, i64) { return false; }
 
   static Row take(Arena& arena, i64 n) { return {arena.take<A>(n)}; }
   static Row slot(Row row, i64 offset) { return at(row, offset); }
@@ -90,21 +95,63 @@ struct Divisor {
   }
 };
 
+// The average in registers.
 template <class A>
-void average_tile(const Plan& p, const Tile& tile, Separable<Sum<A>>& machine, Divisor divisor,
-                  Dense y, i64 plane, A* row, const A* width_divisors) {
-  const i64 n = machine.length();
+struct Mean {
+  using In = A;
+  static constexpr bool kNan = false;
+  static constexpr A kFill = A(0);
+  struct Target {
+    A* y;
+    const A* columns;  // the divisors of a row's outputs,
+    A rows;            // and of this row
+    Target at(i64 offset) const { return {y + offset, columns + offset, rows}; }
+  };
+
+  static bool is_suspect(Target, i64) { return false; }
+  static void clear(Target to, i64 n) { std::fill(to.y, to.y + n, A(0)); }
+  template <class V>
+  static V first(V value, u32) {
+    return value;
+  }
+  template <class V, class Careful>
+  static void take(V& sum, V value, u32, Careful) {
+    sum += value;
+  }
+  template <class V>
+  static void store(Target to, i64 i, V sum) {
+    poolgrad::store(to.y + i, sum / (to.rows * load<V>(to.columns + i)));
+  }
+};
+
+template <class A, class Windows>
+struct MeanKit {
+  Windows windows;
+  Sink<A> y;
+  A *row, *columns;
+};
+
+template <class A>
+void make_row(Separable<Sum<A>>& windows, i64 od, i64 oh, typename Mean<A>::Target to, A* row) {
+  const A* made = windows.row(od, oh, {row}).v;
+  lanes<A>(windows.length(), [&](auto w, i64 i) {
+    Mean<A>::store(to, i, load<Vec<A, w()>>(made + i));
+  });
+}
+template <class A>
+void make_row(Direct<Mean<A>>& windows, i64 od, i64 oh, typename Mean<A>::Target to, A*) {
+  windows.row(od, oh, to);
+}
+
+template <class A, class Windows>
+void average_tile(const Plan& p, const Tile& tile, MeanKit<A, Windows>& kit, Divisor divisor,
+                  i64 plane) {
+  const i64 n = kit.windows.length();
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const A* made = machine.row(od, oh, {row}).v;
-      const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      A* to = is<A>(y) ? as<A>(y, first) : row;
-      lanes<A>(n, [&](auto w, i64 i) {
-        using V = Vec<A, w()>;
-        store(to + i, load<V>(made + i) / (rows * load<V>(width_divisors + i)));
-      });
-      if (to == row) write(y, first, row, n);
+      const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
+      make_row(kit.windows, od, oh, {kit.y.room(first, n), kit.columns, rows}, kit.row);
     }
   }
 }

@@ -88,6 +88,7 @@ class BoundLayout {
     if (from.size() == 4) {
       const auto word = nb::cast<std::string>(from[3]);
       if (word != "adaptive" && word != "table") throw nb::value_error("no such kind of axis");
+      if (word == "adaptive" && a.in % a.out == 0) return regular_axis(a, a.kernel, 0, 0, 1);
       a.adaptive = word == "adaptive";
       a.placed = word == "table";
       a.overlap = a.placed || a.in % a.out != 0;
@@ -95,18 +96,12 @@ class BoundLayout {
       return a;
     }
     if (from.size() != 7) throw nb::value_error("an axis has 4 or 7 members");
-    a.stride = nb::cast<i64>(from[3]);
-    a.lo = nb::cast<i64>(from[4]);
-    a.hi = nb::cast<i64>(from[5]);
-    a.dilation = nb::cast<i64>(from[6]);
-    if (a.stride < 1 || a.lo < 0 || a.hi < 0 || a.dilation < 1) {
+    const i64 stride = nb::cast<i64>(from[3]), dilation = nb::cast<i64>(from[6]);
+    const i64 lo = nb::cast<i64>(from[4]), hi = nb::cast<i64>(from[5]);
+    if (stride < 1 || lo < 0 || hi < 0 || dilation < 1) {
       throw nb::value_error("an axis has a number out of range");
     }
-    const i64 reach = (a.kernel - 1) * a.dilation;
-    a.full_lo = smaller(a.out, ceil_div(a.lo, a.stride));
-    a.full_hi = larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach + a.lo, a.stride) + 1));
-    a.overlap = a.out > 1 && a.stride <= reach;
-    return a;
+    return regular_axis(a, stride, lo, hi, dilation);
   }
 
   const Axis& bound_axis(int axis) const {

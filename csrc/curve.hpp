@@ -139,6 +139,9 @@ struct Curved {
 
   Settings<A> set;
 
+  static constexpr bool kIdempotent = false;
+  static constexpr bool kDoubles = false;  // not along a row
+
   Row take(Arena& arena, i64 n) const {
     Row row{arena.take<A>(n), {}, set};
     for (A*& part : row.part) part = arena.take<A>(n);

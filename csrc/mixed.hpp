@@ -20,6 +20,9 @@ struct MaxAndSum {
     typename Total::Row total() const { return {sum}; }
   };
 
+  static constexpr bool kIdempotent = false;
+  static constexpr bool kDoubles = false;  // not along a row
+
   static Row take(Arena& arena, i64 n) {
     return {arena.take<A>(n), arena.take<u32>(n), arena.take<A>(n)};
   }
@@ -49,6 +52,7 @@ struct MixedKit {
   Separable<MaxAndSum<A>> machine;
   typename MaxAndSum<A>::Row row;
   A *theta, *counts, *y;
+  bool holes;  // there are windows without an input
 };
 
 // One plane's tile; `sensitivity`: max - avg, the derivative by a.
@@ -69,7 +73,7 @@ void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedKit<A>& k
       }
       if (to == kit.y) write(y, first, to, n);
       if (routes.data) {
-        route_empty(p, tile, od, oh, made.r);
+        if (kit.holes) route_empty(p, tile, od, oh, made.r);
         store_routes(made.r, routes, first, n);
       }
     }

@@ -11,33 +11,25 @@
 namespace poolgrad {
 namespace {
 
-// Gathering asks every place of every window: good while an input lies in few.
-bool gathers(const Plan& p) {
-  double asked = 1;
-  for (const Axis& a : p.axis) {
-    if (!has_phases(a)) return false;
-    asked *= static_cast<double>(a.kernel) / static_cast<double>(smaller(a.stride, a.kernel));
-  }
-  return p.places <= 64 && asked <= 16;
-}
-
-template <class How>
-void send(const Work& work, const View& gy, const View& routes, Dense gx, bool in_place) {
-  const Plan& p = *work.plan;
-  over_inputs(
-      work, [&](const Piece& piece, Arena& a) { return How(p, piece, in_place, a); },
-      [&](How& kit, i64 plane, const Piece&) {
-        kit.run(gy, plane_of(gy, plane), routes, plane_of(routes, plane), gx, plane * p.in_plane());
-      });
-}
-
 void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
+  const Plan& p = *work.plan;
   by_sum(gy.dtype, [&](auto a) {
+    using A = decltype(a);
+    if (is_gathered(p)) {
+      over_inputs(
+          work,
+          [&](const Piece& piece, Arena& arena) { return Gather<A, true>(p, piece, gx, arena); },
+          [&](Gather<A, true>& kit, i64 plane, const Piece&) { kit.run(gy, &routes, {}, plane); });
+      return;
+    }
     by_route(routes.dtype, [&](auto r) {
-      using A = decltype(a);
-      using R = decltype(r);
-      if (gathers(*work.plan)) send<Gather<A, R>>(work, gy, routes, gx, is<A>(gx));
-      else send<Scatter<A, R>>(work, gy, routes, gx, is<A>(gx));
+      using How = Scatter<A, decltype(r)>;
+      over_inputs(
+          work, [&](const Piece& piece, Arena& arena) { return How(p, piece, is<A>(gx), arena); },
+          [&](How& kit, i64 plane, const Piece&) {
+            kit.run(gy, plane_of(gy, plane), routes, plane_of(routes, plane), gx,
+                    plane * p.in_plane());
+          });
     });
   });
 }

@@ -11,24 +11,41 @@
 namespace poolgrad {
 namespace {
 
-template <class A, bool Keep, bool Lone>
-void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate) {
+template <class A, bool Keep>
+void all_at_once(const Work& work, const View& x, Dense y, Dense routes, bool negate) {
   const Plan& p = *work.plan;
-  using Op = Max<A, Keep, Lone>;
-  struct Kit {
-    Separable<Op> machine;
-    OutputRow<A> row;
-  };
+  using Kit = BestKit<A, Keep>;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& a) {
-        const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        return Kit{Separable<Op>(p, x, tile, negate, Op{}, a), OutputRow<A>(n, is<A>(y), Keep, a)};
+        const i64 all = p.outer * p.out_plane(), n = (tile.hi[2] - tile.lo[2]) * p.inner;
+        return Kit{{p, x, tile, negate, a}, {y, all, n, a}, {routes, all, n, a}};
+      },
+      [&](Kit& kit, i64 plane, const Tile& tile) {
+        kit.windows.start(plane_of(x, plane));
+        best_tile(p, tile, kit, plane * p.out_plane(), negate);
+      });
+}
+
+template <class A, bool Keep, bool Lone>
+void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate) {
+  const Plan& p = *work.plan;
+  if constexpr (!Lone) {
+    if (is_direct(p)) return all_at_once<A, Keep>(work, x, y, routes, negate);
+  }
+  using Kit = SelectKit<A, Keep, Lone>;
+  const bool holes = Keep && has_empty_windows(p);
+  over_outputs(
+      work,
+      [&](const Tile& tile, Arena& a) {
+        const i64 all = p.outer * p.out_plane(), n = (tile.hi[2] - tile.lo[2]) * p.inner;
+        const Dense bytes = {routes.dtype == Dtype::uint8 ? routes.data : nullptr, Dtype::uint8};
+        return Kit{{p, x, tile, negate, {}, a}, {y, all, n, a}, Keep ? a.take<u32>(n) : nullptr,
+                   {bytes, all, n, a}};
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         kit.machine.start(plane_of(x, plane));
-        select_tile<A, Keep, Lone>(p, tile, kit.machine, y, routes, plane * p.out_plane(), negate,
-                                   kit.row);
+        select_tile(p, tile, kit, routes, plane * p.out_plane(), negate, holes);
       });
 }
 
@@ -52,7 +69,16 @@ void pick(const Work& work, const View& x, Dense y, Dense routes, const View& or
       });
 }
 
-void forward(const Work& work, Select which, const View& x, Dense y, Dense routes, bool lone) {
+void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes,
+             bool lone) {
+  const Plan plan = flattened(*whole.plan, x);
+  const Work work{&plan, whole.threads};
+  if (x.dtype == Dtype::uint8 && which != Select::median && is_direct(*work.plan)) {
+    using A = std::uint8_t;
+    const bool negate = which == Select::smallest;
+    if (routes.data) return all_at_once<A, true>(work, x, y, routes, negate);
+    return all_at_once<A, false>(work, x, y, routes, negate);
+  }
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
     const bool negate = which == Select::smallest;

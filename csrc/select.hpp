@@ -1,7 +1,7 @@
 // Selecting reductions, forward: one input of a window wins; its place is the route.
 #pragma once
 
-#include "separable.hpp"
+#include "direct.hpp"
 
 namespace poolgrad {
 namespace {
@@ -23,6 +23,13 @@ struct Max {
     u32* r;
   };
 
+  static constexpr bool kIdempotent = !Lone;
+  static constexpr bool kDoubles = true;
+  static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
+  static bool is_suspect(Row row, i64 n) {
+    return Keep && std::find(row.v, row.v + n, lowest<T>()) != row.v + n;
+  }
+
   static Row take(Arena& arena, i64 n) {
     return {arena.take<T>(n), Keep ? arena.take<u32>(n) : nullptr};
   }
@@ -36,10 +43,13 @@ struct Max {
     }
   }
 
-  template <class V, class P>
+  // Careful: there may be NaNs.
+  template <bool Careful = true, class V, class P>
   static void challenge(V& best, P& where, V value, P place) {
-    const auto mask = [](auto m) { return convert<std::int32_t>(m); };
-    const auto wins = (value > best) | (value != value);
+    using Mask = std::make_signed_t<std::remove_cvref_t<decltype(where[0])>>;
+    const auto mask = [](auto m) { return convert<Mask>(m); };
+    auto wins = value > best;
+    if constexpr (Careful && kFloat<T>) wins |= value != value;
     if constexpr (Lone) where = mask(value == best) ? P{} + kNowhere : where;
     if constexpr (Keep) where = mask(wins) ? place : where;
     best = wins ? value : best;
@@ -131,6 +141,46 @@ struct Max {
   }
 };
 
+// The same in registers, for windows of at most 255 places.
+template <class T, bool Keep>
+struct Best {
+  using In = T;
+  using Place = std::conditional_t<sizeof(T) == 1, std::uint8_t, u32>;
+  static constexpr bool kNan = kFloat<T>;
+  struct Target {
+    T* y;
+    std::uint8_t* routes;
+    Target at(i64 offset) const { return {y + offset, Keep ? routes + offset : nullptr}; }
+  };
+  static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
+  static bool is_suspect(Target to, i64 i) { return to.y[i] == lowest<T>(); }
+  template <class V>
+  struct Cell {
+    static constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+    V best;
+    Vec<Place, W> where;
+  };
+
+  static void clear(Target to, i64 n) {
+    for (i64 i = 0; i < n; ++i) to.y[i] = lowest<T>();
+    if (Keep) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
+  }
+  template <class V>
+  static Cell<V> first(V value, u32 place) {
+    return {value, Vec<Place, Cell<V>::W>{} + static_cast<Place>(place)};
+  }
+  template <class V, class Careful>
+  static void take(Cell<V>& cell, V value, u32 place, Careful) {
+    const auto where = first<V>(value, place).where;
+    Max<T, Keep, false>::template challenge<Careful::value>(cell.best, cell.where, value, where);
+  }
+  template <class V>
+  static void store(Target to, i64 i, const Cell<V>& cell) {
+    poolgrad::store(to.y + i, cell.best);
+    if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+  }
+};
+
 template <class R>
 void narrow(const u32* from, R* to, i64 n) {
   lanes<u32>(n, [&](auto w, i64 i) {  // kNowhere becomes R's largest
@@ -142,6 +192,16 @@ void narrow(const u32* from, R* to, i64 n) {
   if (to.dtype == Dtype::uint8) narrow(from, as<std::uint8_t>(to, first), n);
   else if (to.dtype == Dtype::uint16) narrow(from, as<std::uint16_t>(to, first), n);
   else narrow(from, as<u32>(to, first), n);
+}
+
+[[maybe_unused]] inline bool has_empty_windows(const Plan& p) {
+  for (const Axis& a : p.axis) {
+    for (i64 o = 0; o < a.out; ++o) {
+      if (o == a.full_lo && a.full_hi > o) o = a.full_hi;
+      if (o < a.out && span_of(a, o).taps == 0) return true;
+    }
+  }
+  return false;
 }
 
 // Outputs of row (od, oh) whose window holds no input are routed nowhere.
@@ -158,36 +218,56 @@ void narrow(const u32* from, R* to, i64 n) {
   }
 }
 
-// Rows in which one output row is made; `value` only where it cannot be made in place.
-template <class T>
-struct OutputRow {
-  T* value;
-  u32* route;
-  OutputRow(i64 n, bool in_place, bool keep, Arena& arena)
-      : value(in_place ? nullptr : arena.take<T>(n)), route(keep ? arena.take<u32>(n) : nullptr) {}
+template <class T, bool Keep, bool Lone>
+struct SelectKit {
+  Separable<Max<T, Keep, Lone>> machine;
+  Sink<T> y;
+  u32* route;  // a row
+  Sink<std::uint8_t> bytes;
 };
 
-// One plane's tile: values into y and, if kept, routes, both from the plane's first element on.
+// One plane's tile: values and, if kept, routes. `holes`: there are windows without an input.
 template <class T, bool Keep, bool Lone>
-void select_tile(const Plan& p, const Tile& tile, Separable<Max<T, Keep, Lone>>& machine, Dense y,
-                 Dense routes, i64 plane, bool negate, OutputRow<T>& out) {
+void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit, Dense routes,
+                 i64 plane, bool negate, bool holes) {
   using Row = typename Max<T, Keep, Lone>::Row;
-  const i64 n = machine.length();
+  const i64 n = kit.machine.length();
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      const Row into{out.value ? out.value : as<T>(y, first), out.route};
-      const Row made = machine.row(od, oh, into);
+      const Row into{kit.y.room(first, n), kit.route};
+      const Row made = kit.machine.row(od, oh, into);
       if (negate) {
         for (i64 i = 0; i < n; ++i) into.v[i] = opposite(made.v[i]);
       } else if (made.v != into.v) {
         std::memcpy(into.v, made.v, static_cast<std::size_t>(n) * sizeof(T));
       }
-      if (out.value) write(y, first, into.v, n);
       if constexpr (Keep) {
-        route_empty(p, tile, od, oh, made.r);
-        store_routes(made.r, routes, first, n);
+        if (holes) route_empty(p, tile, od, oh, made.r);
+        if (routes.dtype == Dtype::uint8) narrow(made.r, kit.bytes.room(first, n), n);
+        else store_routes(made.r, routes, first, n);
       }
+    }
+  }
+}
+
+// The same, all places of a window at once.
+template <class T, bool Keep>
+struct BestKit {
+  Direct<Best<T, Keep>> windows;
+  Sink<T> y;
+  Sink<std::uint8_t> routes;
+};
+
+template <class T, bool Keep>
+void best_tile(const Plan& p, const Tile& tile, BestKit<T, Keep>& kit, i64 plane, bool negate) {
+  const i64 n = kit.windows.length();
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      T* y = kit.y.room(first, n);
+      kit.windows.row(od, oh, {y, Keep ? kit.routes.room(first, n) : nullptr});
+      for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
     }
   }
 }

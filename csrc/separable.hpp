@@ -3,6 +3,7 @@
 // several windows share is computed once and kept while they need it.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "memory.hpp"
@@ -24,7 +25,7 @@ inline constexpr i64 kGroup =
 template <class A>
 A opposite(A value) {
   if constexpr (kFloat<A>) return -value;
-  else return ~value;
+  else return static_cast<A>(~value);
 }
 
 // Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up; the
@@ -49,75 +50,189 @@ void in_groups(i64 taps, F&& fold) {
   }
 }
 
-// Reads input rows as numbers of type A, turned round for a minimum; copies only what it has to.
+// What a Reader does beside reading.
+template <class A>
+struct Reading {
+  bool negate = false;             // turn numbers round, for a minimum
+  bool search = false;             // say whether there are NaNs
+  bool pad = false;                // `fill` stands where a window reaches beyond the row,
+  A fill{};                        // unless it reaches very far
+  i64 depths = 1, heights = 1;     // so many neighbouring rows are needed at a time
+};
+
+// Reads input rows as numbers of type A; copies only what it has to.
 template <class A>
 class Reader {
  public:
-  Reader(const Plan& p, const View& x, i64 lo, i64 hi, bool negate, Arena& arena)
+  Reader(const Plan& p, const View& x, i64 lo, i64 hi, const Reading<A>& how, Arena& arena)
       : x_(x),
+        how_(how),
         inner_(p.inner),
-        negate_(negate),
-        direct_(!negate && x.dtype == DtypeOf<A>::value && (p.inner == 1 || x.inner == 1)) {
+        rows_(p.axis[1].in),
+        direct_(!how.negate && x.dtype == DtypeOf<A>::value && (p.inner == 1 || x.inner == 1)) {
     const Axis& a = p.axis[2];
-    hi_ = 0, lo_ = a.in;
+    from_ = lo_ = a.in, hi_ = 0;
     for (i64 o : {lo, hi - 1}) {  // the outer windows, or what is real of them, span the others
-      const Range r = reach(a, o);
-      lo_ = smaller(lo_, r.lo), hi_ = larger(hi_, r.hi);
+      const Span s = span_of(a, o);
+      const i64 begin = a.regular() ? o * a.stride - a.lo : s.begin;
+      const i64 end = a.regular() ? begin + (a.kernel - 1) * a.dilation + 1 : begin + s.taps;
+      from_ = smaller(from_, begin), to_ = larger(to_, end);
+      lo_ = smaller(lo_, larger(0, begin)), hi_ = larger(hi_, smaller(a.in, end));
     }
-    buffer_ = direct_ ? nullptr : arena.take<A>(larger(0, hi_ - lo_) * p.inner);
+    hi_ = larger(lo_, hi_);
+    padded_ = how.pad && (from_ < lo_ || to_ > hi_) && to_ - from_ <= 2 * a.in + 64;
+    if (!padded_) from_ = lo_, to_ = hi_;
+    direct_ &= !padded_;
+    depth_mask_ = ring(how.depths) - 1, height_mask_ = ring(how.heights) - 1;
+    const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
+    length_ = (to_ - from_) * p.inner;
+    if (!direct_) buffers_ = arena.take<A>(slots * length_);
+    if (!direct_ || how.search) kept_ = arena.take<Kept>(slots);
   }
 
   i64 step() const { return direct_ ? x_.width : inner_; }  // from one column to the next
+  bool padded() const { return padded_; }
 
-  // Row (d, h); the pointer is to column 0.
-  const A* row(const char* plane, i64 d, i64 h) {
-    if (direct_) return reinterpret_cast<const A*>(plane) + d * x_.depth + h * x_.height;
-    if (hi_ <= lo_) return buffer_;
-    const A* from = row_of(x_, plane, inner_, d, h, lo_, hi_, buffer_);
-    if (negate_) turn_round(from);
-    else if (from != buffer_) return from - lo_ * inner_;
-    return buffer_ - lo_ * inner_;
+  void start(const char* plane) {
+    plane_ = plane;
+    const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
+    for (i64 k = 0; kept_ && k < slots; ++k) kept_[k].key = -1;
+  }
+
+  struct Row {
+    const A* at;  // column 0
+    bool nan;     // whether there is a NaN, if that was asked for
+  };
+  Row row(i64 d, i64 h) {
+    if (!kept_) return {in_place(d, h), false};
+    const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);
+    Kept& kept = kept_[slot];
+    const i64 key = d * rows_ + h;
+    if (kept.key != key) kept = {key, read(d, h, buffers_ + (direct_ ? 0 : slot * length_))};
+    return kept.row;
   }
 
  private:
-  static Range reach(const Axis& a, i64 o) {
-    if (!a.regular()) {
-      const Span s = span_of(a, o);
-      return {s.begin, s.begin + s.taps};
-    }
-    const i64 start = o * a.stride - a.lo;
-    return {larger(0, start), smaller(a.in, start + (a.kernel - 1) * a.dilation + 1)};
+  struct Kept {
+    i64 key;
+    Row row;
+  };
+
+  // So many slots that neighbours fall into different ones; a power of two, as divisions are slow.
+  static i64 ring(i64 rows) {
+    i64 slots = 1;
+    while (slots < rows) slots *= 2;
+    return slots;
   }
 
-  void turn_round(const A* from) {
+  const A* in_place(i64 d, i64 h) const {
+    return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
+  }
+
+  Row read(i64 d, i64 h, A* buffer) const {
+    if (length_ == 0) return {in_place(d, h), false};
+    if (direct_) {
+      const A* at = in_place(d, h);
+      const bool packed = x_.width == inner_;  // else it is not worth a search
+      return {at, how_.search && (!packed || any_nan(at + lo_ * inner_, length_))};
+    }
     const i64 n = (hi_ - lo_) * inner_;
-    for (i64 i = 0; i < n; ++i) buffer_[i] = opposite(from[i]);
+    A* real = buffer + (lo_ - from_) * inner_;
+    const A* from = n > 0 ? row_of(x_, plane_, inner_, d, h, lo_, hi_, real) : real;
+    if (how_.negate) {
+      for (i64 i = 0; i < n; ++i) real[i] = opposite(from[i]);
+      from = real;
+    }
+    if (padded_) {
+      if (from != real) std::memcpy(real, from, static_cast<std::size_t>(n) * sizeof(A));
+      std::fill(buffer, real, how_.fill);
+      std::fill(real + n, buffer + length_, how_.fill);
+      from = real;
+    }
+    return {from - lo_ * inner_, how_.search && any_nan(from, n)};
+  }
+
+  POOLGRAD_LOOP static bool any_nan(const A* row, i64 n) {
+    bool any = false;
+    if constexpr (kFloat<A>) {
+      constexpr int W = kVectorBytes / static_cast<int>(sizeof(A));
+      using V = Vec<A, W>;
+      auto found = V{} != V{};
+      i64 i = 0;
+      for (; i + W <= n; i += W) found |= load<V>(row + i) != load<V>(row + i);
+      for (int j = 0; j < W; ++j) any |= found[j] != 0;
+      for (; i < n; ++i) any |= row[i] != row[i];
+    }
+    return any;
   }
 
   const View& x_;
-  i64 inner_, lo_, hi_;
-  bool negate_, direct_;
-  A* buffer_;
+  const Reading<A> how_;
+  i64 inner_, lo_, hi_, from_, to_ = 0, rows_, length_ = 0, depth_mask_, height_mask_;
+  bool direct_, padded_ = false;
+  const char* plane_ = nullptr;
+  A* buffers_ = nullptr;
+  Kept* kept_ = nullptr;
 };
 
-// Rows of one level, kept by key; when no two windows share a row, just kGroup of them in turn.
-template <class Op>
-struct RowCache {
-  typename Op::Row rows{};
-  i64* keys = nullptr;
-  i64 slots = 0, length = 0;
-  bool shared = false;
+// Whether windows along an axis share so much that sums of 2, 4, 8, ... neighbours are worth making:
+// then the cost grows with the logarithm of the kernel.
+[[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
 
-  RowCache(const Axis& a, i64 rows_per_slot, i64 n, const Op& op, Arena& arena)
-      : slots(a.overlap ? smaller(a.in, (a.kernel - 1) * a.dilation + 1) : kGroup),
-        length(n),
-        shared(a.overlap) {
-    rows = op.take(arena, slots * rows_per_slot * n);
-    keys = arena.take<i64>(slots * rows_per_slot);
+[[maybe_unused]] inline int log2_floor(i64 n) {
+  int level = 0;
+  while (n >> (level + 1)) ++level;
+  return level;
+}
+
+// Reduced rows that several windows need, kept by key: at level l those of 2^l neighbours. When no
+// two windows share a row, just kGroup of them in turn.
+template <class Op>
+class RowCache {
+ public:
+  using Row = typename Op::Row;
+
+  // n: elements of a row; lines: independent sequences of rows, one beside the other
+  RowCache(const Axis& a, i64 lines, i64 n, const Op& op, Arena& arena)
+      : shared(a.overlap), top(is_wide(a) ? log2_floor(a.kernel) : 0), n_(n), lines_(lines) {
+    for (int level = 0; level <= top; ++level) {
+      const i64 size = i64{1} << level, rest = a.kernel - size;
+      // how far apart the first and the last use of a row are
+      const i64 apart = (level == top || !Op::kIdempotent ? larger(rest, size) : size) * a.dilation;
+      const i64 wanted = !shared                   ? kGroup
+                         : level == 0 && top == 0 ? (a.kernel - 1) * a.dilation + 1
+                                                  : apart + 1;
+      i64 slots = 1;
+      while (slots < wanted && slots < a.in) slots *= 2;
+      if (!shared) slots = kGroup;
+      first_[level] = slots_;
+      mask_[level] = slots - 1;
+      slots_ += slots * lines;
+    }
+    rows_ = op.take(arena, slots_ * n);
+    keys_ = arena.take<i64>(slots_);
   }
-  void forget(i64 count) {
-    for (i64 k = 0; k < count; ++k) keys[k] = -1;
+
+  void forget() {
+    for (i64 k = 0; k < slots_; ++k) keys_[k] = -1;
   }
+
+  struct Slot {
+    Row row;
+    i64* key;
+  };
+  Slot at(int level, i64 index, i64 line) const {
+    const i64 slot = first_[level] + (index & mask_[level]) * lines_ + line;
+    return {Op::slot(rows_, slot * n_), keys_ + slot};
+  }
+
+  const bool shared;
+  const int top;  // the highest level
+
+ private:
+  i64 n_, lines_, slots_ = 0, first_[64], mask_[64];
+  Row rows_{};
+  i64* keys_ = nullptr;
 };
 
 template <class Op>
@@ -130,72 +245,120 @@ class Separable {
             Arena& arena)
       : p_(plan),
         tile_(tile),
-        reader_(plan, x, tile.lo[2], tile.hi[2], negate, arena),
+        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
         step_(reader_.step()),
         n_((tile.hi[2] - tile.lo[2]) * plan.inner),
-        heights_(tile.hi[1] - tile.lo[1]),
+        doubles_(Op::kDoubles && is_wide(plan.axis[2]) && plan.axis[2].regular() &&
+                 step_ == plan.inner),
         width_rows_(plan.axis[1], 1, n_, op, arena),
-        height_rows_(plan.axis[0], plan.axis[0].overlap ? heights_ : 1, n_, op, arena) {}
+        height_rows_(plan.axis[0], plan.axis[0].overlap ? tile.hi[1] - tile.lo[1] : 1, n_, op,
+                     arena),
+        doubled_(doubles_ ? op.take(arena, columns_read() * plan.inner) : Row{}),
+        spaced_(doubles_ && plan.axis[2].stride > 1 ? op.take(arena, columns_read() * plan.inner)
+                                                    : Row{}) {}
 
   i64 length() const { return n_; }
 
   void start(const char* plane) {
-    plane_ = plane;
-    width_rows_.forget(width_rows_.slots);
-    height_rows_.forget(height_rows_.slots * (height_rows_.shared ? heights_ : 1));
+    reader_.start(plane);
+    width_rows_.forget();
+    height_rows_.forget();
   }
 
   // The reduced row (od, oh) of the tile: in `into`, or where it already lies.
   Row row(i64 od, i64 oh, Row into) {
     const i64 below = p_.axis[1].kernel * p_.axis[2].kernel;
-    return along(p_.axis[0], od, below, into, [&](i64 d, i64 turn, const Row* target) {
-      if (target && !height_rows_.shared) return height(d, oh, *target);
-      const i64 slot =
-          height_rows_.shared ? d % height_rows_.slots * heights_ + oh - tile_.lo[1] : turn;
-      const Row kept = Op::slot(height_rows_.rows, slot * n_);
-      if (!height_rows_.shared || height_rows_.keys[slot] != d) {
-        const Row made = height(d, oh, kept);
-        if (made.v != kept.v) Op::fold_rows(kept, n_, &made, 0, 0, Const<1>{}, std::true_type{});
-        height_rows_.keys[slot] = d;
-      }
-      return kept;
-    });
+    const i64 line = height_rows_.shared ? oh - tile_.lo[1] : 0;
+    return along(height_rows_, p_.axis[0], od, 0, line, below, into,
+                 [&](i64 d, Row target) { return height(d, oh, target); });
   }
 
  private:
-  Row height(i64 d, i64 oh, Row into) {
-    const i64 below = p_.axis[2].kernel;
-    return along(p_.axis[1], oh, below, into, [&](i64 h, i64 turn, const Row* target) {
-      if (target && !width_rows_.shared) {
-        width(reader_.row(plane_, d, h), *target);
-        return *target;
-      }
-      const i64 key = d * p_.axis[1].in + h;
-      const i64 slot = width_rows_.shared ? h % width_rows_.slots : turn;
-      const Row kept = Op::slot(width_rows_.rows, slot * n_);
-      if (!width_rows_.shared || width_rows_.keys[slot] != key) {
-        width(reader_.row(plane_, d, h), kept);
-        width_rows_.keys[slot] = key;
-      }
-      return kept;
-    });
+  static Reading<T> reading(const Plan& p, bool negate) {
+    Reading<T> how{negate};
+    if constexpr (Op::kDoubles) how.pad = is_wide(p.axis[2]), how.fill = Op::kFill;
+    return how;
   }
 
-  // Folds the rows of output `o` along one axis. get(index, turn, target) makes one of them and
-  // says where it lies: in `target` where one is given and the row is not worth keeping.
-  template <class Get>
-  Row along(const Axis& a, i64 o, i64 places_below, Row into, Get&& get) {
+  Row height(i64 d, i64 oh, Row into) {
+    return along(width_rows_, p_.axis[1], oh, d * p_.axis[1].in, 0, p_.axis[2].kernel, into,
+                 [&](i64 h, Row target) {
+                   width(reader_.row(d, h).at, target);
+                   return target;
+                 });
+  }
+
+  // Folds the rows of output `o` along one axis. make(index, target) makes one of them and says
+  // where it lies: in `target`, unless it is there already. Kept rows are known by `key` + index.
+  template <class Make>
+  Row along(RowCache<Op>& cache, const Axis& a, i64 o, i64 key, i64 line, i64 below, Row into,
+            Make&& make) {
     const Span s = span_of(a, o);
     if (s.taps == 0) {
       Op::clear(into, n_);
       return into;
     }
-    if (s.taps == 1 && s.place == 0) return get(s.begin, 0, &into);
+    if (s.taps == 1 && s.place == 0 && !cache.shared) return make(s.begin, into);
+    const auto kept = [&](int level, i64 index) {
+      return rung(cache, a, level, index, key, line, below, make);
+    };
+    if (s.taps == 1 && s.place == 0) return kept(0, s.begin);
+    if (cache.top > 0) return climb(a, s, below, into, kept);
     in_groups(s.taps, [&](auto size, auto first, i64 begin) {
       Row rows[kGroup];
-      for (i64 t = 0; t < size; ++t) rows[t] = get(s.begin + (begin + t) * a.dilation, t, nullptr);
-      Op::fold_rows(into, n_, rows, (s.place + begin) * places_below, places_below, size, first);
+      for (i64 t = 0; t < size; ++t) {
+        const i64 index = s.begin + (begin + t) * a.dilation;
+        rows[t] = cache.shared ? kept(0, index) : make(index, cache.at(0, t, line).row);
+      }
+      Op::fold_rows(into, n_, rows, (s.place + begin) * below, below, size, first);
     });
+    return into;
+  }
+
+  // The reduction of 2^level neighbours from `index` on.
+  template <class Make>
+  Row rung(RowCache<Op>& cache, const Axis& a, int level, i64 index, i64 key, i64 line, i64 below,
+           Make& make) {
+    const auto slot = cache.at(level, index, line);
+    if (*slot.key == key + index) return slot.row;
+    *slot.key = key + index;
+    if (level == 0) {
+      const Row made = make(index, slot.row);
+      if (made.v != slot.row.v) {
+        Op::fold_rows(slot.row, n_, &made, 0, 0, Const<1>{}, std::true_type{});
+      }
+      return slot.row;
+    }
+    const i64 half = i64{1} << (level - 1);
+    const Row halves[2] = {
+        rung(cache, a, level - 1, index, key, line, below, make),
+        rung(cache, a, level - 1, index + half * a.dilation, key, line, below, make)};
+    Op::fold_rows(slot.row, n_, halves, 0, half * below, Const<2>{}, std::true_type{});
+    return slot.row;
+  }
+
+  // A window from reductions of 2^level neighbours: two that overlap where that does no harm, else
+  // one for each bit of its size.
+  template <class Kept>
+  Row climb(const Axis& a, const Span& s, i64 below, Row into, Kept& kept) {
+    int level = log2_floor(s.taps);
+    const i64 rest = s.taps - (i64{1} << level), place = s.place * below;
+    const Row first = kept(level, s.begin);
+    if (rest == 0 && s.place == 0) return first;
+    if (rest == 0) {
+      Op::fold_rows(into, n_, &first, place, 0, Const<1>{}, std::true_type{});
+    } else if constexpr (Op::kIdempotent) {
+      const Row both[2] = {first, kept(level, s.begin + rest * a.dilation)};
+      Op::fold_rows(into, n_, both, place, rest * below, Const<2>{}, std::true_type{});
+    } else {
+      Op::fold_rows(into, n_, &first, place, 0, Const<1>{}, std::true_type{});
+      for (i64 done = s.taps - rest; level-- > 0;) {
+        if (!(s.taps >> level & 1)) continue;
+        const Row next = kept(level, s.begin + done * a.dilation);
+        Op::fold_rows(into, n_, &next, place + done * below, 0, Const<1>{}, std::false_type{});
+        done += i64{1} << level;
+      }
+    }
     return into;
   }
 
@@ -206,36 +369,95 @@ class Separable {
     const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
     const i64 full_hi = larger(full_lo, smaller(hi, a.full_hi));
     const i64 gap = a.dilation * step_;
-    const auto one = [&](i64 o) {
+    const bool all = doubles_ && reader_.padded();
+    const auto edge = [&](i64 o) {
       const Span s = span_of(a, o);
       const Row at = Op::at(into, (o - lo) * inner);
       if (s.taps == 0) return Op::clear(at, inner);
       Op::fold_inputs(at, inner, row + s.begin * step_, 1, gap, s.taps, s.place);
     };
-    for (i64 o = lo; o < full_lo; ++o) one(o);
-    for (i64 o = full_hi; o < hi; ++o) one(o);
-    const i64 whole = full_hi - full_lo;
-    if (whole == 0) return;
-    const T* from = row + span_of(a, full_lo).begin * step_;
-    const Row at = Op::at(into, (full_lo - lo) * inner);
-    if (inner == 1) {
-      Op::fold_inputs(at, whole, from, a.stride * step_, gap, a.kernel, 0);
-    } else if (a.stride == 1 && step_ == inner) {
-      Op::fold_inputs(at, whole * inner, from, 1, gap, a.kernel, 0);
-    } else {
-      for (i64 o = 0; o < whole; ++o) {
-        Op::fold_inputs(Op::at(at, o * inner), inner, from + o * a.stride * step_, 1, gap, a.kernel,
-                        0);
+    const i64 first = all ? lo : full_lo, count = all ? hi - lo : full_hi - full_lo;
+    if (count > 0) {
+      const T* from = row + (first * a.stride - a.lo) * step_;
+      if (!a.regular()) from = row + span_of(a, first).begin * step_;
+      const Row at = Op::at(into, (first - lo) * inner);
+      if (doubles_) {
+        if constexpr (Op::kDoubles) double_up(from, count, at);
+      } else if (inner == 1) {
+        Op::fold_inputs(at, count, from, a.stride * step_, gap, a.kernel, 0);
+      } else if (a.stride == 1 && step_ == inner) {
+        Op::fold_inputs(at, count * inner, from, 1, gap, a.kernel, 0);
+      } else {
+        for (i64 o = 0; o < count; ++o) {
+          Op::fold_inputs(Op::at(at, o * inner), inner, from + o * a.stride * step_, 1, gap,
+                          a.kernel, 0);
+        }
       }
+    }
+    const auto edges = [&](i64 begin, i64 end) {
+      if constexpr (Op::kDoubles) {  // where padding does no harm, they are made already
+        const Row made = Op::at(into, (begin - lo) * inner);
+        if (all && !Op::is_suspect(made, (end - begin) * inner)) return;
+      }
+      for (i64 o = begin; o < end; ++o) edge(o);
+    };
+    edges(lo, full_lo);
+    edges(full_hi, hi);
+  }
+
+  i64 columns_read() const {
+    const Axis& a = p_.axis[2];
+    return (tile_.hi[2] - tile_.lo[2] - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
+  }
+
+  // Full windows of neighbours along a row, from reductions of 2, 4, 8, ... inputs.
+  void double_up(const T* from, i64 count, Row into) {
+    const Axis& a = p_.axis[2];
+    const i64 inner = p_.inner, outputs = ((count - 1) * a.stride + 1) * inner;
+    const Row to = a.stride > 1 ? spaced_ : into;
+    const i64 read = outputs + (a.kernel - 1) * a.dilation * inner;
+    i64 done = 0;  // inputs of each window that are in `to`
+    const auto add = [&](i64 size, i64 at) {
+      const Row more = Op::at(doubled_, at * a.dilation * inner);
+      if (done == 0) {
+        Op::fold_rows(to, outputs, &more, at, 0, Const<1>{}, std::true_type{});
+      } else {
+        Op::fold_rows(to, outputs, &more, at, 0, Const<1>{}, std::false_type{});
+      }
+      done = at + size;
+    };
+    if (!Op::kIdempotent && a.kernel % 2) {
+      Op::fold_inputs(to, outputs, from, 1, 0, 1, 0);
+      done = 1;
+    }
+    for (i64 size = 2; size <= a.kernel; size *= 2) {
+      const i64 half = size / 2, n = read - (size - 1) * a.dilation * inner;
+      if (size == 2) {
+        Op::fold_inputs(doubled_, n, from, 1, a.dilation * inner, 2, 0);
+      } else {  // in place: what is read lies at or after what is written
+        const Row halves[2] = {doubled_, Op::at(doubled_, half * a.dilation * inner)};
+        Op::fold_rows(doubled_, n, halves, 0, half, Const<2>{}, std::true_type{});
+      }
+      if (!Op::kIdempotent && (a.kernel & size)) add(size, done);
+      if (Op::kIdempotent && 2 * size > a.kernel) {
+        const i64 rest = a.kernel - size;
+        const Row both[2] = {doubled_, Op::at(doubled_, rest * a.dilation * inner)};
+        Op::fold_rows(to, outputs, both, 0, rest, Const<2>{}, std::true_type{});
+      }
+    }
+    for (i64 o = 0; a.stride > 1 && o < count; ++o) {
+      const Row own = Op::at(to, o * a.stride * inner);
+      Op::fold_rows(Op::at(into, o * inner), inner, &own, 0, 0, Const<1>{}, std::true_type{});
     }
   }
 
   const Plan& p_;
   const Tile tile_;
   Reader<T> reader_;
-  const i64 step_, n_, heights_;
-  const char* plane_ = nullptr;
+  const i64 step_, n_;
+  const bool doubles_;
   RowCache<Op> width_rows_, height_rows_;
+  Row doubled_, spaced_;
 };
 
 }  // namespace

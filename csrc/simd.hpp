@@ -6,6 +6,10 @@
 #include <type_traits>
 #include <utility>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "window.hpp"
 
 namespace poolgrad {
@@ -42,6 +46,22 @@ void lanes(i64 n, F&& body) {
   const auto pieces = [&](auto self, auto width) -> void {
     for (; i + width <= n; i += width) body(width, i);
     if constexpr (width() > 1) self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
+  };
+  pieces(pieces, Const<most>{});
+}
+
+// The same, but the last piece overlaps the one before instead of being cut up: the body must give
+// the same results for an element however often it is called.
+template <class T, class F>
+void sweep_lanes(i64 n, F&& body) {
+  constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
+  const auto pieces = [&](auto self, auto width) -> void {
+    if constexpr (width() > 1) {
+      if (n < width) return self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
+    }
+    i64 i = 0;
+    for (; i + width <= n; i += width) body(width, i);
+    if (i < n) body(width, n - width);
   };
   pieces(pieces, Const<most>{});
 }
@@ -122,12 +142,6 @@ V load_apart(const T* from, i64 step) {
   return v;
 }
 
-template <class V, class Wide, int... J>
-V every_second(Wide w, int odd, std::integer_sequence<int, J...>) {
-  return odd ? __builtin_shufflevector(w, w, (2 * J + 1)...)
-             : __builtin_shufflevector(w, w, (2 * J)...);
-}
-
 // from[0], from[2], from[4], ... and nothing beyond the last but, unless `odd`, one element: they
 // are every second element of a wider piece, the odd ones of the piece that begins one before
 // `from`.
@@ -137,12 +151,58 @@ V load_second(const T* from, bool odd) {
   if constexpr (W == 1) {
     return load<V>(from);
   } else {
-    const auto w = load<Vec<T, 2 * W>>(from - odd);
+    const V a = load<V>(from - odd), b = load<V>(from - odd + W);
     return [&]<int... J>(std::integer_sequence<int, J...>) {
-      return odd ? __builtin_shufflevector(w, w, (2 * J + 1)...)
-                 : __builtin_shufflevector(w, w, (2 * J)...);
+      return odd ? __builtin_shufflevector(a, b, (2 * J + 1)...)
+                 : __builtin_shufflevector(a, b, (2 * J)...);
     }(std::make_integer_sequence<int, W>{});
   }
+}
+
+// to = even[0], odd[0], even[1], odd[1], ... (n of each)
+template <class T>
+POOLGRAD_LOOP void zip(const T* __restrict even, const T* __restrict odd, T* __restrict to, i64 n) {
+  constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
+  using V = Vec<T, W>;
+  i64 i = 0;
+  for (; i + W <= n; i += W) {
+    const V a = load<V>(even + i), b = load<V>(odd + i);
+    [&]<int... J>(std::integer_sequence<int, J...>) {
+      store(to + 2 * i, __builtin_shufflevector(a, b, (J / 2 + J % 2 * W)...));
+      store(to + 2 * i + W, __builtin_shufflevector(a, b, (W / 2 + J / 2 + J % 2 * W)...));
+    }(std::make_integer_sequence<int, W>{});
+  }
+  for (; i < n; ++i) to[2 * i] = even[i], to[2 * i + 1] = odd[i];
+}
+
+// A copy that does not go through the caches: for results that are larger than they are, so that
+// no line is fetched only to be overwritten.
+[[maybe_unused]] inline void stream(char* to, const char* from, i64 bytes) {
+#if defined(__SSE2__)
+  const i64 head = smaller(bytes, static_cast<i64>(-reinterpret_cast<std::uintptr_t>(to) % 64));
+  std::memcpy(to, from, static_cast<std::size_t>(head));
+  i64 i = head;
+  for (; i + 64 <= bytes; i += 64) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
+#else
+    for (i64 j = i; j < i + 64; j += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
+    }
+#endif
+  }
+  std::memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
+#else
+  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+#endif
+}
+
+// Before another thread may read what was streamed.
+[[maybe_unused]] inline void end_streaming() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 // How a sweep finds input t of output i: the inputs of the next output lie ...

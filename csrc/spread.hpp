@@ -10,19 +10,19 @@ namespace {
 template <class A>
 class Spread {
  public:
-  Spread(const Plan& p, const Piece& piece, Arena& arena)
+  Spread(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
       : p_(p),
         piece_(piece),
         by_window_(p.inner > 1 || p.axis[2].kernel > 8 || !has_phases(p.axis[2])),
         phases_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_, arena),
-        n_((phases_.outputs().hi - phases_.outputs().lo) * p.inner) {
+        n_((phases_.outputs().hi - phases_.outputs().lo) * p.inner),
+        gx_(gx, p.outer * p.in_plane(), (piece.hi[2] - piece.lo[2]) * p.inner, arena) {
     gradients_ = arena.take<A>(n_);
     sums_ = arena.take<A>(n_);
     width_divisors_ = arena.take<A>(n_);
-    row_ = arena.take<A>((piece.hi[2] - piece.lo[2]) * p.inner);
   }
 
-  void run(const View& gy, const char* gradients, Divisor divisor, Dense gx, i64 plane) {
+  void run(const View& gy, const char* gradients, Divisor divisor, i64 plane) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const Range outs = phases_.outputs();
     const i64 columns = (piece_.hi[2] - piece_.lo[2]) * p_.inner;
@@ -31,7 +31,7 @@ class Spread {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
         const bool covered = sum_rows(gy, gradients, divisor, d, h);
         const i64 first = plane + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
-        A* row = is<A>(gx) ? as<A>(gx, first) : row_;
+        A* row = gx_.room(first, columns);
         if (!covered || by_window_)
           std::memset(row, 0, static_cast<std::size_t>(columns) * sizeof(A));
         if (covered && by_window_) {
@@ -41,7 +41,6 @@ class Spread {
           for (i64 kw = width.kernel - 1; kw >= 0; --kw) add(phases_.at(kw), sums_, n_);
           phases_.store(row);
         }
-        if (row == row_) write(gx, first, row_, columns);
       }
     }
   }
@@ -103,7 +102,8 @@ class Spread {
   const bool by_window_;
   Phases<A> phases_;
   i64 n_;
-  A *gradients_, *sums_, *width_divisors_, *row_;
+  Sink<A> gx_;
+  A *gradients_, *sums_, *width_divisors_;
 };
 
 }  // namespace

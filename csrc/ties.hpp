@@ -9,18 +9,6 @@
 namespace poolgrad {
 namespace {
 
-// Calls each(first place, its input row (d, h)) for the real input rows of output row (od, oh).
-template <class F>
-void each_line(const Plan& p, i64 od, i64 oh, F&& each) {
-  const Span sd = span_of(p.axis[0], od), sh = span_of(p.axis[1], oh);
-  for (i64 i = 0; i < sd.taps; ++i) {
-    for (i64 j = 0; j < sh.taps; ++j) {
-      each(((sd.place + i) * p.axis[1].kernel + sh.place + j) * p.axis[2].kernel,
-           sd.begin + i * p.axis[0].dilation, sh.begin + j * p.axis[1].dilation);
-    }
-  }
-}
-
 // Calls each(output, place, column) along a row, for outputs [lo, hi) and each channel; the output
 // is counted from output `lo`.
 template <class F>

@@ -69,6 +69,17 @@ namespace {
 [[maybe_unused]] inline i64 ceil_div(i64 a, i64 b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 [[maybe_unused]] inline i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
+// An axis of windows of one size at equal distances; `a`: in, out and kernel. A negative `lo` leaves
+// the first inputs out.
+[[maybe_unused]] inline Axis regular_axis(Axis a, i64 stride, i64 lo, i64 hi, i64 dilation) {
+  a.stride = stride, a.lo = lo, a.hi = hi, a.dilation = dilation;
+  const i64 reach = (a.kernel - 1) * a.dilation;
+  a.full_lo = larger(0, smaller(a.out, ceil_div(a.lo, a.stride)));
+  a.full_hi = larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach + a.lo, a.stride) + 1));
+  a.overlap = a.out > 1 && a.stride <= reach;
+  return a;
+}
+
 // The window of output `o`.
 [[maybe_unused]] inline Span span_of(const Axis& a, i64 o) {
   if (a.adaptive) {
@@ -120,6 +131,18 @@ struct Range {
   if (away < 0 || (a.dilation > 1 && away % a.dilation)) return -1;
   const i64 tap = a.dilation > 1 ? away / a.dilation : away;
   return tap < s.taps ? s.place + tap : -1;
+}
+
+// Calls each(first place, its input row (d, h)) for the real input rows of output row (od, oh).
+template <class F>
+void each_line(const Plan& p, i64 od, i64 oh, F&& each) {
+  const Span sd = span_of(p.axis[0], od), sh = span_of(p.axis[1], oh);
+  for (i64 i = 0; i < sd.taps; ++i) {
+    for (i64 j = 0; j < sh.taps; ++j) {
+      each(((sd.place + i) * p.axis[1].kernel + sh.place + j) * p.axis[2].kernel,
+           sd.begin + i * p.axis[0].dilation, sh.begin + j * p.axis[1].dilation);
+    }
+  }
 }
 
 }  // namespace

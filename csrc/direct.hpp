@@ -1,0 +1,164 @@
+// Small windows, forward: all places of a window at once, in registers; nothing is kept between
+// rows. What they read is counted once for each window that reads it, so it pays only while
+// windows share little.
+#pragma once
+
+#include "separable.hpp"
+#include "sink.hpp"
+
+namespace poolgrad {
+namespace {
+
+inline constexpr i64 kMostPlaces = 64;
+
+// Whether that is cheaper than reducing along one axis after the other.
+[[maybe_unused]] inline bool is_direct(const Plan& p) {
+  i64 distinct = 1;  // places of a window that no window before it had
+  for (const Axis& a : p.axis) {
+    if (!a.regular()) return false;
+    distinct *= smaller(a.stride, a.kernel);
+  }
+  return p.places <= kMostPlaces && (p.places <= 25 || p.places <= 4 * distinct);
+}
+
+// Op: first, take and store what is known of a window's places, lane by lane; Target: where
+// outputs go; kNan: whether NaNs need more care;
+// kFill: what changes no result, unless that is_suspect.
+template <class Op>
+class Direct {
+ public:
+  using T = typename Op::In;
+  using Target = typename Op::Target;
+
+  Direct(const Plan& plan, const View& x, const Tile& tile, bool negate, Arena& arena)
+      : p_(plan),
+        tile_(tile),
+        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
+        step_(reader_.step()) {}
+
+  i64 length() const { return (tile_.hi[2] - tile_.lo[2]) * p_.inner; }
+
+  void start(const char* plane) { reader_.start(plane); }
+
+  void row(i64 od, i64 oh, Target to) {
+    i64 count = 0;
+    careful_ = false;
+    each_line(p_, od, oh, [&](i64 place, i64 d, i64 h) {
+      const auto row = reader_.row(d, h);
+      rows_[count++] = {row.at, static_cast<u32>(place)};
+      careful_ |= row.nan;
+    });
+    const Axis& a = p_.axis[2];
+    const i64 lo = tile_.lo[2], hi = tile_.hi[2];
+    if (count == 0) return Op::clear(to, length());
+    const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
+    const i64 full_hi = larger(full_lo, smaller(hi, a.full_hi));
+    const bool all = reader_.padded();
+    if (all || full_lo < full_hi) columns(all ? lo : full_lo, all ? hi : full_hi, count, to);
+    const auto edge = [&](i64 o) {  // unless the padding did no harm there
+      if (!all || Op::is_suspect(to, o - lo)) one(o, count, to);
+    };
+    for (i64 o = lo; o < full_lo; ++o) edge(o);
+    for (i64 o = full_hi; o < hi; ++o) edge(o);
+  }
+
+ private:
+  struct Tap {
+    const T* at;
+    u32 place;
+  };
+
+  static Reading<T> reading(const Plan& p, bool negate) {
+    const auto reach = [](const Axis& a) { return smaller(a.in, (a.kernel - 1) * a.dilation + 1); };
+    return {negate, Op::kNan, p.inner == 1, Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
+  }
+
+  // One output, of all channels.
+  void one(i64 o, i64 count, Target to) {
+    const Axis& a = p_.axis[2];
+    const Span s = span_of(a, o);
+    const Target at = to.at((o - tile_.lo[2]) * p_.inner);
+    if (s.taps == 0) return Op::clear(at, p_.inner);
+    i64 n = 0;
+    for (i64 r = 0; r < count; ++r) {
+      const T* from = rows_[r].at + s.begin * step_;
+      const u32 place = rows_[r].place + static_cast<u32>(s.place);
+      for (i64 t = 0; t < s.taps; ++t) {
+        taps_[n++] = {from + t * a.dilation * step_, place + static_cast<u32>(t)};
+      }
+    }
+    sweep(at, p_.inner, 0, n, Next{0}, Const<1>{});
+  }
+
+  // Outputs whose windows are full.
+  void columns(i64 lo, i64 hi, i64 count, Target to) {
+    const Axis& a = p_.axis[2];
+    const i64 n = hi - lo, first = lo * a.stride - a.lo, step = a.stride * step_;
+    const Target at = to.at((lo - tile_.lo[2]) * p_.inner);
+    // neighbours that are read at once, to be sorted out together
+    const bool channels = p_.inner > 1;
+    const bool neighbours =
+        !channels && a.dilation == 1 && step == 2 && (a.kernel == 2 || a.kernel == 3);
+    const i64 kernel = neighbours ? 1 : a.kernel;
+    i64 taps = 0;
+    for (i64 r = 0; r < count; ++r) {
+      for (i64 t = 0; t < kernel; ++t) {
+        taps_[taps++] = {rows_[r].at + (first + t * a.dilation) * step_,
+                         rows_[r].place + static_cast<u32>(t)};
+      }
+    }
+    if (channels) {
+      for (i64 o = 0; o < n; ++o) {
+        sweep(at.at(o * p_.inner), p_.inner, o * step, taps, Next{0}, Const<1>{});
+      }
+    } else if (neighbours && a.kernel == 2) {
+      sweep(at, n, 0, taps, Second{true}, Const<2>{});
+    } else if (neighbours) {
+      sweep(at, n, 0, taps, Second{true}, Const<3>{});
+    } else if (step == 1) {
+      sweep(at, n, 0, taps, Next{0}, Const<1>{});
+    } else {
+      sweep(at, n, 0, taps, Apart{step, 0}, Const<1>{});
+    }
+  }
+
+  // Outputs of `count` taps, all moved by `offset`, at each of which `width` neighbours are read.
+  template <class Distance, class Width>
+  void sweep(Target to, i64 n, i64 offset, i64 count, Distance distance, Width width) const {
+    if constexpr (Op::kNan) {
+      if (careful_) {
+        return sweep_taps(to, n, offset, taps_, count, distance, width, std::true_type{});
+      }
+    }
+    sweep_taps(to, n, offset, taps_, count, distance, width, std::false_type{});
+  }
+
+  template <class Distance, class Width, class Careful>
+  POOLGRAD_LOOP static void sweep_taps(Target to, i64 n, i64 offset, const Tap* taps,
+                                       i64 count, Distance distance, Width width,
+                                       Careful careful) {
+    sweep_lanes<T>(n, [&](auto w, i64 i) {
+      using V = Vec<T, w()>;
+      auto cell = Op::template first<V>(distance.template get<V>(taps[0].at + offset, i, 0), taps[0].place);
+      const auto take = [&](const Tap& tap, i64 t) {
+        Op::template take<V>(cell, distance.template get<V>(tap.at + offset, i, t),
+                             tap.place + static_cast<u32>(t), careful);
+      };
+      for (i64 t = 1; t < width; ++t) take(taps[0], t);
+      for (i64 r = 1; r < count; ++r) {
+        for (i64 t = 0; t < width; ++t) take(taps[r], t);
+      }
+      Op::template store<V>(to, i, cell);
+    });
+  }
+
+  const Plan& p_;
+  const Tile tile_;
+  Reader<T> reader_;
+  const i64 step_;
+  bool careful_ = false;  // there is a NaN in the rows at hand
+  Tap rows_[kMostPlaces], taps_[kMostPlaces];
+};
+
+}  // namespace
+}  // namespace poolgrad

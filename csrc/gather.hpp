@@ -1,0 +1,256 @@
+// Backward for windows that overlap little: every input row asks the output rows that cover it.
+// Every input is written once, as the sum of what reaches it in ascending order of outputs.
+#pragma once
+
+#include "backward.hpp"
+#include "blend.hpp"
+#include "sink.hpp"
+
+namespace poolgrad {
+namespace {
+
+inline constexpr i64 kMostSenders = 32;  // outputs that an input may ask
+inline constexpr i64 kMostPhases = 8;    // strides of a row that is not of channels
+
+// In how many windows an input may lie.
+[[maybe_unused]] inline i64 most_windows(const Axis& a) {
+  return a.dilation == 1 ? ceil_div(a.kernel, a.stride) : a.kernel;
+}
+
+// Whether inputs lie in few windows, and these are a simple pattern.
+[[maybe_unused]] inline bool is_gathered(const Plan& p) {
+  i64 senders = 1;
+  for (const Axis& a : p.axis) {
+    if (!a.regular() || a.kernel > 1024 || (a.kernel - 1) * a.dilation / a.stride >= 16)
+      return false;
+    senders *= most_windows(a);
+  }
+  return senders <= kMostSenders && (p.inner > 1 || p.axis[2].stride <= kMostPhases);
+}
+
+// A row of gradients as inputs see it: on both sides there is room for outputs that do not exist.
+// Routed: only the output whose route is the input's place sends its gradient.
+template <class T, bool Routed>
+class Gather {
+ public:
+  using Place = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
+
+  Gather(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+      : p_(p),
+        piece_(piece),
+        depths_(p.axis[0], piece.lo[0], piece.hi[0], most_windows(p.axis[0]), arena),
+        heights_(p.axis[1], piece.lo[1], piece.hi[1], most_windows(p.axis[1]), arena),
+        widths_(p.axis[2], piece.lo[2], p.inner > 1 ? piece.hi[2] : piece.lo[2],
+                most_windows(p.axis[2]), arena),
+        gx_(gx, p.outer * p.in_plane(), columns() * p.inner, arena) {
+    const Axis& a = p.axis[2];
+    const i64 reach = (a.kernel - 1) * a.dilation;
+    first_ = (piece.lo[2] + a.lo) / a.stride - (p.inner > 1 ? 0 : reach / a.stride);
+    last_ = (piece.hi[2] - 1 + a.lo) / a.stride + 1;
+    if (p.inner > 1) first_ = covering(a, piece.lo[2]).lo, last_ = covering(a, piece.hi[2] - 1).hi;
+    real_ = {larger(0, first_), smaller(a.out, last_)};
+    real_.hi = larger(real_.lo, real_.hi);
+    length_ = (last_ - first_) * p.inner;
+    for (int k = 0; k < 2; ++k) slots_[k] = ring(p.axis[k]);
+    keys_ = arena.take<i64>(slots_[0] * slots_[1]);
+    gradients_ = arena.take<T>(slots_[0] * slots_[1] * length_);
+    places_ = Routed ? arena.take<Place>(slots_[0] * slots_[1] * length_) : nullptr;
+    routes_ = Routed ? arena.take<u32>((real_.hi - real_.lo) * p.inner) : nullptr;
+    divisors_ = Routed ? nullptr : arena.take<T>((real_.hi - real_.lo) * p.inner);
+    phases_ = p.inner == 1 && a.stride > 1 ? arena.take<T>(2 * columns() + 2 * a.stride) : nullptr;
+  }
+
+  // routes: of a routed gradient; divisor: of another
+  void run(const View& gy, const View* routes, Divisor divisor, i64 plane) {
+    if (!ready_) prepare();
+    gy_ = &gy, routing_ = routes, divisor_ = divisor;
+    gradient_plane_ = plane_of(gy, plane);
+    if (Routed) route_plane_ = plane_of(*routes, plane);
+    else divisor.fill_row(p_, real_.lo, real_.hi, divisors_);
+    for (i64 k = 0; k < slots_[0] * slots_[1]; ++k) keys_[k] = -1;
+    i64 at = plane * p_.in_plane() +
+             ((piece_.lo[0] * p_.axis[1].in + piece_.lo[1]) * p_.axis[2].in + piece_.lo[2]) *
+                 p_.inner;
+    const i64 n = columns() * p_.inner;
+    for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
+      for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h, at += n) {
+        T* to = gx_.room(at, n);
+        count_ = 0;
+        for (const auto& od : depths_[d]) {
+          for (const auto& oh : heights_[h]) {
+            ask(od.output, oh.output,
+                (od.place * p_.axis[1].kernel + oh.place) * p_.axis[2].kernel);
+          }
+        }
+        if (p_.inner > 1) pixels(to);
+        else if (p_.axis[2].stride == 1) phase(0, to);
+        else interleave(to);
+      }
+    }
+  }
+
+ private:
+  struct Sender {
+    const T* gradient;
+    const Place* place;
+    Place wanted;
+  };
+  // One phase: the inputs at distances of a stride.
+  struct Phase {
+    i64 inputs = 0, count = 0;
+    i64 place[kMostSenders], shift[kMostSenders];  // whom they ask, in ascending order of outputs
+  };
+
+  void prepare() {
+    ready_ = true;
+    depths_.fill(), heights_.fill(), widths_.fill();
+    if (p_.inner > 1) return;
+    const Axis& a = p_.axis[2];
+    for (i64 begin = 0; begin < smaller(a.stride, columns()); ++begin) {
+      Phase& phase = phase_[begin];
+      const i64 u = piece_.lo[2] + a.lo + begin, rest = u % a.stride, first = u / a.stride;
+      phase.inputs = (columns() - begin + a.stride - 1) / a.stride;
+      for (i64 k = a.kernel - 1; k >= 0; --k) {
+        const i64 away = k * a.dilation;
+        if (away % a.stride != rest) continue;
+        phase.place[phase.count] = k;
+        phase.shift[phase.count++] = first - away / a.stride - first_;
+      }
+    }
+  }
+
+  i64 columns() const { return piece_.hi[2] - piece_.lo[2]; }
+
+  // Slots for the output rows that cover one input row; a power of two.
+  static i64 ring(const Axis& a) {
+    i64 slots = 1;
+    while (slots < smaller(a.out, (a.kernel - 1) * a.dilation / a.stride + 1)) slots *= 2;
+    return slots;
+  }
+
+  void ask(i64 od, i64 oh, i64 place) {
+    const i64 slot = (od & (slots_[0] - 1)) * slots_[1] + (oh & (slots_[1] - 1));
+    const i64 key = od * p_.axis[1].out + oh;
+    if (keys_[slot] != key) {
+      keys_[slot] = key;
+      fetch(od, oh, gradients_ + slot * length_, Routed ? places_ + slot * length_ : nullptr);
+    }
+    asked_[count_++] = {gradients_ + slot * length_, Routed ? places_ + slot * length_ : nullptr,
+                        static_cast<Place>(place)};
+  }
+
+  POOLGRAD_LOOP void fetch(i64 od, i64 oh, T* gradient, Place* place) {
+    const i64 before = (real_.lo - first_) * p_.inner, n = (real_.hi - real_.lo) * p_.inner;
+    std::fill(gradient, gradient + before, T(0));
+    std::fill(gradient + before + n, gradient + length_, T(0));
+    if (n == 0) return;
+    T* to = gradient + before;
+    const T* g = row_of(*gy_, gradient_plane_, p_.inner, od, oh, real_.lo, real_.hi, to);
+    if constexpr (Routed) {
+      if (g != to) std::memcpy(to, g, static_cast<std::size_t>(n) * sizeof(T));
+      std::fill(place, place + before, ~Place{0});
+      std::fill(place + before + n, place + length_, ~Place{0});
+      widen_routes(od, oh, place + before, n);
+    } else {
+      const T rows = static_cast<T>(divisor_.of_rows(p_, od, oh));
+      lanes<T>(n, [&](auto w, i64 i) {  // each once: g may be `to`
+        using V = Vec<T, w()>;
+        store(to + i, load<V>(g + i) / (rows * load<V>(divisors_ + i)));
+      });
+    }
+  }
+
+  void widen_routes(i64 od, i64 oh, Place* to, i64 n) {
+    const View& v = *routing_;
+    const bool packed = (p_.inner == 1 || v.inner == 1) && v.width == p_.inner;
+    if (packed && v.dtype == Dtype::uint8) {
+      const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_) + od * v.depth +
+                         oh * v.height + real_.lo * v.width;
+      sweep_lanes<Place>(n, [&](auto w, i64 i) {
+        store(to + i, convert<Place>(load<Vec<std::uint8_t, w()>>(from + i)));
+      });
+    } else {
+      const u32* from =
+          row_of(v, route_plane_, p_.inner, od, oh, real_.lo, real_.hi, routes_);
+      for (i64 i = 0; i < n; ++i) to[i] = from[i];
+    }
+  }
+
+  POOLGRAD_LOOP static void sum(T* to, i64 n, const Sender* senders, i64 count) {
+    if (count == 0) return std::fill(to, to + n, T(0));
+    sweep_lanes<T>(n, [&](auto w, i64 i) {
+      using V = Vec<T, w()>;
+      const auto sent = [&](const Sender& s) {
+        const V g = load<V>(s.gradient + i);
+        if constexpr (!Routed) return g;
+        else return load<Vec<Place, w()>>(s.place + i) == s.wanted ? g : V{};
+      };
+      V total = sent(senders[0]);
+      for (i64 k = 1; k < count; ++k) total += sent(senders[k]);
+      store(to + i, total);
+    });
+  }
+
+  void phase(i64 begin, T* to) {
+    const Phase& own = phase_[begin];
+    i64 count = 0;
+    for (i64 r = 0; r < count_; ++r) {
+      for (i64 k = 0; k < own.count; ++k) send(asked_[r], own.shift[k], own.place[k], count++);
+    }
+    sum(to, own.inputs, senders_, count);
+  }
+
+  void send(const Sender& row, i64 shift, i64 place, i64 number) {
+    senders_[number] = {row.gradient + shift, Routed ? row.place + shift : nullptr,
+                        row.wanted + static_cast<Place>(place)};
+  }
+
+  void interleave(T* to) {
+    const i64 s = p_.axis[2].stride, n = columns();
+    if (s == 2) {
+      T* odd = phases_ + (n + 1) / 2;
+      phase(0, phases_);
+      if (n > 1) phase(1, odd);
+      zip(phases_, odd, to, n / 2);
+      if (n % 2) to[n - 1] = phases_[n / 2];
+      return;
+    }
+    for (i64 begin = 0; begin < smaller(s, n); ++begin) {
+      phase(begin, phases_);
+      for (i64 i = begin, k = 0; i < n; i += s, ++k) to[i] = phases_[k];
+    }
+  }
+
+  void pixels(T* to) {
+    for (i64 w = piece_.lo[2]; w < piece_.hi[2]; ++w, to += p_.inner) {
+      i64 count = 0;
+      for (i64 r = 0; r < count_; ++r) {
+        for (const auto& o : widths_[w]) {
+          send(asked_[r], (o.output - first_) * p_.inner, o.place, count++);
+        }
+      }
+      sum(to, p_.inner, senders_, count);
+    }
+  }
+
+  const Plan& p_;
+  const Piece piece_;
+  Senders depths_, heights_, widths_;
+  bool ready_ = false;
+  Sink<T> gx_;
+  i64 first_, last_, length_, slots_[2];
+  Range real_;
+  i64* keys_;
+  T *gradients_, *divisors_, *phases_;
+  Place* places_;
+  u32* routes_;
+  const View *gy_ = nullptr, *routing_ = nullptr;
+  const char *gradient_plane_ = nullptr, *route_plane_ = nullptr;
+  Divisor divisor_{};
+  i64 count_ = 0;
+  Sender asked_[kMostSenders], senders_[kMostSenders];
+  Phase phase_[kMostPhases];
+};
+
+}  // namespace
+}  // namespace poolgrad
