@@ -68,7 +68,9 @@ void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedKit<A>& k
       A* to = is<A>(y) ? as<A>(y, first) : kit.y;
       for (i64 i = 0; i < n; ++i) {
         const A mean = made.sum[i] / (rows * kit.counts[i]), a = kit.theta[i];
-        to[i] = a * made.v[i] + (A(1) - a) * mean;
+        const A blend = a * made.v[i] + (A(1) - a) * mean;
+        // At its ends a mixture is one of the two, also where the other is infinite.
+        to[i] = a == A(1) ? made.v[i] : a == A(0) ? mean : blend;
         if (sensitivity) sensitivity[first + i] = made.v[i] - mean;
       }
       if (to == kit.y) write(y, first, to, n);

@@ -9,6 +9,13 @@ namespace {
 
 inline constexpr i64 kGathered = 1 << 15;  // inputs gathered at once: they stay in the cache
 
+// How many real inputs a window may hold: padding is no part of it, however many places it takes.
+inline i64 most_real(const Plan& p) {
+  i64 most = 1;
+  for (const Axis& a : p.axis) most *= smaller(a.kernel, ceil_div(a.in, a.dilation));
+  return most;
+}
+
 // The inputs of the windows of neighbouring outputs of one row: values[t * stride + i] is real
 // input t (in row-major order) of output i. What is beyond the last real input of a window is
 // `fill`.
@@ -18,21 +25,22 @@ class Windows {
   Windows(const Plan& p, const View& x, const Tile& tile, Arena& arena)
       : p_(p),
         x_(x),
-        most_(larger(1, smaller(tile.hi[2] - tile.lo[2], kGathered / (p.places * p.inner)))) {
+        real_(most_real(p)),
+        most_(larger(1, smaller(tile.hi[2] - tile.lo[2], kGathered / (real_ * p.inner)))) {
     lanes_ = most_ * p.inner;
-    values = arena.take<A>(p.places * lanes_);
+    values = arena.take<A>(real_ * lanes_);
     counts = arena.take<u32>(lanes_);
     row_ = arena.take<A>(p.axis[2].in * p.inner);
   }
 
-  i64 most() const { return most_; }        // outputs along the width that fit
-  i64 stride() const { return lanes_; }     // from one input of a window to its next
-  i64 places() const { return p_.places; }  // the most that a window may hold
+  i64 most() const { return most_; }     // outputs along the width that fit
+  i64 stride() const { return lanes_; }  // from one input of a window to its next
+  i64 real() const { return real_; }     // the most inputs that a window may hold
 
   void gather(const char* plane, i64 od, i64 oh, i64 lo, i64 hi, A fill) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const Span sd = span_of(depth, od), sh = span_of(height, oh);
-    for (i64 i = 0; i < p_.places * lanes_; ++i) values[i] = fill;
+    for (i64 i = 0; i < real_ * lanes_; ++i) values[i] = fill;
     for (i64 i = 0; i < sd.taps; ++i) {
       for (i64 j = 0; j < sh.taps; ++j) {
         const A* row = row_of(x_, plane, p_.inner, sd.begin + i * depth.dilation,
@@ -71,7 +79,7 @@ class Windows {
  private:
   const Plan& p_;
   const View& x_;
-  i64 most_, lanes_;
+  i64 real_, most_, lanes_;
   A* row_;
 };
 
@@ -100,7 +108,7 @@ class Median {
   using Bits = std::make_unsigned_t<Key>;
 
   Median(const Plan&, const Windows<A>& windows, Arena& arena)
-      : keys_(arena.take<Key>(windows.places() * windows.stride())),
+      : keys_(arena.take<Key>(windows.real() * windows.stride())),
         found_(arena.take<Key>(windows.stride())),
         rank_(arena.take<Key>(windows.stride())),
         below_(arena.take<Key>(windows.stride())) {}
@@ -110,13 +118,13 @@ class Median {
   // winners[i]: the first real input of window i that equals its median, or kNowhere if `lone` and
   // there are several; y[i]: the median.
   void pick(const Windows<A>& windows, i64, i64 n, bool lone, A* y, u32* winners) {
-    const i64 step = windows.stride(), places = windows.places();
+    const i64 step = windows.stride(), most = windows.real();
     constexpr int kBits = static_cast<int>(sizeof(Key)) * 8;
     for (i64 i = 0; i < n; ++i) {
       rank_[i] = (static_cast<Key>(windows.counts[i]) - 1) / 2;
       found_[i] = std::numeric_limits<Key>::min();
     }
-    for (i64 t = 0; t < places; ++t) {
+    for (i64 t = 0; t < most; ++t) {
       for (i64 i = 0; i < n; ++i) {
         const bool real = static_cast<u32>(t) < windows.counts[i];
         keys_[t * step + i] = real ? Keys<A>::of(windows.values[t * step + i]) : Keys<A>::kMost;
@@ -125,13 +133,13 @@ class Median {
     for (int b = kBits - 1; b >= 0; --b) {
       const Key bit = static_cast<Key>(Bits{1} << b);
       for (i64 i = 0; i < n; ++i) below_[i] = 0;
-      for (i64 t = 0; t < places; ++t) count_below(keys_ + t * step, bit, n);
+      for (i64 t = 0; t < most; ++t) count_below(keys_ + t * step, bit, n);
       for (i64 i = 0; i < n; ++i) {  // the largest key with no more than `rank` keys below it
         found_[i] = below_[i] <= rank_[i] ? (found_[i] ^ bit) : found_[i];
       }
     }
     for (i64 i = 0; i < n; ++i) winners[i] = kNowhere, below_[i] = 0;
-    for (i64 t = places - 1; t >= 0; --t) {
+    for (i64 t = most - 1; t >= 0; --t) {
       for (i64 i = 0; i < n; ++i) {
         const bool equal =
             keys_[t * step + i] == found_[i] && static_cast<u32>(t) < windows.counts[i];
@@ -157,7 +165,7 @@ class Median {
   }
 
   static void last_nan(const Windows<A>& windows, i64 n, A* y, u32* winners) {
-    for (i64 t = 0; t < windows.places(); ++t) {
+    for (i64 t = 0; t < windows.real(); ++t) {
       for (i64 i = 0; i < n; ++i) {
         const A value = windows.values[t * windows.stride() + i];
         if (value == value || static_cast<u32>(t) >= windows.counts[i]) continue;
@@ -196,14 +204,14 @@ class Draw {
   void pick(const Windows<A>& windows, i64 first, i64 n, bool, A* y, u32* winners) {
     const i64 step = windows.stride();
     for (i64 i = 0; i < n; ++i) sums_[i] = largest_[i] = 0;
-    for (i64 t = 0; t < windows.places(); ++t) {
+    for (i64 t = 0; t < windows.real(); ++t) {
       for (i64 i = 0; i < n; ++i) {
         const double w = weight(windows.values[t * step + i]);
         largest_[i] = w > largest_[i] ? w : largest_[i];
       }
     }
     for (i64 i = 0; i < n; ++i) largest_[i] = largest_[i] > kHuge ? kSmaller : 1.0;
-    for (i64 t = 0; t < windows.places(); ++t) {
+    for (i64 t = 0; t < windows.real(); ++t) {
       for (i64 i = 0; i < n; ++i) {
         sums_[i] += largest_[i] * weight(windows.values[t * step + i]);
       }

@@ -44,13 +44,15 @@ class Picture:
     function, args, kwargs
         What is called, with the input before `args`.
     window : int
-        Side of the first window, which is framed; 0 for none.
+        Side of the windows that are framed; 0 for none.
     note : str
         Goes below the gradient of the input.
     x, gy : array
         The input, and the gradient of the output (ones, unless given).
     shown : str
         The arguments as the title has them, where they are not plain numbers.
+    corners : sequence of (row, column)
+        Where the framed windows begin: those of the outputs (0, 0), (1, 1), ...
     """
 
     function: Callable[..., Any]
@@ -61,6 +63,7 @@ class Picture:
     x: np.ndarray = field(default_factory=lambda: X)
     gy: np.ndarray | None = None
     shown: str = ""
+    corners: Sequence[tuple[int, int]] = ((0, 0),)
 
     @property
     def title(self) -> str:
@@ -87,10 +90,11 @@ PICTURES = {
     "global_max": Picture(pg.global_max_pool, (), 6, "of two 9s the first"),
     "global_avg": Picture(pg.global_avg_pool, (), 6, "1/36 to each input"),
     "global_lp": Picture(pg.global_lp_pool, (), 6, "$|x|\\,/\\,y$", {"norm_type": 2.0}),
-    "global_lse": Picture(pg.global_lse_pool, (), 6, "the softmax of all inputs"),
+    "global_lse": Picture(pg.global_lse_pool, (), 6, "the softmax of all x / 4", {"r": 0.25}),
     "fractional_max": Picture(
         pg.fractional_max_pool2d, (2, 4), 2, f"{WON};\nthey are one or two apart",
-        {"generator": 5},
+        {"_random_samples": np.array([[[0.6, 0.3]]])}, shown="x, 2, 4",
+        corners=((0, 0), (1, 2), (3, 3), (4, 4)),
     ),
     "max_unpool": Picture(
         pg.max_unpool2d, (INDICES, 2), 0, "read where each value went",
@@ -177,16 +181,16 @@ def operator(name: str, picture: Picture) -> None:
     grid = y.shape[2:] or (1, 1)
     figure, axes = row_of(
         [
-            Panel(picture.x[0, 0], "input y" if picture.shown else "input x", peak=X.max()),
+            Panel(picture.x[0, 0], "input y" if picture.x is POOLED else "input x", peak=X.max()),
             Panel(y.reshape(grid), picture.title, call=True, peak=max(X.max(), y.max())),
             Panel(gy.reshape(grid), "gradient of the output"),
             Panel(pullback(gy)[0, 0], "gradient of the input", "\n".join([picture.note, *learned])),
         ]
     )
-    if picture.window:
-        outline(axes[0], 0, 0, picture.window, WINDOWS[0])
-        outline(axes[1], 0, 0, 1, WINDOWS[0])
-        outline(axes[2], 0, 0, 1, WINDOWS[0])
+    for k, (i, j) in enumerate(picture.corners if picture.window else ()):
+        outline(axes[0], i, j, picture.window, WINDOWS[k])
+        outline(axes[1], k, k, 1, WINDOWS[k])
+        outline(axes[2], k, k, 1, WINDOWS[k])
     save(figure, f"operators/{name}.png")
 
 

@@ -212,3 +212,20 @@ def test_a_missing_or_unknown_argument_names_the_function(fun: str) -> None:
         getattr(poolgrad, fun)()
     with pytest.raises(TypeError, match=rf"^{fun}\(\).*unexpected keyword argument 'kernel'"):
         getattr(poolgrad, fun)(X, 2, kernel=3)
+
+
+def test_only_arguments_that_there_are_count() -> None:
+    """Not those of the function that describes the pooling for any number of axes."""
+    for fun, most in ((poolgrad.max_pool2d, 7), (poolgrad.soft_pool1d, 6)):
+        words = rf"^{fun.__name__}\(\) takes at most {most} positional arguments, got 10$"
+        for call in (fun, lambda *args, f=fun: poolgrad.vjp(f, *args)):
+            with pytest.raises(TypeError, match=words):
+                call(X, *(2,) * 9)
+            with pytest.raises(TypeError, match=rf"^{fun.__name__}\(\) missing .*'kernel_size'$"):
+                call(X)
+    for kwargs, words in (
+        ({"dims": 1}, "an unexpected keyword argument 'dims'"),
+        ({"kernel_size": 2}, "multiple values for argument 'kernel_size'"),
+    ):
+        with pytest.raises(TypeError, match=rf"^soft_pool2d\(\) got {words}$"):
+            poolgrad.soft_pool2d(X, 2, **kwargs)

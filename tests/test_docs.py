@@ -101,8 +101,8 @@ def test_documented_shapes_are_those_of_the_function(name: str) -> None:
     assert getattr(poolgrad, name).__qualname__ == name
 
 
-def test_all_is_sorted_and_complete() -> None:
-    assert poolgrad.__all__ == sorted(poolgrad.__all__)
+def test_all_is_complete() -> None:
+    assert len(set(poolgrad.__all__)) == len(poolgrad.__all__)
     for name in poolgrad.__all__:
         assert hasattr(poolgrad, name)
     assert {n for n in POOLING if hasattr(poolgrad.reference, n)} == set(POOLING)

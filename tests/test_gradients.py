@@ -185,3 +185,12 @@ def test_front_ends_agree(
     np.testing.assert_array_equal(made[0][0], made[1][0], strict=True)
     gy = np.random.default_rng(3).standard_normal(made[0][0].shape).astype(np.float32)
     np.testing.assert_array_equal(made[0][1](gy), made[1][1](gy), strict=True)
+
+
+def test_a_pullback_says_what_it_is() -> None:
+    x = np.ones((2, 3, 4, 4), np.float32)
+    for pool, what in ((poolgrad.max_pool2d, "max"), (poolgrad.soft_pool2d, "soft")):
+        shown = repr(poolgrad.vjp(pool, x, 2)[1])
+        assert shown == (
+            f"<Pullback of {what} pooling: gradients of (2, 3, 2, 2) to (2, 3, 4, 4), float32>"
+        )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fronts import torch
 
+import poolgrad
 from poolgrad import check
 from poolgrad.check.answers import FRONT_ENDS, differences, textbook
 from poolgrad.check.cases import Case, cases
@@ -39,6 +40,11 @@ def missing(operator: str) -> list[str]:
         *missing_dimensions(operator, asked),
         *missing_gradient_check(operator, asked[0]),
         *(m for name in sorted({case.name for case in asked}) for m in missing_beside(name)),
+        *(
+            m
+            for name in sorted({case.name for case in asked})
+            for m in missing_choice(operator, name)
+        ),
         *missing_docs(operator, asked),
     ]
 
@@ -85,6 +91,16 @@ def missing_beside(name: str) -> list[str]:
     ]
 
 
+def missing_choice(operator: str, name: str) -> list[str]:
+    """What a function should take where one input of a window wins."""
+    if not OPERATORS[operator].selecting:
+        return []
+    # a draw has one winner, whatever is equal to it
+    wanted = ["return_indices"] if operator == "stochastic" else ["ties", "return_indices"]
+    given = inspect.signature(FUNCTIONS[name]).parameters
+    return [f"an argument of {name}: {argument}" for argument in wanted if argument not in given]
+
+
 def missing_docs(operator: str, asked: list[Case]) -> list[str]:
     picture = f"operators/{operator}.png"
     lost = [] if (DOCS / picture).is_file() else [f"docs/{picture}"]
@@ -96,6 +112,9 @@ def missing_docs(operator: str, asked: list[Case]) -> list[str]:
     for derivative in ("y(", "dx("):
         if not any(f.strip().startswith(derivative) for f in formulas):
             lost.append(f"the formula of {derivative}...) in the section with {picture}")
+    for line in ("- Use ", "- Source: "):
+        if f"\n{line}" not in section:
+            lost.append(f"a line '{line}...' in the section with {picture}")
     if not any(f"`{case.name}" in section for case in asked):
         lost.append(f"the functions, in the section with {picture}")
     return lost
@@ -113,6 +132,32 @@ def test_every_function_calls_an_operator_of_the_table() -> None:
         from poolgrad import torch as layers
 
         assert sorted(layers.MODULES) == sorted(FUNCTIONS)
+
+
+def test_every_function_and_module_is_public() -> None:
+    beside = ["Pullback", "get_num_threads", "reference", "set_num_threads", "vjp"]
+    assert sorted(poolgrad.__all__) == sorted([*FUNCTIONS, *beside])
+    if torch is not None:
+        from poolgrad import torch as layers
+
+        modules = [
+            module.__name__[:-2] + (name[-2:] if name.endswith("d") else f"{d}d")
+            for name, module in layers.MODULES.items()
+            for d in ((1,) if name.endswith("d") else (1, 2, 3))
+        ]
+        assert sorted(layers.__all__) == sorted([*modules, "MODULES"])
+
+
+def test_functions_come_in_the_order_of_the_docs() -> None:
+    """Which is that of `poolgrad check`: what selects, what blends, other windows, the way back."""
+    families = list(dict.fromkeys(name.removesuffix("d").rstrip("123") for name in FUNCTIONS))
+    assert families == [
+        *("max_pool", "min_pool", "median_pool", "stochastic_pool"),
+        *("avg_pool", "lp_pool", "lse_pool", "soft_pool", "mixed_pool"),
+        *("adaptive_max_pool", "adaptive_avg_pool"),
+        *("global_max_pool", "global_avg_pool", "global_lp_pool", "global_lse_pool"),
+        *("fractional_max_pool", "max_unpool"),
+    ]
 
 
 def test_names_in_the_table_are_the_operators_own() -> None:
@@ -135,3 +180,7 @@ def test_the_walk_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch is not None:
         lost.append("a module in poolgrad.torch: mode_pool2d")
     assert missing_beside("mode_pool2d") == lost
+    lost = ["an argument of mode_pool2d: ties", "an argument of mode_pool2d: return_indices"]
+    assert missing_choice("mode", "mode_pool2d") == lost
+    assert missing_choice("stochastic", "mode_pool2d") == lost[1:]
+    assert missing_choice("avg", "mode_pool2d") == []

@@ -341,7 +341,9 @@ def test_whole_numbers(name: str, dtype: torch.dtype) -> None:
     whole = (x * 10).abs().to(dtype)
     operator = re.sub(r"^(adaptive|global)_|_pool(\dd)?$|\dd$", "", name)
     if not OPERATORS[operator].integers:
-        with pytest.raises(TypeError, match=f"^x must be of dtype .* for {operator} pooling, got"):
+        with pytest.raises(
+            TypeError, match=f"^x must be of dtype .* for the operator {operator}, got"
+        ):
             pool(whole, *theta)
         return
     y = pool(whole, *theta)

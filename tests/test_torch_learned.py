@@ -80,10 +80,12 @@ def test_forms_of_the_argument_agree(kind: str, dims: int) -> None:
     expected = number(x)
     assert number.state_dict() == {}
     for value in (torch.tensor(2.5), torch.full((CHANNELS,), 2.5)):
-        layer, _ = made(kind, dims, value)
-        assert [name for name, _ in layer.named_buffers()] == [argument]
-        assert list(layer.parameters()) == []
-        torch.testing.assert_close(layer(x), expected)
+        for given in (value, value.tolist(), value.numpy()):
+            layer, _ = made(kind, dims, given)
+            plain = isinstance(given, float)
+            assert [name for name, _ in layer.named_buffers()] == [argument] * (not plain)
+            assert list(layer.parameters()) == []
+            torch.testing.assert_close(layer(x), expected)
         layer, _ = made(kind, dims, nn.Parameter(value))
         assert list(layer.buffers()) == []
         torch.testing.assert_close(layer(x), expected)
@@ -185,8 +187,11 @@ def test_bad_values_are_refused_when_the_layer_is_made(kind: str) -> None:
     for given in (torch.ones(2, 2), torch.tensor(True), torch.tensor(1j)):
         with pytest.raises((TypeError, ValueError), match=f"^{argument} must"):
             made(kind, 2, given)
-    for given in ("two", None, True, 1j, [1.0, 2.0, 3.0]):
+    for given in ("two", None, True, 1j, ["two"], [True], [1j]):
         with pytest.raises(TypeError, match=f"^{argument} must"):
+            made(kind, 2, given)
+    for given in ([1.0, BAD[argument][-1]], [[1.0], [2.0]], [[1.0], [1.0, 2.0]]):
+        with pytest.raises(ValueError, match=f"^{argument} must"):
             made(kind, 2, given)
 
 

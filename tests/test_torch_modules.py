@@ -8,6 +8,7 @@ import io
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 import poolgrad
@@ -219,8 +220,10 @@ def test_draws_while_it_is_trained(dims: int) -> None:
     assert set(routed.unique().tolist()) == {0, 1}
     expected = getattr(poolgrad, f"stochastic_pool{dims}d")(x, 3, training=False)
     assert torch.equal(layer.eval()(x), expected)
-    with pytest.raises(ValueError, match="return_indices"):
-        getattr(layers, f"StochasticPool{dims}d")(3, return_indices=True).eval()(x)
+    layer = getattr(layers, f"StochasticPool{dims}d")(3, return_indices=True)
+    assert len(layer(x)) == 2
+    assert torch.equal(layer.eval()(x), expected)  # a mean has no winners
+    assert len(layer.train()(x)) == 2
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -255,7 +258,8 @@ def test_repr_shows_extras_that_differ_from_their_defaults() -> None:
     assert (
         repr(layers.GlobalMaxPool1d(ties="zero")) == "GlobalMaxPool1d(keepdims=False, ties='zero')"
     )
-    assert "padding=same" in repr(layers.MaxPool2d(3, padding="same"))
+    assert "norm_type=3.0, " in repr(layers.LPPool2d(np.float64(3), 2))
+    assert "padding='same'" in repr(layers.MaxPool2d(3, padding="same"))
     assert repr(layers.LPPool1d(3, 2, mean=True)) == (
         "LPPool1d(norm_type=3, kernel_size=2, stride=None, ceil_mode=False, mean=True)"
     )
@@ -292,8 +296,11 @@ def test_bad_settings_are_refused_when_the_layer_is_made(name: str) -> None:
             getattr(layers, name)(**{argument: value, **others})
     with pytest.raises(TypeError, match=argument):
         getattr(layers, name)(**{argument: "two", **others})
-    with pytest.raises(TypeError, match="size_of_kernel"):
-        made(name, size_of_kernel=2)
+    for unknown in ("size_of_kernel", "dims"):
+        with pytest.raises(TypeError, match=rf"^{name}\(\) .*unexpected keyword .*'{unknown}'$"):
+            made(name, **{unknown: 2})
+    with pytest.raises(TypeError, match=rf"^{name}\(\) missing a required argument: "):
+        getattr(layers, name)()
     with pytest.raises(TypeError, match="channels_last"):
         made(name, channels_last=1)
 
@@ -305,6 +312,15 @@ def test_bad_ties_are_refused_when_the_layer_is_made(name: str) -> None:
     for ties in ("all", "last"):
         with pytest.raises(ValueError, match=rf"^ties.*{ties}"):
             made(name, ties=ties)
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if n.startswith(("Stoch", "Fractional"))])
+def test_bad_generators_are_refused_when_the_layer_is_made(name: str) -> None:
+    for value, error in (("a", TypeError), (True, TypeError), (1.0, TypeError), (-1, ValueError)):
+        with pytest.raises(error, match=r"^generator must be"):
+            made(name, generator=value)
+    for value in (None, np.int64(3), torch.Generator()):
+        made(name, generator=value)
 
 
 @pytest.mark.parametrize("name", FRACTIONAL)

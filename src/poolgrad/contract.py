@@ -118,8 +118,8 @@ class Operator(ABC):
         """The error for an input of another dtype."""
         accepted = (*FLOATS, *(INTEGERS if self.integers else ()))
         return TypeError(
-            f"x must be of dtype {', '.join(accepted[:-1])} or {accepted[-1]} for {self.name} "
-            f"pooling, got {dtype}"
+            f"x must be of dtype {', '.join(accepted[:-1])} or {accepted[-1]} "
+            f"for the operator {self.name}, got {dtype}"
         )
 
     def result(self, dtype: str) -> str:

@@ -175,6 +175,22 @@ def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
+def first_pooled(shape: tuple[int, ...], dims: int, channels_last: bool) -> int:
+    """The first axis of an input of this shape that is pooled.
+
+    Raises
+    ------
+    ValueError
+        If it has too few axes.
+    """
+    first = len(shape) - dims - channels_last
+    if first < 0:
+        layout = f"{dims} pooled {'axis' if dims == 1 else 'axes'}"
+        layout += " and one for channels" if channels_last else ""
+        raise ValueError(f"the input must have at least {layout}, got shape {shape}")
+    return first
+
+
 def lay_out(
     rule: Rule,
     shape: tuple[int, ...],
@@ -208,10 +224,7 @@ def lay_out(
         If the input has too few axes, or the windows do not fit it.
     """
     dims = len(rule)
-    first = len(shape) - dims - channels_last
-    if first < 0:
-        layout = f"{dims} pooled axes" + (" and one for channels" if channels_last else "")
-        raise ValueError(f"the input must have at least {layout}, got shape {shape}")
+    first = first_pooled(shape, dims, channels_last)
     window = resolve(rule, shape[first : first + dims])
     out_shape = shape[:first] + window.out + shape[first + dims :]
     if math.prod(out_shape) > _MOST_ELEMENTS:

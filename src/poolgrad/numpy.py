@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.contract import FLOATS, INTEGERS, Buffer, Operator, Request, Samples
-from poolgrad.core import Layout, Plan, get_num_threads, inner_axis
+from poolgrad import arguments
+from poolgrad.contract import Buffer, Operator, Request, Samples
+from poolgrad.core import Plan, get_num_threads, inner_axis
 from poolgrad.operators import OPERATORS, Prepared, prepare
 
 Array = NDArray[Any]
@@ -34,12 +34,9 @@ def asarray(x: Any, operator: Operator | None = None, name: str = "x") -> Array:
     TypeError
         If its dtype is not one that the operator takes, or it has a mask.
     """
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{name} must have no mask; fill it first, as in {name}.filled(-np.inf)")
-    try:
-        array = np.asarray(x)
-    except ValueError as error:  # lists of unequal lengths
-        raise ValueError(f"{name} must be an array or lists of equal lengths: {error}") from error
+    array: Array = x
+    if type(x) is not np.ndarray:
+        array = arguments.plain(name, x, "an array or lists of equal lengths")
     if operator is not None and not operator.accepts(array.dtype.name):
         raise operator.refuse_dtype(array.dtype)
     if not array.dtype.isnative:
@@ -84,108 +81,48 @@ def prepared(request: Request, x: Array) -> Prepared:
 # The array beside the input
 
 
-def real_numbers(name: str, value: Any) -> Array:
-    """A number or an array of them, of any real dtype."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} must have no mask")
-    try:
-        given = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{name} must be a number or an array of them: {error}") from error
-    if given.dtype.name not in (*FLOATS, *INTEGERS[:-1], "uint16", "uint32", "uint64"):
-        raise TypeError(f"{name} must be made of real numbers, got {value!r}")
-    return given
-
-
-def floating_samples(value: Any) -> Array:
-    """Samples as they were given, of any floating dtype."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("_random_samples must have no mask")
-    try:
-        given = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"_random_samples must be an array: {error}") from error
-    if given.dtype.name not in FLOATS:
-        raise TypeError(f"_random_samples must be of a floating dtype, got {value!r}")
-    return given
-
-
 def _learned(value: Any, ready: Prepared) -> tuple[Array, int]:
     plan, operator = ready.plan, ready.operator
     name = operator.argument.name if operator.argument else ""
-    given = real_numbers(name, value)
-    operator.check_argument(given.astype(np.float64).ravel().tolist())
-    with np.errstate(over="ignore", under="ignore"):  # the largest and smallest of a wider type
-        values = given.astype(plan.sum_dtype).reshape(-1)
-    if given.shape not in ((), (plan.channels,)):
-        raise ValueError(
-            f"{name} must be a number or one for each of {plan.channels} channels, "
-            f"got shape {given.shape}"
-        )
-    return values, values.size
+    given = arguments.real_numbers(name, value)
+    numbers = given.astype(np.float64).ravel().tolist()
+    operator.check_argument(numbers)
+    arguments.check_length(name, given.shape, plan.channels)
+    return np.array(arguments.within(numbers, plan.sum_dtype), plan.sum_dtype), len(numbers)
 
 
 def _generator(value: Any) -> np.random.Generator:
     if isinstance(value, np.random.Generator):
         return value
-    if value is None:
-        return np.random.default_rng()
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        if not 0 <= value < 2**63:
-            raise ValueError(f"generator must be from 0 to 2**63 - 1, if it is a seed, got {value}")
-        return np.random.default_rng(int(value))
-    raise TypeError(f"generator must be a numpy.random.Generator, a seed or None, got {value!r}")
+    seed = arguments.seed(value)
+    if seed is None and value is not None:
+        raise arguments.refuse_generator("numpy.random.Generator", value)
+    return np.random.default_rng(seed)
 
 
 def _seed(value: Any) -> int:
-    generator = _generator(value)
-    if isinstance(value, int | np.integer):
-        return int(value)
-    return int(generator.integers(2**63))
+    seed = arguments.seed(value)
+    return int(_generator(value).integers(2**63)) if seed is None else seed
 
 
 def _samples(value: Samples, plan: Plan, dtype: np.dtype[Any]) -> Array:
     kind = dtype if dtype.kind in "fV" else np.dtype(np.float32)
-    shape = samples_shape(plan)
+    shape = arguments.samples_shape(plan)
     if value.given is None:
-        drawn = _generator(value.generator).random(shape).astype(kind)
-        return np.where(drawn < 1, drawn, _below_one(kind)).astype(kind)  # it may be rounded up
-    given = floating_samples(value.given)
-    check_samples(given.shape, plan)
-    outside = given[~((given >= 0) & (given < 1))]
-    if outside.size:
-        raise ValueError(f"_random_samples must be in [0, 1), got {outside.flat[0]}")
-    samples = given.astype(kind).reshape(shape)
-    return np.where(samples < 1, samples, _below_one(kind)).astype(kind)
-
-
-def _below_one(dtype: np.dtype[Any]) -> float:
-    """The largest number below 1."""
-    digits = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
-    return 1 - 2.0 ** -digits[dtype.name]
-
-
-def samples_shape(plan: Layout) -> tuple[int, int, int]:
-    """Of the samples that place an array's windows: one number for each plane and pooled axis."""
-    planes = [s for a, s in enumerate(plan.in_shape) if a not in plan.pooled and a != plan.channel]
-    return math.prod(planes), plan.channels, len(plan.pooled)
-
-
-def check_samples(shape: tuple[int, ...], plan: Layout) -> None:
-    """Raise unless samples of this shape are for this array."""
-    expected = samples_shape(plan)
-    if shape != expected and not (expected[0] == 1 and shape == expected[1:]):
-        raise ValueError(f"_random_samples must have shape {expected}, got {shape}")
+        samples = _generator(value.generator).random(shape)
+    else:
+        samples = arguments.floating_samples(value.given)
+        arguments.check_samples_shape(samples.shape, plan)
+        outside = samples[~((samples >= 0) & (samples < 1))]
+        if outside.size:
+            raise ValueError(f"_random_samples must be in [0, 1), got {outside.flat[0]}")
+    rounded = samples.astype(kind).reshape(shape)
+    return rounded.clip(max=arguments.below_one(kind.name)).astype(kind)
 
 
 def _indices(value: Any, x: Array) -> Array:
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("indices must have no mask")
     given = asarray(value, name="indices")
-    if given.dtype != np.int64:
-        raise TypeError(f"indices must be of dtype int64, got {given.dtype}")
-    if given.shape != x.shape:
-        raise ValueError(f"indices must have the shape of x, {x.shape}, got {given.shape}")
+    arguments.check_indices(given.dtype, given.shape, x.shape)
     return given
 
 
@@ -259,7 +196,8 @@ def _with_indices(request: Request) -> tuple[Array, Array]:
     y = made.output() if request.out is None else _target(request.out, made)
     (routes,) = map(allocate, made.ready.residual)
     made.run(y, (routes,))
-    return _into(request.out, y), indices_of(made.ready, made.argument, routes)
+    indices = indices_of(made.ready, made.argument, routes)
+    return _into(request.out, made.shaped(y)), made.shaped(indices)
 
 
 def indices_of(ready: Prepared, argument: Any, routes: Array) -> Array:

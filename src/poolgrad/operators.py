@@ -390,6 +390,10 @@ class Mixed(Operator):
         most = xp.where(first, windows.values, 0.0).sum(-1)
         total = xp.where(windows.real, windows.values, 0.0).sum(-1)
         count = windows.extent[..., 0] if options == (True,) else windows.real.sum(-1)
+        # At its ends a mixture is one of the two, also where the other is infinite.
+        infinite = float("inf")
+        most = xp.where((argument == 0) & (xp.abs(most) == infinite), 0.0, most)
+        total = xp.where((argument == 1) & (xp.abs(total) == infinite), 0.0, total)
         return argument * most + (1 - argument) * total / count
 
 

@@ -47,6 +47,13 @@ class Pullback:
         for array in residual:
             array.flags.writeable = False
 
+    def __repr__(self) -> str:
+        plan = self._ready.plan
+        return (
+            f"<Pullback of {self._request.operator} pooling: "
+            f"gradients of {self._shape} to {plan.in_shape}, {self._dtype}>"
+        )
+
     def __call__(self, gy: Any) -> Array:
         """The gradient of the input.
 

@@ -116,7 +116,12 @@ def _everything(x: Any, name: str) -> Rule:
 
 
 def _global_max_pool(
-    x: Any, keepdims: bool = False, *, ties: str = "first", channels_last: bool = False
+    x: Any,
+    keepdims: bool = False,
+    return_indices: bool = False,
+    *,
+    ties: str = "first",
+    channels_last: bool = False,
 ) -> Request:
     """Maximum over every axis but batch and channels.
 
@@ -124,6 +129,7 @@ def _global_max_pool(
     ----------
     {x}
     {keepdims}
+    {return_indices}
     {ties}
     {channels_last}
 
@@ -131,6 +137,7 @@ def _global_max_pool(
     -------
     {y}
         A NaN gives NaN.
+    {indices}
 
     Raises
     ------
@@ -146,7 +153,8 @@ def _global_max_pool(
     """
     rule = _everything(x, "global_max_pool")
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    return Request("max", x, rule, (word("ties", ties),), (), last, keep)
+    indices = flag("return_indices", return_indices)
+    return Request("max", x, rule, (word("ties", ties),), (), last, keep, indices)
 
 
 def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = False) -> Request:

@@ -7,12 +7,14 @@ description to the front end of their input.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
+from inspect import BoundArguments, Signature
+from inspect import signature as signature_of
 from types import FunctionType, ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from poolgrad.contract import Request
+from poolgrad.core import first_pooled
 from poolgrad.functional.wording import fill
 
 P = ParamSpec("P")
@@ -71,7 +73,10 @@ def front_end(x: object) -> ModuleType:
 
 def shape_of(x: Any) -> tuple[int, ...]:
     """The shape of anything that a front end takes."""
-    return tuple(x.shape if hasattr(x, "shape") else front_end(x).asarray(x).shape)
+    try:
+        return tuple(x.shape)
+    except (AttributeError, RuntimeError):  # lists; nested tensors, which have none
+        return tuple(front_end(x).asarray(x).shape)
 
 
 def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:
@@ -83,10 +88,7 @@ def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:
         If it has too few axes.
     """
     shape = shape_of(x)
-    first = len(shape) - dims - channels_last
-    if first < 0:
-        layout = f"{dims} pooled axes" + (" and one for channels" if channels_last else "")
-        raise ValueError(f"the input must have at least {layout}, got shape {shape}")
+    first = first_pooled(shape, dims, channels_last)
     return shape[first : first + dims]
 
 
@@ -99,13 +101,35 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
 
     pool.__name__ = pool.__qualname__ = name
     pool.__module__ = "poolgrad"  # where users, and pickle, find it
-    pool.__signature__ = inspect.signature(describe).replace(  # type: ignore[attr-defined]
-        return_annotation=inspect.Signature.empty
+    pool.__signature__ = signature_of(describe).replace(  # type: ignore[attr-defined]
+        return_annotation=Signature.empty
     )
     pool.__doc__ = fill(describe.__doc__ or "", name, dims)
     pool.describe = describe  # type: ignore[attr-defined]
     FUNCTIONS[name] = pool
     return pool
+
+
+def bind(
+    name: str, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> BoundArguments:
+    """The arguments of a call by their names.
+
+    Raises
+    ------
+    TypeError
+        If this is no call of `name`, which has this signature.
+    """
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        words = str(error)
+        most = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in signature.parameters.values())
+        if len(args) > most:
+            words = f"takes at most {most} positional arguments, got {len(args)}"
+        elif words.startswith("multiple"):
+            words = f"got {words}"
+        raise TypeError(f"{name}() {words}") from None
 
 
 def _renamed(function: Callable[Q, R], name: str) -> Callable[Q, R]:
@@ -128,15 +152,17 @@ def in_dimensions(
     def of(dims: int) -> Callable[P, Any]:
         name = f"{describe.__name__.strip('_')}{dims}d"
         named = _renamed(describe, name)
+        signature = signature_of(describe)
+        signature = signature.replace(parameters=[*signature.parameters.values()][1:])
 
         def describe_here(*args: P.args, **kwargs: P.kwargs) -> Request:
-            return named(dims, *args, **kwargs)
+            try:
+                return named(dims, *args, **kwargs)
+            except TypeError:  # Python's own would count `dims`
+                bind(name, signature, args, kwargs)
+                raise
 
-        signature = inspect.signature(describe)
-        parameters = list(signature.parameters.values())[1:]
-        describe_here.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=parameters
-        )
+        describe_here.__signature__ = signature  # type: ignore[attr-defined]
         describe_here.__doc__ = describe.__doc__
         return public(describe_here, name, dims)
 

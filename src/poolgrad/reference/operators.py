@@ -146,7 +146,8 @@ def mixed(window: Inside, count_include_pad: bool) -> Pooled:
     """``alpha`` times the maximum and ``1 - alpha`` times the average."""
     alpha = window.theta
     top, mean = max(window, "first"), avg(window, count_include_pad, 0)
-    y = alpha * top.y + (1 - alpha) * mean.y
+    parts = ((alpha, top.y), (1 - alpha, mean.y))
+    y = sum(share * value for share, value in parts if share)  # 0 * inf is nothing
     return Pooled(y, alpha * top.dx + (1 - alpha) * mean.dx, top.y - mean.y)
 
 
@@ -163,18 +164,6 @@ OPERATORS: dict[str, Callable[..., Pooled]] = {
     "mixed": mixed,
     "fractional_max": max,  # it only has its windows elsewhere
 }
-
-
-def needs_inputs(operator: str, options: tuple[Any, ...]) -> bool:
-    """Whether a window without any real input is an error."""
-    match operator:
-        case "max" | "min" | "fractional_max":
-            return False
-        case "avg":  # nothing to divide by: neither padding nor a divisor counts
-            return not any(options)
-        case "lp":
-            return bool(options[0])
-    return True
 
 
 def _select(x: Array, choose: Callable[[Array], Any], ties: str, empty: Any = None) -> Pooled:

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from poolgrad.contract import FLOATS, INTEGERS, Request, Samples
-from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled, needs_inputs
-from poolgrad.window import Axis, Window, require_real_inputs, resolve
+from poolgrad import operators as table
+from poolgrad.contract import FLOATS, INTEGERS, Operator, Request, Samples
+from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
+from poolgrad.window import Axis, Window, resolve
 
 Position = tuple[int, ...]
-
-LEARNED = {"lp": "norm_type", "lse": "r", "mixed": "alpha"}
-OF_INTEGERS = ("max", "min", "median", "avg", "fractional_max", "max_unpool")
 
 
 class Entry(NamedTuple):
@@ -38,12 +36,14 @@ class Pullback:
     routes : array
         The place of the only winner of each window, -1 where there is none; pooled axes kept.
     indices : array
-        The flat position of each window's first winner in its plane, -1 where there is none.
+        The flat position of each window's first winner in its plane, -1 where there is none; of
+        the shape of `y`.
     """
 
     def __init__(self, request: Request) -> None:
         x = np.asarray(request.x)
-        y_dtype = result_dtype(x.dtype, request.operator)
+        self._operator = operator = table.OPERATORS[request.operator]
+        y_dtype = result_dtype(x.dtype, operator)
         dims = len(request.rule)
         first = x.ndim - dims - request.channels_last
         self._pooled = tuple(range(first, first + dims))
@@ -51,15 +51,14 @@ class Pullback:
         self._dtype = x.dtype.newbyteorder("=")
         self._sizes = x.shape[first : first + dims]
         self._leading = tuple(n for axis, n in enumerate(x.shape) if axis not in self._pooled)
-        self._learned = LEARNED.get(request.operator)
-        if self._learned:
-            self._theta = _learned(self._learned, request.arguments[0], self._leading)
+        if operator.learned:
+            self._theta = _learned(operator, request.arguments[0], self._leading)
 
         planes = self._flat(x)
         if x.dtype.name in FLOATS:
             planes = planes.astype(np.float64)
         with np.errstate(all="ignore"):
-            if request.operator == "max_unpool":
+            if self._takes("indices"):
                 out = tuple(n for _, n, *_ in request.rule)
                 self._entries = list(self._unpool(request, planes, out))
             else:
@@ -76,7 +75,7 @@ class Pullback:
                     if 1 in pooled.dx:
                         routes[(plane, *output)] = places[pooled.winner]
         self.y = self._back(y).squeeze(self._squeezed)
-        self.routes, self.indices = self._back(routes), self._back(indices)
+        self.routes, self.indices = self._back(routes), self._back(indices).squeeze(self._squeezed)
 
     def __call__(self, gy: Array) -> Array:
         """The gradient of the input: every output's gradient times its weights, added up."""
@@ -91,7 +90,7 @@ class Pullback:
 
     def parameters(self, gy: Array) -> dict[str, Array]:
         """The gradients of the learned arguments, by name, in the shape of each."""
-        if self._learned is None:
+        if not self._operator.learned or self._operator.argument is None:
             return {}
         gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
         slopes = np.zeros(len(gy))
@@ -102,7 +101,12 @@ class Pullback:
             shared = tuple(range(len(self._leading) - self._theta.ndim))
             total = slopes.reshape(self._leading).sum(shared)
             dtype = np.float64 if self._dtype == np.float64 else np.float32
-            return {self._learned: np.asarray(total, dtype)}
+            return {self._operator.argument.name: np.asarray(total, dtype)}
+
+    def _takes(self, kind: str) -> bool:
+        """Whether the operator's argument is of this kind."""
+        argument = self._operator.argument
+        return argument is not None and argument.kind == kind
 
     def _flat(self, array: Array) -> Array:
         """Leading axes made one, pooled axes last."""
@@ -115,19 +119,18 @@ class Pullback:
         return np.moveaxis(moved, range(-len(self._pooled), 0), self._pooled)
 
     def _pool(self, request: Request, planes: Array, window: Window) -> Iterator[Entry]:
-        if needs_inputs(request.operator, request.options):
-            require_real_inputs(window)
+        self._operator.check(window, *request.options)
         axes: list[Sequence[Axis | Shifted]] = [window.axes] * len(planes)
         theta, u = np.zeros(len(planes)), np.zeros((len(planes), *window.out))
-        if self._learned:
+        if self._takes("learned"):
             theta = np.broadcast_to(self._theta, self._leading).reshape(-1)
-        if request.operator == "stochastic":
+        if self._takes("seed"):
             if not np.isfinite(planes).all():
                 raise ValueError("x must be finite")
             order = self._back(np.empty(u.shape)).shape  # of the outputs, as the caller sees them
             index = np.arange(u.size, dtype=np.uint64).reshape(order)
             u = self._flat(uniform(_seed(request.arguments[0]), index))
-        if request.operator == "fractional_max":
+        if self._takes("samples"):
             samples = _samples(request.arguments[0], self._leading, self._dtype, len(window.axes))
             axes = [_shifted(window, sample) for sample in samples]
         for plane, values in enumerate(planes):
@@ -236,25 +239,20 @@ def _samples(samples: Samples, leading: Position, dtype: np.dtype[Any], dims: in
     return given.reshape(planes, dims).astype(kind)
 
 
-def _learned(name: str, given: Any, leading: Position) -> Array:
+def _learned(operator: Operator, given: Any, leading: Position) -> Array:
     """A learned parameter, one number or one for each channel."""
+    name = operator.argument.name if operator.argument else ""
     theta = np.asarray(given)
     if theta.dtype.name not in FLOATS + INTEGERS or theta.dtype.kind == "b":
         raise TypeError(f"{name} must be made of real numbers, got {theta.dtype}")
     if theta.shape not in ((), leading[-1:]):
         raise ValueError(f"{name} must be a number or one for each channel, got {theta.shape}")
     theta = theta.astype(np.float64)
-    for value in theta.flat:
-        if name == "norm_type" and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
-        if name != "norm_type" and not np.isfinite(value):
-            raise ValueError(f"{name} must be finite, got {value}")
-        if name == "r" and value == 0:
-            raise ValueError("r must not be 0")
+    operator.check_argument(theta.ravel().tolist())
     return theta
 
 
-def result_dtype(dtype: np.dtype[Any], operator: str) -> np.dtype[Any]:
+def result_dtype(dtype: np.dtype[Any], operator: Operator) -> np.dtype[Any]:
     """The dtype of what an operator gives.
 
     Raises
@@ -262,12 +260,7 @@ def result_dtype(dtype: np.dtype[Any], operator: str) -> np.dtype[Any]:
     TypeError
         If it does not take this dtype.
     """
-    accepted = FLOATS + INTEGERS if operator in OF_INTEGERS else FLOATS
-    if dtype.name not in accepted:
-        raise TypeError(
-            f"x must be of dtype {', '.join(accepted[:-1])} or {accepted[-1]} for {operator} "
-            f"pooling, got {dtype}"
-        )
-    if operator == "avg" and dtype.name in INTEGERS:
-        return np.dtype(np.float64 if dtype.itemsize >= 4 else np.float32)
-    return dtype.newbyteorder("=")
+    if not operator.accepts(dtype.name):
+        raise operator.refuse_dtype(dtype)
+    name = operator.result(dtype.name)
+    return dtype.newbyteorder("=") if name == dtype.name else np.dtype(name)

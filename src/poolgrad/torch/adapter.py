@@ -217,7 +217,8 @@ class Adapter:
         if not tracked:
             return gx, torch.zeros_like(given[0])
         slopes = gy.to(residual[-1].dtype) * residual[-1]
-        channel = ready.plan.channel if given[0].numel() > 1 else -1
+        each = given[0].shape == (ready.plan.channels,)  # may be one or none, too
+        channel = ready.plan.channel if each else -1
         others = [a for a in range(slopes.dim()) if a != channel]
         total = slopes.sum(others, dtype=torch.float64) if others else slopes
         return gx, total.to(given[0].dtype).reshape(given[0].shape)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poolgrad.arguments import samples_shape
 from poolgrad.contract import FLOATS, Buffer
 from poolgrad.core import inner_axis
-from poolgrad.numpy import samples_shape
 from poolgrad.operators import Prepared
 from poolgrad.window import Rule
 

@@ -10,28 +10,41 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from poolgrad.contract import Operator, Windows
 from poolgrad.torch.arrays import grouped
 from poolgrad.window import Axis, resolve
 
+Array = NDArray[Any]
 Tensors = tuple[Tensor, ...]
 
 
 @lru_cache(maxsize=256)
-def _places(axis: Axis) -> tuple[list[list[int]], list[list[bool]], list[int]]:
-    """For each output: the input at each place, whether there is one, and the window's extent."""
-    inputs, real = [], []
-    for output in range(axis.out):
-        at = dict(axis.places(output))
-        inputs.append([at.get(k, 0) for k in range(axis.kernel)])
-        real.append([k in at for k in range(axis.kernel)])
-    return inputs, real, [axis.extent(output) for output in range(axis.out)]
+def _places(axis: Axis) -> tuple[Array, Array, Array]:
+    """For each output: its real inputs, which of these numbers are any, and the window's extent.
+
+    Places that hold padding are left out: there may be far more of them than inputs.
+    """
+    outputs = np.arange(axis.out)[:, None]
+    if axis.adaptive:
+        start = outputs * axis.size // axis.out
+        end = -(-(outputs + 1) * axis.size // axis.out)
+        taps = np.arange((end - start).max())
+        return np.where(taps < end - start, start + taps, 0), taps < end - start, end - start
+    start = outputs * axis.stride - axis.lo
+    first = np.maximum(-(start // axis.dilation), 0)
+    taps = np.arange(min(axis.kernel, -(-axis.size // axis.dilation)))
+    inputs = start + (first + taps) * axis.dilation
+    real = (first + taps < axis.kernel) & (inputs < axis.size)
+    extent = np.minimum(-((start - axis.size - axis.hi) // axis.dilation), axis.kernel)
+    return np.where(real, inputs, 0), real, extent
 
 
-def _spread(table: Any, axis: int, dims: int, device: torch.device) -> Tensor:
+def _spread(table: Array, axis: int, dims: int, device: torch.device) -> Tensor:
     """A table (outputs, places) of one axis, to be combined with those of the others."""
     tensor = torch.tensor(table, device=device)
     shape = [1] * (2 * dims)
@@ -48,7 +61,7 @@ def _windows(x: Tensor, axes: tuple[Axis, ...]) -> Windows:
         inputs, held, reach = _places(axis)
         index.append(_spread(inputs, a, dims, x.device))
         here = _spread(held, a, dims, x.device)
-        size = _spread([[n] for n in reach], a, dims, x.device)
+        size = _spread(reach, a, dims, x.device)
         real = here if real is None else real & here
         extent = size if extent is None else extent * size
     assert real is not None

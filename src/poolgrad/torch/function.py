@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from poolgrad.contract import Buffer, Request, Samples
+from poolgrad import arguments
+from poolgrad.contract import Buffer, Operator, Request, Samples
 from poolgrad.core import Layout, lay_out
-from poolgrad.numpy import check_samples, floating_samples, real_numbers, samples_shape
 from poolgrad.operators import OPERATORS, prepare
 from poolgrad.torch.adapter import ADAPTERS, LIBRARY, Adapter
 from poolgrad.torch.arrays import (
@@ -77,68 +78,83 @@ _route_indices = _define_indices()
 # The tensor beside the input
 
 
-def _learned(name: str, value: Any, x: Tensor, layout: Layout) -> Tensor:
+def _narrowed(value: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
+    """The value in a narrower type, by the rule of `arguments.within`."""
+    least, largest = arguments.SIZES[name_of(dtype)]
+    size = value.detach().abs()
+    odd = (size != 0) & size.isfinite() & ((size < least) | (size > largest))
+    value = torch.where(odd, size.clamp(least, largest).copysign(value), value)
+    return value.to(device=like.device, dtype=dtype)
+
+
+def _learned(operator: Operator, value: Any, x: Tensor, layout: Layout) -> Tensor:
+    name = operator.argument.name if operator.argument else ""
     dtype = DTYPES[layout.sum_dtype]
-    if isinstance(value, Tensor):
-        if value.is_complex() or value.dtype == torch.bool:
-            raise TypeError(f"{name} must be made of real numbers, got {value.dtype}")
-        given = value.to(device=x.device, dtype=dtype).contiguous()
-    elif isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
-        return torch.full((), value, dtype=dtype, device=x.device)
-    else:
-        given = torch.as_tensor(real_numbers(name, value)).to(device=x.device, dtype=dtype)
-    if given.dim() and given.shape != (layout.channels,):
-        raise ValueError(
-            f"{name} must be a number or one for each of {layout.channels} channels, "
-            f"got shape {tuple(given.shape)}"
-        )
-    return given
+    if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
+        operator.check_argument([float(value)])
+        (number,) = arguments.within([float(value)], layout.sum_dtype)
+        return torch.full((), number, dtype=dtype, device=x.device)
+    given = value
+    if not isinstance(given, Tensor):  # float64 because PyTorch does not take all that NumPy has
+        given = torch.as_tensor(arguments.real_numbers(name, given).astype(np.float64))
+    if given.is_complex() or given.dtype == torch.bool:
+        raise arguments.refuse_numbers(name, given.dtype)
+    arguments.check_length(name, tuple(given.shape), layout.channels)
+    if given.dtype == torch.float64 and dtype == torch.float32:
+        return _narrowed(given, dtype, x).contiguous()
+    return given.to(device=x.device, dtype=dtype).contiguous()
 
 
-def _whole_seed(value: int) -> int:
-    if not 0 <= value < 2**63:
-        raise ValueError(f"generator must be from 0 to 2**63 - 1, if it is a seed, got {value}")
-    return value
+def known_generator(value: Any) -> torch.Generator | int | None:
+    """The generator or seed that was given.
 
-
-def _generator(value: Any, x: Tensor) -> torch.Generator | None:
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither.
+    """
     if value is None or isinstance(value, torch.Generator):
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return torch.Generator(x.device).manual_seed(_whole_seed(value))
-    raise TypeError(f"generator must be a torch.Generator, a seed or None, got {value!r}")
+    seed = arguments.seed(value)
+    if seed is None:
+        raise arguments.refuse_generator("torch.Generator", value)
+    return seed
 
 
 def _seed(value: Any, x: Tensor) -> Tensor:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return torch.full((), _whole_seed(value), dtype=torch.int64)
-    return torch.randint(2**63 - 1, (), generator=_generator(value, x))
+    known = known_generator(value)
+    if isinstance(known, int):
+        return torch.full((), known, dtype=torch.int64)
+    return torch.randint(2**63 - 1, (), generator=known)
 
 
 def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:
     dtype = x.dtype if x.dtype.is_floating_point else torch.float32
-    shape = samples_shape(layout)
+    shape, most = arguments.samples_shape(layout), arguments.below_one(name_of(dtype))
     if value.given is None:
-        generator = _generator(value.generator, x)
-        return torch.rand(shape, dtype=dtype, device=x.device, generator=generator)
+        known = known_generator(value.generator)
+        if isinstance(known, int):
+            known = torch.Generator(x.device).manual_seed(known)
+        drawn = torch.rand(shape, dtype=dtype, device=x.device, generator=known)
+        return drawn.clamp(max=most)  # compiled code draws float32 and rounds
     given = value.given
     if not isinstance(given, Tensor):
-        given = torch.as_tensor(floating_samples(given))
-    if not given.is_floating_point():
-        raise TypeError(f"_random_samples must be of a floating dtype, got {given.dtype}")
-    check_samples(tuple(given.shape), layout)
-    return given.to(device=x.device, dtype=dtype).reshape(shape).contiguous()
+        given = torch.as_tensor(arguments.floating_samples(given).astype(np.float64))
+    arguments.check_samples_dtype(name_of(given.dtype))
+    arguments.check_samples_shape(tuple(given.shape), layout)
+    given = given.to(x.device)
+    samples = given.to(dtype)
+    if given.dtype != dtype:  # rounding takes no sample into [0, 1) or out: the kernels check them
+        samples = torch.where(given < 1, samples.clamp(max=most), samples)
+        negative = samples.clamp(max=-torch.finfo(dtype).tiny)
+        samples = torch.where(given < 0, negative, samples)
+    return samples.reshape(shape).contiguous()
 
 
 def _indices(value: Any, x: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"indices must be a tensor, got {type(value).__qualname__}")
-    if value.dtype != torch.int64:
-        raise TypeError(f"indices must be of dtype int64, got {value.dtype}")
-    if value.shape != x.shape:
-        raise ValueError(
-            f"indices must have the shape of x, {tuple(x.shape)}, got {tuple(value.shape)}"
-        )
+    arguments.check_indices(value.dtype, tuple(value.shape), tuple(x.shape))
     return value
 
 
@@ -159,12 +175,26 @@ def _argument_of(request: Request, x: Tensor, rule: list[int]) -> tuple[Tensor, 
     layout = lay_out(request.rule, tuple(x.shape), request.channels_last, -1, dtype, dtype)
     if argument.kind == "samples":
         return (_samples(value, x, layout),)
-    return (_learned(argument.name, value, x, layout),)
+    return (_learned(operator, value, x, layout),)
+
+
+def asarray(x: Tensor) -> Tensor:
+    """The tensor, if the kernels can read it.
+
+    Raises
+    ------
+    TypeError
+        If its numbers do not lie in memory one by one.
+    """
+    if x.layout is not torch.strided or x.is_quantized or x.is_nested:
+        came = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)
+        raise TypeError(f"x must be a dense tensor (of layout torch.strided), got a {came} one")
+    return x
 
 
 def perform(request: Request) -> Any:
     """Do what a public function describes."""
-    x: Tensor = request.x
+    x = asarray(request.x)
     if request.out is not None:
         raise TypeError("out is for NumPy arrays; tensors take none")
     rule = [n for axis in request.rule for n in axis]
@@ -202,4 +232,7 @@ def _with_indices(
         routes = adapter.ops[""](x.detach(), *given, rule, last, "first")[1]
     placed = request.rule and isinstance(request.arguments[0] if given else None, Samples)
     samples = given[0] if placed else x.new_empty(0)
-    return y, _route_indices(x.detach(), routes, samples, rule, last)
+    indices = _route_indices(x.detach(), routes, samples, rule, last)
+    if request.keepdims:
+        return y, indices
+    return _squeezed(y, request), _squeezed(indices, request)

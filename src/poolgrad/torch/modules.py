@@ -14,13 +14,16 @@ from inspect import Parameter, Signature, signature
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from poolgrad.arguments import real_numbers
 from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
-from poolgrad.functional.public import front_end
+from poolgrad.functional.public import bind, front_end
 from poolgrad.operators import OPERATORS
+from poolgrad.torch.function import known_generator
 from poolgrad.window import Window
 
 MODULES: dict[str, type[nn.Module]] = {}  # by public function; of a global one, that in 2-D
@@ -54,7 +57,7 @@ class _Pool(nn.Module):
     note: ClassVar[str] = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        bound = self.__signature__.bind(*args, **kwargs)
+        bound = bind(type(self).__name__, self.__signature__, args, kwargs)
         bound.apply_defaults()
         given = self._checked(bound.arguments)
         super().__init__(**{name: given[name] for name in self.inherited})
@@ -64,7 +67,7 @@ class _Pool(nn.Module):
                 setattr(self, name, value)
 
     def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments, a tensor that is not to be learned as a buffer.
+        """The arguments, numbers for each channel that are not to be learned as a buffer.
 
         Raises
         ------
@@ -74,10 +77,15 @@ class _Pool(nn.Module):
         request = self._describe(_Input((2**31,) * (self.dims + 2)), given)
         operator = OPERATORS[request.operator]
         operator.check(Window(()), *request.options)
+        if "generator" in given:
+            known_generator(given["generator"])
         if operator.argument is None or not operator.learned:
             return given
         name = operator.argument.name
         value = given[name]
+        if isinstance(value, list | tuple | np.ndarray):
+            numbers = real_numbers(name, value).astype(np.float64)
+            value = torch.as_tensor(numbers, dtype=torch.get_default_dtype())
         operator.check_argument(_numbers(name, value))
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             value = nn.Buffer(value)
@@ -94,12 +102,12 @@ class _Pool(nn.Module):
         return self.function(x, **self._arguments())
 
     def extra_repr(self) -> str:
-        words = [f"{name}={_brief(getattr(self, name), str)}" for name in self.shown]
+        words = [f"{name}={_brief(getattr(self, name))}" for name in self.shown]
         for name, parameter in self.__signature__.parameters.items():
             value = getattr(self, name)
             usual = not isinstance(value, Tensor) and value == parameter.default
             if not usual and name not in (*self.shown, *self.inherited):
-                words.append(f"{name}={_brief(value, repr)}")
+                words.append(f"{name}={_brief(value)}")
         return ", ".join(words)
 
 
@@ -123,10 +131,10 @@ def _numbers(name: str, value: object) -> list[float]:
     return [float(value)]
 
 
-def _brief(value: object, show: Callable[[object], str]) -> str:
+def _brief(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{type(value).__name__} of shape {tuple(value.shape)}"
-    return show(value)
+    return repr(value) if isinstance(value, str) else str(value)
 
 
 class _Stochastic(_Pool):
@@ -134,7 +142,9 @@ class _Stochastic(_Pool):
     note = "It draws in training mode; in evaluation mode it gives the mean, without indices."
 
     def forward(self, x: Tensor) -> Any:
-        return self.function(x, training=self.training, **self._arguments())
+        given = self._arguments()
+        given["return_indices"] &= self.training  # a mean has no winners
+        return self.function(x, training=self.training, **given)
 
 
 class _Unpool(_Pool):

@@ -1,0 +1,145 @@
+"""The array beside the input: what it must be, and what is said if it is not.
+
+Shared by the front ends, which know their own arrays; each rule and each message stands here once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolgrad.contract import FLOATS, INTEGERS
+from poolgrad.core import Layout
+
+Array = NDArray[Any]
+
+_SEEDS = 2**63
+_REALS = (*FLOATS, *(name for name in INTEGERS if name != "bool"), "uint16", "uint32", "uint64")
+_DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+# The least and the largest size of a number of full precision.
+SIZES = {
+    "float32": (2.0**-126, (2 - 2.0**-23) * 2.0**127),
+    "float64": (2.0**-1022, (2 - 2.0**-52) * 2.0**1023),
+}
+
+
+def plain(name: str, value: Any, form: str) -> Array:
+    """What was given as a NumPy array; `form` says in words what it must be.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it has a mask, or NumPy makes no array of it.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must have no mask; fill it first, with {name}.filled")
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # lists of unequal lengths
+        raise ValueError(f"{name} must be {form}: {error}") from error
+    except (RuntimeError, TypeError) as error:  # a tensor that requires a gradient, or lies far off
+        raise TypeError(f"{name} must be {form}: {error}") from error
+
+
+# Learned arguments
+
+
+def real_numbers(name: str, value: Any) -> Array:
+    """A number or an array of them, of any real dtype."""
+    given = plain(name, value, "a number or an array of them")
+    if given.dtype.name not in _REALS:
+        raise refuse_numbers(name, given.dtype if given.ndim else repr(value))
+    return given
+
+
+def refuse_numbers(name: str, came: object) -> TypeError:
+    """The error for what is not made of real numbers."""
+    return TypeError(f"{name} must be made of real numbers, got {came}")
+
+
+def check_length(name: str, shape: tuple[int, ...], channels: int) -> None:
+    """Raise unless these are one number, or one for each channel."""
+    if shape not in ((), (channels,)):
+        raise ValueError(
+            f"{name} must be a number or one for each of {channels} channels, got shape {shape}"
+        )
+
+
+def within(values: list[float], dtype: str) -> list[float]:
+    """The same numbers, or the nearest that this type holds.
+
+    What is neither zero nor infinite stays so: it is a value that an operator takes.
+    """
+    least, largest = SIZES[dtype]
+    return [
+        v
+        if least <= abs(v) <= largest or v == 0 or not math.isfinite(v)
+        else math.copysign(min(max(abs(v), least), largest), v)
+        for v in values
+    ]
+
+
+# Seeds
+
+
+def seed(value: Any) -> int | None:
+    """The seed that was given; None if it is something else."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return None
+    if not 0 <= value < _SEEDS:
+        raise ValueError(f"generator must be from 0 to 2**63 - 1, if it is a seed, got {value}")
+    return int(value)
+
+
+def refuse_generator(kind: str, value: Any) -> TypeError:
+    """The error for a generator that is not the front end's."""
+    return TypeError(f"generator must be a {kind}, a seed or None, got {value!r}")
+
+
+# Samples of fractional windows
+
+
+def floating_samples(value: Any) -> Array:
+    """Samples as they were given, of any floating dtype."""
+    given = plain("_random_samples", value, "an array")
+    check_samples_dtype(given.dtype.name)
+    return given
+
+
+def check_samples_dtype(dtype: str) -> None:
+    """Raise unless samples may be of this dtype."""
+    if dtype not in FLOATS:
+        raise TypeError(f"_random_samples must be of a floating dtype, got {dtype}")
+
+
+def samples_shape(layout: Layout) -> tuple[int, int, int]:
+    """Of the samples that place an array's windows: one number for each plane and pooled axis."""
+    axes = enumerate(layout.in_shape)
+    planes = [s for a, s in axes if a not in layout.pooled and a != layout.channel]
+    return math.prod(planes), layout.channels, len(layout.pooled)
+
+
+def check_samples_shape(shape: tuple[int, ...], layout: Layout) -> None:
+    """Raise unless samples of this shape are for this array."""
+    expected = samples_shape(layout)
+    if shape != expected and not (expected[0] == 1 and shape == expected[1:]):
+        raise ValueError(f"_random_samples must have shape {expected}, got {shape}")
+
+
+def below_one(dtype: str) -> float:
+    """The largest sample of this type: what those below 1 become that it would round to 1."""
+    return 1 - 2.0 ** -_DIGITS[dtype]
+
+
+# Indices
+
+
+def check_indices(dtype: object, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raise unless indices of this dtype and shape are for values of the shape `expected`."""
+    if str(dtype).removeprefix("torch.") != "int64":
+        raise TypeError(f"indices must be of dtype int64, got {dtype}")
+    if shape != expected:
+        raise ValueError(f"indices must have the shape of x, {expected}, got {shape}")
