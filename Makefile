@@ -24,8 +24,9 @@ format: ## Put the code into its form
 	ruff format .
 	clang-format -i csrc/*.hpp csrc/*.cpp
 
-bench: ## Time max and average pooling beside PyTorch
-	python benchmarks/beside_torch.py
+bench: ## Time everything beside its peers; write the tables and plots of README and docs
+	poolgrad bench --out docs
+	python docs/make_bench_tables.py
 
 pictures: ## Draw the pictures of README and docs again
 	python docs/make_pictures.py

@@ -124,9 +124,7 @@ class Senders {
     begins_[hi_ - lo_] = count;
   }
 
-  List operator[](i64 i) const {
-    return {all_ + begins_[i - lo_], all_ + begins_[i - lo_ + 1]};
-  }
+  List operator[](i64 i) const { return {all_ + begins_[i - lo_], all_ + begins_[i - lo_ + 1]}; }
 
  private:
   const Axis& a_;
@@ -147,7 +145,8 @@ class Places {
         depth_(depth * p.axis[0].dilation),
         height_(height * p.axis[1].dilation),
         width_(width * p.axis[2].dilation),
-        table_(p.places <= smaller(kTable, p.outer * p.out_plane()) ? arena.take<i64>(p.places) : nullptr),
+        table_(p.places <= smaller(kTable, p.outer * p.out_plane()) ? arena.take<i64>(p.places)
+                                                                    : nullptr),
         places_(p.places) {}
 
   void fill() {

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "bound_layout.hpp"
+#include "cache.hpp"
 
 namespace poolgrad {
 namespace {
@@ -229,6 +230,17 @@ class BoundPlan : public BoundLayout {
   }
 };
 
+int memory_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const Memory* memory = nb::inst_ptr<Memory>(self);
+  return PyBuffer_FillInfo(view, self, memory->data(), static_cast<Py_ssize_t>(memory->bytes()), 0,
+                           flags);
+}
+
+PyType_Slot memory_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(memory_buffer)},
+    {0, nullptr},
+};
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -239,6 +251,14 @@ NB_MODULE(_kernels, m) {
     std::vector<std::string> names;
     for (const Kernels* k : available_kernels()) names.emplace_back(k->name);
     return names;
+  });
+  nb::class_<Memory>(m, "Memory", nb::type_slots(memory_slots))
+      .def(nb::init<std::size_t>(), nb::arg("bytes"));
+  m.def("limit_cache", &limit_cache, nb::arg("bytes"));
+  m.def("empty_cache", &empty_cache);
+  m.def("cache_use", [] {
+    const CacheUse use = cache_use();
+    return nb::make_tuple(use.used, use.kept);
   });
   nb::class_<BoundPlan>(m, "Plan")
       .def(nb::init<const std::vector<nb::tuple>&, const std::vector<i64>&, const std::vector<int>&,

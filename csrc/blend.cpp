@@ -20,7 +20,9 @@ void average_by(const Work& work, const View& x, Dense y, Divisor divisor, Make&
       work,
       [&](const Tile& tile, Arena& arena) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        return Kit{make(tile, arena), {y, p.outer * p.out_plane(), n, arena}, arena.take<A>(n),
+        return Kit{make(tile, arena),
+                   {y, p.outer * p.out_plane(), n, arena},
+                   arena.take<A>(n),
                    arena.take<A>(n)};
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {
@@ -44,10 +46,28 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
       });
     } else {
       average_by<A, Far>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
-        return Far(p, x, tile, false, Sum<A>{}, arena);
+        return Far(p, x, tile, {}, Sum<A>{}, arena);
       });
     }
   });
+}
+
+// Windows at every place share much, both ways round: the inputs that an output lies in ...
+bool is_at_every_place(const Plan& p) {
+  for (const Axis& a : p.axis) {
+    if (!a.regular() || a.stride > 1 || (a.out == 1 && a.kernel > 1)) return false;
+  }
+  return true;
+}
+
+// ... are windows over the outputs.
+Plan transposed(Plan p) {
+  for (Axis& a : p.axis) {
+    const i64 reach = (a.kernel - 1) * a.dilation, lo = reach - a.lo, dilation = a.dilation;
+    std::swap(a.in, a.out);
+    a = regular_axis(a, 1, lo, 0, dilation);
+  }
+  return p;
 }
 
 void average_backward(const Work& work, const View& gy, Dense gx, bool count_padding,
@@ -62,7 +82,17 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
             kit.run(gy, nullptr, {count_padding, divisor}, plane);
           });
     }
-    using Kit = Spread<decltype(a)>;
+    using A = decltype(a);
+    if (is_at_every_place(p)) {
+      const Plan back = transposed(p);
+      const Quotient quotient{p, {count_padding, divisor}};
+      using Far = Separable<Sum<A>>;
+      return average_by<A, Far>({&back, work.threads}, gy, gx, {false, 1},
+                                [&](const Tile& tile, Arena& arena) {
+                                  return Far(back, gy, tile, {false, &quotient}, Sum<A>{}, arena);
+                                });
+    }
+    using Kit = Spread<A>;
     over_inputs(
         work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
         [&](Kit& kit, i64 plane, const Piece&) {
@@ -84,8 +114,12 @@ void mixed(const Work& work, const View& x, Parameter alpha, bool count_padding,
         work,
         [&](const Tile& tile, Arena& arena) {
           const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-          return Kit{Separable<Op>(p, x, tile, false, Op{}, arena), Op::take(arena, n),
-                     arena.take<A>(n), arena.take<A>(n), arena.take<A>(n), holes};
+          return Kit{Separable<Op>(p, x, tile, {}, Op{}, arena),
+                     Op::take(arena, n),
+                     arena.take<A>(n),
+                     arena.take<A>(n),
+                     arena.take<A>(n),
+                     holes};
         },
         [&](Kit& kit, i64 plane, const Tile& tile) {
           divide.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);
@@ -148,7 +182,7 @@ void curve(const Work& work, Blend blend, const View& x, Parameter theta, Dense 
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
         A* own = arena.take<A>(n);
         const Op op{{own, whole, sensitivity != nullptr}};
-        return Kit{Separable<Op>(p, x, tile, false, op, arena), op.take(arena, n), arena.take<A>(n),
+        return Kit{Separable<Op>(p, x, tile, {}, op, arena), op.take(arena, n), arena.take<A>(n),
                    arena.take<A>(n), own};
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {

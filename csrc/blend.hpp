@@ -43,8 +43,12 @@ struct Sum {
     Vec<A, W> sums{};
     i64 t = 0;
     for (; t + W <= taps; t += W) sums += load<Vec<A, W>>(from + t);
-    A sum = 0;
-    for (i64 j = 0; j < W; ++j) sum += sums[j];
+    A lane[W];
+    store(lane, sums);
+    for (i64 half = W / 2; half > 0; half /= 2) {
+      for (i64 j = 0; j < half; ++j) lane[j] += lane[j + half];
+    }
+    A sum = lane[0];
     for (; t < taps; ++t) sum += from[t];
     to.v[0] = sum;
   }
@@ -72,34 +76,11 @@ struct Sum {
   }
 };
 
-// What an average divides by: the places inside the padded input, or the real inputs only, or one
-// number for all. A product over the axes, so it is kept as a row for the width and a factor for
-// each (depth, height).
-struct Divisor {
-  bool count_padding;
-  double fixed;  // 0: count
-
-  double along(const Axis& a, i64 o) const {
-    const Span s = span_of(a, o);
-    return static_cast<double>(count_padding ? s.extent : s.taps);
-  }
-  double of_rows(const Plan& p, i64 od, i64 oh) const {
-    return fixed != 0 ? fixed : along(p.axis[0], od) * along(p.axis[1], oh);
-  }
-  template <class A>
-  void fill_row(const Plan& p, i64 lo, i64 hi, A* row) const {
-    for (i64 o = lo; o < hi; ++o) {
-      const A value = fixed != 0 ? A(1) : static_cast<A>(along(p.axis[2], o));
-      for (i64 c = 0; c < p.inner; ++c) *row++ = value;
-    }
-  }
-};
-
 // The average in registers.
 template <class A>
 struct Mean {
   using In = A;
-  static constexpr bool kNan = false;
+  static constexpr bool kEveryPlace = true;  // as the two sums take turns
   static constexpr A kFill = A(0);
   struct Target {
     A* y;
@@ -110,16 +91,27 @@ struct Mean {
 
   static bool is_suspect(Target, i64) { return false; }
   static void clear(Target to, i64 n) { std::fill(to.y, to.y + n, A(0)); }
+  // Two sums in turn: less is rounded than in one, and they do not wait for each other.
   template <class V>
-  static V first(V value, u32) {
-    return value;
-  }
-  template <class V, class Careful>
-  static void take(V& sum, V value, u32, Careful) {
-    sum += value;
+  struct Cell {
+    V sum, other;
+  };
+  template <class V>
+  static Cell<V> first(V value, u32) {
+    return {value, V{}};
   }
   template <class V>
-  static void store(Target to, i64 i, V sum) {
+  static void take(Cell<V>& cell, V value, u32) {
+    const V next = cell.other + value;
+    cell.other = cell.sum;
+    cell.sum = next;
+  }
+  template <class V>
+  static void store(Target to, i64 i, const Cell<V>& cell) {
+    divide(to, i, cell.sum + cell.other);
+  }
+  template <class V>
+  static void divide(Target to, i64 i, V sum) {
     poolgrad::store(to.y + i, sum / (to.rows * load<V>(to.columns + i)));
   }
 };
@@ -134,9 +126,8 @@ struct MeanKit {
 template <class A>
 void make_row(Separable<Sum<A>>& windows, i64 od, i64 oh, typename Mean<A>::Target to, A* row) {
   const A* made = windows.row(od, oh, {row}).v;
-  lanes<A>(windows.length(), [&](auto w, i64 i) {
-    Mean<A>::store(to, i, load<Vec<A, w()>>(made + i));
-  });
+  lanes<A>(windows.length(),
+           [&](auto w, i64 i) { Mean<A>::divide(to, i, load<Vec<A, w()>>(made + i)); });
 }
 template <class A>
 void make_row(Direct<Mean<A>>& windows, i64 od, i64 oh, typename Mean<A>::Target to, A*) {

@@ -21,9 +21,9 @@ inline constexpr i64 kMostPlaces = 64;
   return p.places <= kMostPlaces && (p.places <= 25 || p.places <= 4 * distinct);
 }
 
-// Op: first, take and store what is known of a window's places, lane by lane; Target: where
-// outputs go; kNan: whether NaNs need more care;
-// kFill: what changes no result, unless that is_suspect.
+// Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
+// go; kFill: what changes no result, unless that is_suspect;
+// kEveryPlace: rounding depends on places without inputs, too.
 template <class Op>
 class Direct {
  public:
@@ -34,19 +34,20 @@ class Direct {
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
-        step_(reader_.step()) {}
+        step_(reader_.step()),
+        nothing_(Op::kEveryPlace ? arena.take<T>(plan.inner) : nullptr) {}
 
   i64 length() const { return (tile_.hi[2] - tile_.lo[2]) * p_.inner; }
 
-  void start(const char* plane) { reader_.start(plane); }
+  void start(const char* plane) {
+    reader_.start(plane);
+    if (nothing_) std::fill(nothing_, nothing_ + p_.inner, Op::kFill);
+  }
 
   void row(i64 od, i64 oh, Target to) {
     i64 count = 0;
-    careful_ = false;
     each_line(p_, od, oh, [&](i64 place, i64 d, i64 h) {
-      const auto row = reader_.row(d, h);
-      rows_[count++] = {row.at, static_cast<u32>(place)};
-      careful_ |= row.nan;
+      rows_[count++] = {reader_.row(d, h), static_cast<u32>(place)};
     });
     const Axis& a = p_.axis[2];
     const i64 lo = tile_.lo[2], hi = tile_.hi[2];
@@ -70,7 +71,7 @@ class Direct {
 
   static Reading<T> reading(const Plan& p, bool negate) {
     const auto reach = [](const Axis& a) { return smaller(a.in, (a.kernel - 1) * a.dilation + 1); };
-    return {negate, Op::kNan, p.inner == 1, Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
+    return {negate, nullptr, p.inner == 1, Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
   }
 
   // One output, of all channels.
@@ -79,15 +80,18 @@ class Direct {
     const Span s = span_of(a, o);
     const Target at = to.at((o - tile_.lo[2]) * p_.inner);
     if (s.taps == 0) return Op::clear(at, p_.inner);
+    const i64 start = Op::kEveryPlace ? o * a.stride - a.lo : s.begin;
+    const i64 first = Op::kEveryPlace ? 0 : s.place, taps = Op::kEveryPlace ? a.kernel : s.taps;
     i64 n = 0;
     for (i64 r = 0; r < count; ++r) {
-      const T* from = rows_[r].at + s.begin * step_;
-      const u32 place = rows_[r].place + static_cast<u32>(s.place);
-      for (i64 t = 0; t < s.taps; ++t) {
-        taps_[n++] = {from + t * a.dilation * step_, place + static_cast<u32>(t)};
+      for (i64 t = 0; t < taps; ++t) {
+        const i64 column = start + t * a.dilation;
+        const bool real = !Op::kEveryPlace || (column >= 0 && column < a.in);
+        taps_[n++] = {real ? rows_[r].at + column * step_ : nothing_,
+                      rows_[r].place + static_cast<u32>(first + t)};
       }
     }
-    sweep(at, p_.inner, 0, n, Next{0}, Const<1>{});
+    sweep(at, p_.inner, 0, taps_, n, Next{0}, Const<1>{});
   }
 
   // Outputs whose windows are full.
@@ -97,8 +101,8 @@ class Direct {
     const Target at = to.at((lo - tile_.lo[2]) * p_.inner);
     // neighbours that are read at once, to be sorted out together
     const bool channels = p_.inner > 1;
-    const bool neighbours =
-        !channels && a.dilation == 1 && step == 2 && (a.kernel == 2 || a.kernel == 3);
+    const bool neighbours = !channels && a.dilation == 1 && step_ == 1 && a.stride == 2 &&
+                            (a.kernel == 2 || a.kernel == 3);
     const i64 kernel = neighbours ? 1 : a.kernel;
     i64 taps = 0;
     for (i64 r = 0; r < count; ++r) {
@@ -109,40 +113,30 @@ class Direct {
     }
     if (channels) {
       for (i64 o = 0; o < n; ++o) {
-        sweep(at.at(o * p_.inner), p_.inner, o * step, taps, Next{0}, Const<1>{});
+        sweep(at.at(o * p_.inner), p_.inner, o * step, taps_, taps, Next{0}, Const<1>{});
       }
     } else if (neighbours && a.kernel == 2) {
-      sweep(at, n, 0, taps, Second{true}, Const<2>{});
+      sweep(at, n, 0, taps_, taps, Second{true}, Const<2>{});
     } else if (neighbours) {
-      sweep(at, n, 0, taps, Second{true}, Const<3>{});
+      sweep(at, n, 0, taps_, taps, Second{true}, Const<3>{});
     } else if (step == 1) {
-      sweep(at, n, 0, taps, Next{0}, Const<1>{});
+      sweep(at, n, 0, taps_, taps, Next{0}, Const<1>{});
     } else {
-      sweep(at, n, 0, taps, Apart{step, 0}, Const<1>{});
+      sweep(at, n, 0, taps_, taps, Apart{step, 0}, Const<1>{});
     }
   }
 
   // Outputs of `count` taps, all moved by `offset`, at each of which `width` neighbours are read.
   template <class Distance, class Width>
-  void sweep(Target to, i64 n, i64 offset, i64 count, Distance distance, Width width) const {
-    if constexpr (Op::kNan) {
-      if (careful_) {
-        return sweep_taps(to, n, offset, taps_, count, distance, width, std::true_type{});
-      }
-    }
-    sweep_taps(to, n, offset, taps_, count, distance, width, std::false_type{});
-  }
-
-  template <class Distance, class Width, class Careful>
-  POOLGRAD_LOOP static void sweep_taps(Target to, i64 n, i64 offset, const Tap* taps,
-                                       i64 count, Distance distance, Width width,
-                                       Careful careful) {
+  POOLGRAD_LOOP static void sweep(Target to, i64 n, i64 offset, const Tap* taps, i64 count,
+                                  Distance distance, Width width) {
     sweep_lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
-      auto cell = Op::template first<V>(distance.template get<V>(taps[0].at + offset, i, 0), taps[0].place);
+      auto cell =
+          Op::template first<V>(distance.template get<V>(taps[0].at + offset, i, 0), taps[0].place);
       const auto take = [&](const Tap& tap, i64 t) {
         Op::template take<V>(cell, distance.template get<V>(tap.at + offset, i, t),
-                             tap.place + static_cast<u32>(t), careful);
+                             tap.place + static_cast<u32>(t));
       };
       for (i64 t = 1; t < width; ++t) take(taps[0], t);
       for (i64 r = 1; r < count; ++r) {
@@ -156,7 +150,7 @@ class Direct {
   const Tile tile_;
   Reader<T> reader_;
   const i64 step_;
-  bool careful_ = false;  // there is a NaN in the rows at hand
+  T* nothing_;  // a place without an input
   Tap rows_[kMostPlaces], taps_[kMostPlaces];
 };
 

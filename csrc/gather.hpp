@@ -10,7 +10,7 @@ namespace poolgrad {
 namespace {
 
 inline constexpr i64 kMostSenders = 32;  // outputs that an input may ask
-inline constexpr i64 kMostPhases = 8;    // strides of a row that is not of channels
+inline constexpr i64 kMostPhases = 16;   // strides of a row
 
 // In how many windows an input may lie.
 [[maybe_unused]] inline i64 most_windows(const Axis& a) {
@@ -25,7 +25,7 @@ inline constexpr i64 kMostPhases = 8;    // strides of a row that is not of chan
       return false;
     senders *= most_windows(a);
   }
-  return senders <= kMostSenders && (p.inner > 1 || p.axis[2].stride <= kMostPhases);
+  return senders <= kMostSenders && p.axis[2].stride <= (p.inner > 1 ? kMostPhases : 8);
 }
 
 // A row of gradients as inputs see it: on both sides there is room for outputs that do not exist.
@@ -40,14 +40,11 @@ class Gather {
         piece_(piece),
         depths_(p.axis[0], piece.lo[0], piece.hi[0], most_windows(p.axis[0]), arena),
         heights_(p.axis[1], piece.lo[1], piece.hi[1], most_windows(p.axis[1]), arena),
-        widths_(p.axis[2], piece.lo[2], p.inner > 1 ? piece.hi[2] : piece.lo[2],
-                most_windows(p.axis[2]), arena),
         gx_(gx, p.outer * p.in_plane(), columns() * p.inner, arena) {
     const Axis& a = p.axis[2];
     const i64 reach = (a.kernel - 1) * a.dilation;
-    first_ = (piece.lo[2] + a.lo) / a.stride - (p.inner > 1 ? 0 : reach / a.stride);
+    first_ = (piece.lo[2] + a.lo) / a.stride - reach / a.stride;
     last_ = (piece.hi[2] - 1 + a.lo) / a.stride + 1;
-    if (p.inner > 1) first_ = covering(a, piece.lo[2]).lo, last_ = covering(a, piece.hi[2] - 1).hi;
     real_ = {larger(0, first_), smaller(a.out, last_)};
     real_.hi = larger(real_.lo, real_.hi);
     length_ = (last_ - first_) * p.inner;
@@ -68,9 +65,9 @@ class Gather {
     if (Routed) route_plane_ = plane_of(*routes, plane);
     else divisor.fill_row(p_, real_.lo, real_.hi, divisors_);
     for (i64 k = 0; k < slots_[0] * slots_[1]; ++k) keys_[k] = -1;
-    i64 at = plane * p_.in_plane() +
-             ((piece_.lo[0] * p_.axis[1].in + piece_.lo[1]) * p_.axis[2].in + piece_.lo[2]) *
-                 p_.inner;
+    i64 at =
+        plane * p_.in_plane() +
+        ((piece_.lo[0] * p_.axis[1].in + piece_.lo[1]) * p_.axis[2].in + piece_.lo[2]) * p_.inner;
     const i64 n = columns() * p_.inner;
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h, at += n) {
@@ -103,8 +100,7 @@ class Gather {
 
   void prepare() {
     ready_ = true;
-    depths_.fill(), heights_.fill(), widths_.fill();
-    if (p_.inner > 1) return;
+    depths_.fill(), heights_.fill();
     const Axis& a = p_.axis[2];
     for (i64 begin = 0; begin < smaller(a.stride, columns()); ++begin) {
       Phase& phase = phase_[begin];
@@ -170,8 +166,7 @@ class Gather {
         store(to + i, convert<Place>(load<Vec<std::uint8_t, w()>>(from + i)));
       });
     } else {
-      const u32* from =
-          row_of(v, route_plane_, p_.inner, od, oh, real_.lo, real_.hi, routes_);
+      const u32* from = row_of(v, route_plane_, p_.inner, od, oh, real_.lo, real_.hi, routes_);
       for (i64 i = 0; i < n; ++i) to[i] = from[i];
     }
   }
@@ -186,23 +181,37 @@ class Gather {
         else return load<Vec<Place, w()>>(s.place + i) == s.wanted ? g : V{};
       };
       V total = sent(senders[0]);
-      for (i64 k = 1; k < count; ++k) total += sent(senders[k]);
+      if constexpr (Routed) {
+        for (i64 k = 1; k < count; ++k) total += sent(senders[k]);
+      } else {  // two sums in turn: less is rounded than in one
+        V other{};
+        for (i64 k = 1; k < count; ++k) {
+          const V next = other + sent(senders[k]);
+          other = total;
+          total = next;
+        }
+        total += other;
+      }
       store(to + i, total);
     });
   }
 
   void phase(i64 begin, T* to) {
     const Phase& own = phase_[begin];
-    i64 count = 0;
-    for (i64 r = 0; r < count_; ++r) {
-      for (i64 k = 0; k < own.count; ++k) send(asked_[r], own.shift[k], own.place[k], count++);
-    }
-    sum(to, own.inputs, senders_, count);
+    ask_columns(own, 0);
+    sum(to, own.inputs, senders_, count_ * own.count);
   }
 
-  void send(const Sender& row, i64 shift, i64 place, i64 number) {
-    senders_[number] = {row.gradient + shift, Routed ? row.place + shift : nullptr,
-                        row.wanted + static_cast<Place>(place)};
+  // Whom the inputs of a phase ask, from its input `number` on.
+  void ask_columns(const Phase& own, i64 number) {
+    Sender* next = senders_;
+    for (i64 r = 0; r < count_; ++r) {
+      for (i64 k = 0; k < own.count; ++k) {
+        const i64 at = (own.shift[k] + number) * p_.inner;
+        *next++ = {asked_[r].gradient + at, Routed ? asked_[r].place + at : nullptr,
+                   asked_[r].wanted + static_cast<Place>(own.place[k])};
+      }
+    }
   }
 
   void interleave(T* to) {
@@ -222,20 +231,17 @@ class Gather {
   }
 
   void pixels(T* to) {
-    for (i64 w = piece_.lo[2]; w < piece_.hi[2]; ++w, to += p_.inner) {
-      i64 count = 0;
-      for (i64 r = 0; r < count_; ++r) {
-        for (const auto& o : widths_[w]) {
-          send(asked_[r], (o.output - first_) * p_.inner, o.place, count++);
-        }
-      }
-      sum(to, p_.inner, senders_, count);
+    const i64 stride = p_.axis[2].stride;
+    for (i64 column = 0, begin = 0, number = 0; column < columns(); ++column, to += p_.inner) {
+      ask_columns(phase_[begin], number);
+      sum(to, p_.inner, senders_, count_ * phase_[begin].count);
+      if (++begin == stride) begin = 0, ++number;
     }
   }
 
   const Plan& p_;
   const Piece piece_;
-  Senders depths_, heights_, widths_;
+  Senders depths_, heights_;
   bool ready_ = false;
   Sink<T> gx_;
   i64 first_, last_, length_, slots_[2];

@@ -30,7 +30,7 @@ void all_at_once(const Work& work, const View& x, Dense y, Dense routes, bool ne
 template <class A, bool Keep, bool Lone>
 void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate) {
   const Plan& p = *work.plan;
-  if constexpr (!Lone) {
+  if constexpr (!Lone && kFloat<A>) {
     if (is_direct(p)) return all_at_once<A, Keep>(work, x, y, routes, negate);
   }
   using Kit = SelectKit<A, Keep, Lone>;
@@ -40,7 +40,9 @@ void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate
       [&](const Tile& tile, Arena& a) {
         const i64 all = p.outer * p.out_plane(), n = (tile.hi[2] - tile.lo[2]) * p.inner;
         const Dense bytes = {routes.dtype == Dtype::uint8 ? routes.data : nullptr, Dtype::uint8};
-        return Kit{{p, x, tile, negate, {}, a}, {y, all, n, a}, Keep ? a.take<u32>(n) : nullptr,
+        return Kit{{p, x, tile, {negate}, {}, a},
+                   {y, all, n, a},
+                   Keep ? a.take<u32>(n) : nullptr,
                    {bytes, all, n, a}};
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {
@@ -69,8 +71,7 @@ void pick(const Work& work, const View& x, Dense y, Dense routes, const View& or
       });
 }
 
-void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes,
-             bool lone) {
+void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes, bool lone) {
   const Plan plan = flattened(*whole.plan, x);
   const Work work{&plan, whole.threads};
   if (x.dtype == Dtype::uint8 && which != Select::median && is_direct(*work.plan)) {

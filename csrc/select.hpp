@@ -43,13 +43,12 @@ struct Max {
     }
   }
 
-  // Careful: there may be NaNs.
-  template <bool Careful = true, class V, class P>
+  template <class V, class P>
   static void challenge(V& best, P& where, V value, P place) {
     using Mask = std::make_signed_t<std::remove_cvref_t<decltype(where[0])>>;
     const auto mask = [](auto m) { return convert<Mask>(m); };
     auto wins = value > best;
-    if constexpr (Careful && kFloat<T>) wins |= value != value;
+    if constexpr (kFloat<T>) wins |= value != value;
     if constexpr (Lone) where = mask(value == best) ? P{} + kNowhere : where;
     if constexpr (Keep) where = mask(wins) ? place : where;
     best = wins ? value : best;
@@ -146,12 +145,12 @@ template <class T, bool Keep>
 struct Best {
   using In = T;
   using Place = std::conditional_t<sizeof(T) == 1, std::uint8_t, u32>;
-  static constexpr bool kNan = kFloat<T>;
   struct Target {
     T* y;
     std::uint8_t* routes;
     Target at(i64 offset) const { return {y + offset, Keep ? routes + offset : nullptr}; }
   };
+  static constexpr bool kEveryPlace = false;
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Target to, i64 i) { return to.y[i] == lowest<T>(); }
   template <class V>
@@ -169,10 +168,9 @@ struct Best {
   static Cell<V> first(V value, u32 place) {
     return {value, Vec<Place, Cell<V>::W>{} + static_cast<Place>(place)};
   }
-  template <class V, class Careful>
-  static void take(Cell<V>& cell, V value, u32 place, Careful) {
-    const auto where = first<V>(value, place).where;
-    Max<T, Keep, false>::template challenge<Careful::value>(cell.best, cell.where, value, where);
+  template <class V>
+  static void take(Cell<V>& cell, V value, u32 place) {
+    Max<T, Keep, false>::challenge(cell.best, cell.where, value, first<V>(value, place).where);
   }
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {

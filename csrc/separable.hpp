@@ -50,14 +50,49 @@ void in_groups(i64 taps, F&& fold) {
   }
 }
 
+// What an average divides by: the places inside the padded input, or the real inputs only, or one
+// number for all. A product over the axes, so it is kept as a row for the width and a factor for
+// each (depth, height).
+struct Divisor {
+  bool count_padding;
+  double fixed;  // 0: count
+
+  double along(const Axis& a, i64 o) const {
+    const Span s = span_of(a, o);
+    return static_cast<double>(count_padding ? s.extent : s.taps);
+  }
+  double of_rows(const Plan& p, i64 od, i64 oh) const {
+    return fixed != 0 ? fixed : along(p.axis[0], od) * along(p.axis[1], oh);
+  }
+  template <class A>
+  void fill_row(const Plan& p, i64 lo, i64 hi, A* row) const {
+    for (i64 o = lo; o < hi; ++o) {
+      const A value = fixed != 0 ? A(1) : static_cast<A>(along(p.axis[2], o));
+      for (i64 c = 0; c < p.inner; ++c) *row++ = value;
+    }
+  }
+};
+
+// Division of the rows of outputs by what they are averages of.
+struct Quotient {
+  const Plan& windows;
+  Divisor divisor;
+
+  double of_rows(i64 od, i64 oh) const { return divisor.of_rows(windows, od, oh); }
+  template <class A>
+  void fill_row(i64 lo, i64 hi, A* row) const {
+    divisor.fill_row(windows, lo, hi, row);
+  }
+};
+
 // What a Reader does beside reading.
 template <class A>
 struct Reading {
-  bool negate = false;             // turn numbers round, for a minimum
-  bool search = false;             // say whether there are NaNs
-  bool pad = false;                // `fill` stands where a window reaches beyond the row,
-  A fill{};                        // unless it reaches very far
-  i64 depths = 1, heights = 1;     // so many neighbouring rows are needed at a time
+  bool negate = false;                 // turn numbers round, for a minimum
+  const Quotient* quotient = nullptr;  // divide
+  bool pad = false;                    // `fill` stands where a window reaches beyond the row,
+  A fill{};                            // unless it reaches very far
+  i64 depths = 1, heights = 1;         // so many neighbouring rows are needed at a time
 };
 
 // Reads input rows as numbers of type A; copies only what it has to.
@@ -69,7 +104,8 @@ class Reader {
         how_(how),
         inner_(p.inner),
         rows_(p.axis[1].in),
-        direct_(!how.negate && x.dtype == DtypeOf<A>::value && (p.inner == 1 || x.inner == 1)) {
+        direct_(!how.negate && !how.quotient && x.dtype == DtypeOf<A>::value &&
+                (p.inner == 1 || x.inner == 1)) {
     const Axis& a = p.axis[2];
     from_ = lo_ = a.in, hi_ = 0;
     for (i64 o : {lo, hi - 1}) {  // the outer windows, or what is real of them, span the others
@@ -86,8 +122,10 @@ class Reader {
     depth_mask_ = ring(how.depths) - 1, height_mask_ = ring(how.heights) - 1;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
     length_ = (to_ - from_) * p.inner;
-    if (!direct_) buffers_ = arena.take<A>(slots * length_);
-    if (!direct_ || how.search) kept_ = arena.take<Kept>(slots);
+    if (direct_) return;
+    if (how.quotient) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
+    buffers_ = arena.take<A>(slots * length_);
+    kept_ = arena.take<Kept>(slots);
   }
 
   i64 step() const { return direct_ ? x_.width : inner_; }  // from one column to the next
@@ -96,26 +134,24 @@ class Reader {
   void start(const char* plane) {
     plane_ = plane;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
-    for (i64 k = 0; kept_ && k < slots; ++k) kept_[k].key = -1;
+    for (i64 k = 0; !direct_ && k < slots; ++k) kept_[k].key = -1;
+    if (how_.quotient) how_.quotient->fill_row(lo_, hi_, divisors_);
   }
 
-  struct Row {
-    const A* at;  // column 0
-    bool nan;     // whether there is a NaN, if that was asked for
-  };
-  Row row(i64 d, i64 h) {
-    if (!kept_) return {in_place(d, h), false};
+  // Row (d, h); the pointer is to column 0.
+  const A* row(i64 d, i64 h) {
+    if (direct_) return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
     const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);
     Kept& kept = kept_[slot];
     const i64 key = d * rows_ + h;
-    if (kept.key != key) kept = {key, read(d, h, buffers_ + (direct_ ? 0 : slot * length_))};
+    if (kept.key != key) kept = {key, read(d, h, buffers_ + slot * length_)};
     return kept.row;
   }
 
  private:
   struct Kept {
     i64 key;
-    Row row;
+    const A* row;
   };
 
   // So many slots that neighbours fall into different ones; a power of two, as divisions are slow.
@@ -125,22 +161,17 @@ class Reader {
     return slots;
   }
 
-  const A* in_place(i64 d, i64 h) const {
-    return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
-  }
-
-  Row read(i64 d, i64 h, A* buffer) const {
-    if (length_ == 0) return {in_place(d, h), false};
-    if (direct_) {
-      const A* at = in_place(d, h);
-      const bool packed = x_.width == inner_;  // else it is not worth a search
-      return {at, how_.search && (!packed || any_nan(at + lo_ * inner_, length_))};
-    }
+  const A* read(i64 d, i64 h, A* buffer) const {
     const i64 n = (hi_ - lo_) * inner_;
     A* real = buffer + (lo_ - from_) * inner_;
     const A* from = n > 0 ? row_of(x_, plane_, inner_, d, h, lo_, hi_, real) : real;
     if (how_.negate) {
       for (i64 i = 0; i < n; ++i) real[i] = opposite(from[i]);
+      from = real;
+    }
+    if (kFloat<A> && how_.quotient) {
+      const A rows = static_cast<A>(how_.quotient->of_rows(d, h));
+      for (i64 i = 0; i < n; ++i) real[i] = static_cast<A>(from[i] / (rows * divisors_[i]));
       from = real;
     }
     if (padded_) {
@@ -149,21 +180,7 @@ class Reader {
       std::fill(real + n, buffer + length_, how_.fill);
       from = real;
     }
-    return {from - lo_ * inner_, how_.search && any_nan(from, n)};
-  }
-
-  POOLGRAD_LOOP static bool any_nan(const A* row, i64 n) {
-    bool any = false;
-    if constexpr (kFloat<A>) {
-      constexpr int W = kVectorBytes / static_cast<int>(sizeof(A));
-      using V = Vec<A, W>;
-      auto found = V{} != V{};
-      i64 i = 0;
-      for (; i + W <= n; i += W) found |= load<V>(row + i) != load<V>(row + i);
-      for (int j = 0; j < W; ++j) any |= found[j] != 0;
-      for (; i < n; ++i) any |= row[i] != row[i];
-    }
-    return any;
+    return from - lo_ * inner_;
   }
 
   const View& x_;
@@ -171,12 +188,12 @@ class Reader {
   i64 inner_, lo_, hi_, from_, to_ = 0, rows_, length_ = 0, depth_mask_, height_mask_;
   bool direct_, padded_ = false;
   const char* plane_ = nullptr;
-  A* buffers_ = nullptr;
+  A *buffers_ = nullptr, *divisors_ = nullptr;
   Kept* kept_ = nullptr;
 };
 
-// Whether windows along an axis share so much that sums of 2, 4, 8, ... neighbours are worth making:
-// then the cost grows with the logarithm of the kernel.
+// Whether windows along an axis share so much that sums of 2, 4, 8, ... neighbours are worth
+// making: then the cost grows with the logarithm of the kernel.
 [[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
 
 [[maybe_unused]] inline int log2_floor(i64 n) {
@@ -194,12 +211,15 @@ class RowCache {
 
   // n: elements of a row; lines: independent sequences of rows, one beside the other
   RowCache(const Axis& a, i64 lines, i64 n, const Op& op, Arena& arena)
-      : shared(a.overlap), top(is_wide(a) ? log2_floor(a.kernel) : 0), n_(n), lines_(lines) {
+      : shared(a.overlap),
+        top(is_wide(a) ? log2_floor(smaller(a.kernel, a.in)) : 0),
+        n_(n),
+        lines_(lines) {
     for (int level = 0; level <= top; ++level) {
-      const i64 size = i64{1} << level, rest = a.kernel - size;
+      const i64 size = i64{1} << level, rest = smaller(a.kernel, a.in) - size;
       // how far apart the first and the last use of a row are
       const i64 apart = (level == top || !Op::kIdempotent ? larger(rest, size) : size) * a.dilation;
-      const i64 wanted = !shared                   ? kGroup
+      const i64 wanted = !shared                  ? kGroup
                          : level == 0 && top == 0 ? (a.kernel - 1) * a.dilation + 1
                                                   : apart + 1;
       i64 slots = 1;
@@ -241,15 +261,15 @@ class Separable {
   using T = typename Op::In;
   using Row = typename Op::Row;
 
-  Separable(const Plan& plan, const View& x, const Tile& tile, bool negate, const Op& op,
+  Separable(const Plan& plan, const View& x, const Tile& tile, Reading<T> how, const Op& op,
             Arena& arena)
       : p_(plan),
         tile_(tile),
-        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
+        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),
         step_(reader_.step()),
         n_((tile.hi[2] - tile.lo[2]) * plan.inner),
         doubles_(Op::kDoubles && is_wide(plan.axis[2]) && plan.axis[2].regular() &&
-                 step_ == plan.inner),
+                 step_ == plan.inner && columns_read() <= 2 * plan.axis[2].in + 64),
         width_rows_(plan.axis[1], 1, n_, op, arena),
         height_rows_(plan.axis[0], plan.axis[0].overlap ? tile.hi[1] - tile.lo[1] : 1, n_, op,
                      arena),
@@ -274,8 +294,7 @@ class Separable {
   }
 
  private:
-  static Reading<T> reading(const Plan& p, bool negate) {
-    Reading<T> how{negate};
+  static Reading<T> reading(const Plan& p, Reading<T> how) {
     if constexpr (Op::kDoubles) how.pad = is_wide(p.axis[2]), how.fill = Op::kFill;
     return how;
   }
@@ -283,7 +302,7 @@ class Separable {
   Row height(i64 d, i64 oh, Row into) {
     return along(width_rows_, p_.axis[1], oh, d * p_.axis[1].in, 0, p_.axis[2].kernel, into,
                  [&](i64 h, Row target) {
-                   width(reader_.row(d, h).at, target);
+                   width(reader_.row(d, h), target);
                    return target;
                  });
   }
@@ -308,11 +327,21 @@ class Separable {
       Row rows[kGroup];
       for (i64 t = 0; t < size; ++t) {
         const i64 index = s.begin + (begin + t) * a.dilation;
-        rows[t] = cache.shared ? kept(0, index) : make(index, cache.at(0, t, line).row);
+        rows[t] = cache.shared ? kept(0, index) : make_at(make, index, cache.at(0, t, line).row);
       }
       Op::fold_rows(into, n_, rows, (s.place + begin) * below, below, size, first);
     });
     return into;
+  }
+
+  // Rows that lie elsewhere may be made again before they are used: they are copied.
+  template <class Make>
+  Row make_at(Make& make, i64 index, Row target) const {
+    const Row made = make(index, target);
+    if (made.v != target.v) {
+      Op::fold_rows(target, n_, &made, 0, 0, Const<1>{}, std::true_type{});
+    }
+    return target;
   }
 
   // The reduction of 2^level neighbours from `index` on.
@@ -323,10 +352,7 @@ class Separable {
     if (*slot.key == key + index) return slot.row;
     *slot.key = key + index;
     if (level == 0) {
-      const Row made = make(index, slot.row);
-      if (made.v != slot.row.v) {
-        Op::fold_rows(slot.row, n_, &made, 0, 0, Const<1>{}, std::true_type{});
-      }
+      make_at(make, index, slot.row);
       return slot.row;
     }
     const i64 half = i64{1} << (level - 1);
@@ -383,7 +409,7 @@ class Separable {
       const Row at = Op::at(into, (first - lo) * inner);
       if (doubles_) {
         if constexpr (Op::kDoubles) double_up(from, count, at);
-      } else if (inner == 1) {
+      } else if (inner == 1 && (gap > 1 || a.kernel < kAcross || 2 * a.stride < a.kernel)) {
         Op::fold_inputs(at, count, from, a.stride * step_, gap, a.kernel, 0);
       } else if (a.stride == 1 && step_ == inner) {
         Op::fold_inputs(at, count * inner, from, 1, gap, a.kernel, 0);

@@ -25,7 +25,7 @@ inline constexpr int kVectorBytes = 16;
 
 // So many neighbours of one output are worth being taken side by side. No fewer than any vector has
 // lanes.
-inline constexpr i64 kAcross = 32;
+inline constexpr i64 kAcross = 16;
 
 template <i64 N>
 using Const = std::integral_constant<i64, N>;

@@ -18,7 +18,7 @@ class Sink {
   // total: elements of the whole array; row: of the longest row
   Sink(Dense to, i64 total, i64 row, Arena& arena)
       : to_(to),
-        mode_(!to.data || !is<T>(to)                          ? Mode::convert
+        mode_(!to.data || !is<T>(to)                            ? Mode::convert
               : total * static_cast<i64>(sizeof(T)) > kStreamed ? Mode::stream
                                                                 : Mode::in_place),
         capacity_(larger(row, kBuffer / static_cast<i64>(sizeof(T)))),

@@ -83,11 +83,21 @@ class Spread {
     for (i64 o = outs.lo; o < outs.hi; ++o) {
       const Span s = span_of(width, o);
       const A* sums = sums_ + (o - outs.lo) * inner;
-      const i64 skip = larger(0, ceil_div(lo - s.begin, width.dilation));
-      const i64 end = smaller(s.taps, ceil_div(hi - s.begin, width.dilation));
+      const auto places = [&](i64 distance) {  // divisions are slow, and rarely needed
+        return width.dilation == 1 ? distance : ceil_div(distance, width.dilation);
+      };
+      const i64 skip = larger(0, places(lo - s.begin));
+      const i64 end = smaller(s.taps, places(hi - s.begin));
       if (inner == 1) {
-        const A value = *sums;
-        for (i64 t = skip; t < end; ++t) row[s.begin + t * width.dilation - lo] += value;
+        A* to = row + s.begin - lo;
+        if (width.dilation == 1) {
+          lanes<A>(end - skip, [&](auto w, i64 i) {
+            using V = Vec<A, w()>;
+            store(to + skip + i, load<V>(to + skip + i) + *sums);
+          });
+        } else {
+          for (i64 t = skip; t < end; ++t) to[t * width.dilation] += *sums;
+        }
       } else {
         for (i64 t = skip; t < end; ++t) {
           add(row + (s.begin + t * width.dilation - lo) * inner, sums, inner);

@@ -69,8 +69,8 @@ namespace {
 [[maybe_unused]] inline i64 ceil_div(i64 a, i64 b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 [[maybe_unused]] inline i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
-// An axis of windows of one size at equal distances; `a`: in, out and kernel. A negative `lo` leaves
-// the first inputs out.
+// An axis of windows of one size at equal distances; `a`: in, out and kernel. A negative `lo`
+// leaves the first inputs out.
 [[maybe_unused]] inline Axis regular_axis(Axis a, i64 stride, i64 lo, i64 hi, i64 dilation) {
   a.stride = stride, a.lo = lo, a.hi = hi, a.dilation = dilation;
   const i64 reach = (a.kernel - 1) * a.dilation;

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+from poolgrad.bench.rows import Dtype
 from poolgrad.lab.settings import LabError, Optimizer, Pool
 
 _INSTALL = 'pip install "poolgrad[lab]"'
@@ -176,6 +177,69 @@ def check() -> None:
     console.print(f"{held} of {total} hold: functions in each front end, dtype and layout")
     if held < total:
         raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Only rows with this in their names, such as `NHWC backward`; may be repeated.",
+            show_default="all",
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer turns: a first look.")] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Of everybody.", show_default="PyTorch's"),
+    ] = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help="In another one than float32 no limits are set.")
+    ] = "float32",
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write.")] = Path(
+        "bench"
+    ),
+) -> None:
+    """Time every row beside PyTorch, oneDNN and ONNX Runtime, and against the memory limit.
+
+    The limit is the time that a copy of as many bytes takes, measured in turns with the rest. The
+    folder gets bench.csv, bench.png and bench_kernels.png.
+    """
+    with _clear_errors():
+        import torch
+        from rich.console import Console
+        from rich.progress import Progress
+
+        from poolgrad.bench import measure, report
+        from poolgrad.bench.rows import ROWS, select
+
+    chosen = select(rows or (), dtype)
+    if not chosen:
+        asked = " or ".join(map(repr, rows or ()))
+        _fail(f"no row in {dtype} has {asked} in its name, such as {ROWS[0].name!r}", code=2)
+    threads = threads or torch.get_num_threads()
+    turns = measure.QUICK_TURNS if quick else measure.TURNS
+    console, results, stopped = Console(), [], False
+    try:
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("", total=len(chosen))
+            for row in chosen:
+                progress.update(task, description=row.name)
+                results.append(measure.measure(row, threads, turns))
+                progress.advance(task)
+    except KeyboardInterrupt:
+        stopped = True
+    if results:
+        made = report.Report(report.machine(threads, turns), results)
+        console.print(report.table(made))
+        for line in report.complaints(made):
+            console.print(line, style="red", markup=False, highlight=False)
+        for file in report.write(out, made):
+            typer.echo(f"  {file}")
+    if stopped:
+        typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)
+        raise typer.Exit(130)
 
 
 @app.command()

@@ -22,6 +22,10 @@ except ImportError as error:  # pragma: no cover - only in a broken installation
         "(in a checkout, not with src/ on the path alone)"
     ) from error
 
+# A result of so many bytes or more lies in memory that is used again.
+LARGE = 1 << 20
+Memory = _kernels.Memory
+
 _MOST_THREADS = 4096
 _MOST_ELEMENTS = (2**63 - 1) // 8
 
@@ -81,6 +85,38 @@ def set_num_threads(threads: int) -> None:
     if not whole or not 1 <= threads <= _MOST_THREADS:
         raise ValueError(f"threads must be an integer from 1 to {_MOST_THREADS}, got {threads!r}")
     _threads = threads
+
+
+def _cache_limit() -> int:
+    value = os.environ.get("POOLGRAD_CACHE_BYTES", "").strip()
+    if value:
+        if not value.isdigit() or int(value) >= 2**63:
+            raise ValueError(f"POOLGRAD_CACHE_BYTES must be a number of bytes, got {value!r}")
+        return int(value)
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # a system that does not say
+        return 1 << 30
+    return min(1 << 30, memory // 8)
+
+
+_kernels.limit_cache(_cache_limit())
+
+
+def empty_cache() -> None:
+    """Give the memory of large results that are gone back to the system.
+
+    Results of a mebibyte or more lie in memory that the next ones use again, as fresh memory costs
+    more time than most poolings. At most ``POOLGRAD_CACHE_BYTES`` (an environment variable; a
+    gibibyte, or an eighth of the machine's memory if that is less) wait to be used again.
+    """
+    _kernels.empty_cache()
+
+
+def cache_use() -> tuple[int, int]:
+    """Bytes of memory in large results, and bytes that wait for the next."""
+    used, kept = _kernels.cache_use()
+    return int(used), int(kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,8 +12,9 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments
 from poolgrad.contract import Buffer, Operator, Request, Samples
-from poolgrad.core import Plan, get_num_threads, inner_axis
+from poolgrad.core import LARGE, Memory, Plan, get_num_threads, inner_axis
 from poolgrad.operators import OPERATORS, Prepared, prepare
+from poolgrad.recipes import KIND_OF
 
 Array = NDArray[Any]
 
@@ -57,10 +60,13 @@ def allocate(buffer: Buffer) -> Array:
     """The array that a buffer describes, not initialised."""
     shape, order, name = buffer
     dtype = dtype_named(name)
-    if order == tuple(range(len(shape))):
-        return np.empty(shape, dtype)
-    memory = np.empty([shape[a] for a in order], dtype)
-    return memory.transpose(np.argsort(order))
+    size = math.prod(shape)
+    if size * dtype.itemsize >= LARGE:
+        block = np.frombuffer(memoryview(Memory(size * dtype.itemsize)), np.uint8)
+        memory: Array = block.view(dtype).reshape([shape[a] for a in order])
+    else:
+        memory = np.empty([shape[a] for a in order], dtype)
+    return memory.transpose([order.index(a) for a in range(len(order))])
 
 
 def prepared(request: Request, x: Array) -> Prepared:
@@ -176,6 +182,36 @@ def call(request: Request) -> Call:
     x = asarray(request.x, OPERATORS[request.operator])
     ready = prepared(request, x)
     return Call(request, x, ready, argument_of(request, ready, x))
+
+
+def kind_of(x: Array) -> Hashable:
+    """See `recipes`."""
+    return (x.shape, x.strides, x.dtype) if x.flags.aligned else None
+
+
+KIND_OF[np.ndarray] = kind_of
+
+
+def recipe(request: Request) -> Callable[[Array], Array] | None:
+    """See `recipes`."""
+    operator = OPERATORS[request.operator]
+    if request.out is not None or request.return_indices or operator.argument is not None:
+        return None
+    x = asarray(request.x, operator)
+    if x is not request.x or handed(x) is not x:
+        return None
+    plan, options = prepared(request, x).plan, request.options
+    forward, squeezed = operator.forward, () if request.keepdims else plan.pooled
+    output = Buffer(plan.out_shape, plan.order, plan.out_dtype)
+    shape, dtype = plan.out_shape, np.dtype(plan.out_dtype)
+    plain = plan.order == tuple(range(len(shape))) and math.prod(shape) * dtype.itemsize < LARGE
+
+    def run(x: Array) -> Array:
+        y = np.empty(shape, dtype) if plain else allocate(output)
+        forward(plan, x, None, y, (), get_num_threads(), *options)
+        return y.squeeze(squeezed) if squeezed else y
+
+    return run
 
 
 def perform(request: Request) -> Any:

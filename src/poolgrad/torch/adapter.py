@@ -17,6 +17,7 @@ takes the operators whole, and as ``autograd.Function``, which is what the trans
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ from poolgrad.torch.arrays import (
     laid_out,
     name_of,
     real,
+    room,
 )
 from poolgrad.torch.batching import batch
 
@@ -43,12 +45,15 @@ LIBRARY = torch.library.Library("poolgrad", "DEF")
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
 
 
-def _output(layout: Layout, like: Tensor) -> Tensor:
-    return empty(Buffer(layout.out_shape, layout.order, layout.out_dtype), like)
+_Make = Callable[[Buffer, Tensor], Tensor]  # `room` for the kernels, `empty` for who only asks
 
 
-def _input(layout: Layout, like: Tensor) -> Tensor:
-    return empty(Buffer(layout.in_shape, layout.order, layout.dtype), like)
+def _output(layout: Layout, like: Tensor, make: _Make) -> Tensor:
+    return make(Buffer(layout.out_shape, layout.order, layout.out_dtype), like)
+
+
+def _input(layout: Layout, like: Tensor, make: _Make) -> Tensor:
+    return make(Buffer(layout.in_shape, layout.order, layout.dtype), like)
 
 
 class _Static:
@@ -154,8 +159,8 @@ class Adapter:
         where, tracked = self._asked(x, args)
         ready, given = self._ready(x, where), compact(args[: self.given])
         argument = as_argument(ready, given)
-        x, y = real(x), _output(ready.plan, x)
-        residual = self._residual(ready.residual, x, tracked)
+        x, y = real(x), _output(ready.plan, x, room)
+        residual = self._residual(ready.residual, x, tracked, room)
         kept: list[Any] = [handed(r) for r in residual]
         if not tracked:
             kept[-1] = None
@@ -178,12 +183,12 @@ class Adapter:
         return Where(rule, list(x.shape), last, inner, (*options,)), tracked
 
     def _residual(
-        self, buffers: tuple[Buffer, ...], x: Tensor, tracked: bool
+        self, buffers: tuple[Buffer, ...], x: Tensor, tracked: bool, make: _Make
     ) -> tuple[Tensor, ...]:
         if tracked:
-            return tuple(empty(b, x) for b in buffers)
-        slope = empty(Buffer((0,), (0,), buffers[-1].dtype), x)  # what needs no gradient has none
-        return (*(empty(b, x) for b in buffers[:-1]), slope)
+            return tuple(make(b, x) for b in buffers)
+        slope = make(Buffer((0,), (0,), buffers[-1].dtype), x)  # what needs no gradient has none
+        return (*(make(b, x) for b in buffers[:-1]), slope)
 
     def pull(self, gy: Tensor, *args: Any) -> Any:
         """The gradient of the input, and of a learned argument."""
@@ -201,7 +206,7 @@ class Adapter:
         known = self.kept if tracked else self.kept - 1  # the rest is a slope that was not wanted
         residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
         argument, x = as_argument(ready, given), tuple(map(real, x))
-        gy, gx = real(gy), _input(ready.plan, gy)
+        gy, gx = real(gy), _input(ready.plan, gy, room)
         ready.operator.pull(
             ready.plan,
             handed(gy),
@@ -230,7 +235,7 @@ class Adapter:
         ready = self._ready(t, where, gradient=True)
         residual = laid_out(residual, ready.residual)
         argument = as_argument(ready, given)
-        t, y = real(t), _output(ready.plan, t)
+        t, y = real(t), _output(ready.plan, t, room)
         ready.operator.push(
             ready.plan,
             handed(t),
@@ -263,21 +268,21 @@ class Adapter:
         """An output and a residual of the right shapes."""
         where, tracked = self._asked(x, args)
         layout = self._layout(x, where)
-        y = _output(layout, x)
+        y = _output(layout, x, empty)
         buffers = self.operator.residual(layout, *where.options)
-        residual = self._residual(buffers, x, tracked)
+        residual = self._residual(buffers, x, tracked, empty)
         return (y, *residual) if residual else y
 
     def fake_pull(self, gy: Tensor, *args: Any) -> Any:
         """Gradients of the right shapes."""
         _, given, _, where = self._split(args)
-        gx = _input(self._layout(gy, where), gy)
+        gx = _input(self._layout(gy, where), gy, empty)
         return (gx, torch.empty_like(given[0])) if self.operator.learned else gx
 
     def fake_push(self, t: Tensor, *args: Any) -> Tensor:
         """A tangent of the right shape."""
         where = self._split(args, t.shape)[-1]
-        return _output(self._layout(t, where), t)
+        return _output(self._layout(t, where), t, empty)
 
     def _split(self, args: tuple[Any, ...], shape: Any = None) -> tuple[Any, Any, Any, Where]:
         """Input, argument, residual and the rest of what follows the first tensor.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from poolgrad.arguments import samples_shape
 from poolgrad.contract import FLOATS, Buffer
-from poolgrad.core import inner_axis
+from poolgrad.core import LARGE, Memory, inner_axis
 from poolgrad.operators import Prepared
 from poolgrad.window import Rule
 
@@ -48,6 +48,22 @@ def empty(buffer: Buffer, like: Tensor) -> Tensor:
     if buffer.order == tuple(range(len(buffer.shape))):
         return torch.empty(buffer.shape, dtype=dtype, device=like.device)
     return torch.empty_permuted(buffer.shape, buffer.order, dtype=dtype, device=like.device)
+
+
+def small(buffer: Buffer) -> bool:
+    """Whether this is too small for memory that is used again."""
+    size: int = math.prod(buffer.shape) * DTYPES[buffer.dtype].itemsize
+    return size < LARGE
+
+
+def room(buffer: Buffer, like: Tensor) -> Tensor:
+    """The same in memory that is used again, for what the kernels write."""
+    if small(buffer):
+        return empty(buffer, like)
+    dtype = DTYPES[buffer.dtype]
+    memory = torch.frombuffer(Memory(math.prod(buffer.shape) * dtype.itemsize), dtype=dtype)
+    tensor = memory.view([buffer.shape[a] for a in buffer.order])
+    return tensor.permute([buffer.order.index(a) for a in range(len(buffer.order))])
 
 
 def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[Tensor, ...]:

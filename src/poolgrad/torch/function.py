@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from poolgrad import arguments
 from poolgrad.contract import Buffer, Operator, Request, Samples
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, prepare
+from poolgrad.recipes import KIND_OF
 from poolgrad.torch.adapter import ADAPTERS, LIBRARY, Adapter
 from poolgrad.torch.arrays import (
     DTYPES,
@@ -22,6 +25,8 @@ from poolgrad.torch.arrays import (
     inner_of,
     laid_out,
     name_of,
+    room,
+    small,
 )
 
 
@@ -41,7 +46,7 @@ def _define_indices() -> Any:
         where = (tuple(x.shape), last, inner_of(x, rule, last), name_of(x.dtype))
         ready = prepare("max", grouped(rule), ("first",), *where)
         (routes,) = laid_out((routes,), ready.residual)
-        indices = empty(Buffer(ready.plan.out_shape, ready.plan.order, "int64"), routes)
+        indices = room(Buffer(ready.plan.out_shape, ready.plan.order, "int64"), routes)
         placed, samples = None, samples.contiguous()
         if ready.plan.window.placed:
             placed = as_argument(
@@ -190,6 +195,66 @@ def asarray(x: Tensor) -> Tensor:
         came = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)
         raise TypeError(f"x must be a dense tensor (of layout torch.strided), got a {came} one")
     return x
+
+
+# Recipes: what needs no gradient, is not transformed and not watched goes straight to the kernels
+
+_STRIDED = torch.strided
+_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+_is_functional = torch._is_functional_tensor
+_transformations = torch._C._functorch.peek_interpreter_stack
+_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_trace = torch._C._get_tracing_state
+
+
+def kind_of(x: Tensor) -> Hashable:
+    """See `recipes`."""
+    if (
+        _is_compiling()
+        or (x.requires_grad and _is_grad_enabled())
+        or not x.is_cpu
+        or x.layout is not _STRIDED
+        or x.is_neg()
+        or x.is_quantized
+        or x.is_nested
+        or x._is_zerotensor()
+        or _is_functional(x)
+        or _transformations() is not None
+        or _modes()
+        or _function_modes()
+        or _trace() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return None
+    return x.shape, x.stride(), x.dtype
+
+
+KIND_OF[Tensor] = kind_of
+
+
+def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
+    """See `recipes`."""
+    operator, x = OPERATORS[request.operator], request.x
+    if request.return_indices or operator.argument is not None:
+        return None
+    rule = [n for axis in request.rule for n in axis]
+    inner, name = inner_of(x, rule, request.channels_last), name_of(x.dtype)
+    last, options = request.channels_last, _options(request, x)
+    plan = prepare(request.operator, request.rule, options, tuple(x.shape), last, inner, name).plan
+    forward, squeezed = operator.forward, () if request.keepdims else plan.pooled
+    output = Buffer(plan.out_shape, plan.order, plan.out_dtype)
+    get_num_threads = torch.get_num_threads
+
+    order = plan.order
+    plain = order == tuple(range(len(order))) and small(output)
+    shape, dtype = plan.out_shape, DTYPES[plan.out_dtype]
+
+    def run(x: Tensor) -> Tensor:
+        y = torch.empty(shape, dtype=dtype) if plain else room(output, x)
+        forward(plan, handed(x), None, handed(y), (), get_num_threads(), *options)
+        return y.squeeze(squeezed) if squeezed else y
+
+    return run
 
 
 def perform(request: Request) -> Any:

@@ -1,0 +1,89 @@
+#include "cache.hpp"
+
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace poolgrad {
+namespace {
+
+constexpr std::size_t kPage = std::size_t{2} << 20;  // a huge page, where the system has them
+
+struct Block {
+  char* data;
+  std::size_t size;
+};
+
+std::vector<Block>& waiting() {                  // the longest unused first
+  static auto* blocks = new std::vector<Block>;  // results may outlive everything
+  return *blocks;
+}
+std::size_t used = 0, kept = 0, limit = 0;
+
+void drop(std::size_t most) {
+  std::size_t count = 0;
+  while (kept > most) {
+    const Block& oldest = waiting()[count++];
+    kept -= oldest.size;
+    std::free(oldest.data);
+  }
+  waiting().erase(waiting().begin(), waiting().begin() + static_cast<std::ptrdiff_t>(count));
+}
+
+char* fresh(std::size_t size) {
+  void* data = std::aligned_alloc(kPage, size);
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  if (data) madvise(data, size, MADV_HUGEPAGE);  // fewer pages to clear; no matter if refused
+#endif
+  return static_cast<char*>(data);
+}
+
+}  // namespace
+
+Memory::Memory(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
+  if (bytes > SIZE_MAX - kPage) throw std::bad_alloc();
+  const std::size_t wanted = (bytes + kPage - 1) / kPage * kPage;
+  std::size_t best = waiting().size();
+  for (std::size_t k = 0; k < waiting().size(); ++k) {
+    const std::size_t size = waiting()[k].size;
+    const bool fits = size >= wanted && size / 2 <= wanted;
+    if (fits && (best == waiting().size() || size <= waiting()[best].size)) best = k;
+  }
+  if (best < waiting().size()) {
+    data_ = waiting()[best].data;
+    size_ = waiting()[best].size;
+    kept -= size_;
+    waiting().erase(waiting().begin() + static_cast<std::ptrdiff_t>(best));
+  } else {
+    data_ = fresh(wanted);
+    if (!data_) {
+      drop(0);
+      data_ = fresh(wanted);
+    }
+    if (!data_) throw std::bad_alloc();
+    size_ = wanted;
+  }
+  used += size_;
+}
+
+Memory::~Memory() {
+  used -= size_;
+  kept += size_;
+  waiting().push_back({data_, size_});
+  drop(limit);
+}
+
+CacheUse cache_use() { return {used, kept}; }
+
+void limit_cache(std::size_t bytes) {
+  limit = bytes;
+  drop(limit);
+}
+
+void empty_cache() { drop(0); }
+
+}  // namespace poolgrad

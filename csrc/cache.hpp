@@ -1,0 +1,34 @@
+// Memory for large results, used again. Fresh pages cost more than most poolings: the system clears
+// them one by one when they are first written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace poolgrad {
+
+// A block that comes from the cache and goes back to it. Made and destroyed while Python's lock is
+// held: there is no other.
+class Memory {
+ public:
+  explicit Memory(std::size_t bytes);
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory();
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  char* data_;
+  std::size_t bytes_, size_;
+};
+
+struct CacheUse {
+  std::size_t used, kept;  // bytes in results, bytes waiting for the next
+};
+CacheUse cache_use();
+void limit_cache(std::size_t bytes);  // of what waits
+void empty_cache();
+
+}  // namespace poolgrad

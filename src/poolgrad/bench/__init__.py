@@ -1,0 +1,1 @@
+"""Benchmarks: every row beside the peers that are installed, and against the memory limit."""

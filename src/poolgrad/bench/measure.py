@@ -1,0 +1,142 @@
+"""One row: ours, the peers and a copy take turns; the floor is what the copy says."""
+
+from __future__ import annotations
+
+import math
+import timeit
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+import poolgrad
+from poolgrad.bench.peers import Pool, eager, others
+from poolgrad.bench.result import EAGER, Result
+from poolgrad.bench.rows import Row
+
+TURNS, QUICK_TURNS = 9, 3
+_SLOW = 0.5  # seconds; slower calls get a third of the turns
+_SHORTEST = 2e-3  # seconds that are timed at once: short calls are repeated
+_OURS, _COPY, _BESIDE = "poolgrad", "a copy", "the row beside"
+
+Call = Callable[[], object]
+
+
+def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
+    """Time one row beside its peers.
+
+    Parameters
+    ----------
+    row : Row
+        What to time.
+    threads : int
+        Of everybody.
+    turns : int
+        How often each is timed; slow ones less often.
+
+    Returns
+    -------
+    Result
+    """
+    with _threads(threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x, ys, ours = _prepare(row)
+        calls: dict[str, Call] = {_OURS: ours}
+        if not row.tiny:
+            calls[_COPY] = partial(torch.empty_like(x).copy_, x.detach())
+        if row.beside:
+            calls[_BESIDE] = _prepare(row.beside)[2]
+        if row.peers:
+            tensor = torch.as_tensor(x)
+            calls[EAGER] = _call(row, eager(row), tensor)[1]
+            calls |= others(row, tensor)
+        times = _take_turns(calls, turns)
+    seconds = {name: float(np.median(some)) for name, some in times.items()}
+    low, high = np.quantile(times[_OURS], (0.25, 0.75))
+    copied = seconds.pop(_COPY, 0.0)
+    mine, beside = seconds.pop(_OURS), seconds.pop(_BESIDE, None)
+    return Result(
+        name=row.name,
+        dtype=row.dtype,
+        shape="x".join(map(str, row.shape)),
+        seconds=mine,
+        spread=float(high - low) / mine,
+        floor=copied * bytes_moved(row, x, ys) / (2 * x.nbytes) if copied else None,
+        beside=beside,
+        peers=seconds,
+        limits=row.limits,
+    )
+
+
+def bytes_moved(row: Row, x: Any, ys: list[Any]) -> int:
+    """How many bytes the calls must move, whoever makes them.
+
+    Forward each call reads the input and writes output and routes, a byte for each output;
+    backward it reads the output's gradient and the routes, and writes the input's gradient.
+    """
+    routed = ("max" in row.function or "median" in row.function) and row.direction != "values"
+    return sum(x.nbytes + y.nbytes + routed * math.prod(y.shape) for y in ys)
+
+
+def _prepare(row: Row) -> tuple[Any, list[Any], Call]:
+    """An input, its outputs, and our call to time."""
+    x = _input(row)
+    return x, *_call(row, getattr(poolgrad, row.function), x)
+
+
+def _input(row: Row) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, row.dtype)
+    if dtype.is_floating_point:
+        x = torch.randn(row.shape, generator=generator).to(dtype)
+    else:
+        x = torch.randint(256, row.shape, dtype=dtype, generator=generator)
+    if row.arrays == "numpy":
+        return x.numpy()
+    if row.layout == "NHWC":
+        last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        x = x.contiguous(memory_format=last)
+    return x.requires_grad_(row.direction != "values")
+
+
+def _call(row: Row, pool: Pool, x: Any) -> tuple[list[Any], Call]:
+    calls = [partial(pool, x, **arguments) for arguments in row.calls]
+    ys = [call() for call in calls]
+    if row.direction == "backward":
+        gradients = [torch.ones_like(y) for y in ys]
+        return ys, partial(torch.autograd.grad, ys, x, gradients, retain_graph=True)
+    return ys, calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+
+
+def _take_turns(calls: Mapping[str, Call], turns: int) -> dict[str, list[float]]:
+    """Seconds of each call, turn by turn; what is slow sits out the later turns."""
+    plans = {}
+    for name, call in calls.items():
+        timer = timeit.Timer(call)
+        warm = timer.timeit(1)
+        if warm < _SLOW:
+            warm = timer.timeit(1)
+        number = max(1, int(_SHORTEST / warm))
+        plans[name] = timer, number, turns if warm < _SLOW else max(1, turns // 3)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(turns):
+        for name, (timer, number, some) in plans.items():
+            if turn < some:
+                times[name].append(timer.timeit(number) / number)
+    return times
+
+
+@contextmanager
+def _threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads(), poolgrad.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        poolgrad.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        poolgrad.set_num_threads(before[1])

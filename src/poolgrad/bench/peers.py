@@ -1,0 +1,102 @@
+"""The same poolings by others: PyTorch eager, oneDNN, ONNX Runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from poolgrad.bench.rows import Row
+
+Pool = Callable[..., Any]
+
+
+def eager(row: Row) -> Pool:
+    """PyTorch's function, or what its users write where it has none."""
+    if row.calls[0].get("padding") == "same":
+        return _same
+    return _FORMULAS.get(row.function) or getattr(functional, row.function)
+
+
+def others(row: Row, x: Any) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Those that only give the values of maxima, channels first, with the calls to time."""
+    maxima = row.function in ("max_pool2d", "max_pool3d") and len(row.calls) == 1
+    ways = (row.direction, row.layout, row.dtype)
+    if not maxima or row.tiny or ways != ("values", "NCHW", "float32"):
+        return
+    if torch.backends.mkldnn.is_available():
+        pool = getattr(torch, "mkldnn_" + row.function)
+        yield "oneDNN", partial(pool, x.to_mkldnn(), **_stride(row))
+    if find_spec("onnx") and find_spec("onnxruntime"):
+        yield "ONNX Runtime", _onnx_runtime(row, x)
+
+
+def _stride(row: Row) -> dict[str, Any]:
+    return {"stride": row.calls[0]["kernel_size"], **row.calls[0]}
+
+
+def _onnx_runtime(row: Row, x: Any) -> Callable[[], object]:
+    import onnx
+
+    onnxruntime: Any = import_module("onnxruntime")  # it has no types
+
+    arguments = {"padding": 0, "dilation": 1, **_stride(row)}
+    axes = x.dim() - 2
+    node = onnx.helper.make_node(
+        "MaxPool", ["x"], ["y"],
+        kernel_shape=[arguments["kernel_size"]] * axes, strides=[arguments["stride"]] * axes,
+        pads=[arguments["padding"]] * (2 * axes), dilations=[arguments["dilation"]] * axes,
+    )  # fmt: skip
+    info = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT)
+    graph = onnx.helper.make_graph(
+        [node], "pool", [info("x", shape=x.shape)], [info("y", shape=None)]
+    )
+    opset = [onnx.helper.make_opsetid("", 21)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Threads that wait for its next call would take the processor from ours.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x.numpy())
+    binding.bind_output("y", "cpu")  # no copy to NumPy is part of its time
+    return partial(session.run_with_iobinding, binding)
+
+
+def _same(x: Any, kernel_size: int, stride: int, padding: str) -> Any:
+    pads: list[int] = []
+    for n in (x.shape[3], x.shape[2]):
+        lacking = max(0, (math.ceil(n / stride) - 1) * stride + kernel_size - n)
+        pads += [lacking // 2, lacking - lacking // 2]
+    return functional.max_pool2d(functional.pad(x, pads, value=-math.inf), kernel_size, stride)
+
+
+def _windows(x: Any, size: int) -> Any:
+    return x.unfold(2, size, size).unfold(3, size, size).flatten(4)
+
+
+def _lse(x: Any, kernel_size: int) -> Any:
+    return _windows(x, kernel_size).logsumexp(-1) - math.log(kernel_size**2)
+
+
+def _soft(x: Any, kernel_size: int) -> Any:
+    w = _windows(x, kernel_size)
+    return (w.softmax(-1) * w).sum(-1)
+
+
+_FORMULAS: dict[str, Pool] = {
+    "global_max_pool": lambda x: torch.amax(x, (2, 3)),
+    "global_avg_pool": lambda x: torch.mean(x, (2, 3)),
+    "lse_pool2d": _lse,
+    "soft_pool2d": _soft,
+    "median_pool2d": lambda x, kernel_size: _windows(x, kernel_size).median(-1).values,
+}

@@ -1,0 +1,76 @@
+"""What was measured of a row, and whether that is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from poolgrad.bench.rows import Limits
+
+EAGER = "PyTorch"
+
+
+class Figure(NamedTuple):
+    """A number of a row, and the limit that is set for it."""
+
+    value: float
+    limit: float | None = None
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the limit is kept; it is where there is none."""
+        if self.limit is None:
+            return True
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of a row; times in seconds.
+
+    Attributes
+    ----------
+    name, dtype, shape : str
+        Of the row.
+    seconds, spread : float
+        Our median, and the interquartile range as a part of it.
+    floor : float or None
+        The time that the copy needs for as many bytes as the row must move.
+    beside : float or None
+        Our median of the row beside.
+    peers : dict of str to float
+        The median of each peer that has the function.
+    limits : Limits
+        Of the row.
+    """
+
+    name: str
+    dtype: str
+    shape: str
+    seconds: float
+    spread: float
+    floor: float | None
+    beside: float | None
+    peers: Mapping[str, float]
+    limits: Limits
+
+    @property
+    def figures(self) -> dict[str, Figure]:
+        """What tables show, by the head of the column."""
+        most = self.limits.seconds
+        figures = {"ms": Figure(self.seconds * 1e3, most and most * 1e3)}
+        if self.floor is not None:
+            figures["x floor"] = Figure(self.seconds / self.floor, self.limits.floor)
+        if self.beside is not None:
+            figures["x other"] = Figure(self.seconds / self.beside, self.limits.share)
+        for peer, seconds in self.peers.items():
+            least = self.limits.faster if peer == EAGER else 1.0
+            figures[peer] = Figure(seconds / self.seconds, least, at_least=True)
+        return figures
+
+    @property
+    def met(self) -> bool:
+        """Whether every limit is kept."""
+        return all(figure.met for figure in self.figures.values())

@@ -1,0 +1,200 @@
+"""The table of rows: what is timed, and what each must reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Pair = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a row must reach; nothing where it is None.
+
+    Attributes
+    ----------
+    floor, share, seconds : float, optional
+        At most: the time over the floor, over that of the row beside it, and the time itself.
+    faster : float, optional
+        At least: PyTorch's time over ours. All other peers have 1.
+    """
+
+    floor: float | None = None
+    faster: float | None = None
+    share: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the benchmark.
+
+    Attributes
+    ----------
+    title, function : str
+        What is pooled how, in short; the public function.
+    calls : tuple of mappings
+        The arguments of each call; several calls are timed together.
+    shape : tuple of int
+        Of the input, channels first.
+    layout : str
+        ``"NCHW"`` or ``"NHWC"``: how the input lies in memory.
+    direction : str
+        ``"forward"`` of an input that requires a gradient, so that routes are kept; ``"values"``
+        without; ``"backward"``.
+    limits : Limits
+        What it must reach.
+    dtype, arrays : str
+        Of the input; ``"torch"`` or ``"numpy"``.
+    beside : Row, optional
+        Another row whose time this one is a share of.
+    peers : bool
+        False where PyTorch takes so long that nobody would wait for it.
+    """
+
+    title: str
+    function: str
+    calls: tuple[Mapping[str, Any], ...]
+    shape: tuple[int, ...]
+    layout: str = "NCHW"
+    direction: str = "forward"
+    limits: Limits = Limits()
+    dtype: str = "float32"
+    arrays: str = "torch"
+    beside: Row | None = None
+    peers: bool = True
+
+    @property
+    def name(self) -> str:
+        """What it is found by: title, layout, direction."""
+        return f"{self.title} {self.layout} {self.direction}"
+
+    @property
+    def tiny(self) -> bool:
+        """Whether calling takes longer than moving the bytes: there is no floor then."""
+        return math.prod(self.shape) < 1 << 14
+
+    def of(self, dtype: str) -> Row:
+        """The row in another dtype, for which no limits are set."""
+        beside = self.beside and self.beside.of(dtype)
+        return replace(self, dtype=dtype, limits=Limits(), beside=beside)
+
+
+# What is pooled, and with which kernels time is drawn against their size.
+IMAGES, FEW, VOLUMES = (32, 64, 112, 112), (4, 64, 112, 112), (2, 32, 64, 64, 64)
+KERNELS = (3, 5, 9, 13, 31, 63)
+_ENDLESS = 31  # from here on PyTorch's maximum takes seconds
+_TWO = {"kernel_size": 2}
+
+
+def kernel_row(size: int, direction: str = "forward") -> Row:
+    """A stride-1 maximum of four images."""
+    call = {"kernel_size": size, "stride": 1, "padding": size // 2}
+    title, peers = f"max {size}x{size} s1 batch 4", size < _ENDLESS
+    return Row(title, "max_pool2d", (call,), FEW, direction=direction, peers=peers)
+
+
+def _both(
+    title: str, function: str, call: Mapping[str, Any], shape: tuple[int, ...], **ways: Pair
+) -> Iterator[Row]:
+    """The row in several ways, such as ``NCHW_forward``, with (floor, faster) of each."""
+    for way, limits in ways.items():
+        layout, _, direction = way.partition("_")
+        yield Row(title, function, (call,), shape, layout, direction, Limits(*limits))
+
+
+def _maxima() -> Iterator[Row]:
+    yield from _both("max 2x2 s2", "max_pool2d", _TWO, IMAGES,
+                     NCHW_forward=(1.25, 15), NHWC_forward=(1.25, 3), NCHW_values=(None, 1),
+                     NCHW_backward=(1.4, 4.5), NHWC_backward=(1.4, 4))  # fmt: skip
+    call = {"kernel_size": 3, "stride": 2, "padding": 1}
+    yield from _both("max 3x3 s2 p1", "max_pool2d", call, IMAGES,
+                     NCHW_forward=(1.4, 16), NHWC_forward=(1.4, 3.5), NCHW_values=(None, 1),
+                     NCHW_backward=(1.8, 3.5), NHWC_backward=(1.8, 3.5))  # fmt: skip
+    yield from _both("max 3x3 s1 p1", "max_pool2d", call | {"stride": 1}, IMAGES,
+                     NCHW_forward=(1.8, 30), NHWC_forward=(1.8, 7), NCHW_values=(None, 1),
+                     NCHW_backward=(2.2, 2.5), NHWC_backward=(2.2, 2.5))  # fmt: skip
+    thirteen = kernel_row(13)
+    yield from _both(thirteen.title, "max_pool2d", thirteen.calls[0], FEW,
+                     NCHW_forward=(4, 80), NHWC_forward=(4, 14), NCHW_values=(None, 1),
+                     NCHW_backward=(3, 1.2), NHWC_backward=(3, 1.2))  # fmt: skip
+    yield from (kernel_row(size) for size in KERNELS if size not in (13, 63))
+    for direction in ("forward", "values"):
+        small, large = (kernel_row(size, direction) for size in (3, 63))
+        yield replace(large, beside=small, limits=Limits(share=2.5))
+    three = tuple(kernel_row(size).calls[0] for size in (5, 9, 13))
+    yield Row("SPP max 5, 9, 13 s1", "max_pool2d", three, (8, 512, 20, 20), limits=Limits(6, 50))
+    yield from _both("max 2x2x2 s2", "max_pool3d", _TWO, VOLUMES, NCHW_values=(None, 1),
+                     NCHW_forward=(1.4, 8), NCHW_backward=(1.6, 4))  # fmt: skip
+    yield from _both("max 3x3x3 s2 p1", "max_pool3d", call, VOLUMES, NCHW_values=(None, 1),
+                     NCHW_forward=(2, 12), NCHW_backward=(2.2, 6))  # fmt: skip
+    one = (1, 64, 224, 224)
+    yield from _both("batch 1 max 2x2 s2", "max_pool2d", _TWO, one, NHWC_backward=(1.8, 3))
+
+
+def _odd() -> Iterator[Row]:
+    """At most twice the floor of the nearest row; the widths in as many elements as `IMAGES`."""
+    for width in (7, 13, 55, 111):
+        title, shape = f"max 2x2 s2 W={width}", (32 * 112 // width, 64, 112, width)
+        yield from _both(title, "max_pool2d", _TWO, shape, NCHW_forward=(2.5, None))
+    for title, most, call in (
+        ("max 3x3 s3", 2.8, {"kernel_size": 3, "stride": 3}),
+        ("max 3x3 s1 p1 d2", 3.6, {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2}),
+        ("max 3x3 s2 'same'", 2.8, {"kernel_size": 3, "stride": 2, "padding": "same"}),
+    ):
+        yield from _both(title, "max_pool2d", call, IMAGES, NCHW_forward=(most, None))
+
+
+def _others() -> Iterator[Row]:
+    yield from _both("average 2x2 s2", "avg_pool2d", _TWO, IMAGES,
+                     NCHW_forward=(1.25, 4.5), NCHW_backward=(1.4, 7))  # fmt: skip
+    yield from _both("average 3x3 s1 p1", "avg_pool2d", kernel_row(3).calls[0], IMAGES,
+                     NCHW_forward=(1.5, 12), NCHW_backward=(1.5, 12))  # fmt: skip
+    yield from _both("average 31x31 s1 batch 4", "avg_pool2d", kernel_row(31).calls[0], FEW,
+                     NCHW_forward=(3, 100), NCHW_backward=(3, 50))  # fmt: skip
+    yield from _both("global max", "global_max_pool", {}, IMAGES, NCHW_forward=(1.2, 8))
+    yield from _both("global average", "global_avg_pool", {}, IMAGES, NCHW_forward=(1.2, 0.95))
+    yield from _both("adaptive average 7x7", "adaptive_avg_pool2d", {"output_size": 7}, IMAGES,
+                     NCHW_forward=(1.4, 1.7), NCHW_backward=(1.5, 3))  # fmt: skip
+    for title, most, function, more in (
+        ("lp2", 3, "lp_pool2d", {"norm_type": 2.0}),
+        ("lp3", 3, "lp_pool2d", {"norm_type": 3.0}),
+        ("lse", 3, "lse_pool2d", {}),
+        ("soft", 3, "soft_pool2d", {}),
+        ("median", 2, "median_pool2d", {}),
+    ):
+        yield from _both(f"{title} 2x2 s2", function, _TWO | more, IMAGES, NCHW_values=(most, None))
+    reference = Row("max 2x2 s2", "max_pool2d", (_TWO,), IMAGES, direction="values")
+    for dtype, share in (("bfloat16", 0.6), ("float16", 0.6), ("uint8", 0.35)):
+        title, limits = f"max 2x2 s2 {dtype}", Limits(share=share)
+        yield replace(reference, title=title, dtype=dtype, beside=reference, limits=limits)
+    tiny = Row("tiny max 2x2 s2", "max_pool2d", (_TWO,), (1, 8, 8, 8), direction="values")
+    yield replace(tiny, limits=Limits(faster=1 / 1.8))
+    yield replace(tiny, title=f"{tiny.title} NumPy", arrays="numpy", limits=Limits(seconds=4e-6))
+
+
+ROWS: tuple[Row, ...] = (*_maxima(), *_odd(), *_others())
+
+
+def select(parts: Sequence[str] = (), dtype: str = "float32") -> list[Row]:
+    """The rows with any of these parts in their names, or all.
+
+    Parameters
+    ----------
+    parts : sequence of str
+        Of names, such as ``"NHWC backward"``.
+    dtype : str
+        In another one than float32, rows that compare dtypes are left out, and so are all limits.
+
+    Returns
+    -------
+    list of Row
+    """
+    rows = [row for row in ROWS if not parts or any(part in row.name for part in parts)]
+    if dtype == "float32":
+        return rows
+    return [row.of(dtype) for row in rows if row.dtype == "float32" and row.arrays == "torch"]

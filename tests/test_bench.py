@@ -1,0 +1,245 @@
+"""`poolgrad bench`: what it counts, writes and says. How fast anything is, is not tested."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+testing = pytest.importorskip("typer.testing", reason="the lab extra is not installed")
+pytest.importorskip("matplotlib", reason="the lab extra is not installed")
+pytest.importorskip("rich", reason="the lab extra is not installed")
+
+import poolgrad  # noqa: E402
+from poolgrad.bench import measure, report, rows  # noqa: E402
+from poolgrad.bench.result import Result  # noqa: E402
+from poolgrad.bench.rows import Limits, Row  # noqa: E402
+from poolgrad.cli import app  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+SPEC = importlib.util.spec_from_file_location("tables", ROOT / "docs/make_bench_tables.py")
+tables = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(tables)
+
+SIDES = (1, 2, 96, 96, 16)  # of what rows are tested with: large enough for a floor
+
+
+def small(row: Row) -> Row:
+    shape = tuple(min(n, side) for n, side in zip(row.shape, SIDES, strict=False))
+    return replace(row, shape=shape, beside=row.beside and small(row.beside))
+
+
+FEW = tuple(
+    small(row)
+    for row in rows.ROWS
+    if row.name.startswith(("max 2x2 s2 NCHW", "max 3x3 s1 batch 4", "max 2x2 s2 uint8"))
+)
+WON = Result("won", "float32", "1x2x3x3", 2e-3, 0.1, 1e-3, None, {"PyTorch": 8e-3}, Limits(2, 4))
+LOST = Result("lost", "float32", "1x2x3x3", 2e-3, 0, 1e-3, 1e-3,
+              {"PyTorch": 1e-2, "oneDNN": 1e-3}, Limits(1.5, 5, 3, 1e-3))  # fmt: skip
+REPORT = report.Report(
+    {"processor": "an: abacus", "bench threads": "2", "bench turns": "3"}, [WON, LOST]
+)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "ROWS", FEW)
+
+
+def bench(out: Path, *arguments: str) -> Any:
+    given = ["bench", "--quick", "--threads", "1", "--out", str(out), *arguments]
+    return testing.CliRunner().invoke(app, given, env={"COLUMNS": "150", "NO_COLOR": "1"})
+
+
+def outputs(row: Row) -> tuple[Any, list[Any]]:
+    x, ys, _ = measure._prepare(row)
+    return x, ys
+
+
+@pytest.mark.parametrize(
+    ("direction", "function", "dtype", "expected"),
+    [
+        ("forward", "max_pool2d", "float32", 4 * 96 + 4 * 24 + 24),  # routes: a byte for each of 24
+        ("backward", "max_pool2d", "float32", 4 * 96 + 4 * 24 + 24),
+        ("values", "max_pool2d", "float32", 4 * 96 + 4 * 24),
+        ("values", "max_pool2d", "uint8", 96 + 24),
+        ("forward", "max_pool2d", "bfloat16", 2 * 96 + 2 * 24 + 24),
+        ("backward", "avg_pool2d", "float32", 4 * 96 + 4 * 24),
+        ("forward", "avg_pool2d", "float64", 8 * 96 + 8 * 24),
+    ],
+)
+def test_bytes_as_counted_by_hand(direction: str, function: str, dtype: str, expected: int) -> None:
+    row = Row("", function, ({"kernel_size": 2},), (1, 2, 6, 8), "NHWC", direction, dtype=dtype)
+    assert measure.bytes_moved(row, *outputs(row)) == expected
+    assert measure.bytes_moved(row, *outputs(replace(row, calls=row.calls * 3))) == 3 * expected
+
+
+def test_the_floor_is_the_time_of_a_copy_of_these_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Row("", "max_pool2d", ({"kernel_size": 2},), (1, 4, 64, 64))
+    x_bytes, y_bytes, routes = 4 * 4 * 64 * 64, 4 * 4 * 32 * 32, 4 * 32 * 32
+    times = {"poolgrad": [3.0, 5.0, 4.0], "a copy": [2.0, 2.0, 9.0], "PyTorch": [8.0]}
+    monkeypatch.setattr(measure, "_take_turns", lambda calls, turns: times)
+    result = measure.measure(row, 1)
+    assert result.seconds == 4
+    assert result.spread == pytest.approx((4.5 - 3.5) / 4)
+    assert result.floor == pytest.approx(2 * (x_bytes + y_bytes + routes) / (2 * x_bytes))
+    assert result.figures["PyTorch"].value == 2
+    del times["a copy"]
+    assert measure.measure(replace(row, shape=(1, 8, 8, 8)), 1).floor is None
+
+
+@pytest.mark.parametrize("row", [small(row) for row in rows.ROWS], ids=lambda row: row.name)
+def test_every_row_runs_beside_its_peers(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: dict[str, Any] = {}
+
+    def take_turns(calls: Any, turns: int) -> dict[str, list[float]]:
+        called.update({name: call() for name, call in calls.items()})
+        return {name: [1.0] for name in calls}
+
+    monkeypatch.setattr(measure, "_take_turns", take_turns)
+    result = measure.measure(row, 1)
+    assert ("PyTorch" in result.peers) == row.peers
+    assert (result.beside is not None) == (row.beside is not None)
+    assert (result.floor is None) == row.tiny
+    if row.direction == "backward" or not row.peers or len(row.calls) > 1:
+        return
+    theirs = [called["PyTorch"], *(y.to_dense() for name, y in called.items() if name == "oneDNN")]
+    if "lp3" not in row.name:  # PyTorch's norms of odd powers keep signs
+        for y in theirs:
+            torch.testing.assert_close(torch.as_tensor(called["poolgrad"]), y, check_stride=False)
+
+
+def test_names_are_different() -> None:
+    names = [row.name for row in rows.ROWS]
+    assert len({*names}) == len(names)
+    assert {*tables.IN_README} <= {*names}
+    assert {rows.kernel_row(k).name for k in rows.KERNELS} <= {*names}
+
+
+def test_another_dtype_has_no_limits() -> None:
+    chosen = rows.select(["63x63", "uint8", "NumPy"], "float64")
+    assert {row.title for row in chosen} == {"max 63x63 s1 batch 4"}
+    assert all(row.limits == Limits() and row.beside.dtype == "float64" for row in chosen)
+
+
+def test_what_is_met() -> None:
+    assert WON.met
+    assert not LOST.met
+    missed = [head for head, figure in LOST.figures.items() if not figure.met]
+    assert missed == ["ms", "x floor", "oneDNN"]  # 5 times faster than PyTorch is just enough
+    assert report.complaints(REPORT) == ["lost: ms 2 > 1", "lost: x floor 2 > 1.5",
+                                         "lost: oneDNN 0.5 < 1"]  # fmt: skip
+
+
+def test_csv_there_and_back(tmp_path: Path) -> None:
+    report.write_csv(tmp_path / "a.csv", REPORT)
+    assert report.read_csv(tmp_path / "a.csv") == REPORT
+    report.write_csv(tmp_path / "a.csv", report.read_csv(tmp_path / "a.csv"))
+    assert report.read_csv(tmp_path / "a.csv") == REPORT
+
+
+def test_markdown_marks_losing_rows() -> None:
+    text = report.markdown(REPORT).splitlines()
+    assert text[0].startswith("| row | ms | x floor | x other | faster than PyTorch |")
+    assert text[2] == "| won | 2 | 2 |  | 4 |  | 10% |"
+    assert text[3] == "| **lost** | **2** > 1 | **2** > 1.5 | 2 | 5 | **0.5** < 1 | 0% |"
+    assert "an: abacus, 2 threads" in text[5]
+    assert "1 of 2 rows miss" in text[5]
+    assert "lost" not in report.markdown(REPORT, ["won"])
+
+
+def test_tables_go_between_the_markers(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"above {tables.BEGIN} old {tables.END} below")
+    for _ in range(2):
+        tables.write_between(page, "new")
+        assert page.read_text() == f"above {tables.BEGIN}\n\nnew\n\n{tables.END} below"
+    page.write_text(f"{tables.END} {tables.BEGIN}")
+    with pytest.raises(ValueError, match=r"page\.md has no <!-- bench:begin"):
+        tables.write_between(page, "new")
+
+
+def test_readme_and_docs_have_a_place_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setattr(tables, "HERE", tmp_path / "docs")
+    for page in ("README.md", "docs/performance.md"):
+        (tmp_path / page).write_text((ROOT / page).read_text())
+    named = replace(WON, name=tables.IN_README[0])
+    report.write_csv(tmp_path / "docs/bench.csv", REPORT._replace(results=[named, LOST]))
+    tables.main()
+    assert f"| {named.name} | 2 |" in (tmp_path / "README.md").read_text()
+    assert "**lost**" not in (tmp_path / "README.md").read_text()
+    assert "**lost**" in (tmp_path / "docs/performance.md").read_text()
+
+
+@pytest.mark.usefixtures("few")
+def test_a_run_prints_and_writes(tmp_path: Path) -> None:
+    before = torch.get_num_threads(), poolgrad.get_num_threads()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        done = bench(tmp_path / "new" / "folder")
+    assert done.exit_code == 0, done.output
+    assert not warned
+    assert before == (torch.get_num_threads(), poolgrad.get_num_threads())
+    written = report.read_csv(tmp_path / "new/folder/bench.csv")
+    assert [result.name for result in written.results] == [row.name for row in FEW]
+    assert written.machine["bench threads"] == "1"
+    for row in FEW:
+        assert row.name in done.output
+    for name in ("bench.csv", "bench.png", "bench_kernels.png"):
+        assert name in done.output
+        assert (tmp_path / "new/folder" / name).stat().st_size > 0
+
+
+def test_pictures_are_drawn_of_what_is_there() -> None:
+    kernels = [replace(LOST, name=rows.kernel_row(k).name) for k in (3, 63)]
+    assert report.draw_bars([WON, LOST], "caption").startswith(b"\x89PNG")
+    assert report.draw_kernels(kernels, "caption").startswith(b"\x89PNG")
+    assert report.draw_bars([replace(WON, floor=None)], "caption") is None
+    assert report.draw_kernels([WON], "caption") is None
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("measured", [0, 1])
+def test_interrupted_it_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: int
+) -> None:
+    results = iter([WON][:measured])
+
+    def interrupted(*_: Any) -> Result:
+        for result in results:
+            return result
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "measure", interrupted)
+    stopped = bench(tmp_path)
+    assert stopped.exit_code == 130
+    assert f"stopped after {measured} of {len(FEW)} rows" in stopped.output
+    assert "Traceback" not in stopped.output
+    if measured:
+        assert report.read_csv(tmp_path / "bench.csv").results == [WON]
+    assert (tmp_path / "bench.csv").exists() == bool(measured)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rows", "no such row"], "no row in float32 has 'no such row' in its name"),
+        (["--dtype", "int7"], "'int7' is not one of"),
+        (["--threads", "0"], "--threads"),
+    ],
+)
+def test_errors_say_what_is_wrong(tmp_path: Path, arguments: list[str], said: str) -> None:
+    refused = bench(tmp_path / "out", *arguments)
+    assert refused.exit_code == 2
+    assert said in refused.output
+    assert "Traceback" not in refused.output
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,125 @@
+"""Wide windows, made from reductions of 2, 4, 8, ... inputs; results that go past the caches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import poolgrad
+from poolgrad import reference
+
+RNG = np.random.default_rng(3)
+WINDOWS = [  # kernel, stride, dilation, padding
+    ((13, 13), 1, 1, 6),
+    ((5, 31), 1, 1, ((2, 2), (15, 15))),
+    ((17, 6), 2, 1, ((3, 8), (0, 5))),
+    ((6, 9), (1, 3), (2, 1), 4),
+    ((33, 7), 1, 1, ((20, 2), (3, 30))),
+    ((2, 64), 1, 1, ((0, 1), (63, 0))),
+    ((8, 5), 1, (1, 3), 0),
+]
+
+
+def image(kind: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    x = RNG.standard_normal(shape)
+    if kind == "ties":
+        x = np.round(x)
+    elif kind == "low":  # nothing above what stands for padding
+        x[RNG.random(shape) < 0.9] = -np.inf
+    elif kind == "nan":
+        x[RNG.random(shape) < 0.02] = np.nan
+    elif kind == "whole":
+        return RNG.integers(0, 4, shape).astype(dtype)
+    return x.astype(dtype)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("plain", "float32"), ("ties", "float64"), ("low", "float32"), ("nan", "float32"),
+     ("whole", "uint8"), ("whole", "int64")],
+)  # fmt: skip
+def test_maxima(window: tuple, last: bool, kind: str, dtype: str) -> None:
+    kernel, stride, dilation, padding = window
+    x = image(kind, (1, 15, 19, 2) if last else (1, 2, 15, 19), dtype)
+    kwargs = {"stride": stride, "dilation": dilation, "padding": padding, "channels_last": last}
+    for name in ("max_pool2d", "min_pool2d"):
+        for ties in ("first", "zero") if x.dtype.kind == "f" else ("first",):
+            y = getattr(poolgrad, name)(x, kernel, ties=ties, **kwargs)
+            expected = getattr(reference, name)(x, kernel, ties=ties, **kwargs)
+            np.testing.assert_array_equal(y, expected)
+        if x.dtype.kind != "f":
+            continue
+        for ties in ("first", "zero"):
+            pool, textbook = getattr(poolgrad, name), getattr(reference, name)
+            y, pullback = poolgrad.vjp(pool, x, kernel, ties=ties, **kwargs)
+            expected, back = reference.vjp(textbook, x, kernel, ties=ties, **kwargs)
+            gy = RNG.integers(-4, 5, y.shape).astype(y.dtype)
+            np.testing.assert_array_equal(y, expected)
+            np.testing.assert_array_equal(pullback(gy), back(gy))
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("count", [False, True])
+def test_averages(window: tuple, last: bool, count: bool) -> None:
+    kernel, stride, dilation, padding = window
+    x = image("plain", (1, 15, 19, 2) if last else (1, 2, 15, 19), "float64")
+    kwargs = {"stride": stride, "dilation": dilation, "padding": padding, "channels_last": last}
+    try:
+        expected, back = reference.vjp(
+            reference.avg_pool2d, x, kernel, count_include_pad=count, **kwargs
+        )
+    except ValueError:  # windows without an input have no average
+        with pytest.raises(ValueError, match="without any input"):
+            poolgrad.avg_pool2d(x, kernel, count_include_pad=count, **kwargs)
+        return
+    y, pullback = poolgrad.vjp(poolgrad.avg_pool2d, x, kernel, count_include_pad=count, **kwargs)
+    np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12)
+    gy = RNG.standard_normal(y.shape)
+    np.testing.assert_allclose(pullback(gy), back(gy), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", [(3, 5, 7), 6])
+def test_three_dimensions(kernel: object) -> None:
+    x = image("ties", (1, 2, 9, 11, 13), "float32")
+    for name in ("max_pool3d", "avg_pool3d"):
+        pool, textbook = getattr(poolgrad, name), getattr(reference, name)
+        y, pullback = poolgrad.vjp(pool, x, kernel, stride=1, padding=2)
+        expected, back = reference.vjp(textbook, x, kernel, stride=1, padding=2)
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+        gy = RNG.integers(-4, 5, y.shape).astype(y.dtype)
+        np.testing.assert_allclose(pullback(gy), back(gy), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1), (9, 1, 4)], ids=str)
+@pytest.mark.parametrize("width", [7, 113])
+def test_results_that_go_past_the_caches(
+    memory: torch.memory_format, window: tuple[int, int, int], width: int
+) -> None:
+    """Rows that end anywhere in a line of memory, in arrays that are streamed."""
+    x = torch.randn(1, 64, 2_100_000 // 64 // width * 2, width).contiguous(memory_format=memory)
+    x.requires_grad_()
+    for name in ("max_pool2d", "avg_pool2d"):
+        y, expected = getattr(poolgrad, name)(x, *window), getattr(F, name)(x, *window)
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
+        gy = torch.randint(-3, 4, y.shape).to(y.dtype)
+        (gx,), (other,) = torch.autograd.grad(y, x, gy), torch.autograd.grad(expected, x, gy)
+        torch.testing.assert_close(gx, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_whole_image_in_one_window() -> None:
+    x = image("ties", (2, 3, 31, 33), "float32")
+    strided = np.empty((2, 3, 31, 66), np.float32)[..., ::2]
+    strided[...] = x
+    for given in (x, strided, x.transpose(0, 1, 3, 2), np.asfortranarray(x)):
+        for name in ("global_max_pool", "global_avg_pool"):
+            expected, back = reference.vjp(getattr(reference, name), given)
+            y, pullback = poolgrad.vjp(getattr(poolgrad, name), given)
+            np.testing.assert_allclose(y, expected, rtol=1e-6)
+            gy = RNG.standard_normal(y.shape).astype(y.dtype)
+            np.testing.assert_allclose(pullback(gy), back(gy), rtol=1e-6)
