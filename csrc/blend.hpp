@@ -80,6 +80,7 @@ struct Sum {
 template <class A>
 struct Mean {
   using In = A;
+  static constexpr bool kNarrow = false;
   static constexpr bool kEveryPlace = true;  // as the two sums take turns
   static constexpr A kFill = A(0);
   struct Target {

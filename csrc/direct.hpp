@@ -10,6 +10,7 @@ namespace poolgrad {
 namespace {
 
 inline constexpr i64 kMostPlaces = 64;
+inline constexpr i64 kNarrow = 32;  // outputs of a row that is too short for a sweep of its own
 
 // Whether that is cheaper than reducing along one axis after the other.
 [[maybe_unused]] inline bool is_direct(const Plan& p) {
@@ -23,7 +24,8 @@ inline constexpr i64 kMostPlaces = 64;
 
 // Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
 // go; kFill: what changes no result, unless that is_suspect;
-// kEveryPlace: rounding depends on places without inputs, too.
+// kNarrow: whether outputs know nothing of their column; kEveryPlace: rounding depends on places
+// without inputs, too.
 template <class Op>
 class Direct {
  public:
@@ -35,7 +37,12 @@ class Direct {
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
         step_(reader_.step()),
-        nothing_(Op::kEveryPlace ? arena.take<T>(plan.inner) : nullptr) {}
+        nothing_(Op::kEveryPlace ? arena.take<T>(plan.inner) : nullptr),
+        narrow_(is_narrow(plan, tile)),
+        in_place_(!negate && fits(plan.axis[1]) && fits(plan.axis[2]) &&
+                  x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
+        pitch_(in_place_ ? plan.axis[2].in : span(plan.axis[2])),
+        plane_(narrow_ && !in_place_ ? arena.take<T>(span(plan.axis[1]) * pitch_) : nullptr) {}
 
   i64 length() const { return (tile_.hi[2] - tile_.lo[2]) * p_.inner; }
 
@@ -63,11 +70,74 @@ class Direct {
     for (i64 o = full_hi; o < hi; ++o) edge(o);
   }
 
+  // Narrow planes: all rows in one sweep. Where both strides are s, output (oh, ow) reads from
+  // s * (oh * pitch + ow) on, if rows of inputs and of outputs lie `pitch` apart: it is output
+  // oh * pitch + ow of one long row. What lies between the rows of outputs means nothing.
+  bool narrow() const { return narrow_; }
+  i64 pitch() const { return pitch_; }
+  i64 swept() const { return (p_.axis[1].out - 1) * pitch_ + p_.axis[2].out; }
+
+  void sweep_plane(const char* plane, Target to) {
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const T* from = in_place_ ? reinterpret_cast<const T*>(plane) : laid_out();
+    const bool together = width.dilation == 1 && is_paired(width);
+    i64 taps = 0;
+    for (i64 kh = 0; kh < height.kernel; ++kh) {
+      for (i64 kw = 0; kw < (together ? 1 : width.kernel); ++kw) {
+        taps_[taps++] = {from + kh * height.dilation * pitch_ + kw * width.dilation,
+                         static_cast<u32>(kh * width.kernel + kw)};
+      }
+    }
+    sweep_row(to, swept(), taps, width.stride, together ? width.kernel : 0);
+  }
+
+  // Whether an output may be that of a place without an input.
+  bool is_suspect(Target row) const {
+    bool found = false;
+    for (i64 i = 0; i < p_.axis[2].out; ++i) found |= Op::is_suspect(row, i);
+    return found && !in_place_;
+  }
+
  private:
   struct Tap {
     const T* at;
     u32 place;
   };
+
+  // From the first place of the first window to the last of the last.
+  static i64 span(const Axis& a) {
+    return (a.out - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
+  }
+  static bool fits(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
+
+  static bool is_narrow(const Plan& p, const Tile& tile) {
+    const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
+    const bool whole =
+        tile.lo[1] == 0 && tile.hi[1] == height.out && tile.lo[2] == 0 && tile.hi[2] == width.out;
+    return Op::kNarrow && p.inner == 1 && whole && depth.in == 1 && depth.out == 1 &&
+           depth.kernel == 1 && height.out > 1 && height.stride == width.stride &&
+           width.out <= kNarrow && span(width) <= 4 * kNarrow && span(height) <= 4 * kNarrow;
+  }
+
+  // The plane in rows that lie `pitch` apart, with what never wins around it.
+  const T* laid_out() {
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const i64 rows = span(height), lo = larger(0, -width.lo),
+              hi = smaller(width.in, pitch_ - width.lo);
+    for (i64 r = 0; r < rows; ++r) {
+      T* to = plane_ + r * pitch_;
+      const i64 h = r - height.lo;
+      if (h < 0 || h >= height.in || hi <= lo) {
+        std::fill(to, to + pitch_, Op::kFill);
+        continue;
+      }
+      const T* from = reader_.row(0, h);
+      std::fill(to, to + lo + width.lo, Op::kFill);
+      for (i64 w = lo; w < hi; ++w) to[w + width.lo] = from[w * step_];
+      std::fill(to + hi + width.lo, to + pitch_, Op::kFill);
+    }
+    return plane_;
+  }
 
   static Reading<T> reading(const Plan& p, bool negate) {
     const auto reach = [](const Axis& a) { return smaller(a.in, (a.kernel - 1) * a.dilation + 1); };
@@ -99,10 +169,8 @@ class Direct {
     const Axis& a = p_.axis[2];
     const i64 n = hi - lo, first = lo * a.stride - a.lo, step = a.stride * step_;
     const Target at = to.at((lo - tile_.lo[2]) * p_.inner);
-    // neighbours that are read at once, to be sorted out together
     const bool channels = p_.inner > 1;
-    const bool neighbours = !channels && a.dilation == 1 && step_ == 1 && a.stride == 2 &&
-                            (a.kernel == 2 || a.kernel == 3);
+    const bool neighbours = !channels && a.dilation == 1 && step_ == 1 && is_paired(a);
     const i64 kernel = neighbours ? 1 : a.kernel;
     i64 taps = 0;
     for (i64 r = 0; r < count; ++r) {
@@ -115,15 +183,20 @@ class Direct {
       for (i64 o = 0; o < n; ++o) {
         sweep(at.at(o * p_.inner), p_.inner, o * step, taps_, taps, Next{0}, Const<1>{});
       }
-    } else if (neighbours && a.kernel == 2) {
-      sweep(at, n, 0, taps_, taps, Second{true}, Const<2>{});
-    } else if (neighbours) {
-      sweep(at, n, 0, taps_, taps, Second{true}, Const<3>{});
-    } else if (step == 1) {
-      sweep(at, n, 0, taps_, taps, Next{0}, Const<1>{});
     } else {
-      sweep(at, n, 0, taps_, taps, Apart{step, 0}, Const<1>{});
+      sweep_row(at, n, taps, step, neighbours ? a.kernel : 0);
     }
+  }
+
+  // Whether neighbours are read at once, to be sorted out together.
+  static bool is_paired(const Axis& a) { return a.stride == 2 && (a.kernel == 2 || a.kernel == 3); }
+
+  // `together`: so many neighbours are read at each of the taps; 0: each tap is one of them.
+  void sweep_row(Target to, i64 n, i64 taps, i64 step, i64 together) const {
+    if (together == 2) sweep(to, n, 0, taps_, taps, Second{true}, Const<2>{});
+    else if (together == 3) sweep(to, n, 0, taps_, taps, Second{true}, Const<3>{});
+    else if (step == 1) sweep(to, n, 0, taps_, taps, Next{0}, Const<1>{});
+    else sweep(to, n, 0, taps_, taps, Apart{step, 0}, Const<1>{});
   }
 
   // Outputs of `count` taps, all moved by `offset`, at each of which `width` neighbours are read.
@@ -151,6 +224,9 @@ class Direct {
   Reader<T> reader_;
   const i64 step_;
   T* nothing_;  // a place without an input
+  const bool narrow_, in_place_;
+  const i64 pitch_;
+  T* plane_;
   Tap rows_[kMostPlaces], taps_[kMostPlaces];
 };
 

@@ -16,14 +16,10 @@ void all_at_once(const Work& work, const View& x, Dense y, Dense routes, bool ne
   const Plan& p = *work.plan;
   using Kit = BestKit<A, Keep>;
   over_outputs(
-      work,
-      [&](const Tile& tile, Arena& a) {
-        const i64 all = p.outer * p.out_plane(), n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        return Kit{{p, x, tile, negate, a}, {y, all, n, a}, {routes, all, n, a}};
-      },
+      work, [&](const Tile& tile, Arena& a) { return Kit(p, x, tile, y, routes, negate, a); },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         kit.windows.start(plane_of(x, plane));
-        best_tile(p, tile, kit, plane * p.out_plane(), negate);
+        best_tile(p, tile, kit, plane_of(x, plane), plane * p.out_plane(), negate);
       });
 }
 

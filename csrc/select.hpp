@@ -151,6 +151,7 @@ struct Best {
     Target at(i64 offset) const { return {y + offset, Keep ? routes + offset : nullptr}; }
   };
   static constexpr bool kEveryPlace = false;
+  static constexpr bool kNarrow = true;
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Target to, i64 i) { return to.y[i] == lowest<T>(); }
   template <class V>
@@ -252,19 +253,43 @@ void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit,
 // The same, all places of a window at once.
 template <class T, bool Keep>
 struct BestKit {
+  using Target = typename Best<T, Keep>::Target;
+
+  BestKit(const Plan& p, const View& x, const Tile& tile, Dense to, Dense kept, bool negate,
+          Arena& arena)
+      : windows(p, x, tile, negate, arena),
+        y(to, p.outer * p.out_plane(), windows.length(), arena),
+        routes(kept, p.outer * p.out_plane(), windows.length(), arena),
+        swept{} {
+    if (!windows.narrow()) return;
+    swept.y = arena.take<T>(windows.swept());
+    if (Keep) swept.routes = arena.take<std::uint8_t>(windows.swept());
+  }
+
   Direct<Best<T, Keep>> windows;
   Sink<T> y;
   Sink<std::uint8_t> routes;
+  Target swept;  // a narrow plane's outputs
 };
 
 template <class T, bool Keep>
-void best_tile(const Plan& p, const Tile& tile, BestKit<T, Keep>& kit, i64 plane, bool negate) {
+void best_tile(const Plan& p, const Tile& tile, BestKit<T, Keep>& kit, const char* inputs,
+               i64 plane, bool negate) {
   const i64 n = kit.windows.length();
+  const bool narrow = kit.windows.narrow();
+  if (narrow) kit.windows.sweep_plane(inputs, kit.swept);
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       T* y = kit.y.room(first, n);
-      kit.windows.row(od, oh, {y, Keep ? kit.routes.room(first, n) : nullptr});
+      std::uint8_t* routes = Keep ? kit.routes.room(first, n) : nullptr;
+      const auto swept = kit.swept.at(narrow ? oh * kit.windows.pitch() : 0);
+      if (narrow && !kit.windows.is_suspect(swept)) {
+        for (i64 i = 0; i < n; ++i) y[i] = swept.y[i];
+        for (i64 i = 0; Keep && i < n; ++i) routes[i] = swept.routes[i];
+      } else {
+        kit.windows.row(od, oh, {y, routes});
+      }
       for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
     }
   }
