@@ -1,32 +1,18 @@
 // The forward machine: windows are boxes, so a reduction goes along the width first, then the
 // height, then the depth (the order that keeps "first winner" row-major). A reduced row that
-// several windows share is computed once and kept while they need it.
+// several windows share is computed once and kept while they need it; wide windows are made of
+// reductions of 2, 4, 8, ... neighbours.
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
-#include "memory.hpp"
-#include "simd.hpp"
-#include "view.hpp"
+#include "reader.hpp"
 
 namespace poolgrad {
 namespace {
 
-// A box of outputs of one plane.
-struct Tile {
-  i64 lo[3], hi[3];
-};
-
 inline constexpr i64 kGroup =
     4;  // inputs folded in one sweep, so that the result stays in registers
-
-// Turns the order of numbers round; integers without overflow.
-template <class A>
-A opposite(A value) {
-  if constexpr (kFloat<A>) return -value;
-  else return static_cast<A>(~value);
-}
 
 // Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up; the
 // first two are compile-time constants.
@@ -49,148 +35,6 @@ void in_groups(i64 taps, F&& fold) {
     sized(std::false_type{}, begin, smaller(taps - begin, kGroup));
   }
 }
-
-// What an average divides by: the places inside the padded input, or the real inputs only, or one
-// number for all. A product over the axes, so it is kept as a row for the width and a factor for
-// each (depth, height).
-struct Divisor {
-  bool count_padding;
-  double fixed;  // 0: count
-
-  double along(const Axis& a, i64 o) const {
-    const Span s = span_of(a, o);
-    return static_cast<double>(count_padding ? s.extent : s.taps);
-  }
-  double of_rows(const Plan& p, i64 od, i64 oh) const {
-    return fixed != 0 ? fixed : along(p.axis[0], od) * along(p.axis[1], oh);
-  }
-  template <class A>
-  void fill_row(const Plan& p, i64 lo, i64 hi, A* row) const {
-    for (i64 o = lo; o < hi; ++o) {
-      const A value = fixed != 0 ? A(1) : static_cast<A>(along(p.axis[2], o));
-      for (i64 c = 0; c < p.inner; ++c) *row++ = value;
-    }
-  }
-};
-
-// Division of the rows of outputs by what they are averages of.
-struct Quotient {
-  const Plan& windows;
-  Divisor divisor;
-
-  double of_rows(i64 od, i64 oh) const { return divisor.of_rows(windows, od, oh); }
-  template <class A>
-  void fill_row(i64 lo, i64 hi, A* row) const {
-    divisor.fill_row(windows, lo, hi, row);
-  }
-};
-
-// What a Reader does beside reading.
-template <class A>
-struct Reading {
-  bool negate = false;                 // turn numbers round, for a minimum
-  const Quotient* quotient = nullptr;  // divide
-  bool pad = false;                    // `fill` stands where a window reaches beyond the row,
-  A fill{};                            // unless it reaches very far
-  i64 depths = 1, heights = 1;         // so many neighbouring rows are needed at a time
-};
-
-// Reads input rows as numbers of type A; copies only what it has to.
-template <class A>
-class Reader {
- public:
-  Reader(const Plan& p, const View& x, i64 lo, i64 hi, const Reading<A>& how, Arena& arena)
-      : x_(x),
-        how_(how),
-        inner_(p.inner),
-        rows_(p.axis[1].in),
-        direct_(!how.negate && !how.quotient && x.dtype == DtypeOf<A>::value &&
-                (p.inner == 1 || x.inner == 1)) {
-    const Axis& a = p.axis[2];
-    from_ = lo_ = a.in, hi_ = 0;
-    for (i64 o : {lo, hi - 1}) {  // the outer windows, or what is real of them, span the others
-      const Span s = span_of(a, o);
-      const i64 begin = a.regular() ? o * a.stride - a.lo : s.begin;
-      const i64 end = a.regular() ? begin + (a.kernel - 1) * a.dilation + 1 : begin + s.taps;
-      from_ = smaller(from_, begin), to_ = larger(to_, end);
-      lo_ = smaller(lo_, larger(0, begin)), hi_ = larger(hi_, smaller(a.in, end));
-    }
-    hi_ = larger(lo_, hi_);
-    padded_ = how.pad && (from_ < lo_ || to_ > hi_) && to_ - from_ <= 2 * a.in + 64;
-    if (!padded_) from_ = lo_, to_ = hi_;
-    direct_ &= !padded_;
-    depth_mask_ = ring(how.depths) - 1, height_mask_ = ring(how.heights) - 1;
-    const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
-    length_ = (to_ - from_) * p.inner;
-    if (direct_) return;
-    if (how.quotient) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
-    buffers_ = arena.take<A>(slots * length_);
-    kept_ = arena.take<Kept>(slots);
-  }
-
-  i64 step() const { return direct_ ? x_.width : inner_; }  // from one column to the next
-  bool padded() const { return padded_; }
-
-  void start(const char* plane) {
-    plane_ = plane;
-    const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
-    for (i64 k = 0; !direct_ && k < slots; ++k) kept_[k].key = -1;
-    if (how_.quotient) how_.quotient->fill_row(lo_, hi_, divisors_);
-  }
-
-  // Row (d, h); the pointer is to column 0.
-  const A* row(i64 d, i64 h) {
-    if (direct_) return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
-    const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);
-    Kept& kept = kept_[slot];
-    const i64 key = d * rows_ + h;
-    if (kept.key != key) kept = {key, read(d, h, buffers_ + slot * length_)};
-    return kept.row;
-  }
-
- private:
-  struct Kept {
-    i64 key;
-    const A* row;
-  };
-
-  // So many slots that neighbours fall into different ones; a power of two, as divisions are slow.
-  static i64 ring(i64 rows) {
-    i64 slots = 1;
-    while (slots < rows) slots *= 2;
-    return slots;
-  }
-
-  const A* read(i64 d, i64 h, A* buffer) const {
-    const i64 n = (hi_ - lo_) * inner_;
-    A* real = buffer + (lo_ - from_) * inner_;
-    const A* from = n > 0 ? row_of(x_, plane_, inner_, d, h, lo_, hi_, real) : real;
-    if (how_.negate) {
-      for (i64 i = 0; i < n; ++i) real[i] = opposite(from[i]);
-      from = real;
-    }
-    if (kFloat<A> && how_.quotient) {
-      const A rows = static_cast<A>(how_.quotient->of_rows(d, h));
-      for (i64 i = 0; i < n; ++i) real[i] = static_cast<A>(from[i] / (rows * divisors_[i]));
-      from = real;
-    }
-    if (padded_) {
-      if (from != real) std::memcpy(real, from, static_cast<std::size_t>(n) * sizeof(A));
-      std::fill(buffer, real, how_.fill);
-      std::fill(real + n, buffer + length_, how_.fill);
-      from = real;
-    }
-    return from - lo_ * inner_;
-  }
-
-  const View& x_;
-  const Reading<A> how_;
-  i64 inner_, lo_, hi_, from_, to_ = 0, rows_, length_ = 0, depth_mask_, height_mask_;
-  bool direct_, padded_ = false;
-  const char* plane_ = nullptr;
-  A *buffers_ = nullptr, *divisors_ = nullptr;
-  Kept* kept_ = nullptr;
-};
 
 // Whether windows along an axis share so much that sums of 2, 4, 8, ... neighbours are worth
 // making: then the cost grows with the logarithm of the kernel.
