@@ -51,12 +51,18 @@ def test_keys_tell_calls_apart() -> None:
         ((X, 2), {}), ((X, 2, 2), {}), ((X, 2), {"stride": 2}), ((X, 2), {"padding": 2}),
         ((X, True), {}), ((X, (2, 2)), {}), ((X, (2, True)), {}), ((X, 1), {}), ((X, (1, 2)), {}),
         ((X[:1], 2), {}), ((X.astype(np.float64), 2), {}), ((X.T, 2), {}), ((X, None), {}),
-        ((X, 2, None), {}), ((X, "stride", 2), {}),
+        ((X, 2, None), {}), ((X, 2, "stride", 2), {}),
     ]  # fmt: skip
     keys = [recipes.key_of(args, kwargs) for args, kwargs in calls]
     for (k, one), (m, other) in itertools.combinations(enumerate(keys), 2):
         assert one is not None
         assert one != other, (calls[k], calls[m])
+
+
+def test_a_name_among_the_values_is_still_refused() -> None:
+    poolgrad.max_pool2d(X, 2, padding=1)
+    with pytest.raises(TypeError, match="stride"):
+        poolgrad.max_pool2d(X, 2, "padding", 1)  # type: ignore[arg-type]
 
 
 def test_what_may_change_has_no_key() -> None:

@@ -36,7 +36,7 @@ def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         if not _PLAIN.issuperset(chain(*within, (t for t in types if t is not tuple))):
             return None
         types = (types, *within)
-    return kind, rest, types
+    return kind, rest, types, len(kwargs)  # a name may be given as a value, too
 
 
 class Recipes(dict[Hashable, Callable[[Any], Any]]):
