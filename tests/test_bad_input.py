@@ -164,6 +164,8 @@ def test_flags(front: Front, fun: str, name: str, value: object) -> None:
 def test_unknown_ties(front: Front, value: str) -> None:
     with refused(ValueError, 'ties must be "first", "split" or "zero", got', repr(value)):
         front.run("max_pool2d", X, 2, ties=value)
+    with refused(ValueError, 'ties must be "first", "split" or "zero", got', repr(value)):
+        front.run("max_pool2d", X, 2, ties=value, return_indices=True)
 
 
 def test_ties_that_are_no_word_or_all(front: Front) -> None:

@@ -226,7 +226,8 @@ def perform(request: Request) -> Any:
 
 def _with_indices(request: Request) -> tuple[Array, Array]:
     """The output and, for each, the flat position of its (first) winner in its plane."""
-    if request.options:  # whatever the ties: an index is of one winner
+    if request.options:  # whatever the ties, if they are known: an index is of one winner
+        prepared(request, asarray(request.x, OPERATORS[request.operator]))
         request = replace(request, options=("first",))
     made = call(request)
     y = made.output() if request.out is None else _target(request.out, made)
