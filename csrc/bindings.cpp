@@ -2,6 +2,7 @@
 // core.py; what is checked here guards memory only.
 #include <optional>
 
+#include "bound_kind.hpp"
 #include "bound_layout.hpp"
 #include "cache.hpp"
 
@@ -13,7 +14,7 @@ class BoundPlan : public BoundLayout {
  public:
   using BoundLayout::BoundLayout;
 
-  void select(const std::string& which, nb::handle x, nb::handle y, nb::handle routes, bool lone,
+  void select(const char* which, nb::handle x, nb::handle y, nb::handle routes, bool lone,
               nb::handle samples, int threads) const {
     const Select selection = selection_named(which);
     const Array from(x, false, size(in_)), to(y, true, size(out_));
@@ -31,7 +32,7 @@ class BoundPlan : public BoundLayout {
   void draw(nb::handle x, nb::handle y, nb::handle routes, std::uint64_t seed, int threads) const {
     const Array from(x, false, size(in_)), to(y, true, size(out_));
     const Array kept(routes, true, route_size());
-    const View input = view_of(from, in_), order = view_of(out_strides_, nullptr, out_);
+    const View input = view_of(from, in_), order = view_of(out_strides_.data(), nullptr, out_);
     const Dense output = dense(to, out_, outputs());
     const Dense routing = dense(kept, route_dtype(), outputs());
     bool finite = true;
@@ -184,7 +185,7 @@ class BoundPlan : public BoundLayout {
   }
 
   // kept: an array or None for each number that is kept of a window
-  void curved(const std::string& which, nb::handle x, nb::handle theta, i64 count, nb::handle y,
+  void curved(const char* which, nb::handle x, nb::handle theta, i64 count, nb::handle y,
               const std::vector<nb::object>& kept, nb::handle sensitivity, int threads) const {
     const Blend blend = blend_named(which);
     const Array from(x, false, size(in_)), own(theta, false, size(sum_dtype())),
@@ -206,9 +207,8 @@ class BoundPlan : public BoundLayout {
     });
   }
 
-  void curved_backward(const std::string& which, nb::handle gy, nb::handle x, nb::handle theta,
-                       i64 count, const std::vector<nb::object>& kept, nb::handle gx,
-                       int threads) const {
+  void curved_backward(const char* which, nb::handle gy, nb::handle x, nb::handle theta, i64 count,
+                       const std::vector<nb::object>& kept, nb::handle gx, int threads) const {
     const Blend blend = blend_named(which);
     const Array from(gy, false, size(out_)), values(x, false, size(in_)),
         own(theta, false, size(sum_dtype())), to(gx, true, size(in_));
@@ -260,6 +260,12 @@ NB_MODULE(_kernels, m) {
     const CacheUse use = cache_use();
     return nb::make_tuple(use.used, use.kept);
   });
+  nb::class_<Kind>(m, "Kind")
+      .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple>(), nb::arg("type"),
+           nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"))
+      .def("key", &Kind::key, nb::arg("args"), nb::arg("kwargs"))
+      .def("parts", &Kind::parts, nb::arg("array"))
+      .def("hold", &Kind::hold, nb::arg("arrays"), nb::arg("parts"));
   nb::class_<BoundPlan>(m, "Plan")
       .def(nb::init<const std::vector<nb::tuple>&, const std::vector<i64>&, const std::vector<int>&,
                     int, const std::string&, const std::string&>(),

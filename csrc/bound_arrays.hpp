@@ -1,10 +1,12 @@
-// Arrays as they come from Python: an object with the buffer protocol, or a pair (address, strides
-// in elements). And the names of what comes as a word.
+// Arrays as they come from Python: an object with the buffer protocol, or a tensor that says where
+// it lies (`data_ptr()`, `stride()`). And the names of what comes as a word.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <string_view>
 
 #include "kernels.hpp"
 
@@ -13,45 +15,30 @@ namespace nb = nanobind;
 namespace poolgrad {
 namespace {
 
-using Strides = std::vector<i64>;
+// A method without arguments. `name` is kept as one object of Python's, to be found at once.
+inline nb::object asked(nb::handle object, PyObject* name) {
+  PyObject* self = object.ptr();
+  PyObject* answer = PyObject_VectorcallMethod(name, &self, 1, nullptr);
+  if (!answer) throw nb::python_error();
+  return nb::steal(answer);
+}
 
-// One argument, held while a kernel runs; None is no memory.
+// One argument, held while a kernel runs; None is no memory. Memory that is written lies densely:
+// its strides are not asked for.
 class Array {
  public:
   Array(nb::handle source, bool writable, std::size_t itemsize) {
     if (source.is_none()) return;
-    if (PyTuple_Check(source.ptr())) {
-      const nb::tuple pair = nb::borrow<nb::tuple>(source);
-      if (pair.size() != 2) throw nb::type_error("an array is (address, strides)");
-      data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(pair[0]));
-      const nb::tuple strides = nb::cast<nb::tuple>(pair[1]);
-      for (nb::handle s : strides) strides_.push_back(nb::cast<i64>(s));
-      return;
-    }
-    const int flags = PyBUF_STRIDES | (writable ? PyBUF_WRITABLE : 0);
-    if (PyObject_GetBuffer(source.ptr(), &buffer_, flags) != 0) throw nb::python_error();
-    held_ = true;
-    data_ = static_cast<char*>(buffer_.buf);
-    size_ = buffer_.len;
-    const i64 size = static_cast<i64>(itemsize);
-    if (buffer_.itemsize != static_cast<Py_ssize_t>(itemsize)) {
-      release();
-      throw nb::value_error("an array has items of another size than planned");
-    }
-    for (int a = 0; a < buffer_.ndim; ++a) {
-      if (buffer_.strides[a] % size) {
-        release();
-        throw nb::value_error("an array's strides are no multiples of its item size");
-      }
-      strides_.push_back(buffer_.strides[a] / size);
-    }
+    if (PyObject_CheckBuffer(source.ptr())) hold(source, writable, static_cast<i64>(itemsize));
+    else ask(source, writable);
   }
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
   ~Array() { release(); }
 
   char* data() const { return data_; }
-  const Strides& strides() const { return strides_; }
+  int rank() const { return rank_; }
+  const i64* strides() const { return strides_; }  // in elements
 
   // Memory to write: at least `bytes`, where the size is known.
   char* room(i64 bytes) const {
@@ -60,16 +47,53 @@ class Array {
   }
 
  private:
+  void hold(nb::handle source, bool writable, i64 itemsize) {
+    const int flags = PyBUF_STRIDES | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(source.ptr(), &buffer_, flags) != 0) throw nb::python_error();
+    held_ = true;
+    data_ = static_cast<char*>(buffer_.buf);
+    size_ = buffer_.len;
+    if (buffer_.itemsize != itemsize) {
+      release();
+      throw nb::value_error("an array has items of another size than planned");
+    }
+    for (int a = 0; a < buffer_.ndim; ++a) {
+      if (buffer_.strides[a] % itemsize) {
+        release();
+        throw nb::value_error("an array's strides are no multiples of its item size");
+      }
+      add(buffer_.strides[a] / itemsize);
+    }
+  }
+
+  void ask(nb::handle source, bool writable) {
+    static PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
+    static PyObject* const stride = PyUnicode_InternFromString("stride");
+    data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(asked(source, data_ptr)));
+    if (writable) return;
+    const nb::tuple strides = nb::cast<nb::tuple>(asked(source, stride));
+    for (nb::handle s : strides) add(nb::cast<i64>(s));
+  }
+
+  void add(i64 stride) {
+    if (rank_ == kMostAxes) {
+      release();
+      throw nb::value_error("an array has too many axes");
+    }
+    strides_[rank_++] = stride;
+  }
+
   void release() {
     if (held_) PyBuffer_Release(&buffer_);
     held_ = false;
   }
 
-  Py_buffer buffer_{};
+  Py_buffer buffer_;
   bool held_ = false;
   char* data_ = nullptr;
   i64 size_ = 0;
-  Strides strides_;
+  int rank_ = 0;
+  i64 strides_[kMostAxes];
 };
 
 Dtype dtype_named(const std::string& name) {
@@ -85,20 +109,20 @@ Dtype dtype_named(const std::string& name) {
   throw nb::value_error(("no such dtype: " + name).c_str());
 }
 
-Select selection_named(const std::string& name) {
+Select selection_named(std::string_view name) {
   if (name == "max") return Select::largest;
   if (name == "min") return Select::smallest;
   if (name == "median") return Select::median;
-  throw nb::value_error(("no such selection: " + name).c_str());
+  throw nb::value_error(("no such selection: " + std::string(name)).c_str());
 }
 
-Blend blend_named(const std::string& name) {
+Blend blend_named(std::string_view name) {
   if (name == "lp") return Blend::lp;
   if (name == "lp_mean") return Blend::lp_mean;
   if (name == "lse") return Blend::lse;
   if (name == "soft") return Blend::soft;
   if (name == "expected") return Blend::expected;
-  throw nb::value_error(("no such blend: " + name).c_str());
+  throw nb::value_error(("no such blend: " + std::string(name)).c_str());
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ class BoundLayout {
               const std::vector<int>& pooled, int inner_axis, const std::string& in,
               const std::string& out)
       : rank_(shape.size()), in_(dtype_named(in)), out_(dtype_named(out)) {
-    if (axes.empty() || axes.size() > 3 || axes.size() != pooled.size() || rank_ > 64) {
+    if (axes.empty() || axes.size() > 3 || axes.size() != pooled.size() || rank_ > kMostAxes) {
       throw nb::value_error("1 to 3 axes are pooled, of at most 64");
     }
     const std::size_t missing = 3 - axes.size();
@@ -162,13 +162,11 @@ class BoundLayout {
   }
 
   View view_of(const Array& array, Dtype dtype) const {
-    if (array.strides().size() != rank_) throw nb::value_error("an array has another rank");
+    if (array.rank() != static_cast<int>(rank_)) throw nb::value_error("an array has another rank");
     return view_of(array.strides(), array.data(), dtype);
   }
-  View view_of(const Strides& strides, const char* data, Dtype dtype) const {
-    const auto stride = [&](int a) {
-      return a < 0 ? i64{0} : strides[static_cast<std::size_t>(a)];
-    };
+  View view_of(const i64* strides, const char* data, Dtype dtype) const {
+    const auto stride = [&](int a) { return a < 0 ? i64{0} : strides[a]; };
     View v;
     v.data = data;
     v.dtype = dtype;
@@ -231,8 +229,11 @@ class BoundLayout {
   template <class F>
   void run(int threads, F&& kernel) const {
     if (plan_.outer == 0 || plan_.inner == 0) return;
+    const Work work{&plan_, threads < 1 ? 1 : threads};
+    // To let another thread run and to wait for it costs more than what is done at once.
+    if (inputs() + outputs() * plan_.places <= kAtOnce) return kernel(work);
     nb::gil_scoped_release release;
-    kernel(Work{&plan_, threads < 1 ? 1 : threads});
+    kernel(work);
   }
 
   // Runs a kernel that checks indices first.
@@ -248,12 +249,14 @@ class BoundLayout {
                               .c_str());
   }
 
+  static constexpr i64 kAtOnce = 4096;  // inputs that are read
+
   static const Kernels& kernels() { return chosen_kernels(); }
 
   Plan plan_;
   std::size_t rank_ = 0;
   Dtype in_, out_;
-  Strides out_strides_;  // of the outputs in logical order
+  std::vector<i64> out_strides_;  // of the outputs in logical order
 };
 
 }  // namespace

@@ -5,13 +5,15 @@
 
 namespace poolgrad {
 
+inline constexpr int kMostAxes = 64;
+
 // Strides count elements. Leading axes that lie one behind the other are merged.
 struct View {
   const char* data = nullptr;
   Dtype dtype = Dtype::float32;
   i64 depth = 0, height = 0, width = 0, inner = 0;
   int outer_axes = 0;
-  i64 outer_size[64], outer_stride[64];
+  i64 outer_size[kMostAxes], outer_stride[kMostAxes];
 };
 
 namespace {

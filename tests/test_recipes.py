@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 import poolgrad
 from poolgrad import recipes
@@ -46,17 +47,27 @@ def test_equal_arguments_of_another_type_are_still_refused(kind: object) -> None
             poolgrad.max_pool2d(x, 1, padding=((0.0, 0), (0, 0)))
 
 
-def test_keys_tell_calls_apart() -> None:
+def key_of(*args: object, **kwargs: object) -> object:
+    return recipes.KEY_OF[type(args[0])](args, kwargs)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_keys_tell_calls_apart(kind: object) -> None:
+    x, double = kind(X), kind(X.astype(np.float64))  # type: ignore[operator]
     calls = [
-        ((X, 2), {}), ((X, 2, 2), {}), ((X, 2), {"stride": 2}), ((X, 2), {"padding": 2}),
-        ((X, True), {}), ((X, (2, 2)), {}), ((X, (2, True)), {}), ((X, 1), {}), ((X, (1, 2)), {}),
-        ((X[:1], 2), {}), ((X.astype(np.float64), 2), {}), ((X.T, 2), {}), ((X, None), {}),
-        ((X, 2, None), {}), ((X, 2, "stride", 2), {}),
+        ((x, 2), {}), ((x, 2, 2), {}), ((x, 2), {"stride": 2}), ((x, 2), {"padding": 2}),
+        ((x, True), {}), ((x, (2, 2)), {}), ((x, (2, True)), {}), ((x, 1), {}), ((x, (1, 2)), {}),
+        ((x[:1], 2), {}), ((double, 2), {}), ((x[..., :5], 2), {}), ((x, None), {}),
+        ((x[:, :, ::2], 2), {}), ((x[:, :, :, ::2], 2), {}), ((x, ()), {}), ((x,), {}),
+        ((x, 2, None), {}), ((x, 2, "stride", 2), {}), ((x, "stride", 2), {}),
+        ((x, ((1, 2), (1, 2))), {}), ((x, ((1, True), (1, 2))), {}), ((x, (1, 2, 1, 2)), {}),
+        ((x, 2), {"stride": 2, "padding": 2}), ((x, 2, 2), {"padding": 2}),
     ]  # fmt: skip
-    keys = [recipes.key_of(args, kwargs) for args, kwargs in calls]
+    keys = [key_of(*args, **kwargs) for args, kwargs in calls]
     for (k, one), (m, other) in itertools.combinations(enumerate(keys), 2):
         assert one is not None
         assert one != other, (calls[k], calls[m])
+    assert keys == [key_of(*args, **kwargs) for args, kwargs in calls]
 
 
 def test_a_name_among_the_values_is_still_refused() -> None:
@@ -66,10 +77,31 @@ def test_a_name_among_the_values_is_still_refused() -> None:
 
 
 def test_what_may_change_has_no_key() -> None:
-    for args in ((X, [2]), (X, np.int64(2)), (X, 2.0), (X, ((1, 2), (1, 2))), ([1.0], 1), ()):
-        assert recipes.key_of(args, {}) is None
+    class Name(str):
+        pass
+
+    for args in ((X, [2]), (X, np.int64(2)), (X, 2.0), (X, ((1, 2), [1, 2])), (X, X), (X, Name())):
+        assert key_of(*args) is None
+    assert key_of(X, **{Name("stride"): 2}) is None
+    assert key_of(X, *range(1000)) is None
+    for odd in (X.view(type("Own", (np.ndarray,), {})), [1.0]):
+        assert type(odd) not in recipes.KEY_OF
+        assert recipes.KEY_OF[np.ndarray]((odd, 2), {}) is None
+    assert recipes.KEY_OF[np.ndarray]((), {}) is None
     record = np.zeros(4, np.dtype([("a", "u1"), ("x", "f4")]))["x"]
-    assert recipes.key_of((record, 2), {}) is None
+    assert key_of(record, 2) is None
+
+
+def test_the_number_of_threads_is_asked_for_each_time() -> None:
+    before = poolgrad.get_num_threads()
+    x = np.random.default_rng(1).standard_normal((8, 300, 300)).astype(np.float32)
+    expected = poolgrad.max_pool2d(x, 3)
+    try:
+        for threads in (1, 3):
+            poolgrad.set_num_threads(threads)
+            np.testing.assert_array_equal(poolgrad.max_pool2d(x, 3), expected)
+    finally:
+        poolgrad.set_num_threads(before)
 
 
 def test_no_more_than_so_many_are_kept() -> None:
@@ -81,24 +113,65 @@ def test_no_more_than_so_many_are_kept() -> None:
     assert "none" not in kept
 
 
-def test_what_pytorch_watches_goes_the_long_way() -> None:
-    from poolgrad.torch.function import kind_of
+def test_out_is_written() -> None:
+    out = np.zeros((2, 3, 3, 3), np.float32)
+    for _ in range(2):
+        expected = poolgrad.max_pool2d(X, 3)
+        out[:] = 0
+        assert poolgrad.max_pool2d(X, 3, out=out) is out
+        np.testing.assert_array_equal(out, expected)
 
+
+def odd_tensors() -> dict[str, torch.Tensor]:
     x = torch.tensor(X)
-    assert kind_of(x) is not None
+    escaped = []
+    torch.func.grad(lambda a: (escaped.append(a), a.sum())[1])(x)
+    return {
+        "meta": x.to("meta"),
+        "sparse": x.to_sparse(),
+        "negative": torch._neg_view(x),
+        "zero": torch._efficientzerotensor(2, 2),
+        "quantized": torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        "nested": torch.nested.nested_tensor([x[0], x[1]]),
+        "functional": torch._to_functional_tensor(x),
+        "escaped": escaped[0],
+        "parameter": torch.nn.Parameter(x),
+        "subclass": x.as_subclass(type("Own", (torch.Tensor,), {})),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("grad", [False, True])
+def test_odd_tensors_have_no_key(grad: bool) -> None:
+    of_tensors = recipes.KEY_OF[torch.Tensor]
+    with torch.set_grad_enabled(grad):
+        for name, odd in odd_tensors().items():
+            assert of_tensors((odd, 2), {}) is None, name
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+def test_what_pytorch_watches_goes_the_long_way() -> None:
+    x = torch.tensor(X)
     leaf = x.clone().requires_grad_()
-    assert kind_of(leaf) is None
+    plain = key_of(x, 2)
+    assert plain is not None
     with torch.no_grad():
-        assert kind_of(leaf) is not None
-    for odd in (x.to("meta"), x.to_sparse(), torch._neg_view(x), torch._efficientzerotensor(2, 2)):
-        assert kind_of(odd) is None
+        assert key_of(leaf, 2) not in (None, plain, key_of(x, 2))
+    assert key_of(leaf, 2) not in (None, plain)
     seen = []
-    torch.func.vmap(lambda a: seen.append(kind_of(a)) or a)(x)
+    torch.func.vmap(lambda a: seen.append(key_of(a, 2)) or a)(x)
+    torch.func.grad(lambda a: seen.append(key_of(a, 2)) or a.sum())(x)
+    torch.func.grad(lambda a: seen.append(key_of(x, 2)) or a.sum())(x)
+    torch.func.functionalize(lambda a: seen.append(key_of(a, 2)) or a)(x)
+    torch.jit.trace(lambda a: seen.append(key_of(a, 2)) or a, x, check_trace=False)
     with forward_ad.dual_level():
-        seen.append(kind_of(x))
+        seen.append(key_of(x, 2))
     with torch.utils._python_dispatch._disable_current_modes(), torch.device("cpu"):
-        seen.append(kind_of(x))  # a mode of functions
-    assert seen == [None, None, None]
+        seen.append(key_of(x, 2))  # a mode of functions
+    with FlopCounterMode(display=False):
+        seen.append(key_of(x, 2))  # one of the dispatcher
+    assert seen == [None] * 8
 
 
 def test_gradients_after_a_recipe() -> None:
@@ -110,3 +183,109 @@ def test_gradients_after_a_recipe() -> None:
         assert y.requires_grad
         (gx,) = torch.autograd.grad(y.sum(), x)
         assert int((gx != 0).sum()) == y.numel()
+
+
+# One operator of each sort: routes, shares of ties, no residual, a curved one; and what it takes.
+SORTS = {
+    "max_pool2d": {"kernel_size": 3, "stride": 2},
+    "min_pool2d": {"kernel_size": 2, "ties": "split"},
+    "avg_pool2d": {"kernel_size": 3, "padding": 1},
+    "soft_pool2d": {"kernel_size": 3},
+    "global_max_pool": {},
+}
+by_sort = pytest.mark.parametrize("name", SORTS)
+
+
+def twice(name: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same call twice: the second has a recipe."""
+    pool = getattr(poolgrad, name)
+    return pool(x, **SORTS[name]), pool(x, **SORTS[name])
+
+
+def leaf(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.tensor(X, dtype=dtype, requires_grad=True)
+
+
+def test_the_second_call_takes_another_way() -> None:
+    long, short = (y.grad_fn for y in twice("max_pool2d", torch.zeros(1, 5, 5, requires_grad=True)))
+    assert long is not None
+    assert short is not None
+    assert long.name() == short.name()
+    assert (hasattr(long, "steps"), hasattr(short, "steps")) == (False, True)
+
+
+@by_sort
+def test_gradients_of_a_recipe(name: str) -> None:
+    x = leaf()
+    long, short = twice(name, x)
+    assert torch.equal(long, short)
+    some = torch.randn_like(long)
+    wide = some.new_ones(()).expand_as(some)  # as the gradient of a sum is
+    for gy in (some, wide, some.mT.contiguous().mT, torch._neg_view(-some)):
+        expected, gx = (torch.autograd.grad(y, x, gy, retain_graph=True)[0] for y in (long, short))
+        assert torch.equal(expected, gx)
+        assert gx.stride() == expected.stride()
+
+
+@by_sort
+def test_further_derivatives_of_a_recipe(name: str) -> None:
+    x = leaf()
+    long, short = twice(name, x)
+    gy = torch.randn_like(long, requires_grad=True)
+    found = []
+    for y in (long, short):
+        (gx,) = torch.autograd.grad(y, x, gy, create_graph=True)
+        found.append(torch.autograd.grad(gx.square().sum(), (x, gy), allow_unused=True))
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+@by_sort
+def test_many_gradients_of_a_recipe_at_once(name: str) -> None:
+    x = leaf()
+    long, short = twice(name, x)
+    gys = torch.randn(4, *long.shape, dtype=long.dtype)
+    expected, found = (
+        torch.autograd.grad(y, x, gys, is_grads_batched=True, retain_graph=True)[0]
+        for y in (long, short)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@by_sort
+def test_what_a_recipe_saves_may_come_back_lying_otherwise(name: str) -> None:
+    x = leaf()
+    (expected,) = torch.autograd.grad(twice(name, x)[1].square().sum(), x)
+
+    def elsewhere(t: torch.Tensor) -> torch.Tensor:
+        room = t.new_empty([2 * s for s in t.shape])
+        return room[tuple(slice(None, None, 2) for _ in t.shape)].copy_(t)
+
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, elsewhere):
+        y = twice(name, x)[1]
+    assert bool(packed) == (name != "avg_pool2d")
+    assert torch.equal(torch.autograd.grad(y.square().sum(), x)[0], expected)
+
+
+def test_what_was_saved_and_then_changed_is_refused() -> None:
+    x = leaf()
+    y = twice("soft_pool2d", x * 1)[1]
+    torch.autograd.grad(y.sum(), x)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y.sum(), x)
+    moved = x * 1
+    y = twice("soft_pool2d", moved)[1]
+    moved.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), x)
+
+
+def test_a_recipe_keeps_no_input() -> None:
+    x = leaf(torch.float32)
+    pointer = torch.multiprocessing.reductions.StorageWeakRef(x.untyped_storage())
+    twice("soft_pool2d", x)
+    twice("max_pool2d", x)
+    del x
+    assert pointer.expired()

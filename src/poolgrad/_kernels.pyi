@@ -1,10 +1,12 @@
 """The compiled module, made from csrc/bindings.cpp."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-# An array: an object with the buffer protocol, or (address, strides in elements).
+# An array: an object with the buffer protocol, or with `data_ptr()` and, in elements, `stride()`.
 _Array = Any
+# The name of an attribute, or a function.
+_Question = str | Callable[[Any], Any]
 
 def instruction_set() -> str: ...
 def instruction_sets() -> list[str]: ...
@@ -15,6 +17,19 @@ def cache_use() -> tuple[int, int]: ...
 class Memory:
     def __init__(self, bytes: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Kind:
+    def __init__(
+        self,
+        type: type,
+        parts: tuple[_Question, ...],
+        plain: tuple[tuple[_Question, Any], ...],
+        modes: tuple[Callable[[], Any], ...],
+        quiet: tuple[tuple[Callable[[], Any], Any], ...],
+    ) -> None: ...
+    def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None: ...
+    def parts(self, array: Any) -> tuple[Any, ...] | None: ...
+    def hold(self, arrays: tuple[Any, ...], parts: tuple[tuple[Any, ...] | None, ...]) -> bool: ...
 
 class Plan:
     def __init__(

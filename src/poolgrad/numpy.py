@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad import arguments
+from poolgrad import arguments, recipes
 from poolgrad.contract import Buffer, Operator, Request, Samples
-from poolgrad.core import LARGE, Memory, Plan, get_num_threads, inner_axis
+from poolgrad.core import LARGE, Kind, Memory, Plan, get_num_threads, inner_axis
 from poolgrad.operators import OPERATORS, Prepared, prepare
-from poolgrad.recipes import KIND_OF
+from poolgrad.recipes import KEY_OF
 
 Array = NDArray[Any]
 
@@ -184,34 +186,33 @@ def call(request: Request) -> Call:
     return Call(request, x, ready, argument_of(request, ready, x))
 
 
-def kind_of(x: Array) -> Hashable:
-    """See `recipes`."""
-    return (x.shape, x.strides, x.dtype) if x.flags.aligned else None
+_KIND = Kind(
+    np.ndarray,
+    parts=("shape", "strides", "dtype"),
+    plain=((attrgetter("flags.aligned"), True),),
+    modes=(),
+    quiet=(),
+)
+KEY_OF[np.ndarray] = _KIND.key
 
 
-KIND_OF[np.ndarray] = kind_of
+def _maker(buffer: Buffer) -> Callable[[], Array]:
+    shape, order, dtype = buffer.shape, buffer.order, np.dtype(buffer.dtype)
+    if order == tuple(range(len(shape))) and math.prod(shape) * dtype.itemsize < LARGE:
+        return partial(np.empty, shape, dtype)
+    return partial(allocate, buffer)
 
 
 def recipe(request: Request) -> Callable[[Array], Array] | None:
     """See `recipes`."""
-    operator = OPERATORS[request.operator]
-    if request.out is not None or request.return_indices or operator.argument is not None:
+    if not recipes.may_repeat(request):
         return None
-    x = asarray(request.x, operator)
+    x = asarray(request.x, OPERATORS[request.operator])
     if x is not request.x or handed(x) is not x:
         return None
-    plan, options = prepared(request, x).plan, request.options
-    forward, squeezed = operator.forward, () if request.keepdims else plan.pooled
-    output = Buffer(plan.out_shape, plan.order, plan.out_dtype)
-    shape, dtype = plan.out_shape, np.dtype(plan.out_dtype)
-    plain = plan.order == tuple(range(len(shape))) and math.prod(shape) * dtype.itemsize < LARGE
-
-    def run(x: Array) -> Array:
-        y = np.empty(shape, dtype) if plain else allocate(output)
-        forward(plan, x, None, y, (), get_num_threads(), *options)
-        return y.squeeze(squeezed) if squeezed else y
-
-    return run
+    ready = prepared(request, x)
+    pool = recipes.forward(ready, request.options, _maker, get_num_threads)
+    return recipes.squeezed(request, ready, pool)
 
 
 def perform(request: Request) -> Any:

@@ -1,46 +1,28 @@
 """Calls that were made before, made again without being looked at again.
 
 What a pooling does depends on its arguments and on the kind of its input: shape, strides and dtype.
-A front end says what kind an array is (`kind_of`; None if it needs a closer look, because it is to
-have a gradient, say) and makes of a call a recipe, the function that does the same to another array
-of that kind (`recipe`; None if there is none). A small call costs what the recipe costs.
+A front end says what its arrays are asked (a `Kind`, of the compiled module: asking is most of what
+a small call costs) and makes of a call a recipe, the function that does the same to another array
+of that kind (`recipe`; None if there is none).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from itertools import chain
 from typing import Any
 
-# Values of other types may be equal and yet mean something else (True and 1.0), or change.
-_PLAIN = frozenset((int, bool, str, type(None)))
+from poolgrad.contract import Buffer, Request
+from poolgrad.operators import Prepared
+
 _MOST = 4096  # recipes of one function
 
-KIND_OF: dict[type, Callable[[Any], Hashable]] = {}  # by the exact type of an array
-
-
-def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """What a recipe is kept under; None if the call cannot have one."""
-    kind_of = KIND_OF.get(type(args[0])) if args else None
-    if kind_of is None:
-        return None
-    kind, rest = kind_of(args[0]), args[1:]
-    if kind is None:
-        return None
-    types: tuple[Any, ...] = tuple(map(type, rest))
-    if kwargs:
-        rest = (*rest, *kwargs, *kwargs.values())
-        types = tuple(map(type, rest))
-    if not _PLAIN.issuperset(types):
-        within = [tuple(map(type, value)) for value in rest if type(value) is tuple]
-        if not _PLAIN.issuperset(chain(*within, (t for t in types if t is not tuple))):
-            return None
-        types = (types, *within)
-    return kind, rest, types, len(kwargs)  # a name may be given as a value, too
+# By the exact type of an array: what a recipe is kept under, of all positional arguments (the array
+# is the first) and all others; None if the call cannot have one.
+KEY_OF: dict[type, Callable[[tuple[Any, ...], dict[str, Any]], Hashable]] = {}
 
 
 class Recipes(dict[Hashable, Callable[[Any], Any]]):
-    """The recipes of one function, by `key_of`."""
+    """The recipes of one function, by their keys."""
 
     def keep(self, key: Hashable, recipe: Callable[[Any], Any] | None) -> None:
         """Keep a recipe, if there is one; not more than so many."""
@@ -48,3 +30,46 @@ class Recipes(dict[Hashable, Callable[[Any], Any]]):
             if len(self) >= _MOST:
                 self.clear()
             self[key] = recipe
+
+
+def may_repeat(request: Request) -> bool:
+    """Whether the input is all that such a call reads or writes, besides what it returns."""
+    return request.out is None and not request.return_indices and not request.arguments
+
+
+def forward(
+    ready: Prepared,
+    options: tuple[Any, ...],
+    maker: Callable[[Buffer], Callable[[], Any]],
+    threads: Callable[[], int],
+) -> Callable[[Any], Any]:
+    """The forward pass of an operator that reads one array, and keeps nothing.
+
+    Parameters
+    ----------
+    ready : Prepared
+        The operator on one kind of array.
+    options : tuple
+        Of the operator.
+    maker : callable
+        Makes of a buffer the function that makes such an array, not initialised.
+    threads : callable
+        How many threads to use.
+    """
+    run, plan = ready.operator.forward, ready.plan
+    room = maker(Buffer(plan.out_shape, plan.order, plan.out_dtype))
+
+    def pool(x: Any) -> Any:
+        y = room()
+        run(plan, x, None, y, (), threads(), *options)
+        return y
+
+    return pool
+
+
+def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same without the pooled axes, unless they are to be kept."""
+    if request.keepdims:
+        return pool
+    pooled = ready.plan.pooled
+    return lambda x: pool(x).squeeze(pooled)

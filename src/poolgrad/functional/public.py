@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from poolgrad.contract import Request
 from poolgrad.core import first_pooled
 from poolgrad.functional.wording import fill
-from poolgrad.recipes import Recipes, key_of
+from poolgrad.recipes import KEY_OF, Recipes
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -98,7 +98,8 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
     recipes = Recipes()
 
     def pool(*args: P.args, **kwargs: P.kwargs) -> Any:
-        key = key_of(args, kwargs)
+        key_of = KEY_OF.get(type(args[0])) if args else None
+        key = key_of(args, kwargs) if key_of is not None else None
         recipe = recipes.get(key) if key is not None else None
         if recipe is not None:
             return recipe(args[0])

@@ -32,7 +32,6 @@ from poolgrad.torch.arrays import (
     compact,
     empty,
     grouped,
-    handed,
     inner_of,
     laid_out,
     name_of,
@@ -161,14 +160,14 @@ class Adapter:
         argument = as_argument(ready, given)
         x, y = real(x), _output(ready.plan, x, room)
         residual = self._residual(ready.residual, x, tracked, room)
-        kept: list[Any] = [handed(r) for r in residual]
+        kept: list[Any] = list(residual)
         if not tracked:
             kept[-1] = None
         ready.operator.forward(
             ready.plan,
-            handed(x),
+            x,
             argument,
-            handed(y),
+            y,
             tuple(kept),
             torch.get_num_threads(),
             *where.options,
@@ -209,11 +208,11 @@ class Adapter:
         gy, gx = real(gy), _input(ready.plan, gy, room)
         ready.operator.pull(
             ready.plan,
-            handed(gy),
-            handed(x[0]) if x else None,
+            gy,
+            x[0] if x else None,
             argument,
-            tuple(map(handed, residual)),
-            handed(gx),
+            residual,
+            gx,
             torch.get_num_threads(),
             *where.options,
         )
@@ -238,10 +237,10 @@ class Adapter:
         t, y = real(t), _output(ready.plan, t, room)
         ready.operator.push(
             ready.plan,
-            handed(t),
+            t,
             argument,
-            tuple(map(handed, residual)),
-            handed(y),
+            residual,
+            y,
             torch.get_num_threads(),
             *where.options,
         )

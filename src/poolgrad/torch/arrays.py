@@ -80,11 +80,6 @@ def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[T
     return tuple(result)
 
 
-def handed(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
-    """A tensor as the kernels take it."""
-    return tensor.data_ptr(), tensor.stride()
-
-
 def real(tensor: Tensor) -> Tensor:
     """Conjugate and negative views are promises: keep them before reading memory."""
     return tensor.resolve_neg() if tensor.is_neg() else tensor
@@ -98,7 +93,7 @@ def compact(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def as_argument(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
     """The tensor beside the input as an operator's methods take it.
 
-    It must be contiguous, and outlive the call. Whoever calls ``torch.ops.poolgrad`` directly may
+    It must be contiguous. Whoever calls ``torch.ops.poolgrad`` directly may
     give any tensor: memory is guarded here.
     """
     if not given:
@@ -125,5 +120,5 @@ def as_argument(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
         return int(tensor)
     if kind == "learned":
         operator.check_argument(tensor.reshape(-1).tolist())
-        return handed(tensor.reshape(-1)), tensor.numel()
-    return handed(tensor if kind == "indices" else tensor.reshape(-1))
+        return tensor.reshape(-1), tensor.numel()
+    return tensor if kind == "indices" else tensor.reshape(-1)

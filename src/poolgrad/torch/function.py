@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from poolgrad import arguments
 from poolgrad.contract import Buffer, Operator, Request, Samples
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, prepare
-from poolgrad.recipes import KIND_OF
-from poolgrad.torch.adapter import ADAPTERS, LIBRARY, Adapter
+from poolgrad.torch import recipes
+from poolgrad.torch.adapter import ADAPTERS, LIBRARY, Adapter, Where
 from poolgrad.torch.arrays import (
     DTYPES,
     as_argument,
     empty,
     grouped,
-    handed,
     inner_of,
     laid_out,
     name_of,
     room,
-    small,
 )
 
 
@@ -53,7 +50,7 @@ def _define_indices() -> Any:
                 prepare("fractional_max", grouped(rule), ("first",), *where), (samples,)
             )
         threads = torch.get_num_threads()
-        ready.plan.kernels.route_indices(handed(routes), handed(indices), placed, threads)
+        ready.plan.kernels.route_indices(routes, indices, placed, threads)
         return indices
 
     def batched(
@@ -197,64 +194,15 @@ def asarray(x: Tensor) -> Tensor:
     return x
 
 
-# Recipes: what needs no gradient, is not transformed and not watched goes straight to the kernels
-
-_STRIDED = torch.strided
-_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
-_is_functional = torch._is_functional_tensor
-_transformations = torch._C._functorch.peek_interpreter_stack
-_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
-_trace = torch._C._get_tracing_state
-
-
-def kind_of(x: Tensor) -> Hashable:
-    """See `recipes`."""
-    if (
-        _is_compiling()
-        or (x.requires_grad and _is_grad_enabled())
-        or not x.is_cpu
-        or x.layout is not _STRIDED
-        or x.is_neg()
-        or x.is_quantized
-        or x.is_nested
-        or x._is_zerotensor()
-        or _is_functional(x)
-        or _transformations() is not None
-        or _modes()
-        or _function_modes()
-        or _trace() is not None
-        or forward_ad._current_level >= 0
-    ):
-        return None
-    return x.shape, x.stride(), x.dtype
-
-
-KIND_OF[Tensor] = kind_of
-
-
 def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
     """See `recipes`."""
-    operator, x = OPERATORS[request.operator], request.x
-    if request.return_indices or operator.argument is not None:
-        return None
-    rule = [n for axis in request.rule for n in axis]
-    inner, name = inner_of(x, rule, request.channels_last), name_of(x.dtype)
+    x, rule = request.x, [n for axis in request.rule for n in axis]
     last, options = request.channels_last, _options(request, x)
-    plan = prepare(request.operator, request.rule, options, tuple(x.shape), last, inner, name).plan
-    forward, squeezed = operator.forward, () if request.keepdims else plan.pooled
-    output = Buffer(plan.out_shape, plan.order, plan.out_dtype)
-    get_num_threads = torch.get_num_threads
-
-    order = plan.order
-    plain = order == tuple(range(len(order))) and small(output)
-    shape, dtype = plan.out_shape, DTYPES[plan.out_dtype]
-
-    def run(x: Tensor) -> Tensor:
-        y = torch.empty(shape, dtype=dtype) if plain else room(output, x)
-        forward(plan, handed(x), None, handed(y), (), get_num_threads(), *options)
-        return y.squeeze(squeezed) if squeezed else y
-
-    return run
+    where = Where(rule, list(x.shape), last, inner_of(x, rule, last), options)
+    ready = prepare(
+        request.operator, request.rule, options, tuple(x.shape), last, where.inner, name_of(x.dtype)
+    )
+    return recipes.recipe(request, ready, where)
 
 
 def perform(request: Request) -> Any:

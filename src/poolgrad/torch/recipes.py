@@ -1,0 +1,168 @@
+"""Recipes of tensors: what is not transformed and not watched goes straight to the kernels.
+
+A gradient costs one `torch.autograd.Function` on that way; PyTorch's dispatcher, and whatever else
+the operators of `adapter` are made for, is asked only where it has something to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from poolgrad import recipes
+from poolgrad.contract import Buffer, Request
+from poolgrad.core import Kind
+from poolgrad.operators import Prepared
+from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
+from poolgrad.torch.arrays import DTYPES, empty, room, small
+
+Tensors = tuple[Tensor, ...]
+
+_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+
+_KIND = Kind(
+    Tensor,
+    parts=("shape", Tensor.stride, "dtype", "requires_grad"),
+    plain=(
+        ("is_cpu", True),
+        ("layout", torch.strided),
+        ("is_quantized", False),
+        ("is_nested", False),
+        (Tensor.is_neg, False),
+        (Tensor._is_zerotensor, False),
+        (torch._is_functional_tensor, False),
+        (Tensor.data_ptr, ...),  # what stands for other tensors has no memory
+    ),
+    modes=(_is_grad_enabled,),
+    quiet=(
+        (torch._C._functorch.peek_interpreter_stack, None),
+        (torch._C._len_torch_dispatch_stack, 0),
+        (torch._C._len_torch_function_stack, 0),
+        (torch._C._get_tracing_state, None),
+        (partial(getattr, forward_ad, "_current_level"), -1),
+    ),
+)
+_key_of = _KIND.key
+
+
+def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """See `recipes`; a compiler that traces this is not to look into it."""
+    return None if _is_compiling() else _key_of(args, kwargs)
+
+
+recipes.KEY_OF[Tensor] = key_of
+
+_CPU, _NOWHERE = torch.empty(0), torch.empty(0, device="meta")
+
+
+def _strides(buffer: Buffer) -> tuple[int, ...]:
+    return empty(buffer, _NOWHERE).stride()
+
+
+def _maker(buffer: Buffer) -> Callable[[], Tensor]:
+    if not small(buffer):
+        return partial(room, buffer, _CPU)
+    dtype = DTYPES[buffer.dtype]  # `torch.empty` takes longer to find out what it was told
+    return partial(torch.empty_strided, buffer.shape, _strides(buffer), dtype=dtype)
+
+
+def recipe(request: Request, ready: Prepared, where: Where) -> Callable[[Tensor], Tensor] | None:
+    """See `recipes`; `where` is what the pull of this call is told."""
+    if not recipes.may_repeat(request):
+        return None
+    if request.x.requires_grad and _is_grad_enabled():
+        pool = _differentiable(ready, where, request.x)
+    else:
+        pool = recipes.forward(ready, where.options, _maker, torch.get_num_threads)
+    return recipes.squeezed(request, ready, pool)
+
+
+def _differentiable(ready: Prepared, where: Where, x: Tensor) -> Callable[[Tensor], Tensor]:
+    adapter = ADAPTERS[ready.operator.name]
+    apply = _function(adapter)
+    steps = _Steps(adapter, ready, where, x)
+    return lambda x: apply(x, steps)
+
+
+@lru_cache
+def _function(adapter: Adapter) -> Any:
+    function = type(adapter.ops[""].name(), (_Function,), {})
+    # What `Function.apply` asks before, and a key has asked: is anything transformed?
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+class _Function(torch.autograd.Function):
+    """Forward and backward of one tensor; every further derivative is that of the pull."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: _Steps) -> Tensor:
+        y, saved = steps.forward(x)
+        ctx.steps = steps
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor | None) -> Any:
+        return None if gy is None else ctx.steps.pull(gy, ctx.saved_tensors), None
+
+
+class _Steps:
+    """Both passes of an operator on one kind of tensor.
+
+    Parameters
+    ----------
+    adapter, ready
+        The operator.
+    where : Where
+        What its pull is told.
+    x : Tensor
+        A tensor of that kind.
+    """
+
+    def __init__(self, adapter: Adapter, ready: Prepared, where: Where, x: Tensor) -> None:
+        operator, plan = ready.operator, ready.plan
+        self._plan = plan
+        self._options = where.options
+        self._run, self._pull = operator.forward, operator.pull
+        self._curved = operator.curved
+        self._output = _maker(Buffer(plan.out_shape, plan.order, plan.out_dtype))
+        self._input = _maker(Buffer(plan.in_shape, plan.order, plan.dtype))
+        self._kept = tuple(map(_maker, ready.residual))
+        self._shape, self._dtype = plan.out_shape, DTYPES[plan.out_dtype]
+        residual = ((b.shape, _strides(b), DTYPES[b.dtype], False) for b in ready.residual)
+        self._parts = (None, *(_KIND.parts(x),) * operator.curved, *residual)
+        self._adapter, self._where = adapter, where
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensors]:
+        """The output, and what the pull needs."""
+        y, residual = self._output(), tuple([make() for make in self._kept])
+        self._run(self._plan, x, None, y, residual, torch.get_num_threads(), *self._options)
+        return y, (x, *residual) if self._curved else residual
+
+    def pull(self, gy: Tensor, saved: Tensors) -> Tensor:
+        """The gradient of the input."""
+        if not self._expects(gy, saved):
+            where = self._where
+            gradient: Tensor = self._adapter.pull_of(gy, *saved, *where[:4], *where.options)
+            return gradient
+        gx = self._input()
+        x, residual = (saved[0], saved[1:]) if self._curved else (None, saved)
+        threads = torch.get_num_threads()
+        self._pull(self._plan, gy, x, None, residual, gx, threads, *self._options)
+        return gx
+
+    def _expects(self, gy: Tensor, saved: Tensors) -> bool:
+        """Whether all this came as it was made, and nobody asks for the derivative of the pull."""
+        return (
+            not _is_compiling()
+            and not _is_grad_enabled()
+            and _KIND.hold((gy, *saved), self._parts)
+            and gy.shape == self._shape
+            and gy.dtype is self._dtype
+        )
