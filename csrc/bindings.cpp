@@ -261,8 +261,9 @@ NB_MODULE(_kernels, m) {
     return nb::make_tuple(use.used, use.kept);
   });
   nb::class_<Kind>(m, "Kind")
-      .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple>(), nb::arg("type"),
-           nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"))
+      .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple, bool>(),
+           nb::arg("type"), nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"),
+           nb::arg("told") = false)
       .def("key", &Kind::key, nb::arg("args"), nb::arg("kwargs"))
       .def("parts", &Kind::parts, nb::arg("array"))
       .def("hold", &Kind::hold, nb::arg("arrays"), nb::arg("parts"));

@@ -1,5 +1,6 @@
 // Arrays as they come from Python: an object with the buffer protocol, or a tensor that says where
-// it lies (`data_ptr()`, `stride()`). And the names of what comes as a word.
+// it lies (at once or, when asked, by `data_ptr()` and `stride()`). And the names of what comes as
+// a word.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,9 +9,8 @@
 
 #include <string_view>
 
+#include "bound_exchange.hpp"
 #include "kernels.hpp"
-
-namespace nb = nanobind;
 
 namespace poolgrad {
 namespace {
@@ -67,6 +67,13 @@ class Array {
   }
 
   void ask(nb::handle source, bool writable) {
+    const Teller teller = teller_of(Py_TYPE(source.ptr()));
+    Told told;
+    if (teller && tell(teller, source, told)) {
+      data_ = told.first();
+      for (int a = 0; a < told.rank; ++a) add(told.strides[a]);
+      return;
+    }
     static PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
     static PyObject* const stride = PyUnicode_InternFromString("stride");
     data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(asked(source, data_ptr)));

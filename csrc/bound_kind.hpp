@@ -1,11 +1,9 @@
 // What tells one call from another: what a framework says of its array, and all other arguments.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <vector>
 
-namespace nb = nanobind;
+#include "bound_exchange.hpp"
 
 namespace poolgrad {
 namespace {
@@ -53,11 +51,14 @@ class Parts {
 // parts: questions of the array, whose answers tell kinds apart; modes: the same of the state
 // plain: (question of the array, answer): with another one, or with an error where any answer would
 // do (the answer is `...`), it is of no kind; quiet: (question of the state, answer)
+// told: whether arrays say where they lie, which is then the first part of their kind
 class Kind {
  public:
   Kind(nb::type_object type, const nb::tuple& parts, const nb::tuple& plain, const nb::tuple& modes,
-       const nb::tuple& quiet)
+       const nb::tuple& quiet, bool told)
       : type_(std::move(type)), parts_(listed(parts)), modes_(listed(modes)) {
+    if (told) teller_ = teller_of(reinterpret_cast<PyTypeObject*>(type_.ptr()));
+    if (told && !teller_) throw nb::type_error("arrays of this type do not say where they lie");
     for (nb::handle pair : plain) plain_.push_back(expected(pair));
     for (nb::handle pair : quiet) quiet_.push_back(expected(pair));
   }
@@ -95,9 +96,7 @@ class Kind {
     if (arrays.size() != parts.size() || !is_quiet()) return false;
     for (std::size_t a = 0; a < arrays.size(); ++a) {
       if (!is_plain(arrays[a])) return false;
-      if (!parts[a].is_none() && !has_parts(arrays[a], nb::borrow<nb::tuple>(parts[a]))) {
-        return false;
-      }
+      if (!has_parts(arrays[a], parts[a])) return false;
     }
     return true;
   }
@@ -147,16 +146,17 @@ class Kind {
   }
 
   bool add_parts(nb::handle array, Parts& parts) const {
+    if (teller_ && !parts.take(kind_told(teller_, array))) return false;
     for (const nb::object& part : parts_) {
       if (!parts.take(answer(part, array).release().ptr())) return false;
     }
     return true;
   }
-  bool has_parts(nb::handle array, const nb::tuple& expected) const {
-    for (std::size_t k = 0; k < parts_.size(); ++k) {
-      if (!is(answer(parts_[k], array), expected[k])) return false;
-    }
-    return true;
+  bool has_parts(nb::handle array, nb::handle expected) const {
+    Parts parts;
+    Told told;
+    if (expected.is_none()) return !teller_ || tell(teller_, array, told);
+    return add_parts(array, parts) && is(parts.tuple(), expected);
   }
 
   bool is_plain(nb::handle array) const {
@@ -195,6 +195,7 @@ class Kind {
   }
 
   nb::object type_;
+  Teller teller_ = nullptr;
   std::vector<nb::object> parts_, modes_;
   std::vector<Expected> plain_, quiet_;
 };

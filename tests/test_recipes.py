@@ -11,7 +11,9 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import poolgrad
-from poolgrad import recipes
+from poolgrad import numpy, recipes
+from poolgrad.core import Kind
+from poolgrad.torch.recipes import kind
 
 X = np.random.default_rng(0).standard_normal((2, 3, 9, 9)).astype(np.float32)
 NAMES = ("max_pool2d", "min_pool2d", "median_pool2d", "avg_pool2d", "adaptive_avg_pool2d")
@@ -122,6 +124,10 @@ def test_out_is_written() -> None:
         np.testing.assert_array_equal(out, expected)
 
 
+# What tensors are asked, also of those versions that say where they lie only one by one.
+KINDS = [kind(told) for told in {False, hasattr(torch.Tensor, "__dlpack_c_exchange_api__")}]
+
+
 def odd_tensors() -> dict[str, torch.Tensor]:
     x = torch.tensor(X)
     escaped = []
@@ -143,11 +149,48 @@ def odd_tensors() -> dict[str, torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("grad", [False, True])
-def test_odd_tensors_have_no_key(grad: bool) -> None:
-    of_tensors = recipes.KEY_OF[torch.Tensor]
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_tensors_have_no_key(kind: Kind, grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         for name, odd in odd_tensors().items():
-            assert of_tensors((odd, 2), {}) is None, name
+            assert kind.key((odd, 2), {}) is None, name
+            assert kind.parts(odd) is None, name
+            assert not kind.hold((odd,), (None,)), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_tensors(kind: Kind) -> None:
+    x = torch.tensor(X)
+    same, empty = torch.zeros_like(x), x[:0]
+    leaf = x.clone().requires_grad_()
+    others = [x.mT, x[1:], x[..., 1:], x.double(), x.int(), x.half(), x.bfloat16(), empty, leaf]
+    others += [torch.tensor(0.0), x.to(memory_format=torch.channels_last), x[None]]
+    parts = [kind.parts(t) for t in (x, *others)]
+    assert None not in parts
+    assert len(set(parts)) == len(parts)
+    assert kind.parts(same) == parts[0]
+    assert kind.hold((same, x.mT), (parts[0], None))
+    assert not any(kind.hold((t,), (parts[0],)) for t in others)
+    assert not kind.hold((x,), ())
+
+
+def test_tensors_without_a_quick_answer_are_asked() -> None:
+    class Asked:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+        def data_ptr(self) -> int:
+            return int(self.array.ctypes.data)
+
+        def stride(self) -> tuple[int, ...]:
+            return tuple(s // self.array.itemsize for s in self.array.strides)
+
+    x, y = X.transpose(0, 1, 3, 2), np.zeros((2, 3, 3, 3), np.float32)
+    plan = numpy.prepared(poolgrad.max_pool2d.describe(x, 3), x).plan
+    plan.kernels.select("max", Asked(x), Asked(y), None, False, None, 1)
+    np.testing.assert_array_equal(y, poolgrad.max_pool2d(x, 3))
+    with pytest.raises(AttributeError, match="data_ptr"):
+        plan.kernels.select("max", object(), y, None, False, None, 1)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# An array: an object with the buffer protocol, or with `data_ptr()` and, in elements, `stride()`.
+# An array: an object with the buffer protocol, or a tensor (`data_ptr()`; `stride()`, in elements).
 _Array = Any
 # The name of an attribute, or a function.
 _Question = str | Callable[[Any], Any]
@@ -26,6 +26,7 @@ class Kind:
         plain: tuple[tuple[_Question, Any], ...],
         modes: tuple[Callable[[], Any], ...],
         quiet: tuple[tuple[Callable[[], Any], Any], ...],
+        told: bool = False,
     ) -> None: ...
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None: ...
     def parts(self, array: Any) -> tuple[Any, ...] | None: ...

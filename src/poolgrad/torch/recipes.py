@@ -25,28 +25,38 @@ Tensors = tuple[Tensor, ...]
 
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 
-_KIND = Kind(
-    Tensor,
-    parts=("shape", Tensor.stride, "dtype", "requires_grad"),
-    plain=(
+
+def kind(told: bool) -> Kind:
+    """What a tensor is asked; `told`: whether tensors say at once where they lie."""
+    asked = (
         ("is_cpu", True),
         ("layout", torch.strided),
         ("is_quantized", False),
         ("is_nested", False),
-        (Tensor.is_neg, False),
         (Tensor._is_zerotensor, False),
-        (torch._is_functional_tensor, False),
         (Tensor.data_ptr, ...),  # what stands for other tensors has no memory
-    ),
-    modes=(_is_grad_enabled,),
-    quiet=(
-        (torch._C._functorch.peek_interpreter_stack, None),
-        (torch._C._len_torch_dispatch_stack, 0),
-        (torch._C._len_torch_function_stack, 0),
-        (torch._C._get_tracing_state, None),
-        (partial(getattr, forward_ad, "_current_level"), -1),
-    ),
-)
+    )
+    return Kind(
+        Tensor,
+        parts=("requires_grad", *(() if told else ("shape", Tensor.stride, "dtype"))),
+        plain=(
+            (Tensor.is_neg, False),
+            (torch._is_functional_tensor, False),
+            *(() if told else asked),
+        ),
+        modes=(_is_grad_enabled,),
+        quiet=(
+            (torch._C._functorch.peek_interpreter_stack, None),
+            (torch._C._len_torch_dispatch_stack, 0),
+            (torch._C._len_torch_function_stack, 0),
+            (torch._C._get_tracing_state, None),
+            (partial(getattr, forward_ad, "_current_level"), -1),
+        ),
+        told=told,
+    )
+
+
+_KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
 _key_of = _KIND.key
 
 
@@ -57,18 +67,14 @@ def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
 
 recipes.KEY_OF[Tensor] = key_of
 
-_CPU, _NOWHERE = torch.empty(0), torch.empty(0, device="meta")
-
-
-def _strides(buffer: Buffer) -> tuple[int, ...]:
-    return empty(buffer, _NOWHERE).stride()
+_CPU = torch.empty(0)
 
 
 def _maker(buffer: Buffer) -> Callable[[], Tensor]:
     if not small(buffer):
         return partial(room, buffer, _CPU)
-    dtype = DTYPES[buffer.dtype]  # `torch.empty` takes longer to find out what it was told
-    return partial(torch.empty_strided, buffer.shape, _strides(buffer), dtype=dtype)
+    strides = empty(buffer, _CPU).stride()  # told these, PyTorch sees sooner what it was told
+    return partial(torch.empty_strided, buffer.shape, strides, dtype=DTYPES[buffer.dtype])
 
 
 def recipe(request: Request, ready: Prepared, where: Where) -> Callable[[Tensor], Tensor] | None:
@@ -135,8 +141,8 @@ class _Steps:
         self._input = _maker(Buffer(plan.in_shape, plan.order, plan.dtype))
         self._kept = tuple(map(_maker, ready.residual))
         self._shape, self._dtype = plan.out_shape, DTYPES[plan.out_dtype]
-        residual = ((b.shape, _strides(b), DTYPES[b.dtype], False) for b in ready.residual)
-        self._parts = (None, *(_KIND.parts(x),) * operator.curved, *residual)
+        saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in ready.residual))
+        self._parts = (None, *map(_KIND.parts, saved))
         self._adapter, self._where = adapter, where
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensors]:
