@@ -261,10 +261,12 @@ NB_MODULE(_kernels, m) {
     return nb::make_tuple(use.used, use.kept);
   });
   nb::class_<Kind>(m, "Kind")
-      .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple, bool>(),
+      .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple,
+                    std::optional<std::string>>(),
            nb::arg("type"), nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"),
-           nb::arg("told") = false)
+           nb::arg("told") = nb::none())
       .def("key", &Kind::key, nb::arg("args"), nb::arg("kwargs"))
+      .def("find", &Kind::find, nb::arg("kept"), nb::arg("args"), nb::arg("kwargs"))
       .def("parts", &Kind::parts, nb::arg("array"))
       .def("hold", &Kind::hold, nb::arg("arrays"), nb::arg("parts"));
   nb::class_<BoundPlan>(m, "Plan")

@@ -1,10 +1,8 @@
-// Tensors that say at once where and how they lie: the part of DLPack's exchange API that is used
-// here, which a type offers as the capsule `__dlpack_c_exchange_api__`.
+// Arrays that say at once where and how they lie: by the buffer protocol, or by DLPack's exchange
+// API (the part of it that is used here), which a type offers as `__dlpack_c_exchange_api__`.
 #pragma once
 
 #include <nanobind/nanobind.h>
-
-#include <cstring>
 
 #include "view.hpp"
 
@@ -73,17 +71,50 @@ inline bool tell(Teller teller, nb::handle tensor, Told& told) {
   return (told.strides || told.rank == 0) && (told.data || elements == 0);
 }
 
-// Dtype, shape and strides in one object; null if it cannot say so.
-inline PyObject* kind_told(Teller teller, nb::handle tensor) {
+// What an array says of how it lies, as one object of Python's.
+class Lying {
+ public:
+  void add(i64 word) { words_[count_++] = word; }
+  PyObject* bytes() const {
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(words_),
+                                     count_ * static_cast<Py_ssize_t>(sizeof(i64)));
+  }
+
+ private:
+  i64 words_[1 + 2 * kMostAxes];
+  int count_ = 0;
+};
+
+// Dtype, shape and strides; null if it cannot say so.
+inline PyObject* lying(Teller teller, nb::handle tensor) {
   Told told;
   if (!tell(teller, tensor, told)) return nullptr;
-  const std::size_t rank = static_cast<std::size_t>(told.rank);
-  i64 words[1 + 2 * kMostAxes] = {told.code | told.bits << 8 | i64{told.lanes} << 16};
-  std::memcpy(words + 1, told.shape, rank * sizeof(i64));
-  std::memcpy(words + 1 + rank, told.strides, rank * sizeof(i64));
-  const std::size_t bytes = (1 + 2 * rank) * sizeof(i64);
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(words),
-                                   static_cast<Py_ssize_t>(bytes));
+  Lying words;
+  words.add(told.code | told.bits << 8 | i64{told.lanes} << 16);
+  for (int a = 0; a < told.rank; ++a) words.add(told.shape[a]);
+  for (int a = 0; a < told.rank; ++a) words.add(told.strides[a]);
+  return words.bytes();
+}
+
+// Size of an item, shape and strides; null unless items lie at multiples of their size.
+inline PyObject* lying_in_buffer(nb::handle array) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDES) != 0) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const Py_ssize_t size = buffer.itemsize;
+  bool whole = size > 0 && buffer.ndim <= kMostAxes &&
+               reinterpret_cast<std::uintptr_t>(buffer.buf) % static_cast<std::size_t>(size) == 0;
+  Lying words;
+  words.add(size);
+  for (int a = 0; whole && a < buffer.ndim; ++a) words.add(buffer.shape[a]);
+  for (int a = 0; whole && a < buffer.ndim; ++a) {
+    words.add(buffer.strides[a]);
+    whole = buffer.strides[a] % size == 0;
+  }
+  PyBuffer_Release(&buffer);
+  return whole ? words.bytes() : nullptr;
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 // What tells one call from another: what a framework says of its array, and all other arguments.
 #pragma once
 
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
 #include <vector>
 
 #include "bound_exchange.hpp"
@@ -51,14 +54,16 @@ class Parts {
 // parts: questions of the array, whose answers tell kinds apart; modes: the same of the state
 // plain: (question of the array, answer): with another one, or with an error where any answer would
 // do (the answer is `...`), it is of no kind; quiet: (question of the state, answer)
-// told: whether arrays say where they lie, which is then the first part of their kind
+// told: whether arrays say where they lie ("by exchange", "by buffer"), which is then the first
+// part of their kind; None: they are asked for it
 class Kind {
  public:
   Kind(nb::type_object type, const nb::tuple& parts, const nb::tuple& plain, const nb::tuple& modes,
-       const nb::tuple& quiet, bool told)
+       const nb::tuple& quiet, std::optional<std::string> told)
       : type_(std::move(type)), parts_(listed(parts)), modes_(listed(modes)) {
-    if (told) teller_ = teller_of(reinterpret_cast<PyTypeObject*>(type_.ptr()));
-    if (told && !teller_) throw nb::type_error("arrays of this type do not say where they lie");
+    buffer_ = told == "by buffer";
+    if (told == "by exchange") teller_ = teller_of(reinterpret_cast<PyTypeObject*>(type_.ptr()));
+    if (told && !buffer_ && !teller_) throw nb::type_error("arrays of this type do not say so");
     for (nb::handle pair : plain) plain_.push_back(expected(pair));
     for (nb::handle pair : quiet) quiet_.push_back(expected(pair));
   }
@@ -72,7 +77,7 @@ class Kind {
     for (const nb::object& mode : modes_) {
       if (!parts.take(answer(mode).release().ptr())) return nb::none();
     }
-    // What follows comes in pairs, and a name is no type: so the two kinds are told apart.
+    // A value follows its types, and a name is no type: so it is clear what is what.
     for (std::size_t a = 1; a < args.size(); ++a) {
       if (!add_value(args[a], parts)) return nb::none();
     }
@@ -83,6 +88,15 @@ class Kind {
       }
     }
     return parts.tuple();
+  }
+
+  // What is kept under the key; None if there is none or nothing is.
+  nb::object find(nb::dict kept, nb::tuple args, nb::dict kwargs) const {
+    const nb::object own = key(args, kwargs);
+    if (own.is_none()) return own;
+    PyObject* found = PyDict_GetItemWithError(kept.ptr(), own.ptr());
+    if (!found && PyErr_Occurred()) throw nb::python_error();
+    return found ? nb::borrow(found) : nb::none();
   }
 
   // What tells the kind of an array; None if it is of none.
@@ -146,7 +160,8 @@ class Kind {
   }
 
   bool add_parts(nb::handle array, Parts& parts) const {
-    if (teller_ && !parts.take(kind_told(teller_, array))) return false;
+    if (buffer_ && !parts.take(lying_in_buffer(array))) return false;
+    if (teller_ && !parts.take(lying(teller_, array))) return false;
     for (const nb::object& part : parts_) {
       if (!parts.take(answer(part, array).release().ptr())) return false;
     }
@@ -196,6 +211,7 @@ class Kind {
 
   nb::object type_;
   Teller teller_ = nullptr;
+  bool buffer_ = false;
   std::vector<nb::object> parts_, modes_;
   std::vector<Expected> plain_, quiet_;
 };

@@ -93,9 +93,10 @@ class Direct {
 
   // Whether an output may be that of a place without an input.
   bool is_suspect(Target row) const {
+    if (in_place_) return false;
     bool found = false;
     for (i64 i = 0; i < p_.axis[2].out; ++i) found |= Op::is_suspect(row, i);
-    return found && !in_place_;
+    return found;
   }
 
  private:

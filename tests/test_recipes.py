@@ -50,7 +50,7 @@ def test_equal_arguments_of_another_type_are_still_refused(kind: object) -> None
 
 
 def key_of(*args: object, **kwargs: object) -> object:
-    return recipes.KEY_OF[type(args[0])](args, kwargs)
+    return recipes.KNOWN[type(args[0])].key(args, kwargs)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
@@ -87,9 +87,9 @@ def test_what_may_change_has_no_key() -> None:
     assert key_of(X, **{Name("stride"): 2}) is None
     assert key_of(X, *range(1000)) is None
     for odd in (X.view(type("Own", (np.ndarray,), {})), [1.0]):
-        assert type(odd) not in recipes.KEY_OF
-        assert recipes.KEY_OF[np.ndarray]((odd, 2), {}) is None
-    assert recipes.KEY_OF[np.ndarray]((), {}) is None
+        assert type(odd) not in recipes.KNOWN
+        assert recipes.KNOWN[np.ndarray].key((odd, 2), {}) is None
+    assert recipes.KNOWN[np.ndarray].key((), {}) is None
     record = np.zeros(4, np.dtype([("a", "u1"), ("x", "f4")]))["x"]
     assert key_of(record, 2) is None
 

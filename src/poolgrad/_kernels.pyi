@@ -1,7 +1,7 @@
 """The compiled module, made from csrc/bindings.cpp."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal
 
 # An array: an object with the buffer protocol, or a tensor (`data_ptr()`; `stride()`, in elements).
 _Array = Any
@@ -26,9 +26,15 @@ class Kind:
         plain: tuple[tuple[_Question, Any], ...],
         modes: tuple[Callable[[], Any], ...],
         quiet: tuple[tuple[Callable[[], Any], Any], ...],
-        told: bool = False,
+        told: Literal["by exchange", "by buffer"] | None = None,
     ) -> None: ...
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None: ...
+    def find(
+        self,
+        kept: dict[Hashable, Callable[[Any], Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Callable[[Any], Any] | None: ...
     def parts(self, array: Any) -> tuple[Any, ...] | None: ...
     def hold(self, arrays: tuple[Any, ...], parts: tuple[tuple[Any, ...] | None, ...]) -> bool: ...
 

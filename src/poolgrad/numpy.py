@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from poolgrad import arguments, recipes
 from poolgrad.contract import Buffer, Operator, Request, Samples
 from poolgrad.core import LARGE, Kind, Memory, Plan, get_num_threads, inner_axis
 from poolgrad.operators import OPERATORS, Prepared, prepare
-from poolgrad.recipes import KEY_OF
 
 Array = NDArray[Any]
 
@@ -188,12 +186,13 @@ def call(request: Request) -> Call:
 
 _KIND = Kind(
     np.ndarray,
-    parts=("shape", "strides", "dtype"),
-    plain=((attrgetter("flags.aligned"), True),),
+    parts=("dtype",),
+    plain=(),
     modes=(),
     quiet=(),
+    told="by buffer",
 )
-KEY_OF[np.ndarray] = _KIND.key
+recipes.KNOWN[np.ndarray] = recipes.Known(_KIND.find, _KIND.key)
 
 
 def _maker(buffer: Buffer) -> Callable[[], Array]:

@@ -9,16 +9,12 @@ of that kind (`recipe`; None if there is none).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 from poolgrad.contract import Buffer, Request
 from poolgrad.operators import Prepared
 
 _MOST = 4096  # recipes of one function
-
-# By the exact type of an array: what a recipe is kept under, of all positional arguments (the array
-# is the first) and all others; None if the call cannot have one.
-KEY_OF: dict[type, Callable[[tuple[Any, ...], dict[str, Any]], Hashable]] = {}
 
 
 class Recipes(dict[Hashable, Callable[[Any], Any]]):
@@ -30,6 +26,24 @@ class Recipes(dict[Hashable, Callable[[Any], Any]]):
             if len(self) >= _MOST:
                 self.clear()
             self[key] = recipe
+
+
+class Known(NamedTuple):
+    """How the calls with arrays of one type are known. The array is the first argument.
+
+    Attributes
+    ----------
+    find : callable
+        The recipe for a call, or None, among those of its function.
+    key : callable
+        What a recipe is to be kept under; None if this call cannot have one.
+    """
+
+    find: Callable[[Recipes, tuple[Any, ...], dict[str, Any]], Callable[[Any], Any] | None]
+    key: Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
+
+
+KNOWN: dict[type, Known] = {}  # by the exact type of an array
 
 
 def may_repeat(request: Request) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from poolgrad.contract import Request
 from poolgrad.core import first_pooled
 from poolgrad.functional.wording import fill
-from poolgrad.recipes import KEY_OF, Recipes
+from poolgrad.recipes import KNOWN, Recipes
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -98,11 +98,11 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
     recipes = Recipes()
 
     def pool(*args: P.args, **kwargs: P.kwargs) -> Any:
-        key_of = KEY_OF.get(type(args[0])) if args else None
-        key = key_of(args, kwargs) if key_of is not None else None
-        recipe = recipes.get(key) if key is not None else None
+        known = KNOWN.get(type(args[0])) if args else None
+        recipe = known.find(recipes, args, kwargs) if known is not None else None
         if recipe is not None:
             return recipe(args[0])
+        key = known.key(args, kwargs) if known is not None else None
         request = describe(*args, **kwargs)
         front = front_end(request.x)
         result = front.perform(request)

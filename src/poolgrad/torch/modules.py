@@ -38,6 +38,8 @@ class _Pool(nn.Module):
         The public function.
     dims : int
         How many axes it pools.
+    names : tuple of str
+        The arguments that the constructor takes.
     inherited : tuple of str
         The arguments that the constructor of PyTorch's class keeps.
     shown : tuple of str
@@ -51,6 +53,7 @@ class _Pool(nn.Module):
     __signature__: ClassVar[Signature]  # of the constructor; each argument becomes an attribute
     function: ClassVar[Callable[..., Any]]
     dims: ClassVar[int]
+    names: ClassVar[tuple[str, ...]]
     inherited: ClassVar[tuple[str, ...]]
     shown: ClassVar[tuple[str, ...]]
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
@@ -96,7 +99,7 @@ class _Pool(nn.Module):
         return request
 
     def _arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__signature__.parameters}
+        return {name: getattr(self, name) for name in self.names}
 
     def forward(self, x: Tensor) -> Any:
         return self.function(x, **self._arguments())
@@ -216,6 +219,7 @@ def _family(
             "__signature__": takes,
             "function": staticmethod(fast),
             "dims": d,
+            "names": tuple(takes.parameters),
             "inherited": inherited,
             "shown": tuple(shown or (n for n in placed if n not in _SELDOM)),
         }

@@ -52,20 +52,30 @@ def kind(told: bool) -> Kind:
             (torch._C._get_tracing_state, None),
             (partial(getattr, forward_ad, "_current_level"), -1),
         ),
-        told=told,
+        told="by exchange" if told else None,
     )
 
 
 _KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
-_key_of = _KIND.key
+_find, _key = _KIND.find, _KIND.key
 
 
-def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """See `recipes`; a compiler that traces this is not to look into it."""
-    return None if _is_compiling() else _key_of(args, kwargs)
+# A compiler that traces these is not to look into them.
 
 
-recipes.KEY_OF[Tensor] = key_of
+def find(
+    kept: recipes.Recipes, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Any], Any] | None:
+    """See `recipes.Known`."""
+    return None if _is_compiling() else _find(kept, args, kwargs)
+
+
+def key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """See `recipes.Known`."""
+    return None if _is_compiling() else _key(args, kwargs)
+
+
+recipes.KNOWN[Tensor] = recipes.Known(find, key)
 
 _CPU = torch.empty(0)
 
