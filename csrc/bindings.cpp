@@ -4,6 +4,7 @@
 
 #include "bound_kind.hpp"
 #include "bound_layout.hpp"
+#include "bound_steps.hpp"
 #include "cache.hpp"
 
 namespace poolgrad {
@@ -266,9 +267,13 @@ NB_MODULE(_kernels, m) {
            nb::arg("type"), nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"),
            nb::arg("told") = nb::none())
       .def("key", &Kind::key, nb::arg("args"), nb::arg("kwargs"))
-      .def("find", &Kind::find, nb::arg("kept"), nb::arg("args"), nb::arg("kwargs"))
+      .def("call", &Kind::call, nb::arg("kept"), nb::arg("args"), nb::arg("kwargs"))
       .def("parts", &Kind::parts, nb::arg("array"))
       .def("hold", &Kind::hold, nb::arg("arrays"), nb::arg("parts"));
+  nb::class_<Steps>(m, "Steps")
+      .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object>(), nb::arg("calls"),
+           nb::arg("holes"), nb::arg("makers"), nb::arg("threads"))
+      .def("run", &Steps::run);
   nb::class_<BoundPlan>(m, "Plan")
       .def(nb::init<const std::vector<nb::tuple>&, const std::vector<i64>&, const std::vector<int>&,
                     int, const std::string&, const std::string&>(),

@@ -90,13 +90,15 @@ class Kind {
     return parts.tuple();
   }
 
-  // What is kept under the key; None if there is none or nothing is.
-  nb::object find(nb::dict kept, nb::tuple args, nb::dict kwargs) const {
+  // What the function that is kept under the key makes of the array; None if none is kept.
+  nb::object call(nb::dict kept, nb::tuple args, nb::dict kwargs) const {
     const nb::object own = key(args, kwargs);
     if (own.is_none()) return own;
     PyObject* found = PyDict_GetItemWithError(kept.ptr(), own.ptr());
     if (!found && PyErr_Occurred()) throw nb::python_error();
-    return found ? nb::borrow(found) : nb::none();
+    if (!found) return nb::none();
+    const nb::object function = nb::borrow(found);  // also if it is thrown out meanwhile
+    return answer(function, args[0]);
   }
 
   // What tells the kind of an array; None if it is of none.

@@ -29,14 +29,24 @@ class Kind:
         told: Literal["by exchange", "by buffer"] | None = None,
     ) -> None: ...
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None: ...
-    def find(
+    def call(
         self,
         kept: dict[Hashable, Callable[[Any], Any]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Callable[[Any], Any] | None: ...
+    ) -> Any: ...
     def parts(self, array: Any) -> tuple[Any, ...] | None: ...
     def hold(self, arrays: tuple[Any, ...], parts: tuple[tuple[Any, ...] | None, ...]) -> bool: ...
+
+class Steps:
+    def __init__(
+        self,
+        calls: tuple[tuple[Callable[..., None], tuple[Any, ...]], ...],
+        holes: tuple[object, ...],
+        makers: tuple[Callable[[], _Array], ...],
+        threads: Callable[[], int],
+    ) -> None: ...
+    def run(self, *given: _Array) -> Any: ...
 
 class Plan:
     def __init__(

@@ -26,6 +26,7 @@ except ImportError as error:  # pragma: no cover - only in a broken installation
 LARGE = 1 << 20
 Memory = _kernels.Memory
 Kind = _kernels.Kind
+Steps = _kernels.Steps
 
 _MOST_THREADS = 4096
 _MOST_ELEMENTS = (2**63 - 1) // 8

@@ -192,7 +192,7 @@ _KIND = Kind(
     quiet=(),
     told="by buffer",
 )
-recipes.KNOWN[np.ndarray] = recipes.Known(_KIND.find, _KIND.key)
+recipes.KNOWN[np.ndarray] = recipes.Known(_KIND.call, _KIND.key)
 
 
 def _maker(buffer: Buffer) -> Callable[[], Array]:

@@ -8,10 +8,12 @@ of that kind (`recipe`; None if there is none).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 from poolgrad.contract import Buffer, Request
+from poolgrad.core import Plan, Steps
 from poolgrad.operators import Prepared
 
 _MOST = 4096  # recipes of one function
@@ -33,13 +35,13 @@ class Known(NamedTuple):
 
     Attributes
     ----------
-    find : callable
-        The recipe for a call, or None, among those of its function.
+    call : callable
+        The result of a call that has a recipe among those of its function; else None.
     key : callable
         What a recipe is to be kept under; None if this call cannot have one.
     """
 
-    find: Callable[[Recipes, tuple[Any, ...], dict[str, Any]], Callable[[Any], Any] | None]
+    call: Callable[[Recipes, tuple[Any, ...], dict[str, Any]], Any]
     key: Callable[[tuple[Any, ...], dict[str, Any]], Hashable]
 
 
@@ -51,34 +53,90 @@ def may_repeat(request: Request) -> bool:
     return request.out is None and not request.return_indices and not request.arguments
 
 
-def forward(
+class _Recorder:
+    """In place of a plan's kernels: notes which are called, and with what."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        self.calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        kernel = getattr(self._kernels, name)
+        return lambda *args: self.calls.append((kernel, args))
+
+
+_Maker = Callable[[Buffer], Callable[[], Any]]
+
+
+def steps(
     ready: Prepared,
-    options: tuple[Any, ...],
-    maker: Callable[[Buffer], Callable[[], Any]],
+    made: Sequence[Buffer],
+    given: int,
+    run: Callable[[Plan, tuple[object, ...], tuple[object, ...], object], None],
+    maker: _Maker,
     threads: Callable[[], int],
-) -> Callable[[Any], Any]:
-    """The forward pass of an operator that reads one array, and keeps nothing.
+) -> Callable[..., Any]:
+    """What an operator does to any arrays, found out by watching it do that to none.
 
     Parameters
     ----------
     ready : Prepared
         The operator on one kind of array.
-    options : tuple
-        Of the operator.
+    made : sequence of Buffer
+        The arrays that it writes, which are the result.
+    given : int
+        How many it reads.
+    run : callable
+        Calls it, with a plan, the arrays that are given, those that are made and the number of
+        threads.
     maker : callable
         Makes of a buffer the function that makes such an array, not initialised.
     threads : callable
         How many threads to use.
     """
-    run, plan = ready.operator.forward, ready.plan
-    room = maker(Buffer(plan.out_shape, plan.order, plan.out_dtype))
+    recorder = _Recorder(ready.plan.kernels)
+    holes = tuple(object() for _ in range(given + len(made) + 1))
+    plan = replace(ready.plan, kernels=cast(Any, recorder))
+    run(plan, holes[:given], holes[given:-1], holes[-1])
+    return Steps(tuple(recorder.calls), holes, tuple(map(maker, made)), threads).run
 
-    def pool(x: Any) -> Any:
-        y = room()
-        run(plan, x, None, y, (), threads(), *options)
-        return y
 
-    return pool
+def forward(
+    ready: Prepared,
+    options: tuple[Any, ...],
+    maker: _Maker,
+    threads: Callable[[], int],
+    keep: bool = False,
+) -> Callable[[Any], Any]:
+    """The forward pass of an operator that reads one array; see `steps`.
+
+    It gives the output or, to `keep`, a tuple of the output and the residual.
+    """
+    plan, operator = ready.plan, ready.operator
+
+    def run(plan: Plan, given: Any, made: Any, count: Any) -> None:
+        operator.forward(plan, given[0], None, made[0], made[1:], count, *options)
+
+    output = Buffer(plan.out_shape, plan.order, plan.out_dtype)
+    return steps(ready, (output, *ready.residual * keep), 1, run, maker, threads)
+
+
+def pull(
+    ready: Prepared,
+    options: tuple[Any, ...],
+    maker: _Maker,
+    threads: Callable[[], int],
+) -> Callable[..., Any]:
+    """Its pullback: takes the gradient, the input if the operator is curved, and the residual."""
+    plan, operator = ready.plan, ready.operator
+    first = 1 + operator.curved
+
+    def run(plan: Plan, given: Any, made: Any, count: Any) -> None:
+        x = given[1] if operator.curved else None
+        operator.pull(plan, given[0], x, None, given[first:], made[0], count, *options)
+
+    target = Buffer(plan.in_shape, plan.order, plan.dtype)
+    return steps(ready, (target,), first + len(ready.residual), run, maker, threads)
 
 
 def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -99,9 +99,9 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
 
     def pool(*args: P.args, **kwargs: P.kwargs) -> Any:
         known = KNOWN.get(type(args[0])) if args else None
-        recipe = known.find(recipes, args, kwargs) if known is not None else None
-        if recipe is not None:
-            return recipe(args[0])
+        result = known.call(recipes, args, kwargs) if known is not None else None
+        if result is not None:
+            return result
         key = known.key(args, kwargs) if known is not None else None
         request = describe(*args, **kwargs)
         front = front_end(request.x)

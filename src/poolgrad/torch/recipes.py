@@ -57,17 +57,15 @@ def kind(told: bool) -> Kind:
 
 
 _KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
-_find, _key = _KIND.find, _KIND.key
+_call, _key = _KIND.call, _KIND.key
 
 
 # A compiler that traces these is not to look into them.
 
 
-def find(
-    kept: recipes.Recipes, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[Any], Any] | None:
+def call(kept: recipes.Recipes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """See `recipes.Known`."""
-    return None if _is_compiling() else _find(kept, args, kwargs)
+    return None if _is_compiling() else _call(kept, args, kwargs)
 
 
 def key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
@@ -75,7 +73,7 @@ def key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     return None if _is_compiling() else _key(args, kwargs)
 
 
-recipes.KNOWN[Tensor] = recipes.Known(find, key)
+recipes.KNOWN[Tensor] = recipes.Known(call, key)
 
 _CPU = torch.empty(0)
 
@@ -142,14 +140,10 @@ class _Steps:
     """
 
     def __init__(self, adapter: Adapter, ready: Prepared, where: Where, x: Tensor) -> None:
-        operator, plan = ready.operator, ready.plan
-        self._plan = plan
-        self._options = where.options
-        self._run, self._pull = operator.forward, operator.pull
-        self._curved = operator.curved
-        self._output = _maker(Buffer(plan.out_shape, plan.order, plan.out_dtype))
-        self._input = _maker(Buffer(plan.in_shape, plan.order, plan.dtype))
-        self._kept = tuple(map(_maker, ready.residual))
+        operator, plan, threads = ready.operator, ready.plan, torch.get_num_threads
+        self._run = recipes.forward(ready, where.options, _maker, threads, keep=True)
+        self._pull = recipes.pull(ready, where.options, _maker, threads)
+        self._curved, self._keeps = operator.curved, bool(ready.residual)
         self._shape, self._dtype = plan.out_shape, DTYPES[plan.out_dtype]
         saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in ready.residual))
         self._parts = (None, *map(_KIND.parts, saved))
@@ -157,9 +151,10 @@ class _Steps:
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensors]:
         """The output, and what the pull needs."""
-        y, residual = self._output(), tuple([make() for make in self._kept])
-        self._run(self._plan, x, None, y, residual, torch.get_num_threads(), *self._options)
-        return y, (x, *residual) if self._curved else residual
+        if not self._keeps:
+            return self._run(x), ()
+        y, *residual = self._run(x)
+        return y, (x, *residual) if self._curved else (*residual,)
 
     def pull(self, gy: Tensor, saved: Tensors) -> Tensor:
         """The gradient of the input."""
@@ -167,10 +162,7 @@ class _Steps:
             where = self._where
             gradient: Tensor = self._adapter.pull_of(gy, *saved, *where[:4], *where.options)
             return gradient
-        gx = self._input()
-        x, residual = (saved[0], saved[1:]) if self._curved else (None, saved)
-        threads = torch.get_num_threads()
-        self._pull(self._plan, gy, x, None, residual, gx, threads, *self._options)
+        gx: Tensor = self._pull(gy, *saved)
         return gx
 
     def _expects(self, gy: Tensor, saved: Tensors) -> bool:

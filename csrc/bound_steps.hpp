@@ -1,0 +1,111 @@
+// Calls of kernels with the arrays left out: made once, then run for other arrays of the same kind.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <vector>
+
+namespace nb = nanobind;
+
+namespace poolgrad {
+namespace {
+
+class Steps {
+ public:
+  // calls: (function, its arguments); holes: what stands in the arguments, or in a list among them,
+  // for the given arrays, for those that `makers` make and for the number of `threads`
+  Steps(const nb::tuple& calls, const nb::tuple& holes, const nb::tuple& makers, nb::object threads)
+      : threads_(std::move(threads)) {
+    for (nb::handle maker : makers) makers_.push_back(nb::borrow(maker));
+    if (holes.size() < makers.size() + 1 || holes.size() > kMost) {
+      throw nb::value_error("another number of holes is needed");
+    }
+    given_ = holes.size() - makers.size() - 1;
+    for (nb::handle call : calls) {
+      const nb::tuple both = nb::cast<nb::tuple>(call);
+      const nb::tuple arguments = nb::cast<nb::tuple>(both[1]);
+      if (arguments.size() > kMost) throw nb::value_error("too many arguments");
+      calls_.push_back({nb::borrow(both[0]), {}});
+      for (nb::handle a : arguments) calls_.back().arguments.push_back(argument(a, holes));
+    }
+  }
+
+  // What was made: one array, or a tuple of them.
+  nb::object run(nb::args given) const {
+    if (given.size() != given_) throw nb::value_error("another number of arrays is needed");
+    nb::object filled[kMost];
+    std::size_t at = 0;
+    for (nb::handle array : given) filled[at++] = nb::borrow(array);
+    for (const nb::object& maker : makers_) filled[at++] = called(maker, nullptr, 0);
+    filled[at] = called(threads_, nullptr, 0);
+    for (const Call& call : calls_) {
+      nb::object lists[kMost];
+      PyObject* arguments[kMost];
+      std::size_t count = 0;
+      for (const Argument& a : call.arguments) {
+        if (a.is_list) lists[count] = list_of(a, filled);
+        arguments[count] = a.is_list ? lists[count].ptr() : of(a, filled).ptr();
+        ++count;
+      }
+      called(call.function, arguments, count);
+    }
+    if (makers_.size() == 1) return filled[given_];
+    nb::list made;
+    for (std::size_t m = 0; m < makers_.size(); ++m) made.append(filled[given_ + m]);
+    return nb::tuple(made);
+  }
+
+ private:
+  static constexpr std::size_t kMost = 12;
+
+  struct Argument {
+    int hole = -1;
+    nb::object value;  // if it is no hole
+    bool is_list = false;
+    std::vector<Argument> items;
+  };
+  struct Call {
+    nb::object function;
+    std::vector<Argument> arguments;
+  };
+
+  static Argument argument(nb::handle from, const nb::tuple& holes) {
+    Argument made;
+    for (std::size_t h = 0; h < holes.size(); ++h) {
+      if (from.is(holes[h])) made.hole = static_cast<int>(h);
+    }
+    if (made.hole >= 0) return made;
+    made.value = nb::borrow(from);
+    if (PyList_Check(from.ptr())) {
+      made.is_list = true;
+      for (nb::handle item : nb::borrow<nb::list>(from)) {
+        made.items.push_back(argument(item, holes));
+      }
+    }
+    return made;
+  }
+
+  static const nb::object& of(const Argument& a, const nb::object* filled) {
+    return a.hole >= 0 ? filled[a.hole] : a.value;
+  }
+  static nb::object list_of(const Argument& a, const nb::object* filled) {
+    nb::list made;
+    for (const Argument& item : a.items) made.append(of(item, filled));
+    return made;
+  }
+
+  static nb::object called(const nb::object& function, PyObject* const* arguments,
+                           std::size_t count) {
+    PyObject* result = PyObject_Vectorcall(function.ptr(), arguments, count, nullptr);
+    if (!result) throw nb::python_error();
+    return nb::steal(result);
+  }
+
+  nb::object threads_;
+  std::vector<nb::object> makers_;
+  std::size_t given_ = 0;
+  std::vector<Call> calls_;
+};
+
+}  // namespace
+}  // namespace poolgrad
