@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import poolgrad
 from poolgrad import numpy, recipes
-from poolgrad.core import Kind
-from poolgrad.torch.recipes import kind
+from poolgrad.core import Kind, Steps
+from poolgrad.torch.arrays import kind
 
 X = np.random.default_rng(0).standard_normal((2, 3, 9, 9)).astype(np.float32)
 NAMES = ("max_pool2d", "min_pool2d", "median_pool2d", "avg_pool2d", "adaptive_avg_pool2d")
@@ -191,6 +191,21 @@ def test_tensors_without_a_quick_answer_are_asked() -> None:
     np.testing.assert_array_equal(y, poolgrad.max_pool2d(x, 3))
     with pytest.raises(AttributeError, match="data_ptr"):
         plan.kernels.select("max", object(), y, None, False, None, 1)
+
+
+def test_steps_fill_their_holes() -> None:
+    seen = []
+    x, y, threads = object(), object(), object()
+    call = (lambda *args: seen.append(args), (1, x, [y, 2, x], threads))
+    steps = Steps((call, call), (x, y, threads), (lambda: "made",), lambda: 3)
+    assert steps.run("given") == "made"
+    assert seen == [(1, "given", ["made", 2, "given"], 3)] * 2
+    with pytest.raises(ValueError, match="number of arrays"):
+        steps.run()
+    with pytest.raises(ValueError, match="number of holes"):
+        Steps((), (threads,), (list,), int)
+    two = Steps((), (x, y, threads), (lambda: 1, lambda: 2), lambda: 3)
+    assert two.run() == (1, 2)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")

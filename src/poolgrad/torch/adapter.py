@@ -39,10 +39,9 @@ from poolgrad.torch.arrays import (
     room,
 )
 from poolgrad.torch.batching import batch
+from poolgrad.torch.derivatives import LIBRARY, save, told
 
-LIBRARY = torch.library.Library("poolgrad", "DEF")
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
-
 
 _Make = Callable[[Buffer, Tensor], Tensor]  # `room` for the kernels, `empty` for who only asks
 
@@ -53,46 +52,6 @@ def _output(layout: Layout, like: Tensor, make: _Make) -> Tensor:
 
 def _input(layout: Layout, like: Tensor, make: _Make) -> Tensor:
     return make(Buffer(layout.in_shape, layout.order, layout.dtype), like)
-
-
-class _Static:
-    """Arguments that are no tensors, as one: PyTorch's transformations take lists apart."""
-
-    def __init__(self, *values: Any) -> None:
-        self.values = values
-
-
-def _told(op: Any, tensors: int, keep: Any, backward: Any, jvp: Any) -> Any:
-    """The operator, with its derivatives `backward` and `jvp`, and what they `keep`.
-
-    Its first `tensors` arguments are tensors.
-    """
-    torch.library.register_autograd(op, backward, setup_context=keep, lib=LIBRARY)
-
-    def function_keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        keep(ctx, (*inputs[:-1], *inputs[-1].values), output)
-
-    members = {
-        "forward": staticmethod(lambda *args: op(*args[:-1], *args[-1].values)),
-        "setup_context": staticmethod(function_keep),
-        "backward": staticmethod(lambda ctx, *gs: (*backward(ctx, *gs)[:tensors], None)),
-        "jvp": staticmethod(jvp),
-        "generate_vmap_rule": True,
-    }
-    function: Any = type(op.name(), (torch.autograd.Function,), members)
-
-    def call(*args: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return op(*args)
-        return function.apply(*args[:tensors], _Static(*args[tensors:]))
-
-    return call
-
-
-def _saved(ctx: Any, kept: tuple[Tensor, ...], inputs: tuple[Any, ...]) -> None:
-    ctx.inputs = len(inputs)
-    ctx.save_for_backward(*kept)
-    ctx.save_for_forward(*kept)
 
 
 class Where(NamedTuple):
@@ -305,7 +264,7 @@ class Adapter:
             ctx.set_materialize_grads(False)
             residual = output[1:] if self.kept else ()
             ctx.mark_non_differentiable(*residual)
-            _saved(ctx, (*inputs[: 1 + given][not operator.curved :], *residual), inputs)
+            save(ctx, (*inputs[: 1 + given][not operator.curved :], *residual), inputs)
 
         def pulled(ctx: Any, gy: Tensor | None, *unused: Any) -> Any:
             if gy is None:
@@ -321,11 +280,11 @@ class Adapter:
 
         def keep_pull(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             _, arguments, residual, ctx.where = self._split(inputs[1:])
-            _saved(ctx, (*arguments, *residual), inputs)
+            save(ctx, (*arguments, *residual), inputs)
 
         def keep_push(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             _, arguments, residual, ctx.where = self._split(inputs[1:], inputs[0].shape)
-            _saved(ctx, (*arguments, *residual), inputs)
+            save(ctx, (*arguments, *residual), inputs)
 
         def pushed(ctx: Any, t: Tensor) -> Tensor:
             rule, _, last, inner, options = ctx.where
@@ -345,9 +304,13 @@ class Adapter:
             return pushed(ctx, t)
 
         held = 1 + given + self.kept
-        self.forward_of = _told(self.ops[""], 1 + given, keep_forward, pulled, pushed_ahead)
-        self.pull_of = _told(self.ops["_pull"], held, keep_pull, pushed_back, pulled_ahead)
-        self.push_of = _told(self.ops["_push"], held, keep_push, pulled, pushed_on)
+        self.forward_of = told(
+            self.ops[""], self.forward, 1 + given, keep_forward, pulled, pushed_ahead
+        )
+        self.pull_of = told(
+            self.ops["_pull"], self.pull, held, keep_pull, pushed_back, pulled_ahead
+        )
+        self.push_of = told(self.ops["_push"], self.push, held, keep_push, pulled, pushed_on)
 
     def _differentiate_curved(self, keep_forward: Any, pulled: Any) -> None:
         """The derivatives of forward that the kernels do not compute, and those of pull."""
@@ -369,7 +332,7 @@ class Adapter:
 
         def keep_pull(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.where = self._split(inputs[1:])[-1]
-            _saved(ctx, inputs[: 1 + variables], inputs)
+            save(ctx, inputs[: 1 + variables], inputs)
 
         def pulled_back(ctx: Any, *cotangents: Any) -> Any:
             function = composed.pull_back(pool_of(ctx))
@@ -381,8 +344,12 @@ class Adapter:
             return result if operator.learned else result[0]
 
         held = 2 + given + self.kept
-        self.forward_of = _told(self.ops[""], 1 + given, keep_forward, pulled, pushed_ahead)
-        self.pull_of = _told(self.ops["_pull"], held, keep_pull, pulled_back, pulled_ahead)
+        self.forward_of = told(
+            self.ops[""], self.forward, 1 + given, keep_forward, pulled, pushed_ahead
+        )
+        self.pull_of = told(
+            self.ops["_pull"], self.pull, held, keep_pull, pulled_back, pulled_ahead
+        )
 
 
 def _example() -> Layout:

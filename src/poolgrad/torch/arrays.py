@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from poolgrad.arguments import samples_shape
 from poolgrad.contract import FLOATS, Buffer
-from poolgrad.core import LARGE, Memory, inner_axis
+from poolgrad.core import LARGE, Kind, Memory, inner_axis
 from poolgrad.operators import Prepared
 from poolgrad.window import Rule
 
@@ -25,6 +27,46 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def name_of(dtype: torch.dtype) -> str:
     """The name of a dtype, as everything but PyTorch calls it."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def kind(told: bool) -> Kind:
+    """What a tensor is asked; `told`: whether tensors say at once where they lie."""
+    asked = (
+        ("is_cpu", True),
+        ("layout", torch.strided),
+        ("is_quantized", False),
+        ("is_nested", False),
+        (Tensor._is_zerotensor, False),
+        (Tensor.data_ptr, ...),  # what stands for other tensors has no memory
+    )
+    return Kind(
+        Tensor,
+        parts=("requires_grad", *(() if told else ("shape", Tensor.stride, "dtype"))),
+        plain=(
+            (Tensor.is_neg, False),
+            (torch._is_functional_tensor, False),
+            *(() if told else asked),
+        ),
+        modes=(torch.is_grad_enabled,),
+        quiet=(
+            (torch._C._functorch.peek_interpreter_stack, None),
+            (torch._C._len_torch_dispatch_stack, 0),
+            (torch._C._len_torch_function_stack, 0),
+            (torch._C._get_tracing_state, None),
+            (partial(getattr, forward_ad, "_current_level"), -1),
+        ),
+        told="by exchange" if told else None,
+    )
+
+
+# Tensors that hold their own numbers while nothing is transformed, traced or watched: what the
+# dispatcher would do to them is known.
+KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
+
+
+def applied(function: type[torch.autograd.Function]) -> Any:
+    """Its `apply`, where all tensors are of a kind: so nothing is transformed, which that asks."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def grouped(rule: list[int]) -> Rule:

@@ -14,7 +14,7 @@ from poolgrad.contract import Buffer, Operator, Request, Samples
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, prepare
 from poolgrad.torch import recipes
-from poolgrad.torch.adapter import ADAPTERS, LIBRARY, Adapter, Where
+from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
 from poolgrad.torch.arrays import (
     DTYPES,
     as_argument,
@@ -25,6 +25,7 @@ from poolgrad.torch.arrays import (
     name_of,
     room,
 )
+from poolgrad.torch.derivatives import LIBRARY
 
 
 def _define_indices() -> Any:

@@ -12,52 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from poolgrad import recipes
 from poolgrad.contract import Buffer, Request
-from poolgrad.core import Kind
 from poolgrad.operators import Prepared
 from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
-from poolgrad.torch.arrays import DTYPES, empty, room, small
+from poolgrad.torch.arrays import DTYPES, KIND, applied, empty, room, small
 
 Tensors = tuple[Tensor, ...]
 
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 
-
-def kind(told: bool) -> Kind:
-    """What a tensor is asked; `told`: whether tensors say at once where they lie."""
-    asked = (
-        ("is_cpu", True),
-        ("layout", torch.strided),
-        ("is_quantized", False),
-        ("is_nested", False),
-        (Tensor._is_zerotensor, False),
-        (Tensor.data_ptr, ...),  # what stands for other tensors has no memory
-    )
-    return Kind(
-        Tensor,
-        parts=("requires_grad", *(() if told else ("shape", Tensor.stride, "dtype"))),
-        plain=(
-            (Tensor.is_neg, False),
-            (torch._is_functional_tensor, False),
-            *(() if told else asked),
-        ),
-        modes=(_is_grad_enabled,),
-        quiet=(
-            (torch._C._functorch.peek_interpreter_stack, None),
-            (torch._C._len_torch_dispatch_stack, 0),
-            (torch._C._len_torch_function_stack, 0),
-            (torch._C._get_tracing_state, None),
-            (partial(getattr, forward_ad, "_current_level"), -1),
-        ),
-        told="by exchange" if told else None,
-    )
-
-
-_KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
-_call, _key = _KIND.call, _KIND.key
+_call, _key = KIND.call, KIND.key
 
 
 # A compiler that traces these is not to look into them.
@@ -105,9 +71,7 @@ def _differentiable(ready: Prepared, where: Where, x: Tensor) -> Callable[[Tenso
 
 @lru_cache
 def _function(adapter: Adapter) -> Any:
-    function = type(adapter.ops[""].name(), (_Function,), {})
-    # What `Function.apply` asks before, and a key has asked: is anything transformed?
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return applied(type(adapter.ops[""].name(), (_Function,), {}))
 
 
 class _Function(torch.autograd.Function):
@@ -146,7 +110,7 @@ class _Steps:
         self._curved, self._keeps = operator.curved, bool(ready.residual)
         self._shape, self._dtype = plan.out_shape, DTYPES[plan.out_dtype]
         saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in ready.residual))
-        self._parts = (None, *map(_KIND.parts, saved))
+        self._parts = (None, *map(KIND.parts, saved))
         self._adapter, self._where = adapter, where
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensors]:
@@ -170,7 +134,7 @@ class _Steps:
         return (
             not _is_compiling()
             and not _is_grad_enabled()
-            and _KIND.hold((gy, *saved), self._parts)
+            and KIND.hold((gy, *saved), self._parts)
             and gy.shape == self._shape
             and gy.dtype is self._dtype
         )
