@@ -67,7 +67,7 @@ class Array {
   }
 
   void ask(nb::handle source, bool writable) {
-    const Teller teller = teller_of(Py_TYPE(source.ptr()));
+    const Teller teller = teller_of(source.type().ptr());
     Told told;
     if (teller && tell(teller, source, told)) {
       data_ = told.first();

@@ -37,13 +37,13 @@ struct ExchangeApi {  // DLPackExchangeAPI
 };
 
 // Null if the tensors of this type say no such thing.
-inline Teller teller_of(PyTypeObject* type) {
+inline Teller teller_of(PyObject* type) {
   static PyObject* const name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
-  static PyTypeObject* known = nullptr;  // most are of one type
+  static PyObject* known = nullptr;  // most are of one type
   static Teller teller = nullptr;
   if (type == known) return teller;
   Teller found = nullptr;
-  PyObject* capsule = PyObject_GetAttr(reinterpret_cast<PyObject*>(type), name);
+  PyObject* capsule = PyObject_GetAttr(type, name);
   if (capsule) {
     void* api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (api && static_cast<ExchangeApi*>(api)->major == 1) {

@@ -62,7 +62,7 @@ class Kind {
        const nb::tuple& quiet, std::optional<std::string> told)
       : type_(std::move(type)), parts_(listed(parts)), modes_(listed(modes)) {
     buffer_ = told == "by buffer";
-    if (told == "by exchange") teller_ = teller_of(reinterpret_cast<PyTypeObject*>(type_.ptr()));
+    if (told == "by exchange") teller_ = teller_of(type_.ptr());
     if (told && !buffer_ && !teller_) throw nb::type_error("arrays of this type do not say so");
     for (nb::handle pair : plain) plain_.push_back(expected(pair));
     for (nb::handle pair : quiet) quiet_.push_back(expected(pair));
