@@ -94,6 +94,7 @@ class Reader {
     depth_mask_ = ring(how.depths) - 1, height_mask_ = ring(how.heights) - 1;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
     length_ = (to_ - from_) * p.inner;
+    bytes_ = (hi_ - lo_) * (p.inner > 1 ? p.inner : x.width) * size_of(x.dtype);
     if (direct_) return;
     if (how.quotient) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
     buffers_ = arena.take<A>(slots * length_);
@@ -105,6 +106,7 @@ class Reader {
 
   void start(const char* plane) {
     plane_ = plane;
+    for (i64& seen : seen_) seen = -1;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
     for (i64 k = 0; !direct_ && k < slots; ++k) kept_[k].key = -1;
     if (how_.quotient) how_.quotient->fill_row(lo_, hi_, divisors_);
@@ -112,10 +114,15 @@ class Reader {
 
   // Row (d, h); the pointer is to column 0.
   const A* row(i64 d, i64 h) {
+    const i64 key = d * rows_ + h;
+    i64& seen = seen_[d & 3];
+    if (key > seen) {
+      seen = key;
+      ask_ahead(plane_ + (d * x_.depth + h * x_.height + lo_ * x_.width) * size_of(x_.dtype), bytes_);
+    }
     if (direct_) return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
     const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);
     Kept& kept = kept_[slot];
-    const i64 key = d * rows_ + h;
     if (kept.key != key) kept = {key, read(d, h, buffers_ + slot * length_)};
     return kept.row;
   }
@@ -160,6 +167,7 @@ class Reader {
   i64 inner_, lo_, hi_, from_, to_ = 0, rows_, length_ = 0, depth_mask_, height_mask_;
   bool direct_, padded_ = false;
   const char* plane_ = nullptr;
+  i64 bytes_, seen_[4];  // of a row; the last row of each of four depths
   A *buffers_ = nullptr, *divisors_ = nullptr;
   Kept* kept_ = nullptr;
 };

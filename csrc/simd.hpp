@@ -180,7 +180,7 @@ POOLGRAD_LOOP void zip(const T* __restrict even, const T* __restrict odd, T* __r
 [[maybe_unused]] inline void stream(char* to, const char* from, i64 bytes) {
 #if defined(__SSE2__)
   const i64 head = smaller(bytes, static_cast<i64>(-reinterpret_cast<std::uintptr_t>(to) % 64));
-  std::memcpy(to, from, static_cast<std::size_t>(head));
+  if (head > 0) std::memcpy(to, from, static_cast<std::size_t>(head));
   i64 i = head;
   for (; i + 64 <= bytes; i += 64) {
 #if defined(__AVX512F__)
@@ -192,7 +192,7 @@ POOLGRAD_LOOP void zip(const T* __restrict even, const T* __restrict odd, T* __r
     }
 #endif
   }
-  std::memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
+  if (i < bytes) std::memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
 #else
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
 #endif
@@ -203,6 +203,16 @@ POOLGRAD_LOOP void zip(const T* __restrict even, const T* __restrict odd, T* __r
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
+}
+
+// Asks for what will be read after the `bytes` from `from` on, in time: the processor's own guesses
+// end with a page. Nothing is read, so it may lie beyond the array. (A call that only asks would
+// be taken for one without effect, and left out.)
+[[maybe_unused, gnu::always_inline]] inline void ask_ahead(const void* from, i64 bytes) {
+  constexpr i64 kAhead = 2048, kMost = 4096;  // longer rows are guessed well
+  if (bytes > kMost) return;
+  const char* next = static_cast<const char*>(from) + kAhead;
+  for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
 }
 
 // How a sweep finds input t of output i: the inputs of the next output lie ...

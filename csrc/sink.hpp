@@ -11,57 +11,74 @@ namespace {
 inline constexpr i64 kStreamed = i64{4} << 20;
 
 // Rows are made in place, or, if their elements are of another type or go past the caches, in a
-// small buffer that is written when it is full.
+// small buffer. Past the caches go whole lines only, and few at a time: they are on their way while
+// the next row is made.
 template <class T>
 class Sink {
  public:
   // total: elements of the whole array; row: of the longest row
   Sink(Dense to, i64 total, i64 row, Arena& arena)
       : to_(to),
-        mode_(!to.data || !is<T>(to)                            ? Mode::convert
-              : total * static_cast<i64>(sizeof(T)) > kStreamed ? Mode::stream
-                                                                : Mode::in_place),
-        capacity_(larger(row, kBuffer / static_cast<i64>(sizeof(T)))),
+        mode_(!to.data || !is<T>(to)       ? Mode::convert
+              : total * kSize > kStreamed ? Mode::stream
+                                          : Mode::in_place),
+        chunk_(mode_ == Mode::stream ? kStreamChunk : kConvertChunk),
+        capacity_(row + chunk_ + 2 * kLine),
         buffer_(to.data && mode_ != Mode::in_place ? arena.take<T>(capacity_) : nullptr) {}
   Sink(const Sink&) = delete;
   Sink& operator=(const Sink&) = delete;
   ~Sink() {
-    flush();
+    flush(true);
     if (mode_ == Mode::stream) end_streaming();
   }
 
   // Room for elements first .. first + n of the array; what was made before is complete.
   T* room(i64 first, i64 n) {
     if (mode_ == Mode::in_place) return as<T>(to_, first);
-    if (count_ + n > capacity_ || first != first_ + count_) {
-      flush();
+    if (first != first_ + count_) {
+      flush(true);
       first_ = first;
+      begin_ = past_line(first);
+    } else if (count_ >= chunk_) {
+      flush(false);
     }
-    T* here = buffer_ + count_;
+    T* here = buffer_ + begin_ + count_;
     count_ += n;
     return here;
   }
 
  private:
   enum class Mode { in_place, stream, convert };
-  static constexpr i64 kBuffer = 1 << 13;
+  static constexpr i64 kSize = sizeof(T), kLine = 64 / kSize;
+  static constexpr i64 kStreamChunk = 4 * kLine, kConvertChunk = (1 << 13) / kSize;
 
-  void flush() {
+  // How far into a cache line an element lies.
+  i64 past_line(i64 element) const {
+    return mode_ == Mode::stream
+               ? static_cast<i64>(reinterpret_cast<std::uintptr_t>(as<T>(to_, element)) % 64) / kSize
+               : 0;
+  }
+
+  void flush(bool all) {
     if (count_ == 0) return;
+    const T* from = buffer_ + begin_;
+    const i64 rest = all ? 0 : smaller(count_, past_line(first_ + count_)), n = count_ - rest;
     if (mode_ == Mode::convert) {
-      write(to_, first_, buffer_, count_);
+      write(to_, first_, from, n);
     } else {
-      stream(to_.data + first_ * static_cast<i64>(sizeof(T)),
-             reinterpret_cast<const char*>(buffer_), count_ * static_cast<i64>(sizeof(T)));
+      stream(reinterpret_cast<char*>(as<T>(to_, first_)), reinterpret_cast<const char*>(from),
+             n * kSize);
     }
-    count_ = 0;
+    if (n > 0) begin_ = past_line(first_ + n);
+    std::memmove(buffer_ + begin_, from + n, static_cast<std::size_t>(rest * kSize));
+    first_ += n, count_ = rest;
   }
 
   Dense to_;
   Mode mode_;
-  i64 capacity_;
+  i64 chunk_, capacity_;
   T* buffer_;
-  i64 first_ = 0, count_ = 0;
+  i64 first_ = 0, count_ = 0, begin_ = 0;  // the buffered elements, and where in the buffer they are
 };
 
 }  // namespace
