@@ -1,6 +1,5 @@
 // The blending reductions and their backward passes, compiled once per instruction set.
-#include "blend.hpp"
-
+#include "columns.hpp"
 #include "finish.hpp"
 #include "gather.hpp"
 #include "isa.hpp"
@@ -44,6 +43,10 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
       average_by<A, Near>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
         return Near(p, x, tile, false, arena);
       });
+    } else if (is_by_columns(p, x)) {
+      average_by<A, Columns<A>>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
+        return Columns<A>(p, x, tile, arena);
+      });
     } else {
       average_by<A, Far>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
         return Far(p, x, tile, {}, Sum<A>{}, arena);
@@ -75,7 +78,7 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
   const Plan& p = *work.plan;
   by_sum(gy.dtype, [&](auto a) {
     using Near = Gather<decltype(a), false>;
-    if (is_gathered(p)) {
+    if (is_gathered(p, false)) {
       return over_inputs(
           work, [&](const Piece& piece, Arena& arena) { return Near(p, piece, gx, arena); },
           [&](Near& kit, i64 plane, const Piece&) {

@@ -124,26 +124,29 @@ struct MeanKit {
   A *row, *columns;
 };
 
-template <class A>
-void make_row(Separable<Sum<A>>& windows, i64 od, i64 oh, typename Mean<A>::Target to, A* row) {
+// room(at, n): where elements at ... of the row go
+template <class A, class Windows, class Room>
+void make_row(Windows& windows, i64 od, i64 oh, A* row, Room&& room) {
   const A* made = windows.row(od, oh, {row}).v;
+  const auto to = room(0, windows.length());
   lanes<A>(windows.length(),
            [&](auto w, i64 i) { Mean<A>::divide(to, i, load<Vec<A, w()>>(made + i)); });
 }
-template <class A>
-void make_row(Direct<Mean<A>>& windows, i64 od, i64 oh, typename Mean<A>::Target to, A*) {
-  windows.row(od, oh, to);
+template <class A, class Room>
+void make_row(Direct<Mean<A>>& windows, i64 od, i64 oh, A*, Room&& room) {
+  windows.row(od, oh, [&](i64 at, i64 n, auto&& make) { make(room(at, n)); });
 }
 
 template <class A, class Windows>
 void average_tile(const Plan& p, const Tile& tile, MeanKit<A, Windows>& kit, Divisor divisor,
                   i64 plane) {
-  const i64 n = kit.windows.length();
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
-      make_row(kit.windows, od, oh, {kit.y.room(first, n), kit.columns, rows}, kit.row);
+      make_row(kit.windows, od, oh, kit.row, [&](i64 at, i64 n) {
+        return typename Mean<A>::Target{kit.y.room(first + at, n), kit.columns + at, rows};
+      });
     }
   }
 }

@@ -11,6 +11,7 @@ namespace {
 
 inline constexpr i64 kMostPlaces = 64;
 inline constexpr i64 kNarrow = 32;  // outputs of a row that is too short for a sweep of its own
+inline constexpr i64 kPiece = 512;  // elements of a row of pixels that are made at a time
 
 // Whether that is cheaper than reducing along one axis after the other.
 [[maybe_unused]] inline bool is_direct(const Plan& p) {
@@ -19,7 +20,8 @@ inline constexpr i64 kNarrow = 32;  // outputs of a row that is too short for a 
     if (!a.regular()) return false;
     distinct *= smaller(a.stride, a.kernel);
   }
-  return p.places <= kMostPlaces && (p.places <= 25 || p.places <= 4 * distinct);
+  return p.places <= kMostPlaces &&
+         p.places <= larger(4 * distinct, p.inner > 1 || distinct > 1 ? 25 : 12);
 }
 
 // Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
@@ -41,33 +43,28 @@ class Direct {
         narrow_(is_narrow(plan, tile)),
         in_place_(!negate && fits(plan.axis[1]) && fits(plan.axis[2]) &&
                   x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
+        piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2] : larger(1, kPiece / plan.inner)),
         pitch_(in_place_ ? plan.axis[2].in : span(plan.axis[2])),
         plane_(narrow_ && !in_place_ ? arena.take<T>(span(plan.axis[1]) * pitch_) : nullptr) {}
-
-  i64 length() const { return (tile_.hi[2] - tile_.lo[2]) * p_.inner; }
 
   void start(const char* plane) {
     reader_.start(plane);
     if (nothing_) std::fill(nothing_, nothing_ + p_.inner, Op::kFill);
   }
 
-  void row(i64 od, i64 oh, Target to) {
-    i64 count = 0;
+  // Calls use(first element, elements, make) for one piece of a row after the other; make(target)
+  // makes it.
+  template <class Use>
+  void row(i64 od, i64 oh, Use&& use) {
+    count_ = 0;
     each_line(p_, od, oh, [&](i64 place, i64 d, i64 h) {
-      rows_[count++] = {reader_.row(d, h), static_cast<u32>(place)};
+      rows_[count_++] = {reader_.row(d, h), static_cast<u32>(place)};
     });
-    const Axis& a = p_.axis[2];
-    const i64 lo = tile_.lo[2], hi = tile_.hi[2];
-    if (count == 0) return Op::clear(to, length());
-    const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
-    const i64 full_hi = larger(full_lo, smaller(hi, a.full_hi));
-    const bool all = reader_.padded();
-    if (all || full_lo < full_hi) columns(all ? lo : full_lo, all ? hi : full_hi, count, to);
-    const auto edge = [&](i64 o) {  // unless the padding did no harm there
-      if (!all || Op::is_suspect(to, o - lo)) one(o, count, to);
-    };
-    for (i64 o = lo; o < full_lo; ++o) edge(o);
-    for (i64 o = full_hi; o < hi; ++o) edge(o);
+    const i64 from = tile_.lo[2];
+    for (i64 lo = from, hi; lo < tile_.hi[2]; lo = hi) {
+      hi = smaller(tile_.hi[2], lo + piece_);
+      use((lo - from) * p_.inner, (hi - lo) * p_.inner, [&](Target to) { outputs(lo, hi, to); });
+    }
   }
 
   // Narrow planes: all rows in one sweep. Where both strides are s, output (oh, ow) reads from
@@ -100,6 +97,22 @@ class Direct {
   }
 
  private:
+  // Outputs lo ... hi of the row.
+  void outputs(i64 lo, i64 hi, Target to) {
+    const Axis& a = p_.axis[2];
+    if (count_ == 0) return Op::clear(to, (hi - lo) * p_.inner);
+    const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
+    const i64 full_hi = larger(full_lo, smaller(hi, a.full_hi));
+    const bool all = reader_.padded();
+    if (all) columns(lo, hi, to);
+    else if (full_lo < full_hi) columns(full_lo, full_hi, to.at((full_lo - lo) * p_.inner));
+    const auto edge = [&](i64 o) {  // unless the padding did no harm there
+      if (!all || Op::is_suspect(to, o - lo)) one(o, to.at((o - lo) * p_.inner));
+    };
+    for (i64 o = lo; o < full_lo; ++o) edge(o);
+    for (i64 o = full_hi; o < hi; ++o) edge(o);
+  }
+
   struct Tap {
     const T* at;
     u32 place;
@@ -146,15 +159,14 @@ class Direct {
   }
 
   // One output, of all channels.
-  void one(i64 o, i64 count, Target to) {
+  void one(i64 o, Target to) {
     const Axis& a = p_.axis[2];
     const Span s = span_of(a, o);
-    const Target at = to.at((o - tile_.lo[2]) * p_.inner);
-    if (s.taps == 0) return Op::clear(at, p_.inner);
+    if (s.taps == 0) return Op::clear(to, p_.inner);
     const i64 start = Op::kEveryPlace ? o * a.stride - a.lo : s.begin;
     const i64 first = Op::kEveryPlace ? 0 : s.place, taps = Op::kEveryPlace ? a.kernel : s.taps;
     i64 n = 0;
-    for (i64 r = 0; r < count; ++r) {
+    for (i64 r = 0; r < count_; ++r) {
       for (i64 t = 0; t < taps; ++t) {
         const i64 column = start + t * a.dilation;
         const bool real = !Op::kEveryPlace || (column >= 0 && column < a.in);
@@ -162,19 +174,18 @@ class Direct {
                       rows_[r].place + static_cast<u32>(first + t)};
       }
     }
-    sweep(at, p_.inner, 0, taps_, n, Next{0}, Const<1>{});
+    sweep(to, p_.inner, 0, taps_, n, Next{0}, Const<1>{});
   }
 
   // Outputs whose windows are full.
-  void columns(i64 lo, i64 hi, i64 count, Target to) {
+  void columns(i64 lo, i64 hi, Target to) {
     const Axis& a = p_.axis[2];
     const i64 n = hi - lo, first = lo * a.stride - a.lo, step = a.stride * step_;
-    const Target at = to.at((lo - tile_.lo[2]) * p_.inner);
     const bool channels = p_.inner > 1;
     const bool neighbours = !channels && a.dilation == 1 && step_ == 1 && is_paired(a);
     const i64 kernel = neighbours ? 1 : a.kernel;
     i64 taps = 0;
-    for (i64 r = 0; r < count; ++r) {
+    for (i64 r = 0; r < count_; ++r) {
       for (i64 t = 0; t < kernel; ++t) {
         taps_[taps++] = {rows_[r].at + (first + t * a.dilation) * step_,
                          rows_[r].place + static_cast<u32>(t)};
@@ -182,10 +193,10 @@ class Direct {
     }
     if (channels) {
       for (i64 o = 0; o < n; ++o) {
-        sweep(at.at(o * p_.inner), p_.inner, o * step, taps_, taps, Next{0}, Const<1>{});
+        sweep(to.at(o * p_.inner), p_.inner, o * step, taps_, taps, Next{0}, Const<1>{});
       }
     } else {
-      sweep_row(at, n, taps, step, neighbours ? a.kernel : 0);
+      sweep_row(to, n, taps, step, neighbours ? a.kernel : 0);
     }
   }
 
@@ -226,8 +237,9 @@ class Direct {
   const i64 step_;
   T* nothing_;  // a place without an input
   const bool narrow_, in_place_;
-  const i64 pitch_;
+  const i64 piece_, pitch_;
   T* plane_;
+  i64 count_ = 0;  // rows that the windows of a row of outputs reach
   Tap rows_[kMostPlaces], taps_[kMostPlaces];
 };
 

@@ -157,6 +157,10 @@ struct DtypeOf<std::uint8_t> {
   static constexpr Dtype value = Dtype::uint8;
 };
 template <>
+struct DtypeOf<std::uint16_t> {
+  static constexpr Dtype value = Dtype::uint16;
+};
+template <>
 struct DtypeOf<u32> {
   static constexpr Dtype value = Dtype::uint32;
 };

@@ -17,15 +17,22 @@ inline constexpr i64 kMostPhases = 16;   // strides of a row
   return a.dilation == 1 ? ceil_div(a.kernel, a.stride) : a.kernel;
 }
 
+// Whether no two windows share an input, and these are too wide for phases.
+[[maybe_unused]] inline bool is_apart(const Axis& a) {
+  return a.dilation == 1 && a.stride >= a.kernel && a.stride > 8;
+}
+
 // Whether inputs lie in few windows, and these are a simple pattern.
-[[maybe_unused]] inline bool is_gathered(const Plan& p) {
+[[maybe_unused]] inline bool is_gathered(const Plan& p, bool routed) {
+  const bool spread = !routed && is_apart(p.axis[2]);
   i64 senders = 1;
   for (const Axis& a : p.axis) {
-    if (!a.regular() || a.kernel > 1024 || (a.kernel - 1) * a.dilation / a.stride >= 16)
+    if (!a.regular() || (a.kernel > 1024 && !spread) ||
+        (a.kernel - 1) * a.dilation / a.stride >= 16)
       return false;
     senders *= most_windows(a);
   }
-  return senders <= kMostSenders && p.axis[2].stride <= (p.inner > 1 ? kMostPhases : 8);
+  return senders <= kMostSenders && (spread || p.axis[2].stride <= (p.inner > 1 ? kMostPhases : 8));
 }
 
 // A row of gradients as inputs see it: on both sides there is room for outputs that do not exist.
@@ -40,6 +47,8 @@ class Gather {
         piece_(piece),
         depths_(p.axis[0], piece.lo[0], piece.hi[0], most_windows(p.axis[0]), arena),
         heights_(p.axis[1], piece.lo[1], piece.hi[1], most_windows(p.axis[1]), arena),
+        apart_(!Routed && is_apart(p.axis[2])),
+        made_(apart_ ? arena.take<T>(columns() * p.inner) : nullptr),
         gx_(gx, p.outer * p.in_plane(), columns() * p.inner, arena) {
     const Axis& a = p.axis[2];
     const i64 reach = (a.kernel - 1) * a.dilation;
@@ -72,6 +81,10 @@ class Gather {
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h, at += n) {
         T* to = gx_.room(at, n);
+        if (apart_ && h > piece_.lo[1] && same_senders(h)) {
+          std::memcpy(to, made_, static_cast<std::size_t>(n) * sizeof(T));
+          continue;
+        }
         count_ = 0;
         for (const auto& od : depths_[d]) {
           for (const auto& oh : heights_[h]) {
@@ -79,7 +92,8 @@ class Gather {
                 (od.place * p_.axis[1].kernel + oh.place) * p_.axis[2].kernel);
           }
         }
-        if (p_.inner > 1) pixels(to);
+        if (apart_) expand(to, n);
+        else if (p_.inner > 1) pixels(to);
         else if (p_.axis[2].stride == 1) phase(0, to);
         else interleave(to);
       }
@@ -101,6 +115,7 @@ class Gather {
   void prepare() {
     ready_ = true;
     depths_.fill(), heights_.fill();
+    if (apart_) return;
     const Axis& a = p_.axis[2];
     for (i64 begin = 0; begin < smaller(a.stride, columns()); ++begin) {
       Phase& phase = phase_[begin];
@@ -140,6 +155,8 @@ class Gather {
     std::fill(gradient, gradient + before, T(0));
     std::fill(gradient + before + n, gradient + length_, T(0));
     if (n == 0) return;
+    ask_ahead_of(*gy_, gradient_plane_, od, oh);
+    if constexpr (Routed) ask_ahead_of(*routing_, route_plane_, od, oh);
     T* to = gradient + before;
     const T* g = row_of(*gy_, gradient_plane_, p_.inner, od, oh, real_.lo, real_.hi, to);
     if constexpr (Routed) {
@@ -154,6 +171,12 @@ class Gather {
         store(to + i, load<V>(g + i) / (rows * load<V>(divisors_ + i)));
       });
     }
+  }
+
+  void ask_ahead_of(const View& v, const char* plane, i64 od, i64 oh) const {
+    const i64 size = size_of(v.dtype);
+    ask_ahead(plane + (od * v.depth + oh * v.height + real_.lo * v.width) * size,
+              (real_.hi - real_.lo) * p_.inner * size);
   }
 
   void widen_routes(i64 od, i64 oh, Place* to, i64 n) {
@@ -194,6 +217,30 @@ class Gather {
       }
       store(to + i, total);
     });
+  }
+
+  // Whether a row of inputs asks just those whom the row before asks.
+  bool same_senders(i64 h) {
+    const auto &own = heights_[h], &before = heights_[h - 1];
+    return std::equal(own.begin(), own.end(), before.begin(), before.end(),
+                      [](const auto& a, const auto& b) { return a.output == b.output; });
+  }
+
+  // Every input of a window gets the same.
+  void expand(T* to, i64 n) {
+    const Axis& a = p_.axis[2];
+    std::fill(made_, made_ + n, T(0));
+    for (i64 o = real_.lo; o < real_.hi; ++o) {
+      const i64 begin = larger(piece_.lo[2], o * a.stride - a.lo) - piece_.lo[2];
+      const i64 end = smaller(piece_.hi[2], o * a.stride - a.lo + a.kernel) - piece_.lo[2];
+      for (i64 r = 0; r < count_; ++r) {
+        const T* sent = asked_[r].gradient + (o - first_) * p_.inner;
+        for (i64 w = begin; w < end; ++w) {
+          for (i64 c = 0; c < p_.inner; ++c) made_[w * p_.inner + c] += sent[c];
+        }
+      }
+    }
+    std::memcpy(to, made_, static_cast<std::size_t>(n) * sizeof(T));
   }
 
   void phase(i64 begin, T* to) {
@@ -243,6 +290,8 @@ class Gather {
   const Piece piece_;
   Senders depths_, heights_;
   bool ready_ = false;
+  const bool apart_;
+  T* made_;  // the last row of inputs
   Sink<T> gx_;
   i64 first_, last_, length_, slots_[2];
   Range real_;

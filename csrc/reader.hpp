@@ -15,10 +15,11 @@ struct Tile {
   i64 lo[3], hi[3];
 };
 
-// Turns the order of numbers round; integers without overflow.
+// Turns the order of numbers round; integers without overflow. Two bytes are the bits of a float.
 template <class A>
 A opposite(A value) {
   if constexpr (kFloat<A>) return -value;
+  else if constexpr (std::is_same_v<A, std::uint16_t>) return value ^ 0x8000u;
   else return static_cast<A>(~value);
 }
 
@@ -118,7 +119,8 @@ class Reader {
     i64& seen = seen_[d & 3];
     if (key > seen) {
       seen = key;
-      ask_ahead(plane_ + (d * x_.depth + h * x_.height + lo_ * x_.width) * size_of(x_.dtype), bytes_);
+      ask_ahead(plane_ + (d * x_.depth + h * x_.height + lo_ * x_.width) * size_of(x_.dtype),
+                bytes_);
     }
     if (direct_) return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
     const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);

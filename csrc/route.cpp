@@ -15,7 +15,7 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
   const Plan& p = *work.plan;
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    if (is_gathered(p)) {
+    if (is_gathered(p, true)) {
       over_inputs(
           work,
           [&](const Piece& piece, Arena& arena) { return Gather<A, true>(p, piece, gx, arena); },

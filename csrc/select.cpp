@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "half.hpp"
 #include "isa.hpp"
 #include "pick.hpp"
 #include "schedule.hpp"
@@ -11,10 +12,10 @@
 namespace poolgrad {
 namespace {
 
-template <class A, bool Keep>
+template <class Op>
 void all_at_once(const Work& work, const View& x, Dense y, Dense routes, bool negate) {
   const Plan& p = *work.plan;
-  using Kit = BestKit<A, Keep>;
+  using Kit = BestKit<Op>;
   over_outputs(
       work, [&](const Tile& tile, Arena& a) { return Kit(p, x, tile, y, routes, negate, a); },
       [&](Kit& kit, i64 plane, const Tile& tile) {
@@ -27,7 +28,7 @@ template <class A, bool Keep, bool Lone>
 void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate) {
   const Plan& p = *work.plan;
   if constexpr (!Lone && kFloat<A>) {
-    if (is_direct(p)) return all_at_once<A, Keep>(work, x, y, routes, negate);
+    if (is_direct(p)) return all_at_once<Best<A, Keep>>(work, x, y, routes, negate);
   }
   using Kit = SelectKit<A, Keep, Lone>;
   const bool holes = Keep && has_empty_windows(p);
@@ -70,11 +71,21 @@ void pick(const Work& work, const View& x, Dense y, Dense routes, const View& or
 void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes, bool lone) {
   const Plan plan = flattened(*whole.plan, x);
   const Work work{&plan, whole.threads};
-  if (x.dtype == Dtype::uint8 && which != Select::median && is_direct(*work.plan)) {
-    using A = std::uint8_t;
+  if (which != Select::median && is_direct(plan)) {  // small types as they are
     const bool negate = which == Select::smallest;
-    if (routes.data) return all_at_once<A, true>(work, x, y, routes, negate);
-    return all_at_once<A, false>(work, x, y, routes, negate);
+    const auto as_they_are = [&](auto keeping, auto forgetting) {
+      const Dtype dtype = DtypeOf<typename decltype(keeping)::In>::value;
+      View from = x;
+      from.dtype = y.dtype = dtype;
+      if (routes.data) all_at_once<decltype(keeping)>(work, from, y, routes, negate);
+      else all_at_once<decltype(forgetting)>(work, from, y, routes, negate);
+    };
+    if (x.dtype == Dtype::uint8)
+      return as_they_are(Best<std::uint8_t, true>{}, Best<std::uint8_t, false>{});
+    if (x.dtype == Dtype::float16 && !lone)
+      return as_they_are(BestBits<Half, true>{}, BestBits<Half, false>{});
+    if (x.dtype == Dtype::bfloat16 && !lone)
+      return as_they_are(BestBits<Brain, true>{}, BestBits<Brain, false>{});
   }
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);

@@ -30,6 +30,12 @@ struct Max {
     return Keep && std::find(row.v, row.v + n, lowest<T>()) != row.v + n;
   }
 
+  // Output i, if it is the lowest number: so are all inputs of its window, and the first one wins.
+  static void settle(Row row, i64 i, i64 first, i64 inputs) {
+    if (Keep && row.v[i] == lowest<T>())
+      row.r[i] = Lone && inputs > 1 ? kNowhere : static_cast<u32>(first);
+  }
+
   static Row take(Arena& arena, i64 n) {
     return {arena.take<T>(n), Keep ? arena.take<u32>(n) : nullptr};
   }
@@ -150,8 +156,7 @@ struct Best {
     std::uint8_t* routes;
     Target at(i64 offset) const { return {y + offset, Keep ? routes + offset : nullptr}; }
   };
-  static constexpr bool kEveryPlace = false;
-  static constexpr bool kNarrow = true;
+  static constexpr bool kKeep = Keep, kEveryPlace = false, kNarrow = true;
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Target to, i64 i) { return to.y[i] == lowest<T>(); }
   template <class V>
@@ -251,46 +256,53 @@ void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit,
 }
 
 // The same, all places of a window at once.
-template <class T, bool Keep>
+template <class Op>
 struct BestKit {
-  using Target = typename Best<T, Keep>::Target;
+  using T = typename Op::In;
 
   BestKit(const Plan& p, const View& x, const Tile& tile, Dense to, Dense kept, bool negate,
           Arena& arena)
       : windows(p, x, tile, negate, arena),
-        y(to, p.outer * p.out_plane(), windows.length(), arena),
-        routes(kept, p.outer * p.out_plane(), windows.length(), arena),
+        y(to, p.outer * p.out_plane(), length(p, tile), arena),
+        routes(kept, p.outer * p.out_plane(), length(p, tile), arena),
         swept{} {
     if (!windows.narrow()) return;
     swept.y = arena.take<T>(windows.swept());
-    if (Keep) swept.routes = arena.take<std::uint8_t>(windows.swept());
+    if (Op::kKeep) swept.routes = arena.take<std::uint8_t>(windows.swept());
   }
 
-  Direct<Best<T, Keep>> windows;
+  static i64 length(const Plan& p, const Tile& tile) { return (tile.hi[2] - tile.lo[2]) * p.inner; }
+
+  Direct<Op> windows;
   Sink<T> y;
   Sink<std::uint8_t> routes;
-  Target swept;  // a narrow plane's outputs
+  typename Op::Target swept;  // a narrow plane's outputs
 };
 
-template <class T, bool Keep>
-void best_tile(const Plan& p, const Tile& tile, BestKit<T, Keep>& kit, const char* inputs,
-               i64 plane, bool negate) {
-  const i64 n = kit.windows.length();
+template <class Op>
+void best_tile(const Plan& p, const Tile& tile, BestKit<Op>& kit, const char* inputs, i64 plane,
+               bool negate) {
   const bool narrow = kit.windows.narrow();
   if (narrow) kit.windows.sweep_plane(inputs, kit.swept);
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      T* y = kit.y.room(first, n);
-      std::uint8_t* routes = Keep ? kit.routes.room(first, n) : nullptr;
+      const auto piece = [&](i64 at, i64 n, auto&& make) {
+        const typename Op::Target to = {kit.y.room(first + at, n),
+                                        Op::kKeep ? kit.routes.room(first + at, n) : nullptr};
+        make(to);
+        for (i64 i = 0; negate && i < n; ++i) to.y[i] = opposite(to.y[i]);
+      };
       const auto swept = kit.swept.at(narrow ? oh * kit.windows.pitch() : 0);
-      if (narrow && !kit.windows.is_suspect(swept)) {
-        for (i64 i = 0; i < n; ++i) y[i] = swept.y[i];
-        for (i64 i = 0; Keep && i < n; ++i) routes[i] = swept.routes[i];
-      } else {
-        kit.windows.row(od, oh, {y, routes});
+      if (!narrow || kit.windows.is_suspect(swept)) {
+        kit.windows.row(od, oh, piece);
+        continue;
       }
-      for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
+      const i64 n = kit.length(p, tile);
+      piece(0, n, [&](typename Op::Target to) {
+        for (i64 i = 0; i < n; ++i) to.y[i] = swept.y[i];
+        for (i64 i = 0; Op::kKeep && i < n; ++i) to.routes[i] = swept.routes[i];
+      });
     }
   }
 }

@@ -4,41 +4,10 @@
 // reductions of 2, 4, 8, ... neighbours.
 #pragma once
 
-#include <type_traits>
-
-#include "reader.hpp"
+#include "sheet.hpp"
 
 namespace poolgrad {
 namespace {
-
-inline constexpr i64 kGroup =
-    4;  // inputs folded in one sweep, so that the result stays in registers
-
-// Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up; the
-// first two are compile-time constants.
-template <class F>
-void in_groups(i64 taps, F&& fold) {
-  const auto sized = [&](auto first, i64 begin, i64 size) {
-    switch (size) {
-      case 1:
-        return fold(Const<1>{}, first, begin);
-      case 2:
-        return fold(Const<2>{}, first, begin);
-      case 3:
-        return fold(Const<3>{}, first, begin);
-      default:
-        return fold(Const<4>{}, first, begin);
-    }
-  };
-  sized(std::true_type{}, 0, smaller(taps, kGroup));
-  for (i64 begin = kGroup; begin < taps; begin += kGroup) {
-    sized(std::false_type{}, begin, smaller(taps - begin, kGroup));
-  }
-}
-
-// Whether windows along an axis share so much that sums of 2, 4, 8, ... neighbours are worth
-// making: then the cost grows with the logarithm of the kernel.
-[[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
 
 [[maybe_unused]] inline int log2_floor(i64 n) {
   int level = 0;
@@ -109,28 +78,29 @@ class Separable {
             Arena& arena)
       : p_(plan),
         tile_(tile),
-        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),
-        step_(reader_.step()),
         n_((tile.hi[2] - tile.lo[2]) * plan.inner),
-        doubles_(Op::kDoubles && is_wide(plan.axis[2]) && plan.axis[2].regular() &&
-                 step_ == plan.inner && columns_read() <= 2 * plan.axis[2].in + 64),
-        width_rows_(plan.axis[1], 1, n_, op, arena),
-        height_rows_(plan.axis[0], plan.axis[0].overlap ? tile.hi[1] - tile.lo[1] : 1, n_, op,
-                     arena),
-        doubled_(doubles_ ? op.take(arena, columns_read() * plan.inner) : Row{}),
-        spaced_(doubles_ && plan.axis[2].stride > 1 ? op.take(arena, columns_read() * plan.inner)
-                                                    : Row{}) {}
+        width_(plan, x, tile, how, op, arena),
+        sheet_(plan, tile, width_, op, arena),
+        width_rows_(plan.axis[1], 1, sheet_.used() ? 0 : n_, op, arena),
+        height_rows_(plan.axis[0], plan.axis[0].overlap ? tile.hi[1] - tile.lo[1] : 1,
+                     sheet_.used() ? 0 : n_, op, arena) {}
+  Separable(const Separable&) = delete;
+  Separable& operator=(const Separable&) = delete;
 
   i64 length() const { return n_; }
 
   void start(const char* plane) {
-    reader_.start(plane);
+    width_.start(plane);
+    sheet_.start();
     width_rows_.forget();
     height_rows_.forget();
   }
 
   // The reduced row (od, oh) of the tile: in `into`, or where it already lies.
   Row row(i64 od, i64 oh, Row into) {
+    if constexpr (Op::kDoubles) {
+      if (sheet_.used()) return sheet_.row(oh);
+    }
     const i64 below = p_.axis[1].kernel * p_.axis[2].kernel;
     const i64 line = height_rows_.shared ? oh - tile_.lo[1] : 0;
     return along(height_rows_, p_.axis[0], od, 0, line, below, into,
@@ -138,15 +108,10 @@ class Separable {
   }
 
  private:
-  static Reading<T> reading(const Plan& p, Reading<T> how) {
-    if constexpr (Op::kDoubles) how.pad = is_wide(p.axis[2]), how.fill = Op::kFill;
-    return how;
-  }
-
   Row height(i64 d, i64 oh, Row into) {
     return along(width_rows_, p_.axis[1], oh, d * p_.axis[1].in, 0, p_.axis[2].kernel, into,
                  [&](i64 h, Row target) {
-                   width(reader_.row(d, h), target);
+                   width_.row(d, h, target);
                    return target;
                  });
   }
@@ -232,102 +197,12 @@ class Separable {
     return into;
   }
 
-  // One input row into one row of outputs.
-  void width(const T* row, Row into) {
-    const Axis& a = p_.axis[2];
-    const i64 inner = p_.inner, lo = tile_.lo[2], hi = tile_.hi[2];
-    const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
-    const i64 full_hi = larger(full_lo, smaller(hi, a.full_hi));
-    const i64 gap = a.dilation * step_;
-    const bool all = doubles_ && reader_.padded();
-    const auto edge = [&](i64 o) {
-      const Span s = span_of(a, o);
-      const Row at = Op::at(into, (o - lo) * inner);
-      if (s.taps == 0) return Op::clear(at, inner);
-      Op::fold_inputs(at, inner, row + s.begin * step_, 1, gap, s.taps, s.place);
-    };
-    const i64 first = all ? lo : full_lo, count = all ? hi - lo : full_hi - full_lo;
-    if (count > 0) {
-      const T* from = row + (first * a.stride - a.lo) * step_;
-      if (!a.regular()) from = row + span_of(a, first).begin * step_;
-      const Row at = Op::at(into, (first - lo) * inner);
-      if (doubles_) {
-        if constexpr (Op::kDoubles) double_up(from, count, at);
-      } else if (inner == 1 && (gap > 1 || a.kernel < kAcross || 2 * a.stride < a.kernel)) {
-        Op::fold_inputs(at, count, from, a.stride * step_, gap, a.kernel, 0);
-      } else if (a.stride == 1 && step_ == inner) {
-        Op::fold_inputs(at, count * inner, from, 1, gap, a.kernel, 0);
-      } else {
-        for (i64 o = 0; o < count; ++o) {
-          Op::fold_inputs(Op::at(at, o * inner), inner, from + o * a.stride * step_, 1, gap,
-                          a.kernel, 0);
-        }
-      }
-    }
-    const auto edges = [&](i64 begin, i64 end) {
-      if constexpr (Op::kDoubles) {  // where padding does no harm, they are made already
-        const Row made = Op::at(into, (begin - lo) * inner);
-        if (all && !Op::is_suspect(made, (end - begin) * inner)) return;
-      }
-      for (i64 o = begin; o < end; ++o) edge(o);
-    };
-    edges(lo, full_lo);
-    edges(full_hi, hi);
-  }
-
-  i64 columns_read() const {
-    const Axis& a = p_.axis[2];
-    return (tile_.hi[2] - tile_.lo[2] - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
-  }
-
-  // Full windows of neighbours along a row, from reductions of 2, 4, 8, ... inputs.
-  void double_up(const T* from, i64 count, Row into) {
-    const Axis& a = p_.axis[2];
-    const i64 inner = p_.inner, outputs = ((count - 1) * a.stride + 1) * inner;
-    const Row to = a.stride > 1 ? spaced_ : into;
-    const i64 read = outputs + (a.kernel - 1) * a.dilation * inner;
-    i64 done = 0;  // inputs of each window that are in `to`
-    const auto add = [&](i64 size, i64 at) {
-      const Row more = Op::at(doubled_, at * a.dilation * inner);
-      if (done == 0) {
-        Op::fold_rows(to, outputs, &more, at, 0, Const<1>{}, std::true_type{});
-      } else {
-        Op::fold_rows(to, outputs, &more, at, 0, Const<1>{}, std::false_type{});
-      }
-      done = at + size;
-    };
-    if (!Op::kIdempotent && a.kernel % 2) {
-      Op::fold_inputs(to, outputs, from, 1, 0, 1, 0);
-      done = 1;
-    }
-    for (i64 size = 2; size <= a.kernel; size *= 2) {
-      const i64 half = size / 2, n = read - (size - 1) * a.dilation * inner;
-      if (size == 2) {
-        Op::fold_inputs(doubled_, n, from, 1, a.dilation * inner, 2, 0);
-      } else {  // in place: what is read lies at or after what is written
-        const Row halves[2] = {doubled_, Op::at(doubled_, half * a.dilation * inner)};
-        Op::fold_rows(doubled_, n, halves, 0, half, Const<2>{}, std::true_type{});
-      }
-      if (!Op::kIdempotent && (a.kernel & size)) add(size, done);
-      if (Op::kIdempotent && 2 * size > a.kernel) {
-        const i64 rest = a.kernel - size;
-        const Row both[2] = {doubled_, Op::at(doubled_, rest * a.dilation * inner)};
-        Op::fold_rows(to, outputs, both, 0, rest, Const<2>{}, std::true_type{});
-      }
-    }
-    for (i64 o = 0; a.stride > 1 && o < count; ++o) {
-      const Row own = Op::at(to, o * a.stride * inner);
-      Op::fold_rows(Op::at(into, o * inner), inner, &own, 0, 0, Const<1>{}, std::true_type{});
-    }
-  }
-
   const Plan& p_;
   const Tile tile_;
-  Reader<T> reader_;
-  const i64 step_, n_;
-  const bool doubles_;
+  const i64 n_;
+  Width<Op> width_;
+  Sheet<Op> sheet_;
   RowCache<Op> width_rows_, height_rows_;
-  Row doubled_, spaced_;
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ class Sink {
   // total: elements of the whole array; row: of the longest row
   Sink(Dense to, i64 total, i64 row, Arena& arena)
       : to_(to),
-        mode_(!to.data || !is<T>(to)       ? Mode::convert
+        mode_(!to.data || !is<T>(to)      ? Mode::convert
               : total * kSize > kStreamed ? Mode::stream
                                           : Mode::in_place),
         chunk_(mode_ == Mode::stream ? kStreamChunk : kConvertChunk),
@@ -55,7 +55,8 @@ class Sink {
   // How far into a cache line an element lies.
   i64 past_line(i64 element) const {
     return mode_ == Mode::stream
-               ? static_cast<i64>(reinterpret_cast<std::uintptr_t>(as<T>(to_, element)) % 64) / kSize
+               ? static_cast<i64>(reinterpret_cast<std::uintptr_t>(as<T>(to_, element)) % 64) /
+                     kSize
                : 0;
   }
 
@@ -78,7 +79,8 @@ class Sink {
   Mode mode_;
   i64 chunk_, capacity_;
   T* buffer_;
-  i64 first_ = 0, count_ = 0, begin_ = 0;  // the buffered elements, and where in the buffer they are
+  i64 first_ = 0, count_ = 0,
+      begin_ = 0;  // the buffered elements, and where in the buffer they are
 };
 
 }  // namespace

@@ -1,0 +1,70 @@
+// Sums over windows that share little: the rows of a window are added first, which goes over whole
+// rows of inputs, then the sums along the width, once.
+#pragma once
+
+#include "blend.hpp"
+
+namespace poolgrad {
+namespace {
+
+[[maybe_unused]] inline bool is_by_columns(const Plan& p, const View& x) {
+  const auto apart = [](const Axis& a) { return a.adaptive || !a.overlap; };
+  return p.inner == 1 && x.width == 1 && apart(p.axis[0]) && apart(p.axis[1]) &&
+         p.axis[1].kernel > 1;
+}
+
+template <class A>
+class Columns {
+ public:
+  using Row = typename Sum<A>::Row;
+
+  Columns(const Plan& plan, const View& x, const Tile& tile, Arena& arena)
+      : p_(plan),
+        tile_(tile),
+        reader_(plan, x, tile.lo[2], tile.hi[2], {false, nullptr, false, A(0), 1, kGroup}, arena),
+        first_(span_of(plan.axis[2], tile.lo[2]).begin),
+        sums_(arena.take<A>(plan.axis[2].in)) {}
+
+  i64 length() const { return tile_.hi[2] - tile_.lo[2]; }
+  void start(const char* plane) { reader_.start(plane); }
+
+  Row row(i64 od, i64 oh, Row into) {
+    const Span depth = span_of(p_.axis[0], od), height = span_of(p_.axis[1], oh);
+    const Axis& width = p_.axis[2];
+    i64 end = first_;
+    for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {
+      const Span s = span_of(width, o);
+      if (s.taps > 0) end = larger(end, s.begin + (s.taps - 1) * width.dilation + 1);
+    }
+    if (depth.taps * height.taps == 0) Sum<A>::clear({sums_}, end - first_);
+    for (i64 i = 0; i < depth.taps; ++i) {
+      const i64 d = depth.begin + i * p_.axis[0].dilation;
+      in_groups(height.taps, [&](auto size, auto first, i64 begin) {
+        Row rows[kGroup];
+        for (i64 t = 0; t < size; ++t) {
+          const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
+          rows[t] = {const_cast<A*>(reader_.row(d, h)) + first_};
+        }
+        if (first() && i == 0) Sum<A>::fold_rows({sums_}, end - first_, rows, 0, 0, size, first);
+        else Sum<A>::fold_rows({sums_}, end - first_, rows, 0, 0, size, std::false_type{});
+      });
+    }
+    for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {
+      const Span s = span_of(width, o);
+      const Row at = Sum<A>::at(into, o - tile_.lo[2]);
+      if (s.taps == 0) Sum<A>::clear(at, 1);
+      else Sum<A>::fold_inputs(at, 1, sums_ + s.begin - first_, 1, width.dilation, s.taps, 0);
+    }
+    return into;
+  }
+
+ private:
+  const Plan& p_;
+  const Tile tile_;
+  Reader<A> reader_;
+  const i64 first_;  // column
+  A* sums_;
+};
+
+}  // namespace
+}  // namespace poolgrad
