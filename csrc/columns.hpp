@@ -21,9 +21,18 @@ class Columns {
   Columns(const Plan& plan, const View& x, const Tile& tile, Arena& arena)
       : p_(plan),
         tile_(tile),
-        reader_(plan, x, tile.lo[2], tile.hi[2], {false, nullptr, false, A(0), 1, kGroup}, arena),
-        first_(span_of(plan.axis[2], tile.lo[2]).begin),
-        sums_(arena.take<A>(plan.axis[2].in)) {}
+        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan.axis[1]), arena),
+        sums_(arena.take<A>(plan.axis[2].in)) {
+    const Axis& a = plan.axis[2];
+    first_ = a.in;
+    for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
+      const Span s = span_of(a, o);
+      if (s.taps == 0) continue;
+      first_ = smaller(first_, s.begin);
+      end_ = larger(end_, s.begin + (s.taps - 1) * a.dilation + 1);
+    }
+    end_ = larger(first_, end_);
+  }
 
   i64 length() const { return tile_.hi[2] - tile_.lo[2]; }
   void start(const char* plane) { reader_.start(plane); }
@@ -31,12 +40,8 @@ class Columns {
   Row row(i64 od, i64 oh, Row into) {
     const Span depth = span_of(p_.axis[0], od), height = span_of(p_.axis[1], oh);
     const Axis& width = p_.axis[2];
-    i64 end = first_;
-    for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {
-      const Span s = span_of(width, o);
-      if (s.taps > 0) end = larger(end, s.begin + (s.taps - 1) * width.dilation + 1);
-    }
-    if (depth.taps * height.taps == 0) Sum<A>::clear({sums_}, end - first_);
+    const i64 n = end_ - first_;
+    if (depth.taps * height.taps == 0) Sum<A>::clear({sums_}, n);
     for (i64 i = 0; i < depth.taps; ++i) {
       const i64 d = depth.begin + i * p_.axis[0].dilation;
       in_groups(height.taps, [&](auto size, auto first, i64 begin) {
@@ -45,8 +50,8 @@ class Columns {
           const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
           rows[t] = {const_cast<A*>(reader_.row(d, h)) + first_};
         }
-        if (first() && i == 0) Sum<A>::fold_rows({sums_}, end - first_, rows, 0, 0, size, first);
-        else Sum<A>::fold_rows({sums_}, end - first_, rows, 0, 0, size, std::false_type{});
+        if (first() && i == 0) Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, first);
+        else Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, std::false_type{});
       });
     }
     for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {
@@ -59,11 +64,15 @@ class Columns {
   }
 
  private:
+  static Reading<A> reading(const Axis& height) {
+    return {false, nullptr, false, A(0), 1, (kGroup - 1) * height.dilation + 1};
+  }
+
   const Plan& p_;
   const Tile tile_;
   Reader<A> reader_;
-  const i64 first_;  // column
   A* sums_;
+  i64 first_, end_ = 0;  // of the columns that are needed
 };
 
 }  // namespace

@@ -153,9 +153,17 @@ class Direct {
     return plane_;
   }
 
+  // Whether rows copied to where there is room around them cost less than outputs one by one.
+  static bool is_worth_padding(const Plan& p) {
+    const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
+    const i64 edges = width.full_lo + width.out - width.full_hi;
+    const i64 copied = (depth.out > 1 ? depth.kernel : 1) * smaller(height.stride, height.kernel);
+    return p.inner == 1 && edges * (p.places + 8) > copied * (width.in / 16 + 16);
+  }
+
   static Reading<T> reading(const Plan& p, bool negate) {
     const auto reach = [](const Axis& a) { return smaller(a.in, (a.kernel - 1) * a.dilation + 1); };
-    return {negate, nullptr, p.inner == 1, Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
+    return {negate, nullptr, is_worth_padding(p), Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
   }
 
   // One output, of all channels.
@@ -200,13 +208,15 @@ class Direct {
     }
   }
 
-  // Whether neighbours are read at once, to be sorted out together.
-  static bool is_paired(const Axis& a) { return a.stride == 2 && (a.kernel == 2 || a.kernel == 3); }
+  // Whether neighbours are read together: at stride 2 they are sorted out at once.
+  static bool is_paired(const Axis& a) { return a.stride <= 2 && (a.kernel == 2 || a.kernel == 3); }
 
   // `together`: so many neighbours are read at each of the taps; 0: each tap is one of them.
   void sweep_row(Target to, i64 n, i64 taps, i64 step, i64 together) const {
-    if (together == 2) sweep(to, n, 0, taps_, taps, Second{true}, Const<2>{});
-    else if (together == 3) sweep(to, n, 0, taps_, taps, Second{true}, Const<3>{});
+    if (together == 2 && step == 2) sweep(to, n, 0, taps_, taps, Second{true}, Const<2>{});
+    else if (together == 3 && step == 2) sweep(to, n, 0, taps_, taps, Second{true}, Const<3>{});
+    else if (together == 2) sweep(to, n, 0, taps_, taps, Next{1}, Const<2>{});
+    else if (together == 3) sweep(to, n, 0, taps_, taps, Next{1}, Const<3>{});
     else if (step == 1) sweep(to, n, 0, taps_, taps, Next{0}, Const<1>{});
     else sweep(to, n, 0, taps_, taps, Apart{step, 0}, Const<1>{});
   }

@@ -27,7 +27,9 @@ struct Max {
   static constexpr bool kDoubles = true;
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Row row, i64 n) {
-    return Keep && std::find(row.v, row.v + n, lowest<T>()) != row.v + n;
+    bool found = false;
+    for (i64 i = 0; Keep && i < n; ++i) found |= row.v[i] == lowest<T>();
+    return found;
   }
 
   // Output i, if it is the lowest number: so are all inputs of its window, and the first one wins.

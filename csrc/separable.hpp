@@ -80,7 +80,7 @@ class Separable {
         tile_(tile),
         n_((tile.hi[2] - tile.lo[2]) * plan.inner),
         width_(plan, x, tile, how, op, arena),
-        sheet_(plan, tile, width_, op, arena),
+        sheet_(plan, x, tile, how, op, arena),
         width_rows_(plan.axis[1], 1, sheet_.used() ? 0 : n_, op, arena),
         height_rows_(plan.axis[0], plan.axis[0].overlap ? tile.hi[1] - tile.lo[1] : 1,
                      sheet_.used() ? 0 : n_, op, arena) {}
@@ -91,7 +91,7 @@ class Separable {
 
   void start(const char* plane) {
     width_.start(plane);
-    sheet_.start();
+    sheet_.start(plane);
     width_rows_.forget();
     height_rows_.forget();
   }
