@@ -44,7 +44,7 @@ void double_up(const Axis& a, i64 outputs, i64 step, i64 below, Row doubled, Row
                Pairs&& pairs) {
   const i64 gap = a.dilation * step, read = outputs + (a.kernel - 1) * gap;
   i64 done = 0;  // inputs of each window that are in `to`
-  if (!Op::kIdempotent && a.kernel % 2) ones(outputs), done = 1;
+  if (a.kernel == 1 || (!Op::kIdempotent && a.kernel % 2)) ones(outputs), done = 1;
   for (i64 size = 2; size <= a.kernel; size *= 2) {
     const i64 half = size / 2, n = read - (size - 1) * gap;
     if (size == 2) {

@@ -58,12 +58,12 @@ class Gather {
     real_.hi = larger(real_.lo, real_.hi);
     length_ = (last_ - first_) * p.inner;
     for (int k = 0; k < 2; ++k) slots_[k] = ring(p.axis[k]);
-    keys_ = arena.take<i64>(slots_[0] * slots_[1]);
+    kept_ = arena.take<Kept>(slots_[0] * slots_[1]);
     gradients_ = arena.take<T>(slots_[0] * slots_[1] * length_);
     places_ = Routed ? arena.take<Place>(slots_[0] * slots_[1] * length_) : nullptr;
     routes_ = Routed ? arena.take<u32>((real_.hi - real_.lo) * p.inner) : nullptr;
     divisors_ = Routed ? nullptr : arena.take<T>((real_.hi - real_.lo) * p.inner);
-    phases_ = p.inner == 1 && a.stride > 1 ? arena.take<T>(2 * columns() + 2 * a.stride) : nullptr;
+    phases_ = p.inner == 1 && a.stride > 1 ? arena.take<T>(columns()) : nullptr;
   }
 
   // routes: of a routed gradient; divisor: of another
@@ -73,7 +73,7 @@ class Gather {
     gradient_plane_ = plane_of(gy, plane);
     if (Routed) route_plane_ = plane_of(*routes, plane);
     else divisor.fill_row(p_, real_.lo, real_.hi, divisors_);
-    for (i64 k = 0; k < slots_[0] * slots_[1]; ++k) keys_[k] = -1;
+    for (i64 k = 0; k < slots_[0] * slots_[1]; ++k) kept_[k].key = -1;
     i64 at =
         plane * p_.in_plane() +
         ((piece_.lo[0] * p_.axis[1].in + piece_.lo[1]) * p_.axis[2].in + piece_.lo[2]) * p_.inner;
@@ -105,6 +105,10 @@ class Gather {
     const T* gradient;
     const Place* place;
     Place wanted;
+  };
+  struct Kept {
+    i64 key;
+    const T* gradient;
   };
   // One phase: the inputs at distances of a stride.
   struct Phase {
@@ -142,28 +146,29 @@ class Gather {
   void ask(i64 od, i64 oh, i64 place) {
     const i64 slot = (od & (slots_[0] - 1)) * slots_[1] + (oh & (slots_[1] - 1));
     const i64 key = od * p_.axis[1].out + oh;
-    if (keys_[slot] != key) {
-      keys_[slot] = key;
-      fetch(od, oh, gradients_ + slot * length_, Routed ? places_ + slot * length_ : nullptr);
+    Place* places = Routed ? places_ + slot * length_ : nullptr;
+    if (kept_[slot].key != key) {
+      kept_[slot] = {key, fetch(od, oh, gradients_ + slot * length_, places)};
     }
-    asked_[count_++] = {gradients_ + slot * length_, Routed ? places_ + slot * length_ : nullptr,
-                        static_cast<Place>(place)};
+    asked_[count_++] = {kept_[slot].gradient, places, static_cast<Place>(place)};
   }
 
-  POOLGRAD_LOOP void fetch(i64 od, i64 oh, T* gradient, Place* place) {
+  // The gradients of a row of outputs: in `gradient`, or where they lie.
+  POOLGRAD_LOOP const T* fetch(i64 od, i64 oh, T* gradient, Place* place) {
     const i64 before = (real_.lo - first_) * p_.inner, n = (real_.hi - real_.lo) * p_.inner;
     std::fill(gradient, gradient + before, T(0));
     std::fill(gradient + before + n, gradient + length_, T(0));
-    if (n == 0) return;
+    if (n == 0) return gradient;
     ask_ahead_of(*gy_, gradient_plane_, od, oh);
     if constexpr (Routed) ask_ahead_of(*routing_, route_plane_, od, oh);
     T* to = gradient + before;
     const T* g = row_of(*gy_, gradient_plane_, p_.inner, od, oh, real_.lo, real_.hi, to);
     if constexpr (Routed) {
-      if (g != to) std::memcpy(to, g, static_cast<std::size_t>(n) * sizeof(T));
       std::fill(place, place + before, ~Place{0});
       std::fill(place + before + n, place + length_, ~Place{0});
       widen_routes(od, oh, place + before, n);
+      if (n == length_) return g;
+      if (g != to) std::memcpy(to, g, static_cast<std::size_t>(n) * sizeof(T));
     } else {
       const T rows = static_cast<T>(divisor_.of_rows(p_, od, oh));
       lanes<T>(n, [&](auto w, i64 i) {  // each once: g may be `to`
@@ -171,6 +176,7 @@ class Gather {
         store(to + i, load<V>(g + i) / (rows * load<V>(divisors_ + i)));
       });
     }
+    return gradient;
   }
 
   void ask_ahead_of(const View& v, const char* plane, i64 od, i64 oh) const {
@@ -194,28 +200,43 @@ class Gather {
     }
   }
 
+  // What inputs i ... get.
+  template <class V>
+  static V total(const Sender* senders, i64 count, i64 i) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+    const auto sent = [&](const Sender& s) {
+      const V g = load<V>(s.gradient + i);
+      if constexpr (!Routed) return g;
+      else return load<Vec<Place, W>>(s.place + i) == s.wanted ? g : V{};
+    };
+    V sum = sent(senders[0]);
+    if constexpr (Routed) {
+      for (i64 k = 1; k < count; ++k) sum += sent(senders[k]);
+    } else {  // two sums in turn: less is rounded than in one
+      V other{};
+      for (i64 k = 1; k < count; ++k) {
+        const V next = other + sent(senders[k]);
+        other = sum;
+        sum = next;
+      }
+      sum += other;
+    }
+    return sum;
+  }
+
   POOLGRAD_LOOP static void sum(T* to, i64 n, const Sender* senders, i64 count) {
     if (count == 0) return std::fill(to, to + n, T(0));
+    sweep_lanes<T>(n, [&](auto w, i64 i) { store(to + i, total<Vec<T, w()>>(senders, count, i)); });
+  }
+
+  // Inputs of two phases, the ones between the others.
+  POOLGRAD_LOOP static void sum_pairs(T* to, i64 n, const Sender* even, i64 evens,
+                                      const Sender* odd, i64 odds) {
     sweep_lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
-      const auto sent = [&](const Sender& s) {
-        const V g = load<V>(s.gradient + i);
-        if constexpr (!Routed) return g;
-        else return load<Vec<Place, w()>>(s.place + i) == s.wanted ? g : V{};
-      };
-      V total = sent(senders[0]);
-      if constexpr (Routed) {
-        for (i64 k = 1; k < count; ++k) total += sent(senders[k]);
-      } else {  // two sums in turn: less is rounded than in one
-        V other{};
-        for (i64 k = 1; k < count; ++k) {
-          const V next = other + sent(senders[k]);
-          other = total;
-          total = next;
-        }
-        total += other;
-      }
-      store(to + i, total);
+      const V a = evens ? total<V>(even, evens, i) : V{};
+      const V b = odds ? total<V>(odd, odds, i) : V{};
+      store_pairs(to + 2 * i, a, b);
     });
   }
 
@@ -245,13 +266,12 @@ class Gather {
 
   void phase(i64 begin, T* to) {
     const Phase& own = phase_[begin];
-    ask_columns(own, 0);
+    ask_columns(own, 0, senders_);
     sum(to, own.inputs, senders_, count_ * own.count);
   }
 
   // Whom the inputs of a phase ask, from its input `number` on.
-  void ask_columns(const Phase& own, i64 number) {
-    Sender* next = senders_;
+  void ask_columns(const Phase& own, i64 number, Sender* next) const {
     for (i64 r = 0; r < count_; ++r) {
       for (i64 k = 0; k < own.count; ++k) {
         const i64 at = (own.shift[k] + number) * p_.inner;
@@ -263,12 +283,15 @@ class Gather {
 
   void interleave(T* to) {
     const i64 s = p_.axis[2].stride, n = columns();
-    if (s == 2) {
-      T* odd = phases_ + (n + 1) / 2;
-      phase(0, phases_);
-      if (n > 1) phase(1, odd);
-      zip(phases_, odd, to, n / 2);
-      if (n % 2) to[n - 1] = phases_[n / 2];
+    if (s == 2 && n > 1) {
+      const i64 evens = count_ * phase_[0].count, odds = count_ * phase_[1].count;
+      ask_columns(phase_[0], 0, senders_);
+      ask_columns(phase_[1], 0, senders_ + evens);
+      sum_pairs(to, n / 2, senders_, evens, senders_ + evens, odds);
+      if (n % 2) {
+        ask_columns(phase_[0], n / 2, senders_);
+        sum(to + n - 1, 1, senders_, evens);
+      }
       return;
     }
     for (i64 begin = 0; begin < smaller(s, n); ++begin) {
@@ -280,7 +303,7 @@ class Gather {
   void pixels(T* to) {
     const i64 stride = p_.axis[2].stride;
     for (i64 column = 0, begin = 0, number = 0; column < columns(); ++column, to += p_.inner) {
-      ask_columns(phase_[begin], number);
+      ask_columns(phase_[begin], number, senders_);
       sum(to, p_.inner, senders_, count_ * phase_[begin].count);
       if (++begin == stride) begin = 0, ++number;
     }
@@ -295,7 +318,7 @@ class Gather {
   Sink<T> gx_;
   i64 first_, last_, length_, slots_[2];
   Range real_;
-  i64* keys_;
+  Kept* kept_;
   T *gradients_, *divisors_, *phases_;
   Place* places_;
   u32* routes_;
@@ -303,7 +326,7 @@ class Gather {
   const char *gradient_plane_ = nullptr, *route_plane_ = nullptr;
   Divisor divisor_{};
   i64 count_ = 0;
-  Sender asked_[kMostSenders], senders_[kMostSenders];
+  Sender asked_[kMostSenders], senders_[2 * kMostSenders];
   Phase phase_[kMostPhases];
 };
 

@@ -24,11 +24,10 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
     }
     by_route(routes.dtype, [&](auto r) {
       using How = Scatter<A, decltype(r)>;
-      over_inputs(
+      over_inputs_of_planes(
           work, [&](const Piece& piece, Arena& arena) { return How(p, piece, is<A>(gx), arena); },
-          [&](How& kit, i64 plane, const Piece&) {
-            kit.run(gy, plane_of(gy, plane), routes, plane_of(routes, plane), gx,
-                    plane * p.in_plane());
+          [&](How& kit, i64 first, i64 last, const Piece&) {
+            kit.run(gy, routes, gx, first, last);
           });
     });
   });

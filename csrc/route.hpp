@@ -8,66 +8,89 @@ namespace poolgrad {
 namespace {
 
 // Any windows: every output adds its gradient where its route says. Costs the same for any kernel.
+// Neighbours often have the same winner, and so wait for each other's sums: several planes side by
+// side do not.
 template <class T, class R>
 class Scatter {
  public:
+  static constexpr i64 kTogether = 4;  // planes
+
   Scatter(const Plan& p, const Piece& piece, bool in_place, Arena& arena)
       : p_(p),
         piece_(piece),
         places_(p, p.axis[1].in * p.axis[2].in * p.inner, p.axis[2].in * p.inner, p.inner, arena),
-        gradients_(arena.take<T>(p.out_row())),
-        routes_(arena.take<R>(p.out_row())),
-        sums_(p, piece, in_place, arena) {}
+        planes_{{p, piece, in_place, arena},
+                {p, piece, in_place, arena},
+                {p, piece, in_place, arena},
+                {p, piece, in_place, arena}} {}
 
-  void run(const View& gy, const char* gradients, const View& routing, const char* routes, Dense gx,
-           i64 plane) {
-    const Axis& width = p_.axis[2];
-    const Range outs = {covering(width, piece_.lo[2]).lo, covering(width, piece_.hi[2] - 1).hi};
+  void run(const View& gy, const View& routing, Dense gx, i64 first, i64 last) {
     if (!ready_) places_.fill();
     ready_ = true;
-    T* sums = sums_.start(gx, plane);
-    rows_reaching(p_, piece_, [&](i64 od, i64 oh) {
-      sums_.reach(od, oh);
-      const T* g = row_of(gy, gradients, p_.inner, od, oh, outs.lo, outs.hi, gradients_);
-      const R* r = row_of(routing, routes, p_.inner, od, oh, outs.lo, outs.hi, routes_);
-      const i64 row = start_of(p_.axis[0], od) * p_.axis[1].in + start_of(p_.axis[1], oh);
-      const auto where = [&](i64 start) {  // -1: nowhere, or not in this piece, or tampered with
-        const i64 at = *r < p_.places ? start + places_[*r] : i64{-1};
-        return at >= sums_.first() && at < sums_.last() ? at : i64{-1};
-      };
-      if (p_.inner == 1) {  // neighbours often have the same winner: its sum stays in a register
-        i64 last = -1;
-        T sum = 0;
-        for (i64 o = outs.lo; o < outs.hi; ++o, ++g, ++r) {
-          const i64 at = where(row * width.in + start_of(width, o));
-          if (at != last) {
-            if (last >= 0) sums[last] = sum;
-            sum = at >= 0 ? sums[at] : T(0);
-            last = at;
-          }
-          sum += *g;
-        }
-        if (last >= 0) sums[last] = sum;
-        return;
-      }
-      for (i64 o = outs.lo; o < outs.hi; ++o) {
-        const i64 start = (row * width.in + start_of(width, o)) * p_.inner;
-        for (i64 c = 0; c < p_.inner; ++c, ++g, ++r) {
-          const i64 at = where(start + c);
-          if (at >= 0) sums[at] += *g;
-        }
-      }
-    });
-    sums_.finish(gx, plane);
+    for (i64 plane = first; plane < last; plane += kTogether) {
+      const i64 count = smaller(kTogether, last - plane);
+      for (i64 j = 0; j < count; ++j) planes_[j].start(gy, routing, gx, plane + j);
+      rows_reaching(p_, piece_, [&](i64 od, i64 oh) {
+        if (count == kTogether) row(gy, routing, od, oh, Const<kTogether>{});
+        else row(gy, routing, od, oh, count);
+      });
+      for (i64 j = 0; j < count; ++j) planes_[j].sums.finish(gx, (plane + j) * p_.in_plane());
+    }
   }
 
  private:
+  struct Plane {
+    Plane(const Plan& p, const Piece& piece, bool in_place, Arena& arena)
+        : plan(p),
+          sums(p, piece, in_place, arena),
+          gradient_row(arena.take<T>(p.out_row())),
+          route_row(arena.take<R>(p.out_row())) {}
+
+    void start(const View& gy, const View& routing, Dense gx, i64 plane) {
+      gradients = plane_of(gy, plane), routes = plane_of(routing, plane);
+      at = sums.start(gx, plane * plan.in_plane());
+    }
+
+    const Plan& plan;
+    PieceSums<T> sums;
+    T *gradient_row, *at = nullptr;
+    R* route_row;
+    const char *gradients = nullptr, *routes = nullptr;
+  };
+
+  template <class Count>
+  POOLGRAD_LOOP void row(const View& gy, const View& routing, i64 od, i64 oh, Count count) {
+    const Axis& width = p_.axis[2];
+    const Range outs = {covering(width, piece_.lo[2]).lo, covering(width, piece_.hi[2] - 1).hi};
+    const T* g[kTogether];
+    const R* r[kTogether];
+    T* sums[kTogether];
+    for (i64 j = 0; j < count; ++j) {
+      Plane& own = planes_[j];
+      own.sums.reach(od, oh);
+      g[j] = row_of(gy, own.gradients, p_.inner, od, oh, outs.lo, outs.hi, own.gradient_row);
+      r[j] = row_of(routing, own.routes, p_.inner, od, oh, outs.lo, outs.hi, own.route_row);
+      sums[j] = own.at;
+    }
+    const i64 row = start_of(p_.axis[0], od) * p_.axis[1].in + start_of(p_.axis[1], oh);
+    const i64 first = planes_[0].sums.first(), last = planes_[0].sums.last();
+    for (i64 o = outs.lo, i = 0; o < outs.hi; ++o) {
+      const i64 start = (row * width.in + start_of(width, o)) * p_.inner;
+      for (i64 c = 0; c < p_.inner; ++c, ++i) {
+        for (i64 j = 0; j < count; ++j) {
+          const R route = r[j][i];
+          const i64 at = route < p_.places ? start + c + places_[route] : i64{-1};
+          if (at >= first && at < last)
+            sums[j][at] += g[j][i];  // else nowhere, or not in this piece
+        }
+      }
+    }
+  }
+
   const Plan& p_;
   const Piece piece_;
   Places places_;
-  T* gradients_;
-  R* routes_;
-  PieceSums<T> sums_;
+  Plane planes_[kTogether];
   bool ready_ = false;
 };
 

@@ -76,16 +76,20 @@ void over_outputs(const Work& work, Make&& make, Use&& use) {
   Cut(*work.plan, work.threads, true).run<Tile>(*work.plan, true, body);
 }
 
-// The same for parts of the inputs.
+// The same for parts of the inputs; use(kit, first plane, last, piece) for several planes at once.
 template <class Make, class Use>
-void over_inputs(const Work& work, Make&& make, Use&& use) {
+void over_inputs_of_planes(const Work& work, Make&& make, Use&& use) {
   const auto body = [&](i64 first, i64 last, const Piece& piece) {
     with_scratch([&](Arena& arena) { return make(piece, arena); },
-                 [&](auto& kit) {
-                   for (i64 plane = first; plane < last; ++plane) use(kit, plane, piece);
-                 });
+                 [&](auto& kit) { use(kit, first, last, piece); });
   };
   Cut(*work.plan, work.threads, false).run<Piece>(*work.plan, false, body);
+}
+template <class Make, class Use>
+void over_inputs(const Work& work, Make&& make, Use&& use) {
+  over_inputs_of_planes(work, make, [&](auto& kit, i64 first, i64 last, const Piece& piece) {
+    for (i64 plane = first; plane < last; ++plane) use(kit, plane, piece);
+  });
 }
 
 template <class F>

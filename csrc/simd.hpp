@@ -159,20 +159,18 @@ V load_second(const T* from, bool odd) {
   }
 }
 
-// to = even[0], odd[0], even[1], odd[1], ... (n of each)
-template <class T>
-POOLGRAD_LOOP void zip(const T* __restrict even, const T* __restrict odd, T* __restrict to, i64 n) {
-  constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
-  using V = Vec<T, W>;
-  i64 i = 0;
-  for (; i + W <= n; i += W) {
-    const V a = load<V>(even + i), b = load<V>(odd + i);
+// to = even[0], odd[0], even[1], odd[1], ...
+template <class V, class T>
+void store_pairs(T* to, V even, V odd) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+  if constexpr (W == 1) {
+    to[0] = even[0], to[1] = odd[0];
+  } else {
     [&]<int... J>(std::integer_sequence<int, J...>) {
-      store(to + 2 * i, __builtin_shufflevector(a, b, (J / 2 + J % 2 * W)...));
-      store(to + 2 * i + W, __builtin_shufflevector(a, b, (W / 2 + J / 2 + J % 2 * W)...));
+      store(to, __builtin_shufflevector(even, odd, (J / 2 + J % 2 * W)...));
+      store(to + W, __builtin_shufflevector(even, odd, (W / 2 + J / 2 + J % 2 * W)...));
     }(std::make_integer_sequence<int, W>{});
   }
-  for (; i < n; ++i) to[2 * i] = even[i], to[2 * i + 1] = odd[i];
 }
 
 // A copy that does not go through the caches: for results that are larger than they are, so that
