@@ -81,6 +81,7 @@ template <class A>
 struct Mean {
   using In = A;
   static constexpr bool kNarrow = false;
+  static constexpr bool kPads = true;
   static constexpr bool kEveryPlace = true;  // as the two sums take turns
   static constexpr A kFill = A(0);
   struct Target {

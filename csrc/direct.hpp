@@ -13,19 +13,22 @@ inline constexpr i64 kMostPlaces = 64;
 inline constexpr i64 kNarrow = 32;  // outputs of a row that is too short for a sweep of its own
 inline constexpr i64 kPiece = 512;  // elements of a row of pixels that are made at a time
 
+[[maybe_unused]] inline bool is_small(const Plan& p) {
+  for (const Axis& a : p.axis) {
+    if (!a.regular()) return false;
+  }
+  return p.places <= kMostPlaces;
+}
+
 // Whether that is cheaper than reducing along one axis after the other.
 [[maybe_unused]] inline bool is_direct(const Plan& p) {
   i64 distinct = 1;  // places of a window that no window before it had
-  for (const Axis& a : p.axis) {
-    if (!a.regular()) return false;
-    distinct *= smaller(a.stride, a.kernel);
-  }
-  return p.places <= kMostPlaces &&
-         p.places <= larger(4 * distinct, p.inner > 1 || distinct > 1 ? 25 : 12);
+  for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
+  return is_small(p) && p.places <= larger(4 * distinct, p.inner > 1 || distinct > 1 ? 25 : 12);
 }
 
 // Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
-// go; kFill: what changes no result, unless that is_suspect;
+// go; kFill: what changes no result, unless that is_suspect; kPads: whether there is such a thing;
 // kNarrow: whether outputs know nothing of their column; kEveryPlace: rounding depends on places
 // without inputs, too.
 template <class Op>
@@ -163,7 +166,8 @@ class Direct {
 
   static Reading<T> reading(const Plan& p, bool negate) {
     const auto reach = [](const Axis& a) { return smaller(a.in, (a.kernel - 1) * a.dilation + 1); };
-    return {negate, nullptr, is_worth_padding(p), Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
+    return {negate,    nullptr,          Op::kPads && is_worth_padding(p),
+            Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
   }
 
   // One output, of all channels.

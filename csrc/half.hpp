@@ -15,7 +15,8 @@ template <class S, bool Keep>
 struct BestBits {
   using In = std::uint16_t;
   using Target = typename Best<In, Keep>::Target;
-  static constexpr bool kKeep = Keep, kEveryPlace = false, kNarrow = true;
+  static Target target(In* y, std::uint8_t* routes, bool) { return {y, routes}; }
+  static constexpr bool kEveryPlace = false, kNarrow = true, kPads = true;
   static constexpr In kFill = 0x8000 | kInfinity<S>;  // the lowest
 
   template <class V>

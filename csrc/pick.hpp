@@ -1,5 +1,6 @@
-// Selecting reductions that look at a whole window at once: the median, and a random draw. The
-// windows of several outputs are gathered side by side, one output a lane.
+// Selecting reductions that look at a whole window at once: the median of windows that are too
+// large for median.hpp, and a random draw. The windows of several outputs are gathered side by
+// side, one output a lane.
 #pragma once
 
 #include "select.hpp"

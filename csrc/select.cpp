@@ -5,6 +5,7 @@
 
 #include "half.hpp"
 #include "isa.hpp"
+#include "median.hpp"
 #include "pick.hpp"
 #include "schedule.hpp"
 #include "ties.hpp"
@@ -13,14 +14,14 @@ namespace poolgrad {
 namespace {
 
 template <class Op>
-void all_at_once(const Work& work, const View& x, Dense y, Dense routes, bool negate) {
+void all_at_once(const Work& work, const View& x, Dense y, Dense routes, bool negate, bool lone) {
   const Plan& p = *work.plan;
-  using Kit = BestKit<Op>;
+  using Kit = DirectKit<Op>;
   over_outputs(
       work, [&](const Tile& tile, Arena& a) { return Kit(p, x, tile, y, routes, negate, a); },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         kit.windows.start(plane_of(x, plane));
-        best_tile(p, tile, kit, plane_of(x, plane), plane * p.out_plane(), negate);
+        direct_tile(p, tile, kit, plane_of(x, plane), plane * p.out_plane(), negate, lone);
       });
 }
 
@@ -28,7 +29,7 @@ template <class A, bool Keep, bool Lone>
 void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate) {
   const Plan& p = *work.plan;
   if constexpr (!Lone && kFloat<A>) {
-    if (is_direct(p)) return all_at_once<Best<A, Keep>>(work, x, y, routes, negate);
+    if (is_direct(p)) return all_at_once<Best<A, Keep>>(work, x, y, routes, negate, false);
   }
   using Kit = SelectKit<A, Keep, Lone>;
   const bool holes = Keep && has_empty_windows(p);
@@ -68,6 +69,16 @@ void pick(const Work& work, const View& x, Dense y, Dense routes, const View& or
       });
 }
 
+template <class A>
+void median(const Work& work, const View& x, Dense y, Dense routes, bool lone) {
+  const Plan& p = *work.plan;
+  if (!is_small(p) || p.places > kMostSorted) {
+    pick<A, Median<A>>(work, x, y, routes, View{}, lone, [](auto&) {});
+  } else {
+    all_at_once<Middle<A>>(work, x, y, routes, false, lone);
+  }
+}
+
 void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes, bool lone) {
   const Plan plan = flattened(*whole.plan, x);
   const Work work{&plan, whole.threads};
@@ -77,8 +88,8 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
       const Dtype dtype = DtypeOf<typename decltype(keeping)::In>::value;
       View from = x;
       from.dtype = y.dtype = dtype;
-      if (routes.data) all_at_once<decltype(keeping)>(work, from, y, routes, negate);
-      else all_at_once<decltype(forgetting)>(work, from, y, routes, negate);
+      if (routes.data) all_at_once<decltype(keeping)>(work, from, y, routes, negate, false);
+      else all_at_once<decltype(forgetting)>(work, from, y, routes, negate, false);
     };
     if (x.dtype == Dtype::uint8)
       return as_they_are(Best<std::uint8_t, true>{}, Best<std::uint8_t, false>{});
@@ -90,7 +101,7 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
     const bool negate = which == Select::smallest;
-    if (which == Select::median) pick<A, Median<A>>(work, x, y, routes, View{}, lone, [](auto&) {});
+    if (which == Select::median) median<A>(work, x, y, routes, lone);
     else if (!routes.data) extreme<A, false, false>(work, x, y, routes, negate);
     else if (lone && kFloat<A>) extreme<A, true, kFloat<A>>(work, x, y, routes, negate);
     else extreme<A, true, false>(work, x, y, routes, negate);

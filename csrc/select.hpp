@@ -11,6 +11,10 @@ template <class T>
 constexpr T lowest() {
   return kFloat<T> ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
 }
+template <class T>
+constexpr T highest() {
+  return kFloat<T> ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
+}
 
 // The maximum. A later input wins only if it is greater, so the first of equals stays; a NaN wins
 // over everything before it, so the last NaN stays. Keep: remember the place. Lone: a window whose
@@ -158,7 +162,8 @@ struct Best {
     std::uint8_t* routes;
     Target at(i64 offset) const { return {y + offset, Keep ? routes + offset : nullptr}; }
   };
-  static constexpr bool kKeep = Keep, kEveryPlace = false, kNarrow = true;
+  static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
+  static constexpr bool kEveryPlace = false, kNarrow = true, kPads = true;
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Target to, i64 i) { return to.y[i] == lowest<T>(); }
   template <class V>
@@ -259,18 +264,19 @@ void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit,
 
 // The same, all places of a window at once.
 template <class Op>
-struct BestKit {
+struct DirectKit {
   using T = typename Op::In;
 
-  BestKit(const Plan& p, const View& x, const Tile& tile, Dense to, Dense kept, bool negate,
-          Arena& arena)
+  DirectKit(const Plan& p, const View& x, const Tile& tile, Dense to, Dense kept, bool negate,
+            Arena& arena)
       : windows(p, x, tile, negate, arena),
         y(to, p.outer * p.out_plane(), length(p, tile), arena),
         routes(kept, p.outer * p.out_plane(), length(p, tile), arena),
+        keep(kept.data),
         swept{} {
     if (!windows.narrow()) return;
     swept.y = arena.take<T>(windows.swept());
-    if (Op::kKeep) swept.routes = arena.take<std::uint8_t>(windows.swept());
+    if (keep) swept.routes = arena.take<std::uint8_t>(windows.swept());
   }
 
   static i64 length(const Plan& p, const Tile& tile) { return (tile.hi[2] - tile.lo[2]) * p.inner; }
@@ -278,22 +284,24 @@ struct BestKit {
   Direct<Op> windows;
   Sink<T> y;
   Sink<std::uint8_t> routes;
+  const bool keep;
   typename Op::Target swept;  // a narrow plane's outputs
 };
 
+// `lone`: ties are routed nowhere, by the median; the maximum has a machine of its own for it.
 template <class Op>
-void best_tile(const Plan& p, const Tile& tile, BestKit<Op>& kit, const char* inputs, i64 plane,
-               bool negate) {
+void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char* inputs, i64 plane,
+                 bool negate, bool lone) {
   const bool narrow = kit.windows.narrow();
   if (narrow) kit.windows.sweep_plane(inputs, kit.swept);
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       const auto piece = [&](i64 at, i64 n, auto&& make) {
-        const typename Op::Target to = {kit.y.room(first + at, n),
-                                        Op::kKeep ? kit.routes.room(first + at, n) : nullptr};
-        make(to);
-        for (i64 i = 0; negate && i < n; ++i) to.y[i] = opposite(to.y[i]);
+        auto* y = kit.y.room(first + at, n);
+        std::uint8_t* routes = kit.keep ? kit.routes.room(first + at, n) : nullptr;
+        make(Op::target(y, routes, lone));
+        for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
       };
       const auto swept = kit.swept.at(narrow ? oh * kit.windows.pitch() : 0);
       if (!narrow || kit.windows.is_suspect(swept)) {
@@ -303,7 +311,7 @@ void best_tile(const Plan& p, const Tile& tile, BestKit<Op>& kit, const char* in
       const i64 n = kit.length(p, tile);
       piece(0, n, [&](typename Op::Target to) {
         for (i64 i = 0; i < n; ++i) to.y[i] = swept.y[i];
-        for (i64 i = 0; Op::kKeep && i < n; ++i) to.routes[i] = swept.routes[i];
+        for (i64 i = 0; kit.keep && i < n; ++i) to.routes[i] = swept.routes[i];
       });
     }
   }
