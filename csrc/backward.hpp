@@ -17,9 +17,11 @@ struct Piece {
   i64 lo[3], hi[3];
 };
 
+inline constexpr i64 kMostStrands = 64;
+
 // Whether phases are worth their memory: not for windows thinly spread over a wide padded input.
 [[maybe_unused]] inline bool has_phases(const Axis& a) {
-  return a.regular() && a.stride <= 64 && (a.kernel - 1) * a.dilation <= a.in;
+  return a.regular() && a.stride <= kMostStrands && (a.kernel - 1) * a.dilation <= a.in;
 }
 
 // A row of gradient under construction. Along a regular width with stride s, output o sends to
@@ -35,6 +37,7 @@ class Phases {
     outputs_.hi = larger(outputs_.lo, last.hi);
     length_ = outputs_.hi - outputs_.lo + (a.kernel - 1) * a.dilation / a.stride + 1;
     sums_ = used ? arena.take<T>(length_ * a.stride) : nullptr;
+    for (i64 phase = 0; used && phase < a.stride; ++phase) strands_[phase] = strand(phase);
   }
 
   Range outputs() const { return outputs_; }  // those that reach the columns
@@ -47,47 +50,51 @@ class Phases {
     return sums_ + away % a_.stride * length_ + away / a_.stride;
   }
 
-  void store(T* __restrict row) const {
-    if (a_.stride == 1) interleave(row, Const<1>{});
-    else if (a_.stride == 2) interleave(row, Const<2>{});
-    else interleave(row, a_.stride);
+  // row[start + i * s] = sums[i]; there are no sums beyond `valid`, but there may be columns.
+  POOLGRAD_LOOP void store(T* row) const {
+    const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
+    if (pairs) zip(strands_[even()].sums, strands_[1 - even()].sums, row, pairs);
+    for (i64 phase = 0; phase < s; ++phase) {
+      const Strand& own = strands_[phase];
+      for (i64 i = pairs; i < own.valid; ++i) row[own.start + i * s] = own.sums[i];
+      for (i64 i = own.valid; i < own.count; ++i) row[own.start + i * s] = T(0);
+    }
   }
 
   // The other way: a row into phases, `fill` where there is no column.
   POOLGRAD_LOOP void load(const T* row, T fill) {
-    const i64 s = a_.stride, shift = lo_ + a_.lo - outputs_.lo * s, n = hi_ - lo_;
+    const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
+    if (pairs) unzip(row, strands_[even()].sums, strands_[1 - even()].sums, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const i64 start = (phase - shift % s + s) % s;  // first column of this phase
-      const i64 count = start < n ? (n - start + s - 1) / s : 0;
-      const i64 from = (start + shift) / s, end = smaller(length_, from + count);
-      T* __restrict to = sums_ + phase * length_;
-      for (i64 i = 0; i < smaller(from, length_); ++i) to[i] = fill;
-      for (i64 i = from; i < end; ++i) to[i] = row[start + (i - from) * s];
-      for (i64 i = larger(from, end); i < length_; ++i) to[i] = fill;
+      const Strand& own = strands_[phase];
+      T* const begin = sums_ + phase * length_;
+      std::fill(begin, own.sums, fill);
+      for (i64 i = pairs; i < own.valid; ++i) own.sums[i] = row[own.start + i * s];
+      std::fill(own.sums + own.valid, begin + length_, fill);
     }
   }
 
  private:
-  // row[w - lo_] = phase (w + pad - first * s) % s, element (...) / s
-  template <class Step>
-  POOLGRAD_LOOP void interleave(T* __restrict row, Step step) const {
-    const i64 s = step, shift = lo_ + a_.lo - outputs_.lo * s, n = hi_ - lo_;
-    for (i64 phase = 0; phase < s; ++phase) {
-      const i64 start = (phase - shift % s + s) % s;  // first column of this phase
-      const i64 count = start < n ? (n - start + s - 1) / s : 0;
-      const i64 from = (start + shift) / s;
-      const i64 valid = larger(0, smaller(count, length_ - from));
-      const T* __restrict sums = sums_ + phase * length_ + from;
-      T* __restrict to = row + start;
-      for (i64 i = 0; i < valid; ++i) to[i * step] = sums[i];
-      for (i64 i = larger(0, valid); i < count; ++i) to[i * step] = T(0);
-    }
+  // The columns of a phase, and the first of their sums.
+  struct Strand {
+    i64 start, count, valid;
+    T* sums;
+  };
+  Strand strand(i64 phase) const {
+    const i64 s = a_.stride, shift = lo_ + a_.lo - outputs_.lo * s, n = hi_ - lo_;
+    const i64 start = (phase - shift % s + s) % s;
+    const i64 count = start < n ? (n - start + s - 1) / s : 0;
+    const i64 from = smaller(length_, (start + shift) / s);
+    return {start, count, smaller(count, length_ - from), sums_ + phase * length_ + from};
   }
+  i64 even() const { return strands_[0].start; }  // of two phases, that of the first column
+  i64 pairs() const { return smaller(strands_[0].valid, strands_[1].valid); }
 
   const Axis& a_;
   i64 lo_, hi_, length_ = 0;
   Range outputs_{};
   T* sums_ = nullptr;
+  Strand strands_[kMostStrands];
 };
 
 // For inputs [lo, hi) of an axis: the outputs whose windows they lie in, ascending, and at which

@@ -173,6 +173,22 @@ void store_pairs(T* to, V even, V odd) {
   }
 }
 
+// The other way.
+template <class T>
+POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __restrict odd, i64 n) {
+  constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
+  using V = Vec<T, W>;
+  i64 i = 0;
+  for (; i + W <= n; i += W) {
+    const V a = load<V>(from + 2 * i), b = load<V>(from + 2 * i + W);
+    [&]<int... J>(std::integer_sequence<int, J...>) {
+      store(even + i, __builtin_shufflevector(a, b, (2 * J)...));
+      store(odd + i, __builtin_shufflevector(a, b, (2 * J + 1)...));
+    }(std::make_integer_sequence<int, W>{});
+  }
+  for (; i < n; ++i) even[i] = from[2 * i], odd[i] = from[2 * i + 1];
+}
+
 // A copy that does not go through the caches: for results that are larger than they are, so that
 // no line is fetched only to be overwritten.
 [[maybe_unused]] inline void stream(char* to, const char* from, i64 bytes) {
