@@ -139,11 +139,11 @@ void weigh(const Work& work, const Weighed& from, Parameter theta, int whole, De
   const Plan& p = *work.plan;
   using Kit = Weigh<A, Weight>;
   over_inputs(
-      work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, arena); },
+      work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
       [&](Kit& kit, i64 plane, const Piece&) {
         const A least = Kit::kMixed ? A(0) : least_parameter<A>();
         fill_parameter(p, theta, plane, kit.outputs(), kit.theta(), least);
-        kit.run(from, plane, whole, gx, plane * p.in_plane());
+        kit.run(from, plane, whole, plane * p.in_plane());
       });
 }
 
@@ -170,31 +170,58 @@ int whole_power(Blend blend, Parameter theta) {
   return 0;
 }
 
+template <class A, template <class> class Kind, class Windows, class Make>
+void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
+              void* const* kept, void* sensitivity, Make&& make) {
+  const Plan& p = *work.plan;
+  using Kit = CurvedKit<A, Kind, Windows>;
+  const int whole = whole_power<A>(blend, theta);
+  const i64 all = p.outer * p.out_plane();
+  over_outputs(
+      work,
+      [&](const Tile& tile, Arena& arena) {
+        const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+        A *own = arena.take<A>(n), *counts = arena.take<A>(n);
+        const Curved<A, Kind> op{settings_of(blend, own, whole, sensitivity != nullptr)};
+        const auto dense = [](void* to) {
+          return Dense{static_cast<char*>(to), DtypeOf<A>::value};
+        };
+        return Kit{make(tile, op, arena),
+                   op.take(arena, n),
+                   {blend, op.set, counts, A(0), {}},
+                   own,
+                   counts,
+                   {y, all, n, arena},
+                   {{dense(kept[0]), all, n, arena},
+                    {dense(kept[1]), all, n, arena},
+                    {dense(kept[2]), all, n, arena}},
+                   {dense(sensitivity), all, n, arena}};
+      },
+      [&](Kit& kit, i64 plane, const Tile& tile) {
+        Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);
+        fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], kit.theta, least_parameter<A>());
+        kit.windows.start(plane_of(x, plane));
+        curved_tile<A, Kind>(p, tile, kit, plane * p.out_plane());
+      });
+}
+
 template <class A, template <class> class Kind>
 void curve(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
            void* const* kept, void* sensitivity) {
   const Plan& p = *work.plan;
   using Op = Curved<A, Kind>;
-  using Kit = CurvedKit<A, Kind>;
-  A* rows[kMostKept];
-  for (int k = 0; k < kMostKept; ++k) rows[k] = static_cast<A*>(kept[k]);
-  const int whole = whole_power<A>(blend, theta);
-  over_outputs(
-      work,
-      [&](const Tile& tile, Arena& arena) {
-        const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        A* own = arena.take<A>(n);
-        const Op op{{own, whole, sensitivity != nullptr}};
-        return Kit{Separable<Op>(p, x, tile, {}, op, arena), op.take(arena, n), arena.take<A>(n),
-                   arena.take<A>(n), own};
-      },
-      [&](Kit& kit, i64 plane, const Tile& tile) {
-        Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);
-        fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], kit.theta, least_parameter<A>());
-        kit.machine.start(plane_of(x, plane));
-        curved_tile<A, Kind>(p, tile, blend, kit, y, rows, static_cast<A*>(sensitivity),
-                             plane * p.out_plane());
-      });
+  using Small = Direct<Near<A, Kind>>;
+  using Large = Separable<Op>;
+  if (is_small(p)) {
+    curve_by<A, Kind, Small>(
+        work, blend, x, theta, y, kept, sensitivity,
+        [&](const Tile& tile, const Op&, Arena& arena) { return Small(p, x, tile, false, arena); });
+  } else {
+    curve_by<A, Kind, Large>(work, blend, x, theta, y, kept, sensitivity,
+                             [&](const Tile& tile, const Op& op, Arena& arena) {
+                               return Large(p, x, tile, {}, op, arena);
+                             });
+  }
 }
 
 void curved(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,

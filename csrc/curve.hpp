@@ -1,6 +1,7 @@
 // Blending reductions whose weights depend on the input, forward. A window is summed up in a cell:
 // its largest term m, and sums of terms relative to m, so that nothing overflows. Cells of parts
-// are merged into the cell of the whole, so these reductions are separable, too.
+// are merged into the cell of the whole, so these reductions are separable, too; that of a small
+// window is made at once, of its n inputs x, which it may change.
 #pragma once
 
 #include "blend.hpp"
@@ -17,9 +18,9 @@ struct Cell {
 // What an operator's arithmetic depends on beside the input.
 template <class A>
 struct Settings {
-  const A* theta = nullptr;  // one number for each output of a row: p, or r
-  int whole = 0;             // p, if it is the same small whole number everywhere
-  bool sensitive = false;    // whether the derivative by theta is wanted
+  const A* theta = nullptr;              // one number for each output of a row: p, or r
+  int whole = 0;                         // p, if it is the same small whole number everywhere
+  bool t = false, w = false, h = false;  // which sums are wanted beside s
 };
 
 // Powers and exponentials have one kind of cell. With z <= 0 for each input, 0 for the largest:
@@ -28,31 +29,68 @@ struct Settings {
 
 // z e^z - e^z + 1, about z^2 / 2
 template <class A, int W>
-Vec<A, W> second_order(Vec<A, W> z, const Exp<Vec<A, W>>& e) {
+POOLGRAD_INLINE Vec<A, W> second_order(const Exp<Vec<A, W>>& e) {
   using V = Vec<A, W>;
   constexpr Inverses<A> inverse;
-  constexpr int terms = 2 * Format<A>::exp_terms / 3 + 5;
+  constexpr int terms = Format<A>::second_terms;
+  const V z = e.x;
   V sum = V{} + inverse.factorial[terms] * static_cast<A>(terms - 1);
+  POOLGRAD_UNROLL
   for (int k = terms - 1; k >= 2; --k) sum = sum * z + inverse.factorial[k] * static_cast<A>(k - 1);
-  const V far = e.value == A(0) ? V{} + A(1) : z * e.value - e.less_one;
-  return z < A(-0.5) ? far : sum * z * z;
+  return z < A(-0.5) ? z * e.value() - e.less_one() : sum * z * z;
 }
 
-// Merges two cells, hi the one with the larger m; z: how far lo's m lies below hi's.
+// Merges two cells, hi the one with the larger m; e: of the distance to lo's m; value: the same, or
+// better known.
 template <class A, int W>
-Cell<Vec<A, W>> merge_sums(Cell<Vec<A, W>> hi, const Cell<Vec<A, W>>& lo, Vec<A, W> z,
-                           const Exp<Vec<A, W>>& e, bool sensitive) {
+Cell<Vec<A, W>> merge_sums(Cell<Vec<A, W>> hi, const Cell<Vec<A, W>>& lo, const Exp<Vec<A, W>>& e,
+                           Vec<A, W> value, const Settings<A>& set) {
   using V = Vec<A, W>;
-  const V moved = e.value == A(0) ? V{} : z * e.value, count = lo.s - lo.w;
+  const V moved = e.x * value, count = lo.s - lo.w;
   hi.m = lo.m == lo.m ? hi.m : lo.m;  // a NaN is no smaller than anything
-  hi.s += e.value * lo.s;
-  hi.t += e.value * lo.t + moved * lo.s;
-  hi.w += e.value * lo.w + e.less_one * count;
-  if (sensitive) {
-    hi.h += e.value * lo.h + moved * lo.w + count * second_order<A, W>(z, e);
-  }
+  hi.s += value * lo.s;
+  hi.t += value * lo.t + moved * lo.s;
+  hi.w += value * lo.w + e.less_one() * count;
+  if (set.h) hi.h += value * lo.h + moved * lo.w + count * second_order<A, W>(e);
   return hi;
 }
+
+// The cell of n inputs whose largest is known, term by term, in two cells by turns: less is rounded
+// than in one, and they do not wait for each other. At first s has the scales, and w the other
+// parts, so that both sums come from two additions.
+template <class V>
+struct Terms {
+  Cell<V> cell{}, other{};
+
+  template <class A, int W>
+  POOLGRAD_INLINE void add(const Exp<Vec<A, W>>& e, const Settings<A>& set) {
+    other.s += e.scale;
+    other.w += e.part;
+    if (set.t) other.t += e.x * e.value();
+    if (set.h) other.h += second_order<A, W>(e);
+    std::swap(cell, other);
+  }
+  POOLGRAD_INLINE void add(V s, V t) {
+    other.s += s;
+    other.t += t;
+    std::swap(cell, other);
+  }
+
+  // A NaN is no smaller than anything.
+  Cell<V> end(V m) const {
+    const V s = cell.s + other.s;
+    return {s == s ? m : s, s, cell.t + other.t, cell.w + other.w, cell.h + other.h};
+  }
+  template <class A>
+  Cell<V> end_sums(V m, A n) const {
+    Cell<V> all = end(m);
+    const V parts = all.w;
+    all.w += all.s - n;
+    all.s += parts;
+    all.m = all.s == all.s ? m : all.s;
+    return all;
+  }
+};
 
 template <class V>
 void put_in_order(Cell<V>& hi, Cell<V>& lo) {
@@ -77,16 +115,42 @@ struct Powers {
   static Cell<V> merge(Cell<V> hi, Cell<V> lo, V p, const Settings<A>& set, Const<W>) {
     put_in_order(hi, lo);
     const auto equal = lo.m == hi.m;
-    if (set.whole && !set.sensitive) {
+    if (set.whole && !set.t) {
       hi.s += whole_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
       hi.m = lo.m == lo.m ? hi.m : lo.m;
       return hi;
     }
     V z = p * log_ratio<A, W>(lo.m, hi.m);
     z = equal ? V{} : lo.m == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
-    Exp<V> e = exponentials<A, W>(z);
-    if (set.whole) e.value = whole_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole);
-    return merge_sums<A, W>(hi, lo, z, e, set.sensitive);
+    const Exp<V> e = exponentials<A, W>(z);
+    const V q = equal ? V{} + A(1) : lo.m / hi.m;
+    return merge_sums<A, W>(hi, lo, e, set.whole ? whole_power(q, set.whole) : e.value(), set);
+  }
+  template <class V, i64 W>
+  POOLGRAD_INLINE static Cell<V> whole(V* x, i64 n, V p, const Settings<A>& set, Const<W>) {
+    V m{};
+    for (i64 t = 0; t < n; ++t) {
+      x[t] = x[t] < A(0) ? -x[t] : x[t];
+      m = x[t] > m ? x[t] : m;
+    }
+    Terms<V> terms, powers;
+    const bool by_log = !set.whole || set.w;
+    for (i64 t = 0; t < n; ++t) {
+      const auto equal = x[t] == m;
+      if (set.whole) {
+        const V q = equal ? V{} + A(1) : x[t] / m, power = whole_power(q, set.whole);
+        powers.add(power, set.t && !by_log ? p * logarithm<A, W>(q) * power : V{});
+      }
+      if (by_log) {
+        V z = p * log_ratio<A, W>(x[t], m);
+        z = equal ? V{} : x[t] == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
+        terms.template add<A, W>(exponentials<A, W>(z), set);
+      }
+    }
+    if (!by_log) return powers.end(m);
+    Cell<V> cell = terms.end_sums(m, static_cast<A>(n));
+    if (set.whole) cell.s = powers.end(m).s;
+    return cell;
   }
 };
 
@@ -102,7 +166,24 @@ struct Exponentials {
     put_in_order(hi, lo);
     const V rate = r < A(0) ? -r : r;
     const V z = lo.m == hi.m ? V{} : rate * (lo.m - hi.m);  // infinities are no distance apart
-    return merge_sums<A, W>(hi, lo, z, exponentials<A, W>(z), set.sensitive);
+    const Exp<V> e = exponentials<A, W>(z);
+    return merge_sums<A, W>(hi, lo, e, e.value(), set);
+  }
+  template <class V, i64 W>
+  POOLGRAD_INLINE static Cell<V> whole(V* x, i64 n, V r, const Settings<A>& set, Const<W>) {
+    const auto turned = r < A(0);
+    const V rate = turned ? -r : r, sign = turned ? V{} - A(1) : V{} + A(1);
+    V m = V{} - std::numeric_limits<A>::infinity();
+    for (i64 t = 0; t < n; ++t) {
+      x[t] *= sign;
+      m = x[t] > m ? x[t] : m;
+    }
+    Terms<V> terms;
+    for (i64 t = 0; t < n; ++t) {
+      const V z = x[t] == m ? V{} : rate * (x[t] - m);  // infinities are no distance apart
+      terms.template add<A, W>(exponentials<A, W>(z), set);
+    }
+    return terms.end_sums(m, static_cast<A>(n));
   }
 };
 
@@ -125,6 +206,21 @@ struct Positives {
     hi.t += q * q * lo.t;
     hi.m = lo.m == lo.m ? hi.m : lo.m;
     return hi;
+  }
+  template <class V, i64 W>
+  POOLGRAD_INLINE static Cell<V> whole(V* x, i64 n, V, const Settings<A>&, Const<W>) {
+    V m{}, total{};
+    for (i64 t = 0; t < n; ++t) m = x[t] > m ? x[t] : m;
+    Terms<V> terms;
+    for (i64 t = 0; t < n; ++t) {
+      const V q = x[t] == m ? V{} + A(1) : x[t] / m, own = x[t] <= A(0) ? V{} : q;
+      terms.add(own, own * own);
+      total += x[t];
+    }
+    Cell<V> cell = terms.end(m);
+    cell.s = m == A(0) ? total : cell.s;
+    cell.m = cell.s == cell.s ? cell.m : cell.s;
+    return cell;
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "curve.hpp"
+#include "sink.hpp"
 
 namespace poolgrad {
 
@@ -11,6 +12,15 @@ inline constexpr int kMostKept = 3;  // numbers that an operator keeps of each w
 enum class Blend { lp, lp_mean, lse, soft, expected };
 
 namespace {
+
+// theta: of a row; whole: p, if it is a small whole number; sensitive: whether the derivative by
+// theta is wanted.
+template <class A>
+Settings<A> settings_of(Blend blend, const A* theta, int whole, bool sensitive) {
+  const bool near = blend == Blend::lse || (blend == Blend::lp_mean && !whole);
+  const bool slope = sensitive && blend != Blend::lp;
+  return {theta, whole, sensitive || blend == Blend::soft, near || slope, slope};
+}
 
 // How many numbers of each window the backward pass needs.
 [[maybe_unused]] inline int kept_of(Blend blend) {
@@ -26,24 +36,30 @@ struct Outcome {
   A *y, *kept[kMostKept], *sensitivity;
 };
 
-// log((n + w) / n), where n + w = s; v = w / n
-template <class A, int W>
-Vec<A, W> log_mean(Vec<A, W> v, Vec<A, W> mean) {
-  return v > A(-0.5) ? logarithm_1p<A, W>(v) : logarithm<A, W>(mean);
-}
+// A row of outputs, and what they depend on beside the input.
+template <class A>
+struct Line {
+  Blend blend;
+  Settings<A> set;
+  const A* counts;  // counts[i] * rows: the real inputs of window i
+  A rows;
+  Outcome<A> out;
+};
 
 // t / s - log(s / n), the part of a derivative by theta that both kinds share. In small windows of
-// z it is h / s - g(v) with g(v) = log(1 + v) - v / (1 + v), which is about v^2 / 2.
+// z it is h / s - g(v) with g(v) = log(1 + v) - v / (1 + v), which is about v^2 / 2. `level`: that
+// logarithm, as good for small v.
 template <class A, int W, class V>
-V slope_of(const Cell<V>& c, V count, V level) {
+POOLGRAD_INLINE V slope_of(const Cell<V>& c, V count, V level) {
   const V v = c.w / count, near = A(1) + v;
-  constexpr int terms = 2 * Format<A>::exp_terms - 8;
+  constexpr int terms = Format<A>::slope_terms;
   V sum{};
+  POOLGRAD_UNROLL
   for (int k = terms; k >= 2; --k) {
     const A coefficient = static_cast<A>(k - 1) / static_cast<A>(k);
     sum = sum * v + (k % 2 ? -coefficient : coefficient);
   }
-  const V direct = logarithm_1p<A, W>(v) - v / near;
+  const V direct = level - v / near;
   const V g = v > A(-0.1) ? sum * v * v : direct;
   return v > A(-0.5) ? c.h / (count * near) - g : c.t / c.s - level;
 }
@@ -54,99 +70,176 @@ constexpr A least_parameter() {
   return sizeof(A) == 4 ? A(1e-18) : A(1e-150);
 }
 
-// cells: of the row; counts[i] * rows: the real inputs of window i.
-template <class A, template <class> class Kind>
-POOLGRAD_LOOP void finish(Blend blend, typename Curved<A, Kind>::Row cells, i64 n, const A* counts,
-                          A rows, const Outcome<A>& out) {
-  const int whole = cells.set.whole;
-  const bool sensitive = cells.set.sensitive;
-  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
-    constexpr int W = w();
-    using V = Vec<A, W>;
-    const auto keep = [&](int k, V value) {
-      if (out.kept[k]) how.store(out.kept[k] + i, value);
-    };
-    const auto c = Curved<A, Kind>::template load_cell<V>(cells, i, how);
-    const V count = how.template load<V>(counts + i) * rows, one = V{} + A(1);
-    const V theta = how.template load<V>(cells.set.theta + i);
-    V y, sensitivity{};
-    if constexpr (std::is_same_v<Kind<A>, Powers<A>>) {
-      const bool mean = blend == Blend::lp_mean;
-      const V share = mean ? one / count : one, sum = c.s * share;
-      V root{}, factor = share, level{};
-      if (whole == 1) {
-        root = sum;
-      } else if (whole == 2) {
-        for (int j = 0; j < W; ++j) root[j] = square_root(sum[j]);
-        factor = share / root;
-      }
-      if (whole == 0 || whole > 2 || sensitive) {
-        level = mean && !whole ? log_mean<A, W>(c.w / count, sum) : logarithm<A, W>(sum);
-      }
-      if (whole == 0 || whole > 2) {
-        const V exponent = level / theta;
-        root = exponential<A, W>(exponent);
-        root = exponent > Format<A>::largest ? V{} + std::numeric_limits<A>::infinity() : root;
-        factor = share * exponential<A, W>(exponent - level);
-      }
-      y = c.m == A(0) ? V{} : c.m * root;
-      keep(0, c.m);
-      keep(1, factor);
-      if (sensitive) {
-        const V slope = mean ? slope_of<A, W>(c, count, level) : c.t / c.s - level;
-        sensitivity = y == A(0) ? V{} : y * (slope / theta / theta);
-      }
-    } else if constexpr (std::is_same_v<Kind<A>, Exponentials<A>>) {
-      const V inverse = one / c.s, shift = c.t * inverse;
-      keep(0, c.m);
-      keep(1, inverse);
-      if (blend == Blend::soft) {
-        y = c.m + shift;
-        keep(2, shift);
-      } else {
-        const auto turned = theta < A(0);
-        const V rate = turned ? -theta : theta;
-        const V level = log_mean<A, W>(c.w / count, c.s / count), size = c.m + level / rate;
-        y = turned ? -size : size;
-        if (sensitive) sensitivity = slope_of<A, W>(c, count, level) / rate / rate;
-      }
-    } else {
-      const V inverse = one / c.s, ratio = c.t * inverse;
-      const auto none = c.m == A(0);
-      y = none ? c.s / count : c.m * ratio;
-      keep(0, c.m);
-      keep(1, none ? one / count : inverse);
-      keep(2, ratio);
+// Outputs i, i + 1, ... of a row, from the cells of their windows.
+template <class A, template <class> class Kind, int W, class How>
+POOLGRAD_INLINE void finish_lanes(const Line<A>& line, i64 i, const Cell<Vec<A, W>>& c, How how) {
+  using V = Vec<A, W>;
+  const Outcome<A>& out = line.out;
+  const int whole = line.set.whole;
+  const bool sensitive = out.sensitivity;
+  const auto keep = [&](int k, V value) {
+    if (out.kept[k]) how.store(out.kept[k] + i, value);
+  };
+  const V count = how.template load<V>(line.counts + i) * line.rows, one = V{} + A(1);
+  const V theta = how.template load<V>(line.set.theta + i);
+  V y, sensitivity{};
+  if constexpr (std::is_same_v<Kind<A>, Powers<A>>) {
+    const bool mean = line.blend == Blend::lp_mean;
+    const V share = mean ? one / count : one, sum = mean ? c.s / count : c.s;
+    V root = sum, level{};
+    if (whole == 0 || whole == 3 || sensitive) {
+      const bool near = mean && !whole;
+      level = logarithm_near<A, W>(sum, near ? c.w / count : sum - A(1));
     }
-    how.store(out.y + i, y);
-    if (out.sensitivity) how.store(out.sensitivity + i, sensitivity);
-  });
+    if (whole == 0 || whole == 3) {
+      const V exponent = level / theta;
+      root = exponential<A, W>(exponent);
+      root = exponent > Format<A>::largest ? V{} + std::numeric_limits<A>::infinity() : root;
+    }
+    for (int k = 1; k < whole && whole != 3; k *= 2) {
+      for (int j = 0; j < W; ++j) root[j] = square_root(root[j]);
+    }
+    y = c.m == A(0) ? V{} : c.m * root;
+    keep(0, c.m);
+    if (out.kept[1]) {  // root^(1 - p) / n
+      keep(1, whole == 0  ? share * exponential<A, W>(level / theta - level)
+              : whole > 1 ? share / whole_power(root, whole - 1)
+                          : share);
+    }
+    if (sensitive) {
+      const V near = mean ? logarithm_near<A, W>(sum, c.w / count) : level;
+      const V slope = mean ? slope_of<A, W>(c, count, near) : c.t / c.s - level;
+      sensitivity = y == A(0) ? V{} : y * (slope / theta / theta);
+    }
+  } else if constexpr (std::is_same_v<Kind<A>, Exponentials<A>>) {
+    const bool soft = line.blend == Blend::soft;
+    V inverse{};
+    if (soft || out.kept[1]) inverse = one / c.s;
+    keep(0, c.m);
+    keep(1, inverse);
+    if (soft) {
+      const V shift = c.t * inverse;
+      y = c.m + shift;
+      keep(2, shift);
+    } else {
+      const auto turned = theta < A(0);
+      const V rate = turned ? -theta : theta;
+      const V share = one / count, level = logarithm_near<A, W>(c.s * share, c.w * share);
+      const V size = c.m + level / rate;
+      y = turned ? -size : size;
+      if (sensitive) sensitivity = slope_of<A, W>(c, count, level) / rate / rate;
+    }
+  } else {
+    const V inverse = one / c.s, ratio = c.t * inverse;
+    const auto none = c.m == A(0);
+    y = none ? c.s / count : c.m * ratio;
+    keep(0, c.m);
+    keep(1, none ? one / count : inverse);
+    keep(2, ratio);
+  }
+  how.store(out.y + i, y);
+  if (sensitive) how.store(out.sensitivity + i, sensitivity);
 }
 
 template <class A, template <class> class Kind>
+POOLGRAD_LOOP void finish(const Line<A>& line, typename Curved<A, Kind>::Row cells, i64 n) {
+  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+    const auto cell = Curved<A, Kind>::template load_cell<Vec<A, w()>>(cells, i, how);
+    finish_lanes<A, Kind, w()>(line, i, cell, how);
+  });
+}
+
+inline constexpr i64 kSmall = 25;  // inputs of a window
+
+// Whether windows are small enough for that. What counts is what they hold: padding must not change
+// how sums are rounded.
+[[maybe_unused]] inline bool is_small(const Plan& p) {
+  for (const Axis& a : p.axis) {
+    if (!a.regular()) return false;
+  }
+  return most_real(p) <= kSmall;
+}
+
+// All inputs of a window at once.
+template <class A, template <class> class Kind>
+struct Near {
+  using In = A;
+  struct Target {
+    const Line<A>* line;
+    i64 first;
+    Target at(i64 offset) const { return {line, first + offset}; }
+  };
+  static constexpr bool kEveryPlace = false;
+  static constexpr bool kNarrow = false;
+  static constexpr bool kPads = false;  // there is nothing that adds nothing
+  static constexpr A kFill = A(0);
+  static bool is_suspect(Target, i64) { return true; }
+
+  template <class V>
+  struct Cell {
+    V input[kSmall];
+    i64 count;
+  };
+
+  static void clear(Target to, i64 n) {
+    const auto& out = to.line->out;
+    for (A* row : {out.y, out.kept[0], out.kept[1], out.kept[2], out.sensitivity}) {
+      if (row) std::fill(row + to.first, row + to.first + n, A(0));
+    }
+  }
+  template <class V>
+  static Cell<V> first(V value, u32) {
+    Cell<V> cell;
+    cell.input[0] = value;
+    cell.count = 1;
+    return cell;
+  }
+  template <class V>
+  static void take(Cell<V>& cell, V value, u32) {
+    cell.input[cell.count++] = value;
+  }
+  template <class V>
+  POOLGRAD_LOOP static void store(Target to, i64 i, Cell<V>& inputs) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
+    const Line<A>& line = *to.line;
+    const V theta = load<V>(line.set.theta + to.first + i);
+    const auto cell = Kind<A>::whole(inputs.input, inputs.count, theta, line.set, Const<W>{});
+    finish_lanes<A, Kind, W>(line, to.first + i, cell, Whole{});
+  }
+};
+
+template <class A, template <class> class Kind>
+void make_row(Direct<Near<A, Kind>>& windows, i64 od, i64 oh, const Line<A>& line,
+              typename Curved<A, Kind>::Row) {
+  windows.row(od, oh, {&line, 0});
+}
+template <class A, template <class> class Kind>
+void make_row(Separable<Curved<A, Kind>>& windows, i64 od, i64 oh, const Line<A>& line,
+              typename Curved<A, Kind>::Row cells) {
+  finish<A, Kind>(line, windows.row(od, oh, cells), windows.length());
+}
+
+template <class A, template <class> class Kind, class Windows>
 struct CurvedKit {
-  Separable<Curved<A, Kind>> machine;
-  typename Curved<A, Kind>::Row cells;
-  A *counts, *y;
-  A* theta;
+  Windows windows;
+  typename Curved<A, Kind>::Row cells;  // a row
+  Line<A> line;
+  A *theta, *counts;  // the line's
+  Sink<A> y, kept[kMostKept], sensitivity;
 };
 
 // One plane's tile.
-template <class A, template <class> class Kind>
-void curved_tile(const Plan& p, const Tile& tile, Blend blend, CurvedKit<A, Kind>& kit, Dense y,
-                 A* const* kept, A* sensitivity, i64 plane) {
-  const Divisor real{false, 0};
-  const i64 n = kit.machine.length();
+template <class A, template <class> class Kind, class Windows>
+void curved_tile(const Plan& p, const Tile& tile, CurvedKit<A, Kind, Windows>& kit, i64 plane) {
+  const i64 n = kit.windows.length();
+  Line<A>& line = kit.line;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      const auto made = kit.machine.row(od, oh, kit.cells);
-      const bool in_place = is<A>(y);
-      Outcome<A> out{in_place ? as<A>(y, first) : kit.y, {}, nullptr};
-      for (int k = 0; k < kMostKept; ++k) out.kept[k] = kept[k] ? kept[k] + first : nullptr;
-      if (sensitivity) out.sensitivity = sensitivity + first;
-      finish<A, Kind>(blend, made, n, kit.counts, static_cast<A>(real.of_rows(p, od, oh)), out);
-      if (!in_place) write(y, first, kit.y, n);
+      line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
+      line.out = {kit.y.room(first, n), {}, kit.sensitivity.room(first, n)};
+      for (int k = 0; k < kMostKept; ++k) line.out.kept[k] = kit.kept[k].room(first, n);
+      make_row<A, Kind>(kit.windows, od, oh, line, kit.cells);
     }
   }
 }

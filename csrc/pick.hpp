@@ -10,13 +10,6 @@ namespace {
 
 inline constexpr i64 kGathered = 1 << 15;  // inputs gathered at once: they stay in the cache
 
-// How many real inputs a window may hold: padding is no part of it, however many places it takes.
-inline i64 most_real(const Plan& p) {
-  i64 most = 1;
-  for (const Axis& a : p.axis) most *= smaller(a.kernel, ceil_div(a.in, a.dilation));
-  return most;
-}
-
 // The inputs of the windows of neighbouring outputs of one row: values[t * stride + i] is real
 // input t (in row-major order) of output i. What is beyond the last real input of a window is
 // `fill`.

@@ -32,8 +32,10 @@ class Sink {
     if (mode_ == Mode::stream) end_streaming();
   }
 
-  // Room for elements first .. first + n of the array; what was made before is complete.
+  // Room for elements first .. first + n of the array; what was made before is complete. Null, if
+  // there is no array.
   T* room(i64 first, i64 n) {
+    if (!to_.data) return nullptr;
     if (mode_ == Mode::in_place) return as<T>(to_, first);
     if (first != first_ + count_) {
       flush(true);

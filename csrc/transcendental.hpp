@@ -1,7 +1,9 @@
 // exp, log and powers for the compiler's vectors: the same operations, so the same bits, on every
-// machine. Taylor and atanh series on a reduced argument, as in Muller, Elementary Functions, 2016;
-// errors of about one unit in the last place.
+// machine. Polynomials on a reduced argument, as in Muller, Elementary Functions, 2016: the best
+// for exp (Remez), a series for log; errors of about one unit in the last place.
 #pragma once
+
+#include <iterator>
 
 #include "dtype.hpp"
 
@@ -13,14 +15,22 @@ struct Format;
 template <>
 struct Format<float> {
   using Bits = std::int32_t;
-  static constexpr int mantissa = 23, bias = 127, exp_terms = 8, log_terms = 5;
+  static constexpr int mantissa = 23, bias = 127, log_terms = 5;
+  static constexpr int second_terms = 10, slope_terms = 8;  // of the series in curve and finish
+  static constexpr float exp_series[] = {0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558f2p-5f,
+                                         0x1.123a2p-7f, 0x1.6a23dp-10f};
   static constexpr float ln2_hi = 0x1.62e4p-1f, ln2_lo = 0x1.7f7d1cp-20f;
   static constexpr float round = 0x1.8p23f, largest = 88.0f, smallest = 0x1p-126f;
 };
 template <>
 struct Format<double> {
   using Bits = std::int64_t;
-  static constexpr int mantissa = 52, bias = 1023, exp_terms = 14, log_terms = 12;
+  static constexpr int mantissa = 52, bias = 1023, log_terms = 12;
+  static constexpr int second_terms = 14, slope_terms = 20;
+  static constexpr double exp_series[] = {
+      0x1.000000000000ap-1,  0x1.55555555554f9p-3,  0x1.555555555083ep-5,  0x1.1111111127d0ep-7,
+      0x1.6c16c18438b08p-10, 0x1.a01a012a0f351p-13, 0x1.a01999e2633fdp-16, 0x1.71df25b3100a2p-19,
+      0x1.28ad9b8551757p-22, 0x1.ad7f3ee016e7dp-26};
   static constexpr double ln2_hi = 0x1.62e42fefap-1, ln2_lo = 0x1.cf79abc9e3b3ap-40;
   static constexpr double round = 0x1.8p52, largest = 709.0, smallest = 0x1p-1022;
 };
@@ -37,39 +47,46 @@ struct Inverses {  // 1 / n!
   }
 };
 
+// exp(x) = scale + part, where scale is a power of two; x: no lower than where that ends.
 template <class V>
 struct Exp {
-  V value, less_one;  // exp(x), and exp(x) - 1 without cancellation
+  V x, scale, part;
+  V value() const { return scale + part; }
+  V less_one() const { return part + (scale - 1); }  // without cancellation
 };
 
-// 0 below the normal numbers, never infinite, NaN for NaN.
+// Of x <= 0: 0 below the normal numbers, NaN for NaN.
 template <class A, int W>
-Exp<Vec<A, W>> exponentials(Vec<A, W> x) {
+POOLGRAD_INLINE Exp<Vec<A, W>> exponentials(Vec<A, W> x) {
   using F = Format<A>;
   using V = Vec<A, W>;
   using B = Vec<typename F::Bits, W>;
-  constexpr Inverses<A> inverse;
-  const A least = -F::bias * static_cast<A>(0.6931471805599453);
-  x = x < least ? V{} + least : x;
-  x = x > F::largest ? V{} + F::largest : x;
-  const V shifted = x * static_cast<A>(1.4426950408889634) + F::round;
-  const V k = shifted - F::round;  // the nearest integer; also the last bits of `shifted`
+  const V least = V{} - F::bias * static_cast<A>(0.6931471805599453);
+  x = least > x ? least : x;
+  constexpr A round = F::round + F::bias;
+  const V shifted = x * static_cast<A>(1.4426950408889634) + round;
+  const V k =
+      shifted - round;  // the nearest integer; with the bias also the last bits of `shifted`
   const V r = (x - k * F::ln2_hi) - k * F::ln2_lo;
-  V sum = V{} + inverse.factorial[F::exp_terms - 1];
-  for (int n = F::exp_terms - 2; n >= 1; --n) sum = sum * r + inverse.factorial[n];
-  const V fraction = sum * r;  // exp(r) - 1
-  const V scale = bits_as<V>((bits_as<B>(shifted) + F::bias) << F::mantissa);
-  return {scale + scale * fraction, scale * fraction + (scale - A(1))};
+  constexpr int terms = std::size(F::exp_series);
+  V sum = V{} + F::exp_series[terms - 1];
+  POOLGRAD_UNROLL
+  for (int n = terms - 2; n >= 0; --n) sum = sum * r + F::exp_series[n];
+  const V fraction = (sum * r + A(1)) * r;  // exp(r) - 1
+  const V scale = bits_as<V>(bits_as<B>(shifted) << F::mantissa);
+  return {x, scale, scale * fraction};
 }
 
+// Of any x; never infinite.
 template <class A, int W>
-Vec<A, W> exponential(Vec<A, W> x) {
-  return exponentials<A, W>(x).value;
+POOLGRAD_INLINE Vec<A, W> exponential(Vec<A, W> x) {
+  constexpr A largest = Format<A>::largest;
+  return exponentials<A, W>(x > largest ? Vec<A, W>{} + largest : x).value();
 }
 
 // log(x) for x > 0; `less_one`: x - 1, better known than from x.
 template <class A, int W>
-Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
+POOLGRAD_INLINE Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
   using F = Format<A>;
   using V = Vec<A, W>;
   using Bit = typename F::Bits;
@@ -86,6 +103,7 @@ Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
   const V f = k == A(0) ? less_one : m - A(1);
   const V s = f / (f + A(2)), square = s * s;
   V sum = V{} + static_cast<A>(2.0 / (2 * F::log_terms - 1));
+  POOLGRAD_UNROLL
   for (int n = F::log_terms - 2; n >= 1; --n) {
     sum = sum * square + static_cast<A>(2.0 / (2 * n + 1));
   }
@@ -96,25 +114,19 @@ Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
 }
 
 template <class A, int W>
-Vec<A, W> logarithm(Vec<A, W> x) {
+POOLGRAD_INLINE Vec<A, W> logarithm(Vec<A, W> x) {
   return logarithm_near<A, W>(x, x - A(1));
-}
-
-// log(1 + x)
-template <class A, int W>
-Vec<A, W> logarithm_1p(Vec<A, W> x) {
-  return logarithm_near<A, W>(x + A(1), x);
 }
 
 // log(lo / hi) for 0 < lo <= hi, as good for numbers that are nearly equal.
 template <class A, int W>
-Vec<A, W> log_ratio(Vec<A, W> lo, Vec<A, W> hi) {
+POOLGRAD_INLINE Vec<A, W> log_ratio(Vec<A, W> lo, Vec<A, W> hi) {
   return logarithm_near<A, W>(lo / hi, (lo - hi) / hi);
 }
 
 // q^n
 template <class V>
-V whole_power(V q, int n) {
+POOLGRAD_INLINE V whole_power(V q, int n) {
   V product = q;
   for (int k = 1; k < n; ++k) product *= q;
   return product;

@@ -4,6 +4,7 @@
 
 #include "backward.hpp"
 #include "finish.hpp"
+#include "sink.hpp"
 
 namespace poolgrad {
 namespace {
@@ -45,7 +46,7 @@ struct ExponentialWeight {
     const auto turned = of.theta < A(0);
     const V value = turned ? -x : x, rate = turned ? -of.theta : of.theta;
     const V z = value == of.kept[0] ? V{} : rate * (value - of.kept[0]);
-    return exponential<A, W>(z) * of.kept[1];
+    return exponentials<A, W>(z).value() * of.kept[1];
   }
 };
 
@@ -57,7 +58,7 @@ struct SoftWeight {
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
     using V = Vec<A, W>;
     const V d = x == of.kept[0] ? V{} : x - of.kept[0];
-    const V w = exponential<A, W>(d) * of.kept[1];
+    const V w = exponentials<A, W>(d).value() * of.kept[1];
     const V slope = w * (A(1) + (d - of.kept[2]));
     return w == A(0) ? V{} : slope;
   }
@@ -103,12 +104,13 @@ class Weigh {
  public:
   static constexpr bool kMixed = std::is_same_v<Weight, MixedWeight<A>>;
 
-  Weigh(const Plan& p, const Piece& piece, Arena& arena)
+  Weigh(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
       : p_(p),
         piece_(piece),
         by_window_(p.inner > 1 || p.axis[2].kernel > 16 || !has_phases(p.axis[2])),
         phases_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_, arena),
-        inputs_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_ && !kMixed, arena) {
+        inputs_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_ && !kMixed, arena),
+        gx_(gx, p.outer * p.in_plane(), columns(), arena) {
     const i64 n = (phases_.outputs().hi - phases_.outputs().lo) * p.inner;
     gradients_ = arena.take<A>(n);
     for (A*& row : kept_) row = arena.take<A>(n);
@@ -116,21 +118,20 @@ class Weigh {
     routes_ = kMixed ? arena.take<u32>(n) : nullptr;
     theta_ = arena.take<A>(n);
     x_ = arena.take<A>(larger(1, columns()));
-    row_ = arena.take<A>(columns());
   }
 
   // theta: one number for each output of a row
   A* theta() { return theta_; }
   i64 outputs() const { return phases_.outputs().hi - phases_.outputs().lo; }
 
-  void run(const Weighed& from, i64 plane, int whole, Dense gx, i64 target) {
+  void run(const Weighed& from, i64 plane, int whole, i64 target) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     whole_ = whole;
     if (kMixed) from.divisor.fill_row(p_, phases_.outputs().lo, phases_.outputs().hi, columns_);
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
         const i64 first = target + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
-        A* row = is<A>(gx) ? as<A>(gx, first) : row_;
+        A* row = gx_.room(first, columns());
         if (by_window_) std::memset(row, 0, static_cast<std::size_t>(columns()) * sizeof(A));
         else phases_.clear();
         const A* x = x_;
@@ -153,7 +154,6 @@ class Weigh {
           }
         }
         if (!by_window_) phases_.store(row);
-        if (row == row_) write(gx, first, row_, columns());
       }
     }
   }
@@ -188,15 +188,13 @@ class Weigh {
 
   // to[i] += g[i] * weight of x[i] in window i
   POOLGRAD_LOOP void weigh(A* to, const A* x, i64 first, i64 n, u32 place) const {
-    long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+    lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
-      auto of = known<V, Vec<u32, w()>>(
-          [&](const A* row) { return how.template load<V>(row + first + i); });
-      if constexpr (kMixed) of.route = how.template load<Vec<u32, w()>>(r_ + first + i);
-      const V value = kMixed ? V{} : how.template load<V>(x + i);
+      auto of = known<V, Vec<u32, w()>>([&](const A* row) { return load<V>(row + first + i); });
+      if constexpr (kMixed) of.route = load<Vec<u32, w()>>(r_ + first + i);
+      const V value = kMixed ? V{} : load<V>(x + i);
       const V weight = Weight::template weight<w()>(value, of, place, whole_);
-      how.store(to + i,
-                how.template load<V>(to + i) + weight * how.template load<V>(g_ + first + i));
+      store(to + i, load<V>(to + i) + weight * load<V>(g_ + first + i));
     });
   }
 
@@ -245,8 +243,9 @@ class Weigh {
   const Piece piece_;
   const bool by_window_;  // few outputs, or windows that are no simple pattern
   Phases<A> phases_, inputs_;
+  Sink<A> gx_;
   int whole_ = 0;
-  A *gradients_, *kept_[kMostKept], *columns_, *theta_, *x_, *row_;
+  A *gradients_, *kept_[kMostKept], *columns_, *theta_, *x_;
   u32* routes_;
   const A *g_ = nullptr, *k_[kMostKept] = {};
   const u32* r_ = nullptr;

@@ -6,6 +6,9 @@
 
 // Inner loops are compiled once, not into each of their callers: a kernel file stays small.
 #define POOLGRAD_LOOP __attribute__((noinline))
+// What they are made of is compiled into each: a call would cost as much as its work.
+#define POOLGRAD_INLINE inline __attribute__((always_inline))
+#define POOLGRAD_UNROLL _Pragma("GCC unroll 32")
 
 namespace poolgrad {
 
@@ -123,6 +126,13 @@ struct Range {
   const i64 lo = larger(0, ceil_div(i + a.lo - reach, a.stride));
   const i64 hi = smaller(a.out, floor_div(i + a.lo, a.stride) + 1);
   return {lo, larger(lo, hi)};
+}
+
+// How many real inputs a window may hold: padding is no part of it, however many places it takes.
+[[maybe_unused]] inline i64 most_real(const Plan& p) {
+  i64 most = 1;
+  for (const Axis& a : p.axis) most *= smaller(a.kernel, ceil_div(a.in, a.dilation));
+  return most;
 }
 
 // The place that input `i` takes in the window `s`, or -1.
