@@ -13,7 +13,7 @@ inline constexpr i64 kMostPlaces = 64;
 inline constexpr i64 kNarrow = 32;  // outputs of a row that is too short for a sweep of its own
 inline constexpr i64 kPiece = 512;  // elements of a row of pixels that are made at a time
 
-[[maybe_unused]] inline bool is_small(const Plan& p) {
+[[maybe_unused]] inline bool has_few_places(const Plan& p) {
   for (const Axis& a : p.axis) {
     if (!a.regular()) return false;
   }
@@ -24,7 +24,8 @@ inline constexpr i64 kPiece = 512;  // elements of a row of pixels that are made
 [[maybe_unused]] inline bool is_direct(const Plan& p) {
   i64 distinct = 1;  // places of a window that no window before it had
   for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
-  return is_small(p) && p.places <= larger(4 * distinct, p.inner > 1 || distinct > 1 ? 25 : 12);
+  return has_few_places(p) &&
+         p.places <= larger(4 * distinct, p.inner > 1 || distinct > 1 ? 25 : 12);
 }
 
 // Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs

@@ -208,14 +208,19 @@ struct Near {
   }
 };
 
-template <class A, template <class> class Kind>
+// place(at, n): gives elements at ... of the line their place
+template <class A, template <class> class Kind, class Place>
 void make_row(Direct<Near<A, Kind>>& windows, i64 od, i64 oh, const Line<A>& line,
-              typename Curved<A, Kind>::Row) {
-  windows.row(od, oh, {&line, 0});
+              typename Curved<A, Kind>::Row, Place&& place) {
+  windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
+    place(at, n);
+    make({&line, at});
+  });
 }
-template <class A, template <class> class Kind>
+template <class A, template <class> class Kind, class Place>
 void make_row(Separable<Curved<A, Kind>>& windows, i64 od, i64 oh, const Line<A>& line,
-              typename Curved<A, Kind>::Row cells) {
+              typename Curved<A, Kind>::Row cells, Place&& place) {
+  place(0, windows.length());
   finish<A, Kind>(line, windows.row(od, oh, cells), windows.length());
 }
 
@@ -231,15 +236,19 @@ struct CurvedKit {
 // One plane's tile.
 template <class A, template <class> class Kind, class Windows>
 void curved_tile(const Plan& p, const Tile& tile, CurvedKit<A, Kind, Windows>& kit, i64 plane) {
-  const i64 n = kit.windows.length();
   Line<A>& line = kit.line;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
-      line.out = {kit.y.room(first, n), {}, kit.sensitivity.room(first, n)};
-      for (int k = 0; k < kMostKept; ++k) line.out.kept[k] = kit.kept[k].room(first, n);
-      make_row<A, Kind>(kit.windows, od, oh, line, kit.cells);
+      make_row<A, Kind>(kit.windows, od, oh, line, kit.cells, [&](i64 at, i64 n) {
+        const auto rooms = [&](Sink<A>& sink) {
+          A* room = sink.room(first + at, n);
+          return room ? room - at : nullptr;
+        };
+        line.out = {rooms(kit.y), {}, rooms(kit.sensitivity)};
+        for (int k = 0; k < kMostKept; ++k) line.out.kept[k] = rooms(kit.kept[k]);
+      });
     }
   }
 }

@@ -72,7 +72,7 @@ void pick(const Work& work, const View& x, Dense y, Dense routes, const View& or
 template <class A>
 void median(const Work& work, const View& x, Dense y, Dense routes, bool lone) {
   const Plan& p = *work.plan;
-  if (!is_small(p) || p.places > kMostSorted) {
+  if (!has_few_places(p) || p.places > kMostSorted) {
     pick<A, Median<A>>(work, x, y, routes, View{}, lone, [](auto&) {});
   } else {
     all_at_once<Middle<A>>(work, x, y, routes, false, lone);

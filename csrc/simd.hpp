@@ -173,6 +173,15 @@ void store_pairs(T* to, V even, V odd) {
   }
 }
 
+// The same of whole rows: n of each.
+template <class T>
+POOLGRAD_LOOP void zip(const T* __restrict even, const T* __restrict odd, T* __restrict to, i64 n) {
+  lanes<T>(n, [&](auto w, i64 i) {
+    using V = Vec<T, w()>;
+    store_pairs(to + 2 * i, load<V>(even + i), load<V>(odd + i));
+  });
+}
+
 // The other way.
 template <class T>
 POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __restrict odd, i64 n) {
