@@ -149,7 +149,7 @@ POOLGRAD_LOOP void finish(const Line<A>& line, typename Curved<A, Kind>::Row cel
   });
 }
 
-inline constexpr i64 kSmall = 25;  // inputs of a window
+inline constexpr i64 kSmall = 16;  // inputs of a window
 
 // Whether windows are small enough for that. What counts is what they hold: padding must not change
 // how sums are rounded.
