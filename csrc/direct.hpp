@@ -162,7 +162,7 @@ class Direct {
     const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
     const i64 edges = width.full_lo + width.out - width.full_hi;
     const i64 copied = (depth.out > 1 ? depth.kernel : 1) * smaller(height.stride, height.kernel);
-    return p.inner == 1 && edges * (p.places + 8) > copied * (width.in / 16 + 16);
+    return p.inner == 1 && 5 * edges * (p.places + 8) > copied * (width.in / 16 + 16);
   }
 
   static Reading<T> reading(const Plan& p, bool negate) {

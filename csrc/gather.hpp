@@ -80,9 +80,8 @@ class Gather {
     const i64 n = columns() * p_.inner;
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h, at += n) {
-        T* to = gx_.room(at, n);
         if (apart_ && h > piece_.lo[1] && same_senders(h)) {
-          std::memcpy(to, made_, static_cast<std::size_t>(n) * sizeof(T));
+          std::memcpy(gx_.room(at, n), made_, static_cast<std::size_t>(n) * sizeof(T));
           continue;
         }
         count_ = 0;
@@ -92,10 +91,10 @@ class Gather {
                 (od.place * p_.axis[1].kernel + oh.place) * p_.axis[2].kernel);
           }
         }
-        if (apart_) expand(to, n);
-        else if (p_.inner > 1) pixels(to);
-        else if (p_.axis[2].stride == 1) phase(0, to);
-        else interleave(to);
+        if (apart_) expand(gx_.room(at, n), n);
+        else if (p_.inner > 1) pixels(at);
+        else if (p_.axis[2].stride == 1) phase(0, gx_.room(at, n));
+        else interleave(gx_.room(at, n));
       }
     }
   }
@@ -300,11 +299,11 @@ class Gather {
     }
   }
 
-  void pixels(T* to) {
+  void pixels(i64 at) {
     const i64 stride = p_.axis[2].stride;
-    for (i64 column = 0, begin = 0, number = 0; column < columns(); ++column, to += p_.inner) {
+    for (i64 column = 0, begin = 0, number = 0; column < columns(); ++column, at += p_.inner) {
       ask_columns(phase_[begin], number, senders_);
-      sum(to, p_.inner, senders_, count_ * phase_[begin].count);
+      sum(gx_.room(at, p_.inner), p_.inner, senders_, count_ * phase_[begin].count);
       if (++begin == stride) begin = 0, ++number;
     }
   }

@@ -122,7 +122,15 @@ template <class To, class V>
 auto convert(V v) {
   using From = std::remove_cvref_t<decltype(v[0])>;
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(From));
-  if constexpr (sizeof(To) > 2 * sizeof(From)) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(From) == 4 && sizeof(To) == 1 && W == 16) {  // one instruction
+    Vec<To, W> bytes;
+    const __m128i narrow = _mm512_maskz_cvtepi32_epi8(0xFFFF, reinterpret_cast<__m512i>(v));
+    std::memcpy(&bytes, &narrow, sizeof(bytes));
+    return bytes;
+  } else
+#endif
+      if constexpr (sizeof(To) > 2 * sizeof(From)) {
     using Step = std::conditional_t<sizeof(From) == 1, std::uint16_t, u32>;
     return convert<To>(__builtin_convertvector(v, Vec<Step, W>));
   } else if constexpr (2 * sizeof(To) < sizeof(From)) {

@@ -11,8 +11,8 @@ namespace {
 inline constexpr i64 kStreamed = i64{4} << 20;
 
 // Rows are made in place, or, if their elements are of another type or go past the caches, in a
-// small buffer. Past the caches go whole lines only, and few at a time: they are on their way while
-// the next row is made.
+// small buffer. Past the caches go whole lines only, as soon as there is one: they are on their way
+// while the next row is made.
 template <class T>
 class Sink {
  public:
@@ -52,7 +52,7 @@ class Sink {
  private:
   enum class Mode { in_place, stream, convert };
   static constexpr i64 kSize = sizeof(T), kLine = 64 / kSize;
-  static constexpr i64 kStreamChunk = 4 * kLine, kConvertChunk = (1 << 13) / kSize;
+  static constexpr i64 kStreamChunk = kLine, kConvertChunk = (1 << 13) / kSize;
 
   // How far into a cache line an element lies.
   i64 past_line(i64 element) const {
