@@ -1,0 +1,96 @@
+"""The forward machines against the textbook, bit for bit: windows small, wide, narrow, one-sided.
+
+Which machine makes a window depends on its size, on how much windows share and on how arrays lie in
+memory; what they find must not.
+"""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import poolgrad
+from poolgrad import reference
+
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.uint8]
+
+
+def _input(random: np.random.Generator, dtype: Any) -> np.ndarray:
+    """Many ties; infinities, NaNs and zeros of both signs where there are such numbers."""
+    shape = (1, *(int(random.integers(1, most)) for most in (4, 24, 60)))
+    x = random.integers(0, 9, shape).astype(dtype)
+    chance = random.random(shape)
+    if np.dtype(dtype).kind in "iu":
+        x[chance < 0.5] = np.iinfo(dtype).min
+        return x
+    x -= np.asarray(4, dtype)
+    kind = random.integers(4)
+    if kind == 0:
+        x[chance < 0.3] = -np.inf
+    elif kind == 1:
+        x[chance < 0.9] = -np.inf
+        x[chance > 0.97] = np.nan
+    elif kind == 2:
+        x[chance < 0.05] = np.nan
+        x[chance > 0.8] = -0.0
+    return x
+
+
+def _windows(random: np.random.Generator) -> dict[str, Any]:
+    return {
+        "kernel_size": tuple(map(int, random.integers(1, 15, 2))),
+        "stride": 1 if random.integers(2) else tuple(map(int, random.integers(1, 3, 2))),
+        "padding": tuple(tuple(map(int, random.integers(0, 9, 2))) for _ in range(2)),
+        "dilation": 1 if random.integers(3) else tuple(map(int, random.integers(1, 3, 2))),
+    }
+
+
+def _same(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert ours.dtype == theirs.dtype
+    np.testing.assert_array_equal(ours.astype(np.float64), theirs.astype(np.float64))
+    np.testing.assert_array_equal(
+        np.signbit(ours.astype(np.float64)) & (ours == 0),
+        np.signbit(theirs.astype(float)) & (theirs == 0),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
+@pytest.mark.parametrize("seed", range(6))
+def test_every_window_is_that_of_the_textbook(dtype: Any, seed: int) -> None:
+    random = np.random.default_rng([seed, DTYPES.index(dtype)])
+    found = 0
+    while found < 6:
+        x, windows = _input(random, dtype), _windows(random)
+        name = ("max_pool2d", "min_pool2d")[int(random.integers(2))]
+        windows["ties"] = ("first", "zero")[int(random.integers(2))]
+        if random.integers(2):
+            x = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+            windows["channels_last"] = True
+        function, textbook = getattr(poolgrad, name), getattr(reference, name)
+        try:
+            expected = textbook(x, **windows)
+        except ValueError:  # the window is larger than the padded input
+            continue
+        found += 1
+        _same(function(x, **windows), expected)
+        if np.dtype(dtype).kind in "iu":
+            continue
+        y, pullback = poolgrad.vjp(function, x, **windows)
+        _same(y, expected)
+        cotangent = random.integers(-3, 4, y.shape).astype(dtype)
+        textbook_pullback = reference.vjp(function, x, **windows)[1]
+        np.testing.assert_array_equal(
+            pullback(cotangent).astype(float), textbook_pullback(cotangent).astype(float)
+        )
+
+
+@pytest.mark.parametrize("kernel", [(9, 9), (16, 16), (1, 45), (20, 2), (13, 30)])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_sums_down_the_columns(kernel: tuple[int, int], dilation: int) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 61, 90))
+    windows = {"kernel_size": kernel, "padding": ((2, 5), (7, 3)), "dilation": dilation}
+    y, pullback = poolgrad.vjp(poolgrad.avg_pool2d, x, **windows)
+    expected, textbook = reference.vjp(poolgrad.avg_pool2d, x, **windows)
+    np.testing.assert_allclose(y, expected, rtol=1e-13, atol=1e-15)
+    np.testing.assert_allclose(pullback(y), textbook(y), rtol=1e-13, atol=1e-15)
