@@ -40,9 +40,11 @@ class Direct {
 
   Direct(const Plan& plan, const View& x, const Tile& tile, bool negate, Arena& arena)
       : p_(plan),
+        x_(x),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
         step_(reader_.step()),
+        even_(plan.inner == 1 && reader_.direct() && fits(plan.axis[2])),
         nothing_(Op::kEveryPlace ? arena.take<T>(plan.inner) : nullptr),
         narrow_(is_narrow(plan, tile)),
         in_place_(!negate && fits(plan.axis[1]) && fits(plan.axis[2]) &&
@@ -60,6 +62,7 @@ class Direct {
   // makes it.
   template <class Use>
   void row(i64 od, i64 oh, Use&& use) {
+    if (even_ && is_full(p_.axis[0], od) && is_full(p_.axis[1], oh)) return even_row(od, oh, use);
     count_ = 0;
     each_line(p_, od, oh, [&](i64 place, i64 d, i64 h) {
       rows_[count_++] = {reader_.row(d, h), static_cast<u32>(place)};
@@ -81,7 +84,7 @@ class Direct {
   void sweep_plane(const char* plane, Target to) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const T* from = in_place_ ? reinterpret_cast<const T*>(plane) : laid_out();
-    const bool together = width.dilation == 1 && is_paired(width);
+    const bool together = is_paired(width);
     i64 taps = 0;
     for (i64 kh = 0; kh < height.kernel; ++kh) {
       for (i64 kw = 0; kw < (together ? 1 : width.kernel); ++kw) {
@@ -89,7 +92,7 @@ class Direct {
                          static_cast<u32>(kh * width.kernel + kw)};
       }
     }
-    sweep_row(to, swept(), taps, width.stride, together ? width.kernel : 0);
+    sweep_row(to, swept(), 0, taps_, taps, width.stride, together ? width.kernel : 0);
   }
 
   // Whether an output may be that of a place without an input.
@@ -101,6 +104,39 @@ class Direct {
   }
 
  private:
+  static bool is_full(const Axis& a, i64 o) { return o >= a.full_lo && o < a.full_hi; }
+
+  // All windows are full, and rows lie where they always do: the taps of an earlier row, moved.
+  template <class Use>
+  void even_row(i64 od, i64 oh, Use&& use) {
+    const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
+    const i64 d = od * depth.stride - depth.lo, h = oh * height.stride - height.lo;
+    const T* at = reader_.at(d, h) + (tile_.lo[2] * width.stride - width.lo) * step_;
+    const i64 kernel = is_paired(width) && step_ == 1 ? 1 : width.kernel;
+    if (!origin_) {
+      origin_ = at;
+      for (i64 i = 0; i < depth.kernel; ++i) {
+        for (i64 j = 0; j < height.kernel; ++j) {
+          const i64 line = i * height.kernel + j;
+          const T* row = at + i * depth.dilation * x_.depth + j * height.dilation * x_.height;
+          for (i64 t = 0; t < kernel; ++t) {
+            even_taps_[line * kernel + t] = {row + t * width.dilation * step_,
+                                             static_cast<u32>(line * width.kernel + t)};
+          }
+        }
+      }
+    }
+    for (i64 i = 0; i < depth.kernel; ++i) {
+      ask_ahead(at + i * depth.dilation * x_.depth,
+                height.stride * x_.height * static_cast<i64>(sizeof(T)));
+    }
+    const i64 n = tile_.hi[2] - tile_.lo[2], taps = depth.kernel * height.kernel * kernel;
+    use(0, n, [&](Target to) {
+      sweep_row(to, n, at - origin_, even_taps_, taps, width.stride * step_,
+                kernel < width.kernel ? width.kernel : 0);
+    });
+  }
+
   // Outputs lo ... hi of the row.
   void outputs(i64 lo, i64 hi, Target to) {
     const Axis& a = p_.axis[2];
@@ -195,7 +231,7 @@ class Direct {
     const Axis& a = p_.axis[2];
     const i64 n = hi - lo, first = lo * a.stride - a.lo, step = a.stride * step_;
     const bool channels = p_.inner > 1;
-    const bool neighbours = !channels && a.dilation == 1 && step_ == 1 && is_paired(a);
+    const bool neighbours = !channels && step_ == 1 && is_paired(a);
     const i64 kernel = neighbours ? 1 : a.kernel;
     i64 taps = 0;
     for (i64 r = 0; r < count_; ++r) {
@@ -209,21 +245,25 @@ class Direct {
         sweep(to.at(o * p_.inner), p_.inner, o * step, taps_, taps, Next{0}, Const<1>{});
       }
     } else {
-      sweep_row(to, n, taps, step, neighbours ? a.kernel : 0);
+      sweep_row(to, n, 0, taps_, taps, step, neighbours ? a.kernel : 0);
     }
   }
 
   // Whether neighbours are read together: at stride 2 they are sorted out at once.
-  static bool is_paired(const Axis& a) { return a.stride <= 2 && (a.kernel == 2 || a.kernel == 3); }
+  static bool is_paired(const Axis& a) {
+    return a.dilation == 1 && a.stride <= 2 && (a.kernel == 2 || a.kernel == 3);
+  }
 
   // `together`: so many neighbours are read at each of the taps; 0: each tap is one of them.
-  void sweep_row(Target to, i64 n, i64 taps, i64 step, i64 together) const {
-    if (together == 2 && step == 2) sweep(to, n, 0, taps_, taps, Second{true}, Const<2>{});
-    else if (together == 3 && step == 2) sweep(to, n, 0, taps_, taps, Second{true}, Const<3>{});
-    else if (together == 2) sweep(to, n, 0, taps_, taps, Next{1}, Const<2>{});
-    else if (together == 3) sweep(to, n, 0, taps_, taps, Next{1}, Const<3>{});
-    else if (step == 1) sweep(to, n, 0, taps_, taps, Next{0}, Const<1>{});
-    else sweep(to, n, 0, taps_, taps, Apart{step, 0}, Const<1>{});
+  static void sweep_row(Target to, i64 n, i64 offset, const Tap* taps, i64 count, i64 step,
+                        i64 together) {
+    if (together == 2 && step == 2) sweep(to, n, offset, taps, count, Second{true}, Const<2>{});
+    else if (together == 3 && step == 2)
+      sweep(to, n, offset, taps, count, Second{true}, Const<3>{});
+    else if (together == 2) sweep(to, n, offset, taps, count, Next{1}, Const<2>{});
+    else if (together == 3) sweep(to, n, offset, taps, count, Next{1}, Const<3>{});
+    else if (step == 1) sweep(to, n, offset, taps, count, Next{0}, Const<1>{});
+    else sweep(to, n, offset, taps, count, Apart{step, 0}, Const<1>{});
   }
 
   // Outputs of `count` taps, all moved by `offset`, at each of which `width` neighbours are read.
@@ -247,15 +287,18 @@ class Direct {
   }
 
   const Plan& p_;
+  const View& x_;
   const Tile tile_;
   Reader<T> reader_;
   const i64 step_;
+  const bool even_;
   T* nothing_;  // a place without an input
   const bool narrow_, in_place_;
   const i64 piece_, pitch_;
   T* plane_;
-  i64 count_ = 0;  // rows that the windows of a row of outputs reach
-  Tap rows_[kMostPlaces], taps_[kMostPlaces];
+  i64 count_ = 0;              // rows that the windows of a row of outputs reach
+  const T* origin_ = nullptr;  // where even_taps_ begin
+  Tap rows_[kMostPlaces], taps_[kMostPlaces], even_taps_[kMostPlaces];
 };
 
 }  // namespace

@@ -104,6 +104,7 @@ class Reader {
 
   i64 step() const { return direct_ ? x_.width : inner_; }  // from one column to the next
   bool padded() const { return padded_; }
+  bool direct() const { return direct_; }  // rows are not copied
 
   void start(const char* plane) {
     plane_ = plane;
@@ -113,6 +114,9 @@ class Reader {
     if (how_.quotient) how_.quotient->fill_row(lo_, hi_, divisors_);
   }
 
+  const A* at(i64 d, i64 h) const {  // of a direct reader
+    return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
+  }
   // Row (d, h); the pointer is to column 0.
   const A* row(i64 d, i64 h) {
     const i64 key = d * rows_ + h;
@@ -122,7 +126,7 @@ class Reader {
       ask_ahead(plane_ + (d * x_.depth + h * x_.height + lo_ * x_.width) * size_of(x_.dtype),
                 bytes_);
     }
-    if (direct_) return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
+    if (direct_) return at(d, h);
     const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);
     Kept& kept = kept_[slot];
     if (kept.key != key) kept = {key, read(d, h, buffers_ + slot * length_)};

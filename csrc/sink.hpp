@@ -73,7 +73,9 @@ class Sink {
              n * kSize);
     }
     if (n > 0) begin_ = past_line(first_ + n);
-    std::memmove(buffer_ + begin_, from + n, static_cast<std::size_t>(rest * kSize));
+    if (rest > 0) {
+      std::memmove(buffer_ + begin_, from + n, static_cast<std::size_t>(rest * kSize));
+    }
     first_ += n, count_ = rest;
   }
 
