@@ -63,7 +63,8 @@ def test_like_the_reference(window: tuple[Any, Any, Any, Any], blend: str, last:
 def test_both_memory_formats_give_the_same_bits(blend: str) -> None:
     kind, argument, _ = BLENDS[blend]
     x = np.random.default_rng(5).standard_normal((2, 3, 8, 37)).astype(np.float32)
-    pool, kwargs = getattr(poolgrad, f"{kind}_pool2d"), {"kernel_size": 3, "stride": 2, "padding": 1}
+    pool = getattr(poolgrad, f"{kind}_pool2d")
+    kwargs = {"kernel_size": 3, "stride": 2, "padding": 1}
     first = pool(x, **kwargs, **argument)
     moved = np.ascontiguousarray(np.moveaxis(x, 1, -1))
     last = pool(moved, **kwargs, channels_last=True, **argument)
