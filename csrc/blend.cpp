@@ -11,24 +11,44 @@
 namespace poolgrad {
 namespace {
 
-template <class A, class Windows, class Make>
-void average_by(const Work& work, const View& x, Dense y, Divisor divisor, Make&& make) {
+template <class A, class Make>
+void average_by(const Work& work, const View& x, Divisor divisor, Make&& make) {
   const Plan& p = *work.plan;
-  using Kit = MeanKit<A, Windows>;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
-        const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        return Kit{make(tile, arena),
-                   {y, p.outer * p.out_plane(), n, arena},
-                   arena.take<A>(n),
-                   arena.take<A>(n)};
+        A* columns = arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner);
+        return make(tile, arena, columns);
       },
-      [&](Kit& kit, i64 plane, const Tile& tile) {
+      [&](auto& kit, i64 plane, const Tile& tile) {
         divisor.fill_row(p, tile.lo[2], tile.hi[2], kit.columns);
-        kit.windows.start(plane_of(x, plane));
-        average_tile<A>(p, tile, kit, divisor, plane * p.out_plane());
+        kit.start(plane_of(x, plane));
+        average_tile(p, tile, kit, divisor, plane * p.out_plane());
       });
+}
+
+template <class A, class Windows, class Make>
+void average_far(const Work& work, const View& x, Dense y, Divisor divisor, Make&& make) {
+  const Plan& p = *work.plan;
+  average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
+    const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+    return MeanKit<A, Windows>{
+        make(tile, arena), {y, p.outer * p.out_plane(), n, arena}, arena.take<A>(n), columns};
+  });
+}
+
+template <class A>
+void average_near(const Work& work, const View& x, Dense y, Divisor divisor) {
+  const Plan& p = *work.plan;
+  average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
+    Bands<Mean<A>> bands(p, x, tile, false, arena);
+    const i64 rows = larger(1, bands.rows()), n = (tile.hi[2] - tile.lo[2]) * p.inner;
+    return SmallMeanKit<A>{Direct<Mean<A>>(p, x, tile, false, arena),
+                           bands,
+                           {y, p.outer * p.out_plane(), rows * n, arena},
+                           arena.take<A>(rows),
+                           columns};
+  });
 }
 
 void average(const Work& whole, const View& x, Dense y, bool count_padding, double divisor) {
@@ -37,18 +57,15 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
   const Divisor divide{count_padding, divisor};
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
-    using Near = Direct<Mean<A>>;
     using Far = Separable<Sum<A>>;
     if (is_direct(p)) {
-      average_by<A, Near>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
-        return Near(p, x, tile, false, arena);
-      });
+      average_near<A>(work, x, y, divide);
     } else if (is_by_columns(p, x)) {
-      average_by<A, Columns<A>>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
+      average_far<A, Columns<A>>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
         return Columns<A>(p, x, tile, arena);
       });
     } else {
-      average_by<A, Far>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
+      average_far<A, Far>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
         return Far(p, x, tile, {}, Sum<A>{}, arena);
       });
     }
@@ -90,10 +107,10 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
       const Plan back = transposed(p);
       const Quotient quotient{p, {count_padding, divisor}};
       using Far = Separable<Sum<A>>;
-      return average_by<A, Far>({&back, work.threads}, gy, gx, {false, 1},
-                                [&](const Tile& tile, Arena& arena) {
-                                  return Far(back, gy, tile, {false, &quotient}, Sum<A>{}, arena);
-                                });
+      return average_far<A, Far>({&back, work.threads}, gy, gx, {false, 1},
+                                 [&](const Tile& tile, Arena& arena) {
+                                   return Far(back, gy, tile, {false, &quotient}, Sum<A>{}, arena);
+                                 });
     }
     using Kit = Spread<A>;
     over_inputs(

@@ -1,7 +1,7 @@
 // Blending reductions, forward: every input of a window has a weight.
 #pragma once
 
-#include "direct.hpp"
+#include "bands.hpp"
 
 namespace poolgrad {
 namespace {
@@ -76,77 +76,108 @@ struct Sum {
   }
 };
 
-// The average in registers.
+// The average in registers: of sums of lines, so that less is rounded than in one.
 template <class A>
 struct Mean {
   using In = A;
+  using Hasty = Mean;
   static constexpr bool kNarrow = false;
   static constexpr bool kPads = true;
-  static constexpr bool kEveryPlace = true;  // as the two sums take turns
+  static constexpr bool kByLines = true;
   static constexpr A kFill = A(0);
   struct Target {
     A* y;
-    const A* columns;  // the divisors of a row's outputs,
-    A rows;            // and of this row
+    const A *columns, *rows;  // the divisors of a row's outputs, and of rows
     Target at(i64 offset) const { return {y + offset, columns + offset, rows}; }
+    Target line(i64 row, i64 length) const { return {y + row * length, columns, rows + row}; }
+  };
+  template <class V>
+  struct Cell {
+    V sum;
   };
 
   static bool is_suspect(Target, i64) { return false; }
   static void clear(Target to, i64 n) { std::fill(to.y, to.y + n, A(0)); }
-  // Two sums in turn: less is rounded than in one, and they do not wait for each other.
-  template <class V>
-  struct Cell {
-    V sum, other;
-  };
   template <class V>
   static Cell<V> first(V value, u32) {
-    return {value, V{}};
+    return {value};
   }
   template <class V>
   static void take(Cell<V>& cell, V value, u32) {
-    const V next = cell.other + value;
-    cell.other = cell.sum;
-    cell.sum = next;
+    cell.sum += value;
+  }
+  template <class C>
+  static void merge(C& cell, const C& later, u32) {
+    cell.sum += later.sum;
   }
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {
-    divide(to, i, cell.sum + cell.other);
+    divide(to, i, cell.sum);
   }
   template <class V>
   static void divide(Target to, i64 i, V sum) {
-    poolgrad::store(to.y + i, sum / (to.rows * load<V>(to.columns + i)));
+    poolgrad::store(to.y + i, sum / (*to.rows * load<V>(to.columns + i)));
   }
 };
 
+// Rows of sums, all of one machine.
 template <class A, class Windows>
 struct MeanKit {
   Windows windows;
   Sink<A> y;
   A *row, *columns;
+
+  void start(const char* plane) { windows.start(plane); }
+
+  // Makes rows from oh on, fewer than `most`, and says how many; rows_of(oh): a row's divisor.
+  template <class RowsOf>
+  i64 make(i64 od, i64 oh, i64, i64 first, RowsOf&& rows_of) {
+    const A* made = windows.row(od, oh, {row}).v;
+    const i64 n = windows.length();
+    const A rows = rows_of(oh);
+    const typename Mean<A>::Target to{y.room(first, n), columns, &rows};
+    lanes<A>(n, [&](auto w, i64 i) { Mean<A>::divide(to, i, load<Vec<A, w()>>(made + i)); });
+    return 1;
+  }
 };
 
-// room(at, n): where elements at ... of the row go
-template <class A, class Windows, class Room>
-void make_row(Windows& windows, i64 od, i64 oh, A* row, Room&& room) {
-  const A* made = windows.row(od, oh, {row}).v;
-  const auto to = room(0, windows.length());
-  lanes<A>(windows.length(),
-           [&](auto w, i64 i) { Mean<A>::divide(to, i, load<Vec<A, w()>>(made + i)); });
-}
-template <class A, class Room>
-void make_row(Direct<Mean<A>>& windows, i64 od, i64 oh, A*, Room&& room) {
-  windows.row(od, oh, [&](i64 at, i64 n, auto&& make) { make(room(at, n)); });
-}
+// The same of small windows.
+template <class A>
+struct SmallMeanKit {
+  Direct<Mean<A>> windows;
+  Bands<Mean<A>> bands;
+  Sink<A> y;
+  A *rows, *columns;
 
-template <class A, class Windows>
-void average_tile(const Plan& p, const Tile& tile, MeanKit<A, Windows>& kit, Divisor divisor,
-                  i64 plane) {
+  void start(const char* plane) {
+    windows.start(plane);
+    bands.start(plane);
+  }
+
+  template <class RowsOf>
+  i64 make(i64 od, i64 oh, i64 most, i64 first, RowsOf&& rows_of) {
+    const i64 count = bands.rows() > 0 ? smaller(most, bands.rows()) : 1;
+    for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
+    const auto target = [&](i64 at, i64 n) {
+      return typename Mean<A>::Target{y.room(first + at, n), columns + at, rows};
+    };
+    if (bands.rows() > 0) {
+      bands.make(od, oh, count, target(0, count * bands.length()));
+    } else {
+      windows.row(od, oh, [&](i64 at, i64 n, auto&& make) { make(target(at, n)); });
+    }
+    return count;
+  }
+};
+
+template <class Kit>
+void average_tile(const Plan& p, const Tile& tile, Kit& kit, Divisor divisor, i64 plane) {
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1];) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
-      make_row(kit.windows, od, oh, kit.row, [&](i64 at, i64 n) {
-        return typename Mean<A>::Target{kit.y.room(first + at, n), kit.columns + at, rows};
+      oh += kit.make(od, oh, tile.hi[1] - oh, first, [&](i64 row) {
+        return static_cast<std::remove_pointer_t<decltype(kit.columns)>>(
+            divisor.of_rows(p, od, row));
       });
     }
   }

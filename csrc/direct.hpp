@@ -30,8 +30,8 @@ inline constexpr i64 kPiece = 512;  // elements of a row of pixels that are made
 
 // Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
 // go; kFill: what changes no result, unless that is_suspect; kPads: whether there is such a thing;
-// kNarrow: whether outputs know nothing of their column; kEveryPlace: rounding depends on places
-// without inputs, too.
+// kNarrow: whether outputs know nothing of their column; kByLines: whether lines of places are
+// reduced one by one, and then merged, so that the same is rounded everywhere.
 template <class Op>
 class Direct {
  public:
@@ -45,7 +45,6 @@ class Direct {
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
         step_(reader_.step()),
         even_(plan.inner == 1 && reader_.direct() && fits(plan.axis[2])),
-        nothing_(Op::kEveryPlace ? arena.take<T>(plan.inner) : nullptr),
         narrow_(is_narrow(plan, tile)),
         in_place_(!negate && fits(plan.axis[1]) && fits(plan.axis[2]) &&
                   x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
@@ -53,10 +52,7 @@ class Direct {
         pitch_(in_place_ ? plan.axis[2].in : span(plan.axis[2])),
         plane_(narrow_ && !in_place_ ? arena.take<T>(span(plan.axis[1]) * pitch_) : nullptr) {}
 
-  void start(const char* plane) {
-    reader_.start(plane);
-    if (nothing_) std::fill(nothing_, nothing_ + p_.inner, Op::kFill);
-  }
+  void start(const char* plane) { reader_.start(plane); }
 
   // Calls use(first element, elements, make) for one piece of a row after the other; make(target)
   // makes it.
@@ -92,7 +88,8 @@ class Direct {
                          static_cast<u32>(kh * width.kernel + kw)};
       }
     }
-    sweep_row(to, swept(), 0, taps_, taps, width.stride, together ? width.kernel : 0);
+    const Taps all{taps_, taps, together ? 1 : width.kernel};
+    sweep_row(to, swept(), 0, all, width.stride, together ? width.kernel : 0);
   }
 
   // Whether an output may be that of a place without an input.
@@ -130,9 +127,10 @@ class Direct {
       ask_ahead(at + i * depth.dilation * x_.depth,
                 height.stride * x_.height * static_cast<i64>(sizeof(T)));
     }
-    const i64 n = tile_.hi[2] - tile_.lo[2], taps = depth.kernel * height.kernel * kernel;
+    const i64 n = tile_.hi[2] - tile_.lo[2];
+    const Taps taps{even_taps_, depth.kernel * height.kernel * kernel, kernel};
     use(0, n, [&](Target to) {
-      sweep_row(to, n, at - origin_, even_taps_, taps, width.stride * step_,
+      sweep_row(to, n, at - origin_, taps, width.stride * step_,
                 kernel < width.kernel ? width.kernel : 0);
     });
   }
@@ -156,6 +154,10 @@ class Direct {
   struct Tap {
     const T* at;
     u32 place;
+  };
+  struct Taps {
+    const Tap* list;
+    i64 count, line;  // all of them, and those of a line
   };
 
   // From the first place of the first window to the last of the last.
@@ -212,18 +214,8 @@ class Direct {
     const Axis& a = p_.axis[2];
     const Span s = span_of(a, o);
     if (s.taps == 0) return Op::clear(to, p_.inner);
-    const i64 start = Op::kEveryPlace ? o * a.stride - a.lo : s.begin;
-    const i64 first = Op::kEveryPlace ? 0 : s.place, taps = Op::kEveryPlace ? a.kernel : s.taps;
-    i64 n = 0;
-    for (i64 r = 0; r < count_; ++r) {
-      for (i64 t = 0; t < taps; ++t) {
-        const i64 column = start + t * a.dilation;
-        const bool real = !Op::kEveryPlace || (column >= 0 && column < a.in);
-        taps_[n++] = {real ? rows_[r].at + column * step_ : nothing_,
-                      rows_[r].place + static_cast<u32>(first + t)};
-      }
-    }
-    sweep(to, p_.inner, 0, taps_, n, Next{0}, Const<1>{});
+    const i64 n = tap(s.begin, s.taps, a.dilation, s.place);
+    sweep(to, p_.inner, 0, {taps_, n, s.taps}, Next{0}, Const<1>{});
   }
 
   // Outputs whose windows are full.
@@ -233,20 +225,26 @@ class Direct {
     const bool channels = p_.inner > 1;
     const bool neighbours = !channels && step_ == 1 && is_paired(a);
     const i64 kernel = neighbours ? 1 : a.kernel;
-    i64 taps = 0;
-    for (i64 r = 0; r < count_; ++r) {
-      for (i64 t = 0; t < kernel; ++t) {
-        taps_[taps++] = {rows_[r].at + (first + t * a.dilation) * step_,
-                         rows_[r].place + static_cast<u32>(t)};
-      }
-    }
+    const Taps taps{taps_, tap(first, kernel, a.dilation, 0), kernel};
     if (channels) {
       for (i64 o = 0; o < n; ++o) {
-        sweep(to.at(o * p_.inner), p_.inner, o * step, taps_, taps, Next{0}, Const<1>{});
+        sweep(to.at(o * p_.inner), p_.inner, o * step, taps, Next{0}, Const<1>{});
       }
     } else {
-      sweep_row(to, n, 0, taps_, taps, step, neighbours ? a.kernel : 0);
+      sweep_row(to, n, 0, taps, step, neighbours ? a.kernel : 0);
     }
+  }
+
+  // `count` places of each line, from column `first` on, which is place `place` of a line.
+  i64 tap(i64 first, i64 count, i64 dilation, i64 place) {
+    i64 n = 0;
+    for (i64 r = 0; r < count_; ++r) {
+      for (i64 t = 0; t < count; ++t) {
+        taps_[n++] = {rows_[r].at + (first + t * dilation) * step_,
+                      rows_[r].place + static_cast<u32>(place + t)};
+      }
+    }
+    return n;
   }
 
   // Whether neighbours are read together: at stride 2 they are sorted out at once.
@@ -255,32 +253,38 @@ class Direct {
   }
 
   // `together`: so many neighbours are read at each of the taps; 0: each tap is one of them.
-  static void sweep_row(Target to, i64 n, i64 offset, const Tap* taps, i64 count, i64 step,
-                        i64 together) {
-    if (together == 2 && step == 2) sweep(to, n, offset, taps, count, Second{true}, Const<2>{});
-    else if (together == 3 && step == 2)
-      sweep(to, n, offset, taps, count, Second{true}, Const<3>{});
-    else if (together == 2) sweep(to, n, offset, taps, count, Next{1}, Const<2>{});
-    else if (together == 3) sweep(to, n, offset, taps, count, Next{1}, Const<3>{});
-    else if (step == 1) sweep(to, n, offset, taps, count, Next{0}, Const<1>{});
-    else sweep(to, n, offset, taps, count, Apart{step, 0}, Const<1>{});
+  static void sweep_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
+    if (together == 2 && step == 2) sweep(to, n, offset, taps, Second{true}, Const<2>{});
+    else if (together == 3 && step == 2) sweep(to, n, offset, taps, Second{true}, Const<3>{});
+    else if (together == 2) sweep(to, n, offset, taps, Next{1}, Const<2>{});
+    else if (together == 3) sweep(to, n, offset, taps, Next{1}, Const<3>{});
+    else if (step == 1) sweep(to, n, offset, taps, Next{0}, Const<1>{});
+    else sweep(to, n, offset, taps, Apart{step, 0}, Const<1>{});
   }
 
-  // Outputs of `count` taps, all moved by `offset`, at each of which `width` neighbours are read.
+  // Outputs of taps, all moved by `offset`, at each of which `width` neighbours are read.
   template <class Distance, class Width>
-  POOLGRAD_LOOP static void sweep(Target to, i64 n, i64 offset, const Tap* taps, i64 count,
-                                  Distance distance, Width width) {
+  POOLGRAD_LOOP static void sweep(Target to, i64 n, i64 offset, Taps taps, Distance distance,
+                                  Width width) {
     sweep_lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
-      auto cell =
-          Op::template first<V>(distance.template get<V>(taps[0].at + offset, i, 0), taps[0].place);
-      const auto take = [&](const Tap& tap, i64 t) {
-        Op::template take<V>(cell, distance.template get<V>(tap.at + offset, i, t),
-                             tap.place + static_cast<u32>(t));
+      const auto input = [&](const Tap& tap, i64 t) {
+        return distance.template get<V>(tap.at + offset, i, t);
       };
-      for (i64 t = 1; t < width; ++t) take(taps[0], t);
-      for (i64 r = 1; r < count; ++r) {
-        for (i64 t = 0; t < width; ++t) take(taps[r], t);
+      const auto reduced = [&](const Tap* list, i64 count) {
+        auto cell = Op::template first<V>(input(list[0], 0), list[0].place);
+        for (i64 r = 0; r < count; ++r) {
+          for (i64 t = r == 0; t < width; ++t) {
+            Op::template take<V>(cell, input(list[r], t), list[r].place + static_cast<u32>(t));
+          }
+        }
+        return cell;
+      };
+      auto cell = reduced(taps.list, Op::kByLines ? taps.line : taps.count);
+      if constexpr (Op::kByLines) {
+        for (i64 r = taps.line; r < taps.count; r += taps.line) {
+          Op::merge(cell, reduced(taps.list + r, taps.line), 0);
+        }
       }
       Op::template store<V>(to, i, cell);
     });
@@ -292,7 +296,6 @@ class Direct {
   Reader<T> reader_;
   const i64 step_;
   const bool even_;
-  T* nothing_;  // a place without an input
   const bool narrow_, in_place_;
   const i64 piece_, pitch_;
   T* plane_;

@@ -169,7 +169,7 @@ struct Near {
     i64 first;
     Target at(i64 offset) const { return {line, first + offset}; }
   };
-  static constexpr bool kEveryPlace = false;
+  static constexpr bool kByLines = false;
   static constexpr bool kNarrow = false;
   static constexpr bool kPads = false;  // there is nothing that adds nothing
   static constexpr A kFill = A(0);

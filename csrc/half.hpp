@@ -14,9 +14,10 @@ inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Half> ? 0x7C00 : 0x
 template <class S, bool Keep>
 struct BestBits {
   using In = std::uint16_t;
-  using Target = typename Best<In, Keep>::Target;
+  using Hasty = BestBits;
+  using Target = Winners<In, Keep>;
   static Target target(In* y, std::uint8_t* routes, bool) { return {y, routes}; }
-  static constexpr bool kEveryPlace = false, kNarrow = true, kPads = true;
+  static constexpr bool kByLines = false, kNarrow = true, kPads = true;
   static constexpr In kFill = 0x8000 | kInfinity<S>;  // the lowest
 
   template <class V>
@@ -54,16 +55,26 @@ struct BestBits {
   }
   template <class V>
   static void take(Cell<V>& cell, V bits, u32 place) {
-    const auto key = key_of(bits);
-    const auto wins = key > cell.beaten_by;
-    cell.best = wins ? bits : cell.best;
-    cell.beaten_by = wins ? bar(key) : cell.beaten_by;
-    if constexpr (Keep) cell.where = wins ? V{} + static_cast<In>(place) : cell.where;
+    challenge(cell, bits, V{} + static_cast<In>(place));
+  }
+  template <class V>
+  static void merge(Cell<V>& cell, const Cell<V>& later, u32 moved) {
+    challenge(cell, later.best, later.where + static_cast<In>(moved));
   }
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {
     poolgrad::store(to.y + i, cell.best);
     if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+  }
+
+ private:
+  template <class V>
+  static void challenge(Cell<V>& cell, V bits, V place) {
+    const auto key = key_of(bits);
+    const auto wins = key > cell.beaten_by;
+    cell.best = wins ? bits : cell.best;
+    cell.beaten_by = wins ? bar(key) : cell.beaten_by;
+    if constexpr (Keep) cell.where = wins ? place : cell.where;
   }
 };
 

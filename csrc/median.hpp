@@ -82,7 +82,7 @@ struct Middle {
     Target at(i64 offset) const { return {y + offset, routes ? routes + offset : nullptr, lone}; }
   };
   static Target target(T* y, std::uint8_t* routes, bool lone) { return {y, routes, lone}; }
-  static constexpr bool kEveryPlace = false;
+  static constexpr bool kByLines = false;
   static constexpr bool kNarrow = false;
   static constexpr bool kPads = false;  // padding is no part of a window
   static constexpr T kFill = T(0);

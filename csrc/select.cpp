@@ -20,7 +20,7 @@ void all_at_once(const Work& work, const View& x, Dense y, Dense routes, bool ne
   over_outputs(
       work, [&](const Tile& tile, Arena& a) { return Kit(p, x, tile, y, routes, negate, a); },
       [&](Kit& kit, i64 plane, const Tile& tile) {
-        kit.windows.start(plane_of(x, plane));
+        kit.start(plane_of(x, plane));
         direct_tile(p, tile, kit, plane_of(x, plane), plane * p.out_plane(), negate, lone);
       });
 }

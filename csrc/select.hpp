@@ -1,7 +1,7 @@
 // Selecting reductions, forward: one input of a window wins; its place is the route.
 #pragma once
 
-#include "direct.hpp"
+#include "bands.hpp"
 
 namespace poolgrad {
 namespace {
@@ -55,12 +55,12 @@ struct Max {
     }
   }
 
-  template <class V, class P>
+  template <bool NaNs = kFloat<T>, class V, class P>
   static void challenge(V& best, P& where, V value, P place) {
     using Mask = std::make_signed_t<std::remove_cvref_t<decltype(where[0])>>;
     const auto mask = [](auto m) { return convert<Mask>(m); };
     auto wins = value > best;
-    if constexpr (kFloat<T>) wins |= value != value;
+    if constexpr (NaNs) wins |= value != value;
     if constexpr (Lone) where = mask(value == best) ? P{} + kNowhere : where;
     if constexpr (Keep) where = mask(wins) ? place : where;
     best = wins ? value : best;
@@ -152,18 +152,24 @@ struct Max {
   }
 };
 
-// The same in registers, for windows of at most 255 places.
+// Where outputs and their routes go.
 template <class T, bool Keep>
+struct Winners {
+  T* y;
+  std::uint8_t* routes;
+  Winners at(i64 offset) const { return {y + offset, Keep ? routes + offset : nullptr}; }
+  Winners line(i64 row, i64 length) const { return at(row * length); }
+};
+
+// The same in registers, for windows of at most 255 places. NaNs: there may be some.
+template <class T, bool Keep, bool NaNs = kFloat<T>>
 struct Best {
   using In = T;
+  using Hasty = Best<T, Keep, false>;
   using Place = std::conditional_t<sizeof(T) == 1, std::uint8_t, u32>;
-  struct Target {
-    T* y;
-    std::uint8_t* routes;
-    Target at(i64 offset) const { return {y + offset, Keep ? routes + offset : nullptr}; }
-  };
+  using Target = Winners<T, Keep>;
   static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
-  static constexpr bool kEveryPlace = false, kNarrow = true, kPads = true;
+  static constexpr bool kByLines = false, kNarrow = true, kPads = true;
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Target to, i64 i) { return to.y[i] == lowest<T>(); }
   template <class V>
@@ -183,12 +189,22 @@ struct Best {
   }
   template <class V>
   static void take(Cell<V>& cell, V value, u32 place) {
-    Max<T, Keep, false>::challenge(cell.best, cell.where, value, first<V>(value, place).where);
+    challenge(cell, value, first<V>(value, place).where);
+  }
+  template <class C>
+  static void merge(C& cell, const C& later, u32 moved) {
+    challenge(cell, later.best, later.where + static_cast<Place>(moved));
   }
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {
     poolgrad::store(to.y + i, cell.best);
     if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+  }
+
+ private:
+  template <class C, class V, class P>
+  static void challenge(C& cell, V value, P place) {
+    Max<T, Keep, false>::template challenge<NaNs>(cell.best, cell.where, value, place);
   }
 };
 
@@ -270,8 +286,9 @@ struct DirectKit {
   DirectKit(const Plan& p, const View& x, const Tile& tile, Dense to, Dense kept, bool negate,
             Arena& arena)
       : windows(p, x, tile, negate, arena),
-        y(to, p.outer * p.out_plane(), length(p, tile), arena),
-        routes(kept, p.outer * p.out_plane(), length(p, tile), arena),
+        bands(p, x, tile, negate, arena),
+        y(to, p.outer * p.out_plane(), larger(1, bands.rows()) * length(p, tile), arena),
+        routes(kept, p.outer * p.out_plane(), larger(1, bands.rows()) * length(p, tile), arena),
         keep(kept.data),
         swept{} {
     if (!windows.narrow()) return;
@@ -281,7 +298,13 @@ struct DirectKit {
 
   static i64 length(const Plan& p, const Tile& tile) { return (tile.hi[2] - tile.lo[2]) * p.inner; }
 
+  void start(const char* plane) {
+    windows.start(plane);
+    bands.start(plane);
+  }
+
   Direct<Op> windows;
+  Bands<Op> bands;
   Sink<T> y;
   Sink<std::uint8_t> routes;
   const bool keep;
@@ -292,10 +315,12 @@ struct DirectKit {
 template <class Op>
 void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char* inputs, i64 plane,
                  bool negate, bool lone) {
-  const bool narrow = kit.windows.narrow();
+  const i64 length = kit.length(p, tile), most = larger(1, kit.bands.rows());
+  const bool narrow = !kit.bands.rows() && kit.windows.narrow();
   if (narrow) kit.windows.sweep_plane(inputs, kit.swept);
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+    for (i64 oh = tile.lo[1], rows; oh < tile.hi[1]; oh += rows) {
+      rows = smaller(most, tile.hi[1] - oh);
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       const auto piece = [&](i64 at, i64 n, auto&& make) {
         auto* y = kit.y.room(first + at, n);
@@ -303,15 +328,25 @@ void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char
         make(Op::target(y, routes, lone));
         for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
       };
+      if (kit.bands.rows()) {
+        piece(0, rows * length, [&](typename Op::Target to) {
+          kit.bands.make(od, oh, rows, to);
+          for (i64 q = 0; kit.keep && q < rows; ++q) {
+            const auto row = to.at(q * length);
+            if (!kit.bands.is_suspect(oh + q, row)) continue;
+            kit.windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(row.at(at)); });
+          }
+        });
+        continue;
+      }
       const auto swept = kit.swept.at(narrow ? oh * kit.windows.pitch() : 0);
       if (!narrow || kit.windows.is_suspect(swept)) {
         kit.windows.row(od, oh, piece);
         continue;
       }
-      const i64 n = kit.length(p, tile);
-      piece(0, n, [&](typename Op::Target to) {
-        for (i64 i = 0; i < n; ++i) to.y[i] = swept.y[i];
-        for (i64 i = 0; kit.keep && i < n; ++i) to.routes[i] = swept.routes[i];
+      piece(0, length, [&](typename Op::Target to) {
+        for (i64 i = 0; i < length; ++i) to.y[i] = swept.y[i];
+        for (i64 i = 0; kit.keep && i < length; ++i) to.routes[i] = swept.routes[i];
       });
     }
   }
