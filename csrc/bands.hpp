@@ -10,6 +10,34 @@ namespace {
 inline constexpr i64 kMostBanded = 8;            // rows of outputs at once,
 inline constexpr i64 kBandBytes = i64{1} << 14;  // of so many bytes of inputs
 
+// Calls f with kernel and stride, if they are among those that there is code for.
+template <class F>
+bool by_shape(const Axis& a, F&& f) {
+  if (a.kernel == 2 && a.stride == 2) f(Const<2>{}, Const<2>{});
+  else if (a.kernel == 3 && a.stride == 2) f(Const<3>{}, Const<2>{});
+  else if (a.kernel == 3 && a.stride == 1) f(Const<3>{}, Const<1>{});
+  else if (a.kernel == 2 && a.stride == 1) f(Const<2>{}, Const<1>{});
+  else return false;
+  return true;
+}
+
+// The same with the widest vector that n elements fill, down to half of what there is.
+template <class T, class F>
+bool by_width(i64 n, F&& f) {
+  constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
+  if (n >= kLanes) f(Const<kLanes>{});
+  else if (n >= kLanes / 2) f(Const<kLanes / 2>{});
+  else return false;
+  return true;
+}
+
+// Whether windows are squares without gaps.
+[[maybe_unused]] inline bool is_square(const Plan& p) {
+  const Axis &height = p.axis[1], &width = p.axis[2];
+  return p.inner == 1 && has_few_places(p) && height.kernel == width.kernel &&
+         height.stride == width.stride && height.dilation == 1 && width.dilation == 1;
+}
+
 // Op: first and take make a cell of one line of a window's places, merge adds a later line to it,
 // store says what becomes of it; Hasty is an Op that knows no NaN, if that is faster.
 template <class Op>
@@ -66,7 +94,7 @@ class Bands {
     }
     const i64 pitch = here ? x_.height : pitch_;
     by_shape(height, [&](auto kernel, auto stride) {
-      by_width(n, [&](auto w) {
+      by_width<T>(n, [&](auto w) {
         if constexpr (Merges<Op>) {
           using Hasty = typename Op::Hasty;
           if (walk<Hasty, kernel(), stride(), w()>(to, n, rows, s.taps, pitch)) {
@@ -90,6 +118,13 @@ class Bands {
   }
 
  private:
+  static bool is_banded(const Plan& p, const Tile& tile) {
+    const Axis& width = p.axis[2];
+    const bool whole = tile.lo[2] == 0 && tile.hi[2] == width.out;
+    const auto nothing = [](auto...) {};
+    return is_square(p) && whole && by_shape(width, nothing) && by_width<T>(width.out, nothing);
+  }
+
   static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
 
   // The first line of inputs of a band, at one depth; what will be read next; the first place.
@@ -98,36 +133,6 @@ class Bands {
     const char* next;
     u32 place;
   };
-
-  template <class F>
-  static bool by_shape(const Axis& a, F&& f) {
-    if (a.kernel == 2 && a.stride == 2) f(Const<2>{}, Const<2>{});
-    else if (a.kernel == 3 && a.stride == 2) f(Const<3>{}, Const<2>{});
-    else if (a.kernel == 3 && a.stride == 1) f(Const<3>{}, Const<1>{});
-    else if (a.kernel == 2 && a.stride == 1) f(Const<2>{}, Const<1>{});
-    else return false;
-    return true;
-  }
-
-  // The widest vector that a row fills, down to half of what there is.
-  template <class F>
-  static bool by_width(i64 n, F&& f) {
-    if (n >= kLanes) f(Const<kLanes>{});
-    else if (n >= kLanes / 2) f(Const<kLanes / 2>{});
-    else return false;
-    return true;
-  }
-  static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
-
-  static bool is_banded(const Plan& p, const Tile& tile) {
-    const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
-    const bool square = height.kernel == width.kernel && height.stride == width.stride &&
-                        height.dilation == 1 && width.dilation == 1;
-    const bool whole = tile.lo[2] == 0 && tile.hi[2] == width.out;
-    const auto nothing = [](auto...) {};
-    return p.inner == 1 && has_few_places(p) && square && whole && by_shape(height, nothing) &&
-           by_width(width.out, nothing) && depth.regular();
-  }
 
   // Lines of inputs from `first` on, with what changes nothing around them.
   POOLGRAD_LOOP const T* copied(i64 k, i64 d, i64 first, i64 lines) {
@@ -141,7 +146,7 @@ class Bands {
         std::fill(to, to + n, Op::kFill);
       } else if (packed) {  // most often: without a call
         const T* from = reinterpret_cast<const T*>(plane_) + d * x_.depth + h * x_.height + lo_;
-        sweep_lanes<T>(n, [&](auto w, i64 j) { store(to + j, load<Vec<T, w()>>(from + j)); });
+        copy_run(from, to, n);
       } else {
         const T* from = row_of(x_, plane_, 1, d, h, lo_, hi_, to);
         for (i64 j = 0; negate_ && j < n; ++j) to[j] = opposite(from[j]);
@@ -171,9 +176,11 @@ class Bands {
         Cell lines[K];
         const auto reduce = [&]() __attribute__((always_inline)) {
           V value[K];
+          POOLGRAD_UNROLL
           for (i64 t = 0; t < K; ++t) value[t] = Distance{1}.template get<V>(from, 0, t);
           from += pitch;
           Cell cell = O::first(value[0], place);
+          POOLGRAD_UNROLL
           for (i64 t = 1; t < K; ++t) O::take(cell, value[t], place + static_cast<u32>(t));
           if constexpr (!std::is_same_v<O, Op>) {
             V sum = value[0] + value[K - 1];
@@ -182,15 +189,19 @@ class Bands {
           }
           return cell;
         };
+        POOLGRAD_UNROLL
         for (i64 t = 0; t < K - S; ++t) lines[t] = reduce();
         for (i64 q = 0; q < rows; ++q) {
           for (i64 b = 0; b < kAhead; b += 64, next += 64) __builtin_prefetch(next);
+          POOLGRAD_UNROLL
           for (i64 t = K - S; t < K; ++t) lines[t] = reduce();
           Cell cell = k > 0 ? made[q] : lines[0];
           if (k > 0) O::merge(cell, lines[0], 0);
+          POOLGRAD_UNROLL
           for (i64 t = 1; t < K; ++t) O::merge(cell, lines[t], static_cast<u32>(t * K));
           if (k + 1 < depths) made[q] = cell;
           else O::store(to.line(q, n), at, cell);
+          POOLGRAD_UNROLL
           for (i64 t = 0; t < K - S; ++t) lines[t] = lines[t + S];
         }
       }

@@ -1,7 +1,7 @@
 // The blending reductions and their backward passes, compiled once per instruction set.
+#include "back_bands.hpp"
 #include "columns.hpp"
 #include "finish.hpp"
-#include "gather.hpp"
 #include "isa.hpp"
 #include "mixed.hpp"
 #include "schedule.hpp"
@@ -94,15 +94,17 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
                       double divisor) {
   const Plan& p = *work.plan;
   by_sum(gy.dtype, [&](auto a) {
-    using Near = Gather<decltype(a), false>;
-    if (is_gathered(p, false)) {
-      return over_inputs(
-          work, [&](const Piece& piece, Arena& arena) { return Near(p, piece, gx, arena); },
-          [&](Near& kit, i64 plane, const Piece&) {
+    using A = decltype(a);
+    const auto by_inputs = [&](auto kind) {
+      using How = typename decltype(kind)::type;
+      over_inputs(
+          work, [&](const Piece& piece, Arena& arena) { return How(p, piece, gx, arena); },
+          [&](How& kit, i64 plane, const Piece&) {
             kit.run(gy, nullptr, {count_padding, divisor}, plane);
           });
-    }
-    using A = decltype(a);
+    };
+    if (is_banded_back<A>(p)) return by_inputs(std::type_identity<BackBands<A, false>>{});
+    if (is_gathered(p, false)) return by_inputs(std::type_identity<Gather<A, false>>{});
     if (is_at_every_place(p)) {
       const Plan back = transposed(p);
       const Quotient quotient{p, {count_padding, divisor}};

@@ -199,42 +199,39 @@ class Gather {
     }
   }
 
-  // What inputs i ... get.
+  // What inputs i ... get; averages by lines of `line` outputs, as everywhere.
   template <class V>
-  static V total(const Sender* senders, i64 count, i64 i) {
+  static V total(const Sender* senders, i64 count, i64 line, i64 i) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
     const auto sent = [&](const Sender& s) {
       const V g = load<V>(s.gradient + i);
       if constexpr (!Routed) return g;
       else return load<Vec<Place, W>>(s.place + i) == s.wanted ? g : V{};
     };
-    V sum = sent(senders[0]);
-    if constexpr (Routed) {
-      for (i64 k = 1; k < count; ++k) sum += sent(senders[k]);
-    } else {  // two sums in turn: less is rounded than in one
-      V other{};
-      for (i64 k = 1; k < count; ++k) {
-        const V next = other + sent(senders[k]);
-        other = sum;
-        sum = next;
-      }
-      sum += other;
-    }
+    if constexpr (Routed) line = count;
+    const auto sum_of = [&](const Sender* list) {
+      V sum = sent(list[0]);
+      for (i64 k = 1; k < line; ++k) sum += sent(list[k]);
+      return sum;
+    };
+    V sum = sum_of(senders);
+    for (i64 k = line; k < count; k += line) sum += sum_of(senders + k);
     return sum;
   }
 
-  POOLGRAD_LOOP static void sum(T* to, i64 n, const Sender* senders, i64 count) {
+  POOLGRAD_LOOP static void sum(T* to, i64 n, const Sender* senders, i64 count, i64 line) {
     if (count == 0) return std::fill(to, to + n, T(0));
-    sweep_lanes<T>(n, [&](auto w, i64 i) { store(to + i, total<Vec<T, w()>>(senders, count, i)); });
+    sweep_lanes<T>(
+        n, [&](auto w, i64 i) { store(to + i, total<Vec<T, w()>>(senders, count, line, i)); });
   }
 
   // Inputs of two phases, the ones between the others.
-  POOLGRAD_LOOP static void sum_pairs(T* to, i64 n, const Sender* even, i64 evens,
-                                      const Sender* odd, i64 odds) {
+  POOLGRAD_LOOP void sum_pairs(T* to, i64 n, const Sender* even, i64 evens, const Sender* odd,
+                               i64 odds) const {
     sweep_lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
-      const V a = evens ? total<V>(even, evens, i) : V{};
-      const V b = odds ? total<V>(odd, odds, i) : V{};
+      const V a = evens ? total<V>(even, evens, phase_[0].count, i) : V{};
+      const V b = odds ? total<V>(odd, odds, phase_[1].count, i) : V{};
       store_pairs(to + 2 * i, a, b);
     });
   }
@@ -266,7 +263,7 @@ class Gather {
   void phase(i64 begin, T* to) {
     const Phase& own = phase_[begin];
     ask_columns(own, 0, senders_);
-    sum(to, own.inputs, senders_, count_ * own.count);
+    sum(to, own.inputs, senders_, count_ * own.count, own.count);
   }
 
   // Whom the inputs of a phase ask, from its input `number` on.
@@ -289,7 +286,7 @@ class Gather {
       sum_pairs(to, n / 2, senders_, evens, senders_ + evens, odds);
       if (n % 2) {
         ask_columns(phase_[0], n / 2, senders_);
-        sum(to + n - 1, 1, senders_, evens);
+        sum(to + n - 1, 1, senders_, evens, phase_[0].count);
       }
       return;
     }
@@ -303,7 +300,8 @@ class Gather {
     const i64 stride = p_.axis[2].stride;
     for (i64 column = 0, begin = 0, number = 0; column < columns(); ++column, at += p_.inner) {
       ask_columns(phase_[begin], number, senders_);
-      sum(gx_.room(at, p_.inner), p_.inner, senders_, count_ * phase_[begin].count);
+      const i64 line = phase_[begin].count;
+      sum(gx_.room(at, p_.inner), p_.inner, senders_, count_ * line, line);
       if (++begin == stride) begin = 0, ++number;
     }
   }

@@ -15,13 +15,14 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
   const Plan& p = *work.plan;
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    if (is_gathered(p, true)) {
+    const auto by_inputs = [&](auto kind) {
+      using How = typename decltype(kind)::type;
       over_inputs(
-          work,
-          [&](const Piece& piece, Arena& arena) { return Gather<A, true>(p, piece, gx, arena); },
-          [&](Gather<A, true>& kit, i64 plane, const Piece&) { kit.run(gy, &routes, {}, plane); });
-      return;
-    }
+          work, [&](const Piece& piece, Arena& arena) { return How(p, piece, gx, arena); },
+          [&](How& kit, i64 plane, const Piece&) { kit.run(gy, &routes, {}, plane); });
+    };
+    if (is_banded_back<A>(p)) return by_inputs(std::type_identity<BackBands<A, true>>{});
+    if (is_gathered(p, true)) return by_inputs(std::type_identity<Gather<A, true>>{});
     by_route(routes.dtype, [&](auto r) {
       using How = Scatter<A, decltype(r)>;
       over_inputs_of_planes(

@@ -2,7 +2,7 @@
 // there: what a tangent of the input becomes.
 #pragma once
 
-#include "gather.hpp"
+#include "back_bands.hpp"
 
 namespace poolgrad {
 namespace {

@@ -78,6 +78,12 @@ void store(T* to, V v) {
   std::memcpy(to, &v, sizeof(V));
 }
 
+// A copy of few elements, for which a call of memcpy would cost as much.
+template <class T>
+void copy_run(const T* from, T* to, i64 n) {
+  sweep_lanes<T>(n, [&](auto w, i64 i) { store(to + i, load<Vec<T, w()>>(from + i)); });
+}
+
 // Loads and stores of a whole vector, and of its first lanes only; the others are zero.
 struct Whole {
   template <class V, class T>
@@ -128,6 +134,20 @@ auto convert(V v) {
     const __m128i narrow = _mm512_maskz_cvtepi32_epi8(0xFFFF, reinterpret_cast<__m512i>(v));
     std::memcpy(&bytes, &narrow, sizeof(bytes));
     return bytes;
+  } else
+#endif
+#if defined(__AVX2__)
+      if constexpr (std::is_same_v<From, std::uint8_t> && std::is_same_v<To, u32> && W == 8) {
+    __m128i narrow{};
+    std::memcpy(&narrow, &v, sizeof(v));
+    return reinterpret_cast<Vec<u32, W>>(_mm256_cvtepu8_epi32(narrow));
+  } else
+#endif
+#if defined(__AVX512F__)
+      if constexpr (std::is_same_v<From, std::uint8_t> && std::is_same_v<To, u32> && W == 16) {
+    __m128i narrow;
+    std::memcpy(&narrow, &v, sizeof(v));
+    return reinterpret_cast<Vec<u32, W>>(_mm512_maskz_cvtepu8_epi32(0xFFFF, narrow));
   } else
 #endif
       if constexpr (sizeof(To) > 2 * sizeof(From)) {

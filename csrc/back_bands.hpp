@@ -1,0 +1,264 @@
+// Backward of small windows: several rows of inputs at once. Vectors walk down the columns of the
+// outputs; each gradient is read once and added to all inputs that it may reach, in registers.
+#pragma once
+
+#include "bands.hpp"
+#include "gather.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Whether all inputs of a row get their gradients in whole vectors.
+template <class T>
+bool is_banded_back(const Plan& p) {
+  const auto nothing = [](auto...) {};
+  const Axis& width = p.axis[2];
+  return is_square(p) && p.axis[1].in > 1 && by_shape(width, nothing) &&
+         by_width<T>(width.in / width.stride, nothing);
+}
+
+// Routed: only the output whose route is the input's place sends its gradient.
+template <class T, bool Routed>
+class BackBands {
+ public:
+  using Place = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
+
+  BackBands(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+      : p_(p),
+        piece_(piece),
+        depths_(p.axis[0], piece.lo[0], piece.hi[0], most_windows(p.axis[0]), arena),
+        most_(
+            larger(p.axis[2].stride,
+                   smaller(kMostRows, kBandBytes / (p.axis[2].in * static_cast<i64>(sizeof(T)))))),
+        gx_(gx, p.outer * p.in_plane(), most_ * p.axis[2].in, arena) {
+    const Axis& a = p.axis[2];
+    lo_ = ceil_div(a.lo - a.kernel + 1, a.stride);
+    const i64 end = floor_div(a.in - 1 + a.lo, a.stride) + 1;
+    real_ = {larger(0, lo_), larger(larger(0, lo_), smaller(a.out, end))};
+    pitch_ = ceil_div(end - lo_, kMargin) * kMargin;
+    readable_ = lo_ >= 0 && end <= a.out;
+    lines_ = (most_ + a.kernel) / a.stride + 2;
+    const i64 depths = most_windows(p.axis[0]);
+    copied_ = depths * lines_ * pitch_;
+    gradients_ = arena.take<T>(copied_);
+    routes_ = Routed ? arena.take<std::uint8_t>(copied_) : nullptr;
+    sent_ = arena.take<Sent>(depths);
+    wide_ = Routed ? arena.take<u32>(pitch_) : nullptr;
+    divisors_ = Routed ? nullptr : arena.take<T>(real_.hi - real_.lo);
+    nowhere_ = arena.take<T>(a.in);
+    rows_ = arena.take<T*>((lines_ + 2) * a.stride + a.kernel);
+  }
+
+  // routes: of a routed gradient; divisor: of another
+  void run(const View& gy, const View* routes, Divisor divisor, i64 plane) {
+    gy_ = &gy, routing_ = routes, divisor_ = divisor;
+    if (!ready_) prepare();
+    gradient_plane_ = plane_of(gy, plane);
+    if constexpr (Routed) route_plane_ = plane_of(*routes, plane);
+    const i64 n = p_.axis[2].in;
+    for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
+      for (i64 h = piece_.lo[1], count; h < piece_.hi[1]; h += count) {
+        count = smaller(most_, piece_.hi[1] - h);
+        const i64 at = plane * p_.in_plane() + (d * p_.axis[1].in + h) * n;
+        band(d, h, count, gx_.room(at, count * n));
+      }
+    }
+  }
+
+ private:
+  static constexpr i64 kMostRows = 16, kMargin = 64;
+
+  // A band of gradients, and of routes: column `lo_` of its first line, and how far lines are
+  // apart.
+  struct Sent {
+    const T* gradients;
+    const std::uint8_t* routes;
+    i64 gradient_pitch, route_pitch;
+    u32 place;  // the first of the windows' places at this depth
+  };
+
+  void prepare() {
+    ready_ = true;
+    depths_.fill();
+    std::fill(gradients_, gradients_ + copied_, T(0));
+    if (Routed) std::memset(routes_, 0xFF, static_cast<std::size_t>(copied_));
+    std::fill(nowhere_, nowhere_ + p_.axis[2].in, T(0));
+    if (!Routed) divisor_.fill_row(p_, real_.lo, real_.hi, divisors_);
+  }
+
+  // Inputs h ... h + count at depth d.
+  void band(i64 d, i64 h, i64 count, T* to) {
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const i64 begin = h + height.lo, n = width.in;
+    const i64 first = ceil_div(begin - height.kernel + 1, height.stride);
+    const i64 lines = floor_div(begin + count - 1, height.stride) + 1 - first;
+    for (i64 j = 0; j < (lines + 1) * height.stride + height.kernel; ++j) {
+      const i64 row = first * height.stride + j - begin;
+      rows_[j] = row >= 0 && row < count ? to + row * n : nowhere_;
+    }
+    const auto senders = depths_[d];
+    if (senders.begin() == senders.end()) return std::fill(to, to + count * n, T(0));
+    i64 depths = 0;
+    for (const auto& depth : senders) {
+      sent_[depths] = sent_by(depth.output, first, lines, depths * lines_);
+      sent_[depths].place = static_cast<u32>(depth.place * height.kernel * width.kernel);
+      ++depths;
+    }
+    by_shape(width, [&](auto kernel, auto stride) {
+      by_width<T>(n / stride, [&](auto w) {
+        constexpr i64 kColumns = stride() * w();
+        for (i64 i = 0; i < n; i += kColumns) {
+          const i64 column = smaller(i, n - kColumns);
+          const bool even = (column + width.lo) % stride == 0;
+          for (i64 k = 0; k < depths; ++k) {
+            if (even) walk<kernel(), stride(), 0, w()>(column, sent_[k], lines, k == 0);
+            else walk<kernel(), stride(), stride() - 1, w()>(column, sent_[k], lines, k == 0);
+          }
+        }
+      });
+    });
+  }
+
+  // Lines of gradients from `first` on: where they lie, or copied to lines from `line` on, with
+  // zeros around them.
+  Sent sent_by(i64 od, i64 first, i64 lines, i64 line) {
+    const View& g = *gy_;
+    const bool rows_exist = first >= 0 && first + lines <= p_.axis[1].out;
+    bool here = readable_ && rows_exist && g.dtype == DtypeOf<T>::value && g.width == 1;
+    if constexpr (Routed) {
+      const View& r = *routing_;
+      here &= r.dtype == Dtype::uint8 && r.width == 1;
+      if (here) {
+        const auto* sent = reinterpret_cast<const T*>(gradient_plane_);
+        const auto* where = reinterpret_cast<const std::uint8_t*>(route_plane_);
+        return {sent + od * g.depth + first * g.height + lo_,
+                where + od * r.depth + first * r.height + lo_, g.height, r.height, 0};
+      }
+    }
+    for (i64 i = 0; i < lines; ++i) copy(od, first + i, line + i);
+    const i64 at = line * pitch_;
+    return {gradients_ + at, routes_ + at, pitch_, pitch_, 0};
+  }
+
+  POOLGRAD_LOOP void copy(i64 od, i64 oh, i64 line) {
+    const i64 n = real_.hi - real_.lo, offset = line * pitch_ + real_.lo - lo_;
+    T* to = gradients_ + offset;
+    std::uint8_t* place = Routed ? routes_ + offset : nullptr;
+    if (oh < 0 || oh >= p_.axis[1].out) {
+      if (Routed) std::memset(place, 0xFF, static_cast<std::size_t>(n));
+      return std::fill(to, to + n, T(0));
+    }
+    ask_ahead_of(*gy_, gradient_plane_, od, oh);
+    const T* g = row_of(*gy_, gradient_plane_, 1, od, oh, real_.lo, real_.hi, to);
+    if constexpr (Routed) {
+      if (g != to) copy_run(g, to, n);
+      const View& r = *routing_;
+      ask_ahead_of(r, route_plane_, od, oh);
+      if (r.dtype == Dtype::uint8 && r.width == 1) {
+        const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_);
+        copy_run(from + od * r.depth + oh * r.height + real_.lo, place, n);
+      } else {
+        const u32* from = row_of(r, route_plane_, 1, od, oh, real_.lo, real_.hi, wide_);
+        for (i64 i = 0; i < n; ++i) place[i] = static_cast<std::uint8_t>(smaller(from[i], 0xFF));
+      }
+    } else {
+      const T rows = static_cast<T>(divisor_.of_rows(p_, od, oh));
+      lanes<T>(n, [&](auto w, i64 i) {  // each once: g may be `to`
+        using V = Vec<T, w()>;
+        store(to + i, load<V>(g + i) / (rows * load<V>(divisors_ + i)));
+      });
+    }
+  }
+
+  void ask_ahead_of(const View& v, const char* plane, i64 od, i64 oh) const {
+    const i64 size = size_of(v.dtype);
+    ask_ahead(plane + (od * v.depth + oh * v.height + real_.lo * v.width) * size,
+              (real_.hi - real_.lo) * size);
+  }
+
+  // The inputs from `column` on of all rows, W of each phase. P: which phase comes first. Sums are
+  // made in ascending order of outputs.
+  template <i64 K, i64 S, i64 P, i64 W>
+  POOLGRAD_LOOP void walk(i64 column, Sent sent, i64 lines, bool fresh) const {
+    using V = Vec<T, static_cast<int>(W)>;
+    using At = Vec<Place, static_cast<int>(W)>;
+    const i64 base = floor_div(column + p_.axis[2].lo, S) - lo_;
+    const T* g = sent.gradients + base;
+    const std::uint8_t* r = sent.routes + base;
+    At wanted[K][K];
+    POOLGRAD_UNROLL
+    for (i64 k = 0; k < K * K; ++k)
+      wanted[k / K][k % K] = At{} + (sent.place + static_cast<u32>(k));
+    V sums[K][S];
+    const auto begin = [&](i64 j, const T* row) {
+      if (fresh) {
+        POOLGRAD_UNROLL
+        for (i64 c = 0; c < S; ++c) sums[j][c] = V{};
+      } else if constexpr (S == 1) {
+        sums[j][0] = load<V>(row);
+      } else {
+        sums[j][0] = load_second<V>(row, false), sums[j][1] = load_second<V>(row + 1, true);
+      }
+    };
+    POOLGRAD_UNROLL
+    for (i64 j = 0; j < K; ++j) begin(j, rows_[j] + column);
+    for (i64 q = 0; q < lines; ++q) {
+      POOLGRAD_UNROLL
+      for (i64 c = 0; c < S; ++c) {
+        V line{};
+        POOLGRAD_UNROLL
+        for (i64 k = K - 1; k >= 0; --k) {
+          if ((c + P - k) % S != 0) continue;
+          const i64 away = (c + P - k) / S;
+          const V gradient = load<V>(g + away);
+          if constexpr (Routed) {
+            const At at = convert<Place>(load<Vec<std::uint8_t, static_cast<int>(W)>>(r + away));
+            POOLGRAD_UNROLL
+            for (i64 j = 0; j < K; ++j) sums[j][c] += at == wanted[j][k] ? gradient : V{};
+          } else {
+            line += gradient;
+          }
+        }
+        POOLGRAD_UNROLL
+        for (i64 j = 0; !Routed && j < K; ++j) sums[j][c] += line;
+      }
+      __builtin_prefetch(g + lines * sent.gradient_pitch);
+      if constexpr (Routed) __builtin_prefetch(r + lines * sent.route_pitch);
+      g += sent.gradient_pitch, r += sent.route_pitch;
+      POOLGRAD_UNROLL
+      for (i64 j = 0; j < S; ++j) {
+        T* to = rows_[q * S + j] + column;
+        if constexpr (S == 1) store(to, sums[j][0]);
+        else store_pairs(to, sums[j][0], sums[j][1]);
+      }
+      POOLGRAD_UNROLL
+      for (i64 j = 0; j < K - S; ++j) {
+        POOLGRAD_UNROLL
+        for (i64 c = 0; c < S; ++c) sums[j][c] = sums[j + S][c];
+      }
+      POOLGRAD_UNROLL
+      for (i64 j = K - S; j < K; ++j) begin(j, rows_[(q + 1) * S + j] + column);
+    }
+  }
+
+  const Plan& p_;
+  const Piece piece_;
+  Senders depths_;
+  const i64 most_;  // rows of inputs at once
+  Sink<T> gx_;
+  i64 lo_, pitch_, lines_, copied_;  // the first column of a band; of lines
+  Range real_;                       // the columns of outputs that there are
+  bool readable_;                    // lines may be read where they lie
+  bool ready_ = false;
+  T *gradients_, *divisors_, *nowhere_;
+  std::uint8_t* routes_;
+  u32* wide_;
+  T** rows_;    // where rows of inputs go
+  Sent* sent_;  // by each of the depths that reach them
+  const View *gy_ = nullptr, *routing_ = nullptr;
+  const char *gradient_plane_ = nullptr, *route_plane_ = nullptr;
+  Divisor divisor_{};
+};
+
+}  // namespace
+}  // namespace poolgrad
