@@ -210,7 +210,8 @@ def recipe(request: Request) -> Callable[[Array], Array] | None:
     if x is not request.x or handed(x) is not x:
         return None
     ready = prepared(request, x)
-    pool = recipes.forward(ready, request.options, _maker, get_num_threads)
+    argument = argument_of(request, ready, x)
+    pool = recipes.forward(ready, request.options, _maker, get_num_threads, argument)
     return recipes.squeezed(request, ready, pool)
 
 

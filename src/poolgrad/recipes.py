@@ -49,8 +49,9 @@ KNOWN: dict[type, Known] = {}  # by the exact type of an array
 
 
 def may_repeat(request: Request) -> bool:
-    """Whether the input is all that such a call reads or writes, besides what it returns."""
-    return request.out is None and not request.return_indices and not request.arguments
+    """Whether such a call reads and writes the input, what it returns and numbers, and no more."""
+    plain = all(type(value) in (int, float) for value in request.arguments)
+    return request.out is None and not request.return_indices and plain
 
 
 class _Recorder:
@@ -106,19 +107,27 @@ def forward(
     options: tuple[Any, ...],
     maker: _Maker,
     threads: Callable[[], int],
+    argument: Any = None,
     keep: bool = False,
 ) -> Callable[[Any], Any]:
-    """The forward pass of an operator that reads one array; see `steps`.
+    """The forward pass of an operator that reads one array, and numbers; see `steps`.
 
-    It gives the output or, to `keep`, a tuple of the output and the residual.
+    It gives the output or, to `keep`, a tuple of the output and what `pull` needs.
     """
     plan, operator = ready.plan, ready.operator
+    unwanted = (None,) * (keep and operator.learned)
 
     def run(plan: Plan, given: Any, made: Any, count: Any) -> None:
-        operator.forward(plan, given[0], None, made[0], made[1:], count, *options)
+        kept = (*made[1:], *unwanted)
+        operator.forward(plan, given[0], argument, made[0], kept, count, *options)
 
     output = Buffer(plan.out_shape, plan.order, plan.out_dtype)
-    return steps(ready, (output, *ready.residual * keep), 1, run, maker, threads)
+    return steps(ready, (output, *needed(ready) * keep), 1, run, maker, threads)
+
+
+def needed(ready: Prepared) -> tuple[Buffer, ...]:
+    """The residual without that of a learned argument: numbers need no gradient."""
+    return ready.residual[:-1] if ready.operator.learned else ready.residual
 
 
 def pull(
@@ -126,17 +135,18 @@ def pull(
     options: tuple[Any, ...],
     maker: _Maker,
     threads: Callable[[], int],
+    argument: Any = None,
 ) -> Callable[..., Any]:
-    """Its pullback: takes the gradient, the input if the operator is curved, and the residual."""
+    """Its pullback: takes the gradient, the input if the operator is curved, and what was kept."""
     plan, operator = ready.plan, ready.operator
     first = 1 + operator.curved
 
     def run(plan: Plan, given: Any, made: Any, count: Any) -> None:
         x = given[1] if operator.curved else None
-        operator.pull(plan, given[0], x, None, given[first:], made[0], count, *options)
+        operator.pull(plan, given[0], x, argument, given[first:], made[0], count, *options)
 
     target = Buffer(plan.in_shape, plan.order, plan.dtype)
-    return steps(ready, (target,), first + len(ready.residual), run, maker, threads)
+    return steps(ready, (target,), first + len(needed(ready)), run, maker, threads)
 
 
 def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> Callable[[Any], Any]:

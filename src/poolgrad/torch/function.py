@@ -13,6 +13,7 @@ from poolgrad import arguments
 from poolgrad.contract import Buffer, Operator, Request, Samples
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, prepare
+from poolgrad.recipes import may_repeat
 from poolgrad.torch import recipes
 from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
 from poolgrad.torch.arrays import (
@@ -197,13 +198,15 @@ def asarray(x: Tensor) -> Tensor:
 
 def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
     """See `recipes`."""
+    if not may_repeat(request):
+        return None
     x, rule = request.x, [n for axis in request.rule for n in axis]
     last, options = request.channels_last, _options(request, x)
     where = Where(rule, list(x.shape), last, inner_of(x, rule, last), options)
     ready = prepare(
         request.operator, request.rule, options, tuple(x.shape), last, where.inner, name_of(x.dtype)
     )
-    return recipes.recipe(request, ready, where)
+    return recipes.recipe(request, ready, where, _argument_of(request, x, rule))
 
 
 def perform(request: Request) -> Any:

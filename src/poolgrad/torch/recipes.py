@@ -17,7 +17,7 @@ from poolgrad import recipes
 from poolgrad.contract import Buffer, Request
 from poolgrad.operators import Prepared
 from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
-from poolgrad.torch.arrays import DTYPES, KIND, applied, empty, room, small
+from poolgrad.torch.arrays import DTYPES, KIND, applied, as_argument, empty, room, small
 
 Tensors = tuple[Tensor, ...]
 
@@ -51,21 +51,24 @@ def _maker(buffer: Buffer) -> Callable[[], Tensor]:
     return partial(torch.empty_strided, buffer.shape, strides, dtype=DTYPES[buffer.dtype])
 
 
-def recipe(request: Request, ready: Prepared, where: Where) -> Callable[[Tensor], Tensor] | None:
-    """See `recipes`; `where` is what the pull of this call is told."""
-    if not recipes.may_repeat(request):
-        return None
+def recipe(
+    request: Request, ready: Prepared, where: Where, given: Tensors
+) -> Callable[[Tensor], Tensor] | None:
+    """See `recipes`; `where` and `given`, the argument, are what the pull of this call is told."""
     if request.x.requires_grad and _is_grad_enabled():
-        pool = _differentiable(ready, where, request.x)
+        pool = _differentiable(ready, where, given, request.x)
     else:
-        pool = recipes.forward(ready, where.options, _maker, torch.get_num_threads)
+        argument = as_argument(ready, given)
+        pool = recipes.forward(ready, where.options, _maker, torch.get_num_threads, argument)
     return recipes.squeezed(request, ready, pool)
 
 
-def _differentiable(ready: Prepared, where: Where, x: Tensor) -> Callable[[Tensor], Tensor]:
+def _differentiable(
+    ready: Prepared, where: Where, given: Tensors, x: Tensor
+) -> Callable[[Tensor], Tensor]:
     adapter = ADAPTERS[ready.operator.name]
     apply = _function(adapter)
-    steps = _Steps(adapter, ready, where, x)
+    steps = _Steps(adapter, ready, where, given, x)
     return lambda x: apply(x, steps)
 
 
@@ -99,19 +102,25 @@ class _Steps:
         The operator.
     where : Where
         What its pull is told.
+    given : tuple of Tensor
+        Its argument, a number.
     x : Tensor
         A tensor of that kind.
     """
 
-    def __init__(self, adapter: Adapter, ready: Prepared, where: Where, x: Tensor) -> None:
+    def __init__(
+        self, adapter: Adapter, ready: Prepared, where: Where, given: Tensors, x: Tensor
+    ) -> None:
         operator, plan, threads = ready.operator, ready.plan, torch.get_num_threads
-        self._run = recipes.forward(ready, where.options, _maker, threads, keep=True)
-        self._pull = recipes.pull(ready, where.options, _maker, threads)
-        self._curved, self._keeps = operator.curved, bool(ready.residual)
+        argument, kept = as_argument(ready, given), recipes.needed(ready)
+        self._run = recipes.forward(ready, where.options, _maker, threads, argument, keep=True)
+        self._pull = recipes.pull(ready, where.options, _maker, threads, argument)
+        self._curved, self._keeps = operator.curved, bool(kept)
         self._shape, self._dtype = plan.out_shape, DTYPES[plan.out_dtype]
-        saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in ready.residual))
+        saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in kept))
         self._parts = (None, *map(KIND.parts, saved))
-        self._adapter, self._where = adapter, where
+        self._adapter, self._where, self._given = adapter, where, given
+        self._slope = (x.new_empty(0, dtype=DTYPES[plan.sum_dtype]),) * operator.learned
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensors]:
         """The output, and what the pull needs."""
@@ -123,8 +132,10 @@ class _Steps:
     def pull(self, gy: Tensor, saved: Tensors) -> Tensor:
         """The gradient of the input."""
         if not self._expects(gy, saved):
-            where = self._where
-            gradient: Tensor = self._adapter.pull_of(gy, *saved, *where[:4], *where.options)
+            where, held = self._where, (*saved[: self._curved], *self._given)
+            held = (*held, *saved[self._curved :], *self._slope)
+            made = self._adapter.pull_of(gy, *held, *where[:4], *where.options)
+            gradient: Tensor = made[0] if self._slope else made
             return gradient
         gx: Tensor = self._pull(gy, *saved)
         return gx
