@@ -138,19 +138,13 @@ class Bands {
   POOLGRAD_LOOP const T* copied(i64 k, i64 d, i64 first, i64 lines) {
     T* band = copies_ + k * lines_ * pitch_;
     const i64 n = hi_ - lo_;
-    const bool packed = !negate_ && x_.dtype == DtypeOf<T>::value && x_.width == 1;
     for (i64 i = 0; i < lines; ++i) {
       T* to = band + i * pitch_ + lo_ + p_.axis[2].lo;
       const i64 h = first + i;
       if (h < 0 || h >= p_.axis[1].in) {
         std::fill(to, to + n, Op::kFill);
-      } else if (packed) {  // most often: without a call
-        const T* from = reinterpret_cast<const T*>(plane_) + d * x_.depth + h * x_.height + lo_;
-        copy_run(from, to, n);
       } else {
-        const T* from = row_of(x_, plane_, 1, d, h, lo_, hi_, to);
-        for (i64 j = 0; negate_ && j < n; ++j) to[j] = opposite(from[j]);
-        if (from != to && !negate_) std::copy(from, from + n, to);
+        copy_row(x_, plane_, d, h, lo_, hi_, negate_, to);
       }
     }
     return band;

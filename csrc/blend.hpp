@@ -40,9 +40,13 @@ struct Sum {
   // One output over many neighbours: each lane adds every W-th of them, then the lanes are added.
   POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
     constexpr i64 W = 16;  // on every machine, so that every machine rounds alike
+    constexpr i64 kAhead = 2048 / static_cast<i64>(sizeof(A));
     Vec<A, W> sums{};
     i64 t = 0;
-    for (; t + W <= taps; t += W) sums += load<Vec<A, W>>(from + t);
+    for (; t + W <= taps; t += W) {
+      __builtin_prefetch(from + t + kAhead);
+      sums += load<Vec<A, W>>(from + t);
+    }
     A lane[W];
     store(lane, sums);
     for (i64 half = W / 2; half > 0; half /= 2) {

@@ -42,6 +42,7 @@ class Direct {
       : p_(plan),
         x_(x),
         tile_(tile),
+        negate_(negate),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
         step_(reader_.step()),
         even_(plan.inner == 1 && reader_.direct() && fits(plan.axis[2])),
@@ -77,9 +78,10 @@ class Direct {
   i64 pitch() const { return pitch_; }
   i64 swept() const { return (p_.axis[1].out - 1) * pitch_ + p_.axis[2].out; }
 
-  void sweep_plane(const char* plane, Target to) {
+  // False: where only padding seems to have been found, rows are to be made one by one.
+  bool sweep_plane(const char* plane, Target to) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
-    const T* from = in_place_ ? reinterpret_cast<const T*>(plane) : laid_out();
+    const T* from = in_place_ ? reinterpret_cast<const T*>(plane) : laid_out(plane);
     const bool together = is_paired(width);
     i64 taps = 0;
     for (i64 kh = 0; kh < height.kernel; ++kh) {
@@ -90,14 +92,11 @@ class Direct {
     }
     const Taps all{taps_, taps, together ? 1 : width.kernel};
     sweep_row(to, swept(), 0, all, width.stride, together ? width.kernel : 0);
-  }
-
-  // Whether an output may be that of a place without an input.
-  bool is_suspect(Target row) const {
-    if (in_place_) return false;
     bool found = false;
-    for (i64 i = 0; i < p_.axis[2].out; ++i) found |= Op::is_suspect(row, i);
-    return found;
+    for (i64 row = 0; !in_place_ && row < height.out; ++row) {
+      for (i64 i = 0; i < width.out; ++i) found |= Op::is_suspect(to.at(row * pitch_), i);
+    }
+    return !found;
   }
 
  private:
@@ -176,21 +175,15 @@ class Direct {
   }
 
   // The plane in rows that lie `pitch` apart, with what never wins around it.
-  const T* laid_out() {
+  POOLGRAD_LOOP const T* laid_out(const char* plane) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 rows = span(height), lo = larger(0, -width.lo),
               hi = smaller(width.in, pitch_ - width.lo);
-    for (i64 r = 0; r < rows; ++r) {
-      T* to = plane_ + r * pitch_;
-      const i64 h = r - height.lo;
-      if (h < 0 || h >= height.in || hi <= lo) {
-        std::fill(to, to + pitch_, Op::kFill);
-        continue;
-      }
-      const T* from = reader_.row(0, h);
-      std::fill(to, to + lo + width.lo, Op::kFill);
-      for (i64 w = lo; w < hi; ++w) to[w + width.lo] = from[w * step_];
-      std::fill(to + hi + width.lo, to + pitch_, Op::kFill);
+    if (!surrounded_) std::fill(plane_, plane_ + rows * pitch_, Op::kFill);
+    surrounded_ = true;
+    const i64 first = larger(0, height.lo), last = smaller(rows, height.in + height.lo);
+    for (i64 r = first; r < last && lo < hi; ++r) {
+      copy_row(x_, plane, 0, r - height.lo, lo, hi, negate_, plane_ + r * pitch_ + lo + width.lo);
     }
     return plane_;
   }
@@ -293,12 +286,14 @@ class Direct {
   const Plan& p_;
   const View& x_;
   const Tile tile_;
+  const bool negate_;
   Reader<T> reader_;
   const i64 step_;
   const bool even_;
   const bool narrow_, in_place_;
   const i64 piece_, pitch_;
   T* plane_;
+  bool surrounded_ = false;    // by what never wins
   i64 count_ = 0;              // rows that the windows of a row of outputs reach
   const T* origin_ = nullptr;  // where even_taps_ begin
   Tap rows_[kMostPlaces], taps_[kMostPlaces], even_taps_[kMostPlaces];

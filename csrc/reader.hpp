@@ -58,6 +58,19 @@ struct Quotient {
   }
 };
 
+// Columns [lo, hi) of row (d, h) of a plane without channels, to where `to` says.
+template <class A>
+POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i64 lo, i64 hi,
+                              bool negate, A* to) {
+  const i64 n = hi - lo;
+  if (!negate && x.dtype == DtypeOf<A>::value && x.width == 1) {  // most often: without a call
+    return copy_run(reinterpret_cast<const A*>(plane) + d * x.depth + h * x.height + lo, to, n);
+  }
+  const A* from = row_of(x, plane, 1, d, h, lo, hi, to);
+  for (i64 i = 0; negate && i < n; ++i) to[i] = opposite(from[i]);
+  if (from != to && !negate) std::copy(from, from + n, to);
+}
+
 // What a Reader does beside reading.
 template <class A>
 struct Reading {

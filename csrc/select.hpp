@@ -87,6 +87,7 @@ struct Max {
   // compared.
   POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 place) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
+    constexpr i64 kAhead = 2048 / static_cast<i64>(sizeof(T));
     using V = Vec<T, W>;
     using P = Vec<u32, W>;
     V best = load<V>(from);
@@ -94,7 +95,10 @@ struct Max {
     for (i64 j = 0; j < W; ++j) here[j] = place + static_cast<u32>(j);
     P where = here;
     i64 t = W;
-    for (; t + W <= taps; t += W) challenge(best, where, load<V>(from + t), here += W);
+    for (; t + W <= taps; t += W) {
+      __builtin_prefetch(from + t + kAhead);
+      challenge(best, where, load<V>(from + t), here += W);
+    }
     T winner = best[0];
     u32 route = where[0];
     const auto compare = [&](T value, u32 other) {
@@ -278,6 +282,22 @@ void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit,
   }
 }
 
+inline constexpr int kPacked = 16;  // elements that are moved at a time
+
+// Rows that lie `pitch` apart, one behind the other. Vectors reach beyond a row where the next one
+// follows; there is as much behind the last of them.
+template <class T>
+POOLGRAD_LOOP void pack(const T* from, i64 pitch, T* to, i64 rows, i64 n) {
+  using V = Vec<T, kPacked>;
+  const T* end = to + rows * n;
+  for (i64 row = 0; row < rows; ++row, from += pitch, to += n) {
+    for (i64 i = 0; i < n; i += kPacked) {
+      if (to + i + kPacked <= end) store(to + i, load<V>(from + i));
+      else std::copy(from + i, from + n, to + i);
+    }
+  }
+}
+
 // The same, all places of a window at once.
 template <class Op>
 struct DirectKit {
@@ -287,13 +307,19 @@ struct DirectKit {
             Arena& arena)
       : windows(p, x, tile, negate, arena),
         bands(p, x, tile, negate, arena),
-        y(to, p.outer * p.out_plane(), larger(1, bands.rows()) * length(p, tile), arena),
-        routes(kept, p.outer * p.out_plane(), larger(1, bands.rows()) * length(p, tile), arena),
         keep(kept.data),
+        narrow(!bands.rows() && windows.narrow()),
+        y(to, p.outer * p.out_plane(), most(p, tile), arena),
+        routes(kept, p.outer * p.out_plane(), most(p, tile), arena),
         swept{} {
-    if (!windows.narrow()) return;
-    swept.y = arena.take<T>(windows.swept());
-    if (keep) swept.routes = arena.take<std::uint8_t>(windows.swept());
+    if (!narrow) return;
+    swept.y = arena.take<T>(windows.swept() + kPacked);
+    if (keep) swept.routes = arena.take<std::uint8_t>(windows.swept() + kPacked);
+  }
+
+  // Outputs that are made at a time.
+  i64 most(const Plan& p, const Tile& tile) const {
+    return (narrow ? p.axis[1].out : larger(1, bands.rows())) * length(p, tile);
   }
 
   static i64 length(const Plan& p, const Tile& tile) { return (tile.hi[2] - tile.lo[2]) * p.inner; }
@@ -305,9 +331,9 @@ struct DirectKit {
 
   Direct<Op> windows;
   Bands<Op> bands;
+  const bool keep, narrow;
   Sink<T> y;
   Sink<std::uint8_t> routes;
-  const bool keep;
   typename Op::Target swept;  // a narrow plane's outputs
 };
 
@@ -316,37 +342,34 @@ template <class Op>
 void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char* inputs, i64 plane,
                  bool negate, bool lone) {
   const i64 length = kit.length(p, tile), most = larger(1, kit.bands.rows());
-  const bool narrow = !kit.bands.rows() && kit.windows.narrow();
-  if (narrow) kit.windows.sweep_plane(inputs, kit.swept);
+  const auto place = [&](i64 first, i64 n, auto&& make) {
+    auto* y = kit.y.room(first, n);
+    std::uint8_t* routes = kit.keep ? kit.routes.room(first, n) : nullptr;
+    make(Op::target(y, routes, lone));
+    for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
+  };
+  if (kit.narrow && kit.windows.sweep_plane(inputs, kit.swept)) {
+    const i64 rows = p.axis[1].out, pitch = kit.windows.pitch();
+    return place(plane, rows * length, [&](typename Op::Target to) {
+      pack(kit.swept.y, pitch, to.y, rows, length);
+      if (kit.keep) pack(kit.swept.routes, pitch, to.routes, rows, length);
+    });
+  }
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1], rows; oh < tile.hi[1]; oh += rows) {
       rows = smaller(most, tile.hi[1] - oh);
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      const auto piece = [&](i64 at, i64 n, auto&& make) {
-        auto* y = kit.y.room(first + at, n);
-        std::uint8_t* routes = kit.keep ? kit.routes.room(first + at, n) : nullptr;
-        make(Op::target(y, routes, lone));
-        for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
-      };
-      if (kit.bands.rows()) {
-        piece(0, rows * length, [&](typename Op::Target to) {
-          kit.bands.make(od, oh, rows, to);
-          for (i64 q = 0; kit.keep && q < rows; ++q) {
-            const auto row = to.at(q * length);
-            if (!kit.bands.is_suspect(oh + q, row)) continue;
-            kit.windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(row.at(at)); });
-          }
-        });
+      if (!kit.bands.rows()) {
+        kit.windows.row(od, oh, [&](i64 at, i64 n, auto&& make) { place(first + at, n, make); });
         continue;
       }
-      const auto swept = kit.swept.at(narrow ? oh * kit.windows.pitch() : 0);
-      if (!narrow || kit.windows.is_suspect(swept)) {
-        kit.windows.row(od, oh, piece);
-        continue;
-      }
-      piece(0, length, [&](typename Op::Target to) {
-        for (i64 i = 0; i < length; ++i) to.y[i] = swept.y[i];
-        for (i64 i = 0; kit.keep && i < length; ++i) to.routes[i] = swept.routes[i];
+      place(first, rows * length, [&](typename Op::Target to) {
+        kit.bands.make(od, oh, rows, to);
+        for (i64 q = 0; kit.keep && q < rows; ++q) {
+          const auto row = to.at(q * length);
+          if (!kit.bands.is_suspect(oh + q, row)) continue;
+          kit.windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(row.at(at)); });
+        }
       });
     }
   }

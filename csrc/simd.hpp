@@ -163,7 +163,7 @@ auto convert(V v) {
 
 // from[0], from[step], from[2 * step], ...
 template <class V, class T>
-V load_apart(const T* from, i64 step) {
+POOLGRAD_INLINE V load_apart(const T* from, i64 step) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
   V v;
   for (int j = 0; j < W; ++j) v[j] = from[j * step];
@@ -174,7 +174,7 @@ V load_apart(const T* from, i64 step) {
 // are every second element of a wider piece, the odd ones of the piece that begins one before
 // `from`.
 template <class V, class T>
-V load_second(const T* from, bool odd) {
+POOLGRAD_INLINE V load_second(const T* from, bool odd) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
   if constexpr (W == 1) {
     return load<V>(from);
@@ -189,7 +189,7 @@ V load_second(const T* from, bool odd) {
 
 // to = even[0], odd[0], even[1], odd[1], ...
 template <class V, class T>
-void store_pairs(T* to, V even, V odd) {
+POOLGRAD_INLINE void store_pairs(T* to, V even, V odd) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
   if constexpr (W == 1) {
     to[0] = even[0], to[1] = odd[0];

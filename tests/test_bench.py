@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -109,7 +110,9 @@ def test_every_row_runs_beside_its_peers(row: Row, monkeypatch: pytest.MonkeyPat
     assert (result.floor is None) == row.tiny
     if row.direction == "backward" or not row.peers or len(row.calls) > 1:
         return
-    theirs = [called["PyTorch"], *(y.to_dense() for name, y in called.items() if name == "oneDNN")]
+    theirs = [called[name] for name in ("PyTorch", "torch.compile") if name in called]
+    theirs += [y.to_dense() for name, y in called.items() if name == "oneDNN"]
+    theirs += [torch.as_tensor(np.array(y)) for name, y in called.items() if name == "XLA"]
     if "lp3" not in row.name:  # PyTorch's norms of odd powers keep signs
         for y in theirs:
             torch.testing.assert_close(torch.as_tensor(called["poolgrad"]), y, check_stride=False)

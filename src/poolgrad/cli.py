@@ -201,7 +201,7 @@ def bench(
         "bench"
     ),
 ) -> None:
-    """Time every row beside PyTorch, oneDNN and ONNX Runtime, and against the memory limit.
+    """Time every row beside PyTorch, oneDNN, ONNX Runtime and XLA, and against the memory limit.
 
     The limit is the time that a copy of as many bytes takes, measured in turns with the rest. The
     folder gets bench.csv, bench.png and bench_kernels.png.

@@ -1,12 +1,14 @@
-"""The same poolings by others: PyTorch eager, oneDNN, ONNX Runtime."""
+"""The same poolings by others: PyTorch eager and compiled, oneDNN, ONNX Runtime, XLA."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from shutil import which
 from typing import Any
 
 import torch
@@ -30,15 +32,48 @@ def others(row: Row, x: Any) -> Iterator[tuple[str, Callable[[], object]]]:
     ways = (row.direction, row.layout, row.dtype)
     if not maxima or row.tiny or ways != ("values", "NCHW", "float32"):
         return
+    if which(os.environ.get("CXX", "c++")):
+        yield "torch.compile", _compiled(row, x)
     if torch.backends.mkldnn.is_available():
         pool = getattr(torch, "mkldnn_" + row.function)
         yield "oneDNN", partial(pool, x.to_mkldnn(), **_stride(row))
     if find_spec("onnx") and find_spec("onnxruntime"):
         yield "ONNX Runtime", _onnx_runtime(row, x)
+    if find_spec("jax"):
+        yield "XLA", _xla(row, x)
 
 
 def _stride(row: Row) -> dict[str, Any]:
     return {"stride": row.calls[0]["kernel_size"], **row.calls[0]}
+
+
+def _compiled(row: Row, x: Any) -> Callable[[], object]:
+    pool, arguments = eager(row), _stride(row)
+
+    def apply(x: Any) -> Any:
+        return pool(x, **arguments)
+
+    call = partial(torch.compile(apply), x)
+    call()  # compiling is no part of its time
+    return call
+
+
+def _xla(row: Row, x: Any) -> Callable[[], object]:
+    jax: Any = import_module("jax")  # no front end for it yet, so no need of its types
+    arguments = {"padding": 0, "dilation": 1, **_stride(row)}
+
+    def along(name: str, around: Any) -> list[Any]:
+        return [around] * 2 + [arguments[name]] * (x.dim() - 2)
+
+    pads = [(n, n) for n in along("padding", 0)]
+    pool = jax.jit(
+        lambda x: jax.lax.reduce_window(
+            x, -math.inf, jax.lax.max, along("kernel_size", 1), along("stride", 1), pads,
+            window_dilation=along("dilation", 1),
+        )
+    )  # fmt: skip
+    array = jax.numpy.asarray(x.numpy())
+    return lambda: pool(array).block_until_ready()
 
 
 def _onnx_runtime(row: Row, x: Any) -> Callable[[], object]:
@@ -94,7 +129,8 @@ def _soft(x: Any, kernel_size: int) -> Any:
 
 
 _FORMULAS: dict[str, Pool] = {
-    "global_max_pool": lambda x: torch.amax(x, (2, 3)),
+    # torch.amax is faster, but shares a gradient among all winners, and has no routes.
+    "global_max_pool": lambda x: functional.adaptive_max_pool2d(x, 1).flatten(1),
     "global_avg_pool": lambda x: torch.mean(x, (2, 3)),
     "lse_pool2d": _lse,
     "soft_pool2d": _soft,

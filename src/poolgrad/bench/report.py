@@ -20,6 +20,7 @@ from poolgrad.bench.rows import Limits
 from poolgrad.environment import describe
 
 _FIELDS = ("name", "dtype", "shape", "seconds", "spread", "floor", "beside")
+_PEERS = {"onnxruntime": "ONNX Runtime", "jax": "JAX"}  # beside PyTorch
 _TIMES = ("ms", "x floor", "x other")
 _LIMITS = [field.name for field in fields(Limits)]
 
@@ -34,11 +35,11 @@ class Report(NamedTuple):
     def caption(self) -> str:
         """The machine, the threads, the versions."""
         has = self.machine.get
-        peer = has("onnxruntime")
+        peers = "".join(f", {name} {has(key)}" for key, name in _PEERS.items() if has(key))
         return (
             f"{has('processor')}, {has('bench threads')} threads, {has('instruction set')};"
-            f" poolgrad {has('poolgrad')}, PyTorch {has('torch')}"
-            f"{f', ONNX Runtime {peer}' if peer else ''}; medians of {has('bench turns')} turns"
+            f" poolgrad {has('poolgrad')}, PyTorch {has('torch')}{peers};"
+            f" medians of {has('bench turns')} turns"
         )
 
     @property
@@ -51,8 +52,9 @@ class Report(NamedTuple):
 def machine(threads: int, turns: int) -> dict[str, str]:
     """What the results depend on."""
     found = {**describe(), "bench threads": str(threads), "bench turns": str(turns)}
-    with suppress(metadata.PackageNotFoundError):
-        found["onnxruntime"] = metadata.version("onnxruntime")
+    for package in _PEERS:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     return found
 
 
