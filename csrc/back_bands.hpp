@@ -37,6 +37,7 @@ class BackBands {
     real_ = {larger(0, lo_), larger(larger(0, lo_), smaller(a.out, end))};
     pitch_ = ceil_div(end - lo_, kMargin) * kMargin;
     readable_ = lo_ >= 0 && end <= a.out;
+    near_ = lo_ > -a.out && end < 2 * a.out;
     lines_ = (most_ + a.kernel) / a.stride + 2;
     const i64 depths = most_windows(p.axis[0]);
     copied_ = depths * lines_ * pitch_;
@@ -67,6 +68,7 @@ class BackBands {
 
  private:
   static constexpr i64 kMostRows = 16, kMargin = 64;
+  static constexpr i64 kSpare = 2;  // lines on both sides, so that all that is read is there
 
   // A band of gradients, and of routes: column `lo_` of its first line, and how far lines are
   // apart.
@@ -120,27 +122,31 @@ class BackBands {
   }
 
   // Lines of gradients from `first` on: where they lie, or copied to lines from `line` on, with
-  // zeros around them.
+  // zeros around them. Where routes lead nowhere, it is all the same what is read as a gradient:
+  // the end of the line before, too.
   Sent sent_by(i64 od, i64 first, i64 lines, i64 line) {
     const View& g = *gy_;
-    const bool rows_exist = first >= 0 && first + lines <= p_.axis[1].out;
-    bool here = readable_ && rows_exist && g.dtype == DtypeOf<T>::value && g.width == 1;
+    const i64 outs = p_.axis[1].out, at = line * pitch_;
+    const bool plain = Routed && g.dtype == DtypeOf<T>::value && g.width == 1;
+    const auto* sent =
+        reinterpret_cast<const T*>(gradient_plane_) + od * g.depth + first * g.height + lo_;
     if constexpr (Routed) {
       const View& r = *routing_;
-      here &= r.dtype == Dtype::uint8 && r.width == 1;
-      if (here) {
-        const auto* sent = reinterpret_cast<const T*>(gradient_plane_);
+      if (plain && readable_ && first >= 0 && first + lines <= outs && r.dtype == Dtype::uint8 &&
+          r.width == 1) {
         const auto* where = reinterpret_cast<const std::uint8_t*>(route_plane_);
-        return {sent + od * g.depth + first * g.height + lo_,
-                where + od * r.depth + first * r.height + lo_, g.height, r.height, 0};
+        return {sent, where + od * r.depth + first * r.height + lo_, g.height, r.height, 0};
       }
     }
-    for (i64 i = 0; i < lines; ++i) copy(od, first + i, line + i);
-    const i64 at = line * pitch_;
+    const bool dense = plain && near_ && g.height == p_.axis[2].out;
+    const bool within = dense && first > kSpare && first + lines < outs - kSpare;
+    for (i64 i = 0; i < lines; ++i) copy(od, first + i, line + i, !within);
+    if (within) return {sent, routes_ + at, g.height, pitch_, 0};
     return {gradients_ + at, routes_ + at, pitch_, pitch_, 0};
   }
 
-  POOLGRAD_LOOP void copy(i64 od, i64 oh, i64 line) {
+  // One line; its gradients only if they are not read where they lie.
+  POOLGRAD_LOOP void copy(i64 od, i64 oh, i64 line, bool gradients) {
     const i64 n = real_.hi - real_.lo, offset = line * pitch_ + real_.lo - lo_;
     T* to = gradients_ + offset;
     std::uint8_t* place = Routed ? routes_ + offset : nullptr;
@@ -149,9 +155,8 @@ class BackBands {
       return std::fill(to, to + n, T(0));
     }
     ask_ahead_of(*gy_, gradient_plane_, od, oh);
-    const T* g = row_of(*gy_, gradient_plane_, 1, od, oh, real_.lo, real_.hi, to);
     if constexpr (Routed) {
-      if (g != to) copy_run(g, to, n);
+      if (gradients) copy_row(*gy_, gradient_plane_, od, oh, real_.lo, real_.hi, false, to);
       const View& r = *routing_;
       ask_ahead_of(r, route_plane_, od, oh);
       if (r.dtype == Dtype::uint8 && r.width == 1) {
@@ -162,6 +167,7 @@ class BackBands {
         for (i64 i = 0; i < n; ++i) place[i] = static_cast<std::uint8_t>(smaller(from[i], 0xFF));
       }
     } else {
+      const T* g = row_of(*gy_, gradient_plane_, 1, od, oh, real_.lo, real_.hi, to);
       const T rows = static_cast<T>(divisor_.of_rows(p_, od, oh));
       lanes<T>(n, [&](auto w, i64 i) {  // each once: g may be `to`
         using V = Vec<T, w()>;
@@ -248,7 +254,7 @@ class BackBands {
   Sink<T> gx_;
   i64 lo_, pitch_, lines_, copied_;  // the first column of a band; of lines
   Range real_;                       // the columns of outputs that there are
-  bool readable_;                    // lines may be read where they lie
+  bool readable_, near_;  // lines may be read where they lie, or with what lies beside them
   bool ready_ = false;
   T *gradients_, *divisors_, *nowhere_;
   std::uint8_t* routes_;

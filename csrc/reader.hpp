@@ -31,6 +31,7 @@ struct Divisor {
   double fixed;  // 0: count
 
   double along(const Axis& a, i64 o) const {
+    if (a.regular() && o >= a.full_lo && o < a.full_hi) return static_cast<double>(a.kernel);
     const Span s = span_of(a, o);
     return static_cast<double>(count_padding ? s.extent : s.taps);
   }
