@@ -1,0 +1,99 @@
+"""Small windows in bands against the textbook: several bands high, every shape that has code.
+
+What is read where it lies and what is copied, whole vectors and halves of them, columns that are
+made twice, both parities of the first column, NaNs that a band is first made without.
+"""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poolgrad
+from poolgrad import reference
+
+SHAPES = [(2, 1), (2, 2), (3, 1), (3, 2)]  # kernel_size, stride
+PADDINGS = [0, 1, ((0, 2), (3, 0))]
+PLANES = [(37, 9), (37, 17), (20, 40)]
+VOLUMES = [(3, 21, 19), (6, 4, 33)]
+
+
+def _input(shape: tuple[int, ...], kind: str) -> np.ndarray:
+    random = np.random.default_rng(len(kind))
+    x = random.integers(-2, 3, shape).astype(np.float32)  # many ties
+    chance = random.random(shape)
+    if kind == "nan":
+        x[chance < 0.01] = np.nan
+    if kind == "infinite":
+        x[chance < 0.9] = -np.inf
+        x[chance > 0.99] = np.inf
+    return x
+
+
+def _check(name: str, x: np.ndarray, exact: bool, **windows: Any) -> None:
+    function = getattr(poolgrad, name)
+    y, pullback = poolgrad.vjp(function, x, **windows)
+    expected, textbook = reference.vjp(function, x, **windows)
+    cotangent = np.random.default_rng(0).integers(-9, 10, y.shape).astype(np.float32)
+    within = {} if exact else {"rtol": 2e-6, "atol": 2e-6}
+    compare = np.testing.assert_array_equal if exact else np.testing.assert_allclose
+    compare(y, expected, **within)
+    compare(function(x, **windows), expected, **within)  # keeping nothing
+    gradient = textbook(cotangent)
+    compare(pullback(cotangent), gradient, **within)
+    apart = np.asfortranarray(cotangent)  # in another order
+    compare(pullback(apart), gradient, **within)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), SHAPES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("max_pool2d", "ties"),
+        ("max_pool2d", "nan"),
+        ("max_pool2d", "infinite"),
+        ("min_pool2d", "nan"),
+    ],
+)
+def test_images(name: str, kind: str, kernel: int, stride: int) -> None:
+    for plane, padding in product(PLANES, PADDINGS):
+        x = _input((1, 1, *plane), kind)
+        _check(name, x, True, kernel_size=kernel, stride=stride, padding=padding)
+        if padding != 1:
+            continue
+        spread = np.repeat(x, 2, -1)[..., ::2]  # not one by one
+        _check(name, spread, True, kernel_size=kernel, stride=stride, padding=padding)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), SHAPES)
+@pytest.mark.parametrize("kind", ["ties", "nan"])
+def test_volumes(kind: str, kernel: int, stride: int) -> None:
+    for volume, padding in product(VOLUMES, [0, 1, ((1, 0), (0, 1), (1, 1))]):
+        x = _input((1, *volume), kind)
+        _check("max_pool3d", x, True, kernel_size=kernel, stride=stride, padding=padding)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), SHAPES)
+@pytest.mark.parametrize("count_include_pad", [True, False])
+def test_averages(count_include_pad: bool, kernel: int, stride: int) -> None:
+    windows = {"kernel_size": kernel, "stride": stride, "count_include_pad": count_include_pad}
+    for plane, padding in product(PLANES, [0, 1]):
+        _check("avg_pool2d", _input((1, 1, *plane), "ties"), False, padding=padding, **windows)
+    for volume, padding in product(VOLUMES, [0, 1]):
+        _check("avg_pool3d", _input((1, *volume), "ties"), False, padding=padding, **windows)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), SHAPES)
+def test_averages_are_the_same_bits_in_both_layouts(kernel: int, stride: int) -> None:
+    random = np.random.default_rng(0)
+    for plane in PLANES:
+        x = random.standard_normal((2, 3, *plane))
+        last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+        windows = {"kernel_size": kernel, "stride": stride, "padding": 1}
+        y, pullback = poolgrad.vjp(poolgrad.avg_pool2d, x, **windows)
+        same, back = poolgrad.vjp(poolgrad.avg_pool2d, last, channels_last=True, **windows)
+        np.testing.assert_array_equal(np.moveaxis(same, -1, 1), y)
+        cotangent = random.standard_normal(y.shape)
+        moved = np.ascontiguousarray(np.moveaxis(cotangent, 1, -1))
+        np.testing.assert_array_equal(np.moveaxis(back(moved), -1, 1), pullback(cotangent))
