@@ -154,11 +154,11 @@ class BackBands {
       if (Routed) std::memset(place, 0xFF, static_cast<std::size_t>(n));
       return std::fill(to, to + n, T(0));
     }
-    ask_ahead_of(*gy_, gradient_plane_, od, oh);
+    ask_ahead_of(*gy_, gradient_plane_, od, oh, real_, 1);
     if constexpr (Routed) {
       if (gradients) copy_row(*gy_, gradient_plane_, od, oh, real_.lo, real_.hi, false, to);
       const View& r = *routing_;
-      ask_ahead_of(r, route_plane_, od, oh);
+      ask_ahead_of(r, route_plane_, od, oh, real_, 1);
       if (r.dtype == Dtype::uint8 && r.width == 1) {
         const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_);
         copy_run(from + od * r.depth + oh * r.height + real_.lo, place, n);
@@ -174,12 +174,6 @@ class BackBands {
         store(to + i, load<V>(g + i) / (rows * load<V>(divisors_ + i)));
       });
     }
-  }
-
-  void ask_ahead_of(const View& v, const char* plane, i64 od, i64 oh) const {
-    const i64 size = size_of(v.dtype);
-    ask_ahead(plane + (od * v.depth + oh * v.height + real_.lo * v.width) * size,
-              (real_.hi - real_.lo) * size);
   }
 
   // The inputs from `column` on of all rows, W of each phase. P: which phase comes first. Sums are

@@ -38,11 +38,12 @@ bool by_width(i64 n, F&& f) {
          height.stride == width.stride && height.dilation == 1 && width.dilation == 1;
 }
 
-// Op: first and take make a cell of one line of a window's places, merge adds a later line to it,
-// store says what becomes of it; Hasty is an Op that knows no NaN, if that is faster.
+// Whether what is known of parts of a window can be merged.
 template <class Op>
 concept Merges = requires { typename Op::Hasty; };
 
+// Op: first and take make a cell of one line of a window's places, merge adds a later line to it,
+// store says what becomes of it; Hasty is an Op that knows no NaN, if that is faster.
 template <class Op>
 class Bands {
  public:

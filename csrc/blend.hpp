@@ -133,7 +133,7 @@ struct MeanKit {
 
   void start(const char* plane) { windows.start(plane); }
 
-  // Makes rows from oh on, fewer than `most`, and says how many; rows_of(oh): a row's divisor.
+  // Makes rows from oh on, `most` or fewer, and says how many; rows_of(oh): a row's divisor.
   template <class RowsOf>
   i64 make(i64 od, i64 oh, i64, i64 first, RowsOf&& rows_of) {
     const A* made = windows.row(od, oh, {row}).v;
