@@ -32,6 +32,41 @@ def test_the_second_call_gives_the_same(name: str, size: int | tuple[int, int]) 
             )
 
 
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("lp_pool2d", {"norm_type": 3}), ("lp_pool2d", {"norm_type": 2.5}), ("lse_pool2d", {"r": -2}),
+     ("mixed_pool2d", {"alpha": 0.3})],
+)  # fmt: skip
+def test_a_number_beside_the_input_gives_what_a_tensor_gives(
+    name: str, number: dict[str, float]
+) -> None:
+    pool, x = getattr(poolgrad, name), torch.tensor(X, dtype=torch.float64)
+    whole = x.clone().requires_grad_()
+    tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in number.items()}
+    expected = pool(whole, kernel_size=3, **tensors)  # has no recipe
+    (gradient,) = torch.autograd.grad(expected.square().sum(), whole)
+    for _ in range(3):
+        again = x.clone().requires_grad_()
+        y = pool(again, kernel_size=3, **number)
+        assert torch.equal(y, expected)
+        assert torch.equal(torch.autograd.grad(y.square().sum(), again)[0], gradient)
+        assert torch.equal(pool(x, kernel_size=3, **number), expected)
+        np.testing.assert_array_equal(pool(x.numpy(), kernel_size=3, **number), expected.detach())
+    few = x[:1, :1, :6, :6].clone().requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: pool(x, kernel_size=3, **number), (few,))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_equal_seeds_draw_the_same_and_inputs_are_still_looked_at(kind: object) -> None:
+    x, wrong = kind(abs(X)), kind(X)  # type: ignore[operator]
+    first, *others = (poolgrad.stochastic_pool2d(x, 2, generator=3) for _ in range(3))
+    for y in others:
+        np.testing.assert_array_equal(y, first)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="x must be finite"):
+            poolgrad.stochastic_pool2d(wrong * np.nan, 2, generator=3)
+
+
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
 def test_equal_arguments_of_another_type_are_still_refused(kind: object) -> None:
     x = kind(X)  # type: ignore[operator]
