@@ -21,7 +21,6 @@ void average_by(const Work& work, const View& x, Divisor divisor, Make&& make) {
         return make(tile, arena, columns);
       },
       [&](auto& kit, i64 plane, const Tile& tile) {
-        divisor.fill_row(p, tile.lo[2], tile.hi[2], kit.columns);
         kit.start(plane_of(x, plane));
         average_tile(p, tile, kit, divisor, plane * p.out_plane());
       });
@@ -32,8 +31,10 @@ void average_far(const Work& work, const View& x, Dense y, Divisor divisor, Make
   const Plan& p = *work.plan;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
     const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return MeanKit<A, Windows>{
-        make(tile, arena), {y, p.outer * p.out_plane(), n, arena}, arena.take<A>(n), columns};
+    return MeanKit<A, Windows>{make(tile, arena),
+                               {y, p.outer * p.out_plane(), Windows::most_rows(p) * n, arena},
+                               arena.take<A>(n),
+                               columns};
   });
 }
 

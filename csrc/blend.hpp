@@ -10,6 +10,7 @@ namespace {
 template <class A>
 struct Sum {
   using In = A;
+  using Hasty = Sum;
   struct Row {
     A* v;
   };
@@ -27,7 +28,8 @@ struct Sum {
   }
 
   template <class Size, class First, class Distance>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const A* from, Distance distance, Size, First) {
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const A* from, Distance distance, u32, Size,
+                                  First) {
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
       const auto input = [&](i64 t) { return distance.template get<V>(from, i, t); };
@@ -35,6 +37,23 @@ struct Sum {
       for (i64 t = First::value; t < Size::value; ++t) sum += input(t);
       store(to.v + i, sum);
     });
+  }
+
+  template <class V>
+  struct Cell {
+    V sum;
+  };
+  template <class C>
+  static C load_cell(Row from, u32) {
+    return {load<decltype(C::sum)>(from.v)};
+  }
+  template <class C>
+  static void merge(C& cell, const C& later) {
+    cell.sum += later.sum;
+  }
+  template <class C>
+  static void store_cell(Row to, const C& cell, u32) {
+    store(to.v, cell.sum);
   }
 
   // One output over many neighbours: each lane adds every W-th of them, then the lanes are added.
@@ -63,7 +82,7 @@ struct Sum {
     in_groups(taps, [&](auto size, auto first, i64 begin) {
       const A* here = from + begin * gap;
       by_distance(step, gap, taps, first,
-                  [&](auto distance) { sweep(to, n, here, distance, size, first); });
+                  [&](auto distance) { sweep(to, n, here, distance, 0, size, first); });
     });
   }
 
@@ -133,15 +152,21 @@ struct MeanKit {
 
   void start(const char* plane) { windows.start(plane); }
 
-  // Makes rows from oh on, `most` or fewer, and says how many; rows_of(oh): a row's divisor.
+  // Makes rows of n outputs from oh on, `most` or fewer, and says how many; rows_of(oh): a row's
+  // divisor.
   template <class RowsOf>
-  i64 make(i64 od, i64 oh, i64, i64 first, RowsOf&& rows_of) {
-    const A* made = windows.row(od, oh, {row}).v;
-    const i64 n = windows.length();
-    const A rows = rows_of(oh);
-    const typename Mean<A>::Target to{y.room(first, n), columns, &rows};
-    lanes<A>(n, [&](auto w, i64 i) { Mean<A>::divide(to, i, load<Vec<A, w()>>(made + i)); });
-    return 1;
+  i64 make(i64 od, i64 oh, i64 most, i64 first, i64 n, RowsOf&& rows_of) {
+    const auto made = windows.rows(od, oh, oh + most, {row});
+    A* to = y.room(first, made.count * n);
+    for (i64 q = 0; q < made.count; ++q) {
+      const A rows = rows_of(oh + q);
+      const typename Mean<A>::Target line{to + q * n, columns, &rows};
+      const A* sums = made.row.v + q * made.pitch;
+      sweep_lanes<A>(n, [&](auto w, i64 i) {
+        Mean<A>::divide(line, i, load<Vec<A, w()>>(sums + i));
+      });
+    }
+    return made.count;
   }
 };
 
@@ -159,7 +184,7 @@ struct SmallMeanKit {
   }
 
   template <class RowsOf>
-  i64 make(i64 od, i64 oh, i64 most, i64 first, RowsOf&& rows_of) {
+  i64 make(i64 od, i64 oh, i64 most, i64 first, i64, RowsOf&& rows_of) {
     const i64 count = bands.rows() > 0 ? smaller(most, bands.rows()) : 1;
     for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
     const auto target = [&](i64 at, i64 n) {
@@ -176,15 +201,19 @@ struct SmallMeanKit {
 
 template <class Kit>
 void average_tile(const Plan& p, const Tile& tile, Kit& kit, Divisor divisor, i64 plane) {
-  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-    for (i64 oh = tile.lo[1]; oh < tile.hi[1];) {
-      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      oh += kit.make(od, oh, tile.hi[1] - oh, first, [&](i64 row) {
-        return static_cast<std::remove_pointer_t<decltype(kit.columns)>>(
-            divisor.of_rows(p, od, row));
-      });
+  each_piece(kit.windows, tile, [&](const Tile& part) {
+    divisor.fill_row(p, part.lo[2], part.hi[2], kit.columns);
+    const i64 n = (part.hi[2] - part.lo[2]) * p.inner;
+    for (i64 od = part.lo[0]; od < part.hi[0]; ++od) {
+      for (i64 oh = part.lo[1]; oh < part.hi[1];) {
+        const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + part.lo[2] * p.inner;
+        oh += kit.make(od, oh, part.hi[1] - oh, first, n, [&](i64 row) {
+          return static_cast<std::remove_pointer_t<decltype(kit.columns)>>(
+              divisor.of_rows(p, od, row));
+        });
+      }
     }
-  }
+  });
 }
 
 }  // namespace

@@ -34,10 +34,11 @@ class Columns {
     end_ = larger(first_, end_);
   }
 
-  i64 length() const { return tile_.hi[2] - tile_.lo[2]; }
   void start(const char* plane) { reader_.start(plane); }
 
-  Row row(i64 od, i64 oh, Row into) {
+  static i64 most_rows(const Plan&) { return 1; }
+
+  Made<Sum<A>> rows(i64 od, i64 oh, i64, Row into) {
     const Span depth = span_of(p_.axis[0], od), height = span_of(p_.axis[1], oh);
     const Axis& width = p_.axis[2];
     const i64 n = end_ - first_;
@@ -60,7 +61,7 @@ class Columns {
       if (s.taps == 0) Sum<A>::clear(at, 1);
       else Sum<A>::fold_inputs(at, 1, sums_ + s.begin - first_, 1, width.dilation, s.taps, 0);
     }
-    return into;
+    return {into, 1, 0};
   }
 
  private:

@@ -16,16 +16,22 @@ constexpr T highest() {
   return kFloat<T> ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
 }
 
+// Values, and the places where they were found.
+template <class T>
+struct Found {
+  T* v;
+  u32* r;
+};
+
 // The maximum. A later input wins only if it is greater, so the first of equals stays; a NaN wins
 // over everything before it, so the last NaN stays. Keep: remember the place. Lone: a window whose
 // maximum occurs more than once is routed nowhere (ties="zero").
-template <class T, bool Keep, bool Lone>
+// NaNs: there may be some.
+template <class T, bool Keep, bool Lone, bool NaNs = kFloat<T>>
 struct Max {
   using In = T;
-  struct Row {
-    T* v;
-    u32* r;
-  };
+  using Row = Found<T>;
+  using Hasty = Max<T, Keep, Lone, false>;
 
   static constexpr bool kIdempotent = !Lone;
   static constexpr bool kDoubles = true;
@@ -55,7 +61,7 @@ struct Max {
     }
   }
 
-  template <bool NaNs = kFloat<T>, class V, class P>
+  template <class V, class P>
   static void challenge(V& best, P& where, V value, P place) {
     using Mask = std::make_signed_t<std::remove_cvref_t<decltype(where[0])>>;
     const auto mask = [](auto m) { return convert<Mask>(m); };
@@ -64,6 +70,33 @@ struct Max {
     if constexpr (Lone) where = mask(value == best) ? P{} + kNowhere : where;
     if constexpr (Keep) where = mask(wins) ? place : where;
     best = wins ? value : best;
+  }
+
+  template <class P>
+  static P moved(P where, u32 by) {
+    return Lone ? (where == kNowhere ? where : where + by) : where + by;
+  }
+
+  // What is known of parts of windows, side by side; places are moved when it is read or written.
+  template <class V>
+  struct Cell {
+    V best;
+    Vec<u32, static_cast<int>(sizeof(V) / sizeof(T))> where;
+  };
+  template <class C>
+  static C load_cell(Row from, u32 by) {
+    C cell{load<decltype(C::best)>(from.v), {}};
+    if constexpr (Keep) cell.where = moved(load<decltype(C::where)>(from.r), by);
+    return cell;
+  }
+  template <class C>
+  static void merge(C& cell, const C& later) {
+    challenge(cell.best, cell.where, later.best, later.where);
+  }
+  template <class C>
+  static void store_cell(Row to, const C& cell, u32 back) {
+    store(to.v, cell.best);
+    if constexpr (Keep) store(to.r, moved(cell.where, -back));
   }
 
   template <class Size, class First, class Distance>
@@ -141,9 +174,7 @@ struct Max {
       using P = Vec<u32, w()>;
       const auto place_at = [&](i64 t) {
         if constexpr (!Keep) return P{};
-        const P was = load<P>(from[t].r + i);
-        const P moved = was + static_cast<u32>(place + t * places_apart);
-        return Lone ? (was == kNowhere ? was : moved) : moved;
+        else return moved(load<P>(from[t].r + i), static_cast<u32>(place + t * places_apart));
       };
       V best = load<V>(First::value ? from[0].v + i : to.v + i);
       P where = First::value ? place_at(0) : Keep ? load<P>(to.r + i) : P{};
@@ -208,7 +239,7 @@ struct Best {
  private:
   template <class C, class V, class P>
   static void challenge(C& cell, V value, P place) {
-    Max<T, Keep, false>::template challenge<NaNs>(cell.best, cell.where, value, place);
+    Max<T, Keep, false, NaNs>::challenge(cell.best, cell.where, value, place);
   }
 };
 
@@ -249,11 +280,27 @@ void narrow(const u32* from, R* to, i64 n) {
   }
 }
 
+inline constexpr int kPacked = 16;  // elements that are moved at a time
+
+// Rows that lie `pitch` apart, one behind the other; routes become bytes. Vectors reach beyond a row
+// where the next one follows; there is as much behind the last of them.
+template <class T, class R>
+POOLGRAD_LOOP void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
+  using V = Vec<T, kPacked>;
+  const R* end = to + rows * n;
+  for (i64 row = 0; row < rows; ++row, from += pitch, to += n) {
+    for (i64 i = 0; i < n; i += kPacked) {
+      if (to + i + kPacked <= end) store(to + i, convert<R>(load<V>(from + i)));
+      else std::transform(from + i, from + n, to + i, [](T v) { return static_cast<R>(v); });
+    }
+  }
+}
+
 template <class T, bool Keep, bool Lone>
 struct SelectKit {
   Separable<Max<T, Keep, Lone>> machine;
   Sink<T> y;
-  u32* route;  // a row
+  Found<T> row;
   Sink<std::uint8_t> bytes;
 };
 
@@ -261,41 +308,32 @@ struct SelectKit {
 template <class T, bool Keep, bool Lone>
 void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit, Dense routes,
                  i64 plane, bool negate, bool holes) {
-  using Row = typename Max<T, Keep, Lone>::Row;
-  const i64 n = kit.machine.length();
-  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      const Row into{kit.y.room(first, n), kit.route};
-      const Row made = kit.machine.row(od, oh, into);
-      if (negate) {
-        for (i64 i = 0; i < n; ++i) into.v[i] = opposite(made.v[i]);
-      } else if (made.v != into.v) {
-        std::memcpy(into.v, made.v, static_cast<std::size_t>(n) * sizeof(T));
+  const auto rows = [&](const Tile& part, i64 od, i64 oh) {
+    const i64 n = (part.hi[2] - part.lo[2]) * p.inner;
+    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + part.lo[2] * p.inner;
+    const auto made = kit.machine.rows(od, oh, part.hi[1], kit.row);
+    T* y = kit.y.room(first, made.count * n);
+    pack(made.row.v, made.pitch, y, made.count, n);
+    for (i64 i = 0; negate && i < made.count * n; ++i) y[i] = opposite(y[i]);
+    if constexpr (Keep) {
+      for (i64 q = 0; holes && q < made.count; ++q) {
+        route_empty(p, part, od, oh + q, made.row.r + q * made.pitch);
       }
-      if constexpr (Keep) {
-        if (holes) route_empty(p, tile, od, oh, made.r);
-        if (routes.dtype == Dtype::uint8) narrow(made.r, kit.bytes.room(first, n), n);
-        else store_routes(made.r, routes, first, n);
+      if (routes.dtype == Dtype::uint8) {
+        pack(made.row.r, made.pitch, kit.bytes.room(first, made.count * n), made.count, n);
+      } else {
+        for (i64 q = 0; q < made.count; ++q) {
+          store_routes(made.row.r + q * made.pitch, routes, first + q * n, n);
+        }
       }
     }
-  }
-}
-
-inline constexpr int kPacked = 16;  // elements that are moved at a time
-
-// Rows that lie `pitch` apart, one behind the other. Vectors reach beyond a row where the next one
-// follows; there is as much behind the last of them.
-template <class T>
-POOLGRAD_LOOP void pack(const T* from, i64 pitch, T* to, i64 rows, i64 n) {
-  using V = Vec<T, kPacked>;
-  const T* end = to + rows * n;
-  for (i64 row = 0; row < rows; ++row, from += pitch, to += n) {
-    for (i64 i = 0; i < n; i += kPacked) {
-      if (to + i + kPacked <= end) store(to + i, load<V>(from + i));
-      else std::copy(from + i, from + n, to + i);
+    return made.count;
+  };
+  each_piece(kit.machine, tile, [&](const Tile& part) {
+    for (i64 od = part.lo[0]; od < part.hi[0]; ++od) {
+      for (i64 oh = part.lo[1]; oh < part.hi[1];) oh += rows(part, od, oh);
     }
-  }
+  });
 }
 
 // The same, all places of a window at once.

@@ -68,6 +68,16 @@ class RowCache {
   i64* keys_ = nullptr;
 };
 
+// For what does not double along a row.
+struct NoSheet {
+  template <class... Ignored>
+  explicit NoSheet(const Ignored&...) {}
+  static bool used() { return false; }
+  static i64 pieces() { return 1; }
+  static Tile piece(i64) { return {}; }
+  static void start(const char*) {}
+};
+
 template <class Op>
 class Separable {
  public:
@@ -87,6 +97,10 @@ class Separable {
   Separable(const Separable&) = delete;
   Separable& operator=(const Separable&) = delete;
 
+  // Some rows are made piece by piece, one piece of all rows after the other.
+  i64 pieces() const { return sheet_.used() ? sheet_.pieces() : 1; }
+  Tile piece(i64 k) { return sheet_.used() ? sheet_.piece(k) : tile_; }
+
   i64 length() const { return n_; }
 
   void start(const char* plane) {
@@ -96,11 +110,17 @@ class Separable {
     height_rows_.forget();
   }
 
-  // The reduced row (od, oh) of the tile: in `into`, or where it already lies.
-  Row row(i64 od, i64 oh, Row into) {
+  // Reduced rows of a piece from (od, oh) on, but not (od, end): where they lie, or one in `into`.
+  Made<Op> rows(i64 od, i64 oh, i64 end, Row into) {
     if constexpr (Op::kDoubles) {
-      if (sheet_.used()) return sheet_.row(oh);
+      if (sheet_.used()) return sheet_.rows(oh, end);
     }
+    return {row(od, oh, into), 1, 0};
+  }
+  static i64 most_rows(const Plan& p) { return Op::kDoubles && is_sheet(p) ? kMostTogether : 1; }
+
+  // The reduced row (od, oh): in `into`, or where it already lies.
+  Row row(i64 od, i64 oh, Row into) {
     const i64 below = p_.axis[1].kernel * p_.axis[2].kernel;
     const i64 line = height_rows_.shared ? oh - tile_.lo[1] : 0;
     return along(height_rows_, p_.axis[0], od, 0, line, below, into,
@@ -201,9 +221,19 @@ class Separable {
   const Tile tile_;
   const i64 n_;
   Width<Op> width_;
-  Sheet<Op> sheet_;
+  std::conditional_t<Op::kDoubles, Sheet<Op>, NoSheet> sheet_;
   RowCache<Op> width_rows_, height_rows_;
 };
+
+// Calls f for each part of the rows that is made on its own.
+template <class Windows, class F>
+void each_piece(Windows& windows, const Tile& tile, F&& f) {
+  if constexpr (requires { windows.pieces(); }) {
+    for (i64 k = 0; k < windows.pieces(); ++k) f(windows.piece(k));
+  } else {
+    f(tile);
+  }
+}
 
 }  // namespace
 }  // namespace poolgrad

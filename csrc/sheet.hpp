@@ -1,16 +1,43 @@
-// Wide windows of neighbouring outputs, over as many rows as fit into the cache: these lie one
-// behind the other, with what never wins between them, as one long row. Every doubling goes over
-// all of it, along the width first, then along the height, which is the same a row's length apart.
+// Wide windows of neighbouring outputs in a plane. Rows of inputs are reduced along the width, then
+// along the height by the method of van Herk (1992) and of Gil and Werman (1993): rows fall into
+// blocks of a window's height, so each window is the end of one block and the beginning of the next;
+// with both made row by row it takes three operations, however high it is. The halves share no row,
+// so the method serves sums as well.
 #pragma once
+
+#include <optional>
 
 #include "along_width.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kSheetBytes = 1 << 19;
-inline constexpr i64 kBlock = 1 << 11;  // elements that are reduced along the width together
+inline constexpr i64 kSheetBytes = 1 << 19;  // of two blocks
+inline constexpr i64 kGroupLength = 1 << 10;  // elements that are reduced along the width together
 
+// From the first place of a window to the last.
+[[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
+
+// Whether that is of use. By the shape of windows alone: nothing else may decide how sums are
+// rounded.
+[[maybe_unused]] inline bool is_sheet(const Plan& p) {
+  const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
+  const bool flat = depth.in == 1 && depth.out == 1 && depth.kernel == 1;
+  return flat && height.regular() && width.regular() && is_wide(height) &&
+         height.dilation == 1 && 4 * height.stride <= height.kernel && width.stride == 1 &&
+         height.kernel <= 2 * height.in + 64 && reach(width) <= 2 * width.out + 64;
+}
+
+// Rows of outputs, `pitch` apart: not more than kMostTogether.
+inline constexpr i64 kMostTogether = 8;
+template <class Op>
+struct Made {
+  typename Op::Row row;
+  i64 count, pitch;
+};
+
+// Op: load, merge and store what is known of parts of a window, lane by lane; Hasty is an Op that
+// knows no NaN.
 template <class Op>
 class Sheet {
  public:
@@ -19,118 +46,256 @@ class Sheet {
 
   Sheet(const Plan& plan, const View& x, const Tile& tile, const Reading<T>& how, const Op& op,
         Arena& arena)
-      : p_(plan),
-        tile_(tile),
-        n_((tile.hi[2] - tile.lo[2]) * plan.inner),
-        pitch_(n_ + reach(plan.axis[2]) * plan.inner),
-        band_(rows_of_outputs(op)),
-        reader_(plan, x, tile.lo[2], tile.hi[2], how, arena),
-        sheet_(band_ ? op.take(arena, rows_read(band_) * pitch_) : Row{}),
-        reduced_(band_ ? op.take(arena, rows_read(band_) * pitch_) : Row{}) {}
+      : p_(plan), x_(x), tile_(tile), how_(how), used_(is_sheet(plan)) {
+    if (!used_) return;
+    const i64 kernel = plan.axis[1].kernel;
+    columns_ = columns_at_a_time(op);
+    const i64 most = pitch_of(columns_);
+    group_ = smaller(kernel, larger(1, kGroupLength / most));
+    before_ = op.take(arena, kernel * most), after_ = op.take(arena, kernel * most);
+    doubled_ = op.take(arena, group_ * most);
+    raw_ = arena.take<T>(group_ * most);
+    std::size_t bytes = 0;
+    for (i64 k = 0; k < pieces(); ++k) {
+      const Tile part = part_of(k);
+      Arena measure;
+      Reader<T>(plan, x, part.lo[2], part.hi[2], how, measure);
+      bytes = measure.used() > bytes ? measure.used() : bytes;
+    }
+    scratch_ = arena.take<char>(static_cast<i64>(bytes));
+  }
+  Sheet(const Sheet&) = delete;
+  Sheet& operator=(const Sheet&) = delete;
 
-  // Whether it is of use: one row at a time may be no worse, or all that there is room for.
-  bool used() const { return band_ > 0; }
+  bool used() const { return used_; }
 
-  void start(const char* plane) {
-    lo_ = hi_ = 0;
-    reader_.start(plane);
+  void start(const char* plane) { plane_ = plane; }
+
+  // Rows are made piece by piece, so that blocks stay in the second cache.
+  i64 pieces() const { return ceil_div(tile_.hi[2] - tile_.lo[2], columns_); }
+
+  Tile piece(i64 k) {
+    if (k != piece_) {
+      piece_ = k, part_ = part_of(k);
+      n_ = (part_.hi[2] - part_.lo[2]) * p_.inner, pitch_ = pitch_of(part_.hi[2] - part_.lo[2]);
+      Arena arena(scratch_);
+      reader_.emplace(p_, x_, part_.lo[2], part_.hi[2], how_, arena);
+      const Axis& a = p_.axis[2];
+      const i64 origin = part_.lo[2] - a.lo, columns = part_.hi[2] - part_.lo[2] + reach(a);
+      real_.lo = smaller(columns, larger(0, -origin));
+      real_.hi = larger(real_.lo, smaller(columns, a.in - origin));
+      std::fill(raw_, raw_ + group_ * pitch_, Op::kFill);
+    }
+    reader_->start(plane_);
+    block_ = -1, exact_ = !kFloat<T>;
+    return part_;
   }
 
-  // Row `oh` of outputs; one after the other.
-  Row row(i64 oh) {
+  // Rows of outputs of a piece from `oh` on, but not `end`; one after the other.
+  Made<Op> rows(i64 oh, i64 end) {
     const Axis& a = p_.axis[1];
-    if (oh < lo_ || oh >= hi_) {
-      lo_ = oh, hi_ = smaller(tile_.hi[1], oh + band_);
-      const i64 first = lo_ * a.stride - a.lo, rows = rows_read(hi_ - lo_);
-      const i64 real_lo = smaller(rows, larger(0, -first));
-      const i64 real_hi = larger(real_lo, smaller(rows, a.in - first));
-      along_width(first, real_lo, real_hi);
-      Op::clear(reduced_, real_lo * pitch_);
-      Op::clear(Op::at(reduced_, real_hi * pitch_), (rows - real_hi) * pitch_);
-      along_height();
+    const i64 start = oh * a.stride;
+    while (block_ < 0 || start >= (block_ + 1) * a.kernel) next_block(start / a.kernel);
+    const i64 first = start - block_ * a.kernel, pitch = a.stride * pitch_;
+    const i64 more = ceil_div(a.kernel - first, a.stride);  // of this block
+    const i64 count = pieces() > 1 ? 1 : smaller(smaller(end - oh, more), kMostTogether);
+    const Made<Op> made{Op::at(before_, first * pitch_), count, pitch};
+    for (i64 q = 0; exact_ && q < count; ++q) {
+      const Row row = Op::at(made.row, q * pitch);
+      if (Op::is_suspect(row, n_)) mend(row, span_of(a, oh + q));
     }
-    const Row made = Op::at(sheet_, (oh - lo_) * a.stride * pitch_);
-    if (Op::is_suspect(made, n_)) mend(made, span_of(a, oh));
     return made;
   }
 
  private:
-  static i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
+  using Hasty = typename Op::Hasty;
+  static constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 
-  i64 rows_of_outputs(const Op& op) const {
-    const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
-    const bool flat = depth.in == 1 && depth.out == 1 && depth.kernel == 1;
-    if (!Op::kDoubles || !flat || !is_wide(height) || !height.regular() || !width.regular() ||
-        width.stride > 1 || 4 * height.stride > height.kernel || pitch_ > 2 * n_ + kBlock) {
-      return 0;
-    }
+  i64 columns_at_a_time(const Op& op) const {
+    const Axis& width = p_.axis[2];
+    const i64 all = tile_.hi[2] - tile_.lo[2];
     Arena measure;
-    (void)op.take(measure, 1024);
-    const i64 room = kSheetBytes * 512 / static_cast<i64>(measure.used()) / pitch_;
-    const i64 all = tile_.hi[1] - tile_.lo[1];
-    const i64 band = smaller(all, (room - reach(height)) / height.stride);
-    return band == all || 2 * band * height.stride >= reach(height) ? larger(0, band) : 0;
+    (void)op.take(measure, 2 * p_.axis[1].kernel * 64);
+    const i64 room = kSheetBytes / static_cast<i64>(measure.used()) * 64 / p_.inner;
+    const i64 most = larger(larger(1, room - reach(width)), reach(width));
+    return ceil_div(ceil_div(all, ceil_div(all, most)), kLine) * kLine;
   }
 
-  // Rows from the first to the last window's first, and to the last window's last.
-  i64 rows_apart(i64 outputs) const { return (outputs - 1) * p_.axis[1].stride + 1; }
-  i64 rows_read(i64 outputs) const { return rows_apart(outputs) + reach(p_.axis[1]); }
+  // From one row of a piece to the next: whole vectors.
+  i64 pitch_of(i64 columns) const {
+    const i64 read = smaller(columns, tile_.hi[2] - tile_.lo[2]) + reach(p_.axis[2]);
+    return ceil_div(read * p_.inner, kLanes) * kLanes;
+  }
 
-  // Rows lo ... hi of the sheet, which are those from `first` + lo on of the input.
-  void along_width(i64 first, i64 lo, i64 hi) {
-    const Axis& a = p_.axis[2];
-    const i64 start = tile_.lo[2] - a.lo, columns = pitch_ / p_.inner, inner = p_.inner;
-    const i64 before = smaller(columns, larger(0, -start));
-    const i64 after = larger(before, smaller(columns, a.in - start));
-    const i64 step = reader_.step(), block = larger(1, kBlock / pitch_);
-    for (i64 begin = lo, end; begin < hi; begin = end) {
-      end = smaller(hi, begin + block);
-      for (i64 r = begin; r < end; ++r) {
-        const T* from = reader_.row(0, first + r) + (start + before) * step;
-        T* to = sheet_.v + r * pitch_;
-        std::fill(to, to + before * inner, Op::kFill);
-        if (step == inner) {
-          std::memcpy(to + before * inner, from,
-                      static_cast<std::size_t>((after - before) * inner) * sizeof(T));
-        } else {
-          for (i64 w = before; w < after; ++w) to[w] = from[(w - before) * step];
-        }
-        std::fill(to + after * inner, to + pitch_, Op::kFill);
+  Tile part_of(i64 k) const {
+    Tile part = tile_;
+    part.lo[2] = tile_.lo[2] + k * columns_;
+    part.hi[2] = smaller(tile_.hi[2], part.lo[2] + columns_);
+    return part;
+  }
+
+  // Makes the outputs whose windows begin in a block, and what is needed for the block after it.
+  void next_block(i64 block) {
+    if (block_ < 0) {
+      block_ = block - 1;
+      scan(read(block), false);
+    }
+    ++block_;
+    std::swap(before_, after_);
+    scan(read(block_ + 1), true);
+  }
+
+  // Reads rows of a block, reduced along the width, to `after_`; says which of them there are.
+  Range read(i64 block) {
+    const Axis& a = p_.axis[1];
+    const i64 first = block * a.kernel - a.lo;  // the input row that is the block's row 0
+    const i64 end = smaller(a.in, (tile_.hi[1] - 1) * a.stride - a.lo + a.kernel) - first;
+    const i64 lo = smaller(a.kernel, larger(0, -first));
+    const i64 hi = larger(lo, smaller(a.kernel, end));
+    Op::clear(after_, lo * pitch_);
+    Op::clear(Op::at(after_, hi * pitch_), (a.kernel - hi) * pitch_);
+    for (i64 begin = lo; begin < hi; begin += group_) {
+      const i64 count = smaller(group_, hi - begin);
+      copy(first + begin, count);
+      const Row to = Op::at(after_, begin * pitch_);
+      if (exact_) along_width<Op>(to, count);
+      else along_width<Hasty>(to, count);
+    }
+    return {lo, hi};
+  }
+
+  // `count` rows of inputs to `raw_`, amid what never wins.
+  POOLGRAD_LOOP void copy(i64 first, i64 count) {
+    using V = Vec<T, kLanes>;
+    const i64 inner = p_.inner, step = reader_->step(), n = (real_.hi - real_.lo) * inner;
+    V seen{};
+    T more{};
+    for (i64 r = 0; r < count; ++r) {
+      const T* from = reader_->row(0, first + r) + (part_.lo[2] - p_.axis[2].lo + real_.lo) * step;
+      T* to = raw_ + r * pitch_ + real_.lo * inner;
+      for (i64 k = 0; step != inner && k < n; k += inner, from += step) {
+        for (i64 c = 0; c < inner; ++c) to[k + c] = from[c];
       }
-      const Row in = Op::at(sheet_, begin * pitch_), to = Op::at(reduced_, begin * pitch_);
-      double_up<Op>(
-          a, (end - begin) * pitch_ - reach(a) * inner, inner, 1, in, to,
-          [&](i64 n) { Op::fold_inputs(to, n, in.v, 1, 0, 1, 0); },
-          [&](i64 n) { Op::fold_inputs(in, n, in.v, 1, a.dilation * inner, 2, 0); });
+      if (step != inner) from = to;
+      i64 i = 0;
+      for (; i + kLanes <= n; i += kLanes) {
+        const V v = load<V>(from + i);
+        store(to + i, v);
+        if constexpr (kFloat<T>) seen += v;
+      }
+      for (; i < n; ++i) {
+        to[i] = from[i];
+        if constexpr (kFloat<T>) more += from[i];
+      }
+    }
+    if constexpr (kFloat<T>) {
+      for (int j = 0; j < kLanes; ++j) more += seen[j];
+      exact_ |= more - more != T(0);
     }
   }
 
-  void along_height() {
-    const Axis& a = p_.axis[1];
-    const Row halves[2] = {reduced_, Op::at(reduced_, a.dilation * pitch_)};
-    const i64 below = p_.axis[2].kernel, last = reach(p_.axis[2]) * p_.inner;
-    double_up<Op>(
-        a, rows_apart(hi_ - lo_) * pitch_ - last, pitch_, below, reduced_, sheet_,
-        [&](i64 n) { Op::fold_rows(sheet_, n, halves, 0, 0, Const<1>{}, std::true_type{}); },
-        [&](i64 n) { Op::fold_rows(reduced_, n, halves, 0, below, Const<2>{}, std::true_type{}); });
+  template <class O>
+  void along_width(Row to, i64 count) const {
+    const Axis& a = p_.axis[2];
+    const auto sweep = [&](Row into, i64 n, i64 gap, auto size) {
+      O::sweep(into, n, raw_, Next{gap}, 0, size, std::true_type{});
+    };
+    double_up<O>(
+        a, count * pitch_ - reach(a) * p_.inner, p_.inner, 1, doubled_, to,
+        [&](i64 n) { sweep(to, n, 0, Const<1>{}); },
+        [&](i64 n) { sweep(doubled_, n, a.dilation * p_.inner, Const<2>{}); });
+  }
+
+  void scan(Range real, bool outputs) {
+    if (exact_) scan_columns<Op>(real, outputs);
+    else scan_columns<Hasty>(real, outputs);
+  }
+
+  // Row j of `before_` is what is known of its block from row j on; with rows 0 ... j - 1 of
+  // `after_` it becomes the output that begins there. Row j of `after_` becomes what is known of
+  // its block from row j on. Places are counted from the first row of a block, those of outputs
+  // from the first of the window.
+  template <class O>
+  POOLGRAD_LOOP void scan_columns(Range real, bool outputs) const {
+    i64 i = 0;
+    for (; i + kLanes < n_; i += 2 * kLanes) scan_strips<O, 2>(real, outputs, i);
+    if (i < n_) scan_strips<O, 1>(real, outputs, i);
+  }
+
+  // So many vectors side by side do not wait for each other.
+  template <class O, int Strips>
+  POOLGRAD_LOOP void scan_strips(Range real, bool outputs, i64 begin) const {
+    using Cell = typename O::template Cell<Vec<T, kLanes>>;
+    const i64 rows = p_.axis[1].kernel, stride = p_.axis[1].stride, pitch = pitch_;
+    const u32 line = static_cast<u32>(p_.axis[2].kernel), block = line * static_cast<u32>(rows);
+    const Row before = O::at(before_, begin), after = O::at(after_, begin);
+    const auto at = [&](Row first, i64 j, int k) { return O::at(first, j * pitch + k * kLanes); };
+    const auto first_place = [&](i64 j) { return line * static_cast<u32>(j); };
+    Cell sums[Strips]{};
+    const auto add = [&](i64 j, bool fresh) {
+      POOLGRAD_UNROLL
+      for (int k = 0; k < Strips; ++k) {
+        const Cell next =
+            O::template load_cell<Cell>(at(after, j, k), block + first_place(j));
+        if (fresh) sums[k] = next;
+        else O::merge(sums[k], next);
+      }
+    };
+    i64 known = real.lo;  // the next row that is not in `sums`
+    for (i64 j = (stride - block_ * rows % stride) % stride; outputs && j < rows; j += stride) {
+      for (; known < smaller(j, real.hi); ++known) add(known, known == real.lo);
+      POOLGRAD_UNROLL
+      for (int k = 0; k < Strips; ++k) {
+        const Row to = at(before, j, k);
+        Cell cell = O::template load_cell<Cell>(to, 0);
+        if (known > real.lo) O::merge(cell, sums[k]);
+        O::store_cell(to, cell, first_place(j));
+      }
+    }
+    if (real.lo == real.hi) return;
+    for (i64 j = real.hi - 1; j >= real.lo; --j) {
+      POOLGRAD_UNROLL
+      for (int k = 0; k < Strips; ++k) {
+        const Row to = at(after, j, k);
+        Cell cell = O::template load_cell<Cell>(to, first_place(j));
+        if (j < real.hi - 1) O::merge(cell, sums[k]);
+        sums[k] = cell;
+        O::store_cell(to, cell, 0);
+      }
+    }
+    for (i64 j = 0; j < real.lo; ++j) {
+      for (int k = 0; k < Strips; ++k) O::store_cell(at(after, j, k), sums[k], 0);
+    }
   }
 
   // Where what is no input may have won: all inputs of such a window are the same.
-  void mend(Row row, const Span& height) {
+  void mend(Row row, const Span& height) const {
     if constexpr (requires { Op::settle(row, i64{}, i64{}, i64{}); }) {
       for (i64 i = 0; i < n_; ++i) {
-        const Span s = span_of(p_.axis[2], tile_.lo[2] + i / p_.inner);
+        const Span s = span_of(p_.axis[2], part_.lo[2] + i / p_.inner);
         Op::settle(row, i, height.place * p_.axis[2].kernel + s.place, height.taps * s.taps);
       }
     }
   }
 
+  static constexpr i64 kLine = 64;
+
   const Plan& p_;
+  const View& x_;
   const Tile tile_;
-  const i64 n_, pitch_, band_;  // elements; rows of outputs that are made together
-  Reader<T> reader_;
-  Row sheet_, reduced_;
-  i64 lo_ = 0, hi_ = 0;  // the rows of outputs that are made
+  const Reading<T> how_;
+  const bool used_;
+  i64 columns_ = 1, group_ = 1;  // of a piece; rows that are reduced along the width together
+  Row before_{}, after_{}, doubled_{};
+  T* raw_ = nullptr;
+  Range real_{};             // the columns of `raw_` that are inputs
+  char* scratch_ = nullptr;  // the reader's
+  std::optional<Reader<T>> reader_;
+  const char* plane_ = nullptr;
+  Tile part_{};
+  i64 piece_ = -1, n_ = 0, pitch_ = 0;  // elements of a row, and to the next
+  i64 block_ = -1;                      // whose outputs are in `before_`
+  bool exact_ = false;                  // there may be NaNs, or what never wins, among the inputs
 };
 
 }  // namespace

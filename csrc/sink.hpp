@@ -73,8 +73,9 @@ class Sink {
              n * kSize);
     }
     if (n > 0) begin_ = past_line(first_ + n);
-    if (rest > 0) {
-      std::memmove(buffer_ + begin_, from + n, static_cast<std::size_t>(rest * kSize));
+    if (rest > 0) {  // less than a line: a call would cost more than to move all of one
+      using Line = Vec<T, static_cast<int>(kLine)>;
+      store(buffer_ + begin_, load<Line>(from + n));
     }
     first_ += n, count_ = rest;
   }
