@@ -12,8 +12,9 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kSheetBytes = 1 << 19;  // of two blocks
-inline constexpr i64 kGroupLength = 1 << 10;  // elements that are reduced along the width together
+inline constexpr i64 kSheetBytes = 1 << 19;  // of two blocks,
+inline constexpr i64 kBandLength = 1 << 12;   // elements of rows that are made together,
+inline constexpr i64 kGroupLength = 1 << 10;  // that are reduced along the width together
 
 // From the first place of a window to the last.
 [[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
@@ -48,11 +49,14 @@ class Sheet {
         Arena& arena)
       : p_(plan), x_(x), tile_(tile), how_(how), used_(is_sheet(plan)) {
     if (!used_) return;
-    const i64 kernel = plan.axis[1].kernel;
+    const Axis& a = plan.axis[1];
     columns_ = columns_at_a_time(op);
+    pieces_ = ceil_div(tile.hi[2] - tile.lo[2], columns_);
     const i64 most = pitch_of(columns_);
-    group_ = smaller(kernel, larger(1, kGroupLength / most));
-    before_ = op.take(arena, kernel * most), after_ = op.take(arena, kernel * most);
+    const i64 needed = ((tile.hi[1] - tile.lo[1] - 1) * a.stride + a.kernel) / a.kernel + 1;
+    blocks_ = larger(1, smaller(needed, kBandLength / (a.kernel * most)) - 1);
+    group_ = larger(1, kGroupLength / most);
+    band_ = op.take(arena, (blocks_ + 1) * a.kernel * most);
     doubled_ = op.take(arena, group_ * most);
     raw_ = arena.take<T>(group_ * most);
     std::size_t bytes = 0;
@@ -72,7 +76,7 @@ class Sheet {
   void start(const char* plane) { plane_ = plane; }
 
   // Rows are made piece by piece, so that blocks stay in the second cache.
-  i64 pieces() const { return ceil_div(tile_.hi[2] - tile_.lo[2], columns_); }
+  i64 pieces() const { return pieces_; }
 
   Tile piece(i64 k) {
     if (k != piece_) {
@@ -87,7 +91,7 @@ class Sheet {
       std::fill(raw_, raw_ + group_ * pitch_, Op::kFill);
     }
     reader_->start(plane_);
-    block_ = -1, exact_ = !kFloat<T>;
+    first_ = -1, exact_ = !kFloat<T>;
     return part_;
   }
 
@@ -95,11 +99,11 @@ class Sheet {
   Made<Op> rows(i64 oh, i64 end) {
     const Axis& a = p_.axis[1];
     const i64 start = oh * a.stride;
-    while (block_ < 0 || start >= (block_ + 1) * a.kernel) next_block(start / a.kernel);
-    const i64 first = start - block_ * a.kernel, pitch = a.stride * pitch_;
-    const i64 more = ceil_div(a.kernel - first, a.stride);  // of this block
-    const i64 count = pieces() > 1 ? 1 : smaller(smaller(end - oh, more), kMostTogether);
-    const Made<Op> made{Op::at(before_, first * pitch_), count, pitch};
+    if (first_ < 0 || start >= (first_ + blocks_) * a.kernel) next_band(start);
+    const i64 offset = start - first_ * a.kernel, pitch = a.stride * pitch_;
+    const i64 left = blocks_ * a.kernel - offset;  // rows of this band
+    const i64 count = pieces_ > 1 ? 1 : smaller(smaller(end - oh, strides(left)), kMostTogether);
+    const Made<Op> made{Op::at(band_, offset * pitch_), count, pitch};
     for (i64 q = 0; exact_ && q < count; ++q) {
       const Row row = Op::at(made.row, q * pitch);
       if (Op::is_suspect(row, n_)) mend(row, span_of(a, oh + q));
@@ -121,6 +125,12 @@ class Sheet {
     return ceil_div(ceil_div(all, ceil_div(all, most)), kLine) * kLine;
   }
 
+  // So many are needed to pass so many rows; divisions are slow, and rarely needed.
+  i64 strides(i64 rows) const {
+    const i64 stride = p_.axis[1].stride;
+    return stride == 1 ? rows : ceil_div(rows, stride);
+  }
+
   // From one row of a piece to the next: whole vectors.
   i64 pitch_of(i64 columns) const {
     const i64 read = smaller(columns, tile_.hi[2] - tile_.lo[2]) + reach(p_.axis[2]);
@@ -134,34 +144,40 @@ class Sheet {
     return part;
   }
 
-  // Makes the outputs whose windows begin in a block, and what is needed for the block after it.
-  void next_block(i64 block) {
-    if (block_ < 0) {
-      block_ = block - 1;
-      scan(read(block), false);
+  // Makes the outputs whose windows begin in the next blocks, from row `start` on.
+  void next_band(i64 start) {
+    const i64 rows = p_.axis[1].kernel;
+    const bool anew = first_ < 0;
+    if (anew) {
+      first_ = start > 0 ? start / rows : 0;
+    } else {  // what is known of the block after the last
+      first_ += blocks_;
+      const Row last = Op::at(band_, blocks_ * rows * pitch_);
+      Op::fold_rows(band_, rows * pitch_, &last, 0, 0, Const<1>{}, std::true_type{});
     }
-    ++block_;
-    std::swap(before_, after_);
-    scan(read(block_ + 1), true);
+    read(anew ? 0 : rows);
+    if (exact_) scan<Op>(anew ? 0 : 1);
+    else scan<Hasty>(anew ? 0 : 1);
   }
 
-  // Reads rows of a block, reduced along the width, to `after_`; says which of them there are.
-  Range read(i64 block) {
+  // Reads rows of inputs, reduced along the width, to all of the band from row `from` on.
+  void read(i64 from) {
     const Axis& a = p_.axis[1];
-    const i64 first = block * a.kernel - a.lo;  // the input row that is the block's row 0
-    const i64 end = smaller(a.in, (tile_.hi[1] - 1) * a.stride - a.lo + a.kernel) - first;
-    const i64 lo = smaller(a.kernel, larger(0, -first));
-    const i64 hi = larger(lo, smaller(a.kernel, end));
-    Op::clear(after_, lo * pitch_);
-    Op::clear(Op::at(after_, hi * pitch_), (a.kernel - hi) * pitch_);
-    for (i64 begin = lo; begin < hi; begin += group_) {
-      const i64 count = smaller(group_, hi - begin);
-      copy(first + begin, count);
-      const Row to = Op::at(after_, begin * pitch_);
+    const i64 origin = first_ * a.kernel - a.lo;  // the input row that is the band's row 0
+    const i64 rows = (blocks_ + 1) * a.kernel, last = (tile_.hi[1] - 1) * a.stride - a.lo;
+    real_rows_.lo = smaller(rows, larger(0, -origin));
+    real_rows_.hi = larger(real_rows_.lo,
+                           smaller(rows, smaller(a.in, last + a.kernel) - origin));
+    for (i64 begin = larger(from, real_rows_.lo); begin < real_rows_.hi; begin += group_) {
+      const i64 count = smaller(group_, real_rows_.hi - begin);
+      copy(origin + begin, count);
+      const Row to = Op::at(band_, begin * pitch_);
       if (exact_) along_width<Op>(to, count);
       else along_width<Hasty>(to, count);
     }
-    return {lo, hi};
+    // no window holds anything there
+    const i64 empty = larger(from, real_rows_.hi), end = smaller(rows, last - origin + 1);
+    if (empty < end) Op::clear(Op::at(band_, empty * pitch_), (end - empty) * pitch_);
   }
 
   // `count` rows of inputs to `raw_`, amid what never wins.
@@ -181,6 +197,11 @@ class Sheet {
       for (; i + kLanes <= n; i += kLanes) {
         const V v = load<V>(from + i);
         store(to + i, v);
+        if constexpr (kFloat<T>) seen += v;
+      }
+      for (; n >= kLanes && i < n; i = n) {  // some of them once more
+        const V v = load<V>(from + n - kLanes);
+        store(to + n - kLanes, v);
         if constexpr (kFloat<T>) seen += v;
       }
       for (; i < n; ++i) {
@@ -206,65 +227,60 @@ class Sheet {
         [&](i64 n) { sweep(doubled_, n, a.dilation * p_.inner, Const<2>{}); });
   }
 
-  void scan(Range real, bool outputs) {
-    if (exact_) scan_columns<Op>(real, outputs);
-    else scan_columns<Hasty>(real, outputs);
-  }
-
-  // Row j of `before_` is what is known of its block from row j on; with rows 0 ... j - 1 of
-  // `after_` it becomes the output that begins there. Row j of `after_` becomes what is known of
-  // its block from row j on. Places are counted from the first row of a block, those of outputs
-  // from the first of the window.
+  // Row j of a block becomes what is known of the block from that row on; with what is known of
+  // rows 0 ... j - 1 of the next block it becomes the output that begins there. Places are counted
+  // from the first row of a block, those of outputs from the first of the window.
   template <class O>
-  POOLGRAD_LOOP void scan_columns(Range real, bool outputs) const {
+  void scan(i64 from) const {
     i64 i = 0;
-    for (; i + kLanes < n_; i += 2 * kLanes) scan_strips<O, 2>(real, outputs, i);
-    if (i < n_) scan_strips<O, 1>(real, outputs, i);
+    for (; i + kLanes < n_; i += 2 * kLanes) scan_strips<O, 2>(from, i);
+    if (i < n_) scan_strips<O, 1>(from, i);
   }
 
   // So many vectors side by side do not wait for each other.
   template <class O, int Strips>
-  POOLGRAD_LOOP void scan_strips(Range real, bool outputs, i64 begin) const {
+  POOLGRAD_LOOP void scan_strips(i64 from, i64 begin) const {
     using Cell = typename O::template Cell<Vec<T, kLanes>>;
     const i64 rows = p_.axis[1].kernel, stride = p_.axis[1].stride, pitch = pitch_;
-    const u32 line = static_cast<u32>(p_.axis[2].kernel), block = line * static_cast<u32>(rows);
-    const Row before = O::at(before_, begin), after = O::at(after_, begin);
-    const auto at = [&](Row first, i64 j, int k) { return O::at(first, j * pitch + k * kLanes); };
-    const auto first_place = [&](i64 j) { return line * static_cast<u32>(j); };
-    Cell sums[Strips]{};
-    const auto add = [&](i64 j, bool fresh) {
-      POOLGRAD_UNROLL
-      for (int k = 0; k < Strips; ++k) {
-        const Cell next =
-            O::template load_cell<Cell>(at(after, j, k), block + first_place(j));
-        if (fresh) sums[k] = next;
-        else O::merge(sums[k], next);
+    const u32 line = static_cast<u32>(p_.axis[2].kernel);
+    const auto place = [&](i64 j) { return line * static_cast<u32>(j); };
+    for (i64 block = from; block <= blocks_; ++block) {
+      const Row own = O::at(band_, block * rows * pitch + begin);
+      const auto at = [&](i64 j, int k) { return O::at(own, j * pitch + k * kLanes); };
+      const i64 lo = smaller(rows, larger(0, real_rows_.lo - block * rows));
+      const i64 hi = larger(lo, smaller(rows, real_rows_.hi - block * rows));
+      Cell sums[Strips]{};
+      i64 known = lo;  // the next row that is not in `sums`
+      const i64 passed = (first_ + block - 1) * rows;
+      for (i64 j = strides(passed) * stride - passed; block > 0 && j < rows; j += stride) {
+        for (; known < smaller(j, hi); ++known) {
+          POOLGRAD_UNROLL
+          for (int k = 0; k < Strips; ++k) {
+            const Cell next = O::template load_cell<Cell>(at(known, k), place(rows + known));
+            if (known == lo) sums[k] = next;
+            else O::merge(sums[k], next);
+          }
+        }
+        POOLGRAD_UNROLL
+        for (int k = 0; k < Strips; ++k) {
+          const Row to = at(j - rows, k);
+          Cell cell = O::template load_cell<Cell>(to, 0);
+          if (known > lo) O::merge(cell, sums[k]);
+          O::store_cell(to, cell, place(j));
+        }
       }
-    };
-    i64 known = real.lo;  // the next row that is not in `sums`
-    for (i64 j = (stride - block_ * rows % stride) % stride; outputs && j < rows; j += stride) {
-      for (; known < smaller(j, real.hi); ++known) add(known, known == real.lo);
-      POOLGRAD_UNROLL
-      for (int k = 0; k < Strips; ++k) {
-        const Row to = at(before, j, k);
-        Cell cell = O::template load_cell<Cell>(to, 0);
-        if (known > real.lo) O::merge(cell, sums[k]);
-        O::store_cell(to, cell, first_place(j));
+      for (i64 j = hi; j-- > lo;) {
+        POOLGRAD_UNROLL
+        for (int k = 0; k < Strips; ++k) {
+          Cell cell = O::template load_cell<Cell>(at(j, k), place(j));
+          if (j < hi - 1) O::merge(cell, sums[k]);
+          sums[k] = cell;
+          O::store_cell(at(j, k), cell, 0);
+        }
       }
-    }
-    if (real.lo == real.hi) return;
-    for (i64 j = real.hi - 1; j >= real.lo; --j) {
-      POOLGRAD_UNROLL
-      for (int k = 0; k < Strips; ++k) {
-        const Row to = at(after, j, k);
-        Cell cell = O::template load_cell<Cell>(to, first_place(j));
-        if (j < real.hi - 1) O::merge(cell, sums[k]);
-        sums[k] = cell;
-        O::store_cell(to, cell, 0);
+      for (i64 j = 0; lo < hi && j < lo; ++j) {
+        for (int k = 0; k < Strips; ++k) O::store_cell(at(j, k), sums[k], 0);
       }
-    }
-    for (i64 j = 0; j < real.lo; ++j) {
-      for (int k = 0; k < Strips; ++k) O::store_cell(at(after, j, k), sums[k], 0);
     }
   }
 
@@ -285,8 +301,9 @@ class Sheet {
   const Tile tile_;
   const Reading<T> how_;
   const bool used_;
-  i64 columns_ = 1, group_ = 1;  // of a piece; rows that are reduced along the width together
-  Row before_{}, after_{}, doubled_{};
+  // Of a piece; of a band, beside the one after; rows that are reduced along the width together.
+  i64 columns_ = 1, pieces_ = 1, blocks_ = 1, group_ = 1;
+  Row band_{}, doubled_{};
   T* raw_ = nullptr;
   Range real_{};             // the columns of `raw_` that are inputs
   char* scratch_ = nullptr;  // the reader's
@@ -294,7 +311,8 @@ class Sheet {
   const char* plane_ = nullptr;
   Tile part_{};
   i64 piece_ = -1, n_ = 0, pitch_ = 0;  // elements of a row, and to the next
-  i64 block_ = -1;                      // whose outputs are in `before_`
+  i64 first_ = -1;                      // the band's first block
+  Range real_rows_{};                   // the rows of the band that hold inputs
   bool exact_ = false;                  // there may be NaNs, or what never wins, among the inputs
 };
 
