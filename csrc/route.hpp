@@ -22,11 +22,14 @@ class Scatter {
         planes_{{p, piece, in_place, arena},
                 {p, piece, in_place, arena},
                 {p, piece, in_place, arena},
-                {p, piece, in_place, arena}} {}
+                {p, piece, in_place, arena}},
+        outs_{covering(p.axis[2], piece.lo[2]).lo, covering(p.axis[2], piece.hi[2] - 1).hi},
+        n_((outs_.hi - outs_.lo) * p.inner),
+        columns_(arena.take<i64>(n_)),
+        offsets_(sizeof(R) == 1 ? arena.take<i64>(kBytes) : nullptr) {}
 
   void run(const View& gy, const View& routing, Dense gx, i64 first, i64 last) {
-    if (!ready_) places_.fill();
-    ready_ = true;
+    if (!ready_) prepare();
     for (i64 plane = first; plane < last; plane += kTogether) {
       const i64 count = smaller(kTogether, last - plane);
       for (i64 j = 0; j < count; ++j) planes_[j].start(gy, routing, gx, plane + j);
@@ -39,58 +42,97 @@ class Scatter {
   }
 
  private:
+  static constexpr i64 kBytes = 256;
+
   struct Plane {
     Plane(const Plan& p, const Piece& piece, bool in_place, Arena& arena)
         : plan(p),
           sums(p, piece, in_place, arena),
           gradient_row(arena.take<T>(p.out_row())),
-          route_row(arena.take<R>(p.out_row())) {}
+          route_row(arena.take<R>(p.out_row())),
+          at(arena.take<i64>(p.out_row())) {}
 
     void start(const View& gy, const View& routing, Dense gx, i64 plane) {
       gradients = plane_of(gy, plane), routes = plane_of(routing, plane);
-      at = sums.start(gx, plane * plan.in_plane());
+      first_sum = sums.start(gx, plane * plan.in_plane()) + sums.first();
     }
 
     const Plan& plan;
     PieceSums<T> sums;
-    T *gradient_row, *at = nullptr;
+    T *gradient_row, *first_sum = nullptr;
     R* route_row;
+    i64* at;
     const char *gradients = nullptr, *routes = nullptr;
   };
 
+  void prepare() {
+    ready_ = true;
+    places_.fill();
+    for (i64 k = 0; offsets_ && k < kBytes; ++k) {
+      offsets_[k] = k < p_.places ? places_[k] : std::numeric_limits<i64>::min() / 2;
+    }
+    for (i64 o = outs_.lo, i = 0; o < outs_.hi; ++o) {
+      const i64 start = start_of(p_.axis[2], o) * p_.inner;
+      for (i64 c = 0; c < p_.inner; ++c) columns_[i++] = start + c;
+    }
+  }
+
   template <class Count>
   POOLGRAD_LOOP void row(const View& gy, const View& routing, i64 od, i64 oh, Count count) {
-    const Axis& width = p_.axis[2];
-    const Range outs = {covering(width, piece_.lo[2]).lo, covering(width, piece_.hi[2] - 1).hi};
     const T* g[kTogether];
-    const R* r[kTogether];
     T* sums[kTogether];
+    const i64* at[kTogether];
     for (i64 j = 0; j < count; ++j) {
       Plane& own = planes_[j];
       own.sums.reach(od, oh);
-      g[j] = row_of(gy, own.gradients, p_.inner, od, oh, outs.lo, outs.hi, own.gradient_row);
-      r[j] = row_of(routing, own.routes, p_.inner, od, oh, outs.lo, outs.hi, own.route_row);
-      sums[j] = own.at;
+      g[j] = row_of(gy, own.gradients, p_.inner, od, oh, outs_.lo, outs_.hi, own.gradient_row);
+      const R* r =
+          row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
+      const i64 row = start_of(p_.axis[0], od) * p_.axis[1].in + start_of(p_.axis[1], oh);
+      if (!find(r, row * p_.axis[2].in * p_.inner, own.at)) g[j] = only_inside(g[j], own);
+      sums[j] = own.first_sum, at[j] = own.at;
     }
-    const i64 row = start_of(p_.axis[0], od) * p_.axis[1].in + start_of(p_.axis[1], oh);
-    const i64 first = planes_[0].sums.first(), last = planes_[0].sums.last();
-    for (i64 o = outs.lo, i = 0; o < outs.hi; ++o) {
-      const i64 start = (row * width.in + start_of(width, o)) * p_.inner;
-      for (i64 c = 0; c < p_.inner; ++c, ++i) {
-        for (i64 j = 0; j < count; ++j) {
-          const R route = r[j][i];
-          const i64 at = route < p_.places ? start + c + places_[route] : i64{-1};
-          if (at >= first && at < last)
-            sums[j][at] += g[j][i];  // else nowhere, or not in this piece
-        }
+    for (i64 i = 0; i < n_; ++i) {
+      for (i64 j = 0; j < count; ++j) sums[j][at[j][i]] += g[j][i];
+    }
+  }
+
+  // Where the gradients of a row go, counted from the first input of the piece; whether all of them
+  // go there.
+  POOLGRAD_LOOP bool find(const R* routes, i64 row, i64* __restrict at) const {
+    const i64 first = planes_[0].sums.first(), last = planes_[0].sums.last() - first - 1;
+    const i64 *const columns = columns_, *const offsets = offsets_, n = n_, from = row - first;
+    i64 outside = 0;  // negative, if something is
+    if (offsets) {
+      for (i64 i = 0; i < n; ++i) at[i] = columns[i] + from + offsets[routes[i]];
+    } else {
+      for (i64 i = 0; i < n; ++i) {
+        at[i] = routes[i] < p_.places ? columns[i] + from + places_[routes[i]] : -1;
       }
     }
+    for (i64 i = 0; i < n; ++i) outside |= at[i] | (last - at[i]);
+    return outside >= 0;
+  }
+
+  // Others add 0 somewhere.
+  const T* only_inside(const T* gradients, Plane& own) const {
+    const i64 inputs = own.sums.last() - own.sums.first();
+    for (i64 i = 0; i < n_; ++i) {
+      const bool inside = own.at[i] >= 0 && own.at[i] < inputs;
+      own.gradient_row[i] = inside ? gradients[i] : T(0);
+      own.at[i] = inside ? own.at[i] : 0;
+    }
+    return own.gradient_row;
   }
 
   const Plan& p_;
   const Piece piece_;
   Places places_;
   Plane planes_[kTogether];
+  const Range outs_;  // the outputs of a row that reach the piece
+  const i64 n_;
+  i64* columns_;  // where their windows begin
+  i64* offsets_;  // of routes of one byte
   bool ready_ = false;
 };
 
