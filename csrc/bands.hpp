@@ -42,6 +42,52 @@ bool by_width(i64 n, F&& f) {
 template <class Op>
 concept Merges = requires { typename Op::Hasty; };
 
+// Windows below each other, side by side in vectors: each line of inputs is reduced once for all
+// windows that hold it. start(depth) says which place comes first there, line(value) gives the next
+// line's places, ahead() may ask for more, store(row, cell) is given what is made. What was read is
+// summed up in `seen`.
+template <class O, i64 K, i64 S, class V, class Start, class Line, class Ahead, class Store>
+POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Line&& line,
+                               Ahead&& ahead, Store&& store) {
+  typename O::template Cell<V> made[kMostBanded], lines[K];
+  for (i64 k = 0; k < depths; ++k) {
+    const u32 place = start(k);
+    const auto reduce = [&]() __attribute__((always_inline)) {
+      V value[K];
+      line(value);
+      auto cell = O::first(value[0], place);
+      POOLGRAD_UNROLL
+      for (i64 t = 1; t < K; ++t) O::take(cell, value[t], place + static_cast<u32>(t));
+      V sum = value[0] + value[K - 1];
+      if constexpr (S == 2 && K == 3) sum += value[1];
+      seen += sum;
+      return cell;
+    };
+    POOLGRAD_UNROLL
+    for (i64 t = 0; t < K - S; ++t) lines[t] = reduce();
+    for (i64 q = 0; q < rows; ++q) {
+      ahead();
+      POOLGRAD_UNROLL
+      for (i64 t = K - S; t < K; ++t) lines[t] = reduce();
+      auto cell = k > 0 ? made[q] : lines[0];
+      if (k > 0) O::merge(cell, lines[0], 0);
+      POOLGRAD_UNROLL
+      for (i64 t = 1; t < K; ++t) O::merge(cell, lines[t], static_cast<u32>(t * K));
+      if (k + 1 < depths) made[q] = cell;
+      else store(q, cell);
+      POOLGRAD_UNROLL
+      for (i64 t = 0; t < K - S; ++t) lines[t] = lines[t + S];
+    }
+  }
+}
+
+template <class V>
+bool has_nan(V seen) {
+  bool found = false;
+  for (std::size_t j = 0; j < sizeof(V) / sizeof(seen[0]); ++j) found |= seen[j] != seen[j];
+  return found;
+}
+
 // Op: first and take make a cell of one line of a window's places, merge adds a later line to it,
 // store says what becomes of it; Hasty is an Op that knows no NaN, if that is faster.
 template <class Op>
@@ -156,55 +202,32 @@ class Bands {
   template <class O, i64 K, i64 S, i64 W>
   POOLGRAD_LOOP bool walk(Target to, i64 n, i64 rows, i64 depths, i64 pitch) const {
     using V = Vec<T, static_cast<int>(W)>;
-    using Cell = typename O::template Cell<V>;
     using Distance = std::conditional_t<S == 1, Next, Second>;
     constexpr i64 kAhead =
         S * S * W * static_cast<i64>(sizeof(T));  // a piece's share of new inputs
     V seen{};
-    Cell made[kMostBanded];
     for (i64 i = 0; i < n; i += W) {
       const i64 at = smaller(i, n - W);
-      for (i64 k = 0; k < depths; ++k) {
-        const T* from = from_[k].at + at * S;
-        const u32 place = from_[k].place;
-        const char* next = from_[k].next + i / W * rows * kAhead;
-        Cell lines[K];
-        const auto reduce = [&]() __attribute__((always_inline)) {
-          V value[K];
-          POOLGRAD_UNROLL
-          for (i64 t = 0; t < K; ++t) value[t] = Distance{1}.template get<V>(from, 0, t);
-          from += pitch;
-          Cell cell = O::first(value[0], place);
-          POOLGRAD_UNROLL
-          for (i64 t = 1; t < K; ++t) O::take(cell, value[t], place + static_cast<u32>(t));
-          if constexpr (!std::is_same_v<O, Op>) {
-            V sum = value[0] + value[K - 1];
-            if constexpr (S == 2 && K == 3) sum += value[1];
-            seen += sum;
-          }
-          return cell;
-        };
-        POOLGRAD_UNROLL
-        for (i64 t = 0; t < K - S; ++t) lines[t] = reduce();
-        for (i64 q = 0; q < rows; ++q) {
-          for (i64 b = 0; b < kAhead; b += 64, next += 64) __builtin_prefetch(next);
-          POOLGRAD_UNROLL
-          for (i64 t = K - S; t < K; ++t) lines[t] = reduce();
-          Cell cell = k > 0 ? made[q] : lines[0];
-          if (k > 0) O::merge(cell, lines[0], 0);
-          POOLGRAD_UNROLL
-          for (i64 t = 1; t < K; ++t) O::merge(cell, lines[t], static_cast<u32>(t * K));
-          if (k + 1 < depths) made[q] = cell;
-          else O::store(to.line(q, n), at, cell);
-          POOLGRAD_UNROLL
-          for (i64 t = 0; t < K - S; ++t) lines[t] = lines[t + S];
-        }
-      }
+      const T* from = nullptr;
+      const char* next = nullptr;
+      walk_down<O, K, S, V>(
+          rows, depths, seen,
+          [&](i64 k) {
+            from = from_[k].at + at * S;
+            next = from_[k].next + i / W * rows * kAhead;
+            return from_[k].place;
+          },
+          [&](V* value) {
+            POOLGRAD_UNROLL
+            for (i64 t = 0; t < K; ++t) value[t] = Distance{1}.template get<V>(from, 0, t);
+            from += pitch;
+          },
+          [&] {
+            for (i64 b = 0; b < kAhead; b += 64, next += 64) __builtin_prefetch(next);
+          },
+          [&](i64 q, const auto& cell) { O::store(to.line(q, n), at, cell); });
     }
-    if constexpr (std::is_same_v<O, Op>) return false;
-    bool found = false;
-    for (i64 j = 0; j < W; ++j) found |= seen[j] != seen[j];
-    return found;
+    return !std::is_same_v<O, Op> && has_nan(seen);
   }
 
   const Plan& p_;

@@ -60,15 +60,18 @@ class Direct {
   template <class Use>
   void row(i64 od, i64 oh, Use&& use) {
     if (even_ && is_full(p_.axis[0], od) && is_full(p_.axis[1], oh)) return even_row(od, oh, use);
-    count_ = 0;
-    each_line(p_, od, oh, [&](i64 place, i64 d, i64 h) {
-      rows_[count_++] = {reader_.row(d, h), static_cast<u32>(place)};
-    });
+    find_rows(od, oh);
     const i64 from = tile_.lo[2];
     for (i64 lo = from, hi; lo < tile_.hi[2]; lo = hi) {
       hi = smaller(tile_.hi[2], lo + piece_);
       use((lo - from) * p_.inner, (hi - lo) * p_.inner, [&](Target to) { outputs(lo, hi, to); });
     }
+  }
+
+  // Columns lo ... hi of a row.
+  void part(i64 od, i64 oh, i64 lo, i64 hi, Target to) {
+    find_rows(od, oh);
+    outputs(lo, hi, to);
   }
 
   // Narrow planes: all rows in one sweep. Where both strides are s, output (oh, ow) reads from
@@ -101,6 +104,13 @@ class Direct {
 
  private:
   static bool is_full(const Axis& a, i64 o) { return o >= a.full_lo && o < a.full_hi; }
+
+  void find_rows(i64 od, i64 oh) {
+    count_ = 0;
+    each_line(p_, od, oh, [&](i64 place, i64 d, i64 h) {
+      rows_[count_++] = {reader_.row(d, h), static_cast<u32>(place)};
+    });
+  }
 
   // All windows are full, and rows lie where they always do: the taps of an earlier row, moved.
   template <class Use>

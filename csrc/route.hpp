@@ -3,6 +3,7 @@
 #pragma once
 
 #include "back_bands.hpp"
+#include "back_pixels.hpp"
 
 namespace poolgrad {
 namespace {

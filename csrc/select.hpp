@@ -1,7 +1,7 @@
 // Selecting reductions, forward: one input of a window wins; its place is the route.
 #pragma once
 
-#include "bands.hpp"
+#include "pixels.hpp"
 
 namespace poolgrad {
 namespace {
@@ -345,14 +345,15 @@ struct DirectKit {
             Arena& arena)
       : windows(p, x, tile, negate, arena),
         bands(p, x, tile, negate, arena),
+        pixels(p, x, negate),
         keep(kept.data),
         narrow(!bands.rows() && windows.narrow()),
         y(to, p.outer * p.out_plane(), most(p, tile), arena),
         routes(kept, p.outer * p.out_plane(), most(p, tile), arena),
-        swept{} {
-    if (!narrow) return;
-    swept.y = arena.take<T>(windows.swept() + kPacked);
-    if (keep) swept.routes = arena.take<std::uint8_t>(windows.swept() + kPacked);
+        staged{} {
+    const i64 n = narrow ? windows.swept() + kPacked : pixels.most() * pixels.columns() * p.inner;
+    staged.y = arena.take<T>(n);
+    if (keep) staged.routes = arena.take<std::uint8_t>(n);
   }
 
   // Outputs that are made at a time.
@@ -365,15 +366,44 @@ struct DirectKit {
   void start(const char* plane) {
     windows.start(plane);
     bands.start(plane);
+    pixels.start(plane);
   }
 
   Direct<Op> windows;
   Bands<Op> bands;
+  Pixels<Op> pixels;
   const bool keep, narrow;
   Sink<T> y;
   Sink<std::uint8_t> routes;
-  typename Op::Target swept;  // a narrow plane's outputs
+  typename Op::Target staged;  // a narrow plane's outputs, or those of some pixels
 };
+
+// Rows from (od, oh) on, so many columns at once as stay in the first cache.
+template <class Op>
+void pixel_rows(const Plan& p, const Tile& tile, DirectKit<Op>& kit, i64 plane, i64 od, i64 oh,
+                i64 rows) {
+  const Axis& width = p.axis[2];
+  for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
+    hi = smaller(tile.hi[2], lo + kit.pixels.columns());
+    const i64 n = (hi - lo) * p.inner;
+    const i64 full_lo = larger(lo, smaller(hi, width.full_lo));
+    const i64 full_hi = larger(full_lo, smaller(hi, width.full_hi));
+    if (full_lo < full_hi) {
+      const auto first = kit.staged.at((full_lo - lo) * p.inner);
+      kit.pixels.make(oh, rows, full_lo, full_hi, first, n);
+    }
+    for (i64 q = 0; q < rows; ++q) {
+      const auto row = kit.staged.at(q * n);
+      if (lo < full_lo) kit.windows.part(od, oh + q, lo, full_lo, row);
+      if (full_hi < hi) {
+        kit.windows.part(od, oh + q, full_hi, hi, row.at((full_hi - lo) * p.inner));
+      }
+      const i64 first = plane + (od * p.axis[1].out + oh + q) * p.out_row() + lo * p.inner;
+      kit.y.put(first, row.y, n);
+      if (row.routes) kit.routes.put(first, row.routes, n);
+    }
+  }
+}
 
 // `lone`: ties are routed nowhere, by the median; the maximum has a machine of its own for it.
 template <class Op>
@@ -386,15 +416,20 @@ void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char
     make(Op::target(y, routes, lone));
     for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
   };
-  if (kit.narrow && kit.windows.sweep_plane(inputs, kit.swept)) {
+  if (kit.narrow && kit.windows.sweep_plane(inputs, kit.staged)) {
     const i64 rows = p.axis[1].out, pitch = kit.windows.pitch();
     return place(plane, rows * length, [&](typename Op::Target to) {
-      pack(kit.swept.y, pitch, to.y, rows, length);
-      if (kit.keep) pack(kit.swept.routes, pitch, to.routes, rows, length);
+      pack(kit.staged.y, pitch, to.y, rows, length);
+      if (kit.keep) pack(kit.staged.routes, pitch, to.routes, rows, length);
     });
   }
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1], rows; oh < tile.hi[1]; oh += rows) {
+      rows = kit.pixels.rows(oh, tile.hi[1]);
+      if (rows > 0) {
+        pixel_rows(p, tile, kit, plane, od, oh, rows);
+        continue;
+      }
       rows = smaller(most, tile.hi[1] - oh);
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       if (!kit.bands.rows()) {

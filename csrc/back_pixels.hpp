@@ -1,0 +1,130 @@
+// Backward of small windows in images with channels last: a vector of channels of a square of
+// inputs, one stride each way, at a time. They lie in the same few windows.
+#pragma once
+
+#include "backward.hpp"
+#include "pixels.hpp"
+#include "sink.hpp"
+
+namespace poolgrad {
+namespace {
+
+template <class T>
+bool is_pixelled_back(const Plan& p, const View& gy, const View& routes) {
+  return is_pixelled<T>(p) && p.axis[1].in > 1 && gy.dtype == DtypeOf<T>::value && gy.inner == 1 &&
+         routes.dtype == Dtype::uint8 && routes.inner == 1;
+}
+
+// Only the output whose route is the input's place sends its gradient.
+template <class T>
+class BackPixels {
+ public:
+  using Place = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
+
+  BackPixels(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+      : p_(p),
+        piece_(piece),
+        columns_(larger(1, kPixelBand / (p.inner * p.axis[2].stride))),
+        length_(columns_ * p.axis[2].stride * p.inner),
+        gx_(gx, p.outer * p.in_plane(), length_, arena),
+        staged_(arena.take<T>(p.axis[1].stride * length_)),
+        nothing_(arena.take<T>(p.inner)),
+        nowhere_(arena.take<std::uint8_t>(p.inner)) {}
+
+  void run(const View& gy, const View* routes, Divisor, i64 plane) {
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    gy_ = &gy, routing_ = routes;
+    gradients_ = reinterpret_cast<const T*>(plane_of(gy, plane));
+    routes_ = reinterpret_cast<const std::uint8_t*>(plane_of(*routes, plane));
+    std::fill(nothing_, nothing_ + p_.inner, T(0));
+    std::memset(nowhere_, 0xFF, static_cast<std::size_t>(p_.inner));
+    const i64 last = floor_div(piece_.hi[1] - 1 + height.lo, height.stride);
+    const i64 end = floor_div(width.in - 1 + width.lo, width.stride) + 1;
+    for (i64 a = floor_div(piece_.lo[1] + height.lo, height.stride); a <= last; ++a) {
+      for (i64 b = floor_div(width.lo, width.stride), next; b < end; b = next) {
+        next = smaller(end, b + columns_);
+        by_shape(width, [&](auto kernel, auto stride) { squares<kernel(), stride()>(a, b, next); });
+        finish(plane, a, b, next);
+      }
+    }
+  }
+
+ private:
+  // The senders of a square: of output (a - j, b - i), its gradients and routes.
+  struct Sender {
+    const T* gradient;
+    const std::uint8_t* route;
+  };
+  Sender sender(i64 oh, i64 ow) const {
+    if (oh < 0 || oh >= p_.axis[1].out || ow < 0 || ow >= p_.axis[2].out)
+      return {nothing_, nowhere_};
+    return {gradients_ + oh * gy_->height + ow * gy_->width,
+            routes_ + oh * routing_->height + ow * routing_->width};
+  }
+
+  // Squares b ... end of a row of them, to `staged_`. Sums are made in ascending order of outputs.
+  template <i64 K, i64 S>
+  POOLGRAD_LOOP void squares(i64 a, i64 b, i64 end) const {
+    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kReach = (K + S - 1) / S;
+    constexpr i64 kAhead = 2048;  // bytes
+    using V = Vec<T, static_cast<int>(W)>;
+    T* to = staged_;
+    for (; b < end; ++b, to += S * p_.inner) {
+      Sender from[kReach][kReach];
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < kReach * kReach; ++k) {
+        from[k / kReach][k % kReach] = sender(a - k / kReach, b - k % kReach);
+      }
+      for (i64 c = 0; c < p_.inner; c += W) {
+        const i64 channel = smaller(c, p_.inner - W);
+        V sums[S][S]{};
+        POOLGRAD_UNROLL
+        for (i64 k = kReach * kReach - 1; k >= 0; --k) {
+          const i64 j = k / kReach, i = k % kReach;
+          const V gradient = load<V>(from[j][i].gradient + channel);
+          const auto route =
+              convert<Place>(load<Vec<std::uint8_t, static_cast<int>(W)>>(from[j][i].route + channel));
+          POOLGRAD_UNROLL
+          for (i64 r = 0; r < S * S; ++r) {
+            const i64 kh = r / S + j * S, kw = r % S + i * S;
+            if (kh < K && kw < K) {
+              sums[r / S][r % S] += route == static_cast<Place>(kh * K + kw) ? gradient : V{};
+            }
+          }
+        }
+        __builtin_prefetch(reinterpret_cast<const char*>(from[0][0].gradient + channel) + kAhead);
+        __builtin_prefetch(from[0][0].route + channel + kAhead / 4);
+        POOLGRAD_UNROLL
+        for (i64 r = 0; r < S * S; ++r) {
+          store(to + r / S * length_ + r % S * p_.inner + channel, sums[r / S][r % S]);
+        }
+      }
+    }
+  }
+
+  // What of those are inputs of the piece, to where they belong.
+  void finish(i64 plane, i64 a, i64 b, i64 end) {
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const i64 begin = b * width.stride - width.lo;
+    const i64 lo = larger(0, begin), hi = smaller(width.in, end * width.stride - width.lo);
+    for (i64 r = 0; r < height.stride; ++r) {
+      const i64 h = a * height.stride - height.lo + r;
+      if (h < piece_.lo[1] || h >= piece_.hi[1] || lo >= hi) continue;
+      gx_.put(plane * p_.in_plane() + (h * width.in + lo) * p_.inner,
+              staged_ + r * length_ + (lo - begin) * p_.inner, (hi - lo) * p_.inner);
+    }
+  }
+
+  const Plan& p_;
+  const Piece piece_;
+  const i64 columns_, length_;  // squares at a time; elements of a row of them
+  Sink<T> gx_;
+  T *staged_, *nothing_;
+  std::uint8_t* nowhere_;
+  const View *gy_ = nullptr, *routing_ = nullptr;
+  const T* gradients_ = nullptr;
+  const std::uint8_t* routes_ = nullptr;
+};
+
+}  // namespace
+}  // namespace poolgrad

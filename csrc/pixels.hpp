@@ -1,0 +1,104 @@
+// Small windows in images with channels last: bands as in bands.hpp, a vector of channels of one
+// pixel at a time. For windows that lie inside the input only; rows of such are long, so the others
+// are few.
+#pragma once
+
+#include "bands.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Rows of outputs at once: more lines of inputs would meet in the same sets of the first cache.
+inline constexpr i64 kMostPixelRows = 4;
+inline constexpr i64 kPixelBand = i64{1} << 10;  // elements of a row that are made at a time
+
+// Whether windows are squares without gaps, and there is at least a vector of channels.
+template <class T>
+bool is_pixelled(const Plan& p) {
+  const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
+  return p.inner >= kVectorBytes / static_cast<i64>(sizeof(T)) && depth.in == 1 &&
+         depth.kernel == 1 && depth.out == 1 && has_few_places(p) &&
+         height.kernel == width.kernel && height.stride == width.stride && height.dilation == 1 &&
+         width.dilation == 1 && by_shape(width, [](auto...) {});
+}
+
+template <class Op>
+class Pixels {
+ public:
+  using T = typename Op::In;
+  using Target = typename Op::Target;
+
+  Pixels(const Plan& plan, const View& x, bool negate)
+      : p_(plan),
+        x_(x),
+        used_(Merges<Op> && is_pixelled<T>(plan) && !negate && x.dtype == DtypeOf<T>::value &&
+              x.inner == 1) {}
+
+  // How many rows from `oh` on are made at once; 0: none can be.
+  i64 rows(i64 oh, i64 end) const {
+    const Axis& height = p_.axis[1];
+    if (!used_ || oh < height.full_lo) return 0;
+    return larger(0, smaller(most(), smaller(end, height.full_hi) - oh));
+  }
+  i64 most() const { return used_ ? kMostPixelRows : 0; }
+
+  i64 columns() const { return larger(1, kPixelBand / p_.inner); }  // at once
+
+  // Columns lo ... hi of the rows, which lie `length` elements apart.
+  void make(i64 oh, i64 rows, i64 lo, i64 hi, Target to, i64 length) const {
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const T* from = reinterpret_cast<const T*>(plane_) +
+                    (oh * height.stride - height.lo) * x_.height +
+                    (lo * width.stride - width.lo) * x_.width;
+    by_shape(height, [&](auto kernel, auto stride) {
+      if constexpr (Merges<Op>) {
+        using Hasty = typename Op::Hasty;
+        if (walk<Hasty, kernel(), stride()>(from, to, length, hi - lo, rows)) {
+          walk<Op, kernel(), stride()>(from, to, length, hi - lo, rows);
+        }
+      }
+    });
+  }
+
+  void start(const char* plane) { plane_ = plane; }
+
+ private:
+  // True: there may be NaNs that O does not know; the outputs mean nothing then.
+  template <class O, i64 K, i64 S>
+  POOLGRAD_LOOP bool walk(const T* first, Target to, i64 length, i64 pixels, i64 rows) const {
+    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
+    constexpr i64 kAhead = 2048 / static_cast<i64>(sizeof(T));
+    using V = Vec<T, static_cast<int>(W)>;
+    const i64 step = x_.width, pitch = x_.height;
+    V seen{};
+    for (i64 o = 0; o < pixels; ++o) {
+      for (i64 c = 0; c < p_.inner; c += W) {
+        const i64 channel = smaller(c, p_.inner - W), at = o * p_.inner + channel;
+        const T* from = nullptr;
+        walk_down<O, K, S, V>(
+            rows, 1, seen,
+            [&](i64) {
+              from = first + o * S * step + channel;
+              return u32{0};
+            },
+            [&](V* value) {
+              POOLGRAD_UNROLL
+              for (i64 t = 0; t < K; ++t) value[t] = load<V>(from + t * step);
+              POOLGRAD_UNROLL
+              for (i64 t = K - S; t < K; ++t) __builtin_prefetch(from + t * step + kAhead);
+              from += pitch;
+            },
+            [] {}, [&](i64 q, const auto& cell) { O::store(to.line(q, length), at, cell); });
+      }
+    }
+    return !std::is_same_v<O, Op> && has_nan(seen);
+  }
+
+  const Plan& p_;
+  const View& x_;
+  const bool used_;
+  const char* plane_ = nullptr;
+};
+
+}  // namespace
+}  // namespace poolgrad
