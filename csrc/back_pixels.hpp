@@ -1,5 +1,5 @@
-// Backward of small windows in images with channels last: a vector of channels of a square of
-// inputs, one stride each way, at a time. They lie in the same few windows.
+// Backward of small windows in images with channels last: a vector of channels of a block of inputs
+// at a time, one stride wide and kSquares strides high. They lie in the same few windows.
 #pragma once
 
 #include "backward.hpp"
@@ -27,7 +27,7 @@ class BackPixels {
         columns_(larger(1, kPixelBand / (p.inner * p.axis[2].stride))),
         length_(columns_ * p.axis[2].stride * p.inner),
         gx_(gx, p.outer * p.in_plane(), length_, arena),
-        staged_(arena.take<T>(p.axis[1].stride * length_)),
+        staged_(arena.take<T>(kSquares * p.axis[1].stride * length_)),
         nothing_(arena.take<T>(p.inner)),
         nowhere_(arena.take<std::uint8_t>(p.inner)) {}
 
@@ -40,17 +40,17 @@ class BackPixels {
     std::memset(nowhere_, 0xFF, static_cast<std::size_t>(p_.inner));
     const i64 last = floor_div(piece_.hi[1] - 1 + height.lo, height.stride);
     const i64 end = floor_div(width.in - 1 + width.lo, width.stride) + 1;
-    for (i64 a = floor_div(piece_.lo[1] + height.lo, height.stride); a <= last; ++a) {
+    for (i64 a = floor_div(piece_.lo[1] + height.lo, height.stride); a <= last; a += kSquares) {
       for (i64 b = floor_div(width.lo, width.stride), next; b < end; b = next) {
         next = smaller(end, b + columns_);
-        by_shape(width, [&](auto kernel, auto stride) { squares<kernel(), stride()>(a, b, next); });
+        by_shape(width, [&](auto kernel, auto stride) { blocks<kernel(), stride()>(a, b, next); });
         finish(plane, a, b, next);
       }
     }
   }
 
  private:
-  // The senders of a square: of output (a - j, b - i), its gradients and routes.
+  // What an output sends: nothing, if there is no such output.
   struct Sender {
     const T* gradient;
     const std::uint8_t* route;
@@ -62,41 +62,51 @@ class BackPixels {
             routes_ + oh * routing_->height + ow * routing_->width};
   }
 
-  // Squares b ... end of a row of them, to `staged_`. Sums are made in ascending order of outputs.
+  // Blocks b ... end of a row of them, to `staged_`. Sums are made in ascending order of outputs.
   template <i64 K, i64 S>
-  POOLGRAD_LOOP void squares(i64 a, i64 b, i64 end) const {
-    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kReach = (K + S - 1) / S;
-    constexpr i64 kAhead = 2048;  // bytes
+  POOLGRAD_LOOP void blocks(i64 a, i64 b, i64 end) const {
+    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
+    constexpr i64 kReach = (K + S - 1) / S, kRows = kSquares + kReach - 1, kHigh = kSquares * S;
+    constexpr i64 kAhead = 512;  // outputs
     using V = Vec<T, static_cast<int>(W)>;
+    using Bytes = Vec<std::uint8_t, static_cast<int>(W)>;
+    Sender from[kRows][kReach];  // of outputs (a - kReach + 1, b - kReach + 1) and on
+    const auto senders = [&](i64 column, i64 i) {
+      for (i64 j = 0; j < kRows; ++j) from[j][i] = sender(a - kReach + 1 + j, column);
+    };
+    for (i64 i = 1; i < kReach; ++i) senders(b - kReach + i, i);
     T* to = staged_;
     for (; b < end; ++b, to += S * p_.inner) {
-      Sender from[kReach][kReach];
-      POOLGRAD_UNROLL
-      for (i64 k = 0; k < kReach * kReach; ++k) {
-        from[k / kReach][k % kReach] = sender(a - k / kReach, b - k % kReach);
+      for (i64 j = 0; j < kRows; ++j) {
+        POOLGRAD_UNROLL
+        for (i64 i = 0; i + 1 < kReach; ++i) from[j][i] = from[j][i + 1];
       }
+      senders(b, kReach - 1);
       for (i64 c = 0; c < p_.inner; c += W) {
         const i64 channel = smaller(c, p_.inner - W);
-        V sums[S][S]{};
+        V sums[kHigh][S]{};
         POOLGRAD_UNROLL
-        for (i64 k = kReach * kReach - 1; k >= 0; --k) {
-          const i64 j = k / kReach, i = k % kReach;
-          const V gradient = load<V>(from[j][i].gradient + channel);
-          const auto route =
-              convert<Place>(load<Vec<std::uint8_t, static_cast<int>(W)>>(from[j][i].route + channel));
+        for (i64 j = 0; j < kRows; ++j) {
           POOLGRAD_UNROLL
-          for (i64 r = 0; r < S * S; ++r) {
-            const i64 kh = r / S + j * S, kw = r % S + i * S;
-            if (kh < K && kw < K) {
-              sums[r / S][r % S] += route == static_cast<Place>(kh * K + kw) ? gradient : V{};
+          for (i64 i = 0; i < kReach; ++i) {
+            const Sender& own = from[j][i];
+            const V gradient = load<V>(own.gradient + channel);
+            const auto route = convert<Place>(load<Bytes>(own.route + channel));
+            if (i == kReach - 1) {
+              __builtin_prefetch(own.gradient + channel + kAhead);
+              __builtin_prefetch(own.route + channel + kAhead);
+            }
+            POOLGRAD_UNROLL
+            for (i64 k = 0; k < kHigh * S; ++k) {
+              const i64 kh = k / S - (j - kReach + 1) * S, kw = k % S + (kReach - 1 - i) * S;
+              if (kh < 0 || kh >= K || kw >= K) continue;
+              sums[k / S][k % S] += route == static_cast<Place>(kh * K + kw) ? gradient : V{};
             }
           }
         }
-        __builtin_prefetch(reinterpret_cast<const char*>(from[0][0].gradient + channel) + kAhead);
-        __builtin_prefetch(from[0][0].route + channel + kAhead / 4);
         POOLGRAD_UNROLL
-        for (i64 r = 0; r < S * S; ++r) {
-          store(to + r / S * length_ + r % S * p_.inner + channel, sums[r / S][r % S]);
+        for (i64 k = 0; k < kHigh * S; ++k) {
+          store(to + k / S * length_ + k % S * p_.inner + channel, sums[k / S][k % S]);
         }
       }
     }
@@ -107,7 +117,7 @@ class BackPixels {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 begin = b * width.stride - width.lo;
     const i64 lo = larger(0, begin), hi = smaller(width.in, end * width.stride - width.lo);
-    for (i64 r = 0; r < height.stride; ++r) {
+    for (i64 r = 0; r < kSquares * height.stride; ++r) {
       const i64 h = a * height.stride - height.lo + r;
       if (h < piece_.lo[1] || h >= piece_.hi[1] || lo >= hi) continue;
       gx_.put(plane * p_.in_plane() + (h * width.in + lo) * p_.inner,
@@ -115,9 +125,11 @@ class BackPixels {
     }
   }
 
+  static constexpr i64 kSquares = 2;
+
   const Plan& p_;
   const Piece piece_;
-  const i64 columns_, length_;  // squares at a time; elements of a row of them
+  const i64 columns_, length_;  // blocks at a time; elements of a row of them
   Sink<T> gx_;
   T *staged_, *nothing_;
   std::uint8_t* nowhere_;

@@ -62,18 +62,20 @@ template <class V>
 struct Terms {
   Cell<V> cell{}, other{};
 
-  template <class A, int W>
-  POOLGRAD_INLINE void add(const Exp<Vec<A, W>>& e, const Settings<A>& set) {
-    other.s += e.scale;
-    other.w += e.part;
-    if (set.t) other.t += e.x * e.value();
-    if (set.h) other.h += second_order<A, W>(e);
-    std::swap(cell, other);
+  Cell<V>& at(Const<0>) { return cell; }
+  Cell<V>& at(Const<1>) { return other; }
+
+  template <class A, int W, class Turn>
+  POOLGRAD_INLINE void add(Turn turn, const Exp<Vec<A, W>>& e, const Settings<A>& set) {
+    at(turn).s += e.scale;
+    at(turn).w += e.part;
+    if (set.t) at(turn).t += e.x * e.value();
+    if (set.h) at(turn).h += second_order<A, W>(e);
   }
-  POOLGRAD_INLINE void add(V s, V t) {
-    other.s += s;
-    other.t += t;
-    std::swap(cell, other);
+  template <class Turn>
+  POOLGRAD_INLINE void add(Turn turn, V s, V t) {
+    at(turn).s += s;
+    at(turn).t += t;
   }
 
   // A NaN is no smaller than anything.
@@ -91,6 +93,14 @@ struct Terms {
     return all;
   }
 };
+
+// Calls each(term, whose turn it is).
+template <class F>
+POOLGRAD_INLINE void by_turns(i64 n, F&& each) {
+  i64 t = 0;
+  for (; t + 2 <= n; t += 2) each(t, Const<0>{}), each(t + 1, Const<1>{});
+  if (t < n) each(t, Const<0>{});
+}
 
 template <class V>
 void put_in_order(Cell<V>& hi, Cell<V>& lo) {
@@ -135,18 +145,18 @@ struct Powers {
     }
     Terms<V> terms, powers;
     const bool by_log = !set.whole || set.w;
-    for (i64 t = 0; t < n; ++t) {
+    by_turns(n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const auto equal = x[t] == m;
       if (set.whole) {
         const V q = equal ? V{} + A(1) : x[t] / m, power = whole_power(q, set.whole);
-        powers.add(power, set.t && !by_log ? p * logarithm<A, W>(q) * power : V{});
+        powers.add(turn, power, set.t && !by_log ? p * logarithm<A, W>(q) * power : V{});
       }
       if (by_log) {
         V z = p * log_ratio<A, W>(x[t], m);
         z = equal ? V{} : x[t] == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
-        terms.template add<A, W>(exponentials<A, W>(z), set);
+        terms.template add<A, W>(turn, exponentials<A, W>(z), set);
       }
-    }
+    });
     if (!by_log) return powers.end(m);
     Cell<V> cell = terms.end_sums(m, static_cast<A>(n));
     if (set.whole) cell.s = powers.end(m).s;
@@ -179,10 +189,10 @@ struct Exponentials {
       m = x[t] > m ? x[t] : m;
     }
     Terms<V> terms;
-    for (i64 t = 0; t < n; ++t) {
+    by_turns(n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const V z = x[t] == m ? V{} : rate * (x[t] - m);  // infinities are no distance apart
-      terms.template add<A, W>(exponentials<A, W>(z), set);
-    }
+      terms.template add<A, W>(turn, exponentials<A, W>(z), set);
+    });
     return terms.end_sums(m, static_cast<A>(n));
   }
 };
@@ -212,11 +222,11 @@ struct Positives {
     V m{}, total{};
     for (i64 t = 0; t < n; ++t) m = x[t] > m ? x[t] : m;
     Terms<V> terms;
-    for (i64 t = 0; t < n; ++t) {
+    by_turns(n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const V q = x[t] == m ? V{} + A(1) : x[t] / m, own = x[t] <= A(0) ? V{} : q;
-      terms.add(own, own * own);
+      terms.add(turn, own, own * own);
       total += x[t];
-    }
+    });
     Cell<V> cell = terms.end(m);
     cell.s = m == A(0) ? total : cell.s;
     cell.m = cell.s == cell.s ? cell.m : cell.s;

@@ -269,7 +269,7 @@ class Direct {
   template <class Distance, class Width>
   POOLGRAD_LOOP static void sweep(Target to, i64 n, i64 offset, Taps taps, Distance distance,
                                   Width width) {
-    sweep_lanes<T>(n, [&](auto w, i64 i) {
+    const auto cell_of = [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       const auto input = [&](const Tap& tap, i64 t) {
         return distance.template get<V>(tap.at + offset, i, t);
@@ -289,7 +289,22 @@ class Direct {
           Op::merge(cell, reduced(taps.list + r, taps.line), 0);
         }
       }
-      Op::template store<V>(to, i, cell);
+      return cell;
+    };
+    if constexpr (requires { Op::kPairs; }) {
+      constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
+      using V = Vec<T, kLanes>;
+      const Const<kLanes> w;
+      for (i64 i = 0; n >= 2 * kLanes && i < n; i += 2 * kLanes) {
+        const i64 at = smaller(i, n - 2 * kLanes);
+        auto one = cell_of(w, at), other = cell_of(w, at + kLanes);
+        Op::template store_pair<V>(to, at, one, other);
+      }
+      if (n >= 2 * kLanes) return;
+    }
+    sweep_lanes<T>(n, [&](auto w, i64 i) {
+      auto cell = cell_of(w, i);
+      Op::template store<Vec<T, w()>>(to, i, cell);
     });
   }
 

@@ -200,11 +200,29 @@ struct Near {
   }
   template <class V>
   POOLGRAD_LOOP static void store(Target to, i64 i, Cell<V>& inputs) {
+    finish(to, i, whole(to, i, inputs));
+  }
+
+  // Two vectors: each waits for its own results most of the time.
+  static constexpr bool kPairs = true;
+  template <class V>
+  POOLGRAD_LOOP static void store_pair(Target to, i64 i, Cell<V>& one, Cell<V>& other) {
+    constexpr i64 W = sizeof(V) / sizeof(A);
+    const auto first = whole(to, i, one), second = whole(to, i + W, other);
+    finish(to, i, first), finish(to, i + W, second);
+  }
+
+ private:
+  template <class V>
+  POOLGRAD_INLINE static poolgrad::Cell<V> whole(Target to, i64 i, Cell<V>& inputs) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
-    const Line<A>& line = *to.line;
-    const V theta = load<V>(line.set.theta + to.first + i);
-    const auto cell = Kind<A>::whole(inputs.input, inputs.count, theta, line.set, Const<W>{});
-    finish_lanes<A, Kind, W>(line, to.first + i, cell, Whole{});
+    const V theta = load<V>(to.line->set.theta + to.first + i);
+    return Kind<A>::whole(inputs.input, inputs.count, theta, to.line->set, Const<W>{});
+  }
+  template <class V>
+  POOLGRAD_INLINE static void finish(Target to, i64 i, const poolgrad::Cell<V>& cell) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
+    finish_lanes<A, Kind, W>(*to.line, to.first + i, cell, Whole{});
   }
 };
 

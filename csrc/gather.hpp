@@ -89,7 +89,7 @@ class Gather {
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h, at += n) {
         if (apart_ && h > piece_.lo[1] && same_senders(h)) {
-          std::memcpy(gx_.room(at, n), made_, static_cast<std::size_t>(n) * sizeof(T));
+          gx_.put(at, made_, n);
           continue;
         }
         count_ = 0;
@@ -99,7 +99,7 @@ class Gather {
                 (od.place * p_.axis[1].kernel + oh.place) * p_.axis[2].kernel);
           }
         }
-        if (apart_) expand(gx_.room(at, n), n);
+        if (apart_) expand(at, n);
         else if (p_.inner > 1) pixels(at);
         else if (p_.axis[2].stride == 1) phase(0, gx_.room(at, n));
         else interleave(gx_.room(at, n));
@@ -245,8 +245,12 @@ class Gather {
                       [](const auto& a, const auto& b) { return a.output == b.output; });
   }
 
+  static void add_to(T* sums, i64 n, T value) {
+    for (i64 i = 0; i < n; ++i) sums[i] += value;
+  }
+
   // Every input of a window gets the same.
-  void expand(T* to, i64 n) {
+  void expand(i64 at, i64 n) {
     const Axis& a = p_.axis[2];
     std::fill(made_, made_ + n, T(0));
     for (i64 o = real_.lo; o < real_.hi; ++o) {
@@ -254,12 +258,16 @@ class Gather {
       const i64 end = smaller(piece_.hi[2], o * a.stride - a.lo + a.kernel) - piece_.lo[2];
       for (i64 r = 0; r < count_; ++r) {
         const T* sent = asked_[r].gradient + (o - first_) * p_.inner;
+        if (p_.inner == 1) {
+          add_to(made_ + begin, end - begin, *sent);
+          continue;
+        }
         for (i64 w = begin; w < end; ++w) {
           for (i64 c = 0; c < p_.inner; ++c) made_[w * p_.inner + c] += sent[c];
         }
       }
     }
-    std::memcpy(to, made_, static_cast<std::size_t>(n) * sizeof(T));
+    gx_.put(at, made_, n);
   }
 
   void phase(i64 begin, T* to) {

@@ -52,9 +52,12 @@ class Sink {
   // Elements first ... first + n, made elsewhere.
   void put(i64 first, const T* from, i64 n) {
     if (!to_.data) return;
-    flush(true);
-    if (mode_ == Mode::convert) write(to_, first, from, n);
-    else move(first, from, n);
+    if (mode_ != Mode::stream || (past_line(first) == 0 && past_line(first + n) == 0)) {
+      flush(true);
+      send(first, from, n);
+    } else {
+      copy_run(from, room(first, n), n);
+    }
   }
 
  private:
@@ -70,7 +73,8 @@ class Sink {
                : 0;
   }
 
-  void move(i64 first, const T* from, i64 n) {
+  void send(i64 first, const T* from, i64 n) {
+    if (mode_ == Mode::convert) return write(to_, first, from, n);
     if (mode_ == Mode::in_place) return copy_run(from, as<T>(to_, first), n);
     stream(reinterpret_cast<char*>(as<T>(to_, first)), reinterpret_cast<const char*>(from),
            n * kSize);
@@ -80,8 +84,7 @@ class Sink {
     if (count_ == 0) return;
     const T* from = buffer_ + begin_;
     const i64 rest = all ? 0 : smaller(count_, past_line(first_ + count_)), n = count_ - rest;
-    if (mode_ == Mode::convert) write(to_, first_, from, n);
-    else move(first_, from, n);
+    send(first_, from, n);
     if (n > 0) begin_ = past_line(first_ + n);
     if (rest > 0) {  // less than a line: a call would cost more than to move all of one
       using Line = Vec<T, static_cast<int>(kLine)>;
