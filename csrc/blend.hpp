@@ -162,9 +162,8 @@ struct MeanKit {
       const A rows = rows_of(oh + q);
       const typename Mean<A>::Target line{to + q * n, columns, &rows};
       const A* sums = made.row.v + q * made.pitch;
-      sweep_lanes<A>(n, [&](auto w, i64 i) {
-        Mean<A>::divide(line, i, load<Vec<A, w()>>(sums + i));
-      });
+      sweep_lanes<A>(n,
+                     [&](auto w, i64 i) { Mean<A>::divide(line, i, load<Vec<A, w()>>(sums + i)); });
     }
     return made.count;
   }

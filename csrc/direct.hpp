@@ -24,8 +24,9 @@ inline constexpr i64 kPiece = 512;  // elements of a row of pixels that are made
 [[maybe_unused]] inline bool is_direct(const Plan& p) {
   i64 distinct = 1;  // places of a window that no window before it had
   for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
-  return has_few_places(p) &&
-         p.places <= larger(4 * distinct, distinct > 1 ? 25 : p.inner > 1 ? 16 : 12);
+  return has_few_places(p) && p.places <= larger(4 * distinct, distinct > 1  ? 25
+                                                               : p.inner > 1 ? 16
+                                                                             : 12);
 }
 
 // Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs

@@ -87,8 +87,7 @@ class Scatter {
       Plane& own = planes_[j];
       own.sums.reach(od, oh);
       g[j] = row_of(gy, own.gradients, p_.inner, od, oh, outs_.lo, outs_.hi, own.gradient_row);
-      const R* r =
-          row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
+      const R* r = row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
       const i64 row = start_of(p_.axis[0], od) * p_.axis[1].in + start_of(p_.axis[1], oh);
       if (!find(r, row * p_.axis[2].in * p_.inner, own.at)) g[j] = only_inside(g[j], own);
       sums[j] = own.first_sum, at[j] = own.at;

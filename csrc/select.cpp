@@ -1,6 +1,4 @@
 // Forward passes of the selecting reductions, compiled once per instruction set.
-#include "select.hpp"
-
 #include <atomic>
 
 #include "half.hpp"
@@ -9,6 +7,7 @@
 #include "pick.hpp"
 #include "schedule.hpp"
 #include "ties.hpp"
+#include "winners.hpp"
 
 namespace poolgrad {
 namespace {

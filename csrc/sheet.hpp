@@ -1,8 +1,8 @@
 // Wide windows of neighbouring outputs in a plane. Rows of inputs are reduced along the width, then
 // along the height by the method of van Herk (1992) and of Gil and Werman (1993): rows fall into
-// blocks of a window's height, so each window is the end of one block and the beginning of the next;
-// with both made row by row it takes three operations, however high it is. The halves share no row,
-// so the method serves sums as well.
+// blocks of a window's height, so each window is the end of one block and the beginning of the
+// next; with both made row by row it takes three operations, however high it is. The halves share
+// no row, so the method serves sums as well.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,8 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kSheetBytes = 1 << 19;  // of two blocks,
+inline constexpr i64 kMostShared = 1 << 13;   // places of windows: blocks are as large
+inline constexpr i64 kSheetBytes = 1 << 19;   // of two blocks,
 inline constexpr i64 kBandLength = 1 << 12;   // elements of rows that are made together,
 inline constexpr i64 kGroupLength = 1 << 10;  // that are reduced along the width together
 
@@ -24,9 +25,10 @@ inline constexpr i64 kGroupLength = 1 << 10;  // that are reduced along the widt
 [[maybe_unused]] inline bool is_sheet(const Plan& p) {
   const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
   const bool flat = depth.in == 1 && depth.out == 1 && depth.kernel == 1;
-  return flat && height.regular() && width.regular() && is_wide(height) &&
-         height.dilation == 1 && 4 * height.stride <= height.kernel && width.stride == 1 &&
-         height.kernel <= 2 * height.in + 64 && reach(width) <= 2 * width.out + 64;
+  return flat && height.regular() && width.regular() && is_wide(height) && height.dilation == 1 &&
+         4 * height.stride <= height.kernel && width.stride == 1 &&
+         height.kernel <= 2 * height.in + 64 && reach(width) <= 2 * width.out + 64 &&
+         p.places <= kMostShared;
 }
 
 // Rows of outputs, `pitch` apart: not more than kMostTogether.
@@ -122,7 +124,8 @@ class Sheet {
     (void)op.take(measure, 2 * p_.axis[1].kernel * 64);
     const i64 room = kSheetBytes / static_cast<i64>(measure.used()) * 64 / p_.inner;
     const i64 most = larger(larger(1, room - reach(width)), reach(width));
-    return ceil_div(ceil_div(all, ceil_div(all, most)), kLine) * kLine;
+    const i64 even = ceil_div(all, ceil_div(all, most));
+    return p_.inner > 1 ? even : ceil_div(even, kLine) * kLine;
   }
 
   // So many are needed to pass so many rows; divisions are slow, and rarely needed.
@@ -166,8 +169,7 @@ class Sheet {
     const i64 origin = first_ * a.kernel - a.lo;  // the input row that is the band's row 0
     const i64 rows = (blocks_ + 1) * a.kernel, last = (tile_.hi[1] - 1) * a.stride - a.lo;
     real_rows_.lo = smaller(rows, larger(0, -origin));
-    real_rows_.hi = larger(real_rows_.lo,
-                           smaller(rows, smaller(a.in, last + a.kernel) - origin));
+    real_rows_.hi = larger(real_rows_.lo, smaller(rows, smaller(a.in, last + a.kernel) - origin));
     for (i64 begin = larger(from, real_rows_.lo); begin < real_rows_.hi; begin += group_) {
       const i64 count = smaller(group_, real_rows_.hi - begin);
       copy(origin + begin, count);
@@ -175,9 +177,12 @@ class Sheet {
       if (exact_) along_width<Op>(to, count);
       else along_width<Hasty>(to, count);
     }
-    // no window holds anything there
-    const i64 empty = larger(from, real_rows_.hi), end = smaller(rows, last - origin + 1);
-    if (empty < end) Op::clear(Op::at(band_, empty * pitch_), (end - empty) * pitch_);
+    // Blocks without an input, and what lies below the last one.
+    const auto clear = [&](i64 begin, i64 end) {
+      if (begin < end) Op::clear(Op::at(band_, begin * pitch_), (end - begin) * pitch_);
+    };
+    clear(from, real_rows_.lo < a.kernel ? 0 : real_rows_.lo / a.kernel * a.kernel);
+    clear(larger(from, real_rows_.hi), smaller(rows, last - origin + 1));
   }
 
   // `count` rows of inputs to `raw_`, amid what never wins.

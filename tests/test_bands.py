@@ -35,7 +35,7 @@ def _check(name: str, x: np.ndarray, exact: bool, **windows: Any) -> None:
     function = getattr(poolgrad, name)
     y, pullback = poolgrad.vjp(function, x, **windows)
     expected, textbook = reference.vjp(function, x, **windows)
-    cotangent = np.random.default_rng(0).integers(-9, 10, y.shape).astype(np.float32)
+    cotangent = np.random.default_rng(0).integers(-9, 10, y.shape).astype(x.dtype)
     within = {} if exact else {"rtol": 2e-6, "atol": 2e-6}
     compare = np.testing.assert_array_equal if exact else np.testing.assert_allclose
     compare(y, expected, **within)
@@ -64,6 +64,35 @@ def test_images(name: str, kind: str, kernel: int, stride: int) -> None:
             continue
         spread = np.repeat(x, 2, -1)[..., ::2]  # not one by one
         _check(name, spread, True, kernel_size=kernel, stride=stride, padding=padding)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        ("float32", "ties"),
+        ("float32", "nan"),
+        ("float32", "infinite"),
+        ("float64", "nan"),
+        ("float16", "nan"),
+        ("uint8", "ties"),
+    ],
+)
+def test_pixels(dtype: str, kind: str, kernel: int, stride: int) -> None:
+    """Channels last, with vectors of them that overlap."""
+    channels = {"float16": 40, "uint8": 70}.get(dtype, 24)
+    for plane, padding in [((11, 5), 1), ((4, 9), PADDINGS[2]), ((6, 6), 0)]:
+        x = np.moveaxis(_input((1, channels, *plane), kind), 1, -1)
+        x = np.ascontiguousarray(np.abs(x) if dtype == "uint8" else x).astype(dtype)
+        windows = {"kernel_size": kernel, "stride": stride, "padding": padding}
+        windows["channels_last"] = True
+        if dtype == "uint8":
+            expected = reference.max_pool2d(x, **windows)
+            np.testing.assert_array_equal(poolgrad.max_pool2d(x, **windows), expected)
+            continue
+        _check("max_pool2d", x, True, **windows)
+        if padding == 1:  # pixels that lie apart
+            _check("max_pool2d", np.repeat(x, 2, -2)[..., ::2, :], True, **windows)
 
 
 @pytest.mark.parametrize(("kernel", "stride"), SHAPES)

@@ -50,7 +50,8 @@ rng = np.random.default_rng({seed})
 for case in range({cases}):
     kept.clear()
     high = rng.integers(1, rng.choice([20, 60]))
-    shape = (rng.integers(1, 3), rng.integers(1, 5), high, rng.integers(1, 70))
+    few = rng.integers(1, rng.choice([5, 12]))  # channels, or rows
+    shape = (rng.integers(1, 3), few, high, rng.integers(1, 70))
     shape = tuple(map(int, shape))
     dtype = [np.float32, np.float64][rng.integers(2)]
     at_end, last = bool(rng.integers(2)), bool(rng.integers(2))

@@ -1,0 +1,178 @@
+// Selecting reductions, forward: whole tiles of outputs, and where they and their routes go.
+#pragma once
+
+#include "select.hpp"
+
+namespace poolgrad {
+namespace {
+
+inline constexpr int kPacked = 16;  // elements that are moved at a time
+
+// Rows that lie `pitch` apart, one behind the other; routes become bytes. Vectors reach beyond a
+// row where the next one follows; there is as much behind the last of them.
+template <class T, class R>
+POOLGRAD_LOOP void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
+  using V = Vec<T, kPacked>;
+  const R* end = to + rows * n;
+  for (i64 row = 0; row < rows; ++row, from += pitch, to += n) {
+    for (i64 i = 0; i < n; i += kPacked) {
+      if (to + i + kPacked <= end) store(to + i, convert<R>(load<V>(from + i)));
+      else std::transform(from + i, from + n, to + i, [](T v) { return static_cast<R>(v); });
+    }
+  }
+}
+
+template <class T, bool Keep, bool Lone>
+struct SelectKit {
+  Separable<Max<T, Keep, Lone>> machine;
+  Sink<T> y;
+  Found<T> row;
+  Sink<std::uint8_t> bytes;
+};
+
+// One plane's tile: values and, if kept, routes. `holes`: there are windows without an input.
+template <class T, bool Keep, bool Lone>
+void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit, Dense routes,
+                 i64 plane, bool negate, bool holes) {
+  const auto rows = [&](const Tile& part, i64 od, i64 oh) {
+    const i64 n = (part.hi[2] - part.lo[2]) * p.inner;
+    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + part.lo[2] * p.inner;
+    const auto made = kit.machine.rows(od, oh, part.hi[1], kit.row);
+    T* y = kit.y.room(first, made.count * n);
+    pack(made.row.v, made.pitch, y, made.count, n);
+    for (i64 i = 0; negate && i < made.count * n; ++i) y[i] = opposite(y[i]);
+    if constexpr (Keep) {
+      for (i64 q = 0; holes && q < made.count; ++q) {
+        route_empty(p, part, od, oh + q, made.row.r + q * made.pitch);
+      }
+      if (routes.dtype == Dtype::uint8) {
+        pack(made.row.r, made.pitch, kit.bytes.room(first, made.count * n), made.count, n);
+      } else {
+        for (i64 q = 0; q < made.count; ++q) {
+          store_routes(made.row.r + q * made.pitch, routes, first + q * n, n);
+        }
+      }
+    }
+    return made.count;
+  };
+  each_piece(kit.machine, tile, [&](const Tile& part) {
+    for (i64 od = part.lo[0]; od < part.hi[0]; ++od) {
+      for (i64 oh = part.lo[1]; oh < part.hi[1];) oh += rows(part, od, oh);
+    }
+  });
+}
+
+// The same, all places of a window at once.
+template <class Op>
+struct DirectKit {
+  using T = typename Op::In;
+
+  DirectKit(const Plan& p, const View& x, const Tile& tile, Dense to, Dense kept, bool negate,
+            Arena& arena)
+      : windows(p, x, tile, negate, arena),
+        bands(p, x, tile, negate, arena),
+        pixels(p, x, negate),
+        keep(kept.data),
+        narrow(!bands.rows() && windows.narrow()),
+        y(to, p.outer * p.out_plane(), most(p, tile), arena),
+        routes(kept, p.outer * p.out_plane(), most(p, tile), arena),
+        staged{} {
+    const i64 n = narrow ? windows.swept() + kPacked : pixels.most() * pixels.columns() * p.inner;
+    staged.y = arena.take<T>(n);
+    if (keep) staged.routes = arena.take<std::uint8_t>(n);
+  }
+
+  // Outputs that are made at a time.
+  i64 most(const Plan& p, const Tile& tile) const {
+    return (narrow ? p.axis[1].out : larger(1, bands.rows())) * length(p, tile);
+  }
+
+  static i64 length(const Plan& p, const Tile& tile) { return (tile.hi[2] - tile.lo[2]) * p.inner; }
+
+  void start(const char* plane) {
+    windows.start(plane);
+    bands.start(plane);
+    pixels.start(plane);
+  }
+
+  Direct<Op> windows;
+  Bands<Op> bands;
+  Pixels<Op> pixels;
+  const bool keep, narrow;
+  Sink<T> y;
+  Sink<std::uint8_t> routes;
+  typename Op::Target staged;  // a narrow plane's outputs, or those of some pixels
+};
+
+// Rows from (od, oh) on, so many columns at once as stay in the first cache.
+template <class Op>
+void pixel_rows(const Plan& p, const Tile& tile, DirectKit<Op>& kit, i64 plane, i64 od, i64 oh,
+                i64 rows) {
+  const Axis& width = p.axis[2];
+  for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
+    hi = smaller(tile.hi[2], lo + kit.pixels.columns());
+    const i64 n = (hi - lo) * p.inner;
+    const i64 full_lo = larger(lo, smaller(hi, width.full_lo));
+    const i64 full_hi = larger(full_lo, smaller(hi, width.full_hi));
+    if (full_lo < full_hi) {
+      const auto first = kit.staged.at((full_lo - lo) * p.inner);
+      kit.pixels.make(oh, rows, full_lo, full_hi, first, n);
+    }
+    for (i64 q = 0; q < rows; ++q) {
+      const auto row = kit.staged.at(q * n);
+      if (lo < full_lo) kit.windows.part(od, oh + q, lo, full_lo, row);
+      if (full_hi < hi) {
+        kit.windows.part(od, oh + q, full_hi, hi, row.at((full_hi - lo) * p.inner));
+      }
+      const i64 first = plane + (od * p.axis[1].out + oh + q) * p.out_row() + lo * p.inner;
+      kit.y.put(first, row.y, n);
+      if (row.routes) kit.routes.put(first, row.routes, n);
+    }
+  }
+}
+
+// `lone`: ties are routed nowhere, by the median; the maximum has a machine of its own for it.
+template <class Op>
+void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char* inputs, i64 plane,
+                 bool negate, bool lone) {
+  const i64 length = kit.length(p, tile), most = larger(1, kit.bands.rows());
+  const auto place = [&](i64 first, i64 n, auto&& make) {
+    auto* y = kit.y.room(first, n);
+    std::uint8_t* routes = kit.keep ? kit.routes.room(first, n) : nullptr;
+    make(Op::target(y, routes, lone));
+    for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
+  };
+  if (kit.narrow && kit.windows.sweep_plane(inputs, kit.staged)) {
+    const i64 rows = p.axis[1].out, pitch = kit.windows.pitch();
+    return place(plane, rows * length, [&](typename Op::Target to) {
+      pack(kit.staged.y, pitch, to.y, rows, length);
+      if (kit.keep) pack(kit.staged.routes, pitch, to.routes, rows, length);
+    });
+  }
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1], rows; oh < tile.hi[1]; oh += rows) {
+      rows = kit.pixels.rows(oh, tile.hi[1]);
+      if (rows > 0) {
+        pixel_rows(p, tile, kit, plane, od, oh, rows);
+        continue;
+      }
+      rows = smaller(most, tile.hi[1] - oh);
+      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      if (!kit.bands.rows()) {
+        kit.windows.row(od, oh, [&](i64 at, i64 n, auto&& make) { place(first + at, n, make); });
+        continue;
+      }
+      place(first, rows * length, [&](typename Op::Target to) {
+        kit.bands.make(od, oh, rows, to);
+        for (i64 q = 0; kit.keep && q < rows; ++q) {
+          const auto row = to.at(q * length);
+          if (!kit.bands.is_suspect(oh + q, row)) continue;
+          kit.windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(row.at(at)); });
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poolgrad
