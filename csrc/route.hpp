@@ -35,8 +35,8 @@ class Scatter {
       const i64 count = smaller(kTogether, last - plane);
       for (i64 j = 0; j < count; ++j) planes_[j].start(gy, routing, gx, plane + j);
       rows_reaching(p_, piece_, [&](i64 od, i64 oh) {
-        if (count == kTogether) row(gy, routing, od, oh, Const<kTogether>{});
-        else row(gy, routing, od, oh, count);
+        if (count == kTogether) return row(gy, routing, od, oh, planes_, Const<kTogether>{});
+        for (i64 j = 0; j < count; ++j) row(gy, routing, od, oh, planes_ + j, Const<1>{});
       });
       for (i64 j = 0; j < count; ++j) planes_[j].sums.finish(gx, (plane + j) * p_.in_plane());
     }
@@ -79,12 +79,13 @@ class Scatter {
   }
 
   template <class Count>
-  POOLGRAD_LOOP void row(const View& gy, const View& routing, i64 od, i64 oh, Count count) {
+  POOLGRAD_LOOP void row(const View& gy, const View& routing, i64 od, i64 oh, Plane* planes,
+                         Count count) {
     const T* g[kTogether];
     T* sums[kTogether];
     const i64* at[kTogether];
     for (i64 j = 0; j < count; ++j) {
-      Plane& own = planes_[j];
+      Plane& own = planes[j];
       own.sums.reach(od, oh);
       g[j] = row_of(gy, own.gradients, p_.inner, od, oh, outs_.lo, outs_.hi, own.gradient_row);
       const R* r = row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
