@@ -73,8 +73,6 @@ struct NoSheet {
   template <class... Ignored>
   explicit NoSheet(const Ignored&...) {}
   static bool used() { return false; }
-  static i64 pieces() { return 1; }
-  static Tile piece(i64) { return {}; }
   static void start(const char*) {}
 };
 
