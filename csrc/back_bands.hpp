@@ -30,7 +30,7 @@ class BackBands {
         most_(
             larger(p.axis[2].stride,
                    smaller(kMostRows, kBandBytes / (p.axis[2].in * static_cast<i64>(sizeof(T)))))),
-        gx_(gx, p.outer * p.in_plane(), most_ * p.axis[2].in, arena) {
+        gx_(gx, most_ * p.axis[2].in, arena) {
     const Axis& a = p.axis[2];
     lo_ = ceil_div(a.lo - a.kernel + 1, a.stride);
     const i64 end = floor_div(a.in - 1 + a.lo, a.stride) + 1;
@@ -61,7 +61,7 @@ class BackBands {
       for (i64 h = piece_.lo[1], count; h < piece_.hi[1]; h += count) {
         count = smaller(most_, piece_.hi[1] - h);
         const i64 at = plane * p_.in_plane() + (d * p_.axis[1].in + h) * n;
-        band(d, h, count, gx_.room(at, count * n));
+        band(d, h, count, gx_.room(at, count * n, false));
       }
     }
   }
@@ -228,6 +228,7 @@ class BackBands {
       POOLGRAD_UNROLL
       for (i64 j = 0; j < S; ++j) {
         T* to = rows_[q * S + j] + column;
+        for (i64 c = 0; fresh && c < S; ++c) ask_to_write(to + lines * S * p_.axis[2].in + c * W);
         if constexpr (S == 1) store(to, sums[j][0]);
         else store_pairs(to, sums[j][0], sums[j][1]);
       }

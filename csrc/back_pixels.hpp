@@ -26,7 +26,7 @@ class BackPixels {
         piece_(piece),
         columns_(larger(1, kPixelBand / (p.inner * p.axis[2].stride))),
         length_(columns_ * p.axis[2].stride * p.inner),
-        gx_(gx, p.outer * p.in_plane(), length_, arena),
+        gx_(gx, length_, arena),
         staged_(arena.take<T>(kSquares * p.axis[1].stride * length_)),
         nothing_(arena.take<T>(p.inner)),
         nowhere_(arena.take<std::uint8_t>(p.inner)) {}

@@ -225,7 +225,10 @@ class Bands {
           [&] {
             for (i64 b = 0; b < kAhead; b += 64, next += 64) __builtin_prefetch(next);
           },
-          [&](i64 q, const auto& cell) { O::store(to.line(q, n), at, cell); });
+          [&](i64 q, const auto& cell) {
+            O::store(to.line(q, n), at, cell);
+            ask_to_write(to.line(q + rows, n).y + at);
+          });
     }
     return !std::is_same_v<O, Op> && has_nan(seen);
   }

@@ -32,7 +32,7 @@ void average_far(const Work& work, const View& x, Dense y, Divisor divisor, Make
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
     const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
     return MeanKit<A, Windows>{make(tile, arena),
-                               {y, p.outer * p.out_plane(), Windows::most_rows(p) * n, arena},
+                               {y, Windows::most_rows(p) * n, arena},
                                arena.take<A>(n),
                                columns};
   });
@@ -46,7 +46,7 @@ void average_near(const Work& work, const View& x, Dense y, Divisor divisor) {
     const i64 rows = larger(1, bands.rows()), n = (tile.hi[2] - tile.lo[2]) * p.inner;
     return SmallMeanKit<A>{Direct<Mean<A>>(p, x, tile, false, arena),
                            bands,
-                           {y, p.outer * p.out_plane(), rows * n, arena},
+                           {y, rows * n, arena},
                            arena.take<A>(rows),
                            columns};
   });
@@ -196,7 +196,6 @@ void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Den
   const Plan& p = *work.plan;
   using Kit = CurvedKit<A, Kind, Windows>;
   const int whole = whole_power<A>(blend, theta);
-  const i64 all = p.outer * p.out_plane();
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
@@ -211,11 +210,11 @@ void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Den
                    {blend, op.set, counts, A(0), {}},
                    own,
                    counts,
-                   {y, all, n, arena},
-                   {{dense(kept[0]), all, n, arena},
-                    {dense(kept[1]), all, n, arena},
-                    {dense(kept[2]), all, n, arena}},
-                   {dense(sensitivity), all, n, arena}};
+                   {y, n, arena},
+                   {{dense(kept[0]), n, arena},
+                    {dense(kept[1]), n, arena},
+                    {dense(kept[2]), n, arena}},
+                   {dense(sensitivity), n, arena}};
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);

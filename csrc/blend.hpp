@@ -157,13 +157,15 @@ struct MeanKit {
   template <class RowsOf>
   i64 make(i64 od, i64 oh, i64 most, i64 first, i64 n, RowsOf&& rows_of) {
     const auto made = windows.rows(od, oh, oh + most, {row});
-    A* to = y.room(first, made.count * n);
+    A* to = y.room(first, made.count * n, false);
     for (i64 q = 0; q < made.count; ++q) {
       const A rows = rows_of(oh + q);
       const typename Mean<A>::Target line{to + q * n, columns, &rows};
       const A* sums = made.row.v + q * made.pitch;
-      sweep_lanes<A>(n,
-                     [&](auto w, i64 i) { Mean<A>::divide(line, i, load<Vec<A, w()>>(sums + i)); });
+      sweep_lanes<A>(n, [&](auto w, i64 i) {
+        ask_to_write(line.y + i + kWriteAhead<A>);
+        Mean<A>::divide(line, i, load<Vec<A, w()>>(sums + i));
+      });
     }
     return made.count;
   }
@@ -187,7 +189,7 @@ struct SmallMeanKit {
     const i64 count = bands.rows() > 0 ? smaller(most, bands.rows()) : 1;
     for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
     const auto target = [&](i64 at, i64 n) {
-      return typename Mean<A>::Target{y.room(first + at, n), columns + at, rows};
+      return typename Mean<A>::Target{y.room(first + at, n, !bands.rows()), columns + at, rows};
     };
     if (bands.rows() > 0) {
       bands.make(od, oh, count, target(0, count * bands.length()));

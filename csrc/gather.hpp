@@ -57,7 +57,7 @@ class Gather {
         heights_(p.axis[1], piece.lo[1], piece.hi[1], most_windows(p.axis[1]), arena),
         apart_(!Routed && is_apart(p.axis[2])),
         made_(apart_ ? arena.take<T>(columns() * p.inner) : nullptr),
-        gx_(gx, p.outer * p.in_plane(), columns() * p.inner, arena) {
+        gx_(gx, columns() * p.inner, arena) {
     const Axis& a = p.axis[2];
     const i64 reach = (a.kernel - 1) * a.dilation;
     first_ = (piece.lo[2] + a.lo) / a.stride - reach / a.stride;

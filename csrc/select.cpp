@@ -35,13 +35,13 @@ void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate
   over_outputs(
       work,
       [&](const Tile& tile, Arena& a) {
-        const i64 all = p.outer * p.out_plane(), n = (tile.hi[2] - tile.lo[2]) * p.inner;
+        const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
         const Dense bytes = {routes.dtype == Dtype::uint8 ? routes.data : nullptr, Dtype::uint8};
         const i64 most = Separable<Max<A, Keep, Lone>>::most_rows(p) * n;
         return Kit{{p, x, tile, {negate}, {}, a},
-                   {y, all, most, a},
+                   {y, most, a},
                    Max<A, Keep, Lone>::take(a, n),
-                   {bytes, all, most, a}};
+                   {bytes, most, a}};
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         kit.machine.start(plane_of(x, plane));

@@ -226,36 +226,6 @@ POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __rest
   for (; i < n; ++i) even[i] = from[2 * i], odd[i] = from[2 * i + 1];
 }
 
-// A copy that does not go through the caches: for results that are larger than they are, so that
-// no line is fetched only to be overwritten.
-[[maybe_unused]] inline void stream(char* to, const char* from, i64 bytes) {
-#if defined(__SSE2__)
-  const i64 head = smaller(bytes, static_cast<i64>(-reinterpret_cast<std::uintptr_t>(to) % 64));
-  if (head > 0) std::memcpy(to, from, static_cast<std::size_t>(head));
-  i64 i = head;
-  for (; i + 64 <= bytes; i += 64) {
-#if defined(__AVX512F__)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
-#else
-    for (i64 j = i; j < i + 64; j += 16) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j),
-                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
-    }
-#endif
-  }
-  if (i < bytes) std::memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
-#else
-  std::memcpy(to, from, static_cast<std::size_t>(bytes));
-#endif
-}
-
-// Before another thread may read what was streamed.
-[[maybe_unused]] inline void end_streaming() {
-#if defined(__SSE2__)
-  _mm_sfence();
-#endif
-}
-
 // Asks for what will be read after the `bytes` from `from` on, in time: the processor's own guesses
 // end with a page. Nothing is read, so it may lie beyond the array. (A call that only asks would
 // be taken for one without effect, and left out.)
@@ -264,6 +234,17 @@ POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __rest
   if (bytes > kMost) return;
   const char* next = static_cast<const char*>(from) + kAhead;
   for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
+}
+
+// Asks for memory that will be written: a store, too, waits for its line. It may lie beyond the
+// array.
+template <class T>
+inline constexpr i64 kWriteAhead = 2048 / static_cast<i64>(sizeof(T));
+template <class T>
+[[gnu::always_inline]] inline void ask_to_write(const T* at, i64 n = 1) {
+  constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T)), kMost = 128 * kLine;
+  if (n > kMost) return;  // guessed well
+  for (i64 i = 0; i < n; i += kLine) __builtin_prefetch(at + i, 1);
 }
 
 // How a sweep finds input t of output i: the inputs of the next output lie ...

@@ -16,7 +16,7 @@ class Spread {
         by_window_(p.inner > 1 || p.axis[2].kernel > 8 || !has_phases(p.axis[2])),
         phases_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_, arena),
         n_((phases_.outputs().hi - phases_.outputs().lo) * p.inner),
-        gx_(gx, p.outer * p.in_plane(), (piece.hi[2] - piece.lo[2]) * p.inner, arena) {
+        gx_(gx, (piece.hi[2] - piece.lo[2]) * p.inner, arena) {
     gradients_ = arena.take<A>(n_);
     sums_ = arena.take<A>(n_);
     width_divisors_ = arena.take<A>(n_);

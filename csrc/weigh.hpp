@@ -110,7 +110,7 @@ class Weigh {
         by_window_(p.inner > 1 || p.axis[2].kernel > 16 || !has_phases(p.axis[2])),
         phases_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_, arena),
         inputs_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_ && !kMixed, arena),
-        gx_(gx, p.outer * p.in_plane(), columns(), arena) {
+        gx_(gx, columns(), arena) {
     const i64 n = (phases_.outputs().hi - phases_.outputs().lo) * p.inner;
     gradients_ = arena.take<A>(n);
     for (A*& row : kept_) row = arena.take<A>(n);

@@ -16,6 +16,7 @@ POOLGRAD_LOOP void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
   const R* end = to + rows * n;
   for (i64 row = 0; row < rows; ++row, from += pitch, to += n) {
     for (i64 i = 0; i < n; i += kPacked) {
+      if constexpr (sizeof(R) * kPacked >= 64) ask_to_write(to + i + kWriteAhead<R>);
       if (to + i + kPacked <= end) store(to + i, convert<R>(load<V>(from + i)));
       else std::transform(from + i, from + n, to + i, [](T v) { return static_cast<R>(v); });
     }
@@ -38,7 +39,7 @@ void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit,
     const i64 n = (part.hi[2] - part.lo[2]) * p.inner;
     const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + part.lo[2] * p.inner;
     const auto made = kit.machine.rows(od, oh, part.hi[1], kit.row);
-    T* y = kit.y.room(first, made.count * n);
+    T* y = kit.y.room(first, made.count * n, false);
     pack(made.row.v, made.pitch, y, made.count, n);
     for (i64 i = 0; negate && i < made.count * n; ++i) y[i] = opposite(y[i]);
     if constexpr (Keep) {
@@ -74,8 +75,8 @@ struct DirectKit {
         pixels(p, x, negate),
         keep(kept.data),
         narrow(!bands.rows() && windows.narrow()),
-        y(to, p.outer * p.out_plane(), most(p, tile), arena),
-        routes(kept, p.outer * p.out_plane(), most(p, tile), arena),
+        y(to, most(p, tile), arena),
+        routes(kept, most(p, tile), arena),
         staged{} {
     const i64 n = narrow ? windows.swept() + kPacked : pixels.most() * pixels.columns() * p.inner;
     staged.y = arena.take<T>(n);
@@ -137,7 +138,7 @@ void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char
                  bool negate, bool lone) {
   const i64 length = kit.length(p, tile), most = larger(1, kit.bands.rows());
   const auto place = [&](i64 first, i64 n, auto&& make) {
-    auto* y = kit.y.room(first, n);
+    auto* y = kit.y.room(first, n, !kit.bands.rows());
     std::uint8_t* routes = kit.keep ? kit.routes.room(first, n) : nullptr;
     make(Op::target(y, routes, lone));
     for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
