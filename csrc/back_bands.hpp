@@ -13,7 +13,7 @@ template <class T>
 bool is_banded_back(const Plan& p) {
   const auto nothing = [](auto...) {};
   const Axis& width = p.axis[2];
-  return is_square(p) && p.axis[1].in > 1 && by_shape(width, nothing) &&
+  return is_square(p) && width.dilation == 1 && p.axis[1].in > 1 && by_shape(width, nothing) &&
          by_width<T>(width.in / width.stride, nothing);
 }
 

@@ -10,9 +10,15 @@ namespace {
 inline constexpr i64 kMostBanded = 8;            // rows of outputs at once,
 inline constexpr i64 kBandBytes = i64{1} << 14;  // of so many bytes of inputs
 
-// Calls f with kernel and stride, if they are among those that there is code for.
-template <class F>
+// Calls f with kernel and stride, if they are among those that there is code for, up to a stride.
+template <i64 MostStride = 2, class F>
 bool by_shape(const Axis& a, F&& f) {
+  if constexpr (MostStride > 2) {
+    if (a.kernel == 3 && a.stride == 3) {
+      f(Const<3>{}, Const<3>{});
+      return true;
+    }
+  }
   if (a.kernel == 2 && a.stride == 2) f(Const<2>{}, Const<2>{});
   else if (a.kernel == 3 && a.stride == 2) f(Const<3>{}, Const<2>{});
   else if (a.kernel == 3 && a.stride == 1) f(Const<3>{}, Const<1>{});
@@ -31,27 +37,45 @@ bool by_width(i64 n, F&& f) {
   return true;
 }
 
-// Whether windows are squares without gaps.
+// Place t of a line of windows that lie S apart: its places are `step` apart, if S is 1, else one.
+template <i64 S, class V, class T>
+POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
+  if constexpr (S == 1) return load<V>(from + t * step);
+  else if constexpr (S == 2) return load_second<V>(from + t, t > 0);
+  else return load_third<V>(from, t);
+}
+
+// Whether windows are squares.
 [[maybe_unused]] inline bool is_square(const Plan& p) {
   const Axis &height = p.axis[1], &width = p.axis[2];
   return p.inner == 1 && has_few_places(p) && height.kernel == width.kernel &&
-         height.stride == width.stride && height.dilation == 1 && width.dilation == 1;
+         height.stride == width.stride && height.dilation == width.dilation;
 }
 
 // Whether what is known of parts of a window can be merged.
 template <class Op>
 concept Merges = requires { typename Op::Hasty; };
 
+// One depth of the windows of a band: its first place, and, if other windows hold it too, room for
+// what is known of it alone, a cell for each row of outputs; `known`: they are there.
+template <class Cell>
+struct Slice {
+  u32 place;
+  Cell* cells;
+  bool known;
+};
+
 // Windows below each other, side by side in vectors: each line of inputs is reduced once for all
-// windows that hold it. start(depth) says which place comes first there, line(value) gives the next
-// line's places, ahead() may ask for more, store(row, cell) is given what is made. What was read is
-// summed up in `seen`.
+// windows that hold it. start(depth) gives a Slice, line(value) the next line's places, ahead() may
+// ask for more, store(row, cell) is given what is made. What was read is summed up in `seen`.
 template <class O, i64 K, i64 S, class V, class Start, class Line, class Ahead, class Store>
 POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Line&& line,
                                Ahead&& ahead, Store&& store) {
   typename O::template Cell<V> made[kMostBanded], lines[K];
   for (i64 k = 0; k < depths; ++k) {
-    const u32 place = start(k);
+    const auto slice = start(k);
+    const bool alone = slice.known || (slice.cells && k > 0), further = k > 0 && !alone;
+    const u32 place = alone ? 0 : slice.place;
     const auto reduce = [&]() __attribute__((always_inline)) {
       V value[K];
       line(value);
@@ -59,24 +83,53 @@ POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Lin
       POOLGRAD_UNROLL
       for (i64 t = 1; t < K; ++t) O::take(cell, value[t], place + static_cast<u32>(t));
       V sum = value[0] + value[K - 1];
-      if constexpr (S == 2 && K == 3) sum += value[1];
+      if constexpr (S > 1 && K == 3) sum += value[1];
       seen += sum;
       return cell;
     };
+    const auto finish = [&](i64 q, auto cell) __attribute__((always_inline)) {
+      if (alone && k > 0) {
+        auto all = made[q];
+        O::merge(all, cell, slice.place);
+        cell = all;
+      }
+      if (k + 1 < depths) made[q] = cell;
+      else store(q, cell);
+    };
+    if (slice.known) {
+      for (i64 q = 0; q < rows; ++q) finish(q, slice.cells[q]);
+      continue;
+    }
     POOLGRAD_UNROLL
     for (i64 t = 0; t < K - S; ++t) lines[t] = reduce();
     for (i64 q = 0; q < rows; ++q) {
       ahead();
       POOLGRAD_UNROLL
       for (i64 t = K - S; t < K; ++t) lines[t] = reduce();
-      auto cell = k > 0 ? made[q] : lines[0];
-      if (k > 0) O::merge(cell, lines[0], 0);
+      auto cell = further ? made[q] : lines[0];
+      if (further) O::merge(cell, lines[0], 0);
       POOLGRAD_UNROLL
       for (i64 t = 1; t < K; ++t) O::merge(cell, lines[t], static_cast<u32>(t * K));
-      if (k + 1 < depths) made[q] = cell;
-      else store(q, cell);
+      if (alone) slice.cells[q] = cell;
+      finish(q, cell);
       POOLGRAD_UNROLL
       for (i64 t = 0; t < K - S; ++t) lines[t] = lines[t + S];
+    }
+  }
+}
+
+// Calls some(depth, row), which says how many rows it makes, until those of the tile are made; of
+// all depths before the next rows if it is `deep`.
+template <class F>
+void over_rows(const Tile& tile, bool deep, F&& some) {
+  const i64 end = tile.hi[1];
+  if (deep) {
+    for (i64 oh = tile.lo[1], rows = 0; oh < end; oh += rows) {
+      for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) rows = some(od, oh);
+    }
+  } else {
+    for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+      for (i64 oh = tile.lo[1]; oh < end;) oh += some(od, oh);
     }
   }
 }
@@ -100,17 +153,26 @@ class Bands {
       : p_(plan), x_(x), negate_(negate), used_(Merges<Op> && is_banded(plan, tile)) {
     if (!used_) return;
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
-    const bool fits = width.full_lo == 0 && width.full_hi == width.out;
-    readable_ = !negate && fits && x.dtype == DtypeOf<T>::value && x.width == 1;
-    const i64 reach = (width.out - 1) * width.stride + width.kernel;
+    const i64 reach = (width.out - 1) * width.stride + span(width);
+    before_ = larger(0, width.lo), after_ = larger(0, reach - width.lo - width.in);
+    const bool near = before_ <= span(width) && after_ <= span(width);
+    readable_ = !negate && near && x.dtype == DtypeOf<T>::value && x.width == 1 &&
+                (before_ + after_ == 0 || x.height >= width.in);
     lo_ = larger(0, -width.lo), hi_ = larger(lo_, smaller(width.in, reach - width.lo));
     pitch_ = ceil_div(reach, kLine) * kLine;
     depths_ = smaller(depth.kernel, depth.in);
     rows_ = kBandBytes / (depths_ * height.stride * pitch_ * static_cast<i64>(sizeof(T)));
     rows_ = larger(1, smaller(kMostBanded, rows_));
-    lines_ = (rows_ - 1) * height.stride + height.kernel;
+    lines_ = (rows_ - 1) * height.stride + span(height);
     copies_ = arena.take<T>(depths_ * lines_ * pitch_);
     from_ = arena.take<From>(depths_);
+    at_ = arena.take<const T*>(depths_ * lines_);
+    if constexpr (Merges<Op>) {
+      const i64 cells = ceil_div(width.out, kLanes) * kMostBanded;
+      own_cells_ = cells * static_cast<i64>(sizeof(typename Op::template Cell<Vec<T, kLanes>>));
+    }
+    deep_ = depth.kernel > depth.stride && depth.dilation == 1 && height.dilation == 1;
+    cells_ = arena.take<char>(deep_ ? kSlots * own_cells_ : 0);
   }
 
   // How many rows are made at once; 0: none can be.
@@ -118,35 +180,47 @@ class Bands {
 
   i64 length() const { return p_.axis[2].out; }
 
+  // Whether bands are best made one behind the other, as they share inputs.
+  bool deep() const { return used_ && deep_; }
+
   void start(const char* plane) {
     if (used_ && !plane_) std::fill(copies_, copies_ + depths_ * lines_ * pitch_, Op::kFill);
     plane_ = plane;
+    forget();
   }
 
   // Rows oh ... oh + rows of the outputs, one behind the other.
   void make(i64 od, i64 oh, i64 rows, Target to) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const Span s = span_of(depth, od);
-    const i64 n = width.out, lines = (rows - 1) * height.stride + height.kernel;
+    const i64 n = width.out, lines = (rows - 1) * height.stride + span(height);
     if (s.taps == 0) return Op::clear(to, rows * n);
     const i64 first = oh * height.stride - height.lo;
-    const bool here = readable_ && first >= 0 && first + lines <= height.in;
+    if (first != first_) forget();
+    first_ = first;
     for (i64 k = 0; k < s.taps; ++k) {
       const i64 d = s.begin + k * depth.dilation;
-      const char* row = plane_ + (d * x_.depth + first * x_.height) * size_of(x_.dtype);
-      const T* from =
-          here ? reinterpret_cast<const T*>(row) - width.lo : copied(k, d, first, lines);
       const u32 place = static_cast<u32>((s.place + k) * height.kernel * width.kernel);
-      from_[k] = {from, row + rows * height.stride * x_.height * size_of(x_.dtype), place};
+      const char* next = deep_ ? line_of(d + depth.stride, first)
+                               : line_of(d, first + rows * height.stride);
+      const i64 slot = d % kSlots;
+      const bool known = deep_ && held_[slot] == d, kept = deep_ && s.place + k >= depth.stride;
+      if (!known) find_lines(k, d, first, lines);
+      from_[k] = {at_ + k * lines_, next, place,
+                  known || (k > 0 && kept) ? cells_ + slot * own_cells_ : nullptr, known};
+      if (k > 0 && kept) held_[slot] = d;
     }
-    const i64 pitch = here ? x_.height : pitch_;
-    by_shape(height, [&](auto kernel, auto stride) {
+    by_shape<kMostStride>(height, [&](auto kernel, auto stride) {
       by_width<T>(n, [&](auto w) {
         if constexpr (Merges<Op>) {
           using Hasty = typename Op::Hasty;
-          if (walk<Hasty, kernel(), stride(), w()>(to, n, rows, s.taps, pitch)) {
-            walk<Op, kernel(), stride(), w()>(to, n, rows, s.taps, pitch);
+          if (!walk<Hasty, kernel(), stride(), w()>(to, n, rows, s.taps)) return;
+          for (i64 k = 0; k < s.taps; ++k) {
+            if (from_[k].known) find_lines(k, s.begin + k, first, lines);
+            from_[k].known = false;
           }
+          walk<Op, kernel(), stride(), w()>(to, n, rows, s.taps);
+          forget();
         }
       });
     });
@@ -165,70 +239,119 @@ class Bands {
   }
 
  private:
+  static constexpr i64 kMostStride = sizeof(T) < 4 ? 2 : 3;  // bytes are not shuffled so freely
+  static constexpr i64 kMostApart = 4;  // places of a window that has gaps
+
+  // From the first place of a window to the last.
+  static i64 span(const Axis& a) { return (a.kernel - 1) * a.dilation + 1; }
+
   static bool is_banded(const Plan& p, const Tile& tile) {
     const Axis& width = p.axis[2];
     const bool whole = tile.lo[2] == 0 && tile.hi[2] == width.out;
     const auto nothing = [](auto...) {};
-    return is_square(p) && whole && by_shape(width, nothing) && by_width<T>(width.out, nothing);
+    const bool close = width.dilation == 1 || (width.stride == 1 && width.dilation <= kMostApart);
+    return is_square(p) && close && whole && by_shape<kMostStride>(width, nothing) &&
+           by_width<T>(width.out, nothing);
   }
 
   static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
+  static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
+  static constexpr i64 kSlots = 4;  // neighbouring depths of which more than one is needed later
 
-  // The first line of inputs of a band, at one depth; what will be read next; the first place.
+  // The lines of inputs of a band, at one depth; what will be read next; its slice.
   struct From {
-    const T* at;
+    const T* const* at;
     const char* next;
     u32 place;
+    char* cells;
+    bool known;
   };
 
-  // Lines of inputs from `first` on, with what changes nothing around them.
-  POOLGRAD_LOOP const T* copied(i64 k, i64 d, i64 first, i64 lines) {
-    T* band = copies_ + k * lines_ * pitch_;
-    const i64 n = hi_ - lo_;
+  void forget() { std::fill(held_, held_ + kSlots, -1); }
+
+  const char* line_of(i64 d, i64 h) const {
+    return plane_ + (d * x_.depth + h * x_.height) * size_of(x_.dtype);
+  }
+
+  // Where lines of inputs from `first` on begin, with what a first window has of padding. They are
+  // read where they lie, if what lies around them may be read, too; else copied to where there is
+  // what changes nothing around them.
+  POOLGRAD_LOOP void find_lines(i64 k, i64 d, i64 first, i64 lines) {
+    const i64 in = p_.axis[1].in, lo = p_.axis[2].lo;
+    const bool bare = before_ + after_ == 0;
     for (i64 i = 0; i < lines; ++i) {
-      T* to = band + i * pitch_ + lo_ + p_.axis[2].lo;
-      const i64 h = first + i;
-      if (h < 0 || h >= p_.axis[1].in) {
-        std::fill(to, to + n, Op::kFill);
-      } else {
-        copy_row(x_, plane_, d, h, lo_, hi_, negate_, to);
+      const i64 h = first + i, line = k * lines_ + i;
+      if (readable_ && (bare ? h >= 0 && h < in : h > 0 && h + 1 < in)) {
+        at_[line] = reinterpret_cast<const T*>(line_of(d, h)) - lo;
+        continue;
       }
+      T* copy = copies_ + line * pitch_;
+      at_[line] = copy;
+      if (h < 0 || h >= in) std::fill(copy + lo_ + lo, copy + hi_ + lo, Op::kFill);
+      else copy_row(x_, plane_, d, h, lo_, hi_, negate_, copy + lo_ + lo);
     }
-    return band;
+  }
+
+  // Which of W outputs from `at` on have an input at place t of a line.
+  template <i64 S, class V>
+  auto inside(i64 at, i64 t) const {
+    using Mask = decltype(V{} < V{});
+    using I = std::remove_cvref_t<decltype(Mask{}[0])>;
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+    const i64 column = at * S + t * p_.axis[2].dilation - p_.axis[2].lo;
+    const auto lanes_below = [&](i64 end) {  // those whose column lies before `end`
+      return static_cast<I>(larger(0, smaller(W, ceil_div(end - column, S))));
+    };
+    Mask lane{};
+    for (int j = 0; j < W; ++j) lane[j] = static_cast<I>(j);
+    return (lane >= lanes_below(0)) & (lane < lanes_below(p_.axis[2].in));
   }
 
   // Makes `rows` rows of n outputs, W of a row at a time. True: there may be NaNs that O does not
-  // know; the outputs mean nothing then.
+  // know; the outputs mean nothing then. Windows with gaps share lines with every `step`-th row.
   template <class O, i64 K, i64 S, i64 W>
-  POOLGRAD_LOOP bool walk(Target to, i64 n, i64 rows, i64 depths, i64 pitch) const {
+  POOLGRAD_LOOP bool walk(Target to, i64 n, i64 rows, i64 depths) const {
     using V = Vec<T, static_cast<int>(W)>;
-    using Distance = std::conditional_t<S == 1, Next, Second>;
+    using Cell = typename O::template Cell<V>;
     constexpr i64 kAhead =
         S * S * W * static_cast<i64>(sizeof(T));  // a piece's share of new inputs
+    const i64 step = S == 1 ? p_.axis[1].dilation : 1;
     V seen{};
     for (i64 i = 0; i < n; i += W) {
       const i64 at = smaller(i, n - W);
-      const T* from = nullptr;
-      const char* next = nullptr;
-      walk_down<O, K, S, V>(
-          rows, depths, seen,
-          [&](i64 k) {
-            from = from_[k].at + at * S;
-            next = from_[k].next + i / W * rows * kAhead;
-            return from_[k].place;
-          },
-          [&](V* value) {
-            POOLGRAD_UNROLL
-            for (i64 t = 0; t < K; ++t) value[t] = Distance{1}.template get<V>(from, 0, t);
-            from += pitch;
-          },
-          [&] {
-            for (i64 b = 0; b < kAhead; b += 64, next += 64) __builtin_prefetch(next);
-          },
-          [&](i64 q, const auto& cell) {
-            O::store(to.line(q, n), at, cell);
-            ask_to_write(to.line(q + rows, n).y + at);
-          });
+      const bool edge = readable_ && (at * S < before_ || n - W < at + after_);
+      decltype(V{} < V{}) known[K]{};
+      for (i64 t = 0; edge && t < K; ++t) known[t] = inside<S, V>(at, t);
+      for (i64 from = 0; from < smaller(step, rows); ++from) {
+        const T* const* line = nullptr;
+        const char* next = nullptr;
+        walk_down<O, K, S, V>(
+            (rows - from + step - 1) / step, depths, seen,
+            [&](i64 k) {
+              const From& own = from_[k];
+              line = own.at + from;
+              next = own.next + (i / W * rows + from * rows / step) * kAhead;
+              Cell* cells = reinterpret_cast<Cell*>(own.cells);
+              return Slice<Cell>{own.place, cells ? cells + i / W * kMostBanded : nullptr,
+                                 own.known};
+            },
+            [&](V* value) {
+              POOLGRAD_UNROLL
+              for (i64 t = 0; t < K; ++t) value[t] = load_every<S, V>(*line + at * S, t, step);
+              line += step;
+              if (!edge) return;
+              POOLGRAD_UNROLL
+              for (i64 t = 0; t < K; ++t) value[t] = known[t] ? value[t] : V{} + Op::kFill;
+            },
+            [&] {
+              for (i64 b = 0; b < kAhead; b += 64, next += 64) __builtin_prefetch(next);
+            },
+            [&](i64 q, const auto& cell) {
+              const i64 row = from + q * step;
+              O::store(to.line(row, n), at, cell);
+              ask_to_write(to.line(row + rows, n).y + at);
+            });
+      }
     }
     return !std::is_same_v<O, Op> && has_nan(seen);
   }
@@ -236,10 +359,16 @@ class Bands {
   const Plan& p_;
   const View& x_;
   const bool negate_, used_;
-  bool readable_ = false;  // rows may be read where they lie
+  bool readable_ = false;  // lines may be read where they lie
+  i64 before_ = 0, after_ = 0;  // columns of padding that windows hold
   i64 lo_ = 0, hi_ = 0, pitch_ = 0, depths_ = 0, rows_ = 0, lines_ = 0;
   T* copies_ = nullptr;
   From* from_ = nullptr;
+  const T** at_ = nullptr;  // the lines of all depths
+  // What is known of depths that later outputs need, too: of those from line `first_` on.
+  bool deep_ = false;
+  char* cells_ = nullptr;
+  i64 own_cells_ = 0, first_ = 0, held_[kSlots];
   const char* plane_ = nullptr;
 };
 

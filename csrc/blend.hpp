@@ -150,6 +150,7 @@ struct MeanKit {
   Sink<A> y;
   A *row, *columns;
 
+  static bool deep() { return false; }
   void start(const char* plane) { windows.start(plane); }
 
   // Makes rows of n outputs from oh on, `most` or fewer, and says how many; rows_of(oh): a row's
@@ -179,6 +180,7 @@ struct SmallMeanKit {
   Sink<A> y;
   A *rows, *columns;
 
+  bool deep() const { return bands.deep(); }
   void start(const char* plane) {
     windows.start(plane);
     bands.start(plane);
@@ -205,15 +207,13 @@ void average_tile(const Plan& p, const Tile& tile, Kit& kit, Divisor divisor, i6
   each_piece(kit.windows, tile, [&](const Tile& part) {
     divisor.fill_row(p, part.lo[2], part.hi[2], kit.columns);
     const i64 n = (part.hi[2] - part.lo[2]) * p.inner;
-    for (i64 od = part.lo[0]; od < part.hi[0]; ++od) {
-      for (i64 oh = part.lo[1]; oh < part.hi[1];) {
-        const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + part.lo[2] * p.inner;
-        oh += kit.make(od, oh, part.hi[1] - oh, first, n, [&](i64 row) {
-          return static_cast<std::remove_pointer_t<decltype(kit.columns)>>(
-              divisor.of_rows(p, od, row));
-        });
-      }
-    }
+    over_rows(part, kit.deep(), [&](i64 od, i64 oh) {
+      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + part.lo[2] * p.inner;
+      return kit.make(od, oh, part.hi[1] - oh, first, n, [&](i64 row) {
+        return static_cast<std::remove_pointer_t<decltype(kit.columns)>>(
+            divisor.of_rows(p, od, row));
+      });
+    });
   });
 }
 

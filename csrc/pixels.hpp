@@ -79,7 +79,7 @@ class Pixels {
             rows, 1, seen,
             [&](i64) {
               from = first + o * S * step + channel;
-              return u32{0};
+              return Slice<typename O::template Cell<V>>{0, nullptr, false};
             },
             [&](V* value) {
               POOLGRAD_UNROLL

@@ -187,6 +187,19 @@ POOLGRAD_INLINE V load_second(const T* from, bool odd) {
   }
 }
 
+// from[t], from[t + 3], from[t + 6], ..., for t = 0, 1 or 2: of three pieces one behind the other.
+template <class V, class T>
+POOLGRAD_INLINE V load_third(const T* from, i64 t) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+  const V a = load<V>(from), b = load<V>(from + W), c = load<V>(from + 2 * W);
+  const auto pick = [&]<i64 P, int... J>(Const<P>, std::integer_sequence<int, J...>) {
+    const V two = __builtin_shufflevector(a, b, (3 * J + P < 2 * W ? 3 * J + P : 0)...);
+    return __builtin_shufflevector(two, c, (3 * J + P < 2 * W ? J : 3 * J + P - W)...);
+  };
+  const auto lanes = std::make_integer_sequence<int, W>{};
+  return t == 0 ? pick(Const<0>{}, lanes) : t == 1 ? pick(Const<1>{}, lanes) : pick(Const<2>{}, lanes);
+}
+
 // to = even[0], odd[0], even[1], odd[1], ...
 template <class V, class T>
 POOLGRAD_INLINE void store_pairs(T* to, V even, V odd) {

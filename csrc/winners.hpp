@@ -150,29 +150,29 @@ void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char
       if (kit.keep) pack(kit.staged.routes, pitch, to.routes, rows, length);
     });
   }
-  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-    for (i64 oh = tile.lo[1], rows; oh < tile.hi[1]; oh += rows) {
-      rows = kit.pixels.rows(oh, tile.hi[1]);
-      if (rows > 0) {
-        pixel_rows(p, tile, kit, plane, od, oh, rows);
-        continue;
-      }
-      rows = smaller(most, tile.hi[1] - oh);
-      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      if (!kit.bands.rows()) {
-        kit.windows.row(od, oh, [&](i64 at, i64 n, auto&& make) { place(first + at, n, make); });
-        continue;
-      }
-      place(first, rows * length, [&](typename Op::Target to) {
-        kit.bands.make(od, oh, rows, to);
-        for (i64 q = 0; kit.keep && q < rows; ++q) {
-          const auto row = to.at(q * length);
-          if (!kit.bands.is_suspect(oh + q, row)) continue;
-          kit.windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(row.at(at)); });
-        }
-      });
+  const auto some = [&](i64 od, i64 oh) {  // rows from (od, oh) on: how many
+    i64 rows = kit.pixels.rows(oh, tile.hi[1]);
+    if (rows > 0) {
+      pixel_rows(p, tile, kit, plane, od, oh, rows);
+      return rows;
     }
-  }
+    rows = smaller(most, tile.hi[1] - oh);
+    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+    if (!kit.bands.rows()) {
+      kit.windows.row(od, oh, [&](i64 at, i64 n, auto&& make) { place(first + at, n, make); });
+      return rows;
+    }
+    place(first, rows * length, [&](typename Op::Target to) {
+      kit.bands.make(od, oh, rows, to);
+      for (i64 q = 0; kit.keep && q < rows; ++q) {
+        const auto row = to.at(q * length);
+        if (!kit.bands.is_suspect(oh + q, row)) continue;
+        kit.windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(row.at(at)); });
+      }
+    });
+    return rows;
+  };
+  over_rows(tile, kit.bands.deep(), some);
 }
 
 }  // namespace
