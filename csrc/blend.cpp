@@ -34,7 +34,7 @@ void average_far(const Work& work, const View& x, Dense y, Divisor divisor, Make
     return MeanKit<A, Windows>{make(tile, arena),
                                {y, Windows::most_rows(p) * n, arena},
                                arena.take<A>(n),
-                               columns};
+                               {columns}};
   });
 }
 
@@ -48,7 +48,7 @@ void average_near(const Work& work, const View& x, Dense y, Divisor divisor) {
                            bands,
                            {y, rows * n, arena},
                            arena.take<A>(rows),
-                           columns};
+                           {columns}};
   });
 }
 

@@ -143,12 +143,26 @@ struct Mean {
   }
 };
 
+// What the outputs of a row are divided by, but for what they share.
+template <class A>
+struct ColumnDivisors {
+  A* row;
+  i64 lo = 0, hi = 0;  // the columns that they are known of
+
+  void fill(const Plan& p, Divisor divisor, i64 begin, i64 end) {
+    if (lo == begin && hi == end) return;
+    divisor.fill_row(p, begin, end, row);
+    lo = begin, hi = end;
+  }
+};
+
 // Rows of sums, all of one machine.
 template <class A, class Windows>
 struct MeanKit {
   Windows windows;
   Sink<A> y;
-  A *row, *columns;
+  A* row;
+  ColumnDivisors<A> columns;
 
   static bool deep() { return false; }
   void start(const char* plane) { windows.start(plane); }
@@ -161,7 +175,7 @@ struct MeanKit {
     A* to = y.room(first, made.count * n, false);
     for (i64 q = 0; q < made.count; ++q) {
       const A rows = rows_of(oh + q);
-      const typename Mean<A>::Target line{to + q * n, columns, &rows};
+      const typename Mean<A>::Target line{to + q * n, columns.row, &rows};
       const A* sums = made.row.v + q * made.pitch;
       sweep_lanes<A>(n, [&](auto w, i64 i) {
         ask_to_write(line.y + i + kWriteAhead<A>);
@@ -178,7 +192,8 @@ struct SmallMeanKit {
   Direct<Mean<A>> windows;
   Bands<Mean<A>> bands;
   Sink<A> y;
-  A *rows, *columns;
+  A* rows;
+  ColumnDivisors<A> columns;
 
   bool deep() const { return bands.deep(); }
   void start(const char* plane) {
@@ -191,7 +206,7 @@ struct SmallMeanKit {
     const i64 count = bands.rows() > 0 ? smaller(most, bands.rows()) : 1;
     for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
     const auto target = [&](i64 at, i64 n) {
-      return typename Mean<A>::Target{y.room(first + at, n, !bands.rows()), columns + at, rows};
+      return typename Mean<A>::Target{y.room(first + at, n, !bands.rows()), columns.row + at, rows};
     };
     if (bands.rows() > 0) {
       bands.make(od, oh, count, target(0, count * bands.length()));
@@ -205,12 +220,12 @@ struct SmallMeanKit {
 template <class Kit>
 void average_tile(const Plan& p, const Tile& tile, Kit& kit, Divisor divisor, i64 plane) {
   each_piece(kit.windows, tile, [&](const Tile& part) {
-    divisor.fill_row(p, part.lo[2], part.hi[2], kit.columns);
+    kit.columns.fill(p, divisor, part.lo[2], part.hi[2]);
     const i64 n = (part.hi[2] - part.lo[2]) * p.inner;
     over_rows(part, kit.deep(), [&](i64 od, i64 oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + part.lo[2] * p.inner;
       return kit.make(od, oh, part.hi[1] - oh, first, n, [&](i64 row) {
-        return static_cast<std::remove_pointer_t<decltype(kit.columns)>>(
+        return static_cast<std::remove_pointer_t<decltype(kit.columns.row)>>(
             divisor.of_rows(p, od, row));
       });
     });

@@ -19,20 +19,25 @@ class Scatter {
   Scatter(const Plan& p, const Piece& piece, bool in_place, Arena& arena)
       : p_(p),
         piece_(piece),
-        places_(p, p.axis[1].in * p.axis[2].in * p.inner, p.axis[2].in * p.inner, p.inner, arena),
         planes_{{p, piece, in_place, arena},
                 {p, piece, in_place, arena},
                 {p, piece, in_place, arena},
                 {p, piece, in_place, arena}},
         outs_{covering(p.axis[2], piece.lo[2]).lo, covering(p.axis[2], piece.hi[2] - 1).hi},
         n_((outs_.hi - outs_.lo) * p.inner),
-        columns_(arena.take<i64>(n_)),
-        offsets_(sizeof(R) == 1 ? arena.take<i64>(kBytes) : nullptr) {}
+        columns_(arena.take<Index>(n_)),
+        near_(is_near(p)) {
+    const i64 rows = p.axis[2].in * p.inner, slices = p.axis[1].in * rows;
+    next_ = p.axis[2].dilation * p.inner;
+    line_ = p.axis[1].dilation * rows - p.axis[2].kernel * next_;
+    slice_ = p.axis[0].dilation * slices - p.axis[1].kernel * p.axis[1].dilation * rows;
+  }
 
   void run(const View& gy, const View& routing, Dense gx, i64 first, i64 last) {
     if (!ready_) prepare();
-    for (i64 plane = first; plane < last; plane += kTogether) {
-      const i64 count = smaller(kTogether, last - plane);
+    const i64 most = p_.inner < kAcross ? kTogether : 1;
+    for (i64 plane = first; plane < last; plane += most) {
+      const i64 count = smaller(most, last - plane);
       for (i64 j = 0; j < count; ++j) planes_[j].start(gy, routing, gx, plane + j);
       rows_reaching(p_, piece_, [&](i64 od, i64 oh) {
         if (count == kTogether) return row(gy, routing, od, oh, planes_, Const<kTogether>{});
@@ -43,7 +48,7 @@ class Scatter {
   }
 
  private:
-  static constexpr i64 kBytes = 256;
+  using Index = std::int32_t;
 
   struct Plane {
     Plane(const Plan& p, const Piece& piece, bool in_place, Arena& arena)
@@ -51,7 +56,7 @@ class Scatter {
           sums(p, piece, in_place, arena),
           gradient_row(arena.take<T>(p.out_row())),
           route_row(arena.take<R>(p.out_row())),
-          at(arena.take<i64>(p.out_row())) {}
+          at(arena.take<Index>(p.out_row())) {}
 
     void start(const View& gy, const View& routing, Dense gx, i64 plane) {
       gradients = plane_of(gy, plane), routes = plane_of(routing, plane);
@@ -62,19 +67,24 @@ class Scatter {
     PieceSums<T> sums;
     T *gradient_row, *first_sum = nullptr;
     R* route_row;
-    i64* at;
+    Index* at;
     const char *gradients = nullptr, *routes = nullptr;
   };
 
+  // Whether all that a route may lead to is counted in few bits.
+  static bool is_near(const Plan& p) {
+    double all = static_cast<double>(p.inner);
+    for (const Axis& a : p.axis) {
+      all *= static_cast<double>(a.in + (a.kernel - 1) * a.dilation + (a.lo < 0 ? -a.lo : a.lo));
+    }
+    return all < 0x1p30 && p.places <= 1 << 16;
+  }
+
   void prepare() {
     ready_ = true;
-    places_.fill();
-    for (i64 k = 0; offsets_ && k < kBytes; ++k) {
-      offsets_[k] = k < p_.places ? places_[k] : std::numeric_limits<i64>::min() / 2;
-    }
-    for (i64 o = outs_.lo, i = 0; o < outs_.hi; ++o) {
+    for (i64 o = outs_.lo, i = 0; near_ && o < outs_.hi; ++o) {
       const i64 start = start_of(p_.axis[2], o) * p_.inner;
-      for (i64 c = 0; c < p_.inner; ++c) columns_[i++] = start + c;
+      for (i64 c = 0; c < p_.inner; ++c) columns_[i++] = static_cast<Index>(start + c);
     }
   }
 
@@ -83,36 +93,65 @@ class Scatter {
                          Count count) {
     const T* g[kTogether];
     T* sums[kTogether];
-    const i64* at[kTogether];
+    const Index* at[kTogether];
     for (i64 j = 0; j < count; ++j) {
       Plane& own = planes[j];
       own.sums.reach(od, oh);
+      ask_ahead_of(gy, own.gradients, od, oh, outs_, p_.inner);
+      ask_ahead_of(routing, own.routes, od, oh, outs_, p_.inner);
       g[j] = row_of(gy, own.gradients, p_.inner, od, oh, outs_.lo, outs_.hi, own.gradient_row);
       const R* r = row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
-      const i64 row = start_of(p_.axis[0], od) * p_.axis[1].in + start_of(p_.axis[1], oh);
-      if (!find(r, row * p_.axis[2].in * p_.inner, own.at)) g[j] = only_inside(g[j], own);
+      if (!near_) {
+        far(g[j], r, od, oh, own);
+      } else if (!find(r, od, oh, own.at)) {
+        g[j] = only_inside(g[j], own);
+      }
       sums[j] = own.first_sum, at[j] = own.at;
     }
-    for (i64 i = 0; i < n_; ++i) {
+    for (i64 i = 0; near_ && i < n_; ++i) {
       for (i64 j = 0; j < count; ++j) sums[j][at[j][i]] += g[j][i];
     }
   }
 
+  i64 start_of_row(i64 od, i64 oh) const {
+    const i64 row = start_of(p_.axis[0], od) * p_.axis[1].in + start_of(p_.axis[1], oh);
+    return row * p_.axis[2].in * p_.inner - planes_[0].sums.first();
+  }
+
   // Where the gradients of a row go, counted from the first input of the piece; whether all of them
   // go there.
-  POOLGRAD_LOOP bool find(const R* routes, i64 row, i64* __restrict at) const {
-    const i64 first = planes_[0].sums.first(), last = planes_[0].sums.last() - first - 1;
-    const i64 *const columns = columns_, *const offsets = offsets_, n = n_, from = row - first;
-    i64 outside = 0;  // negative, if something is
-    if (offsets) {
-      for (i64 i = 0; i < n; ++i) at[i] = columns[i] + from + offsets[routes[i]];
-    } else {
-      for (i64 i = 0; i < n; ++i) {
-        at[i] = routes[i] < p_.places ? columns[i] + from + places_[routes[i]] : -1;
-      }
-    }
-    for (i64 i = 0; i < n; ++i) outside |= at[i] | (last - at[i]);
-    return outside >= 0;
+  POOLGRAD_LOOP bool find(const R* routes, i64 od, i64 oh, Index* __restrict at) const {
+    constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(Index));
+    const bool deep = p_.axis[0].kernel > 1;
+    const float lines = 1.0f / static_cast<float>(p_.axis[2].kernel);
+    const float slices = 1.0f / static_cast<float>(p_.axis[1].kernel);
+    const auto next = static_cast<Index>(next_), line = static_cast<Index>(line_);
+    const auto slice = static_cast<Index>(slice_);
+    const auto inputs = static_cast<Index>(planes_[0].sums.last() - planes_[0].sums.first());
+    const auto from = static_cast<Index>(start_of_row(od, oh));
+    const auto places = static_cast<u32>(p_.places);
+    const Index* const columns = columns_;
+    Vec<Index, kLanes> wide{};
+    Index few = 0;
+    sweep_lanes<Index>(n_, [&](auto w, i64 i) {
+      using V = Vec<Index, w()>;
+      const auto place = convert<u32>(load<Vec<R, w()>>(routes + i));
+      // A half more than a whole number: so far from the next that no rounding gets there.
+      const auto quotient = [](V of, float by) {
+        return convert<Index>((convert<float>(of) + 0.5f) * by);
+      };
+      const V one = reinterpret_cast<V>(place), down = quotient(one, lines);
+      V to = load<V>(columns + i) + from + one * next + down * line;
+      if (deep) to += quotient(down, slices) * slice;
+      const V outside =
+          reinterpret_cast<V>(place >= places) | (to < 0) | (to >= inputs);
+      store(at + i, to);
+      if constexpr (w() == kLanes) wide |= outside;
+      else
+        for (int j = 0; j < w(); ++j) few |= outside[j];
+    });
+    for (int j = 0; j < kLanes; ++j) few |= wide[j];
+    return few == 0;
   }
 
   // Others add 0 somewhere.
@@ -126,14 +165,26 @@ class Scatter {
     return own.gradient_row;
   }
 
+  // The same of huge planes and windows, one by one.
+  void far(const T* g, const R* routes, i64 od, i64 oh, Plane& own) const {
+    const i64 from = start_of_row(od, oh), inputs = own.sums.last() - own.sums.first();
+    for (i64 i = 0; i < n_; ++i) {
+      const i64 place = static_cast<i64>(routes[i]), down = place / p_.axis[2].kernel;
+      const i64 column = start_of(p_.axis[2], outs_.lo + i / p_.inner) * p_.inner + i % p_.inner;
+      const i64 to =
+          from + column + place * next_ + down * line_ + down / p_.axis[1].kernel * slice_;
+      if (place < p_.places && to >= 0 && to < inputs) own.first_sum[to] += g[i];
+    }
+  }
+
   const Plan& p_;
   const Piece piece_;
-  Places places_;
   Plane planes_[kTogether];
   const Range outs_;  // the outputs of a row that reach the piece
   const i64 n_;
-  i64* columns_;  // where their windows begin
-  i64* offsets_;  // of routes of one byte
+  Index* columns_;  // where their windows begin
+  const bool near_;
+  i64 next_, line_, slice_;  // to the next place, what is more to the next line, and depth
   bool ready_ = false;
 };
 
