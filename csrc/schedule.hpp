@@ -12,7 +12,11 @@ namespace {
 
 constexpr i64 kWorthAThread =
     1 << 15;                      // elements; below, waking a thread costs more than it brings
-constexpr i64 kTasksAThread = 4;  // so that a slow thread does not keep the others waiting
+// Tasks a thread, so that a slow one does not keep the others waiting: at least of planes, and at
+// most where planes are cut into parts, which share inputs.
+constexpr i64 kTasksAThread = 16, kPartsAThread = 4;
+// Elements of a task: it begins with tables, and with memory that nobody asked for ahead.
+constexpr i64 kTask = 1 << 18;
 
 // Cuts the work into tasks: groups of planes, or, where planes are few, parts of one along the
 // outermost pooled axis that has a choice.
@@ -25,13 +29,13 @@ struct Cut {
     const i64 plane = larger(p.in_plane(), p.out_plane());
     const i64 worth = larger(1, plane * p.outer / kWorthAThread);
     threads = static_cast<int>(smaller(wanted, worth));
-    const i64 tasks = threads > 1 ? threads * kTasksAThread : 1;
+    const i64 parts_wanted = threads > 1 ? threads * kPartsAThread : 1;
     axis = length(0) > 1 ? 0 : length(1) > 1 ? 1 : 2;
-    if (p.outer >= tasks) {
-      planes =
-          threads > 1 ? larger(1, smaller(p.outer / tasks, kWorthAThread / plane + 1)) : p.outer;
+    if (p.outer >= parts_wanted) {
+      const i64 most = larger(1, p.outer / (threads * kTasksAThread));
+      planes = threads > 1 ? smaller(most, kTask / plane + 1) : p.outer;
     } else {
-      parts = smaller(length(axis), ceil_div(tasks, larger(1, p.outer)));
+      parts = smaller(length(axis), ceil_div(parts_wanted, larger(1, p.outer)));
     }
   }
 

@@ -10,17 +10,23 @@ inline constexpr int kPacked = 16;  // elements that are moved at a time
 
 // Rows that lie `pitch` apart, one behind the other; routes become bytes. Vectors reach beyond a
 // row where the next one follows; there is as much behind the last of them.
-template <class T, class R>
-POOLGRAD_LOOP void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
-  using V = Vec<T, kPacked>;
+template <int W, class T, class R>
+POOLGRAD_LOOP void pack_by(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
+  using V = Vec<T, W>;
   const R* end = to + rows * n;
   for (i64 row = 0; row < rows; ++row, from += pitch, to += n) {
-    for (i64 i = 0; i < n; i += kPacked) {
-      if constexpr (sizeof(R) * kPacked >= 64) ask_to_write(to + i + kWriteAhead<R>);
-      if (to + i + kPacked <= end) store(to + i, convert<R>(load<V>(from + i)));
+    for (i64 i = 0; i < n; i += W) {
+      if constexpr (sizeof(R) * W >= 64) ask_to_write(to + i + kWriteAhead<R>);
+      if (to + i + W <= end) store(to + i, convert<R>(load<V>(from + i)));
       else std::transform(from + i, from + n, to + i, [](T v) { return static_cast<R>(v); });
     }
   }
+}
+
+template <class T, class R>
+void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
+  if (n <= kPacked / 4) pack_by<kPacked / 4>(from, pitch, to, rows, n);
+  else pack_by<kPacked>(from, pitch, to, rows, n);
 }
 
 template <class T, bool Keep, bool Lone>
