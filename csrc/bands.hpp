@@ -201,8 +201,8 @@ class Bands {
     for (i64 k = 0; k < s.taps; ++k) {
       const i64 d = s.begin + k * depth.dilation;
       const u32 place = static_cast<u32>((s.place + k) * height.kernel * width.kernel);
-      const char* next = deep_ ? line_of(d + depth.stride, first)
-                               : line_of(d, first + rows * height.stride);
+      const char* next =
+          deep_ ? line_of(d + depth.stride, first) : line_of(d, first + rows * height.stride);
       const i64 slot = d % kSlots;
       const bool known = deep_ && held_[slot] == d, kept = deep_ && s.place + k >= depth.stride;
       if (!known) find_lines(k, d, first, lines);
@@ -240,7 +240,7 @@ class Bands {
 
  private:
   static constexpr i64 kMostStride = sizeof(T) < 4 ? 2 : 3;  // bytes are not shuffled so freely
-  static constexpr i64 kMostApart = 4;  // places of a window that has gaps
+  static constexpr i64 kMostApart = 4;                       // places of a window that has gaps
 
   // From the first place of a window to the last.
   static i64 span(const Axis& a) { return (a.kernel - 1) * a.dilation + 1; }
@@ -325,32 +325,35 @@ class Bands {
       for (i64 from = 0; from < smaller(step, rows); ++from) {
         const T* const* line = nullptr;
         const char* next = nullptr;
-        walk_down<O, K, S, V>(
-            (rows - from + step - 1) / step, depths, seen,
-            [&](i64 k) {
-              const From& own = from_[k];
-              line = own.at + from;
-              next = own.next + (i / W * rows + from * rows / step) * kAhead;
-              Cell* cells = reinterpret_cast<Cell*>(own.cells);
-              return Slice<Cell>{own.place, cells ? cells + i / W * kMostBanded : nullptr,
-                                 own.known};
-            },
-            [&](V* value) {
-              POOLGRAD_UNROLL
-              for (i64 t = 0; t < K; ++t) value[t] = load_every<S, V>(*line + at * S, t, step);
-              line += step;
-              if (!edge) return;
-              POOLGRAD_UNROLL
-              for (i64 t = 0; t < K; ++t) value[t] = known[t] ? value[t] : V{} + Op::kFill;
-            },
-            [&] {
-              for (i64 b = 0; b < kAhead; b += 64, next += 64) __builtin_prefetch(next);
-            },
-            [&](i64 q, const auto& cell) {
-              const i64 row = from + q * step;
-              O::store(to.line(row, n), at, cell);
-              ask_to_write(to.line(row + rows, n).y + at);
-            });
+        walk_down<O, K, S, V>((rows - from + step - 1) / step, depths, seen,
+                              [&](i64 k) {
+                                const From& own = from_[k];
+                                line = own.at + from;
+                                next = own.next + (i / W * rows + from * rows / step) * kAhead;
+                                Cell* cells = reinterpret_cast<Cell*>(own.cells);
+                                return Slice<Cell>{own.place,
+                                                   cells ? cells + i / W * kMostBanded : nullptr,
+                                                   own.known};
+                              },
+                              [&](V* value) {
+                                POOLGRAD_UNROLL
+                                for (i64 t = 0; t < K; ++t)
+                                  value[t] = load_every<S, V>(*line + at * S, t, step);
+                                line += step;
+                                if (!edge) return;
+                                POOLGRAD_UNROLL
+                                for (i64 t = 0; t < K; ++t)
+                                  value[t] = known[t] ? value[t] : V{} + Op::kFill;
+                              },
+                              [&] {
+                                for (i64 b = 0; b < kAhead; b += 64, next += 64)
+                                  __builtin_prefetch(next);
+                              },
+                              [&](i64 q, const auto& cell) {
+                                const i64 row = from + q * step;
+                                O::store(to.line(row, n), at, cell);
+                                ask_to_write(to.line(row + rows, n).y + at);
+                              });
       }
     }
     return !std::is_same_v<O, Op> && has_nan(seen);
@@ -359,7 +362,7 @@ class Bands {
   const Plan& p_;
   const View& x_;
   const bool negate_, used_;
-  bool readable_ = false;  // lines may be read where they lie
+  bool readable_ = false;       // lines may be read where they lie
   i64 before_ = 0, after_ = 0;  // columns of padding that windows hold
   i64 lo_ = 0, hi_ = 0, pitch_ = 0, depths_ = 0, rows_ = 0, lines_ = 0;
   T* copies_ = nullptr;

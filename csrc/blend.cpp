@@ -31,10 +31,8 @@ void average_far(const Work& work, const View& x, Dense y, Divisor divisor, Make
   const Plan& p = *work.plan;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
     const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return MeanKit<A, Windows>{make(tile, arena),
-                               {y, Windows::most_rows(p) * n, arena},
-                               arena.take<A>(n),
-                               {columns}};
+    return MeanKit<A, Windows>{
+        make(tile, arena), {y, Windows::most_rows(p) * n, arena}, arena.take<A>(n), {columns}};
   });
 }
 
@@ -205,16 +203,15 @@ void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Den
         const auto dense = [](void* to) {
           return Dense{static_cast<char*>(to), DtypeOf<A>::value};
         };
-        return Kit{make(tile, op, arena),
-                   op.take(arena, n),
-                   {blend, op.set, counts, A(0), {}},
-                   own,
-                   counts,
-                   {y, n, arena},
-                   {{dense(kept[0]), n, arena},
-                    {dense(kept[1]), n, arena},
-                    {dense(kept[2]), n, arena}},
-                   {dense(sensitivity), n, arena}};
+        return Kit{
+            make(tile, op, arena),
+            op.take(arena, n),
+            {blend, op.set, counts, A(0), {}},
+            own,
+            counts,
+            {y, n, arena},
+            {{dense(kept[0]), n, arena}, {dense(kept[1]), n, arena}, {dense(kept[2]), n, arena}},
+            {dense(sensitivity), n, arena}};
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);

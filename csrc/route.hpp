@@ -143,8 +143,7 @@ class Scatter {
       const V one = reinterpret_cast<V>(place), down = quotient(one, lines);
       V to = load<V>(columns + i) + from + one * next + down * line;
       if (deep) to += quotient(down, slices) * slice;
-      const V outside =
-          reinterpret_cast<V>(place >= places) | (to < 0) | (to >= inputs);
+      const V outside = reinterpret_cast<V>(place >= places) | (to < 0) | (to >= inputs);
       store(at + i, to);
       if constexpr (w() == kLanes) wide |= outside;
       else

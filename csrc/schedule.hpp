@@ -11,7 +11,7 @@ namespace poolgrad {
 namespace {
 
 constexpr i64 kWorthAThread =
-    1 << 15;                      // elements; below, waking a thread costs more than it brings
+    1 << 15;  // elements; below, waking a thread costs more than it brings
 // Tasks a thread, so that a slow one does not keep the others waiting: at least of planes, and at
 // most where planes are cut into parts, which share inputs.
 constexpr i64 kTasksAThread = 16, kPartsAThread = 4;

@@ -197,7 +197,9 @@ POOLGRAD_INLINE V load_third(const T* from, i64 t) {
     return __builtin_shufflevector(two, c, (3 * J + P < 2 * W ? J : 3 * J + P - W)...);
   };
   const auto lanes = std::make_integer_sequence<int, W>{};
-  return t == 0 ? pick(Const<0>{}, lanes) : t == 1 ? pick(Const<1>{}, lanes) : pick(Const<2>{}, lanes);
+  return t == 0   ? pick(Const<0>{}, lanes)
+         : t == 1 ? pick(Const<1>{}, lanes)
+                  : pick(Const<2>{}, lanes);
 }
 
 // to = even[0], odd[0], even[1], odd[1], ...

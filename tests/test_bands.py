@@ -95,6 +95,36 @@ def test_pixels(dtype: str, kind: str, kernel: int, stride: int) -> None:
             _check("max_pool2d", np.repeat(x, 2, -2)[..., ::2, :], True, **windows)
 
 
+@pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 3, 1), (3, 1, 2), (2, 1, 3)])
+@pytest.mark.parametrize("kind", ["ties", "nan", "infinite"])
+def test_windows_apart(kind: str, kernel: int, stride: int, dilation: int) -> None:
+    """Gaps between windows, or in them."""
+    windows = {"kernel_size": kernel, "stride": stride, "dilation": dilation}
+    for plane, padding in product(PLANES, [0, 1]):
+        x = _input((1, 1, *plane), kind)
+        _check("max_pool2d", x, True, padding=padding, **windows)
+        if kind == "ties":
+            _check("avg_pool2d", x, False, padding=padding, **windows)
+    if kind == "nan":
+        volume = _input((1, *VOLUMES[0]), kind)
+        _check("max_pool3d", volume, True, padding=1, **windows)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [*SHAPES, (3, 3)])
+@pytest.mark.parametrize("around", [np.nan, np.inf, 1e30])
+def test_what_lies_beside_is_no_input(around: float, kernel: int, stride: int) -> None:
+    """Lines are read where they lie, and a vector holds what lies beside them, too."""
+    for shape in [(1, 2, 20, 40), (1, 5, 19, 33)]:
+        x = _input(shape, "ties")
+        frame = np.full((*shape[:-2], shape[-2] + 4, shape[-1] + 7), around, np.float32)
+        inside = frame[..., 2:-2, 3:-4]
+        inside[...] = x
+        windows = {"kernel_size": kernel, "stride": stride, "padding": 1, "ceil_mode": True}
+        for name in ("max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d"):
+            pool = getattr(poolgrad, name)
+            np.testing.assert_array_equal(pool(inside, **windows), pool(x, **windows))
+
+
 @pytest.mark.parametrize(("kernel", "stride"), SHAPES)
 @pytest.mark.parametrize("kind", ["ties", "nan"])
 def test_volumes(kind: str, kernel: int, stride: int) -> None:

@@ -140,10 +140,10 @@ def test_three_dimensions(kernel: object) -> None:
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1), (9, 1, 4)], ids=str)
 @pytest.mark.parametrize("width", [7, 113])
-def test_results_that_go_past_the_caches(
+def test_large_results(
     memory: torch.memory_format, window: tuple[int, int, int], width: int
 ) -> None:
-    """Rows that end anywhere in a line of memory, in arrays that are streamed."""
+    """Rows that end anywhere in a line of memory, in arrays larger than the caches."""
     x = torch.randn(1, 64, 2_100_000 // 64 // width * 2, width).contiguous(memory_format=memory)
     x.requires_grad_()
     for name in ("max_pool2d", "avg_pool2d"):
@@ -152,6 +152,17 @@ def test_results_that_go_past_the_caches(
         gy = torch.randint(-3, 4, y.shape).to(y.dtype)
         (gx,), (other,) = torch.autograd.grad(y, x, gy), torch.autograd.grad(expected, x, gy)
         torch.testing.assert_close(gx, other, rtol=1e-5, atol=1e-5)
+
+
+def test_more_places_than_are_counted_in_few_bits() -> None:
+    """Their gradients go back one by one."""
+    x = torch.randn(2, 1, 270, 266).requires_grad_()
+    windows = (260, 1, 6)
+    y, expected = poolgrad.max_pool2d(x, *windows), F.max_pool2d(x, *windows)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0)
+    gy = torch.randint(-4, 5, y.shape).to(y.dtype)
+    (gx,), (other,) = torch.autograd.grad(y, x, gy), torch.autograd.grad(expected, x, gy)
+    torch.testing.assert_close(gx, other, rtol=0, atol=0)
 
 
 def test_a_whole_image_in_one_window() -> None:
