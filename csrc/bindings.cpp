@@ -257,6 +257,7 @@ NB_MODULE(_kernels, m) {
       .def(nb::init<std::size_t>(), nb::arg("bytes"));
   m.def("limit_cache", &limit_cache, nb::arg("bytes"));
   m.def("empty_cache", &empty_cache);
+  m.def("share_threads", &share_threads, nb::arg("library"));
   m.def("cache_use", [] {
     const CacheUse use = cache_use();
     return nb::make_tuple(use.used, use.kept);

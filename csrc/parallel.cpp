@@ -1,5 +1,6 @@
 #include "parallel.hpp"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -15,6 +16,13 @@
 namespace poolgrad {
 namespace {
 
+// The threads that an OpenMP library has ready for who calls it.
+struct Team {
+  int (*size)() = nullptr;  // omp_get_max_threads
+  // GOMP_parallel, which runtimes that are not GNU's have as well; 0 threads: as many as there are
+  void (*start)(void (*member)(void*), void* context, unsigned threads, unsigned flags) = nullptr;
+};
+
 class Pool {
  public:
   // False if another caller holds the pool.
@@ -23,11 +31,41 @@ class Pool {
     if (!owner.owns_lock()) return false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      grow(threads - 1);
-      body_ = body;
-      context_ = context;
-      tasks_ = tasks;
+      body_ = body, context_ = context, tasks_ = tasks;
       next_.store(0, std::memory_order_relaxed);
+    }
+    if (team_.start && threads <= team_.size()) with_team(threads);
+    else with_workers(threads);
+    if (failed_.exchange(false)) throw std::bad_alloc();
+    return true;
+  }
+
+  bool join(const char* library) {
+    Team team;
+    void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    if (!handle) return false;
+    team.size = reinterpret_cast<decltype(team.size)>(dlsym(handle, "omp_get_max_threads"));
+    team.start = reinterpret_cast<decltype(team.start)>(dlsym(handle, "GOMP_parallel"));
+    std::lock_guard<std::mutex> owner(owner_);
+    if (team.size && team.start) team_ = team;  // the library stays: `handle` is not closed
+    return team_.start;
+  }
+
+ private:
+  // All of the team, so that it is not made smaller; the first who come do the work.
+  void with_team(int threads) {
+    seats_.store(threads, std::memory_order_relaxed);
+    const auto member = [](void* self) {
+      Pool* pool = static_cast<Pool*>(self);
+      if (pool->seats_.fetch_sub(1, std::memory_order_relaxed) > 0) pool->work();
+    };
+    team_.start(member, this, 0, 0);
+  }
+
+  void with_workers(int threads) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      grow(threads - 1);
       wanted_ = threads - 1 < workers_ ? threads - 1 : workers_;
       running_ = wanted_;
       ++round_;
@@ -36,11 +74,8 @@ class Pool {
     work();
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [this] { return running_ == 0; });
-    if (failed_.exchange(false)) throw std::bad_alloc();
-    return true;
   }
 
- private:
   void grow(int workers) {
     for (; workers_ < workers; ++workers_) {
       try {
@@ -77,9 +112,11 @@ class Pool {
     }
   }
 
+  Team team_;
   std::mutex owner_, mutex_;
   std::condition_variable wake_, done_;
   std::atomic<i64> next_{0};
+  std::atomic<int> seats_{0};
   std::atomic<bool> failed_{false};
   void (*body_)(void*, i64) = nullptr;
   void* context_ = nullptr;
@@ -103,6 +140,11 @@ Pool* the_pool() {
 }
 
 }  // namespace
+
+bool share_threads(const char* library) {
+  Pool* p = the_pool();
+  return p && p->join(library);
+}
 
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
   if (threads > 1 && tasks > 1) {

@@ -1,4 +1,4 @@
-// Who does which part: a small pool of threads of our own.
+// Who does which part: the threads of a framework that keeps some, or a small pool of our own.
 #pragma once
 
 #include "window.hpp"
@@ -9,6 +9,12 @@ namespace poolgrad {
 // caller among them. A pool that is busy with another caller's work is not waited for: then the
 // caller does all tasks itself. Safe after fork(): the child starts a pool of its own.
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context);
+
+// From now on tasks are done by the OpenMP threads of a library that is loaded, given by its path.
+// Such threads spin for milliseconds after their last work, waiting for more: they would take the
+// processors from threads of our own, and start sooner. False if it has none. Not after a fork(),
+// which they do not survive, nor where more threads are wanted than it has.
+bool share_threads(const char* library);
 
 template <class F>
 void parallel_for(i64 tasks, int threads, F&& f) {

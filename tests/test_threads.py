@@ -170,6 +170,49 @@ for _ in range(8):
     assert assert_runs(code, timeout=100).strip() == "alive"
 
 
+WITH_TORCH = """
+import os
+import torch
+import poolgrad
+
+torch.set_num_threads(3)
+poolgrad.set_num_threads(2)
+x = torch.randn(8, 16, 64, 64)
+torch.relu(x)  # PyTorch has its threads now
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def pool():
+    return [poolgrad.max_pool2d(a, 3, 2).__array__().tobytes() for a in (x, x.numpy())]
+
+before = threads()
+answer = pool()
+assert answer[0] == answer[1]
+assert threads() == before, (before, threads())
+child = os.fork()
+if child == 0:
+    right = pool() == answer and threads() == 3  # of its own: PyTorch's are not there
+    os._exit(0 if right else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert code == 0, code
+poolgrad.set_num_threads(5)  # more than PyTorch has
+assert pool() == answer
+assert threads() > before
+print("alive")
+"""
+
+
+@pytest.mark.skipif(
+    torch is None or "backend: OpenMP" not in torch.__config__.parallel_info(),
+    reason="there is no PyTorch that has threads of OpenMP",
+)
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads cannot be counted here")
+def test_pytorchs_threads_do_the_work() -> None:
+    """They spin for a while after each call of PyTorch's: others would wait for a processor."""
+    assert assert_runs(WITH_TORCH, timeout=60).strip() == "alive"
+
+
 DIGEST = """
 import hashlib, sys
 import numpy as np

@@ -89,6 +89,22 @@ def set_num_threads(threads: int) -> None:
     _threads = threads
 
 
+def share_threads(library: str) -> bool:
+    """Let a framework's own threads do the work: they are awake, and would be in the way of others.
+
+    Parameters
+    ----------
+    library : str
+        The path of a library of the framework, which is loaded and uses OpenMP.
+
+    Returns
+    -------
+    bool
+        False if it has no such threads.
+    """
+    return bool(_kernels.share_threads(library))
+
+
 def _cache_limit() -> int:
     value = os.environ.get("POOLGRAD_CACHE_BYTES", "").strip()
     if value:

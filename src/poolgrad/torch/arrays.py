@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.autograd import forward_ad
 
 from poolgrad.arguments import samples_shape
 from poolgrad.contract import FLOATS, Buffer
-from poolgrad.core import LARGE, Kind, Memory, inner_axis
+from poolgrad.core import LARGE, Kind, Memory, inner_axis, share_threads
 from poolgrad.operators import Prepared
 from poolgrad.window import Rule
 
@@ -22,6 +23,9 @@ _KNOWN = (
 )  # fmt: skip
 DTYPES = {name: getattr(torch, name) for name in _KNOWN}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+share_threads(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 def name_of(dtype: torch.dtype) -> str:
