@@ -20,6 +20,7 @@ template <class A>
 struct Settings {
   const A* theta = nullptr;              // one number for each output of a row: p, or r
   int whole = 0;                         // p, if it is the same small whole number everywhere
+  bool mean = false;                     // whether y is a mean of powers, not their sum
   bool t = false, w = false, h = false;  // which sums are wanted beside s
 };
 
@@ -143,13 +144,14 @@ struct Powers {
       x[t] = x[t] < A(0) ? -x[t] : x[t];
       m = x[t] > m ? x[t] : m;
     }
+    if (set.whole && !set.mean) return scaled_powers<V, W>(x, n, m, p, set);
     Terms<V> terms, powers;
     const bool by_log = !set.whole || set.w;
     by_turns(n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const auto equal = x[t] == m;
       if (set.whole) {
         const V q = equal ? V{} + A(1) : x[t] / m, power = whole_power(q, set.whole);
-        powers.add(turn, power, set.t && !by_log ? p * logarithm<A, W>(q) * power : V{});
+        powers.add(turn, power, V{});
       }
       if (by_log) {
         V z = p * log_ratio<A, W>(x[t], m);
@@ -161,6 +163,23 @@ struct Powers {
     Cell<V> cell = terms.end_sums(m, static_cast<A>(n));
     if (set.whole) cell.s = powers.end(m).s;
     return cell;
+  }
+
+ private:
+  // Relative to a power of two near m: nothing is divided, and nothing rounded but the powers.
+  template <class V, i64 W>
+  POOLGRAD_INLINE static Cell<V> scaled_powers(const V* x, i64 n, V m, V p,
+                                               const Settings<A>& set) {
+    const auto endless = m > std::numeric_limits<A>::max();
+    const Scale<V> scale = scale_of<A, W>(m);
+    const V down = endless ? V{} : scale.down;
+    Terms<V> terms;
+    by_turns(n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+      const V q = endless & (x[t] == m) ? V{} + A(1) : x[t] * down;
+      const V power = whole_power(q, set.whole);
+      terms.add(turn, power, set.t ? p * logarithm<A, W>(q) * power : V{});
+    });
+    return terms.end(endless | (m == A(0)) ? m : scale.up);
   }
 };
 

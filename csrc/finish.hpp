@@ -17,9 +17,9 @@ namespace {
 // theta is wanted.
 template <class A>
 Settings<A> settings_of(Blend blend, const A* theta, int whole, bool sensitive) {
-  const bool near = blend == Blend::lse || (blend == Blend::lp_mean && !whole);
+  const bool mean = blend == Blend::lp_mean, near = blend == Blend::lse || (mean && !whole);
   const bool slope = sensitive && blend != Blend::lp;
-  return {theta, whole, sensitive || blend == Blend::soft, near || slope, slope};
+  return {theta, whole, mean, sensitive || blend == Blend::soft, near || slope, slope};
 }
 
 // How many numbers of each window the backward pass needs.
@@ -84,14 +84,15 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, i64 i, const Cell<Vec<A, 
   const V theta = how.template load<V>(line.set.theta + i);
   V y, sensitivity{};
   if constexpr (std::is_same_v<Kind<A>, Powers<A>>) {
-    const bool mean = line.blend == Blend::lp_mean;
+    const bool mean = line.set.mean;
     const V share = mean ? one / count : one, sum = mean ? c.s / count : c.s;
     V root = sum, level{};
-    if (whole == 0 || whole == 3 || sensitive) {
+    if (whole == 0 || sensitive) {
       const bool near = mean && !whole;
       level = logarithm_near<A, W>(sum, near ? c.w / count : sum - A(1));
     }
-    if (whole == 0 || whole == 3) {
+    if (whole == 3) root = cube_root<A, W>(sum);
+    if (whole == 0) {
       const V exponent = level / theta;
       root = exponential<A, W>(exponent);
       root = exponent > Format<A>::largest ? V{} + std::numeric_limits<A>::infinity() : root;

@@ -21,6 +21,8 @@ struct Format<float> {
                                          0x1.123a2p-7f, 0x1.6a23dp-10f};
   static constexpr float ln2_hi = 0x1.62e4p-1f, ln2_lo = 0x1.7f7d1cp-20f;
   static constexpr float round = 0x1.8p23f, largest = 88.0f, smallest = 0x1p-126f;
+  static constexpr Bits cube = 0x54A2FA8C;
+  static constexpr int cube_steps = 2;
 };
 template <>
 struct Format<double> {
@@ -33,6 +35,8 @@ struct Format<double> {
       0x1.28ad9b8551757p-22, 0x1.ad7f3ee016e7dp-26};
   static constexpr double ln2_hi = 0x1.62e42fefap-1, ln2_lo = 0x1.cf79abc9e3b3ap-40;
   static constexpr double round = 0x1.8p52, largest = 709.0, smallest = 0x1p-1022;
+  static constexpr Bits cube = 0x553EF0FF289DD796;
+  static constexpr int cube_steps = 3;
 };
 
 template <class A>
@@ -122,6 +126,42 @@ POOLGRAD_INLINE Vec<A, W> logarithm(Vec<A, W> x) {
 template <class A, int W>
 POOLGRAD_INLINE Vec<A, W> log_ratio(Vec<A, W> lo, Vec<A, W> hi) {
   return logarithm_near<A, W>(lo / hi, (lo - hi) / hi);
+}
+
+// The cube root of x >= 0, by way of 1 / root: a third of the bits of x taken from a constant is
+// near it (Moroz, Samotyy, Walczyk and Cieslinski, 2021), and each step has three times as many
+// digits.
+template <class A, int W>
+POOLGRAD_INLINE Vec<A, W> cube_root(Vec<A, W> x) {
+  using F = Format<A>;
+  using V = Vec<A, W>;
+  using Bit = typename F::Bits;
+  const auto third = convert<Bit>(convert<A>(bits_as<Vec<Bit, W>>(x)) * static_cast<A>(1.0 / 3));
+  V r = bits_as<V>(F::cube - third);
+  POOLGRAD_UNROLL
+  for (int k = 0; k < F::cube_steps; ++k) {
+    const V e = A(1) - x * r * (r * r);
+    r += r * e * (static_cast<A>(1.0 / 3) + e * static_cast<A>(2.0 / 9));
+  }
+  const V square = r * r, root = x * square;
+  return root + (x - root * (root * root)) * (square * static_cast<A>(1.0 / 3));
+}
+
+// 2^k and 2^-k, k such that x 2^-k is in [1, 2), or as near to that as normal numbers get.
+template <class V>
+struct Scale {
+  V up, down;
+};
+template <class A, int W>
+POOLGRAD_INLINE Scale<Vec<A, W>> scale_of(Vec<A, W> x) {
+  using F = Format<A>;
+  using V = Vec<A, W>;
+  using Bit = typename F::Bits;
+  constexpr Bit one = Bit{F::bias} << F::mantissa, least = Bit{1} << F::mantissa;
+  constexpr Bit most = 2 * one - least;
+  auto bits = bits_as<Vec<Bit, W>>(x) & (2 * one + least);
+  bits = bits < least ? Vec<Bit, W>{} + least : bits > most ? Vec<Bit, W>{} + most : bits;
+  return {bits_as<V>(bits), bits_as<V>(2 * one - bits)};
 }
 
 // q^n
