@@ -76,7 +76,8 @@ class BackBands {
     const T* gradients;
     const std::uint8_t* routes;
     i64 gradient_pitch, route_pitch;
-    u32 place;  // the first of the windows' places at this depth
+    u32 place;                                 // the first of the windows' places at this depth
+    const char *gradients_next, *routes_next;  // where the next band lies in the arrays
   };
 
   void prepare() {
@@ -130,19 +131,34 @@ class BackBands {
     const bool plain = Routed && g.dtype == DtypeOf<T>::value && g.width == 1;
     const auto* sent =
         reinterpret_cast<const T*>(gradient_plane_) + od * g.depth + first * g.height + lo_;
+    Sent band{gradients_ + at,
+              routes_ + at,
+              pitch_,
+              pitch_,
+              0,
+              row_at(g, gradient_plane_, od, first + lines),
+              nullptr};
     if constexpr (Routed) {
       const View& r = *routing_;
+      band.routes_next = row_at(r, route_plane_, od, first + lines);
       if (plain && readable_ && first >= 0 && first + lines <= outs && r.dtype == Dtype::uint8 &&
           r.width == 1) {
-        const auto* where = reinterpret_cast<const std::uint8_t*>(route_plane_);
-        return {sent, where + od * r.depth + first * r.height + lo_, g.height, r.height, 0};
+        band.gradients = sent, band.gradient_pitch = g.height;
+        band.routes = reinterpret_cast<const std::uint8_t*>(row_at(r, route_plane_, od, first));
+        band.route_pitch = r.height;
+        return band;
       }
     }
     const bool dense = plain && near_ && g.height == p_.axis[2].out;
     const bool within = dense && first > kSpare && first + lines < outs - kSpare;
     for (i64 i = 0; i < lines; ++i) copy(od, first + i, line + i, !within);
-    if (within) return {sent, routes_ + at, g.height, pitch_, 0};
-    return {gradients_ + at, routes_ + at, pitch_, pitch_, 0};
+    if (within) band.gradients = sent, band.gradient_pitch = g.height;
+    return band;
+  }
+
+  // Column `lo_` of a row, which need not exist.
+  const char* row_at(const View& v, const char* plane, i64 od, i64 oh) const {
+    return plane + (od * v.depth + oh * v.height + lo_ * v.width) * size_of(v.dtype);
   }
 
   // One line; its gradients only if they are not read where they lie.
@@ -185,6 +201,11 @@ class BackBands {
     const i64 base = floor_div(column + p_.axis[2].lo, S) - lo_;
     const T* g = sent.gradients + base;
     const std::uint8_t* r = sent.routes + base;
+    const i64 gradient_step = gy_->height * size_of(gy_->dtype);
+    const i64 route_step = Routed ? routing_->height * size_of(routing_->dtype) : 0;
+    const char* gradients_next = sent.gradients_next + base * gy_->width * size_of(gy_->dtype);
+    const char* routes_next =
+        Routed ? sent.routes_next + base * routing_->width * size_of(routing_->dtype) : nullptr;
     At wanted[K][K];
     POOLGRAD_UNROLL
     for (i64 k = 0; k < K * K; ++k)
@@ -222,8 +243,8 @@ class BackBands {
         POOLGRAD_UNROLL
         for (i64 j = 0; !Routed && j < K; ++j) sums[j][c] += line;
       }
-      __builtin_prefetch(g + lines * sent.gradient_pitch);
-      if constexpr (Routed) __builtin_prefetch(r + lines * sent.route_pitch);
+      __builtin_prefetch(gradients_next), gradients_next += gradient_step;
+      if constexpr (Routed) __builtin_prefetch(routes_next), routes_next += route_step;
       g += sent.gradient_pitch, r += sent.route_pitch;
       POOLGRAD_UNROLL
       for (i64 j = 0; j < S; ++j) {
