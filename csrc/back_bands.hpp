@@ -46,6 +46,7 @@ class BackBands {
     sent_ = arena.take<Sent>(depths);
     wide_ = Routed ? arena.take<u32>(pitch_) : nullptr;
     divisors_ = Routed ? nullptr : arena.take<T>(real_.hi - real_.lo);
+    row_divisors_ = Routed ? nullptr : arena.take<T>(depths * lines_);
     nowhere_ = arena.take<T>(a.in);
     rows_ = arena.take<T*>((lines_ + 2) * a.stride + a.kernel);
   }
@@ -77,6 +78,7 @@ class BackBands {
     const std::uint8_t* routes;
     i64 gradient_pitch, route_pitch;
     u32 place;                                 // the first of the windows' places at this depth
+    const T* divisors;                         // one for each line, unless gradients are divided
     const char *gradients_next, *routes_next;  // where the next band lies in the arrays
   };
 
@@ -128,7 +130,8 @@ class BackBands {
   Sent sent_by(i64 od, i64 first, i64 lines, i64 line) {
     const View& g = *gy_;
     const i64 outs = p_.axis[1].out, at = line * pitch_;
-    const bool plain = Routed && g.dtype == DtypeOf<T>::value && g.width == 1;
+    const bool plain = g.dtype == DtypeOf<T>::value && g.width == 1;
+    const bool inside = plain && readable_ && first >= 0 && first + lines <= outs;
     const auto* sent =
         reinterpret_cast<const T*>(gradient_plane_) + od * g.depth + first * g.height + lo_;
     Sent band{gradients_ + at,
@@ -136,20 +139,27 @@ class BackBands {
               pitch_,
               pitch_,
               0,
+              nullptr,
               row_at(g, gradient_plane_, od, first + lines),
               nullptr};
     if constexpr (Routed) {
       const View& r = *routing_;
       band.routes_next = row_at(r, route_plane_, od, first + lines);
-      if (plain && readable_ && first >= 0 && first + lines <= outs && r.dtype == Dtype::uint8 &&
-          r.width == 1) {
+      if (inside && r.dtype == Dtype::uint8 && r.width == 1) {
         band.gradients = sent, band.gradient_pitch = g.height;
         band.routes = reinterpret_cast<const std::uint8_t*>(row_at(r, route_plane_, od, first));
         band.route_pitch = r.height;
         return band;
       }
+    } else if (inside && p_.axis[2].kernel <= p_.axis[2].stride) {  // each is divided but once
+      band.gradients = sent, band.gradient_pitch = g.height;
+      T* divisors = row_divisors_ + line;
+      for (i64 i = 0; i < lines; ++i)
+        divisors[i] = static_cast<T>(divisor_.of_rows(p_, od, first + i));
+      band.divisors = divisors;
+      return band;
     }
-    const bool dense = plain && near_ && g.height == p_.axis[2].out;
+    const bool dense = Routed && plain && near_ && g.height == p_.axis[2].out;
     const bool within = dense && first > kSpare && first + lines < outs - kSpare;
     for (i64 i = 0; i < lines; ++i) copy(od, first + i, line + i, !within);
     if (within) band.gradients = sent, band.gradient_pitch = g.height;
@@ -231,7 +241,10 @@ class BackBands {
         for (i64 k = K - 1; k >= 0; --k) {
           if ((c + P - k) % S != 0) continue;
           const i64 away = (c + P - k) / S;
-          const V gradient = load<V>(g + away);
+          V gradient = load<V>(g + away);
+          if constexpr (!Routed && K <= S) {
+            if (sent.divisors) gradient /= sent.divisors[q] * load<V>(divisors_ + base + away);
+          }
           if constexpr (Routed) {
             const At at = convert<Place>(load<Vec<std::uint8_t, static_cast<int>(W)>>(r + away));
             POOLGRAD_UNROLL
@@ -272,7 +285,7 @@ class BackBands {
   Range real_;                       // the columns of outputs that there are
   bool readable_, near_;  // lines may be read where they lie, or with what lies beside them
   bool ready_ = false;
-  T *gradients_, *divisors_, *nowhere_;
+  T *gradients_, *divisors_, *row_divisors_, *nowhere_;
   std::uint8_t* routes_;
   u32* wide_;
   T** rows_;    // where rows of inputs go
