@@ -29,6 +29,7 @@ class BackPixels {
         gx_(gx, length_, arena),
         staged_(arena.take<T>(kSquares * p.axis[1].stride * length_)),
         nothing_(arena.take<T>(p.inner)),
+        rows_(arena.take<T*>(kSquares * p.axis[1].stride)),
         nowhere_(arena.take<std::uint8_t>(p.inner)) {}
 
   void run(const View& gy, const View* routes, Divisor, i64 plane) {
@@ -40,11 +41,23 @@ class BackPixels {
     std::memset(nowhere_, 0xFF, static_cast<std::size_t>(p_.inner));
     const i64 last = floor_div(piece_.hi[1] - 1 + height.lo, height.stride);
     const i64 end = floor_div(width.in - 1 + width.lo, width.stride) + 1;
+    const i64 full_lo = ceil_div(width.lo, width.stride);  // the others reach beyond the row
+    const i64 full_hi = floor_div(width.in + width.lo, width.stride);
     for (i64 a = floor_div(piece_.lo[1] + height.lo, height.stride); a <= last; a += kSquares) {
       for (i64 b = floor_div(width.lo, width.stride), next; b < end; b = next) {
         next = smaller(end, b + columns_);
+        if (b < full_lo) next = smaller(next, full_lo);
+        else if (b < full_hi) next = smaller(next, full_hi);
+        const bool here = gx_.in_place() && b >= full_lo && next <= full_hi;
+        for (i64 r = 0; r < kSquares * height.stride; ++r) {
+          const i64 h = a * height.stride - height.lo + r;
+          const bool real = h >= piece_.lo[1] && h < piece_.hi[1];
+          const i64 at = first_of(plane, h, b * width.stride - width.lo);
+          rows_[r] = here && real ? gx_.room(at, (next - b) * width.stride * p_.inner, false)
+                                  : staged_ + r * length_;
+        }
         by_shape(width, [&](auto kernel, auto stride) { blocks<kernel(), stride()>(a, b, next); });
-        finish(plane, a, b, next);
+        if (!here) finish(plane, a, b, next);
       }
     }
   }
@@ -62,7 +75,11 @@ class BackPixels {
             routes_ + oh * routing_->height + ow * routing_->width};
   }
 
-  // Blocks b ... end of a row of them, to `staged_`. Sums are made in ascending order of outputs.
+  i64 first_of(i64 plane, i64 h, i64 w) const {
+    return plane * p_.in_plane() + (h * p_.axis[2].in + w) * p_.inner;
+  }
+
+  // Blocks b ... end of a row of them, to `rows_`. Sums are made in ascending order of outputs.
   template <i64 K, i64 S>
   POOLGRAD_LOOP void blocks(i64 a, i64 b, i64 end) const {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -75,8 +92,9 @@ class BackPixels {
       for (i64 j = 0; j < kRows; ++j) from[j][i] = sender(a - kReach + 1 + j, column);
     };
     for (i64 i = 1; i < kReach; ++i) senders(b - kReach + i, i);
-    T* to = staged_;
-    for (; b < end; ++b, to += S * p_.inner) {
+    T* to[kHigh];
+    std::copy(rows_, rows_ + kHigh, to);
+    for (i64 at = 0; b < end; ++b, at += S * p_.inner) {
       for (i64 j = 0; j < kRows; ++j) {
         POOLGRAD_UNROLL
         for (i64 i = 0; i + 1 < kReach; ++i) from[j][i] = from[j][i + 1];
@@ -106,7 +124,9 @@ class BackPixels {
         }
         POOLGRAD_UNROLL
         for (i64 k = 0; k < kHigh * S; ++k) {
-          store(to + k / S * length_ + k % S * p_.inner + channel, sums[k / S][k % S]);
+          T* here = to[k / S] + at + k % S * p_.inner + channel;
+          ask_to_write(here + kWriteAhead<T>);
+          store(here, sums[k / S][k % S]);
         }
       }
     }
@@ -120,8 +140,8 @@ class BackPixels {
     for (i64 r = 0; r < kSquares * height.stride; ++r) {
       const i64 h = a * height.stride - height.lo + r;
       if (h < piece_.lo[1] || h >= piece_.hi[1] || lo >= hi) continue;
-      gx_.put(plane * p_.in_plane() + (h * width.in + lo) * p_.inner,
-              staged_ + r * length_ + (lo - begin) * p_.inner, (hi - lo) * p_.inner);
+      gx_.put(first_of(plane, h, lo), staged_ + r * length_ + (lo - begin) * p_.inner,
+              (hi - lo) * p_.inner);
     }
   }
 
@@ -132,6 +152,7 @@ class BackPixels {
   const i64 columns_, length_;  // blocks at a time; elements of a row of them
   Sink<T> gx_;
   T *staged_, *nothing_;
+  T** rows_;  // where rows of blocks go
   std::uint8_t* nowhere_;
   const View *gy_ = nullptr, *routing_ = nullptr;
   const T* gradients_ = nullptr;

@@ -36,6 +36,9 @@ class Sink {
     return here;
   }
 
+  // Whether rows are made where they belong, in any order.
+  bool in_place() const { return to_.data && !buffer_; }
+
   // Elements first ... first + n, made elsewhere.
   void put(i64 first, const T* from, i64 n) {
     if (!to_.data) return;
