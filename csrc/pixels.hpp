@@ -8,7 +8,8 @@
 namespace poolgrad {
 namespace {
 
-// Rows of outputs at once: more lines of inputs would meet in the same sets of the first cache.
+// Rows of outputs at once, which share lines of inputs: more of them would meet in the same sets of
+// the first cache. At larger strides they share too little to be worth so many streams of memory.
 inline constexpr i64 kMostPixelRows = 4;
 inline constexpr i64 kPixelBand = i64{1} << 10;  // elements of a row that are made at a time
 
@@ -40,7 +41,7 @@ class Pixels {
     if (!used_ || oh < height.full_lo) return 0;
     return larger(0, smaller(most(), smaller(end, height.full_hi) - oh));
   }
-  i64 most() const { return used_ ? kMostPixelRows : 0; }
+  i64 most() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMostPixelRows : 1; }
 
   i64 columns() const { return larger(1, kPixelBand / p_.inner); }  // at once
 
@@ -88,7 +89,12 @@ class Pixels {
               for (i64 t = K - S; t < K; ++t) __builtin_prefetch(from + t * step + kAhead);
               from += pitch;
             },
-            [] {}, [&](i64 q, const auto& cell) { O::store(to.line(q, length), at, cell); });
+            [] {},
+            [&](i64 q, const auto& cell) {
+              const auto line = to.line(q, length);
+              ask_to_write(line.y + at + kWriteAhead<T>);
+              O::store(line, at, cell);
+            });
       }
     }
     return !std::is_same_v<O, Op> && has_nan(seen);

@@ -116,24 +116,30 @@ template <class Op>
 void pixel_rows(const Plan& p, const Tile& tile, DirectKit<Op>& kit, i64 plane, i64 od, i64 oh,
                 i64 rows) {
   const Axis& width = p.axis[2];
+  const bool here = kit.y.in_place() && (!kit.keep || kit.routes.in_place());
   for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
     hi = smaller(tile.hi[2], lo + kit.pixels.columns());
-    const i64 n = (hi - lo) * p.inner;
+    const i64 n = (hi - lo) * p.inner, pitch = here ? p.out_row() : n;
     const i64 full_lo = larger(lo, smaller(hi, width.full_lo));
     const i64 full_hi = larger(full_lo, smaller(hi, width.full_hi));
+    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
+    auto to = kit.staged;
+    if (here) {
+      to = Op::target(kit.y.room(first, n, false),
+                      kit.keep ? kit.routes.room(first, n, false) : nullptr, false);
+    }
     if (full_lo < full_hi) {
-      const auto first = kit.staged.at((full_lo - lo) * p.inner);
-      kit.pixels.make(oh, rows, full_lo, full_hi, first, n);
+      kit.pixels.make(oh, rows, full_lo, full_hi, to.at((full_lo - lo) * p.inner), pitch);
     }
     for (i64 q = 0; q < rows; ++q) {
-      const auto row = kit.staged.at(q * n);
+      const auto row = to.at(q * pitch);
       if (lo < full_lo) kit.windows.part(od, oh + q, lo, full_lo, row);
       if (full_hi < hi) {
         kit.windows.part(od, oh + q, full_hi, hi, row.at((full_hi - lo) * p.inner));
       }
-      const i64 first = plane + (od * p.axis[1].out + oh + q) * p.out_row() + lo * p.inner;
-      kit.y.put(first, row.y, n);
-      if (row.routes) kit.routes.put(first, row.routes, n);
+      if (here) continue;
+      kit.y.put(first + q * p.out_row(), row.y, n);
+      if (row.routes) kit.routes.put(first + q * p.out_row(), row.routes, n);
     }
   }
 }
