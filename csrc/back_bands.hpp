@@ -180,11 +180,9 @@ class BackBands {
       if (Routed) std::memset(place, 0xFF, static_cast<std::size_t>(n));
       return std::fill(to, to + n, T(0));
     }
-    ask_ahead_of(*gy_, gradient_plane_, od, oh, real_, 1);
     if constexpr (Routed) {
       if (gradients) copy_row(*gy_, gradient_plane_, od, oh, real_.lo, real_.hi, false, to);
       const View& r = *routing_;
-      ask_ahead_of(r, route_plane_, od, oh, real_, 1);
       if (r.dtype == Dtype::uint8 && r.width == 1) {
         const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_);
         copy_run(from + od * r.depth + oh * r.height + real_.lo, place, n);
