@@ -22,7 +22,6 @@ struct Format<float> {
   static constexpr float ln2_hi = 0x1.62e4p-1f, ln2_lo = 0x1.7f7d1cp-20f;
   static constexpr float round = 0x1.8p23f, largest = 88.0f, smallest = 0x1p-126f;
   static constexpr Bits cube = 0x54A2FA8C;
-  static constexpr int cube_steps = 2;
 };
 template <>
 struct Format<double> {
@@ -36,7 +35,6 @@ struct Format<double> {
   static constexpr double ln2_hi = 0x1.62e42fefap-1, ln2_lo = 0x1.cf79abc9e3b3ap-40;
   static constexpr double round = 0x1.8p52, largest = 709.0, smallest = 0x1p-1022;
   static constexpr Bits cube = 0x553EF0FF289DD796;
-  static constexpr int cube_steps = 3;
 };
 
 template <class A>
@@ -129,8 +127,8 @@ POOLGRAD_INLINE Vec<A, W> log_ratio(Vec<A, W> lo, Vec<A, W> hi) {
 }
 
 // The cube root of x >= 0, by way of 1 / root: a third of the bits of x taken from a constant is
-// near it (Moroz, Samotyy, Walczyk and Cieslinski, 2021), and each step has three times as many
-// digits.
+// near it (Moroz, Samotyy, Walczyk and Cieslinski, 2021). Each of two steps has three times as many
+// digits, and the last, of the root itself, twice as many: it is less than one unit off.
 template <class A, int W>
 POOLGRAD_INLINE Vec<A, W> cube_root(Vec<A, W> x) {
   using F = Format<A>;
@@ -139,7 +137,7 @@ POOLGRAD_INLINE Vec<A, W> cube_root(Vec<A, W> x) {
   const auto third = convert<Bit>(convert<A>(bits_as<Vec<Bit, W>>(x)) * static_cast<A>(1.0 / 3));
   V r = bits_as<V>(F::cube - third);
   POOLGRAD_UNROLL
-  for (int k = 0; k < F::cube_steps; ++k) {
+  for (int k = 0; k < 2; ++k) {
     const V e = A(1) - x * r * (r * r);
     r += r * e * (static_cast<A>(1.0 / 3) + e * static_cast<A>(2.0 / 9));
   }

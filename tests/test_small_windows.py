@@ -30,6 +30,23 @@ BLENDS: dict[str, tuple[str, dict[str, Any], str]] = {
 NEAR = {np.float32: 4e-6, np.float64: 1e-13}
 
 
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, 4.0])
+@pytest.mark.parametrize("dtype", NEAR)
+def test_a_lone_number_is_its_own_norm(dtype: Any, norm_type: float) -> None:
+    """Also where its power would be no number: the largest, the smallest, and infinity."""
+    limits = np.finfo(dtype)
+    lone = [limits.max, limits.max / 2, limits.tiny, limits.smallest_subnormal, 1, 3, np.inf, 0]
+    x = np.zeros((1, 1, 2, 2 * len(lone)), dtype)
+    x[0, 0, 1, ::2] = [-value for value in lone]
+    y, back = poolgrad.vjp(poolgrad.lp_pool2d, x, norm_type, 2)
+    np.testing.assert_allclose(y[0, 0, 0], np.array(lone, dtype), rtol=4 * limits.eps)
+    gradient = np.zeros_like(x)
+    gradient[0, 0, 1, :-2:2] = -1
+    np.testing.assert_allclose(back(np.ones_like(y)), gradient, rtol=8 * limits.eps)
+    x[..., -1] = np.nan
+    assert np.isnan(poolgrad.lp_pool2d(x, norm_type, 2)[0, 0, 0, -1])
+
+
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("blend", BLENDS)
 @pytest.mark.parametrize("last", [False, True])
