@@ -82,8 +82,9 @@ POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Lin
       auto cell = O::first(value[0], place);
       POOLGRAD_UNROLL
       for (i64 t = 1; t < K; ++t) O::take(cell, value[t], place + static_cast<u32>(t));
-      V sum = value[0] + value[K - 1];
-      if constexpr (S > 1 && K == 3) sum += value[1];
+      V sum = value[0];
+      POOLGRAD_UNROLL
+      for (i64 t = 1; t < K; ++t) sum += value[t];
       seen += sum;
       return cell;
     };

@@ -96,6 +96,25 @@ def test_pixels(dtype: str, kind: str, kernel: int, stride: int) -> None:
             _check("max_pool2d", np.repeat(x, 2, -2)[..., ::2, :], True, **windows)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dilation", "last"),
+    [((1, 7, 3, 24), 1, True), ((1, 7, 19, 64), 1, True), ((1, 1, 20, 12), 4, False),
+     ((1, 1, 20, 14), 3, False)],
+)  # fmt: skip
+def test_a_nan_at_every_column(shape: tuple[int, ...], dilation: int, last: bool) -> None:
+    """Also one that is the middle of a window, and at no end of another."""
+    for column in range(shape[2 + (not last)]):
+        x = np.zeros(shape, np.float32)
+        x[(0, 3, column, 1) if last else (0, 0, 3, column)] = np.nan
+        windows = {"kernel_size": 3, "stride": 1, "dilation": dilation, "channels_last": last}
+        y, pullback = poolgrad.vjp(poolgrad.max_pool2d, x, **windows)
+        expected, textbook = reference.vjp(poolgrad.max_pool2d, x, **windows)
+        np.testing.assert_array_equal(y, expected)
+        np.testing.assert_array_equal(poolgrad.max_pool2d(x, **windows), expected)
+        ones = np.ones_like(y)
+        np.testing.assert_array_equal(pullback(ones), textbook(ones))
+
+
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 3, 1), (3, 1, 2), (2, 1, 3)])
 @pytest.mark.parametrize("kind", ["ties", "nan", "infinite"])
 def test_windows_apart(kind: str, kernel: int, stride: int, dilation: int) -> None:
