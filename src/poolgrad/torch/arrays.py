@@ -25,6 +25,7 @@ DTYPES = {name: getattr(torch, name) for name in _KNOWN}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+# PyTorch's threads wait for its next call awake: ours would have to share the processors with them.
 share_threads(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
