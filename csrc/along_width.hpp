@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "neighbours.hpp"
 #include "reader.hpp"
 
 namespace poolgrad {
@@ -37,31 +38,50 @@ void in_groups(i64 taps, F&& fold) {
 // making: then the cost grows with the logarithm of the kernel.
 [[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
 
-// `outputs` elements from reductions of 2, 4, 8, ... neighbours along an axis, `step` elements and
-// `below` places apart. ones(n) and pairs(n) put the first of them into `to` and into `doubled`.
-template <class Op, class Row, class Ones, class Pairs>
-void double_up(const Axis& a, i64 outputs, i64 step, i64 below, Row doubled, Row to, Ones&& ones,
-               Pairs&& pairs) {
+template <class Op>
+struct ToRow {
+  struct Line {};
+  typename Op::Row to;
+  template <class C>
+  POOLGRAD_INLINE void operator()(Line, i64 i, const C& cell, i64 lanes) const {
+    Op::store_cell(Op::at(to, i), cell, 0, lanes);
+  }
+  void next(Line) const {}
+};
+
+// `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step` elements apart.
+template <class Op>
+void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step,
+               typename Op::Row doubled, typename Op::Row to) {
   const i64 gap = a.dilation * step, read = outputs + (a.kernel - 1) * gap;
   i64 done = 0;  // inputs of each window that are in `to`
-  if (a.kernel == 1 || (!Op::kIdempotent && a.kernel % 2)) ones(outputs), done = 1;
-  for (i64 size = 2; size <= a.kernel; size *= 2) {
-    const i64 half = size / 2, n = read - (size - 1) * gap;
+  i64 size = 1;  // and of those in `doubled`
+  if (gap == 1) {
+    const Neighbours<Op> near(a.kernel);
+    near.make(from, 0, 1, outputs, doubled, ToRow<Op>{to}, {});
+    if (near.complete()) return;
+    done = near.done(), size = near.size();
+  } else if (a.kernel == 1 || (!Op::kIdempotent && a.kernel % 2)) {
+    Op::fold_inputs(to, outputs, from, 1, 0, 1, 0), done = 1;
+  }
+  while (2 * size <= a.kernel) {
+    const i64 half = size, n = read - (2 * size - 1) * gap;
+    size *= 2;
     if (size == 2) {
-      pairs(n);
+      Op::fold_inputs(doubled, n, from, 1, gap, 2, 0);
     } else {  // in place: what is read lies at or after what is written
-      const Row halves[2] = {doubled, Op::at(doubled, half * gap)};
-      Op::fold_rows(doubled, n, halves, 0, half * below, Const<2>{}, std::true_type{});
+      const typename Op::Row halves[2] = {doubled, Op::at(doubled, half * gap)};
+      Op::fold_rows(doubled, n, halves, 0, half, Const<2>{}, std::true_type{});
     }
     if (Op::kIdempotent && 2 * size > a.kernel) {  // two that overlap do no harm
       const i64 rest = a.kernel - size;
-      const Row both[2] = {doubled, Op::at(doubled, rest * gap)};
-      Op::fold_rows(to, outputs, both, 0, rest * below, Const<2>{}, std::true_type{});
+      const typename Op::Row both[2] = {doubled, Op::at(doubled, rest * gap)};
+      Op::fold_rows(to, outputs, both, 0, rest, Const<2>{}, std::true_type{});
     }
     if (Op::kIdempotent || !(a.kernel & size)) continue;
-    const Row more = Op::at(doubled, done * gap);
+    const typename Op::Row more = Op::at(doubled, done * gap);
     if (done == 0) Op::fold_rows(to, outputs, &more, 0, 0, Const<1>{}, std::true_type{});
-    else Op::fold_rows(to, outputs, &more, done * below, 0, Const<1>{}, std::false_type{});
+    else Op::fold_rows(to, outputs, &more, done, 0, Const<1>{}, std::false_type{});
     done += size;
   }
 }
@@ -145,12 +165,9 @@ class Width {
   // Full windows of neighbours along a row.
   void double_up(const T* from, i64 count, Row into) {
     const Axis& a = p_.axis[2];
-    const i64 inner = p_.inner, gap = a.dilation * inner;
+    const i64 inner = p_.inner;
     const Row to = a.stride > 1 ? spaced_ : into;
-    poolgrad::double_up<Op>(
-        a, ((count - 1) * a.stride + 1) * inner, inner, 1, doubled_, to,
-        [&](i64 n) { Op::fold_inputs(to, n, from, 1, 0, 1, 0); },
-        [&](i64 n) { Op::fold_inputs(doubled_, n, from, 1, gap, 2, 0); });
+    poolgrad::double_up<Op>(a, from, ((count - 1) * a.stride + 1) * inner, inner, doubled_, to);
     for (i64 o = 0; a.stride > 1 && o < count; ++o) {
       const Row own = Op::at(to, o * a.stride * inner);
       Op::fold_rows(Op::at(into, o * inner), inner, &own, 0, 0, Const<1>{}, std::true_type{});

@@ -31,9 +31,20 @@ void average_far(const Work& work, const View& x, Dense y, Divisor divisor, Make
   const Plan& p = *work.plan;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
     const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return MeanKit<A, Windows>{
-        make(tile, arena), {y, Windows::most_rows(p) * n, arena}, arena.take<A>(n), {columns}};
+    return MeanKit<A, Windows>{make(tile, arena), {y, n, arena}, arena.take<A>(n), {columns}};
   });
+}
+
+template <class A>
+void average_wide(const Work& work, const View& x, Dense y, Divisor divisor,
+                  const Quotient* quotient) {
+  const Plan& p = *work.plan;
+  using Kit = WideMeanKit<A>;
+  over_outputs(
+      work, [&](const Tile& tile, Arena& arena) { return Kit(p, x, tile, y, quotient, arena); },
+      [&](Kit& kit, i64 plane, const Tile&) {
+        wide_average_tile(p, kit, plane_of(x, plane), divisor, plane * p.out_plane());
+      });
 }
 
 template <class A>
@@ -59,6 +70,8 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
     using Far = Separable<Sum<A>>;
     if (is_direct(p)) {
       average_near<A>(work, x, y, divide);
+    } else if (is_sheet(p)) {
+      average_wide<A>(work, x, y, divide, nullptr);
     } else if (is_by_columns(p, x)) {
       average_far<A, Columns<A>>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
         return Columns<A>(p, x, tile, arena);
@@ -107,6 +120,8 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
     if (is_at_every_place(p)) {
       const Plan back = transposed(p);
       const Quotient quotient{p, {count_padding, divisor}};
+      if (is_sheet(back))
+        return average_wide<A>({&back, work.threads}, gy, gx, {false, 1}, &quotient);
       using Far = Separable<Sum<A>>;
       return average_far<A, Far>({&back, work.threads}, gy, gx, {false, 1},
                                  [&](const Tile& tile, Arena& arena) {

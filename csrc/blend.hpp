@@ -2,6 +2,7 @@
 #pragma once
 
 #include "bands.hpp"
+#include "sheet.hpp"
 
 namespace poolgrad {
 namespace {
@@ -17,6 +18,7 @@ struct Sum {
 
   static constexpr bool kIdempotent = false;
   static constexpr bool kDoubles = true;
+  static constexpr bool kRounds = true;  // so the order of sums matters
   static constexpr A kFill = A(0);
   static bool is_suspect(Row, i64) { return false; }
 
@@ -43,17 +45,29 @@ struct Sum {
   struct Cell {
     V sum;
   };
+  template <class V>
+  static Cell<V> begin(V value, u32 = 0) {
+    return {value};
+  }
+  template <class C, class F>
+  static C each(const C& a, const C& b, F&& f) {
+    return {f(a.sum, b.sum)};
+  }
+  template <class C>
+  static C moved_back(const C& cell, u32) {
+    return cell;
+  }
   template <class C>
   static C load_cell(Row from, u32) {
     return {load<decltype(C::sum)>(from.v)};
   }
   template <class C>
-  static void merge(C& cell, const C& later) {
+  static void merge(C& cell, const C& later, u32 = 0) {
     cell.sum += later.sum;
   }
   template <class C>
-  static void store_cell(Row to, const C& cell, u32) {
-    store(to.v, cell.sum);
+  static void store_cell(Row to, const C& cell, u32, i64 lanes) {
+    store_first(to.v, cell.sum, lanes);
   }
 
   // One output over many neighbours: each lane adds every W-th of them, then the lanes are added.
@@ -156,7 +170,7 @@ struct ColumnDivisors {
   }
 };
 
-// Rows of sums, all of one machine.
+// Rows of sums, one by one.
 template <class A, class Windows>
 struct MeanKit {
   Windows windows;
@@ -170,19 +184,15 @@ struct MeanKit {
   // Makes rows of n outputs from oh on, `most` or fewer, and says how many; rows_of(oh): a row's
   // divisor.
   template <class RowsOf>
-  i64 make(i64 od, i64 oh, i64 most, i64 first, i64 n, RowsOf&& rows_of) {
-    const auto made = windows.rows(od, oh, oh + most, {row});
-    A* to = y.room(first, made.count * n, false);
-    for (i64 q = 0; q < made.count; ++q) {
-      const A rows = rows_of(oh + q);
-      const typename Mean<A>::Target line{to + q * n, columns.row, &rows};
-      const A* sums = made.row.v + q * made.pitch;
-      sweep_lanes<A>(n, [&](auto w, i64 i) {
-        ask_to_write(line.y + i + kWriteAhead<A>);
-        Mean<A>::divide(line, i, load<Vec<A, w()>>(sums + i));
-      });
-    }
-    return made.count;
+  i64 make(i64 od, i64 oh, i64, i64 first, i64 n, RowsOf&& rows_of) {
+    const A* sums = windows.row(od, oh, {row}).v;
+    const A rows = rows_of(oh);
+    const typename Mean<A>::Target line{y.room(first, n, false), columns.row, &rows};
+    sweep_lanes<A>(n, [&](auto w, i64 i) {
+      ask_to_write(line.y + i + kWriteAhead<A>);
+      Mean<A>::divide(line, i, load<Vec<A, w()>>(sums + i));
+    });
+    return 1;
   }
 };
 
@@ -219,17 +229,56 @@ struct SmallMeanKit {
 
 template <class Kit>
 void average_tile(const Plan& p, const Tile& tile, Kit& kit, Divisor divisor, i64 plane) {
-  each_piece(kit.windows, tile, [&](const Tile& part) {
-    kit.columns.fill(p, divisor, part.lo[2], part.hi[2]);
-    const i64 n = (part.hi[2] - part.lo[2]) * p.inner;
-    over_rows(part, kit.deep(), [&](i64 od, i64 oh) {
-      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + part.lo[2] * p.inner;
-      return kit.make(od, oh, part.hi[1] - oh, first, n, [&](i64 row) {
-        return static_cast<std::remove_pointer_t<decltype(kit.columns.row)>>(
-            divisor.of_rows(p, od, row));
-      });
+  kit.columns.fill(p, divisor, tile.lo[2], tile.hi[2]);
+  const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+  over_rows(tile, kit.deep(), [&](i64 od, i64 oh) {
+    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+    return kit.make(od, oh, tile.hi[1] - oh, first, n, [&](i64 row) {
+      return static_cast<std::remove_pointer_t<decltype(kit.columns.row)>>(
+          divisor.of_rows(p, od, row));
     });
   });
+}
+
+// The same of wide windows.
+template <class A>
+struct WideMeanKit {
+  WideMeanKit(const Plan& p, const View& x, const Tile& tile, Dense to, const Quotient* quotient,
+              Arena& arena)
+      : sheet(p, x, tile, {false, quotient}, {}, arena),
+        y(to, sheet.most(), arena),
+        rows(arena.take<A>(sheet.most_rows())),
+        columns{arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner)} {}
+
+  Sheet<Sum<A>> sheet;
+  Landing<A> y;
+  A* rows;
+  ColumnDivisors<A> columns;
+};
+
+template <class A>
+void wide_average_tile(const Plan& p, WideMeanKit<A>& kit, const char* inputs, Divisor divisor,
+                       i64 plane) {
+  using V = typename Sheet<Sum<A>>::V;
+  using Patch = typename Sheet<Sum<A>>::Patch;
+  const bool by_pixel = kit.sheet.by_pixel;
+  const A* columns = kit.columns.row;
+  const auto open = [&](const Patch& patch, i64 oh, i64 rows) {
+    kit.columns.fill(p, divisor, patch.tile.lo[2], patch.tile.hi[2]);
+    for (i64 q = 0; q < rows; ++q) kit.rows[q] = static_cast<A>(divisor.of_rows(p, 0, oh + q));
+    const auto to = kit.y.open(p, patch, by_pixel, plane + oh * p.out_row());
+    const i64 ahead = kit.y.ahead(), inner = p.inner;
+    return [=, of_rows = kit.rows](i64 q, i64 s, const auto& cell, u32, i64 lanes)
+               __attribute__((always_inline)) {
+                 A* y = to.at(q, s);
+                 ask_to_write(y + ahead);
+                 const V own = by_pixel ? V{} + columns[s * inner]
+                                        : load_first<V>(columns + s * Landing<A>::W, lanes);
+                 store_first(y, cell.sum / (of_rows[q] * own), lanes);
+               };
+  };
+  const auto close = [&](const Patch& patch, i64, i64 rows, bool) { kit.y.close(patch, rows); };
+  for (i64 k = 0; k < kit.sheet.patches(); ++k) kit.sheet.make(inputs, k, open, close);
 }
 
 }  // namespace

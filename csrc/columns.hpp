@@ -36,9 +36,7 @@ class Columns {
 
   void start(const char* plane) { reader_.start(plane); }
 
-  static i64 most_rows(const Plan&) { return 1; }
-
-  Made<Sum<A>> rows(i64 od, i64 oh, i64, Row into) {
+  Row row(i64 od, i64 oh, Row into) {
     const Span depth = span_of(p_.axis[0], od), height = span_of(p_.axis[1], oh);
     const Axis& width = p_.axis[2];
     const i64 n = end_ - first_;
@@ -61,7 +59,7 @@ class Columns {
       if (s.taps == 0) Sum<A>::clear(at, 1);
       else Sum<A>::fold_inputs(at, 1, sums_ + s.begin - first_, 1, width.dilation, s.taps, 0);
     }
-    return {into, 1, 0};
+    return into;
   }
 
  private:

@@ -202,13 +202,16 @@ struct Exponentials {
   POOLGRAD_INLINE static Cell<V> whole(V* x, i64 n, V r, const Settings<A>& set, Const<W>) {
     const auto turned = r < A(0);
     const V rate = turned ? -r : r, sign = turned ? V{} - A(1) : V{} + A(1);
-    V m = V{} - std::numeric_limits<A>::infinity();
-    for (i64 t = 0; t < n; ++t) {
-      x[t] *= sign;
-      m = x[t] > m ? x[t] : m;
+    V m = x[0] * sign;
+    for (i64 t = 1; t < n; ++t) {  // the largest leaves: its exponential is one
+      const V own = x[t] * sign;
+      const auto larger = own > m;
+      x[t - 1] = larger ? m : own;
+      m = larger ? own : m;
     }
     Terms<V> terms;
-    by_turns(n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+    terms.cell.s += A(1);
+    by_turns(n - 1, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const V z = x[t] == m ? V{} : rate * (x[t] - m);  // infinities are no distance apart
       terms.template add<A, W>(turn, exponentials<A, W>(z), set);
     });

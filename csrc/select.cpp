@@ -30,18 +30,25 @@ void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate
   if constexpr (!Lone && kFloat<A>) {
     if (is_direct(p)) return all_at_once<Best<A, Keep>>(work, x, y, routes, negate, false);
   }
-  using Kit = SelectKit<A, Keep, Lone>;
   const bool holes = Keep && has_empty_windows(p);
+  if (is_sheet(p)) {
+    using Kit = WideKit<A, Keep, Lone>;
+    return over_outputs(
+        work, [&](const Tile& tile, Arena& arena) { return Kit(p, x, tile, y, negate, arena); },
+        [&](Kit& kit, i64 plane, const Tile&) {
+          wide_tile(p, kit, plane_of(x, plane), routes, plane * p.out_plane(), negate, holes);
+        });
+  }
+  using Kit = SelectKit<A, Keep, Lone>;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& a) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
         const Dense bytes = {routes.dtype == Dtype::uint8 ? routes.data : nullptr, Dtype::uint8};
-        const i64 most = Separable<Max<A, Keep, Lone>>::most_rows(p) * n;
         return Kit{{p, x, tile, {negate}, {}, a},
-                   {y, most, a},
+                   {y, n, a},
                    Max<A, Keep, Lone>::take(a, n),
-                   {bytes, most, a}};
+                   {bytes, n, a}};
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         kit.machine.start(plane_of(x, plane));

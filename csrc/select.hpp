@@ -35,6 +35,7 @@ struct Max {
 
   static constexpr bool kIdempotent = !Lone;
   static constexpr bool kDoubles = true;
+  static constexpr bool kRounds = false;   // merging in another order changes nothing
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Row row, i64 n) {
     bool found = false;
@@ -42,10 +43,10 @@ struct Max {
     return found;
   }
 
-  // Output i, if it is the lowest number: so are all inputs of its window, and the first one wins.
-  static void settle(Row row, i64 i, i64 first, i64 inputs) {
-    if (Keep && row.v[i] == lowest<T>())
-      row.r[i] = Lone && inputs > 1 ? kNowhere : static_cast<u32>(first);
+  // The route of an output that is the lowest number: so are all inputs of its window, and the
+  // first one wins.
+  static u32 settled(i64 first, i64 inputs) {
+    return inputs == 0 || (Lone && inputs > 1) ? kNowhere : static_cast<u32>(first);
   }
 
   static Row take(Arena& arena, i64 n) {
@@ -83,6 +84,26 @@ struct Max {
     V best;
     Vec<u32, static_cast<int>(sizeof(V) / sizeof(T))> where;
   };
+  template <class V>
+  static Cell<V> begin(V value, u32 place = 0) {
+    Cell<V> cell{};
+    cell.best = value;
+    if constexpr (Keep) cell.where += place;
+    return cell;
+  }
+  // f of what two know.
+  template <class C, class F>
+  static C each(const C& a, const C& b, F&& f) {
+    C both{};
+    both.best = f(a.best, b.best);
+    if constexpr (Keep) both.where = f(a.where, b.where);
+    return both;
+  }
+  template <class C>
+  static C moved_back(C cell, u32 by) {
+    if constexpr (Keep) cell.where = moved(cell.where, -by);
+    return cell;
+  }
   template <class C>
   static C load_cell(Row from, u32 by) {
     C cell{load<decltype(C::best)>(from.v), {}};
@@ -90,13 +111,13 @@ struct Max {
     return cell;
   }
   template <class C>
-  static void merge(C& cell, const C& later) {
-    challenge(cell.best, cell.where, later.best, later.where);
+  static void merge(C& cell, const C& later, u32 by = 0) {
+    challenge(cell.best, cell.where, later.best, moved(later.where, by));
   }
   template <class C>
-  static void store_cell(Row to, const C& cell, u32 back) {
-    store(to.v, cell.best);
-    if constexpr (Keep) store(to.r, moved(cell.where, -back));
+  static void store_cell(Row to, const C& cell, u32 back, i64 lanes) {
+    store_first(to.v, cell.best, lanes);
+    if constexpr (Keep) store_first(to.r, moved(cell.where, -back), lanes);
   }
 
   template <class Size, class First, class Distance>
@@ -256,6 +277,16 @@ void narrow(const u32* from, R* to, i64 n) {
   else narrow(from, as<u32>(to, first), n);
 }
 
+// The first lanes of `where` to route `first` and those after it.
+template <class P>
+POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
+  if (to.dtype == Dtype::uint8)
+    store_first(as<std::uint8_t>(to, first), convert<std::uint8_t>(where), lanes);
+  else if (to.dtype == Dtype::uint16)
+    store_first(as<std::uint16_t>(to, first), convert<std::uint16_t>(where), lanes);
+  else store_first(as<u32>(to, first), where, lanes);
+}
+
 [[maybe_unused]] inline bool has_empty_windows(const Plan& p) {
   for (const Axis& a : p.axis) {
     for (i64 o = 0; o < a.out; ++o) {
@@ -268,15 +299,9 @@ void narrow(const u32* from, R* to, i64 n) {
 
 // Outputs of row (od, oh) whose window holds no input are routed nowhere.
 [[maybe_unused]] inline void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, u32* r) {
-  const Axis& a = p.axis[2];
-  const i64 lo = tile.lo[2], hi = tile.hi[2], inner = p.inner;
-  if (span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0) {
-    for (i64 i = 0; i < (hi - lo) * inner; ++i) r[i] = kNowhere;
-  }
-  for (i64 o = lo; o < hi; ++o) {
-    if (o == larger(lo, a.full_lo) && a.full_hi > o) o = smaller(hi, a.full_hi);
-    if (o >= hi || span_of(a, o).taps) continue;
-    for (i64 c = 0; c < inner; ++c) r[(o - lo) * inner + c] = kNowhere;
+  const bool none = span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0;
+  for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o, r += p.inner) {
+    if (none || span_of(p.axis[2], o).taps == 0) std::fill(r, r + p.inner, kNowhere);
   }
 }
 

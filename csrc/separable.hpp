@@ -4,7 +4,7 @@
 // reductions of 2, 4, 8, ... neighbours.
 #pragma once
 
-#include "sheet.hpp"
+#include "along_width.hpp"
 
 namespace poolgrad {
 namespace {
@@ -68,14 +68,6 @@ class RowCache {
   i64* keys_ = nullptr;
 };
 
-// For what does not double along a row.
-struct NoSheet {
-  template <class... Ignored>
-  explicit NoSheet(const Ignored&...) {}
-  static bool used() { return false; }
-  static void start(const char*) {}
-};
-
 template <class Op>
 class Separable {
  public:
@@ -88,34 +80,19 @@ class Separable {
         tile_(tile),
         n_((tile.hi[2] - tile.lo[2]) * plan.inner),
         width_(plan, x, tile, how, op, arena),
-        sheet_(plan, x, tile, how, op, arena),
-        width_rows_(plan.axis[1], 1, sheet_.used() ? 0 : n_, op, arena),
-        height_rows_(plan.axis[0], plan.axis[0].overlap ? tile.hi[1] - tile.lo[1] : 1,
-                     sheet_.used() ? 0 : n_, op, arena) {}
+        width_rows_(plan.axis[1], 1, n_, op, arena),
+        height_rows_(plan.axis[0], plan.axis[0].overlap ? tile.hi[1] - tile.lo[1] : 1, n_, op,
+                     arena) {}
   Separable(const Separable&) = delete;
   Separable& operator=(const Separable&) = delete;
-
-  // Some rows are made piece by piece, one piece of all rows after the other.
-  i64 pieces() const { return sheet_.used() ? sheet_.pieces() : 1; }
-  Tile piece(i64 k) { return sheet_.used() ? sheet_.piece(k) : tile_; }
 
   i64 length() const { return n_; }
 
   void start(const char* plane) {
     width_.start(plane);
-    sheet_.start(plane);
     width_rows_.forget();
     height_rows_.forget();
   }
-
-  // Reduced rows of a piece from (od, oh) on, but not (od, end): where they lie, or one in `into`.
-  Made<Op> rows(i64 od, i64 oh, i64 end, Row into) {
-    if constexpr (Op::kDoubles) {
-      if (sheet_.used()) return sheet_.rows(oh, end);
-    }
-    return {row(od, oh, into), 1, 0};
-  }
-  static i64 most_rows(const Plan& p) { return Op::kDoubles && is_sheet(p) ? kMostTogether : 1; }
 
   // The reduced row (od, oh): in `into`, or where it already lies.
   Row row(i64 od, i64 oh, Row into) {
@@ -219,19 +196,8 @@ class Separable {
   const Tile tile_;
   const i64 n_;
   Width<Op> width_;
-  std::conditional_t<Op::kDoubles, Sheet<Op>, NoSheet> sheet_;
   RowCache<Op> width_rows_, height_rows_;
 };
-
-// Calls f for each part of the rows that is made on its own.
-template <class Windows, class F>
-void each_piece(Windows& windows, const Tile& tile, F&& f) {
-  if constexpr (requires { windows.pieces(); }) {
-    for (i64 k = 0; k < windows.pieces(); ++k) f(windows.piece(k));
-  } else {
-    f(tile);
-  }
-}
 
 }  // namespace
 }  // namespace poolgrad

@@ -2,7 +2,10 @@
 // along the height by the method of van Herk (1992) and of Gil and Werman (1993): rows fall into
 // blocks of a window's height, so each window is the end of one block and the beginning of the
 // next; with both made row by row it takes three operations, however high it is. The halves share
-// no row, so the method serves sums as well.
+// no row, so the method serves sums as well. Two of the operations are done while a row is reduced
+// along the width, in registers: an output is made as soon as its last input is read. With channels
+// last, where a vector holds channels of one pixel, maxima along the width are made in the same
+// way.
 #pragma once
 
 #include <optional>
@@ -12,10 +15,9 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMostShared = 1 << 13;   // places of windows: blocks are as large
-inline constexpr i64 kSheetBytes = 1 << 19;   // of two blocks,
-inline constexpr i64 kBandLength = 1 << 12;   // elements of rows that are made together,
-inline constexpr i64 kGroupLength = 1 << 10;  // that are reduced along the width together
+inline constexpr i64 kMostShared = 1 << 13;   // places of windows
+inline constexpr i64 kSheetBytes = 1 << 19;   // of a block of rows,
+inline constexpr i64 kGroupLength = 1 << 10;  // elements of rows that are read together
 
 // From the first place of a window to the last.
 [[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
@@ -31,14 +33,6 @@ inline constexpr i64 kGroupLength = 1 << 10;  // that are reduced along the widt
          p.places <= kMostShared;
 }
 
-// Rows of outputs, `pitch` apart: not more than kMostTogether.
-inline constexpr i64 kMostTogether = 8;
-template <class Op>
-struct Made {
-  typename Op::Row row;
-  i64 count, pitch;
-};
-
 // Op: load, merge and store what is known of parts of a window, lane by lane; Hasty is an Op that
 // knows no NaN.
 template <class Op>
@@ -46,23 +40,42 @@ class Sheet {
  public:
   using T = typename Op::In;
   using Row = typename Op::Row;
+  using Hasty = typename Op::Hasty;
+  static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
+  using V = Vec<T, W>;
+
+  // What is made on its own, so that blocks stay in the second cache: some columns of a tile and,
+  // with channels last, a vector of channels.
+  struct Patch {
+    Tile tile;
+    i64 channel, channels;  // all of them, if they are few
+    i64 strips;             // vectors of a row: of neighbours, or one a pixel
+    i64 lanes(i64 strip, bool by_pixel) const {
+      if (by_pixel) return channels;
+      return smaller(W, (tile.hi[2] - tile.lo[2]) * channels - strip * W);
+    }
+  };
 
   Sheet(const Plan& plan, const View& x, const Tile& tile, const Reading<T>& how, const Op& op,
         Arena& arena)
-      : p_(plan), x_(x), tile_(tile), how_(how), used_(is_sheet(plan)) {
-    if (!used_) return;
-    const Axis& a = plan.axis[1];
-    columns_ = columns_at_a_time(op);
+      : by_pixel(plan.inner > 1 && 2 * plan.inner >= W),
+        p_(plan),
+        x_(x),
+        tile_(tile),
+        how_(how),
+        side_(by_pixel ? W : plan.inner),
+        vectors_(by_pixel ? ceil_div(plan.inner, W) : 1),
+        columns_(columns_at_a_time(op)) {
     pieces_ = ceil_div(tile.hi[2] - tile.lo[2], columns_);
-    const i64 most = pitch_of(columns_);
-    const i64 needed = ((tile.hi[1] - tile.lo[1] - 1) * a.stride + a.kernel) / a.kernel + 1;
-    blocks_ = larger(1, smaller(needed, kBandLength / (a.kernel * most)) - 1);
-    group_ = larger(1, kGroupLength / most);
-    band_ = op.take(arena, (blocks_ + 1) * a.kernel * most);
-    doubled_ = op.take(arena, group_ * most);
-    raw_ = arena.take<T>(group_ * most);
+    const i64 pitch = pitch_of(columns_);
+    group_ = larger(1, kGroupLength / pitch);
+    block_ = op.take(arena, plan.axis[1].kernel * pitch);
+    above_ = op.take(arena, pitch);
+    row_ = op.take(arena, pitch);
+    doubled_ = op.take(arena, pitch);
+    raw_ = arena.take<T>(group_ * pitch);
     std::size_t bytes = 0;
-    for (i64 k = 0; k < pieces(); ++k) {
+    for (i64 k = 0; k < pieces_; ++k) {
       const Tile part = part_of(k);
       Arena measure;
       Reader<T>(plan, x, part.lo[2], part.hi[2], how, measure);
@@ -73,72 +86,54 @@ class Sheet {
   Sheet(const Sheet&) = delete;
   Sheet& operator=(const Sheet&) = delete;
 
-  bool used() const { return used_; }
+  const bool by_pixel;  // a strip is a pixel
 
-  void start(const char* plane) { plane_ = plane; }
+  i64 patches() const { return pieces_ * vectors_; }
 
-  // Rows are made piece by piece, so that blocks stay in the second cache.
-  i64 pieces() const { return pieces_; }
+  // Rows of outputs that are made together, and elements of them, at most.
+  i64 most_rows() const { return rows_at_a_time(); }
+  i64 most() const { return rows_at_a_time() * pitch_of(columns_); }
 
-  Tile piece(i64 k) {
-    if (k != piece_) {
-      piece_ = k, part_ = part_of(k);
-      n_ = (part_.hi[2] - part_.lo[2]) * p_.inner, pitch_ = pitch_of(part_.hi[2] - part_.lo[2]);
-      Arena arena(scratch_);
-      reader_.emplace(p_, x_, part_.lo[2], part_.hi[2], how_, arena);
-      const Axis& a = p_.axis[2];
-      const i64 origin = part_.lo[2] - a.lo, columns = part_.hi[2] - part_.lo[2] + reach(a);
-      real_.lo = smaller(columns, larger(0, -origin));
-      real_.hi = larger(real_.lo, smaller(columns, a.in - origin));
-      std::fill(raw_, raw_ + group_ * pitch_, Op::kFill);
-    }
-    reader_->start(plane_);
-    first_ = -1, exact_ = !kFloat<T>;
-    return part_;
-  }
-
-  // Rows of outputs of a piece from `oh` on, but not `end`; one after the other.
-  Made<Op> rows(i64 oh, i64 end) {
+  // Makes a patch of a plane, some rows at a time: open(patch, first row, rows) gives emit(row,
+  // strip, cell, by how much its place is too great, lanes), which is called in any order, then
+  // close(patch, first row, rows, whether there may be NaNs, or what never wins, among the inputs).
+  template <class Open, class Close>
+  void make(const char* plane, i64 k, Open&& open, Close&& close) {
     const Axis& a = p_.axis[1];
-    const i64 start = oh * a.stride;
-    if (first_ < 0 || start >= (first_ + blocks_) * a.kernel) next_band(start);
-    const i64 offset = start - first_ * a.kernel, pitch = a.stride * pitch_;
-    const i64 left = blocks_ * a.kernel - offset;  // rows of this band
-    const i64 count = pieces_ > 1 ? 1 : smaller(smaller(end - oh, strides(left)), kMostTogether);
-    const Made<Op> made{Op::at(band_, offset * pitch_), count, pitch};
-    for (i64 q = 0; exact_ && q < count; ++q) {
-      const Row row = Op::at(made.row, q * pitch);
-      if (Op::is_suspect(row, n_)) mend(row, span_of(a, oh + q));
+    const Patch patch = begin(plane, k);
+    const i64 end = patch.tile.hi[1];
+    i64 block = patch.tile.lo[1] * a.stride / a.kernel;
+    rows_of<false>(block, 0, 0, a.kernel, [](auto&&...) {});
+    for (i64 oh = patch.tile.lo[1], rows; oh < end; oh += rows) {
+      add_up(block++);
+      rows = smaller(end, ceil_div(block * a.kernel, a.stride)) - oh;
+      const bool more = oh + rows < end;
+      const i64 needed = more ? a.kernel : (end - 1) * a.stride - (block - 1) * a.kernel + 1;
+      rows_of<true>(block, oh, rows, needed, open(patch, oh, rows));
+      close(patch, oh, rows, exact_);
     }
-    return made;
   }
 
  private:
-  using Hasty = typename Op::Hasty;
-  static constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+  static constexpr i64 kStrips = 2;  // side by side they do not wait for each other
+
+  i64 rows_at_a_time() const {
+    const Axis& a = p_.axis[1];
+    return smaller(tile_.hi[1] - tile_.lo[1], ceil_div(a.kernel, a.stride));
+  }
 
   i64 columns_at_a_time(const Op& op) const {
-    const Axis& width = p_.axis[2];
-    const i64 all = tile_.hi[2] - tile_.lo[2];
+    const i64 all = tile_.hi[2] - tile_.lo[2], shared = reach(p_.axis[2]);
     Arena measure;
-    (void)op.take(measure, 2 * p_.axis[1].kernel * 64);
-    const i64 room = kSheetBytes / static_cast<i64>(measure.used()) * 64 / p_.inner;
-    const i64 most = larger(larger(1, room - reach(width)), reach(width));
+    (void)op.take(measure, p_.axis[1].kernel * 64);
+    const i64 room = kSheetBytes / static_cast<i64>(measure.used()) * 64 / side_;
+    const i64 most = larger(larger(1, room - shared), shared);
     const i64 even = ceil_div(all, ceil_div(all, most));
-    return p_.inner > 1 ? even : ceil_div(even, kLine) * kLine;
+    return side_ > 1 ? even : ceil_div(even, kLine) * kLine;
   }
 
-  // So many are needed to pass so many rows; divisions are slow, and rarely needed.
-  i64 strides(i64 rows) const {
-    const i64 stride = p_.axis[1].stride;
-    return stride == 1 ? rows : ceil_div(rows, stride);
-  }
-
-  // From one row of a piece to the next: whole vectors.
-  i64 pitch_of(i64 columns) const {
-    const i64 read = smaller(columns, tile_.hi[2] - tile_.lo[2]) + reach(p_.axis[2]);
-    return ceil_div(read * p_.inner, kLanes) * kLanes;
-  }
+  // Elements from one row to the next: whole vectors.
+  i64 pitch_of(i64 columns) const { return ceil_div((columns + reach(p_.axis[2])) * side_, W) * W; }
 
   Tile part_of(i64 k) const {
     Tile part = tile_;
@@ -147,155 +142,267 @@ class Sheet {
     return part;
   }
 
-  // Makes the outputs whose windows begin in the next blocks, from row `start` on.
-  void next_band(i64 start) {
-    const i64 rows = p_.axis[1].kernel;
-    const bool anew = first_ < 0;
-    if (anew) {
-      first_ = start > 0 ? start / rows : 0;
-    } else {  // what is known of the block after the last
-      first_ += blocks_;
-      const Row last = Op::at(band_, blocks_ * rows * pitch_);
-      Op::fold_rows(band_, rows * pitch_, &last, 0, 0, Const<1>{}, std::true_type{});
+  Patch begin(const char* plane, i64 k) {
+    const i64 piece = k / vectors_, channel = k % vectors_ * W;
+    const Tile part = part_of(piece);
+    const i64 columns = part.hi[2] - part.lo[2];
+    patch_ = {part, channel, by_pixel ? smaller(W, p_.inner - channel) : p_.inner, 0};
+    pitch_ = pitch_of(columns), patch_.strips = ceil_div(columns * side_, W);
+    if (piece != piece_) {
+      piece_ = piece;
+      Arena arena(scratch_);
+      reader_.emplace(p_, x_, part.lo[2], part.hi[2], how_, arena);
+      const Axis& a = p_.axis[2];
+      origin_ = part.lo[2] - a.lo;
+      const i64 read = columns + reach(a);
+      real_.lo = smaller(read, larger(0, -origin_));
+      real_.hi = larger(real_.lo, smaller(read, a.in - origin_));
+      std::fill(raw_, raw_ + group_ * pitch_, Op::kFill);
     }
-    read(anew ? 0 : rows);
-    if (exact_) scan<Op>(anew ? 0 : 1);
-    else scan<Hasty>(anew ? 0 : 1);
+    reader_->start(plane);
+    exact_ = !kFloat<T>;
+    return patch_;
   }
 
-  // Reads rows of inputs, reduced along the width, to all of the band from row `from` on.
-  void read(i64 from) {
+  // The rows of a block that are inputs, and of use.
+  Range real_rows(i64 block) const {
     const Axis& a = p_.axis[1];
-    const i64 origin = first_ * a.kernel - a.lo;  // the input row that is the band's row 0
-    const i64 rows = (blocks_ + 1) * a.kernel, last = (tile_.hi[1] - 1) * a.stride - a.lo;
-    real_rows_.lo = smaller(rows, larger(0, -origin));
-    real_rows_.hi = larger(real_rows_.lo, smaller(rows, smaller(a.in, last + a.kernel) - origin));
-    for (i64 begin = larger(from, real_rows_.lo); begin < real_rows_.hi; begin += group_) {
-      const i64 count = smaller(group_, real_rows_.hi - begin);
-      copy(origin + begin, count);
-      const Row to = Op::at(band_, begin * pitch_);
-      if (exact_) along_width<Op>(to, count);
-      else along_width<Hasty>(to, count);
-    }
-    // Blocks without an input, and what lies below the last one.
-    const auto clear = [&](i64 begin, i64 end) {
-      if (begin < end) Op::clear(Op::at(band_, begin * pitch_), (end - begin) * pitch_);
-    };
-    clear(from, real_rows_.lo < a.kernel ? 0 : real_rows_.lo / a.kernel * a.kernel);
-    clear(larger(from, real_rows_.hi), smaller(rows, last - origin + 1));
+    const i64 first = block * a.kernel - a.lo;
+    const i64 end = smaller(a.in, (tile_.hi[1] - 1) * a.stride - a.lo + a.kernel);
+    const i64 lo = smaller(a.kernel, larger(0, -first));
+    return {lo, larger(lo, smaller(a.kernel, end - first))};
   }
 
-  // `count` rows of inputs to `raw_`, amid what never wins.
-  POOLGRAD_LOOP void copy(i64 first, i64 count) {
-    using V = Vec<T, kLanes>;
-    const i64 inner = p_.inner, step = reader_->step(), n = (real_.hi - real_.lo) * inner;
+  // What becomes of rows that are reduced along the width. A row of the block before holds what is
+  // known from there to its end; a window that begins with it is complete with what is known of the
+  // rows above the new one, which takes its place.
+  template <class O, bool kMakes, class Emit>
+  struct Pass {
+    using Cell = typename O::template Cell<V>;
+    struct Line {
+      i64 row, q;  // of the block, and of the outputs that are to be made: the next one
+    };
+    const Emit emit;
+    const Row block, above;
+    const i64 pitch, rows, places;     // a block's rows, and the places of one
+    const i64 first, stride, outputs;  // where windows begin, and how many
+    const i64 real;                    // the first row of inputs
+
+    POOLGRAD_INLINE bool makes(Line at) const {
+      return kMakes && at.q < outputs && at.row == first + at.q * stride;
+    }
+    POOLGRAD_INLINE void operator()(Line at, i64 i, const Cell& cell, i64 lanes) const {
+      make(at, i, lanes);
+      O::store_cell(O::at(block, at.row * pitch + i), cell, 0, W);
+      if constexpr (kMakes) {  // places from the first row of the block before
+        const u32 below = static_cast<u32>(places * (rows + at.row));
+        Cell all = O::moved_back(cell, -below);
+        if (at.row > real) {
+          all = O::template load_cell<Cell>(O::at(above, i), 0);
+          O::merge(all, cell, below);
+        }
+        O::store_cell(O::at(above, i), all, 0, W);
+      }
+    }
+    POOLGRAD_INLINE void make(Line at, i64 i, i64 lanes) const {
+      if constexpr (kMakes) {
+        if (!makes(at)) return;
+        Cell cell = O::template load_cell<Cell>(O::at(block, at.row * pitch + i), 0);
+        if (at.row > real) O::merge(cell, O::template load_cell<Cell>(O::at(above, i), 0));
+        emit(at.q, i / W, cell, static_cast<u32>(places * at.row), lanes);
+      }
+    }
+    POOLGRAD_INLINE void next(Line& at) const {
+      at.q += makes(at);
+      ++at.row;
+    }
+  };
+
+  // Reads rows of a block, and makes the outputs whose windows begin in the block before.
+  template <bool kMakes, class Emit>
+  void rows_of(i64 block, i64 oh, i64 outputs, i64 rows, const Emit& emit) {
+    const Axis& a = p_.axis[1];
+    const Range real = real_rows(block);
+    const auto pass_of = [&](auto op) {
+      return Pass<typename decltype(op)::type, kMakes, Emit>{
+          emit,
+          block_,
+          above_,
+          pitch_,
+          a.kernel,
+          p_.axis[2].kernel,
+          oh * a.stride - (block - 1) * a.kernel,
+          a.stride,
+          outputs,
+          real.lo < real.hi ? real.lo : a.kernel};
+    };
+    const auto fast = pass_of(std::type_identity<Hasty>{});
+    const auto exact = pass_of(std::type_identity<Op>{});
+    i64 j = 0, q = 0;
+    const auto some = [&](const auto& pass, i64 n) __attribute__((always_inline)) {
+      using Line = typename std::remove_cvref_t<decltype(pass)>::Line;
+      Line at{j, q};
+      if (n > 0) {
+        along_width(raw_, n, pass, at);
+      } else {
+        no_row(pass, at);
+      }
+      for (i64 r = 0; r < larger(1, n); ++r) pass.next(at);
+      j = at.row, q = at.q;
+    };
+    while (j < rows) {
+      const i64 n = j < real.lo ? 0 : smaller(group_, smaller(real.hi, rows) - j);
+      if (n > 0) copy(block * a.kernel - a.lo + j, n);
+      if (exact_) some(exact, n);
+      else some(fast, n);
+    }
+  }
+
+  // A row without inputs.
+  template <class O, bool kMakes, class Emit>
+  POOLGRAD_LOOP void no_row(const Pass<O, kMakes, Emit>& given,
+                            typename Pass<O, kMakes, Emit>::Line line) const {
+    const auto pass = given;  // in registers
+    const i64 last = patch_.strips - 1, lanes = patch_.lanes(last, by_pixel);
+    for (i64 s = 0; s < last; ++s) pass.make(line, s * W, by_pixel ? lanes : W);
+    pass.make(line, last * W, lanes);
+    Op::clear(Op::at(block_, line.row * pitch_), pitch_);
+  }
+
+  // Rows of inputs to `raw_`, amid what never wins.
+  POOLGRAD_LOOP void copy(i64 h, i64 rows) {
+    const i64 step = reader_->step(), columns = real_.hi - real_.lo;
+    const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // what will be copied next
     V seen{};
     T more{};
-    for (i64 r = 0; r < count; ++r) {
-      const T* from = reader_->row(0, first + r) + (part_.lo[2] - p_.axis[2].lo + real_.lo) * step;
-      T* to = raw_ + r * pitch_ + real_.lo * inner;
-      for (i64 k = 0; step != inner && k < n; k += inner, from += step) {
-        for (i64 c = 0; c < inner; ++c) to[k + c] = from[c];
-      }
-      if (step != inner) from = to;
+    const auto run = [&](const T* from, T* to, i64 n) __attribute__((always_inline)) {
       i64 i = 0;
-      for (; i + kLanes <= n; i += kLanes) {
+      for (; i + W <= n; i += W) {
         const V v = load<V>(from + i);
+        __builtin_prefetch(from + i + ahead);
         store(to + i, v);
         if constexpr (kFloat<T>) seen += v;
       }
-      for (; n >= kLanes && i < n; i = n) {  // some of them once more
-        const V v = load<V>(from + n - kLanes);
-        store(to + n - kLanes, v);
-        if constexpr (kFloat<T>) seen += v;
-      }
-      for (; i < n; ++i) {
-        to[i] = from[i];
-        if constexpr (kFloat<T>) more += from[i];
-      }
+      if (i == n) return;
+      const V v = load_first<V>(from + i, n - i);
+      store_first(to + i, v, n - i);
+      if constexpr (kFloat<T>) seen += v;
+    };
+    for (i64 r = 0; r < rows; ++r) {
+      const T* row = reader_->direct() ? reader_->at(0, h + r) : reader_->row(0, h + r);
+      const T* from = row + (origin_ + real_.lo) * step + patch_.channel;
+      T* to = raw_ + r * pitch_ + real_.lo * side_;
+      if (step == side_) run(from, to, columns * side_);
+      else
+        for (i64 c = 0; c < columns; ++c) run(from + c * step, to + c * side_, patch_.channels);
     }
     if constexpr (kFloat<T>) {
-      for (int j = 0; j < kLanes; ++j) more += seen[j];
+      for (i64 j = 0; j < W; ++j) more += seen[j];
       exact_ |= more - more != T(0);
     }
   }
 
-  template <class O>
-  void along_width(Row to, i64 count) const {
+  // Rows, reduced along the width, vector by vector.
+  template <class O, bool kMakes, class Emit>
+  void along_width(const T* from, i64 rows, const Pass<O, kMakes, Emit>& pass,
+                   typename Pass<O, kMakes, Emit>::Line line) const {
     const Axis& a = p_.axis[2];
-    const auto sweep = [&](Row into, i64 n, i64 gap, auto size) {
-      O::sweep(into, n, raw_, Next{gap}, 0, size, std::true_type{});
+    const i64 columns = patch_.tile.hi[2] - patch_.tile.lo[2];
+    if (by_pixel && !O::kRounds) return along_pixels(from, rows, columns, pass, line);
+    const i64 outputs = columns * side_;
+    const Neighbours<O> near(a.kernel);
+    if (side_ == 1 && a.dilation == 1 && near.complete()) {
+      return near.make(from, pitch_, rows, outputs, doubled_, pass, line);
+    }
+    for (i64 r = 0; r < rows; ++r, from += pitch_, pass.next(line)) {
+      double_up<O>(a, from, outputs, side_, doubled_, row_);
+      through(pass, line);
+    }
+  }
+
+  template <class O, bool kMakes, class Emit>
+  POOLGRAD_LOOP void through(const Pass<O, kMakes, Emit>& given,
+                             typename Pass<O, kMakes, Emit>::Line line) const {
+    using Cell = typename O::template Cell<V>;
+    const auto pass = given;  // in registers
+    for (i64 s = 0; s < patch_.strips; ++s) {
+      pass(line, s * W, O::template load_cell<Cell>(O::at(row_, s * W), 0),
+           patch_.lanes(s, by_pixel));
+    }
+  }
+
+  // Pixels of rows, by blocks of a window's width.
+  template <class O, bool kMakes, class Emit>
+  POOLGRAD_LOOP void along_pixels(const T* from, i64 rows, i64 columns,
+                                  const Pass<O, kMakes, Emit>& given,
+                                  typename Pass<O, kMakes, Emit>::Line line) const {
+    using Cell = typename O::template Cell<V>;
+    const Axis& a = p_.axis[2];
+    const i64 kernel = a.kernel, dilation = a.dilation, gap = dilation * W, pitch = pitch_;
+    const i64 lanes = patch_.channels;
+    const Row ends = doubled_;
+    const auto pass = given;  // in registers
+    const auto part = [&](i64 begin) __attribute__((always_inline)) {
+      const T* block = from + begin * W;
+      const auto input = [&](i64 j) __attribute__((always_inline)) {
+        return O::begin(load<V>(block + j * gap), static_cast<u32>(j));
+      };
+      Cell sum = input(kernel - 1);
+      O::store_cell(O::at(ends, (kernel - 1) * W), sum, 0, W);
+      for (i64 j = kernel - 1; j-- > 0;) {  // what is known from j to the block's end
+        Cell cell = input(j);
+        O::merge(cell, sum);
+        O::store_cell(O::at(ends, j * W), sum = cell, 0, W);
+      }
+      pass(line, begin * W, sum, lanes);
+      const i64 windows = smaller(kernel, ceil_div(columns - begin, dilation));
+      for (i64 j = 1; j < windows; ++j) {  // the window that begins with j
+        const Cell next = input(kernel + j - 1);
+        if (j == 1) sum = next;
+        else O::merge(sum, next);
+        Cell cell = O::template load_cell<Cell>(O::at(ends, j * W), 0);
+        O::merge(cell, sum);
+        pass(line, begin * W + j * gap, O::moved_back(cell, static_cast<u32>(j)), lanes);
+      }
     };
-    double_up<O>(
-        a, count * pitch_ - reach(a) * p_.inner, p_.inner, 1, doubled_, to,
-        [&](i64 n) { sweep(to, n, 0, Const<1>{}); },
-        [&](i64 n) { sweep(doubled_, n, a.dilation * p_.inner, Const<2>{}); });
-  }
-
-  // Row j of a block becomes what is known of the block from that row on; with what is known of
-  // rows 0 ... j - 1 of the next block it becomes the output that begins there. Places are counted
-  // from the first row of a block, those of outputs from the first of the window.
-  template <class O>
-  void scan(i64 from) const {
-    i64 i = 0;
-    for (; i + kLanes < n_; i += 2 * kLanes) scan_strips<O, 2>(from, i);
-    if (i < n_) scan_strips<O, 1>(from, i);
-  }
-
-  // So many vectors side by side do not wait for each other.
-  template <class O, int Strips>
-  POOLGRAD_LOOP void scan_strips(i64 from, i64 begin) const {
-    using Cell = typename O::template Cell<Vec<T, kLanes>>;
-    const i64 rows = p_.axis[1].kernel, stride = p_.axis[1].stride, pitch = pitch_;
-    const u32 line = static_cast<u32>(p_.axis[2].kernel);
-    const auto place = [&](i64 j) { return line * static_cast<u32>(j); };
-    for (i64 block = from; block <= blocks_; ++block) {
-      const Row own = O::at(band_, block * rows * pitch + begin);
-      const auto at = [&](i64 j, int k) { return O::at(own, j * pitch + k * kLanes); };
-      const i64 lo = smaller(rows, larger(0, real_rows_.lo - block * rows));
-      const i64 hi = larger(lo, smaller(rows, real_rows_.hi - block * rows));
-      Cell sums[Strips]{};
-      i64 known = lo;  // the next row that is not in `sums`
-      const i64 passed = (first_ + block - 1) * rows;
-      for (i64 j = strides(passed) * stride - passed; block > 0 && j < rows; j += stride) {
-        for (; known < smaller(j, hi); ++known) {
-          POOLGRAD_UNROLL
-          for (int k = 0; k < Strips; ++k) {
-            const Cell next = O::template load_cell<Cell>(at(known, k), place(rows + known));
-            if (known == lo) sums[k] = next;
-            else O::merge(sums[k], next);
-          }
-        }
-        POOLGRAD_UNROLL
-        for (int k = 0; k < Strips; ++k) {
-          const Row to = at(j - rows, k);
-          Cell cell = O::template load_cell<Cell>(to, 0);
-          if (known > lo) O::merge(cell, sums[k]);
-          O::store_cell(to, cell, place(j));
-        }
-      }
-      for (i64 j = hi; j-- > lo;) {
-        POOLGRAD_UNROLL
-        for (int k = 0; k < Strips; ++k) {
-          Cell cell = O::template load_cell<Cell>(at(j, k), place(j));
-          if (j < hi - 1) O::merge(cell, sums[k]);
-          sums[k] = cell;
-          O::store_cell(at(j, k), cell, 0);
-        }
-      }
-      for (i64 j = 0; lo < hi && j < lo; ++j) {
-        for (int k = 0; k < Strips; ++k) O::store_cell(at(j, k), sums[k], 0);
+    for (i64 r = 0; r < rows; ++r, from += pitch, pass.next(line)) {
+      for (i64 first = 0; first < smaller(dilation, columns); ++first) {
+        for (i64 begin = first; begin < columns; begin += kernel * dilation) part(begin);
       }
     }
   }
 
-  // Where what is no input may have won: all inputs of such a window are the same.
-  void mend(Row row, const Span& height) const {
-    if constexpr (requires { Op::settle(row, i64{}, i64{}, i64{}); }) {
-      for (i64 i = 0; i < n_; ++i) {
-        const Span s = span_of(p_.axis[2], part_.lo[2] + i / p_.inner);
-        Op::settle(row, i, height.place * p_.axis[2].kernel + s.place, height.taps * s.taps);
+  // Each row of a block becomes what is known of the block from that row on.
+  void add_up(i64 block) const {
+    const auto all = [&](auto op) {
+      using O = typename decltype(op)::type;
+      i64 s = 0;
+      for (; s + kStrips <= patch_.strips; s += kStrips) add_up_strips<kStrips, O>(block, s);
+      for (; s < patch_.strips; ++s) add_up_strips<1, O>(block, s);
+    };
+    if (exact_) all(std::type_identity<Op>{});
+    else all(std::type_identity<Hasty>{});
+  }
+
+  template <i64 Strips, class O>
+  POOLGRAD_LOOP void add_up_strips(i64 block, i64 s) const {
+    using Cell = typename O::template Cell<V>;
+    const i64 pitch = pitch_;
+    const u32 line = static_cast<u32>(p_.axis[2].kernel);
+    const Range real = real_rows(block);
+    const Row own = O::at(block_, s * W);
+    const auto at = [&](i64 j, i64 k) { return O::at(own, j * pitch + k * W); };
+    Cell sums[Strips]{};
+    for (i64 j = real.hi; j-- > real.lo;) {
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < Strips; ++k) {
+        Cell cell = O::template load_cell<Cell>(at(j, k), line * static_cast<u32>(j));
+        if (j < real.hi - 1) O::merge(cell, sums[k]);
+        O::store_cell(at(j, k), sums[k] = cell, 0, W);
       }
+    }
+    for (i64 j = 0; real.lo < real.hi && j < real.lo; ++j) {
+      for (i64 k = 0; k < Strips; ++k) O::store_cell(at(j, k), sums[k], 0, W);
     }
   }
 
@@ -305,20 +412,19 @@ class Sheet {
   const View& x_;
   const Tile tile_;
   const Reading<T> how_;
-  const bool used_;
-  // Of a piece; of a band, beside the one after; rows that are reduced along the width together.
-  i64 columns_ = 1, pieces_ = 1, blocks_ = 1, group_ = 1;
-  Row band_{}, doubled_{};
+  const i64 side_, vectors_, columns_;  // elements of a column; vectors of channels; of a patch
+  i64 pieces_ = 1, group_ = 1;          // rows that are read together
+  Row block_{};                         // a block's rows,
+  Row above_{};                         // what is known of the rows of the next, so far
+  Row row_{}, doubled_{};
   T* raw_ = nullptr;
-  Range real_{};             // the columns of `raw_` that are inputs
   char* scratch_ = nullptr;  // the reader's
   std::optional<Reader<T>> reader_;
-  const char* plane_ = nullptr;
-  Tile part_{};
-  i64 piece_ = -1, n_ = 0, pitch_ = 0;  // elements of a row, and to the next
-  i64 first_ = -1;                      // the band's first block
-  Range real_rows_{};                   // the rows of the band that hold inputs
-  bool exact_ = false;                  // there may be NaNs, or what never wins, among the inputs
+  Patch patch_{};
+  i64 piece_ = -1, pitch_ = 0;
+  i64 origin_ = 0;      // the input column where the first window of a row begins,
+  Range real_{};        // columns from there on that are inputs
+  bool exact_ = false;  // there may be NaNs, or what never wins, among the inputs
 };
 
 }  // namespace

@@ -84,6 +84,47 @@ void copy_run(const T* from, T* to, i64 n) {
   sweep_lanes<T>(n, [&](auto w, i64 i) { store(to + i, load<Vec<T, w()>>(from + i)); });
 }
 
+// The first `lanes` lanes of a vector; if loaded, the others are zero.
+template <class V, class T>
+POOLGRAD_INLINE V load_first(const T* from, i64 lanes) {
+  constexpr i64 W = sizeof(V) / sizeof(T);
+  if (lanes >= W) return load<V>(from);
+  V v{};
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64 && sizeof(T) >= 4) {
+    const auto mask = static_cast<u32>((1 << lanes) - 1);
+    __m512i bits;
+    if constexpr (sizeof(T) == 4)
+      bits = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(mask), from);
+    else bits = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(mask), from);
+    std::memcpy(&v, &bits, sizeof(v));
+    return v;
+  }
+#endif
+  for (i64 j = 0; j < lanes; ++j) v[j] = from[j];
+  return v;
+}
+template <class V, class T>
+POOLGRAD_INLINE void store_first(T* to, V v, i64 lanes) {
+  constexpr i64 W = sizeof(V) / sizeof(T);
+  if (lanes >= W) return store(to, v);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64 && sizeof(T) >= 4) {
+    const auto mask = static_cast<u32>((1 << lanes) - 1);
+    __m512i bits;
+    std::memcpy(&bits, &v, sizeof(v));
+    if constexpr (sizeof(T) == 4) _mm512_mask_storeu_epi32(to, static_cast<__mmask16>(mask), bits);
+    else _mm512_mask_storeu_epi64(to, static_cast<__mmask8>(mask), bits);
+    return;
+  } else if constexpr (sizeof(V) == 16 && sizeof(T) == 1) {
+    __m128i bits;
+    std::memcpy(&bits, &v, sizeof(v));
+    return _mm_mask_storeu_epi8(to, static_cast<__mmask16>((1 << lanes) - 1), bits);
+  }
+#endif
+  for (i64 j = 0; j < lanes; ++j) to[j] = v[j];
+}
+
 // Loads and stores of a whole vector, and of its first lanes only; the others are zero.
 struct Whole {
   template <class V, class T>
@@ -102,13 +143,14 @@ struct Part {
   i64 lanes;
   template <class V, class T>
   V load(const T* from, i64 step = 1) const {
+    if (step == 1) return load_first<V>(from, lanes);
     V v{};
     for (i64 j = 0; j < lanes; ++j) v[j] = from[j * step];
     return v;
   }
   template <class V, class T>
   void store(T* to, V v) const {
-    for (i64 j = 0; j < lanes; ++j) to[j] = v[j];
+    store_first(to, v, lanes);
   }
 };
 
@@ -120,6 +162,31 @@ void long_lanes(i64 n, F&& body) {
   i64 i = 0;
   for (; i + most <= n; i += most) body(Const<most>{}, i, Whole{});
   if (i < n) body(Const<most>{}, i, Part{n - i});
+}
+
+// Lanes `by`, `by` + 1, ... of two vectors, one behind the other; `by`: at most a vector.
+template <int By, class V>
+POOLGRAD_INLINE V slide(V a, V b) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(a[0]));
+  return [&]<int... J>(std::integer_sequence<int, J...>) {
+    return __builtin_shufflevector(a, b, (J + By)...);
+  }(std::make_integer_sequence<int, W>{});
+}
+template <class V>
+POOLGRAD_INLINE V slide(V a, V b, i64 by) {
+  using T = std::remove_cvref_t<decltype(a[0])>;
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+#if defined(__clang__)
+  T lanes[2 * W];
+  store(lanes, a), store(lanes + W, b);
+  return load<V>(lanes + by);
+#else
+  using Index = std::conditional_t<sizeof(T) == 8, i64, std::int32_t>;
+  const auto from = [&]<int... J>(std::integer_sequence<int, J...>) {
+    return Vec<Index, W>{static_cast<Index>(J)...} + static_cast<Index>(by);
+  }(std::make_integer_sequence<int, W>{});
+  return __builtin_shuffle(a, b, from);
+#endif
 }
 
 // The lanes as another type, by steps of twice or half the size: GCC 12 does larger ones lane by

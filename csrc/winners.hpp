@@ -2,6 +2,7 @@
 #pragma once
 
 #include "select.hpp"
+#include "sheet.hpp"
 
 namespace poolgrad {
 namespace {
@@ -41,32 +42,79 @@ struct SelectKit {
 template <class T, bool Keep, bool Lone>
 void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit, Dense routes,
                  i64 plane, bool negate, bool holes) {
-  const auto rows = [&](const Tile& part, i64 od, i64 oh) {
-    const i64 n = (part.hi[2] - part.lo[2]) * p.inner;
-    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + part.lo[2] * p.inner;
-    const auto made = kit.machine.rows(od, oh, part.hi[1], kit.row);
-    T* y = kit.y.room(first, made.count * n, false);
-    pack(made.row.v, made.pitch, y, made.count, n);
-    for (i64 i = 0; negate && i < made.count * n; ++i) y[i] = opposite(y[i]);
-    if constexpr (Keep) {
-      for (i64 q = 0; holes && q < made.count; ++q) {
-        route_empty(p, part, od, oh + q, made.row.r + q * made.pitch);
+  const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      const auto row = kit.machine.row(od, oh, kit.row);
+      T* y = kit.y.room(first, n, false);
+      pack(row.v, n, y, 1, n);
+      for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
+      if (!Keep) continue;
+      if (holes) route_empty(p, tile, od, oh, row.r);
+      if (routes.dtype == Dtype::uint8) pack(row.r, n, kit.bytes.room(first, n), 1, n);
+      else store_routes(row.r, routes, first, n);
+    }
+  }
+}
+
+// The same of wide windows.
+template <class T, bool Keep, bool Lone>
+struct WideKit {
+  WideKit(const Plan& p, const View& x, const Tile& tile, Dense to, bool negate, Arena& arena)
+      : sheet(p, x, tile, {negate}, {}, arena), y(to, sheet.most(), arena) {}
+
+  Sheet<Max<T, Keep, Lone>> sheet;
+  Landing<T> y;
+};
+
+template <class T, bool Keep, bool Lone>
+void wide_tile(const Plan& p, WideKit<T, Keep, Lone>& kit, const char* inputs, Dense routes,
+               i64 plane, bool negate, bool holes) {
+  using Op = Max<T, Keep, Lone>;
+  using Patch = typename Sheet<Op>::Patch;
+  const i64 bytes = p.route_bytes;
+  const auto turned = [](auto best) {
+    if constexpr (kFloat<T>) return -best;
+    else return ~best;
+  };
+  const auto open = [&](const Patch& patch, i64 oh, i64) {
+    const auto to = kit.y.open(p, patch, kit.sheet.by_pixel, plane + oh * p.out_row());
+    const i64 first = kit.y.place(0, 0), row = kit.y.place(1, 0) - first;
+    const i64 strip = kit.y.place(0, 1) - first, ahead = kit.y.ahead();
+    return [=](i64 q, i64 s, const auto& cell, u32 back, i64 lanes) __attribute__((always_inline)) {
+      T* y = to.at(q, s);
+      ask_to_write(y + ahead);
+      store_first(y, negate ? turned(cell.best) : cell.best, lanes);
+      if constexpr (Keep) {
+        const i64 at = first + q * row + s * strip;
+        ask_to_write(as<std::uint8_t>(routes, (at + ahead) * bytes));
+        put_routes(Op::moved(cell.where, -back), routes, at, lanes);
       }
-      if (routes.dtype == Dtype::uint8) {
-        pack(made.row.r, made.pitch, kit.bytes.room(first, made.count * n), made.count, n);
-      } else {
-        for (i64 q = 0; q < made.count; ++q) {
-          store_routes(made.row.r + q * made.pitch, routes, first + q * n, n);
+    };
+  };
+  const auto close = [&](const Patch& patch, i64 oh, i64 rows, bool exact) {
+    // Where what is no input may have won: all inputs of such a window are the same.
+    const T least = negate ? opposite(lowest<T>()) : lowest<T>();
+    for (i64 q = 0; Keep && (exact || holes) && q < rows; ++q) {
+      const Span height = span_of(p.axis[1], oh + q);
+      for (i64 s = 0; s < patch.strips; ++s) {
+        const T* y = kit.y.spot().at(q, s);
+        const i64 lanes = patch.lanes(s, kit.sheet.by_pixel), at = kit.y.place(q, s);
+        bool found = false;
+        for (i64 i = 0; i < lanes; ++i) found |= y[i] == least;
+        for (i64 i = 0; found && i < lanes; ++i) {
+          if (y[i] != least) continue;
+          const Span width = span_of(p.axis[2], (at + i) % p.out_row() / p.inner);
+          const i64 first = height.place * p.axis[2].kernel + width.place;
+          const u32 route = Op::settled(first, height.taps * width.taps);
+          store_routes(&route, routes, at + i, 1);
         }
       }
     }
-    return made.count;
+    kit.y.close(patch, rows);
   };
-  each_piece(kit.machine, tile, [&](const Tile& part) {
-    for (i64 od = part.lo[0]; od < part.hi[0]; ++od) {
-      for (i64 oh = part.lo[1]; oh < part.hi[1];) oh += rows(part, od, oh);
-    }
-  });
+  for (i64 k = 0; k < kit.sheet.patches(); ++k) kit.sheet.make(inputs, k, open, close);
 }
 
 // The same, all places of a window at once.

@@ -1,0 +1,111 @@
+// Reductions of neighbours that lie one behind the other in a row, as far as a vector reaches.
+#pragma once
+
+#include "dtype.hpp"
+#include "simd.hpp"
+
+namespace poolgrad {
+namespace {
+
+// What is known of 1, 2, 4, ... neighbours, so far in registers: a row is read once, from its last
+// vector to its first, and lanes slide in from the vector after.
+template <class Op>
+class Neighbours {
+ public:
+  using T = typename Op::In;
+  using Row = typename Op::Row;
+  static constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
+  using V = Vec<T, W>;
+
+  explicit Neighbours(i64 kernel) : kernel_(kernel) {
+    while (2 * size_ <= smaller(kernel, 2 * W)) size_ *= 2;
+  }
+
+  bool complete() const { return kernel_ - done() <= (Op::kIdempotent ? 2 * size_ : 0); }
+  // If not: so many neighbours are in `doubled`, and so many in what is given to `sink`.
+  i64 size() const { return size_; }
+  i64 done() const { return Op::kIdempotent ? 0 : kernel_ % (2 * size_); }
+
+  // Calls sink(line, i, cell, lanes) for outputs i, i + 1, ... of some rows, `pitch` apart, from
+  // the last vector of each to its first, and sink.next(line) after each; `line`: the first.
+  template <class Sink>
+  void make(const T* from, i64 pitch, i64 rows, i64 outputs, Row doubled, const Sink& sink,
+            typename Sink::Line line) const {
+    by_level<0>(from, pitch, rows, outputs, doubled, sink, line);
+  }
+
+ private:
+  using Cell = typename Op::template Cell<V>;
+
+  template <int Level, class Sink>
+  void by_level(const T* from, i64 pitch, i64 rows, i64 outputs, Row doubled, const Sink& sink,
+                typename Sink::Line line) const {
+    if (size_ == i64{1} << Level)
+      return sweep<Level>(from, pitch, rows, outputs, doubled, sink, line);
+    if constexpr (1 << Level < 2 * W)
+      by_level<Level + 1>(from, pitch, rows, outputs, doubled, sink, line);
+  }
+
+  template <int Levels, class Sink>
+  POOLGRAD_LOOP void sweep(const T* from, i64 pitch, i64 rows, i64 outputs, Row doubled,
+                           const Sink& given, typename Sink::Line line) const {
+    const bool whole = complete(), some = whole || done() > 0;
+    const i64 kernel = kernel_, read = outputs + kernel - 1;
+    const Sink sink = given;  // in registers
+    Cell next[Levels + 1]{}, after{};
+    const auto vector = [&](i64 i, V input, i64 lanes) __attribute__((always_inline)) {
+      Cell known = Op::begin(input), sum = known;
+      [&]<int... L>(std::integer_sequence<int, L...>) __attribute__((always_inline)) {
+        (step<L, L == Levels>(kernel, known, next[L], after, sum), ...);
+      }(std::make_integer_sequence<int, Levels + 1>{});
+      if (!whole) Op::store_cell(Op::at(doubled, i), known, 0, W);
+      if (some && lanes > 0) sink(line, i, sum, lanes);
+    };
+    for (i64 row = 0; row < rows; ++row, from += pitch) {
+      i64 i = (read - 1) / W * W;
+      for (; i >= 0 && i + W > outputs; i -= W) {
+        vector(i, load_first<V>(from + i, read - i), outputs - i);
+      }
+      for (; i >= 0; i -= W) vector(i, load<V>(from + i), W);
+      sink.next(line);
+    }
+  }
+
+  // From 2^L neighbours to twice as many; what windows need of them goes to their sum. `next`,
+  // `after`: of the two vectors that follow.
+  template <int L, bool kLast>
+  POOLGRAD_INLINE static void step(i64 kernel, Cell& known, Cell& next, Cell& after, Cell& sum) {
+    constexpr int size = 1 << L;
+    const Cell own = known;
+    const auto apart = [&](i64 by) __attribute__((always_inline)) {
+      const auto slid = [](i64 lanes) {
+        return [lanes](auto a, auto b) { return slide(a, b, lanes); };
+      };
+      if (size > W && by > W) return Op::each(next, after, slid(by - W));
+      return Op::each(own, next, slid(by));
+    };
+    if constexpr (Op::kIdempotent) {
+      if constexpr (kLast) {  // two that overlap do no harm
+        const i64 rest = smaller(size, kernel - size);
+        sum = own;
+        Op::merge(sum, apart(rest), static_cast<u32>(rest));
+      }
+    } else if (kernel & size) {
+      const i64 before = kernel & (size - 1);
+      if (before == 0) sum = own;
+      else Op::merge(sum, apart(before), static_cast<u32>(before));
+    }
+    if constexpr (!kLast) {
+      const auto more = Op::each(own, next, [](auto a, auto b) { return slide<size>(a, b); });
+      Op::merge(known, more, static_cast<u32>(size));
+    }
+    if constexpr (size > W) after = next;
+    next = own;
+  }
+
+  const i64 kernel_;
+  i64 size_ = 1;
+};
+
+}  // namespace
+}  // namespace poolgrad
