@@ -95,12 +95,19 @@ struct Terms {
   }
 };
 
-// Calls each(term, whose turn it is).
-template <class F>
-POOLGRAD_INLINE void by_turns(i64 n, F&& each) {
-  i64 t = 0;
+// Calls each(term, whose turn it is) for terms First ... n. If the compiler knows n, it may keep
+// them in registers.
+template <i64 First, class F>
+POOLGRAD_INLINE void by_turns(Const<First>, i64 n, F&& each) {
+  i64 t = First;
   for (; t + 2 <= n; t += 2) each(t, Const<0>{}), each(t + 1, Const<1>{});
   if (t < n) each(t, Const<0>{});
+}
+template <i64 First, i64 N, class F>
+POOLGRAD_INLINE void by_turns(Const<First>, Const<N>, F&& each) {
+  [&]<i64... K>(std::integer_sequence<i64, K...>) __attribute__((always_inline)) {
+    (each(First + K, Const<K % 2>{}), ...);
+  }(std::make_integer_sequence<i64, N - First>{});
 }
 
 template <class V>
@@ -118,6 +125,7 @@ void put_in_order(Cell<V>& hi, Cell<V>& lo) {
 // m = max |x|, z = p log(|x| / m)
 template <class A>
 struct Powers {
+  static constexpr bool kInRegisters = false;
   template <class V, i64 W>
   static Cell<V> lift(V x, V, Const<W>) {
     return {x < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
@@ -147,7 +155,7 @@ struct Powers {
     if (set.whole && !set.mean) return scaled_powers<V, W>(x, n, m, p, set);
     Terms<V> terms, powers;
     const bool by_log = !set.whole || set.w;
-    by_turns(n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+    by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const auto equal = x[t] == m;
       if (set.whole) {
         const V q = equal ? V{} + A(1) : x[t] / m, power = whole_power(q, set.whole);
@@ -174,7 +182,7 @@ struct Powers {
     const Scale<V> scale = scale_of<A, W>(m);
     const V down = endless ? V{} : scale.down;
     Terms<V> terms;
-    by_turns(n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+    by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const V q = endless & (x[t] == m) ? V{} + A(1) : x[t] * down;
       const V power = whole_power(q, set.whole);
       terms.add(turn, power, set.t ? p * logarithm<A, W>(q) * power : V{});
@@ -186,6 +194,7 @@ struct Powers {
 // m = max x (of -x, if r < 0), z = |r| (x - m)
 template <class A>
 struct Exponentials {
+  static constexpr bool kInRegisters = true;  // the inputs, if they are as few as most often
   template <class V, i64 W>
   static Cell<V> lift(V x, V r, Const<W>) {
     return {r < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
@@ -198,20 +207,20 @@ struct Exponentials {
     const Exp<V> e = exponentials<A, W>(z);
     return merge_sums<A, W>(hi, lo, e, e.value(), set);
   }
-  template <class V, i64 W>
-  POOLGRAD_INLINE static Cell<V> whole(V* x, i64 n, V r, const Settings<A>& set, Const<W>) {
+  template <class V, class N, i64 W>
+  POOLGRAD_INLINE static Cell<V> whole(V* x, N n, V r, const Settings<A>& set, Const<W>) {
     const auto turned = r < A(0);
     const V rate = turned ? -r : r, sign = turned ? V{} - A(1) : V{} + A(1);
     V m = x[0] * sign;
-    for (i64 t = 1; t < n; ++t) {  // the largest leaves: its exponential is one
-      const V own = x[t] * sign;
+    by_turns(Const<1>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
+      const V own = x[t] * sign;  // the largest leaves: its exponential is one
       const auto larger = own > m;
-      x[t - 1] = larger ? m : own;
+      x[t] = larger ? m : own;
       m = larger ? own : m;
-    }
+    });
     Terms<V> terms;
     terms.cell.s += A(1);
-    by_turns(n - 1, [&](i64 t, auto turn) __attribute__((always_inline)) {
+    by_turns(Const<1>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const V z = x[t] == m ? V{} : rate * (x[t] - m);  // infinities are no distance apart
       terms.template add<A, W>(turn, exponentials<A, W>(z), set);
     });
@@ -223,6 +232,7 @@ struct Exponentials {
 // m = 0 and s = sum x
 template <class A>
 struct Positives {
+  static constexpr bool kInRegisters = false;
   template <class V, i64 W>
   static Cell<V> lift(V x, V, Const<W>) {
     const V one = V{} + A(1);
@@ -244,7 +254,7 @@ struct Positives {
     V m{}, total{};
     for (i64 t = 0; t < n; ++t) m = x[t] > m ? x[t] : m;
     Terms<V> terms;
-    by_turns(n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+    by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const V q = x[t] == m ? V{} + A(1) : x[t] / m, own = x[t] <= A(0) ? V{} : q;
       terms.add(turn, own, own * own);
       total += x[t];

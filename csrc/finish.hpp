@@ -218,7 +218,14 @@ struct Near {
   POOLGRAD_INLINE static poolgrad::Cell<V> whole(Target to, i64 i, Cell<V>& inputs) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
     const V theta = load<V>(to.line->set.theta + to.first + i);
-    return Kind<A>::whole(inputs.input, inputs.count, theta, to.line->set, Const<W>{});
+    const Settings<A>& set = to.line->set;
+    if constexpr (Kind<A>::kInRegisters) {
+      if (inputs.count == 4) {
+        V x[4] = {inputs.input[0], inputs.input[1], inputs.input[2], inputs.input[3]};
+        return Kind<A>::whole(x, Const<4>{}, theta, set, Const<W>{});
+      }
+    }
+    return Kind<A>::whole(inputs.input, inputs.count, theta, set, Const<W>{});
   }
   template <class V>
   POOLGRAD_INLINE static void finish(Target to, i64 i, const poolgrad::Cell<V>& cell) {
