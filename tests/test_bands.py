@@ -108,7 +108,7 @@ def test_a_nan_at_every_column(shape: tuple[int, ...], dilation: int, last: bool
         x[(0, 3, column, 1) if last else (0, 0, 3, column)] = np.nan
         windows = {"kernel_size": 3, "stride": 1, "dilation": dilation, "channels_last": last}
         y, pullback = poolgrad.vjp(poolgrad.max_pool2d, x, **windows)
-        expected, textbook = reference.vjp(poolgrad.max_pool2d, x, **windows)
+        expected, textbook = reference.vjp(reference.max_pool2d, x, **windows)
         np.testing.assert_array_equal(y, expected)
         np.testing.assert_array_equal(poolgrad.max_pool2d(x, **windows), expected)
         ones = np.ones_like(y)
