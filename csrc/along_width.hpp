@@ -38,6 +38,7 @@ void in_groups(i64 taps, F&& fold) {
 // making: then the cost grows with the logarithm of the kernel.
 [[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
 
+// A sink of Neighbours: into one row.
 template <class Op>
 struct ToRow {
   struct Line {};

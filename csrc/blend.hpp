@@ -261,20 +261,19 @@ void wide_average_tile(const Plan& p, WideMeanKit<A>& kit, const char* inputs, D
                        i64 plane) {
   using V = typename Sheet<Sum<A>>::V;
   using Patch = typename Sheet<Sum<A>>::Patch;
-  const bool by_pixel = kit.sheet.by_pixel;
-  const A* columns = kit.columns.row;
   const auto open = [&](const Patch& patch, i64 oh, i64 rows) {
     kit.columns.fill(p, divisor, patch.tile.lo[2], patch.tile.hi[2]);
     for (i64 q = 0; q < rows; ++q) kit.rows[q] = static_cast<A>(divisor.of_rows(p, 0, oh + q));
-    const auto to = kit.y.open(p, patch, by_pixel, plane + oh * p.out_row());
-    const i64 ahead = kit.y.ahead(), inner = p.inner;
-    return [=, of_rows = kit.rows](i64 q, i64 s, const auto& cell, u32, i64 lanes)
+    kit.y.open(p, patch, plane + oh * p.out_row());
+    return [by_pixel = patch.by_pixel, values = kit.y.values(), here = kit.y.here,
+            strip = kit.y.array.strip, ahead = kit.y.ahead, of_rows = kit.rows,
+            columns = kit.columns.row](i64 q, i64 s, const auto& cell, u32, i64 lanes)
                __attribute__((always_inline)) {
-                 A* y = to.at(q, s);
+                 A* y = values + here.at(q, s);
                  ask_to_write(y + ahead);
-                 const V own = by_pixel ? V{} + columns[s * inner]
-                                        : load_first<V>(columns + s * Landing<A>::W, lanes);
-                 store_first(y, cell.sum / (of_rows[q] * own), lanes);
+                 const A* own = columns + s * strip;
+                 const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
+                 store_first(y, cell.sum / (of_rows[q] * of_columns), lanes);
                };
   };
   const auto close = [&](const Patch& patch, i64, i64 rows, bool) { kit.y.close(patch, rows); };

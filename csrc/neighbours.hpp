@@ -1,4 +1,5 @@
-// Reductions of neighbours that lie one behind the other in a row, as far as a vector reaches.
+// Rows reduced along the width, vector by vector: of neighbours that lie one behind the other, and
+// of pixels with channels last.
 #pragma once
 
 #include "dtype.hpp"
@@ -106,6 +107,48 @@ class Neighbours {
   const i64 kernel_;
   i64 size_ = 1;
 };
+
+// The same of rows of pixels, a vector of channels each, by blocks of a window's width, as
+// sheet.hpp has them for the height: calls sink(line, i, cell, lanes) for each pixel. `ends`: room
+// for what is known of a block.
+template <class Op, class Sink>
+POOLGRAD_LOOP void along_pixels(const Axis& a, const typename Op::In* from, i64 pitch, i64 rows,
+                                i64 columns, i64 lanes, typename Op::Row ends, const Sink& given,
+                                typename Sink::Line line) {
+  using T = typename Op::In;
+  constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
+  using Cell = typename Op::template Cell<Vec<T, W>>;
+  const i64 kernel = a.kernel, dilation = a.dilation, gap = dilation * W;
+  const Sink sink = given;  // in registers
+  const auto part = [&](i64 begin) __attribute__((always_inline)) {
+    const T* block = from + begin * W;
+    const auto input = [&](i64 j) __attribute__((always_inline)) {
+      return Op::begin(load<Vec<T, W>>(block + j * gap), static_cast<u32>(j));
+    };
+    Cell sum = input(kernel - 1);
+    Op::store_cell(Op::at(ends, (kernel - 1) * W), sum, 0, W);
+    for (i64 j = kernel - 1; j-- > 0;) {  // what is known from j to the block's end
+      Cell cell = input(j);
+      Op::merge(cell, sum);
+      Op::store_cell(Op::at(ends, j * W), sum = cell, 0, W);
+    }
+    sink(line, begin * W, sum, lanes);
+    const i64 windows = smaller(kernel, ceil_div(columns - begin, dilation));
+    for (i64 j = 1; j < windows; ++j) {  // the window that begins with j
+      const Cell next = input(kernel + j - 1);
+      if (j == 1) sum = next;
+      else Op::merge(sum, next);
+      Cell cell = Op::template load_cell<Cell>(Op::at(ends, j * W), 0);
+      Op::merge(cell, sum);
+      sink(line, begin * W + j * gap, Op::moved_back(cell, static_cast<u32>(j)), lanes);
+    }
+  };
+  for (i64 r = 0; r < rows; ++r, from += pitch, sink.next(line)) {
+    for (i64 first = 0; first < smaller(dilation, columns); ++first) {
+      for (i64 begin = first; begin < columns; begin += kernel * dilation) part(begin);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace poolgrad

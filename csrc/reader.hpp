@@ -15,12 +15,17 @@ struct Tile {
   i64 lo[3], hi[3];
 };
 
-// Turns the order of numbers round; integers without overflow. Two bytes are the bits of a float.
-template <class A>
-A opposite(A value) {
+// Turns the order of numbers round, one of type A or a vector of them; integers without overflow.
+// Two bytes are the bits of a float.
+template <class A, class V>
+POOLGRAD_INLINE V opposites(V value) {
   if constexpr (kFloat<A>) return -value;
   else if constexpr (std::is_same_v<A, std::uint16_t>) return value ^ 0x8000u;
-  else return static_cast<A>(~value);
+  else return static_cast<V>(~value);
+}
+template <class A>
+A opposite(A value) {
+  return opposites<A>(value);
 }
 
 // What an average divides by: the places inside the padded input, or the real inputs only, or one

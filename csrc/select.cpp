@@ -44,11 +44,7 @@ void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate
       work,
       [&](const Tile& tile, Arena& a) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        const Dense bytes = {routes.dtype == Dtype::uint8 ? routes.data : nullptr, Dtype::uint8};
-        return Kit{{p, x, tile, {negate}, {}, a},
-                   {y, n, a},
-                   Max<A, Keep, Lone>::take(a, n),
-                   {bytes, n, a}};
+        return Kit{{p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, Keep, Lone>::take(a, n)};
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         kit.machine.start(plane_of(x, plane));

@@ -264,20 +264,7 @@ struct Best {
   }
 };
 
-template <class R>
-void narrow(const u32* from, R* to, i64 n) {
-  lanes<u32>(n, [&](auto w, i64 i) {  // kNowhere becomes R's largest
-    store(to + i, convert<R>(load<Vec<u32, w()>>(from + i)));
-  });
-}
-
-[[maybe_unused]] inline void store_routes(const u32* from, Dense to, i64 first, i64 n) {
-  if (to.dtype == Dtype::uint8) narrow(from, as<std::uint8_t>(to, first), n);
-  else if (to.dtype == Dtype::uint16) narrow(from, as<std::uint16_t>(to, first), n);
-  else narrow(from, as<u32>(to, first), n);
-}
-
-// The first lanes of `where` to route `first` and those after it.
+// The first lanes of `where` to route `first` and those after it; kNowhere becomes the largest.
 template <class P>
 POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
   if (to.dtype == Dtype::uint8)
@@ -285,6 +272,13 @@ POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
   else if (to.dtype == Dtype::uint16)
     store_first(as<std::uint16_t>(to, first), convert<std::uint16_t>(where), lanes);
   else store_first(as<u32>(to, first), where, lanes);
+}
+
+// The same of a row.
+POOLGRAD_LOOP [[maybe_unused]] inline void store_routes(const u32* from, Dense to, i64 first,
+                                                        i64 n) {
+  lanes<u32>(n,
+             [&](auto w, i64 i) { put_routes(load<Vec<u32, w()>>(from + i), to, first + i, w()); });
 }
 
 [[maybe_unused]] inline bool has_empty_windows(const Plan& p) {

@@ -49,8 +49,9 @@ class Sheet {
   struct Patch {
     Tile tile;
     i64 channel, channels;  // all of them, if they are few
-    i64 strips;             // vectors of a row: of neighbours, or one a pixel
-    i64 lanes(i64 strip, bool by_pixel) const {
+    bool by_pixel;
+    i64 strips;  // vectors of a row: of neighbours, or one a pixel
+    i64 lanes(i64 strip) const {
       if (by_pixel) return channels;
       return smaller(W, (tile.hi[2] - tile.lo[2]) * channels - strip * W);
     }
@@ -58,13 +59,13 @@ class Sheet {
 
   Sheet(const Plan& plan, const View& x, const Tile& tile, const Reading<T>& how, const Op& op,
         Arena& arena)
-      : by_pixel(plan.inner > 1 && 2 * plan.inner >= W),
-        p_(plan),
+      : p_(plan),
         x_(x),
         tile_(tile),
         how_(how),
-        side_(by_pixel ? W : plan.inner),
-        vectors_(by_pixel ? ceil_div(plan.inner, W) : 1),
+        by_pixel_(plan.inner > 1 && 2 * plan.inner >= W),
+        side_(by_pixel_ ? W : plan.inner),
+        vectors_(by_pixel_ ? ceil_div(plan.inner, W) : 1),
         columns_(columns_at_a_time(op)) {
     pieces_ = ceil_div(tile.hi[2] - tile.lo[2], columns_);
     const i64 pitch = pitch_of(columns_);
@@ -86,13 +87,14 @@ class Sheet {
   Sheet(const Sheet&) = delete;
   Sheet& operator=(const Sheet&) = delete;
 
-  const bool by_pixel;  // a strip is a pixel
-
   i64 patches() const { return pieces_ * vectors_; }
 
   // Rows of outputs that are made together, and elements of them, at most.
-  i64 most_rows() const { return rows_at_a_time(); }
-  i64 most() const { return rows_at_a_time() * pitch_of(columns_); }
+  i64 most_rows() const {
+    const Axis& a = p_.axis[1];
+    return smaller(tile_.hi[1] - tile_.lo[1], ceil_div(a.kernel, a.stride));
+  }
+  i64 most() const { return most_rows() * pitch_of(columns_); }
 
   // Makes a patch of a plane, some rows at a time: open(patch, first row, rows) gives emit(row,
   // strip, cell, by how much its place is too great, lanes), which is called in any order, then
@@ -116,11 +118,6 @@ class Sheet {
 
  private:
   static constexpr i64 kStrips = 2;  // side by side they do not wait for each other
-
-  i64 rows_at_a_time() const {
-    const Axis& a = p_.axis[1];
-    return smaller(tile_.hi[1] - tile_.lo[1], ceil_div(a.kernel, a.stride));
-  }
 
   i64 columns_at_a_time(const Op& op) const {
     const i64 all = tile_.hi[2] - tile_.lo[2], shared = reach(p_.axis[2]);
@@ -146,8 +143,9 @@ class Sheet {
     const i64 piece = k / vectors_, channel = k % vectors_ * W;
     const Tile part = part_of(piece);
     const i64 columns = part.hi[2] - part.lo[2];
-    patch_ = {part, channel, by_pixel ? smaller(W, p_.inner - channel) : p_.inner, 0};
-    pitch_ = pitch_of(columns), patch_.strips = ceil_div(columns * side_, W);
+    const i64 channels = by_pixel_ ? smaller(W, p_.inner - channel) : p_.inner;
+    patch_ = {part, channel, channels, by_pixel_, ceil_div(columns * side_, W)};
+    pitch_ = pitch_of(columns);
     if (piece != piece_) {
       piece_ = piece;
       Arena arena(scratch_);
@@ -263,9 +261,7 @@ class Sheet {
   POOLGRAD_LOOP void no_row(const Pass<O, kMakes, Emit>& given,
                             typename Pass<O, kMakes, Emit>::Line line) const {
     const auto pass = given;  // in registers
-    const i64 last = patch_.strips - 1, lanes = patch_.lanes(last, by_pixel);
-    for (i64 s = 0; s < last; ++s) pass.make(line, s * W, by_pixel ? lanes : W);
-    pass.make(line, last * W, lanes);
+    for (i64 s = 0; s < patch_.strips; ++s) pass.make(line, s * W, patch_.lanes(s));
     Op::clear(Op::at(block_, line.row * pitch_), pitch_);
   }
 
@@ -308,7 +304,9 @@ class Sheet {
                    typename Pass<O, kMakes, Emit>::Line line) const {
     const Axis& a = p_.axis[2];
     const i64 columns = patch_.tile.hi[2] - patch_.tile.lo[2];
-    if (by_pixel && !O::kRounds) return along_pixels(from, rows, columns, pass, line);
+    if (by_pixel_ && !O::kRounds) {
+      return along_pixels<O>(a, from, pitch_, rows, columns, patch_.channels, doubled_, pass, line);
+    }
     const i64 outputs = columns * side_;
     const Neighbours<O> near(a.kernel);
     if (side_ == 1 && a.dilation == 1 && near.complete()) {
@@ -326,49 +324,7 @@ class Sheet {
     using Cell = typename O::template Cell<V>;
     const auto pass = given;  // in registers
     for (i64 s = 0; s < patch_.strips; ++s) {
-      pass(line, s * W, O::template load_cell<Cell>(O::at(row_, s * W), 0),
-           patch_.lanes(s, by_pixel));
-    }
-  }
-
-  // Pixels of rows, by blocks of a window's width.
-  template <class O, bool kMakes, class Emit>
-  POOLGRAD_LOOP void along_pixels(const T* from, i64 rows, i64 columns,
-                                  const Pass<O, kMakes, Emit>& given,
-                                  typename Pass<O, kMakes, Emit>::Line line) const {
-    using Cell = typename O::template Cell<V>;
-    const Axis& a = p_.axis[2];
-    const i64 kernel = a.kernel, dilation = a.dilation, gap = dilation * W, pitch = pitch_;
-    const i64 lanes = patch_.channels;
-    const Row ends = doubled_;
-    const auto pass = given;  // in registers
-    const auto part = [&](i64 begin) __attribute__((always_inline)) {
-      const T* block = from + begin * W;
-      const auto input = [&](i64 j) __attribute__((always_inline)) {
-        return O::begin(load<V>(block + j * gap), static_cast<u32>(j));
-      };
-      Cell sum = input(kernel - 1);
-      O::store_cell(O::at(ends, (kernel - 1) * W), sum, 0, W);
-      for (i64 j = kernel - 1; j-- > 0;) {  // what is known from j to the block's end
-        Cell cell = input(j);
-        O::merge(cell, sum);
-        O::store_cell(O::at(ends, j * W), sum = cell, 0, W);
-      }
-      pass(line, begin * W, sum, lanes);
-      const i64 windows = smaller(kernel, ceil_div(columns - begin, dilation));
-      for (i64 j = 1; j < windows; ++j) {  // the window that begins with j
-        const Cell next = input(kernel + j - 1);
-        if (j == 1) sum = next;
-        else O::merge(sum, next);
-        Cell cell = O::template load_cell<Cell>(O::at(ends, j * W), 0);
-        O::merge(cell, sum);
-        pass(line, begin * W + j * gap, O::moved_back(cell, static_cast<u32>(j)), lanes);
-      }
-    };
-    for (i64 r = 0; r < rows; ++r, from += pitch, pass.next(line)) {
-      for (i64 first = 0; first < smaller(dilation, columns); ++first) {
-        for (i64 begin = first; begin < columns; begin += kernel * dilation) part(begin);
-      }
+      pass(line, s * W, O::template load_cell<Cell>(O::at(row_, s * W), 0), patch_.lanes(s));
     }
   }
 
@@ -412,6 +368,7 @@ class Sheet {
   const View& x_;
   const Tile tile_;
   const Reading<T> how_;
+  const bool by_pixel_;                 // a strip is a pixel
   const i64 side_, vectors_, columns_;  // elements of a column; vectors of channels; of a patch
   i64 pieces_ = 1, group_ = 1;          // rows that are read together
   Row block_{};                         // a block's rows,

@@ -64,43 +64,44 @@ class Sink {
   i64 first_ = 0, count_ = 0;  // the buffered elements
 };
 
+// Where strips of rows lie: elements of some memory.
+struct Grid {
+  i64 first, row, strip;
+  i64 at(i64 q, i64 s) const { return first + q * row + s * strip; }
+};
+
 // Where rows of a patch are made: where they belong, or in a buffer, a vector for each strip.
 template <class T>
 class Landing {
  public:
   static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
-  struct Spot {
-    T* first;
-    i64 row, strip;
-    T* at(i64 q, i64 s) const { return first + q * row + s * strip; }
-  };
 
   Landing(Dense to, i64 most, Arena& arena)
       : to_(to), buffer_(is<T>(to) ? nullptr : arena.take<T>(most)) {}
 
   // begin: where the array's row begins whose part is made
   template <class Patch>
-  Spot open(const Plan& p, const Patch& patch, bool by_pixel, i64 begin) {
-    first_ = begin + patch.tile.lo[2] * p.inner + patch.channel;
-    row_ = p.out_row(), strip_ = by_pixel ? p.inner : W;
-    by_pixel_ = by_pixel;
-    spot_ = buffer_ ? Spot{buffer_, patch.strips * W, W} : Spot{as<T>(to_, first_), row_, strip_};
-    return spot_;
+  void open(const Plan& p, const Patch& patch, i64 begin) {
+    const i64 first = begin + patch.tile.lo[2] * p.inner + patch.channel;
+    array = {first, p.out_row(), patch.by_pixel ? p.inner : W};
+    here = buffer_ ? Grid{0, patch.strips * W, W} : array;
+    ahead = patch.by_pixel ? kPixelsAhead * array.strip : kRowsAhead * array.row;
   }
-  Spot spot() const { return spot_; }
-  // The element of the array, and how many further the one lies that should be asked for before.
-  i64 place(i64 q, i64 s) const { return first_ + q * row_ + s * strip_; }
-  i64 ahead() const { return by_pixel_ ? kPixelsAhead * strip_ : kRowsAhead * row_; }
+  T* values() const { return buffer_ ? buffer_ : as<T>(to_, 0); }
+
+  Grid here{}, array{};  // strips among the values, and in the array
+  i64 ahead = 0;         // so much further lies what should be asked for before it is made
 
   // What lies in the buffer goes where it belongs.
   template <class Patch>
   void close(const Patch& patch, i64 rows) const {
     const i64 last = patch.strips - 1;
     for (i64 q = 0; buffer_ && q < rows; ++q) {
-      if (!by_pixel_) write(to_, place(q, 0), spot_.at(q, 0), last * W + patch.lanes(last, false));
-      for (i64 s = 0; by_pixel_ && s <= last; ++s) {
-        write(to_, place(q, s), spot_.at(q, s), patch.channels);
-      }
+      const auto put = [&](i64 s, i64 n) {
+        write(to_, array.at(q, s), buffer_ + here.at(q, s), n);
+      };
+      if (!patch.by_pixel) put(0, last * W + patch.lanes(last));
+      for (i64 s = 0; patch.by_pixel && s <= last; ++s) put(s, patch.channels);
     }
   }
 
@@ -109,9 +110,6 @@ class Landing {
 
   Dense to_;
   T* buffer_;
-  bool by_pixel_ = false;
-  i64 first_ = 0, row_ = 0, strip_ = 0;
-  Spot spot_{};
 };
 
 }  // namespace

@@ -35,7 +35,6 @@ struct SelectKit {
   Separable<Max<T, Keep, Lone>> machine;
   Sink<T> y;
   Found<T> row;
-  Sink<std::uint8_t> bytes;
 };
 
 // One plane's tile: values and, if kept, routes. `holes`: there are windows without an input.
@@ -52,8 +51,7 @@ void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit,
       for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
       if (!Keep) continue;
       if (holes) route_empty(p, tile, od, oh, row.r);
-      if (routes.dtype == Dtype::uint8) pack(row.r, n, kit.bytes.room(first, n), 1, n);
-      else store_routes(row.r, routes, first, n);
+      store_routes(row.r, routes, first, n);
     }
   }
 }
@@ -73,25 +71,20 @@ void wide_tile(const Plan& p, WideKit<T, Keep, Lone>& kit, const char* inputs, D
                i64 plane, bool negate, bool holes) {
   using Op = Max<T, Keep, Lone>;
   using Patch = typename Sheet<Op>::Patch;
-  const i64 bytes = p.route_bytes;
-  const auto turned = [](auto best) {
-    if constexpr (kFloat<T>) return -best;
-    else return ~best;
-  };
-  const auto open = [&](const Patch& patch, i64 oh, i64) {
-    const auto to = kit.y.open(p, patch, kit.sheet.by_pixel, plane + oh * p.out_row());
-    const i64 first = kit.y.place(0, 0), row = kit.y.place(1, 0) - first;
-    const i64 strip = kit.y.place(0, 1) - first, ahead = kit.y.ahead();
-    return [=](i64 q, i64 s, const auto& cell, u32 back, i64 lanes) __attribute__((always_inline)) {
-      T* y = to.at(q, s);
-      ask_to_write(y + ahead);
-      store_first(y, negate ? turned(cell.best) : cell.best, lanes);
-      if constexpr (Keep) {
-        const i64 at = first + q * row + s * strip;
-        ask_to_write(as<std::uint8_t>(routes, (at + ahead) * bytes));
-        put_routes(Op::moved(cell.where, -back), routes, at, lanes);
-      }
-    };
+  const auto open = [&, bytes = p.route_bytes](const Patch& patch, i64 oh, i64) {
+    kit.y.open(p, patch, plane + oh * p.out_row());
+    return [=, values = kit.y.values(), here = kit.y.here, array = kit.y.array,
+            ahead = kit.y.ahead](i64 q, i64 s, const auto& cell, u32 back, i64 lanes)
+               __attribute__((always_inline)) {
+                 T* y = values + here.at(q, s);
+                 ask_to_write(y + ahead);
+                 store_first(y, negate ? opposites<T>(cell.best) : cell.best, lanes);
+                 if constexpr (Keep) {
+                   const i64 at = array.at(q, s);
+                   ask_to_write(as<std::uint8_t>(routes, (at + ahead) * bytes));
+                   put_routes(Op::moved(cell.where, -back), routes, at, lanes);
+                 }
+               };
   };
   const auto close = [&](const Patch& patch, i64 oh, i64 rows, bool exact) {
     // Where what is no input may have won: all inputs of such a window are the same.
@@ -99,8 +92,8 @@ void wide_tile(const Plan& p, WideKit<T, Keep, Lone>& kit, const char* inputs, D
     for (i64 q = 0; Keep && (exact || holes) && q < rows; ++q) {
       const Span height = span_of(p.axis[1], oh + q);
       for (i64 s = 0; s < patch.strips; ++s) {
-        const T* y = kit.y.spot().at(q, s);
-        const i64 lanes = patch.lanes(s, kit.sheet.by_pixel), at = kit.y.place(q, s);
+        const T* y = kit.y.values() + kit.y.here.at(q, s);
+        const i64 lanes = patch.lanes(s), at = kit.y.array.at(q, s);
         bool found = false;
         for (i64 i = 0; i < lanes; ++i) found |= y[i] == least;
         for (i64 i = 0; found && i < lanes; ++i) {
