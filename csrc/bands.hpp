@@ -135,13 +135,6 @@ void over_rows(const Tile& tile, bool deep, F&& some) {
   }
 }
 
-template <class V>
-bool has_nan(V seen) {
-  bool found = false;
-  for (std::size_t j = 0; j < sizeof(V) / sizeof(seen[0]); ++j) found |= seen[j] != seen[j];
-  return found;
-}
-
 // Op: first and take make a cell of one line of a window's places, merge adds a later line to it,
 // store says what becomes of it; Hasty is an Op that knows no NaN, if that is faster.
 template <class Op>
@@ -357,7 +350,7 @@ class Bands {
                               });
       }
     }
-    return !std::is_same_v<O, Op> && has_nan(seen);
+    return !std::is_same_v<O, Op> && any(seen != seen);
   }
 
   const Plan& p_;

@@ -10,6 +10,8 @@ namespace poolgrad {
 
 #if defined(__x86_64__)
 extern const Kernels kernels_avx512, kernels_avx2, kernels_x86_64_v2;
+#elif defined(__aarch64__)
+extern const Kernels kernels_neon;
 #else
 extern const Kernels kernels_baseline;
 #endif
@@ -31,6 +33,8 @@ const std::vector<const Kernels*>& available_kernels() {
     if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt")) {
       list.push_back(&kernels_x86_64_v2);
     }
+#elif defined(__aarch64__)
+    list.push_back(&kernels_neon);
 #else
     list.push_back(&kernels_baseline);
 #endif

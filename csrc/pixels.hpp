@@ -97,7 +97,7 @@ class Pixels {
             });
       }
     }
-    return !std::is_same_v<O, Op> && has_nan(seen);
+    return !std::is_same_v<O, Op> && any(seen != seen);
   }
 
   const Plan& p_;

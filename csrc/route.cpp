@@ -27,7 +27,10 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
     by_route(routes.dtype, [&](auto r) {
       using How = Scatter<A, decltype(r)>;
       over_inputs_of_planes(
-          work, [&](const Piece& piece, Arena& arena) { return How(p, piece, is<A>(gx), arena); },
+          work, How::kTogether,
+          [&](const Piece& piece, i64 planes, Arena& arena) {
+            return How(p, piece, planes, is<A>(gx), arena);
+          },
           [&](How& kit, i64 first, i64 last, const Piece&) {
             kit.run(gy, routes, gx, first, last);
           });

@@ -14,34 +14,22 @@ namespace {
 template <class T, class R>
 class Scatter {
  public:
-  static constexpr i64 kTogether = 4;  // planes
+  static constexpr i64 kTogether = 8;  // planes
 
-  Scatter(const Plan& p, const Piece& piece, bool in_place, Arena& arena)
-      : p_(p),
-        piece_(piece),
-        planes_{{p, piece, in_place, arena},
-                {p, piece, in_place, arena},
-                {p, piece, in_place, arena},
-                {p, piece, in_place, arena}},
-        outs_{covering(p.axis[2], piece.lo[2]).lo, covering(p.axis[2], piece.hi[2] - 1).hi},
-        n_((outs_.hi - outs_.lo) * p.inner),
-        columns_(arena.take<Index>(n_)),
-        near_(is_near(p)) {
-    const i64 rows = p.axis[2].in * p.inner, slices = p.axis[1].in * rows;
-    next_ = p.axis[2].dilation * p.inner;
-    line_ = p.axis[1].dilation * rows - p.axis[2].kernel * next_;
-    slice_ = p.axis[0].dilation * slices - p.axis[1].kernel * p.axis[1].dilation * rows;
-  }
+  // planes: how many there will be
+  Scatter(const Plan& p, const Piece& piece, i64 planes, bool in_place, Arena& arena)
+      : Scatter(p, piece, p.inner < kAcross ? smaller(kTogether, planes) : 1, in_place, arena,
+                std::make_index_sequence<kTogether>{}) {}
 
   void run(const View& gy, const View& routing, Dense gx, i64 first, i64 last) {
     if (!ready_) prepare();
-    const i64 most = p_.inner < kAcross ? kTogether : 1;
-    for (i64 plane = first; plane < last; plane += most) {
-      const i64 count = smaller(most, last - plane);
+    for (i64 plane = first; plane < last; plane += together_) {
+      const i64 count = smaller(together_, last - plane);
       for (i64 j = 0; j < count; ++j) planes_[j].start(gy, routing, gx, plane + j);
       rows_reaching(p_, piece_, [&](i64 od, i64 oh) {
-        if (count == kTogether) return row(gy, routing, od, oh, planes_, Const<kTogether>{});
-        for (i64 j = 0; j < count; ++j) row(gy, routing, od, oh, planes_ + j, Const<1>{});
+        for (i64 j = 0; j < count; ++j) read(gy, routing, od, oh, planes_[j]);
+        if (near_) return send_all(od, oh, planes_, count, Const<kTogether>{});
+        for (i64 j = 0; j < count; ++j) far(od, oh, planes_[j]);
       });
       for (i64 j = 0; j < count; ++j) planes_[j].sums.finish(gx, (plane + j) * p_.in_plane());
     }
@@ -49,14 +37,14 @@ class Scatter {
 
  private:
   using Index = std::int32_t;
+  static constexpr i64 kChunk = 64;  // outputs of a row of a plane at a time
 
   struct Plane {
-    Plane(const Plan& p, const Piece& piece, bool in_place, Arena& arena)
+    Plane(const Plan& p, const Piece& piece, bool used, bool in_place, Arena& arena)
         : plan(p),
-          sums(p, piece, in_place, arena),
-          gradient_row(arena.take<T>(p.out_row())),
-          route_row(arena.take<R>(p.out_row())),
-          at(arena.take<Index>(p.out_row())) {}
+          sums(p, piece, in_place || !used, arena),
+          gradient_row(arena.take<T>(used ? p.out_row() : 0)),
+          route_row(arena.take<R>(used ? p.out_row() : 0)) {}
 
     void start(const View& gy, const View& routing, Dense gx, i64 plane) {
       gradients = plane_of(gy, plane), routes = plane_of(routing, plane);
@@ -67,9 +55,29 @@ class Scatter {
     PieceSums<T> sums;
     T *gradient_row, *first_sum = nullptr;
     R* route_row;
-    Index* at;
     const char *gradients = nullptr, *routes = nullptr;
+    const T* g = nullptr;  // a row of them
+    const R* r = nullptr;
   };
+
+  template <std::size_t... J>
+  Scatter(const Plan& p, const Piece& piece, i64 together, bool in_place, Arena& arena,
+          std::index_sequence<J...>)
+      : p_(p),
+        piece_(piece),
+        together_(together),
+        planes_{Plane(p, piece, static_cast<i64>(J) < together, in_place, arena)...},
+        outs_{covering(p.axis[2], piece.lo[2]).lo, covering(p.axis[2], piece.hi[2] - 1).hi},
+        n_((outs_.hi - outs_.lo) * p.inner),
+        columns_(arena.take<Index>(n_)),
+        values_(arena.take<T>(kTogether * kChunk)),
+        at_(arena.take<Index>(kTogether * kChunk)),
+        near_(is_near(p)) {
+    const i64 rows = p.axis[2].in * p.inner, slices = p.axis[1].in * rows;
+    next_ = p.axis[2].dilation * p.inner;
+    line_ = p.axis[1].dilation * rows - p.axis[2].kernel * next_;
+    slice_ = p.axis[0].dilation * slices - p.axis[1].kernel * p.axis[1].dilation * rows;
+  }
 
   // Whether all that a route may lead to is counted in few bits.
   static bool is_near(const Plan& p) {
@@ -88,28 +96,39 @@ class Scatter {
     }
   }
 
+  void read(const View& gy, const View& routing, i64 od, i64 oh, Plane& own) const {
+    own.sums.reach(od, oh);
+    ask_ahead_of(gy, own.gradients, od, oh, outs_, p_.inner);
+    ask_ahead_of(routing, own.routes, od, oh, outs_, p_.inner);
+    own.g = row_of(gy, own.gradients, p_.inner, od, oh, outs_.lo, outs_.hi, own.gradient_row);
+    own.r = row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
+  }
+
+  // A row of some planes: of as many at once as there are, or half as many, and so on.
   template <class Count>
-  POOLGRAD_LOOP void row(const View& gy, const View& routing, i64 od, i64 oh, Plane* planes,
-                         Count count) {
-    const T* g[kTogether];
-    T* sums[kTogether];
-    const Index* at[kTogether];
-    for (i64 j = 0; j < count; ++j) {
-      Plane& own = planes[j];
-      own.sums.reach(od, oh);
-      ask_ahead_of(gy, own.gradients, od, oh, outs_, p_.inner);
-      ask_ahead_of(routing, own.routes, od, oh, outs_, p_.inner);
-      g[j] = row_of(gy, own.gradients, p_.inner, od, oh, outs_.lo, outs_.hi, own.gradient_row);
-      const R* r = row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
-      if (!near_) {
-        far(g[j], r, od, oh, own);
-      } else if (!find(r, od, oh, own.at)) {
-        g[j] = only_inside(g[j], own);
+  void send_all(i64 od, i64 oh, const Plane* planes, i64 left, Count count) const {
+    for (; left >= count; left -= count, planes += count) send(od, oh, planes, count);
+    if constexpr (count() > 1) send_all(od, oh, planes, left, Const<count() / 2>{});
+  }
+
+  // A row of several planes. What is added, and where, lies side by side, so that few pointers are
+  // needed.
+  template <class Count>
+  POOLGRAD_LOOP void send(i64 od, i64 oh, const Plane* planes, Count count) const {
+    constexpr i64 kOutputs = kTogether / count() * kChunk;
+    T* sums[count()];
+    for (i64 j = 0; j < count; ++j) sums[j] = planes[j].first_sum;
+    const auto from = static_cast<Index>(start_of_row(od, oh));
+    const T* const values = values_;
+    const Index* const at = at_;
+    for (i64 begin = 0; begin < n_; begin += kOutputs) {
+      const i64 n = smaller(kOutputs, n_ - begin);
+      for (i64 j = 0; j < count; ++j) {
+        aim(planes[j], begin, n, from, values_ + j * kOutputs, at_ + j * kOutputs);
       }
-      sums[j] = own.first_sum, at[j] = own.at;
-    }
-    for (i64 i = 0; near_ && i < n_; ++i) {
-      for (i64 j = 0; j < count; ++j) sums[j][at[j][i]] += g[j][i];
+      for (i64 i = 0; i < n; ++i) {
+        for (i64 j = 0; j < count(); ++j) sums[j][at[j * kOutputs + i]] += values[j * kOutputs + i];
+      }
     }
   }
 
@@ -118,23 +137,23 @@ class Scatter {
     return row * p_.axis[2].in * p_.inner - planes_[0].sums.first();
   }
 
-  // Where the gradients of a row go, counted from the first input of the piece; whether all of them
-  // go there.
-  POOLGRAD_LOOP bool find(const R* routes, i64 od, i64 oh, Index* __restrict at) const {
-    constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(Index));
+  // Where gradients `begin` and on of a row go, counted from the first input of the piece. Those
+  // that do not go there are 0, and go anywhere.
+  POOLGRAD_INLINE void aim(const Plane& own, i64 begin, i64 n, Index from, T* __restrict values,
+                           Index* __restrict at) const {
     const bool deep = p_.axis[0].kernel > 1;
     const float lines = 1.0f / static_cast<float>(p_.axis[2].kernel);
     const float slices = 1.0f / static_cast<float>(p_.axis[1].kernel);
     const auto next = static_cast<Index>(next_), line = static_cast<Index>(line_);
     const auto slice = static_cast<Index>(slice_);
-    const auto inputs = static_cast<Index>(planes_[0].sums.last() - planes_[0].sums.first());
-    const auto from = static_cast<Index>(start_of_row(od, oh));
+    const auto inputs = static_cast<u32>(own.sums.last() - own.sums.first());
     const auto places = static_cast<u32>(p_.places);
-    const Index* const columns = columns_;
-    Vec<Index, kLanes> wide{};
-    Index few = 0;
-    sweep_lanes<Index>(n_, [&](auto w, i64 i) {
+    const T* const gradients = own.g + begin;
+    const R* const routes = own.r + begin;
+    const Index* const columns = columns_ + begin;
+    sweep_lanes<Index>(n, [&](auto w, i64 i) {
       using V = Vec<Index, w()>;
+      using G = Vec<T, w()>;
       const auto place = convert<u32>(load<Vec<R, w()>>(routes + i));
       // A half more than a whole number: so far from the next that no rounding gets there.
       const auto quotient = [](V of, float by) {
@@ -143,45 +162,36 @@ class Scatter {
       const V one = reinterpret_cast<V>(place), down = quotient(one, lines);
       V to = load<V>(columns + i) + from + one * next + down * line;
       if (deep) to += quotient(down, slices) * slice;
-      const V outside = reinterpret_cast<V>(place >= places) | (to < 0) | (to >= inputs);
-      store(at + i, to);
-      if constexpr (w() == kLanes) wide |= outside;
-      else
-        for (int j = 0; j < w(); ++j) few |= outside[j];
+      const V inside =
+          reinterpret_cast<V>((place < places) & (reinterpret_cast<Vec<u32, w()>>(to) < inputs));
+      store(at + i, to & inside);
+      store(values + i, convert<std::conditional_t<sizeof(T) == 8, i64, Index>>(inside)
+                            ? load<G>(gradients + i)
+                            : G{});
     });
-    for (int j = 0; j < kLanes; ++j) few |= wide[j];
-    return few == 0;
-  }
-
-  // Others add 0 somewhere.
-  const T* only_inside(const T* gradients, Plane& own) const {
-    const i64 inputs = own.sums.last() - own.sums.first();
-    for (i64 i = 0; i < n_; ++i) {
-      const bool inside = own.at[i] >= 0 && own.at[i] < inputs;
-      own.gradient_row[i] = inside ? gradients[i] : T(0);
-      own.at[i] = inside ? own.at[i] : 0;
-    }
-    return own.gradient_row;
   }
 
   // The same of huge planes and windows, one by one.
-  void far(const T* g, const R* routes, i64 od, i64 oh, Plane& own) const {
+  void far(i64 od, i64 oh, const Plane& own) const {
     const i64 from = start_of_row(od, oh), inputs = own.sums.last() - own.sums.first();
     for (i64 i = 0; i < n_; ++i) {
-      const i64 place = static_cast<i64>(routes[i]), down = place / p_.axis[2].kernel;
+      const i64 place = static_cast<i64>(own.r[i]), down = place / p_.axis[2].kernel;
       const i64 column = start_of(p_.axis[2], outs_.lo + i / p_.inner) * p_.inner + i % p_.inner;
       const i64 to =
           from + column + place * next_ + down * line_ + down / p_.axis[1].kernel * slice_;
-      if (place < p_.places && to >= 0 && to < inputs) own.first_sum[to] += g[i];
+      if (place < p_.places && to >= 0 && to < inputs) own.first_sum[to] += own.g[i];
     }
   }
 
   const Plan& p_;
   const Piece piece_;
+  const i64 together_;  // so many planes are used
   Plane planes_[kTogether];
   const Range outs_;  // the outputs of a row that reach the piece
   const i64 n_;
   Index* columns_;  // where their windows begin
+  T* values_;       // of chunks of rows of several planes: what is added ...
+  Index* at_;       // ... where
   const bool near_;
   i64 next_, line_, slice_;  // to the next place, what is more to the next line, and depth
   bool ready_ = false;

@@ -19,7 +19,8 @@ constexpr i64 kTasksAThread = 16, kPartsAThread = 4;
 constexpr i64 kTask = 1 << 18;
 
 // Cuts the work into tasks: groups of planes, or, where planes are few, parts of one along the
-// outermost pooled axis that has a choice.
+// outermost pooled axis that has a choice. Not where windows overlap, so that parts would do some
+// work twice, and every thread gets as many whole planes.
 struct Cut {
   i64 planes = 1, parts = 1;  // planes a task, parts a plane
   int axis = 2, threads = 1;
@@ -31,7 +32,7 @@ struct Cut {
     threads = static_cast<int>(smaller(wanted, worth));
     const i64 parts_wanted = threads > 1 ? threads * kPartsAThread : 1;
     axis = length(0) > 1 ? 0 : length(1) > 1 ? 1 : 2;
-    if (p.outer >= parts_wanted) {
+    if (p.outer >= parts_wanted || (p.axis[axis].overlap && p.outer % threads == 0)) {
       const i64 most = larger(1, p.outer / (threads * kTasksAThread));
       planes = threads > 1 ? smaller(most, kTask / plane + 1) : p.outer;
     } else {
@@ -80,20 +81,24 @@ void over_outputs(const Work& work, Make&& make, Use&& use) {
   Cut(*work.plan, work.threads, true).run<Tile>(*work.plan, true, body);
 }
 
-// The same for parts of the inputs; use(kit, first plane, last, piece) for several planes at once.
+// The same for parts of the inputs; kit = make(piece, planes, arena), then use(kit, first plane,
+// last, piece) for several planes, `together` of them if there are enough.
 template <class Make, class Use>
-void over_inputs_of_planes(const Work& work, Make&& make, Use&& use) {
-  const auto body = [&](i64 first, i64 last, const Piece& piece) {
-    with_scratch([&](Arena& arena) { return make(piece, arena); },
+void over_inputs_of_planes(const Work& work, i64 together, Make&& make, Use&& use) {
+  Cut cut(*work.plan, work.threads, false);
+  cut.planes = larger(cut.planes, smaller(together, work.plan->outer / cut.threads));
+  cut.run<Piece>(*work.plan, false, [&](i64 first, i64 last, const Piece& piece) {
+    with_scratch([&](Arena& arena) { return make(piece, last - first, arena); },
                  [&](auto& kit) { use(kit, first, last, piece); });
-  };
-  Cut(*work.plan, work.threads, false).run<Piece>(*work.plan, false, body);
+  });
 }
 template <class Make, class Use>
 void over_inputs(const Work& work, Make&& make, Use&& use) {
-  over_inputs_of_planes(work, make, [&](auto& kit, i64 first, i64 last, const Piece& piece) {
-    for (i64 plane = first; plane < last; ++plane) use(kit, plane, piece);
-  });
+  over_inputs_of_planes(
+      work, 1, [&](const Piece& piece, i64, Arena& arena) { return make(piece, arena); },
+      [&](auto& kit, i64 first, i64 last, const Piece& piece) {
+        for (i64 plane = first; plane < last; ++plane) use(kit, plane, piece);
+      });
 }
 
 template <class F>

@@ -270,7 +270,6 @@ class Sheet {
     const i64 step = reader_->step(), columns = real_.hi - real_.lo;
     const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // what will be copied next
     V seen{};
-    T more{};
     const auto run = [&](const T* from, T* to, i64 n) __attribute__((always_inline)) {
       i64 i = 0;
       for (; i + W <= n; i += W) {
@@ -292,10 +291,7 @@ class Sheet {
       else
         for (i64 c = 0; c < columns; ++c) run(from + c * step, to + c * side_, patch_.channels);
     }
-    if constexpr (kFloat<T>) {
-      for (i64 j = 0; j < W; ++j) more += seen[j];
-      exact_ |= more - more != T(0);
-    }
+    if constexpr (kFloat<T>) exact_ |= any(seen - seen != T(0));
   }
 
   // Rows, reduced along the width, vector by vector.

@@ -164,6 +164,27 @@ void long_lanes(i64 n, F&& body) {
   if (i < n) body(Const<most>{}, i, Part{n - i});
 }
 
+// Whether any lane of what a comparison gives is set.
+template <class M>
+POOLGRAD_INLINE bool any(M mask) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(M) == 64) {
+    const auto bits = reinterpret_cast<__m512i>(mask);
+    return _mm512_test_epi64_mask(bits, bits) != 0;
+  }
+#endif
+  if constexpr (sizeof(M) <= sizeof(i64)) {
+    i64 bits = 0;
+    std::memcpy(&bits, &mask, sizeof(M));
+    return bits != 0;
+  } else {
+    using Half = Vec<char, sizeof(M) / 2>;
+    Half halves[2];
+    std::memcpy(&halves, &mask, sizeof(M));
+    return any(halves[0] | halves[1]);
+  }
+}
+
 // Lanes `by`, `by` + 1, ... of two vectors, one behind the other; `by`: at most a vector.
 template <int By, class V>
 POOLGRAD_INLINE V slide(V a, V b) {

@@ -108,7 +108,7 @@ def share_threads(library: str) -> bool:
 def _cache_limit() -> int:
     value = os.environ.get("POOLGRAD_CACHE_BYTES", "").strip()
     if value:
-        if not value.isdigit() or int(value) >= 2**63:
+        if not (value.isascii() and value.isdecimal()) or int(value) >= 2**63:
             raise ValueError(f"POOLGRAD_CACHE_BYTES must be a number of bytes, got {value!r}")
         return int(value)
     try:

@@ -19,7 +19,12 @@ _PACKAGES = (
     "matplotlib",
 )
 _FRONT_ENDS = {"numpy": "numpy", "torch": "torch"}
-_VARIABLES = ("POOLGRAD_ISA", "POOLGRAD_NUM_THREADS", "OMP_NUM_THREADS")
+_VARIABLES = (
+    "POOLGRAD_ISA",
+    "POOLGRAD_NUM_THREADS",
+    "POOLGRAD_CACHE_BYTES",
+    "OMP_NUM_THREADS",
+)
 
 
 def _version(package: str) -> str:
