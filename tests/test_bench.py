@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import run_python
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 testing = pytest.importorskip("typer.testing", reason="the lab extra is not installed")
@@ -104,7 +106,8 @@ def test_every_row_runs_beside_its_peers(row: Row, monkeypatch: pytest.MonkeyPat
         return {name: [1.0] for name in calls}
 
     monkeypatch.setattr(measure, "_take_turns", take_turns)
-    result = measure.measure(row, 1)
+    result = measure.measure(row, os.cpu_count() or 1)
+    assert not result.failed
     assert ("PyTorch" in result.peers) == row.peers
     assert (result.beside is not None) == (row.beside is not None)
     assert (result.floor is None) == row.tiny
@@ -140,6 +143,20 @@ def test_what_is_met() -> None:
                                          "lost: oneDNN 0.5 < 1"]  # fmt: skip
 
 
+def test_a_peer_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("broken\nfor long")
+
+    row = replace(FEW[0], direction="values")
+    monkeypatch.setattr(measure, "others", lambda row, x: iter([("a", lambda: fail), ("b", fail)]))
+    result = measure.measure(row, 1, 1)
+    assert [*result.peers] == ["PyTorch"]
+    assert result.failed == dict.fromkeys("ab", "RuntimeError: broken")
+    assert f"{row.name}: a failed: RuntimeError: broken" in report.complaints(
+        REPORT._replace(results=[result])
+    )
+
+
 def test_csv_there_and_back(tmp_path: Path) -> None:
     report.write_csv(tmp_path / "a.csv", REPORT)
     assert report.read_csv(tmp_path / "a.csv") == REPORT
@@ -149,12 +166,14 @@ def test_csv_there_and_back(tmp_path: Path) -> None:
 
 def test_markdown_marks_losing_rows() -> None:
     text = report.markdown(REPORT).splitlines()
-    assert text[0].startswith("| row | ms | x floor | x other | faster than PyTorch |")
-    assert text[2] == "| won | 2 | 2 |  | 4 |  | 10% |"
-    assert text[3] == "| **lost** | **2** > 1 | **2** > 1.5 | 2 | 5 | **0.5** < 1 | 0% |"
+    assert text[0].startswith("| row | ms | floor ms | x floor | x other | faster than PyTorch |")
+    assert text[2] == "| won | 2 | 1 | 2 |  | 4 |  | 10% |"
+    assert text[3] == "| **lost** | **2** > 1 | 1 | **2** > 1.5 | 2 | 5 | **0.5** < 1 | 0% |"
     assert "an: abacus, 2 threads" in text[5]
     assert "1 of 2 rows miss" in text[5]
-    assert "lost" not in report.markdown(REPORT, ["won"])
+    assert "won" not in report.markdown(REPORT, ["another"])
+    assert "**lost**" in report.markdown(REPORT, ["another"])
+    assert "1 of 2 rows miss" in report.markdown(REPORT, ["another"])
 
 
 def test_tables_go_between_the_markers(tmp_path: Path) -> None:
@@ -179,7 +198,7 @@ def test_readme_and_docs_have_a_place_for_them(
     report.write_csv(tmp_path / "docs/bench.csv", REPORT._replace(results=[named, LOST]))
     tables.main()
     assert f"| {named.name} | 2 |" in (tmp_path / "README.md").read_text()
-    assert "**lost**" not in (tmp_path / "README.md").read_text()
+    assert "**lost**" in (tmp_path / "README.md").read_text()
     assert "**lost**" in (tmp_path / "docs/performance.md").read_text()
 
 
@@ -232,10 +251,32 @@ def test_interrupted_it_keeps_what_it_has(
     assert (tmp_path / "bench.csv").exists() == bool(measured)
 
 
+@pytest.mark.usefixtures("few")
+def test_an_error_loses_nothing_that_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = iter([WON])
+    monkeypatch.setattr(measure, "measure", lambda *_: next(results))
+    failed = bench(tmp_path)
+    assert isinstance(failed.exception, StopIteration)
+    assert report.read_csv(tmp_path / "bench.csv").results == [WON]
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(measure, "measure", None)
+    refused = bench(tmp_path / "file" / "folder")
+    assert refused.exit_code == 2
+    assert "cannot be written" in refused.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--rows", "no such row"], "no row in float32 has 'no such row' in its name"),
+        (["--rows", "tiny", "--rows", "typo"], "no row in float32 has 'typo' in its name"),
         (["--dtype", "int7"], "'int7' is not one of"),
         (["--threads", "0"], "--threads"),
     ],
@@ -245,4 +286,13 @@ def test_errors_say_what_is_wrong(tmp_path: Path, arguments: list[str], said: st
     assert refused.exit_code == 2
     assert said in refused.output
     assert "Traceback" not in refused.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_instruction_set_is_told_in_one_line(tmp_path: Path) -> None:
+    code = f"from poolgrad.cli import app; app(['bench', '--out', {str(tmp_path / 'out')!r}])"
+    refused = run_python(code, POOLGRAD_ISA="sse17")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("poolgrad: POOLGRAD_ISA must be one of")
+    assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()

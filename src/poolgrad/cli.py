@@ -34,6 +34,12 @@ app = typer.Typer(
 @app.callback()
 def _commands() -> None:
     """Pooling layers with exact gradients."""
+    from poolgrad import core
+
+    try:
+        core.instruction_set()
+    except RuntimeError as error:  # a setting
+        _fail(str(error), code=2)
 
 
 def main() -> None:
@@ -192,7 +198,12 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer turns: a first look.")] = False,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Of everybody.", show_default="PyTorch's"),
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Of everybody; XLA, which takes all processors, is left out if these are fewer.",
+            show_default="PyTorch's",
+        ),
     ] = None,
     dtype: Annotated[
         Dtype, typer.Option(help="In another one than float32 no limits are set.")
@@ -212,12 +223,15 @@ def bench(
         from rich.progress import Progress
 
         from poolgrad.bench import measure, report
-        from poolgrad.bench.rows import ROWS, select
+        from poolgrad.bench.rows import select
 
-    chosen = select(rows or (), dtype)
-    if not chosen:
-        asked = " or ".join(map(repr, rows or ()))
-        _fail(f"no row in {dtype} has {asked} in its name, such as {ROWS[0].name!r}", code=2)
+    try:
+        chosen = select(rows or (), dtype)
+        report.prepare(out)
+    except ValueError as error:
+        _fail(str(error), code=2)
+    except OSError as error:
+        _fail(f"--out {out} cannot be written: {error.strerror}", code=2)
     threads = threads or torch.get_num_threads()
     turns = measure.QUICK_TURNS if quick else measure.TURNS
     console, results, stopped = Console(), [], False
@@ -230,13 +244,14 @@ def bench(
                 progress.advance(task)
     except KeyboardInterrupt:
         stopped = True
-    if results:
-        made = report.Report(report.machine(threads, turns), results)
-        console.print(report.table(made))
-        for line in report.complaints(made):
-            console.print(line, style="red", markup=False, highlight=False)
-        for file in report.write(out, made):
-            typer.echo(f"  {file}")
+    finally:  # whatever happens, nothing that was measured is lost
+        if results:
+            made = report.Report(report.machine(threads, turns), results)
+            console.print(report.table(made))
+            for line in report.complaints(made):
+                console.print(line, style="red", markup=False, highlight=False)
+            for file in report.write(out, made):
+                typer.echo(f"  {file}")
     if stopped:
         typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)
         raise typer.Exit(130)

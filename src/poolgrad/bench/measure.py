@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import timeit
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,16 +14,15 @@ import numpy as np
 import torch
 
 import poolgrad
-from poolgrad.bench.peers import Pool, eager, others
+from poolgrad.bench.peers import Call, Pool, eager, others
 from poolgrad.bench.result import EAGER, Result
 from poolgrad.bench.rows import Row
 
 TURNS, QUICK_TURNS = 9, 3
 _SLOW = 0.5  # seconds; slower calls get a third of the turns
+_WARM = 3  # calls before those that count
 _SHORTEST = 2e-3  # seconds that are timed at once: short calls are repeated
 _OURS, _COPY, _BESIDE = "poolgrad", "a copy", "the row beside"
-
-Call = Callable[[], object]
 
 
 def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
@@ -41,7 +40,9 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
     Returns
     -------
     Result
+        Without the peers that fail, but with what they said.
     """
+    failed: dict[str, str] = {}
     with _threads(threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         x, ys, ours = _prepare(row)
@@ -53,7 +54,13 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
         if row.peers:
             tensor = torch.as_tensor(x)
             calls[EAGER] = _call(row, eager(row), tensor)[1]
-            calls |= others(row, tensor)
+            for name, make in others(row, tensor):
+                try:
+                    calls[name] = make()
+                    calls[name]()
+                except Exception as error:  # nobody else's affair
+                    calls.pop(name, None)
+                    failed[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
         times = _take_turns(calls, turns)
     seconds = {name: float(np.median(some)) for name, some in times.items()}
     low, high = np.quantile(times[_OURS], (0.25, 0.75))
@@ -69,6 +76,7 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
         beside=beside,
         peers=seconds,
         limits=row.limits,
+        failed=failed,
     )
 
 
@@ -119,7 +127,7 @@ def _take_turns(calls: Mapping[str, Call], turns: int) -> dict[str, list[float]]
         timer = timeit.Timer(call)
         warm = timer.timeit(1)
         if warm < _SLOW:
-            warm = timer.timeit(1)
+            warm = min(timer.repeat(_WARM, 1))
         number = max(1, int(_SHORTEST / warm))
         plans[name] = timer, number, turns if warm < _SLOW else max(1, turns // 3)
     times: dict[str, list[float]] = {name: [] for name in calls}

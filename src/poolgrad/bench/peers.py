@@ -17,6 +17,7 @@ from torch.nn import functional
 from poolgrad.bench.rows import Row
 
 Pool = Callable[..., Any]
+Call = Callable[[], object]
 
 
 def eager(row: Row) -> Pool:
@@ -26,28 +27,32 @@ def eager(row: Row) -> Pool:
     return _FORMULAS.get(row.function) or getattr(functional, row.function)
 
 
-def others(row: Row, x: Any) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Those that only give the values of maxima, channels first, with the calls to time."""
+def others(row: Row, x: Any) -> Iterator[tuple[str, Callable[[], Call]]]:
+    """Those that only give the values of maxima, channels first: what makes the calls to time."""
     maxima = row.function in ("max_pool2d", "max_pool3d") and len(row.calls) == 1
     ways = (row.direction, row.layout, row.dtype)
     if not maxima or row.tiny or ways != ("values", "NCHW", "float32"):
         return
     if which(os.environ.get("CXX", "c++")):
-        yield "torch.compile", _compiled(row, x)
+        yield "torch.compile", partial(_compiled, row, x)
     if torch.backends.mkldnn.is_available():
-        pool = getattr(torch, "mkldnn_" + row.function)
-        yield "oneDNN", partial(pool, x.to_mkldnn(), **_stride(row))
+        yield "oneDNN", partial(_onednn, row, x)
     if find_spec("onnx") and find_spec("onnxruntime"):
-        yield "ONNX Runtime", _onnx_runtime(row, x)
-    if find_spec("jax"):
-        yield "XLA", _xla(row, x)
+        yield "ONNX Runtime", partial(_onnx_runtime, row, x)
+    # It takes all processors, whatever it is told.
+    if find_spec("jax") and torch.get_num_threads() == os.cpu_count():
+        yield "XLA", partial(_xla, row, x)
 
 
 def _stride(row: Row) -> dict[str, Any]:
     return {"stride": row.calls[0]["kernel_size"], **row.calls[0]}
 
 
-def _compiled(row: Row, x: Any) -> Callable[[], object]:
+def _onednn(row: Row, x: Any) -> Call:
+    return partial(getattr(torch, "mkldnn_" + row.function), x.to_mkldnn(), **_stride(row))
+
+
+def _compiled(row: Row, x: Any) -> Call:
     pool, arguments = eager(row), _stride(row)
 
     def apply(x: Any) -> Any:
@@ -58,7 +63,7 @@ def _compiled(row: Row, x: Any) -> Callable[[], object]:
     return call
 
 
-def _xla(row: Row, x: Any) -> Callable[[], object]:
+def _xla(row: Row, x: Any) -> Call:
     jax: Any = import_module("jax")  # no front end for it yet, so no need of its types
     arguments = {"padding": 0, "dilation": 1, **_stride(row)}
 
@@ -76,7 +81,7 @@ def _xla(row: Row, x: Any) -> Callable[[], object]:
     return lambda: pool(array).block_until_ready()
 
 
-def _onnx_runtime(row: Row, x: Any) -> Callable[[], object]:
+def _onnx_runtime(row: Row, x: Any) -> Call:
     import onnx
 
     onnxruntime: Any = import_module("onnxruntime")  # it has no types

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -15,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from poolgrad.bench.pictures import draw_bars, draw_kernels
-from poolgrad.bench.result import Figure, Result
+from poolgrad.bench.result import FLOOR, Figure, Result
 from poolgrad.bench.rows import Limits
 from poolgrad.environment import describe
 
 _FIELDS = ("name", "dtype", "shape", "seconds", "spread", "floor", "beside")
 _PEERS = {"onnxruntime": "ONNX Runtime", "jax": "JAX"}  # beside PyTorch
-_TIMES = ("ms", "x floor", "x other")
+_TIMES = ("ms", FLOOR, "x floor", "x other")
 _LIMITS = [field.name for field in fields(Limits)]
 
 
@@ -97,8 +98,8 @@ def read_csv(path: Path) -> Report:
     return Report({name: value for name, _, value in above}, results)
 
 
-def _cells(report: Report, result: Result, mark: Callable[[str, Figure], str]) -> list[str]:
-    figures = [result.figures.get(head) for head in report.columns]
+def _cells(columns: Sequence[str], result: Result, mark: Callable[[str, Figure], str]) -> list[str]:
+    figures = [result.figures.get(head) for head in columns]
     cells = [mark(f"{figure.value:.3g}", figure) if figure else "" for figure in figures]
     return [result.name, *cells, f"{result.spread:.0%}"]
 
@@ -123,45 +124,68 @@ def table(report: Report) -> Table:
         padding=0,  # with all its columns it fits a terminal of 80
     )
     made.add_column("row")
-    for head in (*report.columns, "spread"):
+    columns = [head for head in report.columns if head != FLOOR]  # to be narrow
+    for head in (*columns, "spread"):
         text = head if head in _TIMES else head.replace(" ", "\n")
         made.add_column(text, justify="right", no_wrap=True)
     for result in report.results:
-        made.add_row(*_cells(report, result, mark))
+        made.add_row(*_cells(columns, result, mark))
     return made
 
 
 def complaints(report: Report) -> list[str]:
-    """A line for each limit that is missed."""
-    return [
+    """A line for each limit that is missed, and for each peer that failed."""
+    missed = [
         f"{result.name}: {head} {figure.value:.3g} {_miss(figure)}"
         for result in report.results
         for head, figure in result.figures.items()
         if not figure.met
     ]
+    failed = [
+        f"{r.name}: {peer} failed: {why}" for r in report.results for peer, why in r.failed.items()
+    ]
+    return missed + failed
 
 
 def markdown(report: Report, names: Sequence[str] = ()) -> str:
-    """For a page: these rows or all; what misses its limit is bold, with the limit beside it."""
+    """For a page: all rows, or these and those that miss a limit.
+
+    What misses it is bold, with the limit beside it.
+    """
 
     def mark(text: str, figure: Figure) -> str:
         return text if figure.met else f"**{text}** {_miss(figure)}"
 
-    kept = [result for result in report.results if not names or result.name in names]
+    kept = [r for r in report.results if not names or r.name in names or not r.met]
     part = Report(report.machine, kept)
     peers = [head if head in _TIMES else f"faster than {head}" for head in part.columns]
     heads = ["row", *peers, "spread"]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for result in kept:
-        name, *numbers = _cells(part, result, mark)
+        name, *numbers = _cells(part.columns, result, mark)
         lines.append([name if result.met else f"**{name}**", *numbers])
     missed = sum(not result.met for result in kept)
     text = (
         f"{part.caption}. *x floor*, *x other*: the time over the floor, and over that of the row"
     )
     text += " it is compared with; *faster than*: how many times."
-    text += f" {missed} of {len(kept)} rows miss a limit: they are bold." if missed else ""
+    text += (
+        f" {missed} of {len(report.results)} rows miss a limit: they are bold." if missed else ""
+    )
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", text])
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, if need be, and try to write there.
+
+    Raises
+    ------
+    OSError
+        If that cannot be.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder):
+        pass
 
 
 def write(folder: Path, report: Report) -> list[Path]:
@@ -172,7 +196,6 @@ def write(folder: Path, report: Report) -> list[Path]:
     list of Path
         What was written: without any size of kernel, there is no picture of them.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "bench.csv"]
     write_csv(files[0], report)
     for name, draw in (("bench.png", draw_bars), ("bench_kernels.png", draw_kernels)):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from poolgrad.bench.rows import Limits
 
-EAGER = "PyTorch"
+EAGER, FLOOR = "PyTorch", "floor ms"
 
 
 class Figure(NamedTuple):
@@ -44,6 +44,8 @@ class Result:
         The median of each peer that has the function.
     limits : Limits
         Of the row.
+    failed : dict of str to str
+        What peers said that could not be timed.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Result:
     beside: float | None
     peers: Mapping[str, float]
     limits: Limits
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def figures(self) -> dict[str, Figure]:
@@ -62,6 +65,7 @@ class Result:
         most = self.limits.seconds
         figures = {"ms": Figure(self.seconds * 1e3, most and most * 1e3)}
         if self.floor is not None:
+            figures[FLOOR] = Figure(self.floor * 1e3)
             figures["x floor"] = Figure(self.seconds / self.floor, self.limits.floor)
         if self.beside is not None:
             figures["x other"] = Figure(self.seconds / self.beside, self.limits.share)

@@ -193,8 +193,17 @@ def select(parts: Sequence[str] = (), dtype: str = "float32") -> list[Row]:
     Returns
     -------
     list of Row
+
+    Raises
+    ------
+    ValueError
+        If there is no row for one of the parts.
     """
     rows = [row for row in ROWS if not parts or any(part in row.name for part in parts)]
-    if dtype == "float32":
-        return rows
-    return [row.of(dtype) for row in rows if row.dtype == "float32" and row.arrays == "torch"]
+    unknown = [part for part in parts if not any(part in row.name for row in rows)]
+    if dtype != "float32":
+        rows = [row.of(dtype) for row in rows if row.dtype == "float32" and row.arrays == "torch"]
+    if unknown or not rows:
+        asked = " or ".join(map(repr, unknown or parts))
+        raise ValueError(f"no row in {dtype} has {asked} in its name, such as {ROWS[0].name!r}")
+    return rows
