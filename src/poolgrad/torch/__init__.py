@@ -1,5 +1,7 @@
 """The front end for PyTorch: the functions of `poolgrad` take tensors; here are the modules.
 
+An unmodified network pools with our kernels after `convert`, or inside `accelerate`.
+
 A module takes what its function takes. An argument that has a gradient may be an `nn.Parameter`,
 which is then learned with the rest of a network: generalised-mean pooling (GeM) is
 
@@ -13,6 +15,8 @@ which is then learned with the rest of a network: generalised-mean pooling (GeM)
 """
 
 from poolgrad.torch import function as function  # defines torch.ops.poolgrad
+from poolgrad.torch.accelerate import accelerate
+from poolgrad.torch.convert import Report, convert, revert
 from poolgrad.torch.modules import (
     MODULES,
     AdaptiveAvgPool1d,
@@ -113,10 +117,14 @@ __all__ = [
     "MixedPool1d",
     "MixedPool2d",
     "MixedPool3d",
+    "Report",
     "SoftPool1d",
     "SoftPool2d",
     "SoftPool3d",
     "StochasticPool1d",
     "StochasticPool2d",
     "StochasticPool3d",
+    "accelerate",
+    "convert",
+    "revert",
 ]

@@ -69,6 +69,24 @@ def kind(told: bool) -> Kind:
 KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
 
 
+def pools(x: Any) -> bool:
+    """Whether our operators are for this, where PyTorch's would do the same.
+
+    They are not for other devices, for subclasses that know PyTorch's operators only, or for what
+    has no memory of its own; nor for programs that are exported, which run where we are not.
+    """
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting()
+    return KIND.hold((x,), (None,)) or (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and (x.is_cpu or x.is_meta)
+        and x.layout is torch.strided
+        and not x.is_quantized
+        and not x.is_nested
+        and torch._C._get_tracing_state() is None
+    )
+
+
 def applied(function: type[torch.autograd.Function]) -> Any:
     """Its `apply`, where all tensors are of a kind: so nothing is transformed, which that asks."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]

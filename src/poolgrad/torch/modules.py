@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import replace
 from inspect import Parameter, Signature, signature
 from numbers import Real
@@ -23,13 +24,15 @@ from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.public import bind, front_end
 from poolgrad.operators import OPERATORS
+from poolgrad.torch.arrays import pools
 from poolgrad.torch.function import known_generator
 from poolgrad.window import Window
 
 MODULES: dict[str, type[nn.Module]] = {}  # by public function; of a global one, that in 2-D
+SUBCLASSES: dict[type[nn.Module], type[Pool]] = {}  # by PyTorch's class
 
 
-class _Pool(nn.Module):
+class Pool(nn.Module):
     """A public function with its arguments.
 
     Attributes
@@ -48,6 +51,8 @@ class _Pool(nn.Module):
         The arguments of the function that the constructor does not take.
     note : str
         What else there is to say of the modules.
+    converted : bool
+        Whether it was PyTorch's: then it does as PyTorch's does, whatever it is given.
     """
 
     __signature__: ClassVar[Signature]  # of the constructor; each argument becomes an attribute
@@ -58,6 +63,7 @@ class _Pool(nn.Module):
     shown: ClassVar[tuple[str, ...]]
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     note: ClassVar[str] = ""
+    converted: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound = bind(type(self).__name__, self.__signature__, args, kwargs)
@@ -101,10 +107,48 @@ class _Pool(nn.Module):
     def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.names}
 
+    @classmethod
+    def added(cls) -> dict[str, Any]:
+        """The arguments that PyTorch's class does not have, with their defaults."""
+        takes = cls.__signature__.parameters
+        return {name: takes[name].default for name in cls.names if name not in cls.inherited}
+
+    def _is_theirs(self, x: Any) -> bool:
+        """Whether PyTorch's module does what is asked for, and our kernels do not."""
+        if pools(x) and (x.is_floating_point() or not self.converted):
+            return False
+        return self._adds_nothing()
+
+    def _adds_nothing(self) -> bool:
+        """Whether PyTorch's class has all that is asked for, and takes such padding."""
+        if not self.inherited or any(getattr(self, n) != v for n, v in self.added().items()):
+            return False
+        rule = self._describe(_Input((2**31,) * (self.dims + 2)), self._arguments()).rule
+        return all(0 <= lo == hi and 2 * lo <= (k - 1) * d + 1 for k, _, lo, hi, d, _ in rule)
+
     def forward(self, x: Tensor) -> Any:
+        """The input, pooled."""
+        if self._is_theirs(x):
+            return super().forward(x)
         return self.function(x, **self._arguments())
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What TorchScript compiles in its place: PyTorch's module, if that does the same."""
+        theirs = next((theirs for theirs, ours in SUBCLASSES.items() if ours is type(self)), None)
+        if theirs is None or not self._adds_nothing():
+            return self
+        module = copy(self)
+        module.become(theirs)
+        return module
+
+    def become(self, theirs: type[nn.Module]) -> None:
+        """Be PyTorch's module, without what only ours has."""
+        for name in (*self.added(), "converted"):
+            vars(self).pop(name, None)
+        self.__class__ = theirs  # type: ignore[assignment]
+
     def extra_repr(self) -> str:
+        """The arguments that are printed."""
         words = [f"{name}={_brief(getattr(self, name))}" for name in self.shown]
         for name, parameter in self.__signature__.parameters.items():
             value = getattr(self, name)
@@ -140,8 +184,8 @@ def _brief(value: object) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 
 
-class _Stochastic(_Pool):
-    at_call = (*_Pool.at_call, "training")
+class _Stochastic(Pool):
+    at_call = (*Pool.at_call, "training")
     note = "It draws in training mode; in evaluation mode it gives the mean, without indices."
 
     def forward(self, x: Tensor) -> Any:
@@ -150,8 +194,8 @@ class _Stochastic(_Pool):
         return self.function(x, training=self.training, **given)
 
 
-class _Unpool(_Pool):
-    at_call = (*_Pool.at_call, "indices", "output_size")
+class _Unpool(Pool):
+    at_call = (*Pool.at_call, "indices", "output_size")
     note = "It is called with values, their `indices` and, unless it is the default, `output_size`."
 
     def _describe(self, x: Any, given: dict[str, Any]) -> Request:
@@ -160,10 +204,12 @@ class _Unpool(_Pool):
     def forward(  # type: ignore[override]
         self, x: Tensor, indices: Tensor, output_size: Any = None
     ) -> Any:
+        if self._is_theirs(x):
+            return super(Pool, self).forward(x, indices, output_size)
         return self.function(x, indices, output_size=output_size, **self._arguments())
 
 
-class _Global(_Pool):
+class _Global(Pool):
     note = "There may be any number of leading axes."
 
     def forward(self, x: Tensor) -> Any:
@@ -182,13 +228,13 @@ _SELDOM = ("return_indices", "count_include_pad", "_random_samples")
 def _family(
     name: str,
     function: str,
-    base: type[_Pool] = _Pool,
+    base: type[Pool] = Pool,
     *,
     subclass: bool = False,
     first: Iterable[str] = (),
     shown: Iterable[str] = (),
     dims: tuple[int, ...] = (1, 2, 3),
-) -> tuple[type[_Pool], ...]:
+) -> tuple[type[Pool], ...]:
     """The classes for one, two and three pooled axes.
 
     Parameters
@@ -207,7 +253,7 @@ def _family(
         For which numbers of pooled axes there is one.
     """
 
-    def of(d: int) -> type[_Pool]:
+    def of(d: int) -> type[Pool]:
         fast = FUNCTIONS.get(f"{function}{d}d") or FUNCTIONS[function]
         theirs = (getattr(nn, f"{name}{d}d"),) if subclass else ()
         inherited = tuple(n for c in theirs for n in signature(c).parameters)
@@ -223,7 +269,8 @@ def _family(
             "inherited": inherited,
             "shown": tuple(shown or (n for n in placed if n not in _SELDOM)),
         }
-        made: type[_Pool] = type(f"{name}{d}d", (base, *theirs), members)
+        made: type[Pool] = type(f"{name}{d}d", (base, *theirs), members)
+        SUBCLASSES.update(dict.fromkeys(theirs, made))
         if d == 2 or fast.__name__ != function:
             MODULES[fast.__name__] = made
         return made

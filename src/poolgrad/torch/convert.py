@@ -1,0 +1,219 @@
+"""An unmodified network's pooling modules become ours, and PyTorch's again.
+
+A module changes its class and nothing else: it stays the object that it was, so names, hooks,
+shared modules and references to it are kept without being known. As our classes are subclasses of
+PyTorch's, ``isinstance`` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+
+from torch import nn
+
+from poolgrad.torch.modules import SUBCLASSES, Pool
+
+_THEIRS = {ours: theirs for theirs, ours in SUBCLASSES.items()}
+
+# Functions of PyTorch that pool: those of its modules, and what calls them.
+_FUNCTIONS = frozenset(
+    f"{name}_pool{d}d"
+    for d in (1, 2, 3)
+    for name in ("max", "avg", "lp", "adaptive_max", "adaptive_avg", "fractional_max")
+) | {"local_response_norm"}
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of a network, as reports name it.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Where it is in the network: several, if it is shared; `""` is the network itself.
+    kind : str
+        Its class, before.
+    reason : str
+        Why it was left alone; which functions it calls; empty, if there is nothing to say.
+    """
+
+    names: tuple[str, ...]
+    kind: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        names = ", ".join(name or "(the network)" for name in self.names)
+        return f"{names}: {self.kind}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `convert` or `revert` did; printed as a list.
+
+    Attributes
+    ----------
+    replaced : tuple of Module
+        Those whose class was changed.
+    left : tuple of Module
+        Pooling modules that stay what they are, and why.
+    calls : tuple of Module
+        Modules that call functions that pool, which no change of modules reaches.
+    """
+
+    replaced: tuple[Module, ...] = ()
+    left: tuple[Module, ...] = ()
+    calls: tuple[Module, ...] = ()
+
+    def __str__(self) -> str:
+        parts = (
+            ("replaced", self.replaced),
+            ("left alone", self.left),
+            ("calling functions, which accelerate() reaches", self.calls),
+        )
+        lines = []
+        for title, modules in parts:
+            if modules or modules is self.replaced:
+                lines += [f"{len(modules)} {title}", *(f"  {module}" for module in modules)]
+        return "\n".join(lines)
+
+
+def convert(model: nn.Module) -> Report:
+    """Make PyTorch's pooling modules in a network ours, in place.
+
+    They give the same numbers, faster, and keep less for the way back. Hooks, names, shared
+    modules, ``state_dict`` keys and the training flag stay; ``isinstance`` holds, as our classes
+    are subclasses of PyTorch's. What our kernels do not pool (tensors of other devices, tensor
+    subclasses, quantized and integer averages) and what is exported goes to PyTorch's operators.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network, or one pooling module. It is changed.
+
+    Returns
+    -------
+    Report
+        What was replaced, what was left and why, and which modules call functions that pool.
+
+    Raises
+    ------
+    TypeError
+        If `model` is no module.
+
+    See Also
+    --------
+    revert : The way back.
+    accelerate : The same for functions.
+
+    Notes
+    -----
+    Only modules of exactly PyTorch's classes are replaced: a subclass may do something else. An
+    `nn.LPPool2d` raises to a power and loses signs only if the power is even, where ours always
+    takes absolute values: it is replaced if `norm_type` is even and `ceil_mode` False.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from poolgrad.torch import convert, revert
+    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.LPPool2d(3, 2))
+    >>> print(convert(net))
+    1 replaced
+      2: MaxPool2d
+    1 left alone
+      3: LPPool2d: norm_type 3 is not even: PyTorch keeps signs, poolgrad does not
+    >>> net[2], isinstance(net[2], nn.MaxPool2d)
+    (MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False), True)
+    >>> print(revert(net))
+    1 replaced
+      2: MaxPool2d
+    """
+    replaced, left, calls = [], [], []
+    for names, module in _modules(model):
+        kind = type(module)
+        functions = _called(module)
+        if functions:
+            calls.append(Module(names, kind.__name__, ", ".join(functions)))
+        if not isinstance(module, tuple(SUBCLASSES)) or isinstance(module, tuple(_THEIRS)):
+            continue
+        obstacle = _obstacle(module)
+        if obstacle:
+            left.append(Module(names, kind.__name__, obstacle))
+        else:
+            replaced.append(Module(names, kind.__name__))
+            ours = SUBCLASSES[kind]
+            module.__class__ = ours
+            vars(module).update(ours.added(), converted=True)
+    return Report(tuple(replaced), tuple(left), tuple(calls))
+
+
+def revert(model: nn.Module) -> Report:
+    """Make the modules that `convert` replaced PyTorch's again, in place.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network, or a copy of it. It is changed; modules that were ours from the beginning stay.
+
+    Returns
+    -------
+    Report
+        What was replaced.
+
+    Raises
+    ------
+    TypeError
+        If `model` is no module.
+    """
+    replaced = []
+    for names, module in _modules(model):
+        if isinstance(module, Pool) and module.converted:
+            replaced.append(Module(names, type(module).__name__))
+            module.become(_THEIRS[type(module)])
+    return Report(tuple(replaced))
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
+    """Every module of a network once, with all its names."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__qualname__}")
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    for module, own in names.items():
+        yield tuple(own), module
+
+
+def _obstacle(module: nn.Module) -> str:
+    """Why a pooling module of PyTorch's cannot become ours; empty if it can."""
+    if type(module) not in SUBCLASSES:
+        return "a subclass may do something else"
+    if "forward" in vars(module):
+        return "its forward was replaced"
+    if isinstance(module, nn.LPPool1d | nn.LPPool2d | nn.LPPool3d):
+        power = module.norm_type
+        if power % 2 != 0 or power <= 0:
+            return f"norm_type {power} is not even: PyTorch keeps signs, poolgrad does not"
+        if module.ceil_mode:
+            return "with ceil_mode PyTorch counts inputs that a window at the edge does not hold"
+    return ""
+
+
+def _called(module: nn.Module) -> tuple[str, ...]:
+    """The functions that pool which a module's own methods name."""
+    if isinstance(module, nn.LocalResponseNorm):
+        return ("local_response_norm",)
+    found: set[str] = set()
+    for kind in type(module).__mro__:
+        if kind.__module__.partition(".")[0] in ("torch", "poolgrad"):
+            break
+        for value in vars(kind).values():
+            if isinstance(value, FunctionType):
+                found |= _names(value.__code__)
+    return tuple(sorted(name for name in found if not hasattr(module, name)))
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(c) for c in code.co_consts if isinstance(c, CodeType))
+    return {*_FUNCTIONS.intersection(code.co_names)}.union(*inner)
