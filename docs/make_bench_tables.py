@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/performance.md from docs/bench.csv."""
+"""Write the tables of README.md and docs/*.md from docs/bench.csv and docs/networks.csv."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from poolgrad.bench.report import markdown, read_csv
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 IN_README = (
     "max 2x2 s2 NCHW forward",
     "max 2x2 s2 NHWC backward",
@@ -19,32 +18,45 @@ IN_README = (
     "global average NCHW forward",
     "adaptive average 7x7 NCHW backward",
 )
+NETWORKS_IN_README = (
+    "SqueezeNet 1.0 inference, convert",
+    "Inception v3 inference, convert",
+    "VGG-11 inference, convert",
+    "ResNet-18 inference, convert",
+    "AlexNet inference, accelerate",
+    "SqueezeNet 1.0 training step, convert",
+    "VGG-16 training step, convert",
+)
 BARS = "![Time over the floor, every row, for poolgrad and PyTorch](%sbench.png)"
 KERNELS = "![Time of a maximum against the size of its kernel](%sbench_kernels.png)"
 
 
-def write_between(path: Path, text: str) -> None:
-    """Put the text between the markers of a page, in place of what is there.
+def write_between(path: Path, name: str, text: str) -> None:
+    """Put the text between the markers of that name in a page, in place of what is there.
 
     Raises
     ------
     ValueError
         If the page has not both markers.
     """
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    first, last = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, begin, rest = path.read_text().partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{path} has no {BEGIN} followed by {END}")
+        raise ValueError(f"{path} has no {first} followed by {last}")
     path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def main() -> None:
-    """Write both."""
+    """Write them all."""
+    readme = HERE.parent / "README.md"
     report = read_csv(HERE / "bench.csv")
-    short = markdown(report, IN_README)
-    write_between(HERE.parent / "README.md", f"{short}\n\n{KERNELS % 'docs/'}")
-    full = markdown(report)
-    write_between(HERE / "performance.md", f"{full}\n\n{BARS % ''}\n\n{KERNELS % ''}")
+    write_between(readme, "bench", f"{markdown(report, IN_README)}\n\n{KERNELS % 'docs/'}")
+    full = f"{markdown(report)}\n\n{BARS % ''}\n\n{KERNELS % ''}"
+    write_between(HERE / "performance.md", "bench", full)
+    networks = read_csv(HERE / "networks.csv")
+    write_between(readme, "networks", markdown(networks, NETWORKS_IN_README))
+    write_between(HERE / "pytorch.md", "networks", markdown(networks))
 
 
 if __name__ == "__main__":

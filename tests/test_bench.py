@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib", reason="the lab extra is not installed")
 pytest.importorskip("rich", reason="the lab extra is not installed")
 
 import poolgrad  # noqa: E402
-from poolgrad.bench import measure, report, rows  # noqa: E402
+from poolgrad.bench import measure, networks, report, rows  # noqa: E402
 from poolgrad.bench.result import Result  # noqa: E402
 from poolgrad.bench.rows import Limits, Row  # noqa: E402
 from poolgrad.cli import app  # noqa: E402
@@ -87,7 +87,7 @@ def test_the_floor_is_the_time_of_a_copy_of_these_bytes(monkeypatch: pytest.Monk
     row = Row("", "max_pool2d", ({"kernel_size": 2},), (1, 4, 64, 64))
     x_bytes, y_bytes, routes = 4 * 4 * 64 * 64, 4 * 4 * 32 * 32, 4 * 32 * 32
     times = {"poolgrad": [3.0, 5.0, 4.0], "a copy": [2.0, 2.0, 9.0], "PyTorch": [8.0]}
-    monkeypatch.setattr(measure, "_take_turns", lambda calls, turns: times)
+    monkeypatch.setattr(measure, "take_turns", lambda calls, turns: times)
     result = measure.measure(row, 1)
     assert result.seconds == 4
     assert result.spread == pytest.approx((4.5 - 3.5) / 4)
@@ -105,7 +105,7 @@ def test_every_row_runs_beside_its_peers(row: Row, monkeypatch: pytest.MonkeyPat
         called.update({name: call() for name, call in calls.items()})
         return {name: [1.0] for name in calls}
 
-    monkeypatch.setattr(measure, "_take_turns", take_turns)
+    monkeypatch.setattr(measure, "take_turns", take_turns)
     result = measure.measure(row, os.cpu_count() or 1)
     assert not result.failed
     assert ("PyTorch" in result.peers) == row.peers
@@ -125,6 +125,7 @@ def test_names_are_different() -> None:
     names = [row.name for row in rows.ROWS]
     assert len({*names}) == len(names)
     assert {*tables.IN_README} <= {*names}
+    assert {*tables.NETWORKS_IN_README} <= {network.name for network in networks.NETWORKS}
     assert {rows.kernel_row(k).name for k in rows.KERNELS} <= {*names}
 
 
@@ -178,13 +179,15 @@ def test_markdown_marks_losing_rows() -> None:
 
 def test_tables_go_between_the_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"above {tables.BEGIN} old {tables.END} below")
+    first, last = "<!-- a:begin -->", "<!-- a:end -->"
+    page.write_text(f"above {first} old {last} below <!-- b:begin --> b <!-- b:end -->")
     for _ in range(2):
-        tables.write_between(page, "new")
-        assert page.read_text() == f"above {tables.BEGIN}\n\nnew\n\n{tables.END} below"
-    page.write_text(f"{tables.END} {tables.BEGIN}")
-    with pytest.raises(ValueError, match=r"page\.md has no <!-- bench:begin"):
-        tables.write_between(page, "new")
+        tables.write_between(page, "a", "new")
+        kept = "<!-- b:begin --> b <!-- b:end -->"
+        assert page.read_text() == f"above {first}\n\nnew\n\n{last} below {kept}"
+    page.write_text(f"{last} {first}")
+    with pytest.raises(ValueError, match=r"page\.md has no <!-- a:begin"):
+        tables.write_between(page, "a", "new")
 
 
 def test_readme_and_docs_have_a_place_for_them(
@@ -192,14 +195,20 @@ def test_readme_and_docs_have_a_place_for_them(
 ) -> None:
     (tmp_path / "docs").mkdir()
     monkeypatch.setattr(tables, "HERE", tmp_path / "docs")
-    for page in ("README.md", "docs/performance.md"):
+    pages = ("README.md", "docs/performance.md", "docs/pytorch.md")
+    for page in pages:
         (tmp_path / page).write_text((ROOT / page).read_text())
     named = replace(WON, name=tables.IN_README[0])
     report.write_csv(tmp_path / "docs/bench.csv", REPORT._replace(results=[named, LOST]))
+    network = replace(WON, name=tables.NETWORKS_IN_README[0], kept=0.5)
+    report.write_csv(tmp_path / "docs/networks.csv", REPORT._replace(results=[network]))
     tables.main()
-    assert f"| {named.name} | 2 |" in (tmp_path / "README.md").read_text()
-    assert "**lost**" in (tmp_path / "README.md").read_text()
-    assert "**lost**" in (tmp_path / "docs/performance.md").read_text()
+    readme, performance, pytorch = ((tmp_path / page).read_text() for page in pages)
+    assert f"| {named.name} | 2 |" in readme
+    assert f"| {network.name} | 2 |" in readme
+    assert f"| {network.name} | 2 |" in pytorch
+    assert "**lost**" in readme
+    assert "**lost**" in performance
 
 
 @pytest.mark.usefixtures("few")
@@ -275,8 +284,8 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rows", "no such row"], "no row in float32 has 'no such row' in its name"),
-        (["--rows", "tiny", "--rows", "typo"], "no row in float32 has 'typo' in its name"),
+        (["--rows", "no such row"], "no row has 'no such row' in its name"),
+        (["--rows", "tiny", "--rows", "typo"], "no row has 'typo' in its name"),
         (["--dtype", "int7"], "'int7' is not one of"),
         (["--threads", "0"], "--threads"),
     ],

@@ -208,6 +208,13 @@ def bench(
     dtype: Annotated[
         Dtype, typer.Option(help="In another one than float32 no limits are set.")
     ] = "float32",
+    networks: Annotated[
+        bool,
+        typer.Option(
+            "--networks",
+            help="Whole networks instead, as they are and after `convert` or in `accelerate`.",
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write.")] = Path(
         "bench"
     ),
@@ -215,7 +222,7 @@ def bench(
     """Time every row beside PyTorch, oneDNN, ONNX Runtime and XLA, and against the memory limit.
 
     The limit is the time that a copy of as many bytes takes, measured in turns with the rest. The
-    folder gets bench.csv, bench.png and bench_kernels.png.
+    folder gets bench.csv, bench.png and bench_kernels.png; with `--networks`, networks.csv.
     """
     with _clear_errors():
         import torch
@@ -223,12 +230,15 @@ def bench(
         from rich.progress import Progress
 
         from poolgrad.bench import measure, report
+        from poolgrad.bench import networks as whole
         from poolgrad.bench.rows import select
 
+    timed: Any = whole.measure if networks else measure.measure
+    name = "networks" if networks else "bench"
     try:
-        chosen = select(rows or (), dtype)
+        chosen = whole.select(rows or ()) if networks else select(rows or (), dtype)
         report.prepare(out)
-    except ValueError as error:
+    except (ValueError, ModuleNotFoundError) as error:
         _fail(str(error), code=2)
     except OSError as error:
         _fail(f"--out {out} cannot be written: {error.strerror}", code=2)
@@ -240,7 +250,7 @@ def bench(
             task = progress.add_task("", total=len(chosen))
             for row in chosen:
                 progress.update(task, description=row.name)
-                results.append(measure.measure(row, threads, turns))
+                results.append(timed(row, threads, turns))
                 progress.advance(task)
     except KeyboardInterrupt:
         stopped = True
@@ -250,7 +260,7 @@ def bench(
             console.print(report.table(made))
             for line in report.complaints(made):
                 console.print(line, style="red", markup=False, highlight=False)
-            for file in report.write(out, made):
+            for file in report.write(out, made, name):
                 typer.echo(f"  {file}")
     if stopped:
         typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import timeit
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,8 @@ _SLOW = 0.5  # seconds; slower calls get a third of the turns
 _WARM = 3  # calls before those that count
 _SHORTEST = 2e-3  # seconds that are timed at once: short calls are repeated
 _OURS, _COPY, _BESIDE = "poolgrad", "a copy", "the row beside"
+
+Within = tuple[Call, Callable[[], AbstractContextManager[Any]]]
 
 
 def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
@@ -43,7 +45,7 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
         Without the peers that fail, but with what they said.
     """
     failed: dict[str, str] = {}
-    with _threads(threads), warnings.catch_warnings():
+    with using_threads(threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         x, ys, ours = _prepare(row)
         calls: dict[str, Call] = {_OURS: ours}
@@ -61,9 +63,8 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
                 except Exception as error:  # nobody else's affair
                     calls.pop(name, None)
                     failed[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
-        times = _take_turns(calls, turns)
-    seconds = {name: float(np.median(some)) for name, some in times.items()}
-    low, high = np.quantile(times[_OURS], (0.25, 0.75))
+        times = take_turns(calls, turns)
+    seconds = {name: median_and_spread(some)[0] for name, some in times.items()}
     copied = seconds.pop(_COPY, 0.0)
     mine, beside = seconds.pop(_OURS), seconds.pop(_BESIDE, None)
     return Result(
@@ -71,7 +72,7 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
         dtype=row.dtype,
         shape="x".join(map(str, row.shape)),
         seconds=mine,
-        spread=float(high - low) / mine,
+        spread=median_and_spread(times[_OURS])[1],
         floor=copied * bytes_moved(row, x, ys) / (2 * x.nbytes) if copied else None,
         beside=beside,
         peers=seconds,
@@ -120,26 +121,42 @@ def _call(row: Row, pool: Pool, x: Any) -> tuple[list[Any], Call]:
     return ys, calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
 
 
-def _take_turns(calls: Mapping[str, Call], turns: int) -> dict[str, list[float]]:
-    """Seconds of each call, turn by turn; what is slow sits out the later turns."""
+def take_turns(
+    calls: Mapping[str, Call | Within], turns: int, slow: float = _SLOW
+) -> dict[str, list[float]]:
+    """Seconds of each call, turn by turn; what is slow sits out the later turns.
+
+    A call may come with a context that it is made in, which is not timed.
+    """
     plans = {}
-    for name, call in calls.items():
+    for name, given in calls.items():
+        call, context = given if isinstance(given, tuple) else (given, nullcontext)
         timer = timeit.Timer(call)
-        warm = timer.timeit(1)
-        if warm < _SLOW:
-            warm = min(timer.repeat(_WARM, 1))
+        with context():
+            warm = timer.timeit(1)
+            if warm < slow:
+                warm = min(timer.repeat(_WARM, 1))
         number = max(1, int(_SHORTEST / warm))
-        plans[name] = timer, number, turns if warm < _SLOW else max(1, turns // 3)
+        plans[name] = timer, context, number, turns if warm < slow else max(1, turns // 3)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns):
-        for name, (timer, number, some) in plans.items():
+        for name, (timer, context, number, some) in plans.items():
             if turn < some:
-                times[name].append(timer.timeit(number) / number)
+                with context():
+                    times[name].append(timer.timeit(number) / number)
     return times
 
 
+def median_and_spread(times: list[float]) -> tuple[float, float]:
+    """The median, and the interquartile range as a part of it."""
+    median = float(np.median(times))
+    low, high = np.quantile(times, (0.25, 0.75))
+    return median, float(high - low) / median
+
+
 @contextmanager
-def _threads(threads: int) -> Iterator[None]:
+def using_threads(threads: int) -> Iterator[None]:
+    """So many threads, of everybody."""
     before = torch.get_num_threads(), poolgrad.get_num_threads()
     try:
         torch.set_num_threads(threads)

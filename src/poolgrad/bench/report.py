@@ -20,9 +20,15 @@ from poolgrad.bench.result import FLOOR, Figure, Result
 from poolgrad.bench.rows import Limits
 from poolgrad.environment import describe
 
-_FIELDS = ("name", "dtype", "shape", "seconds", "spread", "floor", "beside")
+_FIELDS = ("name", "dtype", "shape", "seconds", "spread", "floor", "beside", "kept", "apart")
 _PEERS = {"onnxruntime": "ONNX Runtime", "jax": "JAX"}  # beside PyTorch
-_TIMES = ("ms", FLOOR, "x floor", "x other")
+_OWN = ("ms", FLOOR, "x floor", "x other", "x kept", "apart")  # the other columns are peers
+_MEANS = {
+    "x floor": "*x floor*: the time over the floor",
+    "x other": "*x other*: over that of the row it is compared with",
+    "x kept": "*x kept*: the bytes kept for backward, parameters left out, over PyTorch's",
+    "apart": "*apart*: the relative difference of outputs, or of all gradients, to PyTorch's",
+}
 _LIMITS = [field.name for field in fields(Limits)]
 
 
@@ -47,7 +53,7 @@ class Report(NamedTuple):
     def columns(self) -> list[str]:
         """The heads of all figures: times first, then the peers."""
         found = dict.fromkeys(head for result in self.results for head in result.figures)
-        return sorted(found, key=lambda head: head not in _TIMES)
+        return sorted(found, key=lambda head: head not in _OWN)
 
 
 def machine(threads: int, turns: int) -> dict[str, str]:
@@ -91,8 +97,10 @@ def read_csv(path: Path) -> Report:
                 spread=number["spread"] or 0.0,
                 floor=number["floor"],
                 beside=number["beside"],
+                kept=number.get("kept"),
+                apart=number.get("apart"),
                 peers={head[5:]: n for head, n in number.items() if head.startswith("peer ") and n},
-                limits=Limits(*(number[f"limit {name}"] for name in _LIMITS)),
+                limits=Limits(*(number.get(f"limit {name}") for name in _LIMITS)),
             )
         )
     return Report({name: value for name, _, value in above}, results)
@@ -126,7 +134,7 @@ def table(report: Report) -> Table:
     made.add_column("row")
     columns = [head for head in report.columns if head != FLOOR]  # to be narrow
     for head in (*columns, "spread"):
-        text = head if head in _TIMES else head.replace(" ", "\n")
+        text = head if head in _OWN else head.replace(" ", "\n")
         made.add_column(text, justify="right", no_wrap=True)
     for result in report.results:
         made.add_row(*_cells(columns, result, mark))
@@ -158,17 +166,15 @@ def markdown(report: Report, names: Sequence[str] = ()) -> str:
 
     kept = [r for r in report.results if not names or r.name in names or not r.met]
     part = Report(report.machine, kept)
-    peers = [head if head in _TIMES else f"faster than {head}" for head in part.columns]
+    peers = [head if head in _OWN else f"faster than {head}" for head in part.columns]
     heads = ["row", *peers, "spread"]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for result in kept:
         name, *numbers = _cells(part.columns, result, mark)
         lines.append([name if result.met else f"**{name}**", *numbers])
     missed = sum(not result.met for result in kept)
-    text = (
-        f"{part.caption}. *x floor*, *x other*: the time over the floor, and over that of the row"
-    )
-    text += " it is compared with; *faster than*: how many times."
+    said = [_MEANS[head] for head in part.columns if head in _MEANS]
+    text = f"{part.caption}. {'; '.join([*said, '*faster than*: how many times'])}."
     text += (
         f" {missed} of {len(report.results)} rows miss a limit: they are bold." if missed else ""
     )
@@ -188,19 +194,19 @@ def prepare(folder: Path) -> None:
         pass
 
 
-def write(folder: Path, report: Report) -> list[Path]:
-    """Write the CSV, and from it the pictures.
+def write(folder: Path, report: Report, name: str = "bench") -> list[Path]:
+    """Write the CSV, and from it the pictures, under this name.
 
     Returns
     -------
     list of Path
         What was written: without any size of kernel, there is no picture of them.
     """
-    files = [folder / "bench.csv"]
+    files = [folder / f"{name}.csv"]
     write_csv(files[0], report)
-    for name, draw in (("bench.png", draw_bars), ("bench_kernels.png", draw_kernels)):
+    for file, draw in ((f"{name}.png", draw_bars), (f"{name}_kernels.png", draw_kernels)):
         picture = draw(report.results, report.caption)
         if picture:
-            files.append(folder / name)
+            files.append(folder / file)
             files[-1].write_bytes(picture)
     return files

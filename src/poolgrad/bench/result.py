@@ -44,6 +44,8 @@ class Result:
         The median of each peer that has the function.
     limits : Limits
         Of the row.
+    kept, apart : float or None
+        Of a network: the bytes kept for backward over PyTorch's; how far results are apart.
     failed : dict of str to str
         What peers said that could not be timed.
     """
@@ -57,6 +59,8 @@ class Result:
     beside: float | None
     peers: Mapping[str, float]
     limits: Limits
+    kept: float | None = None
+    apart: float | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -69,6 +73,10 @@ class Result:
             figures["x floor"] = Figure(self.seconds / self.floor, self.limits.floor)
         if self.beside is not None:
             figures["x other"] = Figure(self.seconds / self.beside, self.limits.share)
+        if self.kept is not None:
+            figures["x kept"] = Figure(self.kept, self.limits.kept)
+        if self.apart is not None:
+            figures["apart"] = Figure(self.apart, self.limits.apart)
         for peer, seconds in self.peers.items():
             least = self.limits.faster if peer == EAGER else 1.0
             figures[peer] = Figure(seconds / self.seconds, least, at_least=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Pair = tuple[float | None, float | None]
@@ -19,6 +19,8 @@ class Limits:
     ----------
     floor, share, seconds : float, optional
         At most: the time over the floor, over that of the row beside it, and the time itself.
+    kept, apart : float, optional
+        At most, of a network: the bytes kept for backward over PyTorch's; the relative difference.
     faster : float, optional
         At least: PyTorch's time over ours. All other peers have 1.
     """
@@ -27,6 +29,8 @@ class Limits:
     faster: float | None = None
     share: float | None = None
     seconds: float | None = None
+    kept: float | None = None
+    apart: float | None = None
 
 
 @dataclass(frozen=True)
@@ -199,11 +203,33 @@ def select(parts: Sequence[str] = (), dtype: str = "float32") -> list[Row]:
     ValueError
         If there is no row for one of the parts.
     """
-    rows = [row for row in ROWS if not parts or any(part in row.name for part in parts)]
-    unknown = [part for part in parts if not any(part in row.name for row in rows)]
-    if dtype != "float32":
-        rows = [row.of(dtype) for row in rows if row.dtype == "float32" and row.arrays == "torch"]
-    if unknown or not rows:
-        asked = " or ".join(map(repr, unknown or parts))
-        raise ValueError(f"no row in {dtype} has {asked} in its name, such as {ROWS[0].name!r}")
+    rows = chosen_by(parts, ROWS, "row")
+    if dtype == "float32":
+        return rows
+    rows = [row.of(dtype) for row in rows if row.dtype == "float32" and row.arrays == "torch"]
+    if not rows:
+        raise ValueError(f"no row in {dtype} has {' or '.join(map(repr, parts))} in its name")
     return rows
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=_Named)
+
+
+def chosen_by(parts: Sequence[str], all_of_them: Sequence[N], kind: str) -> list[N]:
+    """Those with any of these parts in their names, or all.
+
+    Raises
+    ------
+    ValueError
+        If there is none for one of the parts.
+    """
+    for part in parts:
+        if not any(part in one.name for one in all_of_them):
+            example = all_of_them[0].name
+            raise ValueError(f"no {kind} has {part!r} in its name, such as {example!r}")
+    return [one for one in all_of_them if not parts or any(part in one.name for part in parts)]

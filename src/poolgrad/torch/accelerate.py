@@ -81,8 +81,8 @@ def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
     fixed = {"return_indices": True} if operator.indices else {}
 
     def kernel(keys: Any, x: Tensor, *args: Any, **more: Any) -> Any:
-        plain = KIND.hold((x,), _PLAIN) and x.is_floating_point() and x.dim() - dims in (1, 2)
-        if plain:
+        plain = KIND.hold((x,), _PLAIN) and x.is_floating_point() and x.numel() > 0
+        if plain and x.dim() - dims in (1, 2):
             given = dict(zip(names, args, strict=False)) | more
             if _pads_little(given):
                 try:

@@ -130,7 +130,12 @@ class Pool(nn.Module):
         """The input, pooled."""
         if self._is_theirs(x):
             return super().forward(x)
-        return self.function(x, **self._arguments())
+        try:
+            return self.function(x, **self._arguments())
+        except (TypeError, ValueError):
+            if not self.converted:
+                raise
+            return super().forward(x)  # PyTorch says in its own words what is wrong
 
     def __prepare_scriptable__(self) -> nn.Module:
         """What TorchScript compiles in its place: PyTorch's module, if that does the same."""
