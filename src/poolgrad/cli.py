@@ -268,6 +268,62 @@ def bench(
 
 
 @app.command()
+def profile(
+    model: Annotated[
+        str, typer.Argument(help="What makes it: `package.module:factory` or `file.py:factory`.")
+    ],
+    shape: Annotated[
+        str, typer.Option(help="Of the input, which is random, such as 8,3,224,224.")
+    ] = "1,3,224,224",
+    training: Annotated[
+        bool, typer.Option("--train/--inference", help="Forward and backward, or forward.")
+    ] = True,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Of PyTorch.", show_default="PyTorch's")
+    ] = None,
+    turns: Annotated[int, typer.Option(min=1, max=1000, help="How often it is timed.")] = 5,
+    out: Annotated[Path, typer.Option(dir_okay=False, help="The picture to write.")] = Path(
+        "profile.png"
+    ),
+) -> None:
+    """Show how much of a network's time and memory is pooling, before and after `convert`.
+
+    Time is that of a step, and of its poolings by PyTorch's profiler. Memory is what is kept for
+    backward, parameters left out; of it pooling, what nobody else keeps.
+    """
+    with _clear_errors():
+        import torch
+        from rich.console import Console
+
+        from poolgrad.bench import profiling
+
+    try:
+        sizes = tuple(int(size) for size in shape.replace("x", ",").split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        _fail(f"--shape must be positive numbers such as 8,3,224,224, got {shape!r}", code=2)
+    if not out.parent.is_dir():
+        _fail(f"--out: there is no folder {out.parent}", code=2)
+    try:
+        network = profiling.load(model)
+    except ValueError as error:
+        _fail(str(error), code=2)
+    console = Console()
+    with console.status(f"{type(network).__name__}, {shape}"):
+        try:
+            made = profiling.measure(
+                network, sizes, training, threads or torch.get_num_threads(), turns
+            )
+        except RuntimeError as error:
+            _fail(f"{model} does not take an input of {shape}: {error}", code=2)
+    console.print(profiling.table(made))
+    console.print(str(made.report), markup=False, highlight=False)
+    out.write_bytes(profiling.draw(made))
+    typer.echo(f"  {out}")
+
+
+@app.command()
 def info() -> None:
     """Print versions, processor, instruction set, threads and front ends: for bug reports."""
     from poolgrad.environment import describe

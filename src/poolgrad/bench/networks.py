@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
 from poolgrad.bench.result import EAGER, Result
 from poolgrad.bench.rows import Limits, chosen_by
+from poolgrad.bench.steps import infer, kept_bytes, outcome, train
 from poolgrad.torch import accelerate, convert
 
 INSTALL = "pip install --no-deps pytorchcv monai"
@@ -159,17 +160,17 @@ def measure(network: Network, threads: int, turns: int) -> Result:
         ours = deepcopy(theirs)
         convert(ours)
     x = torch.randn(network.shape, generator=torch.Generator().manual_seed(0))
-    run = _train if network.training else _infer
+    run = train if network.training else infer
     with using_threads(threads):
         calls = {
             "poolgrad": (lambda: run(ours, x), context),
             EAGER: (lambda: run(theirs, x), nullcontext),
         }
         times = take_turns(calls, turns, slow=math.inf)
-        apart = _apart(_all(calls["poolgrad"]), _all(calls[EAGER]))
+        apart = _apart(outcome(calls["poolgrad"]), outcome(calls[EAGER]))
         kept = None
         if network.training:
-            kept = _kept(calls["poolgrad"], ours) / _kept(calls[EAGER], theirs)
+            kept = kept_bytes(calls["poolgrad"], ours) / kept_bytes(calls[EAGER], theirs)
     seconds, spread = median_and_spread(times["poolgrad"])
     return Result(
         name=network.name,
@@ -186,35 +187,6 @@ def measure(network: Network, threads: int, turns: int) -> Result:
     )
 
 
-Call = tuple[Callable[[], list[Tensor]], Callable[[], AbstractContextManager[Any]]]
-
-
-def _infer(network: nn.Module, x: Tensor) -> list[Tensor]:
-    with torch.inference_mode():
-        return _tensors(network(x))
-
-
-def _train(network: nn.Module, x: Tensor) -> list[Tensor]:
-    """The outputs, then the gradients."""
-    network.zero_grad()
-    outputs = _tensors(network(x))
-    torch.stack([y.square().mean() for y in outputs]).sum().backward()
-    gradients = [p.grad for p in network.parameters() if p.grad is not None]
-    return [y.detach() for y in outputs] + gradients
-
-
-def _tensors(y: Any) -> list[Tensor]:
-    return [y] if isinstance(y, Tensor) else [t for part in y for t in _tensors(part)]
-
-
-def _all(call: Call) -> list[Tensor]:
-    """What comes out, with the same dropout each time."""
-    torch.manual_seed(0)
-    run, context = call
-    with context():
-        return run()
-
-
 def _apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
     """The difference over the whole, of the outputs or of all gradients.
 
@@ -227,19 +199,3 @@ def _apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
 def _norm(tensors: Iterable[Tensor]) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(t.double())) for t in tensors))
-
-
-def _kept(call: Call, network: nn.Module) -> int:
-    """The bytes that are kept between forward and backward, each storage once, but no parameter."""
-    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
-    storages: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        _all(call)
-    return sum(storages.values())

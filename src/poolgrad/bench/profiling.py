@@ -1,0 +1,203 @@
+"""How much of a network's time and memory is pooling, before and after `convert`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from contextlib import nullcontext
+from copy import deepcopy
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
+from poolgrad.bench.steps import infer, is_pooling, kept_bytes, pooling_bytes, train
+from poolgrad.lab.panels import BLUE, GREY, to_png
+from poolgrad.torch import Report, convert
+
+_PROFILED = 3  # steps
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # PyTorch's profiler, on when it starts and ends
+
+
+class Share(NamedTuple):
+    """So much in all, and so much of it for pooling."""
+
+    whole: float
+    pooling: float
+
+
+class Profile(NamedTuple):
+    """Of a network, as it is and converted: seconds a step, and bytes kept for backward."""
+
+    name: str
+    seconds: tuple[Share, Share]
+    kept: tuple[Share, Share] | None  # in training
+    report: Report
+
+
+def load(model: str) -> nn.Module:
+    """The network that ``package.module:factory`` or ``file.py:factory`` makes.
+
+    Raises
+    ------
+    ValueError
+        If there is no such thing, or it makes no network.
+    """
+    where, colon, name = model.rpartition(":")
+    if not colon or not where or not name:
+        raise ValueError(f"MODEL must be package.module:factory or file.py:factory, got {model!r}")
+    made = getattr(_imported(where), name, None)
+    if made is None:
+        raise ValueError(f"{where} has no {name}")
+    network = made if isinstance(made, nn.Module) else made() if callable(made) else made
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"{model} must make a torch.nn.Module, got {type(network).__qualname__}")
+    return network
+
+
+def _imported(where: str) -> ModuleType:
+    if not where.endswith(".py"):
+        sys.path.insert(0, os.getcwd())
+        try:
+            return import_module(where)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"cannot import {where}: {error}") from error
+        finally:
+            sys.path.remove(os.getcwd())
+    spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+    if not Path(where).is_file() or spec is None or spec.loader is None:
+        raise ValueError(f"there is no file {where}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measure(
+    network: nn.Module, shape: tuple[int, ...], training: bool, threads: int, turns: int
+) -> Profile:
+    """Profile a network and a converted copy of it, in turns.
+
+    Parameters
+    ----------
+    network : nn.Module
+        It is not changed.
+    shape : tuple of int
+        Of the input, which is random.
+    training : bool
+        Whether a step is forward and backward, or inference.
+    threads : int
+        PyTorch's, which are ours, too.
+    turns : int
+        How often each is timed.
+
+    Returns
+    -------
+    Profile
+    """
+    ours = deepcopy(network).train(training)
+    report = convert(ours)
+    networks = (network.train(training), ours)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    steps = [partial(train if training else infer, each, x) for each in networks]
+    with using_threads(threads):
+        times = take_turns({str(k): step for k, step in enumerate(steps)}, turns, slow=60.0)
+        seconds = [
+            Share(median_and_spread(times[str(k)])[0], _pooling_seconds(networks[k], step))
+            for k, step in enumerate(steps)
+        ]
+        kept = [
+            Share(kept_bytes((step, nullcontext), each), pooling_bytes(each, x))
+            for each, step in zip(networks, steps, strict=True)
+            if training
+        ]
+    name = type(network).__name__
+    return Profile(name, (seconds[0], seconds[1]), (kept[0], kept[1]) if kept else None, report)
+
+
+def _pooling_seconds(network: nn.Module, step: Any) -> float:
+    """The time that one step spends in poolings, of whichever kind."""
+    hooks = []
+    marks: list[Any] = []
+
+    def enter(*_: Any) -> None:
+        marks.append(record_function("pooling").__enter__())
+
+    def leave(*_: Any) -> None:
+        marks.pop().__exit__(None, None, None)
+
+    for module in network.modules():
+        if type(module).__module__.startswith("poolgrad."):  # whose forwards nobody else records
+            hooks.append(module.register_forward_pre_hook(enter))
+            hooks.append(module.register_forward_hook(leave))
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        for _ in range(_PROFILED):
+            step()
+    for hook in hooks:
+        hook.remove()
+    outermost = (e for e in recorded.events() if is_pooling(e.name) and not _inside_pooling(e))
+    return float(sum(event.cpu_time_total for event in outermost)) * 1e-6 / _PROFILED
+
+
+def _inside_pooling(event: Any) -> bool:
+    parent = event.cpu_parent
+    while parent is not None:
+        if is_pooling(parent.name):
+            return True
+        parent = parent.cpu_parent
+    return False
+
+
+def table(made: Profile) -> Table:
+    """For a terminal."""
+    shown = Table(box=SIMPLE_HEAD, show_edge=False)
+    shown.add_column(made.name)
+    for head in ("as it is", "converted", "times"):
+        shown.add_column(head, justify="right")
+    for name, unit, scale, shares in _parts(made):
+        (before, own), (after, left) = shares
+        shown.add_row(
+            f"{name}, {unit}", f"{before * scale:.4g}", f"{after * scale:.4g}",
+            f"{before / after:.2f}" if after else "",
+        )  # fmt: skip
+        shown.add_row("  of it pooling", _of(own, before, scale), _of(left, after, scale), "")
+    return shown
+
+
+def _parts(made: Profile) -> list[tuple[str, str, float, tuple[Share, Share]]]:
+    parts = [("a step", "ms", 1e3, made.seconds)]
+    if made.kept:
+        parts.append(("kept for backward", "MiB", 2.0**-20, made.kept))
+    return parts
+
+
+def _of(part: float, whole: float, scale: float) -> str:
+    return f"{part * scale:.3g} ({part / whole:.0%})" if whole else f"{part * scale:.3g}"
+
+
+def draw(made: Profile) -> bytes:
+    """Bars of time and memory, before and after, the share of pooling in colour: a PNG."""
+    parts = _parts(made)
+    figure = Figure(figsize=(4 * len(parts), 3.6), layout="constrained")
+    figure.suptitle(made.name)
+    every = figure.subplots(1, len(parts), squeeze=False)[0]
+    for axes, (name, unit, scale, shares) in zip(every, parts, strict=True):
+        rest = [(share.whole - share.pooling) * scale for share in shares]
+        own = [share.pooling * scale for share in shares]
+        axes.bar(["as it is", "converted"], rest, 0.6, color=GREY, label="all else")
+        axes.bar(["as it is", "converted"], own, 0.6, bottom=rest, color=BLUE, label="pooling")
+        axes.set_ylabel(f"{name}, {unit}")
+        axes.spines[["top", "right"]].set_visible(False)
+    bars, names = every[0].get_legend_handles_labels()
+    figure.legend(bars, names, frameon=False, loc="outside lower center", ncols=2)
+    return to_png(figure)
