@@ -11,19 +11,21 @@ import threading
 import warnings
 from collections.abc import Callable
 from functools import wraps
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from poolgrad.functional import FUNCTIONS
-from poolgrad.torch.arrays import KIND
+from poolgrad.torch.arrays import KIND, pads_little
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _KEYS = ("CPU", "AutogradCPU")
 _PLAIN = (None,)
+_ENTERED_AGAIN = (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)
 
 
 class _Operator(NamedTuple):
@@ -84,7 +86,8 @@ def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
         plain = KIND.hold((x,), _PLAIN) and x.is_floating_point() and x.numel() > 0
         if plain and x.dim() - dims in (1, 2):
             given = dict(zip(names, args, strict=False)) | more
-            if _pads_little(given):
+            pads = given.get("padding")
+            if not pads or pads_little(pads, given["kernel_size"], given.get("dilation") or [1]):
                 try:
                     return function(x, **_completed(given), **fixed)
                 except (TypeError, ValueError):
@@ -99,21 +102,6 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("stride") == []:
         return {name: value for name, value in given.items() if name != "stride"}
     return given
-
-
-def _pads_little(given: dict[str, Any]) -> bool:
-    """Whether PyTorch takes such padding: at most half a window."""
-    pads = given.get("padding")
-    if not pads or not any(pads):
-        return True
-    kernels, gaps = given["kernel_size"], given.get("dilation") or (1,)
-    n = len(pads)
-    sizes = ((k - 1) * d + 1 for k, d in zip(_each(kernels, n), _each(gaps, n), strict=True))
-    return all(0 <= 2 * pad <= size for pad, size in zip(pads, sizes, strict=True))
-
-
-def _each(values: Any, n: int) -> Any:
-    return values if len(values) == n else [values[0]] * n
 
 
 class _Switch:
@@ -202,14 +190,27 @@ class accelerate:
             _switch.off()
 
     def __enter__(self) -> accelerate:
+        if not self._holds:
+            self.__init__()  # type: ignore[misc]
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, with our kernels while it runs."""
+        """The function, with our kernels while it runs; this object holds no longer.
+
+        Raises
+        ------
+        TypeError
+            If it is no function, or one that is left and entered again.
+        """
         self.stop()
+        if not callable(function) or any(is_such(function) for is_such in _ENTERED_AGAIN):
+            raise TypeError(
+                "accelerate() decorates functions, and has no end in generators and coroutines: "
+                f"use it as a context manager there, got {function!r}"
+            )
 
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:

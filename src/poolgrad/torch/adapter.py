@@ -39,7 +39,7 @@ from poolgrad.torch.arrays import (
     room,
 )
 from poolgrad.torch.batching import batch
-from poolgrad.torch.derivatives import LIBRARY, save, told
+from poolgrad.torch.derivatives import LIBRARY, refuse_nested_forward, save, told
 
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
 
@@ -327,6 +327,7 @@ class Adapter:
             return composed.push_forward(function, values, full)
 
         def pushed_ahead(ctx: Any, *tangents: Any) -> Any:
+            refuse_nested_forward()
             y = ahead(pool_of(ctx), ctx.saved_tensors[:variables], tangents)
             return (y, *(None,) * self.kept)
 

@@ -76,7 +76,11 @@ def pools(x: Any) -> bool:
     has no memory of its own; nor for programs that are exported, which run where we are not.
     """
     if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting()
+        return not (
+            torch.compiler.is_exporting()
+            or torch._C._are_functorch_transforms_active()
+            or forward_ad._current_level >= 0
+        )
     return KIND.hold((x,), (None,)) or (
         type(x) in (Tensor, torch.nn.Parameter)
         and (x.is_cpu or x.is_meta)
@@ -84,7 +88,33 @@ def pools(x: Any) -> bool:
         and not x.is_quantized
         and not x.is_nested
         and torch._C._get_tracing_state() is None
+        and not _is_functionalized()
+        and not is_nested_forward()
     )
+
+
+_Transform = torch._C._functorch.TransformType
+
+
+def _is_functionalized() -> bool:
+    top = torch._C._functorch.peek_interpreter_stack()
+    return top is not None and top.key() == _Transform.Functionalize
+
+
+def is_nested_forward() -> bool:
+    """Whether there is a forward mode inside a forward mode, of which ours knows only the inner."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return sum(level.key() == _Transform.Jvp for level in levels) > 1
+
+
+def pads_little(padding: Any, kernel_size: Any, dilation: Any) -> bool:
+    """Whether PyTorch takes such padding: at most half a window along each axis."""
+    n = max(map(len, (padding, kernel_size, dilation)))
+    pads, kernels, gaps = (
+        values if len(values) == n else [values[0]] * n
+        for values in (padding, kernel_size, dilation)
+    )
+    return all(0 <= 2 * p <= (k - 1) * d + 1 for p, k, d in zip(pads, kernels, gaps, strict=True))
 
 
 def applied(function: type[torch.autograd.Function]) -> Any:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import unwrap
 from types import CodeType, FunctionType
 
 from torch import nn
 
-from poolgrad.torch.modules import SUBCLASSES, Pool
+from poolgrad.torch.modules import SUBCLASSES, Pool, unlike
 
 _THEIRS = {ours: theirs for theirs, ours in SUBCLASSES.items()}
 
 # Functions of PyTorch that pool: those of its modules, and what calls them.
 _FUNCTIONS = frozenset(
-    f"{name}_pool{d}d"
+    f"{name}_pool{d}d{more}"
     for d in (1, 2, 3)
+    for more in ("", "_with_indices")
     for name in ("max", "avg", "lp", "adaptive_max", "adaptive_avg", "fractional_max")
 ) | {"local_response_norm"}
 
@@ -59,7 +61,8 @@ class Report:
     left : tuple of Module
         Pooling modules that stay what they are, and why.
     calls : tuple of Module
-        Modules that call functions that pool, which no change of modules reaches.
+        Modules that call functions that pool, which no change of modules reaches; as far as their
+        own code names them.
     """
 
     replaced: tuple[Module, ...] = ()
@@ -67,14 +70,12 @@ class Report:
     calls: tuple[Module, ...] = ()
 
     def __str__(self) -> str:
-        parts = (
-            ("replaced", self.replaced),
+        lines = [f"{len(self.replaced)} replaced", *(f"  {module}" for module in self.replaced)]
+        for title, modules in (
             ("left alone", self.left),
             ("calling functions, which accelerate() reaches", self.calls),
-        )
-        lines = []
-        for title, modules in parts:
-            if modules or modules is self.replaced:
+        ):
+            if modules:
                 lines += [f"{len(modules)} {title}", *(f"  {module}" for module in modules)]
         return "\n".join(lines)
 
@@ -191,13 +192,12 @@ def _obstacle(module: nn.Module) -> str:
         return "a subclass may do something else"
     if "forward" in vars(module):
         return "its forward was replaced"
-    if isinstance(module, nn.LPPool1d | nn.LPPool2d | nn.LPPool3d):
-        power = module.norm_type
-        if power % 2 != 0 or power <= 0:
-            return f"norm_type {power} is not even: PyTorch keeps signs, poolgrad does not"
-        if module.ceil_mode:
-            return "with ceil_mode PyTorch counts inputs that a window at the edge does not hold"
-    return ""
+    own = [
+        name for name in (*SUBCLASSES[type(module)].added(), "converted") if hasattr(module, name)
+    ]
+    if own:
+        return f"it has attributes of its own that ours has, too: {', '.join(own)}"
+    return unlike(module)
 
 
 def _called(module: nn.Module) -> tuple[str, ...]:
@@ -209,8 +209,9 @@ def _called(module: nn.Module) -> tuple[str, ...]:
         if kind.__module__.partition(".")[0] in ("torch", "poolgrad"):
             break
         for value in vars(kind).values():
-            if isinstance(value, FunctionType):
-                found |= _names(value.__code__)
+            function = unwrap(getattr(value, "__func__", value))  # also of decorated ones
+            if isinstance(function, FunctionType):
+                found |= _names(function.__code__)
     return tuple(sorted(name for name in found if not hasattr(module, name)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.torch.arrays import KIND, applied
+from poolgrad.torch.arrays import KIND, applied, is_nested_forward
 
 LIBRARY = torch.library.Library("poolgrad", "DEF")
 
@@ -54,6 +54,21 @@ def told(op: Any, run: Any, tensors: int, keep: Any, backward: Any, jvp: Any) ->
         return run(*args)
 
     return call
+
+
+def refuse_nested_forward() -> None:
+    """Refuse what PyTorch would compute without the outer tangents.
+
+    Raises
+    ------
+    NotImplementedError
+        In a forward mode inside a forward mode.
+    """
+    if is_nested_forward():
+        raise NotImplementedError(
+            "this pooling has no forward mode inside a forward mode (jvp of jvp, jacfwd of jacfwd):"
+            " take one of them in reverse, as torch.func.hessian does"
+        )
 
 
 def save(ctx: Any, kept: tuple[Tensor, ...], inputs: tuple[Any, ...]) -> None:

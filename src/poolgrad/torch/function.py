@@ -139,7 +139,8 @@ def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:
         known = known_generator(value.generator)
         if isinstance(known, int):
             known = torch.Generator(x.device).manual_seed(known)
-        drawn = torch.rand(shape, dtype=dtype, device=x.device, generator=known)
+        own: Any = {"generator": known} if known is not None else {}  # compilers take no None
+        drawn: Tensor = torch.rand(shape, dtype=dtype, device=x.device, **own)
         return drawn.clamp(max=most)  # compiled code draws float32 and rounds
     given = value.given
     if not isinstance(given, Tensor):

@@ -24,7 +24,7 @@ from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.public import bind, front_end
 from poolgrad.operators import OPERATORS
-from poolgrad.torch.arrays import pools
+from poolgrad.torch.arrays import pads_little, pools
 from poolgrad.torch.function import known_generator
 from poolgrad.window import Window
 
@@ -51,6 +51,8 @@ class Pool(nn.Module):
         The arguments of the function that the constructor does not take.
     note : str
         What else there is to say of the modules.
+    cast_apart : bool
+        Whether PyTorch's autocast makes its input float32.
     converted : bool
         Whether it was PyTorch's: then it does as PyTorch's does, whatever it is given.
     """
@@ -63,6 +65,7 @@ class Pool(nn.Module):
     shown: ClassVar[tuple[str, ...]]
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     note: ClassVar[str] = ""
+    cast_apart: ClassVar[bool] = False
     converted: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -114,28 +117,39 @@ class Pool(nn.Module):
         return {name: takes[name].default for name in cls.names if name not in cls.inherited}
 
     def _is_theirs(self, x: Any) -> bool:
-        """Whether PyTorch's module does what is asked for, and our kernels do not."""
-        if pools(x) and (x.is_floating_point() or not self.converted):
+        """Whether PyTorch's module does what is asked for, and our kernels do not, or not so."""
+        if not pools(x):
+            return self._adds_nothing()
+        if not self.converted:
             return False
-        return self._adds_nothing()
+        usual = x.is_floating_point() and x.numel() > 0 and x.dim() - self.dims in (1, 2)
+        cast = self.cast_apart and torch.is_autocast_enabled("cpu")
+        return not usual or cast or not self._adds_nothing() or bool(unlike(self))
 
     def _adds_nothing(self) -> bool:
         """Whether PyTorch's class has all that is asked for, and takes such padding."""
         if not self.inherited or any(getattr(self, n) != v for n, v in self.added().items()):
             return False
-        rule = self._describe(_Input((2**31,) * (self.dims + 2)), self._arguments()).rule
-        return all(0 <= lo == hi and 2 * lo <= (k - 1) * d + 1 for k, _, lo, hi, d, _ in rule)
+        padding = getattr(self, "padding", 0)
+        if isinstance(padding, int) and padding == 0:
+            return True
+        pads, kernel, gaps = map(_each, (padding, self.kernel_size, getattr(self, "dilation", 1)))
+        return all(isinstance(pad, int) for pad in pads) and pads_little(pads, kernel, gaps)
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Any:
         """The input, pooled."""
+        return self._pooled(input)
+
+    def _pooled(self, x: Tensor, *more: Any, **given: Any) -> Any:
+        """Its forward; `more`, and `given` to our function, is what else it is called with."""
         if self._is_theirs(x):
-            return super().forward(x)
+            return super().forward(x, *more)
         try:
-            return self.function(x, **self._arguments())
+            return self.function(x, **given, **self._arguments())
         except (TypeError, ValueError):
             if not self.converted:
                 raise
-            return super().forward(x)  # PyTorch says in its own words what is wrong
+            return super().forward(x, *more)  # PyTorch says in its own words what is wrong
 
     def __prepare_scriptable__(self) -> nn.Module:
         """What TorchScript compiles in its place: PyTorch's module, if that does the same."""
@@ -161,6 +175,22 @@ class Pool(nn.Module):
             if not usual and name not in (*self.shown, *self.inherited):
                 words.append(f"{name}={_brief(value)}")
         return ", ".join(words)
+
+
+def unlike(module: nn.Module) -> str:
+    """Why a module of PyTorch's gives other numbers than ours with its arguments, if it does."""
+    if not isinstance(module, nn.LPPool1d | nn.LPPool2d | nn.LPPool3d):
+        return ""
+    power = module.norm_type
+    if not isinstance(power, int | float) or power <= 0 or power % 2 != 0:
+        return f"norm_type {power!r} is not even: PyTorch keeps signs, poolgrad does not"
+    if module.ceil_mode:
+        return "with ceil_mode PyTorch counts inputs that a window at the edge does not hold"
+    return ""
+
+
+def _each(values: Any) -> list[Any]:
+    return [values] if isinstance(values, int) else [*values]
 
 
 class _Input(NamedTuple):
@@ -207,11 +237,9 @@ class _Unpool(Pool):
         return super()._describe(x, {"indices": None, **given})
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, indices: Tensor, output_size: Any = None
+        self, input: Tensor, indices: Tensor, output_size: Any = None
     ) -> Any:
-        if self._is_theirs(x):
-            return super(Pool, self).forward(x, indices, output_size)
-        return self.function(x, indices, output_size=output_size, **self._arguments())
+        return self._pooled(input, indices, output_size, indices=indices, output_size=output_size)
 
 
 class _Global(Pool):
@@ -272,6 +300,7 @@ def _family(
             "dims": d,
             "names": tuple(takes.parameters),
             "inherited": inherited,
+            "cast_apart": d == 3 or name in ("FractionalMaxPool", "MaxUnpool"),
             "shown": tuple(shown or (n for n in placed if n not in _SELDOM)),
         }
         made: type[Pool] = type(f"{name}{d}d", (base, *theirs), members)
