@@ -237,8 +237,10 @@ def test_exported_programs_have_standard_operators() -> None:
     exported = torch.export.export(net, (x,))
     assert plain(exported.graph)
     torch.testing.assert_close(exported.module()(x), y)
-    own = nn.Sequential(layers.MaxPool2d(3, padding="same"))
-    assert not plain(torch.export.export(own, (x,)).graph)  # PyTorch has no such padding
+    for own in (layers.MaxPool2d(3, padding="same"), layers.LPPool2d(3, 2)):  # PyTorch has none
+        exported = torch.export.export(own, (x,))
+        assert not plain(exported.graph)
+        assert torch.equal(exported.module()(x), own(x))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

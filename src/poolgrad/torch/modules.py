@@ -119,16 +119,18 @@ class Pool(nn.Module):
     def _is_theirs(self, x: Any) -> bool:
         """Whether PyTorch's module does what is asked for, and our kernels do not, or not so."""
         if not pools(x):
-            return self._adds_nothing()
+            return self.converted or self._is_pytorchs()
         if not self.converted:
             return False
         usual = x.is_floating_point() and x.numel() > 0 and x.dim() - self.dims in (1, 2)
         cast = self.cast_apart and torch.is_autocast_enabled("cpu")
-        return not usual or cast or not self._adds_nothing() or bool(unlike(self))
+        return not usual or cast or not self._is_pytorchs()
 
-    def _adds_nothing(self) -> bool:
-        """Whether PyTorch's class has all that is asked for, and takes such padding."""
+    def _is_pytorchs(self) -> bool:
+        """Whether PyTorch's class does the same: with these arguments, and such padding."""
         if not self.inherited or any(getattr(self, n) != v for n, v in self.added().items()):
+            return False
+        if unlike(self):
             return False
         padding = getattr(self, "padding", 0)
         if isinstance(padding, int) and padding == 0:
@@ -154,7 +156,7 @@ class Pool(nn.Module):
     def __prepare_scriptable__(self) -> nn.Module:
         """What TorchScript compiles in its place: PyTorch's module, if that does the same."""
         theirs = next((theirs for theirs, ours in SUBCLASSES.items() if ours is type(self)), None)
-        if theirs is None or not self._adds_nothing():
+        if theirs is None or not self._is_pytorchs():
             return self
         module = copy(self)
         module.become(theirs)
