@@ -137,9 +137,52 @@ struct Max {
     });
   }
 
-  // One output over many neighbours: each lane looks at every W-th of them, then lanes are
-  // compared.
+  // One output over many neighbours: the largest number of each piece, then the first place where
+  // the largest of all is, in the first piece that has it. So memory is read as fast as it comes.
   POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 place) {
+    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kStretch = 64 * W, kStrands = 4;
+    constexpr i64 kAhead = 2048 / static_cast<i64>(sizeof(T));
+    using V = Vec<T, W>;
+    if (Lone || taps < kStretch) return lane_by_lane(to, from, taps, place);
+    V all = V{} + lowest<T>(), seen{};
+    i64 piece = 0;
+    for (i64 begin = 0; begin < taps; begin += kStretch) {
+      const i64 first = smaller(begin, taps - kStretch);  // the last one overlaps the one before
+      V most[kStrands];
+      for (V& strand : most) strand = all;
+      for (i64 i = 0; i < kStretch; i += kStrands * W) {
+        V sum{};
+        POOLGRAD_UNROLL
+        for (i64 k = 0; k < kStrands; ++k) {
+          const T* here = from + first + i + k * W;
+          const V value = load<V>(here);
+          __builtin_prefetch(here + kAhead);
+          most[k] = value > most[k] ? value : most[k];
+          if constexpr (NaNs) sum += value;
+        }
+        if constexpr (NaNs) seen += sum;
+      }
+      V best = most[0];
+      for (const V& strand : most) best = strand > best ? strand : best;
+      if (!any(best > all)) continue;
+      T largest = best[0];
+      for (i64 j = 1; j < W; ++j) largest = best[j] > largest ? best[j] : largest;
+      all = V{} + largest;
+      piece = first;
+    }
+    if constexpr (NaNs) {
+      if (any(seen != seen)) return lane_by_lane(to, from, taps, place);
+    }
+    i64 t = piece;
+    while (!any(load<V>(from + t) == all)) t += W;
+    while (from[t] != all[0]) ++t;
+    to.v[0] = from[t];
+    if constexpr (Keep) to.r[0] = place + static_cast<u32>(t);
+  }
+
+  // The same with NaNs and lone winners: each lane looks at every W-th of them, then lanes are
+  // compared.
+  POOLGRAD_LOOP static void lane_by_lane(Row to, const T* from, i64 taps, u32 place) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
     constexpr i64 kAhead = 2048 / static_cast<i64>(sizeof(T));
     using V = Vec<T, W>;

@@ -100,3 +100,35 @@ def one(x: object) -> tuple[object, object]:
 def test_what_is_no_flag_is_refused(front: Front, value: object) -> None:
     with pytest.raises(TypeError, match=r"^return_indices must be True or False, got"):
         front.run("global_max_pool", example(1), return_indices=value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 2048, 5000])  # some of whole vectors, some not
+def test_long_rows_have_the_first_winner(size: int, dtype: str) -> None:
+    generator = np.random.default_rng(size)
+    rows = [generator.integers(-9, 9, size), generator.permutation(size), np.arange(size)]
+    rows += [np.arange(size)[::-1], np.zeros(size), np.r_[np.zeros(size - 1), 1]]
+    x = np.stack(rows).astype(dtype)[None]
+    y, indices = poolgrad.global_max_pool(x, return_indices=True)
+    np.testing.assert_array_equal(indices, x.argmax(-1))
+    np.testing.assert_array_equal(y, x.max(-1))
+    np.testing.assert_array_equal(poolgrad.global_max_pool(x), y)
+
+
+@pytest.mark.parametrize("size", [1024, 3000])
+def test_long_rows_of_numbers_that_are_none_or_no_less(size: int) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 6, size)).astype(np.float32)
+    x[0, 0, [5, size // 2, size - 1]] = np.nan  # the last NaN wins
+    x[0, 1] = -np.inf
+    x[0, 2, [7, 900]] = np.inf, -np.inf
+    x[0, 3] = -0.0
+    x[0, 3, size // 2 :] = 0.0  # equal: the first stays, with its sign
+    x[0, 4] = -np.inf
+    x[0, 4, size - 2] = -(2.0**100)
+    x[0, 5, [3, 1000]] = np.inf
+    y, indices = poolgrad.global_max_pool(x, return_indices=True)
+    best = int(x[0, 5].argmax())
+    np.testing.assert_array_equal(indices[0], [size - 1, 0, 7, 0, size - 2, best])
+    np.testing.assert_array_equal(y[0], [np.nan, -np.inf, np.inf, -0.0, -(2.0**100), np.inf])
+    for row in (y, poolgrad.global_max_pool(x)):
+        assert np.signbit(row[0, 3])
