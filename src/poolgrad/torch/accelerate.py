@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from poolgrad.functional import FUNCTIONS
-from poolgrad.torch.arrays import KIND, pads_little
+from poolgrad.torch.arrays import is_plain, pads_little
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _KEYS = ("CPU", "AutogradCPU")
-_PLAIN = (None,)
 _ENTERED_AGAIN = (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)
 
 
@@ -83,7 +82,7 @@ def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
     fixed = {"return_indices": True} if operator.indices else {}
 
     def kernel(keys: Any, x: Tensor, *args: Any, **more: Any) -> Any:
-        plain = KIND.hold((x,), _PLAIN) and x.is_floating_point() and x.numel() > 0
+        plain = is_plain(x) and x.is_floating_point() and x.numel() > 0
         if plain and x.dim() - dims in (1, 2):
             given = dict(zip(names, args, strict=False)) | more
             pads = given.get("padding")
@@ -180,8 +179,13 @@ class accelerate:
     """
 
     def __init__(self) -> None:
-        self._holds = True
-        _switch.on()
+        self._holds = False
+        self._start()
+
+    def _start(self) -> None:
+        if not self._holds:
+            self._holds = True
+            _switch.on()
 
     def stop(self) -> None:
         """Give PyTorch its own kernels back, unless others still want ours; twice does no harm."""
@@ -190,8 +194,7 @@ class accelerate:
             _switch.off()
 
     def __enter__(self) -> accelerate:
-        if not self._holds:
-            self.__init__()  # type: ignore[misc]
+        self._start()
         return self
 
     def __exit__(self, *_: object) -> None:

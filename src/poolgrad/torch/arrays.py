@@ -69,6 +69,11 @@ def kind(told: bool) -> Kind:
 KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
 
 
+def is_plain(x: Any) -> bool:
+    """Whether it is a tensor of the kind that goes straight to the kernels."""
+    return bool(KIND.hold((x,), (None,)))
+
+
 def pools(x: Any) -> bool:
     """Whether our operators are for this, where PyTorch's would do the same.
 
@@ -81,7 +86,7 @@ def pools(x: Any) -> bool:
             or torch._C._are_functorch_transforms_active()
             or forward_ad._current_level >= 0
         )
-    return KIND.hold((x,), (None,)) or (
+    return is_plain(x) or (
         type(x) in (Tensor, torch.nn.Parameter)
         and (x.is_cpu or x.is_meta)
         and x.layout is torch.strided
