@@ -91,7 +91,7 @@ def measure(
     Parameters
     ----------
     network : nn.Module
-        It is not changed.
+        Its modules stay what they are; whether it trains is set.
     shape : tuple of int
         Of the input, which is random.
     training : bool
