@@ -83,14 +83,15 @@ class BoundPlan : public BoundLayout {
     });
   }
 
-  void split_winners(nb::handle x, nb::handle y, nb::handle winners, nb::handle samples,
-                     int threads) const {
+  void split_winners(const char* which, nb::handle x, nb::handle y, nb::handle winners,
+                     nb::handle samples, int threads) const {
+    const Select selection = selection_named(which);
     const Array from(x, false, size(in_)), best(y, false, size(out_)), kept(winners, true, 1);
     const Samples placed = sampled(samples);
     const View input = view_of(from, in_), output = view_of(best, out_);
     const Dense bits = winner_bits(kept);
     run(placed, threads, [&](const Part& part) {
-      kernels().select->split_winners(part.work, part.of(input), part.of(output),
+      kernels().select->split_winners(part.work, selection, part.of(input), part.of(output),
                                       part.winners(bits));
     });
   }
@@ -290,7 +291,7 @@ NB_MODULE(_kernels, m) {
            nb::arg("samples").none(), nb::arg("threads"))
       .def("route_indices", &BoundPlan::route_indices, nb::arg("routes"), nb::arg("indices"),
            nb::arg("samples").none(), nb::arg("threads"))
-      .def("split_winners", &BoundPlan::split_winners, nb::arg("x"), nb::arg("y"),
+      .def("split_winners", &BoundPlan::split_winners, nb::arg("which"), nb::arg("x"), nb::arg("y"),
            nb::arg("winners"), nb::arg("samples").none(), nb::arg("threads"))
       .def("split_backward", &BoundPlan::split_backward, nb::arg("gy"), nb::arg("winners"),
            nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))

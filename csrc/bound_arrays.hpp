@@ -118,6 +118,7 @@ Dtype dtype_named(const std::string& name) {
 
 Select selection_named(std::string_view name) {
   if (name == "max") return Select::largest;
+  if (name == "relu_max") return Select::rectified;
   if (name == "min") return Select::smallest;
   if (name == "median") return Select::median;
   throw nb::value_error(("no such selection: " + std::string(name)).c_str());

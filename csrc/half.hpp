@@ -62,6 +62,10 @@ struct BestBits {
     challenge(cell, later.best, later.where + static_cast<In>(moved));
   }
   template <class V>
+  static auto is_cut(V bits) {
+    return key_of(bits) <= 0;
+  }
+  template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {
     poolgrad::store(to.y + i, cell.best);
     if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));

@@ -19,7 +19,8 @@ struct Parameter {
   i64 count = 1;
 };
 
-enum class Select { largest, smallest, median };
+// rectified: the ReLU of the largest
+enum class Select { largest, rectified, smallest, median };
 
 struct SelectKernels {
   // y, and unless null the routes, of the winners; lone: ties are routed nowhere
@@ -27,7 +28,7 @@ struct SelectKernels {
   // order: strides of the outputs in logical order; false, and nothing done, unless x is finite
   bool (*draw)(const Work&, const View& x, Dense y, Dense routes, const View& order,
                std::uint64_t seed);
-  void (*split_winners)(const Work&, const View& x, const View& y, std::uint8_t* winners);
+  void (*split_winners)(const Work&, Select, const View& x, const View& y, std::uint8_t* winners);
 };
 
 struct RouteKernels {

@@ -13,22 +13,24 @@ namespace poolgrad {
 namespace {
 
 template <class Op>
-void all_at_once(const Work& work, const View& x, Dense y, Dense routes, bool negate, bool lone) {
+void all_at_once(const Work& work, const View& x, Dense y, Dense routes, Select which, bool lone) {
   const Plan& p = *work.plan;
+  const bool negate = which == Select::smallest;
   using Kit = DirectKit<Op>;
   over_outputs(
       work, [&](const Tile& tile, Arena& a) { return Kit(p, x, tile, y, routes, negate, a); },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         kit.start(plane_of(x, plane));
-        direct_tile(p, tile, kit, plane_of(x, plane), plane * p.out_plane(), negate, lone);
+        direct_tile(p, tile, kit, plane_of(x, plane), plane * p.out_plane(), which, lone);
       });
 }
 
 template <class A, bool Keep, bool Lone>
-void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate) {
+void extreme(const Work& work, const View& x, Dense y, Dense routes, Select which) {
   const Plan& p = *work.plan;
+  const bool negate = which == Select::smallest;
   if constexpr (!Lone && kFloat<A>) {
-    if (is_direct(p)) return all_at_once<Best<A, Keep>>(work, x, y, routes, negate, false);
+    if (is_direct(p)) return all_at_once<Best<A, Keep>>(work, x, y, routes, which, false);
   }
   const bool holes = Keep && has_empty_windows(p);
   if (is_sheet(p)) {
@@ -36,7 +38,7 @@ void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate
     return over_outputs(
         work, [&](const Tile& tile, Arena& arena) { return Kit(p, x, tile, y, negate, arena); },
         [&](Kit& kit, i64 plane, const Tile&) {
-          wide_tile(p, kit, plane_of(x, plane), routes, plane * p.out_plane(), negate, holes);
+          wide_tile(p, kit, plane_of(x, plane), routes, plane * p.out_plane(), which, holes);
         });
   }
   using Kit = SelectKit<A, Keep, Lone>;
@@ -48,7 +50,7 @@ void extreme(const Work& work, const View& x, Dense y, Dense routes, bool negate
       },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         kit.machine.start(plane_of(x, plane));
-        select_tile(p, tile, kit, routes, plane * p.out_plane(), negate, holes);
+        select_tile(p, tile, kit, routes, plane * p.out_plane(), which, holes);
       });
 }
 
@@ -78,7 +80,7 @@ void median(const Work& work, const View& x, Dense y, Dense routes, bool lone) {
   if (!has_few_places(p) || p.places > kMostSorted) {
     pick<A, Median<A>>(work, x, y, routes, View{}, lone, [](auto&) {});
   } else {
-    all_at_once<Middle<A>>(work, x, y, routes, false, lone);
+    all_at_once<Middle<A>>(work, x, y, routes, Select::median, lone);
   }
 }
 
@@ -86,13 +88,12 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
   const Plan plan = flattened(*whole.plan, x);
   const Work work{&plan, whole.threads};
   if (which != Select::median && is_direct(plan)) {  // small types as they are
-    const bool negate = which == Select::smallest;
     const auto as_they_are = [&](auto keeping, auto forgetting) {
       const Dtype dtype = DtypeOf<typename decltype(keeping)::In>::value;
       View from = x;
       from.dtype = y.dtype = dtype;
-      if (routes.data) all_at_once<decltype(keeping)>(work, from, y, routes, negate, false);
-      else all_at_once<decltype(forgetting)>(work, from, y, routes, negate, false);
+      if (routes.data) all_at_once<decltype(keeping)>(work, from, y, routes, which, false);
+      else all_at_once<decltype(forgetting)>(work, from, y, routes, which, false);
     };
     if (x.dtype == Dtype::uint8)
       return as_they_are(Best<std::uint8_t, true>{}, Best<std::uint8_t, false>{});
@@ -103,11 +104,10 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
   }
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
-    const bool negate = which == Select::smallest;
     if (which == Select::median) median<A>(work, x, y, routes, lone);
-    else if (!routes.data) extreme<A, false, false>(work, x, y, routes, negate);
-    else if (lone && kFloat<A>) extreme<A, true, kFloat<A>>(work, x, y, routes, negate);
-    else extreme<A, true, false>(work, x, y, routes, negate);
+    else if (!routes.data) extreme<A, false, false>(work, x, y, routes, which);
+    else if (lone && kFloat<A>) extreme<A, true, kFloat<A>>(work, x, y, routes, which);
+    else extreme<A, true, false>(work, x, y, routes, which);
   });
 }
 
@@ -147,14 +147,16 @@ bool draw(const Work& work, const View& x, Dense y, Dense routes, const View& or
   return true;
 }
 
-void split_winners(const Work& work, const View& x, const View& y, std::uint8_t* winners) {
+void split_winners(const Work& work, Select which, const View& x, const View& y,
+                   std::uint8_t* winners) {
   const Plan& p = *work.plan;
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     over_outputs(
         work, [&](const Tile&, Arena& arena) { return Rows<A>(p, arena); },
         [&](Rows<A>& rows, i64 plane, const Tile& tile) {
-          mark_winners<A>(p, tile, x, plane_of(x, plane), y, plane_of(y, plane), rows,
+          mark_winners<A>(p, tile, x, plane_of(x, plane), y, plane_of(y, plane),
+                          which == Select::rectified, rows,
                           winners + plane * p.out_plane() * p.winner_bytes());
         });
   });

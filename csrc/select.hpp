@@ -73,6 +73,20 @@ struct Max {
     best = wins ? value : best;
   }
 
+  // Whether ReLU makes zero of a number.
+  template <class V>
+  static auto is_cut(V value) {
+    return value <= V{};
+  }
+
+  template <class V, class P>
+  static void rectify(V& best, P& where) {
+    using Mask = std::make_signed_t<std::remove_cvref_t<decltype(where[0])>>;
+    const auto cut = is_cut(best);
+    best = cut ? V{} : best;
+    if constexpr (Keep) where = convert<Mask>(cut) ? P{} + kNowhere : where;
+  }
+
   template <class P>
   static P moved(P where, u32 by) {
     return Lone ? (where == kNowhere ? where : where + by) : where + by;
@@ -293,6 +307,10 @@ struct Best {
   template <class C>
   static void merge(C& cell, const C& later, u32 moved) {
     challenge(cell, later.best, later.where + static_cast<Place>(moved));
+  }
+  template <class V>
+  static auto is_cut(V value) {
+    return Max<T, Keep, false>::is_cut(value);
   }
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {

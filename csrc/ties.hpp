@@ -36,9 +36,10 @@ struct Rows {
   return bits[k / 8] >> (k % 8) & 1;
 }
 
+// positive: nobody wins a zero.
 template <class T>
 void mark_winners(const Plan& p, const Tile& tile, const View& x, const char* inputs, const View& y,
-                  const char* outputs, Rows<T>& rows, std::uint8_t* winners) {
+                  const char* outputs, bool positive, Rows<T>& rows, std::uint8_t* winners) {
   const i64 bytes = p.winner_bytes(), lo = tile.lo[2], hi = tile.hi[2];
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
@@ -52,7 +53,8 @@ void mark_winners(const Plan& p, const Tile& tile, const View& x, const char* in
           std::uint8_t* own = bits + output * bytes;
           const bool nan = row[at] != row[at];
           if (nan) std::memset(own, 0, static_cast<std::size_t>(bytes));  // the last one stays
-          if (nan || row[at] == best[output]) {
+          const bool wins = row[at] == best[output] && !(positive && row[at] == T(0));
+          if (nan || wins) {
             own[place / 8] = static_cast<std::uint8_t>(own[place / 8] | 1u << (place % 8));
           }
         });

@@ -1,6 +1,7 @@
 // Selecting reductions, forward: whole tiles of outputs, and where they and their routes go.
 #pragma once
 
+#include "kernels.hpp"
 #include "select.hpp"
 #include "sheet.hpp"
 
@@ -30,6 +31,32 @@ void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
   else pack_by<kPacked>(from, pitch, to, rows, n);
 }
 
+// What ReLU may follow: the maxima.
+template <class Op>
+concept Rectifies = requires(Vec<typename Op::In, 1> v) { Op::is_cut(v); };
+
+// From the largest numbers to what is asked for: the opposites, where inputs were, or their ReLU,
+// which is routed nowhere where it is zero.
+template <class Op, class T, class R>
+POOLGRAD_LOOP void finish(Select which, T* y, R* routes, i64 n) {
+  if (which == Select::smallest) {
+    for (i64 i = 0; i < n; ++i) y[i] = opposite(y[i]);
+  }
+  if constexpr (Rectifies<Op>) {
+    if (which != Select::rectified) return;
+    sweep_lanes<T>(n, [&](auto w, i64 i) {
+      using V = Vec<T, w()>;
+      using P = Vec<R, w()>;
+      const V value = load<V>(y + i);
+      const auto cut = Op::is_cut(value);
+      store(y + i, cut ? V{} : value);
+      if (!routes) return;
+      const auto nowhere = bits_as<P>(convert<std::make_signed_t<R>>(cut));
+      store(routes + i, load<P>(routes + i) | nowhere);
+    });
+  }
+}
+
 template <class T, bool Keep, bool Lone>
 struct SelectKit {
   Separable<Max<T, Keep, Lone>> machine;
@@ -40,7 +67,7 @@ struct SelectKit {
 // One plane's tile: values and, if kept, routes. `holes`: there are windows without an input.
 template <class T, bool Keep, bool Lone>
 void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit, Dense routes,
-                 i64 plane, bool negate, bool holes) {
+                 i64 plane, Select which, bool holes) {
   const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
@@ -48,7 +75,7 @@ void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit,
       const auto row = kit.machine.row(od, oh, kit.row);
       T* y = kit.y.room(first, n, false);
       pack(row.v, n, y, 1, n);
-      for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
+      finish<Max<T, Keep, Lone>>(which, y, row.r, n);
       if (!Keep) continue;
       if (holes) route_empty(p, tile, od, oh, row.r);
       store_routes(row.r, routes, first, n);
@@ -68,8 +95,9 @@ struct WideKit {
 
 template <class T, bool Keep, bool Lone>
 void wide_tile(const Plan& p, WideKit<T, Keep, Lone>& kit, const char* inputs, Dense routes,
-               i64 plane, bool negate, bool holes) {
+               i64 plane, Select which, bool holes) {
   using Op = Max<T, Keep, Lone>;
+  const bool negate = which == Select::smallest, rectify = which == Select::rectified;
   using Patch = typename Sheet<Op>::Patch;
   const auto open = [&, bytes = p.route_bytes](const Patch& patch, i64 oh, i64) {
     kit.y.open(p, patch, plane + oh * p.out_row());
@@ -78,18 +106,21 @@ void wide_tile(const Plan& p, WideKit<T, Keep, Lone>& kit, const char* inputs, D
                __attribute__((always_inline)) {
                  T* y = values + here.at(q, s);
                  ask_to_write(y + ahead);
-                 store_first(y, negate ? opposites<T>(cell.best) : cell.best, lanes);
+                 auto best = negate ? opposites<T>(cell.best) : cell.best;
+                 auto where = Op::moved(cell.where, -back);
+                 if (rectify) Op::rectify(best, where);
+                 store_first(y, best, lanes);
                  if constexpr (Keep) {
                    const i64 at = array.at(q, s);
                    ask_to_write(as<std::uint8_t>(routes, (at + ahead) * bytes));
-                   put_routes(Op::moved(cell.where, -back), routes, at, lanes);
+                   put_routes(where, routes, at, lanes);
                  }
                };
   };
   const auto close = [&](const Patch& patch, i64 oh, i64 rows, bool exact) {
     // Where what is no input may have won: all inputs of such a window are the same.
     const T least = negate ? opposite(lowest<T>()) : lowest<T>();
-    for (i64 q = 0; Keep && (exact || holes) && q < rows; ++q) {
+    for (i64 q = 0; Keep && !rectify && (exact || holes) && q < rows; ++q) {
       const Span height = span_of(p.axis[1], oh + q);
       for (i64 s = 0; s < patch.strips; ++s) {
         const T* y = kit.y.values() + kit.y.here.at(q, s);
@@ -155,7 +186,7 @@ struct DirectKit {
 // Rows from (od, oh) on, so many columns at once as stay in the first cache.
 template <class Op>
 void pixel_rows(const Plan& p, const Tile& tile, DirectKit<Op>& kit, i64 plane, i64 od, i64 oh,
-                i64 rows) {
+                i64 rows, Select which) {
   const Axis& width = p.axis[2];
   const bool here = kit.y.in_place() && (!kit.keep || kit.routes.in_place());
   for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
@@ -178,6 +209,7 @@ void pixel_rows(const Plan& p, const Tile& tile, DirectKit<Op>& kit, i64 plane, 
       if (full_hi < hi) {
         kit.windows.part(od, oh + q, full_hi, hi, row.at((full_hi - lo) * p.inner));
       }
+      finish<Op>(which, row.y, row.routes, n);
       if (here) continue;
       kit.y.put(first + q * p.out_row(), row.y, n);
       if (row.routes) kit.routes.put(first + q * p.out_row(), row.routes, n);
@@ -188,13 +220,13 @@ void pixel_rows(const Plan& p, const Tile& tile, DirectKit<Op>& kit, i64 plane, 
 // `lone`: ties are routed nowhere, by the median; the maximum has a machine of its own for it.
 template <class Op>
 void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char* inputs, i64 plane,
-                 bool negate, bool lone) {
+                 Select which, bool lone) {
   const i64 length = kit.length(p, tile), most = larger(1, kit.bands.rows());
   const auto place = [&](i64 first, i64 n, auto&& make) {
     auto* y = kit.y.room(first, n, !kit.bands.rows());
     std::uint8_t* routes = kit.keep ? kit.routes.room(first, n) : nullptr;
     make(Op::target(y, routes, lone));
-    for (i64 i = 0; negate && i < n; ++i) y[i] = opposite(y[i]);
+    finish<Op>(which, y, routes, n);
   };
   if (kit.narrow && kit.windows.sweep_plane(inputs, kit.staged)) {
     const i64 rows = p.axis[1].out, pitch = kit.windows.pitch();
@@ -206,7 +238,7 @@ void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char
   const auto some = [&](i64 od, i64 oh) {  // rows from (od, oh) on: how many
     i64 rows = kit.pixels.rows(oh, tile.hi[1]);
     if (rows > 0) {
-      pixel_rows(p, tile, kit, plane, od, oh, rows);
+      pixel_rows(p, tile, kit, plane, od, oh, rows, which);
       return rows;
     }
     rows = smaller(most, tile.hi[1] - oh);

@@ -26,7 +26,7 @@ FIXED = [2, 2, 0, 0, 1, 0] * 2
 RULES = {"fractional_max": [2, 4, 0, 0, 1, 2] * 2, "max_unpool": [0, 16, 0, 0, 1, 0] * 2}
 LEARNED = ("lp", "lse", "mixed")
 CURVED = ("lp", "lse", "soft", "expected", "mixed")
-ROUTED = ("max", "min", "median", "stochastic", "fractional_max")
+ROUTED = ("max", "relu_max", "min", "median", "stochastic", "fractional_max")
 ALL = (*ROUTED, "avg", *CURVED, "max_unpool")
 
 

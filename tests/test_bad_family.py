@@ -223,7 +223,12 @@ def test_adaptive_sizes(front: Front, fun: str, dims: int) -> None:
             run(front, f"{fun}{dims}d", x, value)
 
 
-TIED = [("min_pool2d", (2,)), ("median_pool2d", (2,)), ("fractional_max_pool2d", (2, 2))]
+TIED = [
+    ("min_pool2d", (2,)),
+    ("relu_max_pool2d", (2,)),
+    ("median_pool2d", (2,)),
+    ("fractional_max_pool2d", (2, 2)),
+]
 
 
 @pytest.mark.parametrize(("fun", "args"), TIED)
@@ -252,8 +257,9 @@ def test_integers_have_no_weights(front: Front, fun: str, dtype: str) -> None:
 
 
 INTEGERS_TAKEN = {
-    "max_pool2d": (2,), "min_pool2d": (2,), "median_pool2d": (2,), "avg_pool2d": (2,),
-    "fractional_max_pool2d": (2, 2), "global_max_pool": (), "max_unpool2d": (X.astype("i8"), 2),
+    "max_pool2d": (2,), "relu_max_pool2d": (2,), "min_pool2d": (2,), "median_pool2d": (2,),
+    "avg_pool2d": (2,), "fractional_max_pool2d": (2, 2), "global_max_pool": (),
+    "max_unpool2d": (X.astype("i8"), 2),
 }  # fmt: skip
 
 

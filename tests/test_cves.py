@@ -197,7 +197,7 @@ def test_cve_2021_37674_input_of_another_shape(front: Front, raw: dict[str, str]
     assert_stands(raw, "37674")
 
 
-WINDOWED = ["max", "min", "median", "avg", "lp", "lse", "soft", "stochastic", "mixed"]
+WINDOWED = ["max", "relu_max", "min", "median", "avg", "lp", "lse", "soft", "stochastic", "mixed"]
 
 
 @pytest.mark.parametrize("kind", WINDOWED)

@@ -24,7 +24,7 @@ each_float = pytest.mark.parametrize("dtype", [np.dtype(d) for d in FLOATS], ids
 each_integer = pytest.mark.parametrize("dtype", [np.dtype(d) for d in INTEGERS], ids=str)
 each_function = pytest.mark.parametrize("name", FUNCTIONS)
 OPERATOR = {n: re.sub(r"^(adaptive|global)_|_pool(\dd)?$|\dd$", "", n) for n in FUNCTIONS}
-SELECTING = ("max", "min", "median", "stochastic", "fractional_max", "max_unpool")
+SELECTING = ("max", "relu_max", "min", "median", "stochastic", "fractional_max", "max_unpool")
 
 
 def numbers(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

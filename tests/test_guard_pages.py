@@ -74,6 +74,7 @@ for case in range({cases}):
         (poolgrad.adaptive_max_pool2d, ([int(n) for n in rng.integers(1, 9, 2)],), dict(ties=ties)),
         (poolgrad.adaptive_avg_pool2d, ([int(n) for n in rng.integers(1, 9, 2)],), {{}}),
         (poolgrad.min_pool2d, (kernel, stride), dict(ties=ties) | windows),
+        (poolgrad.relu_max_pool2d, (kernel, stride), dict(ties=ties) | windows),
         (poolgrad.median_pool2d, (kernel, stride), dict(ties=ties) | inside),
         (poolgrad.lp_pool2d, (float(rng.integers(1, 4)), kernel, stride), windows),
         (poolgrad.lse_pool2d, (kernel, stride), dict(r=2.0) | inside),
@@ -81,7 +82,7 @@ for case in range({cases}):
         (poolgrad.stochastic_pool2d, (kernel, stride), dict(generator=1) | inside),
         (poolgrad.stochastic_pool2d, (kernel, stride), dict(training=False) | inside),
         (poolgrad.mixed_pool2d, (kernel, stride), dict(alpha=0.3) | inside),
-    ][rng.integers(13)]
+    ][rng.integers(14)]
     print(fun.__name__, shape, dtype.__name__, args, more, at_end, file=sys.stderr, flush=True)
     x = draw(shape, dtype, at_end)
     y, pullback = poolgrad.vjp(fun, x, *args, **more, **how)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 KERNEL = 3
-SELECTING = ["max_pool2d", "min_pool2d", "median_pool2d"]
+SELECTING = ["max_pool2d", "relu_max_pool2d", "min_pool2d", "median_pool2d"]
 WEIGHING = ["avg_pool2d", "lse_pool2d", "soft_pool2d", "mixed_pool2d"]
 WINDOW = list(itertools.product(range(KERNEL), range(KERNEL)))
 

@@ -62,7 +62,7 @@ def test_every_window_is_that_of_the_textbook(dtype: Any, seed: int) -> None:
     found = 0
     while found < 6:
         x, windows = _input(random, dtype), _windows(random)
-        name = ("max_pool2d", "min_pool2d")[int(random.integers(2))]
+        name = ("max_pool2d", "relu_max_pool2d", "min_pool2d")[int(random.integers(3))]
         windows["ties"] = ("first", "zero")[int(random.integers(2))]
         if random.integers(2):
             x = np.ascontiguousarray(np.moveaxis(x, 1, -1))

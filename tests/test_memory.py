@@ -26,6 +26,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "adaptive-avg": ("adaptive_avg_pool2d", (3,), {}),
     "global-max": ("global_max_pool", (), {}),
     "global-avg": ("global_avg_pool", (), {}),
+    "relu_max": ("relu_max_pool2d", (3, 2, 1), {}),
     "min": ("min_pool2d", (3, 2, 1), {}),
     "median": ("median_pool2d", (3, 2, 1), {}),
     "lp": ("lp_pool2d", (3.0, 3, 2), {}),

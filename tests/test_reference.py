@@ -37,7 +37,7 @@ TOLERANCE = {
     "float64": 8 * ULP["float64"],
 }
 BLENDED = [*FINITE, *(v for v in VALUES if v.id in {"nan", "all-nan"})]
-SELECTING = ("max", "min", "median", "stochastic", "fractional_max", "max_unpool")
+SELECTING = ("max", "relu_max", "min", "median", "stochastic", "fractional_max", "max_unpool")
 
 
 def exactly(got: np.ndarray, expected: np.ndarray) -> None:
@@ -164,7 +164,7 @@ def check_routes(pullback: poolgrad.Pullback, back: reference.Pullback) -> None:
 
 
 KINDS = {  # beside the kind, what may be in the array
-    **dict.fromkeys(("max", "min", "median", "fractional_max", "max_unpool"), VALUES),
+    **dict.fromkeys(("max", "relu_max", "min", "median", "fractional_max", "max_unpool"), VALUES),
     **dict.fromkeys(("adaptive_max", "global_max"), VALUES),
     **dict.fromkeys(("avg", "adaptive_avg", "global_avg", "stochastic"), FINITE),
     **dict.fromkeys(("lp", "lse", "soft", "expected", "mixed"), BLENDED),

@@ -32,6 +32,13 @@ class ByHand(NamedTuple):
 
 
 BY_HAND = [
+    ByHand("relu_max", ("first",), [-3.0, 2, 1, 2], 2, [0, 1, 0, 0]),
+    ByHand("relu_max", ("split",), [-3.0, 2, 1, 2], 2, [0, 0.5, 0, 0.5]),
+    ByHand("relu_max", ("zero",), [-3.0, 2, 1, 2], 2, [0, 0, 0, 0]),
+    ByHand("relu_max", ("first",), [-3.0, -1], 0, [0, 0]),
+    ByHand("relu_max", ("split",), [0.0, -1, 0], 0, [0, 0, 0]),
+    ByHand("relu_max", ("zero",), [-0.0], 0, [0]),
+    ByHand("relu_max", ("first",), [NAN, 1, NAN, -INF], NAN, [0, 0, 1, 0]),
     ByHand("min", ("first",), [3.0, 1, 2, 1], 1, [0, 1, 0, 0]),
     ByHand("min", ("split",), [3.0, 1, 2, 1], 1, [0, 0.5, 0, 0.5]),
     ByHand("min", ("zero",), [3.0, 1, 2, 1], 1, [0, 0, 0, 0]),

@@ -153,7 +153,7 @@ def test_functions_come_in_the_order_of_the_docs() -> None:
     """Which is that of `poolgrad check`: what selects, what blends, other windows, the way back."""
     families = list(dict.fromkeys(name.removesuffix("d").rstrip("123") for name in FUNCTIONS))
     assert families == [
-        *("max_pool", "min_pool", "median_pool", "stochastic_pool"),
+        *("max_pool", "relu_max_pool", "min_pool", "median_pool", "stochastic_pool"),
         *("avg_pool", "lp_pool", "lse_pool", "soft_pool", "mixed_pool"),
         *("adaptive_max_pool", "adaptive_avg_pool"),
         *("global_max_pool", "global_avg_pool", "global_lp_pool", "global_lse_pool"),

@@ -248,6 +248,7 @@ def test_a_draw_is_compiled_without_a_break() -> None:
 
 OPS = torch.ops.poolgrad
 CHECKED = {  # what an operator takes beside the input, and its options
+    "relu_max": ((), ("zero",)),
     "min": ((), ("split",)),
     "median": ((), ("first",)),
     "stochastic": ((torch.tensor(7),), ()),

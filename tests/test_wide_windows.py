@@ -49,7 +49,7 @@ def test_maxima(window: tuple, last: int, kind: str, dtype: str) -> None:
     x = image(kind, (1, 15, 19, last) if last else (1, 2, 15, 19), dtype)
     kwargs: dict[str, Any] = {"stride": stride, "dilation": dilation, "padding": padding}
     kwargs["channels_last"] = last > 0
-    for name in ("max_pool2d", "min_pool2d"):
+    for name in ("max_pool2d", "relu_max_pool2d", "min_pool2d"):
         for ties in ("first", "zero") if x.dtype.kind == "f" else ("first",):
             y = getattr(poolgrad, name)(x, kernel, ties=ties, **kwargs)
             expected = getattr(reference, name)(x, kernel, ties=ties, **kwargs)

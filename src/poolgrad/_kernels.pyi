@@ -82,7 +82,13 @@ class Plan:
         self, routes: _Array, indices: _Array, samples: _Array | None, threads: int
     ) -> None: ...
     def split_winners(
-        self, x: _Array, y: _Array, winners: _Array, samples: _Array | None, threads: int
+        self,
+        which: str,
+        x: _Array,
+        y: _Array,
+        winners: _Array,
+        samples: _Array | None,
+        threads: int,
     ) -> None: ...
     def split_backward(
         self, gy: _Array, winners: _Array, gx: _Array, samples: _Array | None, threads: int

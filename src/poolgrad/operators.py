@@ -76,7 +76,7 @@ class Extreme(_Routed):
         if options == ("split",):
             kernels.select(self.order, x, y, None, False, argument, threads)
             if residual:
-                kernels.split_winners(x, y, residual[0], argument, threads)
+                kernels.split_winners(self.order, x, y, residual[0], argument, threads)
             return
         routes = residual[0] if residual else None
         kernels.select(self.order, x, y, routes, options == ("zero",), argument, threads)
@@ -102,6 +102,12 @@ class Max(Extreme):
     """The largest input of each window; a NaN if there is one."""
 
     name = order = "max"
+
+
+class ReLUMax(Extreme):
+    """The largest input of each window, or 0 if none is positive; a NaN if there is one."""
+
+    name = order = "relu_max"
 
 
 class Min(Extreme):
@@ -398,7 +404,7 @@ class Mixed(Operator):
 
 
 _ALL = (
-    Max(), Min(), Median(), Stochastic(), FractionalMax(), MaxUnpool(),
+    Max(), ReLUMax(), Min(), Median(), Stochastic(), FractionalMax(), MaxUnpool(),
     Avg(), Lp(), Lse(), Soft(), Expected(), Mixed(),
 )  # fmt: skip
 OPERATORS: dict[str, Operator] = {op.name: op for op in _ALL}

@@ -44,7 +44,7 @@ def _has(case: Case) -> bool:
         return False
     if operator == "max_unpool":
         return "padding" not in given  # of several values for one place, it gives each a gradient
-    if operator in ("max", "avg", "mixed"):
+    if operator in ("max", "relu_max", "avg", "mixed"):
         return True
     return operator in _POOLS and not given.keys() & {"padding", "ceil_mode"}
 
@@ -58,6 +58,12 @@ def _of_that_name(case: Case, t: Any, **kwargs: Any) -> Any:
         return getattr(torch.nn.functional, case.name)(t, **kwargs)
     pool = torch.amax if case.operator == "max" else torch.mean
     return pool(t, tuple(range(2, t.dim())), kwargs.get("keepdims", False))
+
+
+def _relu_max(case: Case, t: Any, **windows: Any) -> Any:
+    from torch.nn import functional
+
+    return getattr(functional, f"max_pool{case.dims}d")(t.relu(), **windows)
 
 
 def _of_windows(formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,6 +124,7 @@ def _expected(w: Any, **unused: Any) -> Any:
 
 _POOLS: dict[str, Callable[..., Any]] = {
     "max": _of_that_name,
+    "relu_max": _relu_max,
     "avg": _of_that_name,
     "fractional_max": _of_that_name,
     "max_unpool": _of_that_name,

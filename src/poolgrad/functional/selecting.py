@@ -1,4 +1,4 @@
-"""Poolings where one input of each window wins: maximum, minimum, median, and a draw."""
+"""Poolings where one input of each window wins: maximum (with ReLU), minimum, median, a draw."""
 
 from __future__ import annotations
 
@@ -63,6 +63,63 @@ def _max_pool(
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
     return Request("max", x, rule, (word("ties", ties),), (), last, True, indices, out)
+
+
+def _relu_max_pool(
+    dims: int,
+    x: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    ties: str = "first",
+    channels_last: bool = False,
+    out: Any = None,
+) -> Request:
+    """ReLU and maximum of every window of {axes}, in one pass.
+
+    The same as `max_pool{dims}d` of ``max(x, 0)``, without that array: neither made nor kept.
+
+    Parameters
+    ----------
+    {x}
+    {windows}
+    {return_indices}
+    {ties}
+    {channels_last}
+    {out}
+
+    Returns
+    -------
+    {y}
+        The maximum, or 0 where no input is positive: there nobody wins, and nobody gets a gradient.
+        A window with a NaN gives NaN.
+    {indices} So has one without a positive input.
+
+    Raises
+    ------
+    {raises}
+
+    Notes
+    -----
+    The rules for sizes, ties and NaN are those of PyTorch's ``max_pool{dims}d``; the derivative at
+    0 is 0, as that of its ``relu``. A window without any input gives 0, where PyTorch's two
+    functions give -inf.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.array({open}1.0, 3.0, -2.0, -6.0{close})
+    >>> poolgrad.{name}(x, {two})
+    array({open}3., 0.{close})
+    """
+    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    indices = flag("return_indices", return_indices)
+    last = flag("channels_last", channels_last)
+    return Request("relu_max", x, rule, (word("ties", ties),), (), last, True, indices, out)
 
 
 def _min_pool(
@@ -248,6 +305,7 @@ def _stochastic_pool(
 
 
 max_pool1d, max_pool2d, max_pool3d = in_dimensions(_max_pool)
+relu_max_pool1d, relu_max_pool2d, relu_max_pool3d = in_dimensions(_relu_max_pool)
 min_pool1d, min_pool2d, min_pool3d = in_dimensions(_min_pool)
 median_pool1d, median_pool2d, median_pool3d = in_dimensions(_median_pool)
 stochastic_pool1d, stochastic_pool2d, stochastic_pool3d = in_dimensions(_stochastic_pool)

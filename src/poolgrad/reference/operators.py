@@ -63,6 +63,14 @@ def max(window: Inside, ties: str) -> Pooled:
     return _select(window.values, np.max, ties, _extreme(window.values.dtype, highest=False))
 
 
+def relu_max(window: Inside, ties: str) -> Pooled:
+    """The largest value, or zero and no winner if it is not positive."""
+    best = max(window, ties)
+    if best.y <= 0:
+        return Pooled(window.values.dtype.type(0), np.zeros(len(window.values)))
+    return best
+
+
 def min(window: Inside, ties: str) -> Pooled:
     """The smallest value; the last NaN if there is one; the highest of the dtype if empty."""
     return _select(window.values, np.min, ties, _extreme(window.values.dtype, highest=True))
@@ -153,6 +161,7 @@ def mixed(window: Inside, count_include_pad: bool) -> Pooled:
 
 OPERATORS: dict[str, Callable[..., Pooled]] = {
     "max": max,
+    "relu_max": relu_max,
     "min": min,
     "median": median,
     "avg": avg,

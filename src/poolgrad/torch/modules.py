@@ -155,7 +155,7 @@ class Pool(nn.Module):
 
     def __prepare_scriptable__(self) -> nn.Module:
         """What TorchScript compiles in its place: PyTorch's module, if that does the same."""
-        theirs = next((theirs for theirs, ours in SUBCLASSES.items() if ours is type(self)), None)
+        theirs = next((t for t, ours in SUBCLASSES.items() if isinstance(self, ours)), None)
         if theirs is None or not self._is_pytorchs():
             return self
         module = copy(self)
@@ -181,6 +181,10 @@ class Pool(nn.Module):
 
 def unlike(module: nn.Module) -> str:
     """Why a module of PyTorch's gives other numbers than ours with its arguments, if it does."""
+    if isinstance(module, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d):
+        pairs = zip(*map(_each, (module.stride, module.kernel_size)), strict=True)
+        if any(stride < kernel for stride, kernel in pairs):
+            return "windows overlap: PyTorch gives every value of one place that place's gradient"
     if not isinstance(module, nn.LPPool1d | nn.LPPool2d | nn.LPPool3d):
         return ""
     power = module.norm_type
@@ -219,6 +223,16 @@ def _brief(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{type(value).__name__} of shape {tuple(value.shape)}"
     return repr(value) if isinstance(value, str) else str(value)
+
+
+class Maximum(Pool):
+    """The maximum, which may follow a ReLU."""
+
+    def rectified(self, x: Tensor) -> Any:
+        """The maximum of ``relu(x)``, in one pass."""
+        if self._is_theirs(x):
+            return super().forward(x.relu())
+        return FUNCTIONS[f"relu_max_pool{self.dims}d"](x, **self._arguments())
 
 
 class _Stochastic(Pool):
@@ -337,7 +351,10 @@ def _documentation(
     return "\n\n".join([*sections, "\n".join(["Parameters", "----------", *kept])])
 
 
-MaxPool1d, MaxPool2d, MaxPool3d = _family("MaxPool", "max_pool", subclass=True)
+MaxPool1d, MaxPool2d, MaxPool3d = _family("MaxPool", "max_pool", Maximum, subclass=True)
+ReLUMaxPool1d, ReLUMaxPool2d, ReLUMaxPool3d = _family(
+    "ReLUMaxPool", "relu_max_pool", first=MaxPool1d.inherited
+)
 MinPool1d, MinPool2d, MinPool3d = _family("MinPool", "min_pool", first=MaxPool1d.inherited)
 MedianPool1d, MedianPool2d, MedianPool3d = _family(
     "MedianPool", "median_pool", first=MaxPool1d.inherited
