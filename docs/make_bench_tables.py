@@ -26,6 +26,7 @@ NETWORKS_IN_README = (
     "AlexNet inference, accelerate",
     "SqueezeNet 1.0 training step, convert",
     "VGG-16 training step, convert",
+    "VGG-16 training step, convert(fuse=True)",
 )
 BARS = "![Time over the floor, every row, for poolgrad and PyTorch](%sbench.png)"
 KERNELS = "![Time of a maximum against the size of its kernel](%sbench_kernels.png)"

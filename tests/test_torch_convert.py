@@ -159,13 +159,15 @@ def test_what_may_do_something_else_is_left_alone() -> None:
     replaced.forward = lambda x: x  # type: ignore[method-assign]
     net = nn.Sequential(
         Other(2), nn.LPPool2d(3, 2), nn.LPPool2d(2, 2, ceil_mode=True), replaced,
-        nn.LocalResponseNorm(2),
+        nn.LocalResponseNorm(2), nn.MaxUnpool2d(3, 2),
     )  # fmt: skip
     kinds = [type(m) for m in net]
     report = convert(net)
     assert not report.replaced
     assert [type(m) for m in net] == kinds
-    assert [m.reason.partition(" ")[0] for m in report.left] == ["a", "norm_type", "with", "its"]
+    assert [m.reason.partition(" ")[0] for m in report.left] == [
+        "a", "norm_type", "with", "its", "windows"
+    ]  # fmt: skip
     assert [m.reason for m in report.calls] == ["local_response_norm"]
 
 

@@ -24,6 +24,7 @@ from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
 from poolgrad.bench.steps import infer, is_pooling, kept_bytes, pooling_bytes, train
 from poolgrad.lab.panels import BLUE, GREY, to_png
 from poolgrad.torch import Report, convert
+from poolgrad.torch.modules import Pool
 
 _PROFILED = 3  # steps
 
@@ -137,7 +138,7 @@ def _pooling_seconds(network: nn.Module, step: Any) -> float:
         marks.pop().__exit__(None, None, None)
 
     for module in network.modules():
-        if type(module).__module__.startswith("poolgrad."):  # whose forwards nobody else records
+        if isinstance(module, Pool):  # whose forwards nobody else records
             hooks.append(module.register_forward_pre_hook(enter))
             hooks.append(module.register_forward_hook(leave))
     with profile(activities=[ProfilerActivity.CPU]) as recorded:

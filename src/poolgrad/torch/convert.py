@@ -14,9 +14,13 @@ from types import CodeType, FunctionType
 
 from torch import nn
 
+from poolgrad.functional.public import flag
+from poolgrad.torch import fusion
 from poolgrad.torch.modules import SUBCLASSES, Pool, unlike
 
-_THEIRS = {ours: theirs for theirs, ours in SUBCLASSES.items()}
+_THEIRS: dict[type[nn.Module], type[nn.Module]] = {
+    ours: theirs for theirs, ours in SUBCLASSES.items()
+}
 
 # Functions of PyTorch that pool: those of its modules, and what calls them.
 _FUNCTIONS = frozenset(
@@ -63,24 +67,33 @@ class Report:
     calls : tuple of Module
         Modules that call functions that pool, which no change of modules reaches; as far as their
         own code names them.
+    fused : tuple of Module
+        Maxima that do the work of the ReLU before them, too, and where that is.
+    untraced : str
+        Why ReLUs were looked for in `nn.Sequential` only; empty, if it was everywhere.
     """
 
     replaced: tuple[Module, ...] = ()
     left: tuple[Module, ...] = ()
     calls: tuple[Module, ...] = ()
+    fused: tuple[Module, ...] = ()
+    untraced: str = ""
 
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} replaced", *(f"  {module}" for module in self.replaced)]
         for title, modules in (
+            ("fused", self.fused),
             ("left alone", self.left),
             ("calling functions, which accelerate() reaches", self.calls),
         ):
             if modules:
                 lines += [f"{len(modules)} {title}", *(f"  {module}" for module in modules)]
+        if self.untraced:
+            lines.append(f"fused in nn.Sequential only, as torch.fx says {self.untraced}")
         return "\n".join(lines)
 
 
-def convert(model: nn.Module) -> Report:
+def convert(model: nn.Module, *, fuse: bool = False) -> Report:
     """Make PyTorch's pooling modules in a network ours, in place.
 
     They give the same numbers, faster, and keep less for the way back. Hooks, names, shared
@@ -92,16 +105,22 @@ def convert(model: nn.Module) -> Report:
     ----------
     model : nn.Module
         The network, or one pooling module. It is changed.
+    fuse : bool
+        Whether a maximum is to do the work of an `nn.ReLU` that nothing else reads, too: then what
+        is between them is neither made nor kept. Neighbours in an `nn.Sequential` become one step
+        of it. Elsewhere `torch.fx` traces the network, in both modes; there the ReLU passes on what
+        it gets, so fuse a network in its final form: before it is cut, or calls other modules.
 
     Returns
     -------
     Report
-        What was replaced, what was left and why, and which modules call functions that pool.
+        What was replaced, what was left and why, which modules call functions that pool, and what
+        was fused.
 
     Raises
     ------
     TypeError
-        If `model` is no module.
+        If `model` is no module, or `fuse` not True or False.
 
     See Also
     --------
@@ -110,9 +129,14 @@ def convert(model: nn.Module) -> Report:
 
     Notes
     -----
+    Fused, a maximum is that of `relu_max_pool2d`: to the bit what the two give. Where somebody
+    hooks into one of them they are called one by one.
+
     Only modules of exactly PyTorch's classes are replaced: a subclass may do something else. An
     `nn.LPPool2d` raises to a power and loses signs only if the power is even, where ours always
-    takes absolute values: it is replaced if `norm_type` is even and `ceil_mode` False.
+    takes absolute values: it is replaced if `norm_type` is even and `ceil_mode` False. Of several
+    values for one place, `nn.MaxUnpool2d` gives a gradient to all and ours to the one that stays:
+    it is replaced if its windows do not overlap.
 
     Examples
     --------
@@ -130,6 +154,7 @@ def convert(model: nn.Module) -> Report:
     1 replaced
       2: MaxPool2d
     """
+    fuse = flag("fuse", fuse)
     replaced, left, calls = [], [], []
     for names, module in _modules(model):
         kind = type(module)
@@ -146,7 +171,14 @@ def convert(model: nn.Module) -> Report:
             ours = SUBCLASSES[kind]
             module.__class__ = ours
             vars(module).update(ours.added(), converted=True)
-    return Report(tuple(replaced), tuple(left), tuple(calls))
+    found = fusion.fuse(model) if fuse else fusion.Fused([])
+    names_of = {module: names for names, module in _modules(model)}
+    fused = [
+        Module(names_of[pool], _THEIRS[fusion.before(pool)].__name__, f"with the ReLU {at}")
+        for relu, pool in found.pairs
+        for at in [", ".join(names_of[relu])]
+    ]
+    return Report(tuple(replaced), tuple(left), tuple(calls), tuple(fused), found.obstacle)
 
 
 def revert(model: nn.Module) -> Report:
@@ -169,6 +201,7 @@ def revert(model: nn.Module) -> Report:
     """
     replaced = []
     for names, module in _modules(model):
+        fusion.unfuse(module)
         if isinstance(module, Pool) and module.converted:
             replaced.append(Module(names, type(module).__name__))
             module.become(_THEIRS[type(module)])
