@@ -14,7 +14,7 @@ from poolgrad.contract import Buffer, Operator, Request, Samples
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, prepare
 from poolgrad.recipes import may_repeat
-from poolgrad.torch import recipes
+from poolgrad.torch import elsewhere, recipes
 from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
 from poolgrad.torch.arrays import (
     DTYPES,
@@ -215,6 +215,13 @@ def perform(request: Request) -> Any:
     x = asarray(request.x)
     if request.out is not None:
         raise TypeError("out is for NumPy arrays; tensors take none")
+    if x.device.type not in elsewhere.HERE:
+        return elsewhere.perform(request, _perform)
+    return _perform(request)
+
+
+def _perform(request: Request) -> Any:
+    x = request.x
     rule = [n for axis in request.rule for n in axis]
     adapter = ADAPTERS[request.operator]
     given = _argument_of(request, x, rule)
