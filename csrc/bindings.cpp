@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "bound_kind.hpp"
-#include "bound_layout.hpp"
+#include "bound_routes.hpp"
 #include "bound_steps.hpp"
 #include "cache.hpp"
 
@@ -11,31 +11,30 @@ namespace poolgrad {
 namespace {
 
 // A Plan as Python sees it: a layout, and the kernels for it.
-class BoundPlan : public BoundLayout {
+class BoundPlan : public RoutedLayout {
  public:
-  using BoundLayout::BoundLayout;
+  using RoutedLayout::RoutedLayout;
 
   void select(const char* which, nb::handle x, nb::handle y, nb::handle routes, bool lone,
               nb::handle samples, int threads) const {
     const Select selection = selection_named(which);
     const Array from(x, false, size(in_)), to(y, true, size(out_));
-    const Array kept(routes, true, route_size());
+    const Routes kept(*this, routes, true);
     const Samples placed = sampled(samples);
     const View input = view_of(from, in_);
-    const Dense output = dense(to, out_, outputs());
-    const Dense routing = dense(kept, route_dtype(), outputs());
+    const Dense output = dense(to, out_, outputs()), routing = kept.to_write();
     run(placed, threads, [&](const Part& part) {
       kernels().select->forward(part.work, selection, part.of(input), part.of(output),
                                 part.of(routing), lone);
     });
+    kept.written(threads);
   }
 
   void draw(nb::handle x, nb::handle y, nb::handle routes, std::uint64_t seed, int threads) const {
     const Array from(x, false, size(in_)), to(y, true, size(out_));
-    const Array kept(routes, true, route_size());
+    const Routes kept(*this, routes, true);
     const View input = view_of(from, in_), order = view_of(out_strides_.data(), nullptr, out_);
-    const Dense output = dense(to, out_, outputs());
-    const Dense routing = dense(kept, route_dtype(), outputs());
+    const Dense output = dense(to, out_, outputs()), routing = kept.to_write();
     bool finite = true;
     run(threads, [&](const Work& work) {
       finite = kernels().select->draw(work, input, output, routing, order, seed);
@@ -45,14 +44,15 @@ class BoundPlan : public BoundLayout {
           "x must be finite: probabilities are proportional to it, got NaN or an "
           "infinity");
     }
+    kept.written(threads);
   }
 
   void route_backward(nb::handle gy, nb::handle routes, nb::handle gx, nb::handle samples,
                       int threads) const {
-    const Array from(gy, false, size(out_)), kept(routes, false, route_size()),
-        to(gx, true, size(in_));
+    const Array from(gy, false, size(out_)), to(gx, true, size(in_));
+    const Routes kept(*this, routes, false);
     const Samples placed = sampled(samples);
-    const View gradient = view_of(from, out_), routing = view_of(kept, route_dtype());
+    const View gradient = view_of(from, out_), routing = kept.to_read(threads);
     const Dense target = dense(to, in_, inputs());
     run(placed, threads, [&](const Part& part) {
       kernels().route->backward(part.work, part.of(gradient), part.of(routing),
@@ -62,10 +62,10 @@ class BoundPlan : public BoundLayout {
 
   void route_follow(nb::handle t, nb::handle routes, nb::handle y, nb::handle samples,
                     int threads) const {
-    const Array from(t, false, size(in_)), kept(routes, false, route_size()),
-        to(y, true, size(out_));
+    const Array from(t, false, size(in_)), to(y, true, size(out_));
+    const Routes kept(*this, routes, false);
     const Samples placed = sampled(samples);
-    const View tangent = view_of(from, in_), routing = view_of(kept, route_dtype());
+    const View tangent = view_of(from, in_), routing = kept.to_read(threads);
     const Dense target = dense(to, out_, outputs());
     run(placed, threads, [&](const Part& part) {
       kernels().route->follow(part.work, part.of(tangent), part.of(routing), part.of(target));
@@ -73,9 +73,10 @@ class BoundPlan : public BoundLayout {
   }
 
   void route_indices(nb::handle routes, nb::handle indices, nb::handle samples, int threads) const {
-    const Array kept(routes, false, route_size()), to(indices, true, sizeof(i64));
+    const Array to(indices, true, sizeof(i64));
+    const Routes kept(*this, routes, false);
     const Samples placed = sampled(samples);
-    const View routing = view_of(kept, route_dtype());
+    const View routing = kept.to_read(threads);
     const Dense target = dense(to, Dtype::int64, outputs());
     run(placed, threads, [&](const Part& part) {
       kernels().route->indices(part.work, part.of(routing),
@@ -278,9 +279,11 @@ NB_MODULE(_kernels, m) {
       .def("run", &Steps::run);
   nb::class_<BoundPlan>(m, "Plan")
       .def(nb::init<const std::vector<nb::tuple>&, const std::vector<i64>&, const std::vector<int>&,
-                    int, const std::string&, const std::string&>(),
+                    int, const std::string&, const std::string&, int>(),
            nb::arg("axes"), nb::arg("shape"), nb::arg("pooled"), nb::arg("inner_axis"),
-           nb::arg("in_dtype"), nb::arg("out_dtype"))
+           nb::arg("in_dtype"), nb::arg("out_dtype"), nb::arg("route_bits"))
+      .def("unpack_routes", &BoundPlan::unpack_routes, nb::arg("packed"), nb::arg("routes"),
+           nb::arg("threads"))
       .def("select", &BoundPlan::select, nb::arg("which"), nb::arg("x"), nb::arg("y"),
            nb::arg("routes").none(), nb::arg("lone"), nb::arg("samples").none(), nb::arg("threads"))
       .def("draw", &BoundPlan::draw, nb::arg("x"), nb::arg("y"), nb::arg("routes").none(),

@@ -22,6 +22,17 @@ struct Parameter {
 // rectified: the ReLU of the largest
 enum class Select { largest, rectified, smallest, median };
 
+// Rows of pixels of `inner` small numbers each: those of one channel that lie in neighbouring
+// pixels share a byte, whatever lies innermost. nowhere: all ones stand for kNowhere.
+struct PackedRows {
+  i64 rows, pixels, inner;
+  int bits;
+  bool nowhere;
+
+  i64 bytes(i64 n) const { return (n * bits + 7) / 8; }  // of so many pixels, for each channel
+  i64 size() const { return rows * bytes(pixels) * inner; }
+};
+
 struct SelectKernels {
   // y, and unless null the routes, of the winners; lone: ties are routed nowhere
   void (*forward)(const Work&, Select, const View& x, Dense y, Dense routes, bool lone);
@@ -34,6 +45,8 @@ struct SelectKernels {
 struct RouteKernels {
   void (*backward)(const Work&, const View& gy, const View& routes, Dense gx);
   void (*follow)(const Work&, const View& tangent, const View& routes, Dense y);
+  void (*pack)(const PackedRows&, const std::uint8_t* from, std::uint8_t* to, int threads);
+  void (*unpack)(const PackedRows&, const std::uint8_t* from, std::uint8_t* to, int threads);
   void (*indices)(const Work&, const View& routes, i64* indices);
   void (*split_backward)(const Work&, const View& gy, const std::uint8_t* winners, Dense gx);
   void (*split_follow)(const Work&, const View& tangent, const std::uint8_t* winners, Dense y);

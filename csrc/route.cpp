@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "isa.hpp"
+#include "packed.hpp"
 #include "schedule.hpp"
 #include "ties.hpp"
 #include "unpool.hpp"
@@ -175,11 +176,21 @@ bool unpool_backward(const Work& work, const View& gy, const View& where, Dense 
   return true;
 }
 
+void pack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
+  if (p.bits == 2) pack<2>(p, from, to, threads);
+  else pack<4>(p, from, to, threads);
+}
+void unpack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
+  if (p.bits == 2) unpack<2>(p, from, to, threads);
+  else unpack<4>(p, from, to, threads);
+}
+
 }  // namespace
 
 extern const RouteKernels POOLGRAD_TABLE(route_kernels);
 const RouteKernels POOLGRAD_TABLE(route_kernels) = {
-    backward, follow, indices, split_backward, split_follow, unpool, unpool_backward,
+    backward,       follow,       pack_routes, unpack_routes,   indices,
+    split_backward, split_follow, unpool,      unpool_backward,
 };
 
 }  // namespace poolgrad

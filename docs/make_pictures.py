@@ -76,7 +76,9 @@ WON = "how many windows each input won"
 SIGNS = "red: negative, there a larger\ninput lowers the mean"
 PICTURES = {
     "max": Picture(pg.max_pool2d, (3, 1), 3, f"{WON};\nof two 7s the first"),
-    "relu_max": Picture(pg.relu_max_pool2d, (3, 1), 3, f"{WON};\nof a window of 0 none did", x=X - 7),
+    "relu_max": Picture(
+        pg.relu_max_pool2d, (3, 1), 3, f"{WON};\nof a window of 0 none did", x=X - 7
+    ),
     "min": Picture(pg.min_pool2d, (3, 1), 3, WON),
     "median": Picture(pg.median_pool2d, (3, 1), 3, f"{WON};\nof two 5s the first"),
     "avg": Picture(pg.avg_pool2d, (3, 1), 3, "1/9 from each window around it"),

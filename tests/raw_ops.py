@@ -19,7 +19,8 @@ poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the operators exist from the firs
 
 SHAPE, HALF = [2, 3, 8, 8], [2, 3, 4, 4]
 WORDS = {
-    "channels_last": False, "inner": -1, "shape": SHAPE, "ties": "first", "tracked": True,
+    "channels_last": False, "inner": -1, "shape": SHAPE, "ties": "first", "routes": "bytes",
+    "tracked": True,
     "count_include_pad": True, "divisor": 0, "mean": False,
 }  # fmt: skip
 FIXED = [2, 2, 0, 0, 1, 0] * 2

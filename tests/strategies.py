@@ -14,6 +14,7 @@ from nasty import LAYOUTS, VALUES, Layout, Values, rng
 DTYPES = (np.float32, np.float64)
 FLOATS = (np.float16, ml_dtypes.bfloat16, *DTYPES)
 INTEGERS = (np.int8, np.uint8, np.int16, np.int32, np.int64, np.bool)
+OF_TIES = ("max", "relu_max", "min", "median", "fractional_max")
 OF_INTEGERS = ("max", "relu_max", "min", "median", "avg", "fractional_max", "max_unpool")
 LARGEST = {1: 24, 2: 9, 3: 6}  # of a pooled axis: the oracle is slow
 
@@ -195,8 +196,10 @@ LEARNED = {
 def beside(draw: st.DrawFn, operator: str, channels: int) -> dict[str, Any]:
     """What an operator takes beside its windows."""
     kwargs: dict[str, Any] = {}
-    if operator in ("max", "relu_max", "min", "median", "fractional_max"):
+    if operator in OF_TIES:
         kwargs["ties"] = draw(st.sampled_from(["first", "split", "zero"]))
+    if operator in (*OF_TIES, "stochastic"):
+        kwargs["routes"] = draw(st.sampled_from(["bytes", "packed"]))
     if operator == "mixed":
         kwargs["count_include_pad"] = draw(st.booleans())
     if operator == "lp":

@@ -15,7 +15,8 @@ from poolgrad import check
 from poolgrad.check.answers import FRONT_ENDS, differences, textbook
 from poolgrad.check.cases import Case, cases
 from poolgrad.functional import FUNCTIONS
-from poolgrad.operators import OPERATORS, Max
+from poolgrad.operators import OPERATORS
+from poolgrad.operators.selecting import Max
 
 DOCS = Path(__file__).parents[1] / "docs"
 DIMS = {"fractional_max": {2, 3}}  # of others: 1, 2 and 3

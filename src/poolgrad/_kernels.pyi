@@ -58,7 +58,9 @@ class Plan:
         inner_axis: int,
         in_dtype: str,
         out_dtype: str,
+        route_bits: int,
     ) -> None: ...
+    def unpack_routes(self, packed: _Array, routes: _Array, threads: int) -> None: ...
     def select(
         self,
         which: str,

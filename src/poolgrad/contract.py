@@ -21,12 +21,30 @@ class Buffer(NamedTuple):
     dtype: str
 
 
+def per_output(layout: Layout, dtype: str) -> Buffer:
+    """An array with one element for each output."""
+    return Buffer(layout.out_shape, layout.order, dtype)
+
+
 class Option(NamedTuple):
-    """A number or word beside the windows that an operator's kernels take."""
+    """A number or word beside the windows that an operator's kernels take.
+
+    `stored`: it changes no result, only how what is kept lies in memory.
+    """
 
     name: str
     type: type
     default: Any
+    stored: bool = False
+
+
+def indexed(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The options with which a selecting operator keeps what indices are made of.
+
+    An index is of one winner, whatever becomes of gradients.
+    """
+    plain = {"split": "first", "zero": "first", "packed": "bytes"}
+    return tuple(plain.get(value, value) for value in options)
 
 
 class Argument(NamedTuple):
@@ -129,6 +147,10 @@ class Operator(ABC):
     def check(self, window: Window, *options: Any) -> None:
         """Raise for windows or options that this operator cannot take."""
         require_real_inputs(window)
+
+    def route_bits(self, window: Window, *options: Any) -> int:
+        """How many bits a packed route has; 0 where routes are whole bytes, or there are none."""
+        return 0
 
     def check_argument(self, values: list[float]) -> None:  # noqa: B027 - most have nothing to say
         """Raise for values that a learned argument cannot have."""

@@ -290,18 +290,20 @@ def lay_out(
     return Layout(window, shape, out_shape, order, pooled, channel, dtype, out_dtype)
 
 
-def plan(
-    rule: Rule,
-    shape: tuple[int, ...],
-    channels_last: bool,
-    inner: int,
-    dtype: str,
-    out_dtype: str,
-) -> Plan:
-    """The layout and its kernels; see `lay_out`."""
-    layout = lay_out(rule, shape, channels_last, inner, dtype, out_dtype)
+def plan(layout: Layout, inner: int, route_bits: int) -> Plan:
+    """A layout and its kernels.
+
+    Parameters
+    ----------
+    layout, inner
+        From `lay_out`, and what it was told.
+    route_bits : int
+        Of a packed route; 0 where they are whole bytes.
+    """
     axes = [_as_kernels_take(axis) for axis in layout.window.axes]
-    kernels = _kernels.Plan(axes, list(shape), list(layout.pooled), inner, dtype, out_dtype)
+    shape, pooled = list(layout.in_shape), list(layout.pooled)
+    dtypes = (layout.dtype, layout.out_dtype)
+    kernels = _kernels.Plan(axes, shape, pooled, inner, *dtypes, route_bits)
     return Plan(**{f.name: getattr(layout, f.name) for f in fields(layout)}, kernels=kernels)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import arguments, recipes
-from poolgrad.contract import Buffer, Operator, Request, Samples
+from poolgrad.contract import Buffer, Operator, Request, Samples, indexed
 from poolgrad.core import LARGE, Kind, Memory, Plan, get_num_threads, inner_axis
 from poolgrad.operators import OPERATORS, Prepared, prepare
 
@@ -227,15 +227,25 @@ def perform(request: Request) -> Any:
 
 def _with_indices(request: Request) -> tuple[Array, Array]:
     """The output and, for each, the flat position of its (first) winner in its plane."""
-    if request.options:  # whatever the ties, if they are known: an index is of one winner
-        prepared(request, asarray(request.x, OPERATORS[request.operator]))
-        request = replace(request, options=("first",))
+    prepared(request, asarray(request.x, OPERATORS[request.operator]))
+    request = replace(request, options=indexed(request.options))
     made = call(request)
     y = made.output() if request.out is None else _target(request.out, made)
     (routes,) = map(allocate, made.ready.residual)
     made.run(y, (routes,))
     indices = indices_of(made.ready, made.argument, routes)
     return _into(request.out, made.shaped(y)), made.shaped(indices)
+
+
+def routes_of(ready: Prepared, kept: Array) -> Array:
+    """Routes as one number for each output; read-only."""
+    plan = ready.plan
+    if kept.shape == plan.out_shape:
+        return kept
+    routes = allocate(Buffer(plan.out_shape, plan.order, plan.route_dtype))
+    plan.kernels.unpack_routes(kept, handed(routes), get_num_threads())
+    routes.flags.writeable = False
+    return routes
 
 
 def indices_of(ready: Prepared, argument: Any, routes: Array) -> Array:

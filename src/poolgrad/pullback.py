@@ -151,9 +151,9 @@ class Pullback:
             raise TypeError(
                 f"{self._request.operator} pooling has no routes: no single input of a window wins"
             )
-        if self._request.options == ("split",):
+        if "split" in self._request.options:
             raise TypeError('ties="split" has no routes: a window may have several winners')
-        return self._residual[0]
+        return front.routes_of(self._ready, self._residual[0])
 
     def mask(self) -> Array:
         """How many windows each input won: 0 or 1 where windows do not overlap.
@@ -172,7 +172,7 @@ class Pullback:
                 f"{self._request.operator} pooling has no winners: no single input of a window wins"
             )
         plan = self._ready.plan
-        if self._request.options == ("split",):
+        if "split" in self._request.options:
             _, columns, _ = self._entries()
             wins = np.bincount(columns, minlength=math.prod(plan.in_shape))
             return wins.reshape(plan.in_shape)

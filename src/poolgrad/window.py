@@ -392,6 +392,11 @@ def require_real_inputs(window: Window) -> None:
             )
 
 
+def has_empty_windows(window: Window) -> bool:
+    """Whether some window holds padding only."""
+    return any(_window_without_input(axis) is not None for axis in window.axes)
+
+
 def _window_without_input(axis: Axis) -> int | None:
     if axis.adaptive or axis.table:
         return None

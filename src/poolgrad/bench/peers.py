@@ -136,6 +136,7 @@ def _soft(x: Any, kernel_size: int) -> Any:
 _FORMULAS: dict[str, Pool] = {
     # torch.amax is faster, but shares a gradient among all winners, and has no routes.
     "global_max_pool": lambda x: functional.adaptive_max_pool2d(x, 1).flatten(1),
+    "relu_max_pool2d": lambda x, kernel_size: functional.max_pool2d(x.relu(), kernel_size),
     "global_avg_pool": lambda x: torch.mean(x, (2, 3)),
     "lse_pool2d": _lse,
     "soft_pool2d": _soft,

@@ -136,6 +136,16 @@ def _maxima() -> Iterator[Row]:
                      NCHW_forward=(1.4, 8), NCHW_backward=(1.6, 4))  # fmt: skip
     yield from _both("max 3x3x3 s2 p1", "max_pool3d", call, VOLUMES, NCHW_values=(None, 1),
                      NCHW_forward=(2, 12), NCHW_backward=(2.2, 6))  # fmt: skip
+    yield from _both("ReLU, max 2x2 s2", "relu_max_pool2d", _TWO, IMAGES,
+                     NCHW_forward=(None, None), NHWC_forward=(None, None),
+                     NCHW_backward=(None, None), NHWC_backward=(None, None))  # fmt: skip
+    for kernel, stride in ((2, 2), (3, 1)):
+        packed = {"kernel_size": kernel, "stride": stride, "routes": "packed"}
+        for direction in ("forward", "backward"):
+            bytewise = Row("", "max_pool2d", ({**packed, "routes": "bytes"},), IMAGES,
+                           direction=direction, peers=False)  # fmt: skip
+            title = f"max {kernel}x{kernel} s{stride} packed routes"
+            yield replace(bytewise, title=title, calls=(packed,), beside=bytewise)
     one = (1, 64, 224, 224)
     yield from _both("batch 1 max 2x2 s2", "max_pool2d", _TWO, one, NHWC_backward=(1.8, 3))
 

@@ -42,6 +42,7 @@ _BINS: list[dict[str, Any]] = [{"output_size": 2}, {"output_size": 3}]
 _ALWAYS: dict[str, Any] = {"norm_type": 2.5, "r": 0.75, "alpha": 0.25, "generator": 11}
 _ONCE: dict[str, list[dict[str, Any]]] = {
     "ties": [{"ties": "split"}, {"ties": "zero"}],
+    "routes": [{"routes": "packed"}],
     "count_include_pad": [{"count_include_pad": False, "padding": 1}],
     "divisor_override": [{"divisor_override": 5}],
     "keepdims": [{"keepdims": True}],

@@ -25,7 +25,9 @@ def peer(case: Case, gy: Array) -> Answer | None:
     if find_spec("torch") is None or not _has(case):
         return None
 
-    def pool(t: Any, channels_last: bool = False, ties: str = "first", **kwargs: Any) -> Any:
+    def pool(
+        t: Any, channels_last: bool = False, ties: str = "", routes: str = "", **kwargs: Any
+    ) -> Any:
         """The call with channels first, as PyTorch takes them; there are no ties in the input."""
         if channels_last:
             t = t.movedim(-1, 1)

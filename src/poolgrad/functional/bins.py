@@ -24,6 +24,7 @@ def _adaptive_max_pool(
     return_indices: bool = False,
     *,
     ties: str = "first",
+    routes: str = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -35,6 +36,7 @@ def _adaptive_max_pool(
     {bins}
     {return_indices}
     {ties}
+    {routes}
     {channels_last}
     {out}
 
@@ -64,7 +66,9 @@ def _adaptive_max_pool(
     rule = adaptive(dims, output_size)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("max", x, rule, (word("ties", ties),), (), last, True, indices, out)
+    return Request(
+        "max", x, rule, (word("ties", ties), word("routes", routes)), (), last, True, indices, out
+    )
 
 
 def _adaptive_avg_pool(
@@ -121,6 +125,7 @@ def _global_max_pool(
     return_indices: bool = False,
     *,
     ties: str = "first",
+    routes: str = "bytes",
     channels_last: bool = False,
 ) -> Request:
     """Maximum over every axis but batch and channels.
@@ -131,6 +136,7 @@ def _global_max_pool(
     {keepdims}
     {return_indices}
     {ties}
+    {routes}
     {channels_last}
 
     Returns
@@ -154,7 +160,9 @@ def _global_max_pool(
     rule = _everything(x, "global_max_pool")
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
     indices = flag("return_indices", return_indices)
-    return Request("max", x, rule, (word("ties", ties),), (), last, keep, indices)
+    return Request(
+        "max", x, rule, (word("ties", ties), word("routes", routes)), (), last, keep, indices
+    )
 
 
 def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = False) -> Request:
@@ -312,6 +320,7 @@ def _fractional_max_pool(
     *,
     generator: Any = None,
     ties: str = "first",
+    routes: str = "bytes",
     channels_last: bool = False,
 ) -> Request:
     """Maximum of windows that begin at random distances, all about equal, along {axes}.
@@ -336,6 +345,7 @@ def _fractional_max_pool(
     generator : None, int or the framework's generator
         What the draw is made from. None: another draw in every call.
     {ties}
+    {routes}
     {channels_last}
 
     Returns
@@ -373,7 +383,7 @@ def _fractional_max_pool(
         output_size = _part_of(pooled_sizes(x, dims, last), output_ratio)
     rule = fractional(dims, kernel_size, output_size)
     samples = Samples(_random_samples, generator)
-    options = (word("ties", ties),)
+    options = (word("ties", ties), word("routes", routes))
     return Request("fractional_max", x, rule, options, (samples,), last, True, indices)
 
 

@@ -20,6 +20,7 @@ def _max_pool(
     return_indices: bool = False,
     *,
     ties: str = "first",
+    routes: str = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -31,6 +32,7 @@ def _max_pool(
     {windows}
     {return_indices}
     {ties}
+    {routes}
     {channels_last}
     {out}
 
@@ -62,7 +64,9 @@ def _max_pool(
     rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("max", x, rule, (word("ties", ties),), (), last, True, indices, out)
+    return Request(
+        "max", x, rule, (word("ties", ties), word("routes", routes)), (), last, True, indices, out
+    )
 
 
 def _relu_max_pool(
@@ -76,6 +80,7 @@ def _relu_max_pool(
     return_indices: bool = False,
     *,
     ties: str = "first",
+    routes: str = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -89,6 +94,7 @@ def _relu_max_pool(
     {windows}
     {return_indices}
     {ties}
+    {routes}
     {channels_last}
     {out}
 
@@ -119,7 +125,17 @@ def _relu_max_pool(
     rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("relu_max", x, rule, (word("ties", ties),), (), last, True, indices, out)
+    return Request(
+        "relu_max",
+        x,
+        rule,
+        (word("ties", ties), word("routes", routes)),
+        (),
+        last,
+        True,
+        indices,
+        out,
+    )
 
 
 def _min_pool(
@@ -133,6 +149,7 @@ def _min_pool(
     return_indices: bool = False,
     *,
     ties: str = "first",
+    routes: str = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -144,6 +161,7 @@ def _min_pool(
     {windows}
     {return_indices}
     {ties}
+    {routes}
     {channels_last}
     {out}
 
@@ -173,7 +191,9 @@ def _min_pool(
     rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("min", x, rule, (word("ties", ties),), (), last, True, indices, out)
+    return Request(
+        "min", x, rule, (word("ties", ties), word("routes", routes)), (), last, True, indices, out
+    )
 
 
 def _median_pool(
@@ -187,6 +207,7 @@ def _median_pool(
     return_indices: bool = False,
     *,
     ties: str = "first",
+    routes: str = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -201,6 +222,7 @@ def _median_pool(
     {windows}
     {return_indices}
     {ties}
+    {routes}
     {channels_last}
     {out}
 
@@ -230,7 +252,17 @@ def _median_pool(
     rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("median", x, rule, (word("ties", ties),), (), last, True, indices, out)
+    return Request(
+        "median",
+        x,
+        rule,
+        (word("ties", ties), word("routes", routes)),
+        (),
+        last,
+        True,
+        indices,
+        out,
+    )
 
 
 def _stochastic_pool(
@@ -245,6 +277,7 @@ def _stochastic_pool(
     *,
     training: bool = True,
     generator: Any = None,
+    routes: str = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -265,6 +298,7 @@ def _stochastic_pool(
     generator : None, int or the framework's generator
         What the draw is made from; the same seed gives the same winners, whatever the layout and
         the number of threads. None: another draw in every call. Not used without `training`.
+    {routes}
     {channels_last}
     {out}
 
@@ -297,8 +331,9 @@ def _stochastic_pool(
     rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
+    kept = (word("routes", routes),)
     if flag("training", training):
-        return Request("stochastic", x, rule, (), (generator,), last, True, indices, out)
+        return Request("stochastic", x, rule, kept, (generator,), last, True, indices, out)
     if indices:
         raise ValueError("return_indices=True needs training=True: a mean has no winners")
     return Request("expected", x, rule, (), (), last, True, False, out)

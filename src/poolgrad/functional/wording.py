@@ -39,6 +39,10 @@ return_indices : bool
 ties : "first", "split" or "zero"
     Which of equal winners gets the gradient: the first in row-major order, each an equal share,
     or none.""",
+    "routes": """\
+routes : "bytes" or "packed"
+    How routes are kept for the backward pass: one byte or more for each output, or, where a window
+    has at most 16 places, two or four bits, which takes longer. Results do not depend on it.""",
     "learned": """\
 One number for all channels, or an array of one for each. It has a gradient too:
     ``pullback.parameters`` for NumPy; for PyTorch, give a tensor that requires one.""",

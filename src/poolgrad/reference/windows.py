@@ -120,6 +120,8 @@ class Pullback:
 
     def _pool(self, request: Request, planes: Array, window: Window) -> Iterator[Entry]:
         self._operator.check(window, *request.options)
+        given = zip(self._operator.options, request.options, strict=True)
+        formula = [value for option, value in given if not option.stored]
         axes: list[Sequence[Axis | Shifted]] = [window.axes] * len(planes)
         theta, u = np.zeros(len(planes)), np.zeros((len(planes), *window.out))
         if self._takes("learned"):
@@ -138,7 +140,7 @@ class Pullback:
                 inputs, places, extent = _look(axes[plane], output)
                 seen = np.array([values[i] for i in inputs], values.dtype)
                 inside = Inside(seen, extent, theta[plane], u[(plane, *output)])
-                pooled = OPERATORS[request.operator](inside, *request.options)
+                pooled = OPERATORS[request.operator](inside, *formula)
                 yield Entry(plane, output, inputs, places, pooled)
 
     def _unpool(self, request: Request, planes: Array, out: Position) -> Iterator[Entry]:

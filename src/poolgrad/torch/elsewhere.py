@@ -56,7 +56,7 @@ def _pytorchs(request: Request) -> Callable[[Tensor], Any] | None:
         return None
     kernel, stride, low, high, dilation, ceil = (list(n) for n in zip(*rule, strict=True))
     kind, given = request.operator, dict[str, Any]()
-    if kind == "max" and request.options == ("first",):
+    if kind == "max" and request.options[0] == "first":
         given["return_indices"] = request.return_indices
     elif kind != "avg":
         return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from poolgrad import arguments
-from poolgrad.contract import Buffer, Operator, Request, Samples
+from poolgrad.contract import Buffer, Operator, Request, Samples, indexed
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, prepare
 from poolgrad.recipes import may_repeat
@@ -28,6 +28,8 @@ from poolgrad.torch.arrays import (
 )
 from poolgrad.torch.derivatives import LIBRARY
 
+_PLAIN = ("first", "bytes")  # how maxima are routed that have indices
+
 
 def _define_indices() -> Any:
     """``route_indices``: routes as flat positions in the plane of `x`; no gradient.
@@ -43,13 +45,13 @@ def _define_indices() -> Any:
 
     def run(x: Tensor, routes: Tensor, samples: Tensor, rule: list[int], last: bool) -> Tensor:
         where = (tuple(x.shape), last, inner_of(x, rule, last), name_of(x.dtype))
-        ready = prepare("max", grouped(rule), ("first",), *where)
+        ready = prepare("max", grouped(rule), _PLAIN, *where)
         (routes,) = laid_out((routes,), ready.residual)
         indices = room(Buffer(ready.plan.out_shape, ready.plan.order, "int64"), routes)
         placed, samples = None, samples.contiguous()
         if ready.plan.window.placed:
             placed = as_argument(
-                prepare("fractional_max", grouped(rule), ("first",), *where), (samples,)
+                prepare("fractional_max", grouped(rule), _PLAIN, *where), (samples,)
             )
         threads = torch.get_num_threads()
         ready.plan.kernels.route_indices(routes, indices, placed, threads)
@@ -238,9 +240,9 @@ def _perform(request: Request) -> Any:
 
 def _options(request: Request, x: Tensor) -> tuple[Any, ...]:
     """Integers have no gradient that could be split."""
-    if x.is_floating_point() or request.options != ("split",):
+    if x.is_floating_point() or "split" not in request.options:
         return request.options
-    return ("first",)
+    return indexed(request.options)
 
 
 def _squeezed(y: Tensor, request: Request) -> Tensor:
@@ -253,8 +255,8 @@ def _with_indices(
 ) -> tuple[Tensor, Tensor]:
     last, options = request.channels_last, _options(request, x)
     y, routes = adapter.forward_of(x, *given, rule, last, *options)
-    if options not in ((), ("first",)):  # an index is of one winner, whatever becomes of gradients
-        routes = adapter.ops[""](x.detach(), *given, rule, last, "first")[1]
+    if options != indexed(options):
+        routes = adapter.ops[""](x.detach(), *given, rule, last, *indexed(options))[1]
     placed = request.rule and isinstance(request.arguments[0] if given else None, Samples)
     samples = given[0] if placed else x.new_empty(0)
     indices = _route_indices(x.detach(), routes, samples, rule, last)

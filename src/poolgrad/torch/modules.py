@@ -128,7 +128,8 @@ class Pool(nn.Module):
 
     def _is_pytorchs(self) -> bool:
         """Whether PyTorch's class does the same: with these arguments, and such padding."""
-        if not self.inherited or any(getattr(self, n) != v for n, v in self.added().items()):
+        changed = (n for n, v in self.added().items() if getattr(self, n) != v)
+        if not self.inherited or {*changed} - {"routes"}:  # which change no results
             return False
         if unlike(self):
             return False

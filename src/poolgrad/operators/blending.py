@@ -1,180 +1,17 @@
-"""The table of operators: each is defined here, once, for every front end.
-
-An operator says what its forward keeps for the backward (its *residual*), which kernels compute it,
-its pullback and its pushforward, and, if it is curved, how to write it with an array library's own
-operations. A front end allocates what `Buffer` describes and hands all arrays over as the kernels
-take them.
-"""
+"""Operators where every input of a window has a weight."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
-from poolgrad.contract import Argument, Buffer, Operator, Option, Windows
-from poolgrad.core import Layout, Plan, plan
-from poolgrad.window import Rule, Window, require_real_inputs
+from poolgrad.contract import Argument, Buffer, Operator, Option, Windows, per_output
+from poolgrad.core import Layout, Plan
+from poolgrad.window import Window, require_real_inputs
 
-__all__ = ["OPERATORS", "Prepared", "prepare"]
-
-
-def _per_output(layout: Layout, dtype: str) -> Buffer:
-    return Buffer(layout.out_shape, layout.order, dtype)
-
-
-class _Routed(Operator):
-    """One input of each window wins, and its route is kept."""
-
-    selecting = True
-
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        return (_per_output(layout, layout.route_dtype),)
-
-    def pull(
-        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.route_backward(gy, residual[0], gx, None, threads)
-
-    def push(
-        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.route_follow(t, residual[0], y, None, threads)
-
-
-class Extreme(_Routed):
-    """The winner by an order of the inputs; of equal winners, `ties` says who gets the gradient."""
-
-    options = (Option("ties", str, "first"),)
-    integers = True
-    order: ClassVar[str]
-
-    def check(self, window: Window, *options: Any) -> None:
-        (ties,) = options
-        if ties == "all":
-            raise ValueError(
-                'ties="all" would give every winner the full gradient; that is not a subgradient '
-                'of the maximum (the shares must add up to one). Use "first", "split" or "zero"'
-            )
-        if ties not in ("first", "split", "zero"):
-            raise ValueError(f'ties must be "first", "split" or "zero", got {ties!r}')
-
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        if options == ("split",):
-            order = (*layout.order, len(layout.order))
-            return (Buffer(layout.winner_shape, order, "uint8"),)
-        return super().residual(layout)
-
-    def forward(
-        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        kernels = plan.kernels
-        if options == ("split",):
-            kernels.select(self.order, x, y, None, False, argument, threads)
-            if residual:
-                kernels.split_winners(self.order, x, y, residual[0], argument, threads)
-            return
-        routes = residual[0] if residual else None
-        kernels.select(self.order, x, y, routes, options == ("zero",), argument, threads)
-
-    def pull(
-        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        split = options == ("split",)
-        kernel = plan.kernels.split_backward if split else plan.kernels.route_backward
-        kernel(gy, residual[0], gx, argument, threads)
-
-    def push(
-        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        split = options == ("split",)
-        kernel = plan.kernels.split_follow if split else plan.kernels.route_follow
-        kernel(t, residual[0], y, argument, threads)
-
-
-class Max(Extreme):
-    """The largest input of each window; a NaN if there is one."""
-
-    name = order = "max"
-
-
-class ReLUMax(Extreme):
-    """The largest input of each window, or 0 if none is positive; a NaN if there is one."""
-
-    name = order = "relu_max"
-
-
-class Min(Extreme):
-    """The smallest input of each window; a NaN if there is one."""
-
-    name = order = "min"
-
-
-class Median(Extreme):
-    """The lower of the two middle inputs of each window; a NaN if there is one."""
-
-    name = order = "median"
-
-    def check(self, window: Window, *options: Any) -> None:
-        super().check(window, *options)
-        require_real_inputs(window)
-
-
-class FractionalMax(Extreme):
-    """The largest input of each window, of windows that samples place."""
-
-    name = "fractional_max"
-    order = "max"
-    argument = Argument("_random_samples", "samples")
-
-
-class Stochastic(_Routed):
-    """One input of each window, drawn with a probability proportional to its positive part."""
-
-    name = "stochastic"
-    argument = Argument("generator", "seed")
-
-    def forward(
-        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.draw(x, y, residual[0] if residual else None, argument, threads)
-
-
-class MaxUnpool(Operator):
-    """Every value where its index says, among zeros: not a reduction, the way back of one."""
-
-    name = "max_unpool"
-    argument = Argument("indices", "indices")
-    integers = True
-    windowed = False
-
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        return ()
-
-    def forward(
-        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.unpool(x, argument, y, threads)
-
-    def pull(
-        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.unpool_backward(gy, argument, gx, threads)
-
-    def push(
-        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.unpool(t, argument, y, threads)
+__all__ = ["BLENDING"]
 
 
 class Avg(Operator):
@@ -237,7 +74,7 @@ class _Curved(Operator):
         return self.name
 
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        return (_per_output(layout, layout.sum_dtype),) * (self.kept + self.learned)
+        return (per_output(layout, layout.sum_dtype),) * (self.kept + self.learned)
 
     def forward(
         self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
@@ -372,7 +209,7 @@ class Mixed(Operator):
         _finite("alpha", values)
 
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        return (_per_output(layout, layout.route_dtype), _per_output(layout, layout.sum_dtype))
+        return (per_output(layout, layout.route_dtype), per_output(layout, layout.sum_dtype))
 
     def forward(
         self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
@@ -403,41 +240,4 @@ class Mixed(Operator):
         return argument * most + (1 - argument) * total / count
 
 
-_ALL = (
-    Max(), ReLUMax(), Min(), Median(), Stochastic(), FractionalMax(), MaxUnpool(),
-    Avg(), Lp(), Lse(), Soft(), Expected(), Mixed(),
-)  # fmt: skip
-OPERATORS: dict[str, Operator] = {op.name: op for op in _ALL}
-
-
-class Prepared(NamedTuple):
-    """An operator ready to run on one kind of array."""
-
-    operator: Operator
-    plan: Plan
-    residual: tuple[Buffer, ...]
-
-
-@lru_cache(maxsize=4096)
-def prepare(
-    name: str,
-    rule: Rule,
-    options: tuple[Any, ...],
-    shape: tuple[int, ...],
-    channels_last: bool,
-    inner: int,
-    dtype: str,
-) -> Prepared:
-    """The plan of an operator, checked; remembered for each set of arguments.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For anything that is wrong with windows, shape, dtype or options.
-    """
-    operator = OPERATORS[name]
-    if not operator.accepts(dtype):
-        raise operator.refuse_dtype(dtype)
-    made = plan(rule, shape, channels_last, inner, dtype, operator.result(dtype))
-    operator.check(made.window, *options)
-    return Prepared(operator, made, operator.residual(made, *options))
+BLENDING = (Avg(), Lp(), Lse(), Soft(), Expected(), Mixed())

@@ -1,0 +1,203 @@
+"""Operators where one input of each window wins, and the way back of a maximum."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from poolgrad.contract import Argument, Buffer, Operator, Option, per_output
+from poolgrad.core import Layout, Plan
+from poolgrad.window import Window, has_empty_windows, require_real_inputs
+
+__all__ = ["SELECTING"]
+
+
+class _Routed(Operator):
+    """One input of each window wins, and its route is kept.
+
+    `routes` says how: in bytes, or packed where they fit two or four bits.
+    """
+
+    selecting = True
+    options: ClassVar[tuple[Option, ...]] = (Option("routes", str, "bytes", stored=True),)
+
+    def check(self, window: Window, *options: Any) -> None:
+        *_, routes = options
+        if routes not in ("bytes", "packed"):
+            raise ValueError(f'routes must be "bytes" or "packed", got {routes!r}')
+
+    def nowhere(self, *options: Any) -> bool:
+        """Whether an output may be routed nowhere although its window holds inputs."""
+        return False
+
+    def route_bits(self, window: Window, *options: Any) -> int:
+        *_, routes = options
+        if routes == "bytes":
+            return 0
+        count = window.places + (self.nowhere(*options) or has_empty_windows(window))
+        return 2 if count <= 4 else 4 if count <= 16 else 0
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        bits = self.route_bits(layout.window, *options)
+        if not bits:
+            return (per_output(layout, layout.route_dtype),)
+        shape, last = [*layout.out_shape], layout.pooled[-1]
+        shape[last] = -(-shape[last] * bits // 8)
+        return (Buffer((*shape,), layout.order, "uint8"),)
+
+    def pull(
+        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.route_backward(gy, residual[0], gx, None, threads)
+
+    def push(
+        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.route_follow(t, residual[0], y, None, threads)
+
+
+class Extreme(_Routed):
+    """The winner by an order of the inputs; of equal winners, `ties` says who gets the gradient."""
+
+    options = (Option("ties", str, "first"), *_Routed.options)
+    integers = True
+    order: ClassVar[str]
+
+    def check(self, window: Window, *options: Any) -> None:
+        super().check(window, *options)
+        ties, _ = options
+        if ties == "all":
+            raise ValueError(
+                'ties="all" would give every winner the full gradient; that is not a subgradient '
+                'of the maximum (the shares must add up to one). Use "first", "split" or "zero"'
+            )
+        if ties not in ("first", "split", "zero"):
+            raise ValueError(f'ties must be "first", "split" or "zero", got {ties!r}')
+
+    def nowhere(self, *options: Any) -> bool:
+        return "zero" in options
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        if options[0] == "split":
+            order = (*layout.order, len(layout.order))
+            return (Buffer(layout.winner_shape, order, "uint8"),)
+        return super().residual(layout, *options)
+
+    def forward(
+        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        kernels, (ties, _) = plan.kernels, options
+        if ties == "split":
+            kernels.select(self.order, x, y, None, False, argument, threads)
+            if residual:
+                kernels.split_winners(self.order, x, y, residual[0], argument, threads)
+            return
+        routes = residual[0] if residual else None
+        kernels.select(self.order, x, y, routes, ties == "zero", argument, threads)
+
+    def pull(
+        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        split = options[0] == "split"
+        kernel = plan.kernels.split_backward if split else plan.kernels.route_backward
+        kernel(gy, residual[0], gx, argument, threads)
+
+    def push(
+        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        split = options[0] == "split"
+        kernel = plan.kernels.split_follow if split else plan.kernels.route_follow
+        kernel(t, residual[0], y, argument, threads)
+
+
+class Max(Extreme):
+    """The largest input of each window; a NaN if there is one."""
+
+    name = order = "max"
+
+
+class ReLUMax(Extreme):
+    """The largest input of each window, or 0 if none is positive; a NaN if there is one."""
+
+    name = order = "relu_max"
+
+    def nowhere(self, *options: Any) -> bool:
+        return True
+
+
+class Min(Extreme):
+    """The smallest input of each window; a NaN if there is one."""
+
+    name = order = "min"
+
+
+class Median(Extreme):
+    """The lower of the two middle inputs of each window; a NaN if there is one."""
+
+    name = order = "median"
+
+    def check(self, window: Window, *options: Any) -> None:
+        super().check(window, *options)
+        require_real_inputs(window)
+
+
+class FractionalMax(Extreme):
+    """The largest input of each window, of windows that samples place."""
+
+    name = "fractional_max"
+    order = "max"
+    argument = Argument("_random_samples", "samples")
+
+
+class Stochastic(_Routed):
+    """One input of each window, drawn with a probability proportional to its positive part."""
+
+    name = "stochastic"
+    argument = Argument("generator", "seed")
+
+    def check(self, window: Window, *options: Any) -> None:
+        super().check(window, *options)
+        require_real_inputs(window)
+
+    def forward(
+        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.draw(x, y, residual[0] if residual else None, argument, threads)
+
+
+class MaxUnpool(Operator):
+    """Every value where its index says, among zeros: not a reduction, the way back of one."""
+
+    name = "max_unpool"
+    argument = Argument("indices", "indices")
+    integers = True
+    windowed = False
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        return ()
+
+    def forward(
+        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.unpool(x, argument, y, threads)
+
+    def pull(
+        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.unpool_backward(gy, argument, gx, threads)
+
+    def push(
+        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        plan.kernels.unpool(t, argument, y, threads)
+
+
+SELECTING = (Max(), ReLUMax(), Min(), Median(), Stochastic(), FractionalMax(), MaxUnpool())
