@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from processes import assert_runs
 
 import poolgrad
-from poolgrad.core import plan
+from poolgrad.core import lay_out, plan
 from poolgrad.window import Axis, adaptive, fixed, resolve
 
 HUGE = 2**40
@@ -23,7 +23,7 @@ WIDTH = 2  # the last of the kernels' three axes, also where it is the only one
 
 def plan_of(rule: Any, *sizes: int) -> Any:
     """Compiled plan and Python's windows for one input of these sizes."""
-    return plan(rule, sizes, False, -1, "float32", "float32")
+    return plan(lay_out(rule, sizes, False, -1, "float32", "float32"), -1, 0)
 
 
 def brute_covering(axis: Axis, i: int) -> list[int]:

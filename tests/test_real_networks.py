@@ -69,13 +69,14 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         "densenet", "DenseNet121", (2, 1, 256), spatial_dims=1, out_channels=2
     ),
 }
+NOT_FUSED = ("MobileNet", "NASNet", "U-Net", "U-Net of volumes")  # no maximum reads a ReLU alone
 EXACT = ("VGG-11", "U-Net", "U-Net of volumes")  # these only take maxima
 
 
 def losses(network: nn.Module, x: Tensor, steps: int = 10) -> Tensor:
     """A training curve, with the same dropout each time."""
     torch.manual_seed(1)
-    optimizer = torch.optim.SGD(network.parameters(), 1e-3)
+    optimizer = torch.optim.SGD(network.parameters(), 1e-4)
     curve = []
     for _ in range(steps):
         outputs = network(x)
@@ -90,18 +91,20 @@ def losses(network: nn.Module, x: Tensor, steps: int = 10) -> Tensor:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_ten_steps_of_training(name: str) -> None:
-    """In float64, as a difference may become a hundred times larger with each step.
+    """In float64, as a difference may become ten times larger with each step.
 
-    So it does in MobileNet, as PyTorch's own between one thread and two: 6e-16, 3e-13, 5e-11, ...
+    So it does in MobileNet, as PyTorch's own between one thread and two: 7e-16 after a step, 1e-5
+    after ten.
     """
     theirs, x = NETWORKS[name]()
     theirs, x = theirs.double(), x.double()
     converted, accelerated = copy.deepcopy(theirs), copy.deepcopy(theirs)
     report = convert(converted, fuse=True)
     assert report.replaced or report.calls
+    assert bool(report.fused) == (name not in NOT_FUSED)
     expected = losses(theirs, x)
-    assert expected[-1] < expected[0]
-    allowed = 0 * expected if name in EXACT else 1e-14 * 100.0 ** torch.arange(len(expected))
+    assert (expected.diff() != 0).all()
+    allowed = 0 * expected if name in EXACT else 1e-13 * 10.0 ** torch.arange(len(expected))
     assert ((losses(converted, x) - expected).abs() <= allowed * expected).all()
     with accelerate():
         assert ((losses(accelerated, x) - expected).abs() <= allowed * expected).all()

@@ -25,11 +25,11 @@ S, HALF = [2, 3, 8, 8], [2, 3, 4, 4]  # shapes of input and output
 def pull(
     gy: str, kept: str, rule: Any = R, shape: Any = S, inner: int = -1, ties: str = "first"
 ) -> str:
-    return f"ops.max_pull({gy}, {kept}, {rule}, {shape}, False, {inner}, {ties!r})"
+    return f"ops.max_pull({gy}, {kept}, {rule}, {shape}, False, {inner}, {ties!r}, 'bytes')"
 
 
 def push(t: str, kept: str, rule: Any = R, inner: int = -1, ties: str = "first") -> str:
-    return f"ops.max_push({t}, {kept}, {rule}, False, {inner}, {ties!r})"
+    return f"ops.max_push({t}, {kept}, {rule}, False, {inner}, {ties!r}, 'bytes')"
 
 
 GY, KEPT = f"torch.ones({HALF})", f"torch.zeros({HALF}, dtype=u8)"
@@ -136,22 +136,22 @@ def test_tampered_routes_stay_inside(outcomes: dict[str, str], name: str) -> Non
 def test_bits_of_any_strides() -> None:
     """What ties="split" keeps may come back from a hook in another layout."""
     x = torch.randint(0, 2, (2, 3, 8, 8)).float()
-    y, bits = OPS.max(x, R, False, "split")
+    y, bits = OPS.max(x, R, False, "split", "bytes")
     gy = torch.ones_like(y)
-    expected = OPS.max_pull(gy, bits, R, S, False, -1, "split")
+    expected = OPS.max_pull(gy, bits, R, S, False, -1, "split", "bytes")
     flipped = bits.flip(0).flip(0)
     strided = bits.movedim(0, -1).contiguous().movedim(-1, 0)
     for kept in (flipped, strided, bits.repeat_interleave(2, 1)[:, ::2]):
         assert torch.equal(kept, bits)
-        assert torch.equal(OPS.max_pull(gy, kept, R, S, False, -1, "split"), expected)
-        assert torch.equal(OPS.max_push(x, kept, R, False, -1, "split"), y)
+        assert torch.equal(OPS.max_pull(gy, kept, R, S, False, -1, "split", "bytes"), expected)
+        assert torch.equal(OPS.max_push(x, kept, R, False, -1, "split", "bytes"), y)
 
 
 def test_routes_of_any_strides() -> None:
     x = torch.randn(2, 3, 8, 8)
-    y, routes = OPS.max(x, R, False, "first")
-    expected = OPS.max_pull(y, routes, R, S, False, -1, "first")
+    y, routes = OPS.max(x, R, False, "first", "bytes")
+    expected = OPS.max_pull(y, routes, R, S, False, -1, "first", "bytes")
     strided = routes.movedim(0, -1).contiguous().movedim(-1, 0)
     for kept in (strided, routes.repeat_interleave(2, 1)[:, ::2]):
-        assert torch.equal(OPS.max_pull(y, kept, R, S, False, -1, "first"), expected)
-        assert torch.equal(OPS.max_push(x, kept, R, False, -1, "first"), y)
+        assert torch.equal(OPS.max_pull(y, kept, R, S, False, -1, "first", "bytes"), expected)
+        assert torch.equal(OPS.max_push(x, kept, R, False, -1, "first", "bytes"), y)

@@ -83,17 +83,21 @@ PYTORCHS = [
     ("adaptive_avg_pool2d", ((None, 4),), {}),
     ("adaptive_avg_pool1d", (None,), {}),
     ("global_max_pool", (), {"keepdims": True}),
+    ("global_avg_pool", (), {}),
+    ("relu_max_pool2d", (3, 2, 1), {}),
+    ("max_pool2d", (2,), {"channels_last": True, "return_indices": True}),
+    ("adaptive_avg_pool2d", (2,), {"channels_last": True}),
+    ("global_avg_pool", (), {"channels_last": True}),
 ]
 HERE = [
     ("max_pool2d", (3,), {"padding": "same"}),
     ("max_pool2d", (3,), {"padding": 2}),
     ("max_pool2d", (2,), {"ties": "zero"}),
-    ("max_pool2d", (2,), {"channels_last": True}),
+    ("relu_max_pool2d", (2,), {"return_indices": True}),
+    ("relu_max_pool2d", (2,), {"dilation": 2}),
     ("avg_pool2d", (2, 1, 0), {"dilation": 2}),
     ("avg_pool1d", (2,), {"divisor_override": 3}),
-    ("global_avg_pool", (), {}),
     ("min_pool2d", (2,), {"return_indices": True}),
-    ("relu_max_pool2d", (2,), {}),
     ("stochastic_pool2d", (2,), {"generator": 3}),
 ]
 
@@ -140,3 +144,22 @@ def test_random_numbers_come_from_the_generator(monkeypatch: pytest.MonkeyPatch)
         )
         assert torch.equal(first, second)
         assert not torch.equal(first, third)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "words"),
+    [
+        ((2,), {"routes": "x"}, ValueError, "routes must be"),
+        ((2,), {"ties": "last"}, ValueError, "ties must be"),
+        ((9,), {}, ValueError, "kernel_size"),
+        ((0,), {}, ValueError, "kernel_size must be positive"),
+        ((2,), {"out": 3}, TypeError, "out is for NumPy"),
+    ],
+)
+def test_errors_are_those_of_here(args: Any, kwargs: Any, error: Any, words: str) -> None:
+    with FakeTensorMode():
+        x = torch.empty(1, 2, 8, 8, device="cuda")
+        with pytest.raises(error, match=words):
+            poolgrad.max_pool2d(x, *args, **kwargs)
+        with pytest.raises(TypeError, match="x must be of dtype"):
+            poolgrad.max_pool2d(x.to(torch.float8_e4m3fn), 2)

@@ -248,11 +248,11 @@ def test_a_draw_is_compiled_without_a_break() -> None:
 
 OPS = torch.ops.poolgrad
 CHECKED = {  # what an operator takes beside the input, and its options
-    "relu_max": ((), ("zero",)),
-    "min": ((), ("split",)),
-    "median": ((), ("first",)),
-    "stochastic": ((torch.tensor(7),), ()),
-    "fractional_max": ((torch.tensor([0.25, 0.5] * 6),), ("zero",)),
+    "relu_max": ((), ("zero", "packed")),
+    "min": ((), ("split", "bytes")),
+    "median": ((), ("first", "packed")),
+    "stochastic": ((torch.tensor(7),), ("bytes",)),
+    "fractional_max": ((torch.tensor([0.25, 0.5] * 6),), ("zero", "bytes")),
     "max_unpool": ((torch.arange(120).reshape(2, 3, 4, 5) % 20,), ()),
     "lp": ((torch.tensor([1.5, 2.0, 3.0]),), (True,)),
     "lse": ((torch.tensor(1.5),), ()),

@@ -25,7 +25,7 @@ UNPOOL = [f"MaxUnpool{dims}d" for dims in (1, 2, 3)]
 PYTORCHS = [*NAMES, *FRACTIONAL, *UNPOOL]
 OURS = [
     f"{kind}Pool{dims}d"
-    for kind in ("Min", "Median", "Stochastic", "LSE", "Soft", "Mixed")
+    for kind in ("ReLUMax", "Min", "Median", "Stochastic", "LSE", "Soft", "Mixed")
     for dims in (1, 2, 3)
 ]
 GLOBAL = [f"Global{kind}Pool{dims}d" for kind in ("Max", "Avg", "LP", "LSE") for dims in (1, 2, 3)]

@@ -50,11 +50,11 @@ CHECKED = [  # rule, memory format, ties: each word once or twice, since each ta
 def test_max_ops(name: str, memory: str, ties: str) -> None:
     x, rule = image(memory), RULES[name]
     inner = 1 if memory == "channels_last" else -1
-    y, residual = OPS.max(x, rule, False, ties)
-    check(OPS.max, x.clone().requires_grad_(), rule, False, ties)
+    y, residual = OPS.max(x, rule, False, ties, "bytes")
+    check(OPS.max, x.clone().requires_grad_(), rule, False, ties, "bytes")
     gy = torch.ones_like(y).requires_grad_()
-    check(OPS.max_pull, gy, residual, rule, list(x.shape), False, inner, ties)
-    check(OPS.max_push, x.clone().requires_grad_(), residual, rule, False, inner, ties)
+    check(OPS.max_pull, gy, residual, rule, list(x.shape), False, inner, ties, "bytes")
+    check(OPS.max_push, x.clone().requires_grad_(), residual, rule, False, inner, ties, "bytes")
     if ties == "first":
         check(OPS.route_indices, x, residual, torch.empty(0), rule, False)
 
@@ -75,7 +75,7 @@ def test_avg_ops(name: str, memory: str) -> None:
 def test_the_ops_differentiate_without_the_public_functions(ties: str, memory: str) -> None:
     """As an exported program calls them."""
     x = image(memory).requires_grad_()
-    y, _ = OPS.max(x, RULES["3x3 overlapping, padded"], False, ties)
+    y, _ = OPS.max(x, RULES["3x3 overlapping, padded"], False, ties, "bytes")
     expected = poolgrad.max_pool2d(x, 3, 2, 1, ties=ties)
     assert torch.equal(y, expected)
     gy = torch.randn(y.shape)
@@ -89,10 +89,10 @@ def test_pull_and_push_are_adjoint(rule: list[int]) -> None:
     t = torch.randint(-3, 4, x.shape).double()
     where = (rule, list(x.shape), False, -1)
     for ties in ("first", "split", "zero"):
-        y, kept = OPS.max(x, rule, False, ties)
+        y, kept = OPS.max(x, rule, False, ties, "bytes")
         gy = torch.randint(-3, 4, y.shape).double()
-        pulled = OPS.max_pull(gy, kept, *where, ties)
-        pushed = OPS.max_push(t, kept, rule, False, -1, ties)
+        pulled = OPS.max_pull(gy, kept, *where, ties, "bytes")
+        pushed = OPS.max_push(t, kept, rule, False, -1, ties, "bytes")
         assert (pulled * t).sum().item() == pytest.approx((gy * pushed).sum().item())
     gy = torch.randint(-3, 4, OPS.avg(x, rule, False, True, 0).shape).double()
     pulled, pushed = OPS.avg_pull(gy, *where, True, 0), OPS.avg_push(t, rule, False, -1, True, 0)
@@ -159,4 +159,6 @@ def test_only_the_output_has_a_gradient() -> None:
     y, indices = poolgrad.max_pool2d(image().requires_grad_(), 2, return_indices=True)
     assert y.requires_grad
     assert not indices.requires_grad
-    assert not OPS.max(image().requires_grad_(), RULES["2x2"], False, "first")[1].requires_grad
+    assert not OPS.max(image().requires_grad_(), RULES["2x2"], False, "first", "bytes")[
+        1
+    ].requires_grad

@@ -38,13 +38,18 @@ class Option(NamedTuple):
     stored: bool = False
 
 
+def unpacked(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The options with routes in bytes."""
+    return tuple("bytes" if value == "packed" else value for value in options)
+
+
 def indexed(options: tuple[Any, ...]) -> tuple[Any, ...]:
     """The options with which a selecting operator keeps what indices are made of.
 
     An index is of one winner, whatever becomes of gradients.
     """
-    plain = {"split": "first", "zero": "first", "packed": "bytes"}
-    return tuple(plain.get(value, value) for value in options)
+    ties = ("split", "zero")
+    return tuple("first" if value in ties else value for value in unpacked(options))
 
 
 class Argument(NamedTuple):

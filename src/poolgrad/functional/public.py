@@ -117,6 +117,7 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
     )
     pool.__doc__ = fill(describe.__doc__ or "", name, dims)
     pool.describe = describe  # type: ignore[attr-defined]
+    pool.recipes = recipes  # type: ignore[attr-defined]
     FUNCTIONS[name] = pool
     return pool
 

@@ -41,8 +41,9 @@ ties : "first", "split" or "zero"
     or none.""",
     "routes": """\
 routes : "bytes" or "packed"
-    How routes are kept for the backward pass: one byte or more for each output, or, where a window
-    has at most 16 places, two or four bits, which takes longer. Results do not depend on it.""",
+    How routes are kept for the backward pass: one byte or more for each output, or two or four
+    bits where a window has at most 4 or 16 places (3 or 15 where an output may be routed
+    nowhere). Results do not depend on it.""",
     "learned": """\
 One number for all channels, or an array of one for each. It has a gradient too:
     ``pullback.parameters`` for NumPy; for PyTorch, give a tensor that requires one.""",

@@ -89,7 +89,7 @@ class Report:
             if modules:
                 lines += [f"{len(modules)} {title}", *(f"  {module}" for module in modules)]
         if self.untraced:
-            lines.append(f"fused in nn.Sequential only, as torch.fx says {self.untraced}")
+            lines.append(f"fused in nn.Sequential only, as torch.fx says: {self.untraced}")
         return "\n".join(lines)
 
 
@@ -107,9 +107,9 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
         The network, or one pooling module. It is changed.
     fuse : bool
         Whether a maximum is to do the work of an `nn.ReLU` that nothing else reads, too: then what
-        is between them is neither made nor kept. Neighbours in an `nn.Sequential` become one step
-        of it. Elsewhere `torch.fx` traces the network, in both modes; there the ReLU passes on what
-        it gets, so fuse a network in its final form: before it is cut, or calls other modules.
+        is between them is neither made nor kept. `torch.fx` traces a copy of the network to find
+        such pairs; one that cannot be traced is fused where they are neighbours in an
+        `nn.Sequential`. Whoever reads a ReLU's output in another way still gets it.
 
     Returns
     -------
@@ -129,8 +129,7 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
 
     Notes
     -----
-    Fused, a maximum is that of `relu_max_pool2d`: to the bit what the two give. Where somebody
-    hooks into one of them they are called one by one.
+    Fused, a maximum is that of `relu_max_pool2d`: what the two give, but for the sign of zeros.
 
     Only modules of exactly PyTorch's classes are replaced: a subclass may do something else. An
     `nn.LPPool2d` raises to a power and loses signs only if the power is even, where ours always

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from poolgrad.contract import Request, Samples
-from poolgrad.torch.arrays import pads_little
+from poolgrad.core import lay_out
+from poolgrad.operators import OPERATORS
+from poolgrad.torch.arrays import name_of, pads_little
 
 HERE = ("cpu", "meta")  # the devices whose tensors our operators take
 
@@ -30,8 +32,8 @@ def perform(request: Request, here: Callable[[Request], Any]) -> Any:
     here : callable
         Does it to tensors of this one.
     """
-    x = request.x
-    pool = _pytorchs(request)
+    _check(request)
+    x, pool = request.x, _pytorchs(request)
     if pool is not None:
         return pool(x)
     beside = tuple(map(_brought, request.arguments))
@@ -48,29 +50,58 @@ def _brought(value: Any) -> Any:
     return value.cpu() if isinstance(value, Tensor) else value
 
 
+def _check(request: Request) -> None:
+    """The errors that a tensor of this device would give."""
+    operator, dtype = OPERATORS[request.operator], name_of(request.x.dtype)
+    if not operator.accepts(dtype):
+        raise operator.refuse_dtype(dtype)
+    shape, last = tuple(request.x.shape), request.channels_last
+    layout = lay_out(request.rule, shape, last, -1, dtype, operator.result(dtype))
+    operator.check(layout.window, *request.options)
+
+
 def _pytorchs(request: Request) -> Callable[[Tensor], Any] | None:
     """What does the same by PyTorch's operators, if they do."""
-    x, rule, dims = request.x, request.rule, len(request.rule)
-    usual = request.keepdims and not request.channels_last and request.out is None
-    if not usual or x.dim() - dims not in (1, 2) or not x.is_floating_point():
+    dims, last = len(request.rule), request.channels_last
+    usual = request.x.dim() - dims in (1, 2) and request.x.is_floating_point()
+    pool = _function(request) if usual else None
+    if pool is None:
         return None
-    kernel, stride, low, high, dilation, ceil = (list(n) for n in zip(*rule, strict=True))
-    kind, given = request.operator, dict[str, Any]()
-    if kind == "max" and request.options[0] == "first":
+    axes = tuple(range(-dims, 0))
+
+    def shaped(y: Tensor) -> Tensor:
+        y = y if request.keepdims else y.squeeze(axes)
+        return y.movedim(-1 - dims, -1) if last and request.keepdims else y
+
+    def run(x: Tensor) -> Any:
+        x = x.movedim(-1, -1 - dims) if last else x
+        made = pool(x.relu() if request.operator == "relu_max" else x)
+        return tuple(map(shaped, made)) if isinstance(made, tuple) else shaped(made)
+
+    return run
+
+
+def _function(request: Request) -> Callable[[Tensor], Any] | None:
+    """PyTorch's function of the pooled axes, which are the last."""
+    kernel, stride, low, high, dilation, ceil = (list(n) for n in zip(*request.rule, strict=True))
+    dims, options = len(request.rule), request.options
+    kind, given = request.operator.removeprefix("relu_"), dict[str, Any]()
+    if kind == "max" and options[0] == "first":
         given["return_indices"] = request.return_indices
     elif kind != "avg":
         return None
-    if all(n == 0 for n in kernel):  # bins
+    if request.operator == "relu_max" and (request.return_indices or {*dilation} != {1}):
+        return None
+    if not any(kernel):  # bins
         pool = getattr(functional, f"adaptive_{kind}_pool{dims}d")
         sizes = [n or None for n in stride]
         return lambda x: pool(x, sizes if dims > 1 else sizes[0] or x.shape[-1], **given)
     if low != high or not pads_little(low, kernel, dilation):
         return None
     if kind == "avg":
-        padding, divisor = request.options
+        given["count_include_pad"], divisor = options
         if {*dilation} != {1} or (dims == 1 and divisor):
             return None
-        given["count_include_pad"] = padding
         if divisor:
             given["divisor_override"] = divisor
     else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from poolgrad import arguments
-from poolgrad.contract import Buffer, Operator, Request, Samples, indexed
+from poolgrad.contract import Buffer, Operator, Request, Samples, indexed, unpacked
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, prepare
 from poolgrad.recipes import may_repeat
@@ -253,7 +253,7 @@ def _squeezed(y: Tensor, request: Request) -> Tensor:
 def _with_indices(
     request: Request, adapter: Adapter, x: Tensor, given: tuple[Tensor, ...], rule: list[int]
 ) -> tuple[Tensor, Tensor]:
-    last, options = request.channels_last, _options(request, x)
+    last, options = request.channels_last, unpacked(_options(request, x))
     y, routes = adapter.forward_of(x, *given, rule, last, *options)
     if options != indexed(options):
         routes = adapter.ops[""](x.detach(), *given, rule, last, *indexed(options))[1]

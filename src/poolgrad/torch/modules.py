@@ -24,6 +24,7 @@ from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.public import bind, front_end
 from poolgrad.operators import OPERATORS
+from poolgrad.recipes import KNOWN, Recipes
 from poolgrad.torch.arrays import pads_little, pools
 from poolgrad.torch.function import known_generator
 from poolgrad.window import Window
@@ -53,6 +54,8 @@ class Pool(nn.Module):
         What else there is to say of the modules.
     cast_apart : bool
         Whether PyTorch's autocast makes its input float32.
+    checked : Recipes
+        Calls of converted modules that do as PyTorch's do: they need not be looked at again.
     converted : bool
         Whether it was PyTorch's: then it does as PyTorch's does, whatever it is given.
     """
@@ -66,6 +69,7 @@ class Pool(nn.Module):
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     note: ClassVar[str] = ""
     cast_apart: ClassVar[bool] = False
+    checked: ClassVar[Recipes]
     converted: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -131,8 +135,9 @@ class Pool(nn.Module):
         changed = (n for n, v in self.added().items() if getattr(self, n) != v)
         if not self.inherited or {*changed} - {"routes"}:  # which change no results
             return False
-        if unlike(self):
-            return False
+        return not unlike(self) and self._pads_as_pytorchs()
+
+    def _pads_as_pytorchs(self) -> bool:
         padding = getattr(self, "padding", 0)
         if isinstance(padding, int) and padding == 0:
             return True
@@ -145,14 +150,24 @@ class Pool(nn.Module):
 
     def _pooled(self, x: Tensor, *more: Any, **given: Any) -> Any:
         """Its forward; `more`, and `given` to our function, is what else it is called with."""
+        arguments = self._arguments()
+        alone = self.converted and not (more or given or self.cast_apart)
+        known = KNOWN.get(type(x)) if alone else None
+        y = known.call(self.checked, (x,), arguments) if known is not None else None
+        if y is not None:
+            return y
         if self._is_theirs(x):
             return super().forward(x, *more)
         try:
-            return self.function(x, **given, **self._arguments())
+            y = self.function(x, **given, **arguments)
         except (TypeError, ValueError):
             if not self.converted:
                 raise
             return super().forward(x, *more)  # PyTorch says in its own words what is wrong
+        if known is not None:
+            key = known.key((x,), arguments)
+            self.checked.keep(key, self.function.recipes.get(key))  # type: ignore[attr-defined]
+        return y
 
     def __prepare_scriptable__(self) -> nn.Module:
         """What TorchScript compiles in its place: PyTorch's module, if that does the same."""
@@ -236,6 +251,20 @@ class Maximum(Pool):
         return FUNCTIONS[f"relu_max_pool{self.dims}d"](x, **self._arguments())
 
 
+class _ReLUMax(Pool):
+    note = "Exported, it is PyTorch's ReLU and maximum, if these do the same."
+
+    def forward(self, input: Tensor) -> Any:
+        usual = self.ties == "first" and not (self.return_indices or self.channels_last)
+        if pools(input) or not usual or {*_each(self.dilation)} != {1}:
+            return self._pooled(input)
+        if not self._pads_as_pytorchs():
+            return self._pooled(input)
+        pool = getattr(nn.functional, f"max_pool{self.dims}d")
+        windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return pool(input.relu(), *windows)
+
+
 class _Stochastic(Pool):
     at_call = (*Pool.at_call, "training")
     note = "It draws in training mode; in evaluation mode it gives the mean, without indices."
@@ -315,6 +344,7 @@ def _family(
             "__signature__": takes,
             "function": staticmethod(fast),
             "dims": d,
+            "checked": Recipes(),
             "names": tuple(takes.parameters),
             "inherited": inherited,
             "cast_apart": d == 3 or name in ("FractionalMaxPool", "MaxUnpool"),
@@ -354,7 +384,7 @@ def _documentation(
 
 MaxPool1d, MaxPool2d, MaxPool3d = _family("MaxPool", "max_pool", Maximum, subclass=True)
 ReLUMaxPool1d, ReLUMaxPool2d, ReLUMaxPool3d = _family(
-    "ReLUMaxPool", "relu_max_pool", first=MaxPool1d.inherited
+    "ReLUMaxPool", "relu_max_pool", _ReLUMax, first=MaxPool1d.inherited
 )
 MinPool1d, MinPool2d, MinPool3d = _family("MinPool", "min_pool", first=MaxPool1d.inherited)
 MedianPool1d, MedianPool2d, MedianPool3d = _family(
