@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -240,18 +241,22 @@ def test_pictures_are_drawn_of_what_is_there() -> None:
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("measured", [0, 1])
-def test_interrupted_it_keeps_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: int
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: signal.Signals, measured: int
 ) -> None:
     results = iter([WON][:measured])
 
     def interrupted(*_: Any) -> Result:
         for result in results:
             return result
-        raise KeyboardInterrupt
+        signal.raise_signal(by)
+        raise AssertionError("it went on")
 
     monkeypatch.setattr(measure, "measure", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
     stopped = bench(tmp_path)
+    assert signal.getsignal(signal.SIGTERM) == before
     assert stopped.exit_code == 130
     assert f"stopped after {measured} of {len(FEW)} rows" in stopped.output
     assert "Traceback" not in stopped.output

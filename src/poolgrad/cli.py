@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -245,6 +246,7 @@ def bench(
     threads = threads or torch.get_num_threads()
     turns = measure.QUICK_TURNS if quick else measure.TURNS
     console, results, stopped = Console(), [], False
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as if by Ctrl-C
     try:
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("", total=len(chosen))
@@ -255,6 +257,7 @@ def bench(
     except KeyboardInterrupt:
         stopped = True
     finally:  # whatever happens, nothing that was measured is lost
+        signal.signal(signal.SIGTERM, before)
         if results:
             made = report.Report(report.machine(threads, turns), results)
             console.print(report.table(made))
