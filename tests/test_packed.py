@@ -75,13 +75,14 @@ def test_results_are_those_of_bytes(
 @pytest.mark.parametrize("threads", [1, 2, 7])
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 8, 16, 33, 64, 70_000])
 @pytest.mark.parametrize("kernel", [2, 9])
-def test_rows_of_any_length(kernel: int, width: int, threads: int) -> None:
+@pytest.mark.parametrize("name", ["max_pool1d", "relu_max_pool1d"])
+def test_rows_of_any_length(name: str, kernel: int, width: int, threads: int) -> None:
     """Pieces of long rows, several short ones at once, and what is left of eight."""
     before = poolgrad.get_num_threads()
     poolgrad.set_num_threads(threads)
     x = np.random.default_rng(width).standard_normal((3, 5, kernel * width), np.float32)
-    y, pullback = poolgrad.vjp(poolgrad.max_pool1d, x, kernel)
-    _, packed = poolgrad.vjp(poolgrad.max_pool1d, x, kernel, routes="packed")
+    y, pullback = poolgrad.vjp(getattr(poolgrad, name), x, kernel)
+    _, packed = poolgrad.vjp(getattr(poolgrad, name), x, kernel, routes="packed")
     np.testing.assert_array_equal(packed.routes, pullback.routes)
     np.testing.assert_array_equal(packed(y), pullback(y))
     poolgrad.set_num_threads(before)

@@ -237,10 +237,10 @@ def _with_indices(request: Request) -> tuple[Array, Array]:
     return _into(request.out, made.shaped(y)), made.shaped(indices)
 
 
-def routes_of(ready: Prepared, kept: Array) -> Array:
+def routes_of(request: Request, ready: Prepared, kept: Array) -> Array:
     """Routes as one number for each output; read-only."""
     plan = ready.plan
-    if kept.shape == plan.out_shape:
+    if not ready.operator.route_bits(plan.window, *request.options):
         return kept
     routes = allocate(Buffer(plan.out_shape, plan.order, plan.route_dtype))
     plan.kernels.unpack_routes(kept, handed(routes), get_num_threads())

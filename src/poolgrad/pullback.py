@@ -153,7 +153,7 @@ class Pullback:
             )
         if "split" in self._request.options:
             raise TypeError('ties="split" has no routes: a window may have several winners')
-        return front.routes_of(self._ready, self._residual[0])
+        return front.routes_of(self._request, self._ready, self._residual[0])
 
     def mask(self) -> Array:
         """How many windows each input won: 0 or 1 where windows do not overlap.
