@@ -26,7 +26,8 @@ class RoutedLayout : public BoundLayout {
     i64 step = 1;
     dense_strides_.assign(rank_, 0);
     const auto next = [&](int axis, i64 size) {
-      if (axis >= 0 && axis < static_cast<int>(rank_)) dense_strides_[static_cast<std::size_t>(axis)] = step;
+      if (axis >= 0 && axis < static_cast<int>(rank_))
+        dense_strides_[static_cast<std::size_t>(axis)] = step;
       step *= size;
     };
     next(plan_.inner_axis, plan_.inner);
