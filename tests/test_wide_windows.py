@@ -49,20 +49,41 @@ def test_maxima(window: tuple, last: int, kind: str, dtype: str) -> None:
     x = image(kind, (1, 15, 19, last) if last else (1, 2, 15, 19), dtype)
     kwargs: dict[str, Any] = {"stride": stride, "dilation": dilation, "padding": padding}
     kwargs["channels_last"] = last > 0
-    for name in ("max_pool2d", "relu_max_pool2d", "min_pool2d"):
-        for ties in ("first", "zero") if x.dtype.kind == "f" else ("first",):
-            y = getattr(poolgrad, name)(x, kernel, ties=ties, **kwargs)
-            expected = getattr(reference, name)(x, kernel, ties=ties, **kwargs)
-            np.testing.assert_array_equal(y, expected)
+    for name in ("max_pool2d", "min_pool2d"):
+        pool, textbook = getattr(poolgrad, name), getattr(reference, name)
         if x.dtype.kind != "f":
+            expected = textbook(x, kernel, **kwargs)
+            np.testing.assert_array_equal(pool(x, kernel, **kwargs), expected)
             continue
         for ties in ("first", "zero"):
-            pool, textbook = getattr(poolgrad, name), getattr(reference, name)
-            y, pullback = poolgrad.vjp(pool, x, kernel, ties=ties, **kwargs)
             expected, back = reference.vjp(textbook, x, kernel, ties=ties, **kwargs)
+            np.testing.assert_array_equal(pool(x, kernel, ties=ties, **kwargs), expected)
+            y, pullback = poolgrad.vjp(pool, x, kernel, ties=ties, **kwargs)
             gy = RNG.integers(-4, 5, y.shape).astype(y.dtype)
             np.testing.assert_array_equal(y, expected)
             np.testing.assert_array_equal(pullback(gy), back(gy))
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("last", [0, 2, 19])
+@pytest.mark.parametrize("kind", ["ties", "low", "nan", "whole"])
+def test_maxima_of_relu(window: tuple, last: int, kind: str) -> None:
+    """The maxima, where they are not at most 0; and nobody else has a gradient."""
+    kernel, stride, dilation, padding = window
+    dtype = "uint8" if kind == "whole" else "float32"
+    x = image(kind, (1, 15, 19, last) if last else (1, 2, 15, 19), dtype)
+    kwargs: dict[str, Any] = {"stride": stride, "dilation": dilation, "padding": padding}
+    kwargs["channels_last"] = last > 0
+    most = poolgrad.max_pool2d(x, kernel, **kwargs)
+    cut = most <= 0  # no NaN is
+    expected = np.where(cut, np.zeros((), dtype), most)
+    np.testing.assert_array_equal(poolgrad.relu_max_pool2d(x, kernel, **kwargs), expected)
+    for ties in ("first", "zero") * (kind != "whole"):
+        y, pullback = poolgrad.vjp(poolgrad.relu_max_pool2d, x, kernel, ties=ties, **kwargs)
+        _, back = poolgrad.vjp(poolgrad.max_pool2d, x, kernel, ties=ties, **kwargs)
+        gy = RNG.integers(-4, 5, y.shape).astype(y.dtype)
+        np.testing.assert_array_equal(y, expected)
+        np.testing.assert_array_equal(pullback(gy), back(np.where(cut, 0, gy).astype(y.dtype)))
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
