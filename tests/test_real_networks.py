@@ -76,7 +76,7 @@ EXACT = ("VGG-11", "U-Net", "U-Net of volumes")  # these only take maxima
 def losses(network: nn.Module, x: Tensor, steps: int = 10) -> Tensor:
     """A training curve, with the same dropout each time."""
     torch.manual_seed(1)
-    optimizer = torch.optim.SGD(network.parameters(), 1e-4)
+    optimizer = torch.optim.SGD(network.parameters(), 1e-3)
     curve = []
     for _ in range(steps):
         outputs = network(x)
@@ -84,6 +84,7 @@ def losses(network: nn.Module, x: Tensor, steps: int = 10) -> Tensor:
         loss = torch.stack([(y - 1).square().mean() for y in outputs]).sum()
         optimizer.zero_grad()
         loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         curve.append(loss.detach())
     return torch.stack(curve)
@@ -91,25 +92,23 @@ def losses(network: nn.Module, x: Tensor, steps: int = 10) -> Tensor:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_ten_steps_of_training(name: str) -> None:
-    """In float64, as a difference may become ten times larger with each step.
+    """To the bit where a network only takes maxima; else in float64.
 
-    So it does in MobileNet, as PyTorch's own between one thread and two: 7e-16 after a step, 1e-5
-    after ten.
+    Normalised by what they have seen so far: by the images at hand, the last digit of an average
+    becomes a percent in ten steps, as it does between one of PyTorch's threads and two.
     """
     theirs, x = NETWORKS[name]()
-    theirs, x = theirs.double(), x.double()
+    theirs.eval()
+    exact = name in EXACT
+    if not exact:
+        theirs, x = theirs.double(), x.double()
     converted, accelerated = copy.deepcopy(theirs), copy.deepcopy(theirs)
     report = convert(converted, fuse=True)
     assert report.replaced or report.calls
     assert bool(report.fused) == (name not in NOT_FUSED)
     expected = losses(theirs, x)
     assert (expected.diff() != 0).all()
-    allowed = 0 * expected if name in EXACT else 1e-13 * 10.0 ** torch.arange(len(expected))
-    assert ((losses(converted, x) - expected).abs() <= allowed * expected).all()
+    allowed = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-9, "atol": 1e-12}
+    torch.testing.assert_close(losses(converted, x), expected, **allowed)
     with accelerate():
-        assert ((losses(accelerated, x) - expected).abs() <= allowed * expected).all()
-    copied = copy.deepcopy(theirs)
-    convert(copied, fuse=True)
-    with torch.inference_mode():
-        y, z = theirs.eval()(x), copied.eval()(x)
-    torch.testing.assert_close(z, y, **({"rtol": 0, "atol": 0} if name in EXACT else {}))
+        torch.testing.assert_close(losses(accelerated, x), expected, **allowed)
