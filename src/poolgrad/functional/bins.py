@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Any
 
 from poolgrad.contract import Request, Samples
-from poolgrad.functional.public import (
+from poolgrad.functional.public import choices, (
     flag,
     in_dimensions,
     over_everything,
@@ -66,9 +66,7 @@ def _adaptive_max_pool(
     rule = adaptive(dims, output_size)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request(
-        "max", x, rule, (word("ties", ties), word("routes", routes)), (), last, True, indices, out
-    )
+    return Request("max", x, rule, choices(ties, routes), (), last, True, indices, out)
 
 
 def _adaptive_avg_pool(
@@ -160,9 +158,7 @@ def _global_max_pool(
     rule = _everything(x, "global_max_pool")
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
     indices = flag("return_indices", return_indices)
-    return Request(
-        "max", x, rule, (word("ties", ties), word("routes", routes)), (), last, keep, indices
-    )
+    return Request("max", x, rule, choices(ties, routes), (), last, keep, indices)
 
 
 def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = False) -> Request:
@@ -383,7 +379,7 @@ def _fractional_max_pool(
         output_size = _part_of(pooled_sizes(x, dims, last), output_ratio)
     rule = fractional(dims, kernel_size, output_size)
     samples = Samples(_random_samples, generator)
-    options = (word("ties", ties), word("routes", routes))
+    options = choices(ties, routes)
     return Request("fractional_max", x, rule, options, (samples,), last, True, indices)
 
 

@@ -194,6 +194,11 @@ def word(name: str, value: object) -> str:
     return value
 
 
+def choices(ties: object, routes: object) -> tuple[str, str]:
+    """The values of the options of a winner: who gets the gradient, and how that is kept."""
+    return word("ties", ties), word("routes", routes)
+
+
 def flag(name: str, value: object) -> bool:
     """The value of an option that is on or off."""
     if not isinstance(value, bool):

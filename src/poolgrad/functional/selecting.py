@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from poolgrad.contract import Request
-from poolgrad.functional.public import flag, in_dimensions, word
+from poolgrad.functional.public import choices, flag, in_dimensions, word
 from poolgrad.window import Ints, Padding, fixed
 
 
@@ -64,9 +64,7 @@ def _max_pool(
     rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request(
-        "max", x, rule, (word("ties", ties), word("routes", routes)), (), last, True, indices, out
-    )
+    return Request("max", x, rule, choices(ties, routes), (), last, True, indices, out)
 
 
 def _relu_max_pool(
@@ -125,17 +123,7 @@ def _relu_max_pool(
     rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request(
-        "relu_max",
-        x,
-        rule,
-        (word("ties", ties), word("routes", routes)),
-        (),
-        last,
-        True,
-        indices,
-        out,
-    )
+    return Request("relu_max", x, rule, choices(ties, routes), (), last, True, indices, out)
 
 
 def _min_pool(
@@ -191,9 +179,7 @@ def _min_pool(
     rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request(
-        "min", x, rule, (word("ties", ties), word("routes", routes)), (), last, True, indices, out
-    )
+    return Request("min", x, rule, choices(ties, routes), (), last, True, indices, out)
 
 
 def _median_pool(
@@ -252,17 +238,7 @@ def _median_pool(
     rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request(
-        "median",
-        x,
-        rule,
-        (word("ties", ties), word("routes", routes)),
-        (),
-        last,
-        True,
-        indices,
-        out,
-    )
+    return Request("median", x, rule, choices(ties, routes), (), last, True, indices, out)
 
 
 def _stochastic_pool(

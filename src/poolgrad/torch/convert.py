@@ -171,12 +171,11 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
             module.__class__ = ours
             vars(module).update(ours.added(), converted=True)
     found = fusion.fuse(model) if fuse else fusion.Fused([])
-    names_of = {module: names for names, module in _modules(model)}
-    fused = [
-        Module(names_of[pool], _THEIRS[fusion.before(pool)].__name__, f"with the ReLU {at}")
-        for relu, pool in found.pairs
-        for at in [", ".join(names_of[relu])]
-    ]
+    names_of = {module: names for names, module in _modules(model)} if found.pairs else {}
+    fused = []
+    for relu, pool in found.pairs:
+        kind = _THEIRS[fusion.before(pool)].__name__
+        fused.append(Module(names_of[pool], kind, f"with the ReLU {', '.join(names_of[relu])}"))
     return Report(tuple(replaced), tuple(left), tuple(calls), tuple(fused), found.obstacle)
 
 
