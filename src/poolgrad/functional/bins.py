@@ -6,13 +6,13 @@ from numbers import Real
 from typing import Any
 
 from poolgrad.contract import Request, Samples
-from poolgrad.functional.public import choices, (
+from poolgrad.functional.public import (
+    choices,
     flag,
     in_dimensions,
     over_everything,
     pooled_sizes,
     shape_of,
-    word,
 )
 from poolgrad.window import Ints, Rule, adaptive, axis_names, fractional, whole
 

@@ -174,8 +174,8 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
     names_of = {module: names for names, module in _modules(model)} if found.pairs else {}
     fused = []
     for relu, pool in found.pairs:
-        kind = _THEIRS[fusion.before(pool)].__name__
-        fused.append(Module(names_of[pool], kind, f"with the ReLU {', '.join(names_of[relu])}"))
+        title = _THEIRS[fusion.before(pool)].__name__
+        fused.append(Module(names_of[pool], title, f"with the ReLU {', '.join(names_of[relu])}"))
     return Report(tuple(replaced), tuple(left), tuple(calls), tuple(fused), found.obstacle)
 
 
