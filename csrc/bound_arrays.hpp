@@ -23,14 +23,42 @@ inline nb::object asked(nb::handle object, PyObject* name) {
   return nb::steal(answer);
 }
 
-// One argument, held while a kernel runs; None is no memory. Memory that is written lies densely:
-// its strides are not asked for.
+// Memory that somebody else holds while a kernel runs; it lies densely, its last axis innermost.
+struct Held {
+  char* data;
+  i64 itemsize;
+  std::vector<i64> shape;
+};
+
+// Where an argument comes from: an object of Python's, None for no memory, or what is held already.
+class Source {
+ public:
+  Source() = default;
+  Source(nb::handle object) : object_(object) {}
+  Source(const Held& held) : held_(&held) {}
+
+  bool is_none() const { return !held_ && (!object_ || object_.is_none()); }
+  nb::handle object() const { return object_; }
+  const Held* held() const { return held_; }
+
+ private:
+  nb::handle object_;
+  const Held* held_ = nullptr;
+};
+
+// One argument while a kernel runs. Memory that is written lies densely: its strides are not asked
+// for.
 class Array {
  public:
-  Array(nb::handle source, bool writable, std::size_t itemsize) {
+  Array(Source source, bool writable, std::size_t itemsize) {
     if (source.is_none()) return;
-    if (PyObject_CheckBuffer(source.ptr())) hold(source, writable, static_cast<i64>(itemsize));
-    else ask(source, writable);
+    const nb::handle object = source.object();
+    if (source.held()) take(*source.held(), static_cast<i64>(itemsize));
+    else if (PyObject_CheckBuffer(object.ptr())) {
+      hold(object, writable, static_cast<i64>(itemsize));
+    } else {
+      ask(object, writable);
+    }
   }
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
@@ -42,11 +70,25 @@ class Array {
 
   // Memory to write: at least `bytes`, where the size is known.
   char* room(i64 bytes) const {
-    if (held_ && size_ < bytes) throw nb::value_error("an array to write is smaller than planned");
+    if (size_ >= 0 && size_ < bytes) throw nb::value_error("an array to write is smaller than planned");
     return data_;
   }
 
  private:
+  void take(const Held& held, i64 itemsize) {
+    if (held.itemsize != itemsize) {
+      throw nb::value_error("an array has items of another size than planned");
+    }
+    data_ = held.data;
+    rank_ = static_cast<int>(held.shape.size());
+    if (rank_ > kMostAxes) throw nb::value_error("an array has too many axes");
+    i64 step = 1;
+    for (int a = rank_; a-- > 0; step *= held.shape[static_cast<std::size_t>(a)]) {
+      strides_[a] = step;
+    }
+    size_ = step * itemsize;
+  }
+
   void hold(nb::handle source, bool writable, i64 itemsize) {
     const int flags = PyBUF_STRIDES | (writable ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(source.ptr(), &buffer_, flags) != 0) throw nb::python_error();
@@ -98,7 +140,7 @@ class Array {
   Py_buffer buffer_;
   bool held_ = false;
   char* data_ = nullptr;
-  i64 size_ = 0;
+  i64 size_ = -1;  // -1: not known
   int rank_ = 0;
   i64 strides_[kMostAxes];
 };
@@ -135,3 +177,16 @@ Blend blend_named(std::string_view name) {
 
 }  // namespace
 }  // namespace poolgrad
+
+namespace nanobind::detail {
+
+template <>
+struct type_caster<poolgrad::Source> {
+  NB_TYPE_CASTER(poolgrad::Source, const_name("object"))
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    value = source;
+    return true;
+  }
+};
+
+}  // namespace nanobind::detail

@@ -13,9 +13,9 @@ namespace {
 // x and gx have dtype `in`; y and gy `out`.
 class BoundLayout {
  public:
-  // axes: (in, out, kernel, stride, lo, hi, dilation), or (in, out, kernel, word) with the word
-  // "adaptive" for bins, "table" for windows that random samples place
-  BoundLayout(const std::vector<nb::tuple>& axes, const std::vector<i64>& shape,
+  // axes: (kind, in, out, kernel, stride, lo, hi, dilation); of the last four, bins and windows that
+  // random samples place have none
+  BoundLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
               const std::vector<int>& pooled, int inner_axis, const std::string& in,
               const std::string& out)
       : rank_(shape.size()), in_(dtype_named(in)), out_(dtype_named(out)) {
@@ -74,34 +74,36 @@ class BoundLayout {
     return nb::make_tuple(r.lo, r.hi);
   }
 
+  // From now on called by who does not hold Python's lock.
+  void leave_python() { python_ = false; }
+
   i64 places() const { return plan_.places; }
   int route_bytes() const { return plan_.route_bytes; }
   i64 winner_bytes() const { return plan_.winner_bytes(); }
 
  protected:
-  static Axis axis_of(const nb::tuple& from) {
+  enum Kind : i64 { kRegular, kAdaptive, kTable };
+
+  static Axis axis_of(const std::vector<i64>& from) {
+    if (from.size() != 8) throw nb::value_error("an axis has 8 members");
+    const i64 kind = from[0], stride = from[4], lo = from[5], hi = from[6], dilation = from[7];
     Axis a;
-    a.in = nb::cast<i64>(from[0]);
-    a.out = nb::cast<i64>(from[1]);
-    a.kernel = nb::cast<i64>(from[2]);
+    a.in = from[1];
+    a.out = from[2];
+    a.kernel = from[3];
     if (a.in < 1 || a.out < 1 || a.kernel < 1) throw nb::value_error("an axis is empty");
-    if (from.size() == 4) {
-      const auto word = nb::cast<std::string>(from[3]);
-      if (word != "adaptive" && word != "table") throw nb::value_error("no such kind of axis");
-      if (word == "adaptive" && a.in % a.out == 0) return regular_axis(a, a.kernel, 0, 0, 1);
-      a.adaptive = word == "adaptive";
-      a.placed = word == "table";
-      a.overlap = a.placed || a.in % a.out != 0;
-      a.full_lo = a.full_hi = 0;
-      return a;
+    if (kind == kRegular) {
+      if (stride < 1 || lo < 0 || hi < 0 || dilation < 1) {
+        throw nb::value_error("an axis has a number out of range");
+      }
+      return regular_axis(a, stride, lo, hi, dilation);
     }
-    if (from.size() != 7) throw nb::value_error("an axis has 4 or 7 members");
-    const i64 stride = nb::cast<i64>(from[3]), dilation = nb::cast<i64>(from[6]);
-    const i64 lo = nb::cast<i64>(from[4]), hi = nb::cast<i64>(from[5]);
-    if (stride < 1 || lo < 0 || hi < 0 || dilation < 1) {
-      throw nb::value_error("an axis has a number out of range");
-    }
-    return regular_axis(a, stride, lo, hi, dilation);
+    if (kind == kAdaptive && a.in % a.out == 0) return regular_axis(a, a.kernel, 0, 0, 1);
+    a.adaptive = kind == kAdaptive;
+    a.placed = kind == kTable;
+    a.overlap = a.placed || a.in % a.out != 0;
+    a.full_lo = a.full_hi = 0;
+    return a;
   }
 
   const Axis& bound_axis(int axis) const {
@@ -190,7 +192,7 @@ class BoundLayout {
 
   // Where the windows of each plane begin, of windows that samples place.
   using Samples = std::vector<i64>;
-  Samples sampled(nb::handle samples) const {
+  Samples sampled(Source samples) const {
     bool placed = false;
     for (const Axis& a : plan_.axis) placed |= a.placed;
     if (placed == samples.is_none()) throw nb::value_error("samples are for windows they place");
@@ -231,7 +233,8 @@ class BoundLayout {
     if (plan_.outer == 0 || plan_.inner == 0) return;
     const Work work{&plan_, threads < 1 ? 1 : threads};
     // To let another thread run and to wait for it costs more than what is done at once.
-    if (inputs() + outputs() * plan_.places <= kAtOnce) return kernel(work);
+    // Whoever is not Python has no such lock.
+    if (!python_ || inputs() + outputs() * plan_.places <= kAtOnce) return kernel(work);
     nb::gil_scoped_release release;
     kernel(work);
   }
@@ -255,6 +258,7 @@ class BoundLayout {
 
   Plan plan_;
   std::size_t rank_ = 0;
+  bool python_ = true;
   Dtype in_, out_;
   std::vector<i64> out_strides_;  // of the outputs in logical order
 };

@@ -14,12 +14,13 @@ namespace {
 class RoutedLayout : public BoundLayout {
  public:
   // route_bits: of a packed route, 2 or 4; 0: they are whole bytes
-  RoutedLayout(const std::vector<nb::tuple>& axes, const std::vector<i64>& shape,
+  RoutedLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
                const std::vector<int>& pooled, int inner_axis, const std::string& in,
                const std::string& out, int route_bits)
       : BoundLayout(axes, shape, pooled, inner_axis, in, out) {
     const bool fits = (route_bits == 2 || route_bits == 4) && plan_.places <= 1 << route_bits;
     if (route_bits != 0 && !fits) throw nb::value_error("routes do not fit so few bits");
+    if (route_bits == 0) return;
     const i64 rows = plan_.outer * plan_.axis[0].out * plan_.axis[1].out;
     const bool nowhere = plan_.places < i64{1} << route_bits;
     packed_ = {rows, plan_.axis[2].out, plan_.inner, route_bits, nowhere};
@@ -38,7 +39,7 @@ class RoutedLayout : public BoundLayout {
   }
 
   // The routes of packed ones, a byte each.
-  void unpack_routes(nb::handle packed, nb::handle routes, int threads) const {
+  void unpack_routes(Source packed, Source routes, int threads) const {
     if (packed_.bits == 0) throw nb::value_error("routes are not packed");
     const Array from(packed, false, 1), to(routes, true, 1);
     const Dense target = dense(to, Dtype::uint8, outputs());
@@ -51,7 +52,7 @@ class RoutedLayout : public BoundLayout {
   // One argument: what the kernels write or read in place of it.
   class Routes {
    public:
-    Routes(const RoutedLayout& layout, nb::handle source, bool writable)
+    Routes(const RoutedLayout& layout, Source source, bool writable)
         : layout_(layout), given_(source, writable, layout.packed_.bits ? 1 : layout.route_size()) {
       if (layout.packed_.bits && given_.data()) {
         wide_.emplace(static_cast<std::size_t>(larger(1, layout.outputs())));

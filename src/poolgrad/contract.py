@@ -77,21 +77,45 @@ class Samples(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Windows laid out one after the other, for `Operator.compose`.
+    """Windows laid out one after the other, for an array library's own operations.
 
     Attributes
     ----------
-    values : array, shape (..., outputs, places)
-        Any number where a place holds no input.
-    real : bool array, shape (outputs, places)
-        Which places hold inputs.
+    values : array, shape (..., outputs, taps)
+        The inputs of each window; any number where there are no more.
+    real : bool array, shape (outputs, taps)
+        Which of them are inputs.
     extent : array, shape (outputs, 1)
         How many places of each window lie inside the padded input.
+    places : array, shape (outputs, taps), or None
+        The place of each input in its window.
     """
 
     values: Any
     real: Any
     extent: Any
+    places: Any = None
+
+
+class Choice(NamedTuple):
+    """Who wins in each window.
+
+    Attributes
+    ----------
+    winners : bool array, shape (..., outputs, taps)
+        One input, or those that share the gradient; none where it goes nowhere.
+    tap : int array, shape (..., outputs)
+        Whose value the output is.
+    found : bool array, shape (..., outputs)
+        Whether it is anybody's; else it is `empty`.
+    empty : number
+        The output of a window where nobody is found.
+    """
+
+    winners: Any
+    tap: Any
+    found: Any
+    empty: Any
 
 
 class Operator(ABC):
@@ -207,8 +231,50 @@ class Operator(ABC):
         """Fill the tangent of the output; not for curved operators."""
         raise NotImplementedError
 
+    # By an array library's own operations: what no kernel computes, or where there are none.
+
+    def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
+        """Who wins; of selecting operators.
+
+        Parameters
+        ----------
+        xp : module
+            With what NumPy calls ``where``, ``amax``, ``argmax``, ``sort`` and ``cumsum``.
+        windows : Windows
+            The inputs.
+        draw : array, shape (..., outputs), or None
+            A number in [0, 1) for each, if the operator draws.
+        *options
+            As for the other methods.
+        """
+        raise NotImplementedError
+
+    def share(
+        self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
+    ) -> Any:
+        """Each input's part of a number; not for curved operators.
+
+        Parameters
+        ----------
+        xp : module
+            An array library.
+        numbers : array, shape (..., outputs, taps or 1)
+            Gradients of outputs, or tangents of inputs.
+        windows : Windows
+            Without values.
+        kept : tuple of array
+            The residual, routes in bytes.
+        *options
+            As for the other methods.
+
+        Returns
+        -------
+        array, shape (..., outputs, taps)
+        """
+        raise NotImplementedError
+
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
-        """The output by an array library's own operations, for derivatives beyond the first.
+        """The output, of blending operators.
 
         Parameters
         ----------

@@ -10,6 +10,7 @@ import math
 import os
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 from poolgrad.window import FRACTIONAL, Axis, Rule, Window, resolve
 
@@ -103,6 +104,11 @@ def share_threads(library: str) -> bool:
         False if it has no such threads.
     """
     return bool(_kernels.share_threads(library))
+
+
+def xla_handler() -> Any:
+    """The kernels as XLA calls them, in a capsule; None where they were built without it."""
+    return _kernels.xla_handler()
 
 
 def _cache_limit() -> int:
@@ -300,14 +306,19 @@ def plan(layout: Layout, inner: int, route_bits: int) -> Plan:
     route_bits : int
         Of a packed route; 0 where they are whole bytes.
     """
-    axes = [_as_kernels_take(axis) for axis in layout.window.axes]
+    axes = [as_kernels_take(axis) for axis in layout.window.axes]
     shape, pooled = list(layout.in_shape), list(layout.pooled)
     dtypes = (layout.dtype, layout.out_dtype)
     kernels = _kernels.Plan(axes, shape, pooled, inner, *dtypes, route_bits)
-    return Plan(**{f.name: getattr(layout, f.name) for f in fields(layout)}, kernels=kernels)
+    return with_kernels(layout, kernels)
 
 
-def _as_kernels_take(axis: Axis) -> tuple[int | str, ...]:
-    if axis.adaptive or axis.table:
-        return (*axis[:3], "adaptive" if axis.adaptive else "table")
-    return (*axis[:3], axis.stride, axis.lo, axis.hi, axis.dilation)
+def with_kernels(layout: Layout, kernels: _kernels.Plan) -> Plan:
+    """The plan of a layout whose kernels are these."""
+    return Plan(**{f.name: getattr(layout, f.name) for f in fields(Layout)}, kernels=kernels)
+
+
+def as_kernels_take(axis: Axis) -> tuple[int, ...]:
+    """An axis as the kernels are told of it: what kind it is (0: at equal distances), and numbers."""
+    kind = 1 if axis.adaptive else 2 if axis.table else 0
+    return (kind, *axis[:3], axis.stride, axis.lo, axis.hi, axis.dilation)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from poolgrad import numpy as front
 from poolgrad.contract import FLOATS, Buffer, Request
 from poolgrad.core import get_num_threads
+from poolgrad.functional.public import front_end
 from poolgrad.numpy import Call
 from poolgrad.operators import Prepared
 from poolgrad.window import Axis
@@ -299,11 +300,11 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     request: Request = describe(x, *args, **kwargs)
     if request.return_indices or request.out is not None:
         raise TypeError("vjp takes no return_indices and no out: the pullback has the routes")
-    if type(x).__module__.partition(".")[0] == "torch":
-        raise TypeError(
-            "vjp is for NumPy arrays; tensors are differentiable as they are: "
-            "use y.backward() or torch.func.vjp"
-        )
+    found = front_end(x)
+    return _of_numpy(request) if found is front else found.vjp(request)
+
+
+def _of_numpy(request: Request) -> tuple[Array, Pullback]:
     call = front.call(request)
     if call.x.dtype.name not in FLOATS:
         raise TypeError(f"x must be of a floating dtype to have a gradient, got {call.x.dtype}")

@@ -9,11 +9,10 @@ of that kind (`recipe`; None if there is none).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from poolgrad.contract import Buffer, Request
-from poolgrad.core import Plan, Steps
+from poolgrad.core import Layout, Plan, Steps, with_kernels
 from poolgrad.operators import Prepared
 
 _MOST = 4096  # recipes of one function
@@ -57,13 +56,18 @@ def may_repeat(request: Request) -> bool:
 class _Recorder:
     """In place of a plan's kernels: notes which are called, and with what."""
 
-    def __init__(self, kernels: Any) -> None:
-        self._kernels = kernels
-        self.calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        kernel = getattr(self._kernels, name)
-        return lambda *args: self.calls.append((kernel, args))
+        return lambda *args: self.calls.append((name, args))
+
+
+def recorded(layout: Layout, run: Callable[[Plan], None]) -> list[tuple[str, tuple[Any, ...]]]:
+    """The kernels that an operator calls, and with what, found out by watching it do so."""
+    recorder = _Recorder()
+    run(with_kernels(layout, cast(Any, recorder)))
+    return recorder.calls
 
 
 _Maker = Callable[[Buffer], Callable[[], Any]]
@@ -77,7 +81,7 @@ def steps(
     maker: _Maker,
     threads: Callable[[], int],
 ) -> Callable[..., Any]:
-    """What an operator does to any arrays, found out by watching it do that to none.
+    """What an operator does to any arrays of one kind.
 
     Parameters
     ----------
@@ -95,11 +99,10 @@ def steps(
     threads : callable
         How many threads to use.
     """
-    recorder = _Recorder(ready.plan.kernels)
     holes = tuple(object() for _ in range(given + len(made) + 1))
-    plan = replace(ready.plan, kernels=cast(Any, recorder))
-    run(plan, holes[:given], holes[given:-1], holes[-1])
-    return Steps(tuple(recorder.calls), holes, tuple(map(maker, made)), threads).run
+    calls = recorded(ready.plan, lambda plan: run(plan, holes[:given], holes[given:-1], holes[-1]))
+    bound = tuple((getattr(ready.plan.kernels, name), args) for name, args in calls)
+    return Steps(bound, holes, tuple(map(maker, made)), threads).run
 
 
 def forward(

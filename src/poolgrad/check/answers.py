@@ -125,9 +125,34 @@ def _tensors(case: Case) -> tuple[Any, dict[str, Any]]:
     return x, kwargs
 
 
+def _jax_pool(case: Case) -> Array:
+    import jax
+
+    with jax.enable_x64(True):
+        return np.asarray(FUNCTIONS[case.name](jax.numpy.asarray(case.x), **case.kwargs))
+
+
+def _jax_answer(case: Case, gy: Array) -> Answer:
+    import jax
+    import jax.numpy as jnp
+
+    names = [case.learned] if case.learned else []
+
+    def pool(x: Any, *learned: Any) -> Any:
+        given = case.kwargs | dict(zip(names, learned, strict=True))
+        return FUNCTIONS[case.name](x, **given)
+
+    with jax.enable_x64(True):
+        learned = (jnp.asarray(case.kwargs[name], case.x.dtype) for name in names)
+        y, pull = jax.vjp(pool, jnp.asarray(case.x), *learned)
+        gx, *others = map(np.asarray, pull(jnp.asarray(gy)))
+    return Answer(np.asarray(y), gx, dict(zip(names, others, strict=True)))
+
+
 FRONT_ENDS = {
     "numpy": FrontEnd(_numpy_pool, _numpy_answer),
     "torch": FrontEnd(_torch_pool, _torch_answer),
+    "jax": FrontEnd(_jax_pool, _jax_answer),
 }
 
 

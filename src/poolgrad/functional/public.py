@@ -35,8 +35,20 @@ def _torch() -> ModuleType:
     return function
 
 
+def _jax() -> ModuleType:
+    from poolgrad.jax import function
+
+    return function
+
+
+def _dask() -> ModuleType:
+    from poolgrad import dask
+
+    return dask
+
+
 # The first part of a module's name -> what imports the front end for the arrays it defines.
-_FRONT_ENDS = {"numpy": _numpy, "torch": _torch}
+_FRONT_ENDS = {"numpy": _numpy, "torch": _torch, "jax": _jax, "jaxlib": _jax, "dask": _dask}
 _found: dict[type, ModuleType] = {}
 
 _MOST = 2**63
@@ -65,7 +77,7 @@ def front_end(x: object) -> ModuleType:
             known = next((o for o in origins if o in _FRONT_ENDS), "")
         if not known:
             raise TypeError(
-                f"x must be an array of {' or '.join(_FRONT_ENDS)}, "
+                "x must be an array of numpy, torch, jax or dask, "
                 f"got {kind.__module__}.{kind.__qualname__}"
             )
         _found[kind] = _FRONT_ENDS[known]()

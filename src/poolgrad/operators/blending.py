@@ -56,6 +56,18 @@ class Avg(Operator):
         padding, divisor = options
         plan.kernels.average(t, y, padding, divisor, threads)
 
+    def share(
+        self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
+    ) -> Any:
+        padding, divisor = options
+        count = divisor or (windows.extent if padding else windows.real.sum(-1)[..., None])
+        return xp.where(windows.real, numbers / count, 0)
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        padding, divisor = options
+        count = divisor or (windows.extent[..., 0] if padding else windows.real.sum(-1))
+        return xp.where(windows.real, windows.values, 0).sum(-1) / count
+
 
 @lru_cache
 def _ones(dtype: str) -> tuple[Any, int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from poolgrad.contract import Argument, Buffer, Operator, Option, per_output
+import numpy as np
+
+from poolgrad.contract import Argument, Buffer, Choice, Operator, Option, Windows, per_output
 from poolgrad.core import Layout, Plan
 from poolgrad.window import Window, has_empty_windows, require_real_inputs
 
@@ -55,6 +57,20 @@ class _Routed(Operator):
         *options: Any,
     ) -> None:  # fmt: skip
         plan.kernels.route_follow(t, residual[0], y, None, threads)
+
+    def share(
+        self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
+    ) -> Any:
+        return xp.where(windows.real & (kept[0][..., None] == windows.places), numbers, 0)
+
+
+def _ends(dtype: Any) -> tuple[Any, Any]:
+    """The least and the largest number of a dtype."""
+    if dtype == bool:
+        return False, True
+    if np.issubdtype(dtype, np.integer):
+        return np.iinfo(dtype).min, np.iinfo(dtype).max
+    return -np.inf, np.inf
 
 
 class Extreme(_Routed):
@@ -113,14 +129,49 @@ class Extreme(_Routed):
         kernel = plan.kernels.split_follow if split else plan.kernels.route_follow
         kernel(t, residual[0], y, argument, threads)
 
+    def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
+        """The value that wins where there is no NaN, and that of a window without inputs."""
+        raise NotImplementedError
+
+    def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
+        values, real = windows.values, windows.real
+        best, empty = self.best(xp, windows)
+        taps = xp.arange(values.shape[-1])
+        last = xp.amax(xp.where(real & (values != values), taps, -1), -1)  # NaN
+        equal = real & (values == best[..., None])
+        tap = xp.where(last >= 0, last, xp.argmax(equal, -1))
+        lone = taps == tap[..., None]
+        if options[0] == "first":
+            winners = real & lone
+        else:
+            several = (last < 0) & (equal.sum(-1) > 1)
+            shared = equal & (options[0] == "split")
+            winners = xp.where(several[..., None], shared, real & lone)
+        return Choice(winners, tap, xp.broadcast_to(real.any(-1), tap.shape), empty)
+
+    def share(
+        self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
+    ) -> Any:
+        if options[0] != "split":
+            return super().share(xp, numbers, windows, kept, *options)
+        places = xp.broadcast_to(windows.places, (*kept[0].shape[:-1], windows.places.shape[-1]))
+        bits = xp.take_along_axis(kept[0], places // 8, -1) >> (places % 8).astype("uint8") & 1
+        winners = windows.real & (bits == 1)
+        return xp.where(winners, numbers / xp.maximum(winners.sum(-1), 1)[..., None], 0)
+
 
 class Max(Extreme):
     """The largest input of each window; a NaN if there is one."""
 
     name = order = "max"
 
+    def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
+        low, _ = _ends(windows.values.dtype)
+        known = windows.real & (windows.values == windows.values)
+        return xp.amax(xp.where(known, windows.values, low), -1), low
 
-class ReLUMax(Extreme):
+
+class ReLUMax(Max):
     """The largest input of each window, or 0 if none is positive; a NaN if there is one."""
 
     name = order = "relu_max"
@@ -128,11 +179,22 @@ class ReLUMax(Extreme):
     def nowhere(self, *options: Any) -> bool:
         return True
 
+    def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
+        winners, tap, found, _ = super().choose(xp, windows, draw, *options)
+        largest = xp.take_along_axis(windows.values, tap[..., None], -1)[..., 0]
+        found = found & ~(largest <= 0)
+        return Choice(winners & found[..., None], tap, found, 0)
+
 
 class Min(Extreme):
     """The smallest input of each window; a NaN if there is one."""
 
     name = order = "min"
+
+    def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
+        _, high = _ends(windows.values.dtype)
+        known = windows.real & (windows.values == windows.values)
+        return xp.amin(xp.where(known, windows.values, high), -1), high
 
 
 class Median(Extreme):
@@ -144,12 +206,18 @@ class Median(Extreme):
         super().check(window, *options)
         require_real_inputs(window)
 
+    def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
+        _, high = _ends(windows.values.dtype)
+        middle = (windows.real.sum(-1) - 1) // 2
+        ranked = xp.sort(xp.where(windows.real, windows.values, high), -1)
+        index = xp.broadcast_to(middle[..., None], (*ranked.shape[:-1], 1))
+        return xp.take_along_axis(ranked, index, -1)[..., 0], 0
 
-class FractionalMax(Extreme):
+
+class FractionalMax(Max):
     """The largest input of each window, of windows that samples place."""
 
     name = "fractional_max"
-    order = "max"
     argument = Argument("_random_samples", "samples")
 
 
@@ -168,6 +236,21 @@ class Stochastic(_Routed):
         *options: Any,
     ) -> None:  # fmt: skip
         plan.kernels.draw(x, y, residual[0] if residual else None, argument, threads)
+
+    def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
+        real, taps = windows.real, xp.arange(windows.values.shape[-1])
+        values = windows.values.astype("float64")
+        positive = xp.where(real & (values > 0), values, 0)
+        positive = xp.where(xp.amax(positive, -1) > 2.0**900, 2.0**-100, 1)[..., None] * positive
+        reached = xp.cumsum(positive, -1)
+        total = reached[..., -1]
+        passed = reached > (draw * total)[..., None]
+        last = xp.amax(xp.where(positive > 0, taps, 0), -1)
+        drawn = xp.where(passed.any(-1), xp.argmax(passed, -1), last)
+        which = (draw * real.sum(-1)).astype("int64")  # where nothing is positive
+        alike = xp.argmax(real & (xp.cumsum(real, -1) == which[..., None] + 1), -1)
+        tap = xp.where(total > 0, drawn, alike)
+        return Choice(taps == tap[..., None], tap, xp.broadcast_to(True, tap.shape), 0)
 
 
 class MaxUnpool(Operator):

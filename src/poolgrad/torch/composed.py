@@ -7,41 +7,19 @@ and forward mode comes here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from poolgrad.contract import Operator, Windows
+from poolgrad.places import looks
 from poolgrad.torch.arrays import grouped
 from poolgrad.window import Axis, resolve
 
 Array = NDArray[Any]
 Tensors = tuple[Tensor, ...]
-
-
-@lru_cache(maxsize=256)
-def _places(axis: Axis) -> tuple[Array, Array, Array]:
-    """For each output: its real inputs, which of these numbers are any, and the window's extent.
-
-    Places that hold padding are left out: there may be far more of them than inputs.
-    """
-    outputs = np.arange(axis.out)[:, None]
-    if axis.adaptive:
-        start = outputs * axis.size // axis.out
-        end = -(-(outputs + 1) * axis.size // axis.out)
-        taps = np.arange((end - start).max())
-        return np.where(taps < end - start, start + taps, 0), taps < end - start, end - start
-    start = outputs * axis.stride - axis.lo
-    first = np.maximum(-(start // axis.dilation), 0)
-    taps = np.arange(min(axis.kernel, -(-axis.size // axis.dilation)))
-    inputs = start + (first + taps) * axis.dilation
-    real = (first + taps < axis.kernel) & (inputs < axis.size)
-    extent = np.minimum(-((start - axis.size - axis.hi) // axis.dilation), axis.kernel)
-    return np.where(real, inputs, 0), real, extent
 
 
 def _spread(table: Array, axis: int, dims: int, device: torch.device) -> Tensor:
@@ -58,7 +36,7 @@ def _windows(x: Tensor, axes: tuple[Axis, ...]) -> Windows:
     index: list[Tensor] = []
     real, extent = None, None
     for a, axis in enumerate(axes):
-        inputs, held, reach = _places(axis)
+        inputs, _, held, reach = looks(axis)
         index.append(_spread(inputs, a, dims, x.device))
         here = _spread(held, a, dims, x.device)
         size = _spread(reach, a, dims, x.device)

@@ -222,6 +222,14 @@ def perform(request: Request) -> Any:
     return _perform(request)
 
 
+def vjp(request: Request) -> Any:
+    """Refuse: tensors are differentiable as they are."""
+    raise TypeError(
+        "vjp is for NumPy and Dask; tensors are differentiable as they are: use y.backward() or "
+        "torch.func.vjp"
+    )
+
+
 def _perform(request: Request) -> Any:
     x = request.x
     rule = [n for axis in request.rule for n in axis]

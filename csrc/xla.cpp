@@ -1,0 +1,219 @@
+// One handler for all kernels. What a call is, is told in words: the kernel, the plan, and where
+// each argument comes from, so that a compiled program can be stored and run by another process.
+#include "xla.hpp"
+
+#ifndef POOLGRAD_XLA
+
+nanobind::object poolgrad::xla_handler() { return nanobind::none(); }
+
+#else
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+#include "bound_plan.hpp"
+#include "xla/ffi/api/ffi.h"
+
+namespace poolgrad {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Memory that was just taken from the system comes in pages, large ones if they are asked for, and
+// these cost a third of the time.
+void prefer_large_pages(const Held& held) {
+#ifdef MADV_HUGEPAGE
+  constexpr std::uintptr_t page = std::uintptr_t{1} << 21;
+  std::uintptr_t bytes = static_cast<std::uintptr_t>(held.itemsize);
+  for (i64 size : held.shape) bytes *= static_cast<std::uintptr_t>(size);
+  const auto begin = reinterpret_cast<std::uintptr_t>(held.data);
+  const std::uintptr_t first = (begin + page - 1) / page * page, last = (begin + bytes) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  static_cast<void>(held);
+#endif
+}
+
+Held held(const ffi::AnyBuffer& buffer) {
+  const auto shape = buffer.dimensions();
+  return {static_cast<char*>(buffer.untyped_data()),
+          static_cast<i64>(ffi::ByteWidth(buffer.element_type())),
+          {shape.begin(), shape.end()}};
+}
+
+// The words of a call and the memory that they speak of: "<0" is the first operand, ">0" the first
+// result, "-" nothing, "[2" a list of the next two, "*" the number of threads.
+class Words {
+ public:
+  Words(std::string_view words, std::vector<Held> operands, std::vector<Held> results, int threads)
+      : words_(std::string(words)),
+        operands_(std::move(operands)),
+        results_(std::move(results)),
+        threads_(threads) {}
+
+  std::string next() {
+    std::string word;
+    if (!(words_ >> word)) throw std::invalid_argument("a call has too few words");
+    return word;
+  }
+
+  const Held& next_held() { return *named(next()).held(); }
+
+  template <class T>
+  T take() {
+    if constexpr (std::is_same_v<T, Source>) {
+      return named(next());
+    } else if constexpr (std::is_same_v<T, std::vector<Source>>) {
+      std::vector<Source> list(std::strtoul(next().c_str() + 1, nullptr, 10));
+      for (Source& source : list) source = named(next());
+      return list;
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      return next();
+    } else if constexpr (std::is_same_v<T, std::uint64_t>) {
+      return number_at(next());
+    } else {
+      const std::string word = next();
+      if (word == "*") return static_cast<T>(threads_);
+      return static_cast<T>(std::strtod(word.c_str(), nullptr));
+    }
+  }
+
+ private:
+  Source named(const std::string& word) const {
+    if (word == "-") return {};
+    const std::vector<Held>& from = word[0] == '<' ? operands_ : results_;
+    return Source(from.at(std::strtoul(word.c_str() + 1, nullptr, 10)));
+  }
+
+  // Of 64 bits, in two halves, the lower one first.
+  std::uint64_t number_at(const std::string& word) const {
+    const Held& held = *named(word).held();
+    if (held.shape != std::vector<i64>{2} || held.itemsize != 4) {
+      throw std::invalid_argument("a seed must have two halves");
+    }
+    std::uint32_t halves[2];
+    std::memcpy(halves, held.data, sizeof halves);
+    return halves[0] | std::uint64_t{halves[1]} << 32;
+  }
+
+  std::istringstream words_;
+  std::vector<Held> operands_, results_;
+  int threads_;
+};
+
+BoundPlan plan_of(Words& words) {
+  const std::vector<i64>& shape = words.next_held().shape;
+  const std::string in = words.next(), out = words.next();
+  const int bits = words.take<int>(), inner = words.take<int>(), dims = words.take<int>();
+  if (dims < 1 || dims > 3) throw std::invalid_argument("1 to 3 axes are pooled");
+  std::vector<int> pooled;
+  std::vector<std::vector<i64>> axes;
+  for (int a = 0; a < dims; ++a) {
+    pooled.push_back(words.take<int>());
+    axes.emplace_back();
+    for (int k = 0; k < 8; ++k) axes.back().push_back(words.take<i64>());
+  }
+  for (int a : pooled) {
+    if (a < 0 || a >= static_cast<int>(shape.size())) throw std::invalid_argument("no such axis");
+  }
+  if (inner >= static_cast<int>(shape.size())) throw std::invalid_argument("no such axis");
+  BoundPlan plan(axes, shape, pooled, inner, in, out, bits);
+  plan.leave_python();
+  return plan;
+}
+
+// What a parameter of a kernel is kept as until it is called.
+template <class T>
+struct Kept {
+  using type = std::decay_t<T>;
+};
+template <>
+struct Kept<const char*> {
+  using type = std::string;
+};
+
+template <class T>
+const T& given(const T& value) {
+  return value;
+}
+const char* given(const std::string& value) { return value.c_str(); }
+
+template <class... Parameters>
+void call(const BoundPlan& plan, void (BoundPlan::*kernel)(Parameters...) const, Words& words) {
+  // Braces: from left to right.
+  const std::tuple<typename Kept<Parameters>::type...> arguments{
+      words.take<typename Kept<Parameters>::type>()...};
+  std::apply([&](const auto&... each) { (plan.*kernel)(given(each)...); }, arguments);
+}
+
+template <auto kernel>
+void call(const BoundPlan& plan, Words& words) {
+  call(plan, kernel, words);
+}
+
+using Call = void (*)(const BoundPlan&, Words&);
+
+Call kernel_named(const std::string& name) {
+  static const std::pair<const char*, Call> known[] = {
+      {"select", call<&BoundPlan::select>},
+      {"draw", call<&BoundPlan::draw>},
+      {"route_backward", call<&BoundPlan::route_backward>},
+      {"route_follow", call<&BoundPlan::route_follow>},
+      {"split_winners", call<&BoundPlan::split_winners>},
+      {"split_backward", call<&BoundPlan::split_backward>},
+      {"split_follow", call<&BoundPlan::split_follow>},
+      {"unpool", call<&BoundPlan::unpool>},
+      {"unpool_backward", call<&BoundPlan::unpool_backward>},
+      {"average", call<&BoundPlan::average>},
+      {"average_backward", call<&BoundPlan::average_backward>},
+      {"mixed", call<&BoundPlan::mixed>},
+      {"mixed_backward", call<&BoundPlan::mixed_backward>},
+      {"curved", call<&BoundPlan::curved>},
+      {"curved_backward", call<&BoundPlan::curved_backward>},
+  };
+  for (const auto& [word, kernel] : known) {
+    if (name == word) return kernel;
+  }
+  throw std::invalid_argument("no such kernel: " + name);
+}
+
+ffi::Error handle(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                  std::string_view words) {
+  try {
+    std::vector<Held> operands, results;
+    for (std::size_t k = 0; k < args.size(); ++k) {
+      operands.push_back(held(args.get<ffi::AnyBuffer>(k).value()));
+    }
+    for (std::size_t k = 0; k < rets.size(); ++k) {
+      results.push_back(held(*rets.get<ffi::AnyBuffer>(k).value()));
+      prefer_large_pages(results.back());
+    }
+    Words told(words, std::move(operands), std::move(results),
+               static_cast<int>(pool.num_threads()));
+    const Call kernel = kernel_named(told.next());
+    kernel(plan_of(told), told);
+    return ffi::Error::Success();
+  } catch (const std::exception& error) {
+    return ffi::Error::InvalidArgument(error.what());
+  }
+}
+
+XLA_FFI_DEFINE_HANDLER(handler, handle,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attr<std::string_view>("words"));
+
+}  // namespace
+
+nb::object xla_handler() { return nb::capsule(reinterpret_cast<void*>(handler)); }
+
+}  // namespace poolgrad
+
+#endif

@@ -1,0 +1,176 @@
+"""What the public functions do with arrays of JAX."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from poolgrad import arguments
+from poolgrad.contract import Request, Samples, indexed
+from poolgrad.core import Layout, first_pooled
+from poolgrad.jax.pooling import Pooling
+from poolgrad.jax.primitives import forward_p
+from poolgrad.jax.tables import indices
+from poolgrad.window import FRACTIONAL
+
+Given = tuple[Any, ...]
+
+
+def perform(request: Request) -> Any:
+    """Do what a public function describes."""
+    if request.out is not None:
+        raise TypeError("out is for NumPy arrays; those of JAX are never written to")
+    if request.rule[0][-1] == FRACTIONAL and request.channels_last:
+        return _channels_moved(request)
+    x = asarray(request.x)
+    pool = _pooling(request, x)
+    layout = pool.layout(x.shape, x.dtype.name)
+    if pool.operator.result(x.dtype.name) == "float64" and not jax.config.jax_enable_x64:
+        x = x.astype(jnp.float32)  # integers have no wider mean where there are no wider numbers
+    given = _given(pool, request, x, layout)
+    if not request.return_indices:
+        return _shaped(forward_p.bind(x, *given, pool=pool, keep=0)[0], request, layout)
+    plain = pool._replace(options=indexed(pool.options))
+    y, routes = forward_p.bind(x, *given, pool=plain, keep=1)
+    if plain != pool:  # whoever wins, the gradient goes where it was told to
+        (y,) = forward_p.bind(x, *given, pool=pool, keep=0)
+    found = indices(pool, pool.sizes(x.shape), routes, given[0] if given else None)
+    found = found.astype(jax.dtypes.canonicalize_dtype(np.int64))
+    return _shaped(y, request, layout), _shaped(found, request, layout)
+
+
+def vjp(request: Request) -> Any:
+    """Refuse: these arrays are differentiable as they are."""
+    raise TypeError(
+        "vjp is for NumPy and Dask; arrays of JAX are differentiable as they are: use jax.vjp or "
+        "jax.grad"
+    )
+
+
+def asarray(x: Any) -> Array:
+    """The array, if it is one of numbers."""
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        raise TypeError(f"x must be an array of numbers, got one of {x.dtype}")
+    return jnp.asarray(x)
+
+
+def _pooling(request: Request, x: Array) -> Pooling:
+    first_pooled(x.shape, len(request.rule), request.channels_last)
+    options = request.options
+    if "split" in options and not jnp.issubdtype(x.dtype, jnp.floating):
+        options = indexed(options)  # integers have no gradient that could be split
+    return Pooling(request.operator, request.rule, options, request.channels_last)
+
+
+def _channels_moved(request: Request) -> Any:
+    """The same with channels first: samples place the windows of each channel on their own."""
+    first = first_pooled(request.x.shape, len(request.rule), True)
+    moved = jnp.moveaxis(asarray(request.x), -1, first)
+    result = perform(replace(request, x=moved, channels_last=False))
+    return jax.tree.map(lambda y: jnp.moveaxis(y, first, -1), result)
+
+
+def _shaped(y: Array, request: Request, layout: Layout) -> Array:
+    return y if request.keepdims else y.squeeze(layout.pooled)
+
+
+# The array beside the input
+
+
+def _given(pool: Pooling, request: Request, x: Array, layout: Layout) -> Given:
+    if not pool.given:
+        return ()
+    (value,) = request.arguments
+    if pool.kind == "learned":
+        return (_learned(pool, value, layout),)
+    if pool.kind == "seed":
+        return (_seed(value),)
+    if pool.kind == "samples":
+        return (_samples(pool, value, layout),)
+    return (_indices(value, x),)
+
+
+def _is_abstract(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def _learned(pool: Pooling, value: Any, layout: Layout) -> Array:
+    argument = pool.operator.argument
+    assert argument is not None
+    name, dtype = argument.name, layout.sum_dtype
+    if _is_abstract(value):
+        if not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer)):
+            raise arguments.refuse_numbers(name, value.dtype)
+        arguments.check_length(name, value.shape, layout.channels)
+        least, most = arguments.SIZES[dtype]
+        size = jnp.abs(value)
+        odd = (size != 0) & jnp.isfinite(size) & ((size < least) | (size > most))
+        held = jnp.where(odd, jnp.copysign(jnp.clip(size, least, most), value), value)
+        return (held if value.dtype == jnp.float64 else value).astype(dtype)
+    given = arguments.real_numbers(name, value)
+    numbers = given.astype(np.float64).ravel().tolist()
+    pool.operator.check_argument(numbers)
+    arguments.check_length(name, given.shape, layout.channels)
+    within = arguments.within(numbers, dtype)
+    return jnp.asarray(np.array(within, dtype).reshape(given.shape))
+
+
+_GENERATOR = "key of jax.random"
+
+
+def _is_key(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return False
+    raw = dtype == jnp.uint32 and getattr(value, "shape", None) == (2,)
+    return raw or jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _seed(value: Any) -> Any:
+    """64 bits, the lower half first."""
+    if _is_key(value):
+        return jax.random.bits(value, (2,), jnp.uint32)
+    seed = arguments.seed(value)
+    if seed is None:
+        if value is None:
+            raise TypeError(f"generator must be a {_GENERATOR} or a seed: JAX draws from nothing else")
+        raise arguments.refuse_generator(_GENERATOR, value)
+    return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+
+
+def _samples(pool: Pooling, value: Samples, layout: Layout) -> Array:
+    dtype = jnp.dtype(layout.dtype)
+    dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.dtype(jnp.float32)
+    shape, most = arguments.samples_shape(layout), arguments.below_one(dtype.name)
+    given = value.given
+    if given is None:
+        key = value.generator
+        if not _is_key(key):
+            low, high = _seed(key)
+            key = jax.random.fold_in(jax.random.key(int(low)), int(high))
+        given = jax.random.uniform(key, shape, dtype if dtype.itemsize > 2 else jnp.float32)
+    else:
+        if not _is_abstract(given):
+            given = arguments.floating_samples(given)
+            outside = given[~((given >= 0) & (given < 1))]
+            if outside.size:
+                raise ValueError(f"_random_samples must be in [0, 1), got {outside.flat[0]}")
+        arguments.check_samples_dtype(given.dtype.name)
+        arguments.check_samples_shape(given.shape, layout)
+    samples = jnp.minimum(jnp.asarray(given).astype(dtype), jnp.asarray(most, dtype))
+    return jax.lax.stop_gradient(samples.reshape(pool.samples(layout)))
+
+
+def _indices(value: Any, x: Array) -> Array:
+    if not isinstance(value, Array | np.ndarray):
+        raise TypeError(f"indices must be an array, got {type(value).__qualname__}")
+    # What JAX calls int64 is int32 unless it was told otherwise.
+    wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
+    arguments.check_indices(wide, value.shape, x.shape)
+    return jnp.asarray(value)
+

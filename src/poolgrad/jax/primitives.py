@@ -1,0 +1,226 @@
+"""Every operator of the table as three primitives of JAX, and how these are transformed.
+
+* ``forward``: ``x, [argument] -> y, *residual``,
+* ``push``: ``t, [argument's tangent], [x], [argument], *residual -> ty``, the derivative of `y`
+  along tangents,
+* ``pull``: ``gy, [x], [argument], *residual -> gx, [argument's gradient]``, its transpose.
+
+`x` is among them if the operator is curved, the argument's tangent and gradient if it is learned
+and these are asked for. ``push`` and ``pull`` are linear in what comes first, and each other's
+transpose; how they depend on the rest is what `composed` says. So derivatives of any order and in
+both modes follow from one rule for all operators.
+
+On CPUs they are our kernels (`kernels`), elsewhere operations of JAX's own (`portable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from poolgrad.jax import composed, kernels, portable
+from poolgrad.jax.pooling import Pooling
+
+Values = Sequence[Any]
+
+forward_p = Primitive("poolgrad")
+push_p = Primitive("poolgrad_push")
+pull_p = Primitive("poolgrad_pull")
+
+
+# Shapes
+
+
+def _like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """An abstract array beside `x`, sharded alike."""
+    if len(shape) > len(x.shape):  # what is kept of ties has one axis more
+        spec = (*x.sharding.spec, *(None,) * (len(shape) - len(x.shape)))
+        sharding = x.sharding.update(spec=x.sharding.spec.__class__(*spec))
+        return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False, sharding=sharding)
+    return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)
+
+
+def _forward_shapes(x: Any, *given: Any, pool: Pooling, keep: int) -> list[Any]:
+    layout = pool.layout(x.shape, x.dtype.name)
+    residual = pool.residual(layout, learned=True)[:keep]
+    y = _like(x, layout.out_shape, layout.out_dtype)
+    return [y, *(_like(x, b.shape, b.dtype) for b in residual)]
+
+
+def _push_shapes(t: Any, *args: Any, pool: Pooling, learned: bool) -> list[Any]:
+    layout = pool.layout(t.shape, t.dtype.name)
+    return [_like(t, layout.out_shape, layout.out_dtype)]
+
+
+def _pull_shapes(
+    gy: Any, *args: Any, pool: Pooling, sizes: tuple[int, ...], learned: bool
+) -> list[Any]:
+    gx = _like(gy, pool.before(gy.shape, sizes), gy.dtype.name)
+    return [gx, *(args[1:2] if learned else ())]
+
+
+# Derivatives
+
+
+def _wanted(tangent: Any) -> bool:
+    return type(tangent) is not ad.Zero
+
+
+def _zeros(values: Values) -> list[Any]:
+    """Tangents of what has none."""
+    return [ad.Zero(jax.typeof(v).to_tangent_aval()) for v in values]
+
+
+def _added(first: Values, second: Values) -> list[Any]:
+    return [ad.add_tangents(a, b) for a, b in zip(first, second, strict=True)]
+
+
+def _filled(tangents: Values) -> list[Any]:
+    return [ad.instantiate_zeros(t) for t in tangents]
+
+
+def _forward_jvp(primals: Values, tangents: Values, *, pool: Pooling, keep: int) -> Any:
+    operator, (x, *given), (tx, *ts) = pool.operator, primals, tangents
+    learned = operator.learned and _wanted(ts[0])
+    if not _wanted(tx) and not learned:
+        outputs = forward_p.bind(*primals, pool=pool, keep=keep)
+        return outputs, _zeros(outputs)
+    layout = pool.layout(x.shape, x.dtype.name)
+    needed = len(pool.residual(layout, learned))
+    y, *residual = forward_p.bind(*primals, pool=pool, keep=max(keep, needed))
+    along = _filled((tx, *ts[: int(learned)]))
+    held = (*(x,) * operator.curved, *given)
+    (ty,) = push_p.bind(*along, *held, *residual[:needed], pool=pool, learned=learned)
+    kept = residual[:keep]
+    return [y, *kept], [ty, *_zeros(kept)]
+
+
+def _derivative(
+    primals: Values, tangents: Values, linear: int, again: Callable[..., Any], curve: Any, pool: Any
+) -> Any:
+    """Values and tangents of a map that is linear in its first arguments.
+
+    `again` is the map; `curve` makes of the values of these the same map as a function of the
+    input and, if there is one, the learned argument.
+    """
+    outputs = again(*primals)
+    rest, total = primals[linear:], _zeros(outputs)
+    if any(map(_wanted, tangents[:linear])):
+        total = _added(total, again(*_filled(tangents[:linear]), *rest))
+    count = (1 + pool.operator.learned) * pool.operator.curved
+    moved = tangents[linear : linear + count]
+    if any(map(_wanted, moved)):
+        function = curve(*primals[:linear])
+        total = _added(total, jax.jvp(function, tuple(rest[:count]), tuple(_filled(moved)))[1])
+    return outputs, total
+
+
+def _push_jvp(primals: Values, tangents: Values, *, pool: Pooling, learned: bool) -> Any:
+    again = partial(push_p.bind, pool=pool, learned=learned)
+    curve = partial(composed.push, pool, learned)
+    return _derivative(primals, tangents, 1 + learned, again, curve, pool)
+
+
+def _pull_jvp(
+    primals: Values, tangents: Values, *, pool: Pooling, sizes: tuple[int, ...], learned: bool
+) -> Any:
+    again = partial(pull_p.bind, pool=pool, sizes=sizes, learned=learned)
+    curve = partial(composed.pull, pool, learned)
+    return _derivative(primals, tangents, 1, again, curve, pool)
+
+
+def _push_transpose(cotangents: Values, *args: Any, pool: Pooling, learned: bool) -> Values:
+    linear, rest = args[: 1 + learned], args[1 + learned :]
+    nothing = (None,) * len(rest)
+    if not _wanted(cotangents[0]):
+        return (*(ad.Zero(a.aval) if ad.is_undefined_primal(a) else None for a in linear), *nothing)
+    t = linear[0]
+    shape = t.aval.shape if ad.is_undefined_primal(t) else t.shape
+    sizes = pool.sizes(shape)
+    given = pull_p.bind(cotangents[0], *rest, pool=pool, sizes=sizes, learned=learned)
+    pairs = zip(linear, given, strict=True)
+    return (*(g if ad.is_undefined_primal(a) else None for a, g in pairs), *nothing)
+
+
+def _pull_transpose(
+    cotangents: Values, gy: Any, *rest: Any, pool: Pooling, sizes: tuple[int, ...], learned: bool
+) -> Values:
+    nothing = (None,) * len(rest)
+    if not any(map(_wanted, cotangents)):
+        return (ad.Zero(gy.aval), *nothing)
+    along = _filled(cotangents)
+    return (*push_p.bind(*along, *rest, pool=pool, learned=learned), *nothing)
+
+
+# Batches: one more leading axis
+
+
+def _batch(primitive: Primitive, first: int, args: Values, dims: Values, **how: Any) -> Any:
+    """`first`: how many arguments come before the one beside the input."""
+    pool: Pooling = how["pool"]
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
+    alone = primitive is not forward_p and how["learned"]  # its gradient is not to be added up
+    beside = range(first, first + pool.given)
+    shared = pool.kind == "learned" and all(dims[k] is None for k in beside)
+    if alone or pool.kind == "seed" or (pool.kind == "learned" and not shared):
+        batched = [a for a, d in zip(front, dims, strict=True) if d is not None]
+
+        def one(own: Values) -> Any:
+            each = iter(own)
+            given = (a if d is None else next(each) for a, d in zip(front, dims, strict=True))
+            return primitive.bind(*given, **how)
+
+        outputs = jax.lax.map(one, batched)
+    else:
+        full = [
+            a
+            if d is not None or (shared and k in beside)
+            else jnp.broadcast_to(a, (size, *a.shape))
+            for k, (a, d) in enumerate(zip(front, dims, strict=True))
+        ]
+        outputs = primitive.bind(*full, **how)
+    return outputs, [0] * len(outputs)
+
+
+def _batch_push(args: Values, dims: Values, *, pool: Pooling, learned: bool) -> Any:
+    first = 1 + learned + pool.operator.curved
+    return _batch(push_p, first, args, dims, pool=pool, learned=learned)
+
+
+def _batch_pull(args: Values, dims: Values, **how: Any) -> Any:
+    return _batch(pull_p, 1 + how["pool"].operator.curved, args, dims, **how)
+
+
+def _define(
+    primitive: Primitive, shapes: Any, jvp: Any, transpose: Any, batch: Any, cpu: Any, others: Any
+) -> None:
+    primitive.multiple_results = True
+    primitive.def_impl(partial(xla.apply_primitive, primitive))
+    primitive.def_abstract_eval(shapes)
+    ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, mlir.lower_fun(composed.wide(others), multiple_results=True))
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(composed.wide(cpu), multiple_results=True), platform="cpu"
+    )
+
+
+_define(
+    forward_p, _forward_shapes, _forward_jvp, None, partial(_batch, forward_p, 1),
+    kernels.forward, portable.forward,
+)  # fmt: skip
+_define(
+    push_p, _push_shapes, _push_jvp, _push_transpose, _batch_push, kernels.push, portable.push
+)
+_define(
+    pull_p, _pull_shapes, _pull_jvp, _pull_transpose, _batch_pull, kernels.pull, portable.pull
+)
