@@ -1,1 +1,213 @@
-"""The front end for JAX."""
+"""The front end for JAX: the functions of `poolgrad` take its arrays; here are Flax's names.
+
+``from poolgrad.jax import max_pool`` takes the place of ``flax.linen.max_pool`` and
+``flax.nnx.max_pool``: channels last, a stride of one unless another is given.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from poolgrad.jax import max_pool
+    >>> x = jnp.arange(16.0).reshape(1, 4, 4, 1)
+    >>> max_pool(x, (2, 2), strides=(2, 2))[0, :, :, 0]
+    Array([[ 5.,  7.],
+           [13., 15.]], dtype=float32)
+    >>> jax.grad(lambda x: max_pool(x, (2, 2), strides=(2, 2)).sum())(x)[0, :, :, 0]
+    Array([[0., 0., 0., 0.],
+           [0., 1., 0., 1.],
+           [0., 0., 0., 0.],
+           [0., 1., 0., 1.]], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+try:
+    from jax import Array
+except ImportError as error:
+    raise ImportError('poolgrad.jax needs jax: pip install "poolgrad[jax]"') from error
+
+from poolgrad.functional import FUNCTIONS
+
+__all__ = ["avg_pool", "max_pool", "min_pool", "reuse_memory"]
+
+Padding = str | Sequence[tuple[int, int]]
+
+
+def _pool(
+    name: str,
+    inputs: Any,
+    window_shape: Sequence[int],
+    strides: Sequence[int] | None,
+    padding: Padding,
+    **options: Any,
+) -> Array:
+    dims = len(window_shape)
+    if not 1 <= dims <= 3:
+        raise ValueError(f"window_shape must have 1 to 3 sizes, got {window_shape!r}")
+    pool = FUNCTIONS[f"{name}_pool{dims}d"]
+    stride = (1,) * dims if strides is None else strides
+    result: Array = pool(
+        inputs, window_shape, stride, padding, channels_last=True, **options
+    )
+    return result
+
+
+def max_pool(
+    inputs: Any,
+    window_shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    padding: Padding = "VALID",
+) -> Array:
+    """Maximum of every window.
+
+    Parameters
+    ----------
+    inputs : array, shape (..., *spatial, features)
+        Numbers of any dtype.
+    window_shape : sequence of int
+        Size of the windows along each of one to three spatial axes.
+    strides : sequence of int, optional
+        Distances between windows; 1 if not given.
+    padding : "SAME", "VALID" or sequence of (low, high)
+        Places beside the input. They never win.
+
+    Returns
+    -------
+    array, shape (..., *outputs, features)
+        In the dtype of the input; of equal winners the first one gets the gradient.
+
+    Raises
+    ------
+    TypeError, ValueError
+        With the argument named, what is accepted, and what came.
+
+    Notes
+    -----
+    Signature and defaults are those of ``flax.linen.max_pool``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from poolgrad.jax import max_pool
+    >>> max_pool(jnp.array([[1.0], [3.0], [2.0]]), (2,))
+    Array([[3.],
+           [3.]], dtype=float32)
+    """
+    return _pool("max", inputs, window_shape, strides, padding)
+
+
+def min_pool(
+    inputs: Any,
+    window_shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    padding: Padding = "VALID",
+) -> Array:
+    """Minimum of every window.
+
+    Parameters
+    ----------
+    inputs, window_shape, strides, padding
+        See `max_pool`.
+
+    Returns
+    -------
+    array, shape (..., *outputs, features)
+        In the dtype of the input.
+
+    Raises
+    ------
+    TypeError, ValueError
+        With the argument named, what is accepted, and what came.
+
+    Notes
+    -----
+    Signature and defaults are those of ``flax.linen.min_pool``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from poolgrad.jax import min_pool
+    >>> min_pool(jnp.array([[1.0], [3.0], [2.0]]), (2,))
+    Array([[1.],
+           [2.]], dtype=float32)
+    """
+    return _pool("min", inputs, window_shape, strides, padding)
+
+
+def avg_pool(
+    inputs: Any,
+    window_shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    padding: Padding = "VALID",
+    count_include_pad: bool = True,
+) -> Array:
+    """Mean of every window.
+
+    Parameters
+    ----------
+    inputs, window_shape, strides, padding
+        See `max_pool`. Padding counts as zeros.
+    count_include_pad : bool
+        Whether it counts at all.
+
+    Returns
+    -------
+    array, shape (..., *outputs, features)
+        In the dtype of the input; of integers, floats.
+
+    Raises
+    ------
+    TypeError, ValueError
+        With the argument named, what is accepted, and what came.
+
+    Notes
+    -----
+    Signature and defaults are those of ``flax.linen.avg_pool``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from poolgrad.jax import avg_pool
+    >>> avg_pool(jnp.array([[1.0], [3.0], [2.0]]), (2,))
+    Array([[2. ],
+           [2.5]], dtype=float32)
+    """
+    return _pool(
+        "avg", inputs, window_shape, strides, padding, count_include_pad=count_include_pad
+    )
+
+
+def reuse_memory(bytes: int = 1 << 30) -> bool:
+    """Let the C library keep what XLA gives back on CPUs, instead of returning it to the system.
+
+    XLA takes new memory for every result, and the system clears it first: that costs as much time
+    as the pooling of a large array, forward and backward. This tells the allocator of the process
+    (glibc's ``mallopt``) to keep blocks of up to so many bytes, and as many free bytes in all. It
+    speeds up everything that XLA computes on CPUs, not our kernels only.
+
+    Parameters
+    ----------
+    bytes : int
+        At most 2**31 - 1.
+
+    Returns
+    -------
+    bool
+        Whether the C library knows this.
+
+    Raises
+    ------
+    ValueError
+        If `bytes` is out of range.
+
+    Examples
+    --------
+    >>> import poolgrad.jax
+    >>> kept = poolgrad.jax.reuse_memory()
+    """
+    if isinstance(bytes, bool) or not isinstance(bytes, int) or not 0 <= bytes < 2**31:
+        raise ValueError(f"bytes must be an integer from 0 to 2**31 - 1, got {bytes!r}")
+    change = getattr(ctypes.CDLL(None), "mallopt", None)
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    return change is not None and all(change(p, bytes) for p in (trim_threshold, mmap_threshold))

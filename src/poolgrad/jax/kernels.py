@@ -15,11 +15,12 @@ from poolgrad.contract import Buffer
 from poolgrad.core import Layout, Plan, as_kernels_take
 from poolgrad.jax import portable
 from poolgrad.jax.pooling import Pooling
+from poolgrad.jax.sharding import spread
 from poolgrad.recipes import recorded
 
-# The same handler under two names: XLA may split a batch where examples do not depend on where in
-# the batch they are.
-SPLIT, WHOLE = "poolgrad", "poolgrad_whole"
+Shape = tuple[int, ...]
+
+TARGET = "poolgrad"
 
 
 def register() -> None:
@@ -36,30 +37,30 @@ def register() -> None:
             "poolgrad was built without jaxlib, whose headers its kernels need to run under JAX. "
             "Install a wheel, or build it again with jaxlib installed"
         )
-    for name in (SPLIT, WHOLE):
-        try:
-            jax.ffi.register_ffi_target(name, handler, platform="cpu")
-        except Exception as error:
-            raise ImportError(
-                f"this jaxlib ({jax.lib.__version__}) does not take poolgrad's kernels, which were "
-                f"built for another version of XLA's interface: {error}. Build poolgrad again "
-                "with this jaxlib installed"
-            ) from error
-    jax.ffi.register_ffi_target_as_batch_partitionable(SPLIT)
+    try:
+        jax.ffi.register_ffi_target(TARGET, handler, platform="cpu")
+    except Exception as error:
+        raise ImportError(
+            f"this jaxlib ({jax.lib.__version__}) does not take poolgrad's kernels, which were "
+            f"built for another version of XLA's interface: {error}. Build poolgrad again "
+            "with this jaxlib installed"
+        ) from error
 
 
 def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
     """The output and the first arrays of the residual."""
-    layout = pool.layout(x.shape, x.dtype.name)
-    output = Buffer(layout.out_shape, (), layout.out_dtype)
-    kept = pool.operator.residual(layout, *pool.options)
 
-    def run(plan: Plan, arrays: Sequence[Any], made: Sequence[Any]) -> None:
-        argument = _argument(pool, layout, arrays[1:])
-        residual = (*made[1:], *(None,) * (len(kept) - keep)) if keep else ()
+    def made(layout: Layout) -> list[Buffer]:
+        kept = pool.operator.residual(layout, *pool.options)
+        return [_output(layout), *kept[:keep]]
+
+    def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
+        missing = len(pool.operator.residual(plan, *pool.options)) - keep
+        residual = (*made[1:], *(None,) * missing) if keep else ()
+        argument = _argument(pool, arrays[1:])
         pool.operator.forward(plan, arrays[0], argument, made[0], residual, _THREADS, *pool.options)
 
-    return _call(pool, layout, (x, *_given(pool, given)), (output, *kept[:keep]), run)
+    return _call(pool, _same, made, run, (x, *_given(pool, given)), beside=1)
 
 
 def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
@@ -68,37 +69,49 @@ def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
         return portable.push(*args, pool=pool, learned=learned)
     t, *rest = args
     _, given, residual = pool.held(tuple(rest))
-    layout = pool.layout(t.shape, t.dtype.name)
-    output = Buffer(layout.out_shape, (), layout.out_dtype)
+    first = 1 + pool.given
 
-    def run(plan: Plan, arrays: Sequence[Any], made: Sequence[Any]) -> None:
-        argument = _argument(pool, layout, arrays[1 : 1 + pool.given])
-        kept = tuple(arrays[1 + pool.given :])
+    def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
+        argument, kept = _argument(pool, arrays[1:first]), tuple(arrays[first:])
         pool.operator.push(plan, arrays[0], argument, kept, made[0], _THREADS, *pool.options)
 
-    return _call(pool, layout, (t, *_given(pool, given), *residual), (output,), run)
+    held = (t, *_given(pool, given), *residual)
+    return _call(pool, _same, lambda layout: [_output(layout)], run, held, beside=1)
 
 
 def pull(gy: Array, *args: Array, pool: Pooling, sizes: tuple[int, ...], learned: bool) -> Any:
     """The gradients of the input and, if it is wanted, of the argument."""
     x, given, residual = pool.held(args)
-    layout = pool.layout(pool.before(gy.shape, sizes), gy.dtype.name)
-    target = Buffer(layout.in_shape, (), layout.dtype)
     first = 1 + pool.operator.curved
-    held = (gy, *(() if x is None else (x,)), *_given(pool, given), *residual)
+    second = first + pool.given
 
-    def run(plan: Plan, arrays: Sequence[Any], made: Sequence[Any]) -> None:
+    def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
         values = arrays[1] if pool.operator.curved else None
-        argument = _argument(pool, layout, arrays[first : first + pool.given])
-        kept = tuple(arrays[first + pool.given :])
-        pool.operator.pull(
-            plan, arrays[0], values, argument, kept, made[0], _THREADS, *pool.options
-        )
+        argument, kept = _argument(pool, arrays[first:second]), tuple(arrays[second:])
+        way = (plan, arrays[0], values, argument, kept, made[0], _THREADS)
+        pool.operator.pull(*way, *pool.options)
 
-    gradients = _call(pool, layout, held, (target,), run)
+    def before(shape: Shape) -> Shape:
+        return pool.before(shape, sizes)
+
+    held = (gy, *(() if x is None else (x,)), *_given(pool, given), *residual)
+    gradients = _call(pool, before, lambda layout: [_input(layout)], run, held, beside=first)
     if learned:
+        layout = pool.layout(before(gy.shape), gy.dtype.name)
         gradients.append(_summed(gy.astype(residual[-1].dtype) * residual[-1], given[0], layout))
     return gradients
+
+
+def _same(shape: Shape) -> Shape:
+    return shape
+
+
+def _output(layout: Layout) -> Buffer:
+    return Buffer(layout.out_shape, layout.order, layout.out_dtype)
+
+
+def _input(layout: Layout) -> Buffer:
+    return Buffer(layout.in_shape, layout.order, layout.dtype)
 
 
 def _summed(slopes: Array, argument: Array, layout: Layout) -> Array:
@@ -117,49 +130,85 @@ def _given(pool: Pooling, given: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(given)
 
 
-def _argument(pool: Pooling, layout: Layout, holes: Sequence[Any]) -> Any:
-    """What stands for the array beside the input, as an operator's methods take it."""
-    if not holes:
-        return None
-    return (holes[0], holes[0].size) if pool.kind == "learned" else holes[0]
-
-
 class _Hole:
     """What stands for an array while an operator is watched."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
-        self.size = array.size
+
+
+_Holes = Sequence[_Hole]
+
+
+def _argument(pool: Pooling, holes: _Holes) -> Any:
+    """What stands for the array beside the input, as an operator's methods take it."""
+    if not holes:
+        return None
+    return (holes[0], holes[0].array.size) if pool.kind == "learned" else holes[0]
 
 
 def _call(
     pool: Pooling,
-    layout: Layout,
-    given: Sequence[Array],
-    made: Sequence[Buffer],
-    run: Callable[[Plan, Sequence[Any], Sequence[Any]], None],
+    in_shape: Callable[[Shape], Shape],
+    made: Callable[[Layout], list[Buffer]],
+    run: Callable[[Plan, _Holes, _Holes], None],
+    given: tuple[Array, ...],
+    beside: int,
 ) -> list[Array]:
-    """The kernels that an operator calls, called by XLA; what they made."""
-    shapes = [ShapeDtypeStruct(b.shape, jnp.dtype(b.dtype)) for b in made]
-    holes = [_Hole(a) for a in (*given, *shapes)]
-    values: dict[_Hole, Array] = dict(zip(holes, given, strict=False))
-    target = WHOLE if pool.kind in ("seed", "learned") else SPLIT
-    whole = holes[0] if given[0].shape == layout.in_shape else holes[len(given)]
-    split = holes[: len(given)], holes[len(given) :]
-    for name, asked in recorded(layout, lambda plan: run(plan, *split)):
-        args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in asked]
-        values |= {a: jnp.asarray(a.array) for a in args if isinstance(a, _Hole) and a not in holes}
-        used = [whole, *(a for arg in args for a in (arg if isinstance(arg, list) else [arg]))]
-        mentioned = list(dict.fromkeys(a for a in used if isinstance(a, _Hole)))
-        operands = [h for h in mentioned if h in values]
-        results = [h for h in mentioned if h not in values]
-        names = {h: f"<{k}" for k, h in enumerate(operands)}
-        names |= {h: f">{k}" for k, h in enumerate(results)}
-        words = " ".join([name, names[whole], *_described(pool, layout), *_words(args, names)])
-        call = jax.ffi.ffi_call(target, [h.array for h in results])
-        outputs = call(*(values[h] for h in operands), words=words)
-        values |= zip(results, outputs, strict=True)
-    return [values[h] for h in split[1]]
+    """The kernels that an operator calls, called by XLA; what they made.
+
+    Parameters
+    ----------
+    pool : Pooling
+        The operator.
+    in_shape : callable
+        The shape of the input, from that of the first array.
+    made : callable
+        The arrays that are made, for a layout.
+    run : callable
+        Calls the operator, with a plan, what stands for the given arrays, and for those made.
+    given : tuple of array
+        What is read.
+    beside : int
+        Which of these is the operator's own argument, if it has one.
+    """
+
+    def local(*given: Array) -> list[Array]:
+        layout = pool.layout(in_shape(given[0].shape), given[0].dtype.name)
+        shapes = [ShapeDtypeStruct(b.shape, jnp.dtype(b.dtype)) for b in made(layout)]
+        sources, targets = [_Hole(a) for a in given], [_Hole(s) for s in shapes]
+        values: dict[_Hole, Array] = dict(zip(sources, given, strict=True))
+        whole = sources[0] if given[0].shape == layout.in_shape else targets[0]
+        for name, args in recorded(layout, lambda plan: run(plan, sources, targets)):
+            _run(name, args, values, whole, _described(pool, layout))
+        return [values[h] for h in targets]
+
+    pooled = pool.layout(in_shape(given[0].shape), given[0].dtype.name).pooled
+    return spread(pool, local, given, pooled, beside)
+
+
+def _run(
+    name: str, asked: Sequence[Any], values: dict[_Hole, Array], whole: _Hole, plan: list[str]
+) -> None:
+    """Call one kernel; what it made is put among the values.
+
+    `whole`: an array of the input's shape; `plan`: in words.
+    """
+    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in asked]
+    values |= {
+        a: jnp.full(a.array.shape, a.array.item(), a.array.dtype)
+        for a in args
+        if isinstance(a, _Hole) and isinstance(a.array, np.ndarray)
+    }
+    listed = [a for arg in args for a in (arg if isinstance(arg, list) else [arg])]
+    mentioned = list(dict.fromkeys(a for a in (whole, *listed) if isinstance(a, _Hole)))
+    operands = [h for h in mentioned if h in values]
+    results = [h for h in mentioned if h not in values]
+    names = {h: f"<{k}" for k, h in enumerate(operands)}
+    names |= {h: f">{k}" for k, h in enumerate(results)}
+    words = " ".join([name, names[whole], *plan, *_words(args, names)])
+    call = jax.ffi.ffi_call(TARGET, [h.array for h in results])
+    values |= zip(results, call(*(values[h] for h in operands), words=words), strict=True)
 
 
 def _described(pool: Pooling, layout: Layout) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
@@ -202,6 +203,7 @@ def _define(
     primitive: Primitive, shapes: Any, jvp: Any, transpose: Any, batch: Any, cpu: Any, others: Any
 ) -> None:
     primitive.multiple_results = True
+    prim_requires_devices_during_lowering.add(primitive)  # as `custom_partitioning`, which it uses
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(shapes)
     ad.primitive_jvps[primitive] = jvp

@@ -1,0 +1,78 @@
+"""Kernels on arrays that are spread over devices: each pools what it has, nothing is gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import Array
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from poolgrad.jax.composed import wide
+from poolgrad.jax.pooling import Pooling
+
+
+def spread(
+    pool: Pooling,
+    local: Callable[..., list[Array]],
+    given: Sequence[Array],
+    pooled: tuple[int, ...],
+    beside: int,
+) -> list[Array]:
+    """What `local` makes of these arrays, of each device's part by itself.
+
+    Parameters
+    ----------
+    pool : Pooling
+        The operator. One that draws needs all of the batch: who draws what depends on it.
+    local : callable
+        From arrays to arrays, of whatever size their axes are that are not pooled.
+    given : sequence of array
+        Its arguments, the first one of the rank of the input.
+    pooled : tuple of int
+        The axes that stay together.
+    beside : int
+        Which of the arguments is the operator's own, if it has one.
+    """
+    made = jax.eval_shape(local, *given)
+    apart = pool.kind != "seed"
+    common = [a if apart and a not in pooled else None for a in range(given[0].ndim)]
+    leading = [a for a in common if a is not None]
+    own = {"learned": leading[-1:], "samples": leading}.get(pool.kind or "", common)
+
+    def shared(arrays: Sequence[Any], at: int) -> list[list[int | None]]:
+        """For each axis of each array, the axis of the first one that it goes with."""
+        axes = [own if k == at else common for k in range(len(arrays))]
+        pairs = zip(axes, arrays, strict=True)
+        return [[*(known + [None] * array.ndim)][: array.ndim] for known, array in pairs]
+
+    sides = shared(given, beside if pool.given else -1), shared(made, -1)
+    whole: list[str] = []
+
+    def named(axis: int | None) -> str:
+        if axis is not None:
+            return f"b{axis}"
+        whole.append(f"w{len(whole)}")
+        return whole[-1]
+
+    words = (", ".join(" ".join(map(named, axes)) or "..." for axes in side) for side in sides)
+    split = custom_partitioning(local)
+
+    def partition(mesh: Any, arguments: Any, results: Any) -> Any:
+        spec = [*arguments[0].sharding.spec, *(None,) * len(common)]
+
+        def over(side: list[list[int | None]]) -> list[NamedSharding]:
+            specs = ([None if a is None else spec[a] for a in axes] for axes in side)
+            return [NamedSharding(mesh, PartitionSpec(*s)) for s in specs]
+
+        return mesh, wide(local), over(sides[1]), tuple(over(sides[0]))
+
+    split.def_partition(
+        partition=partition,
+        sharding_rule=" -> ".join(words),
+        need_replication_factors=tuple(whole),
+    )
+    outputs: list[Array] = split(*given)
+    return outputs
