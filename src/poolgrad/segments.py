@@ -1,0 +1,126 @@
+"""Windows of an axis that comes in chunks: which chunk pools which, and what it needs for that."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from poolgrad.window import Axis, AxisRule, Rule
+
+
+class Cell(NamedTuple):
+    """Some of the windows of a segment, as windows of some of its inputs.
+
+    Attributes
+    ----------
+    outputs, inputs : tuple of (start, stop)
+        Within the segment.
+    rule : AxisRule
+        What makes just these windows of just these inputs.
+    """
+
+    outputs: tuple[int, int]
+    inputs: tuple[int, int]
+    rule: AxisRule
+
+
+class Segment(NamedTuple):
+    """Windows that are pooled together.
+
+    Attributes
+    ----------
+    outputs, inputs : tuple of (start, stop)
+        The windows, and what they look at.
+    cells : tuple of Cell
+        One; of bins that differ, one for each.
+    """
+
+    outputs: tuple[int, int]
+    inputs: tuple[int, int]
+    cells: tuple[Cell, ...]
+
+    @property
+    def out(self) -> int:
+        """How many windows."""
+        return self.outputs[1] - self.outputs[0]
+
+
+_WHOLE: AxisRule = (0, 1, 0, 0, 1, 0)
+
+
+def _look(axis: Axis, output: int) -> tuple[int, int]:
+    """First and last (exclusive) input that a window reaches, inside the input or not."""
+    if axis.adaptive:
+        return output * axis.size // axis.out, -(-(output + 1) * axis.size // axis.out)
+    start = output * axis.stride - axis.lo
+    return start, start + (axis.kernel - 1) * axis.dilation + 1
+
+
+def segment(axis: Axis, first: int, stop: int) -> Segment:
+    """Some windows of an axis, of which at least one holds an input."""
+    start, end = _look(axis, first)[0], _look(axis, stop - 1)[1]
+    begin, finish = max(start, 0), min(end, axis.size)
+    if axis.adaptive:
+        cells = []
+        for output in range(first, stop):
+            lo, hi = _look(axis, output)
+            here = (output - first, output - first + 1)
+            cells.append(Cell(here, (lo - begin, hi - begin), _WHOLE))
+        return Segment((first, stop), (begin, finish), tuple(cells))
+    # A window that the end of the padded input cuts off is cut off here, too.
+    cut = end > axis.size + axis.hi
+    high = min(end, axis.size + axis.hi) - finish
+    rule = (axis.kernel, axis.stride, begin - start, high, axis.dilation, int(cut))
+    whole = Cell((0, stop - first), (0, finish - begin), rule)
+    return Segment((first, stop), (begin, finish), (whole,))
+
+
+def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
+    """All windows of an axis, each with the chunk that it begins in."""
+    bounds, end = [], 0
+    for chunk in chunks:
+        end += chunk
+        # the first window that begins beyond this chunk
+        bounds.append(_first_beyond(axis, end))
+    bounds[-1] = axis.out
+    found: list[Segment] = []
+    first = 0
+    for stop in bounds:
+        if stop <= first or not _holds_input(axis, first, stop):
+            continue
+        found.append(segment(axis, first, stop))
+        first = stop
+    if not found:  # nothing but padding
+        cut = _look(axis, axis.out - 1)[1] > axis.size + axis.hi
+        rule = (axis.kernel, axis.stride, axis.lo, axis.hi, axis.dilation, int(cut))
+        whole, everything = (0, axis.out), (0, axis.size)
+        return [Segment(whole, everything, (Cell(whole, everything, rule),))]
+    if first < axis.out:  # windows of padding alone go with the last that are not
+        last = found.pop()
+        found.append(segment(axis, last.outputs[0], axis.out))
+    return found
+
+
+def _first_beyond(axis: Axis, position: int) -> int:
+    if axis.adaptive:
+        return min(-(-position * axis.out // axis.size), axis.out)
+    return min(max(-(-(position + axis.lo) // axis.stride), 0), axis.out)
+
+
+def _holds_input(axis: Axis, first: int, stop: int) -> bool:
+    return _look(axis, first)[0] < axis.size and _look(axis, stop - 1)[1] > 0
+
+
+def taking(axis: Axis, start: int, stop: int) -> Segment | None:
+    """The windows that look at some inputs; None if there are none."""
+    if axis.adaptive:
+        first, last = start * axis.out // axis.size, -(-stop * axis.out // axis.size)
+        return segment(axis, first, min(last, axis.out))
+    reach = (axis.kernel - 1) * axis.dilation + 1
+    first = max(-(-(start + axis.lo - reach + 1) // axis.stride), 0)
+    last = min((stop - 1 + axis.lo) // axis.stride + 1, axis.out)
+    return segment(axis, first, last) if first < last else None
+
+
+def rule_of(cells: tuple[Cell, ...]) -> Rule:
+    """The rule of windows that lie in one cell along each axis."""
+    return tuple(cell.rule for cell in cells)
