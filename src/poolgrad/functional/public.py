@@ -42,9 +42,9 @@ def _jax() -> ModuleType:
 
 
 def _dask() -> ModuleType:
-    from poolgrad import dask
+    from poolgrad.dask import function
 
-    return dask
+    return function
 
 
 # The first part of a module's name -> what imports the front end for the arrays it defines.

@@ -1,0 +1,231 @@
+"""What the public functions do with Dask arrays.
+
+An output's chunk is pooled from the part of the input that its windows look at: the chunks there
+and, where windows cross a border, strips of the next ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from poolgrad import numpy as front
+from poolgrad.contract import Buffer, Operator, Request, indexed, unpacked
+from poolgrad.core import Layout, lay_out
+from poolgrad.dask import tasks, unpool
+from poolgrad.dask.graph import Graph, Parts, Position, span
+from poolgrad.dask.segments import segments, taking
+from poolgrad.operators import OPERATORS
+
+
+def asarray(x: Any) -> Any:
+    """The array, if its chunks can be pooled.
+
+    Raises
+    ------
+    ValueError
+        If it does not know how large they are.
+    """
+    if any(np.isnan(size) for size in x.shape):
+        raise ValueError(
+            f"x must have chunks of known sizes, got shape {x.shape}; call x.compute_chunk_sizes() "
+            "first"
+        )
+    return x
+
+
+def perform(request: Request) -> Any:
+    """Do what a public function describes, when it is computed."""
+    if request.out is not None:
+        raise TypeError("out is for NumPy arrays; those of Dask are made when they are computed")
+    if _places(request):
+        return unpool.Asked(request).y
+    if request.return_indices:
+        request = replace(request, options=indexed(request.options))
+    asked = _Asked(request)
+    if not request.return_indices:
+        return asked.shaped(asked.forward()[0])
+    y, indices = asked.forward(indices=True)
+    return asked.shaped(y), asked.shaped(indices)
+
+
+def vjp(request: Request) -> tuple[Any, Any]:
+    """Pool, and get the way back; both lazy."""
+    if _places(request):
+        placed = unpool.Asked(request)
+        return placed.y, Pullback(placed, ())
+    asked = _Asked(replace(request, options=unpacked(request.options)))
+    y, *residual = asked.forward(residual=True)
+    return asked.shaped(y), Pullback(asked, residual)
+
+
+def _places(request: Request) -> bool:
+    """Whether this is the way back of a maximum."""
+    return not OPERATORS[request.operator].windowed
+
+
+class Pullback:
+    """The way back through one pooling of Dask arrays: gradients are as lazy as their arrays.
+
+    Made by `poolgrad.vjp`. What the forward pass keeps is computed with it, and again for a
+    gradient that is computed by itself.
+
+    Parameters
+    ----------
+    asked, residual
+        Of the forward pass.
+    """
+
+    def __init__(self, asked: _Asked | unpool.Asked, residual: Sequence[Any]) -> None:
+        self._asked, self._residual = asked, residual
+
+    def __call__(self, gy: Any) -> Any:
+        """The gradient of the input, in its chunks.
+
+        Parameters
+        ----------
+        gy : array, shape and dtype of the output
+            The gradient of the output (the cotangent), of Dask or NumPy.
+
+        Returns
+        -------
+        dask.array.Array, shape and dtype of the input
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `gy` has another dtype or shape than the output.
+        """
+        return self._asked.pull(gy, self._residual)
+
+    def parameters(self, gy: Any) -> dict[str, Any]:
+        """The gradient of what the operator has to learn; see `poolgrad.Pullback.parameters`."""
+        return self._asked.parameters(gy, self._residual)
+
+
+class _Asked:
+    """One pooling of a Dask array, checked.
+
+    Parameters
+    ----------
+    request : Request
+        What a public function asks.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.operator: Operator = OPERATORS[request.operator]
+        kind = self.operator.argument.kind if self.operator.argument else None
+        if kind in ("seed", "samples"):
+            raise TypeError(
+                f"{request.operator} pooling is not for Dask arrays: what is drawn for one chunk "
+                "depends on all others"
+            )
+        x = asarray(request.x)
+        if not self.operator.accepts(x.dtype.name):
+            raise self.operator.refuse_dtype(x.dtype)
+        self.x, self.request = x, replace(request, x=None, keepdims=True)
+        self._squeezed = not request.keepdims
+        dtypes = x.dtype.name, self.operator.result(x.dtype.name)
+        self.layout: Layout = lay_out(request.rule, x.shape, request.channels_last, -1, *dtypes)
+        self.operator.check(self.layout.window, *request.options)
+        if kind == "learned":  # so that mistakes are found here, not where it is computed
+            whole = np.broadcast_to(np.zeros((), x.dtype), x.shape)
+            front.argument_of(request, front.prepared(request, whole), whole)
+        self._axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
+        along = {a: segments(axis, x.chunks[a]) for a, axis in self._axes.items()}
+        self._segments = along
+        self._chunks = tuple(
+            tuple(s.out for s in along[a]) if a in along else c for a, c in enumerate(x.chunks)
+        )
+
+    def shaped(self, y: Any) -> Any:
+        """The result without its pooled axes, unless they are to be kept."""
+        return y.squeeze(self.layout.pooled) if self._squeezed else y
+
+    def _cotangent(self, gy: Any) -> Any:
+        """The gradient of the output, in the chunks of the output."""
+        layout = self.layout
+        shape = tuple(
+            s for a, s in enumerate(layout.out_shape) if not (self._squeezed and a in self._axes)
+        )
+        gy = da.asarray(gy)
+        if gy.shape != shape:
+            raise ValueError(f"gy must have the shape of the output, {shape}, got {gy.shape}")
+        if gy.dtype.name != layout.out_dtype:
+            raise TypeError(
+                f"gy must have the dtype of the output, {layout.out_dtype}, got {gy.dtype}"
+            )
+        return gy.reshape(layout.out_shape).rechunk(self._chunks)
+
+    def _graph(self, name: str, *what: Any) -> Graph:
+        asked = self.request
+        whole = (self.x.name, asked.rule, asked.options, asked.arguments, asked.channels_last)
+        return Graph(f"{asked.operator}-{name}", *whole, *what)
+
+    def _at(self, position: Position) -> Request:
+        """The request of the chunk there: a learned argument is cut as the channels are."""
+        (given,) = self.request.arguments or (None,)
+        if np.ndim(given) == 0:
+            return self.request
+        channel = self.layout.channel
+        sizes, at = self.x.chunks[channel], position[channel]
+        begin = sum(sizes[:at])
+        part = np.asarray(given)[begin : begin + sizes[at]]
+        return replace(self.request, arguments=(part,))
+
+    def forward(self, residual: bool = False, indices: bool = False) -> list[Any]:
+        """The output, and what else is asked for."""
+        layout, operator = self.layout, self.operator
+        if residual and self.x.dtype.kind not in "fV":
+            raise TypeError(f"x must be of a floating dtype to have a gradient, got {self.x.dtype}")
+        buffers = [Buffer(layout.out_shape, (), layout.out_dtype)]
+        if residual:
+            buffers += operator.residual(layout, *self.request.options)
+        elif indices:
+            buffers.append(Buffer(layout.out_shape, (), "int64"))
+        graph = self._graph("forward", residual, indices)
+        for position in np.ndindex(*map(len, self._chunks)):
+            here = [self._segments[a][position[a]] for a in self._axes]
+            ranges = dict(zip(self._axes, (s.inputs for s in here), strict=True))
+            parts = graph.gather(self.x, position, ranges)
+            keep = "residual" if residual else "indices" if indices else ""
+            sizes = tuple(axis.size for axis in self._axes.values())
+            graph.add(position, tasks.forward, (self._at(position), here, sizes, keep), [parts])
+        return graph.arrays(buffers, self._chunks, [self.x])
+
+    def parameters(self, gy: Any, residual: Sequence[Any]) -> dict[str, Any]:
+        """The gradient of a learned argument, by its name."""
+        operator, layout = self.operator, self.layout
+        if not operator.learned or operator.argument is None:
+            return {}
+        given = np.shape(self.request.arguments[0])
+        slopes = self._cotangent(gy).astype(layout.sum_dtype) * residual[-1]
+        others = tuple(a for a in range(slopes.ndim) if not (given and a == layout.channel))
+        total = slopes.sum(others, dtype="float64").astype(layout.sum_dtype)
+        return {operator.argument.name: total.reshape(given)}
+
+    def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
+        """The gradient of the input."""
+        gy = self._cotangent(gy)
+        graph = self._graph("pull", gy.name, [r.name for r in residual])
+        kept = list(residual[:-1] if self.operator.learned else residual)
+        for position in np.ndindex(*map(len, self.x.chunks)):
+            chunk = {a: span(self.x.chunks[a], position[a]) for a in self._axes}
+            here = [taking(axis, *chunk[a]) for a, axis in self._axes.items()]
+            shape = tuple(c[p] for c, p in zip(self.x.chunks, position, strict=True))
+            parts: list[Parts] = []
+            if None not in here:
+                outs = {a: s.outputs for a, s in zip(self._axes, here, strict=True) if s}
+                parts = [graph.gather(array, position, outs) for array in (gy, *kept)]
+                if self.operator.curved:
+                    inputs = {a: s.inputs for a, s in zip(self._axes, here, strict=True) if s}
+                    parts.append(graph.gather(self.x, position, inputs))
+            how = (self._at(position), here, chunk, shape, self.x.dtype.name)
+            graph.add(position, tasks.pull, how, parts)
+        buffer = Buffer(self.layout.in_shape, (), self.layout.dtype)
+        sources = [gy, *kept, *([self.x] if self.operator.curved else [])]
+        return graph.arrays([buffer], self.x.chunks, sources)[0]

@@ -1,0 +1,127 @@
+"""Graphs of tasks, each of which makes one chunk from parts of others."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any, NamedTuple
+
+import dask.array as da
+import numpy as np
+from dask._task_spec import Task, TaskRef
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+from numpy.typing import NDArray
+
+from poolgrad.contract import Buffer
+from poolgrad.numpy import dtype_named
+
+Array = NDArray[Any]
+Position = tuple[int, ...]
+
+
+class Parts(NamedTuple):
+    """Where an array comes from: pieces in row-major order, and how many along each axis."""
+
+    pieces: list[TaskRef]
+    grid: Position
+
+
+def span(chunks: Sequence[int], at: int) -> tuple[int, int]:
+    """Where a chunk begins and stops."""
+    begin = sum(chunks[:at])
+    return begin, begin + chunks[at]
+
+
+class Graph:
+    """The tasks of one pooling.
+
+    Parameters
+    ----------
+    name : str
+        What it is; begins the names of its tasks.
+    *what
+        All that its results depend on.
+    """
+
+    def __init__(self, name: str, *what: Any) -> None:
+        self._name = f"{name}-{tokenize(*what)}"
+        self._tasks: dict[Any, Task] = {}
+
+    def gather(self, array: Any, position: Position, ranges: dict[int, tuple[int, int]]) -> Parts:
+        """The part of an array in these ranges of its pooled axes, beside a chunk's others."""
+        along: list[list[tuple[int, slice]]] = []
+        for a, chunks in enumerate(array.chunks):
+            if a not in ranges:
+                at = position[a] if a < len(position) else 0
+                along.append([(at, slice(None))])
+                continue
+            (start, stop), begin, found = ranges[a], 0, []
+            for at, size in enumerate(chunks):
+                lo, hi = max(start - begin, 0), min(stop - begin, size)
+                if lo < hi:
+                    found.append((at, slice(None) if hi - lo == size else slice(lo, hi)))
+                begin += size
+            along.append(found)
+        pieces = []
+        for piece in itertools.product(*along):
+            key = (array.name, *(at for at, _ in piece))
+            cuts = tuple(cut for _, cut in piece)
+            if any(cut != slice(None) for cut in cuts):
+                bounds = (b for cut in cuts for b in (cut.start or 0, cut.stop or 0))
+                part = (f"{self._name}-part-{array.name}", *key[1:], *bounds)
+                self._tasks[part] = Task(part, getitem, TaskRef(key), cuts)
+                key = part
+            pieces.append(TaskRef(key))
+        return Parts(pieces, tuple(map(len, along)))
+
+    def add(self, position: Position, run: Callable[..., Any], how: tuple[Any, ...], parts: Sequence[Parts]) -> None:
+        """The task that makes what lies there."""
+        key = (self._name, *position)
+        pieces = [piece for part in parts for piece in part.pieces]
+        grids = [part.grid for part in parts]
+        self._tasks[key] = Task(key, _run, run, how, grids, *pieces)
+
+    def arrays(self, buffers: Sequence[Buffer], chunks: Any, sources: Sequence[Any]) -> list[Any]:
+        """The arrays that the tasks make, each one or, if there are several, a tuple of them."""
+        graph = HighLevelGraph.from_collections(self._name, self._tasks, dependencies=sources)
+        names = [self._name]
+        if len(buffers) > 1:
+            layers, needs = dict(graph.layers), dict(graph.dependencies)
+            names = [f"{self._name}-{k}" for k in range(len(buffers))]
+            for k, name in enumerate(names):
+                layers[name] = {
+                    (name, *at): Task((name, *at), getitem, TaskRef((self._name, *at)), k)
+                    for at in np.ndindex(*map(len, chunks))
+                }
+                needs[name] = {self._name}
+                if len(buffers[k].shape) > len(chunks):  # bits of ties: one axis more, in one piece
+                    layers[name] = {(*key, 0): task for key, task in layers[name].items()}
+            graph = HighLevelGraph(layers, needs)
+        made = []
+        for name, (shape, _, dtype) in zip(names, buffers, strict=True):
+            more = tuple((size,) for size in shape[len(chunks) :])
+            meta = np.empty((0,) * len(shape), dtype_named(dtype))
+            made.append(da.Array(graph, name, (*chunks, *more), meta=meta))
+        return made
+
+
+def _run(run: Any, how: Any, grids: Sequence[Position], *pieces: Array) -> Any:
+    arrays, at = [], 0
+    for grid in grids:
+        count = math.prod(grid)
+        arrays.append(joined(pieces[at : at + count], grid))
+        at += count
+    return run(*how, *arrays)
+
+
+def joined(pieces: Sequence[Array], grid: Position) -> Array:
+    """One array of pieces in row-major order."""
+    for axis in reversed(range(len(grid))):
+        n = grid[axis]
+        if n > 1:
+            starts = range(0, len(pieces), n)
+            pieces = [np.concatenate(pieces[i : i + n], axis) for i in starts]
+    return pieces[0]

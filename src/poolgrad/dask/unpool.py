@@ -1,0 +1,192 @@
+"""Values put where their indices say, chunk by chunk: the way back of a maximum.
+
+An index may be anywhere in its plane, so each chunk of the input deals its values out to the chunks
+of the output; only values travel, no chunk does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import getitem
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask._task_spec import Task, TaskRef
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+from numpy.typing import NDArray
+
+from poolgrad import arguments
+from poolgrad.contract import Request
+from poolgrad.core import lay_out
+from poolgrad.dask.graph import Position
+from poolgrad.operators import OPERATORS
+
+Array = NDArray[Any]
+Chunks = tuple[tuple[int, ...], ...]
+_Dealt = tuple[Array, Array, Array, Array]  # planes, places, values, and where these come from
+
+
+class Asked:
+    """One unpooling of a Dask array, checked.
+
+    Parameters
+    ----------
+    request : Request
+        What a public function asks.
+
+    Attributes
+    ----------
+    y : dask.array.Array
+        The output.
+    """
+
+    def __init__(self, request: Request) -> None:
+        x, operator = request.x, OPERATORS[request.operator]
+        if not operator.accepts(x.dtype.name):
+            raise operator.refuse_dtype(x.dtype)
+        name = x.dtype.name
+        layout = lay_out(request.rule, x.shape, request.channels_last, -1, name, name)
+        indices = da.asarray(request.arguments[0])
+        arguments.check_indices(indices.dtype, indices.shape, x.shape)
+        self._pooled, self._x = layout.pooled, x
+        outs = dict(zip(layout.pooled, layout.window.axes, strict=True))
+        chunks = tuple(
+            _scaled(c, outs[a].size, outs[a].out) if a in outs else c
+            for a, c in enumerate(x.chunks)
+        )
+        self.y, self._owners = _scatter(x, indices.rechunk(x.chunks), chunks, self._pooled, 0)
+
+    def parameters(self, gy: Any, residual: Sequence[Any]) -> dict[str, Any]:
+        """Nothing: there is nothing to learn."""
+        return {}
+
+    def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
+        """The gradient of the input: each value of `gy` goes where that of the output came from."""
+        gy = da.asarray(gy)
+        if gy.shape != self.y.shape:
+            raise ValueError(f"gy must have the shape of the output, {self.y.shape}, got {gy.shape}")
+        if gy.dtype != self.y.dtype:
+            raise TypeError(f"gy must have the dtype of the output, {self.y.dtype}, got {gy.dtype}")
+        given = gy.rechunk(self.y.chunks)
+        return _scatter(given, self._owners, self._x.chunks, self._pooled, -1)[0]
+
+
+def _scaled(chunks: Sequence[int], size: int, out: int) -> tuple[int, ...]:
+    """As many chunks of an axis of another size, if it has so many."""
+    bounds = sorted({end * out // size for end in np.cumsum(chunks)} - {0})
+    return tuple(int(n) for n in np.diff([0, *bounds]))
+
+
+def _scatter(
+    values: Any, indices: Any, chunks: Chunks, pooled: tuple[int, ...], least: int
+) -> tuple[Any, Any]:
+    """Values where their indices say, among zeros, and where they come from, or -1.
+
+    Of several for one place the last one stands there. `least`: what an index may be; -1 is none.
+    """
+    name = "unpool-" + tokenize(values.name, indices.name, chunks, pooled)
+    sizes = tuple(values.shape[a] for a in pooled)
+    outs = tuple(sum(chunks[a]) for a in pooled)
+    bounds = tuple(tuple(np.cumsum((0, *chunks[a]))) for a in pooled)
+    grid = [range(len(chunks[a])) for a in pooled]
+    targets = list(np.ndindex(*map(len, grid)))
+    dealing, dealt, placing = {}, {}, {}
+    for at in np.ndindex(*map(len, values.chunks)):
+        key = (f"{name}-deal", *at)
+        begins = tuple(sum(values.chunks[a][: at[a]]) for a in pooled)
+        sources = TaskRef((values.name, *at)), TaskRef((indices.name, *at))
+        how = (pooled, begins, sizes, outs, bounds, least)
+        dealing[key] = Task(key, _deal, how, *sources)
+        for k, target in enumerate(targets):
+            part = (f"{name}-dealt", *at, *target)
+            dealt[part] = Task(part, getitem, TaskRef(key), k)
+    for at in np.ndindex(*map(len, chunks)):
+        shape = tuple(c[p] for c, p in zip(chunks, at, strict=True))
+        target = tuple(at[a] for a in pooled)
+        own = [
+            (f"{name}-dealt", *_replaced(at, pooled, source), *target)
+            for source in np.ndindex(*(len(values.chunks[a]) for a in pooled))
+        ]
+        key = (f"{name}-place", *at)
+        how = (shape, pooled, values.dtype.str)
+        placing[key] = Task(key, _place, how, *map(TaskRef, own))
+    parts = [
+        {(f"{name}-{k}", *at): Task((f"{name}-{k}", *at), getitem, TaskRef((*key,)), k)
+         for key in placing for at in [key[1:]]}
+        for k in range(2)
+    ]  # fmt: skip
+    graph = HighLevelGraph.from_collections(f"{name}-deal", dealing, dependencies=[values, indices])
+    layers, needs = dict(graph.layers), dict(graph.dependencies)
+    before = f"{name}-deal"
+    for layer, made in ((f"{name}-dealt", dealt), (f"{name}-place", placing)):
+        layers[layer], needs[layer] = made, {before}
+        before = layer
+    for k, made in enumerate(parts):
+        layers[f"{name}-{k}"], needs[f"{name}-{k}"] = made, {before}
+    graph = HighLevelGraph(layers, needs)
+    y, owners = (
+        da.Array(graph, f"{name}-{k}", chunks, meta=np.empty((0,) * values.ndim, dtype))
+        for k, dtype in enumerate((values.dtype, np.int64))
+    )
+    return y, owners
+
+
+def _replaced(position: Position, axes: tuple[int, ...], values: Position) -> Position:
+    changed = dict(zip(axes, values, strict=True))
+    return tuple(changed.get(a, p) for a, p in enumerate(position))
+
+
+# What the tasks do, with NumPy arrays
+
+
+def _planes(array: Array, pooled: tuple[int, ...]) -> Array:
+    last = range(array.ndim - len(pooled), array.ndim)
+    moved = np.moveaxis(array, pooled, last)
+    return moved.reshape(-1, math.prod(moved.shape[array.ndim - len(pooled) :]))
+
+
+def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
+    """For each chunk of the output's planes, what goes there."""
+    pooled, begins, sizes, outs, bounds, least = how
+    flat, where = _planes(values, pooled), _planes(indices, pooled)
+    wrong = where[(where < least) | (where >= math.prod(outs))]
+    if wrong.size:
+        raise ValueError(
+            f"indices must be from 0 to {math.prod(outs) - 1}, positions in a plane of the output, "
+            f"got {wrong[0]}"
+        )
+    here = np.indices([values.shape[a] for a in pooled]).reshape(len(pooled), -1)
+    sources = np.ravel_multi_index(tuple(here + np.array(begins)[:, None]), sizes)
+    planes, columns = np.nonzero(where >= 0)
+    places = np.unravel_index(where[planes, columns], outs)
+    blocks = [np.searchsorted(b, p, "right") - 1 for b, p in zip(bounds, places, strict=True)]
+    counts = [len(b) - 1 for b in bounds]
+    block = np.ravel_multi_index(tuple(blocks), counts)
+    dealt: list[_Dealt] = []
+    for k, at in enumerate(np.ndindex(*counts)):
+        own = np.flatnonzero(block == k)
+        shape = [b[i + 1] - b[i] for b, i in zip(bounds, at, strict=True)]
+        local = [p[own] - b[i] for p, b, i in zip(places, bounds, at, strict=True)]
+        flat_places = np.ravel_multi_index(tuple(local), shape)
+        chosen = planes[own], columns[own]
+        dealt.append((chosen[0], flat_places, flat[chosen], sources[chosen[1]]))
+    return dealt
+
+
+def _place(how: tuple[Any, ...], *parts: _Dealt) -> tuple[Array, Array]:
+    """One chunk of the output, and for each of its places who stands there."""
+    shape, pooled, dtype = how
+    planes, places, values, sources = (np.concatenate(c) for c in zip(*parts, strict=True))
+    order = np.argsort(sources, kind="stable")  # the last one stays
+    inner = [shape[a] for a in pooled]
+    outer = [s for a, s in enumerate(shape) if a not in pooled]
+    made = []
+    for column, empty in ((values, np.zeros((), dtype)), (sources, np.array(-1))):
+        flat = np.full((math.prod(outer), math.prod(inner)), empty)
+        flat[planes[order], places[order]] = column[order]
+        last = range(len(shape) - len(pooled), len(shape))
+        made.append(np.moveaxis(flat.reshape(*outer, *inner), last, pooled))
+    return made[0], made[1]
