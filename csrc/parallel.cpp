@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cfenv>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -87,6 +88,7 @@ class Pool {
   }
 
   void loop(int id, std::uint64_t seen) {
+    std::fesetenv(FE_DFL_ENV);  // whoever starts a thread hands its own way of computing on
     for (;;) {
       {
         std::unique_lock<std::mutex> lock(mutex_);

@@ -10,6 +10,7 @@ nanobind::object poolgrad::xla_handler() { return nanobind::none(); }
 
 #include <sys/mman.h>
 
+#include <cfenv>
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
@@ -38,6 +39,21 @@ void prefer_large_pages(const Held& held) {
   static_cast<void>(held);
 #endif
 }
+
+// XLA's threads take subnormal numbers for zeros; a maximum of such numbers is one of them.
+class PlainArithmetic {
+ public:
+  PlainArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  PlainArithmetic(const PlainArithmetic&) = delete;
+  PlainArithmetic& operator=(const PlainArithmetic&) = delete;
+  ~PlainArithmetic() { std::fesetenv(&before_); }
+
+ private:
+  std::fenv_t before_;
+};
 
 Held held(const ffi::AnyBuffer& buffer) {
   const auto shape = buffer.dimensions();
@@ -195,6 +211,7 @@ ffi::Error handle(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingR
     }
     Words told(words, std::move(operands), std::move(results),
                static_cast<int>(pool.num_threads()));
+    const PlainArithmetic plain;
     const Call kernel = kernel_named(told.next());
     kernel(plan_of(told), told);
     return ffi::Error::Success();

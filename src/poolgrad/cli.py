@@ -216,6 +216,10 @@ def bench(
             help="Whole networks instead, as they are and after `convert` or in `accelerate`.",
         ),
     ] = False,
+    jax: Annotated[
+        bool,
+        typer.Option("--jax", help="JAX instead, with its own pooling and with ours."),
+    ] = False,
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write.")] = Path(
         "bench"
     ),
@@ -223,21 +227,26 @@ def bench(
     """Time every row beside PyTorch, oneDNN, ONNX Runtime and XLA, and against the memory limit.
 
     The limit is the time that a copy of as many bytes takes, measured in turns with the rest. The
-    folder gets bench.csv, bench.png and bench_kernels.png; with `--networks`, networks.csv.
+    folder gets bench.csv, bench.png and bench_kernels.png; with `--networks`, networks.csv; with
+    `--jax`, jax.csv.
     """
+    if networks and jax:
+        _fail("--networks and --jax are two benchmarks: ask for one", code=2)
     with _clear_errors():
         import torch
         from rich.console import Console
         from rich.progress import Progress
 
+        from poolgrad.bench import jax as beside_itself
         from poolgrad.bench import measure, report
         from poolgrad.bench import networks as whole
         from poolgrad.bench.rows import select
 
-    timed: Any = whole.measure if networks else measure.measure
-    name = "networks" if networks else "bench"
+    name = "networks" if networks else "jax" if jax else "bench"
+    suite: Any = {"networks": whole, "jax": beside_itself}.get(name)
+    timed: Any = suite.measure if suite else measure.measure
     try:
-        chosen = whole.select(rows or ()) if networks else select(rows or (), dtype)
+        chosen = suite.select(rows or ()) if suite else select(rows or (), dtype)
         report.prepare(out)
     except (ValueError, ModuleNotFoundError) as error:
         _fail(str(error), code=2)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from poolgrad.bench.rows import Limits
 
-EAGER, FLOOR = "PyTorch", "floor ms"
+EAGER, OWN, FLOOR = "PyTorch", "JAX's own", "floor ms"
 
 
 class Figure(NamedTuple):
@@ -78,7 +78,7 @@ class Result:
         if self.apart is not None:
             figures["apart"] = Figure(self.apart, self.limits.apart)
         for peer, seconds in self.peers.items():
-            least = self.limits.faster if peer == EAGER else 1.0
+            least = self.limits.faster if peer in (EAGER, OWN) else 1.0
             figures[peer] = Figure(seconds / self.seconds, least, at_least=True)
         return figures
 

@@ -151,9 +151,10 @@ def _unpacked(pool: Pooling, layout: Layout, residual: tuple[Array, ...]) -> tup
     if not residual:
         return ()
     (kept,) = residual
-    kept = pooled_last(pool, kept, behind=kept.ndim - len(layout.out_shape))
+    behind = kept.ndim - len(layout.out_shape)
+    kept = pooled_last(pool, kept, behind)
     bits = pool.operator.route_bits(layout.window, *pool.options)
-    if not bits:
+    if behind or not bits:  # ties are never packed
         return (kept,)
     rows = kept[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)
     routes = rows.reshape(*kept.shape[:-1], -1)[..., : layout.window.out[-1]]

@@ -210,10 +210,14 @@ def _define(
     if transpose is not None:
         ad.primitive_transposes[primitive] = transpose
     batching.primitive_batchers[primitive] = batch
-    mlir.register_lowering(primitive, mlir.lower_fun(composed.wide(others), multiple_results=True))
-    mlir.register_lowering(
-        primitive, mlir.lower_fun(composed.wide(cpu), multiple_results=True), platform="cpu"
-    )
+    mlir.register_lowering(primitive, lowering(others))
+    mlir.register_lowering(primitive, lowering(cpu), platform="cpu")
+
+
+def lowering(function: Callable[..., Any]) -> Any:
+    """The function as what a primitive becomes in a compiled program."""
+    lowered = mlir.lower_fun(composed.wide(function), multiple_results=True)
+    return composed.wide(lowered)  # some operations are traced only when they are lowered
 
 
 _define(

@@ -1,0 +1,100 @@
+"""How JAX is asked in tests: NumPy arrays in, NumPy arrays out, with all of 64 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import mlir
+from refusal import attempt
+from strategies import Case
+
+import poolgrad
+from poolgrad.jax import portable
+from poolgrad.jax.primitives import forward_p, lowering, pull_p, push_p
+
+KINDS = (
+    "max", "relu_max", "min", "median", "stochastic", "fractional_max", "max_unpool", "avg", "lp",
+    "lse", "soft", "expected", "mixed", "adaptive_max", "adaptive_avg", "global_max", "global_lp",
+)  # fmt: skip
+BLENDING = ("avg", "lp", "lse", "soft", "expected", "mixed")
+
+
+def native(x: Any) -> Any:
+    """An array that JAX takes."""
+    if type(x) is not np.ndarray or x.dtype.isnative:
+        return x
+    return x.astype(x.dtype.newbyteorder("="))
+
+
+def compare(case: Case, way: str) -> None:
+    """NumPy and JAX make the same of a call, also if it is an error; `way`: "eager" or "jit"."""
+    ours, theirs = (attempt(lambda f=f: f(case, way)) for f in (_by_numpy, _by_jax))
+    if isinstance(ours, Exception):
+        assert type(theirs) is type(ours)
+        assert str(theirs) == str(ours)
+    else:
+        same(ours, theirs, case.operator)
+
+
+def _by_jax(case: Case, way: str) -> tuple[Any, ...]:
+    function = getattr(poolgrad, case.fun)
+    x, kwargs = native(case.x), {k: native(v) for k, v in case.kwargs.items()}
+
+    def pool(x: Any) -> Any:
+        return function(x, *case.args, **kwargs)
+
+    def both(x: Any) -> Any:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return (pool(x),)
+        y, pull = jax.vjp(pool, x)
+        return y, pull(jnp.asarray(case.gradient(y.shape).astype(y.dtype)))[0]
+
+    with jax.enable_x64(True):
+        run = jax.jit(both) if way == "jit" else both
+        return tuple(map(np.asarray, run(jnp.asarray(x))))
+
+
+def _by_numpy(case: Case, way: str) -> tuple[Any, ...]:
+    function, x = getattr(poolgrad, case.fun), native(case.x)
+    if x.dtype.kind not in "fV":
+        return (function(x, *case.args, **case.kwargs),)
+    y, pullback = poolgrad.vjp(function, x, *case.args, **case.kwargs)
+    return y, pullback(case.gradient(y.shape).astype(y.dtype))
+
+
+def same(ours: Any, theirs: Any, operator: str) -> None:
+    """Equal to the bit, or to rounding where something is summed."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        close = {"float64": 1e-10, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
+        tolerance = close.get(a.dtype.name, 0.0) if operator in BLENDING else 0.0
+        if a.dtype.kind in "fV":  # bfloat16 is nothing that NumPy's tests know
+            a, b = a.astype(np.float64), b.astype(np.float64)
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(a, b, tolerance, tolerance)
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """As if the processor were a device without kernels of ours."""
+    kept = mlir._platform_specific_lowerings["cpu"]  # JAX has no way to take one back
+    ways: dict[Any, Callable[..., Any]] = {
+        forward_p: portable.forward,
+        push_p: portable.push,
+        pull_p: portable.pull,
+    }
+    before = {p: kept[p] for p in ways}
+    jax.clear_caches()
+    for primitive, way in ways.items():
+        mlir.register_lowering(primitive, lowering(way), platform="cpu")
+    try:
+        yield
+    finally:
+        kept.update(before)
+        jax.clear_caches()

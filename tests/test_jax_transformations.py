@@ -1,0 +1,172 @@
+"""What JAX does with functions: derivatives of any order, batches, compiling, many devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from processes import assert_runs
+
+import poolgrad
+
+# One call for each kind of derivative: routes, shares, means, weights, learned arguments, draws.
+CALLS: dict[str, Any] = {
+    "max": lambda x: poolgrad.max_pool2d(x, 2, 1),
+    "split": lambda x: poolgrad.max_pool2d(x, 2, 1, ties="split"),
+    "packed": lambda x: poolgrad.max_pool2d(x, 2, 1, routes="packed"),
+    "min": lambda x: poolgrad.min_pool2d(x, 3, 2, 1),
+    "avg": lambda x: poolgrad.avg_pool2d(x, 3, 2, 1),
+    "adaptive": lambda x: poolgrad.adaptive_avg_pool2d(x, 2),
+    "soft": lambda x: poolgrad.soft_pool1d(x, 2),
+    "expected": lambda x: poolgrad.stochastic_pool1d(x, 2, training=False),
+    "draw": lambda x: poolgrad.stochastic_pool2d(x, 2, generator=1),
+    "fractional": lambda x: poolgrad.fractional_max_pool2d(
+        x, 2, output_size=2, _random_samples=np.full((2, 1, 2), 0.3)
+    ),
+    "unpool": lambda x: poolgrad.max_unpool2d(
+        x, np.argsort(np.arange(32.0).reshape(2, 1, 4, 4) % 7, None).reshape(2, 1, 4, 4) % 64, 2
+    ),
+}
+LEARNED: dict[str, Any] = {
+    "lp": lambda x, p: poolgrad.lp_pool1d(x, p, 2),
+    "lse": lambda x, r: poolgrad.lse_pool1d(x, 2, r=r),
+    "mixed": lambda x, a: poolgrad.mixed_pool2d(x, 2, alpha=a),
+}
+
+
+def _input(n: int = 2) -> Any:
+    """No two alike, and none near zero."""
+    order = np.random.default_rng(0).permutation(n * 16)
+    return jnp.asarray((order.reshape(n, 1, 4, 4) + 0.5) / (8.0 * n))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_derivatives_to_order_three(name: str) -> None:
+    with jax.enable_x64(True):
+        call = jax.jit(lambda x: CALLS[name](x) ** 3)
+        check_grads(call, (_input(),), order=3, modes=("fwd", "rev"), atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_derivatives_of_learned_arguments(name: str) -> None:
+    with jax.enable_x64(True):
+        call = jax.jit(lambda x, p: LEARNED[name](x, p) ** 2)
+        at = (_input(), jnp.asarray(1.75))
+        check_grads(call, at, order=2, modes=("fwd", "rev"), atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_batches_along_any_axis(name: str) -> None:
+    x = jnp.stack([_input(), _input()[::-1], 1 - _input()]).astype(jnp.float32)
+
+    def both(x: Any) -> Any:
+        y, pull = jax.vjp(CALLS[name], x)
+        return y, pull(jnp.ones_like(y))[0]
+
+    expected = [jnp.stack(each) for each in zip(*map(both, x), strict=True)]
+    for axis in (0, 1, 4, -1):
+        moved = jnp.moveaxis(x, 0, axis)
+        for way in (lambda f: f, jax.jit):
+            found = way(jax.vmap(both, in_axes=axis))(moved)
+            for a, b in zip(found, expected, strict=True):
+                np.testing.assert_allclose(a, b, 1e-6)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_batches_of_learned_arguments(name: str) -> None:
+    """A gradient for each of the batch, not their sum."""
+    x, p = jnp.stack([_input(), 1 - _input()]), jnp.asarray([1.5, 2.5])
+
+    def gradients(x: Any, p: Any) -> Any:
+        return jax.grad(lambda x, p: LEARNED[name](x, p).sum(), (0, 1))(x, p)
+
+    for x_axis, p_axis in ((0, 0), (0, None), (None, 0)):
+        xs = x if x_axis == 0 else x[0]
+        ps = p if p_axis == 0 else p[0]
+        found = jax.vmap(gradients, (x_axis, p_axis))(xs, ps)
+        for n in range(2):
+            own = gradients(x[n] if x_axis == 0 else xs, p[n] if p_axis == 0 else ps)
+            for a, b in zip(found, own, strict=True):
+                np.testing.assert_allclose(a[n], b, 1e-5)
+
+
+def test_hessian_and_checkpoint() -> None:
+    def loss(x: Any) -> Any:
+        return (poolgrad.max_pool1d(x, 2) ** 3).sum()
+
+    x = jnp.asarray([1.0, 3.0, -2.0, 0.5])
+    np.testing.assert_array_equal(jax.hessian(loss)(x), jnp.diag(jnp.asarray([0, 18.0, 0, 3.0])))
+    again = jax.grad(jax.checkpoint(loss))(x)
+    np.testing.assert_array_equal(again, jax.grad(loss)(x))
+
+
+def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:
+    lowered = jax.jit(lambda x: poolgrad.max_pool2d(x, 2)).lower(jnp.ones((4, 4))).as_text()
+    assert lowered.count("tensor<2x2xui8>") == 0  # no routes, either
+
+
+SPREAD = """
+import numpy as np, jax, jax.numpy as jnp, poolgrad
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+x = np.random.default_rng(0).random((4, 2, 6, 6), np.float32)
+calls = {
+    "max": lambda x: poolgrad.max_pool2d(x, 3, 2, 1),
+    "last": lambda x: poolgrad.max_pool2d(x, 2, channels_last=True),
+    "split": lambda x: poolgrad.max_pool2d(x, 2, ties="split"),
+    "avg": lambda x: poolgrad.avg_pool2d(x, 3, 2, 1),
+    "soft": lambda x: poolgrad.soft_pool2d(x, 2),
+    "lp": lambda x: poolgrad.lp_pool2d(x, jnp.array([2.0, 3.5]), 2),
+    "draw": lambda x: poolgrad.stochastic_pool2d(x, 2, generator=1),
+}
+for kind in (AxisType.Auto, AxisType.Explicit):
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(kind,))
+    for name, pool in calls.items():
+        gradient = jax.grad(lambda x: (pool(x) ** 2).sum())
+        expected = gradient(jnp.asarray(x))
+        for spec in (P("batch"), P(None, "batch"), P(None, None, "batch")):
+            if kind == AxisType.Explicit and spec != P("batch"):
+                continue
+            spread = jax.device_put(x, NamedSharding(mesh, spec))
+            found = jax.jit(gradient)(spread)
+            np.testing.assert_allclose(found, expected, 1e-5)
+            text = jax.jit(gradient).lower(spread).compile().as_text()
+            alone = spec != P(None, None, "batch") and name != "draw"
+            alone = alone and not (name == "last" and spec != P("batch"))
+            assert ("all-gather" not in text) or not alone, (name, spec)
+            if alone:
+                assert found.sharding.is_equivalent_to(spread.sharding, 4), (name, spec)
+    split = jax.shard_map(
+        jax.grad(lambda x: (calls["max"](x) ** 2).sum()),
+        mesh=mesh, in_specs=P("batch"), out_specs=P("batch"),
+    )
+    spread = jax.device_put(x, NamedSharding(mesh, P("batch")))
+    expected = jax.grad(lambda x: (calls["max"](x) ** 2).sum())(jnp.asarray(x))
+    np.testing.assert_array_equal(jax.jit(split)(spread), expected)
+print("spread")
+"""
+
+
+def test_arrays_that_are_spread_over_devices() -> None:
+    """Batches, and channels, are pooled where they lie; what must be together is brought there."""
+    flags = "--xla_force_host_platform_device_count=2"
+    assert "spread" in assert_runs(SPREAD, timeout=240, XLA_FLAGS=flags)
+
+
+def test_a_compiled_program_can_be_stored() -> None:
+    def both(x: Any) -> Any:
+        y, pull = jax.vjp(lambda x: poolgrad.max_pool2d(x, 2), x)
+        return y, pull(y)[0]
+
+    x = jnp.arange(16.0).reshape(4, 4)
+    exported = jax.export.export(
+        jax.jit(both),
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("poolgrad")],
+    )(x)
+    again = jax.export.deserialize(exported.serialize())
+    for a, b in zip(again.call(x), both(x), strict=True):
+        np.testing.assert_array_equal(a, b)
