@@ -57,8 +57,8 @@ NB_MODULE(_kernels, m) {
            nb::arg("holes"), nb::arg("makers"), nb::arg("threads"))
       .def("run", &Steps::run);
   nb::class_<BoundPlan>(m, "Plan")
-      .def(nb::init<const std::vector<std::vector<i64>>&, const std::vector<i64>&, const std::vector<int>&,
-                    int, const std::string&, const std::string&, int>(),
+      .def(nb::init<const std::vector<std::vector<i64>>&, const std::vector<i64>&,
+                    const std::vector<int>&, int, const std::string&, const std::string&, int>(),
            nb::arg("axes"), nb::arg("shape"), nb::arg("pooled"), nb::arg("inner_axis"),
            nb::arg("in_dtype"), nb::arg("out_dtype"), nb::arg("route_bits"))
       .def("unpack_routes", &BoundPlan::unpack_routes, nb::arg("packed"), nb::arg("routes"),

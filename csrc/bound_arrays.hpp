@@ -70,7 +70,8 @@ class Array {
 
   // Memory to write: at least `bytes`, where the size is known.
   char* room(i64 bytes) const {
-    if (size_ >= 0 && size_ < bytes) throw nb::value_error("an array to write is smaller than planned");
+    if (size_ >= 0 && size_ < bytes)
+      throw nb::value_error("an array to write is smaller than planned");
     return data_;
   }
 

@@ -13,8 +13,8 @@ namespace {
 // x and gx have dtype `in`; y and gy `out`.
 class BoundLayout {
  public:
-  // axes: (kind, in, out, kernel, stride, lo, hi, dilation); of the last four, bins and windows that
-  // random samples place have none
+  // axes: (kind, in, out, kernel, stride, lo, hi, dilation); of the last four, bins and windows
+  // that random samples place have none
   BoundLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
               const std::vector<int>& pooled, int inner_axis, const std::string& in,
               const std::string& out)

@@ -1,5 +1,5 @@
-// A Plan as Python and XLA see it. Shapes, dtypes and layouts were checked by window.py and core.py;
-// what is checked here guards memory only.
+// A Plan as Python and XLA see it. Shapes, dtypes and layouts were checked by window.py and
+// core.py; what is checked here guards memory only.
 #pragma once
 
 #include <optional>
@@ -14,8 +14,8 @@ class BoundPlan : public RoutedLayout {
  public:
   using RoutedLayout::RoutedLayout;
 
-  void select(const char* which, Source x, Source y, Source routes, bool lone,
-              Source samples, int threads) const {
+  void select(const char* which, Source x, Source y, Source routes, bool lone, Source samples,
+              int threads) const {
     const Select selection = selection_named(which);
     const Array from(x, false, size(in_)), to(y, true, size(out_));
     const Routes kept(*this, routes, true);
@@ -46,8 +46,7 @@ class BoundPlan : public RoutedLayout {
     kept.written(threads);
   }
 
-  void route_backward(Source gy, Source routes, Source gx, Source samples,
-                      int threads) const {
+  void route_backward(Source gy, Source routes, Source gx, Source samples, int threads) const {
     const Array from(gy, false, size(out_)), to(gx, true, size(in_));
     const Routes kept(*this, routes, false);
     const Samples placed = sampled(samples);
@@ -59,8 +58,7 @@ class BoundPlan : public RoutedLayout {
     });
   }
 
-  void route_follow(Source t, Source routes, Source y, Source samples,
-                    int threads) const {
+  void route_follow(Source t, Source routes, Source y, Source samples, int threads) const {
     const Array from(t, false, size(in_)), to(y, true, size(out_));
     const Routes kept(*this, routes, false);
     const Samples placed = sampled(samples);
@@ -83,8 +81,8 @@ class BoundPlan : public RoutedLayout {
     });
   }
 
-  void split_winners(const char* which, Source x, Source y, Source winners,
-                     Source samples, int threads) const {
+  void split_winners(const char* which, Source x, Source y, Source winners, Source samples,
+                     int threads) const {
     const Select selection = selection_named(which);
     const Array from(x, false, size(in_)), best(y, false, size(out_)), kept(winners, true, 1);
     const Samples placed = sampled(samples);
@@ -96,8 +94,7 @@ class BoundPlan : public RoutedLayout {
     });
   }
 
-  void split_backward(Source gy, Source winners, Source gx, Source samples,
-                      int threads) const {
+  void split_backward(Source gy, Source winners, Source gx, Source samples, int threads) const {
     const Array from(gy, false, size(out_)), kept(winners, false, 1), to(gx, true, size(in_));
     const Samples placed = sampled(samples);
     const View gradient = view_of(from, out_);
@@ -108,8 +105,7 @@ class BoundPlan : public RoutedLayout {
     });
   }
 
-  void split_follow(Source t, Source winners, Source y, Source samples,
-                    int threads) const {
+  void split_follow(Source t, Source winners, Source y, Source samples, int threads) const {
     const Array from(t, false, size(in_)), kept(winners, false, 1), to(y, true, size(out_));
     const Samples placed = sampled(samples);
     const View tangent = view_of(from, in_);
@@ -159,8 +155,8 @@ class BoundPlan : public RoutedLayout {
     });
   }
 
-  void mixed(Source x, Source alpha, i64 count, bool count_padding, Source y,
-             Source routes, Source sensitivity, int threads) const {
+  void mixed(Source x, Source alpha, i64 count, bool count_padding, Source y, Source routes,
+             Source sensitivity, int threads) const {
     const Array from(x, false, size(in_)), share(alpha, false, size(sum_dtype())),
         to(y, true, size(out_));
     const Array kept(routes, true, route_size()), slope(sensitivity, true, size(sum_dtype()));
@@ -174,8 +170,8 @@ class BoundPlan : public RoutedLayout {
     });
   }
 
-  void mixed_backward(Source gy, Source alpha, i64 count, bool count_padding,
-                      Source routes, Source gx, int threads) const {
+  void mixed_backward(Source gy, Source alpha, i64 count, bool count_padding, Source routes,
+                      Source gx, int threads) const {
     const Array from(gy, false, size(out_)), share(alpha, false, size(sum_dtype())),
         kept(routes, false, route_size()), to(gx, true, size(in_));
     const View gradient = view_of(from, out_), routing = view_of(kept, route_dtype());

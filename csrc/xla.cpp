@@ -33,7 +33,8 @@ void prefer_large_pages(const Held& held) {
   std::uintptr_t bytes = static_cast<std::uintptr_t>(held.itemsize);
   for (i64 size : held.shape) bytes *= static_cast<std::uintptr_t>(size);
   const auto begin = reinterpret_cast<std::uintptr_t>(held.data);
-  const std::uintptr_t first = (begin + page - 1) / page * page, last = (begin + bytes) / page * page;
+  const std::uintptr_t first = (begin + page - 1) / page * page,
+                       last = (begin + bytes) / page * page;
   if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #else
   static_cast<void>(held);
@@ -84,7 +85,7 @@ class Words {
   T take() {
     if constexpr (std::is_same_v<T, Source>) {
       return named(next());
-    } else if constexpr (std::is_same_v<T, std::vector<Source>>) {
+    } else if constexpr (std::is_same_v<T, std::vector<Source> >) {
       std::vector<Source> list(std::strtoul(next().c_str() + 1, nullptr, 10));
       for (Source& source : list) source = named(next());
       return list;
@@ -128,7 +129,7 @@ BoundPlan plan_of(Words& words) {
   const int bits = words.take<int>(), inner = words.take<int>(), dims = words.take<int>();
   if (dims < 1 || dims > 3) throw std::invalid_argument("1 to 3 axes are pooled");
   std::vector<int> pooled;
-  std::vector<std::vector<i64>> axes;
+  std::vector<std::vector<i64> > axes;
   for (int a = 0; a < dims; ++a) {
     pooled.push_back(words.take<int>());
     axes.emplace_back();
@@ -220,12 +221,10 @@ ffi::Error handle(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingR
   }
 }
 
-XLA_FFI_DEFINE_HANDLER(handler, handle,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .RemainingArgs()
-                           .RemainingRets()
-                           .Attr<std::string_view>("words"));
+XLA_FFI_DEFINE_HANDLER(
+    handler, handle,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attr<std::string_view>(
+        "words"));
 
 }  // namespace
 

@@ -20,8 +20,11 @@ def test_every_gradient_holds(name: str) -> None:
     rows = [
         check.check_function(name, front_end, dtype, last)
         for front_end in installed()
+        if check.has(name, front_end)
         for dtype in check.TOLERANCE
         for last in (False, True)
+        # JAX compiles each call anew: the command asks it everything, `.ci/run` the command
+        if front_end != "jax" or (dtype == "float64" and not last)
     ]
     for row in rows:
         assert row.ok, row
@@ -80,7 +83,7 @@ WRONG = [wrong_gradient, wrong_output, wrong_parameter, no_parameter, not_a_numb
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Answer], Answer]) -> None:
-    pool, answer = FRONT_ENDS["numpy"]
+    pool, answer, _ = FRONT_ENDS["numpy"]
 
     def spoiled(case: Case, gy: Any) -> Answer:
         return spoil(answer(case, gy))
@@ -129,7 +132,7 @@ def test_the_command_prints_a_line_for_each_function(monkeypatch: pytest.MonkeyP
     lines = result.output.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in result.output
-    total = 4 * len(names) * len(installed())
+    total = sum(4 for name in names for front_end in installed() if check.has(name, front_end))
     assert lines[-1].startswith(f"{total} of {total} hold")
     table = [line.split() for line in lines if line.rstrip().endswith("ok")]
     assert len(table) == len(names) * len(installed())

@@ -19,7 +19,6 @@ import poolgrad
 from poolgrad.functional import FUNCTIONS
 
 
-
 def drawn(kind: str, subnormal: bool = True) -> Any:
     """Calls of a kind; arithmetic takes infinities and NaN elsewhere."""
     plain = kind.removeprefix("adaptive_").removeprefix("global_")
@@ -100,13 +99,14 @@ def test_equal_to_xla(k: int, s: int, p: int, dtype: Any) -> None:
 
 def test_winners_are_where_numpy_finds_them() -> None:
     x = np.random.default_rng(0).integers(0, 4, (2, 3, 8, 9)).astype(np.float32)
+    samples = np.full((2, 3, 2), 0.375)
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         ("max_pool2d", (3, 2, 1), {"dilation": 2}),
         ("max_pool2d", (2,), {"ties": "split"}),
         ("min_pool2d", (2,), {"ties": "zero", "routes": "packed"}),
         ("adaptive_max_pool2d", (5,), {}),
         ("global_max_pool", (), {"keepdims": True}),
-        ("fractional_max_pool2d", (2,), {"output_size": 4, "_random_samples": np.full((2, 3, 2), 0.375)}),
+        ("fractional_max_pool2d", (2,), {"output_size": 4, "_random_samples": samples}),
     ]  # fmt: skip
     for name, args, kwargs in calls:
         function = getattr(poolgrad, name)

@@ -45,9 +45,9 @@ class Seen(NamedTuple):
         Which of these are windows.
     """
 
-    outputs: Array
-    taps: Array
-    real: Array
+    outputs: Any
+    taps: Any
+    real: Any
 
 
 @lru_cache(maxsize=256)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -159,7 +160,7 @@ def _step(row: Row, pool: _Pool) -> Callable[[], Any]:
     class Network(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
             sizes = (row.shape[-1], *row.window)
-            pairs = zip(sizes[:-1], sizes[1:], strict=True)
+            pairs = pairwise(sizes)
             convolutions = [nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in pairs]
             self.convolutions = nnx.List(convolutions)
             side = row.shape[1] // 2 ** len(row.window)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from poolgrad import reference
 from poolgrad.check.cases import Case
 from poolgrad.functional import FUNCTIONS
+from poolgrad.operators import OPERATORS
 from poolgrad.pullback import vjp
 
 Array = NDArray[Any]
@@ -28,10 +29,14 @@ class Answer(NamedTuple):
 
 
 class FrontEnd(NamedTuple):
-    """How a framework's arrays are pooled, and how that is differentiated."""
+    """How a framework's arrays are pooled, and how that is differentiated.
+
+    `lacks`: kinds of arguments that it cannot take, so that it has no operator with these.
+    """
 
     pool: Callable[[Case], Array]
     answer: Callable[[Case, Array], Answer]
+    lacks: tuple[str, ...] = ()
 
 
 def textbook(case: Case) -> tuple[Answer, Array]:
@@ -149,13 +154,40 @@ def _jax_answer(case: Case, gy: Array) -> Answer:
     return Answer(np.asarray(y), gx, dict(zip(names, others, strict=True)))
 
 
+def _dask_array(case: Case) -> Any:
+    """The input in chunks that windows cross."""
+    import dask.array as da
+
+    return da.from_array(case.x, chunks=[-(-size // 2) for size in case.x.shape])
+
+
+def _dask_pool(case: Case) -> Array:
+    y = FUNCTIONS[case.name](_dask_array(case), **case.kwargs)
+    return np.asarray(y.compute(scheduler="synchronous"))
+
+
+def _dask_answer(case: Case, gy: Array) -> Answer:
+    import dask
+
+    y, pullback = vjp(FUNCTIONS[case.name], _dask_array(case), **case.kwargs)
+    asked = y, pullback(gy), pullback.parameters(gy)
+    return Answer(*dask.compute(*asked, scheduler="synchronous"))
+
+
 FRONT_ENDS = {
     "numpy": FrontEnd(_numpy_pool, _numpy_answer),
     "torch": FrontEnd(_torch_pool, _torch_answer),
     "jax": FrontEnd(_jax_pool, _jax_answer),
+    "dask": FrontEnd(_dask_pool, _dask_answer, lacks=("seed", "samples")),
 }
 
 
 def installed() -> list[str]:
     """The front ends whose frameworks are installed."""
     return [name for name in FRONT_ENDS if find_spec(name) is not None]
+
+
+def takes(front_end: str, case: Case) -> bool:
+    """Whether a front end has the operator of a call."""
+    argument = OPERATORS[case.operator].argument
+    return argument is None or argument.kind not in FRONT_ENDS[front_end].lacks

@@ -1,16 +1,16 @@
 """The front end for Dask: the functions of `poolgrad` take its arrays, and give lazy ones.
 
-    >>> import dask.array as da, poolgrad
-    >>> x = da.ones((4000, 4000), chunks=1000)
-    >>> poolgrad.max_pool2d(x, 3, 2).chunks
-    ((500, 500, 500, 499), (500, 500, 500, 499))
-    >>> y, pullback = poolgrad.vjp(poolgrad.avg_pool2d, x, 2)
-    >>> pullback(y).numblocks
-    (4, 4)
+>>> import dask.array as da, poolgrad
+>>> x = da.ones((4000, 4000), chunks=1000)
+>>> poolgrad.max_pool2d(x, 3, 2).chunks
+((500, 500, 500, 499), (500, 500, 500, 499))
+>>> y, pullback = poolgrad.vjp(poolgrad.avg_pool2d, x, 2)
+>>> pullback(y).numblocks
+(4, 4)
 """
 
 try:
-    import dask.array
+    import dask.array  # noqa: F401 - to say what is missing
 except ImportError as error:
     raise ImportError('poolgrad.dask needs dask: pip install "poolgrad[dask]"') from error
 

@@ -203,10 +203,11 @@ class _Asked:
         if not operator.learned or operator.argument is None:
             return {}
         given = np.shape(self.request.arguments[0])
-        slopes = self._cotangent(gy).astype(layout.sum_dtype) * residual[-1]
+        wide = self._cotangent(gy).astype(layout.sum_dtype)
+        slopes = da.map_blocks(tasks.times, wide, residual[-1], dtype=layout.sum_dtype)
         others = tuple(a for a in range(slopes.ndim) if not (given and a == layout.channel))
-        total = slopes.sum(others, dtype="float64").astype(layout.sum_dtype)
-        return {operator.argument.name: total.reshape(given)}
+        total = da.reduction(slopes, tasks.summed, tasks.summed, axis=others, dtype="float64")
+        return {operator.argument.name: total.astype(layout.sum_dtype).reshape(given)}
 
     def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
         """The gradient of the input."""

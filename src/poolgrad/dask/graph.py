@@ -35,6 +35,14 @@ def span(chunks: Sequence[int], at: int) -> tuple[int, int]:
     return begin, begin + chunks[at]
 
 
+def picked(
+    name: str, whole: str, k: int, chunks: Sequence[Sequence[int]], behind: Position = ()
+) -> dict[Any, Task]:
+    """The tasks that take number `k` of what each of the tasks `whole` makes."""
+    keys = {at: (name, *at, *behind) for at in np.ndindex(*map(len, chunks))}
+    return {key: Task(key, getitem, TaskRef((whole, *at)), k) for at, key in keys.items()}
+
+
 class Graph:
     """The tasks of one pooling.
 
@@ -77,7 +85,13 @@ class Graph:
             pieces.append(TaskRef(key))
         return Parts(pieces, tuple(map(len, along)))
 
-    def add(self, position: Position, run: Callable[..., Any], how: tuple[Any, ...], parts: Sequence[Parts]) -> None:
+    def add(
+        self,
+        position: Position,
+        run: Callable[..., Any],
+        how: tuple[Any, ...],
+        parts: Sequence[Parts],
+    ) -> None:
         """The task that makes what lies there."""
         key = (self._name, *position)
         pieces = [piece for part in parts for piece in part.pieces]
@@ -89,16 +103,13 @@ class Graph:
         graph = HighLevelGraph.from_collections(self._name, self._tasks, dependencies=sources)
         names = [self._name]
         if len(buffers) > 1:
-            layers, needs = dict(graph.layers), dict(graph.dependencies)
+            layers: dict[str, Any] = dict(graph.layers)
+            needs = dict(graph.dependencies)
             names = [f"{self._name}-{k}" for k in range(len(buffers))]
-            for k, name in enumerate(names):
-                layers[name] = {
-                    (name, *at): Task((name, *at), getitem, TaskRef((self._name, *at)), k)
-                    for at in np.ndindex(*map(len, chunks))
-                }
+            for k, (name, buffer) in enumerate(zip(names, buffers, strict=True)):
+                behind = (0,) * (len(buffer.shape) - len(chunks))  # bits of ties, in one piece
+                layers[name] = picked(name, self._name, k, chunks, behind)
                 needs[name] = {self._name}
-                if len(buffers[k].shape) > len(chunks):  # bits of ties: one axis more, in one piece
-                    layers[name] = {(*key, 0): task for key, task in layers[name].items()}
             graph = HighLevelGraph(layers, needs)
         made = []
         for name, (shape, _, dtype) in zip(names, buffers, strict=True):

@@ -36,9 +36,7 @@ def _pooled_axes(ndim: int, request: Request) -> tuple[int, ...]:
     return tuple(range(first, first + len(request.rule)))
 
 
-def forward(
-    request: Request, here: Sequence[Segment], sizes: Position, keep: str, x: Array
-) -> Any:
+def forward(request: Request, here: Sequence[Segment], sizes: Position, keep: str, x: Array) -> Any:
     """The output of some windows and, to `keep`, the "residual" or the "indices" of winners."""
     pooled = _pooled_axes(x.ndim, request)
     parts = []
@@ -118,9 +116,7 @@ def pull(
         if any(lo >= hi for lo, hi in common):
             continue
         inside = [(lo - a, hi - a) for (lo, hi), (a, _) in zip(common, reach, strict=True)]
-        place = [
-            (lo - a, hi - a) for (lo, hi), (a, _) in zip(common, chunk.values(), strict=True)
-        ]
+        place = [(lo - a, hi - a) for (lo, hi), (a, _) in zip(common, chunk.values(), strict=True)]
         target = _cut(gx, pooled, place)
         target += _cut(part, pooled, inside)
     return gx
@@ -130,3 +126,16 @@ def _laid_out(array: Array, order: Position) -> Array:
     """The same array lying as the kernels read it."""
     back = [order.index(a) for a in range(len(order))]
     return np.ascontiguousarray(array.transpose(order)).transpose(back)
+
+
+def times(a: Array, b: Array) -> Array:
+    """Their product; where it is infinite nobody needs to be told."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return a * b
+
+
+def summed(a: Array, axis: Any, keepdims: bool) -> Array:
+    """The sum, kept wide."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total: Array = np.sum(a, axis, dtype="float64", keepdims=keepdims)
+    return total

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from poolgrad import arguments
 from poolgrad.contract import Request
 from poolgrad.core import lay_out
-from poolgrad.dask.graph import Position
+from poolgrad.dask.graph import Position, picked
+from poolgrad.numpy import dtype_named
 from poolgrad.operators import OPERATORS
 
 Array = NDArray[Any]
@@ -67,7 +68,9 @@ class Asked:
         """The gradient of the input: each value of `gy` goes where that of the output came from."""
         gy = da.asarray(gy)
         if gy.shape != self.y.shape:
-            raise ValueError(f"gy must have the shape of the output, {self.y.shape}, got {gy.shape}")
+            raise ValueError(
+                f"gy must have the shape of the output, {self.y.shape}, got {gy.shape}"
+            )
         if gy.dtype != self.y.dtype:
             raise TypeError(f"gy must have the dtype of the output, {self.y.dtype}, got {gy.dtype}")
         given = gy.rechunk(self.y.chunks)
@@ -91,9 +94,10 @@ def _scatter(
     sizes = tuple(values.shape[a] for a in pooled)
     outs = tuple(sum(chunks[a]) for a in pooled)
     bounds = tuple(tuple(np.cumsum((0, *chunks[a]))) for a in pooled)
-    grid = [range(len(chunks[a])) for a in pooled]
-    targets = list(np.ndindex(*map(len, grid)))
-    dealing, dealt, placing = {}, {}, {}
+    targets = list(np.ndindex(*(len(chunks[a]) for a in pooled)))
+    dealing: dict[Any, Task] = {}
+    dealt: dict[Any, Task] = {}
+    placing: dict[Any, Task] = {}
     for at in np.ndindex(*map(len, values.chunks)):
         key = (f"{name}-deal", *at)
         begins = tuple(sum(values.chunks[a][: at[a]]) for a in pooled)
@@ -111,21 +115,17 @@ def _scatter(
             for source in np.ndindex(*(len(values.chunks[a]) for a in pooled))
         ]
         key = (f"{name}-place", *at)
-        how = (shape, pooled, values.dtype.str)
-        placing[key] = Task(key, _place, how, *map(TaskRef, own))
-    parts = [
-        {(f"{name}-{k}", *at): Task((f"{name}-{k}", *at), getitem, TaskRef((*key,)), k)
-         for key in placing for at in [key[1:]]}
-        for k in range(2)
-    ]  # fmt: skip
+        kind = (shape, pooled, values.dtype.name)
+        placing[key] = Task(key, _place, kind, *map(TaskRef, own))
     graph = HighLevelGraph.from_collections(f"{name}-deal", dealing, dependencies=[values, indices])
-    layers, needs = dict(graph.layers), dict(graph.dependencies)
-    before = f"{name}-deal"
-    for layer, made in ((f"{name}-dealt", dealt), (f"{name}-place", placing)):
-        layers[layer], needs[layer] = made, {before}
-        before = layer
-    for k, made in enumerate(parts):
-        layers[f"{name}-{k}"], needs[f"{name}-{k}"] = made, {before}
+    layers: dict[str, Any] = dict(graph.layers)
+    needs = dict(graph.dependencies)
+    place = f"{name}-place"
+    layers |= {f"{name}-dealt": dealt, place: placing}
+    needs |= {f"{name}-dealt": {f"{name}-deal"}, place: {f"{name}-dealt"}}
+    for k in range(2):
+        layers[f"{name}-{k}"] = picked(f"{name}-{k}", place, k, chunks)
+        needs[f"{name}-{k}"] = {place}
     graph = HighLevelGraph(layers, needs)
     y, owners = (
         da.Array(graph, f"{name}-{k}", chunks, meta=np.empty((0,) * values.ndim, dtype))
@@ -184,7 +184,7 @@ def _place(how: tuple[Any, ...], *parts: _Dealt) -> tuple[Array, Array]:
     inner = [shape[a] for a in pooled]
     outer = [s for a, s in enumerate(shape) if a not in pooled]
     made = []
-    for column, empty in ((values, np.zeros((), dtype)), (sources, np.array(-1))):
+    for column, empty in ((values, np.zeros((), dtype_named(dtype))), (sources, np.array(-1))):
         flat = np.full((math.prod(outer), math.prod(inner)), empty)
         flat[planes[order], places[order]] = column[order]
         last = range(len(shape) - len(pooled), len(shape))

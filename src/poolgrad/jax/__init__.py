@@ -47,9 +47,7 @@ def _pool(
         raise ValueError(f"window_shape must have 1 to 3 sizes, got {window_shape!r}")
     pool = FUNCTIONS[f"{name}_pool{dims}d"]
     stride = (1,) * dims if strides is None else strides
-    result: Array = pool(
-        inputs, window_shape, stride, padding, channels_last=True, **options
-    )
+    result: Array = pool(inputs, window_shape, stride, padding, channels_last=True, **options)
     return result
 
 
@@ -173,9 +171,7 @@ def avg_pool(
     Array([[2. ],
            [2.5]], dtype=float32)
     """
-    return _pool(
-        "avg", inputs, window_shape, strides, padding, count_include_pad=count_include_pad
-    )
+    return _pool("avg", inputs, window_shape, strides, padding, count_include_pad=count_include_pad)
 
 
 def reuse_memory(bytes: int = 1 << 30) -> bool:

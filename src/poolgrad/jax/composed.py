@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from poolgrad.jax.pooling import Pooling
+from poolgrad.jax.pooling import Pooling, has_wide_numbers
 from poolgrad.jax.tables import as_given, pooled_last, tables_of
 
 
@@ -30,7 +30,7 @@ def wide(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def widest() -> Any:
     """The type that squares and differences are kept in: they lose as little as JAX lets them."""
-    return jnp.float64 if jax.config.jax_enable_x64 else jnp.float32
+    return jnp.float64 if has_wide_numbers() else jnp.float32
 
 
 def argument_of(given: tuple[Array, ...], dims: int) -> Array | None:

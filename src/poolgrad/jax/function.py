@@ -13,7 +13,7 @@ from jax import Array
 from poolgrad import arguments
 from poolgrad.contract import Request, Samples, indexed
 from poolgrad.core import Layout, first_pooled
-from poolgrad.jax.pooling import Pooling
+from poolgrad.jax.pooling import Pooling, has_wide_numbers
 from poolgrad.jax.primitives import forward_p
 from poolgrad.jax.tables import indices
 from poolgrad.window import FRACTIONAL
@@ -30,7 +30,7 @@ def perform(request: Request) -> Any:
     x = asarray(request.x)
     pool = _pooling(request, x)
     layout = pool.layout(x.shape, x.dtype.name)
-    if pool.operator.result(x.dtype.name) == "float64" and not jax.config.jax_enable_x64:
+    if pool.operator.result(x.dtype.name) == "float64" and not has_wide_numbers():
         x = x.astype(jnp.float32)  # integers have no wider mean where there are no wider numbers
     given = _given(pool, request, x, layout)
     if not request.return_indices:
@@ -138,7 +138,9 @@ def _seed(value: Any) -> Any:
     seed = arguments.seed(value)
     if seed is None:
         if value is None:
-            raise TypeError(f"generator must be a {_GENERATOR} or a seed: JAX draws from nothing else")
+            raise TypeError(
+                f"generator must be a {_GENERATOR} or a seed: JAX draws from nothing else"
+            )
         raise arguments.refuse_generator(_GENERATOR, value)
     return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
 
@@ -173,4 +175,3 @@ def _indices(value: Any, x: Array) -> Array:
     wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
     arguments.check_indices(wide, value.shape, x.shape)
     return jnp.asarray(value)
-

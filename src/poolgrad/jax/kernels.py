@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ def register() -> None:
         jax.ffi.register_ffi_target(TARGET, handler, platform="cpu")
     except Exception as error:
         raise ImportError(
-            f"this jaxlib ({jax.lib.__version__}) does not take poolgrad's kernels, which were "
+            f"this jaxlib ({version('jaxlib')}) does not take poolgrad's kernels, which were "
             f"built for another version of XLA's interface: {error}. Build poolgrad again "
             "with this jaxlib installed"
         ) from error
@@ -120,7 +121,7 @@ def _summed(slopes: Array, argument: Array, layout: Layout) -> Array:
     return slopes.sum(others, dtype=jnp.float64).astype(argument.dtype)
 
 
-_THREADS = object()  # stands for as many as XLA has
+_THREADS: Any = object()  # stands for as many as XLA has
 
 
 def _given(pool: Pooling, given: Sequence[Array]) -> tuple[Array, ...]:
@@ -231,7 +232,9 @@ def _words(args: Sequence[Any], names: dict[_Hole, str]) -> list[str]:
         elif arg is _THREADS:
             words.append("*")
         else:
-            words.append("-" if arg is None else str(int(arg)) if arg in (True, False) else str(arg))
+            words.append(
+                "-" if arg is None else str(int(arg)) if arg in (True, False) else str(arg)
+            )
     return words
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS
@@ -87,3 +90,7 @@ class Pooling(NamedTuple):
         leading = (s for a, s in enumerate(layout.in_shape) if a not in layout.pooled)
         return (*leading, len(layout.pooled))
 
+
+def has_wide_numbers() -> bool:
+    """Whether JAX was told to have numbers of 64 bits."""
+    return bool(jax.dtypes.canonicalize_dtype(np.float64) == np.float64)

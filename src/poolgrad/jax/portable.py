@@ -86,7 +86,8 @@ def _curved_back(
     def pooled(values: Array, *given: Array) -> Array:
         argument = composed.argument_of(given, len(pool.rule))
         windows = tables.windows._replace(values=values)
-        return pool.operator.compose(jnp, windows, argument, *pool.options)
+        y: Array = pool.operator.compose(jnp, windows, argument, *pool.options)
+        return y
 
     y, back = jax.vjp(pooled, values, *given)
     parts, *slopes = back(pooled_last(pool, gy).astype(y.dtype))
@@ -131,10 +132,10 @@ def _routes(pool: Pooling, layout: Layout, windows: Windows, choice: Choice) -> 
         kept = jnp.where(winners[..., None], bits, 0).sum(-2)
         return as_given(pool, kept.astype(buffer.dtype), behind=1)
     route = jnp.where(winners, places, 0).sum(-1)
-    nowhere = jnp.iinfo(layout.route_dtype).max
+    nowhere = np.iinfo(layout.route_dtype).max
     route = jnp.where(winners.any(-1), route, nowhere).astype(layout.route_dtype)
-    bits = pool.operator.route_bits(layout.window, *pool.options)
-    return as_given(pool, _packed(route, bits) if bits else route).astype(buffer.dtype)
+    width = pool.operator.route_bits(layout.window, *pool.options)
+    return as_given(pool, _packed(route, width) if width else route).astype(buffer.dtype)
 
 
 def _packed(routes: Array, bits: int) -> Array:

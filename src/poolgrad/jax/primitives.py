@@ -224,9 +224,5 @@ _define(
     forward_p, _forward_shapes, _forward_jvp, None, partial(_batch, forward_p, 1),
     kernels.forward, portable.forward,
 )  # fmt: skip
-_define(
-    push_p, _push_shapes, _push_jvp, _push_transpose, _batch_push, kernels.push, portable.push
-)
-_define(
-    pull_p, _pull_shapes, _pull_jvp, _pull_transpose, _batch_pull, kernels.pull, portable.pull
-)
+_define(push_p, _push_shapes, _push_jvp, _push_transpose, _batch_push, kernels.push, portable.push)
+_define(pull_p, _pull_shapes, _pull_jvp, _pull_transpose, _batch_pull, kernels.pull, portable.pull)

@@ -84,7 +84,7 @@ class Tables(NamedTuple):
 def tables_of(pool: Pooling, sizes: tuple[int, ...], samples: Array | None = None) -> Tables:
     """The tables for an input of these sizes; `samples`: a row for each plane, if they place it."""
     axes = resolve(pool.rule, sizes).axes
-    dims, starts = len(axes), ()
+    dims, starts = len(axes), tuple[Array, ...]()
     if samples is not None:
         rows = samples.reshape(-1, dims)
         if dims == 2:
@@ -115,9 +115,9 @@ def indices(pool: Pooling, sizes: tuple[int, ...], routes: Array, samples: Array
     axes = resolve(pool.rule, sizes).axes
     tables = tables_of(pool, sizes, samples)
     routes = pooled_last(pool, routes)
-    place = routes.astype(jnp.int32)
+    place, step = routes.astype(jnp.int32), 1
     flat: Any = 0
-    step = 1
+    begin: Any
     for a in reversed(range(len(axes))):
         axis = axes[a]
         place, tap = place // axis.kernel, place % axis.kernel
@@ -132,7 +132,7 @@ def indices(pool: Pooling, sizes: tuple[int, ...], routes: Array, samples: Array
             shape = (*begin.shape[:-1], *(1,) * a, axis.out, *(1,) * (len(axes) - 1 - a))
         flat = flat + (begin.reshape(shape) + tap * axis.dilation) * step
         step = step * axis.size
-    nowhere = jnp.iinfo(routes.dtype).max
+    nowhere = np.iinfo(routes.dtype).max
     return as_given(pool, jnp.where(routes == nowhere, -1, flat))
 
 

@@ -66,11 +66,16 @@ class _Routed(Operator):
 
 def _ends(dtype: Any) -> tuple[Any, Any]:
     """The least and the largest number of a dtype."""
-    if dtype == bool:
+    if dtype.kind == "b":
         return False, True
     if np.issubdtype(dtype, np.integer):
         return np.iinfo(dtype).min, np.iinfo(dtype).max
     return -np.inf, np.inf
+
+
+def _is_nan(values: Any) -> Any:
+    """Which are NaN; of integers none."""
+    return values != values  # noqa: PLR0124 - not every library has a word for that
 
 
 class Extreme(_Routed):
@@ -137,7 +142,7 @@ class Extreme(_Routed):
         values, real = windows.values, windows.real
         best, empty = self.best(xp, windows)
         taps = xp.arange(values.shape[-1])
-        last = xp.amax(xp.where(real & (values != values), taps, -1), -1)  # NaN
+        last = xp.amax(xp.where(real & _is_nan(values), taps, -1), -1)
         equal = real & (values == best[..., None])
         tap = xp.where(last >= 0, last, xp.argmax(equal, -1))
         lone = taps == tap[..., None]
@@ -167,7 +172,7 @@ class Max(Extreme):
 
     def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
         low, _ = _ends(windows.values.dtype)
-        known = windows.real & (windows.values == windows.values)
+        known = windows.real & ~_is_nan(windows.values)
         return xp.amax(xp.where(known, windows.values, low), -1), low
 
 
@@ -193,7 +198,7 @@ class Min(Extreme):
 
     def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
         _, high = _ends(windows.values.dtype)
-        known = windows.real & (windows.values == windows.values)
+        known = windows.real & ~_is_nan(windows.values)
         return xp.amin(xp.where(known, windows.values, high), -1), high
 
 

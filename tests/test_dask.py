@@ -1,0 +1,203 @@
+"""Dask arrays: lazy, chunk by chunk, and equal to NumPy however they are cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax_calls import BLENDING, CLOSE, known, native
+from nasty import FINITE, VALUES
+from processes import run_python
+from refusal import attempt, refused
+from strategies import FLOATS, INTEGERS, OF_INTEGERS, cases
+
+import poolgrad
+
+KINDS = (
+    "max", "relu_max", "min", "median", "max_unpool", "avg", "lp", "lse", "soft", "expected",
+    "mixed", "adaptive_max", "adaptive_avg", "global_max", "global_lp",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_this_thread() -> Any:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@st.composite
+def cut(draw: st.DrawFn, size: int) -> tuple[int, ...]:
+    """Chunks of an axis."""
+    bounds = sorted(draw(st.sets(st.integers(1, size))) | {size})
+    return tuple(int(n) for n in np.diff([0, *bounds]))
+
+
+def _both(function: Any, x: Any, kwargs: dict[str, Any], args: Any, gradient: Any) -> Any:
+    """The output and, of floats, the gradients of the input and of learned arguments."""
+    if x.dtype.kind not in "fV":
+        return (function(x, *args, **kwargs),)
+    y, pullback = poolgrad.vjp(function, x, *args, **kwargs)
+    gy = gradient(y.shape).astype(y.dtype)
+    parameters = pullback.parameters(gy) if hasattr(pullback, "parameters") else {}
+    return (y, pullback(gy), *parameters.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_to_numpy(kind: str) -> None:
+    plain = kind.removeprefix("adaptive_").removeprefix("global_")
+    values = FINITE if plain in BLENDING else VALUES
+    dtypes = FLOATS + INTEGERS if plain in OF_INTEGERS else FLOATS
+
+    @settings(max_examples=40)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        case = data.draw(cases(kind, values=values, dtypes=dtypes))
+        function = getattr(poolgrad, case.fun)
+        x = native(case.x)
+        chunks = tuple(data.draw(cut(n)) for n in x.shape)
+        call = case.kwargs, case.args, case.gradient
+        ours = attempt(lambda: _both(function, da.from_array(x, chunks=chunks), *call))
+        theirs = attempt(lambda: _both(function, x, *call))
+        if isinstance(theirs, Exception):
+            assert type(ours) is type(theirs)
+            assert str(ours) == str(theirs)
+            return
+        for a, b in zip(ours, theirs, strict=True):
+            assert isinstance(a, da.Array)
+            found = a.compute()
+            assert (a.shape, a.dtype) == (found.shape, found.dtype) == (b.shape, b.dtype)
+            tolerance = CLOSE.get(b.dtype.name, 0.0) if plain in BLENDING else 0.0
+            np.testing.assert_allclose(known(found), known(b), tolerance, tolerance)
+
+    check()
+
+
+@pytest.mark.parametrize("ties", ["first", "split"])
+def test_winners_are_where_numpy_finds_them(ties: str) -> None:
+    x = np.random.default_rng(0).integers(0, 5, (2, 17, 13)).astype(np.float32)
+    lazy = da.from_array(x, chunks=(1, 4, 5))
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+        ("max_pool2d", (3, 2, 1), {"dilation": 2}),
+        ("min_pool2d", (2,), {"ceil_mode": True}),
+        ("adaptive_max_pool2d", (5,), {}),
+        ("max_pool1d", (4, 3), {"padding": "same"}),
+    ]
+    for name, args, kwargs in calls:
+        function = getattr(poolgrad, name)
+        expected = function(x, *args, ties=ties, return_indices=True, **kwargs)
+        found = function(lazy, *args, ties=ties, return_indices=True, **kwargs)
+        for a, b in zip(found, expected, strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            np.testing.assert_array_equal(a.compute(), b)
+
+
+class Chunks:
+    """An array that counts how often each part of it is read."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.dtype, self.ndim = shape, np.dtype(np.float32), len(shape)
+        self.read: dict[Any, int] = {}
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        self.read[str(index)] = self.read.get(str(index), 0) + 1
+        sizes = [len(range(*s.indices(n))) for s, n in zip(index, self.shape, strict=True)]
+        return np.ones(sizes, self.dtype)
+
+
+def test_nothing_is_read_until_it_is_asked_for_and_then_once() -> None:
+    source = Chunks((64, 64))
+    x = da.from_array(source, chunks=16, asarray=False)
+    source.read.clear()  # Dask asks for the kind of array that it is
+    y, pullback = poolgrad.vjp(poolgrad.max_pool2d, x, 3, 1, 1)
+    gradient = pullback(y)
+    assert not source.read
+    dask.compute(y, gradient)
+    assert len(source.read) == 16
+    assert set(source.read.values()) == {1}
+
+
+def test_only_strips_cross_a_border() -> None:
+    """Of a window of five, two inputs on each side; with no overlap, nothing."""
+    x = da.ones((64, 64), chunks=16)
+    parts = [task for key, task in poolgrad.max_pool2d(x, 5, 1, 2).dask.items() if "part" in key[0]]
+    sizes = []
+    for task in parts:
+        cuts = next(a for a in task.args if isinstance(a, tuple))
+        sizes.append(tuple(16 if s == slice(None) else s.stop - s.start for s in cuts))
+    assert sizes
+    # A chunk goes with the windows that begin in it: of itself all but what the chunk before has.
+    assert all(16 in size or max(size) <= 14 for size in sizes)
+    assert sum(a * b for a, b in sizes) < 2 * 64 * 64
+    halves = poolgrad.max_pool2d(x, 2)
+    assert not [key for key in dict(halves.dask) if "part" in key[0]]
+    assert halves.chunks == ((8,) * 4,) * 2
+
+
+def test_chunks_that_do_not_divide_by_the_stride() -> None:
+    x = np.random.default_rng(0).random((23, 31))
+    lazy = da.from_array(x, chunks=((5, 1, 7, 10), (3, 11, 17)))
+    for call in ((2,), (3, 2), (4, 3, 1), (2, 5)):
+        y = poolgrad.max_pool2d(lazy, *call)
+        np.testing.assert_array_equal(y.compute(), poolgrad.max_pool2d(x, *call))
+        assert max(len(c) for c in y.chunks) > 1  # nothing was brought together
+
+
+def test_refused() -> None:
+    x = da.ones((8, 8), chunks=4)
+    with refused(ValueError, "x", "compute_chunk_sizes"):
+        poolgrad.max_pool2d(x[x[:, 0] > 0], 2)
+    for name, kwargs in (("stochastic", {}), ("fractional_max", {"output_size": 2})):
+        function = getattr(poolgrad, f"{name}_pool2d")
+        with pytest.raises(TypeError, match=rf"{name} pooling is not for Dask arrays"):
+            function(x, 2, **kwargs)
+    with pytest.raises(TypeError, match="out is for NumPy arrays"):
+        poolgrad.max_pool2d(x, 2, out=np.empty((4, 4)))
+    with refused(TypeError, "x", "complex128"):
+        poolgrad.max_pool2d(x.astype(complex), 2)
+    with refused(TypeError, "x", "int64"):
+        poolgrad.vjp(poolgrad.max_pool2d, x.astype(int), 2)
+    _, pullback = poolgrad.vjp(poolgrad.max_pool2d, x, 2)
+    with refused(ValueError, "gy", "(3, 4)"):
+        pullback(da.ones((3, 4)))
+    with refused(TypeError, "gy", "float32"):
+        pullback(da.ones((4, 4), dtype="float32"))
+    unpooled = poolgrad.max_unpool2d(x, da.full((8, 8), 256), 2)
+    with refused(ValueError, "indices", "256"):
+        unpooled.compute()
+
+
+PYRAMID = """
+import runpy, sys, numpy as np, zarr, dask.array as da, poolgrad
+from pathlib import Path
+example = runpy.run_path({example!r})
+if __name__ == "__main__":
+    peaks = example["pyramid"](Path({out!r}), {side}, {kill})
+    group = zarr.open({out!r}, mode="r")
+    level = group["0"][:]
+    for k in range(1, len(list(group))):
+        mean = poolgrad.avg_pool2d(level, 2, ceil_mode=True)
+        level = np.round(mean).astype("uint8")
+        assert np.array_equal(group[str(k)][:], level), k
+    print("levels", len(list(group)), "MiB", max(peaks) >> 20)
+"""
+
+
+@pytest.mark.parametrize(("side", "kill"), [(5_000, False), (20_000, True)])
+def test_a_pyramid_in_little_memory(tmp_path: Path, side: int, kill: bool) -> None:
+    """Of up to 20,000 x 20,000 pixels, on two workers, one of which is killed."""
+    example = Path(__file__).parent.parent / "examples" / "pyramid.py"
+    script = tmp_path / "script.py"
+    out = str(tmp_path / "image.zarr")
+    script.write_text(PYRAMID.format(example=str(example), out=out, side=side, kill=kill))
+    code = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    done = run_python(code, timeout=240, PYTHONWARNINGS="ignore")
+    assert done.returncode == 0, done.stderr[-3000:]
+    levels, _, peak = done.stdout.rsplit("levels", 1)[1].split()
+    assert int(levels) == (8 if side == 20_000 else 6)
+    assert 10 < int(peak) < 1024
