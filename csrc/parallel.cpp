@@ -17,6 +17,8 @@
 namespace poolgrad {
 namespace {
 
+thread_local int own_threads = 0;  // how many `OwnThreads` live
+
 // The threads that an OpenMP library has ready for who calls it.
 struct Team {
   int (*size)() = nullptr;  // omp_get_max_threads
@@ -35,7 +37,7 @@ class Pool {
       body_ = body, context_ = context, tasks_ = tasks;
       next_.store(0, std::memory_order_relaxed);
     }
-    if (team_.start && threads <= team_.size()) with_team(threads);
+    if (team_.start && own_threads == 0 && threads <= team_.size()) with_team(threads);
     else with_workers(threads);
     if (failed_.exchange(false)) throw std::bad_alloc();
     return true;
@@ -142,6 +144,9 @@ Pool* the_pool() {
 }
 
 }  // namespace
+
+OwnThreads::OwnThreads() { ++own_threads; }
+OwnThreads::~OwnThreads() { --own_threads; }
 
 bool share_threads(const char* library) {
   Pool* p = the_pool();

@@ -10,6 +10,16 @@ namespace poolgrad {
 // caller does all tasks itself. Safe after fork(): the child starts a pool of its own.
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context);
 
+// While one lives, what this thread asks for is done by our own threads. OpenMP makes a team of its
+// own for every thread that asks, and such teams are in each other's way.
+class OwnThreads {
+ public:
+  OwnThreads();
+  OwnThreads(const OwnThreads&) = delete;
+  OwnThreads& operator=(const OwnThreads&) = delete;
+  ~OwnThreads();
+};
+
 // From now on tasks are done by the OpenMP threads of a library that is loaded, given by its path.
 // Such threads spin for milliseconds after their last work, waiting for more: they would take the
 // processors from threads of our own, and start sooner. False if it has none. Not after a fork(),

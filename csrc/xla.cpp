@@ -213,6 +213,7 @@ ffi::Error handle(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingR
     Words told(words, std::move(operands), std::move(results),
                static_cast<int>(pool.num_threads()));
     const PlainArithmetic plain;
+    const OwnThreads own;
     const Call kernel = kernel_named(told.next());
     kernel(plan_of(told), told);
     return ffi::Error::Success();
