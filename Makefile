@@ -27,6 +27,7 @@ format: ## Put the code into its form
 bench: ## Time everything beside its peers; write the tables and plots of README and docs
 	poolgrad bench --out docs
 	poolgrad bench --networks --out docs
+	poolgrad bench --jax --out docs
 	python docs/make_bench_tables.py
 
 pictures: ## Draw the pictures of README and docs again

@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/*.md from docs/bench.csv and docs/networks.csv."""
+"""Write the tables of README.md and docs/*.md from the docs/*.csv."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def main() -> None:
     networks = read_csv(HERE / "networks.csv")
     write_between(readme, "networks", markdown(networks, NETWORKS_IN_README))
     write_between(HERE / "pytorch.md", "networks", markdown(networks))
+    write_between(HERE / "jax.md", "jax", markdown(read_csv(HERE / "jax.csv")))
 
 
 if __name__ == "__main__":
