@@ -35,7 +35,10 @@ void prefer_large_pages(const Held& held) {
   const auto begin = reinterpret_cast<std::uintptr_t>(held.data);
   const std::uintptr_t first = (begin + page - 1) / page * page,
                        last = (begin + bytes) / page * page;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  unsigned char there = 0;  // what was used before is not asked for again
+  if (first < last && mincore(reinterpret_cast<void*>(last - page), 1, &there) == 0 && !there) {
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  }
 #else
   static_cast<void>(held);
 #endif

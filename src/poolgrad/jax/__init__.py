@@ -179,8 +179,9 @@ def reuse_memory(bytes: int = 1 << 30) -> bool:
 
     XLA takes new memory for every result, and the system clears it first: that costs as much time
     as the pooling of a large array, forward and backward. This tells the allocator of the process
-    (glibc's ``mallopt``) to keep blocks of up to so many bytes, and as many free bytes in all. It
-    speeds up everything that XLA computes on CPUs, not our kernels only.
+    (glibc's ``mallopt``) to keep blocks of up to so many bytes, and as many free bytes in all, in
+    one place for all threads. It speeds up everything that XLA computes on CPUs, not our kernels
+    only. Call it first of all: threads that have memory of their own already keep that.
 
     Parameters
     ----------
@@ -205,5 +206,6 @@ def reuse_memory(bytes: int = 1 << 30) -> bool:
     if isinstance(bytes, bool) or not isinstance(bytes, int) or not 0 <= bytes < 2**31:
         raise ValueError(f"bytes must be an integer from 0 to 2**31 - 1, got {bytes!r}")
     change = getattr(ctypes.CDLL(None), "mallopt", None)
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
-    return change is not None and all(change(p, bytes) for p in (trim_threshold, mmap_threshold))
+    trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # of malloc.h
+    settings = ((arena_max, 1), (trim_threshold, bytes), (mmap_threshold, bytes))
+    return change is not None and all([change(*setting) for setting in settings])
