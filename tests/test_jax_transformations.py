@@ -170,3 +170,21 @@ def test_a_compiled_program_can_be_stored() -> None:
     again = jax.export.deserialize(exported.serialize())
     for a, b in zip(again.call(x), both(x), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS if n not in ("fractional", "unpool")])
+def test_a_batch_of_any_size(name: str) -> None:
+    """A program is made once for all sizes of a batch."""
+
+    def both(x: Any) -> Any:
+        y, pull = jax.vjp(CALLS[name], x)
+        return y, pull(y)[0]
+
+    (size,) = jax.export.symbolic_shape("b")
+    shape = jax.ShapeDtypeStruct((size, 1, 4, 4), jnp.float32)
+    known = jax.export.DisabledSafetyCheck.custom_call("poolgrad")
+    exported = jax.export.export(jax.jit(both), disabled_checks=[known])(shape)
+    for n in (1, 5):
+        x = _input(n).astype(jnp.float32)
+        for a, b in zip(exported.call(x), both(x), strict=True):
+            np.testing.assert_allclose(a, b, 1e-6)
