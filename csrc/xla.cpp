@@ -82,7 +82,7 @@ class Words {
     return word;
   }
 
-  const Held& next_held() { return *named(next()).held(); }
+  const Held& next_held() { return held_named(next()); }
 
   template <class T>
   T take() {
@@ -99,7 +99,11 @@ class Words {
     } else {
       const std::string word = next();
       if (word == "*") return static_cast<T>(threads_);
-      return static_cast<T>(std::strtod(word.c_str(), nullptr));
+      if constexpr (std::is_integral_v<T>) {
+        return static_cast<T>(std::strtoll(word.c_str(), nullptr, 10));
+      } else {
+        return static_cast<T>(std::strtod(word.c_str(), nullptr));
+      }
     }
   }
 
@@ -110,9 +114,15 @@ class Words {
     return Source(from.at(std::strtoul(word.c_str() + 1, nullptr, 10)));
   }
 
+  const Held& held_named(const std::string& word) const {
+    const Held* held = named(word).held();
+    if (!held) throw std::invalid_argument("a call lacks an array");
+    return *held;
+  }
+
   // Of 64 bits, in two halves, the lower one first.
   std::uint64_t number_at(const std::string& word) const {
-    const Held& held = *named(word).held();
+    const Held& held = held_named(word);
     if (held.shape != std::vector<i64>{2} || held.itemsize != 4) {
       throw std::invalid_argument("a seed must have two halves");
     }

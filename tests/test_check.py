@@ -135,7 +135,7 @@ def test_the_command_prints_a_line_for_each_function(monkeypatch: pytest.MonkeyP
     total = sum(4 for name in names for front_end in installed() if check.has(name, front_end))
     assert lines[-1].startswith(f"{total} of {total} hold")
     table = [line.split() for line in lines if line.rstrip().endswith("ok")]
-    assert len(table) == len(names) * len(installed())
+    assert len(table) == total // 4
     assert table[0][:2] == ["fractional_max_pool2d", "numpy"]
 
 

@@ -148,8 +148,43 @@ def test_chunks_that_do_not_divide_by_the_stride() -> None:
         assert max(len(c) for c in y.chunks) > 1  # nothing was brought together
 
 
+def test_chunks_without_anything() -> None:
+    x = np.random.default_rng(0).random((2, 3, 11, 13))
+    lazy = da.from_array(x, chunks=((2,), (0, 3), (0, 5, 0, 6), (13, 0)))
+    for name, args in (("max", (3, 2)), ("adaptive_avg", ((4, 5),)), ("global_max", ())):
+        function = getattr(poolgrad, f"{name}_pool" + "2d" * (name != "global_max"))
+        y, pullback = poolgrad.vjp(function, lazy, *args)
+        expected, back = poolgrad.vjp(function, x, *args)
+        np.testing.assert_allclose(y.compute(), expected, 1e-15)
+        np.testing.assert_allclose(pullback(expected).compute(), back(expected), 1e-15)
+    small, indices = poolgrad.max_pool2d(x, 2, return_indices=True)
+    chunks = ((2,), (3,), (0, 5), (1, 0, 5))
+    cut_up = (da.from_array(a, chunks=chunks) for a in (small, indices))
+    values, where = cut_up
+    how = {"indices": where, "kernel_size": 2, "output_size": (11, 13)}
+    y, pullback = poolgrad.vjp(poolgrad.max_unpool2d, values, **how)
+    expected, back = poolgrad.vjp(poolgrad.max_unpool2d, small, **how | {"indices": indices})
+    np.testing.assert_array_equal(y.compute(), expected)
+    np.testing.assert_array_equal(pullback(x).compute(), back(x))
+
+
+def test_one_number_for_inputs_without_channels() -> None:
+    x = np.random.default_rng(0).random((11, 13))
+    y, pullback = poolgrad.vjp(poolgrad.lp_pool2d, da.from_array(x, chunks=4), np.array([2.5]), 2)
+    expected, back = poolgrad.vjp(poolgrad.lp_pool2d, x, np.array([2.5]), 2)
+    np.testing.assert_allclose(y.compute(), expected, 1e-12)
+    slope = pullback.parameters(expected)["norm_type"]
+    np.testing.assert_allclose(slope.compute(), back.parameters(expected)["norm_type"], 1e-9)
+
+
 def test_refused() -> None:
     x = da.ones((8, 8), chunks=4)
+    masked = da.ma.masked_array(x, mask=x > 2)
+    with refused(TypeError, "x", "without a mask"):
+        poolgrad.max_pool2d(masked, 2)
+    unknown = x[x[:, 0] > 0]
+    with refused(ValueError, "indices", "compute_chunk_sizes"):
+        poolgrad.max_unpool2d(x, unknown.astype(int), 2)
     with refused(ValueError, "x", "compute_chunk_sizes"):
         poolgrad.max_pool2d(x[x[:, 0] > 0], 2)
     for name, kwargs in (("stochastic", {}), ("fractional_max", {"output_size": 2})):

@@ -94,6 +94,17 @@ def test_batches_of_learned_arguments(name: str) -> None:
                 np.testing.assert_allclose(a[n], b, 1e-5)
 
 
+def test_one_number_for_inputs_without_channels() -> None:
+    x = jax.random.uniform(jax.random.key(0), (3, 7, 8))
+
+    def loss(p: Any) -> Any:
+        return jax.vmap(lambda a: poolgrad.lp_pool2d(a, p, 2))(x).sum()
+
+    alone = sum(jax.grad(lambda p, a=a: poolgrad.lp_pool2d(a, p, 2).sum())(2.5) for a in x)
+    for p in (jnp.asarray(2.5), jnp.asarray([2.5])):
+        np.testing.assert_allclose(jax.grad(loss)(p), jnp.full(p.shape, alone), 1e-5)
+
+
 def test_hessian_and_checkpoint() -> None:
     def loss(x: Any) -> Any:
         return (poolgrad.max_pool1d(x, 2) ** 3).sum()
@@ -147,6 +158,36 @@ for kind in (AxisType.Auto, AxisType.Explicit):
     spread = jax.device_put(x, NamedSharding(mesh, P("batch")))
     expected = jax.grad(lambda x: (calls["max"](x) ** 2).sum())(jnp.asarray(x))
     np.testing.assert_array_equal(jax.jit(split)(spread), expected)
+    if kind == AxisType.Auto:  # the other wants to be told where inputs are
+        alpha, x32 = jnp.float32(0.3), jnp.asarray(x)
+        both = lambda x, p: poolgrad.mixed_pool2d(x, 2, alpha=p)
+        for specs, out, given in (
+            ((P("batch"), P()), P("batch"), (x32, alpha)),
+            ((P(), P("batch")), P(None, "batch"), (x32[:, :1], jnp.array([0.3, 0.7]))),
+        ):
+            def pool(x, p):
+                return both(x, p if p.ndim == 0 else p[0])
+
+            split = jax.shard_map(pool, mesh=mesh, in_specs=specs, out_specs=out)
+            def whole(x, p):
+                if p.ndim == 0:
+                    return both(x, p)
+                return jnp.concatenate([both(x, q) for q in p], 1)
+
+            def slopes(f):
+                return jax.grad(lambda x, p: (f(x, p) ** 2).sum(), (0, 1))(*given)
+
+            for a, b in zip(slopes(jax.jit(split)), slopes(whole), strict=True):
+                np.testing.assert_allclose(a, b, 1e-4)
+        try:
+            jax.jit(jax.shard_map(pool, mesh=mesh, in_specs=specs, out_specs=P()))(*given)
+        except ValueError:
+            pass
+        else:
+            raise AssertionError("devices may not disagree about what all have")
+    with jax.set_mesh(mesh):
+        y = jax.jit(lambda x: poolgrad.max_pool2d(x, 2))(jnp.ones((2, 3, 6, 8)))
+        np.testing.assert_array_equal(y, np.ones((2, 3, 3, 4)))
 print("spread")
 """
 

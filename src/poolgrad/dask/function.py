@@ -17,25 +17,9 @@ from poolgrad import numpy as front
 from poolgrad.contract import Buffer, Operator, Request, indexed, unpacked
 from poolgrad.core import Layout, lay_out
 from poolgrad.dask import tasks, unpool
-from poolgrad.dask.graph import Graph, Parts, Position, span
+from poolgrad.dask.graph import Graph, Parts, Position, asarray, span
 from poolgrad.dask.segments import segments, taking
 from poolgrad.operators import OPERATORS
-
-
-def asarray(x: Any) -> Any:
-    """The array, if its chunks can be pooled.
-
-    Raises
-    ------
-    ValueError
-        If it does not know how large they are.
-    """
-    if any(np.isnan(size) for size in x.shape):
-        raise ValueError(
-            f"x must have chunks of known sizes, got shape {x.shape}; call x.compute_chunk_sizes() "
-            "first"
-        )
-    return x
 
 
 def perform(request: Request) -> Any:
@@ -124,7 +108,7 @@ class _Asked:
                 f"{request.operator} pooling is not for Dask arrays: what is drawn for one chunk "
                 "depends on all others"
             )
-        x = asarray(request.x)
+        x = asarray("x", request.x)
         if not self.operator.accepts(x.dtype.name):
             raise self.operator.refuse_dtype(x.dtype)
         self.x, self.request = x, replace(request, x=None, keepdims=True)
@@ -135,6 +119,8 @@ class _Asked:
         if kind == "learned":  # so that mistakes are found here, not where it is computed
             whole = np.broadcast_to(np.zeros((), x.dtype), x.shape)
             front.argument_of(request, front.prepared(request, whole), whole)
+            learned = tuple(map(np.asarray, request.arguments))
+            self.request = replace(self.request, arguments=learned)
         self._axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
         along = {a: segments(axis, x.chunks[a]) for a, axis in self._axes.items()}
         self._segments = along
@@ -152,7 +138,7 @@ class _Asked:
         shape = tuple(
             s for a, s in enumerate(layout.out_shape) if not (self._squeezed and a in self._axes)
         )
-        gy = da.asarray(gy)
+        gy = asarray("gy", da.asarray(gy))
         if gy.shape != shape:
             raise ValueError(f"gy must have the shape of the output, {shape}, got {gy.shape}")
         if gy.dtype.name != layout.out_dtype:
@@ -169,7 +155,7 @@ class _Asked:
     def _at(self, position: Position) -> Request:
         """The request of the chunk there: a learned argument is cut as the channels are."""
         (given,) = self.request.arguments or (None,)
-        if np.ndim(given) == 0:
+        if np.size(given) == 1:  # also where there are no channels
             return self.request
         channel = self.layout.channel
         sizes, at = self.x.chunks[channel], position[channel]
@@ -203,9 +189,10 @@ class _Asked:
         if not operator.learned or operator.argument is None:
             return {}
         given = np.shape(self.request.arguments[0])
+        each = np.prod(given) > 1
         wide = self._cotangent(gy).astype(layout.sum_dtype)
         slopes = da.map_blocks(tasks.times, wide, residual[-1], dtype=layout.sum_dtype)
-        others = tuple(a for a in range(slopes.ndim) if not (given and a == layout.channel))
+        others = tuple(a for a in range(slopes.ndim) if not (each and a == layout.channel))
         total = da.reduction(slopes, tasks.summed, tasks.summed, axis=others, dtype="float64")
         return {operator.argument.name: total.astype(layout.sum_dtype).reshape(given)}
 

@@ -22,6 +22,25 @@ Array = NDArray[Any]
 Position = tuple[int, ...]
 
 
+def asarray(name: str, array: Any) -> Any:
+    """The array, if its chunks can be pooled.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are not of NumPy, or it does not know how large they are.
+    """
+    kind = type(array._meta)
+    if kind is not np.ndarray:
+        raise TypeError(f"{name} must have chunks of NumPy arrays without a mask, got {kind}")
+    if any(np.isnan(size) for size in array.shape):
+        raise ValueError(
+            f"{name} must have chunks of known sizes, got shape {array.shape}; call "
+            f"{name}.compute_chunk_sizes() first"
+        )
+    return array
+
+
 class Parts(NamedTuple):
     """Where an array comes from: pieces in row-major order, and how many along each axis."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from poolgrad.window import Axis, AxisRule, Rule
+from poolgrad.window import Axis, AxisRule
 
 
 class Cell(NamedTuple):
@@ -112,6 +112,8 @@ def _holds_input(axis: Axis, first: int, stop: int) -> bool:
 
 def taking(axis: Axis, start: int, stop: int) -> Segment | None:
     """The windows that look at some inputs; None if there are none."""
+    if start == stop:
+        return None
     if axis.adaptive:
         first, last = start * axis.out // axis.size, -(-stop * axis.out // axis.size)
         return segment(axis, first, min(last, axis.out))
@@ -119,8 +121,3 @@ def taking(axis: Axis, start: int, stop: int) -> Segment | None:
     first = max(-(-(start + axis.lo - reach + 1) // axis.stride), 0)
     last = min((stop - 1 + axis.lo) // axis.stride + 1, axis.out)
     return segment(axis, first, last) if first < last else None
-
-
-def rule_of(cells: tuple[Cell, ...]) -> Rule:
-    """The rule of windows that lie in one cell along each axis."""
-    return tuple(cell.rule for cell in cells)

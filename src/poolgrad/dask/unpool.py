@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from poolgrad import arguments
 from poolgrad.contract import Request
 from poolgrad.core import lay_out
-from poolgrad.dask.graph import Position, picked
+from poolgrad.dask.graph import Position, asarray, picked
 from poolgrad.numpy import dtype_named
 from poolgrad.operators import OPERATORS
 
@@ -45,12 +45,12 @@ class Asked:
     """
 
     def __init__(self, request: Request) -> None:
-        x, operator = request.x, OPERATORS[request.operator]
+        x, operator = asarray("x", request.x), OPERATORS[request.operator]
         if not operator.accepts(x.dtype.name):
             raise operator.refuse_dtype(x.dtype)
         name = x.dtype.name
         layout = lay_out(request.rule, x.shape, request.channels_last, -1, name, name)
-        indices = da.asarray(request.arguments[0])
+        indices = asarray("indices", da.asarray(request.arguments[0]))
         arguments.check_indices(indices.dtype, indices.shape, x.shape)
         self._pooled, self._x = layout.pooled, x
         outs = dict(zip(layout.pooled, layout.window.axes, strict=True))
@@ -66,7 +66,7 @@ class Asked:
 
     def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
         """The gradient of the input: each value of `gy` goes where that of the output came from."""
-        gy = da.asarray(gy)
+        gy = asarray("gy", da.asarray(gy))
         if gy.shape != self.y.shape:
             raise ValueError(
                 f"gy must have the shape of the output, {self.y.shape}, got {gy.shape}"
@@ -145,7 +145,8 @@ def _replaced(position: Position, axes: tuple[int, ...], values: Position) -> Po
 def _planes(array: Array, pooled: tuple[int, ...]) -> Array:
     last = range(array.ndim - len(pooled), array.ndim)
     moved = np.moveaxis(array, pooled, last)
-    return moved.reshape(-1, math.prod(moved.shape[array.ndim - len(pooled) :]))
+    outer, inner = moved.shape[: -len(pooled)], moved.shape[-len(pooled) :]
+    return moved.reshape(math.prod(outer), math.prod(inner))
 
 
 def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
@@ -170,7 +171,8 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
         own = np.flatnonzero(block == k)
         shape = [b[i + 1] - b[i] for b, i in zip(bounds, at, strict=True)]
         local = [p[own] - b[i] for p, b, i in zip(places, bounds, at, strict=True)]
-        flat_places = np.ravel_multi_index(tuple(local), shape)
+        inside = 0 not in shape
+        flat_places = np.ravel_multi_index(tuple(local), shape) if inside else own
         chosen = planes[own], columns[own]
         dealt.append((chosen[0], flat_places, flat[chosen], sources[chosen[1]]))
     return dealt

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -174,7 +175,7 @@ def avg_pool(
     return _pool("avg", inputs, window_shape, strides, padding, count_include_pad=count_include_pad)
 
 
-def reuse_memory(bytes: int = 1 << 30) -> bool:
+def reuse_memory(limit: int = 1 << 30) -> bool:
     """Let the C library keep what XLA gives back on CPUs, instead of returning it to the system.
 
     XLA takes new memory for every result, and the system clears it first: that costs as much time
@@ -185,8 +186,8 @@ def reuse_memory(bytes: int = 1 << 30) -> bool:
 
     Parameters
     ----------
-    bytes : int
-        At most 2**31 - 1.
+    limit : int
+        Bytes, at most 2**31 - 1.
 
     Returns
     -------
@@ -196,16 +197,18 @@ def reuse_memory(bytes: int = 1 << 30) -> bool:
     Raises
     ------
     ValueError
-        If `bytes` is out of range.
+        If `limit` is out of range.
 
     Examples
     --------
     >>> import poolgrad.jax
     >>> kept = poolgrad.jax.reuse_memory()
     """
-    if isinstance(bytes, bool) or not isinstance(bytes, int) or not 0 <= bytes < 2**31:
-        raise ValueError(f"bytes must be an integer from 0 to 2**31 - 1, got {bytes!r}")
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit < 2**31:
+        raise ValueError(f"limit must be an integer from 0 to 2**31 - 1, got {limit!r}")
+    if sys.platform != "linux":
+        return False
     change = getattr(ctypes.CDLL(None), "mallopt", None)
     trim_threshold, mmap_threshold, arena_max = -1, -3, -8  # of malloc.h
-    settings = ((arena_max, 1), (trim_threshold, bytes), (mmap_threshold, bytes))
+    settings = ((arena_max, 1), (trim_threshold, limit), (mmap_threshold, limit))
     return change is not None and all([change(*setting) for setting in settings])

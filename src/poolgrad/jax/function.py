@@ -14,7 +14,7 @@ from poolgrad import arguments
 from poolgrad.contract import Request, Samples, indexed
 from poolgrad.core import Layout, first_pooled
 from poolgrad.jax.pooling import Pooling, has_wide_numbers
-from poolgrad.jax.primitives import forward_p
+from poolgrad.jax.primitives import bound, forward_p
 from poolgrad.jax.tables import indices
 from poolgrad.window import FRACTIONAL
 
@@ -34,11 +34,11 @@ def perform(request: Request) -> Any:
         x = x.astype(jnp.float32)  # integers have no wider mean where there are no wider numbers
     given = _given(pool, request, x, layout)
     if not request.return_indices:
-        return _shaped(forward_p.bind(x, *given, pool=pool, keep=0)[0], request, layout)
+        return _shaped(bound(forward_p, x, *given, pool=pool, keep=0)[0], request, layout)
     plain = pool._replace(options=indexed(pool.options))
-    y, routes = forward_p.bind(x, *given, pool=plain, keep=1)
+    y, routes = bound(forward_p, x, *given, pool=plain, keep=1)
     if plain != pool:  # whoever wins, the gradient goes where it was told to
-        (y,) = forward_p.bind(x, *given, pool=pool, keep=0)
+        (y,) = bound(forward_p, x, *given, pool=pool, keep=0)
     found = indices(pool, pool.sizes(x.shape), routes, given[0] if given else None)
     found = found.astype(jax.dtypes.canonicalize_dtype(np.int64))
     return _shaped(y, request, layout), _shaped(found, request, layout)
@@ -111,13 +111,19 @@ def _learned(pool: Pooling, value: Any, layout: Layout) -> Array:
         size = jnp.abs(value)
         odd = (size != 0) & jnp.isfinite(size) & ((size < least) | (size > most))
         held = jnp.where(odd, jnp.copysign(jnp.clip(size, least, most), value), value)
-        return (held if value.dtype == jnp.float64 else value).astype(dtype)
+        held = held if value.dtype == jnp.float64 else value
+        return held.astype(dtype).reshape(_alone(value.shape))
     given = arguments.real_numbers(name, value)
     numbers = given.astype(np.float64).ravel().tolist()
     pool.operator.check_argument(numbers)
     arguments.check_length(name, given.shape, layout.channels)
     within = arguments.within(numbers, dtype)
-    return jnp.asarray(np.array(within, dtype).reshape(given.shape))
+    return jnp.asarray(np.array(within, dtype).reshape(_alone(given.shape)))
+
+
+def _alone(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """One number is for all channels, also where batches make it look like one for each."""
+    return () if shape == (1,) else shape
 
 
 _GENERATOR = "key of jax.random"

@@ -233,7 +233,7 @@ def _words(args: Sequence[Any], names: dict[_Hole, str]) -> list[str]:
             words.append("*")
         else:
             words.append(
-                "-" if arg is None else str(int(arg)) if arg in (True, False) else str(arg)
+                "-" if arg is None else str(int(arg)) if isinstance(arg, bool) else str(arg)
             )
     return words
 

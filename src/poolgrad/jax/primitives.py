@@ -35,6 +35,20 @@ push_p = Primitive("poolgrad_push")
 pull_p = Primitive("poolgrad_pull")
 
 
+def bound(primitive: Primitive, *args: Any, **how: Any) -> list[Any]:
+    """What a primitive makes of its arguments.
+
+    Where only some of them differ from device to device (in ``shard_map``), all are said to, so
+    that the gradients of the others are added up over the devices.
+    """
+    axes = [jax.typeof(a).mat.varying for a in args]
+    missing = [tuple(frozenset().union(*axes) - own) for own in axes]
+    pairs = zip(args, missing, strict=True)
+    alike = (jax.lax.pcast(a, names, to="varying") if names else a for a, names in pairs)
+    outputs: list[Any] = primitive.bind(*alike, **how)
+    return outputs
+
+
 # Shapes
 
 
@@ -90,14 +104,14 @@ def _forward_jvp(primals: Values, tangents: Values, *, pool: Pooling, keep: int)
     operator, (x, *given), (tx, *ts) = pool.operator, primals, tangents
     learned = operator.learned and _wanted(ts[0])
     if not _wanted(tx) and not learned:
-        outputs = forward_p.bind(*primals, pool=pool, keep=keep)
+        outputs = bound(forward_p, *primals, pool=pool, keep=keep)
         return outputs, _zeros(outputs)
     layout = pool.layout(x.shape, x.dtype.name)
     needed = len(pool.residual(layout, learned))
-    y, *residual = forward_p.bind(*primals, pool=pool, keep=max(keep, needed))
+    y, *residual = bound(forward_p, *primals, pool=pool, keep=max(keep, needed))
     along = _filled((tx, *ts[: int(learned)]))
     held = (*(x,) * operator.curved, *given)
-    (ty,) = push_p.bind(*along, *held, *residual[:needed], pool=pool, learned=learned)
+    (ty,) = bound(push_p, *along, *held, *residual[:needed], pool=pool, learned=learned)
     kept = residual[:keep]
     return [y, *kept], [ty, *_zeros(kept)]
 
@@ -123,7 +137,7 @@ def _derivative(
 
 
 def _push_jvp(primals: Values, tangents: Values, *, pool: Pooling, learned: bool) -> Any:
-    again = partial(push_p.bind, pool=pool, learned=learned)
+    again = partial(bound, push_p, pool=pool, learned=learned)
     curve = partial(composed.push, pool, learned)
     return _derivative(primals, tangents, 1 + learned, again, curve, pool)
 
@@ -131,7 +145,7 @@ def _push_jvp(primals: Values, tangents: Values, *, pool: Pooling, learned: bool
 def _pull_jvp(
     primals: Values, tangents: Values, *, pool: Pooling, sizes: tuple[int, ...], learned: bool
 ) -> Any:
-    again = partial(pull_p.bind, pool=pool, sizes=sizes, learned=learned)
+    again = partial(bound, pull_p, pool=pool, sizes=sizes, learned=learned)
     curve = partial(composed.pull, pool, learned)
     return _derivative(primals, tangents, 1, again, curve, pool)
 
@@ -144,7 +158,7 @@ def _push_transpose(cotangents: Values, *args: Any, pool: Pooling, learned: bool
     t = linear[0]
     shape = t.aval.shape if ad.is_undefined_primal(t) else t.shape
     sizes = pool.sizes(shape)
-    given = pull_p.bind(cotangents[0], *rest, pool=pool, sizes=sizes, learned=learned)
+    given = bound(pull_p, cotangents[0], *rest, pool=pool, sizes=sizes, learned=learned)
     pairs = zip(linear, given, strict=True)
     return (*(g if ad.is_undefined_primal(a) else None for a, g in pairs), *nothing)
 
@@ -156,7 +170,7 @@ def _pull_transpose(
     if not any(map(_wanted, cotangents)):
         return (ad.Zero(gy.aval), *nothing)
     along = _filled(cotangents)
-    return (*push_p.bind(*along, *rest, pool=pool, learned=learned), *nothing)
+    return (*bound(push_p, *along, *rest, pool=pool, learned=learned), *nothing)
 
 
 # Batches: one more leading axis

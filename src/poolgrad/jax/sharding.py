@@ -61,7 +61,9 @@ def spread(
     split = custom_partitioning(local)
 
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:
-        spec = [*arguments[0].sharding.spec, *(None,) * len(common)]
+        # Of what lies whole on every device JAX may tell less.
+        known = getattr(arguments[0].sharding, "spec", ())
+        spec = [*known, *(None,) * len(common)]
 
         def over(side: list[list[int | None]]) -> list[NamedSharding]:
             specs = ([None if a is None else spec[a] for a in axes] for axes in side)
