@@ -20,8 +20,9 @@ pytest.importorskip("matplotlib", reason="the lab extra is not installed")
 pytest.importorskip("rich", reason="the lab extra is not installed")
 
 import poolgrad  # noqa: E402
+from poolgrad.bench import jax as jax_rows  # noqa: E402
 from poolgrad.bench import measure, networks, report, rows  # noqa: E402
-from poolgrad.bench.result import Result  # noqa: E402
+from poolgrad.bench.result import OWN, Result  # noqa: E402
 from poolgrad.bench.rows import Limits, Row  # noqa: E402
 from poolgrad.cli import app  # noqa: E402
 
@@ -196,20 +197,46 @@ def test_readme_and_docs_have_a_place_for_them(
 ) -> None:
     (tmp_path / "docs").mkdir()
     monkeypatch.setattr(tables, "HERE", tmp_path / "docs")
-    pages = ("README.md", "docs/performance.md", "docs/pytorch.md")
+    pages = ("README.md", "docs/performance.md", "docs/pytorch.md", "docs/jax.md")
     for page in pages:
         (tmp_path / page).write_text((ROOT / page).read_text())
     named = replace(WON, name=tables.IN_README[0])
     report.write_csv(tmp_path / "docs/bench.csv", REPORT._replace(results=[named, LOST]))
     network = replace(WON, name=tables.NETWORKS_IN_README[0], kept=0.5)
     report.write_csv(tmp_path / "docs/networks.csv", REPORT._replace(results=[network]))
+    own = replace(WON, name=jax_rows.ROWS[0].name, peers={OWN: 4e-3}, limits=Limits())
+    report.write_csv(tmp_path / "docs/jax.csv", REPORT._replace(results=[own]))
     tables.main()
-    readme, performance, pytorch = ((tmp_path / page).read_text() for page in pages)
+    readme, performance, pytorch, jax = ((tmp_path / page).read_text() for page in pages)
     assert f"| {named.name} | 2 |" in readme
     assert f"| {network.name} | 2 |" in readme
     assert f"| {network.name} | 2 |" in pytorch
+    assert f"| {own.name} | 2 |" in jax
     assert "**lost**" in readme
     assert "**lost**" in performance
+
+
+def test_rows_of_jax(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forward = [r.name for r in jax_rows.select(["max 2x2 s2 forward"])]
+    assert forward[0] == "max 2x2 s2 forward"
+    assert [r.limits.faster for r in jax_rows.ROWS if r.what == "both"] == [25, 20, 25] * 2
+    # Those where memory is used again come last: it stays so.
+    assert [r.reused for r in jax_rows.ROWS] == sorted(r.reused for r in jax_rows.ROWS)
+    monkeypatch.setattr(jax_rows, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="jax is not installed: pip install"):
+        jax_rows.select()
+    done = bench(tmp_path, "--networks", "--jax")
+    assert done.exit_code == 2
+    assert "ask for one" in done.output
+
+
+@pytest.mark.parametrize("what", ["both", "step"])
+def test_a_row_of_jax(what: Any) -> None:
+    window = (2, 2, 0) if what == "both" else (4, 8)
+    row = jax_rows.Row("tiny", what, window, (2, 8, 8, 3))
+    result = jax_rows.measure(row, 2, 1)
+    assert result.seconds > 0
+    assert result.peers[OWN] > 0
 
 
 @pytest.mark.usefixtures("few")
