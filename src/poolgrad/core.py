@@ -287,7 +287,7 @@ def lay_out(
     first = first_pooled(shape, dims, channels_last)
     window = resolve(rule, shape[first : first + dims])
     out_shape = shape[:first] + window.out + shape[first + dims :]
-    known = (size for size in out_shape if isinstance(size, int))  # of symbols nobody can tell
+    known = [size for size in out_shape if isinstance(size, int)]  # of symbols nobody can tell
     if math.prod(known) > _MOST_ELEMENTS:
         raise ValueError(f"an output of shape {out_shape} would overflow memory")
     pooled = tuple(range(first, first + dims))
