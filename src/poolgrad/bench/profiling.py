@@ -10,6 +10,7 @@ from copy import deepcopy
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from poolgrad.lab.panels import BLUE, GREY, to_png
 from poolgrad.torch import Report, convert
 from poolgrad.torch.modules import Pool
 
-_PROFILED = 3  # steps
+_PROFILED = 5  # steps
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # PyTorch's profiler, on when it starts and ends
 
@@ -113,9 +114,10 @@ def measure(
     steps = [partial(train if training else infer, each, x) for each in networks]
     with using_threads(threads):
         times = take_turns({str(k): step for k, step in enumerate(steps)}, turns, slow=60.0)
+        wholes = [median_and_spread(times[str(k)])[0] for k in range(2)]
         seconds = [
-            Share(median_and_spread(times[str(k)])[0], _pooling_seconds(networks[k], step))
-            for k, step in enumerate(steps)
+            Share(whole, whole * _pooling_share(each, step))
+            for whole, each, step in zip(wholes, networks, steps, strict=True)
         ]
         kept = [
             Share(kept_bytes((step, nullcontext), each), pooling_bytes(each, x))
@@ -126,8 +128,8 @@ def measure(
     return Profile(name, (seconds[0], seconds[1]), (kept[0], kept[1]) if kept else None, report)
 
 
-def _pooling_seconds(network: nn.Module, step: Any) -> float:
-    """The time that one step spends in poolings, of whichever kind."""
+def _pooling_share(network: nn.Module, step: Any) -> float:
+    """The part of a step that is spent in poolings, of whichever kind: the median step's."""
     hooks = []
     marks: list[Any] = []
 
@@ -141,13 +143,18 @@ def _pooling_seconds(network: nn.Module, step: Any) -> float:
         if isinstance(module, Pool):  # whose forwards nobody else records
             hooks.append(module.register_forward_pre_hook(enter))
             hooks.append(module.register_forward_hook(leave))
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        for _ in range(_PROFILED):
+    shares = []
+    for _ in range(_PROFILED):
+        # Each on its own: whatever else the machine does meanwhile spoils one step's, not all.
+        with profile(activities=[ProfilerActivity.CPU]) as recorded, record_function("step"):
             step()
+        events = recorded.events()
+        whole = next(e.cpu_time_total for e in events if e.name == "step")
+        outermost = (e for e in events if is_pooling(e.name) and not _inside_pooling(e))
+        shares.append(sum(e.cpu_time_total for e in outermost) / whole)
     for hook in hooks:
         hook.remove()
-    outermost = (e for e in recorded.events() if is_pooling(e.name) and not _inside_pooling(e))
-    return float(sum(event.cpu_time_total for event in outermost)) * 1e-6 / _PROFILED
+    return float(median(shares))
 
 
 def _inside_pooling(event: Any) -> bool:
