@@ -8,7 +8,7 @@ install: ## Install with everything that developing needs
 	pip install -c constraints.txt -e ".[dev]"
 
 test: ## Run the tests
-	pytest
+	pytest -n auto
 
 check: ## Check every gradient in every front end
 	poolgrad check

@@ -8,6 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+# With a process for each core, threads that wait must not keep a core from another process. It is
+# read when a library is loaded that has such threads.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import hypothesis
 import pytest
 from fronts import FRONTS, Front
