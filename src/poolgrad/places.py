@@ -50,6 +50,16 @@ class Seen(NamedTuple):
     real: Any
 
 
+def spread(table: Any, axis: int, dims: int) -> Any:
+    """A table (outputs, taps) of one axis, to be combined with those of the others.
+
+    An array of any library: shape (..., outputs, ..., taps, ...), one of each for every axis.
+    """
+    shape = [1] * (2 * dims)
+    shape[axis], shape[dims + axis] = table.shape
+    return table.reshape(shape)
+
+
 @lru_cache(maxsize=256)
 def looks(axis: Axis) -> Looks:
     """Where the windows of an axis look, unless samples place them."""

@@ -17,7 +17,7 @@ from poolgrad import numpy as front
 from poolgrad.contract import Buffer, Operator, Request, indexed, unpacked
 from poolgrad.core import Layout, lay_out
 from poolgrad.dask import tasks, unpool
-from poolgrad.dask.graph import Graph, Parts, Position, asarray, span
+from poolgrad.dask.graph import Graph, Parts, Position, asarray, cotangent, span
 from poolgrad.dask.segments import segments, taking
 from poolgrad.operators import OPERATORS
 
@@ -138,13 +138,7 @@ class _Asked:
         shape = tuple(
             s for a, s in enumerate(layout.out_shape) if not (self._squeezed and a in self._axes)
         )
-        gy = asarray("gy", da.asarray(gy))
-        if gy.shape != shape:
-            raise ValueError(f"gy must have the shape of the output, {shape}, got {gy.shape}")
-        if gy.dtype.name != layout.out_dtype:
-            raise TypeError(
-                f"gy must have the dtype of the output, {layout.out_dtype}, got {gy.dtype}"
-            )
+        gy = cotangent(gy, shape, layout.out_dtype)
         return gy.reshape(layout.out_shape).rechunk(self._chunks)
 
     def _graph(self, name: str, *what: Any) -> Graph:

@@ -41,6 +41,22 @@ def asarray(name: str, array: Any) -> Any:
     return array
 
 
+def cotangent(gy: Any, shape: Position, dtype: str) -> Any:
+    """The gradient of an output, if it has the output's shape and dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it has not.
+    """
+    gy = asarray("gy", da.asarray(gy))
+    if gy.shape != shape:
+        raise ValueError(f"gy must have the shape of the output, {shape}, got {gy.shape}")
+    if gy.dtype.name != dtype:
+        raise TypeError(f"gy must have the dtype of the output, {dtype}, got {gy.dtype}")
+    return gy
+
+
 class Parts(NamedTuple):
     """Where an array comes from: pieces in row-major order, and how many along each axis."""
 

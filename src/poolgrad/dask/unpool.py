@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from poolgrad import arguments
 from poolgrad.contract import Request
 from poolgrad.core import lay_out
-from poolgrad.dask.graph import Position, asarray, picked
+from poolgrad.dask.graph import Position, asarray, cotangent, picked
 from poolgrad.numpy import dtype_named
 from poolgrad.operators import OPERATORS
 
@@ -66,14 +66,7 @@ class Asked:
 
     def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
         """The gradient of the input: each value of `gy` goes where that of the output came from."""
-        gy = asarray("gy", da.asarray(gy))
-        if gy.shape != self.y.shape:
-            raise ValueError(
-                f"gy must have the shape of the output, {self.y.shape}, got {gy.shape}"
-            )
-        if gy.dtype != self.y.dtype:
-            raise TypeError(f"gy must have the dtype of the output, {self.y.dtype}, got {gy.dtype}")
-        given = gy.rechunk(self.y.chunks)
+        given = cotangent(gy, self.y.shape, self.y.dtype.name).rechunk(self.y.chunks)
         return _scatter(given, self._owners, self._x.chunks, self._pooled, -1)[0]
 
 
@@ -166,9 +159,11 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
     blocks = [np.searchsorted(b, p, "right") - 1 for b, p in zip(bounds, places, strict=True)]
     counts = [len(b) - 1 for b in bounds]
     block = np.ravel_multi_index(tuple(blocks), counts)
+    order = np.argsort(block, kind="stable")
+    ends = np.searchsorted(block[order], np.arange(math.prod(counts) + 1))
     dealt: list[_Dealt] = []
     for k, at in enumerate(np.ndindex(*counts)):
-        own = np.flatnonzero(block == k)
+        own = order[ends[k] : ends[k + 1]]
         shape = [b[i + 1] - b[i] for b, i in zip(bounds, at, strict=True)]
         local = [p[own] - b[i] for p, b, i in zip(places, bounds, at, strict=True)]
         inside = 0 not in shape

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from poolgrad.jax.pooling import Pooling, has_wide_numbers
-from poolgrad.jax.tables import as_given, pooled_last, tables_of
+from poolgrad.jax.tables import Tables, as_given, pooled_last, tables_of
 
 
 def wide(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,12 +33,20 @@ def widest() -> Any:
     return jnp.float64 if has_wide_numbers() else jnp.float32
 
 
-def argument_of(given: tuple[Array, ...], dims: int) -> Array | None:
+def _argument_of(given: tuple[Array, ...], dims: int) -> Array | None:
     """A learned argument as it goes with outputs whose pooled axes are the last."""
     if not given:
         return None
     value = given[0].astype(widest())
     return value.reshape(-1, *(1,) * dims) if value.ndim else value
+
+
+def blended(pool: Pooling, tables: Tables, values: Array, *given: Array) -> Array:
+    """The outputs of windows with these values, for this argument if the operator has one."""
+    windows = tables.windows._replace(values=values)
+    argument = _argument_of(given, len(pool.rule))
+    y: Array = pool.operator.compose(jnp, windows, argument, *pool.options)
+    return y
 
 
 def define(pool: Pooling) -> Callable[..., Array]:
@@ -47,10 +55,7 @@ def define(pool: Pooling) -> Callable[..., Array]:
     def pooled(x: Array, *learned: Array) -> Array:
         tables = tables_of(pool, pool.sizes(x.shape))
         values = tables.unfold(pooled_last(pool, x).astype(widest()))
-        argument = argument_of(learned, len(pool.rule))
-        windows = tables.windows._replace(values=values)
-        y = pool.operator.compose(jnp, windows, argument, *pool.options)
-        return as_given(pool, y).astype(x.dtype)
+        return as_given(pool, blended(pool, tables, values, *learned)).astype(x.dtype)
 
     return pooled
 

@@ -40,7 +40,6 @@ def perform(request: Request) -> Any:
     if plain != pool:  # whoever wins, the gradient goes where it was told to
         (y,) = bound(forward_p, x, *given, pool=pool, keep=0)
     found = indices(pool, pool.sizes(x.shape), routes, given[0] if given else None)
-    found = found.astype(jax.dtypes.canonicalize_dtype(np.int64))
     return _shaped(y, request, layout), _shaped(found, request, layout)
 
 
@@ -108,11 +107,12 @@ def _learned(pool: Pooling, value: Any, layout: Layout) -> Array:
             raise arguments.refuse_numbers(name, value.dtype)
         arguments.check_length(name, value.shape, layout.channels)
         least, most = arguments.SIZES[dtype]
-        size = jnp.abs(value)
-        odd = (size != 0) & jnp.isfinite(size) & ((size < least) | (size > most))
-        held = jnp.where(odd, jnp.copysign(jnp.clip(size, least, most), value), value)
-        held = held if value.dtype == jnp.float64 else value
-        return held.astype(dtype).reshape(_alone(value.shape))
+        if value.dtype == jnp.float64:  # the only one with numbers that others have not
+            size = jnp.abs(value)
+            odd = (size != 0) & jnp.isfinite(size) & ((size < least) | (size > most))
+            value = jnp.where(odd, jnp.copysign(jnp.clip(size, least, most), value), value)
+        held: Array = value.astype(dtype).reshape(_alone(value.shape))
+        return held
     given = arguments.real_numbers(name, value)
     numbers = given.astype(np.float64).ravel().tolist()
     pool.operator.check_argument(numbers)

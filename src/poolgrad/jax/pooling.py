@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from poolgrad.contract import Buffer, Operator
-from poolgrad.core import Layout, lay_out
+from poolgrad.core import Layout, first_pooled, lay_out
 from poolgrad.operators import OPERATORS
 from poolgrad.window import FRACTIONAL, Rule
 
@@ -74,7 +74,7 @@ class Pooling(NamedTuple):
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Of the pooled axes of an input of this shape."""
-        first = len(shape) - len(self.rule) - self.channels_last
+        first = first_pooled(shape, len(self.rule), self.channels_last)
         return shape[first : first + len(self.rule)]
 
     def held(self, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:

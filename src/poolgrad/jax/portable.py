@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -34,9 +35,7 @@ def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
         kept = [_routes(pool, layout, tables.windows, choice)] if keep else []
         return [as_given(pool, y), *kept]
     wide = composed.widest() if operator.curved else jnp.dtype(layout.sum_dtype)
-    windows = tables.windows._replace(values=values.astype(wide))
-    argument = composed.argument_of(given, len(pool.rule))
-    y = operator.compose(jnp, windows, argument, *pool.options).astype(layout.out_dtype)
+    y = composed.blended(pool, tables, values.astype(wide), *given).astype(layout.out_dtype)
     # A curved operator's way back does not need what the kernels keep: it has the input.
     buffers = operator.residual(layout, *pool.options)[:keep]
     return [as_given(pool, y), *(jnp.zeros(b.shape, b.dtype) for b in buffers)]
@@ -81,15 +80,8 @@ def _curved_back(
     gy: Array, x: Any, given: tuple[Array, ...], pool: Pooling, tables: Tables, learned: bool
 ) -> list[Array]:
     values = tables.unfold(pooled_last(pool, x).astype(composed.widest()))
-    given = _learned(pool, given)
-
-    def pooled(values: Array, *given: Array) -> Array:
-        argument = composed.argument_of(given, len(pool.rule))
-        windows = tables.windows._replace(values=values)
-        y: Array = pool.operator.compose(jnp, windows, argument, *pool.options)
-        return y
-
-    y, back = jax.vjp(pooled, values, *given)
+    pooled = partial(composed.blended, pool, tables)
+    y, back = jax.vjp(pooled, values, *_learned(pool, given))
     parts, *slopes = back(pooled_last(pool, gy).astype(y.dtype))
     parts = jnp.where(tables.windows.real, parts, 0)
     gx = as_given(pool, tables.fold(parts).astype(gy.dtype))

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import PartitionSpec
 
 from poolgrad.jax import composed, kernels, portable
 from poolgrad.jax.pooling import Pooling
@@ -55,8 +56,8 @@ def bound(primitive: Primitive, *args: Any, **how: Any) -> list[Any]:
 def _like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """An abstract array beside `x`, sharded alike."""
     if len(shape) > len(x.shape):  # what is kept of ties has one axis more
-        spec = (*x.sharding.spec, *(None,) * (len(shape) - len(x.shape)))
-        sharding = x.sharding.update(spec=x.sharding.spec.__class__(*spec))
+        spec = PartitionSpec(*x.sharding.spec, *(None,) * (len(shape) - len(x.shape)))
+        sharding = x.sharding.update(spec=spec)
         return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False, sharding=sharding)
     return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)
 

@@ -17,7 +17,7 @@ from jax import Array
 
 from poolgrad.contract import Windows
 from poolgrad.jax.pooling import Pooling
-from poolgrad.places import Seen, looks, seen
+from poolgrad.places import Seen, looks, seen, spread
 from poolgrad.window import Axis, resolve
 
 
@@ -98,9 +98,9 @@ def tables_of(pool: Pooling, sizes: tuple[int, ...], samples: Array | None = Non
         else:
             _, place, real, extent = looks(axis)
         inner = math.prod(axis.kernel for axis in axes[a + 1 :])
-        reals.append(_spread(real, a, dims))
-        extents.append(_spread(extent, a, dims))
-        places.append(_spread(place * inner, a, dims))
+        reals.append(spread(real, a, dims))
+        extents.append(spread(extent, a, dims))
+        places.append(spread(place * inner, a, dims))
     outs = tuple(axis.out for axis in axes)
     shape = np.broadcast_shapes(*(r.shape for r in reals))
     real = np.logical_and.reduce(np.broadcast_arrays(*reals)).reshape(*outs, -1)
@@ -115,7 +115,7 @@ def indices(pool: Pooling, sizes: tuple[int, ...], routes: Array, samples: Array
     axes = resolve(pool.rule, sizes).axes
     tables = tables_of(pool, sizes, samples)
     routes = pooled_last(pool, routes)
-    place, step = routes.astype(jnp.int32), 1
+    place, step = routes.astype(jax.dtypes.canonicalize_dtype(np.int64)), 1
     flat: Any = 0
     begin: Any
     for a in reversed(range(len(axes))):
@@ -136,16 +136,9 @@ def indices(pool: Pooling, sizes: tuple[int, ...], routes: Array, samples: Array
     return as_given(pool, jnp.where(routes == nowhere, -1, flat))
 
 
-def _spread(table: Any, axis: int, dims: int) -> Any:
-    """A table (outputs, taps) of one axis, to be combined with those of the others."""
-    shape = [1] * (2 * dims)
-    shape[axis], shape[dims + axis] = table.shape
-    return table.reshape(shape)
-
-
 def _unfold(x: Array, inputs: Sequence[Any]) -> Array:
     dims = len(inputs)
-    index = tuple(_spread(table, a, dims) for a, table in enumerate(inputs))
+    index = tuple(spread(table, a, dims) for a, table in enumerate(inputs))
     values = x.at[(..., *index)].get(mode="promise_in_bounds")
     return values.reshape(*values.shape[:-dims], -1)
 
@@ -153,12 +146,12 @@ def _unfold(x: Array, inputs: Sequence[Any]) -> Array:
 def _fold(parts: Array, axes: Sequence[Axis], tables: Sequence[Seen]) -> Array:
     dims = len(axes)
     counts = [looks(a).inputs.shape[1] if not a.table else a.kernel for a in axes]
-    spread = parts.reshape(*parts.shape[:-1], *counts)
+    apart = parts.reshape(*parts.shape[:-1], *counts)
     outputs, taps, reals = (
-        [_spread(column, a, dims) for a, column in enumerate(columns)]
+        [spread(column, a, dims) for a, column in enumerate(columns)]
         for columns in zip(*tables, strict=True)
     )
-    found = spread.at[(..., *outputs, *taps)].get(mode="promise_in_bounds")
+    found = apart.at[(..., *outputs, *taps)].get(mode="promise_in_bounds")
     real = reals[0]
     for other in reals[1:]:
         real = real & other

@@ -10,24 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from poolgrad.contract import Operator, Windows
-from poolgrad.places import looks
+from poolgrad.places import looks, spread
 from poolgrad.torch.arrays import grouped
 from poolgrad.window import Axis, resolve
 
-Array = NDArray[Any]
 Tensors = tuple[Tensor, ...]
-
-
-def _spread(table: Array, axis: int, dims: int, device: torch.device) -> Tensor:
-    """A table (outputs, places) of one axis, to be combined with those of the others."""
-    tensor = torch.tensor(table, device=device)
-    shape = [1] * (2 * dims)
-    shape[axis], shape[dims + axis] = tensor.shape
-    return tensor.reshape(shape)
 
 
 def _windows(x: Tensor, axes: tuple[Axis, ...]) -> Windows:
@@ -36,10 +26,9 @@ def _windows(x: Tensor, axes: tuple[Axis, ...]) -> Windows:
     index: list[Tensor] = []
     real, extent = None, None
     for a, axis in enumerate(axes):
-        inputs, _, held, reach = looks(axis)
-        index.append(_spread(inputs, a, dims, x.device))
-        here = _spread(held, a, dims, x.device)
-        size = _spread(reach, a, dims, x.device)
+        inputs, _, held, reach = (torch.tensor(t, device=x.device) for t in looks(axis))
+        index.append(spread(inputs, a, dims))
+        here, size = spread(held, a, dims), spread(reach, a, dims)
         real = here if real is None else real & here
         extent = size if extent is None else extent * size
     assert real is not None
