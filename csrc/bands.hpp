@@ -56,6 +56,10 @@ POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
 template <class Op>
 concept Merges = requires { typename Op::Hasty; };
 
+// Whether what is read is to be added one by one, where windows share no line.
+template <class Op>
+concept TakesInOrder = Op::kRounds && !Op::kByLines;
+
 // One depth of the windows of a band: its first place, and, if other windows hold it too, room for
 // what is known of it alone, a cell for each row of outputs; `known`: they are there.
 template <class Cell>
@@ -99,6 +103,23 @@ POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Lin
     };
     if (slice.known) {
       for (i64 q = 0; q < rows; ++q) finish(q, slice.cells[q]);
+      continue;
+    }
+    if constexpr (S >= K && TakesInOrder<O>) {
+      for (i64 q = 0; q < rows; ++q) {
+        ahead();
+        auto cell = made[q];
+        POOLGRAD_UNROLL
+        for (i64 r = 0; r < K; ++r) {
+          V value[K];
+          line(value);
+          if (k + r == 0) cell = O::first(value[0], 0);
+          else O::take(cell, value[0], 0);
+          POOLGRAD_UNROLL
+          for (i64 t = 1; t < K; ++t) O::take(cell, value[t], 0);
+        }
+        finish(q, cell);
+      }
       continue;
     }
     POOLGRAD_UNROLL

@@ -47,18 +47,24 @@ void average_wide(const Work& work, const View& x, Dense y, Divisor divisor,
       });
 }
 
-template <class A>
+template <class A, bool Lines>
 void average_near(const Work& work, const View& x, Dense y, Divisor divisor) {
   const Plan& p = *work.plan;
+  using Op = Mean<A, Lines>;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
-    Bands<Mean<A>> bands(p, x, tile, false, arena);
+    Bands<Op> bands(p, x, tile, false, arena);
     const i64 rows = larger(1, bands.rows()), n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return SmallMeanKit<A>{Direct<Mean<A>>(p, x, tile, false, arena),
-                           bands,
-                           {y, rows * n, arena},
-                           arena.take<A>(rows),
-                           {columns}};
+    return SmallMeanKit<A, Lines>{Direct<Op>(p, x, tile, false, arena),
+                                  bands,
+                                  {y, rows * n, arena},
+                                  arena.take<A>(rows),
+                                  {columns}};
   });
+}
+
+// Whether no input lies in two windows.
+bool is_apart(const Plan& p) {
+  return !p.axis[0].overlap && !p.axis[1].overlap && !p.axis[2].overlap;
 }
 
 void average(const Work& whole, const View& x, Dense y, bool count_padding, double divisor) {
@@ -68,8 +74,10 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     using Far = Separable<Sum<A>>;
-    if (is_direct(p)) {
-      average_near<A>(work, x, y, divide);
+    if (is_apart(p) && has_few_places(p)) {
+      average_near<A, false>(work, x, y, divide);
+    } else if (is_direct(p)) {
+      average_near<A, true>(work, x, y, divide);
     } else if (is_sheet(p)) {
       average_wide<A>(work, x, y, divide, nullptr);
     } else if (is_by_columns(p, x)) {

@@ -113,14 +113,15 @@ struct Sum {
   }
 };
 
-// The average in registers: of sums of lines, so that less is rounded than in one.
-template <class A>
+// The average in registers. Lines: of sums of lines, which windows may share; else inputs are added
+// in row-major order, as PyTorch adds them.
+template <class A, bool Lines>
 struct Mean {
   using In = A;
   using Hasty = Mean;
   static constexpr bool kNarrow = false;
   static constexpr bool kPads = true;
-  static constexpr bool kByLines = true;
+  static constexpr bool kByLines = Lines, kRounds = true;
   static constexpr A kFill = A(0);
   struct Target {
     A* y;
@@ -187,20 +188,20 @@ struct MeanKit {
   i64 make(i64 od, i64 oh, i64, i64 first, i64 n, RowsOf&& rows_of) {
     const A* sums = windows.row(od, oh, {row}).v;
     const A rows = rows_of(oh);
-    const typename Mean<A>::Target line{y.room(first, n, false), columns.row, &rows};
+    const typename Mean<A, true>::Target line{y.room(first, n, false), columns.row, &rows};
     sweep_lanes<A>(n, [&](auto w, i64 i) {
       ask_to_write(line.y + i + kWriteAhead<A>);
-      Mean<A>::divide(line, i, load<Vec<A, w()>>(sums + i));
+      Mean<A, true>::divide(line, i, load<Vec<A, w()>>(sums + i));
     });
     return 1;
   }
 };
 
 // The same of small windows.
-template <class A>
+template <class A, bool Lines>
 struct SmallMeanKit {
-  Direct<Mean<A>> windows;
-  Bands<Mean<A>> bands;
+  Direct<Mean<A, Lines>> windows;
+  Bands<Mean<A, Lines>> bands;
   Sink<A> y;
   A* rows;
   ColumnDivisors<A> columns;
@@ -216,7 +217,8 @@ struct SmallMeanKit {
     const i64 count = bands.rows() > 0 ? smaller(most, bands.rows()) : 1;
     for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
     const auto target = [&](i64 at, i64 n) {
-      return typename Mean<A>::Target{y.room(first + at, n, !bands.rows()), columns.row + at, rows};
+      return typename Mean<A, Lines>::Target{y.room(first + at, n, !bands.rows()), columns.row + at,
+                                             rows};
     };
     if (bands.rows() > 0) {
       bands.make(od, oh, count, target(0, count * bands.length()));

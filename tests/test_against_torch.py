@@ -1,6 +1,7 @@
 """Every operator against torch.nn.functional: PyTorch's users must not see a difference.
 
-Maximum: values, indices and gradients bit for bit. Average: within two units in the last place.
+Maximum: values, indices and gradients bit for bit. Average: within two units in the last place;
+bit for bit, too, where windows share nothing.
 """
 
 from __future__ import annotations
@@ -274,6 +275,36 @@ def small_network(layers: Any) -> torch.nn.Module:
         torch.nn.Flatten(),
         torch.nn.Linear(72, 4),
     )
+
+
+@pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "args"),
+    [
+        ((2, 20, 56, 58), (2,)),
+        ((2, 20, 33, 35), (3, 3, 1)),
+        ((2, 20, 33, 35), (3, 3, 1, False, False)),
+        ((2, 20, 30, 31), ((4, 5),)),
+        ((2, 70, 7, 7), (7, 1)),
+        ((2, 20, 8, 8), (8,)),
+        ((2, 20, 8, 12, 20), (2,)),
+        ((2, 3, 9, 9, 10), (3, 3, 1)),
+    ],
+)
+def test_averages_of_windows_that_share_nothing(
+    shape: tuple[int, ...], args: tuple[Any, ...], dtype: str, memory: str
+) -> None:
+    """Bit for bit: they are added in PyTorch's order, as nothing is gained by another."""
+    dims = len(shape) - 2
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
+    answers = []
+    for library in (poolgrad, F):
+        given = x.clone(memory_format=FORMATS[dims][memory]).requires_grad_()
+        y = getattr(library, f"avg_pool{dims}d")(given, *args)
+        answers.append((y, torch.autograd.grad((y * y).sum(), given)[0]))
+    for ours, theirs in zip(*answers, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_training_is_the_same_bit_for_bit() -> None:
