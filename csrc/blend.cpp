@@ -4,6 +4,7 @@
 #include "finish.hpp"
 #include "isa.hpp"
 #include "mixed.hpp"
+#include "planes.hpp"
 #include "schedule.hpp"
 #include "spread.hpp"
 #include "weigh.hpp"
@@ -74,7 +75,11 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     using Far = Separable<Sum<A>>;
-    if (is_apart(p) && has_few_places(p)) {
+    if (is_plane(p) && p.in_rows() == 1) {
+      over_outputs_of_planes(
+          work, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
+          [&](auto& kit, i64 first, i64 last, const Tile&) { kit.run(x, first, last); });
+    } else if (is_apart(p) && has_few_places(p)) {
       average_near<A, false>(work, x, y, divide);
     } else if (is_direct(p)) {
       average_near<A, true>(work, x, y, divide);
@@ -123,6 +128,7 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
             kit.run(gy, nullptr, {count_padding, divisor}, plane);
           });
     };
+    if (is_plane(p)) return by_inputs(std::type_identity<PlaneGradients<A>>{});
     if (is_banded_back<A>(p)) return by_inputs(std::type_identity<BackBands<A, false>>{});
     if (is_gathered(p, false)) return by_inputs(std::type_identity<Gather<A, false>>{});
     if (is_at_every_place(p)) {

@@ -70,9 +70,22 @@ struct Sum {
     store_first(to.v, cell.sum, lanes);
   }
 
+  // Of all lanes: of the halves of a vector, their halves, and so on.
+  template <class V>
+  POOLGRAD_INLINE static A total(const V& lanes) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
+    if constexpr (W == 1) {
+      return lanes[0];
+    } else {
+      Vec<A, W / 2> halves[2];
+      std::memcpy(halves, &lanes, sizeof(V));
+      return total(halves[0] + halves[1]);
+    }
+  }
+
   // One output over many neighbours: each lane adds every W-th of them, then the lanes are added.
   POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
-    constexpr i64 W = 16;  // on every machine, so that every machine rounds alike
+    constexpr i64 W = kAcross;  // on every machine, so that every machine rounds alike
     constexpr i64 kAhead = 2048 / static_cast<i64>(sizeof(A));
     Vec<A, W> sums{};
     i64 t = 0;
@@ -80,12 +93,7 @@ struct Sum {
       __builtin_prefetch(from + t + kAhead);
       sums += load<Vec<A, W>>(from + t);
     }
-    A lane[W];
-    store(lane, sums);
-    for (i64 half = W / 2; half > 0; half /= 2) {
-      for (i64 j = 0; j < half; ++j) lane[j] += lane[j + half];
-    }
-    A sum = lane[0];
+    A sum = total(sums);
     for (; t < taps; ++t) sum += from[t];
     to.v[0] = sum;
   }

@@ -69,16 +69,20 @@ void with_scratch(Make&& make, Use&& use) {
   use(kit);
 }
 
-// For each part of the outputs: kit = make(tile, arena), then use(kit, plane, tile) for its planes.
+// For each part of the outputs: kit = make(tile, arena), then use(kit, first plane, last, tile).
 template <class Make, class Use>
-void over_outputs(const Work& work, Make&& make, Use&& use) {
+void over_outputs_of_planes(const Work& work, Make&& make, Use&& use) {
   const auto body = [&](i64 first, i64 last, const Tile& tile) {
     with_scratch([&](Arena& arena) { return make(tile, arena); },
-                 [&](auto& kit) {
-                   for (i64 plane = first; plane < last; ++plane) use(kit, plane, tile);
-                 });
+                 [&](auto& kit) { use(kit, first, last, tile); });
   };
   Cut(*work.plan, work.threads, true).run<Tile>(*work.plan, true, body);
+}
+template <class Make, class Use>
+void over_outputs(const Work& work, Make&& make, Use&& use) {
+  over_outputs_of_planes(work, make, [&](auto& kit, i64 first, i64 last, const Tile& tile) {
+    for (i64 plane = first; plane < last; ++plane) use(kit, plane, tile);
+  });
 }
 
 // The same for parts of the inputs; kit = make(piece, planes, arena), then use(kit, first plane,

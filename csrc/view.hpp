@@ -62,14 +62,16 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
   return buffer;
 }
 
+// Whether an axis is one window.
+[[maybe_unused]] inline bool is_whole(const Axis& a) {
+  return a.regular() && a.out == 1 && a.kernel == a.in && a.lo == 0 && a.dilation == 1;
+}
+
 // The same windows with the height, or depth and height, made part of the width, where one window
 // holds the whole of them and they lie one behind the other.
 [[maybe_unused]] inline Plan flattened(Plan p, const View& x) {
-  const auto whole = [](const Axis& a) {
-    return a.regular() && a.out == 1 && a.kernel == a.in && a.lo == 0 && a.dilation == 1;
-  };
   Axis& width = p.axis[2];
-  for (int k = 1; k >= 0 && whole(width) && whole(p.axis[k]); --k) {
+  for (int k = 1; k >= 0 && is_whole(width) && is_whole(p.axis[k]); --k) {
     Axis& a = p.axis[k];
     if (a.in > 1 && (k == 1 ? x.height : x.depth) != width.in * x.width) break;
     width.in = width.kernel = width.in * a.in;

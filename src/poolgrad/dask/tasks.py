@@ -75,13 +75,34 @@ def pull(
     chunk: dict[int, tuple[int, int]],
     shape: Position,
     dtype: str,
+    wide: str,
     *arrays: Array,
 ) -> Array:
-    """The gradient of one chunk, from those of the windows that look at it."""
-    gx = np.zeros(shape, front.dtype_named(dtype))
+    """The gradient of one chunk, from those of the windows that look at it; summed in `wide`."""
+    gx = np.zeros(shape, front.dtype_named(wide))
     segments = [s for s in here if s is not None]
-    if len(segments) < len(here):
-        return gx
+    if len(segments) == len(here):
+        *lines, last = segments
+        gy, *kept = arrays
+        taken = (gy.astype(gx.dtype, copy=False), *kept)
+        if OPERATORS[request.operator].selecting or len(last.cells) == 1:
+            _add(gx, request, segments, chunk, taken)
+        else:  # as the kernels add: those of each column of windows first
+            for cell in last.cells:
+                column = np.zeros_like(gx)
+                _add(column, request, [*lines, last._replace(cells=(cell,))], chunk, taken)
+                gx += column
+    return gx.astype(front.dtype_named(dtype), copy=False)
+
+
+def _add(
+    gx: Array,
+    request: Request,
+    segments: Sequence[Segment],
+    chunk: dict[int, tuple[int, int]],
+    arrays: Sequence[Array],
+) -> None:
+    """Add what the cells send, one after the other."""
     operator, pooled = OPERATORS[request.operator], tuple(chunk)
     gy, *kept = arrays
     x = kept.pop() if operator.curved else None
@@ -91,7 +112,7 @@ def pull(
             for s, c in zip(segments, cells, strict=True)
         ]
         outs = [c.outputs for c in cells]
-        size = list(shape)
+        size = list(gx.shape)
         for axis, (start, stop) in zip(pooled, reach, strict=True):
             size[axis] = stop - start
         like = np.empty(size, gx.dtype)
@@ -119,7 +140,6 @@ def pull(
         place = [(lo - a, hi - a) for (lo, hi), (a, _) in zip(common, chunk.values(), strict=True)]
         target = _cut(gx, pooled, place)
         target += _cut(part, pooled, inside)
-    return gx
 
 
 def _laid_out(array: Array, order: Position) -> Array:
