@@ -97,6 +97,37 @@ def test_winners_are_where_numpy_finds_them(ties: str) -> None:
             np.testing.assert_array_equal(a.compute(), b)
 
 
+@pytest.mark.parametrize("ties", ["first", "split", "zero"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "bins", "chunks"),
+    [((40, 37), (2, 3), (11, 9)), ((16, 50), (1, 3), (7, 13)), ((9, 10), (4, 7), (5, 4))],
+)
+def test_bins_of_different_sizes(
+    sizes: tuple[int, int], bins: tuple[int, int], chunks: tuple[int, int], last: bool, ties: str
+) -> None:
+    """The larger have more places, and more than 255 of them need a wider type."""
+    x = np.random.default_rng(0).integers(0, 9, (2, *sizes, 2) if last else (2, *sizes))
+    lazy = da.from_array(x.astype(np.float16), chunks=(1, *chunks, 1) if last else (1, *chunks))
+    answers = []
+    for given in (lazy, x.astype(np.float16)):
+        pool, how = poolgrad.adaptive_max_pool2d, {"ties": ties, "channels_last": last}
+        y, pullback = poolgrad.vjp(pool, given, bins, **how)
+        gy = np.linspace(-1, 1, y.size).reshape(y.shape).astype(np.float16)
+        answers.append((np.asarray(y), np.asarray(pullback(gy))))
+    for a, b in zip(*answers, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_windows_of_padding_alone() -> None:
+    """As many as NumPy makes, though none holds an input."""
+    x = np.ones(1, np.float32)
+    for ceil_mode in (False, True):
+        expected = poolgrad.max_pool1d(x, 1, 3, 2, ceil_mode=ceil_mode)
+        found = poolgrad.max_pool1d(da.from_array(x), 1, 3, 2, ceil_mode=ceil_mode)
+        np.testing.assert_array_equal(found.compute(), expected)
+
+
 class Chunks:
     """An array that counts how often each part of it is read."""
 

@@ -174,7 +174,8 @@ class _Asked:
             parts = graph.gather(self.x, position, ranges)
             keep = "residual" if residual else "indices" if indices else ""
             sizes = tuple(axis.size for axis in self._axes.values())
-            graph.add(position, tasks.forward, (self._at(position), here, sizes, keep), [parts])
+            how = (self._at(position), here, sizes, keep, buffers[1:])
+            graph.add(position, tasks.forward, how, [parts])
         return graph.arrays(buffers, self._chunks, [self.x])
 
     def parameters(self, gy: Any, residual: Sequence[Any]) -> dict[str, Any]:

@@ -90,8 +90,10 @@ def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
         found.append(segment(axis, first, stop))
         first = stop
     if not found:  # nothing but padding
-        cut = _look(axis, axis.out - 1)[1] > axis.size + axis.hi
-        rule = (axis.kernel, axis.stride, axis.lo, axis.hi, axis.dilation, int(cut))
+        end = _look(axis, axis.out - 1)[1]
+        cut = end > axis.size + axis.hi
+        high = max(min(end, axis.size + axis.hi) - axis.size, 0)
+        rule = (axis.kernel, axis.stride, axis.lo, high, axis.dilation, int(cut))
         whole, everything = (0, axis.out), (0, axis.size)
         return [Segment(whole, everything, (Cell(whole, everything, rule),))]
     if first < axis.out:  # windows of padding alone go with the last that are not

@@ -36,8 +36,18 @@ def _pooled_axes(ndim: int, request: Request) -> tuple[int, ...]:
     return tuple(range(first, first + len(request.rule)))
 
 
-def forward(request: Request, here: Sequence[Segment], sizes: Position, keep: str, x: Array) -> Any:
-    """The output of some windows and, to `keep`, the "residual" or the "indices" of winners."""
+def forward(
+    request: Request,
+    here: Sequence[Segment],
+    sizes: Position,
+    keep: str,
+    kept: Sequence[Buffer],
+    x: Array,
+) -> Any:
+    """The output of some windows and, to `keep`, the "residual" or the "indices" of winners.
+
+    `kept`: the same of all windows of the array.
+    """
     pooled = _pooled_axes(x.ndim, request)
     parts = []
     for cells in _cells(here):
@@ -52,12 +62,22 @@ def forward(request: Request, here: Sequence[Segment], sizes: Position, keep: st
             found = front.indices_of(call.ready, call.argument, residual[0])
             begins = [s.inputs[0] + lo for s, (lo, _) in zip(here, inputs, strict=True)]
             residual = (_global(found, [hi - lo for lo, hi in inputs], begins, sizes),)
-        parts.append((y, *residual))
+        parts.append(
+            (y, *(_alike(r, b, r.ndim > x.ndim) for r, b in zip(residual, kept, strict=False)))
+        )
     grid = [1] * x.ndim
     for axis, segment in zip(pooled, here, strict=True):
         grid[axis] = len(segment.cells)
     made = [joined(column, tuple(grid)) for column in zip(*parts, strict=True)]
     return tuple(made) if keep and len(made) > 1 else made[0]
+
+
+def _alike(kept: Array, whole: Buffer, ties: bool) -> Array:
+    """What is kept of one bin as it is kept of another, which may have more places, or fewer."""
+    if ties:
+        missing = max(whole.shape[-1] - kept.shape[-1], 0)
+        kept = np.pad(kept, [(0, 0)] * (kept.ndim - 1) + [(0, missing)])[..., : whole.shape[-1]]
+    return kept.astype(front.dtype_named(whole.dtype), copy=False)
 
 
 def _global(
@@ -120,7 +140,7 @@ def _add(
         ready = front.prepared(local, like)
         part = front.allocate(Buffer(ready.plan.in_shape, ready.plan.order, ready.plan.dtype))
         residual = tuple(
-            front.handed(_laid_out(_cut(r, pooled, outs), b.order))
+            front.handed(_laid_out(_alike(_cut(r, pooled, outs), b, r.ndim > gx.ndim), b.order))
             for r, b in zip(kept, ready.residual, strict=False)
         )
         values = None
