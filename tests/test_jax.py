@@ -130,6 +130,14 @@ def test_unpooling_undoes_pooling() -> None:
     np.testing.assert_array_equal(gradient, 2 * y)
 
 
+def test_truths_are_put_back_elsewhere() -> None:
+    x, indices = np.array([True, False, True]), np.array([4, 0, 2])
+    with elsewhere():
+        y = jax.jit(lambda x: poolgrad.max_unpool1d(x, indices, 2, output_size=6))(x)
+    assert y.dtype == bool
+    np.testing.assert_array_equal(y, poolgrad.max_unpool1d(x, indices, 2, output_size=6))
+
+
 def test_integers_without_wide_numbers() -> None:
     """Their mean is float64 where JAX has that, else float32."""
     x = jnp.arange(12).reshape(3, 4)

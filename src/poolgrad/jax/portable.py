@@ -176,7 +176,7 @@ def _unpooled(x: Array, indices: Array, pool: Pooling, layout: Layout) -> Array:
     dims = len(pool.rule)
     values = moved.reshape(len(owners), -1)
     found = jnp.take_along_axis(values, jnp.maximum(owners, 0), 1)
-    y = jnp.where(owners >= 0, found, 0)
+    y = jnp.where(owners >= 0, found, jnp.zeros((), x.dtype))
     return as_given(pool, y.reshape(*moved.shape[:-dims], *layout.window.out))
 
 
