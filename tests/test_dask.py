@@ -110,9 +110,9 @@ def test_bins_of_different_sizes(
     x = np.random.default_rng(0).integers(0, 9, (2, *sizes, 2) if last else (2, *sizes))
     lazy = da.from_array(x.astype(np.float16), chunks=(1, *chunks, 1) if last else (1, *chunks))
     answers = []
-    for given in (lazy, x.astype(np.float16)):
+    for array in (lazy, x.astype(np.float16)):
         pool, how = poolgrad.adaptive_max_pool2d, {"ties": ties, "channels_last": last}
-        y, pullback = poolgrad.vjp(pool, given, bins, **how)
+        y, pullback = poolgrad.vjp(pool, array, bins, **how)
         gy = np.linspace(-1, 1, y.size).reshape(y.shape).astype(np.float16)
         answers.append((np.asarray(y), np.asarray(pullback(gy))))
     for a, b in zip(*answers, strict=True):
