@@ -67,14 +67,21 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
   return a.regular() && a.out == 1 && a.kernel == a.in && a.lo == 0 && a.dilation == 1;
 }
 
+// Whether each input of an axis is a window.
+[[maybe_unused]] inline bool is_single(const Axis& a) {
+  return a.regular() && a.kernel == 1 && a.stride == 1 && a.lo == 0 && a.out == a.in;
+}
+
 // The same windows with the height, or depth and height, made part of the width, where one window
-// holds the whole of them and they lie one behind the other.
+// holds the whole of them, or each of their inputs is one, and they lie one behind the other.
 [[maybe_unused]] inline Plan flattened(Plan p, const View& x) {
   Axis& width = p.axis[2];
-  for (int k = 1; k >= 0 && is_whole(width) && is_whole(p.axis[k]); --k) {
+  for (int k = 1; k >= 0; --k) {
     Axis& a = p.axis[k];
+    const bool whole = is_whole(width) && is_whole(a), single = is_single(width) && is_single(a);
+    if (!whole && !single) break;
     if (a.in > 1 && (k == 1 ? x.height : x.depth) != width.in * x.width) break;
-    width.in = width.kernel = width.in * a.in;
+    width.in *= a.in, width.out *= a.out, width.kernel *= a.kernel;
     width = regular_axis(width, 1, 0, 0, 1);
     a = Axis{};
   }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 from fronts import Front
 from hypothesis import given
 from hypothesis import strategies as st
+
+import poolgrad
 
 KERNEL = 3
 SELECTING = ["max_pool2d", "relu_max_pool2d", "min_pool2d", "median_pool2d"]
@@ -149,3 +152,31 @@ def test_leading_axes_are_independent(front: Front, fun: str) -> None:
     np.testing.assert_array_equal(
         front.run(fun, x.reshape(2, 3, 7, 7), KERNEL, 2, 1), y.reshape(2, 3, 4, 4)
     )
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", ["max", "min", "avg", "lp", "lse", "median"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_windows_along_one_axis(axis: int, name: str, last: bool) -> None:
+    """The same in a volume, however its axes lie, as in signals."""
+    x = np.random.default_rng(3).integers(-9, 9, (2, 7, 6, 35)).astype(np.float32)
+    extra = {"lp": (3.0,)}.get(name, ())
+    ones = [1, 1, 1]
+    volume = {
+        "kernel_size": (*ones[:axis], 5, *ones[axis + 1 :]),
+        "stride": 1,
+        "padding": tuple(2 * (a == axis) for a in range(3)),
+    }
+    signals = np.moveaxis(x, 1 + axis, -1)
+    how: dict[str, Any] = {"kernel_size": 5, "stride": 1, "padding": 2}
+    expected, pull = poolgrad.vjp(getattr(poolgrad, f"{name}_pool1d"), signals, *extra, **how)
+    gradient = pull(signals)
+    for order in ((0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)):  # as it lies in memory
+        array = np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
+        how = {**volume, "channels_last": last}
+        pool, shown = getattr(poolgrad, f"{name}_pool3d"), array[..., None] if last else array
+        y, pullback = poolgrad.vjp(pool, shown, *extra, **how)
+        y, gx = (a[..., 0] if last else a for a in (y, pullback(shown)))
+        close = 0 if name in ("max", "min", "median") else 1e-5
+        for found, wanted in ((y, expected), (gx, gradient)):
+            np.testing.assert_allclose(np.moveaxis(found, 1 + axis, -1), wanted, close, close)
