@@ -75,7 +75,7 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     using Far = Separable<Sum<A>>;
-    if (is_plane(p) && p.in_rows() == 1) {
+    if (are_together<A>(p, x)) {
       over_outputs_of_planes(
           work, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
           [&](auto& kit, i64 first, i64 last, const Tile&) { kit.run(x, first, last); });

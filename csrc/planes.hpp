@@ -8,10 +8,18 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kPlanes = 8;  // at a time
+inline constexpr i64 kPlanes = 8;                 // at a time
+inline constexpr i64 kMostCopied = i64{1} << 12;  // elements of a plane
 
 [[maybe_unused]] inline bool is_plane(const Plan& p) {
   return p.inner == 1 && is_whole(p.axis[0]) && is_whole(p.axis[1]) && is_whole(p.axis[2]);
+}
+
+// Whether several planes may be read at a time: where they lie, or as copies that are not large.
+template <class A>
+bool are_together(const Plan& flat, const View& x) {
+  const bool in_place = x.dtype == DtypeOf<A>::value && x.width == 1;
+  return is_plane(flat) && flat.in_rows() == 1 && (in_place || flat.axis[2].in <= kMostCopied);
 }
 
 template <class A>
@@ -24,54 +32,57 @@ A divisor_of_plane(const Plan& p, Divisor divisor) {
 template <class A>
 class PlaneMeans {
  public:
-  // flat: planes lie in one piece
   PlaneMeans(const Plan& flat, Dense y, Divisor divisor, Arena& arena)
       : n_(flat.axis[2].in),
         divisor_(divisor_of_plane<A>(flat, divisor)),
         y_(y, kPlanes, arena),
-        copies_(arena.take<A>(kPlanes * n_)) {}
+        copies_(arena.take<A>(kPlanes * smaller(n_, kMostCopied))) {}
 
   void run(const View& x, i64 first, i64 last) {
-    for (i64 plane = first; plane < last; plane += kPlanes) {
-      const i64 count = smaller(kPlanes, last - plane);
-      const A* from[kPlanes];
-      for (i64 k = 0; k < kPlanes; ++k) {  // of too few, the last one again
-        const i64 own = plane + smaller(k, count - 1);
-        from[k] = row_of(x, plane_of(x, own), 1, 0, 0, 0, n_, copies_ + k * n_);
-      }
-      A sums[kPlanes];
-      if (n_ <= kMostPlaces) in_order(from, sums);
-      else across(from, sums);
-      A* y = y_.room(plane, count);
-      for (i64 k = 0; k < count; ++k) y[k] = sums[k] / divisor_;
-    }
+    i64 plane = first;
+    for (; plane + kPlanes <= last; plane += kPlanes) some<kPlanes>(x, plane);
+    for (; plane < last; ++plane) some<1>(x, plane);
   }
 
  private:
+  template <i64 N>
+  void some(const View& x, i64 first) {
+    const A* planes[N];
+    for (i64 k = 0; k < N; ++k) {
+      A* copy = copies_ + k * smaller(n_, kMostCopied);
+      planes[k] = row_of(x, plane_of(x, first + k), 1, 0, 0, 0, n_, copy);
+    }
+    A sums[N];
+    if (n_ <= kMostPlaces) in_order<N>(planes, sums);
+    else across<N>(planes, sums);
+    A* y = y_.room(first, N);
+    for (i64 k = 0; k < N; ++k) y[k] = sums[k] / divisor_;
+  }
+
   // As PyTorch adds them.
-  POOLGRAD_LOOP void in_order(const A* const* from, A* sums) const {
-    const A* plane[kPlanes];
-    A sum[kPlanes];
-    for (i64 k = 0; k < kPlanes; ++k) plane[k] = from[k], sum[k] = from[k][0];
+  template <i64 N>
+  POOLGRAD_LOOP void in_order(const A* const* planes, A* sums) const {
+    const A* plane[N];
+    A sum[N];
+    for (i64 k = 0; k < N; ++k) plane[k] = planes[k], sum[k] = planes[k][0];
     for (i64 t = 1; t < n_; ++t) {
       POOLGRAD_UNROLL
-      for (i64 k = 0; k < kPlanes; ++k) sum[k] += plane[k][t];
+      for (i64 k = 0; k < N; ++k) sum[k] += plane[k][t];
     }
-    for (i64 k = 0; k < kPlanes; ++k) sums[k] = sum[k];
+    for (i64 k = 0; k < N; ++k) sums[k] = sum[k];
   }
 
   // As Sum::across adds the numbers of one.
-  POOLGRAD_LOOP void across(const A* const* from, A* sums) const {
-    constexpr i64 W = kAcross, kTogether = 4;
-    for (i64 begin = 0; begin < kPlanes; begin += kTogether) {
-      const A* const* plane = from + begin;
+  template <i64 N>
+  POOLGRAD_LOOP void across(const A* const* planes, A* sums) const {
+    constexpr i64 W = kAcross, kTogether = smaller(N, 4);
+    for (i64 begin = 0; begin < N; begin += kTogether) {
+      const A* const* plane = planes + begin;
       Vec<A, W> lane[kTogether]{};
       i64 t = 0;
       for (; t + W <= n_; t += W) {
         POOLGRAD_UNROLL
-        for (i64 k = 0; k < kTogether; ++k) {
-          lane[k] += load<Vec<A, W>>(plane[k] + t);
-        }
+        for (i64 k = 0; k < kTogether; ++k) lane[k] += load<Vec<A, W>>(plane[k] + t);
       }
       for (i64 k = 0; k < kTogether; ++k) {
         A sum = Sum<A>::total(lane[k]);
@@ -92,17 +103,20 @@ template <class A>
 class PlaneGradients {
  public:
   PlaneGradients(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
-      : p_(p), first_(piece_begin(p, piece)), n_(piece_size(piece)), gx_(gx, n_, arena) {}
+      : p_(p), first_(piece_begin(p, piece)), n_(piece_size(piece)), gx_(gx, kMostCopied, arena) {}
 
   void run(const View& gy, const View*, Divisor divisor, i64 plane) {
     A own;
     const A gradient = *row_of(gy, plane_of(gy, plane), 1, 0, 0, 0, 1, &own);
     const A each = gradient / divisor_of_plane<A>(p_, divisor) + A(0);  // as if added to nothing
-    A* to = gx_.room(plane * p_.in_plane() + first_, n_);
-    sweep_lanes<A>(n_, [&](auto w, i64 i) {
-      ask_to_write(to + i + kWriteAhead<A>);
-      store(to + i, Vec<A, w()>{} + each);
-    });
+    for (i64 done = 0; done < n_; done += kMostCopied) {
+      const i64 n = smaller(kMostCopied, n_ - done);
+      A* to = gx_.room(plane * p_.in_plane() + first_ + done, n, false);
+      sweep_lanes<A>(n, [&](auto w, i64 i) {
+        ask_to_write(to + i + kWriteAhead<A>);
+        store(to + i, Vec<A, w()>{} + each);
+      });
+    }
   }
 
  private:

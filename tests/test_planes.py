@@ -17,7 +17,7 @@ DTYPES: dict[Any, float] = {
     ml_dtypes.bfloat16: 8e-3,
 }
 PLANES = [(), (1,), (7,), (8,), (3, 3), (5, 17)]
-SIZES = [(1, 1), (3, 5), (4, 4), (7, 7), (8, 8), (5, 13), (12, 11), (40, 41)]
+SIZES = [(1, 1), (3, 5), (4, 4), (7, 7), (8, 8), (5, 13), (12, 11), (40, 41), (70, 71)]
 
 
 def _whole(x: np.ndarray, size: tuple[int, int], way: str) -> tuple[np.ndarray, np.ndarray]:
