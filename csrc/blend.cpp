@@ -64,7 +64,7 @@ void average_near(const Work& work, const View& x, Dense y, Divisor divisor) {
 }
 
 // Whether no input lies in two windows.
-bool is_apart(const Plan& p) {
+bool share_nothing(const Plan& p) {
   return !p.axis[0].overlap && !p.axis[1].overlap && !p.axis[2].overlap;
 }
 
@@ -79,7 +79,7 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
       over_outputs_of_planes(
           work, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
           [&](auto& kit, i64 first, i64 last, const Tile&) { kit.run(x, first, last); });
-    } else if (is_apart(p) && has_few_places(p)) {
+    } else if (share_nothing(p) && has_few_places(p)) {
       average_near<A, false>(work, x, y, divide);
     } else if (is_direct(p)) {
       average_near<A, true>(work, x, y, divide);

@@ -55,6 +55,16 @@ def _look(axis: Axis, output: int) -> tuple[int, int]:
     return start, start + (axis.kernel - 1) * axis.dilation + 1
 
 
+def _rule(axis: Axis, low: int, end: int) -> AxisRule:
+    """What makes windows with so much padding before them, the last of which ends at `end`.
+
+    One that the end of the padded input cuts off is cut off here, too.
+    """
+    edge = axis.size + axis.hi
+    high = max(min(end, edge) - axis.size, 0)
+    return (axis.kernel, axis.stride, low, high, axis.dilation, int(end > edge))
+
+
 def segment(axis: Axis, first: int, stop: int) -> Segment:
     """Some windows of an axis, of which at least one holds an input."""
     start, end = _look(axis, first)[0], _look(axis, stop - 1)[1]
@@ -66,11 +76,7 @@ def segment(axis: Axis, first: int, stop: int) -> Segment:
             here = (output - first, output - first + 1)
             cells.append(Cell(here, (lo - begin, hi - begin), _WHOLE))
         return Segment((first, stop), (begin, finish), tuple(cells))
-    # A window that the end of the padded input cuts off is cut off here, too.
-    cut = end > axis.size + axis.hi
-    high = min(end, axis.size + axis.hi) - finish
-    rule = (axis.kernel, axis.stride, begin - start, high, axis.dilation, int(cut))
-    whole = Cell((0, stop - first), (0, finish - begin), rule)
+    whole = Cell((0, stop - first), (0, finish - begin), _rule(axis, begin - start, end))
     return Segment((first, stop), (begin, finish), (whole,))
 
 
@@ -90,11 +96,8 @@ def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
         found.append(segment(axis, first, stop))
         first = stop
     if not found:  # nothing but padding
-        end = _look(axis, axis.out - 1)[1]
-        cut = end > axis.size + axis.hi
-        high = max(min(end, axis.size + axis.hi) - axis.size, 0)
-        rule = (axis.kernel, axis.stride, axis.lo, high, axis.dilation, int(cut))
         whole, everything = (0, axis.out), (0, axis.size)
+        rule = _rule(axis, axis.lo, _look(axis, axis.out - 1)[1])
         return [Segment(whole, everything, (Cell(whole, everything, rule),))]
     if first < axis.out:  # windows of padding alone go with the last that are not
         last = found.pop()

@@ -74,7 +74,7 @@ def forward(
 
 def _alike(kept: Array, whole: Buffer, ties: bool) -> Array:
     """What is kept of one bin as it is kept of another, which may have more places, or fewer."""
-    if ties:
+    if ties and kept.shape[-1] != whole.shape[-1]:
         missing = max(whole.shape[-1] - kept.shape[-1], 0)
         kept = np.pad(kept, [(0, 0)] * (kept.ndim - 1) + [(0, missing)])[..., : whole.shape[-1]]
     return kept.astype(front.dtype_named(whole.dtype), copy=False)
