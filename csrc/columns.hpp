@@ -40,7 +40,10 @@ class Columns {
     const Span depth = span_of(p_.axis[0], od), height = span_of(p_.axis[1], oh);
     const Axis& width = p_.axis[2];
     const i64 n = end_ - first_;
-    if (depth.taps * height.taps == 0) Sum<A>::clear({sums_}, n);
+    if (depth.taps * height.taps == 0) {
+      Sum<A>::clear(into, tile_.hi[2] - tile_.lo[2]);
+      return into;
+    }
     for (i64 i = 0; i < depth.taps; ++i) {
       const i64 d = depth.begin + i * p_.axis[0].dilation;
       in_groups(height.taps, [&](auto size, auto first, i64 begin) {

@@ -157,6 +157,25 @@ def test_average_of_nothing_names_the_axis(front: Front, args: Any, axis: str) -
         front.run("avg_pool2d", np.ones((3, 3)), *args, count_include_pad=False)
 
 
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "padding", "dilation"),
+    [
+        ((2, 3, 4), (2, 2, 4), (2, 2, 1), (0, 2, 1), 1),
+        ((1, 2, 1), (3, 2, 3), 1, (1, 1, 2), (1, 3, 1)),
+        ((3, 2, 40), (2, 4, 40), (2, 4, 3), (0, 4, 20), 1),
+    ],
+)
+def test_rows_of_windows_without_any_input(
+    front: Front, shape: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> None:
+    """Where whole rows are added first, there is none to begin with."""
+    x = np.full(shape, 7.0)
+    y = front.run("avg_pool3d", x, kernel, stride, padding, dilation=dilation)
+    expected = reference.avg_pool3d(x, kernel, stride, padding, dilation=dilation)
+    assert not expected[:, 0].any()
+    np.testing.assert_allclose(y, expected, 1e-14)
+
+
 def test_average_of_nothing_between_two_places(front: Front) -> None:
     # Places at -3 and 1, -2 and 2, -1 and 3, 0 and 4 of two inputs.
     with pytest.raises(ValueError, match="window 1 along the length without any input"):

@@ -110,14 +110,15 @@ def lp(window: Inside, mean: bool) -> Pooled:
         shares = np.sign(x) * (size == largest)
         return Pooled(largest, shares / np.abs(shares).sum())
     scale = largest if np.isfinite(largest) else 1.0  # so that no power overflows
-    powers = (size / scale) ** p
+    relative = size / scale
+    powers = relative**p
     n = len(x) if mean else 1
     y = scale * (powers.sum() / n) ** (1 / p)
     if y == 0:  # the mean of so many zeros, to so high a power, that nothing is left
         return Pooled(0.0, np.zeros(len(x)))
     dx = np.where(x == 0, 0, np.sign(x) * (size / y) ** (p - 1) / n)
-    logs = _expectation(powers / powers.sum(), np.log(size))
-    return Pooled(y, dx, y / p * (logs - np.log(y)))
+    logs = _expectation(powers / powers.sum(), np.log(relative))
+    return Pooled(y, dx, y / p * (logs - np.log(y / scale)))
 
 
 def lse(window: Inside) -> Pooled:
