@@ -100,7 +100,7 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
 // Windows at every place share much, both ways round: the inputs that an output lies in ...
 bool is_at_every_place(const Plan& p) {
   for (const Axis& a : p.axis) {
-    if (!a.regular() || a.stride > 1 || (a.out == 1 && a.kernel > 1)) return false;
+    if (!a.regular() || a.stride > 1 || (a.out == 1 && !a.part && a.kernel > 1)) return false;
   }
   return true;
 }
@@ -110,6 +110,8 @@ Plan transposed(Plan p) {
   for (Axis& a : p.axis) {
     const i64 reach = (a.kernel - 1) * a.dilation, lo = reach - a.lo, dilation = a.dilation;
     std::swap(a.in, a.out);
+    a.first = a.before;
+    a.n = a.in;
     a = regular_axis(a, 1, lo, 0, dilation);
   }
   return p;

@@ -13,8 +13,10 @@ namespace {
 // x and gx have dtype `in`; y and gy `out`.
 class BoundLayout {
  public:
-  // axes: (kind, in, out, kernel, stride, lo, hi, dilation); of the last four, bins and windows
-  // that random samples place have none
+  static constexpr std::size_t kMembers = 11;  // of an axis
+
+  // axes: (kind, in, out, kernel, stride, lo, hi, dilation, part, before, after), see window.py; of
+  // the last seven, windows that random samples place have none
   BoundLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
               const std::vector<int>& pooled, int inner_axis, const std::string& in,
               const std::string& out)
@@ -85,24 +87,36 @@ class BoundLayout {
   enum Kind : i64 { kRegular, kAdaptive, kTable };
 
   static Axis axis_of(const std::vector<i64>& from) {
-    if (from.size() != 8) throw nb::value_error("an axis has 8 members");
+    if (from.size() != kMembers) throw nb::value_error("an axis has 11 members");
     const i64 kind = from[0], stride = from[4], lo = from[5], hi = from[6], dilation = from[7];
     Axis a;
     a.in = from[1];
     a.out = from[2];
     a.kernel = from[3];
+    a.part = from[8] > 0;
+    a.first = larger(0, from[8] - 1);
+    a.before = from[9];
+    a.n = from[9] + a.in + from[10];
     if (a.in < 1 || a.out < 1 || a.kernel < 1) throw nb::value_error("an axis is empty");
+    if (from[9] < 0 || from[10] < 0) throw nb::value_error("an axis has a number out of range");
     if (kind == kRegular) {
       if (stride < 1 || lo < 0 || hi < 0 || dilation < 1) {
         throw nb::value_error("an axis has a number out of range");
       }
       return regular_axis(a, stride, lo, hi, dilation);
     }
-    if (kind == kAdaptive && a.in % a.out == 0) return regular_axis(a, a.kernel, 0, 0, 1);
-    a.adaptive = kind == kAdaptive;
-    a.placed = kind == kTable;
-    a.overlap = a.placed || a.in % a.out != 0;
+    a.overlap = true;
     a.full_lo = a.full_hi = 0;
+    a.placed = kind == kTable;
+    a.adaptive = kind == kAdaptive;
+    if (a.adaptive) {
+      if (stride < 1) throw nb::value_error("an axis has a number out of range");
+      a.bins = stride;
+      const Span begin = span_of(a, 0), end = span_of(a, a.out - 1);
+      if (begin.begin < 0 || end.begin + end.taps > a.in) {
+        throw nb::value_error("bins reach beyond the input");
+      }
+    }
     return a;
   }
 

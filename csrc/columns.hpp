@@ -9,7 +9,7 @@ namespace {
 
 [[maybe_unused]] inline bool is_by_columns(const Plan& p, const View& x) {
   const auto apart = [](const Axis& a) { return a.adaptive || !a.overlap; };
-  return p.inner == 1 && x.width == 1 && apart(p.axis[0]) && apart(p.axis[1]) &&
+  return p.inner_axis < 0 && x.width == 1 && apart(p.axis[0]) && apart(p.axis[1]) &&
          p.axis[1].kernel > 1;
 }
 

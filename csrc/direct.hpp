@@ -24,9 +24,9 @@ inline constexpr i64 kPiece = 512;  // elements of a row of pixels that are made
 [[maybe_unused]] inline bool is_direct(const Plan& p) {
   i64 distinct = 1;  // places of a window that no window before it had
   for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
-  return has_few_places(p) && p.places <= larger(4 * distinct, distinct > 1  ? 25
-                                                               : p.inner > 1 ? 16
-                                                                             : 12);
+  return has_few_places(p) && p.places <= larger(4 * distinct, distinct > 1        ? 25
+                                                               : p.inner_axis >= 0 ? 16
+                                                                                   : 12);
 }
 
 // Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
@@ -177,12 +177,12 @@ class Direct {
   static bool fits(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
 
   static bool is_narrow(const Plan& p, const Tile& tile) {
-    const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
+    const Axis &height = p.axis[1], &width = p.axis[2];
     const bool whole =
         tile.lo[1] == 0 && tile.hi[1] == height.out && tile.lo[2] == 0 && tile.hi[2] == width.out;
-    return Op::kNarrow && p.inner == 1 && whole && depth.in == 1 && depth.out == 1 &&
-           depth.kernel == 1 && height.out > 1 && height.stride == width.stride &&
-           width.out <= kNarrow && span(width) <= 4 * kNarrow && span(height) <= 4 * kNarrow;
+    return Op::kNarrow && p.inner == 1 && whole && is_point(p.axis[0]) && height.out > 1 &&
+           height.stride == width.stride && width.out <= kNarrow && span(width) <= 4 * kNarrow &&
+           span(height) <= 4 * kNarrow;
   }
 
   // The plane in rows that lie `pitch` apart, with what never wins around it.

@@ -16,11 +16,10 @@ inline constexpr i64 kPixelBand = i64{1} << 10;  // elements of a row that are m
 // Whether windows are squares without gaps, and there is at least a vector of channels.
 template <class T>
 bool is_pixelled(const Plan& p) {
-  const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
-  return p.inner >= kVectorBytes / static_cast<i64>(sizeof(T)) && depth.in == 1 &&
-         depth.kernel == 1 && depth.out == 1 && has_few_places(p) &&
-         height.kernel == width.kernel && height.stride == width.stride && height.dilation == 1 &&
-         width.dilation == 1 && by_shape(width, [](auto...) {});
+  const Axis &height = p.axis[1], &width = p.axis[2];
+  return p.inner >= kVectorBytes / static_cast<i64>(sizeof(T)) && is_point(p.axis[0]) &&
+         has_few_places(p) && height.kernel == width.kernel && height.stride == width.stride &&
+         height.dilation == 1 && width.dilation == 1 && by_shape(width, [](auto...) {});
 }
 
 template <class Op>

@@ -25,10 +25,9 @@ inline constexpr i64 kGroupLength = 1 << 10;  // elements of rows that are read 
 // Whether that is of use. By the shape of windows alone: nothing else may decide how sums are
 // rounded.
 [[maybe_unused]] inline bool is_sheet(const Plan& p) {
-  const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
-  const bool flat = depth.in == 1 && depth.out == 1 && depth.kernel == 1;
-  return flat && height.regular() && width.regular() && is_wide(height) && height.dilation == 1 &&
-         4 * height.stride <= height.kernel && width.stride == 1 &&
+  const Axis &height = p.axis[1], &width = p.axis[2];
+  return is_point(p.axis[0]) && height.regular() && width.regular() && is_wide(height) &&
+         height.dilation == 1 && 4 * height.stride <= height.kernel && width.stride == 1 &&
          height.kernel <= 2 * height.in + 64 && reach(width) <= 2 * width.out + 64 &&
          p.places <= kMostShared;
 }
@@ -66,7 +65,8 @@ class Sheet {
         by_pixel_(plan.inner > 1 && 2 * plan.inner >= W),
         side_(by_pixel_ ? W : plan.inner),
         vectors_(by_pixel_ ? ceil_div(plan.inner, W) : 1),
-        columns_(columns_at_a_time(op)) {
+        columns_(columns_at_a_time(op)),
+        shift_(plan.axis[1].first * plan.axis[1].stride % plan.axis[1].kernel) {
     pieces_ = ceil_div(tile.hi[2] - tile.lo[2], columns_);
     const i64 pitch = pitch_of(columns_);
     group_ = larger(1, kGroupLength / pitch);
@@ -104,13 +104,14 @@ class Sheet {
     const Axis& a = p_.axis[1];
     const Patch patch = begin(plane, k);
     const i64 end = patch.tile.hi[1];
-    i64 block = patch.tile.lo[1] * a.stride / a.kernel;
+    i64 block = (patch.tile.lo[1] * a.stride + shift_) / a.kernel;
     rows_of<false>(block, 0, 0, a.kernel, [](auto&&...) {});
     for (i64 oh = patch.tile.lo[1], rows; oh < end; oh += rows) {
       add_up(block++);
-      rows = smaller(end, ceil_div(block * a.kernel, a.stride)) - oh;
+      rows = smaller(end, ceil_div(block * a.kernel - shift_, a.stride)) - oh;
       const bool more = oh + rows < end;
-      const i64 needed = more ? a.kernel : (end - 1) * a.stride - (block - 1) * a.kernel + 1;
+      const i64 needed =
+          more ? a.kernel : (end - 1) * a.stride + shift_ - (block - 1) * a.kernel + 1;
       rows_of<true>(block, oh, rows, needed, open(patch, oh, rows));
       close(patch, oh, rows, exact_);
     }
@@ -165,7 +166,7 @@ class Sheet {
   // The rows of a block that are inputs, and of use.
   Range real_rows(i64 block) const {
     const Axis& a = p_.axis[1];
-    const i64 first = block * a.kernel - a.lo;
+    const i64 first = block * a.kernel - shift_ - a.lo;
     const i64 end = smaller(a.in, (tile_.hi[1] - 1) * a.stride - a.lo + a.kernel);
     const i64 lo = smaller(a.kernel, larger(0, -first));
     return {lo, larger(lo, smaller(a.kernel, end - first))};
@@ -229,7 +230,7 @@ class Sheet {
           pitch_,
           a.kernel,
           p_.axis[2].kernel,
-          oh * a.stride - (block - 1) * a.kernel,
+          oh * a.stride + shift_ - (block - 1) * a.kernel,
           a.stride,
           outputs,
           real.lo < real.hi ? real.lo : a.kernel};
@@ -250,7 +251,7 @@ class Sheet {
     };
     while (j < rows) {
       const i64 n = j < real.lo ? 0 : smaller(group_, smaller(real.hi, rows) - j);
-      if (n > 0) copy(block * a.kernel - a.lo + j, n);
+      if (n > 0) copy(block * a.kernel - shift_ - a.lo + j, n);
       if (exact_) some(exact, n);
       else some(fast, n);
     }
@@ -366,6 +367,7 @@ class Sheet {
   const Reading<T> how_;
   const bool by_pixel_;                 // a strip is a pixel
   const i64 side_, vectors_, columns_;  // elements of a column; vectors of channels; of a patch
+  const i64 shift_;                     // rows of the first block that belong to other windows
   i64 pieces_ = 1, group_ = 1;          // rows that are read together
   Row block_{};                         // a block's rows,
   Row above_{};                         // what is known of the rows of the next, so far

@@ -64,7 +64,8 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
 
 // Whether an axis is one window.
 [[maybe_unused]] inline bool is_whole(const Axis& a) {
-  return a.regular() && a.out == 1 && a.kernel == a.in && a.lo == 0 && a.dilation == 1;
+  const bool all = !a.part && a.in == a.n;
+  return a.regular() && a.out == 1 && all && a.kernel == a.in && a.lo == 0 && a.dilation == 1;
 }
 
 // Whether each input of an axis is a window.
@@ -81,7 +82,7 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
     const bool whole = is_whole(width) && is_whole(a), single = is_single(width) && is_single(a);
     if (!whole && !single) break;
     if (a.in > 1 && (k == 1 ? x.height : x.depth) != width.in * x.width) break;
-    width.in *= a.in, width.out *= a.out, width.kernel *= a.kernel;
+    width.n = width.in *= a.in, width.out *= a.out, width.kernel *= a.kernel;
     width = regular_axis(width, 1, 0, 0, 1);
     a = Axis{};
   }

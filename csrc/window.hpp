@@ -34,9 +34,15 @@ struct Axis {
   i64 kernel = 1, stride = 1, lo = 0, hi = 0, dilation = 1;
   i64 full_lo = 0, full_hi = 1;  // outputs whose window holds `kernel` real inputs, evenly spaced
   bool overlap = false;          // some input lies in more than one window
-  bool adaptive = false;         // bins from floor(o * in / out) to ceil((o + 1) * in / out)
+  bool adaptive = false;         // bins: see below
   bool placed = false;           // windows begin where a table says,
   const i64* table = nullptr;    // in ascending order
+  // Bin b holds the inputs from floor(b * n / bins) to ceil((b + 1) * n / bins).
+  i64 bins = 1;
+  // Some of more windows, which are treated as all are: output 0 is number `first`, input 0 is
+  // number `before` of n.
+  bool part = false;
+  i64 first = 0, before = 0, n = 1;
 
   bool regular() const { return !adaptive && !placed; }
 };
@@ -79,15 +85,21 @@ namespace {
   const i64 reach = (a.kernel - 1) * a.dilation;
   a.full_lo = larger(0, smaller(a.out, ceil_div(a.lo, a.stride)));
   a.full_hi = larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach + a.lo, a.stride) + 1));
-  a.overlap = a.out > 1 && a.stride <= reach;
+  a.overlap = (a.out > 1 || a.part) && a.stride <= reach;
   return a;
+}
+
+// Whether an axis is one input, the window of the one output: nothing, padding neither, is missing.
+[[maybe_unused]] inline bool is_point(const Axis& a) {
+  return a.regular() && a.in == 1 && a.out == 1 && a.kernel == 1 && a.lo == 0 && !a.part;
 }
 
 // The window of output `o`.
 [[maybe_unused]] inline Span span_of(const Axis& a, i64 o) {
   if (a.adaptive) {
-    const i64 begin = o * a.in / a.out, taps = ((o + 1) * a.in + a.out - 1) / a.out - begin;
-    return {begin, 0, taps, taps};
+    const i64 b = a.first + o, begin = b * a.n / a.bins;
+    const i64 taps = ceil_div((b + 1) * a.n, a.bins) - begin;
+    return {begin - a.before, 0, taps, taps};
   }
   if (a.placed) return {a.table[o], 0, a.kernel, a.kernel};
   const i64 start = o * a.stride - a.lo;
@@ -118,7 +130,11 @@ struct Range {
 };
 
 [[maybe_unused]] inline Range covering(const Axis& a, i64 i) {
-  if (a.adaptive) return {i * a.out / a.in, ((i + 1) * a.out + a.in - 1) / a.in};
+  if (a.adaptive) {
+    const i64 at = a.before + i;
+    return {larger(0, at * a.bins / a.n - a.first),
+            smaller(a.out, ceil_div((at + 1) * a.bins, a.n) - a.first)};
+  }
   if (a.out == 1) return {0, 1};
   if (a.placed) return {first_beyond(a, i - a.kernel), first_beyond(a, i)};
   const i64 reach = (a.kernel - 1) * a.dilation;
@@ -131,7 +147,7 @@ struct Range {
 // How many real inputs a window may hold: padding is no part of it, however many places it takes.
 [[maybe_unused]] inline i64 most_real(const Plan& p) {
   i64 most = 1;
-  for (const Axis& a : p.axis) most *= smaller(a.kernel, ceil_div(a.in, a.dilation));
+  for (const Axis& a : p.axis) most *= smaller(a.kernel, ceil_div(a.n, a.dilation));
   return most;
 }
 

@@ -146,7 +146,7 @@ BoundPlan plan_of(Words& words) {
   for (int a = 0; a < dims; ++a) {
     pooled.push_back(words.take<int>());
     axes.emplace_back();
-    for (int k = 0; k < 8; ++k) axes.back().push_back(words.take<i64>());
+    for (std::size_t k = 0; k < BoundPlan::kMembers; ++k) axes.back().push_back(words.take<i64>());
   }
   for (int a : pooled) {
     if (a < 0 || a >= static_cast<int>(shape.size())) throw std::invalid_argument("no such axis");

@@ -176,6 +176,28 @@ def test_rows_of_windows_without_any_input(
     np.testing.assert_allclose(y, expected, 1e-14)
 
 
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "last"),
+    [
+        ((1, 6, 9), 2, 2, False),
+        ((1, 40, 40), 3, 1, False),
+        ((1, 40, 40), 9, 1, False),
+        ((1, 12, 12, 32), 3, 2, True),
+        ((1, 40, 40, 32), 9, 1, True),
+    ],
+)
+def test_one_slice_and_windows_before_it(
+    front: Front, shape: Any, kernel: int, stride: int, last: bool
+) -> None:
+    """Of depth 1, but not in the windows' reach: no plane like others."""
+    x = rng(shape).standard_normal(shape)
+    args, kwargs = ((1, kernel, kernel), (3, stride, stride), (1, 0, 0)), {"channels_last": last}
+    for name, nothing in (("max", -INF), ("min", INF), ("avg", 0)):
+        y, pullback = front.vjp(f"{name}_pool3d", x, *args, **kwargs)
+        assert (y == nothing).all()
+        assert not pullback(np.ones_like(y)).any()
+
+
 def test_average_of_nothing_between_two_places(front: Front) -> None:
     # Places at -3 and 1, -2 and 2, -1 and 3, 0 and 4 of two inputs.
     with pytest.raises(ValueError, match="window 1 along the length without any input"):

@@ -322,4 +322,5 @@ def with_kernels(layout: Layout, kernels: _kernels.Plan) -> Plan:
 def as_kernels_take(axis: Axis) -> tuple[int, ...]:
     """An axis as the kernels are told of it: its kind (0: at equal distances), and numbers."""
     kind = 1 if axis.adaptive else 2 if axis.table else 0
-    return (kind, *axis[:3], axis.stride, axis.lo, axis.hi, axis.dilation)
+    place = axis.stride, axis.lo, axis.hi, axis.dilation, axis.part, axis.before, axis.after
+    return (kind, *axis[:3], *place)

@@ -65,8 +65,7 @@ def looks(axis: Axis) -> Looks:
     """Where the windows of an axis look, unless samples place them."""
     outputs = np.arange(axis.out)[:, None]
     if axis.adaptive:
-        start = outputs * axis.size // axis.out
-        end = -(-(outputs + 1) * axis.size // axis.out)
+        start, end = axis.bins(outputs)
         taps = np.arange((end - start).max())
         real = taps < end - start
         return Looks(np.where(real, start + taps, 0), taps + 0 * start, real, end - start)

@@ -10,20 +10,24 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, SupportsIndex, TypeGuard
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeGuard
 
 Ints = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[tuple[int, int]] | Literal["valid", "same"]
 
 # One axis of windows, before the size of the input is known: (kernel, stride, lo, hi, dilation,
-# ceil). SAME as padding stands for "what makes out = ceil(in / stride)"; a kernel of 0 stands for
-# adaptive bins, their number in the place of the stride (0: as many as there are inputs); a ceil of
-# FRACTIONAL stands for windows that begin where a table says, their number there too. Plain
-# integers, so that any framework can carry them through its graphs.
+# ceil). SAME as padding stands for "what makes out = ceil(in / stride)"; a kernel of 0 for adaptive
+# bins, their number in the place of the stride (0: as many as there are inputs); a ceil of
+# FRACTIONAL for windows that begin where a table says, their number there, too. n * PART added to
+# ceil stands for the windows from number n - 1 on, of more: `lo` is what pads the first of all, and
+# a hi of -m stands for m inputs after these; of bins, lo and hi are the inputs around these, and
+# the kernel is minus their number. Plain integers, so that any framework can carry them through its
+# graphs.
 AxisRule = tuple[int, int, int, int, int, int]
 Rule = tuple[AxisRule, ...]
 SAME = -1
 FRACTIONAL = 2
+PART = 4
 
 _INT64_MAX = 2**63 - 1
 _TOO_MUCH = 2**61  # for one number: sums and products of a few still fit
@@ -34,9 +38,11 @@ class Axis(NamedTuple):
     """Windows along one axis of known size.
 
     Output ``o`` looks at the inputs ``o * stride - lo + k * dilation`` for ``k < kernel``; if
-    `adaptive`, at those from ``floor(o * size / out)`` to ``ceil((o + 1) * size / out)``, at most
-    `kernel` of them; if `table`, at the `kernel` inputs from where a table says, which differs from
-    plane to plane.
+    `adaptive`, at those of a bin; if `table`, at the `kernel` inputs from where a table says, which
+    differs from plane to plane. There are `stride` bins, of at most `kernel` inputs; bin ``b``
+    holds those from ``floor(b * n / stride)`` to ``ceil((b + 1) * n / stride)`` of ``n = lo + size
+    + hi``, of which the axis has all but the first `lo` and the last `hi`. If `part` is not 0,
+    output 0 is number ``part - 1`` of more; `before` and `after` inputs lie around these.
     """
 
     size: int
@@ -48,15 +54,21 @@ class Axis(NamedTuple):
     dilation: int = 1
     adaptive: bool = False
     table: bool = False
+    part: int = 0
+    before: int = 0
+    after: int = 0
+
+    def bins(self, outputs: Any) -> tuple[Any, Any]:
+        """First and last (exclusive) input of an adaptive bin, or of an array of them."""
+        n, number = self.lo + self.size + self.hi, outputs + max(self.part - 1, 0)
+        return number * n // self.stride - self.lo, -(-(number + 1) * n // self.stride) - self.lo
 
     def places(self, output: int) -> list[tuple[int, int]]:
         """``(place in the window, input)`` for every real input of one window, in order."""
         if self.table:
             raise ValueError("where fractional windows begin differs from plane to plane")
         if self.adaptive:
-            begin = output * self.size // self.out
-            end = -(-(output + 1) * self.size // self.out)
-            return list(enumerate(range(begin, end)))
+            return list(enumerate(range(*self.bins(output))))
         start = output * self.stride - self.lo
         inputs = ((k, start + k * self.dilation) for k in range(self.kernel))
         return [(k, i) for k, i in inputs if 0 <= i < self.size]
@@ -287,16 +299,22 @@ def whole(dims: int) -> Rule:
     return ((0, 1, 0, 0, 1, 0),) * dims
 
 
-def _adaptive_axis(name: str, size: int, out: int) -> Axis:
-    if size * out > _INT64_MAX // 2:
+def _adaptive_axis(name: str, rule: AxisRule, size: int) -> Axis:
+    count, number, lo, hi, _, mode = rule
+    n = lo + size + hi
+    bins = number or n
+    if n * bins > _INT64_MAX // 2:
         raise ValueError(
-            f"output_size asks for {out} outputs along the {name}, more than fit memory"
+            f"output_size asks for {bins} outputs along the {name}, more than fit memory"
         )
-    if size % out == 0:
-        return Axis(size, out, size // out, size // out)
-    # Bins begin at multiples of gcd / out: the widest reaches into one input more than most.
-    widest = size // out + (2 if size % out > math.gcd(size, out) else 1)
-    return Axis(size, out, widest, adaptive=True)
+    if n % bins == 0:
+        return Axis(size, bins, n // bins, n // bins)
+    # Bins begin at multiples of gcd / bins: the widest reaches into one input more than most.
+    widest = n // bins + (2 if n % bins > math.gcd(n, bins) else 1)
+    if count == 0:
+        return Axis(size, bins, widest, bins, adaptive=True)
+    part = mode // PART
+    return Axis(size, -count, widest, bins, lo, hi, adaptive=True, part=part, before=lo, after=hi)
 
 
 def _fractional_axis(name: str, size: int, kernel: int, out: int) -> Axis:
@@ -309,11 +327,12 @@ def _fractional_axis(name: str, size: int, kernel: int, out: int) -> Axis:
 
 
 def _axis(name: str, rule: AxisRule, size: int) -> Axis:
-    kernel, stride, lo, hi, dilation, ceil = rule
+    kernel, stride, lo, hi, dilation, mode = rule
+    part, ceil = divmod(mode, PART)
     if size < 1:
         raise ValueError(f"the {name} of the input must be positive to be pooled, got {size}")
-    if kernel == 0:
-        return _adaptive_axis(name, size, stride or size)
+    if kernel <= 0:
+        return _adaptive_axis(name, rule, size)
     if ceil == FRACTIONAL:
         return _fractional_axis(name, size, kernel, stride)
     reach = (kernel - 1) * dilation + 1
@@ -322,6 +341,9 @@ def _axis(name: str, rule: AxisRule, size: int) -> Axis:
     if lo == SAME:
         total = max((-(-size // stride) - 1) * stride + reach - size, 0)
         lo, hi = total // 2, total - total // 2
+    ahead = max(part - 1, 0) * stride - lo  # where the first window begins
+    before, lo = max(ahead, 0), max(-ahead, 0)
+    after, hi = max(-hi, 0), max(hi, 0)
     span = size + lo + hi - reach
     out = (-(-span // stride) if ceil else span // stride) + 1
     if ceil:  # a window must begin inside the input or its low padding
@@ -332,7 +354,8 @@ def _axis(name: str, rule: AxisRule, size: int) -> Axis:
             f"{size} along the {name} with padding ({lo}, {hi}): the output would be empty"
         )
     # A stride beyond the padded input is as good as one that just leaves it.
-    return Axis(size, out, kernel, min(stride, size + lo + hi), lo, hi, dilation)
+    step = stride if part else min(stride, size + lo + hi)
+    return Axis(size, out, kernel, step, lo, hi, dilation, False, False, part, before, after)
 
 
 AXIS_NAMES = ("depth", "height", "width")

@@ -174,7 +174,7 @@ class _Asked:
             parts = graph.gather(self.x, position, ranges)
             keep = "residual" if residual else "indices" if indices else ""
             sizes = tuple(axis.size for axis in self._axes.values())
-            how = (self._at(position), here, sizes, keep, buffers[1:])
+            how = (self._at(position), here, sizes, keep)
             graph.add(position, tasks.forward, how, [parts])
         return graph.arrays(buffers, self._chunks, [self.x])
 
@@ -196,8 +196,6 @@ class _Asked:
         gy = self._cotangent(gy)
         graph = self._graph("pull", gy.name, [r.name for r in residual])
         kept = list(residual[:-1] if self.operator.learned else residual)
-        dtype, several = self.layout.dtype, any(axis.adaptive for axis in self._axes.values())
-        wide = self.layout.sum_dtype if several else dtype  # bins are summed one by one
         for position in np.ndindex(*map(len, self.x.chunks)):
             chunk = {a: span(self.x.chunks[a], position[a]) for a in self._axes}
             here = [taking(axis, *chunk[a]) for a, axis in self._axes.items()]
@@ -209,7 +207,7 @@ class _Asked:
                 if self.operator.curved:
                     inputs = {a: s.inputs for a, s in zip(self._axes, here, strict=True) if s}
                     parts.append(graph.gather(self.x, position, inputs))
-            how = (self._at(position), here, chunk, shape, dtype, wide)
+            how = (self._at(position), here, chunk, shape, self.layout.dtype)
             graph.add(position, tasks.pull, how, parts)
         buffer = Buffer(self.layout.in_shape, (), self.layout.dtype)
         sources = [gy, *kept, *([self.x] if self.operator.curved else [])]

@@ -4,23 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from poolgrad.window import Axis, AxisRule
-
-
-class Cell(NamedTuple):
-    """Some of the windows of a segment, as windows of some of its inputs.
-
-    Attributes
-    ----------
-    outputs, inputs : tuple of (start, stop)
-        Within the segment.
-    rule : AxisRule
-        What makes just these windows of just these inputs.
-    """
-
-    outputs: tuple[int, int]
-    inputs: tuple[int, int]
-    rule: AxisRule
+from poolgrad.window import PART, Axis, AxisRule
 
 
 class Segment(NamedTuple):
@@ -30,13 +14,13 @@ class Segment(NamedTuple):
     ----------
     outputs, inputs : tuple of (start, stop)
         The windows, and what they look at.
-    cells : tuple of Cell
-        One; of bins that differ, one for each.
+    rule : AxisRule
+        What makes just these windows of just these inputs.
     """
 
     outputs: tuple[int, int]
     inputs: tuple[int, int]
-    cells: tuple[Cell, ...]
+    rule: AxisRule
 
     @property
     def out(self) -> int:
@@ -44,25 +28,25 @@ class Segment(NamedTuple):
         return self.outputs[1] - self.outputs[0]
 
 
-_WHOLE: AxisRule = (0, 1, 0, 0, 1, 0)
-
-
 def _look(axis: Axis, output: int) -> tuple[int, int]:
     """First and last (exclusive) input that a window reaches, inside the input or not."""
     if axis.adaptive:
-        return output * axis.size // axis.out, -(-(output + 1) * axis.size // axis.out)
+        return axis.bins(output)
     start = output * axis.stride - axis.lo
     return start, start + (axis.kernel - 1) * axis.dilation + 1
 
 
-def _rule(axis: Axis, low: int, end: int) -> AxisRule:
-    """What makes windows with so much padding before them, the last of which ends at `end`.
+def _rule(axis: Axis, first: int, end: int) -> AxisRule:
+    """What makes the windows from `first` on, the last of which ends at `end`.
 
     One that the end of the padded input cuts off is cut off here, too.
     """
     edge = axis.size + axis.hi
-    high = max(min(end, edge) - axis.size, 0)
-    return (axis.kernel, axis.stride, low, high, axis.dilation, int(end > edge))
+    high, part = min(end, edge) - axis.size, first + 1 if axis.out > 1 else 0
+    stride = axis.stride
+    if stride == axis.lo + edge:  # or anything beyond, so that the one window may be cut off
+        stride = max(stride, end + axis.lo)
+    return (axis.kernel, stride, axis.lo, high, axis.dilation, int(end > edge) + PART * part)
 
 
 def segment(axis: Axis, first: int, stop: int) -> Segment:
@@ -70,14 +54,10 @@ def segment(axis: Axis, first: int, stop: int) -> Segment:
     start, end = _look(axis, first)[0], _look(axis, stop - 1)[1]
     begin, finish = max(start, 0), min(end, axis.size)
     if axis.adaptive:
-        cells = []
-        for output in range(first, stop):
-            lo, hi = _look(axis, output)
-            here = (output - first, output - first + 1)
-            cells.append(Cell(here, (lo - begin, hi - begin), _WHOLE))
-        return Segment((first, stop), (begin, finish), tuple(cells))
-    whole = Cell((0, stop - first), (0, finish - begin), _rule(axis, begin - start, end))
-    return Segment((first, stop), (begin, finish), (whole,))
+        rule = (first - stop, axis.stride, begin, axis.size - finish, 1, PART * (first + 1))
+    else:
+        rule = _rule(axis, first, end)
+    return Segment((first, stop), (begin, finish), rule)
 
 
 def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
@@ -97,8 +77,8 @@ def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
         first = stop
     if not found:  # nothing but padding
         whole, everything = (0, axis.out), (0, axis.size)
-        rule = _rule(axis, axis.lo, _look(axis, axis.out - 1)[1])
-        return [Segment(whole, everything, (Cell(whole, everything, rule),))]
+        rule = _rule(axis, 0, _look(axis, axis.out - 1)[1])
+        return [Segment(whole, everything, rule)]
     if first < axis.out:  # windows of padding alone go with the last that are not
         last = found.pop()
         found.append(segment(axis, last.outputs[0], axis.out))

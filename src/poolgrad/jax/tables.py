@@ -124,7 +124,7 @@ def indices(pool: Pooling, sizes: tuple[int, ...], routes: Array, samples: Array
         if axis.table:
             begin = tables.starts[a].reshape(*routes.shape[: -len(axes)], axis.out)
         elif axis.adaptive:
-            begin = np.arange(axis.out) * axis.size // axis.out
+            begin, _ = axis.bins(np.arange(axis.out))
         else:
             begin = np.arange(axis.out) * axis.stride - axis.lo
         shape = (*begin.shape, *(1,) * (len(axes) - 1 - a))
