@@ -9,7 +9,7 @@ import pytest
 
 import poolgrad
 from poolgrad.operators import OPERATORS
-from poolgrad.window import fixed
+from poolgrad.rule import fixed
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

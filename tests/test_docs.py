@@ -28,7 +28,7 @@ POOLING = [
     n for n in poolgrad.__all__ if "pool" in n and n != "poolgrad"
 ]  # fmt: skip
 MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
-MODULES += ["reference", "window", "jax", "dask"]
+MODULES += ["reference", "rule", "window", "jax", "dask"]
 MODULES += ["torch", "torch.function", "torch.modules"] if torch is not None else []
 
 

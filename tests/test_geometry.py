@@ -15,7 +15,8 @@ from processes import assert_runs
 
 import poolgrad
 from poolgrad.core import lay_out, plan
-from poolgrad.window import Axis, adaptive, fixed, resolve
+from poolgrad.rule import adaptive, fixed
+from poolgrad.window import Axis, resolve
 
 HUGE = 2**40
 WIDTH = 2  # the last of the kernels' three axes, also where it is the only one

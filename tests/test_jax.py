@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -47,6 +48,21 @@ def test_equal_on_devices_without_kernels(kind: str) -> None:
 
     with elsewhere():
         check()
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-100, 1e100, 1e300])
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [("lp", {"norm_type": 3.0}), ("lp", {"norm_type": 0.5}), ("stochastic", {"training": False})],
+)
+def test_huge_and_tiny_numbers_elsewhere(name: str, kwargs: dict[str, Any], scale: float) -> None:
+    """Whose squares are none: what divides by the largest must not divide by that."""
+    x = np.random.default_rng(0).uniform(0.5, 2, (6, 6)) * scale
+    function = partial(getattr(poolgrad, f"{name}_pool2d"), kernel_size=2, **kwargs)
+    with elsewhere(), jax.enable_x64(True):
+        gradient = jax.jit(jax.grad(lambda x: function(x).sum()))(jnp.asarray(x))
+    usual = jax.grad(lambda x: function(x).sum())(jnp.asarray(x / scale, jnp.float32))
+    np.testing.assert_allclose(gradient, usual, 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

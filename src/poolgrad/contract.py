@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from poolgrad.core import Layout, Plan
-from poolgrad.window import Rule, Window, require_real_inputs
+from poolgrad.rule import Rule
+from poolgrad.window import Window, require_real_inputs
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "bool")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from poolgrad.window import FRACTIONAL, Axis, Rule, Window, resolve
+from poolgrad.rule import FRACTIONAL, Rule
+from poolgrad.window import Axis, Window, resolve
 
 try:
     from poolgrad import _kernels

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from poolgrad.window import PART, Axis, AxisRule
+from poolgrad.rule import PART, AxisRule
+from poolgrad.window import Axis
 
 
 class Segment(NamedTuple):

@@ -14,7 +14,8 @@ from poolgrad.functional.public import (
     pooled_sizes,
     shape_of,
 )
-from poolgrad.window import Ints, Rule, adaptive, axis_names, fractional, whole
+from poolgrad.rule import Ints, Rule, adaptive, fractional, whole
+from poolgrad.window import axis_names
 
 
 def _adaptive_max_pool(

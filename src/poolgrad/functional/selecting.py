@@ -6,7 +6,7 @@ from typing import Any
 
 from poolgrad.contract import Request
 from poolgrad.functional.public import choices, flag, in_dimensions, word
-from poolgrad.window import Ints, Padding, fixed
+from poolgrad.rule import Ints, Padding, fixed
 
 
 def _max_pool(

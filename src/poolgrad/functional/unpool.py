@@ -6,7 +6,8 @@ from typing import Any
 
 from poolgrad.contract import Request
 from poolgrad.functional.public import flag, in_dimensions, pooled_sizes, shape_of
-from poolgrad.window import Ints, adaptive, axis_names, fixed, per_axis
+from poolgrad.rule import Ints, adaptive, fixed, per_axis
+from poolgrad.window import axis_names
 
 
 def _output_sizes(

@@ -16,7 +16,7 @@ from poolgrad.core import Layout, first_pooled
 from poolgrad.jax.pooling import Pooling, has_wide_numbers
 from poolgrad.jax.primitives import bound, forward_p
 from poolgrad.jax.tables import indices
-from poolgrad.window import FRACTIONAL
+from poolgrad.rule import FRACTIONAL
 
 Given = tuple[Any, ...]
 

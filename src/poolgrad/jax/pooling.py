@@ -10,7 +10,7 @@ import numpy as np
 from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Layout, first_pooled, lay_out
 from poolgrad.operators import OPERATORS
-from poolgrad.window import FRACTIONAL, Rule
+from poolgrad.rule import FRACTIONAL, Rule
 
 
 class Pooling(NamedTuple):

@@ -15,7 +15,7 @@ from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Plan, lay_out, plan
 from poolgrad.operators.blending import BLENDING
 from poolgrad.operators.selecting import SELECTING
-from poolgrad.window import Rule
+from poolgrad.rule import Rule
 
 __all__ = ["OPERATORS", "Prepared", "prepare"]
 

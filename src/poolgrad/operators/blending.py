@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -113,6 +114,19 @@ def _finite(name: str, values: list[float]) -> None:
             raise ValueError(f"{name} must be finite, got {value}")
 
 
+def _relative(xp: Any, sizes: Any) -> tuple[Any, Any]:
+    """The numbers of each window over about the largest, and what these are to be multiplied by.
+
+    For derivatives that is a constant: dividing by the largest itself, they divide by its square,
+    which overflows or vanishes long before it does.
+    """
+    largest = xp.amax(sizes, -1)
+    most = math.frexp(float(xp.finfo(sizes.dtype).max))[1] - 3
+    exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, 1.0)))
+    scale = xp.exp2(-xp.clip(exponent, -most, most))
+    return sizes * scale[..., None], 1 / scale
+
+
 class Lp(_Curved):
     """The p-norm of each window, or its generalised mean."""
 
@@ -137,6 +151,7 @@ class Lp(_Curved):
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
         # Not where it is 0, either: there libraries differ about the derivative of a size.
         size = xp.where(windows.real & (windows.values != 0), xp.abs(windows.values), 0.0)
+        size, unit = _relative(xp, size)
         largest = xp.amax(size, -1)
         scale = xp.where(largest > 0, largest, 1.0)
         positive = size > 0
@@ -147,7 +162,7 @@ class Lp(_Curved):
         if options == (True,):
             powers = powers / windows.real.sum(-1)
         root = xp.exp(xp.log(xp.where(largest > 0, powers, 1.0)) / p)
-        return largest * xp.where(infinite, 1.0, root)
+        return unit * (largest * xp.where(infinite, 1.0, root))
 
 
 class Lse(_Curved):
@@ -201,12 +216,10 @@ class Expected(_Curved):
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
         positive = xp.where(windows.real & (windows.values > 0), windows.values, 0.0)
-        largest = xp.amax(positive, -1)
-        scale = xp.where(largest > 0, largest, 1.0)
-        positive = positive / scale[..., None]  # so that no square overflows
+        positive, unit = _relative(xp, positive)  # so that no square overflows
         total = positive.sum(-1)
         mean = xp.where(windows.real, windows.values, 0.0).sum(-1) / windows.real.sum(-1)
-        drawn = scale * (positive * positive).sum(-1) / xp.where(total > 0, total, 1.0)
+        drawn = unit * (positive * positive).sum(-1) / xp.where(total > 0, total, 1.0)
         return xp.where(total > 0, drawn, mean)
 
 

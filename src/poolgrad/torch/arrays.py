@@ -15,7 +15,7 @@ from poolgrad.arguments import samples_shape
 from poolgrad.contract import FLOATS, Buffer
 from poolgrad.core import LARGE, Kind, Memory, inner_axis, share_threads
 from poolgrad.operators import Prepared
-from poolgrad.window import Rule
+from poolgrad.rule import Rule
 
 _KNOWN = (
     "float16", "bfloat16", "float32", "float64",
