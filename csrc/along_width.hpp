@@ -100,7 +100,7 @@ class Width {
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),
         step_(reader_.step()),
         doubles_(Op::kDoubles && is_wide(plan.axis[2]) && plan.axis[2].regular() &&
-                 step_ == plan.inner && columns_read() <= 2 * plan.axis[2].in + 64),
+                 step_ == plan.inner && is_near(plan.axis[2])),
         doubled_(doubles_ ? op.take(arena, columns_read() * plan.inner) : Row{}),
         spaced_(doubles_ && plan.axis[2].stride > 1 ? op.take(arena, columns_read() * plan.inner)
                                                     : Row{}) {}
@@ -137,7 +137,7 @@ class Width {
       if (doubles_) {
         if constexpr (Op::kDoubles) double_up(from, count, at);
       } else if (inner == 1 && (gap > 1 || a.kernel < kAcross || 2 * a.stride < a.kernel)) {
-        Op::fold_inputs(at, count, from, a.stride * step_, gap, a.kernel, 0);
+        Op::fold_inputs(at, count, from, a.stride * step_, gap, a.kernel, 0, a.m == 1);
       } else if (a.stride == 1 && step_ == inner) {
         Op::fold_inputs(at, count * inner, from, 1, gap, a.kernel, 0);
       } else {

@@ -56,9 +56,13 @@ POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
 template <class Op>
 concept Merges = requires { typename Op::Hasty; };
 
+// Whether the order in which parts of a window are merged matters.
+template <class Op>
+concept Rounds = Op::kRounds;
+
 // Whether what is read is to be added one by one, where windows share no line.
 template <class Op>
-concept TakesInOrder = Op::kRounds && !Op::kByLines;
+concept TakesInOrder = Rounds<Op> && !Op::kByLines;
 
 // One depth of the windows of a band: its first place, and, if other windows hold it too, room for
 // what is known of it alone, a cell for each row of outputs; `known`: they are there.
@@ -186,7 +190,9 @@ class Bands {
       const i64 cells = ceil_div(width.out, kLanes) * kMostBanded;
       own_cells_ = cells * static_cast<i64>(sizeof(typename Op::template Cell<Vec<T, kLanes>>));
     }
-    deep_ = depth.kernel > depth.stride && depth.dilation == 1 && height.dilation == 1;
+    // Depths made alone are merged in another order.
+    deep_ =
+        !Rounds<Op> && depth.kernel > depth.stride && depth.dilation == 1 && height.dilation == 1;
     cells_ = arena.take<char>(deep_ ? kSlots * own_cells_ : 0);
   }
 

@@ -100,7 +100,7 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
 // Windows at every place share much, both ways round: the inputs that an output lies in ...
 bool is_at_every_place(const Plan& p) {
   for (const Axis& a : p.axis) {
-    if (!a.regular() || a.stride > 1 || (a.out == 1 && !a.part && a.kernel > 1)) return false;
+    if (!a.regular() || a.stride > 1 || (a.m == 1 && a.kernel > 1)) return false;
   }
   return true;
 }
@@ -110,8 +110,8 @@ Plan transposed(Plan p) {
   for (Axis& a : p.axis) {
     const i64 reach = (a.kernel - 1) * a.dilation, lo = reach - a.lo, dilation = a.dilation;
     std::swap(a.in, a.out);
-    a.first = a.before;
-    a.n = a.in;
+    std::swap(a.n, a.m);
+    std::swap(a.first, a.before);
     a = regular_axis(a, 1, lo, 0, dilation);
   }
   return p;
@@ -131,8 +131,10 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
           });
     };
     if (is_plane(p)) return by_inputs(std::type_identity<PlaneGradients<A>>{});
-    if (is_banded_back<A>(p)) return by_inputs(std::type_identity<BackBands<A, false>>{});
-    if (is_gathered(p, false)) return by_inputs(std::type_identity<Gather<A, false>>{});
+    const bool gathered = is_gathered(p, false);  // bands add in the same order
+    if (gathered && is_banded_back<A>(p))
+      return by_inputs(std::type_identity<BackBands<A, false>>{});
+    if (gathered) return by_inputs(std::type_identity<Gather<A, false>>{});
     if (is_at_every_place(p)) {
       const Plan back = transposed(p);
       const Quotient quotient{p, {count_padding, divisor}};

@@ -13,10 +13,10 @@ namespace {
 // x and gx have dtype `in`; y and gy `out`.
 class BoundLayout {
  public:
-  static constexpr std::size_t kMembers = 11;  // of an axis
+  static constexpr std::size_t kMembers = 12;  // of an axis
 
-  // axes: (kind, in, out, kernel, stride, lo, hi, dilation, part, before, after), see window.py; of
-  // the last seven, windows that random samples place have none
+  // axes: (kind, in, out, kernel, stride, lo, hi, dilation, first, before, n, m), see window.hpp;
+  // of bins `stride` is their number, and windows that random samples place have nothing there
   BoundLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
               const std::vector<int>& pooled, int inner_axis, const std::string& in,
               const std::string& out)
@@ -87,18 +87,20 @@ class BoundLayout {
   enum Kind : i64 { kRegular, kAdaptive, kTable };
 
   static Axis axis_of(const std::vector<i64>& from) {
-    if (from.size() != kMembers) throw nb::value_error("an axis has 11 members");
+    if (from.size() != kMembers) throw nb::value_error("an axis lacks members");
     const i64 kind = from[0], stride = from[4], lo = from[5], hi = from[6], dilation = from[7];
     Axis a;
     a.in = from[1];
     a.out = from[2];
     a.kernel = from[3];
-    a.part = from[8] > 0;
-    a.first = larger(0, from[8] - 1);
+    a.first = from[8];
     a.before = from[9];
-    a.n = from[9] + a.in + from[10];
+    a.n = from[10];
+    a.m = from[11];
     if (a.in < 1 || a.out < 1 || a.kernel < 1) throw nb::value_error("an axis is empty");
-    if (from[9] < 0 || from[10] < 0) throw nb::value_error("an axis has a number out of range");
+    if (a.first < 0 || a.before < 0 || a.m - a.out < a.first || a.n - a.in < a.before) {
+      throw nb::value_error("an axis is no part of the whole");
+    }
     if (kind == kRegular) {
       if (stride < 1 || lo < 0 || hi < 0 || dilation < 1) {
         throw nb::value_error("an axis has a number out of range");
@@ -112,6 +114,9 @@ class BoundLayout {
     if (a.adaptive) {
       if (stride < 1) throw nb::value_error("an axis has a number out of range");
       a.bins = stride;
+      if (a.n > std::numeric_limits<i64>::max() / 2 / a.bins || a.m > a.bins) {
+        throw nb::value_error("an axis has a number out of range");
+      }
       const Span begin = span_of(a, 0), end = span_of(a, a.out - 1);
       if (begin.begin < 0 || end.begin + end.taps > a.in) {
         throw nb::value_error("bins reach beyond the input");

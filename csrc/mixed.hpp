@@ -32,9 +32,10 @@ struct MaxAndSum {
     Most::clear(row.most(), n);
     Total::clear(row.total(), n);
   }
-  static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps, i64 place) {
+  static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps, i64 place,
+                          bool lone = true) {
     Most::fold_inputs(to.most(), n, from, step, gap, taps, place);
-    Total::fold_inputs(to.total(), n, from, step, gap, taps, place);
+    Total::fold_inputs(to.total(), n, from, step, gap, taps, place, lone);
   }
   template <class Size, class First>
   static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart, Size size,

@@ -77,6 +77,11 @@ POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i6
   if (from != to && !negate) std::copy(from, from + n, to);
 }
 
+// Whether windows reach so little beyond the input that what lies there may be written out.
+[[maybe_unused]] inline bool is_near(const Axis& a) {
+  return !a.regular() || (a.m - 1) * a.stride + (a.kernel - 1) * a.dilation < 2 * a.n + 64;
+}
+
 // What a Reader does beside reading.
 template <class A>
 struct Reading {
@@ -108,7 +113,7 @@ class Reader {
       lo_ = smaller(lo_, larger(0, begin)), hi_ = larger(hi_, smaller(a.in, end));
     }
     hi_ = larger(lo_, hi_);
-    padded_ = how.pad && (from_ < lo_ || to_ > hi_) && to_ - from_ <= 2 * a.in + 64;
+    padded_ = how.pad && (from_ < lo_ || to_ > hi_) && is_near(a);
     if (!padded_) from_ = lo_, to_ = hi_;
     direct_ &= !padded_;
     depth_mask_ = ring(how.depths) - 1, height_mask_ = ring(how.heights) - 1;

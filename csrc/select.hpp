@@ -230,7 +230,7 @@ struct Max {
 
   // to[i] = max over t of from[i * step + t * gap], whose places are place, place + 1, ...
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
-                                        i64 place) {
+                                        i64 place, bool = true) {
     if (n == 1 && gap == 1 && taps >= kAcross)
       return across(to, from, taps, static_cast<u32>(place));
     in_groups(taps, [&](auto size, auto first, i64 begin) {

@@ -28,7 +28,7 @@ inline constexpr i64 kGroupLength = 1 << 10;  // elements of rows that are read 
   const Axis &height = p.axis[1], &width = p.axis[2];
   return is_point(p.axis[0]) && height.regular() && width.regular() && is_wide(height) &&
          height.dilation == 1 && 4 * height.stride <= height.kernel && width.stride == 1 &&
-         height.kernel <= 2 * height.in + 64 && reach(width) <= 2 * width.out + 64 &&
+         height.kernel <= 2 * height.n + 64 && reach(width) <= 2 * width.m + 64 &&
          p.places <= kMostShared;
 }
 

@@ -62,10 +62,9 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
   return buffer;
 }
 
-// Whether an axis is one window.
+// Whether all inputs of an axis, of which no windows are elsewhere, are one window.
 [[maybe_unused]] inline bool is_whole(const Axis& a) {
-  const bool all = !a.part && a.in == a.n;
-  return a.regular() && a.out == 1 && all && a.kernel == a.in && a.lo == 0 && a.dilation == 1;
+  return a.regular() && a.m == 1 && a.in == a.n && a.kernel == a.in && a.lo == 0 && a.dilation == 1;
 }
 
 // Whether each input of an axis is a window.
@@ -82,7 +81,7 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
     const bool whole = is_whole(width) && is_whole(a), single = is_single(width) && is_single(a);
     if (!whole && !single) break;
     if (a.in > 1 && (k == 1 ? x.height : x.depth) != width.in * x.width) break;
-    width.n = width.in *= a.in, width.out *= a.out, width.kernel *= a.kernel;
+    width.n = width.in *= a.in, width.m = width.out *= a.out, width.kernel *= a.kernel;
     width = regular_axis(width, 1, 0, 0, 1);
     a = Axis{};
   }

@@ -39,10 +39,9 @@ struct Axis {
   const i64* table = nullptr;    // in ascending order
   // Bin b holds the inputs from floor(b * n / bins) to ceil((b + 1) * n / bins).
   i64 bins = 1;
-  // Some of more windows, which are treated as all are: output 0 is number `first`, input 0 is
-  // number `before` of n.
-  bool part = false;
-  i64 first = 0, before = 0, n = 1;
+  // Some of m windows over n inputs, which are treated as all are: output 0 is number `first`,
+  // input 0 number `before`.
+  i64 first = 0, before = 0, n = 1, m = 1;
 
   bool regular() const { return !adaptive && !placed; }
 };
@@ -85,13 +84,14 @@ namespace {
   const i64 reach = (a.kernel - 1) * a.dilation;
   a.full_lo = larger(0, smaller(a.out, ceil_div(a.lo, a.stride)));
   a.full_hi = larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach + a.lo, a.stride) + 1));
-  a.overlap = (a.out > 1 || a.part) && a.stride <= reach;
+  a.overlap = a.m > 1 && a.stride <= reach;
   return a;
 }
 
-// Whether an axis is one input, the window of the one output: nothing, padding neither, is missing.
+// Whether an axis is one input, the window of the one output: nothing, no padding either, is there
+// beside it.
 [[maybe_unused]] inline bool is_point(const Axis& a) {
-  return a.regular() && a.in == 1 && a.out == 1 && a.kernel == 1 && a.lo == 0 && !a.part;
+  return a.regular() && a.n == 1 && a.m == 1 && a.kernel == 1 && a.lo == 0;
 }
 
 // The window of output `o`.
@@ -144,7 +144,8 @@ struct Range {
   return {lo, larger(lo, hi)};
 }
 
-// How many real inputs a window may hold: padding is no part of it, however many places it takes.
+// How many real inputs one of all windows may hold: padding is no part of it, however many places
+// it takes.
 [[maybe_unused]] inline i64 most_real(const Plan& p) {
   i64 most = 1;
   for (const Axis& a : p.axis) most *= smaller(a.kernel, ceil_div(a.n, a.dilation));

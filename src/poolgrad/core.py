@@ -215,7 +215,7 @@ def inner_axis(
     first = len(shape) - dims - channels_last
     if first < 0:
         return -1  # too few axes: `plan` has the words for that
-    if rule[0][-1] == FRACTIONAL:
+    if rule[0][5] == FRACTIONAL:
         return -1  # windows of each channel lie elsewhere: channels cannot be pooled side by side
     if shape[first + dims - 1] > 1 and strides[first + dims - 1] == 1:
         return -1
@@ -323,5 +323,6 @@ def with_kernels(layout: Layout, kernels: _kernels.Plan) -> Plan:
 def as_kernels_take(axis: Axis) -> tuple[int, ...]:
     """An axis as the kernels are told of it: its kind (0: at equal distances), and numbers."""
     kind = 1 if axis.adaptive else 2 if axis.table else 0
-    place = axis.stride, axis.lo, axis.hi, axis.dilation, axis.part, axis.before, axis.after
+    first, before, outputs, inputs = axis.whole
+    place = axis.stride, axis.lo, axis.hi, axis.dilation, first, before, inputs, outputs
     return (kind, *axis[:3], *place)

@@ -247,7 +247,7 @@ def _hull(axis: Axis, output: int) -> tuple[int, int]:
 def _colours(axis: Axis) -> int:
     """Every how manyth output has a window that does not touch the one before."""
     if axis.adaptive:
-        return -(-axis.kernel * axis.stride // (axis.lo + axis.size + axis.hi)) + 1
+        return -(-axis.kernel * axis.stride // axis.whole.inputs) + 1
     return min(axis.out, ((axis.kernel - 1) * axis.dilation) // axis.stride + 1)
 
 

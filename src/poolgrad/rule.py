@@ -15,16 +15,15 @@ Padding = int | Sequence[int] | Sequence[tuple[int, int]] | Literal["valid", "sa
 # One axis of windows, before the size of the input is known: (kernel, stride, lo, hi, dilation,
 # ceil). SAME as padding stands for "what makes out = ceil(in / stride)"; a kernel of 0 for adaptive
 # bins, their number in the place of the stride (0: as many as there are inputs); a ceil of
-# FRACTIONAL for windows that begin where a table says, their number there, too. n * PART added to
-# ceil stands for the windows from number n - 1 on, of more: `lo` is what pads the first of all, and
-# a hi of -m stands for m inputs after these; of bins, lo and hi are the inputs around these, and
-# the kernel is minus their number. Plain integers, so that any framework can carry them through its
-# graphs.
-AxisRule = tuple[int, int, int, int, int, int]
+# FRACTIONAL for windows that begin where a table says, their number there, too. Plain integers, so
+# that any framework can carry them through its graphs.
+#
+# With four more, (first, count, before, after), `count` of these windows from number `first` on,
+# over a part of their input, before and after which there are so many.
+AxisRule = tuple[int, ...]
 Rule = tuple[AxisRule, ...]
 SAME = -1
 FRACTIONAL = 2
-PART = 4
 
 TOO_MUCH = 2**61  # for one number: sums and products of a few still fit
 

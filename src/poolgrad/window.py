@@ -10,21 +10,38 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from poolgrad.rule import FRACTIONAL, PART, SAME, TOO_MUCH, AxisRule, Rule
+from poolgrad.rule import FRACTIONAL, SAME, TOO_MUCH, AxisRule, Rule
 
 _INT64_MAX = 2**63 - 1
 _MAX_PLACES = 2**32 - 2  # routes have at most four bytes, and one value means "nowhere"
+
+
+class Part(NamedTuple):
+    """Some windows of more, over some inputs of more.
+
+    They are pooled as all of them are: numbers are added in the same order.
+
+    Attributes
+    ----------
+    first, before : int
+        The number of the first window, and of the first input.
+    outputs, inputs : int
+        How many windows and inputs there are.
+    """
+
+    first: int
+    before: int
+    outputs: int
+    inputs: int
 
 
 class Axis(NamedTuple):
     """Windows along one axis of known size.
 
     Output ``o`` looks at the inputs ``o * stride - lo + k * dilation`` for ``k < kernel``; if
-    `adaptive`, at those of a bin; if `table`, at the `kernel` inputs from where a table says, which
-    differs from plane to plane. There are `stride` bins, of at most `kernel` inputs; bin ``b``
-    holds those from ``floor(b * n / stride)`` to ``ceil((b + 1) * n / stride)`` of ``n = lo + size
-    + hi``, of which the axis has all but the first `lo` and the last `hi`. If `part` is not 0,
-    output 0 is number ``part - 1`` of more; `before` and `after` inputs lie around these.
+    `adaptive`, at bin ``o``, of those from ``floor(o * size / stride)`` to ``ceil((o + 1) * size /
+    stride)``, at most `kernel` of them; if `table`, at the `kernel` inputs from where a table says,
+    which differs from plane to plane. If it is a `part`, bins are those of the whole.
     """
 
     size: int
@@ -36,14 +53,18 @@ class Axis(NamedTuple):
     dilation: int = 1
     adaptive: bool = False
     table: bool = False
-    part: int = 0
-    before: int = 0
-    after: int = 0
+    part: Part | None = None
+
+    @property
+    def whole(self) -> Part:
+        """What it is a part of: itself, if of nothing else."""
+        return self.part or Part(0, 0, self.out, self.size)
 
     def bins(self, outputs: Any) -> tuple[Any, Any]:
         """First and last (exclusive) input of an adaptive bin, or of an array of them."""
-        n, number = self.lo + self.size + self.hi, outputs + max(self.part - 1, 0)
-        return number * n // self.stride - self.lo, -(-(number + 1) * n // self.stride) - self.lo
+        first, before, _, n = self.whole
+        begin, end = (outputs + first) * n, (outputs + first + 1) * n
+        return begin // self.stride - before, -(-end // self.stride) - before
 
     def places(self, output: int) -> list[tuple[int, int]]:
         """``(place in the window, input)`` for every real input of one window, in order."""
@@ -97,22 +118,16 @@ class Window:
         return math.prod(self.kernel)
 
 
-def _adaptive_axis(name: str, rule: AxisRule, size: int) -> Axis:
-    count, number, lo, hi, _, mode = rule
-    n = lo + size + hi
-    bins = number or n
-    if n * bins > _INT64_MAX // 2:
+def _adaptive_axis(name: str, size: int, out: int) -> Axis:
+    if size * out > _INT64_MAX // 2:
         raise ValueError(
-            f"output_size asks for {bins} outputs along the {name}, more than fit memory"
+            f"output_size asks for {out} outputs along the {name}, more than fit memory"
         )
-    if n % bins == 0:
-        return Axis(size, bins, n // bins, n // bins)
-    # Bins begin at multiples of gcd / bins: the widest reaches into one input more than most.
-    widest = n // bins + (2 if n % bins > math.gcd(n, bins) else 1)
-    if count == 0:
-        return Axis(size, bins, widest, bins, adaptive=True)
-    part = mode // PART
-    return Axis(size, -count, widest, bins, lo, hi, adaptive=True, part=part, before=lo, after=hi)
+    if size % out == 0:
+        return Axis(size, out, size // out, size // out)
+    # Bins begin at multiples of gcd / out: the widest reaches into one input more than most.
+    widest = size // out + (2 if size % out > math.gcd(size, out) else 1)
+    return Axis(size, out, widest, out, adaptive=True)
 
 
 def _fractional_axis(name: str, size: int, kernel: int, out: int) -> Axis:
@@ -125,12 +140,13 @@ def _fractional_axis(name: str, size: int, kernel: int, out: int) -> Axis:
 
 
 def _axis(name: str, rule: AxisRule, size: int) -> Axis:
-    kernel, stride, lo, hi, dilation, mode = rule
-    part, ceil = divmod(mode, PART)
+    if len(rule) > 6:
+        return _part(name, rule, size)
+    kernel, stride, lo, hi, dilation, ceil = rule
     if size < 1:
         raise ValueError(f"the {name} of the input must be positive to be pooled, got {size}")
-    if kernel <= 0:
-        return _adaptive_axis(name, rule, size)
+    if kernel == 0:
+        return _adaptive_axis(name, size, stride or size)
     if ceil == FRACTIONAL:
         return _fractional_axis(name, size, kernel, stride)
     reach = (kernel - 1) * dilation + 1
@@ -139,9 +155,6 @@ def _axis(name: str, rule: AxisRule, size: int) -> Axis:
     if lo == SAME:
         total = max((-(-size // stride) - 1) * stride + reach - size, 0)
         lo, hi = total // 2, total - total // 2
-    ahead = max(part - 1, 0) * stride - lo  # where the first window begins
-    before, lo = max(ahead, 0), max(-ahead, 0)
-    after, hi = max(-hi, 0), max(hi, 0)
     span = size + lo + hi - reach
     out = (-(-span // stride) if ceil else span // stride) + 1
     if ceil:  # a window must begin inside the input or its low padding
@@ -152,8 +165,17 @@ def _axis(name: str, rule: AxisRule, size: int) -> Axis:
             f"{size} along the {name} with padding ({lo}, {hi}): the output would be empty"
         )
     # A stride beyond the padded input is as good as one that just leaves it.
-    step = stride if part else min(stride, size + lo + hi)
-    return Axis(size, out, kernel, step, lo, hi, dilation, False, False, part, before, after)
+    return Axis(size, out, kernel, min(stride, size + lo + hi), lo, hi, dilation)
+
+
+def _part(name: str, rule: AxisRule, size: int) -> Axis:
+    first, count, before, after = rule[6:]
+    every = _axis(name, rule[:6], before + size + after)
+    part = Part(first, before, every.out, every.size)
+    if every.adaptive:
+        return every._replace(size=size, out=count, part=part)
+    lo, hi = max(every.lo - first * every.stride, 0), 0 if after else every.hi
+    return every._replace(size=size, out=count, lo=lo, hi=hi, part=part)
 
 
 AXIS_NAMES = ("depth", "height", "width")
@@ -170,7 +192,7 @@ def resolve(rule: Rule, sizes: tuple[int, ...]) -> Window:
     Parameters
     ----------
     rule : Rule
-        From `fixed`, `adaptive`, `fractional` or `whole`.
+        From `fixed`, `adaptive`, `fractional` or `whole`, or of a part of those windows.
     sizes : tuple of int
         Size of the input along each pooled axis.
 

@@ -122,7 +122,8 @@ class _Asked:
             learned = tuple(map(np.asarray, request.arguments))
             self.request = replace(self.request, arguments=learned)
         self._axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
-        along = {a: segments(axis, x.chunks[a]) for a, axis in self._axes.items()}
+        self._rules = dict(zip(self.layout.pooled, request.rule, strict=True))
+        along = {a: segments(axis, self._rules[a], x.chunks[a]) for a, axis in self._axes.items()}
         self._segments = along
         self._chunks = tuple(
             tuple(s.out for s in along[a]) if a in along else c for a, c in enumerate(x.chunks)
@@ -198,7 +199,7 @@ class _Asked:
         kept = list(residual[:-1] if self.operator.learned else residual)
         for position in np.ndindex(*map(len, self.x.chunks)):
             chunk = {a: span(self.x.chunks[a], position[a]) for a in self._axes}
-            here = [taking(axis, *chunk[a]) for a, axis in self._axes.items()]
+            here = [taking(axis, self._rules[a], *chunk[a]) for a, axis in self._axes.items()]
             shape = tuple(c[p] for c, p in zip(self.x.chunks, position, strict=True))
             parts: list[Parts] = []
             if None not in here:

@@ -158,12 +158,12 @@ def _run(run: Any, how: Any, grids: Sequence[Position], *pieces: Array) -> Any:
     arrays, at = [], 0
     for grid in grids:
         count = math.prod(grid)
-        arrays.append(joined(pieces[at : at + count], grid))
+        arrays.append(_joined(pieces[at : at + count], grid))
         at += count
     return run(*how, *arrays)
 
 
-def joined(pieces: Sequence[Array], grid: Position) -> Array:
+def _joined(pieces: Sequence[Array], grid: Position) -> Array:
     """One array of pieces in row-major order."""
     for axis in reversed(range(len(grid))):
         n = grid[axis]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from poolgrad.rule import PART, AxisRule
+from poolgrad.rule import AxisRule
 from poolgrad.window import Axis
 
 
@@ -37,31 +37,14 @@ def _look(axis: Axis, output: int) -> tuple[int, int]:
     return start, start + (axis.kernel - 1) * axis.dilation + 1
 
 
-def _rule(axis: Axis, first: int, end: int) -> AxisRule:
-    """What makes the windows from `first` on, the last of which ends at `end`.
-
-    One that the end of the padded input cuts off is cut off here, too.
-    """
-    edge = axis.size + axis.hi
-    high, part = min(end, edge) - axis.size, first + 1 if axis.out > 1 else 0
-    stride = axis.stride
-    if stride == axis.lo + edge:  # or anything beyond, so that the one window may be cut off
-        stride = max(stride, end + axis.lo)
-    return (axis.kernel, stride, axis.lo, high, axis.dilation, int(end > edge) + PART * part)
-
-
-def segment(axis: Axis, first: int, stop: int) -> Segment:
+def segment(axis: Axis, rule: AxisRule, first: int, stop: int) -> Segment:
     """Some windows of an axis, of which at least one holds an input."""
-    start, end = _look(axis, first)[0], _look(axis, stop - 1)[1]
-    begin, finish = max(start, 0), min(end, axis.size)
-    if axis.adaptive:
-        rule = (first - stop, axis.stride, begin, axis.size - finish, 1, PART * (first + 1))
-    else:
-        rule = _rule(axis, first, end)
-    return Segment((first, stop), (begin, finish), rule)
+    begin, end = max(_look(axis, first)[0], 0), min(_look(axis, stop - 1)[1], axis.size)
+    part = (*rule, first, stop - first, begin, axis.size - end)
+    return Segment((first, stop), (begin, end), part)
 
 
-def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
+def segments(axis: Axis, rule: AxisRule, chunks: tuple[int, ...]) -> list[Segment]:
     """All windows of an axis, each with the chunk that it begins in."""
     bounds, end = [], 0
     for chunk in chunks:
@@ -74,15 +57,13 @@ def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
     for stop in bounds:
         if stop <= first or not _holds_input(axis, first, stop):
             continue
-        found.append(segment(axis, first, stop))
+        found.append(segment(axis, rule, first, stop))
         first = stop
     if not found:  # nothing but padding
-        whole, everything = (0, axis.out), (0, axis.size)
-        rule = _rule(axis, 0, _look(axis, axis.out - 1)[1])
-        return [Segment(whole, everything, rule)]
+        return [Segment((0, axis.out), (0, axis.size), rule)]
     if first < axis.out:  # windows of padding alone go with the last that are not
         last = found.pop()
-        found.append(segment(axis, last.outputs[0], axis.out))
+        found.append(segment(axis, rule, last.outputs[0], axis.out))
     return found
 
 
@@ -96,14 +77,14 @@ def _holds_input(axis: Axis, first: int, stop: int) -> bool:
     return _look(axis, first)[0] < axis.size and _look(axis, stop - 1)[1] > 0
 
 
-def taking(axis: Axis, start: int, stop: int) -> Segment | None:
+def taking(axis: Axis, rule: AxisRule, start: int, stop: int) -> Segment | None:
     """The windows that look at some inputs; None if there are none."""
     if start == stop:
         return None
     if axis.adaptive:
         first, last = start * axis.out // axis.size, -(-stop * axis.out // axis.size)
-        return segment(axis, first, min(last, axis.out))
+        return segment(axis, rule, first, min(last, axis.out))
     reach = (axis.kernel - 1) * axis.dilation + 1
     first = max(-(-(start + axis.lo - reach + 1) // axis.stride), 0)
     last = min((stop - 1 + axis.lo) // axis.stride + 1, axis.out)
-    return segment(axis, first, last) if first < last else None
+    return segment(axis, rule, first, last) if first < last else None

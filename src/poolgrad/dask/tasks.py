@@ -77,16 +77,15 @@ def _share(
     shape: Position,
 ) -> Array:
     """What lies in a chunk of the inputs of segments; 0 where none of these do."""
+    if [s.inputs for s in segments] == list(chunk.values()):
+        return part
     inside, place = [slice(None)] * part.ndim, [slice(None)] * part.ndim
     for (axis, (start, stop)), segment in zip(chunk.items(), segments, strict=True):
         begin, end = segment.inputs
         lo, hi = max(start, begin), min(stop, end)
         inside[axis], place[axis] = slice(lo - begin, hi - begin), slice(lo - start, hi - start)
-    cut = part[tuple(inside)]
-    if cut.shape == shape:
-        return cut
-    gx = np.zeros(shape, part.dtype)
-    gx[tuple(place)] = cut
+    gx = np.zeros(shape, part.dtype)  # not a view: that would keep what is not of the chunk
+    gx[tuple(place)] = part[tuple(inside)]
     return gx
 
 

@@ -42,7 +42,7 @@ class Pooling(NamedTuple):
 
     def inner(self, shape: tuple[int, ...]) -> int:
         """See `core.inner_axis`."""
-        if not self.channels_last or self.rule[0][-1] == FRACTIONAL:
+        if not self.channels_last or self.rule[0][5] == FRACTIONAL:
             return -1
         return len(shape) - 1
 
