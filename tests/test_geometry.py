@@ -70,6 +70,33 @@ def test_covering_is_the_inverse_of_span(made: tuple[Any, int]) -> None:
             assert list(range(first, last)) == exact
 
 
+@given(small_axes(), st.data())
+def test_a_part_sees_what_the_whole_does(made: tuple[Any, int], data: st.DataObject) -> None:
+    rule, size = made
+    (axis,) = plan_of(rule, size).window.axes
+    first = data.draw(st.integers(0, axis.out - 1))
+    stop = data.draw(st.integers(first + 1, axis.out))
+    if axis.adaptive:
+        begin, end = axis.bins(first)[0], axis.bins(stop - 1)[1]
+    else:
+        begin = max(first * axis.stride - axis.lo, 0)
+        end = (stop - 1) * axis.stride - axis.lo + (axis.kernel - 1) * axis.dilation + 1
+    end = min(end, size)
+    assume(begin < end)
+    compiled = plan_of(((*rule[0], first, stop - first, begin, size - end),), end - begin)
+    (part,) = compiled.window.axes
+    assert part.out == stop - first
+    for output in range(part.out):
+        places = [(k, i - begin) for k, i in axis.places(first + output)]
+        start, place, taps, extent = compiled.kernels.span(WIDTH, output)
+        assert [(place + t, start + t * axis.dilation) for t in range(taps)] == places
+        assert part.places(output) == places
+        assert extent == part.extent(output) == axis.extent(first + output)
+        for _, i in places:
+            low, high = compiled.kernels.covering(WIDTH, i)
+            assert low <= output < high
+
+
 @given(
     st.integers(2**31, HUGE), st.integers(1, 2**20), st.integers(1, 2**33),
     st.integers(0, HUGE), st.integers(0, HUGE), st.integers(1, 2**20),
