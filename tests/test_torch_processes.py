@@ -33,6 +33,7 @@ for _ in range(3):
     optimizer.step()
 torch.save([p.detach() for p in net.parameters()], "{folder}/{size}-{rank}.pt")
 if {size} > 1:
+    del net, optimizer  # they hold the group, whose threads must end before Python does
     dist.destroy_process_group()
 """
 
