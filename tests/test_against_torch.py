@@ -1,6 +1,6 @@
 """Every operator against torch.nn.functional: PyTorch's users must not see a difference.
 
-Maximum: values, indices and gradients bit for bit. Average: within a few units in the last place;
+Maximum: values, indices and gradients bit for bit. Average: within two units in the last place;
 bit for bit, too, where windows share nothing.
 """
 
@@ -25,7 +25,6 @@ FORMATS = {
     3: {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last_3d},
     1: {"contiguous": torch.contiguous_format},
 }
-FEW = 4  # either side's sums of up to 64 numbers, each rounded
 
 
 @dataclass
@@ -126,7 +125,7 @@ def without_format(q: Question) -> Question:
 
 def check_max(q: Question) -> None:
     y, indices, gradient = ask(poolgrad, q, return_indices=True)
-    theirs = without_format(q) if q.x.ndim == 5 else q
+    theirs = without_format(q) if q.x.ndim == 5 and (q.x == -torch.inf).any() else q
     expected, their_indices, their_gradient = ask(F, theirs, return_indices=True)
     assert_same_bits(y, expected)
     assert_keeps_format(y, q)
@@ -171,8 +170,8 @@ def check_average(q: Question) -> None:
     y, gradient = ask(poolgrad, q)
     expected, their_gradient = ask(F, q)
     size, gradient_size = sizes_of(q)
-    assert in_units(y, expected, size).max() <= FEW
-    assert in_units(gradient, their_gradient, gradient_size).max() <= FEW
+    assert in_units(y, expected, size).max() <= 2
+    assert in_units(gradient, their_gradient, gradient_size).max() <= 2
     assert_keeps_format(y, q)
     assert_keeps_format(gradient, q)
 
