@@ -254,13 +254,13 @@ class BackBands {
         POOLGRAD_UNROLL
         for (i64 j = 0; !Routed && j < K; ++j) sums[j][c] += line;
       }
-      __builtin_prefetch(gradients_next), gradients_next += gradient_step;
-      if constexpr (Routed) __builtin_prefetch(routes_next), routes_next += route_step;
+      ask(gradients_next), gradients_next += gradient_step;
+      if constexpr (Routed) ask(routes_next), routes_next += route_step;
       g += sent.gradient_pitch, r += sent.route_pitch;
       POOLGRAD_UNROLL
       for (i64 j = 0; j < S; ++j) {
         T* to = rows_[q * S + j] + column;
-        for (i64 c = 0; fresh && c < S; ++c) ask_to_write(to + lines * S * p_.axis[2].in + c * W);
+        for (i64 c = 0; fresh && c < S; ++c) ask(to + lines * S * p_.axis[2].in + c * W);
         if constexpr (S == 1) store(to, sums[j][0]);
         else store_pairs(to, sums[j][0], sums[j][1]);
       }

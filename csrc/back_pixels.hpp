@@ -84,7 +84,6 @@ class BackPixels {
   POOLGRAD_LOOP void blocks(i64 a, i64 b, i64 end) const {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
     constexpr i64 kReach = (K + S - 1) / S, kRows = kSquares + kReach - 1, kHigh = kSquares * S;
-    constexpr i64 kAhead = 512;  // outputs
     using V = Vec<T, static_cast<int>(W)>;
     using Bytes = Vec<std::uint8_t, static_cast<int>(W)>;
     Sender from[kRows][kReach];  // of outputs (a - kReach + 1, b - kReach + 1) and on
@@ -111,8 +110,8 @@ class BackPixels {
             const V gradient = load<V>(own.gradient + channel);
             const auto route = convert<Place>(load<Bytes>(own.route + channel));
             if (i == kReach - 1) {
-              __builtin_prefetch(own.gradient + channel + kAhead);
-              __builtin_prefetch(own.route + channel + kAhead);
+              ask(own.gradient + channel + kAhead<T>);
+              ask(own.route + channel + kAhead<T>);
             }
             POOLGRAD_UNROLL
             for (i64 k = 0; k < kHigh * S; ++k) {
@@ -125,7 +124,7 @@ class BackPixels {
         POOLGRAD_UNROLL
         for (i64 k = 0; k < kHigh * S; ++k) {
           T* here = to[k / S] + at + k % S * p_.inner + channel;
-          ask_to_write(here + kWriteAhead<T>);
+          ask(here + kAhead<T>);
           store(here, sums[k / S][k % S]);
         }
       }

@@ -334,7 +334,7 @@ class Bands {
   POOLGRAD_LOOP bool walk(Target to, i64 n, i64 rows, i64 depths) const {
     using V = Vec<T, static_cast<int>(W)>;
     using Cell = typename O::template Cell<V>;
-    constexpr i64 kAhead =
+    constexpr i64 kShare =
         S * S * W * static_cast<i64>(sizeof(T));  // a piece's share of new inputs
     const i64 step = S == 1 ? p_.axis[1].dilation : 1;
     V seen{};
@@ -350,7 +350,7 @@ class Bands {
                               [&](i64 k) {
                                 const From& own = from_[k];
                                 line = own.at + from;
-                                next = own.next + (i / W * rows + from * rows / step) * kAhead;
+                                next = own.next + (i / W * rows + from * rows / step) * kShare;
                                 Cell* cells = reinterpret_cast<Cell*>(own.cells);
                                 return Slice<Cell>{own.place,
                                                    cells ? cells + i / W * kMostBanded : nullptr,
@@ -367,13 +367,12 @@ class Bands {
                                   value[t] = known[t] ? value[t] : V{} + Op::kFill;
                               },
                               [&] {
-                                for (i64 b = 0; b < kAhead; b += 64, next += 64)
-                                  __builtin_prefetch(next);
+                                for (i64 b = 0; b < kShare; b += 64, next += 64) ask(next);
                               },
                               [&](i64 q, const auto& cell) {
                                 const i64 row = from + q * step;
                                 O::store(to.line(row, n), at, cell);
-                                ask_to_write(to.line(row + rows, n).y + at);
+                                ask(to.line(row + rows, n).y + at);
                               });
       }
     }

@@ -86,11 +86,10 @@ struct Sum {
   // One output over many neighbours: each lane adds every W-th of them, then the lanes are added.
   POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
     constexpr i64 W = kAcross;  // on every machine, so that every machine rounds alike
-    constexpr i64 kAhead = 2048 / static_cast<i64>(sizeof(A));
     Vec<A, W> sums{};
     i64 t = 0;
     for (; t + W <= taps; t += W) {
-      __builtin_prefetch(from + t + kAhead);
+      ask(from + t + kAhead<A>);
       sums += load<Vec<A, W>>(from + t);
     }
     A sum = total(sums);
@@ -198,7 +197,7 @@ struct MeanKit {
     const A rows = rows_of(oh);
     const typename Mean<A, true>::Target line{y.room(first, n, false), columns.row, &rows};
     sweep_lanes<A>(n, [&](auto w, i64 i) {
-      ask_to_write(line.y + i + kWriteAhead<A>);
+      ask(line.y + i + kAhead<A>);
       Mean<A, true>::divide(line, i, load<Vec<A, w()>>(sums + i));
     });
     return 1;
@@ -280,7 +279,7 @@ void wide_average_tile(const Plan& p, WideMeanKit<A>& kit, const char* inputs, D
             columns = kit.columns.row](i64 q, i64 s, const auto& cell, u32, i64 lanes)
                __attribute__((always_inline)) {
                  A* y = values + here.at(q, s);
-                 ask_to_write(y + ahead);
+                 ask(y + ahead);
                  const A* own = columns + s * strip;
                  const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
                  store_first(y, cell.sum / (of_rows[q] * of_columns), lanes);

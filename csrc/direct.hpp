@@ -134,8 +134,8 @@ class Direct {
       }
     }
     for (i64 i = 0; i < depth.kernel; ++i) {
-      ask_ahead(at + i * depth.dilation * x_.depth,
-                height.stride * x_.height * static_cast<i64>(sizeof(T)));
+      ask(at + i * depth.dilation * x_.depth + kAhead<T>,
+          height.stride * x_.height * static_cast<i64>(sizeof(T)));
     }
     const i64 n = tile_.hi[2] - tile_.lo[2];
     const Taps taps{even_taps_, depth.kernel * height.kernel * kernel, kernel};

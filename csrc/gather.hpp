@@ -35,12 +35,12 @@ inline constexpr i64 kMostPhases = 16;   // strides of a row
   return senders <= kMostSenders && (spread || p.axis[2].stride <= (p.inner > 1 ? kMostPhases : 8));
 }
 
-// Asks for columns of row (od, oh) of what outputs sent; see ask_ahead.
-[[maybe_unused]] inline void ask_ahead_of(const View& v, const char* plane, i64 od, i64 oh,
-                                          Range columns, i64 inner) {
+// Asks for what follows columns of row (od, oh) of what outputs sent.
+[[maybe_unused]] POOLGRAD_INLINE void ask_after(const View& v, const char* plane, i64 od, i64 oh,
+                                                Range columns, i64 inner) {
   const i64 size = size_of(v.dtype);
-  ask_ahead(plane + (od * v.depth + oh * v.height + columns.lo * v.width) * size,
-            (columns.hi - columns.lo) * inner * size);
+  const i64 at = (od * v.depth + oh * v.height + columns.lo * v.width) * size;
+  ask(plane + at + kAheadBytes, (columns.hi - columns.lo) * inner * size);
 }
 
 // A row of gradients as inputs see it: on both sides there is room for outputs that do not exist.
@@ -166,8 +166,8 @@ class Gather {
     std::fill(gradient, gradient + before, T(0));
     std::fill(gradient + before + n, gradient + length_, T(0));
     if (n == 0) return gradient;
-    ask_ahead_of(*gy_, gradient_plane_, od, oh, real_, p_.inner);
-    if constexpr (Routed) ask_ahead_of(*routing_, route_plane_, od, oh, real_, p_.inner);
+    ask_after(*gy_, gradient_plane_, od, oh, real_, p_.inner);
+    if constexpr (Routed) ask_after(*routing_, route_plane_, od, oh, real_, p_.inner);
     T* to = gradient + before;
     const T* g = row_of(*gy_, gradient_plane_, p_.inner, od, oh, real_.lo, real_.hi, to);
     if constexpr (Routed) {

@@ -67,7 +67,6 @@ class Pixels {
   template <class O, i64 K, i64 S>
   POOLGRAD_LOOP bool walk(const T* first, Target to, i64 length, i64 pixels, i64 rows) const {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
-    constexpr i64 kAhead = 2048 / static_cast<i64>(sizeof(T));
     using V = Vec<T, static_cast<int>(W)>;
     const i64 step = x_.width, pitch = x_.height;
     V seen{};
@@ -85,13 +84,13 @@ class Pixels {
               POOLGRAD_UNROLL
               for (i64 t = 0; t < K; ++t) value[t] = load<V>(from + t * step);
               POOLGRAD_UNROLL
-              for (i64 t = K - S; t < K; ++t) __builtin_prefetch(from + t * step + kAhead);
+              for (i64 t = K - S; t < K; ++t) ask(from + t * step + kAhead<T>);
               from += pitch;
             },
             [] {},
             [&](i64 q, const auto& cell) {
               const auto line = to.line(q, length);
-              ask_to_write(line.y + at + kWriteAhead<T>);
+              ask(line.y + at + kAhead<T>);
               O::store(line, at, cell);
             });
       }

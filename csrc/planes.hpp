@@ -113,7 +113,7 @@ class PlaneGradients {
       const i64 n = smaller(kMostCopied, n_ - done);
       A* to = gx_.room(plane * p_.in_plane() + first_ + done, n, false);
       sweep_lanes<A>(n, [&](auto w, i64 i) {
-        ask_to_write(to + i + kWriteAhead<A>);
+        ask(to + i + kAhead<A>);
         store(to + i, Vec<A, w()>{} + each);
       });
     }

@@ -98,8 +98,6 @@ class Scatter {
 
   void read(const View& gy, const View& routing, i64 od, i64 oh, Plane& own) const {
     own.sums.reach(od, oh);
-    ask_ahead_of(gy, own.gradients, od, oh, outs_, p_.inner);
-    ask_ahead_of(routing, own.routes, od, oh, outs_, p_.inner);
     own.g = row_of(gy, own.gradients, p_.inner, od, oh, outs_.lo, outs_.hi, own.gradient_row);
     own.r = row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
   }
@@ -155,6 +153,7 @@ class Scatter {
       using V = Vec<Index, w()>;
       using G = Vec<T, w()>;
       const auto place = convert<u32>(load<Vec<R, w()>>(routes + i));
+      ask(gradients + i + kAhead<T>), ask(routes + i + kAhead<R>);
       // A half more than a whole number: so far from the next that no rounding gets there.
       const auto quotient = [](V of, float by) {
         return convert<Index>((convert<float>(of) + 0.5f) * by);

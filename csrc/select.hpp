@@ -155,7 +155,6 @@ struct Max {
   // the largest of all is, in the first piece that has it. So memory is read as fast as it comes.
   POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 place) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kStretch = 64 * W, kStrands = 4;
-    constexpr i64 kAhead = 2048 / static_cast<i64>(sizeof(T));
     using V = Vec<T, W>;
     if (Lone || taps < kStretch) return lane_by_lane(to, from, taps, place);
     V all = V{} + lowest<T>(), seen{};
@@ -170,7 +169,7 @@ struct Max {
         for (i64 k = 0; k < kStrands; ++k) {
           const T* here = from + first + i + k * W;
           const V value = load<V>(here);
-          __builtin_prefetch(here + kAhead);
+          ask(here + kAhead<T>);
           most[k] = value > most[k] ? value : most[k];
           if constexpr (NaNs) sum += value;
         }
@@ -198,7 +197,6 @@ struct Max {
   // compared.
   POOLGRAD_LOOP static void lane_by_lane(Row to, const T* from, i64 taps, u32 place) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
-    constexpr i64 kAhead = 2048 / static_cast<i64>(sizeof(T));
     using V = Vec<T, W>;
     using P = Vec<u32, W>;
     V best = load<V>(from);
@@ -207,7 +205,7 @@ struct Max {
     P where = here;
     i64 t = W;
     for (; t + W <= taps; t += W) {
-      __builtin_prefetch(from + t + kAhead);
+      ask(from + t + kAhead<T>);
       challenge(best, where, load<V>(from + t), here += W);
     }
     T winner = best[0];

@@ -275,7 +275,7 @@ class Sheet {
       i64 i = 0;
       for (; i + W <= n; i += W) {
         const V v = load<V>(from + i);
-        __builtin_prefetch(from + i + ahead);
+        ask(from + i + ahead);
         store(to + i, v);
         if constexpr (kFloat<T>) seen += v;
       }

@@ -290,17 +290,24 @@ POOLGRAD_INLINE V load_third(const T* from, i64 t) {
                   : pick(Const<2>{}, lanes);
 }
 
-// to = even[0], odd[0], even[1], odd[1], ...
+// even[0], odd[0], even[1], odd[1], ..., in two vectors of more than one lane
+template <class V>
+POOLGRAD_INLINE void riffle(V even, V odd, V* both) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(even[0]));
+  [&]<int... J>(std::integer_sequence<int, J...>) {
+    both[0] = __builtin_shufflevector(even, odd, (J / 2 + J % 2 * W)...);
+    both[1] = __builtin_shufflevector(even, odd, (W / 2 + J / 2 + J % 2 * W)...);
+  }(std::make_integer_sequence<int, W>{});
+}
 template <class V, class T>
 POOLGRAD_INLINE void store_pairs(T* to, V even, V odd) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
   if constexpr (W == 1) {
     to[0] = even[0], to[1] = odd[0];
   } else {
-    [&]<int... J>(std::integer_sequence<int, J...>) {
-      store(to, __builtin_shufflevector(even, odd, (J / 2 + J % 2 * W)...));
-      store(to + W, __builtin_shufflevector(even, odd, (W / 2 + J / 2 + J % 2 * W)...));
-    }(std::make_integer_sequence<int, W>{});
+    V both[2];
+    riffle(even, odd, both);
+    store(to, both[0]), store(to + W, both[1]);
   }
 }
 
@@ -329,25 +336,24 @@ POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __rest
   for (; i < n; ++i) even[i] = from[2 * i], odd[i] = from[2 * i + 1];
 }
 
-// Asks for what will be read after the `bytes` from `from` on, in time: the processor's own guesses
-// end with a page. Nothing is read, so it may lie beyond the array. (A call that only asks would
-// be taken for one without effect, and left out.)
-[[maybe_unused, gnu::always_inline]] inline void ask_ahead(const void* from, i64 bytes) {
-  constexpr i64 kAhead = 2048, kMost = 4096;  // longer rows are guessed well
-  if (bytes > kMost) return;
-  const char* next = static_cast<const char*>(from) + kAhead;
-  for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(next + i);
-}
+// Asks for memory that will soon be read, or written: a store, too, waits for its line. It is
+// fetched into the first cache, and what lies further behind it into the second: of the first a
+// core waits for few lines at a time, of the second for many more, and the processor's own guesses
+// end with a page. It may lie beyond the array. (Inlined: a call that only asks would be taken for
+// one without effect.)
+inline constexpr i64 kAheadBytes = 2048;
+template <class T>
+inline constexpr i64 kAhead = kAheadBytes / static_cast<i64>(sizeof(T));
 
-// Asks for memory that will be written: a store, too, waits for its line. It may lie beyond the
-// array.
-template <class T>
-inline constexpr i64 kWriteAhead = 2048 / static_cast<i64>(sizeof(T));
-template <class T>
-[[gnu::always_inline]] inline void ask_to_write(const T* at, i64 n = 1) {
-  constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T)), kMost = 128 * kLine;
-  if (n > kMost) return;  // guessed well
-  for (i64 i = 0; i < n; i += kLine) __builtin_prefetch(at + i, 1);
+POOLGRAD_INLINE void ask(const void* at) {
+  constexpr i64 kFurther = 4096;
+  __builtin_prefetch(at);
+  __builtin_prefetch(static_cast<const char*>(at) + kFurther, 0, 2);
+}
+[[maybe_unused]] POOLGRAD_INLINE void ask(const void* at, i64 bytes) {
+  constexpr i64 kMost = 4096;  // longer rows are guessed well
+  if (bytes > kMost) return;
+  for (i64 i = 0; i < bytes; i += 64) ask(static_cast<const char*>(at) + i);
 }
 
 // How a sweep finds input t of output i: the inputs of the next output lie ...

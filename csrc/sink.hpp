@@ -21,11 +21,11 @@ class Sink {
 
   // Room for elements first .. first + n of the array; what was made before is complete. Null, if
   // there is no array. The room after this one is asked for, unless its maker does that.
-  T* room(i64 first, i64 n, bool ask = true) {
+  T* room(i64 first, i64 n, bool asks = true) {
     if (!to_.data) return nullptr;
     if (!buffer_) {
       T* here = as<T>(to_, first);
-      if (ask) ask_to_write(here + larger(n, kWriteAhead<T>), n);
+      if (asks) ask(here + larger(n, kAhead<T>), n * static_cast<i64>(sizeof(T)));
       return here;
     }
     if (first != first_ + count_ || count_ >= kChunk) {
@@ -46,7 +46,7 @@ class Sink {
     if (buffer_) return write(to_, first, from, n);
     T* to = as<T>(to_, first);
     sweep_lanes<T>(n, [&](auto w, i64 i) {
-      ask_to_write(to + i + kWriteAhead<T>);
+      ask(to + i + kAhead<T>);
       store(to + i, load<Vec<T, w()>>(from + i));
     });
   }
@@ -106,7 +106,7 @@ class Landing {
   }
 
  private:
-  static constexpr i64 kRowsAhead = 4, kPixelsAhead = 8;
+  static constexpr i64 kRowsAhead = 4, kPixelsAhead = 32;
 
   Dense to_;
   T* buffer_;

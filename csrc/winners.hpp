@@ -18,7 +18,7 @@ POOLGRAD_LOOP void pack_by(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
   const R* end = to + rows * n;
   for (i64 row = 0; row < rows; ++row, from += pitch, to += n) {
     for (i64 i = 0; i < n; i += W) {
-      if constexpr (sizeof(R) * W >= 64) ask_to_write(to + i + kWriteAhead<R>);
+      if constexpr (sizeof(R) * W >= 64) ask(to + i + kAhead<R>);
       if (to + i + W <= end) store(to + i, convert<R>(load<V>(from + i)));
       else std::transform(from + i, from + n, to + i, [](T v) { return static_cast<R>(v); });
     }
@@ -105,14 +105,14 @@ void wide_tile(const Plan& p, WideKit<T, Keep, Lone>& kit, const char* inputs, D
             ahead = kit.y.ahead](i64 q, i64 s, const auto& cell, u32 back, i64 lanes)
                __attribute__((always_inline)) {
                  T* y = values + here.at(q, s);
-                 ask_to_write(y + ahead);
+                 ask(y + ahead);
                  auto best = negate ? opposites<T>(cell.best) : cell.best;
                  auto where = Op::moved(cell.where, -back);
                  if (rectify) Op::rectify(best, where);
                  store_first(y, best, lanes);
                  if constexpr (Keep) {
                    const i64 at = array.at(q, s);
-                   ask_to_write(as<std::uint8_t>(routes, (at + ahead) * bytes));
+                   ask(as<std::uint8_t>(routes, (at + ahead) * bytes));
                    put_routes(where, routes, at, lanes);
                  }
                };
