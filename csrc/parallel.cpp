@@ -11,6 +11,7 @@
 #include <new>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "memory.hpp"
 
@@ -21,9 +22,18 @@ thread_local int own_threads = 0;  // how many `OwnThreads` live
 
 // The threads that an OpenMP library has ready for who calls it.
 struct Team {
-  int (*size)() = nullptr;  // omp_get_max_threads
+  int (*size)() = nullptr;    // omp_get_max_threads
+  int (*number)() = nullptr;  // omp_get_thread_num
   // GOMP_parallel, which runtimes that are not GNU's have as well; 0 threads: as many as there are
   void (*start)(void (*member)(void*), void* context, unsigned threads, unsigned flags) = nullptr;
+};
+
+// The tasks that one thread begins with, those next to each other: the same in every call, and cut
+// as frameworks cut theirs, so that it finds in its caches what it left there. Then it helps the
+// others.
+struct alignas(64) Share {
+  std::atomic<i64> next{0};
+  i64 end = 0;
 };
 
 class Pool {
@@ -34,10 +44,16 @@ class Pool {
     if (!owner.owns_lock()) return false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      body_ = body, context_ = context, tasks_ = tasks;
-      next_.store(0, std::memory_order_relaxed);
+      body_ = body, context_ = context, threads_ = threads;
+      if (shares_.size() < static_cast<std::size_t>(threads)) {
+        shares_ = std::vector<Share>(static_cast<std::size_t>(threads));
+      }
+      for (int k = 0; k < threads; ++k) {
+        shares_[k].next.store(tasks * k / threads, std::memory_order_relaxed);
+        shares_[k].end = tasks * (k + 1) / threads;
+      }
     }
-    if (team_.start && own_threads == 0 && threads <= team_.size()) with_team(threads);
+    if (team_.start && own_threads == 0 && threads <= team_.size()) with_team();
     else with_workers(threads);
     if (failed_.exchange(false)) throw std::bad_alloc();
     return true;
@@ -48,19 +64,21 @@ class Pool {
     void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
     if (!handle) return false;
     team.size = reinterpret_cast<decltype(team.size)>(dlsym(handle, "omp_get_max_threads"));
+    team.number = reinterpret_cast<decltype(team.number)>(dlsym(handle, "omp_get_thread_num"));
     team.start = reinterpret_cast<decltype(team.start)>(dlsym(handle, "GOMP_parallel"));
     std::lock_guard<std::mutex> owner(owner_);
-    if (team.size && team.start) team_ = team;  // the library stays: `handle` is not closed
+    if (team.size && team.number && team.start)
+      team_ = team;  // the library stays: `handle` is not closed
     return team_.start;
   }
 
  private:
-  // All of the team, so that it is not made smaller; the first who come do the work.
-  void with_team(int threads) {
-    seats_.store(threads, std::memory_order_relaxed);
+  // All of the team, so that it is not made smaller; the first of it do the work.
+  void with_team() {
     const auto member = [](void* self) {
       Pool* pool = static_cast<Pool*>(self);
-      if (pool->seats_.fetch_sub(1, std::memory_order_relaxed) > 0) pool->work();
+      const int number = pool->team_.number();
+      if (number < pool->threads_) pool->work(number);
     };
     team_.start(member, this, 0, 0);
   }
@@ -74,7 +92,7 @@ class Pool {
       ++round_;
     }
     wake_.notify_all();
-    work();
+    work(0);
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [this] { return running_ == 0; });
   }
@@ -98,7 +116,7 @@ class Pool {
         seen = round_;
         if (id >= wanted_) continue;
       }
-      work();
+      work(id + 1);
       std::lock_guard<std::mutex> lock(mutex_);
       if (--running_ == 0) done_.notify_one();
     }
@@ -106,10 +124,13 @@ class Pool {
 
   // Scratch memory is all that a kernel can fail to get; the caller hears of it when all have
   // ended.
-  void work() noexcept {
+  void work(int number) noexcept {
     try {
-      for (i64 task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
-        body_(context_, task);
+      for (int k = 0; k < threads_; ++k) {
+        Share& share = shares_[(number + k) % threads_];
+        for (i64 task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
+          body_(context_, task);
+        }
       }
     } catch (...) {
       failed_.store(true);
@@ -119,12 +140,11 @@ class Pool {
   Team team_;
   std::mutex owner_, mutex_;
   std::condition_variable wake_, done_;
-  std::atomic<i64> next_{0};
-  std::atomic<int> seats_{0};
   std::atomic<bool> failed_{false};
   void (*body_)(void*, i64) = nullptr;
   void* context_ = nullptr;
-  i64 tasks_ = 0;
+  std::vector<Share> shares_;  // of `threads_` threads
+  int threads_ = 0;
   int workers_ = 0, wanted_ = 0, running_ = 0;
   std::uint64_t round_ = 0;
 };
