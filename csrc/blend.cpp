@@ -77,7 +77,7 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
     using Far = Separable<Sum<A>>;
     if (are_together<A>(p, x)) {
       over_outputs_of_planes(
-          work, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
+          work, 1, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
           [&](auto& kit, i64 first, i64 last, const Tile&) { kit.run(x, first, last); });
     } else if (share_nothing(p) && has_few_places(p)) {
       average_near<A, false>(work, x, y, divide);

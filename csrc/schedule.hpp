@@ -40,6 +40,12 @@ struct Cut {
     }
   }
 
+  // At least so many planes a task, if there are enough for all threads, or a multiple of that.
+  void take_together(i64 some, i64 all) {
+    planes = larger(planes, smaller(some, all / threads));
+    if (planes > some) planes -= planes % some;
+  }
+
   // Calls body(first plane, last, box) for each task; Box is Tile (of outputs) or Piece (of
   // inputs).
   template <class Box, class F>
@@ -69,28 +75,30 @@ void with_scratch(Make&& make, Use&& use) {
   use(kit);
 }
 
-// For each part of the outputs: kit = make(tile, arena), then use(kit, first plane, last, tile).
+// For each part of the outputs: kit = make(tile, arena), then use(kit, first plane, last, tile) for
+// several planes, `together` of them if there are enough.
 template <class Make, class Use>
-void over_outputs_of_planes(const Work& work, Make&& make, Use&& use) {
+void over_outputs_of_planes(const Work& work, i64 together, Make&& make, Use&& use) {
   const auto body = [&](i64 first, i64 last, const Tile& tile) {
     with_scratch([&](Arena& arena) { return make(tile, arena); },
                  [&](auto& kit) { use(kit, first, last, tile); });
   };
-  Cut(*work.plan, work.threads, true).run<Tile>(*work.plan, true, body);
+  Cut cut(*work.plan, work.threads, true);
+  cut.take_together(together, work.plan->outer);
+  cut.run<Tile>(*work.plan, true, body);
 }
 template <class Make, class Use>
 void over_outputs(const Work& work, Make&& make, Use&& use) {
-  over_outputs_of_planes(work, make, [&](auto& kit, i64 first, i64 last, const Tile& tile) {
+  over_outputs_of_planes(work, 1, make, [&](auto& kit, i64 first, i64 last, const Tile& tile) {
     for (i64 plane = first; plane < last; ++plane) use(kit, plane, tile);
   });
 }
 
-// The same for parts of the inputs; kit = make(piece, planes, arena), then use(kit, first plane,
-// last, piece) for several planes, `together` of them if there are enough.
+// The same for parts of the inputs; kit = make(piece, planes, arena).
 template <class Make, class Use>
 void over_inputs_of_planes(const Work& work, i64 together, Make&& make, Use&& use) {
   Cut cut(*work.plan, work.threads, false);
-  cut.planes = larger(cut.planes, smaller(together, work.plan->outer / cut.threads));
+  cut.take_together(together, work.plan->outer);
   cut.run<Piece>(*work.plan, false, [&](i64 first, i64 last, const Piece& piece) {
     with_scratch([&](Arena& arena) { return make(piece, last - first, arena); },
                  [&](auto& kit) { use(kit, first, last, piece); });

@@ -7,7 +7,7 @@
 #include "pick.hpp"
 #include "schedule.hpp"
 #include "ties.hpp"
-#include "winners.hpp"
+#include "turned.hpp"
 
 namespace poolgrad {
 namespace {
@@ -34,6 +34,15 @@ void extreme(const Work& work, const View& x, Dense y, Dense routes, Select whic
   }
   const bool holes = Keep && has_empty_windows(p);
   if (is_sheet(p)) {
+    using Turned = TurnedKit<A, Keep, Lone>;
+    if (Turned::is_of_use(p, x, work.threads)) {
+      return over_outputs_of_planes(
+          work, Turned::W,
+          [&](const Tile&, Arena& arena) { return Turned(p, x, y, routes, negate, arena); },
+          [&](Turned& kit, i64 first, i64 last, const Tile&) {
+            kit.make(first, last, which, holes);
+          });
+    }
     using Kit = WideKit<A, Keep, Lone>;
     return over_outputs(
         work, [&](const Tile& tile, Arena& arena) { return Kit(p, x, tile, y, negate, arena); },
