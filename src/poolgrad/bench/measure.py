@@ -21,7 +21,7 @@ from poolgrad.bench.rows import Row
 TURNS, QUICK_TURNS = 9, 3
 _SLOW = 0.5  # seconds; slower calls get a third of the turns
 _WARM = 3  # calls before those that count
-_SHORTEST = 2e-3  # seconds that are timed at once: short calls are repeated
+_SHORTEST = 2e-3  # seconds that are timed at once: rows of short calls are repeated
 _OURS, _COPY, _BESIDE = "poolgrad", "a copy", "the row beside"
 
 Within = tuple[Call, Callable[[], AbstractContextManager[Any]]]
@@ -136,12 +136,13 @@ def take_turns(
             warm = timer.timeit(1)
             if warm < slow:
                 warm = min(timer.repeat(_WARM, 1))
-        number = max(1, int(_SHORTEST / warm))
-        plans[name] = timer, context, number, turns if warm < slow else max(1, turns // 3)
+        plans[name] = timer, context, warm
+    # As often as the slowest: who is repeated finds in the caches what the others do not.
+    number = max(1, int(_SHORTEST / max(warm for _, _, warm in plans.values())))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns):
-        for name, (timer, context, number, some) in plans.items():
-            if turn < some:
+        for name, (timer, context, warm) in plans.items():
+            if warm < slow or turn < max(1, turns // 3):
                 with context():
                     times[name].append(timer.timeit(number) / number)
     return times
