@@ -222,8 +222,10 @@ class Bands {
     for (i64 k = 0; k < s.taps; ++k) {
       const i64 d = s.begin + k * depth.dilation;
       const u32 place = static_cast<u32>((s.place + k) * height.kernel * width.kernel);
-      const char* next =
-          deep_ ? line_of(d + depth.stride, first) : line_of(d, first + rows * height.stride);
+      const bool last = depth.out > 1 && oh + rows >= height.out;  // of this depth
+      const char* next = deep_  ? line_of(d + depth.stride, first)
+                         : last ? line_of(d + depth.stride, -height.lo)
+                                : line_of(d, first + rows * height.stride);
       const i64 slot = d % kSlots;
       const bool known = deep_ && held_[slot] == d, kept = deep_ && s.place + k >= depth.stride;
       if (!known) find_lines(k, d, first, lines);
@@ -367,7 +369,10 @@ class Bands {
                                   value[t] = known[t] ? value[t] : V{} + Op::kFill;
                               },
                               [&] {
-                                for (i64 b = 0; b < kShare; b += 64, next += 64) ask(next);
+                                for (i64 b = 0; b < kShare; b += 64, next += 64) {
+                                  if (deep_) ask_near(next);  // what is further is not next
+                                  else ask(next);
+                                }
                               },
                               [&](i64 q, const auto& cell) {
                                 const i64 row = from + q * step;

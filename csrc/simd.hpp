@@ -345,9 +345,10 @@ inline constexpr i64 kAheadBytes = 2048;
 template <class T>
 inline constexpr i64 kAhead = kAheadBytes / static_cast<i64>(sizeof(T));
 
+POOLGRAD_INLINE void ask_near(const void* at) { __builtin_prefetch(at); }
 POOLGRAD_INLINE void ask(const void* at) {
   constexpr i64 kFurther = 4096;
-  __builtin_prefetch(at);
+  ask_near(at);
   __builtin_prefetch(static_cast<const char*>(at) + kFurther, 0, 2);
 }
 [[maybe_unused]] POOLGRAD_INLINE void ask(const void* at, i64 bytes) {
