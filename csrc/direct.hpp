@@ -10,8 +10,9 @@ namespace poolgrad {
 namespace {
 
 inline constexpr i64 kMostPlaces = 64;
-inline constexpr i64 kNarrow = 32;  // outputs of a row that is too short for a sweep of its own
-inline constexpr i64 kPiece = 512;  // elements of a row of pixels that are made at a time
+inline constexpr i64 kNarrow = 32;   // outputs of a row that is too short for a sweep of its own,
+inline constexpr i64 kSwept = 2048;  // and of the rows of a sweep, with what lies between them
+inline constexpr i64 kPiece = 512;   // elements of a row of pixels that are made at a time
 
 [[maybe_unused]] inline bool has_few_places(const Plan& p) {
   for (const Axis& a : p.axis) {
@@ -52,7 +53,8 @@ class Direct {
                   x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
         piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2] : larger(1, kPiece / plan.inner)),
         pitch_(in_place_ ? plan.axis[2].in : span(plan.axis[2])),
-        plane_(narrow_ && !in_place_ ? arena.take<T>(span(plan.axis[1]) * pitch_) : nullptr) {}
+        rows_swept_(smaller(tile.hi[1] - tile.lo[1], larger(1, kSwept / pitch_))),
+        laid_(narrow_ && !in_place_ ? arena.take<T>(reach(rows_swept_) * pitch_) : nullptr) {}
 
   void start(const char* plane) { reader_.start(plane); }
 
@@ -75,17 +77,21 @@ class Direct {
     outputs(lo, hi, to);
   }
 
-  // Narrow planes: all rows in one sweep. Where both strides are s, output (oh, ow) reads from
+  // Narrow planes: many rows in one sweep. Where both strides are s, output (oh, ow) reads from
   // s * (oh * pitch + ow) on, if rows of inputs and of outputs lie `pitch` apart: it is output
   // oh * pitch + ow of one long row. What lies between the rows of outputs means nothing.
   bool narrow() const { return narrow_; }
   i64 pitch() const { return pitch_; }
-  i64 swept() const { return (p_.axis[1].out - 1) * pitch_ + p_.axis[2].out; }
+  i64 rows_swept() const { return rows_swept_; }  // at a time
+  i64 swept(i64 rows) const { return (rows - 1) * pitch_ + p_.axis[2].out; }
 
-  // False: where only padding seems to have been found, rows are to be made one by one.
-  bool sweep_plane(const char* plane, Target to) {
+  // Rows oh ... oh + rows. False: where only padding seems to have been found, they are to be made
+  // one by one.
+  bool sweep_rows(const char* plane, i64 oh, i64 rows, Target to) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
-    const T* from = in_place_ ? reinterpret_cast<const T*>(plane) : laid_out(plane);
+    const i64 first = (oh * height.stride - height.lo) * pitch_ - width.lo;
+    const T* from =
+        in_place_ ? reinterpret_cast<const T*>(plane) + first : laid_out(plane, oh, rows);
     const bool together = is_paired(width);
     i64 taps = 0;
     for (i64 kh = 0; kh < height.kernel; ++kh) {
@@ -95,9 +101,9 @@ class Direct {
       }
     }
     const Taps all{taps_, taps, together ? 1 : width.kernel};
-    sweep_row(to, swept(), 0, all, width.stride, together ? width.kernel : 0);
+    sweep_row(to, swept(rows), 0, all, width.stride, together ? width.kernel : 0);
     bool found = false;
-    for (i64 row = 0; !in_place_ && row < height.out; ++row) {
+    for (i64 row = 0; !in_place_ && row < rows; ++row) {
       for (i64 i = 0; i < width.out; ++i) found |= Op::is_suspect(to.at(row * pitch_), i);
     }
     return !found;
@@ -178,25 +184,35 @@ class Direct {
 
   static bool is_narrow(const Plan& p, const Tile& tile) {
     const Axis &height = p.axis[1], &width = p.axis[2];
-    const bool whole =
-        tile.lo[1] == 0 && tile.hi[1] == height.out && tile.lo[2] == 0 && tile.hi[2] == width.out;
+    const bool whole = tile.lo[2] == 0 && tile.hi[2] == width.out;
+    // Of a tall plane only if most of what is swept are outputs, and windows are not tall as well.
+    const bool small = span(height) <= 4 * kNarrow;
+    const bool dense = height.stride <= 2 && (height.kernel - 1) * height.dilation < 4 * kNarrow;
     return Op::kNarrow && p.inner == 1 && whole && is_point(p.axis[0]) && height.out > 1 &&
            height.stride == width.stride && width.out <= kNarrow && span(width) <= 4 * kNarrow &&
-           span(height) <= 4 * kNarrow;
+           (small || dense);
   }
 
-  // The plane in rows that lie `pitch` apart, with what never wins around it.
-  POOLGRAD_LOOP const T* laid_out(const char* plane) {
+  // So many rows of inputs are reached from rows of outputs.
+  i64 reach(i64 rows) const {
+    const Axis& a = p_.axis[1];
+    return (rows - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
+  }
+
+  // What rows of outputs reach, in rows that lie `pitch` apart, with what never wins around it.
+  POOLGRAD_LOOP const T* laid_out(const char* plane, i64 oh, i64 rows) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
-    const i64 rows = span(height), lo = larger(0, -width.lo),
-              hi = smaller(width.in, pitch_ - width.lo);
-    if (!surrounded_) std::fill(plane_, plane_ + rows * pitch_, Op::kFill);
+    const i64 lo = larger(0, -width.lo), hi = smaller(width.in, pitch_ - width.lo);
+    const bool moves = rows_swept_ < height.out;  // padding lies elsewhere each time
+    if (!surrounded_) std::fill(laid_, laid_ + reach(rows_swept_) * pitch_, Op::kFill);
     surrounded_ = true;
-    const i64 first = larger(0, height.lo), last = smaller(rows, height.in + height.lo);
-    for (i64 r = first; r < last && lo < hi; ++r) {
-      copy_row(x_, plane, 0, r - height.lo, lo, hi, negate_, plane_ + r * pitch_ + lo + width.lo);
+    for (i64 r = 0, h = oh * height.stride - height.lo; r < reach(rows); ++r, ++h) {
+      T* row = laid_ + r * pitch_;
+      const bool real = h >= 0 && h < height.in;
+      if (real && lo < hi) copy_row(x_, plane, 0, h, lo, hi, negate_, row + lo + width.lo);
+      if (!real && moves) std::fill(row, row + pitch_, Op::kFill);
     }
-    return plane_;
+    return laid_;
   }
 
   // Whether rows copied to where there is room around them cost less than outputs one by one.
@@ -317,8 +333,8 @@ class Direct {
   const i64 step_;
   const bool even_;
   const bool narrow_, in_place_;
-  const i64 piece_, pitch_;
-  T* plane_;
+  const i64 piece_, pitch_, rows_swept_;
+  T* laid_;
   bool surrounded_ = false;    // by what never wins
   i64 count_ = 0;              // rows that the windows of a row of outputs reach
   const T* origin_ = nullptr;  // where even_taps_ begin

@@ -143,7 +143,7 @@ class Pool {
   std::atomic<bool> failed_{false};
   void (*body_)(void*, i64) = nullptr;
   void* context_ = nullptr;
-  std::vector<Share> shares_;  // of `threads_` threads
+  std::vector<Share> shares_;  // of at least `threads_` threads
   int threads_ = 0;
   int workers_ = 0, wanted_ = 0, running_ = 0;
   std::uint64_t round_ = 0;

@@ -3,6 +3,7 @@
 // them; what is made of it is turned back.
 #pragma once
 
+#include "schedule.hpp"
 #include "winners.hpp"
 
 namespace poolgrad {
@@ -43,8 +44,8 @@ class TurnedKit {
   TurnedKit(const TurnedKit&) = delete;
   TurnedKit& operator=(const TurnedKit&) = delete;
 
-  // Whether that is of use: a quarter of the lanes would be idle, there are planes for all threads,
-  // their rows lie one behind the other, and what is turned stays in the second cache.
+  // Whether that is of use: more than a quarter of the lanes would be idle, there are planes for
+  // all threads, their rows lie one behind the other, and what is turned stays in the second cache.
   static bool is_of_use(const Plan& p, const View& x, int threads) {
     const i64 n = p.axis[2].out, lanes = ceil_div(n, W) * W;
     const bool dense = x.width == 1 && (x.height == p.axis[2].in || p.axis[1].in == 1);
@@ -65,6 +66,8 @@ class TurnedKit {
 
  private:
   static constexpr i64 kMostTurned = i64{1} << 17;  // bytes
+  static_assert(kMostTurned / kVectorBytes <=
+                kWorthAThread / kPartsAThread);  // else planes are cut
 
   static bool is_as_it_is(const View& x) { return x.dtype == DtypeOf<T>::value; }
 
@@ -103,7 +106,7 @@ class TurnedKit {
       POOLGRAD_UNROLL
       for (int k = 0; k < W; ++k) {
         square[k] = load<V>(from[k] + at);
-        ask(from[k] + at + W * n);  // the next planes, if they follow these
+        if (!inputs_) ask(from[k] + at + W * n);  // the next planes, if they follow these
       }
       transpose(square);
       POOLGRAD_UNROLL
@@ -114,10 +117,11 @@ class TurnedKit {
   void turn_back(i64 plane, int planes) {
     const i64 n = p_.out_plane(), first = plane * n;
     T* values = outputs_ ? outputs_ : as<T>(y_, first);
-    separate(made_, n, planes, [=](int k, i64 at, auto value) __attribute__((always_inline)) {
-      store(values + k * n + at, value);
-      ask(values + (W + k) * n + at);
-    });
+    separate(made_, n, planes,
+             [=, in_place = !outputs_](int k, i64 at, auto value) __attribute__((always_inline)) {
+               store(values + k * n + at, value);
+               if (in_place) ask(values + (W + k) * n + at);
+             });
     if (outputs_) write(y_, first, outputs_, planes * n);
     if (!Keep) return;
     const i64 bytes = p_.route_bytes;

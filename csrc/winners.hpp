@@ -156,14 +156,15 @@ struct DirectKit {
         y(to, most(p, tile), arena),
         routes(kept, most(p, tile), arena),
         staged{} {
-    const i64 n = narrow ? windows.swept() + kPacked : pixels.most() * pixels.columns() * p.inner;
+    const i64 n = narrow ? windows.swept(windows.rows_swept()) + kPacked
+                         : pixels.most() * pixels.columns() * p.inner;
     staged.y = arena.take<T>(n);
     if (keep) staged.routes = arena.take<std::uint8_t>(n);
   }
 
   // Outputs that are made at a time.
   i64 most(const Plan& p, const Tile& tile) const {
-    return (narrow ? p.axis[1].out : larger(1, bands.rows())) * length(p, tile);
+    return (narrow ? windows.rows_swept() : larger(1, bands.rows())) * length(p, tile);
   }
 
   static i64 length(const Plan& p, const Tile& tile) { return (tile.hi[2] - tile.lo[2]) * p.inner; }
@@ -180,7 +181,7 @@ struct DirectKit {
   const bool keep, narrow;
   Sink<T> y;
   Sink<std::uint8_t> routes;
-  typename Op::Target staged;  // a narrow plane's outputs, or those of some pixels
+  typename Op::Target staged;  // rows of a narrow plane, or outputs of some pixels
 };
 
 // Rows from (od, oh) on, so many columns at once as stay in the first cache.
@@ -228,12 +229,25 @@ void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char
     make(Op::target(y, routes, lone));
     finish<Op>(which, y, routes, n);
   };
-  if (kit.narrow && kit.windows.sweep_plane(inputs, kit.staged)) {
-    const i64 rows = p.axis[1].out, pitch = kit.windows.pitch();
-    return place(plane, rows * length, [&](typename Op::Target to) {
-      pack(kit.staged.y, pitch, to.y, rows, length);
-      if (kit.keep) pack(kit.staged.routes, pitch, to.routes, rows, length);
-    });
+  if (kit.narrow) {
+    const i64 pitch = kit.windows.pitch(), end = tile.hi[1];
+    for (i64 oh = tile.lo[1], rows; oh < end; oh += rows) {
+      rows = smaller(kit.windows.rows_swept(), end - oh);
+      const i64 first = plane + oh * length;
+      if (kit.windows.sweep_rows(inputs, oh, rows, kit.staged)) {
+        place(first, rows * length, [&](typename Op::Target to) {
+          pack(kit.staged.y, pitch, to.y, rows, length);
+          if (kit.keep) pack(kit.staged.routes, pitch, to.routes, rows, length);
+        });
+        continue;
+      }
+      for (i64 q = 0; q < rows; ++q) {
+        kit.windows.row(0, oh + q, [&](i64 at, i64 n, auto&& make) {
+          place(first + q * length + at, n, make);
+        });
+      }
+    }
+    return;
   }
   const auto some = [&](i64 od, i64 oh) {  // rows from (od, oh) on: how many
     i64 rows = kit.pixels.rows(oh, tile.hi[1]);

@@ -23,6 +23,7 @@ CALLS = {
     "volume": ("max_pool3d", (1, 40, 80, 80), (3, 2, 1), {}),
     "large window": ("max_pool2d", (2, 300, 300), (41, 5, 20), {}),
     "channels last": ("max_pool2d", (2, 96, 96, 24), (3, 2, 1), {"channels_last": True}),
+    "tall, narrow planes": ("max_pool2d", (2, 3, 9001, 7), (3, 2, 1), {}),
     "large window, narrow planes": ("max_pool2d", (11, 31, 20, 21), (9, 1, 4), {}),
     "large window, channels last": ("max_pool2d", (1, 96, 90, 40), (13, 1, 6), CHANNELS_LAST),
     "pixels": ("max_pool2d", (2, 96, 96, 64), (3, 1, 1), CHANNELS_LAST),

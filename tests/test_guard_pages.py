@@ -49,9 +49,9 @@ def draw(shape, dtype, at_end):
 rng = np.random.default_rng({seed})
 for case in range({cases}):
     kept.clear()
-    high = rng.integers(1, rng.choice([20, 60]))
-    few = rng.integers(1, rng.choice([5, 12]))  # channels, or rows
-    shape = (rng.integers(1, 3), few, high, rng.integers(1, 70))
+    # Channels or rows, rows or columns, and so on: some tall and narrow, some many and narrow.
+    few, high, wide = [(5, 20, 70), (12, 60, 70), (3, 900, 20), (70, 20, 24)][rng.integers(4)]
+    shape = (rng.integers(1, 3), *(rng.integers(1, most) for most in (few, high, wide)))
     shape = tuple(map(int, shape))
     dtype = [np.float32, np.float64][rng.integers(2)]
     at_end, last = bool(rng.integers(2)), bool(rng.integers(2))

@@ -85,6 +85,38 @@ def test_every_window_is_that_of_the_textbook(dtype: Any, seed: int) -> None:
         )
 
 
+@pytest.mark.parametrize("shape", [(2, 1501, 7), (1, 700, 13), (1, 450, 21)], ids=str)
+@pytest.mark.parametrize(
+    "window",  # kernel, stride, padding, dilation
+    [
+        (2, 2, 0, 1),
+        (3, 2, 1, 1),
+        (3, 3, ((2, 1), (0, 2)), 1),
+        (2, 7, 0, 1),
+        (2, 1, ((50, 0), (0, 1)), (90, 1)),
+        (2, 1, ((50, 0), (0, 1)), (200, 1)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_tall_narrow_planes(shape: tuple[int, ...], window: Any, dtype: Any) -> None:
+    """More rows than are made in one sweep, some of them with nothing above what is no input."""
+    random = np.random.default_rng(shape)
+    x = random.integers(0, 9, shape).astype(dtype)
+    x[:, 300:600] = np.finfo(dtype).min if dtype is np.float32 else 0
+    x[:, 400:450, :3] = -np.inf if dtype is np.float32 else 0
+    windows = dict(zip(("kernel_size", "stride", "padding", "dilation"), window, strict=True))
+    for name in ("max_pool2d", "relu_max_pool2d", "min_pool2d"):
+        expected = getattr(reference, name)(x, **windows)
+        _same(getattr(poolgrad, name)(x, **windows), expected)
+        if dtype is np.float32:
+            y, pullback = poolgrad.vjp(getattr(poolgrad, name), x, **windows)
+            _same(y, expected)
+            gy = random.integers(1, 9, y.shape).astype(dtype)
+            theirs = reference.vjp(getattr(reference, name), x, **windows)[1]
+            np.testing.assert_array_equal(pullback(gy), theirs(gy))
+
+
 @pytest.mark.parametrize("kernel", [(9, 9), (16, 16), (1, 45), (20, 2), (13, 30)])
 @pytest.mark.parametrize("dilation", [1, 2])
 def test_sums_down_the_columns(kernel: tuple[int, int], dilation: int) -> None:
