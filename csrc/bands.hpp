@@ -223,9 +223,8 @@ class Bands {
       const i64 d = s.begin + k * depth.dilation;
       const u32 place = static_cast<u32>((s.place + k) * height.kernel * width.kernel);
       const bool last = depth.out > 1 && oh + rows >= height.out;  // of this depth
-      const char* next = deep_  ? line_of(d + depth.stride, first)
-                         : last ? line_of(d + depth.stride, -height.lo)
-                                : line_of(d, first + rows * height.stride);
+      const i64 below = last ? -height.lo : first + rows * height.stride;
+      const char* next = line_of(deep_ || last ? d + depth.stride : d, deep_ ? first : below);
       const i64 slot = d % kSlots;
       const bool known = deep_ && held_[slot] == d, kept = deep_ && s.place + k >= depth.stride;
       if (!known) find_lines(k, d, first, lines);
@@ -336,8 +335,7 @@ class Bands {
   POOLGRAD_LOOP bool walk(Target to, i64 n, i64 rows, i64 depths) const {
     using V = Vec<T, static_cast<int>(W)>;
     using Cell = typename O::template Cell<V>;
-    constexpr i64 kShare =
-        S * S * W * static_cast<i64>(sizeof(T));  // a piece's share of new inputs
+    constexpr i64 kShare = S * S * W * static_cast<i64>(sizeof(T));  // new inputs of a piece
     const i64 step = S == 1 ? p_.axis[1].dilation : 1;
     V seen{};
     for (i64 i = 0; i < n; i += W) {
@@ -369,10 +367,8 @@ class Bands {
                                   value[t] = known[t] ? value[t] : V{} + Op::kFill;
                               },
                               [&] {
-                                for (i64 b = 0; b < kShare; b += 64, next += 64) {
-                                  if (deep_) ask_near(next);  // what is further is not next
-                                  else ask(next);
-                                }
+                                for (i64 b = 0; b < kShare; b += 64, next += 64)
+                                  deep_ ? ask_near(next) : ask(next);
                               },
                               [&](i64 q, const auto& cell) {
                                 const i64 row = from + q * step;

@@ -67,8 +67,7 @@ class Pool {
     team.number = reinterpret_cast<decltype(team.number)>(dlsym(handle, "omp_get_thread_num"));
     team.start = reinterpret_cast<decltype(team.start)>(dlsym(handle, "GOMP_parallel"));
     std::lock_guard<std::mutex> owner(owner_);
-    if (team.size && team.number && team.start)
-      team_ = team;  // the library stays: `handle` is not closed
+    if (team.size && team.number && team.start) team_ = team;  // it stays: `handle` is not closed
     return team_.start;
   }
 

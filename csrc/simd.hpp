@@ -345,6 +345,7 @@ inline constexpr i64 kAheadBytes = 2048;
 template <class T>
 inline constexpr i64 kAhead = kAheadBytes / static_cast<i64>(sizeof(T));
 
+// Where what lies further behind it is not what comes next.
 POOLGRAD_INLINE void ask_near(const void* at) { __builtin_prefetch(at); }
 POOLGRAD_INLINE void ask(const void* at) {
   constexpr i64 kFurther = 4096;

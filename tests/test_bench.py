@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,20 @@ def test_the_floor_is_the_time_of_a_copy_of_these_bytes(monkeypatch: pytest.Monk
     assert result.figures["PyTorch"].value == 2
     del times["a copy"]
     assert measure.measure(replace(row, shape=(1, 8, 8, 8)), 1).floor is None
+
+
+def test_all_are_called_as_often_as_the_slowest() -> None:
+    """Who is repeated finds in the caches what the others must fetch."""
+    called: list[str] = []
+
+    def slow() -> None:
+        time.sleep(3e-3)
+        called.append("slow")
+
+    times = measure.take_turns({"fast": lambda: called.append("fast"), "slow": slow}, 5)
+    assert [len(times["fast"]), len(times["slow"])] == [5, 5]
+    assert called.count("fast") == called.count("slow")
+    assert called[-4:] == ["fast", "slow"] * 2
 
 
 @pytest.mark.parametrize("row", [small(row) for row in rows.ROWS], ids=lambda row: row.name)
