@@ -37,14 +37,6 @@ bool by_width(i64 n, F&& f) {
   return true;
 }
 
-// Place t of a line of windows that lie S apart: its places are `step` apart, if S is 1, else one.
-template <i64 S, class V, class T>
-POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
-  if constexpr (S == 1) return load<V>(from + t * step);
-  else if constexpr (S == 2) return load_second<V>(from + t, t > 0);
-  else return load_third<V>(from, t);
-}
-
 // Whether windows are squares.
 [[maybe_unused]] inline bool is_square(const Plan& p) {
   const Axis &height = p.axis[1], &width = p.axis[2];

@@ -201,7 +201,7 @@ class BoundPlan : public RoutedLayout {
     const Dense output = dense(to, out_, outputs());
     const Parameter parameter = parameter_of(own, count);
     run(threads, [&](const Work& work) {
-      kernels().blend->curved(work, blend, input, parameter, output, rows, slopes);
+      kernels().curve->forward(work, blend, input, parameter, output, rows, slopes);
     });
   }
 
@@ -223,7 +223,7 @@ class BoundPlan : public RoutedLayout {
     const Dense target = dense(to, in_, inputs());
     const Parameter parameter = parameter_of(own, count);
     run(threads, [&](const Work& work) {
-      kernels().blend->curved_backward(work, blend, gradient, input, parameter, views, target);
+      kernels().curve->backward(work, blend, gradient, input, parameter, views, target);
     });
   }
 };

@@ -5,23 +5,16 @@
 #pragma once
 
 #include "blend.hpp"
+#include "settings.hpp"
 #include "transcendental.hpp"
 
 namespace poolgrad {
+
 namespace {
 
 template <class V>
 struct Cell {
   V m, s, t, w, h;
-};
-
-// What an operator's arithmetic depends on beside the input.
-template <class A>
-struct Settings {
-  const A* theta = nullptr;              // one number for each output of a row: p, or r
-  int whole = 0;                         // p, if it is the same small whole number everywhere
-  bool mean = false;                     // whether y is a mean of powers, not their sum
-  bool t = false, w = false, h = false;  // which sums are wanted beside s
 };
 
 // Powers and exponentials have one kind of cell. With z <= 0 for each input, 0 for the largest:
@@ -66,8 +59,8 @@ struct Terms {
   Cell<V>& at(Const<0>) { return cell; }
   Cell<V>& at(Const<1>) { return other; }
 
-  template <class A, int W, class Turn>
-  POOLGRAD_INLINE void add(Turn turn, const Exp<Vec<A, W>>& e, const Settings<A>& set) {
+  template <class A, int W, class Turn, class Set>
+  POOLGRAD_INLINE void add(Turn turn, const Exp<Vec<A, W>>& e, const Set& set) {
     at(turn).s += e.scale;
     at(turn).w += e.part;
     if (set.t) at(turn).t += e.x * e.value();
@@ -79,19 +72,26 @@ struct Terms {
     at(turn).t += t;
   }
 
-  // A NaN is no smaller than anything.
-  Cell<V> end(V m) const {
+  template <class Set>
+  Cell<V> end(V m, const Set&) const {
     const V s = cell.s + other.s;
-    return {s == s ? m : s, s, cell.t + other.t, cell.w + other.w, cell.h + other.h};
+    return {or_nan<Set>(m, s), s, cell.t + other.t, cell.w + other.w, cell.h + other.h};
   }
-  template <class A>
-  Cell<V> end_sums(V m, A n) const {
-    Cell<V> all = end(m);
+  template <class A, class Set>
+  Cell<V> end_sums(V m, A n, const Set& set) const {
+    Cell<V> all = end(m, set);
     const V parts = all.w;
     all.w += all.s - n;
     all.s += parts;
-    all.m = all.s == all.s ? m : all.s;
+    all.m = or_nan<Set>(m, all.s);
     return all;
+  }
+
+ private:
+  // A NaN is no smaller than anything.
+  template <class Set>
+  static V or_nan(V m, V s) {
+    return Set::finite ? m : s == s ? m : s;
   }
 };
 
@@ -145,14 +145,14 @@ struct Powers {
     const V q = equal ? V{} + A(1) : lo.m / hi.m;
     return merge_sums<A, W>(hi, lo, e, set.whole ? whole_power(q, set.whole) : e.value(), set);
   }
-  template <class V, i64 W>
-  POOLGRAD_INLINE static Cell<V> whole(V* x, i64 n, V p, const Settings<A>& set, Const<W>) {
+  template <class V, class N, class Set, i64 W>
+  POOLGRAD_INLINE static Cell<V> whole(V* x, N n, V p, const Set& set, Const<W>) {
     V m{};
-    for (i64 t = 0; t < n; ++t) {
-      x[t] = x[t] < A(0) ? -x[t] : x[t];
+    by_turns(Const<0>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
+      x[t] = magnitude<A, W>(x[t]);
       m = x[t] > m ? x[t] : m;
-    }
-    if (set.whole && !set.mean) return scaled_powers<V, W>(x, n, m, p, set);
+    });
+    if (set.whole && !set.mean) return scaled_powers(x, n, m, p, set, Const<W>{});
     Terms<V> terms, powers;
     const bool by_log = !set.whole || set.w;
     by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
@@ -167,27 +167,29 @@ struct Powers {
         terms.template add<A, W>(turn, exponentials<A, W>(z), set);
       }
     });
-    if (!by_log) return powers.end(m);
-    Cell<V> cell = terms.end_sums(m, static_cast<A>(n));
-    if (set.whole) cell.s = powers.end(m).s;
+    if (!by_log) return powers.end(m, set);
+    Cell<V> cell = terms.end_sums(m, static_cast<A>(n), set);
+    if (set.whole) cell.s = powers.end(m, set).s;
     return cell;
   }
 
  private:
   // Relative to a power of two near m: nothing is divided, and nothing rounded but the powers.
-  template <class V, i64 W>
-  POOLGRAD_INLINE static Cell<V> scaled_powers(const V* x, i64 n, V m, V p,
-                                               const Settings<A>& set) {
+  template <class V, class N, class Set, i64 W>
+  POOLGRAD_INLINE static Cell<V> scaled_powers(const V* x, N n, V m, V p, const Set& set,
+                                               Const<W>) {
     const auto endless = m > std::numeric_limits<A>::max();
     const Scale<V> scale = scale_of<A, W>(m);
-    const V down = endless ? V{} : scale.down;
+    V down = scale.down;
+    if (!Set::finite) down = endless ? V{} : down;
     Terms<V> terms;
     by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
-      const V q = endless & (x[t] == m) ? V{} + A(1) : x[t] * down;
+      V q = x[t] * down;
+      if (!Set::finite) q = endless & (x[t] == m) ? V{} + A(1) : q;
       const V power = whole_power(q, set.whole);
       terms.add(turn, power, set.t ? p * logarithm<A, W>(q) * power : V{});
     });
-    return terms.end(endless | (m == A(0)) ? m : scale.up);
+    return terms.end(endless | (m == A(0)) ? m : scale.up, set);
   }
 };
 
@@ -207,8 +209,8 @@ struct Exponentials {
     const Exp<V> e = exponentials<A, W>(z);
     return merge_sums<A, W>(hi, lo, e, e.value(), set);
   }
-  template <class V, class N, i64 W>
-  POOLGRAD_INLINE static Cell<V> whole(V* x, N n, V r, const Settings<A>& set, Const<W>) {
+  template <class V, class N, class Set, i64 W>
+  POOLGRAD_INLINE static Cell<V> whole(V* x, N n, V r, const Set& set, Const<W>) {
     const auto turned = r < A(0);
     const V rate = turned ? -r : r, sign = turned ? V{} - A(1) : V{} + A(1);
     V m = x[0] * sign;
@@ -221,10 +223,11 @@ struct Exponentials {
     Terms<V> terms;
     terms.cell.s += A(1);
     by_turns(Const<1>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
-      const V z = x[t] == m ? V{} : rate * (x[t] - m);  // infinities are no distance apart
-      terms.template add<A, W>(turn, exponentials<A, W>(z), set);
+      V z = rate * (x[t] - m);
+      if (!Set::finite) z = x[t] == m ? V{} : z;  // infinities are no distance apart
+      terms.template add<A, W>(turn, exponentials<A, W, Set::finite>(z), set);
     });
-    return terms.end_sums(m, static_cast<A>(n));
+    return terms.end_sums(m, static_cast<A>(n), set);
   }
 };
 
@@ -250,7 +253,7 @@ struct Positives {
     return hi;
   }
   template <class V, i64 W>
-  POOLGRAD_INLINE static Cell<V> whole(V* x, i64 n, V, const Settings<A>&, Const<W>) {
+  POOLGRAD_INLINE static Cell<V> whole(V* x, i64 n, V, const Settings<A>& set, Const<W>) {
     V m{}, total{};
     for (i64 t = 0; t < n; ++t) m = x[t] > m ? x[t] : m;
     Terms<V> terms;
@@ -259,7 +262,7 @@ struct Positives {
       terms.add(turn, own, own * own);
       total += x[t];
     });
-    Cell<V> cell = terms.end(m);
+    Cell<V> cell = terms.end(m, set);
     cell.s = m == A(0) ? total : cell.s;
     cell.m = cell.s == cell.s ? cell.m : cell.s;
     return cell;

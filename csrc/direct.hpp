@@ -30,6 +30,18 @@ inline constexpr i64 kPiece = 512;   // elements of a row of pixels that are mad
                                                                                    : 12);
 }
 
+// Place t of a line of windows that lie S apart: its places are `step` apart, if S is 1, else one.
+template <i64 S, class V, class T>
+POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
+  if constexpr (S == 1) return load<V>(from + t * step);
+  else if constexpr (S == 2) return load_second<V>(from + t, t > 0);
+  else return load_third<V>(from, t);
+}
+
+// Whether there is code for squares of finite inputs, of which the compiler knows the rest.
+template <class Op>
+concept KnowsSquares = requires { Op::kKnowsSquares; };
+
 // Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
 // go; kFill: what changes no result, unless that is_suspect; kPads: whether there is such a thing;
 // kNarrow: whether outputs know nothing of their column; kByLines: whether lines of places are
@@ -167,6 +179,8 @@ class Direct {
     for (i64 o = full_hi; o < hi; ++o) edge(o);
   }
 
+  static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
+
   struct Tap {
     const T* at;
     u32 place;
@@ -274,6 +288,17 @@ class Direct {
 
   // `together`: so many neighbours are read at each of the taps; 0: each tap is one of them.
   static void sweep_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
+    if constexpr (KnowsSquares<Op>) {
+      const auto squares = [&](auto kernel, auto stride) {
+        constexpr int kPlaces = kernel() * kernel();
+        return taps.count == kernel && together == kernel && step == stride && n >= kLanes &&
+               Op::template if_known<kPlaces>(to, [&](auto set) {
+                 return sweep_squares<kernel(), stride()>(to, n, offset, taps, set);
+               });
+      };
+      if (squares(Const<2>{}, Const<2>{}) || squares(Const<3>{}, Const<2>{})) return;
+      if (squares(Const<3>{}, Const<1>{})) return;
+    }
     if (together == 2 && step == 2) sweep(to, n, offset, taps, Second{true}, Const<2>{});
     else if (together == 3 && step == 2) sweep(to, n, offset, taps, Second{true}, Const<3>{});
     else if (together == 2) sweep(to, n, offset, taps, Next{1}, Const<2>{});
@@ -309,7 +334,6 @@ class Direct {
       return cell;
     };
     if constexpr (requires { Op::kPairs; }) {
-      constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
       using V = Vec<T, kLanes>;
       const Const<kLanes> w;
       for (i64 i = 0; n >= 2 * kLanes && i < n; i += 2 * kLanes) {
@@ -323,6 +347,36 @@ class Direct {
       auto cell = cell_of(w, i);
       Op::template store<Vec<T, w()>>(to, i, cell);
     });
+  }
+
+  // The same of K neighbours at each of K taps, S apart, all of which the compiler keeps in
+  // registers. Four vectors take turns: each waits for its own results most of the time. False: not
+  // all inputs are finite, and the outputs mean nothing.
+  template <i64 K, i64 S, class Set>
+  POOLGRAD_LOOP static bool sweep_squares(Target to, i64 n, i64 offset, Taps taps, Set set) {
+    using V = Vec<T, kLanes>;
+    const T* line[K];
+    for (i64 r = 0; r < K; ++r) line[r] = taps.list[r].at + offset;
+    V seen{};
+    const auto make = [&](auto vectors, i64 i) __attribute__((always_inline)) {
+      constexpr i64 kMany = vectors();
+      const auto at = [&](i64 k) { return smaller(i + k * kLanes, n - kLanes); };
+      typename Op::template Summed<V> sums[kMany];
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < kMany; ++k) {
+        V inputs[K * K];
+        POOLGRAD_UNROLL
+        for (i64 t = 0; t < K * K; ++t)
+          inputs[t] = load_every<S, V>(line[t / K] + at(k) * S, t % K, 1);
+        sums[k] = Op::sum(to, at(k), inputs, set, seen);
+      }
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < kMany; ++k) Op::finish(to, at(k), sums[k], set);
+    };
+    i64 i = 0;
+    for (; i + 2 * kLanes < n; i += 4 * kLanes) make(Const<4>{}, i);
+    if (i < n) make(Const<2>{}, i);
+    return !any(seen != seen);
   }
 
   const Plan& p_;

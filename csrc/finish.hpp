@@ -7,25 +7,7 @@
 
 namespace poolgrad {
 
-inline constexpr int kMostKept = 3;  // numbers that an operator keeps of each window
-
-enum class Blend { lp, lp_mean, lse, soft, expected };
-
 namespace {
-
-// theta: of a row; whole: p, if it is a small whole number; sensitive: whether the derivative by
-// theta is wanted.
-template <class A>
-Settings<A> settings_of(Blend blend, const A* theta, int whole, bool sensitive) {
-  const bool mean = blend == Blend::lp_mean, near = blend == Blend::lse || (mean && !whole);
-  const bool slope = sensitive && blend != Blend::lp;
-  return {theta, whole, mean, sensitive || blend == Blend::soft, near || slope, slope};
-}
-
-// How many numbers of each window the backward pass needs.
-[[maybe_unused]] inline int kept_of(Blend blend) {
-  return blend == Blend::soft || blend == Blend::expected ? 3 : 2;
-}
 
 [[maybe_unused]] inline float square_root(float x) { return __builtin_sqrtf(x); }
 [[maybe_unused]] inline double square_root(double x) { return __builtin_sqrt(x); }
@@ -39,7 +21,6 @@ struct Outcome {
 // A row of outputs, and what they depend on beside the input.
 template <class A>
 struct Line {
-  Blend blend;
   Settings<A> set;
   const A* counts;  // counts[i] * rows: the real inputs of window i
   A rows;
@@ -64,27 +45,24 @@ POOLGRAD_INLINE V slope_of(const Cell<V>& c, V count, V level) {
   return v > A(-0.5) ? c.h / (count * near) - g : c.t / c.s - level;
 }
 
-// Below, a parameter makes no difference, but its square vanishes.
-template <class A>
-constexpr A least_parameter() {
-  return sizeof(A) == 4 ? A(1e-18) : A(1e-150);
-}
-
 // Outputs i, i + 1, ... of a row, from the cells of their windows.
-template <class A, template <class> class Kind, int W, class How>
-POOLGRAD_INLINE void finish_lanes(const Line<A>& line, i64 i, const Cell<Vec<A, W>>& c, How how) {
+template <class A, template <class> class Kind, int W, class Set, class How>
+POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
+                                  const Cell<Vec<A, W>>& c, How how) {
   using V = Vec<A, W>;
   const Outcome<A>& out = line.out;
-  const int whole = line.set.whole;
-  const bool sensitive = out.sensitivity;
+  const int whole = set.whole;
+  const bool sensitive = set.sensitive;
   const auto keep = [&](int k, V value) {
     if (out.kept[k]) how.store(out.kept[k] + i, value);
   };
-  const V count = how.template load<V>(line.counts + i) * line.rows, one = V{} + A(1);
+  const V one = V{} + A(1);
+  V count = V{} + static_cast<A>(Set::places);
+  if (!Set::places) count = how.template load<V>(line.counts + i) * line.rows;
   const V theta = how.template load<V>(line.set.theta + i);
   V y, sensitivity{};
   if constexpr (std::is_same_v<Kind<A>, Powers<A>>) {
-    const bool mean = line.set.mean;
+    const bool mean = set.mean;
     const V share = mean ? one / count : one, sum = mean ? c.s / count : c.s;
     V root = sum, level{};
     if (whole == 0 || sensitive) {
@@ -113,7 +91,7 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, i64 i, const Cell<Vec<A, 
       sensitivity = y == A(0) ? V{} : y * (slope / theta / theta);
     }
   } else if constexpr (std::is_same_v<Kind<A>, Exponentials<A>>) {
-    const bool soft = line.blend == Blend::soft;
+    const bool soft = set.blend == Blend::soft;
     V inverse{};
     if (soft || out.kept[1]) inverse = one / c.s;
     keep(0, c.m);
@@ -125,7 +103,8 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, i64 i, const Cell<Vec<A, 
     } else {
       const auto turned = theta < A(0);
       const V rate = turned ? -theta : theta;
-      const V share = one / count, level = logarithm_near<A, W>(c.s * share, c.w * share);
+      const V share = one / count;
+      const V level = logarithm_near<A, W, Set::finite>(c.s * share, c.w * share);
       const V size = c.m + level / rate;
       y = turned ? -size : size;
       if (sensitive) sensitivity = slope_of<A, W>(c, count, level) / rate / rate;
@@ -146,7 +125,7 @@ template <class A, template <class> class Kind>
 POOLGRAD_LOOP void finish(const Line<A>& line, typename Curved<A, Kind>::Row cells, i64 n) {
   long_lanes<A>(n, [&](auto w, i64 i, auto how) {
     const auto cell = Curved<A, Kind>::template load_cell<Vec<A, w()>>(cells, i, how);
-    finish_lanes<A, Kind, w()>(line, i, cell, how);
+    finish_lanes<A, Kind, w()>(line, line.set, i, cell, how);
   });
 }
 
@@ -201,7 +180,41 @@ struct Near {
   }
   template <class V>
   POOLGRAD_LOOP static void store(Target to, i64 i, Cell<V>& inputs) {
-    finish(to, i, whole(to, i, inputs));
+    finish(to, i, whole(to, i, inputs), to.line->set);
+  }
+
+  // Squares of N finite inputs. Calls f with what the compiler is to know of them, if that is worth
+  // its code, and says what f says.
+  static constexpr bool kKnowsSquares = true;
+  template <int N, class F>
+  static bool if_known(Target to, F&& f) {
+    const Settings<A>& set = to.line->set;
+    if (set.sensitive || set.mean) return false;
+    if constexpr (std::is_same_v<Kind<A>, Exponentials<A>>) {
+      return set.blend == Blend::lse ? f(Fixed<Blend::lse, N>{}) : f(Fixed<Blend::soft, N>{});
+    } else if constexpr (std::is_same_v<Kind<A>, Powers<A>>) {
+      if (set.whole == 2) return f(Fixed<Blend::lp, N, 2>{});
+      if (set.whole == 3) return f(Fixed<Blend::lp, N, 3>{});
+    }
+    return false;
+  }
+  // `seen`: NaN, if an input is not finite.
+  template <class V>
+  using Summed = poolgrad::Cell<V>;
+  template <class Set, class V, std::size_t N>
+  POOLGRAD_INLINE static Summed<V> sum(Target to, i64 i, V (&inputs)[N], const Set& set, V& seen) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
+    const V theta = load<V>(to.line->set.theta + to.first + i);
+    V total = theta;
+    POOLGRAD_UNROLL
+    for (std::size_t t = 0; t < N; ++t) total += inputs[t];
+    seen += total - total;
+    return Kind<A>::whole(inputs, Const<N>{}, theta, set, Const<W>{});
+  }
+  template <class V, class Set>
+  POOLGRAD_INLINE static void finish(Target to, i64 i, const Summed<V>& cell, const Set& set) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
+    finish_lanes<A, Kind, W>(*to.line, set, to.first + i, cell, Whole{});
   }
 
   // Two vectors: each waits for its own results most of the time.
@@ -210,7 +223,7 @@ struct Near {
   POOLGRAD_LOOP static void store_pair(Target to, i64 i, Cell<V>& one, Cell<V>& other) {
     constexpr i64 W = sizeof(V) / sizeof(A);
     const auto first = whole(to, i, one), second = whole(to, i + W, other);
-    finish(to, i, first), finish(to, i + W, second);
+    finish(to, i, first, to.line->set), finish(to, i + W, second, to.line->set);
   }
 
  private:
@@ -226,11 +239,6 @@ struct Near {
       }
     }
     return Kind<A>::whole(inputs.input, inputs.count, theta, set, Const<W>{});
-  }
-  template <class V>
-  POOLGRAD_INLINE static void finish(Target to, i64 i, const poolgrad::Cell<V>& cell) {
-    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
-    finish_lanes<A, Kind, W>(*to.line, to.first + i, cell, Whole{});
   }
 };
 

@@ -1,7 +1,7 @@
 // What bindings.cpp calls: one table of functions for each instruction set.
 #pragma once
 
-#include "finish.hpp"
+#include "settings.hpp"
 #include "view.hpp"
 
 namespace poolgrad {
@@ -59,15 +59,19 @@ struct BlendKernels {
   void (*average)(const Work&, const View& x, Dense y, bool count_padding, double divisor);
   void (*average_backward)(const Work&, const View& gy, Dense gx, bool count_padding,
                            double divisor);
-  // kept and sensitivity: rows of the type of the arithmetic, each may be null
+  // sensitivity: rows of the type of the arithmetic, or null
   void (*mixed)(const Work&, const View& x, Parameter alpha, bool count_padding, Dense y,
                 Dense routes, void* sensitivity);
   void (*mixed_backward)(const Work&, const View& gy, const View& routes, Parameter alpha,
                          bool count_padding, Dense gx);
-  void (*curved)(const Work&, Blend, const View& x, Parameter theta, Dense y, void* const* kept,
-                 void* sensitivity);
-  void (*curved_backward)(const Work&, Blend, const View& gy, const View& x, Parameter theta,
-                          const View* kept, Dense gx);
+};
+
+struct CurveKernels {
+  // kept and sensitivity: rows of the type of the arithmetic, each may be null
+  void (*forward)(const Work&, Blend, const View& x, Parameter theta, Dense y, void* const* kept,
+                  void* sensitivity);
+  void (*backward)(const Work&, Blend, const View& gy, const View& x, Parameter theta,
+                   const View* kept, Dense gx);
 };
 
 struct Kernels {
@@ -75,6 +79,7 @@ struct Kernels {
   const SelectKernels* select;
   const RouteKernels* route;
   const BlendKernels* blend;
+  const CurveKernels* curve;
 };
 
 }  // namespace poolgrad

@@ -3,6 +3,7 @@
 // for exp (Remez), a series for log; errors of about one unit in the last place.
 #pragma once
 
+#include <cmath>
 #include <iterator>
 
 #include "dtype.hpp"
@@ -57,14 +58,15 @@ struct Exp {
   V less_one() const { return part + (scale - 1); }  // without cancellation
 };
 
-// Of x <= 0: 0 below the normal numbers, NaN for NaN.
-template <class A, int W>
+// Of x <= 0: 0 below the normal numbers, NaN for NaN; Number: there is none.
+template <class A, int W, bool Number = false>
 POOLGRAD_INLINE Exp<Vec<A, W>> exponentials(Vec<A, W> x) {
   using F = Format<A>;
   using V = Vec<A, W>;
   using B = Vec<typename F::Bits, W>;
   const V least = V{} - F::bias * static_cast<A>(0.6931471805599453);
-  x = least > x ? least : x;
+  if (Number) x = x > least ? x : least;  // one instruction
+  else x = least > x ? least : x;
   constexpr A round = F::round + F::bias;
   const V shifted = x * static_cast<A>(1.4426950408889634) + round;
   const V k =
@@ -86,8 +88,15 @@ POOLGRAD_INLINE Vec<A, W> exponential(Vec<A, W> x) {
   return exponentials<A, W>(x > largest ? Vec<A, W>{} + largest : x).value();
 }
 
-// log(x) for x > 0; `less_one`: x - 1, better known than from x.
+// |x|
 template <class A, int W>
+POOLGRAD_INLINE Vec<A, W> magnitude(Vec<A, W> x) {
+  for (int j = 0; j < W; ++j) x[j] = std::abs(x[j]);
+  return x;
+}
+
+// log(x) for x > 0; `less_one`: x - 1, better known than from x; Normal: x is, and no infinity.
+template <class A, int W, bool Normal = false>
 POOLGRAD_INLINE Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
   using F = Format<A>;
   using V = Vec<A, W>;
@@ -95,13 +104,14 @@ POOLGRAD_INLINE Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
   using B = Vec<Bit, W>;
   const A lift = static_cast<A>(Bit{1} << F::mantissa);
   const auto tiny = x < F::smallest;
-  const V scaled = tiny ? x * lift : x;
+  V scaled = x;
+  if (!Normal) scaled = tiny ? x * lift : x;
   constexpr Bit root_half = sizeof(A) == 4 ? Bit{0x3F3504F3} : static_cast<Bit>(0x3FE6A09E667F3BCD);
   const B moved = bits_as<B>(scaled) - root_half;  // so that the mantissa is in [sqrt 1/2, sqrt 2)
   const B exponent = moved >> F::mantissa;
   const V m = bits_as<V>(bits_as<B>(scaled) - (exponent << F::mantissa));
-  const V k = bits_as<V>(exponent + bits_as<B>(V{} + F::round)) - F::round -
-              (tiny ? V{} + static_cast<A>(F::mantissa) : V{});
+  V k = bits_as<V>(exponent + bits_as<B>(V{} + F::round)) - F::round;
+  if (!Normal) k -= tiny ? V{} + static_cast<A>(F::mantissa) : V{};
   const V f = k == A(0) ? less_one : m - A(1);
   const V s = f / (f + A(2)), square = s * s;
   V sum = V{} + static_cast<A>(2.0 / (2 * F::log_terms - 1));
@@ -112,6 +122,7 @@ POOLGRAD_INLINE Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
   // 2 s = f - s f: exact where x is near one
   const V tail = s * (square * sum - f);
   const V log = k * F::ln2_hi + (f + (tail + k * F::ln2_lo));
+  if (Normal) return log;
   return x < std::numeric_limits<A>::infinity() ? log : x;  // infinity and NaN as they are
 }
 

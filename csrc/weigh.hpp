@@ -3,8 +3,10 @@
 #pragma once
 
 #include "backward.hpp"
-#include "finish.hpp"
+#include "schedule.hpp"
+#include "settings.hpp"
 #include "sink.hpp"
+#include "transcendental.hpp"
 
 namespace poolgrad {
 namespace {
@@ -250,6 +252,20 @@ class Weigh {
   const A *g_ = nullptr, *k_[kMostKept] = {};
   const u32* r_ = nullptr;
 };
+
+// whole: p, if it is the same small whole number for all channels
+template <class A, class Weight>
+void weigh(const Work& work, const Weighed& from, Parameter theta, int whole, Dense gx) {
+  const Plan& p = *work.plan;
+  using Kit = Weigh<A, Weight>;
+  over_inputs(
+      work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
+      [&](Kit& kit, i64 plane, const Piece&) {
+        const A least = Kit::kMixed ? A(0) : least_parameter<A>();
+        fill_parameter(p, theta, plane, kit.outputs(), kit.theta(), least);
+        kit.run(from, plane, whole, plane * p.in_plane());
+      });
+}
 
 }  // namespace
 }  // namespace poolgrad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,34 @@ def test_windows_of_outputs_that_are_streamed() -> None:
         part, own = poolgrad.vjp(pool, np.ascontiguousarray(x[:, 31:]), kernel_size=2, **argument)
         np.testing.assert_array_equal(y[:, 31:], part)
         np.testing.assert_array_equal(gx[:, 31:], own(np.ones_like(part)))
+
+
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1)], ids=str)
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("blend", BLENDS)
+def test_what_is_not_finite_leaves_the_other_windows_of_its_row(
+    blend: str, dtype: Any, window: tuple[int, int, int]
+) -> None:
+    """Squares of finite inputs have code of their own, which finds the same bits."""
+    kind, argument, _ = BLENDS[blend]
+    pool = getattr(poolgrad, f"{kind}_pool2d")
+    kernel, stride, padding = window
+    kwargs = {"kernel_size": kernel, "stride": stride, "padding": padding} | argument
+    random = np.random.default_rng(8)
+    for columns, column in itertools.product((32, 33, 62, 100, 129, 160), (2, 17, 31)):
+        x = random.standard_normal((2, 6, columns)).astype(dtype)
+        y, back = poolgrad.vjp(pool, x, **kwargs)
+        gy = random.standard_normal(y.shape).astype(dtype)
+        gx = back(gy)
+        begins = np.arange(y.shape[-1]) * stride - padding
+        untouched = (column < begins) | (column >= begins + kernel)
+        inside = ~untouched & (begins >= 0) & (begins + kernel <= columns)
+        few = slice(begins[inside][0], begins[inside][-1] + kernel)  # their columns
+        far = abs(np.arange(columns) - column) >= kernel
+        for value in (np.nan, np.inf, -np.inf, np.finfo(dtype).max):
+            x[:, :, column] = value
+            z, back = poolgrad.vjp(pool, x, **kwargs)
+            np.testing.assert_array_equal(z[:, :, untouched], y[:, :, untouched])
+            np.testing.assert_array_equal(back(gy)[:, :, far], gx[:, :, far])
+            alone = pool(np.ascontiguousarray(x[:, :, few]), **kwargs | {"padding": (padding, 0)})
+            np.testing.assert_array_equal(z[:, :, inside], alone)
