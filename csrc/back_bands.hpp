@@ -45,8 +45,9 @@ class BackBands {
     routes_ = Routed ? arena.take<std::uint8_t>(copied_) : nullptr;
     sent_ = arena.take<Sent>(depths);
     wide_ = Routed ? arena.take<u32>(pitch_) : nullptr;
-    divisors_ = Routed ? nullptr : arena.take<T>(real_.hi - real_.lo);
+    divisors_ = Routed ? nullptr : arena.take<T>(pitch_);
     row_divisors_ = Routed ? nullptr : arena.take<T>(depths * lines_);
+    at_ = Routed ? nullptr : arena.take<const T*>(depths * lines_);
     nowhere_ = arena.take<T>(a.in);
     rows_ = arena.take<T*>((lines_ + 2) * a.stride + a.kernel);
   }
@@ -72,13 +73,14 @@ class BackBands {
   static constexpr i64 kSpare = 2;  // lines on both sides, so that all that is read is there
 
   // A band of gradients, and of routes: column `lo_` of its first line, and how far lines are
-  // apart.
+  // apart; of what is not routed, column `lo_` of each line, and its divisor.
   struct Sent {
     const T* gradients;
     const std::uint8_t* routes;
     i64 gradient_pitch, route_pitch;
-    u32 place;                                 // the first of the windows' places at this depth
-    const T* divisors;                         // one for each line, unless gradients are divided
+    u32 place;  // the first of the windows' places at this depth
+    const T* const* lines;
+    const T* divisors;
     const char *gradients_next, *routes_next;  // where the next band lies in the arrays
   };
 
@@ -88,7 +90,10 @@ class BackBands {
     std::fill(gradients_, gradients_ + copied_, T(0));
     if (Routed) std::memset(routes_, 0xFF, static_cast<std::size_t>(copied_));
     std::fill(nowhere_, nowhere_ + p_.axis[2].in, T(0));
-    if (!Routed) divisor_.fill_row(p_, real_.lo, real_.hi, divisors_);
+    if constexpr (!Routed) {
+      std::fill(divisors_, divisors_ + pitch_, T(1));
+      divisor_.fill_row(p_, real_.lo, real_.hi, divisors_ + real_.lo - lo_);
+    }
   }
 
   // Inputs h ... h + count at depth d.
@@ -139,9 +144,11 @@ class BackBands {
               pitch_,
               pitch_,
               0,
-              nullptr,
+              at_ + line,
+              row_divisors_ + line,
               row_at(g, gradient_plane_, od, first + lines),
               nullptr};
+    const bool dense = plain && near_ && g.height == p_.axis[2].out;
     if constexpr (Routed) {
       const View& r = *routing_;
       band.routes_next = row_at(r, route_plane_, od, first + lines);
@@ -151,15 +158,17 @@ class BackBands {
         band.route_pitch = r.height;
         return band;
       }
-    } else if (inside && p_.axis[2].kernel <= p_.axis[2].stride) {  // each is divided but once
-      band.gradients = sent, band.gradient_pitch = g.height;
-      T* divisors = row_divisors_ + line;
-      for (i64 i = 0; i < lines; ++i)
-        divisors[i] = static_cast<T>(divisor_.of_rows(p_, od, first + i));
-      band.divisors = divisors;
+    } else {
+      for (i64 i = 0; i < lines; ++i) {
+        const i64 oh = first + i;
+        const bool real = oh >= 0 && oh < outs, amid = dense && oh > 0 && oh + 1 < outs;
+        const bool there = amid || (real && plain && readable_);
+        if (!there) copy(od, oh, line + i, true);
+        at_[line + i] = there ? sent + i * g.height : gradients_ + at + i * pitch_;
+        row_divisors_[line + i] = real ? static_cast<T>(divisor_.of_rows(p_, od, oh)) : T(1);
+      }
       return band;
     }
-    const bool dense = Routed && plain && near_ && g.height == p_.axis[2].out;
     const bool within = dense && first > kSpare && first + lines < outs - kSpare;
     for (i64 i = 0; i < lines; ++i) copy(od, first + i, line + i, !within);
     if (within) band.gradients = sent, band.gradient_pitch = g.height;
@@ -180,8 +189,8 @@ class BackBands {
       if (Routed) std::memset(place, 0xFF, static_cast<std::size_t>(n));
       return std::fill(to, to + n, T(0));
     }
+    if (gradients) copy_row(*gy_, gradient_plane_, od, oh, real_.lo, real_.hi, false, to);
     if constexpr (Routed) {
-      if (gradients) copy_row(*gy_, gradient_plane_, od, oh, real_.lo, real_.hi, false, to);
       const View& r = *routing_;
       if (r.dtype == Dtype::uint8 && r.width == 1) {
         const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_);
@@ -190,34 +199,114 @@ class BackBands {
         const u32* from = row_of(r, route_plane_, 1, od, oh, real_.lo, real_.hi, wide_);
         for (i64 i = 0; i < n; ++i) place[i] = static_cast<std::uint8_t>(smaller(from[i], 0xFF));
       }
-    } else {
-      const T* g = row_of(*gy_, gradient_plane_, 1, od, oh, real_.lo, real_.hi, to);
-      const T rows = static_cast<T>(divisor_.of_rows(p_, od, oh));
-      lanes<T>(n, [&](auto w, i64 i) {  // each once: g may be `to`
-        using V = Vec<T, w()>;
-        store(to + i, load<V>(g + i) / (rows * load<V>(divisors_ + i)));
-      });
     }
   }
+
+  // What a line of outputs sends to the inputs of phase c, W columns from `base` on: to each that
+  // their routes lead to, ...
+  template <i64 K, i64 S, i64 P, i64 W>
+  struct Along {
+    using V = Vec<T, static_cast<int>(W)>;
+    using At = Vec<Place, static_cast<int>(W)>;
+
+    const T* g;
+    const std::uint8_t* r;
+    i64 gradient_pitch, route_pitch;
+    At wanted[K][K];
+
+    Along(const BackBands&, const Sent& sent, i64 base)
+        : g(sent.gradients + base),
+          r(sent.routes + base),
+          gradient_pitch(sent.gradient_pitch),
+          route_pitch(sent.route_pitch) {
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < K * K; ++k)
+        wanted[k / K][k % K] = At{} + (sent.place + static_cast<u32>(k));
+    }
+    void open(i64) {}
+    void close() { g += gradient_pitch, r += route_pitch; }
+
+    POOLGRAD_INLINE void send(i64 c, V (&sums)[K][S]) const {
+      POOLGRAD_UNROLL
+      for (i64 k = K - 1; k >= 0; --k) {
+        if ((c + P - k) % S != 0) continue;
+        const i64 away = (c + P - k) / S;
+        const V gradient = load<V>(g + away);
+        const At at = convert<Place>(load<Vec<std::uint8_t, static_cast<int>(W)>>(r + away));
+        POOLGRAD_UNROLL
+        for (i64 j = 0; j < K; ++j) sums[j][c] += at == wanted[j][k] ? gradient : V{};
+      }
+    }
+  };
+
+  // ... or the same share to all. A line is divided as it is read, a vector for each distance; of
+  // three neighbours the one amid the others is made of their lanes.
+  template <i64 K, i64 S, i64 P, i64 W>
+  struct Alike {
+    using V = Vec<T, static_cast<int>(W)>;
+    using Mask = decltype(V{} < V{});
+    static constexpr i64 kFirst = P >= K - 1 ? (P - K + S) / S : -((K - 1 - P) / S);
+    static constexpr i64 kMany = (S - 1 + P) / S - kFirst + 1;
+
+    const T* const* lines;
+    const T* rows;
+    const i64 first;  // column
+    bool edge;        // beyond which nothing is sent
+    V divisors[kMany], share[kMany];
+    Mask real[kMany];
+
+    Alike(const BackBands& of, const Sent& sent, i64 base)
+        : lines(sent.lines), rows(sent.divisors), first(base + kFirst) {
+      using I = std::remove_cvref_t<decltype(Mask{}[0])>;
+      const i64 begin = of.real_.lo - of.lo_, end = of.real_.hi - of.lo_;
+      edge = first < begin || first + kMany - 1 + W > end;
+      for (i64 k = 0; k < kMany; ++k) {
+        divisors[k] = load<V>(of.divisors_ + first + k);
+        for (i64 j = 0; edge && j < W; ++j) {
+          const i64 column = first + k + j;
+          real[k][j] = static_cast<I>(column >= begin && column < end ? -1 : 0);
+        }
+      }
+    }
+    POOLGRAD_INLINE void open(i64 q) {
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < kMany; ++k) {
+        if (kMany == 3 && k == 1) continue;
+        share[k] = load<V>(lines[q] + first + k) / (rows[q] * divisors[k]);
+        if (edge) share[k] = real[k] ? share[k] : V{};
+      }
+      if constexpr (kMany == 3) {  // lanes 1, 2, ..., and one more
+        share[1] = [&]<int... J>(std::integer_sequence<int, J...>) {
+          constexpr int last = static_cast<int>(2 * W) - 2;
+          return __builtin_shufflevector(share[0], share[2], (J + 1)..., last);
+        }(std::make_integer_sequence<int, static_cast<int>(W) - 1>{});
+      }
+    }
+    void close() {}
+
+    POOLGRAD_INLINE void send(i64 c, V (&sums)[K][S]) const {
+      V line{};
+      POOLGRAD_UNROLL
+      for (i64 k = K - 1; k >= 0; --k) {
+        if ((c + P - k) % S == 0) line += share[(c + P - k) / S - kFirst];
+      }
+      POOLGRAD_UNROLL
+      for (i64 j = 0; j < K; ++j) sums[j][c] += line;
+    }
+  };
 
   // The inputs from `column` on of all rows, W of each phase. P: which phase comes first. Sums are
   // made in ascending order of outputs.
   template <i64 K, i64 S, i64 P, i64 W>
   POOLGRAD_LOOP void walk(i64 column, Sent sent, i64 lines, bool fresh) const {
     using V = Vec<T, static_cast<int>(W)>;
-    using At = Vec<Place, static_cast<int>(W)>;
     const i64 base = floor_div(column + p_.axis[2].lo, S) - lo_;
-    const T* g = sent.gradients + base;
-    const std::uint8_t* r = sent.routes + base;
     const i64 gradient_step = gy_->height * size_of(gy_->dtype);
     const i64 route_step = Routed ? routing_->height * size_of(routing_->dtype) : 0;
     const char* gradients_next = sent.gradients_next + base * gy_->width * size_of(gy_->dtype);
     const char* routes_next =
         Routed ? sent.routes_next + base * routing_->width * size_of(routing_->dtype) : nullptr;
-    At wanted[K][K];
-    POOLGRAD_UNROLL
-    for (i64 k = 0; k < K * K; ++k)
-      wanted[k / K][k % K] = At{} + (sent.place + static_cast<u32>(k));
+    std::conditional_t<Routed, Along<K, S, P, W>, Alike<K, S, P, W>> line(*this, sent, base);
     V sums[K][S];
     const auto begin = [&](i64 j, const T* row) {
       if (fresh) {
@@ -232,31 +321,12 @@ class BackBands {
     POOLGRAD_UNROLL
     for (i64 j = 0; j < K; ++j) begin(j, rows_[j] + column);
     for (i64 q = 0; q < lines; ++q) {
+      line.open(q);
       POOLGRAD_UNROLL
-      for (i64 c = 0; c < S; ++c) {
-        V line{};
-        POOLGRAD_UNROLL
-        for (i64 k = K - 1; k >= 0; --k) {
-          if ((c + P - k) % S != 0) continue;
-          const i64 away = (c + P - k) / S;
-          V gradient = load<V>(g + away);
-          if constexpr (!Routed && K <= S) {
-            if (sent.divisors) gradient /= sent.divisors[q] * load<V>(divisors_ + base + away);
-          }
-          if constexpr (Routed) {
-            const At at = convert<Place>(load<Vec<std::uint8_t, static_cast<int>(W)>>(r + away));
-            POOLGRAD_UNROLL
-            for (i64 j = 0; j < K; ++j) sums[j][c] += at == wanted[j][k] ? gradient : V{};
-          } else {
-            line += gradient;
-          }
-        }
-        POOLGRAD_UNROLL
-        for (i64 j = 0; !Routed && j < K; ++j) sums[j][c] += line;
-      }
+      for (i64 c = 0; c < S; ++c) line.send(c, sums);
+      line.close();
       ask(gradients_next), gradients_next += gradient_step;
       if constexpr (Routed) ask(routes_next), routes_next += route_step;
-      g += sent.gradient_pitch, r += sent.route_pitch;
       POOLGRAD_UNROLL
       for (i64 j = 0; j < S; ++j) {
         T* to = rows_[q * S + j] + column;
@@ -284,6 +354,7 @@ class BackBands {
   bool readable_, near_;  // lines may be read where they lie, or with what lies beside them
   bool ready_ = false;
   T *gradients_, *divisors_, *row_divisors_, *nowhere_;
+  const T** at_;  // lines that are not routed
   std::uint8_t* routes_;
   u32* wide_;
   T** rows_;    // where rows of inputs go
