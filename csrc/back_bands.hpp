@@ -30,7 +30,9 @@ class BackBands {
         most_(
             larger(p.axis[2].stride,
                    smaller(kMostRows, kBandBytes / (p.axis[2].in * static_cast<i64>(sizeof(T)))))),
-        gx_(gx, most_ * p.axis[2].in, arena) {
+        gx_(gx, most_ * p.axis[2].in, arena),
+        streams_(!p.axis[0].overlap &&
+                 gx_.streams(p.axis[2].in, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
     const Axis& a = p.axis[2];
     lo_ = ceil_div(a.lo - a.kernel + 1, a.stride);
     const i64 end = floor_div(a.in - 1 + a.lo, a.stride) + 1;
@@ -66,6 +68,7 @@ class BackBands {
         band(d, h, count, gx_.room(at, count * n, false));
       }
     }
+    if (streams_) drain();
   }
 
  private:
@@ -121,8 +124,9 @@ class BackBands {
           const i64 column = smaller(i, n - kColumns);
           const bool even = (column + width.lo) % stride == 0;
           for (i64 k = 0; k < depths; ++k) {
-            if (even) walk<kernel(), stride(), 0, w()>(column, sent_[k], lines, k == 0);
-            else walk<kernel(), stride(), stride() - 1, w()>(column, sent_[k], lines, k == 0);
+            const bool fresh = k == 0;
+            if (even) walk<kernel(), stride(), 0, w()>(column, i, sent_[k], lines, fresh);
+            else walk<kernel(), stride(), stride() - 1, w()>(column, i, sent_[k], lines, fresh);
           }
         }
       });
@@ -295,10 +299,10 @@ class BackBands {
     }
   };
 
-  // The inputs from `column` on of all rows, W of each phase. P: which phase comes first. Sums are
-  // made in ascending order of outputs.
+  // The inputs from `column` on of all rows, W of each phase; those before `from` are there
+  // already. P: which phase comes first. Sums are made in ascending order of outputs.
   template <i64 K, i64 S, i64 P, i64 W>
-  POOLGRAD_LOOP void walk(i64 column, Sent sent, i64 lines, bool fresh) const {
+  POOLGRAD_LOOP void walk(i64 column, i64 from, Sent sent, i64 lines, bool fresh) const {
     using V = Vec<T, static_cast<int>(W)>;
     const i64 base = floor_div(column + p_.axis[2].lo, S) - lo_;
     const i64 gradient_step = gy_->height * size_of(gy_->dtype);
@@ -307,6 +311,8 @@ class BackBands {
     const char* routes_next =
         Routed ? sent.routes_next + base * routing_->width * size_of(routing_->dtype) : nullptr;
     std::conditional_t<Routed, Along<K, S, P, W>, Alike<K, S, P, W>> line(*this, sent, base);
+    constexpr bool kLines = S * W * sizeof(T) % kLineBytes == 0;
+    const bool streams = kLines && streams_;
     V sums[K][S];
     const auto begin = [&](i64 j, const T* row) {
       if (fresh) {
@@ -330,9 +336,18 @@ class BackBands {
       POOLGRAD_UNROLL
       for (i64 j = 0; j < S; ++j) {
         T* to = rows_[q * S + j] + column;
-        for (i64 c = 0; fresh && c < S; ++c) ask(to + lines * S * p_.axis[2].in + c * W);
-        if constexpr (S == 1) store(to, sums[j][0]);
-        else store_pairs(to, sums[j][0], sums[j][1]);
+        V made[S];
+        if constexpr (S == 1) made[0] = sums[j][0];
+        else riffle(sums[j][0], sums[j][1], made);
+        POOLGRAD_UNROLL
+        for (i64 c = 0; c < S; ++c) {
+          if (streams && to != nowhere_ + column) {
+            if (column + c * W >= from) stream(to + c * W, made[c]);
+          } else {
+            if (fresh) ask(to + lines * S * p_.axis[2].in + c * W);
+            store(to + c * W, made[c]);
+          }
+        }
       }
       POOLGRAD_UNROLL
       for (i64 j = 0; j < K - S; ++j) {
@@ -349,6 +364,7 @@ class BackBands {
   Senders depths_;
   const i64 most_;  // rows of inputs at once
   Sink<T> gx_;
+  const bool streams_;
   i64 lo_, pitch_, lines_, copied_;  // the first column of a band; of lines
   Range real_;                       // the columns of outputs that there are
   bool readable_, near_;  // lines may be read where they lie, or with what lies beside them

@@ -27,6 +27,7 @@ class BackPixels {
         columns_(larger(1, kPixelBand / (p.inner * p.axis[2].stride))),
         length_(columns_ * p.axis[2].stride * p.inner),
         gx_(gx, length_, arena),
+        streams_(gx_.streams(p.inner, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))),
         staged_(arena.take<T>(kSquares * p.axis[1].stride * length_)),
         nothing_(arena.take<T>(p.inner)),
         rows_(arena.take<T*>(kSquares * p.axis[1].stride)),
@@ -56,10 +57,12 @@ class BackPixels {
           rows_[r] = here && real ? gx_.room(at, (next - b) * width.stride * p_.inner, false)
                                   : staged_ + r * length_;
         }
-        by_shape(width, [&](auto kernel, auto stride) { blocks<kernel(), stride()>(a, b, next); });
+        by_shape(width,
+                 [&](auto kernel, auto stride) { blocks<kernel(), stride()>(a, b, next, here); });
         if (!here) finish(plane, a, b, next);
       }
     }
+    if (streams_) drain();
   }
 
  private:
@@ -79,13 +82,15 @@ class BackPixels {
     return plane * p_.in_plane() + (h * p_.axis[2].in + w) * p_.inner;
   }
 
-  // Blocks b ... end of a row of them, to `rows_`. Sums are made in ascending order of outputs.
+  // Blocks b ... end of a row of them, to `rows_`; here: where they belong. Sums are made in
+  // ascending order of outputs.
   template <i64 K, i64 S>
-  POOLGRAD_LOOP void blocks(i64 a, i64 b, i64 end) const {
+  POOLGRAD_LOOP void blocks(i64 a, i64 b, i64 end, bool here) const {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
     constexpr i64 kReach = (K + S - 1) / S, kRows = kSquares + kReach - 1, kHigh = kSquares * S;
     using V = Vec<T, static_cast<int>(W)>;
     using Bytes = Vec<std::uint8_t, static_cast<int>(W)>;
+    const bool streams = kVectorBytes % kLineBytes == 0 && here && streams_;
     Sender from[kRows][kReach];  // of outputs (a - kReach + 1, b - kReach + 1) and on
     const auto senders = [&](i64 column, i64 i) {
       for (i64 j = 0; j < kRows; ++j) from[j][i] = sender(a - kReach + 1 + j, column);
@@ -123,9 +128,13 @@ class BackPixels {
         }
         POOLGRAD_UNROLL
         for (i64 k = 0; k < kHigh * S; ++k) {
-          T* here = to[k / S] + at + k % S * p_.inner + channel;
-          ask(here + kAhead<T>);
-          store(here, sums[k / S][k % S]);
+          T* result = to[k / S] + at + k % S * p_.inner + channel;
+          if (streams) {
+            stream(result, sums[k / S][k % S]);
+          } else {
+            ask(result + kAhead<T>);
+            store(result, sums[k / S][k % S]);
+          }
         }
       }
     }
@@ -150,6 +159,7 @@ class BackPixels {
   const Piece piece_;
   const i64 columns_, length_;  // blocks at a time; elements of a row of them
   Sink<T> gx_;
+  const bool streams_;
   T *staged_, *nothing_;
   T** rows_;  // where rows of blocks go
   std::uint8_t* nowhere_;

@@ -37,6 +37,7 @@ NB_MODULE(_kernels, m) {
       .def(nb::init<std::size_t>(), nb::arg("bytes"));
   m.def("limit_cache", &limit_cache, nb::arg("bytes"));
   m.def("empty_cache", &empty_cache);
+  m.def("limit_streams", &limit_streams, nb::arg("bytes"));
   m.def("share_threads", &share_threads, nb::arg("library"));
   m.def("xla_handler", &xla_handler);
   m.def("cache_use", [] {

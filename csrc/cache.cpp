@@ -1,11 +1,15 @@
 #include "cache.hpp"
 
+#include <cstdint>
 #include <cstdlib>
 #include <new>
 #include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
 #endif
 
 namespace poolgrad {
@@ -42,7 +46,27 @@ char* fresh(std::size_t size) {
   return static_cast<char*>(data);
 }
 
+// Of AMD's processors those from Zen 5 on.
+bool streams_well() {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx) return false;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
+  constexpr unsigned kZen5 = 0x1A;
+  return ((a >> 8) & 0xF) + ((a >> 20) & 0xFF) >= kZen5;
+#else
+  return false;
+#endif
+}
+
+// What is larger stays in no cache anyway.
+constexpr std::size_t kCached = std::size_t{32} << 20;
+std::size_t stream_limit = streams_well() ? kCached : SIZE_MAX;
+
 }  // namespace
+
+bool streams(std::size_t bytes) { return bytes > stream_limit; }
+void limit_streams(std::size_t bytes) { stream_limit = bytes; }
 
 Memory::Memory(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
   if (bytes > SIZE_MAX - kPage) throw std::bad_alloc();

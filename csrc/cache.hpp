@@ -1,5 +1,5 @@
-// Memory for large results, used again. Fresh pages cost more than most poolings: the system clears
-// them one by one when they are first written.
+// Memory for large results, used again, and how it is written. Fresh pages cost more than most
+// poolings: the system clears them one by one when they are first written.
 #pragma once
 
 #include <cstddef>
@@ -30,5 +30,10 @@ struct CacheUse {
 CacheUse cache_use();
 void limit_cache(std::size_t bytes);  // of what waits
 void empty_cache();
+
+// Whether results of so many bytes are best written past the caches: of more than a limit, which is
+// endless where a processor is not known to write faster so.
+bool streams(std::size_t bytes);
+void limit_streams(std::size_t bytes);
 
 }  // namespace poolgrad

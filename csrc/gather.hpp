@@ -57,7 +57,9 @@ class Gather {
         heights_(p.axis[1], piece.lo[1], piece.hi[1], most_windows(p.axis[1]), arena),
         apart_(!Routed && is_apart(p.axis[2])),
         made_(apart_ ? arena.take<T>(columns() * p.inner) : nullptr),
-        gx_(gx, columns() * p.inner, arena) {
+        gx_(gx, columns() * p.inner, arena),
+        streams_(gx_.streams(columns() * p.inner,
+                             p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
     const Axis& a = p.axis[2];
     const i64 reach = (a.kernel - 1) * a.dilation;
     first_ = (piece.lo[2] + a.lo) / a.stride - reach / a.stride;
@@ -89,7 +91,7 @@ class Gather {
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h, at += n) {
         if (apart_ && h > piece_.lo[1] && same_senders(h)) {
-          gx_.put(at, made_, n);
+          gx_.put(at, made_, n, streams_);
           continue;
         }
         count_ = 0;
@@ -105,6 +107,7 @@ class Gather {
         else interleave(gx_.room(at, n));
       }
     }
+    if (apart_ && streams_) drain();
   }
 
  private:
@@ -267,7 +270,7 @@ class Gather {
         }
       }
     }
-    gx_.put(at, made_, n);
+    gx_.put(at, made_, n, streams_);
   }
 
   void phase(i64 begin, T* to) {
@@ -323,6 +326,7 @@ class Gather {
   const bool apart_;
   T* made_;  // the last row of inputs
   Sink<T> gx_;
+  const bool streams_;  // such rows
   i64 first_, last_, length_, slots_[2];
   Range real_;
   Kept* kept_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ahead.hpp"
 #include "memory.hpp"
 #include "view.hpp"
 

@@ -78,6 +78,30 @@ void store(T* to, V v) {
   std::memcpy(to, &v, sizeof(V));
 }
 
+// To a whole cache line, past the caches. What was written so is seen by others after drain().
+inline constexpr int kLineBytes = 64;
+template <class V, class T>
+POOLGRAD_INLINE void stream(T* to, V v) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<__m512i>(v));
+    return;
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<__m256i>(v));
+    return;
+  }
+#endif
+  store(to, v);
+}
+[[maybe_unused]] inline void drain() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
 // A copy of few elements, for which a call of memcpy would cost as much.
 template <class T>
 void copy_run(const T* from, T* to, i64 n) {
@@ -334,28 +358,6 @@ POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __rest
     }(std::make_integer_sequence<int, W>{});
   }
   for (; i < n; ++i) even[i] = from[2 * i], odd[i] = from[2 * i + 1];
-}
-
-// Asks for memory that will soon be read, or written: a store, too, waits for its line. It is
-// fetched into the first cache, and what lies further behind it into the second: of the first a
-// core waits for few lines at a time, of the second for many more, and the processor's own guesses
-// end with a page. It may lie beyond the array. (Inlined: a call that only asks would be taken for
-// one without effect.)
-inline constexpr i64 kAheadBytes = 2048;
-template <class T>
-inline constexpr i64 kAhead = kAheadBytes / static_cast<i64>(sizeof(T));
-
-// Where what lies further behind it is not what comes next.
-POOLGRAD_INLINE void ask_near(const void* at) { __builtin_prefetch(at); }
-POOLGRAD_INLINE void ask(const void* at) {
-  constexpr i64 kFurther = 4096;
-  ask_near(at);
-  __builtin_prefetch(static_cast<const char*>(at) + kFurther, 0, 2);
-}
-[[maybe_unused]] POOLGRAD_INLINE void ask(const void* at, i64 bytes) {
-  constexpr i64 kMost = 4096;  // longer rows are guessed well
-  if (bytes > kMost) return;
-  for (i64 i = 0; i < bytes; i += 64) ask(static_cast<const char*>(at) + i);
 }
 
 // How a sweep finds input t of output i: the inputs of the next output lie ...

@@ -1,6 +1,8 @@
 // Where results go.
 #pragma once
 
+#include "ahead.hpp"
+#include "cache.hpp"
 #include "memory.hpp"
 #include "view.hpp"
 
@@ -40,14 +42,25 @@ class Sink {
   // Whether rows are made where they belong, in any order.
   bool in_place() const { return to_.data && !buffer_; }
 
-  // Elements first ... first + n, made elsewhere.
-  void put(i64 first, const T* from, i64 n) {
+  // Whether rows of so many elements, of an array of so many bytes, are whole lines that are best
+  // written past the caches.
+  bool streams(i64 row, i64 bytes) const {
+    const auto lines = [](auto n) { return n % kLineBytes == 0; };
+    return in_place() && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
+           lines(row * static_cast<i64>(sizeof(T))) &&
+           poolgrad::streams(static_cast<std::size_t>(bytes));
+  }
+
+  // Elements first ... first + n, made elsewhere; past the caches, if they are such a row.
+  void put(i64 first, const T* from, i64 n, bool streams = false) {
     if (!to_.data) return;
     if (buffer_) return write(to_, first, from, n);
     T* to = as<T>(to_, first);
     sweep_lanes<T>(n, [&](auto w, i64 i) {
+      const auto values = load<Vec<T, w()>>(from + i);
+      if (streams) return stream(to + i, values);
       ask(to + i + kAhead<T>);
-      store(to + i, load<Vec<T, w()>>(from + i));
+      store(to + i, values);
     });
   }
 

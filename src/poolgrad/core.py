@@ -112,12 +112,19 @@ def xla_handler() -> Any:
     return _kernels.xla_handler()
 
 
+def _bytes_set(name: str) -> int | None:
+    value = os.environ.get(name, "").strip()
+    if not value:
+        return None
+    if not (value.isascii() and value.isdecimal()) or int(value) >= 2**63:
+        raise ValueError(f"{name} must be a number of bytes, got {value!r}")
+    return int(value)
+
+
 def _cache_limit() -> int:
-    value = os.environ.get("POOLGRAD_CACHE_BYTES", "").strip()
-    if value:
-        if not (value.isascii() and value.isdecimal()) or int(value) >= 2**63:
-            raise ValueError(f"POOLGRAD_CACHE_BYTES must be a number of bytes, got {value!r}")
-        return int(value)
+    given = _bytes_set("POOLGRAD_CACHE_BYTES")
+    if given is not None:
+        return given
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # a system that does not say
@@ -126,6 +133,8 @@ def _cache_limit() -> int:
 
 
 _kernels.limit_cache(_cache_limit())
+if (_streamed := _bytes_set("POOLGRAD_STREAM_BYTES")) is not None:
+    _kernels.limit_streams(_streamed)
 
 
 def empty_cache() -> None:
