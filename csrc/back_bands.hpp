@@ -68,7 +68,6 @@ class BackBands {
         band(d, h, count, gx_.room(at, count * n, false));
       }
     }
-    if (streams_) drain();
   }
 
  private:
@@ -165,6 +164,7 @@ class BackBands {
     } else {
       for (i64 i = 0; i < lines; ++i) {
         const i64 oh = first + i;
+        // Beyond the ends of a line between two others lies what they hold: it is read, and masked.
         const bool real = oh >= 0 && oh < outs, amid = dense && oh > 0 && oh + 1 < outs;
         const bool there = amid || (real && plain && readable_);
         if (!there) copy(od, oh, line + i, true);
@@ -206,8 +206,8 @@ class BackBands {
     }
   }
 
-  // What a line of outputs sends to the inputs of phase c, W columns from `base` on: to each that
-  // their routes lead to, ...
+  // What a line of outputs sends to the inputs of phase c; `base`: the output, counted from `lo_`,
+  // that the first input begins with. Each sends to where its route leads, ...
   template <i64 K, i64 S, i64 P, i64 W>
   struct Along {
     using V = Vec<T, static_cast<int>(W)>;
@@ -249,13 +249,15 @@ class BackBands {
   struct Alike {
     using V = Vec<T, static_cast<int>(W)>;
     using Mask = decltype(V{} < V{});
+    // The nearest output that an input of some phase asks, counted from `base`, and how many
+    // follow.
     static constexpr i64 kFirst = P >= K - 1 ? (P - K + S) / S : -((K - 1 - P) / S);
     static constexpr i64 kMany = (S - 1 + P) / S - kFirst + 1;
 
     const T* const* lines;
     const T* rows;
     const i64 first;  // column
-    bool edge;        // beyond which nothing is sent
+    bool edge;        // whether some of what is read lies beyond the outputs
     V divisors[kMany], share[kMany];
     Mask real[kMany];
 
@@ -300,7 +302,7 @@ class BackBands {
   };
 
   // The inputs from `column` on of all rows, W of each phase; those before `from` are there
-  // already. P: which phase comes first. Sums are made in ascending order of outputs.
+  // already. P: which phase comes first, 0 or S - 1. Sums are made in ascending order of outputs.
   template <i64 K, i64 S, i64 P, i64 W>
   POOLGRAD_LOOP void walk(i64 column, i64 from, Sent sent, i64 lines, bool fresh) const {
     using V = Vec<T, static_cast<int>(W)>;

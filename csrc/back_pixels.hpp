@@ -62,7 +62,6 @@ class BackPixels {
         if (!here) finish(plane, a, b, next);
       }
     }
-    if (streams_) drain();
   }
 
  private:

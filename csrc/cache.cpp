@@ -46,22 +46,25 @@ char* fresh(std::size_t size) {
   return static_cast<char*>(data);
 }
 
-// Of AMD's processors those from Zen 5 on.
-bool streams_well() {
+// What is larger stays in no cache anyway: the last cache of AMD's processors from Zen 5 on. Others
+// are not known to write well past their caches.
+std::size_t longest_cached() {
 #if defined(__x86_64__)
+  constexpr unsigned kZen5 = 0x1A, kCaches = 0x8000001D, kLast = 3;
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx) return false;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
-  constexpr unsigned kZen5 = 0x1A;
-  return ((a >> 8) & 0xF) + ((a >> 20) & 0xFF) >= kZen5;
+  if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx) return SIZE_MAX;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return SIZE_MAX;
+  if (((a >> 8) & 0xF) + ((a >> 20) & 0xFF) < kZen5) return SIZE_MAX;
+  constexpr std::size_t usual = std::size_t{32} << 20;
+  if (!__get_cpuid_count(kCaches, kLast, &a, &b, &c, &d)) return usual;
+  const std::size_t line = (b & 0xFFF) + 1, parts = ((b >> 12) & 0x3FF) + 1, ways = (b >> 22) + 1;
+  const std::size_t size = line * parts * ways * (static_cast<std::size_t>(c) + 1);
+  return size > usual ? size : usual;
 #else
-  return false;
+  return SIZE_MAX;
 #endif
 }
-
-// What is larger stays in no cache anyway.
-constexpr std::size_t kCached = std::size_t{32} << 20;
-std::size_t stream_limit = streams_well() ? kCached : SIZE_MAX;
+std::size_t stream_limit = longest_cached();  // changed while the module is loaded, not later
 
 }  // namespace
 

@@ -9,7 +9,6 @@
 #include "transcendental.hpp"
 
 namespace poolgrad {
-
 namespace {
 
 template <class V>

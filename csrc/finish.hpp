@@ -6,7 +6,6 @@
 #include "sink.hpp"
 
 namespace poolgrad {
-
 namespace {
 
 [[maybe_unused]] inline float square_root(float x) { return __builtin_sqrtf(x); }
@@ -198,9 +197,9 @@ struct Near {
     }
     return false;
   }
-  // `seen`: NaN, if an input is not finite.
   template <class V>
   using Summed = poolgrad::Cell<V>;
+  // `seen`: NaN, if an input is not finite, or their sum, or theta.
   template <class Set, class V, std::size_t N>
   POOLGRAD_INLINE static Summed<V> sum(Target to, i64 i, V (&inputs)[N], const Set& set, V& seen) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));

@@ -58,7 +58,8 @@ class Gather {
         apart_(!Routed && is_apart(p.axis[2])),
         made_(apart_ ? arena.take<T>(columns() * p.inner) : nullptr),
         gx_(gx, columns() * p.inner, arena),
-        streams_(gx_.streams(columns() * p.inner,
+        streams_(apart_ && columns() == p.axis[2].in &&
+                 gx_.streams(columns() * p.inner,
                              p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
     const Axis& a = p.axis[2];
     const i64 reach = (a.kernel - 1) * a.dilation;
@@ -107,7 +108,6 @@ class Gather {
         else interleave(gx_.room(at, n));
       }
     }
-    if (apart_ && streams_) drain();
   }
 
  private:
@@ -326,7 +326,7 @@ class Gather {
   const bool apart_;
   T* made_;  // the last row of inputs
   Sink<T> gx_;
-  const bool streams_;  // such rows
+  const bool streams_;  // the rows that are made so go past the caches
   i64 first_, last_, length_, slots_[2];
   Range real_;
   Kept* kept_;

@@ -78,7 +78,8 @@ void store(T* to, V v) {
   std::memcpy(to, &v, sizeof(V));
 }
 
-// To a whole cache line, past the caches. What was written so is seen by others after drain().
+// Past the caches, to where a vector's size divides the address (else the program ends), as part of
+// a cache line that is written at once. Others see it after drain(). Narrow vectors are stored.
 inline constexpr int kLineBytes = 64;
 template <class V, class T>
 POOLGRAD_INLINE void stream(T* to, V v) {

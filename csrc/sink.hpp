@@ -19,7 +19,10 @@ class Sink {
       : to_(to), buffer_(to.data && !is<T>(to) ? arena.take<T>(row + kChunk) : nullptr) {}
   Sink(const Sink&) = delete;
   Sink& operator=(const Sink&) = delete;
-  ~Sink() { flush(); }
+  ~Sink() {
+    flush();
+    if (streams_) drain();
+  }
 
   // Room for elements first .. first + n of the array; what was made before is complete. Null, if
   // there is no array. The room after this one is asked for, unless its maker does that.
@@ -42,16 +45,18 @@ class Sink {
   // Whether rows are made where they belong, in any order.
   bool in_place() const { return to_.data && !buffer_; }
 
-  // Whether rows of so many elements, of an array of so many bytes, are whole lines that are best
-  // written past the caches.
-  bool streams(i64 row, i64 bytes) const {
+  // Whether the array, of so many bytes, is best written past the caches, and may be: each of its
+  // rows (of so many elements) begins and ends with a cache line. Who writes so writes whole rows.
+  bool streams(i64 row, i64 bytes) {
     const auto lines = [](auto n) { return n % kLineBytes == 0; };
-    return in_place() && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
-           lines(row * static_cast<i64>(sizeof(T))) &&
-           poolgrad::streams(static_cast<std::size_t>(bytes));
+    streams_ = in_place() && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
+               lines(row * static_cast<i64>(sizeof(T))) &&
+               poolgrad::streams(static_cast<std::size_t>(bytes));
+    return streams_;
   }
 
-  // Elements first ... first + n, made elsewhere; past the caches, if they are such a row.
+  // Elements first ... first + n, made elsewhere; streams: they are a whole
+  // row, and are written past the caches.
   void put(i64 first, const T* from, i64 n, bool streams = false) {
     if (!to_.data) return;
     if (buffer_) return write(to_, first, from, n);
@@ -75,6 +80,7 @@ class Sink {
   Dense to_;
   T* buffer_;
   i64 first_ = 0, count_ = 0;  // the buffered elements
+  bool streams_ = false;
 };
 
 // Where strips of rows lie: elements of some memory.
