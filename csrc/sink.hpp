@@ -55,8 +55,8 @@ class Sink {
     return streams_;
   }
 
-  // Elements first ... first + n, made elsewhere; streams: they are a whole
-  // row, and are written past the caches.
+  // Elements first ... first + n, made elsewhere; streams: they are a whole row, and are written
+  // past the caches.
   void put(i64 first, const T* from, i64 n, bool streams = false) {
     if (!to_.data) return;
     if (buffer_) return write(to_, first, from, n);
