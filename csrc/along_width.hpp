@@ -38,18 +38,6 @@ void in_groups(i64 taps, F&& fold) {
 // making: then the cost grows with the logarithm of the kernel.
 [[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
 
-// A sink of Neighbours: into one row.
-template <class Op>
-struct ToRow {
-  struct Line {};
-  typename Op::Row to;
-  template <class C>
-  POOLGRAD_INLINE void operator()(Line, i64 i, const C& cell, i64 lanes) const {
-    Op::store_cell(Op::at(to, i), cell, 0, lanes);
-  }
-  void next(Line) const {}
-};
-
 // `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step` elements apart.
 template <class Op>
 void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step,
@@ -57,12 +45,7 @@ void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step
   const i64 gap = a.dilation * step, read = outputs + (a.kernel - 1) * gap;
   i64 done = 0;  // inputs of each window that are in `to`
   i64 size = 1;  // and of those in `doubled`
-  if (gap == 1) {
-    const Neighbours<Op> near(a.kernel);
-    near.make(from, 0, 1, outputs, doubled, ToRow<Op>{to}, {});
-    if (near.complete()) return;
-    done = near.done(), size = near.size();
-  } else if (a.kernel == 1 || (!Op::kIdempotent && a.kernel % 2)) {
+  if (a.kernel == 1 || (!Op::kIdempotent && a.kernel % 2)) {
     Op::fold_inputs(to, outputs, from, 1, 0, 1, 0), done = 1;
   }
   while (2 * size <= a.kernel) {
@@ -93,8 +76,8 @@ class Width {
   using T = typename Op::In;
   using Row = typename Op::Row;
 
-  Width(const Plan& plan, const View& x, const Tile& tile, Reading<T> how, const Op& op,
-        Arena& arena)
+  POOLGRAD_LOOP Width(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
+                      const Op& op, Arena& arena)
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),

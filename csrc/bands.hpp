@@ -44,9 +44,19 @@ bool by_width(i64 n, F&& f) {
          height.stride == width.stride && height.dilation == width.dilation;
 }
 
-// Whether what is known of parts of a window can be merged.
+// Whether partial reductions of a window can be merged.
 template <class Op>
-concept Merges = requires { typename Op::Hasty; };
+concept Merges = requires { typename Op::AssumeNoNaN; };
+
+// The reduction that is used while no NaN was met.
+template <class Op>
+struct Optimistic {
+  using type = Op;
+};
+template <Merges Op>
+struct Optimistic<Op> {
+  using type = typename Op::AssumeNoNaN;
+};
 
 // Whether the order in which parts of a window are merged matters.
 template <class Op>
@@ -67,7 +77,8 @@ struct Slice {
 
 // Windows below each other, side by side in vectors: each line of inputs is reduced once for all
 // windows that hold it. start(depth) gives a Slice, line(value) the next line's places, ahead() may
-// ask for more, store(row, cell) is given what is made. What was read is summed up in `seen`.
+// prefetch, store(row, cell) is given what is made. O::trace collects the inputs in `seen`, so that
+// O::has_nan(seen) tells afterwards whether one of them was NaN.
 template <class O, i64 K, i64 S, class V, class Start, class Line, class Ahead, class Store>
 POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Line&& line,
                                Ahead&& ahead, Store&& store) {
@@ -84,8 +95,8 @@ POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Lin
       for (i64 t = 1; t < K; ++t) O::take(cell, value[t], place + static_cast<u32>(t));
       V sum = value[0];
       POOLGRAD_UNROLL
-      for (i64 t = 1; t < K; ++t) sum += value[t];
-      seen += sum;
+      for (i64 t = 1; t < K; ++t) sum = O::trace(sum, value[t]);
+      seen = O::trace(seen, sum);
       return cell;
     };
     const auto finish = [&](i64 q, auto cell) __attribute__((always_inline)) {
@@ -153,15 +164,17 @@ void over_rows(const Tile& tile, bool deep, F&& some) {
 }
 
 // Op: first and take make a cell of one line of a window's places, merge adds a later line to it,
-// store says what becomes of it; Hasty is an Op that knows no NaN, if that is faster.
+// store writes it, trace and has_nan find NaNs among the inputs: Op itself may assume that there is
+// none. `fill`: wins nowhere.
 template <class Op>
 class Bands {
  public:
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  Bands(const Plan& plan, const View& x, const Tile& tile, bool negate, Arena& arena)
-      : p_(plan), x_(x), negate_(negate), used_(Merges<Op> && is_banded(plan, tile)) {
+  POOLGRAD_LOOP Bands(const Plan& plan, const View& x, const Tile& tile, bool negate, T fill,
+                      Arena& arena)
+      : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && is_banded(plan, tile)) {
     if (!used_) return;
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
     const i64 reach = (width.out - 1) * width.stride + span(width);
@@ -178,7 +191,7 @@ class Bands {
     copies_ = arena.take<T>(depths_ * lines_ * pitch_);
     from_ = arena.take<From>(depths_);
     at_ = arena.take<const T*>(depths_ * lines_);
-    if constexpr (Merges<Op>) {
+    if constexpr (kCompiled) {
       const i64 cells = ceil_div(width.out, kLanes) * kMostBanded;
       own_cells_ = cells * static_cast<i64>(sizeof(typename Op::template Cell<Vec<T, kLanes>>));
     }
@@ -197,17 +210,18 @@ class Bands {
   bool deep() const { return used_ && deep_; }
 
   void start(const char* plane) {
-    if (used_ && !plane_) std::fill(copies_, copies_ + depths_ * lines_ * pitch_, Op::kFill);
+    if (used_ && !plane_) std::fill(copies_, copies_ + depths_ * lines_ * pitch_, fill_);
     plane_ = plane;
     forget();
   }
 
-  // Rows oh ... oh + rows of the outputs, one behind the other.
-  void make(i64 od, i64 oh, i64 rows, Target to) {
+  // Makes rows oh ... oh + rows of the outputs, one behind the other. False: an input is NaN, or
+  // there is none, and the outputs mean nothing.
+  POOLGRAD_LOOP bool make(i64 od, i64 oh, i64 rows, Target to) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const Span s = span_of(depth, od);
     const i64 n = width.out, lines = (rows - 1) * height.stride + span(height);
-    if (s.taps == 0) return Op::clear(to, rows * n);
+    if (s.taps == 0) return false;
     const i64 first = oh * height.stride - height.lo;
     if (first != first_) forget();
     first_ = first;
@@ -224,35 +238,30 @@ class Bands {
                   known || (k > 0 && kept) ? cells_ + slot * own_cells_ : nullptr, known};
       if (k > 0 && kept) held_[slot] = d;
     }
-    by_shape<kMostStride>(height, [&](auto kernel, auto stride) {
-      by_width<T>(n, [&](auto w) {
-        if constexpr (Merges<Op>) {
-          using Hasty = typename Op::Hasty;
-          if (!walk<Hasty, kernel(), stride(), w()>(to, n, rows, s.taps)) return;
-          for (i64 k = 0; k < s.taps; ++k) {
-            if (from_[k].known) find_lines(k, s.begin + k, first, lines);
-            from_[k].known = false;
-          }
-          walk<Op, kernel(), stride(), w()>(to, n, rows, s.taps);
-          forget();
-        }
+    bool made = false;
+    if constexpr (kCompiled) {
+      by_shape<kMostStride>(height, [&](auto kernel, auto stride) {
+        by_width<T>(n, [&](auto w) { made = walk<kernel(), stride(), w()>(to, n, rows, s.taps); });
       });
-    });
+    }
+    if (!made) forget();
+    return made;
   }
 
-  // Whether an output may be that of a place without an input.
+  // Whether an output of a row may be the fill, not an input.
   bool is_suspect(i64 oh, Target row) const {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const bool full = oh >= height.full_lo && oh < height.full_hi;
     bool found = false;
-    for (i64 i = 0; i < (full ? width.full_lo : width.out); ++i) found |= Op::is_suspect(row, i);
+    for (i64 i = 0; i < (full ? width.full_lo : width.out); ++i) found |= row.y[i] == fill_;
     for (i64 i = full ? width.full_hi : width.out; i < width.out; ++i) {
-      found |= Op::is_suspect(row, i);
+      found |= row.y[i] == fill_;
     }
     return found;
   }
 
  private:
+  static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
   static constexpr i64 kMostStride = sizeof(T) < 4 ? 2 : 3;  // bytes are not shuffled so freely
   static constexpr i64 kMostApart = 4;                       // places of a window that has gaps
 
@@ -301,7 +310,7 @@ class Bands {
       }
       T* copy = copies_ + line * pitch_;
       at_[line] = copy;
-      if (h < 0 || h >= in) std::fill(copy + lo_ + lo, copy + hi_ + lo, Op::kFill);
+      if (h < 0 || h >= in) std::fill(copy + lo_ + lo, copy + hi_ + lo, fill_);
       else copy_row(x_, plane_, d, h, lo_, hi_, negate_, copy + lo_ + lo);
     }
   }
@@ -321,12 +330,12 @@ class Bands {
     return (lane >= lanes_below(0)) & (lane < lanes_below(p_.axis[2].in));
   }
 
-  // Makes `rows` rows of n outputs, W of a row at a time. True: there may be NaNs that O does not
-  // know; the outputs mean nothing then. Windows with gaps share lines with every `step`-th row.
-  template <class O, i64 K, i64 S, i64 W>
+  // Makes `rows` rows of n outputs, W of a row at a time, unless an input is NaN. Windows with gaps
+  // share lines with every `step`-th row.
+  template <i64 K, i64 S, i64 W>
   POOLGRAD_LOOP bool walk(Target to, i64 n, i64 rows, i64 depths) const {
     using V = Vec<T, static_cast<int>(W)>;
-    using Cell = typename O::template Cell<V>;
+    using Cell = typename Op::template Cell<V>;
     constexpr i64 kShare = S * S * W * static_cast<i64>(sizeof(T));  // new inputs of a piece
     const i64 step = S == 1 ? p_.axis[1].dilation : 1;
     V seen{};
@@ -338,43 +347,45 @@ class Bands {
       for (i64 from = 0; from < smaller(step, rows); ++from) {
         const T* const* line = nullptr;
         const char* next = nullptr;
-        walk_down<O, K, S, V>((rows - from + step - 1) / step, depths, seen,
-                              [&](i64 k) {
-                                const From& own = from_[k];
-                                line = own.at + from;
-                                next = own.next + (i / W * rows + from * rows / step) * kShare;
-                                Cell* cells = reinterpret_cast<Cell*>(own.cells);
-                                return Slice<Cell>{own.place,
-                                                   cells ? cells + i / W * kMostBanded : nullptr,
-                                                   own.known};
-                              },
-                              [&](V* value) {
-                                POOLGRAD_UNROLL
-                                for (i64 t = 0; t < K; ++t)
-                                  value[t] = load_every<S, V>(*line + at * S, t, step);
-                                line += step;
-                                if (!edge) return;
-                                POOLGRAD_UNROLL
-                                for (i64 t = 0; t < K; ++t)
-                                  value[t] = known[t] ? value[t] : V{} + Op::kFill;
-                              },
-                              [&] {
-                                for (i64 b = 0; b < kShare; b += 64, next += 64)
-                                  deep_ ? ask_near(next) : ask(next);
-                              },
-                              [&](i64 q, const auto& cell) {
-                                const i64 row = from + q * step;
-                                O::store(to.line(row, n), at, cell);
-                                ask(to.line(row + rows, n).y + at);
-                              });
+        walk_down<Op, K, S, V>((rows - from + step - 1) / step, depths, seen,
+                               [&](i64 k) {
+                                 const From& own = from_[k];
+                                 line = own.at + from;
+                                 next = own.next + (i / W * rows + from * rows / step) * kShare;
+                                 Cell* cells = reinterpret_cast<Cell*>(own.cells);
+                                 return Slice<Cell>{own.place,
+                                                    cells ? cells + i / W * kMostBanded : nullptr,
+                                                    own.known};
+                               },
+                               [&](V* value) {
+                                 POOLGRAD_UNROLL
+                                 for (i64 t = 0; t < K; ++t)
+                                   value[t] = load_every<S, V>(*line + at * S, t, step);
+                                 line += step;
+                                 if (!edge) return;
+                                 POOLGRAD_UNROLL
+                                 for (i64 t = 0; t < K; ++t)
+                                   value[t] = known[t] ? value[t] : V{} + fill_;
+                               },
+                               [&] {
+                                 for (i64 b = 0; b < kShare; b += 64, next += 64)
+                                   deep_ ? ask_near(next) : ask(next);
+                               },
+                               [&](i64 q, const auto& cell) {
+                                 const i64 row = from + q * step;
+                                 Op::store(to.line(row, n), at, cell);
+                                 ask(to.line(row + rows, n).y + at);
+                               });
       }
     }
-    return !std::is_same_v<O, Op> && any(seen != seen);
+    return !Op::has_nan(seen, fill_);
   }
 
   const Plan& p_;
   const View& x_;
-  const bool negate_, used_;
+  const bool negate_;
+  const T fill_;
+  const bool used_;
   bool readable_ = false;       // lines may be read where they lie
   i64 before_ = 0, after_ = 0;  // columns of padding that windows hold
   i64 lo_ = 0, hi_ = 0, pitch_ = 0, depths_ = 0, rows_ = 0, lines_ = 0;

@@ -53,7 +53,7 @@ void average_near(const Work& work, const View& x, Dense y, Divisor divisor) {
   const Plan& p = *work.plan;
   using Op = Mean<A, Lines>;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
-    Bands<Op> bands(p, x, tile, false, arena);
+    Bands<Op> bands(p, x, tile, false, Op::kFill, arena);
     const i64 rows = larger(1, bands.rows()), n = (tile.hi[2] - tile.lo[2]) * p.inner;
     return SmallMeanKit<A, Lines>{Direct<Op>(p, x, tile, false, arena),
                                   bands,
@@ -131,9 +131,11 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
           });
     };
     if (is_plane(p)) return by_inputs(std::type_identity<PlaneGradients<A>>{});
-    const bool gathered = is_gathered(p, false);  // bands add in the same order
-    if (gathered && is_banded_back<A>(p))
-      return by_inputs(std::type_identity<BackBands<A, false>>{});
+    const bool gathered = is_gathered(p, false);
+    if constexpr (!kGeneralOnly) {  // bands add in the same order
+      if (gathered && is_banded_back<A>(p))
+        return by_inputs(std::type_identity<BackBands<A, false>>{});
+    }
     if (gathered) return by_inputs(std::type_identity<Gather<A, false>>{});
     if (is_at_every_place(p)) {
       const Plan back = transposed(p);

@@ -11,14 +11,14 @@ namespace {
 template <class A>
 struct Sum {
   using In = A;
-  using Hasty = Sum;
   struct Row {
     A* v;
   };
 
   static constexpr bool kIdempotent = false;
   static constexpr bool kDoubles = true;
-  static constexpr bool kRounds = true;  // so the order of sums matters
+  static constexpr bool kRounds = true;        // so the order of sums matters
+  static constexpr bool kNeedsFinite = false;  // sums of infinities and NaNs need no care
   static constexpr A kFill = A(0);
   static bool is_suspect(Row, i64) { return false; }
 
@@ -125,7 +125,7 @@ struct Sum {
 template <class A, bool Lines>
 struct Mean {
   using In = A;
-  using Hasty = Mean;
+  using AssumeNoNaN = Mean;  // a sum with a NaN is NaN
   static constexpr bool kNarrow = false;
   static constexpr bool kPads = true;
   static constexpr bool kByLines = Lines, kRounds = true;
@@ -154,6 +154,14 @@ struct Mean {
   template <class C>
   static void merge(C& cell, const C& later, u32) {
     cell.sum += later.sum;
+  }
+  template <class V>
+  static V trace(V seen, V) {
+    return seen;
+  }
+  template <class V>
+  static bool has_nan(V, A) {
+    return false;
   }
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {
@@ -208,7 +216,7 @@ struct MeanKit {
 template <class A, bool Lines>
 struct SmallMeanKit {
   Direct<Mean<A, Lines>> windows;
-  Bands<Mean<A, Lines>> bands;
+  Bands<typename Optimistic<Mean<A, Lines>>::type> bands;
   Sink<A> y;
   A* rows;
   ColumnDivisors<A> columns;
@@ -223,14 +231,18 @@ struct SmallMeanKit {
   i64 make(i64 od, i64 oh, i64 most, i64 first, i64, RowsOf&& rows_of) {
     const i64 count = bands.rows() > 0 ? smaller(most, bands.rows()) : 1;
     for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
-    const auto target = [&](i64 at, i64 n) {
-      return typename Mean<A, Lines>::Target{y.room(first + at, n, !bands.rows()), columns.row + at,
-                                             rows};
-    };
-    if (bands.rows() > 0) {
-      bands.make(od, oh, count, target(0, count * bands.length()));
-    } else {
-      windows.row(od, oh, [&](i64 at, i64 n, auto&& make) { make(target(at, n)); });
+    using Target = typename Mean<A, Lines>::Target;
+    if (!bands.rows()) {
+      windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
+        make(Target{y.room(first + at, n), columns.row + at, rows});
+      });
+      return 1;
+    }
+    const i64 length = bands.length();
+    const Target all{y.room(first, count * length, false), columns.row, rows};
+    if (bands.make(od, oh, count, all)) return count;
+    for (i64 q = 0; q < count; ++q) {
+      windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(all.line(q, length).at(at)); });
     }
     return count;
   }
@@ -285,7 +297,7 @@ void wide_average_tile(const Plan& p, WideMeanKit<A>& kit, const char* inputs, D
                  store_first(y, cell.sum / (of_rows[q] * of_columns), lanes);
                };
   };
-  const auto close = [&](const Patch& patch, i64, i64 rows, bool) { kit.y.close(patch, rows); };
+  const auto close = [&](const Patch& patch, i64, i64 rows) { kit.y.close(patch, rows); };
   for (i64 k = 0; k < kit.sheet.patches(); ++k) kit.sheet.make(inputs, k, open, close);
 }
 

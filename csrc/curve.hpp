@@ -184,11 +184,11 @@ struct Powers {
     Terms<V> terms;
     by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       V q = x[t] * down;
-      if (!Set::finite) q = endless & (x[t] == m) ? V{} + A(1) : q;
+      if (!Set::finite) q = (endless & (x[t] == m)) ? V{} + A(1) : q;
       const V power = whole_power(q, set.whole);
       terms.add(turn, power, set.t ? p * logarithm<A, W>(q) * power : V{});
     });
-    return terms.end(endless | (m == A(0)) ? m : scale.up, set);
+    return terms.end((endless | (m == A(0))) ? m : scale.up, set);
   }
 };
 

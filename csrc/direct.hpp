@@ -3,6 +3,7 @@
 // windows share little.
 #pragma once
 
+#include "isa.hpp"
 #include "separable.hpp"
 #include "sink.hpp"
 
@@ -40,7 +41,11 @@ POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
 
 // Whether there is code for squares of finite inputs, of which the compiler knows the rest.
 template <class Op>
-concept KnowsSquares = requires { Op::kKnowsSquares; };
+concept KnowsSquares = kSpecialised<typename Op::In> && requires { Op::kKnowsSquares; };
+
+// Whether two vectors of outputs are made at a time.
+template <class Op>
+concept MakesPairs = kSpecialised<typename Op::In> && requires { Op::kPairs; };
 
 // Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
 // go; kFill: what changes no result, unless that is_suspect; kPads: whether there is such a thing;
@@ -52,7 +57,7 @@ class Direct {
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  Direct(const Plan& plan, const View& x, const Tile& tile, bool negate, Arena& arena)
+  POOLGRAD_LOOP Direct(const Plan& plan, const View& x, const Tile& tile, bool negate, Arena& arena)
       : p_(plan),
         x_(x),
         tile_(tile),
@@ -333,7 +338,7 @@ class Direct {
       }
       return cell;
     };
-    if constexpr (requires { Op::kPairs; }) {
+    if constexpr (MakesPairs<Op>) {
       using V = Vec<T, kLanes>;
       const Const<kLanes> w;
       for (i64 i = 0; n >= 2 * kLanes && i < n; i += 2 * kLanes) {

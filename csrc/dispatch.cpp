@@ -6,34 +6,25 @@
 #include <stdexcept>
 #include <string>
 
+#include "processor.hpp"
+
 namespace poolgrad {
 
-#if defined(__x86_64__)
-extern const Kernels kernels_avx512, kernels_avx2, kernels_x86_64_v2;
-#elif defined(__aarch64__)
-extern const Kernels kernels_neon;
-#else
-extern const Kernels kernels_baseline;
-#endif
+extern const Kernels kernels_avx512, kernels_avx2, kernels_x86_64_v2, kernels_neon,
+    kernels_baseline;
 
 const std::vector<const Kernels*>& available_kernels() {
   static const std::vector<const Kernels*> found = [] {
     std::vector<const Kernels*> list;
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512cd")) {
-      list.push_back(&kernels_avx512);
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("bmi2")) {
-      list.push_back(&kernels_avx2);
-    }
-    if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt")) {
-      list.push_back(&kernels_x86_64_v2);
-    }
-#elif defined(__aarch64__)
+#if defined(POOLGRAD_HAS_AVX512)
+    if (has_avx512()) list.push_back(&kernels_avx512);
+#endif
+#if defined(POOLGRAD_HAS_AVX2)
+    if (has_avx2()) list.push_back(&kernels_avx2);
+#endif
+#if defined(POOLGRAD_HAS_X86_64_V2)
+    if (has_x86_64_v2()) list.push_back(&kernels_x86_64_v2);
+#elif defined(POOLGRAD_HAS_NEON)
     list.push_back(&kernels_neon);
 #else
     list.push_back(&kernels_baseline);

@@ -51,6 +51,11 @@ namespace {
   }
 }
 
+[[maybe_unused]] inline bool is_floating(Dtype dtype) {
+  return dtype == Dtype::float16 || dtype == Dtype::bfloat16 || dtype == Dtype::float32 ||
+         dtype == Dtype::float64;
+}
+
 // The bits of floats of two bytes.
 struct Half {
   std::uint16_t bits;

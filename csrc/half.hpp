@@ -11,10 +11,65 @@ namespace {
 template <class S>
 inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Half> ? 0x7C00 : 0x7F80;
 
+// Integers in the order of the numbers; both zeros are 0.
+template <class V>
+auto key_of_bits(V bits) {
+  using K = Vec<std::int16_t, static_cast<int>(sizeof(V) / 2)>;
+  const K own = bits_as<K>(bits), sign = own >> 15;
+  return ((own & 0x7FFF) ^ sign) - sign;
+}
+
+// The maximum of either type, if no input is NaN. Nothing here depends on the type but the fill.
+template <bool Keep>
+struct FiniteBits {
+  using In = std::uint16_t;
+  using AssumeNoNaN = FiniteBits;
+  using Target = Winners<In, Keep>;
+
+  template <class V>
+  struct Cell {
+    V best;
+    Vec<std::int16_t, static_cast<int>(sizeof(V) / sizeof(In))> key;
+    V where;
+  };
+
+  template <class V>
+  static Cell<V> first(V bits, u32 place) {
+    return {bits, key_of_bits(bits), V{} + static_cast<In>(place)};
+  }
+  template <class V>
+  static void take(Cell<V>& cell, V bits, u32 place) {
+    merge(cell, first(bits, place), 0);
+  }
+  template <class V>
+  static void merge(Cell<V>& cell, const Cell<V>& later, u32 moved) {
+    const auto wins = later.key > cell.key;
+    cell.best = wins ? later.best : cell.best;
+    cell.key = wins ? later.key : cell.key;
+    if constexpr (Keep) cell.where = wins ? later.where + static_cast<In>(moved) : cell.where;
+  }
+  template <class V>
+  static void store(Target to, i64 i, const Cell<V>& cell) {
+    poolgrad::store(to.y + i, cell.best);
+    if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+  }
+
+  // The largest magnitude: above that of the fill, which is an infinity, only NaNs are.
+  template <class V>
+  static V trace(V seen, V bits) {
+    const V a = seen & 0x7FFF, b = bits & 0x7FFF;
+    return a > b ? a : b;
+  }
+  template <class V>
+  static bool has_nan(V seen, In fill) {
+    return any(seen > (V{} + static_cast<In>(fill & 0x7FFF)));
+  }
+};
+
 template <class S, bool Keep>
 struct BestBits {
   using In = std::uint16_t;
-  using Hasty = BestBits;
+  using AssumeNoNaN = FiniteBits<Keep>;
   using Target = Winners<In, Keep>;
   static Target target(In* y, std::uint8_t* routes, bool) { return {y, routes}; }
   static constexpr bool kByLines = false, kNarrow = true, kPads = true;

@@ -8,49 +8,44 @@
 namespace poolgrad {
 namespace {
 
-// What is known of 1, 2, 4, ... neighbours, so far in registers: a row is read once, from its last
-// vector to its first, and lanes slide in from the vector after.
+// Log-step doubling in registers: reductions of 1, 2, 4, ... neighbours. A row is read once, from
+// its last vector to its first, and lanes slide in from the vector after.
 template <class Op>
 class Neighbours {
  public:
   using T = typename Op::In;
-  using Row = typename Op::Row;
   static constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
   using V = Vec<T, W>;
 
   explicit Neighbours(i64 kernel) : kernel_(kernel) {
-    while (2 * size_ <= smaller(kernel, 2 * W)) size_ *= 2;
+    while (2 * size_ <= kernel) size_ *= 2;
   }
 
-  bool complete() const { return kernel_ - done() <= (Op::kIdempotent ? 2 * size_ : 0); }
-  // If not: so many neighbours are in `doubled`, and so many in what is given to `sink`.
-  i64 size() const { return size_; }
-  i64 done() const { return Op::kIdempotent ? 0 : kernel_ % (2 * size_); }
+  // Whether the reductions that a window needs are few enough for the registers.
+  bool fits() const { return size_ >= 1 << kFirstLevel && size_ <= 2 * W; }
 
   // Calls sink(line, i, cell, lanes) for outputs i, i + 1, ... of some rows, `pitch` apart, from
   // the last vector of each to its first, and sink.next(line) after each; `line`: the first.
   template <class Sink>
-  void make(const T* from, i64 pitch, i64 rows, i64 outputs, Row doubled, const Sink& sink,
+  void make(const T* from, i64 pitch, i64 rows, i64 outputs, const Sink& sink,
             typename Sink::Line line) const {
-    by_level<0>(from, pitch, rows, outputs, doubled, sink, line);
+    by_level<kFirstLevel>(from, pitch, rows, outputs, sink, line);
   }
 
  private:
+  static constexpr int kFirstLevel = 2;  // smaller windows are seldom wide in the other direction
   using Cell = typename Op::template Cell<V>;
 
   template <int Level, class Sink>
-  void by_level(const T* from, i64 pitch, i64 rows, i64 outputs, Row doubled, const Sink& sink,
+  void by_level(const T* from, i64 pitch, i64 rows, i64 outputs, const Sink& sink,
                 typename Sink::Line line) const {
-    if (size_ == i64{1} << Level)
-      return sweep<Level>(from, pitch, rows, outputs, doubled, sink, line);
-    if constexpr (1 << Level < 2 * W)
-      by_level<Level + 1>(from, pitch, rows, outputs, doubled, sink, line);
+    if (size_ == i64{1} << Level) return sweep<Level>(from, pitch, rows, outputs, sink, line);
+    if constexpr (1 << Level < 2 * W) by_level<Level + 1>(from, pitch, rows, outputs, sink, line);
   }
 
   template <int Levels, class Sink>
-  POOLGRAD_LOOP void sweep(const T* from, i64 pitch, i64 rows, i64 outputs, Row doubled,
-                           const Sink& given, typename Sink::Line line) const {
-    const bool whole = complete(), some = whole || done() > 0;
+  POOLGRAD_LOOP void sweep(const T* from, i64 pitch, i64 rows, i64 outputs, const Sink& given,
+                           typename Sink::Line line) const {
     const i64 kernel = kernel_, read = outputs + kernel - 1;
     const Sink sink = given;  // in registers
     Cell next[Levels + 1]{}, after{};
@@ -59,8 +54,7 @@ class Neighbours {
       [&]<int... L>(std::integer_sequence<int, L...>) __attribute__((always_inline)) {
         (step<L, L == Levels>(kernel, known, next[L], after, sum), ...);
       }(std::make_integer_sequence<int, Levels + 1>{});
-      if (!whole) Op::store_cell(Op::at(doubled, i), known, 0, W);
-      if (some && lanes > 0) sink(line, i, sum, lanes);
+      if (lanes > 0) sink(line, i, sum, lanes);
     };
     for (i64 row = 0; row < rows; ++row, from += pitch) {
       i64 i = (read - 1) / W * W;

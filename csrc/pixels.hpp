@@ -28,10 +28,11 @@ class Pixels {
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  Pixels(const Plan& plan, const View& x, bool negate)
+  Pixels(const Plan& plan, const View& x, bool negate, T fill)
       : p_(plan),
         x_(x),
-        used_(Merges<Op> && is_pixelled<T>(plan) && !negate && x.dtype == DtypeOf<T>::value &&
+        fill_(fill),
+        used_(kCompiled && is_pixelled<T>(plan) && !negate && x.dtype == DtypeOf<T>::value &&
               x.inner == 1) {}
 
   // How many rows from `oh` on are made at once; 0: none can be.
@@ -44,27 +45,29 @@ class Pixels {
 
   i64 columns() const { return larger(1, kPixelBand / p_.inner); }  // at once
 
-  // Columns lo ... hi of the rows, which lie `length` elements apart.
-  void make(i64 oh, i64 rows, i64 lo, i64 hi, Target to, i64 length) const {
+  // Makes columns lo ... hi of the rows, which lie `length` elements apart. False: an input is NaN,
+  // which Op assumes not to be, and the outputs mean nothing.
+  bool make(i64 oh, i64 rows, i64 lo, i64 hi, Target to, i64 length) const {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const T* from = reinterpret_cast<const T*>(plane_) +
                     (oh * height.stride - height.lo) * x_.height +
                     (lo * width.stride - width.lo) * x_.width;
-    by_shape(height, [&](auto kernel, auto stride) {
-      if constexpr (Merges<Op>) {
-        using Hasty = typename Op::Hasty;
-        if (walk<Hasty, kernel(), stride()>(from, to, length, hi - lo, rows)) {
-          walk<Op, kernel(), stride()>(from, to, length, hi - lo, rows);
-        }
-      }
-    });
+    bool made = false;
+    if constexpr (kCompiled) {
+      by_shape(height, [&](auto kernel, auto stride) {
+        made = walk<kernel(), stride()>(from, to, length, hi - lo, rows);
+      });
+    }
+    return made;
   }
 
   void start(const char* plane) { plane_ = plane; }
 
  private:
-  // True: there may be NaNs that O does not know; the outputs mean nothing then.
-  template <class O, i64 K, i64 S>
+  static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
+
+  // False: an input is NaN.
+  template <i64 K, i64 S>
   POOLGRAD_LOOP bool walk(const T* first, Target to, i64 length, i64 pixels, i64 rows) const {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
     using V = Vec<T, static_cast<int>(W)>;
@@ -74,11 +77,11 @@ class Pixels {
       for (i64 c = 0; c < p_.inner; c += W) {
         const i64 channel = smaller(c, p_.inner - W), at = o * p_.inner + channel;
         const T* from = nullptr;
-        walk_down<O, K, S, V>(
+        walk_down<Op, K, S, V>(
             rows, 1, seen,
             [&](i64) {
               from = first + o * S * step + channel;
-              return Slice<typename O::template Cell<V>>{0, nullptr, false};
+              return Slice<typename Op::template Cell<V>>{0, nullptr, false};
             },
             [&](V* value) {
               POOLGRAD_UNROLL
@@ -91,15 +94,16 @@ class Pixels {
             [&](i64 q, const auto& cell) {
               const auto line = to.line(q, length);
               ask(line.y + at + kAhead<T>);
-              O::store(line, at, cell);
+              Op::store(line, at, cell);
             });
       }
     }
-    return !std::is_same_v<O, Op> && any(seen != seen);
+    return !Op::has_nan(seen, fill_);
   }
 
   const Plan& p_;
   const View& x_;
+  const T fill_;
   const bool used_;
   const char* plane_ = nullptr;
 };

@@ -97,7 +97,8 @@ struct Reading {
 template <class A>
 class Reader {
  public:
-  Reader(const Plan& p, const View& x, i64 lo, i64 hi, const Reading<A>& how, Arena& arena)
+  POOLGRAD_LOOP Reader(const Plan& p, const View& x, i64 lo, i64 hi, const Reading<A>& how,
+                       Arena& arena)
       : x_(x),
         how_(how),
         inner_(p.inner),

@@ -22,8 +22,10 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
           work, [&](const Piece& piece, Arena& arena) { return How(p, piece, gx, arena); },
           [&](How& kit, i64 plane, const Piece&) { kit.run(gy, &routes, {}, plane); });
     };
-    if (is_banded_back<A>(p)) return by_inputs(std::type_identity<BackBands<A, true>>{});
-    if (is_pixelled_back<A>(p, gy, routes)) return by_inputs(std::type_identity<BackPixels<A>>{});
+    if constexpr (!kGeneralOnly) {
+      if (is_banded_back<A>(p)) return by_inputs(std::type_identity<BackBands<A, true>>{});
+      if (is_pixelled_back<A>(p, gy, routes)) return by_inputs(std::type_identity<BackPixels<A>>{});
+    }
     if (is_gathered(p, true)) return by_inputs(std::type_identity<Gather<A, true>>{});
     by_route(routes.dtype, [&](auto r) {
       using How = Scatter<A, decltype(r)>;

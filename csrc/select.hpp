@@ -31,22 +31,17 @@ template <class T, bool Keep, bool Lone, bool NaNs = kFloat<T>>
 struct Max {
   using In = T;
   using Row = Found<T>;
-  using Hasty = Max<T, Keep, Lone, false>;
+  using AssumeNoNaN = Max<T, Keep, Lone, false>;
 
   static constexpr bool kIdempotent = !Lone;
   static constexpr bool kDoubles = true;
-  static constexpr bool kRounds = false;   // merging in another order changes nothing
+  static constexpr bool kRounds = false;  // merging in another order changes nothing
+  static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // infinities are like the fill
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Row row, i64 n) {
     bool found = false;
     for (i64 i = 0; Keep && i < n; ++i) found |= row.v[i] == lowest<T>();
     return found;
-  }
-
-  // The route of an output that is the lowest number: so are all inputs of its window, and the
-  // first one wins.
-  static u32 settled(i64 first, i64 inputs) {
-    return inputs == 0 || (Lone && inputs > 1) ? kNowhere : static_cast<u32>(first);
   }
 
   static Row take(Arena& arena, i64 n) {
@@ -276,7 +271,7 @@ struct Winners {
 template <class T, bool Keep, bool NaNs = kFloat<T>>
 struct Best {
   using In = T;
-  using Hasty = Best<T, Keep, false>;
+  using AssumeNoNaN = Best<T, Keep, false>;
   using Place = std::conditional_t<sizeof(T) == 1, std::uint8_t, u32>;
   using Target = Winners<T, Keep>;
   static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
@@ -316,6 +311,16 @@ struct Best {
     if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
   }
 
+  // A sum of inputs is NaN if one of them is (or if infinities of both signs are among them).
+  template <class V>
+  static V trace(V seen, V value) {
+    return kFloat<T> ? seen + value : seen;
+  }
+  template <class V>
+  static bool has_nan(V seen, T) {
+    return kFloat<T> && any(seen != seen);
+  }
+
  private:
   template <class C, class V, class P>
   static void challenge(C& cell, V value, P place) {
@@ -334,7 +339,7 @@ POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
 }
 
 // The same of a row.
-POOLGRAD_LOOP [[maybe_unused]] inline void store_routes(const u32* from, Dense to, i64 first,
+[[maybe_unused]] POOLGRAD_LOOP inline void store_routes(const u32* from, Dense to, i64 first,
                                                         i64 n) {
   lanes<u32>(n,
              [&](auto w, i64 i) { put_routes(load<Vec<u32, w()>>(from + i), to, first + i, w()); });

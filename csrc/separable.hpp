@@ -23,7 +23,7 @@ class RowCache {
   using Row = typename Op::Row;
 
   // n: elements of a row; lines: independent sequences of rows, one beside the other
-  RowCache(const Axis& a, i64 lines, i64 n, const Op& op, Arena& arena)
+  POOLGRAD_LOOP RowCache(const Axis& a, i64 lines, i64 n, const Op& op, Arena& arena)
       : shared(a.overlap),
         top(is_wide(a) ? log2_floor(smaller(a.kernel, a.in)) : 0),
         n_(n),
@@ -74,8 +74,8 @@ class Separable {
   using T = typename Op::In;
   using Row = typename Op::Row;
 
-  Separable(const Plan& plan, const View& x, const Tile& tile, Reading<T> how, const Op& op,
-            Arena& arena)
+  POOLGRAD_LOOP Separable(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
+                          const Op& op, Arena& arena)
       : p_(plan),
         tile_(tile),
         n_((tile.hi[2] - tile.lo[2]) * plan.inner),

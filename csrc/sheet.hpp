@@ -32,14 +32,13 @@ inline constexpr i64 kGroupLength = 1 << 10;  // elements of rows that are read 
          p.places <= kMostShared;
 }
 
-// Op: load, merge and store what is known of parts of a window, lane by lane; Hasty is an Op that
-// knows no NaN.
+// Op: load, merge and store partial reductions of a window, lane by lane. kNeedsFinite: a plane
+// with a NaN or an infinity is not reduced.
 template <class Op>
 class Sheet {
  public:
   using T = typename Op::In;
   using Row = typename Op::Row;
-  using Hasty = typename Op::Hasty;
   static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
   using V = Vec<T, W>;
 
@@ -98,23 +97,25 @@ class Sheet {
 
   // Makes a patch of a plane, some rows at a time: open(patch, first row, rows) gives emit(row,
   // strip, cell, by how much its place is too great, lanes), which is called in any order, then
-  // close(patch, first row, rows, whether there may be NaNs, or what never wins, among the inputs).
+  // close(patch, first row, rows). False: Op needs finite inputs, and one is not; the patch is not
+  // complete.
   template <class Open, class Close>
-  void make(const char* plane, i64 k, Open&& open, Close&& close) {
+  bool make(const char* plane, i64 k, Open&& open, Close&& close) {
     const Axis& a = p_.axis[1];
     const Patch patch = begin(plane, k);
     const i64 end = patch.tile.hi[1];
     i64 block = (patch.tile.lo[1] * a.stride + shift_) / a.kernel;
-    rows_of<false>(block, 0, 0, a.kernel, [](auto&&...) {});
+    if (!rows_of<false>(block, 0, 0, a.kernel, [](auto&&...) {})) return false;
     for (i64 oh = patch.tile.lo[1], rows; oh < end; oh += rows) {
       add_up(block++);
       rows = smaller(end, ceil_div(block * a.kernel - shift_, a.stride)) - oh;
       const bool more = oh + rows < end;
       const i64 needed =
           more ? a.kernel : (end - 1) * a.stride + shift_ - (block - 1) * a.kernel + 1;
-      rows_of<true>(block, oh, rows, needed, open(patch, oh, rows));
-      close(patch, oh, rows, exact_);
+      if (!rows_of<true>(block, oh, rows, needed, open(patch, oh, rows))) return false;
+      close(patch, oh, rows);
     }
+    return true;
   }
 
  private:
@@ -159,7 +160,6 @@ class Sheet {
       std::fill(raw_, raw_ + group_ * pitch_, Op::kFill);
     }
     reader_->start(plane);
-    exact_ = !kFloat<T>;
     return patch_;
   }
 
@@ -175,9 +175,9 @@ class Sheet {
   // What becomes of rows that are reduced along the width. A row of the block before holds what is
   // known from there to its end; a window that begins with it is complete with what is known of the
   // rows above the new one, which takes its place.
-  template <class O, bool kMakes, class Emit>
+  template <bool kMakes, class Emit>
   struct Pass {
-    using Cell = typename O::template Cell<V>;
+    using Cell = typename Op::template Cell<V>;
     struct Line {
       i64 row, q;  // of the block, and of the outputs that are to be made: the next one
     };
@@ -192,22 +192,22 @@ class Sheet {
     }
     POOLGRAD_INLINE void operator()(Line at, i64 i, const Cell& cell, i64 lanes) const {
       make(at, i, lanes);
-      O::store_cell(O::at(block, at.row * pitch + i), cell, 0, W);
+      Op::store_cell(Op::at(block, at.row * pitch + i), cell, 0, W);
       if constexpr (kMakes) {  // places from the first row of the block before
         const u32 below = static_cast<u32>(places * (rows + at.row));
-        Cell all = O::moved_back(cell, -below);
+        Cell all = Op::moved_back(cell, -below);
         if (at.row > real) {
-          all = O::template load_cell<Cell>(O::at(above, i), 0);
-          O::merge(all, cell, below);
+          all = Op::template load_cell<Cell>(Op::at(above, i), 0);
+          Op::merge(all, cell, below);
         }
-        O::store_cell(O::at(above, i), all, 0, W);
+        Op::store_cell(Op::at(above, i), all, 0, W);
       }
     }
     POOLGRAD_INLINE void make(Line at, i64 i, i64 lanes) const {
       if constexpr (kMakes) {
         if (!makes(at)) return;
-        Cell cell = O::template load_cell<Cell>(O::at(block, at.row * pitch + i), 0);
-        if (at.row > real) O::merge(cell, O::template load_cell<Cell>(O::at(above, i), 0));
+        Cell cell = Op::template load_cell<Cell>(Op::at(block, at.row * pitch + i), 0);
+        if (at.row > real) Op::merge(cell, Op::template load_cell<Cell>(Op::at(above, i), 0));
         emit(at.q, i / W, cell, static_cast<u32>(places * at.row), lanes);
       }
     }
@@ -217,57 +217,47 @@ class Sheet {
     }
   };
 
-  // Reads rows of a block, and makes the outputs whose windows begin in the block before.
+  // Reads rows of a block, and makes the outputs whose windows begin in the block before. False: an
+  // input is not finite.
   template <bool kMakes, class Emit>
-  void rows_of(i64 block, i64 oh, i64 outputs, i64 rows, const Emit& emit) {
+  bool rows_of(i64 block, i64 oh, i64 outputs, i64 rows, const Emit& emit) {
     const Axis& a = p_.axis[1];
     const Range real = real_rows(block);
-    const auto pass_of = [&](auto op) {
-      return Pass<typename decltype(op)::type, kMakes, Emit>{
-          emit,
-          block_,
-          above_,
-          pitch_,
-          a.kernel,
-          p_.axis[2].kernel,
-          oh * a.stride + shift_ - (block - 1) * a.kernel,
-          a.stride,
-          outputs,
-          real.lo < real.hi ? real.lo : a.kernel};
-    };
-    const auto fast = pass_of(std::type_identity<Hasty>{});
-    const auto exact = pass_of(std::type_identity<Op>{});
-    i64 j = 0, q = 0;
-    const auto some = [&](const auto& pass, i64 n) __attribute__((always_inline)) {
-      using Line = typename std::remove_cvref_t<decltype(pass)>::Line;
-      Line at{j, q};
+    const Pass<kMakes, Emit> pass{emit,
+                                  block_,
+                                  above_,
+                                  pitch_,
+                                  a.kernel,
+                                  p_.axis[2].kernel,
+                                  oh * a.stride + shift_ - (block - 1) * a.kernel,
+                                  a.stride,
+                                  outputs,
+                                  real.lo < real.hi ? real.lo : a.kernel};
+    typename Pass<kMakes, Emit>::Line at{0, 0};
+    while (at.row < rows) {
+      const i64 n = at.row < real.lo ? 0 : smaller(group_, smaller(real.hi, rows) - at.row);
       if (n > 0) {
+        if (!copy(block * a.kernel - shift_ - a.lo + at.row, n)) return false;
         along_width(raw_, n, pass, at);
       } else {
         no_row(pass, at);
       }
       for (i64 r = 0; r < larger(1, n); ++r) pass.next(at);
-      j = at.row, q = at.q;
-    };
-    while (j < rows) {
-      const i64 n = j < real.lo ? 0 : smaller(group_, smaller(real.hi, rows) - j);
-      if (n > 0) copy(block * a.kernel - shift_ - a.lo + j, n);
-      if (exact_) some(exact, n);
-      else some(fast, n);
     }
+    return true;
   }
 
   // A row without inputs.
-  template <class O, bool kMakes, class Emit>
-  POOLGRAD_LOOP void no_row(const Pass<O, kMakes, Emit>& given,
-                            typename Pass<O, kMakes, Emit>::Line line) const {
+  template <bool kMakes, class Emit>
+  POOLGRAD_LOOP void no_row(const Pass<kMakes, Emit>& given,
+                            typename Pass<kMakes, Emit>::Line line) const {
     const auto pass = given;  // in registers
     for (i64 s = 0; s < patch_.strips; ++s) pass.make(line, s * W, patch_.lanes(s));
     Op::clear(Op::at(block_, line.row * pitch_), pitch_);
   }
 
-  // Rows of inputs to `raw_`, amid what never wins.
-  POOLGRAD_LOOP void copy(i64 h, i64 rows) {
+  // Rows of inputs to `raw_`, amid what never wins. False: Op needs finite inputs, and one is not.
+  POOLGRAD_LOOP bool copy(i64 h, i64 rows) {
     const i64 step = reader_->step(), columns = real_.hi - real_.lo;
     const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // what will be copied next
     V seen{};
@@ -277,12 +267,12 @@ class Sheet {
         const V v = load<V>(from + i);
         ask(from + i + ahead);
         store(to + i, v);
-        if constexpr (kFloat<T>) seen += v;
+        if constexpr (Op::kNeedsFinite) seen += v;
       }
       if (i == n) return;
       const V v = load_first<V>(from + i, n - i);
       store_first(to + i, v, n - i);
-      if constexpr (kFloat<T>) seen += v;
+      if constexpr (Op::kNeedsFinite) seen += v;
     };
     for (i64 r = 0; r < rows; ++r) {
       const T* row = reader_->direct() ? reader_->at(0, h + r) : reader_->row(0, h + r);
@@ -292,70 +282,66 @@ class Sheet {
       else
         for (i64 c = 0; c < columns; ++c) run(from + c * step, to + c * side_, patch_.channels);
     }
-    if constexpr (kFloat<T>) exact_ |= any(seen - seen != T(0));
+    return !Op::kNeedsFinite || !any(seen - seen != T(0));
   }
 
   // Rows, reduced along the width, vector by vector.
-  template <class O, bool kMakes, class Emit>
-  void along_width(const T* from, i64 rows, const Pass<O, kMakes, Emit>& pass,
-                   typename Pass<O, kMakes, Emit>::Line line) const {
+  template <bool kMakes, class Emit>
+  void along_width(const T* from, i64 rows, const Pass<kMakes, Emit>& pass,
+                   typename Pass<kMakes, Emit>::Line line) const {
     const Axis& a = p_.axis[2];
     const i64 columns = patch_.tile.hi[2] - patch_.tile.lo[2];
-    if (by_pixel_ && !O::kRounds) {
-      return along_pixels<O>(a, from, pitch_, rows, columns, patch_.channels, doubled_, pass, line);
+    if (by_pixel_ && !Op::kRounds) {
+      return along_pixels<Op>(a, from, pitch_, rows, columns, patch_.channels, doubled_, pass,
+                              line);
     }
     const i64 outputs = columns * side_;
-    const Neighbours<O> near(a.kernel);
-    if (side_ == 1 && a.dilation == 1 && near.complete()) {
-      return near.make(from, pitch_, rows, outputs, doubled_, pass, line);
+    const Neighbours<Op> near(a.kernel);
+    if (side_ == 1 && a.dilation == 1 && near.fits()) {
+      return near.make(from, pitch_, rows, outputs, pass, line);
     }
     for (i64 r = 0; r < rows; ++r, from += pitch_, pass.next(line)) {
-      double_up<O>(a, from, outputs, side_, doubled_, row_);
+      double_up<Op>(a, from, outputs, side_, doubled_, row_);
       through(pass, line);
     }
   }
 
-  template <class O, bool kMakes, class Emit>
-  POOLGRAD_LOOP void through(const Pass<O, kMakes, Emit>& given,
-                             typename Pass<O, kMakes, Emit>::Line line) const {
-    using Cell = typename O::template Cell<V>;
+  template <bool kMakes, class Emit>
+  POOLGRAD_LOOP void through(const Pass<kMakes, Emit>& given,
+                             typename Pass<kMakes, Emit>::Line line) const {
+    using Cell = typename Op::template Cell<V>;
     const auto pass = given;  // in registers
     for (i64 s = 0; s < patch_.strips; ++s) {
-      pass(line, s * W, O::template load_cell<Cell>(O::at(row_, s * W), 0), patch_.lanes(s));
+      pass(line, s * W, Op::template load_cell<Cell>(Op::at(row_, s * W), 0), patch_.lanes(s));
     }
   }
 
   // Each row of a block becomes what is known of the block from that row on.
   void add_up(i64 block) const {
-    const auto all = [&](auto op) {
-      using O = typename decltype(op)::type;
-      i64 s = 0;
-      for (; s + kStrips <= patch_.strips; s += kStrips) add_up_strips<kStrips, O>(block, s);
-      for (; s < patch_.strips; ++s) add_up_strips<1, O>(block, s);
-    };
-    if (exact_) all(std::type_identity<Op>{});
-    else all(std::type_identity<Hasty>{});
+    i64 s = 0;
+    for (; s + kStrips <= patch_.strips; s += kStrips) add_up_strips<kStrips>(block, s);
+    for (; s < patch_.strips; ++s) add_up_strips<1>(block, s);
   }
 
-  template <i64 Strips, class O>
+  template <i64 Strips>
   POOLGRAD_LOOP void add_up_strips(i64 block, i64 s) const {
-    using Cell = typename O::template Cell<V>;
+    using Cell = typename Op::template Cell<V>;
     const i64 pitch = pitch_;
     const u32 line = static_cast<u32>(p_.axis[2].kernel);
     const Range real = real_rows(block);
-    const Row own = O::at(block_, s * W);
-    const auto at = [&](i64 j, i64 k) { return O::at(own, j * pitch + k * W); };
+    const Row own = Op::at(block_, s * W);
+    const auto at = [&](i64 j, i64 k) { return Op::at(own, j * pitch + k * W); };
     Cell sums[Strips]{};
     for (i64 j = real.hi; j-- > real.lo;) {
       POOLGRAD_UNROLL
       for (i64 k = 0; k < Strips; ++k) {
-        Cell cell = O::template load_cell<Cell>(at(j, k), line * static_cast<u32>(j));
-        if (j < real.hi - 1) O::merge(cell, sums[k]);
-        O::store_cell(at(j, k), sums[k] = cell, 0, W);
+        Cell cell = Op::template load_cell<Cell>(at(j, k), line * static_cast<u32>(j));
+        if (j < real.hi - 1) Op::merge(cell, sums[k]);
+        Op::store_cell(at(j, k), sums[k] = cell, 0, W);
       }
     }
     for (i64 j = 0; real.lo < real.hi && j < real.lo; ++j) {
-      for (i64 k = 0; k < Strips; ++k) O::store_cell(at(j, k), sums[k], 0, W);
+      for (i64 k = 0; k < Strips; ++k) Op::store_cell(at(j, k), sums[k], 0, W);
     }
   }
 
@@ -377,9 +363,8 @@ class Sheet {
   std::optional<Reader<T>> reader_;
   Patch patch_{};
   i64 piece_ = -1, pitch_ = 0;
-  i64 origin_ = 0;      // the input column where the first window of a row begins,
-  Range real_{};        // columns from there on that are inputs
-  bool exact_ = false;  // there may be NaNs, or what never wins, among the inputs
+  i64 origin_ = 0;  // the input column where the first window of a row begins,
+  Range real_{};    // columns from there on that are inputs
 };
 
 }  // namespace

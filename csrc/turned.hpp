@@ -22,7 +22,7 @@ POOLGRAD_INLINE void transpose(V (&square)[W]) {
   }
 }
 
-template <class T, bool Keep, bool Lone>
+template <class T, bool Keep>
 class TurnedKit {
  public:
   static constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
@@ -54,13 +54,19 @@ class TurnedKit {
            out >= W && larger(in, out) <= kMostTurned / kVectorBytes;
   }
 
-  void make(i64 first, i64 last, Select which, bool holes) {
+  // Makes planes first ... last. Calls leave(plane) for those that are not made, as an input of one
+  // of them is not finite.
+  template <class Leave>
+  void make(i64 first, i64 last, Select which, bool holes, Leave&& leave) {
+    const Dense winners{reinterpret_cast<char*>(winners_), Dtype::uint32};
     for (i64 plane = first; plane < last; plane += W) {
       const int planes = static_cast<int>(smaller(W, last - plane));
       turn(plane, planes);
-      wide_tile(turned_, kit_, view_.data, {reinterpret_cast<char*>(winners_), Dtype::uint32}, 0,
-                which, holes);
-      turn_back(plane, planes);
+      if (wide_tile(turned_, kit_, view_.data, winners, 0, which, holes)) {
+        turn_back(plane, planes);
+      } else {
+        for (int k = 0; k < planes; ++k) leave(plane + k);
+      }
     }
   }
 
@@ -158,7 +164,7 @@ class TurnedKit {
   u32* winners_;
   T *inputs_, *outputs_;  // numbers of another type than those of the arrays
   const View view_;
-  WideKit<T, Keep, Lone> kit_;
+  WideKit<T, Keep> kit_;
 };
 
 }  // namespace

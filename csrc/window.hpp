@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-// Inner loops are compiled once, not into each of their callers: a kernel file stays small.
+// Inner loops, and constructors of per-task state, are compiled once, not into each of their
+// callers: a kernel file stays small.
 #define POOLGRAD_LOOP __attribute__((noinline))
 // What they are made of is compiled into each: a call would cost as much as its work.
 #define POOLGRAD_INLINE inline __attribute__((always_inline))

@@ -1,7 +1,7 @@
 // Selecting reductions, forward: whole tiles of outputs, and where they and their routes go.
 #pragma once
 
-#include "kernels.hpp"
+#include "schedule.hpp"
 #include "select.hpp"
 #include "sheet.hpp"
 
@@ -83,62 +83,74 @@ void select_tile(const Plan& p, const Tile& tile, SelectKit<T, Keep, Lone>& kit,
   }
 }
 
-// The same of wide windows.
-template <class T, bool Keep, bool Lone>
+// The same of wide windows over finite inputs.
+template <class T, bool Keep>
 struct WideKit {
+  using Op = Max<T, Keep, false, false>;
+
   WideKit(const Plan& p, const View& x, const Tile& tile, Dense to, bool negate, Arena& arena)
       : sheet(p, x, tile, {negate}, {}, arena), y(to, sheet.most(), arena) {}
 
-  Sheet<Max<T, Keep, Lone>> sheet;
+  Sheet<Op> sheet;
   Landing<T> y;
 };
 
-template <class T, bool Keep, bool Lone>
-void wide_tile(const Plan& p, WideKit<T, Keep, Lone>& kit, const char* inputs, Dense routes,
-               i64 plane, Select which, bool holes) {
-  using Op = Max<T, Keep, Lone>;
+// Writes the routes of a patch, if they are wanted.
+template <bool Keep>
+struct RouteWriter {
+  Dense routes;
+  Grid array;
+  i64 ahead, bytes;
+
+  template <class P>
+  POOLGRAD_INLINE void operator()(i64 q, i64 s, P where, i64 lanes) const {
+    if constexpr (Keep) {
+      const i64 at = array.at(q, s);
+      ask(as<std::uint8_t>(routes, (at + ahead) * bytes));
+      put_routes(where, routes, at, lanes);
+    }
+  }
+};
+
+// False: an input is not finite, and the outputs mean nothing.
+template <class T, bool Keep>
+bool wide_tile(const Plan& p, WideKit<T, Keep>& kit, const char* inputs, Dense routes, i64 plane,
+               Select which, bool holes) {
+  using Op = typename WideKit<T, Keep>::Op;
   const bool negate = which == Select::smallest, rectify = which == Select::rectified;
   using Patch = typename Sheet<Op>::Patch;
-  const auto open = [&, bytes = p.route_bytes](const Patch& patch, i64 oh, i64) {
+  const auto open = [&](const Patch& patch, i64 oh, i64) {
     kit.y.open(p, patch, plane + oh * p.out_row());
-    return [=, values = kit.y.values(), here = kit.y.here, array = kit.y.array,
-            ahead = kit.y.ahead](i64 q, i64 s, const auto& cell, u32 back, i64 lanes)
-               __attribute__((always_inline)) {
-                 T* y = values + here.at(q, s);
-                 ask(y + ahead);
-                 auto best = negate ? opposites<T>(cell.best) : cell.best;
-                 auto where = Op::moved(cell.where, -back);
-                 if (rectify) Op::rectify(best, where);
-                 store_first(y, best, lanes);
-                 if constexpr (Keep) {
-                   const i64 at = array.at(q, s);
-                   ask(as<std::uint8_t>(routes, (at + ahead) * bytes));
-                   put_routes(where, routes, at, lanes);
-                 }
-               };
+    return [=, values = kit.y.values(), here = kit.y.here, ahead = kit.y.ahead,
+            write_routes = RouteWriter<Keep>{routes, kit.y.array, kit.y.ahead, p.route_bytes}](
+               i64 q, i64 s, const auto& cell, u32 back, i64 lanes) __attribute__((always_inline)) {
+      T* y = values + here.at(q, s);
+      ask(y + ahead);
+      auto best = negate ? opposites<T>(cell.best) : cell.best;
+      auto where = Op::moved(cell.where, -back);
+      if (rectify) Op::rectify(best, where);
+      store_first(y, best, lanes);
+      write_routes(q, s, where, lanes);
+    };
   };
-  const auto close = [&](const Patch& patch, i64 oh, i64 rows, bool exact) {
-    // Where what is no input may have won: all inputs of such a window are the same.
-    const T least = negate ? opposite(lowest<T>()) : lowest<T>();
-    for (i64 q = 0; Keep && !rectify && (exact || holes) && q < rows; ++q) {
-      const Span height = span_of(p.axis[1], oh + q);
+  const auto close = [&](const Patch& patch, i64 oh, i64 rows) {
+    for (i64 q = 0; Keep && holes && q < rows; ++q) {  // windows without an input lead nowhere
+      const bool none = span_of(p.axis[1], oh + q).taps == 0;
       for (i64 s = 0; s < patch.strips; ++s) {
-        const T* y = kit.y.values() + kit.y.here.at(q, s);
         const i64 lanes = patch.lanes(s), at = kit.y.array.at(q, s);
-        bool found = false;
-        for (i64 i = 0; i < lanes; ++i) found |= y[i] == least;
-        for (i64 i = 0; found && i < lanes; ++i) {
-          if (y[i] != least) continue;
-          const Span width = span_of(p.axis[2], (at + i) % p.out_row() / p.inner);
-          const i64 first = height.place * p.axis[2].kernel + width.place;
-          const u32 route = Op::settled(first, height.taps * width.taps);
-          store_routes(&route, routes, at + i, 1);
+        for (i64 i = 0; i < lanes; ++i) {
+          const i64 column = (at + i) % p.out_row() / p.inner;
+          if (none || span_of(p.axis[2], column).taps == 0)
+            store_routes(&kNowhere, routes, at + i, 1);
         }
       }
     }
     kit.y.close(patch, rows);
   };
-  for (i64 k = 0; k < kit.sheet.patches(); ++k) kit.sheet.make(inputs, k, open, close);
+  for (i64 k = 0; k < kit.sheet.patches(); ++k) {
+    if (!kit.sheet.make(inputs, k, open, close)) return false;
+  }
+  return true;
 }
 
 // The same, all places of a window at once.
@@ -146,11 +158,11 @@ template <class Op>
 struct DirectKit {
   using T = typename Op::In;
 
-  DirectKit(const Plan& p, const View& x, const Tile& tile, Dense to, Dense kept, bool negate,
-            Arena& arena)
+  POOLGRAD_LOOP DirectKit(const Plan& p, const View& x, const Tile& tile, Dense to, Dense kept,
+                          bool negate, Arena& arena)
       : windows(p, x, tile, negate, arena),
-        bands(p, x, tile, negate, arena),
-        pixels(p, x, negate),
+        bands(p, x, tile, negate, Op::kFill, arena),
+        pixels(p, x, negate, Op::kFill),
         keep(kept.data),
         narrow(!bands.rows() && windows.narrow()),
         y(to, most(p, tile), arena),
@@ -176,8 +188,8 @@ struct DirectKit {
   }
 
   Direct<Op> windows;
-  Bands<Op> bands;
-  Pixels<Op> pixels;
+  Bands<typename Optimistic<Op>::type> bands;
+  Pixels<typename Optimistic<Op>::type> pixels;
   const bool keep, narrow;
   Sink<T> y;
   Sink<std::uint8_t> routes;
@@ -201,11 +213,12 @@ void pixel_rows(const Plan& p, const Tile& tile, DirectKit<Op>& kit, i64 plane, 
       to = Op::target(kit.y.room(first, n, false),
                       kit.keep ? kit.routes.room(first, n, false) : nullptr, false);
     }
-    if (full_lo < full_hi) {
-      kit.pixels.make(oh, rows, full_lo, full_hi, to.at((full_lo - lo) * p.inner), pitch);
-    }
+    const i64 offset = (full_lo - lo) * p.inner;
+    const bool made =
+        full_lo == full_hi || kit.pixels.make(oh, rows, full_lo, full_hi, to.at(offset), pitch);
     for (i64 q = 0; q < rows; ++q) {
       const auto row = to.at(q * pitch);
+      if (!made) kit.windows.part(od, oh + q, full_lo, full_hi, row.at(offset));
       if (lo < full_lo) kit.windows.part(od, oh + q, lo, full_lo, row);
       if (full_hi < hi) {
         kit.windows.part(od, oh + q, full_hi, hi, row.at((full_hi - lo) * p.inner));
@@ -262,16 +275,31 @@ void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char
       return rows;
     }
     place(first, rows * length, [&](typename Op::Target to) {
-      kit.bands.make(od, oh, rows, to);
-      for (i64 q = 0; kit.keep && q < rows; ++q) {
+      const bool made = kit.bands.make(od, oh, rows, to);
+      for (i64 q = 0; q < rows; ++q) {
         const auto row = to.at(q * length);
-        if (!kit.bands.is_suspect(oh + q, row)) continue;
+        if (made && !(kit.keep && kit.bands.is_suspect(oh + q, row))) continue;
         kit.windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(row.at(at)); });
       }
     });
     return rows;
   };
   over_rows(tile, kit.bands.deep(), some);
+}
+
+// All outputs.
+template <class Op>
+void small_windows(const Work& work, const View& x, Dense y, Dense routes, Select which,
+                   bool lone) {
+  const Plan& p = *work.plan;
+  const bool negate = which == Select::smallest;
+  using Kit = DirectKit<Op>;
+  over_outputs(
+      work, [&](const Tile& tile, Arena& a) { return Kit(p, x, tile, y, routes, negate, a); },
+      [&](Kit& kit, i64 plane, const Tile& tile) {
+        kit.start(plane_of(x, plane));
+        direct_tile(p, tile, kit, plane_of(x, plane), plane * p.out_plane(), which, lone);
+      });
 }
 
 }  // namespace
