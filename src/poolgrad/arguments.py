@@ -139,7 +139,7 @@ def below_one(dtype: str) -> float:
 
 
 def cotangent(gy: Any, dtype: np.dtype[Any], expected: tuple[int, ...]) -> Array:
-    """The gradient of an output of this dtype and shape, as an array of that dtype.
+    """Return the cotangent `gy` as an array of the output's dtype; `expected`: the output's shape.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def cotangent(gy: Any, dtype: np.dtype[Any], expected: tuple[int, ...]) -> Array
     """
     given = plain("gy", gy, "an array, a number or lists of equal lengths")
     if isinstance(gy, list | tuple | int | float) and given.dtype.kind in "iu":
-        given = given.astype(dtype)  # Python's numbers have no dtype to be mistaken in
+        given = given.astype(dtype)  # Python's numbers have no dtype
     check_cotangent(gy, given.dtype, given.shape, expected)
     return given.astype(dtype, copy=False)
 
@@ -156,10 +156,10 @@ def cotangent(gy: Any, dtype: np.dtype[Any], expected: tuple[int, ...]) -> Array
 def check_cotangent(
     gy: Any, dtype: np.dtype[Any], shape: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    """Raise unless `gy` may be the gradient of an output of the shape `expected`.
+    """Raise unless `gy` is a cotangent of an output of the shape `expected`.
 
-    Any floating dtype is, as it is converted to that of the output; and where the output has one
-    element, a number without axes.
+    Any floating dtype is accepted, since it is converted to that of the output, and a number
+    without axes where the output has one element.
     """
     if dtype.kind != "f" and dtype.name not in FLOATS:
         came = brief(gy) if dtype.kind == "O" and not shape else dtype

@@ -59,7 +59,7 @@ def _instruction_set() -> str:
 
 
 def _or_error(ask: Callable[[], object]) -> str:
-    """The answer, or what is wrong with the variable of the environment that decides it."""
+    """Return the answer or, if an environment variable is wrong, the error about it."""
     try:
         return str(ask())
     except (RuntimeError, ValueError) as error:
@@ -67,7 +67,7 @@ def _or_error(ask: Callable[[], object]) -> str:
 
 
 def _jax_kernels() -> str:
-    """Whether arrays of JAX are pooled on CPUs: by the compiled kernels, which XLA must accept."""
+    """Return whether the kernels for JAX on CPUs were built, and whether XLA accepts them."""
     if core.xla_handler() is None:
         return "not built: jaxlib was not installed when poolgrad was built"
     if _version("jax") == _MISSING:
@@ -80,7 +80,7 @@ def _jax_kernels() -> str:
 
 
 def describe() -> dict[str, str]:
-    """Names and values, in the order in which they are best read."""
+    """Return names and values in the order in which they are printed."""
     versions = {package: _version(package) for package in _PACKAGES}
     front_ends = ["numpy", *(name for name in _FRONT_ENDS if versions[name] != _MISSING)]
     return {
@@ -100,5 +100,5 @@ def describe() -> dict[str, str]:
 
 
 def report() -> str:
-    """The same as lines of text."""
+    """Return `describe` as lines of text."""
     return "\n".join(f"{name + ':':19}{value}" for name, value in describe().items())

@@ -30,7 +30,7 @@ TOO_MUCH = 2**61  # for one number: sums and products of a few still fit
 
 
 def brief(value: object) -> str:
-    """A value as an error shows it: what is long, or an array, by what it is."""
+    """Return ``repr(value)`` for an error; if that is long, cut, or for an array its shape."""
     text = repr(value)
     if len(text) <= 100 and "\n" not in text:
         return text
@@ -44,11 +44,11 @@ def _one_or_each(dims: int) -> str:
 
 
 def _integer(name: str, value: object, shown: object, accepted: str) -> int:
-    """The integer that `value`, of an argument that is shown in an error, stands for."""
+    """Return `value` as an int; an error shows the whole argument, `shown`."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:  # has no such number: also arrays of several, which have the method
+    except TypeError:  # also an array of several elements, although it has `__index__`
         pass
     raise TypeError(f"{name} must be {accepted}, got {brief(shown)}")
 
@@ -65,8 +65,8 @@ def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
 
 
 def flag(name: str, value: object) -> bool:
-    """The value of an option that is on or off."""
-    on = _plain(value)  # one of NumPy's, too
+    """Return an option that is True or False as Python's bool; NumPy's are accepted."""
+    on = _plain(value)
     if not isinstance(on, bool):
         raise TypeError(f"{name} must be True or False, got {brief(value)}")
     return on
@@ -78,7 +78,7 @@ def per_axis(name: str, value: object, dims: int, accepted: str = "") -> tuple[i
     Raises
     ------
     TypeError, ValueError
-        With what is `accepted`, if that is more than this.
+        With the text `accepted`, by default that of an integer or one for each axis.
     """
     accepted = accepted or _one_or_each(dims)
     given = _plain(value)
@@ -91,7 +91,7 @@ def per_axis(name: str, value: object, dims: int, accepted: str = "") -> tuple[i
 
 
 def positive(name: str, value: object, dims: int) -> tuple[int, ...]:
-    """The same, refused where one is not positive or too large to be reckoned with."""
+    """One positive integer below 2**61 for each axis, from an integer or as many of them."""
     numbers = per_axis(name, value, dims)
     if min(numbers) < 1:
         raise ValueError(f"{name} must be positive, got {brief(value)}")

@@ -72,19 +72,19 @@ def front_end(x: object) -> ModuleType:
     if kind not in _found:
         known = _library(x)
         if not known:
-            raise TypeError(f"x must be an array of NumPy, PyTorch, JAX or Dask, got {_came(x)}")
+            raise TypeError(f"x must be an array of NumPy, PyTorch, JAX or Dask, got {_refused(x)}")
         _found[kind] = _FRONT_ENDS[known]()
     return _found[kind]
 
 
 def _library(x: object) -> str:
-    """The library whose front end pools arrays of this type; empty if there is none."""
+    """Return the name of the library whose front end pools arrays of this type, or an empty one."""
     kind = type(x)
     if kind is list or kind is tuple:
         return "numpy"
     if hasattr(x, "__torch_function__"):  # what a compiler that traces this can tell, too
         return "torch"
-    # Somebody else's subclasses are pooled as arrays of the library that they come from.
+    # A subclass that is defined elsewhere is pooled as an array of its base class's library.
     origins = [c.__module__.partition(".")[0] for c in (kind, *kind.__mro__)]
     origin = next((o for o in origins if o in _FRONT_ENDS), "")
     if origin and hasattr(x, "shape"):  # these libraries define more than arrays
@@ -94,8 +94,8 @@ def _library(x: object) -> str:
     return ""
 
 
-def _came(x: object) -> str:
-    """What an object is, for the error that refuses it as an input."""
+def _refused(x: object) -> str:
+    """Describe an object that is refused as an input."""
     if isinstance(x, type):
         return f"the class {x.__qualname__} itself"
     if isinstance(x, ModuleType):
@@ -155,7 +155,7 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
     return pool
 
 
-# What libraries call the same argument, where the spelling does not lead from one to the other.
+# Names of the same argument in different libraries, where the spellings are not alike.
 _SYNONYMS = (
     ("kernel_size", "pool_size", "window_shape", "window", "size"),
     ("x", "input", "inputs", "array", "image"),
@@ -166,7 +166,7 @@ _SYNONYMS = (
 
 
 def _unknown(argument: str, known: Sequence[str]) -> str:
-    """What to say of an argument that a function does not have: which one was meant, if any."""
+    """Return the error for an unknown argument, with the known one that was probably meant."""
     from difflib import get_close_matches
 
     meant = [n for names in _SYNONYMS if argument in names for n in names if n in known]
@@ -204,7 +204,7 @@ def bind(
 
 
 def named(function: Callable[..., R], name: str, *first: Any) -> Callable[..., R]:
-    """The function with its first arguments given; errors about the others are those of `bind`."""
+    """Bind the first arguments of a function; wrong ones after them raise the error of `bind`."""
     signature = signature_of(function)
     signature = signature.replace(parameters=[*signature.parameters.values()][len(first) :])
 
@@ -212,7 +212,7 @@ def named(function: Callable[..., R], name: str, *first: Any) -> Callable[..., R
     def called(*args: Any, **kwargs: Any) -> R:
         try:
             return function(*first, *args, **kwargs)
-        except TypeError:  # Python's own would count what is given
+        except TypeError:  # Python's own message would count the bound arguments
             bind(name, signature, args, kwargs)
             raise
 
