@@ -151,7 +151,7 @@ Dtype dtype_named(const std::string& name) {
       {"float16", Dtype::float16}, {"bfloat16", Dtype::bfloat16}, {"float32", Dtype::float32},
       {"float64", Dtype::float64}, {"bool", Dtype::boolean},      {"uint8", Dtype::uint8},
       {"int8", Dtype::int8},       {"int16", Dtype::int16},       {"int32", Dtype::int32},
-      {"int64", Dtype::int64},
+      {"int64", Dtype::int64},     {"uint16", Dtype::uint16},     {"uint32", Dtype::uint32},
   };
   for (const auto& [word, dtype] : known) {
     if (name == word) return dtype;

@@ -162,10 +162,7 @@ class BoundLayout {
            : plan_.route_bytes == 2 ? Dtype::uint16
                                     : Dtype::uint32;
   }
-  Dtype sum_dtype() const {
-    const bool wide = in_ == Dtype::float64 || in_ == Dtype::int32 || in_ == Dtype::int64;
-    return wide ? Dtype::float64 : Dtype::float32;
-  }
+  Dtype sum_dtype() const { return is_wide(in_) ? Dtype::float64 : Dtype::float32; }
   static std::size_t size(Dtype dtype) { return static_cast<std::size_t>(size_of(dtype)); }
   std::size_t route_size() const { return static_cast<std::size_t>(plan_.route_bytes); }
 
@@ -216,10 +213,8 @@ class BoundLayout {
     for (const Axis& a : plan_.axis) placed |= a.placed;
     if (placed == samples.is_none()) throw nb::value_error("samples are for windows they place");
     if (!placed) return {};
-    const Dtype dtype =
-        size_of(in_) > 1 && in_ != Dtype::int16 && in_ != Dtype::int32 && in_ != Dtype::int64
-            ? in_
-            : Dtype::float32;
+    const bool floating = in_ == Dtype::float16 || in_ == Dtype::bfloat16 || in_ == Dtype::float64;
+    const Dtype dtype = floating ? in_ : Dtype::float32;
     const Array given(samples, false, size(dtype));
     int dims = 0;
     for (const Axis& a : plan_.axis) dims += a.placed;

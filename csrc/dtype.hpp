@@ -56,6 +56,12 @@ namespace {
          dtype == Dtype::float64;
 }
 
+// Whether float does not hold all numbers of this type: they are added in double.
+[[maybe_unused]] inline bool is_wide(Dtype dtype) {
+  return dtype == Dtype::float64 || dtype == Dtype::int32 || dtype == Dtype::uint32 ||
+         dtype == Dtype::int64;
+}
+
 // The bits of floats of two bytes.
 struct Half {
   std::uint16_t bits;
@@ -185,10 +191,13 @@ void by_element(Dtype dtype, F&& f) {
         return f(std::uint8_t{});
       case Dtype::int8:
         return f(std::int8_t{});
+      case Dtype::uint16:
+        return f(std::uint16_t{});
       default:
         return f(std::int16_t{});
     }
   } else if constexpr (std::is_same_v<A, double>) {
+    if (dtype == Dtype::uint32) return f(u32{});
     return dtype == Dtype::int32 ? f(std::int32_t{}) : f(i64{});
   } else if constexpr (std::is_same_v<A, u32>) {  // routes
     return dtype == Dtype::uint8 ? f(std::uint8_t{}) : f(std::uint16_t{});
@@ -199,12 +208,12 @@ void by_element(Dtype dtype, F&& f) {
 template <class F>
 void by_order(Dtype dtype, F&& f) {
   if (dtype == Dtype::int64) f(i64{});
-  else if (dtype == Dtype::float64 || dtype == Dtype::int32) f(double{});
+  else if (is_wide(dtype)) f(double{});
   else f(float{});
 }
 template <class F>
 void by_sum(Dtype dtype, F&& f) {
-  if (dtype == Dtype::float64 || dtype == Dtype::int32 || dtype == Dtype::int64) f(double{});
+  if (is_wide(dtype)) f(double{});
   else f(float{});
 }
 

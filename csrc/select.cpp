@@ -30,13 +30,6 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
       });
 }
 
-// Whether the inputs are compared as float32.
-[[maybe_unused]] bool compares_singles(Dtype dtype) {
-  bool singles = false;
-  by_order(dtype, [&](auto a) { singles = std::is_same_v<decltype(a), float>; });
-  return singles;
-}
-
 void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes, bool lone) {
   const Plan plan = flattened(*whole.plan, x);
   const Work work{&plan, whole.threads};
@@ -44,7 +37,7 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
   const bool zero = lone && routes.data && is_floating(x.dtype);  // integers have no gradient
   std::unique_ptr<std::atomic<bool>[]> left;  // planes that the specialised algorithm did not make
   if constexpr (!kGeneralOnly) {
-    if (!zero && compares_singles(x.dtype)) {
+    if (!zero && !is_wide(x.dtype)) {
       if (is_direct(plan)) return POOLGRAD_TABLE(select_small)(work, which, x, y, routes);
       if (is_sheet(plan)) {
         left = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(plan.outer));

@@ -13,7 +13,9 @@ from nasty import LAYOUTS, VALUES, Layout, Values, rng
 
 DTYPES = (np.float32, np.float64)
 FLOATS = (np.float16, ml_dtypes.bfloat16, *DTYPES)
-INTEGERS = (np.int8, np.uint8, np.int16, np.int32, np.int64, np.bool)
+INTEGERS = (
+    np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.bool,
+)  # fmt: skip
 OF_TIES = ("max", "relu_max", "min", "median", "fractional_max")
 OF_INTEGERS = ("max", "relu_max", "min", "median", "avg", "fractional_max", "max_unpool")
 LARGEST = {1: 24, 2: 9, 3: 6}  # of a pooled axis: the oracle is slow
@@ -155,6 +157,8 @@ def cases(draw: st.DrawFn, kind: str, **how: Any) -> Case:
     kwargs: dict[str, Any] = {"channels_last": channels_last}
     if kind.startswith("global"):
         n = 1 if channels_last else 2
+        if dims == 2 and not channels_last and draw(st.booleans()):
+            n = 0  # one plane without batch and channels
         how["leading"] = (n, n)
     x, made, sizes = draw(arrays(dims, channels_last=channels_last, **how))
     channels = _channels(x, dims, channels_last)

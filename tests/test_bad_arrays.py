@@ -16,9 +16,7 @@ X = np.ones((1, 2, 4, 4))
 # What is pooled
 
 
-@pytest.mark.parametrize(
-    "dtype", ["c8", "c16", "O", "u2", "u4", "u8", "U3", "S3", "M8[s]", "g", "f4,f4"]
-)
+@pytest.mark.parametrize("dtype", ["c8", "c16", "O", "u8", "U3", "S3", "M8[s]", "g", "f4,f4"])
 def test_dtypes_that_are_not_pooled(dtype: str) -> None:
     x = np.zeros((1, 1, 4, 4), dtype)
     for fun in ("max_pool2d", "avg_pool2d", "global_max_pool"):
@@ -29,7 +27,7 @@ def test_dtypes_that_are_not_pooled(dtype: str) -> None:
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-@pytest.mark.parametrize("name", ["complex64", "uint16", "float8_e5m2"])
+@pytest.mark.parametrize("name", ["complex64", "uint64", "float8_e5m2"])
 def test_dtypes_of_tensors_that_are_not_pooled(name: str) -> None:
     x = torch.ones(1, 1, 4, 4, dtype=getattr(torch, name))
     for fun in (poolgrad.max_pool2d, poolgrad.avg_pool2d):
@@ -52,8 +50,44 @@ def test_masked_arrays() -> None:
 )
 def test_what_is_no_array(x: object) -> None:
     for fun, args in ((poolgrad.max_pool2d, (2,)), (poolgrad.global_avg_pool, ())):
-        with refused(TypeError, "x must be an array", type(x).__qualname__):
+        came = "None" if x is None else f"({type(x).__qualname__})"
+        with refused(TypeError, "x must be an array of NumPy, PyTorch, JAX or Dask, got", came):
             fun(x, *args)
+
+
+@pytest.mark.parametrize(
+    ("x", "came"),
+    [
+        (np.ndarray, "the class ndarray itself"),
+        (np, "the module numpy"),
+        (np.ones, "the function ones itself"),
+        (np.random.default_rng(0), "Generator"),
+        (np.dtype("f4"), "object: Python objects, not numbers"),
+        ([[None, 1.0]], "object: Python objects, not numbers"),
+    ],
+    ids=str,
+)
+def test_what_stands_for_arrays_but_is_none(x: Any, came: str) -> None:
+    with refused(TypeError, "x must be", came):
+        poolgrad.max_pool2d(x, 1)
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_a_module_in_place_of_its_output() -> None:
+    with refused(
+        TypeError, "x must be an array of NumPy, PyTorch, JAX or Dask, got", "Conv2d(1, 2"
+    ):
+        poolgrad.max_pool2d(torch.nn.Conv2d(1, 2, 3), 2)
+
+
+def test_an_array_in_the_place_of_a_number_is_not_printed() -> None:
+    words = r"^kernel_size must be an integer or a sequence of 2 integers, got an array of shape "
+    with pytest.raises(TypeError, match=words + r"\(1, 2, 4, 4\) \(ndarray\)$"):
+        poolgrad.max_pool2d(2, X)
+    with pytest.raises(TypeError, match=r"^fun must be .*, got an array of shape \(1, 2, 4, 4\)"):
+        poolgrad.vjp(X, poolgrad.max_pool2d, 2)
+    with refused(ValueError, "kernel_size", "..."):
+        poolgrad.max_pool2d(X, ["2"] * 1000)
 
 
 def test_ragged_lists() -> None:
@@ -66,17 +100,26 @@ def test_ragged_lists() -> None:
 def test_too_few_axes(front: Front, fun: str, dims: int) -> None:
     for channels_last in (False, True):
         shape = (4,) * (dims - 1 + channels_last)
-        axes = "1 pooled axis" if dims == 1 else f"{dims} pooled axes"
-        with pytest.raises(ValueError, match=f"^the input must have at least {axes}\\b") as e:
+        names = {1: ["length"], 2: ["height", "width"], 3: ["depth", "height", "width"]}[dims]
+        names += ["channels"] * channels_last
+        with pytest.raises(ValueError, match=r"^x must have at least ") as e:
             front.run(f"{fun}{dims}d", np.ones(shape), 2, channels_last=channels_last)
-        assert str(e.value).endswith(f"got shape {shape}")
+        words = f"{len(names)} {'axis' if len(names) == 1 else 'axes'} ({', '.join(names)})"
+        words += " with channels_last=True" if channels_last else ""
+        assert str(e.value) == f"x must have at least {words}, got shape {shape}"
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (4, 4), (1,) * 6])
+@pytest.mark.parametrize("shape", [(), (4,), (1,) * 6])
 def test_global_pooling_of_another_rank(front: Front, shape: tuple[int, ...]) -> None:
     for fun in ("global_max_pool", "global_avg_pool"):
-        with refused(ValueError, fun, f"got an input with {len(shape)} axes"):
+        words = rf"x must have two \(height, width\) or three to five axes .* for {fun}, got shape"
+        with refused(ValueError, words, shape):
             front.run(fun, np.ones(shape))
+
+
+def test_global_pooling_of_channels_without_a_batch(front: Front) -> None:
+    with refused(ValueError, "x must have three to five axes", (4, 4)):
+        front.run("global_max_pool", np.ones((4, 4)), channels_last=True)
 
 
 # The gradient and the output
@@ -96,10 +139,10 @@ def test_gradient_of_another_shape(fun: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("fun", ["max_pool2d", "avg_pool2d"])
-@pytest.mark.parametrize("dtype", ["f4", "f2", "i8", "c16", "O", "?", "U1"])
-def test_gradient_of_another_dtype(fun: str, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["i8", "u1", "c16", "O", "?", "U1"])
+def test_gradient_that_is_not_floating(fun: str, dtype: str) -> None:
     gy = np.zeros((1, 2, 2, 2), dtype)
-    with refused(TypeError, "gy must have the dtype of the output, float64, got", gy.dtype):
+    with refused(TypeError, "gy must be an array of a floating dtype, got", gy.dtype):
         pullback_of(fun)(gy)
 
 
@@ -152,7 +195,7 @@ def test_out_is_for_numpy() -> None:
 
 def test_vjp() -> None:
     for fun in (np.max, None, "max_pool2d", poolgrad.vjp):
-        with refused(TypeError, "fun must be a pooling function of poolgrad, got", repr(fun)):
+        with refused(TypeError, r"fun must be a pooling function of poolgrad, .* got", repr(fun)):
             poolgrad.vjp(fun, X, 2)
     for kwargs in ({"return_indices": True}, {"out": np.empty((1, 2, 2, 2))}):
         with pytest.raises(TypeError, match="vjp takes no return_indices and no out"):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fronts import NUMPY, Front, as_tensor, torch
 from refusal import refused
+from strategies import INTEGERS as WHOLE
 
 import poolgrad
 
@@ -249,7 +250,7 @@ BLENDING = {
 
 
 @pytest.mark.parametrize("fun", BLENDING)
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "bool"])
+@pytest.mark.parametrize("dtype", [np.dtype(d).name for d in WHOLE])
 def test_integers_have_no_weights(front: Front, fun: str, dtype: str) -> None:
     accepted = "x must be of dtype float16, bfloat16, float32 or float64 for"
     with refused(TypeError, accepted, dtype):
@@ -264,7 +265,7 @@ INTEGERS_TAKEN = {
 
 
 @pytest.mark.parametrize("fun", INTEGERS_TAKEN)
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "bool"])
+@pytest.mark.parametrize("dtype", [np.dtype(d).name for d in WHOLE])
 def test_integers_have_no_gradient(fun: str, dtype: str) -> None:
     with refused(TypeError, "x must be of a floating dtype to have a gradient, got", dtype):
         poolgrad.vjp(getattr(poolgrad, fun), X.astype(dtype), *INTEGERS_TAKEN[fun])

@@ -80,7 +80,7 @@ def test_unknown_forms_of_padding(front: Front, value: object) -> None:
 def test_wrong_number_of_values(front: Front, name: str, value: Any) -> None:
     if name == "stride" and not len(value):
         return  # PyTorch takes an empty stride for none
-    with refused(ValueError, f"{name} must be .*2 of them", repr(value)):
+    with refused(ValueError, f"{name} must be an integer.* 2 integers", repr(value)):
         front.run("max_pool2d", X, **({"kernel_size": 2} | {name: value}))
 
 
@@ -103,7 +103,7 @@ def test_numbers_that_overflow(front: Front, name: str, value: object) -> None:
         ((5,), {}, r"kernel_size 5 .*4 along the height"),
         (((1, 5),), {}, r"kernel_size 5 .*4 along the width"),
         ((2,), {"dilation": 4}, r"kernel_size 2 with dilation 4 spans 5 inputs.*4 along the"),
-        ((7,), {"padding": 1}, r"kernel_size 7 .*4 along the height with padding \(1, 1\)"),
+        ((7,), {"padding": 1}, r"kernel_size 7 .*4 along the height and padding \(1, 1\)$"),
         ((2**60,), {"dilation": 2**60}, r"kernel_size and dilation span"),
         ((2**20,), {"padding": 2**20}, r"kernel_size .* places"),
         ((1, 1), {"padding": 2**58}, "overflow memory"),
@@ -212,8 +212,8 @@ def test_threads(threads: object) -> None:
 def test_a_missing_or_unknown_argument_names_the_function(fun: str) -> None:
     with pytest.raises(TypeError, match=rf"^{fun}\(\).*missing"):
         getattr(poolgrad, fun)()
-    with pytest.raises(TypeError, match=rf"^{fun}\(\).*unexpected keyword argument 'kernel'"):
-        getattr(poolgrad, fun)(X, 2, kernel=3)
+    with pytest.raises(TypeError, match=rf"^{fun}\(\) has no argument 'kernel_shape'; "):
+        getattr(poolgrad, fun)(X, 2, kernel_shape=3)
 
 
 def test_only_arguments_that_there_are_count() -> None:
@@ -226,8 +226,111 @@ def test_only_arguments_that_there_are_count() -> None:
             with pytest.raises(TypeError, match=rf"^{fun.__name__}\(\) missing .*'kernel_size'$"):
                 call(X)
     for kwargs, words in (
-        ({"dims": 1}, "an unexpected keyword argument 'dims'"),
-        ({"kernel_size": 2}, "multiple values for argument 'kernel_size'"),
+        ({"dims": 1}, "has no argument 'dims'; it takes x, kernel_size, .*, out"),
+        ({"kernel_size": 2}, "got multiple values for argument 'kernel_size'"),
     ):
-        with pytest.raises(TypeError, match=rf"^soft_pool2d\(\) got {words}$"):
+        with pytest.raises(TypeError, match=rf"^soft_pool2d\(\) {words}$"):
             poolgrad.soft_pool2d(X, 2, **kwargs)
+
+
+# Names of arguments
+
+
+MEANT = [
+    ("max_pool2d", "kernel", "kernel_size"),
+    ("max_pool2d", "ksize", "kernel_size"),
+    ("avg_pool1d", "pool_size", "kernel_size"),
+    ("min_pool3d", "window_shape", "kernel_size"),
+    ("max_pool2d", "strides", "stride"),
+    ("max_pool2d", "pad", "padding"),
+    ("max_pool2d", "Padding", "padding"),
+    ("max_pool2d", "ceil", "ceil_mode"),
+    ("max_pool2d", "data_format", "channels_last"),
+    ("lp_pool2d", "p", "norm_type"),
+    ("stochastic_pool2d", "seed", "generator"),
+    ("adaptive_avg_pool2d", "out_size", "output_size"),
+    ("fractional_max_pool2d", "ratio", "output_ratio"),
+    ("max_unpool2d", "index", "indices"),
+    ("global_avg_pool", "keepdim", "keepdims"),
+    ("global_max_pool", "input", "x"),
+]
+
+
+@pytest.mark.parametrize(("fun", "unknown", "meant"), MEANT)
+def test_an_unknown_argument_names_the_one_that_was_meant(
+    fun: str, unknown: str, meant: str
+) -> None:
+    words = rf"^{fun}\(\) has no argument '{unknown}'; did you mean '{meant}'\?$"
+    pool, reference = getattr(poolgrad, fun), getattr(poolgrad.reference, fun)
+    for call in (pool, reference, lambda *args, **kwargs: poolgrad.vjp(pool, *args, **kwargs)):
+        with pytest.raises(TypeError, match=words):
+            call(X, **{unknown: 2})
+
+
+def test_an_unknown_argument_like_no_other() -> None:
+    words = "has no argument 'colour'; it takes x, keepdims, return_indices, ties, routes, channel"
+    with pytest.raises(TypeError, match=rf"^global_max_pool\(\) {words}"):
+        poolgrad.global_max_pool(X, colour=1)
+    poolgrad.global_max_pool(X)  # also where calls like it are known
+    with pytest.raises(TypeError, match=rf"^global_max_pool\(\) {words}"):
+        poolgrad.global_max_pool(X, colour=1)
+
+
+def test_a_wrong_type_behind_the_names_is_reported_as_it_is() -> None:
+    with pytest.raises(TypeError, match=r"^ceil_mode must be True or False, got 1$"):
+        poolgrad.max_pool2d(X, 2, ceil_mode=1)
+
+
+# What a beginner tries
+
+
+IN_FULL = [
+    (
+        "max_pool2d", (None,), {},
+        "kernel_size must be an integer or a sequence of 2 integers, got None",
+    ),
+    ("max_pool1d", (None,), {}, "kernel_size must be an integer, got None"),
+    ("max_pool1d", ((2, 2),), {}, "kernel_size must be an integer, got (2, 2)"),
+    (
+        "max_pool2d", (5,), {},
+        "kernel_size 5 is larger than x, which has size 4 along the height",
+    ),
+    (
+        "max_pool2d", (3,), {"dilation": 2},
+        "kernel_size 3 with dilation 2 spans 5 inputs and is larger than x, which has size 4 along "
+        "the height",
+    ),
+    (
+        "max_pool2d", (2,), {"padding": 0.5},
+        "padding must be an integer, a sequence of 2 integers, 2 pairs (low, high), "
+        '"valid" or "same", got 0.5',
+    ),
+    (
+        "max_pool1d", (2,), {"padding": "full"},
+        'padding must be an integer, a pair (low, high), "valid" or "same", got \'full\'',
+    ),
+    ("max_pool2d", (2,), {"ceil_mode": 1}, "ceil_mode must be True or False, got 1"),
+    (
+        "avg_pool2d", (2,), {"divisor_override": 0},
+        "divisor_override must not be zero, as every sum is divided by it, got 0",
+    ),
+    (
+        "adaptive_avg_pool2d", ("1",), {},
+        "output_size must be an integer or a sequence of 2 integers (None keeps the size of the "
+        "input), got '1'",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fun", "args", "kwargs", "words"), IN_FULL, ids=str)
+def test_errors_in_full(front: Front, fun: str, args: Any, kwargs: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        front.run(fun, X, *args, **kwargs)
+    assert str(error.value) == words
+
+
+def test_truth_values_of_numpy_are_flags(front: Front) -> None:
+    x = np.arange(5.0)
+    assert front.run("max_pool1d", x, 2, ceil_mode=np.True_).tolist() == [1, 3, 4]
+    assert front.run("max_pool1d", x, 2, ceil_mode=np.False_).tolist() == [1, 3]
+    assert front.run("global_max_pool", X, keepdims=np.True_).shape == (1, 2, 1, 1)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 import pytest
 from fronts import torch
-from processes import assert_runs
+from processes import assert_runs, run_python
+
+import poolgrad
 
 HEAVY = ("torch", "scipy", "jax", "dask", "matplotlib", "sklearn", "rich", "typer", "hypothesis")
 
@@ -80,3 +83,53 @@ def test_mask_needs_no_scipy(ties: str) -> None:
     )
     expected = {"first": "4", "split": "12", "zero": "0"}[ties]
     assert assert_runs(code).strip() == expected
+
+
+# The public names
+
+
+@pytest.mark.parametrize("name", ["indices", "torch", "jax", "dask"])
+def test_public_modules_are_there_when_they_are_used(name: str) -> None:
+    pytest.importorskip({"indices": "numpy"}.get(name, name))
+    code = (
+        "import sys, poolgrad\n"
+        f"assert 'poolgrad.{name}' not in sys.modules\n"
+        f"print(poolgrad.{name}.__name__)\n"
+        f"assert poolgrad.{name} is sys.modules['poolgrad.{name}']\n"
+    )
+    assert assert_runs(code).strip() == f"poolgrad.{name}"
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "dask"])
+def test_a_missing_framework_names_the_extra(name: str) -> None:
+    code = (
+        f"import sys\nsys.modules[{name!r}] = None\nimport poolgrad\n"
+        f"try: poolgrad.{name}\nexcept ImportError as error: print(error)\n"
+        f"print({name!r} in dir(poolgrad), 'max_pool2d' in dir(poolgrad))"
+    )
+    words, listed = assert_runs(code).splitlines()
+    assert words == f'poolgrad.{name} needs {name}: pip install "poolgrad[{name}]"'
+    assert listed == "False True"  # so that `help(poolgrad)` does not trip over it
+
+
+def test_dir_lists_public_names_only() -> None:
+    names = dir(poolgrad)
+    assert names == sorted(names)
+    front_ends = [n for n in ("torch", "jax", "dask") if find_spec(n)]
+    assert {*names} == {*poolgrad.__all__, *front_ends, "indices", "__version__"}
+    assert all(hasattr(poolgrad, name) for name in names)
+
+
+def test_help_without_any_framework() -> None:
+    code = (
+        "import sys\nfor name in ('torch', 'jax', 'dask'): sys.modules[name] = None\n"
+        "import pydoc, poolgrad\nprint(pydoc.render_doc(poolgrad, renderer=pydoc.plaintext))"
+    )
+    assert "max_pool2d(x" in assert_runs(code)
+
+
+def test_a_misspelt_name_finds_the_right_one() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'poolgrad' has no attribute 'maxpool2d'$"):
+        poolgrad.maxpool2d  # noqa: B018
+    done = run_python("import poolgrad\npoolgrad.maxpool2d")
+    assert "Did you mean: 'max_pool2d'?" in done.stderr

@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 from processes import assert_runs, run_python
 from refusal import attempt, refused
+from strategies import FLOATS, INTEGERS
 
 import poolgrad
 import poolgrad.jax
@@ -182,3 +183,37 @@ def test_memory_is_used_again() -> None:
             poolgrad.jax.reuse_memory(bad)  # type: ignore[arg-type]
     code = "import poolgrad.jax; print(poolgrad.jax.reuse_memory())"
     assert assert_runs(code).strip() in ("True", "False")
+
+
+def test_errors_name_the_arguments_of_flax() -> None:
+    x = jnp.ones((1, 4, 4, 1))
+    words = r"window_shape must be a sequence of 1 to 3 integers, got"
+    for window in (2, None, ()):
+        with refused(ValueError, words, window):
+            poolgrad.jax.max_pool(x, window)
+    with refused(ValueError, "window_shape must be positive, got", (2, -2)):
+        poolgrad.jax.min_pool(x, (2, -2))
+    with refused(ValueError, "strides must be positive, got", 0):
+        poolgrad.jax.avg_pool(x, (2, 2), strides=0)
+    for pool, unknown, meant in (
+        (poolgrad.jax.max_pool, "kernel_size", "window_shape"),
+        (poolgrad.jax.min_pool, "stride", "strides"),
+        (poolgrad.jax.avg_pool, "x", "inputs"),
+    ):
+        name = pool.__name__
+        words = rf"^{name}\(\) has no argument '{unknown}'; did you mean '{meant}'\?$"
+        with pytest.raises(TypeError, match=words):
+            pool(x, (2, 2), **{unknown: 2})
+
+
+@pytest.mark.parametrize(
+    "dtype",  # but those that JAX has only where it was given 64 bits
+    [np.dtype(d) for d in (*FLOATS, *INTEGERS) if d not in (np.float64, np.int64)],
+    ids=str,
+)
+def test_every_dtype_of_the_documentation(dtype: Any) -> None:
+    assert np.dtype(dtype).name in (poolgrad.jax.max_pool.__doc__ or "")
+    x = jnp.array([[1], [0], [1]]).astype(dtype)
+    for pool, expected in ((poolgrad.jax.max_pool, [1, 1]), (poolgrad.jax.min_pool, [0, 0])):
+        y = pool(x, (2,))
+        assert (y.dtype, y.ravel().tolist()) == (dtype, expected)

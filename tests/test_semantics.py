@@ -339,3 +339,47 @@ def test_the_same_kind_of_array_comes_out() -> None:
         y = poolgrad.max_pool2d(as_tensor(x), 2)
         assert type(y) is torch.Tensor
         assert y.dtype == torch.float32
+
+
+# Global poolings: which axes are pooled
+
+
+@pytest.mark.parametrize("fun", ["max", "avg", "lp", "lse"])
+def test_two_axes_are_one_plane(front: Front, fun: str) -> None:
+    x = np.array([[1.0, 4.0, 2.0], [0.5, 3.0, 6.0]])
+    name = f"global_{fun}_pool"
+    y = front.run(name, x)
+    assert y.shape == ()
+    assert y == front.run(name, x[None, None])[0, 0]
+    assert front.run(name, x, keepdims=True).shape == (1, 1)
+    y, pullback = front.vjp(name, x)
+    _, expected = front.vjp(name, x[None, None])
+    gx = pullback(np.array(2.0))
+    np.testing.assert_array_equal(gx, expected(np.full((1, 1), 2.0))[0, 0])
+    assert gx.shape == x.shape
+
+
+def test_the_index_in_one_plane(front: Front) -> None:
+    y, index = front.run("global_max_pool", np.array([[1.0, 4.0], [6.0, 0.5]]), return_indices=True)
+    assert (y.item(), index.item(), index.shape) == (6, 2, ())
+
+
+def test_a_learned_argument_of_one_plane(front: Front) -> None:
+    x = np.array([[3.0, 4.0]])
+    assert front.run("global_lp_pool", x, norm_type=np.array([2.0])).item() == 5
+    with pytest.raises(ValueError, match=r"^norm_type .* got shape \(2,\)$"):
+        front.run("global_lp_pool", x, norm_type=np.ones(2))
+
+
+def test_three_axes_have_a_batch(front: Front) -> None:
+    """(N, C, L), not (C, H, W)."""
+    assert front.run("global_max_pool", np.ones((3, 4, 5))).shape == (3, 4)
+    assert front.run("global_max_pool", np.ones((1, 3, 4, 5))).shape == (1, 3)
+
+
+def test_a_colour_image_without_channels_last_is_pooled_over_colours() -> None:
+    """The documented trap."""
+    image = np.zeros((6, 8, 3), np.uint8)
+    assert poolgrad.max_pool2d(image, 2).shape == (6, 4, 1)
+    assert poolgrad.max_pool2d(image, 2, channels_last=True).shape == (3, 4, 3)
+    assert "(H, W, 3)" in (poolgrad.max_pool2d.__doc__ or "")

@@ -332,7 +332,10 @@ def test_autocast(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(got, expected, rtol=0.1, atol=0.1 * scale)
 
 
-WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
+WHOLE = (
+    torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64,
+    torch.bool,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", WHOLE)

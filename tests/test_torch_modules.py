@@ -297,8 +297,13 @@ def test_bad_settings_are_refused_when_the_layer_is_made(name: str) -> None:
             getattr(layers, name)(**{argument: value, **others})
     with pytest.raises(TypeError, match=argument):
         getattr(layers, name)(**{argument: "two", **others})
+    for unknown, meant in (("kernel", "kernel_size"), ("outputsize", "output_size")):
+        if meant == argument:
+            words = rf"^{name}\(\) has no argument '{unknown}'; did you mean '{meant}'\?$"
+            with pytest.raises(TypeError, match=words):
+                getattr(layers, name)(**{unknown: 2})
     for unknown in ("size_of_kernel", "dims"):
-        with pytest.raises(TypeError, match=rf"^{name}\(\) .*unexpected keyword .*'{unknown}'$"):
+        with pytest.raises(TypeError, match=rf"^{name}\(\) has no argument '{unknown}'; "):
             made(name, **{unknown: 2})
     with pytest.raises(TypeError, match=rf"^{name}\(\) missing a required argument: "):
         getattr(layers, name)()

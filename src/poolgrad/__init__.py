@@ -1,5 +1,11 @@
 """Pooling layers with exact gradients, at memory speed, the same for every array library."""
 
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from poolgrad import functional, reference
 from poolgrad.core import empty_cache, get_num_threads, set_num_threads
 from poolgrad.functional import *  # noqa: F403 - its names stand there alone
@@ -9,3 +15,26 @@ __version__ = "0.1.0"
 
 __all__ = ["Pullback", "empty_cache", "get_num_threads", "reference", "set_num_threads", "vjp"]
 __all__ += functional.__all__
+
+# Public modules that are imported when they are first used, by the package that each needs.
+_LAZY = {"dask": "dask", "indices": "numpy", "jax": "jax", "torch": "torch"}
+
+if TYPE_CHECKING:  # without `__getattr__`, so that type checkers find misspelt names
+    from poolgrad import dask as dask
+    from poolgrad import indices as indices
+    from poolgrad import jax as jax
+    from poolgrad import torch as torch
+else:
+
+    def __getattr__(name: str) -> ModuleType:
+        if name in _LAZY:
+            return import_module(f"poolgrad.{name}")
+        # With the module, from whose names Python suggests the one that was meant.
+        own = sys.modules[__name__]
+        raise AttributeError(f"module 'poolgrad' has no attribute {name!r}", name=name, obj=own)
+
+
+def __dir__() -> list[str]:
+    """The public names; of the lazy modules those whose package is installed."""
+    usable = [name for name, package in _LAZY.items() if find_spec(package)]
+    return sorted([*__all__, *usable, "__version__"])

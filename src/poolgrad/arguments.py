@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from poolgrad.contract import FLOATS, INTEGERS
 from poolgrad.core import Layout
+from poolgrad.rule import brief
 
 Array = NDArray[Any]
 
 _SEEDS = 2**63
-_REALS = (*FLOATS, *(name for name in INTEGERS if name != "bool"), "uint16", "uint32", "uint64")
+_REALS = (*FLOATS, *(name for name in INTEGERS if name != "bool"), "uint64")
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 # The least and the largest size of a number of full precision.
 SIZES = {
@@ -132,6 +133,39 @@ def check_samples_shape(shape: tuple[int, ...], layout: Layout) -> None:
 def below_one(dtype: str) -> float:
     """The largest sample of this type: what those below 1 become that it would round to 1."""
     return 1 - 2.0 ** -_DIGITS[dtype]
+
+
+# Cotangents
+
+
+def cotangent(gy: Any, dtype: np.dtype[Any], expected: tuple[int, ...]) -> Array:
+    """Return the cotangent `gy` as an array of the output's dtype; `expected`: the output's shape.
+
+    Raises
+    ------
+    TypeError, ValueError
+        See `check_cotangent`.
+    """
+    given = plain("gy", gy, "an array, a number or lists of equal lengths")
+    if isinstance(gy, list | tuple | int | float) and given.dtype.kind in "iu":
+        given = given.astype(dtype)  # Python's numbers have no dtype
+    check_cotangent(gy, given.dtype, given.shape, expected)
+    return given.astype(dtype, copy=False)
+
+
+def check_cotangent(
+    gy: Any, dtype: np.dtype[Any], shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    """Raise unless `gy` is a cotangent of an output of the shape `expected`.
+
+    Any floating dtype is accepted, since it is converted to that of the output, and a number
+    without axes where the output has one element.
+    """
+    if dtype.kind != "f" and dtype.name not in FLOATS:
+        came = brief(gy) if dtype.kind == "O" and not shape else dtype
+        raise TypeError(f"gy must be an array of a floating dtype, got {came}")
+    if shape != expected and not (shape == () and math.prod(expected) == 1):
+        raise ValueError(f"gy must have the shape of the output, {expected}, got {shape}")
 
 
 # Indices

@@ -19,8 +19,11 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "typer":
         raise
-    # At import, since everything below is made with it; the script `poolgrad` imports this module.
-    sys.exit(f"poolgrad: the command line needs typer, which is not installed: {_INSTALL}")
+    # At import, since everything below is made with it; `poolgrad info` does not come here.
+    sys.exit(
+        'poolgrad: every command but "poolgrad info" needs typer, which is not installed: '
+        f"{_INSTALL}"
+    )
 
 app = typer.Typer(
     name="poolgrad",
@@ -41,11 +44,6 @@ def _commands() -> None:
         core.instruction_set()
     except RuntimeError as error:  # a setting
         _fail(str(error), code=2)
-
-
-def main() -> None:
-    """Run the command line; the entry point of the script `poolgrad`."""
-    app()
 
 
 @app.command()
@@ -338,10 +336,9 @@ def profile(
 @app.command()
 def info() -> None:
     """Print versions, processor, instruction set, threads and front ends: for bug reports."""
-    from poolgrad.environment import describe
+    from poolgrad.environment import report
 
-    for name, value in describe().items():
-        typer.echo(f"{name + ':':19}{value}")
+    typer.echo(report())
 
 
 @contextmanager
@@ -361,7 +358,3 @@ def _clear_errors() -> Iterator[None]:
 def _fail(message: str, code: int) -> NoReturn:
     typer.echo(f"poolgrad: {message}", err=True)
     raise typer.Exit(code)
-
-
-if __name__ == "__main__":
-    main()

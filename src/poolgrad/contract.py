@@ -11,7 +11,7 @@ from poolgrad.rule import Rule
 from poolgrad.window import Window, require_real_inputs
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-INTEGERS = ("int8", "uint8", "int16", "int32", "int64", "bool")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool")
 
 
 class Buffer(NamedTuple):
@@ -165,9 +165,10 @@ class Operator(ABC):
     def refuse_dtype(self, dtype: object) -> TypeError:
         """The error for an input of another dtype."""
         accepted = (*FLOATS, *(INTEGERS if self.integers else ()))
+        objects = ": Python objects, not numbers" if str(dtype) == "object" else ""
         return TypeError(
             f"x must be of dtype {', '.join(accepted[:-1])} or {accepted[-1]} "
-            f"for the operator {self.name}, got {dtype}"
+            f"for the operator {self.name}, got {dtype}{objects}"
         )
 
     def result(self, dtype: str) -> str:

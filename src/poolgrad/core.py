@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from poolgrad.rule import FRACTIONAL, Rule
-from poolgrad.window import Axis, Window, resolve
+from poolgrad.window import Axis, Window, axis_names, resolve
 
 try:
     from poolgrad import _kernels
@@ -185,7 +185,8 @@ class Layout:
     @property
     def sum_dtype(self) -> str:
         """What sums over a window are kept in."""
-        return "float64" if self.dtype in ("float64", "int32", "int64") else "float32"
+        wide = ("float64", "int32", "uint32", "int64")
+        return "float64" if self.dtype in wide else "float32"
 
     @property
     def channels(self) -> int:
@@ -255,9 +256,12 @@ def first_pooled(shape: tuple[int, ...], dims: int, channels_last: bool) -> int:
     """
     first = len(shape) - dims - channels_last
     if first < 0:
-        layout = f"{dims} pooled {'axis' if dims == 1 else 'axes'}"
-        layout += " and one for channels" if channels_last else ""
-        raise ValueError(f"the input must have at least {layout}, got shape {shape}")
+        axes = [*axis_names(dims), *(["channels"] if channels_last else [])]
+        count = "1 axis" if len(axes) == 1 else f"{len(axes)} axes"
+        order = " with channels_last=True" if channels_last else ""
+        raise ValueError(
+            f"x must have at least {count} ({', '.join(axes)}){order}, got shape {shape}"
+        )
     return first
 
 

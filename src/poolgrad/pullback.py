@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poolgrad import arguments
 from poolgrad import numpy as front
 from poolgrad.contract import FLOATS, Buffer, Request
 from poolgrad.core import get_num_threads
 from poolgrad.functional.public import front_end
 from poolgrad.numpy import Call
 from poolgrad.operators import Prepared
+from poolgrad.rule import brief
 from poolgrad.window import Axis
 
 if TYPE_CHECKING:
@@ -60,8 +62,9 @@ class Pullback:
 
         Parameters
         ----------
-        gy : array, shape and dtype of the output
-            The gradient of the output (the cotangent).
+        gy : array, shape of the output
+            The gradient of the output (the cotangent), of any floating dtype: it is converted to
+            that of the output. A number, if the output has one element.
 
         Returns
         -------
@@ -71,7 +74,7 @@ class Pullback:
         Raises
         ------
         TypeError, ValueError
-            If `gy` has another dtype or shape than the output.
+            If `gy` has another shape than the output, or is not made of real numbers.
         """
         return self._pull(self._ready, self._cotangent(gy))
 
@@ -80,8 +83,8 @@ class Pullback:
 
         Parameters
         ----------
-        gy : array, shape and dtype of the output
-            The gradient of the output.
+        gy : array, shape of the output
+            The gradient of the output, as for the gradient of the input.
 
         Returns
         -------
@@ -102,19 +105,8 @@ class Pullback:
         return {operator.argument.name: np.asarray(total).reshape(shape)}
 
     def _cotangent(self, gy: Any) -> Array:
-        plan = self._ready.plan
-        if isinstance(gy, list | tuple):
-            try:
-                gy = np.asarray(gy, self._dtype)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"gy must be an array of {self._dtype}: {error}") from error
-        if not isinstance(gy, np.ndarray):
-            raise TypeError(f"gy must be an array, got {gy!r}")
-        if gy.shape != self._shape:
-            raise ValueError(f"gy must have the shape of the output, {self._shape}, got {gy.shape}")
-        if gy.dtype.newbyteorder("=") != self._dtype:
-            raise TypeError(f"gy must have the dtype of the output, {self._dtype}, got {gy.dtype}")
-        return front.asarray(gy, name="gy").reshape(plan.out_shape)
+        given = arguments.cotangent(gy, self._dtype, self._shape)
+        return front.asarray(given, name="gy").reshape(self._ready.plan.out_shape)
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -290,13 +282,16 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     >>> import numpy as np, poolgrad
     >>> x = np.array([[1.0, 3.0], [2.0, 0.5]])
     >>> y, pullback = poolgrad.vjp(poolgrad.max_pool2d, x, 2)
-    >>> pullback(np.array([[2.5]]))
+    >>> pullback(2.5)
     array([[0. , 2.5],
            [0. , 0. ]])
     """
     describe = getattr(fun, "describe", None)
     if describe is None:
-        raise TypeError(f"fun must be a pooling function of poolgrad, got {fun!r}")
+        raise TypeError(
+            "fun must be a pooling function of poolgrad, such as poolgrad.max_pool2d, "
+            f"got {brief(fun)}"
+        )
     request: Request = describe(x, *args, **kwargs)
     if request.return_indices or request.out is not None:
         raise TypeError("vjp takes no return_indices and no out: the pullback has the routes")

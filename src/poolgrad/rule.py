@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Literal, SupportsIndex, TypeGuard
+from reprlib import repr as short
+from typing import Literal, TypeGuard
 
 Ints = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[tuple[int, int]] | Literal["valid", "same"]
@@ -28,10 +29,28 @@ FRACTIONAL = 2
 TOO_MUCH = 2**61  # for one number: sums and products of a few still fit
 
 
-def _integer(name: str, value: object, shown: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name} must be made of integers, got {shown!r}")
-    return operator.index(value)
+def brief(value: object) -> str:
+    """Return ``repr(value)`` for an error; if that is long, cut, or for an array its shape."""
+    text = repr(value)
+    if len(text) <= 100 and "\n" not in text:
+        return text
+    shape = getattr(value, "shape", None)
+    kind = type(value).__name__
+    return short(value) if shape is None else f"an array of shape {tuple(shape)} ({kind})"
+
+
+def _one_or_each(dims: int) -> str:
+    return "an integer" if dims == 1 else f"an integer or a sequence of {dims} integers"
+
+
+def _integer(name: str, value: object, shown: object, accepted: str) -> int:
+    """Return `value` as an int; an error shows the whole argument, `shown`."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # also an array of several elements, although it has `__index__`
+        pass
+    raise TypeError(f"{name} must be {accepted}, got {brief(shown)}")
 
 
 def _plain(value: object) -> object:
@@ -45,39 +64,67 @@ def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
-def per_axis(name: str, value: object, dims: int) -> tuple[int, ...]:
-    """One integer for each of `dims` axes, from an integer or as many of them."""
+def flag(name: str, value: object) -> bool:
+    """Return an option that is True or False as Python's bool; NumPy's are accepted."""
+    on = _plain(value)
+    if not isinstance(on, bool):
+        raise TypeError(f"{name} must be True or False, got {brief(value)}")
+    return on
+
+
+def per_axis(name: str, value: object, dims: int, accepted: str = "") -> tuple[int, ...]:
+    """One integer for each of `dims` axes, from an integer or as many of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        With the text `accepted`, by default that of an integer or one for each axis.
+    """
+    accepted = accepted or _one_or_each(dims)
     given = _plain(value)
-    if isinstance(given, SupportsIndex):
-        return (_integer(name, given, value),) * dims
     if not _is_sequence(given):
-        raise TypeError(f"{name} must be an integer or {dims} of them, got {value!r}")
+        return (_integer(name, given, value, accepted),) * dims
     if len(given) not in (1, dims):
-        raise ValueError(f"{name} must be an integer or {dims} of them, got {value!r}")
-    numbers = tuple(_integer(name, _plain(v), value) for v in given)
+        raise ValueError(f"{name} must be {accepted}, got {brief(value)}")
+    numbers = tuple(_integer(name, _plain(v), value, accepted) for v in given)
     return numbers if len(numbers) == dims else numbers * dims
+
+
+def positive(name: str, value: object, dims: int) -> tuple[int, ...]:
+    """One positive integer below 2**61 for each axis, from an integer or as many of them."""
+    numbers = per_axis(name, value, dims)
+    if min(numbers) < 1:
+        raise ValueError(f"{name} must be positive, got {brief(value)}")
+    if max(numbers) >= TOO_MUCH:
+        raise ValueError(f"{name} must be less than 2**61, got {brief(value)}")
+    return numbers
 
 
 def _padding(value: object, dims: int) -> tuple[tuple[int, int], ...]:
     """``(low, high)`` for each axis; SAME for `"same"`."""
-    accepted = f'an integer, {dims} of them, {dims} pairs (low, high), "valid" or "same"'
+    each = "" if dims == 1 else f"a sequence of {dims} integers, "
+    pairs_of = "a pair (low, high)" if dims == 1 else f"{dims} pairs (low, high)"
+    accepted = f'an integer, {each}{pairs_of}, "valid" or "same"'
     if isinstance(value, str):
         if value.lower() not in ("valid", "same"):
-            raise ValueError(f"padding must be {accepted}, got {value!r}")
+            raise ValueError(f"padding must be {accepted}, got {brief(value)}")
         return ((SAME, SAME) if value.lower() == "same" else (0, 0),) * dims
     pairs: tuple[tuple[int, int], ...]
     given = _plain(value)
     if _is_sequence(given) and any(_is_sequence(v) for v in given):
         ends = [v for v in given if _is_sequence(v) and len(v) == 2]
         if not len(ends) == len(given) == dims:
-            raise ValueError(f"padding must be {accepted}, got {value!r}")
+            raise ValueError(f"padding must be {accepted}, got {brief(value)}")
         pairs = tuple(
-            (_integer("padding", lo, value), _integer("padding", hi, value)) for lo, hi in ends
+            (_integer("padding", lo, value, accepted), _integer("padding", hi, value, accepted))
+            for lo, hi in ends
         )
     else:
-        pairs = tuple((p, p) for p in per_axis("padding", value, dims))
+        pairs = tuple((p, p) for p in per_axis("padding", value, dims, accepted))
     if any(p < 0 for pair in pairs for p in pair):
-        raise ValueError(f"padding must not be negative, got {value!r}")
+        raise ValueError(f"padding must not be negative, got {brief(value)}")
+    if any(p >= TOO_MUCH for pair in pairs for p in pair):
+        raise ValueError(f"padding must be less than 2**61, got {brief(value)}")
     return pairs
 
 
@@ -121,31 +168,14 @@ def fixed(
             max(kernel_size, step, padding, dilation) < TOO_MUCH
         ):
             return ((kernel_size, step, padding, padding, dilation, int(ceil_mode)),) * dims
-    kernel = per_axis("kernel_size", kernel_size, dims)
+    kernel = positive("kernel_size", kernel_size, dims)
     # PyTorch takes an empty stride for none
     unset = stride is None or (_is_sequence(stride) and not len(stride))
-    strides = kernel if unset else per_axis("stride", stride, dims)
-    dilate = per_axis("dilation", dilation, dims)
-    pad = _padding(padding, dims)
-    for name, numbers, shown in (
-        ("kernel_size", kernel, kernel_size),
-        ("stride", strides, stride),
-        ("dilation", dilate, dilation),
-    ):
-        if min(numbers) < 1:
-            raise ValueError(f"{name} must be positive, got {shown!r}")
-    if not isinstance(ceil_mode, bool):
-        raise TypeError(f"ceil_mode must be True or False, got {ceil_mode!r}")
-    for name, numbers, shown in (
-        ("kernel_size", kernel, kernel_size),
-        ("stride", strides, stride),
-        ("dilation", dilate, dilation),
-        ("padding", tuple(p for pair in pad for p in pair), padding),
-    ):
-        if max(numbers) >= TOO_MUCH:
-            raise ValueError(f"{name} must be less than 2**61, got {shown!r}")
+    strides = kernel if unset else positive("stride", stride, dims)
+    dilate = positive("dilation", dilation, dims)
+    pad, ceil = _padding(padding, dims), flag("ceil_mode", ceil_mode)
     return tuple(
-        (k, s, lo, hi, d, int(ceil_mode))
+        (k, s, lo, hi, d, int(ceil))
         for k, s, (lo, hi), d in zip(kernel, strides, pad, dilate, strict=True)
     )
 
@@ -164,19 +194,18 @@ def adaptive(dims: int, output_size: object) -> Rule:
     -------
     Rule
     """
+    accepted = f"{_one_or_each(dims)} (None keeps the size of the input)"
     given = _plain(output_size)
     sizes = list(given) if _is_sequence(given) else [given] * dims
     if len(sizes) == 1:
         sizes *= dims
     if len(sizes) != dims:
-        raise ValueError(
-            f"output_size must be an integer, None or {dims} of them, got {output_size!r}"
-        )
-    outputs = [0 if s is None else _integer("output_size", s, output_size) for s in sizes]
+        raise ValueError(f"output_size must be {accepted}, got {brief(output_size)}")
+    outputs = [0 if s is None else _integer("output_size", s, output_size, accepted) for s in sizes]
     if any(s is not None and n < 1 for s, n in zip(sizes, outputs, strict=True)):
-        raise ValueError(f"output_size must be positive, got {output_size!r}")
+        raise ValueError(f"output_size must be positive, got {brief(output_size)}")
     if max(outputs) >= TOO_MUCH:
-        raise ValueError(f"output_size must be less than 2**61, got {output_size!r}")
+        raise ValueError(f"output_size must be less than 2**61, got {brief(output_size)}")
     return tuple((0, n, 0, 0, 1, 0) for n in outputs)
 
 
@@ -194,16 +223,8 @@ def fractional(dims: int, kernel_size: object, output_size: object) -> Rule:
     -------
     Rule
     """
-    kernel = per_axis("kernel_size", kernel_size, dims)
-    outputs = per_axis("output_size", output_size, dims)
-    for name, numbers, shown in (
-        ("kernel_size", kernel, kernel_size),
-        ("output_size", outputs, output_size),
-    ):
-        if min(numbers) < 1:
-            raise ValueError(f"{name} must be positive, got {shown!r}")
-        if max(numbers) >= TOO_MUCH:
-            raise ValueError(f"{name} must be less than 2**61, got {shown!r}")
+    kernel = positive("kernel_size", kernel_size, dims)
+    outputs = positive("output_size", output_size, dims)
     return tuple((k, n, 0, 0, 1, FRACTIONAL) for k, n in zip(kernel, outputs, strict=True))
 
 

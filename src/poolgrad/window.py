@@ -160,9 +160,11 @@ def _axis(name: str, rule: AxisRule, size: int) -> Axis:
     if ceil:  # a window must begin inside the input or its low padding
         out = min(out, (size + lo - 1) // stride + 1)
     if out < 1:
+        spans = f" with dilation {dilation} spans {reach} inputs and" if dilation > 1 else ""
+        padded = f" and padding ({lo}, {hi})" if lo or hi else ""
         raise ValueError(
-            f"kernel_size {kernel} with dilation {dilation} spans {reach} inputs, more than the "
-            f"{size} along the {name} with padding ({lo}, {hi}): the output would be empty"
+            f"kernel_size {kernel}{spans} is larger than x, which has size {size} along the {name}"
+            f"{padded}"
         )
     # A stride beyond the padded input is as good as one that just leaves it.
     return Axis(size, out, kernel, min(stride, size + lo + hi), lo, hi, dilation)

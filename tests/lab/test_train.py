@@ -292,7 +292,7 @@ def test_a_missing_package_is_explained(missing: str) -> None:
 import sys
 sys.modules[{missing!r}] = None
 sys.argv = ["poolgrad", "train"]
-from poolgrad.cli import main
+from poolgrad.__main__ import main
 main()
 """
     done = run_python(code)

@@ -12,6 +12,8 @@
 try:
     import dask.array  # noqa: F401 - to say what is missing
 except ImportError as error:
-    raise ImportError('poolgrad.dask needs dask: pip install "poolgrad[dask]"') from error
+    raise ModuleNotFoundError(
+        'poolgrad.dask needs dask: pip install "poolgrad[dask]"', name="dask"
+    ) from error
 
 __all__: list[str] = []

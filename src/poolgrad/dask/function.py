@@ -72,8 +72,9 @@ class Pullback:
 
         Parameters
         ----------
-        gy : array, shape and dtype of the output
-            The gradient of the output (the cotangent), of Dask or NumPy.
+        gy : array, shape of the output
+            The gradient of the output (the cotangent), of Dask or NumPy and of any floating dtype:
+            it is converted to that of the output. A number, if the output has one element.
 
         Returns
         -------
@@ -82,7 +83,7 @@ class Pullback:
         Raises
         ------
         TypeError, ValueError
-            If `gy` has another dtype or shape than the output.
+            If `gy` has another shape than the output, or is not made of real numbers.
         """
         return self._asked.pull(gy, self._residual)
 

@@ -15,6 +15,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
+from poolgrad import arguments
 from poolgrad.contract import Buffer
 from poolgrad.numpy import dtype_named
 
@@ -30,6 +31,8 @@ def asarray(name: str, array: Any) -> Any:
     TypeError, ValueError
         If they are not of NumPy, or it does not know how large they are.
     """
+    if not isinstance(array, da.Array):  # Dask has more collections
+        raise TypeError(f"{name} must be a dask.array.Array, got {type(array).__qualname__}")
     kind = type(array._meta)
     if kind is not np.ndarray:
         raise TypeError(f"{name} must have chunks of NumPy arrays without a mask, got {kind}")
@@ -42,19 +45,19 @@ def asarray(name: str, array: Any) -> Any:
 
 
 def cotangent(gy: Any, shape: Position, dtype: str) -> Any:
-    """The gradient of an output, if it has the output's shape and dtype.
+    """The gradient of an output, in the output's dtype.
 
     Raises
     ------
     TypeError, ValueError
-        If it has not.
+        If it cannot be that; see `arguments.check_cotangent`.
     """
-    gy = asarray("gy", da.asarray(gy))
-    if gy.shape != shape:
-        raise ValueError(f"gy must have the shape of the output, {shape}, got {gy.shape}")
-    if gy.dtype.name != dtype:
-        raise TypeError(f"gy must have the dtype of the output, {dtype}, got {gy.dtype}")
-    return gy
+    kind = dtype_named(dtype)
+    if not isinstance(gy, da.Array):
+        return da.asarray(arguments.cotangent(gy, kind, shape)).reshape(shape)
+    given = asarray("gy", gy)
+    arguments.check_cotangent(gy, given.dtype, given.shape, shape)
+    return given.astype(kind).reshape(shape)
 
 
 class Parts(NamedTuple):

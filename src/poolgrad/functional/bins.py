@@ -8,13 +8,12 @@ from typing import Any
 from poolgrad.contract import Request, Samples
 from poolgrad.functional.public import (
     choices,
-    flag,
     in_dimensions,
     over_everything,
     pooled_sizes,
     shape_of,
 )
-from poolgrad.rule import Ints, Rule, adaptive, fractional, whole
+from poolgrad.rule import Ints, Rule, adaptive, flag, fractional, whole
 from poolgrad.window import axis_names
 
 
@@ -108,12 +107,15 @@ def _adaptive_avg_pool(
     return Request("avg", x, adaptive(dims, output_size), (True, 0), (), last, True, False, out)
 
 
-def _everything(x: Any, name: str) -> Rule:
+def _everything(x: Any, name: str, channels_last: bool) -> Rule:
     rank = len(shape_of(x))
+    if rank == 2 and not channels_last:  # one plane, without batch and channels
+        return whole(2)
     if not 3 <= rank <= 5:
+        plane = "" if channels_last else "two (height, width) or "
         raise ValueError(
-            f"{name} pools one to three axes beside batch and channels, "
-            f"got an input with {rank} axes"
+            f"x must have {plane}three to five axes (batch, channels and those that are pooled) "
+            f"for {name}, got shape {shape_of(x)}"
         )
     return whole(rank - 2)
 
@@ -156,8 +158,8 @@ def _global_max_pool(
     >>> poolgrad.{name}(np.zeros((2, 3, 6, 6))).shape
     (2, 3)
     """
-    rule = _everything(x, "global_max_pool")
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
+    rule = _everything(x, "global_max_pool", last)
     indices = flag("return_indices", return_indices)
     return Request("max", x, rule, choices(ties, routes), (), last, keep, indices)
 
@@ -192,8 +194,8 @@ def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = Fa
     >>> poolgrad.{name}(np.zeros((2, 3, 6, 6))).shape
     (2, 3)
     """
-    rule = _everything(x, "global_avg_pool")
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
+    rule = _everything(x, "global_avg_pool", last)
     return Request("avg", x, rule, (True, 0), (), last, keep)
 
 
@@ -238,9 +240,9 @@ def _global_lp_pool(
     >>> poolgrad.{name}(np.array([[[3.0, -4.0]]]))
     array([[5.]])
     """
-    rule = _everything(x, "global_lp_pool")
     options = (flag("mean", mean),)
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
+    rule = _everything(x, "global_lp_pool", last)
     return Request("lp", x, rule, options, (norm_type,), last, keep)
 
 
@@ -278,8 +280,8 @@ def _global_lse_pool(
     >>> np.exp(poolgrad.{name}(np.log([[[1.0, 3.0]]])))
     array([[2.]])
     """
-    rule = _everything(x, "global_lse_pool")
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
+    rule = _everything(x, "global_lse_pool", last)
     return Request("lse", x, rule, (), (r,), last, keep)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from poolgrad.contract import Request
-from poolgrad.functional.public import divisor, flag, in_dimensions
-from poolgrad.rule import Ints, Padding, fixed
+from poolgrad.functional.public import divisor, in_dimensions
+from poolgrad.rule import Ints, Padding, fixed, flag
 
 
 def _avg_pool(

@@ -7,19 +7,20 @@ description to the front end of their input.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import wraps
 from inspect import BoundArguments, Signature
 from inspect import signature as signature_of
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from poolgrad.contract import Request
 from poolgrad.core import first_pooled
 from poolgrad.functional.wording import fill
 from poolgrad.recipes import KNOWN, Recipes
+from poolgrad.rule import brief
 
 P = ParamSpec("P")
-Q = ParamSpec("Q")
 R = TypeVar("R")
 
 
@@ -59,6 +60,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
 def front_end(x: object) -> ModuleType:
     """The module that pools arrays of this type; imported when the first of them arrives.
 
+    Lists, and objects of any other library that can be converted to a NumPy array
+    (``__array__``, ``__array_interface__``), are pooled as NumPy arrays.
+
     Raises
     ------
     TypeError
@@ -66,22 +70,39 @@ def front_end(x: object) -> ModuleType:
     """
     kind = type(x)
     if kind not in _found:
-        if kind is list or kind is tuple:
-            known = "numpy"
-        elif hasattr(x, "__torch_function__"):  # what a compiler that traces this can tell, too
-            known = "torch"
-        else:
-            known = kind.__module__.partition(".")[0]
-        if known not in _FRONT_ENDS:  # a subclass that somebody else defined?
-            origins = [c.__module__.partition(".")[0] for c in kind.__mro__]
-            known = next((o for o in origins if o in _FRONT_ENDS), "")
+        known = _library(x)
         if not known:
-            raise TypeError(
-                "x must be an array of numpy, torch, jax or dask, "
-                f"got {kind.__module__}.{kind.__qualname__}"
-            )
+            raise TypeError(f"x must be an array of NumPy, PyTorch, JAX or Dask, got {_refused(x)}")
         _found[kind] = _FRONT_ENDS[known]()
     return _found[kind]
+
+
+def _library(x: object) -> str:
+    """Return the name of the library whose front end pools arrays of this type, or an empty one."""
+    kind = type(x)
+    if kind is list or kind is tuple:
+        return "numpy"
+    if hasattr(x, "__torch_function__"):  # what a compiler that traces this can tell, too
+        return "torch"
+    # A subclass that is defined elsewhere is pooled as an array of its base class's library.
+    origins = [c.__module__.partition(".")[0] for c in (kind, *kind.__mro__)]
+    origin = next((o for o in origins if o in _FRONT_ENDS), "")
+    if origin and hasattr(x, "shape"):  # these libraries define more than arrays
+        return origin
+    if hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
+        return "numpy"
+    return ""
+
+
+def _refused(x: object) -> str:
+    """Describe an object that is refused as an input."""
+    if isinstance(x, type):
+        return f"the class {x.__qualname__} itself"
+    if isinstance(x, ModuleType):
+        return f"the module {x.__name__}"
+    if callable(x) and hasattr(x, "__name__"):
+        return f"the function {x.__name__} itself"
+    return "None" if x is None else f"{brief(x)} ({type(x).__qualname__})"
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
@@ -134,6 +155,28 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
     return pool
 
 
+# Names of the same argument in different libraries, where the spellings are not alike.
+_SYNONYMS = (
+    ("kernel_size", "pool_size", "window_shape", "window", "size"),
+    ("x", "input", "inputs", "array", "image"),
+    ("channels_last", "data_format"),
+    ("norm_type", "p"),
+    ("generator", "seed", "key", "rng"),
+)
+
+
+def _unknown(argument: str, known: Sequence[str]) -> str:
+    """Return the error for an unknown argument, with the known one that was probably meant."""
+    from difflib import get_close_matches
+
+    meant = [n for names in _SYNONYMS if argument in names for n in names if n in known]
+    meant = meant or [n for n in known if argument in n.split("_")]
+    meant = meant or get_close_matches(argument.lower(), known, 1)
+    if meant:
+        return f"has no argument {argument!r}; did you mean {meant[0]!r}?"
+    return f"has no argument {argument!r}; it takes {', '.join(known)}"
+
+
 def bind(
     name: str, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> BoundArguments:
@@ -148,24 +191,33 @@ def bind(
         return signature.bind(*args, **kwargs)
     except TypeError as error:
         words = str(error)
-        most = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in signature.parameters.values())
-        if len(args) > most:
+        known = signature.parameters
+        most = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in known.values())
+        unknown = next((k for k in kwargs if k not in known), None)
+        if unknown is not None:
+            words = _unknown(unknown, [*known])
+        elif len(args) > most:
             words = f"takes at most {most} positional arguments, got {len(args)}"
         elif words.startswith("multiple"):
             words = f"got {words}"
         raise TypeError(f"{name}() {words}") from None
 
 
-def _renamed(function: Callable[Q, R], name: str) -> Callable[Q, R]:
-    """A copy under another name: the one that Python's own errors about arguments give."""
-    assert isinstance(function, FunctionType)
-    copy = FunctionType(
-        function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__doc__, copy.__annotations__ = function.__doc__, function.__annotations__
-    copy.__qualname__ = name
-    return copy
+def named(function: Callable[..., R], name: str, *first: Any) -> Callable[..., R]:
+    """Bind the first arguments of a function; wrong ones after them raise the error of `bind`."""
+    signature = signature_of(function)
+    signature = signature.replace(parameters=[*signature.parameters.values()][len(first) :])
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> R:
+        try:
+            return function(*first, *args, **kwargs)
+        except TypeError:  # Python's own message would count the bound arguments
+            bind(name, signature, args, kwargs)
+            raise
+
+    called.__signature__ = signature  # type: ignore[attr-defined]
+    return called
 
 
 def in_dimensions(
@@ -175,20 +227,7 @@ def in_dimensions(
 
     def of(dims: int) -> Callable[P, Any]:
         name = f"{describe.__name__.strip('_')}{dims}d"
-        named = _renamed(describe, name)
-        signature = signature_of(describe)
-        signature = signature.replace(parameters=[*signature.parameters.values()][1:])
-
-        def describe_here(*args: P.args, **kwargs: P.kwargs) -> Request:
-            try:
-                return named(dims, *args, **kwargs)
-            except TypeError:  # Python's own would count `dims`
-                bind(name, signature, args, kwargs)
-                raise
-
-        describe_here.__signature__ = signature  # type: ignore[attr-defined]
-        describe_here.__doc__ = describe.__doc__
-        return public(describe_here, name, dims)
+        return public(named(describe, name, dims), name, dims)
 
     return tuple(of(d) for d in dims)
 
@@ -196,7 +235,7 @@ def in_dimensions(
 def over_everything(describe: Callable[P, Request]) -> Callable[P, Any]:
     """The function for every axis but batch and channels."""
     name = describe.__name__.strip("_")
-    return public(_renamed(describe, name), name, 0)
+    return public(named(describe, name), name, 0)
 
 
 def word(name: str, value: object) -> str:
@@ -211,19 +250,16 @@ def choices(ties: object, routes: object) -> tuple[str, str]:
     return word("ties", ties), word("routes", routes)
 
 
-def flag(name: str, value: object) -> bool:
-    """The value of an option that is on or off."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
-
-
 def divisor(value: object) -> int:
     """The value of `divisor_override`; 0 for none."""
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"divisor_override must be an integer or None, got {value!r}")
-    if value == 0 or abs(value) >= _MOST:
-        raise ValueError(f"divisor_override must be a number of 64 bits but 0, got {value!r}")
+    if value == 0:
+        raise ValueError(
+            f"divisor_override must not be zero, as every sum is divided by it, got {value!r}"
+        )
+    if abs(value) >= _MOST:
+        raise ValueError(f"divisor_override must be less than 2**63 in size, got {value!r}")
     return value

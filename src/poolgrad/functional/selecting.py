@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from poolgrad.contract import Request
-from poolgrad.functional.public import choices, flag, in_dimensions, word
-from poolgrad.rule import Ints, Padding, fixed
+from poolgrad.functional.public import choices, in_dimensions, word
+from poolgrad.rule import Ints, Padding, fixed, flag
 
 
 def _max_pool(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from poolgrad.contract import Request
-from poolgrad.functional.public import flag, in_dimensions, pooled_sizes, shape_of
-from poolgrad.rule import Ints, adaptive, fixed, per_axis
+from poolgrad.functional.public import in_dimensions, pooled_sizes, shape_of
+from poolgrad.rule import Ints, adaptive, fixed, flag, per_axis
 from poolgrad.window import axis_names
 
 

@@ -12,14 +12,23 @@ from poolgrad.window import axis_names
 
 _COUNT = ("no", "one", "two", "three")
 
+_WHICH = """
+    Of three to five axes, batch and channels are not pooled: the first two or, with
+    ``channels_last=True``, the first and the last. So an image of shape (C, H, W) needs a batch:
+    ``x[None]``. An array of two axes is one plane without batch and channels: both are pooled, to
+    an array of shape ()."""
+_TRAP = """
+    An image of shape (H, W, 3), as image libraries read it, needs True: without it the last two
+    axes are pooled, the width and the three colours."""
+
 _PARAGRAPHS = {
     "x": """\
 x : array, shape ({shape}){leading}
-    float16, bfloat16, float32, float64, int8, uint8, int16, int32, int64 or bool; any strides.
-    Not modified.""",
+    float16, bfloat16, float32, float64, int8, uint8, int16, uint16, int32, uint32, int64 or bool;
+    any strides. Not modified.{which}""",
     "x_real": """\
 x : array, shape ({shape}){leading}
-    float16, bfloat16, float32 or float64; any strides. Not modified.""",
+    float16, bfloat16, float32 or float64; any strides. Not modified.{which}""",
     "windows": """\
 kernel_size, stride, dilation : int or sequence of {count} int
     Size of the windows, distance between them (default: the kernel size), and distance between
@@ -52,7 +61,7 @@ keepdims : bool
     Whether the pooled axes stay, with length one.""",
     "channels_last": """\
 channels_last : bool
-    Whether {pooled_before_last}.""",
+    Whether {pooled_before_last}.{trap}""",
     "out": """\
 out : array, optional
     Where the result goes (NumPy only); shape and dtype of the result.""",
@@ -60,7 +69,7 @@ out : array, optional
 array, shape ({out_shape})
     {same} as `x`.""",
     "means": """\
-Means of integers are float32 (of int8, uint8, int16 and bool) or float64.""",
+Means of integers are float32 (of int8, uint8, int16, uint16 and bool) or float64.""",
     "indices": """\
 indices : int64 array of the same shape
     If `return_indices`: for each output the flat position of its winner among the pooled axes
@@ -97,9 +106,11 @@ def _words(dims: int) -> dict[str, str]:
         return {
             "shape": "N, C, ...",
             "out_shape": "N, C",
-            "leading": ", one to three axes beside batch and channels",
+            "leading": " or (H, W)",
+            "which": _WHICH,
             "same": "The same kind of array and dtype",
             "pooled_before_last": "the axes between the first and the last are pooled",
+            "trap": "",
         }
     letters = [n[0].upper() for n in axis_names(dims)]
     return {
@@ -107,7 +118,9 @@ def _words(dims: int) -> dict[str, str]:
         "out_shape": ", ".join(["N", "C", *(f"{a}_out" for a in letters)]),
         "leading": " or any other number of leading axes",
         "same": "The same kind of array, dtype and memory format",
+        "which": "",
         "pooled_before_last": "the pooled axes are those before the last one",
+        "trap": _TRAP if dims == 2 else "",
         "dims": str(dims),
         "axes": "the last axis" if dims == 1 else f"the last {_COUNT[dims]} axes",
         # For examples: one row of numbers as an array, windows along it, and shapes.

@@ -20,19 +20,24 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence, Sized
+from typing import Any, ParamSpec
 
 try:
     from jax import Array
 except ImportError as error:
-    raise ImportError('poolgrad.jax needs jax: pip install "poolgrad[jax]"') from error
+    raise ModuleNotFoundError(
+        'poolgrad.jax needs jax: pip install "poolgrad[jax]"', name="jax"
+    ) from error
 
 from poolgrad.functional import FUNCTIONS
+from poolgrad.functional.public import named
+from poolgrad.rule import brief, positive
 
 __all__ = ["avg_pool", "max_pool", "min_pool", "reuse_memory"]
 
 Padding = str | Sequence[tuple[int, int]]
+P = ParamSpec("P")
 
 
 def _pool(
@@ -43,15 +48,24 @@ def _pool(
     padding: Padding,
     **options: Any,
 ) -> Array:
-    dims = len(window_shape)
+    dims = len(window_shape) if isinstance(window_shape, Sized) else 0
     if not 1 <= dims <= 3:
-        raise ValueError(f"window_shape must have 1 to 3 sizes, got {window_shape!r}")
+        raise ValueError(
+            f"window_shape must be a sequence of 1 to 3 integers, got {brief(window_shape)}"
+        )
+    window = positive("window_shape", window_shape, dims)
+    stride = (1,) * dims if strides is None else positive("strides", strides, dims)
     pool = FUNCTIONS[f"{name}_pool{dims}d"]
-    stride = (1,) * dims if strides is None else strides
-    result: Array = pool(inputs, window_shape, stride, padding, channels_last=True, **options)
+    result: Array = pool(inputs, window, stride, padding, channels_last=True, **options)
     return result
 
 
+def _named(function: Callable[P, Array]) -> Callable[P, Array]:
+    """The function with errors about its arguments that name the one that was meant."""
+    return named(function, function.__name__)
+
+
+@_named
 def max_pool(
     inputs: Any,
     window_shape: Sequence[int],
@@ -63,7 +77,8 @@ def max_pool(
     Parameters
     ----------
     inputs : array, shape (..., *spatial, features)
-        Numbers of any dtype.
+        float16, bfloat16, float32, float64, int8, uint8, int16, uint16, int32, uint32, int64 or
+        bool.
     window_shape : sequence of int
         Size of the windows along each of one to three spatial axes.
     strides : sequence of int, optional
@@ -96,6 +111,7 @@ def max_pool(
     return _pool("max", inputs, window_shape, strides, padding)
 
 
+@_named
 def min_pool(
     inputs: Any,
     window_shape: Sequence[int],
@@ -134,6 +150,7 @@ def min_pool(
     return _pool("min", inputs, window_shape, strides, padding)
 
 
+@_named
 def avg_pool(
     inputs: Any,
     window_shape: Sequence[int],

@@ -24,8 +24,8 @@ class Avg(Operator):
 
     def result(self, dtype: str) -> str:
         return {
-            **dict.fromkeys(("int8", "uint8", "int16", "bool"), "float32"),
-            **dict.fromkeys(("int32", "int64"), "float64"),
+            **dict.fromkeys(("int8", "uint8", "int16", "uint16", "bool"), "float32"),
+            **dict.fromkeys(("int32", "uint32", "int64"), "float64"),
         }.get(dtype, dtype)
 
     def check(self, window: Window, *options: Any) -> None:

@@ -14,6 +14,13 @@ which is then learned with the rest of a network: generalised-mean pooling (GeM)
     torch.Size([2, 8])
 """
 
+try:
+    import torch as _torch  # noqa: F401 - to say what is missing
+except ImportError as error:
+    raise ModuleNotFoundError(
+        'poolgrad.torch needs torch: pip install "poolgrad[torch]"', name="torch"
+    ) from error
+
 from poolgrad.torch import function as function  # defines torch.ops.poolgrad
 from poolgrad.torch.accelerate import accelerate
 from poolgrad.torch.convert import Report, convert, revert

@@ -14,7 +14,7 @@ from types import CodeType, FunctionType
 
 from torch import nn
 
-from poolgrad.functional.public import flag
+from poolgrad.rule import flag
 from poolgrad.torch import fusion
 from poolgrad.torch.modules import SUBCLASSES, Pool, unlike
 
