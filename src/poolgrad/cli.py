@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -128,14 +128,19 @@ def train(
     }
     options = {name: value for name, value in given.items() if value is not None}
     with _clear_errors():
-        from poolgrad.lab import train as lab
+        from poolgrad.lab import data as lab_data
+        from poolgrad.lab.folder import open_folder
 
-        settings, folder, result = lab.open_folder(options, out, resume)
+        settings, folder, result = open_folder(options, out, resume)
         if result is not None:
             typer.echo(f"{folder.path} holds a finished run; there is nothing to resume")
             _print_result(result, folder.files)
             return
-        run = lab.prepare(settings, folder)
+        images = lab_data.load(settings.data, settings.size)
+        # PyTorch and Lightning take seconds to import: every option has been checked before.
+        from poolgrad.lab import train as lab
+
+        run = lab.prepare(settings, folder, images)
         typer.echo(run.describe())
         if resume:
             done = (
@@ -156,6 +161,11 @@ def _print_result(result: dict[str, Any], files: tuple[Path, ...]) -> None:
         f" ({result['test_errors']} of {result['test_images']} images wrong)"
         f" after {result['epochs']} epochs in {result['seconds']:.1f} seconds"
     )
+    _print_files("files of the run:", files)
+
+
+def _print_files(title: str, files: Iterable[Path]) -> None:
+    typer.echo(title)
     for file in files:
         typer.echo(f"  {file}")
 
@@ -231,27 +241,25 @@ def bench(
     `--jax`, jax.csv.
     """
     if networks and jax:
-        _fail("--networks and --jax are two benchmarks: ask for one", code=2)
+        _fail("--networks and --jax are two benchmarks; give one of them", code=2)
+    name = "networks" if networks else "jax" if jax else "bench"
     with _clear_errors():
-        import torch
         from rich.console import Console
         from rich.progress import Progress
 
-        from poolgrad.bench import jax as beside_itself
-        from poolgrad.bench import measure, report
-        from poolgrad.bench import networks as whole
-        from poolgrad.bench.rows import select
-
-    name = "networks" if networks else "jax" if jax else "bench"
-    suite: Any = {"networks": whole, "jax": beside_itself}.get(name)
-    timed: Any = suite.measure if suite else measure.measure
+        from poolgrad.bench import report
     try:
-        chosen = suite.select(rows or ()) if suite else select(rows or (), dtype)
+        chosen = _select_rows(name, rows or (), dtype)
         report.prepare(out)
     except (ValueError, ModuleNotFoundError) as error:
         _fail(str(error), code=2)
     except OSError as error:
         _fail(f"--out {out} cannot be written: {error.strerror}", code=2)
+    with _clear_errors():  # PyTorch takes seconds to import: every option has been checked before
+        import torch
+
+        from poolgrad.bench import files, measure
+    timed = _measurement(name)
     threads = threads or torch.get_num_threads()
     turns = measure.QUICK_TURNS if quick else measure.TURNS
     console, results, stopped = Console(), [], False
@@ -270,13 +278,43 @@ def bench(
         if results:
             made = report.Report(report.machine(threads, turns), results)
             console.print(report.table(made))
+            for text in report.explanation(made):
+                console.print(f"\n{text}", markup=False, highlight=False)
+            console.print()
             for line in report.complaints(made):
                 console.print(line, style="red", markup=False, highlight=False)
-            for file in report.write(out, made, name):
-                typer.echo(f"  {file}")
+            _print_files("written:", files.write(out, made, name))
     if stopped:
         typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)
         raise typer.Exit(130)
+
+
+def _select_rows(name: str, parts: Sequence[str], dtype: str) -> Sequence[Any]:
+    if name == "networks":
+        from poolgrad.bench import networks
+
+        return networks.select(parts)
+    if name == "jax":
+        from poolgrad.bench import jax
+
+        return jax.select(parts)
+    from poolgrad.bench import rows
+
+    return rows.select(parts, dtype)
+
+
+def _measurement(name: str) -> Callable[[Any, int, int], Any]:
+    if name == "networks":
+        from poolgrad.bench import measure_network
+
+        return measure_network.measure
+    if name == "jax":
+        from poolgrad.bench import jax
+
+        return jax.measure
+    from poolgrad.bench import measure
+
+    return measure.measure
 
 
 @app.command()
@@ -303,11 +341,7 @@ def profile(
     Time is that of a step, and of its poolings by PyTorch's profiler. Memory is what is kept for
     backward, parameters left out; of it pooling, what nobody else keeps.
     """
-    with _clear_errors():
-        import torch
-        from rich.console import Console
-
-        from poolgrad.bench import profiling
+    from poolgrad.bench import factory
 
     try:
         sizes = tuple(int(size) for size in shape.replace("x", ",").split(","))
@@ -318,21 +352,26 @@ def profile(
     if not out.parent.is_dir():
         _fail(f"--out: there is no folder {out.parent}", code=2)
     try:
-        network = profiling.load(model)
+        makes = factory.parse(model)
     except ValueError as error:
         _fail(str(error), code=2)
+    with _clear_errors():  # PyTorch takes seconds to import: every option has been checked before
+        import torch
+        from rich.console import Console
+
+        from poolgrad.bench import profiling
     console = Console()
-    with console.status(f"{type(network).__name__}, {shape}"):
-        try:
-            made = profiling.measure(
-                network, sizes, training, threads or torch.get_num_threads(), turns
-            )
-        except RuntimeError as error:
-            _fail(f"{model} does not take an input of {shape}: {error}", code=2)
+    threads = threads or torch.get_num_threads()
+    try:
+        network = factory.load(makes)
+        with console.status(f"timing {type(network).__name__} with input {shape}"):
+            made = profiling.measure(network, sizes, training, threads, turns)
+    except ValueError as error:
+        _fail(str(error), code=2)
     console.print(profiling.table(made))
     console.print(str(made.report), markup=False, highlight=False)
     out.write_bytes(profiling.draw(made))
-    typer.echo(f"  {out}")
+    _print_files("written:", [out])
 
 
 @app.command()

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poolgrad.lab.settings import LabError, Pool, Settings
+from poolgrad.lab.settings import Pool, Settings, check_windows
 from poolgrad.torch import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 
 _WIDTHS = (32, 64, 128, 128, 128)  # channels of the convolutions, from the image on
@@ -126,12 +126,7 @@ def _pooling(pool: Pool, channels: int, kernel: int, stride: int) -> nn.Module:
 
 def _map_sizes(size: tuple[int, int], kernel: int, stride: int) -> list[tuple[int, int]]:
     """Size of the map before the first pooling and after each."""
-    for name, value in (("kernel", kernel), ("stride", stride)):
-        if value > min(size):
-            raise LabError(
-                f"--{name} {value} is too large: the feature map to be pooled is only"
-                f" {size[0]} x {size[1]}"
-            )
+    check_windows(kernel, stride, size)
     # Four times for 32 x 32 and more, twice for 8 x 8: the last map keeps some extent.
     most = min(max(min(size).bit_length() - 2, 1), len(_WIDTHS) - 1)
     maps = [size]

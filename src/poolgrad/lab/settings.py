@@ -13,6 +13,7 @@ Pool = Literal["max", "avg", "strided"]
 Optimizer = Literal["sgd", "adagrad", "rmsprop", "adam"]
 
 DIGITS = "digits"
+_DIGITS_SIDE = 8
 
 # Found with the digits on splits other than the one the lab tests on.
 _LEARNING_RATES: dict[Optimizer, float] = {
@@ -115,6 +116,9 @@ class Settings:
             raise LabError(f"--lr must be a positive number, got {self.lr}")
         if self.size is not None and self.data == DIGITS:
             raise LabError("--size resizes the images of a --data folder; the digits have 8 x 8")
+        side = _DIGITS_SIDE if self.data == DIGITS else self.size
+        if side is not None:  # otherwise the images have to be read first
+            check_windows(self.kernel, self.stride, (side, side))
 
     @property
     def data_name(self) -> str:
@@ -132,6 +136,22 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, as they are written to JSON."""
         return asdict(self)
+
+
+def check_windows(kernel: int, stride: int, size: tuple[int, int]) -> None:
+    """Check that images of this height and width hold one window and one stride.
+
+    Raises
+    ------
+    LabError
+        If they do not; the message names the option.
+    """
+    for name, value in (("kernel", kernel), ("stride", stride)):
+        if value > min(size):
+            raise LabError(
+                f"--{name} {value} is too large: the feature map to be pooled is only"
+                f" {size[0]} x {size[1]}"
+            )
 
 
 def flag(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +31,7 @@ from poolgrad.lab.learner import EpochBatches, Learner, generator
 from poolgrad.lab.model import Network
 from poolgrad.lab.passage import follow
 from poolgrad.lab.routes import draw_routes
-from poolgrad.lab.settings import LabError, Settings, flag, join_stored
+from poolgrad.lab.settings import LabError, Settings
 
 _EVALUATION_BATCH = 256
 _TINY_BATCH = 64 * 8 * 8  # pixels; from about here on a second thread pays
@@ -182,56 +182,8 @@ class Run:
         }
 
 
-def open_folder(
-    options: Mapping[str, Any], out: Path | None, resume: bool
-) -> tuple[Settings, RunFolder, dict[str, Any] | None]:
-    """Find the run folder that the options mean, and the settings of its run.
-
-    Parameters
-    ----------
-    options
-        The settings that the user gave, by name.
-    out
-        The run folder; None: named after the settings.
-    resume
-        Go on with the run in the folder, if there is one.
-
-    Returns
-    -------
-    settings, folder, result
-        `result` is what a finished run wrote, otherwise None.
-
-    Raises
-    ------
-    LabError
-        If an option is wrong, the folder is in use, or its run has other settings.
-    """
-    settings = Settings.from_options(options)
-    folder = RunFolder(out or settings.default_out())
-    stored = folder.stored()
-    if stored is None:
-        return settings, folder, None
-    result = folder.stored_result()
-    if not resume:
-        if result:
-            raise LabError(
-                f"{folder.path} holds a finished run, with test accuracy"
-                f" {result['test_accuracy']:.4f}; choose another --out, or remove it"
-            )
-        raise LabError(
-            f"{folder.path} holds an unfinished run; go on with --resume, or choose another --out"
-        )
-    settings = Settings.from_options(join_stored(stored["settings"], options, folder.path))
-    if result and settings.data != stored["settings"]["data"]:
-        raise LabError(
-            f"{flag('data')}: the run in {folder.path} was trained on"
-            f" {stored['settings']['data']}; choose another --out"
-        )
-    return settings, folder, result
-
-
-def prepare(settings: Settings, folder: RunFolder) -> Run:
-    """Read the data, build the network, and begin or reopen the run.
+def prepare(settings: Settings, folder: RunFolder, images: lab_data.LabelledImages) -> Run:
+    """Split the images, build the network, and begin or reopen the run.
 
     Nothing is written before everything has been checked.
 
@@ -241,7 +193,6 @@ def prepare(settings: Settings, folder: RunFolder) -> Run:
         If the data cannot be used, have changed since the run began, or are too small for the
         pooling; or if the checkpoint cannot be read.
     """
-    images = lab_data.load(settings.data, settings.size)
     parts = lab_data.split(images)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(settings.seed, "weights").initial_seed())
