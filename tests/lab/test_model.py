@@ -14,7 +14,7 @@ from poolgrad.lab.model import Network, Standardise
 
 def network(size: tuple[int, int] = (8, 8), channels: int = 1, **options: Any) -> Network:
     images = np.random.default_rng(0).integers(0, 17, (6, channels, *size), np.uint8)
-    return Network(images, 10, Settings.from_options(options))
+    return Network(images, 10, Settings.from_options({"data": "images.npz", **options}))
 
 
 @pytest.mark.parametrize(
