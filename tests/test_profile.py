@@ -132,7 +132,7 @@ def test_a_file_imports_its_neighbours_and_may_define_dataclasses(tmp_path: Path
     assert isinstance(load(f"{tmp_path}/uses_neighbour.py:make"), nn.Sequential)
 
 
-FORM = "MODEL must be package.module:factory or file.py:factory, got "
+FORM = "MODEL must be package.module:function or file.py:function, got "
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,19 @@ def test_the_strided_network_downsamples_alike_and_counts_its_weights() -> None:
     assert strided.parameter_count == pooled.parameter_count + extra
 
 
+@pytest.mark.parametrize(
+    ("images", "batch_size", "momentum"),
+    [(126, None, 0.1), (126, 64, 0.5), (126, 126, 1.0), (640, 64, 0.1), (2000, 64, 0.1)],
+)
+def test_running_statistics_span_an_epoch_at_most(
+    images: int, batch_size: int | None, momentum: float
+) -> None:
+    options = {} if batch_size is None else {"batch_size": batch_size}
+    model = Network(np.zeros((images, 1, 8, 8)), 3, Settings.from_options(options))
+    found = [layer.momentum for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert found == [momentum] * 3
+
+
 def test_pixels_are_standardised_per_channel() -> None:
     images = np.random.default_rng(0).normal([3, -5], [1, 20], (50, 8, 8, 2)).transpose(0, 3, 1, 2)
     out = Standardise(images)(torch.from_numpy(images))

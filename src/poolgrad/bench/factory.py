@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from torch import nn
 
-_FORM = "MODEL must be package.module:factory or file.py:factory"
+_FORM = "MODEL must be package.module:function or file.py:function"
 
 
 class Factory(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,6 +14,9 @@ Optimizer = Literal["sgd", "adagrad", "rmsprop", "adam"]
 
 DIGITS = "digits"
 _DIGITS_SIDE = 8
+_BATCH_SIZES = (8, 64)
+# In fewer steps an epoch, batch normalisation and the optimizer hardly move in 30 epochs.
+_FEWEST_STEPS = 16
 
 # Found with the digits on splits other than the one the lab tests on.
 _LEARNING_RATES: dict[Optimizer, float] = {
@@ -45,8 +48,10 @@ class Settings:
         `"max"`, `"avg"`, or `"strided"` for a strided convolution in the place of pooling.
     kernel, stride
         Of the pooling windows, in both directions.
-    epochs, batch_size, lr, optimizer
+    epochs, lr, optimizer
         Of the training; `lr` is the highest learning rate of the schedule.
+    batch_size
+        Images in a step; None: chosen by `for_images`.
     seed
         Of weights, shuffling and augmentation. The split of the data does not depend on it, so
         that runs with different seeds are tested on the same images.
@@ -61,7 +66,7 @@ class Settings:
     kernel: int
     stride: int
     epochs: int
-    batch_size: int
+    batch_size: int | None
     lr: float
     optimizer: Optimizer
     seed: int
@@ -94,7 +99,7 @@ class Settings:
             kernel=kernel,
             stride=options.get("stride", kernel),
             epochs=options.get("epochs", 30),
-            batch_size=options.get("batch_size", 64),
+            batch_size=options.get("batch_size"),
             lr=options.get("lr", _LEARNING_RATES[optimizer]),
             optimizer=optimizer,
             seed=options.get("seed", 0),
@@ -120,6 +125,18 @@ class Settings:
         if side is not None:  # otherwise the images have to be read first
             check_windows(self.kernel, self.stride, (side, side))
 
+    def for_images(self, count: int) -> Settings:
+        """The same settings with a batch size that suits this number of training images.
+
+        A power of two from 8 to 64, the largest that leaves 16 steps in an epoch. A given batch
+        size stays.
+        """
+        if self.batch_size is not None:
+            return self
+        largest = max(count // _FEWEST_STEPS, 1)
+        power = 2 ** (largest.bit_length() - 1)
+        return replace(self, batch_size=min(max(power, _BATCH_SIZES[0]), _BATCH_SIZES[1]))
+
     @property
     def data_name(self) -> str:
         """A short name of the data, fit for a folder name."""
@@ -138,6 +155,14 @@ class Settings:
         return asdict(self)
 
 
+def steps_per_epoch(images: int, batch_size: int) -> int:
+    """How many batches of at most this size an epoch has, none of which is a single image.
+
+    Three images make one batch where the size is 2: batch normalisation needs two.
+    """
+    return max(1, min(math.ceil(images / batch_size), images // 2))
+
+
 def check_windows(kernel: int, stride: int, size: tuple[int, int]) -> None:
     """Check that images of this height and width hold one window and one stride.
 
@@ -152,6 +177,11 @@ def check_windows(kernel: int, stride: int, size: tuple[int, int]) -> None:
                 f"--{name} {value} is too large: the feature map to be pooled is only"
                 f" {size[0]} x {size[1]}"
             )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, such as ``1 epoch`` or ``2 epochs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def flag(name: str) -> str:
