@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,25 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     shown, loaded = assert_runs(code).splitlines()
     assert said in shown
     assert loaded == "[]"
+
+
+def test_errors_break_between_words_in_a_terminal() -> None:
+    """Options, paths and the lines of a traceback stay whole, so that they can be copied."""
+    pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
+    code = "from poolgrad.cli import main; main()"
+    long = "no-such-folder/" * 8 + "net.py:make"
+    main, child = pty.openpty()
+    with os.fdopen(main, "rb") as shown, os.fdopen(child, "wb") as terminal:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "profile", "net", "--shape", long],
+            stderr=terminal, stdout=subprocess.PIPE, timeout=60, check=False,
+            env=os.environ | {"COLUMNS": "40"},
+        )  # fmt: skip
+        lines = shown.read1(10_000).decode().split("\r\n")
+    assert done.returncode == 2
+    assert lines[0] == "poolgrad: --shape must be positive"
+    assert lines[1] == "numbers such as 8,3,224,224, got"
+    assert lines[2] == f"'{long}'"
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in ("train", "bench", "profile"))])

@@ -205,7 +205,7 @@ def test_the_command_prints_and_draws(file: Path) -> None:
     picture = file.parent / "shares.png"
     done = profiled(file, "--shape", "2x1x32x32", "--threads", "1", "--out", str(picture))
     assert done.exit_code == 0, done.output
-    for said in ("a step, ms", "kept for backward, MiB", "of it pooling", "2: MaxPool2d"):
+    for said in ("time of a step, ms", "kept for backward pass, MiB", "ratio", "2: MaxPool2d"):
         assert said in done.output
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any, NoReturn
 
 from poolgrad.bench.rows import Dtype
@@ -211,7 +213,7 @@ def check() -> None:
     for line in complaints(rows):
         console.print(line, style="red", markup=False, highlight=False)
     held = sum(row.ok for row in rows)
-    console.print(f"{held} of {total} hold: functions in each front end, dtype and layout")
+    console.print(f"{held} of {total} checks passed: one per function, library, dtype and layout")
     if held < total:
         raise typer.Exit(1)
 
@@ -433,8 +435,22 @@ def _clear_errors() -> Iterator[None]:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"poolgrad: {message}", err=True)
+    message = f"poolgrad: {message}"
+    if sys.stderr.isatty():
+        message = _wrapped(message, shutil.get_terminal_size().columns)
+    typer.echo(message, err=True)
     raise typer.Exit(code)
+
+
+def _wrapped(message: str, width: int) -> str:
+    """Break lines between words; those of a traceback, which are indented, stay."""
+    lines = message.splitlines()
+    return "\n".join(
+        line
+        if line.startswith(" ")
+        else fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )
 
 
 if __name__ == "__main__":

@@ -28,14 +28,14 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # PyTorch's profiler, on when it
 
 
 class Share(NamedTuple):
-    """So much in all, and so much of it for pooling."""
+    """An amount of time or memory, and the part of it that is pooling."""
 
     whole: float
     pooling: float
 
 
 class Profile(NamedTuple):
-    """Of a network, as it is and converted: seconds a step, and bytes kept for backward."""
+    """A network unchanged and converted: seconds of a step, bytes kept for the backward pass."""
 
     name: str
     seconds: tuple[Share, Share]
@@ -161,10 +161,10 @@ def _inside_pooling(event: Any) -> bool:
 
 
 def table(made: Profile) -> Table:
-    """For a terminal."""
+    """Table of the network unchanged and converted, for a terminal."""
     shown = Table(box=SIMPLE_HEAD, show_edge=False)
     shown.add_column(made.name)
-    for head in ("as it is", "converted", "times"):
+    for head in ("unchanged", "converted", "ratio"):
         shown.add_column(head, justify="right")
     for name, unit, scale, shares in _parts(made):
         (before, own), (after, left) = shares
@@ -172,14 +172,14 @@ def table(made: Profile) -> Table:
             f"{name}, {unit}", f"{before * scale:.4g}", f"{after * scale:.4g}",
             f"{before / after:.2f}" if after else "",
         )  # fmt: skip
-        shown.add_row("  of it pooling", _of(own, before, scale), _of(left, after, scale), "")
+        shown.add_row("  pooling", _of(own, before, scale), _of(left, after, scale), "")
     return shown
 
 
 def _parts(made: Profile) -> list[tuple[str, str, float, tuple[Share, Share]]]:
-    parts = [("a step", "ms", 1e3, made.seconds)]
+    parts = [("time of a step", "ms", 1e3, made.seconds)]
     if made.kept:
-        parts.append(("kept for backward", "MiB", 2.0**-20, made.kept))
+        parts.append(("kept for backward pass", "MiB", 2.0**-20, made.kept))
     return parts
 
 
@@ -196,8 +196,8 @@ def draw(made: Profile) -> bytes:
     for axes, (name, unit, scale, shares) in zip(every, parts, strict=True):
         rest = [(share.whole - share.pooling) * scale for share in shares]
         own = [share.pooling * scale for share in shares]
-        axes.bar(["as it is", "converted"], rest, 0.6, color=GREY, label="all else")
-        axes.bar(["as it is", "converted"], own, 0.6, bottom=rest, color=BLUE, label="pooling")
+        axes.bar(["unchanged", "converted"], rest, 0.6, color=GREY, label="everything else")
+        axes.bar(["unchanged", "converted"], own, 0.6, bottom=rest, color=BLUE, label="pooling")
         axes.set_ylabel(f"{name}, {unit}")
         axes.spines[["top", "right"]].set_visible(False)
     bars, names = every[0].get_legend_handles_labels()
