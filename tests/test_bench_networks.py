@@ -96,7 +96,11 @@ def test_a_run_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("arguments", "module", "said"),
     [
-        (["--rows", "typo"], __name__, "no network has 'typo' in its name, such as 'Small inf"),
+        (
+            ["--rows", "typo"],
+            __name__,
+            "no network has 'typo' in its name; one is named 'Small",
+        ),
         ([], "nobody_has_this.models", "comes from nobody_has_this, which is not installed: pip"),
     ],
 )

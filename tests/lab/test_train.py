@@ -289,11 +289,8 @@ def test_the_batch_size_is_chosen_printed_recorded_and_may_be_repeated(
     assert "started with 8, not 64" in refused("--out", out, "--resume", "--batch-size", 64)
 
 
-@pytest.mark.parametrize("pool", ["max", "avg", "strided"])
-def test_the_defaults_learn_from_a_small_folder(
-    sitting: Sitting, tmp_path: Path, pool: str
-) -> None:
-    """In two steps an epoch, as with batches of 64, they stayed at chance for many epochs."""
+def test_the_defaults_learn_from_a_small_folder(sitting: Sitting, tmp_path: Path) -> None:
+    """With batches of 64 an epoch has two steps, and 10 epochs end at a validation loss of 0.32."""
     randomness = np.random.default_rng(0)
     y, x = np.mgrid[:12, :12]
     shapes = {
@@ -306,17 +303,20 @@ def test_the_defaults_learn_from_a_small_folder(
         for i in range(60):
             cy, cx = randomness.uniform(4.5, 6.5, 2)
             low, high = randomness.uniform(60, 100), randomness.uniform(120, 180)
-            pixels = np.where(inside(y - cy, x - cx), high, low) + randomness.normal(0, 25, x.shape)
+            pixels = np.where(inside(y - cy, x - cx), high, low) + randomness.normal(0, 60, x.shape)
             image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
             image.save(tmp_path / "images" / name / f"{i}.png")
     out = tmp_path / "run"
-    process = sitting("--data", tmp_path / "images", "--out", out, "--pool", pool)
-    process.join(300)
+    data = tmp_path / "images"
+    process = sitting("--data", data, "--out", out, "--pool", "avg", "--epochs", 10)
+    process.join(120)
     assert process.exitcode == 0
-    assert json.loads((out / "result.json").read_text())["test_accuracy"] >= 0.9
+    result = json.loads((out / "result.json").read_text())
+    assert result["test_images"] == 36
+    assert result["test_accuracy"] >= 0.9
     with open(out / "metrics.csv") as file:
-        validation = [float(row["val_accuracy"]) for row in csv.DictReader(file)]
-    assert min(validation[9:]) > 0.5
+        *_, last = csv.DictReader(file)
+    assert float(last["val_loss"]) < 0.2
 
 
 def test_the_defaults_reach_the_promised_accuracy(sitting: Sitting, tmp_path: Path) -> None:
