@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, NoReturn
@@ -158,6 +159,9 @@ def train(
             typer.echo(f"{folder.path} holds a finished run; there is nothing to resume")
             _print_result(result, folder.files)
             return
+        for package in ("torch", "pytorch_lightning"):  # before images are read
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
         images = lab_data.load(settings.data, settings.size)
         check_windows(settings.kernel, settings.stride, images.size)
         # PyTorch and Lightning take seconds to import: every option has been checked before.
