@@ -39,6 +39,8 @@ def size_of(png: bytes) -> tuple[int, int]:
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("L"))
     assert pixels.std() > 10  # something is drawn
+    for margin in (pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:]):
+        assert (margin == 255).all()  # and nothing is cut off
     return picture.size
 
 
@@ -140,6 +142,16 @@ def test_padding_is_hatched_and_explained() -> None:
     inner._outputs = (range(3, 6), range(3, 6))
     inner._rows = inner._columns = range(5, 12)
     assert "padding" not in inner.legend()
+
+
+def test_a_part_at_the_border_with_every_remark_of_the_legend() -> None:
+    found, settings = passage("max", 3, 2, (24, 24))
+    found.returned[:] = 0
+    found.returned[0, 3] = found.before[0, 3] = 1
+    legend = _View(found, settings).legend()
+    for remark in ("blue", "orange", "lines", "hatched", "frame"):
+        assert f"{remark}" in legend
+    assert size_of(draw_routes(found, settings, CLASSES)) == (1650, 1166)
 
 
 def test_routes_without_any_gradient() -> None:

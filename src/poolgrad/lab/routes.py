@@ -134,7 +134,7 @@ def draw_routes(passage: Passage, settings: Settings, classes: tuple[str, ...]) 
     add_arrow(image, before, "convolution,\nReLU", BLUE)
     add_arrow(before, after, words.step, BLUE)
     add_arrow(arriving, returned, "gradient", ORANGE)
-    figure.text(0.5, 0.015, view.legend(), ha="center", fontsize=12.5, color=GREY)
+    figure.text(0.5, 0.026, view.legend(), ha="center", va="center", fontsize=12.5, color=GREY)
     return to_png(figure)
 
 
@@ -277,7 +277,8 @@ class _View:
             parts.append("hatched: padding")
         if self._cropped:
             parts.append("frame in the image: what is shown")
-        return "   |   ".join(parts)
+        lines = [parts] if len(parts) < 4 else [parts[:3], parts[3:]]
+        return "\n".join("   |   ".join(line) for line in lines)
 
     @property
     def _line(self) -> float:
