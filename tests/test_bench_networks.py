@@ -15,7 +15,7 @@ pytest.importorskip("rich", reason="the lab extra is not installed")
 
 from torch import nn  # noqa: E402
 
-from poolgrad.bench import networks, report  # noqa: E402
+from poolgrad.bench import measure_network, networks, report  # noqa: E402
 from poolgrad.bench.networks import Network  # noqa: E402
 from poolgrad.bench.rows import Limits  # noqa: E402
 from poolgrad.cli import app  # noqa: E402
@@ -38,7 +38,7 @@ def bench(out: Path, *arguments: str) -> Any:
 
 @pytest.mark.parametrize("network", [SMALL, TRAINED, FUSED, replace(TRAINED, change="accelerate")])
 def test_a_network_and_itself_with_our_line(network: Network) -> None:
-    result = networks.measure(network, 1, 2)
+    result = measure_network.measure(network, 1, 2)
     assert result.apart == 0
     assert [*result.peers] == ["PyTorch"]
     assert result.floor is None
@@ -59,8 +59,8 @@ def test_other_results_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         with torch.no_grad():
             network[0].weight[0] += 1
 
-    monkeypatch.setattr(networks, "convert", spoil)
-    result = networks.measure(TRAINED, 1, 1)
+    monkeypatch.setattr(measure_network, "convert", spoil)
+    result = measure_network.measure(TRAINED, 1, 1)
     assert result.apart is not None
     assert result.apart > 0.01
 
@@ -80,16 +80,27 @@ def test_a_run_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [result.name for result in written.results] == [SMALL.name, TRAINED.name]
     assert written.results[0].kept is None
     assert written.results[1].limits.kept == 0.1
-    assert "x kept" in done.output
+    shown = " ".join(done.output.split())
+    for said in (
+        "memory / PyTorch's compares the bytes kept for the backward pass, without the parameters.",
+        "relative difference is the norm of the difference from PyTorch's outputs, and in a",
+        "speedup is the time of the other library divided by poolgrad's.",
+    ):
+        assert said in shown
+    assert "floor" not in shown
     text = report.markdown(written)
-    assert "x floor" not in text
-    assert "parameters left out" in text
+    assert "floor" not in text
+    assert "without the parameters" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "module", "said"),
     [
-        (["--rows", "typo"], __name__, "no network has 'typo' in its name, such as 'Small inf"),
+        (
+            ["--rows", "typo"],
+            __name__,
+            "no network has 'typo' in its name; one is named 'Small",
+        ),
         ([], "nobody_has_this.models", "comes from nobody_has_this, which is not installed: pip"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ pytest.importorskip("rich", reason="the lab extra is not installed")
 
 from torch import nn  # noqa: E402
 
-from poolgrad.bench import profiling  # noqa: E402
+import poolgrad.torch  # noqa: E402
+from poolgrad.bench import factory, profiling  # noqa: E402
 from poolgrad.bench.steps import loss_of, pooling_bytes, train  # noqa: E402
 from poolgrad.cli import app  # noqa: E402
 
@@ -25,6 +27,26 @@ import torch
 from torch import nn
 def make():
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+def makes_no_pooling():
+    return nn.Conv2d(1, 4, 3)
+def makes_nothing():
+    make()
+def needs(depth, *, width):
+    return make()
+def takes(depth=3, *layers, **more):
+    return make()
+def fails():
+    raise KeyError("weights")
+def trains_nothing():
+    return nn.MaxPool2d(2)
+class Deep(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+class Uncopied(nn.Sequential):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("one of a kind")
+def makes_uncopied():
+    return Uncopied(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2))
 ready = make()
 number = 3
 """
@@ -84,33 +106,106 @@ def test_functions_are_seen_too() -> None:
     assert loss_of([torch.ones(2), torch.ones(2, requires_grad=True)]) == 1
 
 
-@pytest.mark.parametrize("ready", ["make", "ready"])
-def test_what_makes_a_network(file: Path, ready: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(profiling.load(f"{file}:{ready}"), nn.Sequential)
+def load(model: str) -> nn.Module:
+    return factory.load(factory.parse(model))
+
+
+@pytest.mark.parametrize("name", ["make", "ready", "takes"])
+def test_a_factory_in_a_file_or_a_module(
+    file: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(load(f"{file}:{name}"), nn.Sequential)
     monkeypatch.chdir(file.parent)
-    assert isinstance(profiling.load(f"net:{ready}"), nn.Sequential)
+    path = [*sys.path]
+    assert isinstance(load(f"net:{name}"), nn.Sequential)
+    assert sys.path == path
+
+
+def test_a_file_imports_its_neighbours_and_may_define_dataclasses(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_net.py").write_text(FILE)
+    (tmp_path / "uses_neighbour.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import KW_ONLY, dataclass\n"
+        "from neighbour_of_net import make\n"
+        "@dataclass\nclass Options:\n    _: KW_ONLY\n    depth: int = 3\n"
+    )
+    assert isinstance(load(f"{tmp_path}/uses_neighbour.py:make"), nn.Sequential)
+
+
+FORM = "MODEL must be package.module:function or file.py:function, got "
 
 
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("net.py", "MODEL must be package.module:factory or file.py:factory, got 'net.py'"),
+        ("net.py", FORM + "'net.py'"),
+        (":make", FORM + "':make'"),
+        ("net.py:", FORM + "'net.py:'"),
+        ("nets/net:make", FORM + "'nets/net:make'; the name of a file must end in .py"),
+        (".net:make", FORM + "'.net:make'; the name of a file must end in .py"),
         ("nowhere.py:make", "there is no file nowhere.py"),
-        ("no_such_package.at_all:make", "cannot import no_such_package.at_all"),
+        ("no_such_package.at_all:make", "there is no module no_such_package.at_all in this folder"),
+        ("torch.nn.no_such:make", "torch.nn.no_such cannot be imported: ModuleNotFoundError: "
+         "No module named 'torch.nn.no_such'"),
         ("torch.nn:no_such_thing", "torch.nn has no no_such_thing"),
-        ("FILE:number", "must make a torch.nn.Module, got int"),
+        ("FILE:mak", "FILE has no mak; did you mean make?"),
+        ("FILE:number", "FILE:number must be a function or a torch.nn.Module, got an object of "
+         "type int"),
+        ("FILE:makes_nothing", "FILE:makes_nothing must return a torch.nn.Module, got None"),
+        ("FILE:needs", "FILE:needs cannot be called without the arguments 'depth', 'width'; give a "
+         "default value, or name a function that needs no arguments and returns the network"),
+        ("FILE:Deep", "FILE:Deep cannot be called without the argument 'depth'; give a"),
+        ("FILE:makes_no_pooling", "the network does not pool, so `convert` cannot make it faster"),
+        ("FILE:trains_nothing", "no output of the network requires a gradient; profile it with "
+         "--inference"),
+        ("FILE:makes_uncopied", "the network cannot be copied: RuntimeError: one of a kind"),
     ],
-)
-def test_errors_of_models(file: Path, model: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
-        profiling.load(model.replace("FILE", str(file)))
+)  # fmt: skip
+def test_a_wrong_model_is_explained_in_one_sentence(file: Path, model: str, said: str) -> None:
+    model, said = (text.replace("FILE", str(file)) for text in (model, said))
+    given = ["profile", model, "--shape", "1,1,8,8", "--out", str(file.parent / "p.png")]
+    refused = testing.CliRunner().invoke(app, given)
+    assert refused.exit_code == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"poolgrad: {said}")
+    assert refused.stdout == ""
+    assert not (file.parent / "p.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said", "place"),
+    [
+        ("import json\nimport no_such_module", " cannot be imported: ModuleNotFoundError: No "
+         "module named 'no_such_module'", "line 2, in <module>"),
+        ("def make()\n    pass", " cannot be imported: SyntaxError: ", "line 1"),
+        ("import sys\nsys.exit('usage')", " cannot be imported: SystemExit: usage", "line 2"),
+        ("def make():\n    return 1 / 0", ":make raised an error: ZeroDivisionError: division by "
+         "zero", "line 2, in make"),
+    ],
+)  # fmt: skip
+def test_an_error_in_the_users_file_shows_its_line_and_none_of_ours(
+    tmp_path: Path, content: str, said: str, place: str
+) -> None:
+    (tmp_path / "broken.py").write_text(content)
+    refused = testing.CliRunner().invoke(app, ["profile", f"{tmp_path}/broken.py:make"])
+    assert refused.exit_code == 2
+    first, *others = refused.stderr.splitlines()
+    assert first.startswith(f"poolgrad: {tmp_path}/broken.py{said}")
+    assert place in others[0]
+    assert "factory.py" not in refused.stderr
+    assert "importlib" not in refused.stderr
+
+
+def test_a_network_that_pools_with_our_modules_is_profiled() -> None:
+    ours = nn.Sequential(nn.Conv2d(1, 4, 3), poolgrad.torch.MaxPool2d(2))
+    assert profiling.measure(ours, SHAPE, True, 1, 1).report.replaced == ()
 
 
 def test_the_command_prints_and_draws(file: Path) -> None:
     picture = file.parent / "shares.png"
     done = profiled(file, "--shape", "2x1x32x32", "--threads", "1", "--out", str(picture))
     assert done.exit_code == 0, done.output
-    for said in ("a step, ms", "kept for backward, MiB", "of it pooling", "2: MaxPool2d"):
+    for said in ("time of a step, ms", "kept for backward pass, MiB", "ratio", "2: MaxPool2d"):
         assert said in done.output
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -120,10 +215,12 @@ def test_the_command_prints_and_draws(file: Path) -> None:
     [
         (["--shape", "2,x"], "--shape must be positive numbers such as 8,3,224,224, got '2,x'"),
         (["--shape", "0,1"], "--shape must be positive numbers"),
-        (["--shape", "1,3,8,8"], "does not take an input of 1,3,8,8"),
+        (["--shape", "1,3,8,8"], "raised an error in training on an input of shape 1,3,8,8 "
+         "(--shape): RuntimeError: Given groups=1"),
+        (["--shape", "1,3,8,8", "--inference"], "raised an error in inference on an input"),
         (["--out", "no/such/folder/a.png"], "there is no folder no/such/folder"),
     ],
-)
+)  # fmt: skip
 def test_errors_say_what_is_wrong(file: Path, arguments: list[str], said: str) -> None:
     refused = profiled(file, *arguments)
     assert refused.exit_code == 2

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any, NoReturn
 
 from poolgrad.bench.rows import Dtype
-from poolgrad.lab.settings import LabError, Optimizer, Pool
+from poolgrad.lab.settings import LabError, Optimizer, Pool, check_windows, counted
 
 _INSTALL = 'pip install "poolgrad[lab]"'
 
@@ -51,65 +54,85 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            help="A folder of class folders of images, or an .npz with `images` and `labels`.",
+            help="A folder with one folder of images per class, or an .npz file with `images` and"
+            " `labels`.",
             show_default="scikit-learn's handwritten digits",
         ),
     ] = None,
     size: Annotated[
         int | None,
         typer.Option(
-            help="Resize the images of a folder to this side.", show_default="as they are"
+            help="Resize the images of the folder to this height and width.",
+            show_default="no resizing",
         ),
     ] = None,
     pool: Annotated[
         Pool | None,
-        typer.Option(help="`strided`: a convolution instead of pooling.", show_default="max"),
+        typer.Option(
+            metavar="NAME",
+            help="`max`, `avg`, or `strided`: a strided convolution instead of pooling.",
+            show_default="max",
+        ),
     ] = None,
     kernel: Annotated[
-        int | None, typer.Option(help="Side of the windows.", show_default="2")
+        int | None, typer.Option(help="Height and width of the windows.", show_default="2")
     ] = None,
     stride: Annotated[
         int | None,
         typer.Option(
-            help="Step between windows; below the kernel they overlap.", show_default="the kernel"
+            help="Step between windows; if smaller than the kernel, windows overlap.",
+            show_default="the kernel",
         ),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the training images.", show_default="30")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Images in a step.", show_default="64")
+        int | None,
+        typer.Option(
+            help="Images per step.", show_default="8 to 64, depending on the number of images"
+        ),
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(help="Highest learning rate.", show_default="suits the optimizer"),
+        typer.Option(
+            help="Highest learning rate of the schedule.", show_default="depends on the optimizer"
+        ),
     ] = None,
-    optimizer: Annotated[Optimizer | None, typer.Option(show_default="adam")] = None,
+    optimizer: Annotated[
+        Optimizer | None,
+        typer.Option(
+            metavar="NAME", help="`sgd`, `adagrad`, `rmsprop` or `adam`.", show_default="adam"
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of weights, order and augmentation.", show_default="0"),
+        typer.Option(
+            help="Seed of the weights, the order of the images and the augmentation.",
+            show_default="0",
+        ),
     ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
-            help="Of the processor.", show_default="1 for tiny images, otherwise PyTorch's"
+            help="Number of threads.", show_default="1 for tiny images, otherwise PyTorch's"
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             help="The run folder to write.",
-            show_default="runs/<data>-<pool>-<kernel>x<stride>-seed<seed>",
+            show_default="in runs/, named after the options",
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on after the last finished epoch of the run.")
+        bool, typer.Option("--resume", help="Continue the run after its last finished epoch.")
     ] = False,
 ) -> None:
-    """Train a small convolutional network whose pooling is poolgrad's.
+    """Train a small convolutional network that pools with poolgrad.
 
-    The run folder gets result.json, metrics.csv, curves.png, routes.png (who won each window, and
-    the gradient that came back) and a checkpoint after every epoch.
+    The run folder gets result.json, metrics.csv, curves.png, routes.png (the winner of each window
+    and the gradients) and a checkpoint after every epoch.
     """
     given = {
         "data": data,
@@ -126,20 +149,27 @@ def train(
     }
     options = {name: value for name, value in given.items() if value is not None}
     with _clear_errors():
-        from poolgrad.lab import train as lab
+        from poolgrad.lab import data as lab_data
+        from poolgrad.lab.folder import open_folder
 
-        settings, folder, result = lab.open_folder(options, out, resume)
+        settings, folder, result = open_folder(options, out, resume)
         if result is not None:
             typer.echo(f"{folder.path} holds a finished run; there is nothing to resume")
             _print_result(result, folder.files)
             return
-        run = lab.prepare(settings, folder)
+        for package in ("torch", "pytorch_lightning"):  # before images are read
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
+        images = lab_data.load(settings.data, settings.size)
+        check_windows(settings.kernel, settings.stride, images.size)
+        # PyTorch and Lightning take seconds to import: every option has been checked before.
+        from poolgrad.lab import train as lab
+
+        run = lab.prepare(settings, folder, images)
         typer.echo(run.describe())
         if resume:
-            done = (
-                f"after epoch {run.finished_epochs}" if run.finished_epochs else "at the beginning"
-            )
-            typer.echo(f"resume: {done} of {settings.epochs} epochs")
+            done = f"after epoch {run.finished_epochs}" if run.finished_epochs else "from epoch 1"
+            typer.echo(f"resumed {done} of {settings.epochs}")
         try:
             result = run.finish(progress=sys.stdout.isatty())
         except KeyboardInterrupt:
@@ -152,18 +182,24 @@ def _print_result(result: dict[str, Any], files: tuple[Path, ...]) -> None:
     typer.echo(
         f"test accuracy {result['test_accuracy']:.4f}"
         f" ({result['test_errors']} of {result['test_images']} images wrong)"
-        f" after {result['epochs']} epochs in {result['seconds']:.1f} seconds"
+        f" after {counted(result['epochs'], 'epoch')} in {result['seconds']:.1f} seconds"
     )
+    _print_files("files of the run:", files)
+
+
+def _print_files(title: str, files: Iterable[Path]) -> None:
+    typer.echo(title)
     for file in files:
         typer.echo(f"  {file}")
 
 
 @app.command()
 def check() -> None:
-    """Check the gradients of every operator in every front end that is installed.
+    """Check the gradients of every operator for every array library that is installed.
 
-    In 1 to 3 dimensions and both layouts: against the textbook definition, central finite
-    differences (float64), and PyTorch's own operations. The exit code is 1 if any check fails.
+    In 1 to 3 dimensions and both layouts, results are compared with the textbook definition, with
+    central finite differences (float64), and with PyTorch's own operators. The exit code is 1 if a
+    check fails.
     """
     with _clear_errors():
         from rich.console import Console
@@ -179,7 +215,7 @@ def check() -> None:
     for line in complaints(rows):
         console.print(line, style="red", markup=False, highlight=False)
     held = sum(row.ok for row in rows)
-    console.print(f"{held} of {total} hold: functions in each front end, dtype and layout")
+    console.print(f"{held} of {total} checks passed: one per function, library, dtype and layout")
     if held < total:
         raise typer.Exit(1)
 
@@ -190,66 +226,72 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="Only rows with this in their names, such as `NHWC backward`; may be repeated.",
+            help="Only rows whose names contain this text, such as `NHWC backward`; may be"
+            " repeated.",
             show_default="all",
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer turns: a first look.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Time each call 3 times instead of 9.")
+    ] = False,
     threads: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=1024,
-            help="Of everybody; XLA, which takes all processors, is left out if these are fewer.",
+            help="Threads of every library. XLA uses all processors; it is left out if there are"
+            " fewer threads.",
             show_default="PyTorch's",
         ),
     ] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help="In another one than float32 no limits are set.")
+        Dtype,
+        typer.Option(
+            metavar="NAME",
+            help="`float32`, `float64`, `bfloat16` or `float16`; only float32 has targets.",
+        ),
     ] = "float32",
     networks: Annotated[
         bool,
         typer.Option(
             "--networks",
-            help="Whole networks instead, as they are and after `convert` or in `accelerate`.",
+            help="Time whole networks, unchanged and with `convert` or `accelerate`.",
         ),
     ] = False,
     jax: Annotated[
         bool,
-        typer.Option("--jax", help="JAX instead, with its own pooling and with ours."),
+        typer.Option("--jax", help="Time JAX with its own pooling and with poolgrad's."),
     ] = False,
-    out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write.")] = Path(
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write to.")] = Path(
         "bench"
     ),
 ) -> None:
-    """Time every row beside PyTorch, oneDNN, ONNX Runtime and XLA, and against the memory limit.
+    """Time every operator against PyTorch, oneDNN, ONNX Runtime, XLA and a copy of memory.
 
-    The limit is the time that a copy of as many bytes takes, measured in turns with the rest. The
-    folder gets bench.csv, bench.png and bench_kernels.png; with `--networks`, networks.csv; with
-    `--jax`, jax.csv.
+    The time of a copy of as many bytes as the operation must move is called the floor. The folder
+    gets bench.csv, bench.png and bench_kernels.png; with `--networks`, networks.csv; with `--jax`,
+    jax.csv.
     """
     if networks and jax:
-        _fail("--networks and --jax are two benchmarks: ask for one", code=2)
+        _fail("--networks and --jax are two benchmarks; give one of them", code=2)
+    name = "networks" if networks else "jax" if jax else "bench"
     with _clear_errors():
-        import torch
         from rich.console import Console
         from rich.progress import Progress
 
-        from poolgrad.bench import jax as beside_itself
-        from poolgrad.bench import measure, report
-        from poolgrad.bench import networks as whole
-        from poolgrad.bench.rows import select
-
-    name = "networks" if networks else "jax" if jax else "bench"
-    suite: Any = {"networks": whole, "jax": beside_itself}.get(name)
-    timed: Any = suite.measure if suite else measure.measure
+        from poolgrad.bench import report
     try:
-        chosen = suite.select(rows or ()) if suite else select(rows or (), dtype)
+        chosen = _select_rows(name, rows or (), dtype)
         report.prepare(out)
     except (ValueError, ModuleNotFoundError) as error:
         _fail(str(error), code=2)
     except OSError as error:
         _fail(f"--out {out} cannot be written: {error.strerror}", code=2)
+    with _clear_errors():  # PyTorch takes seconds to import: every option has been checked before
+        import torch
+
+        from poolgrad.bench import files, measure
+    timed = _measurement(name)
     threads = threads or torch.get_num_threads()
     turns = measure.QUICK_TURNS if quick else measure.TURNS
     console, results, stopped = Console(), [], False
@@ -268,44 +310,77 @@ def bench(
         if results:
             made = report.Report(report.machine(threads, turns), results)
             console.print(report.table(made))
+            for text in report.explanation(made):
+                console.print(f"\n{text}", markup=False, highlight=False)
+            console.print()
             for line in report.complaints(made):
                 console.print(line, style="red", markup=False, highlight=False)
-            for file in report.write(out, made, name):
-                typer.echo(f"  {file}")
+            _print_files("written:", files.write(out, made, name))
     if stopped:
         typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)
         raise typer.Exit(130)
 
 
+def _select_rows(name: str, parts: Sequence[str], dtype: str) -> Sequence[Any]:
+    if name == "networks":
+        from poolgrad.bench import networks
+
+        return networks.select(parts)
+    if name == "jax":
+        from poolgrad.bench import jax
+
+        return jax.select(parts)
+    from poolgrad.bench import rows
+
+    return rows.select(parts, dtype)
+
+
+def _measurement(name: str) -> Callable[[Any, int, int], Any]:
+    if name == "networks":
+        from poolgrad.bench import measure_network
+
+        return measure_network.measure
+    if name == "jax":
+        from poolgrad.bench import jax
+
+        return jax.measure
+    from poolgrad.bench import measure
+
+    return measure.measure
+
+
 @app.command()
 def profile(
     model: Annotated[
-        str, typer.Argument(help="What makes it: `package.module:factory` or `file.py:factory`.")
+        str,
+        typer.Argument(
+            help="A function that returns the network: `package.module:function` or"
+            " `file.py:function`."
+        ),
     ],
     shape: Annotated[
-        str, typer.Option(help="Of the input, which is random, such as 8,3,224,224.")
+        str, typer.Option(help="Shape of the random input, such as 8,3,224,224.")
     ] = "1,3,224,224",
     training: Annotated[
-        bool, typer.Option("--train/--inference", help="Forward and backward, or forward.")
+        bool,
+        typer.Option("--train/--inference", help="Measure a training step, or the forward pass."),
     ] = True,
     threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Of PyTorch.", show_default="PyTorch's")
+        int | None,
+        typer.Option(min=1, max=1024, help="Threads of PyTorch.", show_default="PyTorch's"),
     ] = None,
-    turns: Annotated[int, typer.Option(min=1, max=1000, help="How often it is timed.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, max=1000, help="How often a step is timed.")] = 5,
     out: Annotated[Path, typer.Option(dir_okay=False, help="The picture to write.")] = Path(
         "profile.png"
     ),
 ) -> None:
-    """Show how much of a network's time and memory is pooling, before and after `convert`.
+    """Measure how much of a network's time and memory is pooling, before and after `convert`.
 
-    Time is that of a step, and of its poolings by PyTorch's profiler. Memory is what is kept for
-    backward, parameters left out; of it pooling, what nobody else keeps.
+    Time is the median of a step; the share of pooling in it comes from PyTorch's profiler. Memory
+    is what a step keeps for the backward pass, without the parameters; that of pooling is what no
+    other operator keeps.
     """
-    with _clear_errors():
-        import torch
-        from rich.console import Console
-
-        from poolgrad.bench import profiling
+    from poolgrad.bench import factory
 
     try:
         sizes = tuple(int(size) for size in shape.replace("x", ",").split(","))
@@ -316,21 +391,26 @@ def profile(
     if not out.parent.is_dir():
         _fail(f"--out: there is no folder {out.parent}", code=2)
     try:
-        network = profiling.load(model)
+        makes = factory.parse(model)
     except ValueError as error:
         _fail(str(error), code=2)
+    with _clear_errors():  # PyTorch takes seconds to import: every option has been checked before
+        import torch
+        from rich.console import Console
+
+        from poolgrad.bench import profiling
     console = Console()
-    with console.status(f"{type(network).__name__}, {shape}"):
-        try:
-            made = profiling.measure(
-                network, sizes, training, threads or torch.get_num_threads(), turns
-            )
-        except RuntimeError as error:
-            _fail(f"{model} does not take an input of {shape}: {error}", code=2)
+    threads = threads or torch.get_num_threads()
+    try:
+        network = factory.load(makes)
+        with console.status(f"timing {type(network).__name__} with input {shape}"):
+            made = profiling.measure(network, sizes, training, threads, turns)
+    except ValueError as error:
+        _fail(str(error), code=2)
     console.print(profiling.table(made))
     console.print(str(made.report), markup=False, highlight=False)
     out.write_bytes(profiling.draw(made))
-    typer.echo(f"  {out}")
+    _print_files("written:", [out])
 
 
 @app.command()
@@ -356,5 +436,19 @@ def _clear_errors() -> Iterator[None]:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"poolgrad: {message}", err=True)
+    message = f"poolgrad: {message}"
+    if sys.stderr.isatty():
+        message = _wrapped(message, shutil.get_terminal_size().columns)
+    typer.echo(message, err=True)
     raise typer.Exit(code)
+
+
+def _wrapped(message: str, width: int) -> str:
+    """Break lines between words; those of a traceback, which are indented, stay."""
+    lines = message.splitlines()
+    return "\n".join(
+        line
+        if line.startswith(" ")
+        else fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )

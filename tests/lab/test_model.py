@@ -14,7 +14,7 @@ from poolgrad.lab.model import Network, Standardise
 
 def network(size: tuple[int, int] = (8, 8), channels: int = 1, **options: Any) -> Network:
     images = np.random.default_rng(0).integers(0, 17, (6, channels, *size), np.uint8)
-    return Network(images, 10, Settings.from_options(options))
+    return Network(images, 10, Settings.from_options({"data": "images.npz", **options}))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,19 @@ def test_the_strided_network_downsamples_alike_and_counts_its_weights() -> None:
     assert pooled.maps == strided.maps
     extra = sum(c * (c * 9 + 1) for c in (32, 64)[: len(pooled.maps) - 1])
     assert strided.parameter_count == pooled.parameter_count + extra
+
+
+@pytest.mark.parametrize(
+    ("images", "batch_size", "momentum"),
+    [(126, None, 0.1), (126, 64, 0.5), (126, 126, 1.0), (640, 64, 0.1), (2000, 64, 0.1)],
+)
+def test_running_statistics_span_an_epoch_at_most(
+    images: int, batch_size: int | None, momentum: float
+) -> None:
+    options = {} if batch_size is None else {"batch_size": batch_size}
+    model = Network(np.zeros((images, 1, 8, 8)), 3, Settings.from_options(options))
+    found = [layer.momentum for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert found == [momentum] * 3
 
 
 def test_pixels_are_standardised_per_channel() -> None:

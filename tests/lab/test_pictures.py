@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 import poolgrad
 from poolgrad.lab import Settings
 from poolgrad.lab.curves import draw_curves
 from poolgrad.lab.model import Network, window_padding
+from poolgrad.lab.panels import add_frame, show_part, to_png
 from poolgrad.lab.passage import Passage, follow
-from poolgrad.lab.routes import draw_routes
+from poolgrad.lab.routes import _View, draw_routes
 
 CLASSES = tuple("0123456789")
 GEOMETRIES = [(2, 2), (3, 2), (3, 1), (2, 3), (1, 1), (8, 8), (1, 8), (7, 1)]
@@ -24,7 +26,8 @@ GEOMETRIES = [(2, 2), (3, 2), (3, 1), (2, 3), (1, 1), (8, 8), (1, 8), (7, 1)]
 def passage(
     pool: str, kernel: int, stride: int, size: tuple[int, int] = (8, 8), channels: int = 1
 ) -> tuple[Passage, Settings]:
-    settings = Settings.from_options({"pool": pool, "kernel": kernel, "stride": stride})
+    options = {"data": "images.npz", "pool": pool, "kernel": kernel, "stride": stride}
+    settings = Settings.from_options(options)
     images = np.random.default_rng(3).integers(0, 17, (20, channels, *size), np.uint8)
     torch.manual_seed(0)
     network = Network(images, len(CLASSES), settings)
@@ -36,6 +39,8 @@ def size_of(png: bytes) -> tuple[int, int]:
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("L"))
     assert pixels.std() > 10  # something is drawn
+    for margin in (pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:]):
+        assert (margin == 255).all()  # and nothing is cut off
     return picture.size
 
 
@@ -86,6 +91,66 @@ def test_routes_are_drawn(pool: str, kernel: int, stride: int) -> None:
 )
 def test_routes_of_large_images(kernel: int, stride: int, channels: int) -> None:
     found, settings = passage("max", kernel, stride, (40, 56), channels)
+    assert size_of(draw_routes(found, settings, CLASSES)) == (1650, 1166)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (24, 24), (40, 11)])
+@pytest.mark.parametrize(("kernel", "stride"), GEOMETRIES)
+def test_every_window_that_is_drawn_is_drawn_whole(
+    kernel: int, stride: int, size: tuple[int, int]
+) -> None:
+    found, settings = passage("max", kernel, stride, size)
+    view = _View(found, settings)
+    strongest = np.unravel_index(abs(found.returned * found.before).argmax(), size)
+    axes = zip(view._outputs, (view._rows, view._columns), size, strongest, strict=True)
+    for outputs, shown, extent, place in axes:
+        starts = [o * stride - window_padding(kernel) for o in outputs]
+        assert starts
+        assert all(start in shown and start + kernel - 1 in shown for start in starts)
+        assert place in shown
+        assert len(shown) <= max(10, kernel) + 2 * window_padding(kernel)
+        if extent <= 10:
+            assert {*range(extent)} <= {*shown}
+    assert all(i in view._outputs[0] and j in view._outputs[1] for i, j in view._framed)
+    assert found.winners is not None
+    for i in view._outputs[0]:
+        for j in view._outputs[1]:
+            row, column = found.winners[i, j]
+            assert row in view._rows and column in view._columns  # noqa: PT018 - one point
+
+
+def test_a_frame_at_the_border_of_a_panel_is_as_wide_as_elsewhere() -> None:
+    figure = Figure(figsize=(4, 4), dpi=110)
+    axes = figure.add_subplot()
+    axes.imshow(np.zeros((4, 4)), cmap="gray_r", vmin=0, vmax=1)
+    add_frame(axes, (0, 0), (4, 2), "#0000ff", 8)
+    show_part(axes, range(4), range(4))
+    with Image.open(io.BytesIO(to_png(figure))) as picture:
+        pixels = np.asarray(picture.convert("RGB")).astype(int)
+    middle = pixels[pixels.shape[0] // 2 + 25]  # of one row, away from the lines across
+    blue = (middle[:, 2] > 200) & (middle[:, 0] < 60)
+    edges = np.flatnonzero(np.diff(blue.astype(int)))
+    left, right = edges[1] - edges[0], edges[3] - edges[2]
+    assert abs(left - 8 * 110 / 72) <= 1
+    assert abs(right - left) <= 1
+
+
+def test_padding_is_hatched_and_explained() -> None:
+    padded, inner = (_View(*passage("max", 3, 2, size)) for size in ((8, 8), (40, 40)))
+    assert padded._rows == range(-1, 8)
+    assert "hatched: padding" in padded.legend()
+    inner._outputs = (range(3, 6), range(3, 6))
+    inner._rows = inner._columns = range(5, 12)
+    assert "padding" not in inner.legend()
+
+
+def test_a_part_at_the_border_with_every_remark_of_the_legend() -> None:
+    found, settings = passage("max", 3, 2, (24, 24))
+    found.returned[:] = 0
+    found.returned[0, 3] = found.before[0, 3] = 1
+    legend = _View(found, settings).legend()
+    for remark in ("blue", "orange", "lines", "hatched", "frame"):
+        assert f"{remark}" in legend
     assert size_of(draw_routes(found, settings, CLASSES)) == (1650, 1166)
 
 

@@ -138,5 +138,5 @@ def test_a_moved_run_goes_on(
     Outcome.of(elsewhere).assert_equal(unbroken)
     # With the same seconds: these epochs were not done again.
     assert RunFolder(elsewhere).metrics.read_text().startswith(finished_epochs)
-    assert "resume: after epoch 2 of 4 epochs" in log.read_text()
+    assert "resumed after epoch 2 of 4" in log.read_text()
     assert not out.exists()

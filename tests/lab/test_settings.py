@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from poolgrad.lab import LabError, Settings
-from poolgrad.lab.settings import join_stored
+from poolgrad.lab.settings import join_stored, steps_per_epoch
 
 
 def test_defaults() -> None:
@@ -18,7 +18,7 @@ def test_defaults() -> None:
         "kernel": 2,
         "stride": 2,
         "epochs": 30,
-        "batch_size": 64,
+        "batch_size": None,
         "lr": 0.01,
         "optimizer": "adam",
         "seed": 0,
@@ -40,6 +40,22 @@ def test_every_optimizer_has_its_own_learning_rate_unless_given() -> None:
 
 
 @pytest.mark.parametrize(
+    ("images", "batch_size"),
+    [(2, 8), (126, 8), (255, 8), (256, 16), (1023, 32), (1024, 64), (1257, 64), (10**6, 64)],
+)
+def test_the_batch_size_suits_the_number_of_images(images: int, batch_size: int) -> None:
+    settings = Settings.from_options({}).for_images(images)
+    assert settings.batch_size == batch_size
+    assert settings.as_dict() | {"batch_size": None} == Settings.from_options({}).as_dict()
+    if images >= 8 * 16:
+        assert steps_per_epoch(images, batch_size) >= 16
+
+
+def test_a_given_batch_size_stays() -> None:
+    assert Settings.from_options({"batch_size": 64}).for_images(20).batch_size == 64
+
+
+@pytest.mark.parametrize(
     ("option", "value", "flag"),
     [
         ("kernel", 0, "--kernel"),
@@ -56,6 +72,8 @@ def test_every_optimizer_has_its_own_learning_rate_unless_given() -> None:
         ("threads", 0, "--threads"),
         ("size", 1, "--size"),
         ("size", 16, "--size"),  # the digits are not resized
+        ("kernel", 9, "--kernel"),  # and have 8 x 8 pixels
+        ("stride", 9, "--stride"),
         ("pool", "median", "--pool"),
         ("optimizer", "adamw", "--optimizer"),
     ],
@@ -63,6 +81,11 @@ def test_every_optimizer_has_its_own_learning_rate_unless_given() -> None:
 def test_a_bad_value_names_its_option(option: str, value: Any, flag: str) -> None:
     with pytest.raises(LabError, match=f"^{flag} .*"):
         Settings.from_options({option: value})
+
+
+def test_a_kernel_larger_than_the_resized_images_is_named_before_they_are_read() -> None:
+    with pytest.raises(LabError, match=r"^--kernel 13 is too large: .* 12 x 12$"):
+        Settings.from_options({"data": "nowhere", "size": 12, "kernel": 13})
 
 
 @pytest.mark.parametrize(
@@ -93,6 +116,6 @@ def test_a_resumed_run_keeps_its_settings() -> None:
 
 
 def test_a_resumed_run_takes_no_other_settings() -> None:
-    stored = Settings.from_options({}).as_dict()
+    stored = Settings.from_options({"batch_size": 64}).as_dict()
     with pytest.raises(LabError, match=r"^--batch-size: the run in run was started with 64, not 3"):
         join_stored(stored, {"batch_size": 32}, Path("run"))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from poolgrad.cli import app
+from poolgrad.lab.callbacks import ProgressBar
 from poolgrad.lab.folder import RunFolder, write_atomic
 
 from .conftest import MakeFolder, Sitting
@@ -80,10 +85,17 @@ def test_run_folder(finished: tuple[Path, Result], few_digits: Path) -> None:
 
 def test_nothing_but_the_summary_is_printed(finished: tuple[Path, Result]) -> None:
     lines = finished[1].output.splitlines()
-    assert lines[0] == ("few: 150 images of 8 x 8, 5 classes; 105 train, 15 validate, 30 test")
-    assert lines[1].startswith("network: max pooling, 2 x 2 windows, stride 2")
-    assert lines[2].startswith("test accuracy ")
-    assert len(lines) == 8
+    assert lines[:6] == [
+        "data      few: 150 images of 8 x 8, 5 classes",
+        "          105 for training, 15 for validation, 30 for the test",
+        "network   max pooling, 2 x 2 windows, stride 2",
+        "          feature maps 8 x 8 -> 4 x 4 -> 2 x 2, 93,541 parameters",
+        "training  3 epochs of 4 steps, batch size 32, 1 thread",
+        "          adam, learning rate up to 0.01",
+    ]
+    assert lines[6].startswith("test accuracy ")
+    assert lines[7] == "files of the run:"
+    assert len(lines) == 13
 
 
 def test_a_finished_run_is_not_overwritten(finished: tuple[Path, Result], few_digits: Path) -> None:
@@ -95,8 +107,30 @@ def test_a_finished_run_is_not_overwritten(finished: tuple[Path, Result], few_di
     shown = train("--out", out, "--resume")
     assert shown.exit_code == 0
     assert "nothing to resume" in shown.stdout
-    assert finished[1].stdout.splitlines()[2:] == shown.stdout.splitlines()[1:]
+    assert finished[1].stdout.splitlines()[6:] == shown.stdout.splitlines()[1:]
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_the_progress_is_one_line_that_disappears() -> None:
+    shown = io.StringIO()
+    bar = ProgressBar(3, Console(file=shown, width=80, force_terminal=True, no_color=True))
+    trainer: Any = SimpleNamespace(estimated_stepping_batches=12, global_step=0, current_epoch=0)
+    trainer.callback_metrics = {"val_accuracy": torch.tensor(0.9123)}
+    bar.on_train_start(trainer, None)
+    trainer.global_step = 4
+    bar.on_train_batch_end(trainer)
+    bar.on_train_epoch_end(trainer, None)
+    trainer.current_epoch = 1
+    bar.on_train_batch_end(trainer)
+    assert bar._bar.tasks[0].completed == 4
+    assert bar._bar.tasks[0].total == 12
+    bar._bar.refresh()
+    *_, line = shown.getvalue().split("\r")
+    assert "epoch 2 of 3, validation accuracy 0.912" in line
+    assert "\n" not in line
+    bar.on_train_end(trainer, None)
+    assert bar._bar.finished is False
+    assert shown.getvalue().endswith("\x1b[2K")  # the line is erased
 
 
 @pytest.mark.parametrize(
@@ -239,6 +273,50 @@ def test_every_pooling_and_optimizer_learns(
     )
     assert result.exit_code == 0, result.output
     assert json.loads((out / "result.json").read_text())["test_accuracy"] > 0.7
+
+
+def test_the_batch_size_is_chosen_printed_recorded_and_may_be_repeated(
+    few_digits: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    result = train("--data", few_digits, "--out", out, "--epochs", 1)
+    assert result.exit_code == 0, result.output
+    assert "1 epoch of 14 steps, batch size 8" in result.stdout  # of 105 images
+    for name in ("settings.json", "result.json"):
+        assert json.loads((out / name).read_text())["settings"]["batch_size"] == 8
+    again = train("--out", out, "--resume", "--batch-size", 8)
+    assert again.exit_code == 0, again.output
+    assert "started with 8, not 64" in refused("--out", out, "--resume", "--batch-size", 64)
+
+
+def test_the_defaults_learn_from_a_small_folder(sitting: Sitting, tmp_path: Path) -> None:
+    """With batches of 64 an epoch has two steps, and 10 epochs end at a validation loss of 0.32."""
+    randomness = np.random.default_rng(0)
+    y, x = np.mgrid[:12, :12]
+    shapes = {
+        "disc": lambda dy, dx: dy**2 + dx**2 < 14,
+        "ring": lambda dy, dx: abs(dy**2 + dx**2 - 14) < 7,
+        "cross": lambda dy, dx: (abs(dy) < 1) | (abs(dx) < 1),
+    }
+    for name, inside in shapes.items():
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(60):
+            cy, cx = randomness.uniform(4.5, 6.5, 2)
+            low, high = randomness.uniform(60, 100), randomness.uniform(120, 180)
+            pixels = np.where(inside(y - cy, x - cx), high, low) + randomness.normal(0, 60, x.shape)
+            image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+            image.save(tmp_path / "images" / name / f"{i}.png")
+    out = tmp_path / "run"
+    data = tmp_path / "images"
+    process = sitting("--data", data, "--out", out, "--pool", "avg", "--epochs", 10)
+    process.join(120)
+    assert process.exitcode == 0
+    result = json.loads((out / "result.json").read_text())
+    assert result["test_images"] == 36
+    assert result["test_accuracy"] >= 0.9
+    with open(out / "metrics.csv") as file:
+        *_, last = csv.DictReader(file)
+    assert float(last["val_loss"]) < 0.2
 
 
 def test_the_defaults_reach_the_promised_accuracy(sitting: Sitting, tmp_path: Path) -> None:

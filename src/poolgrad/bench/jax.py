@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from poolgrad.bench.measure import median_and_spread, take_turns
 from poolgrad.bench.result import OWN, Result
 from poolgrad.bench.rows import Limits, chosen_by
 
@@ -106,6 +105,7 @@ def measure(row: Row, threads: int, turns: int) -> Result:
     from flax import nnx
 
     import poolgrad.jax
+    from poolgrad.bench.measure import median_and_spread, take_turns
 
     if row.reused:
         poolgrad.jax.reuse_memory()

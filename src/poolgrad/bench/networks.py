@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor, nn
-
-from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
-from poolgrad.bench.result import EAGER, Result
 from poolgrad.bench.rows import Limits, chosen_by
-from poolgrad.bench.steps import infer, kept_bytes, outcome, train
-from poolgrad.torch import accelerate, convert
+
+if TYPE_CHECKING:
+    from torch import nn
 
 INSTALL = "pip install --no-deps pytorchcv monai"
 _EXACT, _CLOSE = 0.0, 1e-6  # how far networks may be apart that only take maxima, and others
@@ -65,7 +58,9 @@ class Network:
         return self.module.partition(".")[0]
 
     def make(self) -> nn.Module:
-        """The network."""
+        """Build the network with random weights."""
+        import torch
+
         torch.manual_seed(0)
         network: nn.Module = getattr(import_module(self.module), self.function)(**self.arguments)
         return network.train(self.training)
@@ -136,68 +131,3 @@ def select(parts: Sequence[str] = ()) -> list[Network]:
                 f"{network.title} comes from {network.package}, which is not installed: {INSTALL}"
             )
     return chosen
-
-
-def measure(network: Network, threads: int, turns: int) -> Result:
-    """Time a network as it is and with our line, in turns.
-
-    Parameters
-    ----------
-    network : Network
-        Which.
-    threads : int
-        PyTorch's, which are ours, too.
-    turns : int
-        How often each is timed.
-
-    Returns
-    -------
-    Result
-        `kept`: the bytes kept for backward over PyTorch's; `apart`: the norm of the difference
-        between outputs, or between the gradients of all parameters, over that of PyTorch's.
-    """
-    theirs = network.make()
-    ours, context = theirs, accelerate if network.change == "accelerate" else nullcontext
-    if network.change != "accelerate":
-        ours = deepcopy(theirs)
-        convert(ours, fuse=network.change == "convert(fuse=True)")
-    x = torch.randn(network.shape, generator=torch.Generator().manual_seed(0))
-    run = train if network.training else infer
-    with using_threads(threads):
-        calls = {
-            "poolgrad": (lambda: run(ours, x), context),
-            EAGER: (lambda: run(theirs, x), nullcontext),
-        }
-        times = take_turns(calls, turns, slow=math.inf)
-        apart = _apart(outcome(calls["poolgrad"]), outcome(calls[EAGER]))
-        kept = None
-        if network.training:
-            kept = kept_bytes(calls["poolgrad"], ours) / kept_bytes(calls[EAGER], theirs)
-    seconds, spread = median_and_spread(times["poolgrad"])
-    return Result(
-        name=network.name,
-        dtype="float32",
-        shape="x".join(map(str, network.shape)),
-        seconds=seconds,
-        spread=spread,
-        floor=None,
-        beside=None,
-        peers={EAGER: median_and_spread(times[EAGER])[0]},
-        limits=network.limits,
-        kept=kept,
-        apart=apart,
-    )
-
-
-def _apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The difference over the whole, of the outputs or of all gradients.
-
-    A gradient of its own may be nothing but what rounding left of a zero.
-    """
-    pairs = list(zip(ours, theirs, strict=True))
-    parts = (pairs[:1], pairs[1:])
-    return max(_norm(a - b for a, b in part) / (_norm(b for _, b in part) or 1.0) for part in parts)
-
-
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(t.double())) for t in tensors))

@@ -1,4 +1,4 @@
-"""The pictures of a run: all rows against the floor; time against the size of the kernel."""
+"""Draws the results of a run: every row relative to the floor; time against kernel size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poolgrad.lab.panels import BLUE, GREY, ORANGE, to_png
 
 
 def draw_bars(results: Sequence[Result], caption: str) -> bytes | None:
-    """Our time and PyTorch's over the floor, for each row that has one.
+    """Draw the times of poolgrad and PyTorch relative to the floor, for each row that has one.
 
     Parameters
     ----------
@@ -40,14 +40,14 @@ def draw_bars(results: Sequence[Result], caption: str) -> bytes | None:
     limits = [(result.limits.floor, i - 0.2) for i, (result, _) in enumerate(rows)]
     kept = [(limit, i) for limit, i in limits if limit]
     if kept:
-        axes.plot(*zip(*kept, strict=True), "|k", markersize=8, label="our limit")
-    axes.axvline(1, color=GREY, linestyle="--", label="floor: the bytes that must move")
+        axes.plot(*zip(*kept, strict=True), "|k", markersize=8, label="target")
+    axes.axvline(1, color=GREY, linestyle="--", label="floor: copy of as many bytes")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(left=min(0.5, *ours))
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(places, [result.name for result, _ in rows], fontsize=9)
-    axes.set_xlabel("time over the floor: shorter is better")
+    axes.set_xlabel("time / floor (shorter is better)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=4, frameon=False)
     figure.supxlabel(fill(caption, 100), fontsize=8, color=GREY)
@@ -72,9 +72,9 @@ def draw_kernels(results: Sequence[Result], caption: str) -> bytes | None:
     axes.set_xticks([k for k, _ in rows], [str(k) for k, _ in rows])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(f"side of the kernel (stride 1, {rows[0][1].shape})")
-    axes.set_ylabel("ms")
-    axes.set_title("Maximum, forward, keeping routes")
+    axes.set_xlabel(f"height and width of the kernel (stride 1, input {rows[0][1].shape})")
+    axes.set_ylabel("time, ms")
+    axes.set_title("Max pooling, forward pass of an input that requires a gradient")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

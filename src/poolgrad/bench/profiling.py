@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from statistics import median
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +17,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
-from poolgrad.bench.steps import infer, is_pooling, kept_bytes, pooling_bytes, train
+from poolgrad.bench.steps import forward, infer, is_pooling, kept_bytes, pooling_bytes, train
 from poolgrad.lab.panels import BLUE, GREY, to_png
 from poolgrad.torch import Report, convert
 from poolgrad.torch.modules import Pool
@@ -33,56 +28,19 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # PyTorch's profiler, on when it
 
 
 class Share(NamedTuple):
-    """So much in all, and so much of it for pooling."""
+    """An amount of time or memory, and the part of it that is pooling."""
 
     whole: float
     pooling: float
 
 
 class Profile(NamedTuple):
-    """Of a network, as it is and converted: seconds a step, and bytes kept for backward."""
+    """A network unchanged and converted: seconds of a step, bytes kept for the backward pass."""
 
     name: str
     seconds: tuple[Share, Share]
     kept: tuple[Share, Share] | None  # in training
     report: Report
-
-
-def load(model: str) -> nn.Module:
-    """The network that ``package.module:factory`` or ``file.py:factory`` makes.
-
-    Raises
-    ------
-    ValueError
-        If there is no such thing, or it makes no network.
-    """
-    where, colon, name = model.rpartition(":")
-    if not colon or not where or not name:
-        raise ValueError(f"MODEL must be package.module:factory or file.py:factory, got {model!r}")
-    made = getattr(_imported(where), name, None)
-    if made is None:
-        raise ValueError(f"{where} has no {name}")
-    network = made if isinstance(made, nn.Module) else made() if callable(made) else made
-    if not isinstance(network, nn.Module):
-        raise ValueError(f"{model} must make a torch.nn.Module, got {type(network).__qualname__}")
-    return network
-
-
-def _imported(where: str) -> ModuleType:
-    if not where.endswith(".py"):
-        sys.path.insert(0, os.getcwd())
-        try:
-            return import_module(where)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"cannot import {where}: {error}") from error
-        finally:
-            sys.path.remove(os.getcwd())
-    spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-    if not Path(where).is_file() or spec is None or spec.loader is None:
-        raise ValueError(f"there is no file {where}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def measure(
@@ -93,24 +51,35 @@ def measure(
     Parameters
     ----------
     network : nn.Module
-        Its modules stay what they are; whether it trains is set.
+        Its modules are not replaced; its training mode is set.
     shape : tuple of int
-        Of the input, which is random.
+        Shape of the input, which is random.
     training : bool
         Whether a step is forward and backward, or inference.
     threads : int
-        PyTorch's, which are ours, too.
+        Threads of PyTorch, and so of poolgrad.
     turns : int
-        How often each is timed.
+        How often each of the two is timed.
 
     Returns
     -------
     Profile
+
+    Raises
+    ------
+    ValueError
+        If the network cannot be copied, does not take the input, cannot be trained, or does not
+        pool; the message is one sentence.
     """
-    ours = deepcopy(network).train(training)
-    report = convert(ours)
-    networks = (network.train(training), ours)
+    try:
+        ours = deepcopy(network).train(training)
+    except Exception as error:  # of any module's own __deepcopy__
+        raise ValueError(f"the network cannot be copied: {_one_line(error)}") from error
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    with using_threads(threads):
+        _check_step(network.train(training), x, training)
+    report = convert(ours)
+    networks = (network, ours)
     steps = [partial(train if training else infer, each, x) for each in networks]
     with using_threads(threads):
         times = take_turns({str(k): step for k, step in enumerate(steps)}, turns, slow=60.0)
@@ -126,6 +95,31 @@ def measure(
         ]
     name = type(network).__name__
     return Profile(name, (seconds[0], seconds[1]), (kept[0], kept[1]) if kept else None, report)
+
+
+def _check_step(network: nn.Module, x: torch.Tensor, training: bool) -> None:
+    """Run the network once, before anything is timed, and raise ValueError if it has no use."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        try:
+            outputs = forward(network, x) if training else infer(network, x)
+        except Exception as error:  # of the network's own code
+            size = ",".join(map(str, x.shape))
+            mode = "training" if training else "inference"
+            raise ValueError(
+                f"the network raised an error in {mode} on an input of shape {size} (--shape):"
+                f" {_one_line(error)}"
+            ) from error
+    if training and not any(y.requires_grad for y in outputs):
+        raise ValueError(
+            "no output of the network requires a gradient; profile it with --inference"
+        )
+    ours = any(isinstance(module, Pool) for module in network.modules())
+    if not ours and not any(is_pooling(event.name) for event in recorded.events()):
+        raise ValueError("the network does not pool, so `convert` cannot make it faster")
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
 
 
 def _pooling_share(network: nn.Module, step: Any) -> float:
@@ -167,10 +161,10 @@ def _inside_pooling(event: Any) -> bool:
 
 
 def table(made: Profile) -> Table:
-    """For a terminal."""
+    """Table of the network unchanged and converted, for a terminal."""
     shown = Table(box=SIMPLE_HEAD, show_edge=False)
     shown.add_column(made.name)
-    for head in ("as it is", "converted", "times"):
+    for head in ("unchanged", "converted", "ratio"):
         shown.add_column(head, justify="right")
     for name, unit, scale, shares in _parts(made):
         (before, own), (after, left) = shares
@@ -178,14 +172,14 @@ def table(made: Profile) -> Table:
             f"{name}, {unit}", f"{before * scale:.4g}", f"{after * scale:.4g}",
             f"{before / after:.2f}" if after else "",
         )  # fmt: skip
-        shown.add_row("  of it pooling", _of(own, before, scale), _of(left, after, scale), "")
+        shown.add_row("  pooling", _of(own, before, scale), _of(left, after, scale), "")
     return shown
 
 
 def _parts(made: Profile) -> list[tuple[str, str, float, tuple[Share, Share]]]:
-    parts = [("a step", "ms", 1e3, made.seconds)]
+    parts = [("time of a step", "ms", 1e3, made.seconds)]
     if made.kept:
-        parts.append(("kept for backward", "MiB", 2.0**-20, made.kept))
+        parts.append(("kept for backward pass", "MiB", 2.0**-20, made.kept))
     return parts
 
 
@@ -202,8 +196,8 @@ def draw(made: Profile) -> bytes:
     for axes, (name, unit, scale, shares) in zip(every, parts, strict=True):
         rest = [(share.whole - share.pooling) * scale for share in shares]
         own = [share.pooling * scale for share in shares]
-        axes.bar(["as it is", "converted"], rest, 0.6, color=GREY, label="all else")
-        axes.bar(["as it is", "converted"], own, 0.6, bottom=rest, color=BLUE, label="pooling")
+        axes.bar(["unchanged", "converted"], rest, 0.6, color=GREY, label="everything else")
+        axes.bar(["unchanged", "converted"], own, 0.6, bottom=rest, color=BLUE, label="pooling")
         axes.set_ylabel(f"{name}, {unit}")
         axes.spines[["top", "right"]].set_visible(False)
     bars, names = every[0].get_legend_handles_labels()

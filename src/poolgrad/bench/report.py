@@ -1,9 +1,10 @@
-"""What was measured, written down: a CSV, and the tables and pictures that are made from it."""
+"""What was measured, as a CSV file and as tables for a terminal and for Markdown pages."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from importlib import metadata
@@ -13,21 +14,40 @@ from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
-from poolgrad.bench.pictures import draw_bars, draw_kernels
-from poolgrad.bench.result import FLOOR, Figure, Result
+from poolgrad.bench.result import (
+    DIFFERENCE,
+    EAGER,
+    FLOOR,
+    KEPT,
+    OWN,
+    TIME,
+    TO_FLOOR,
+    TO_OTHER,
+    Figure,
+    Result,
+)
 from poolgrad.bench.rows import Limits
 from poolgrad.environment import describe
 
 _FIELDS = ("name", "dtype", "shape", "seconds", "spread", "floor", "beside", "kept", "apart")
-_PEERS = {"onnxruntime": "ONNX Runtime", "jax": "JAX"}  # beside PyTorch
-_OWN = ("ms", FLOOR, "x floor", "x other", "x kept", "apart")  # the other columns are peers
-_MEANS = {
-    "x floor": "*x floor*: the time over the floor",
-    "x other": "*x other*: over that of the row it is compared with",
-    "x kept": "*x kept*: the bytes kept for backward, parameters left out, over PyTorch's",
-    "apart": "*apart*: the relative difference of outputs, or of all gradients, to PyTorch's",
+_PEERS = {"onnxruntime": "ONNX Runtime", "jax": "JAX"}  # packages beside PyTorch
+_OWN = (TIME, FLOOR, TO_FLOOR, TO_OTHER, KEPT, DIFFERENCE)  # the other columns are peers
+_MEANINGS = {
+    TO_FLOOR: "The floor is the time of a copy of as many bytes as the operation must move.",
+    TO_OTHER: f"*{TO_OTHER}* compares with the same operation in float32, with byte routes, or with"
+    " a 3x3 kernel.",
+    KEPT: f"*{KEPT}* compares the bytes kept for the backward pass, without the parameters.",
+    DIFFERENCE: f"*{DIFFERENCE}* is the norm of the difference from PyTorch's outputs, and in a"
+    " training step from its gradients, divided by the norm of PyTorch's.",
+}
+_SPEEDUP = "*speedup* is the time of the other library divided by poolgrad's."
+_SPREAD = "*spread* is the interquartile range of poolgrad's times, relative to their median."
+_ABBREVIATIONS = {  # in the names of rows
+    r" s\d": "*s2* is stride 2",
+    r" p\d": "*p1* is padding 1",
+    r" d\d": "*d2* is dilation 2",
+    r" values$": "*values* is the forward pass of an input that requires no gradient",
 }
 _LIMITS = [field.name for field in fields(Limits)]
 
@@ -40,13 +60,17 @@ class Report(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """The machine, the threads, the versions."""
+        """The machine, the threads and the versions, in two sentences."""
         has = self.machine.get
         peers = "".join(f", {name} {has(key)}" for key, name in _PEERS.items() if has(key))
+        processor = re.sub(r"(\d+) logical$", r"\1 logical processors", has("processor", "unknown"))
+        kernels = has("instruction set", "unknown").partition(" ")[0]
+        count = has("bench threads", "?")
+        threads = f"{count} thread{'s' * (count != '1')}"
         return (
-            f"{has('processor')}, {has('bench threads')} threads, {has('instruction set')};"
-            f" poolgrad {has('poolgrad')}, PyTorch {has('torch')}{peers};"
-            f" medians of {has('bench turns')} turns"
+            f"Measured on {processor}, with {threads} and {kernels} kernels:"
+            f" poolgrad {has('poolgrad')}, PyTorch {has('torch')}{peers}."
+            f" Times are medians of {has('bench turns')} runs."
         )
 
     @property
@@ -54,6 +78,23 @@ class Report(NamedTuple):
         """The heads of all figures: times first, then the peers."""
         found = dict.fromkeys(head for result in self.results for head in result.figures)
         return sorted(found, key=lambda head: head not in _OWN)
+
+    @property
+    def legend(self) -> list[str]:
+        """A sentence for each kind of column whose head does not explain itself."""
+        columns = self.columns
+        sentences = [meaning for head, meaning in _MEANINGS.items() if head in columns]
+        names = [result.name for result in self.results]
+        short = [
+            meaning
+            for pattern, meaning in _ABBREVIATIONS.items()
+            if any(re.search(pattern, name) for name in names)
+        ]
+        if short:
+            sentences.append(f"In the names of rows {_listed(short)}.")
+        if any(head not in _OWN for head in columns):
+            sentences.append(_SPEEDUP)
+        return [*sentences, _SPREAD]
 
 
 def machine(threads: int, turns: int) -> dict[str, str]:
@@ -106,79 +147,133 @@ def read_csv(path: Path) -> Report:
     return Report({name: value for name, _, value in above}, results)
 
 
-def _cells(columns: Sequence[str], result: Result, mark: Callable[[str, Figure], str]) -> list[str]:
-    figures = [result.figures.get(head) for head in columns]
-    cells = [mark(f"{figure.value:.3g}", figure) if figure else "" for figure in figures]
-    return [result.name, *cells, f"{result.spread:.0%}"]
+def _listed(words: Sequence[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
 
 
-def _miss(figure: Figure) -> str:
-    return f"{'<' if figure.at_least else '>'} {figure.limit:.3g}"
+def _number(value: float) -> str:
+    """Three significant digits, and all digits before the point."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _target(figure: Figure) -> str:
+    assert figure.limit is not None
+    return f"{'at least' if figure.at_least else 'at most'} {_number(figure.limit)}"
 
 
 def table(report: Report) -> Table:
-    """For a terminal: green where a limit is kept, red with a ! where not."""
+    """Table for a terminal of 80 columns: no floor, and of all peers but the first the fastest.
 
-    def mark(text: str, figure: Figure) -> str:
-        if figure.limit is None:
-            return text
-        return f"[green]{text}[/]" if figure.met else f"[bold red]{text}![/]"
-
-    made = Table(
-        title="time over the floor, over the row beside; times faster than each peer",
-        caption=Text(report.caption),
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,  # with all its columns it fits a terminal of 80
-    )
-    made.add_column("row")
-    columns = [head for head in report.columns if head != FLOOR]  # to be narrow
-    for head in (*columns, "spread"):
-        text = head if head in _OWN else head.replace(" ", "\n")
-        made.add_column(text, justify="right", no_wrap=True)
+    A figure that meets its target is green, one that misses it is red with an exclamation mark.
+    """
+    columns = [head for head in report.columns if head in _OWN and head != FLOOR]
+    peers = [head for head in report.columns if head not in _OWN]
+    heads = [*columns, *(f"speedup over {head}" for head in peers[:1])]
+    if peers[1:]:
+        heads.append("over the fastest other")
+    made = Table(box=SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False)
+    made.add_column("row", ratio=1)
+    for head in (*heads, "spread"):
+        made.add_column(_IN_LINES.get(head, head), justify="right", no_wrap=True)
     for result in report.results:
-        made.add_row(*_cells(columns, result, mark))
+        figures = result.figures
+        cells = [_coloured(figures.get(head)) for head in (*columns, *peers[:1])]
+        if peers[1:]:
+            others = [figures[head] for head in peers[1:] if head in figures]
+            cells.append(_coloured(min(others, default=None)))
+        made.add_row(result.name, *cells, f"{result.spread:.0%}")
     return made
 
 
+# Heads of columns whose numbers are narrower.
+_IN_LINES = {
+    TIME: "time,\nms",
+    TO_FLOOR: "time /\nfloor",
+    TO_OTHER: "time /\nother\nrow",
+    KEPT: "memory /\nPyTorch's",
+    DIFFERENCE: "relative\ndifference",
+    f"speedup over {EAGER}": "speedup\nover\nPyTorch",
+    f"speedup over {OWN}": "speedup\nover\nJAX's own",
+    "over the fastest other": "over the\nfastest\nother",
+}
+
+
+def _coloured(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    text = _number(figure.value)
+    if figure.limit is None:
+        return text
+    return f"[green]{text}[/]" if figure.met else f"[bold red]{text}![/]"
+
+
+def explanation(report: Report) -> list[str]:
+    """The paragraphs under the table in a terminal: the machine, then the columns and targets."""
+    meanings = [line.replace("*", "") for line in report.legend]
+    others = [head for head in report.columns if head not in _OWN][1:]
+    if others:
+        meanings.insert(
+            -1, f"The fastest other is that of {_listed(others)}; the CSV file has all of them."
+        )
+    if any(figure.limit is not None for r in report.results for figure in r.figures.values()):
+        missed = sum(not result.met for result in report.results)
+        meanings.append(
+            "Green meets its target, red with an exclamation mark misses it:"
+            f" {missed} of {len(report.results)} rows miss a target."
+        )
+    return [report.caption, "\n".join(meanings)]
+
+
 def complaints(report: Report) -> list[str]:
-    """A line for each limit that is missed, and for each peer that failed."""
+    """A sentence for each target that is missed, and for each peer that failed."""
     missed = [
-        f"{result.name}: {head} {figure.value:.3g} {_miss(figure)}"
+        f"{result.name}: {_said(head)} is {_number(figure.value)} and should be {_target(figure)}."
         for result in report.results
         for head, figure in result.figures.items()
         if not figure.met
     ]
     failed = [
-        f"{r.name}: {peer} failed: {why}" for r in report.results for peer, why in r.failed.items()
+        f"{r.name} could not be timed with {peer}: {why}"
+        for r in report.results
+        for peer, why in r.failed.items()
     ]
     return missed + failed
 
 
+def _said(head: str) -> str:
+    if head == TIME:
+        return "the time in ms"
+    return head if head in _OWN else f"the speedup over {head}"
+
+
 def markdown(report: Report, names: Sequence[str] = ()) -> str:
-    """For a page: all rows, or these and those that miss a limit.
+    """Table for a page: all rows, or these and those that miss a target.
 
-    What misses it is bold, with the limit beside it.
+    A figure that misses its target is bold, with the target beside it.
     """
-
-    def mark(text: str, figure: Figure) -> str:
-        return text if figure.met else f"**{text}** {_miss(figure)}"
-
     kept = [r for r in report.results if not names or r.name in names or not r.met]
     part = Report(report.machine, kept)
-    peers = [head if head in _OWN else f"faster than {head}" for head in part.columns]
+    peers = [head if head in _OWN else f"speedup over {head}" for head in part.columns]
     heads = ["row", *peers, "spread"]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for result in kept:
-        name, *numbers = _cells(part.columns, result, mark)
-        lines.append([name if result.met else f"**{name}**", *numbers])
-    missed = sum(not result.met for result in kept)
-    said = [_MEANS[head] for head in part.columns if head in _MEANS]
-    text = f"{part.caption}. {'; '.join([*said, '*faster than*: how many times'])}."
-    text += (
-        f" {missed} of {len(report.results)} rows miss a limit: they are bold." if missed else ""
-    )
+        cells = [_emphasised(result.figures.get(head)) for head in part.columns]
+        name = result.name if result.met else f"**{result.name}**"
+        lines.append([name, *cells, f"{result.spread:.0%}"])
+    missed = sum(not result.met for result in report.results)
+    text = " ".join([part.caption, *part.legend])
+    if missed:
+        rows = f"{missed} of {len(report.results)} rows"
+        text += f" Bold: misses its target (printed beside it); {rows} do."
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", text])
+
+
+def _emphasised(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    text = _number(figure.value)
+    return text if figure.met else f"**{text}** ({_target(figure)})"
 
 
 def prepare(folder: Path) -> None:
@@ -192,21 +287,3 @@ def prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder):
         pass
-
-
-def write(folder: Path, report: Report, name: str = "bench") -> list[Path]:
-    """Write the CSV, and from it the pictures, under this name.
-
-    Returns
-    -------
-    list of Path
-        What was written: without any size of kernel, there is no picture of them.
-    """
-    files = [folder / f"{name}.csv"]
-    write_csv(files[0], report)
-    for file, draw in ((f"{name}.png", draw_bars), (f"{name}_kernels.png", draw_kernels)):
-        picture = draw(report.results, report.caption)
-        if picture:
-            files.append(folder / file)
-            files[-1].write_bytes(picture)
-    return files

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from poolgrad.bench.rows import Limits
 
-EAGER, OWN, FLOOR = "PyTorch", "JAX's own", "floor ms"
+EAGER, OWN = "PyTorch", "JAX's own"
+TIME, FLOOR, TO_FLOOR = "time, ms", "floor, ms", "time / floor"
+TO_OTHER, KEPT, DIFFERENCE = "time / other row", "memory / PyTorch's", "relative difference"
 
 
 class Figure(NamedTuple):
@@ -65,18 +67,18 @@ class Result:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        """What tables show, by the head of the column."""
+        """The numbers of the tables by column: those above, and the speedup over each peer."""
         most = self.limits.seconds
-        figures = {"ms": Figure(self.seconds * 1e3, most and most * 1e3)}
+        figures = {TIME: Figure(self.seconds * 1e3, most and most * 1e3)}
         if self.floor is not None:
             figures[FLOOR] = Figure(self.floor * 1e3)
-            figures["x floor"] = Figure(self.seconds / self.floor, self.limits.floor)
+            figures[TO_FLOOR] = Figure(self.seconds / self.floor, self.limits.floor)
         if self.beside is not None:
-            figures["x other"] = Figure(self.seconds / self.beside, self.limits.share)
+            figures[TO_OTHER] = Figure(self.seconds / self.beside, self.limits.share)
         if self.kept is not None:
-            figures["x kept"] = Figure(self.kept, self.limits.kept)
+            figures[KEPT] = Figure(self.kept, self.limits.kept)
         if self.apart is not None:
-            figures["apart"] = Figure(self.apart, self.limits.apart)
+            figures[DIFFERENCE] = Figure(self.apart, self.limits.apart)
         for peer, seconds in self.peers.items():
             least = self.limits.faster if peer in (EAGER, OWN) else 1.0
             figures[peer] = Figure(seconds / self.seconds, least, at_least=True)

@@ -241,5 +241,5 @@ def chosen_by(parts: Sequence[str], all_of_them: Sequence[N], kind: str) -> list
     for part in parts:
         if not any(part in one.name for one in all_of_them):
             example = all_of_them[0].name
-            raise ValueError(f"no {kind} has {part!r} in its name, such as {example!r}")
+            raise ValueError(f"no {kind} has {part!r} in its name; one is named {example!r}")
     return [one for one in all_of_them if not parts or any(part in one.name for part in parts)]

@@ -13,16 +13,21 @@ from torch import Tensor, nn
 Call = tuple[Callable[[], list[Tensor]], Callable[[], AbstractContextManager[Any]]]
 
 
+def forward(network: nn.Module, x: Tensor) -> list[Tensor]:
+    """Every tensor in the outputs of the network."""
+    return _tensors(network(x))
+
+
 def infer(network: nn.Module, x: Tensor) -> list[Tensor]:
     """The outputs."""
     with torch.inference_mode():
-        return _tensors(network(x))
+        return forward(network, x)
 
 
 def train(network: nn.Module, x: Tensor) -> list[Tensor]:
     """The outputs, then the gradients of the parameters."""
     network.zero_grad()
-    outputs = _tensors(network(x))
+    outputs = forward(network, x)
     loss_of(outputs).backward()
     gradients = [p.grad for p in network.parameters() if p.grad is not None]
     return [y.detach() for y in outputs] + gradients
@@ -66,7 +71,7 @@ def pooling_bytes(network: nn.Module, x: Tensor) -> int:
     """The bytes that only poolings keep."""
     pooling: dict[int, int] = {}
     others = _storages(network.parameters())
-    nodes = [y.grad_fn for y in _tensors(network(x)) if y.grad_fn is not None]
+    nodes = [y.grad_fn for y in forward(network, x) if y.grad_fn is not None]
     seen = {*nodes}
     while nodes:
         node = nodes.pop()

@@ -16,13 +16,14 @@ _CHECKS = [
     ("float32", "textbook"),
     ("float32", "PyTorch"),
 ]
+_REFERENCES = {"textbook": "the textbook definition", "differences": "finite differences"}
 _HEADS = {"differences": "differ-\nences"}
 
 
 def table(rows: list[Row]) -> Table:
     """One line for each function and front end, with the worse of both layouts."""
     made = Table(
-        title="largest relative error of outputs and gradients, channels first and last",
+        title="largest relative error of outputs and gradients, over both layouts",
         box=SIMPLE_HEAD,
         show_edge=False,
         padding=0,  # with all its columns it fits a terminal of 80
@@ -52,14 +53,15 @@ def _worst(rows: list[Row], dtype: str, check: str) -> str:
 
 
 def complaints(rows: list[Row]) -> list[str]:
-    """A line for everything that does not hold: what, where, by how much."""
+    """A line for each check that failed: the function, the arrays, the error and the call."""
     lines = []
     for row in rows:
         where = f"{row.function}, {row.front_end}, {row.dtype}, {row.layout}"
         if row.failure:
             lines.append(f"{where}: {row.failure}")
         lines += [
-            f"{where}: {error.worst:.0e} from {check}, more than {error.accepted:.0e}: {error.call}"
+            f"{where}: relative error {error.worst:.0e} against {_REFERENCES.get(check, check)},"
+            f" at most {error.accepted:.0e} is accepted: {error.call}"
             for check, error in row.errors.items()
             if not error.ok
         ]

@@ -15,6 +15,8 @@ import pytorch_lightning as lightning
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_fabric.utilities.warnings import disable_possible_user_warnings
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from poolgrad.lab.folder import RunFolder, write_atomic
 
@@ -67,6 +69,56 @@ class History(lightning.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The rows of a checkpoint."""
         self.rows = list(state_dict["rows"])
+
+
+class ProgressBar(lightning.Callback):
+    """Shows the steps of the whole run, the epoch and the latest validation accuracy in one line.
+
+    The line disappears at the end of the training.
+
+    Parameters
+    ----------
+    epochs
+        Of the run.
+    console
+        Where to draw; None: the terminal.
+    """
+
+    def __init__(self, epochs: int, console: Console | None = None) -> None:
+        self._epochs = epochs
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn()
+        self._bar = Progress(*columns, console=console, transient=True, expand=True)
+        self._task = self._bar.add_task("", total=None)
+        self._accuracy = ""
+
+    def on_train_start(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
+        """Draw the line, from the first step of this run or of the resumed one."""
+        self._bar.update(self._task, total=int(trainer.estimated_stepping_batches))
+        self._update(trainer)
+        self._bar.start()
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+        """Count the step."""
+        self._update(trainer)
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
+        """Show the accuracy of the epoch's validation."""
+        accuracy = trainer.callback_metrics["val_accuracy"].item()
+        self._accuracy = f", validation accuracy {accuracy:.3f}"
+        self._update(trainer)
+
+    def on_train_end(self, *_: Any) -> None:
+        """Remove the line."""
+        self._bar.stop()
+
+    def on_exception(self, *_: Any) -> None:
+        """Remove the line, also if the user stops the run."""
+        self._bar.stop()
+
+    def _update(self, trainer: lightning.Trainer) -> None:
+        epoch = min(trainer.current_epoch + 1, self._epochs)
+        described = f"epoch {epoch} of {self._epochs}{self._accuracy}"
+        self._bar.update(self._task, description=described, completed=trainer.global_step)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poolgrad.lab.settings import LabError
+from poolgrad.lab.settings import LabError, Settings, flag, join_stored
 
 _PARTIAL = ".partial"  # what a kill leaves behind; overwritten by the next write of the same file
 
@@ -121,6 +121,54 @@ class RunFolder:
         for partial in self.path.rglob("*" + _PARTIAL):
             with contextlib.suppress(OSError):  # a leftover does no harm
                 partial.unlink()
+
+
+def open_folder(
+    options: Mapping[str, Any], out: Path | None, resume: bool
+) -> tuple[Settings, RunFolder, dict[str, Any] | None]:
+    """Find the run folder that the options mean, and the settings of its run.
+
+    Parameters
+    ----------
+    options
+        The settings that the user gave, by name.
+    out
+        The run folder; None: named after the settings.
+    resume
+        Go on with the run in the folder, if there is one.
+
+    Returns
+    -------
+    settings, folder, result
+        `result` is what a finished run wrote, otherwise None.
+
+    Raises
+    ------
+    LabError
+        If an option is wrong, the folder is in use, or its run has other settings.
+    """
+    settings = Settings.from_options(options)
+    folder = RunFolder(out or settings.default_out())
+    stored = folder.stored()
+    if stored is None:
+        return settings, folder, None
+    result = folder.stored_result()
+    if not resume:
+        if result:
+            raise LabError(
+                f"{folder.path} holds a finished run, with test accuracy"
+                f" {result['test_accuracy']:.4f}; choose another --out, or remove it"
+            )
+        raise LabError(
+            f"{folder.path} holds an unfinished run; go on with --resume, or choose another --out"
+        )
+    settings = Settings.from_options(join_stored(stored["settings"], options, folder.path))
+    if result and settings.data != stored["settings"]["data"]:
+        raise LabError(
+            f"{flag('data')}: the run in {folder.path} was trained on"
+            f" {stored['settings']['data']}; choose another --out"
+        )
+    return settings, folder, result
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Sampler
 
-from poolgrad.lab.settings import LabError, Settings
+from poolgrad.lab.settings import LabError, Settings, steps_per_epoch
 
 Batch = tuple[Tensor, Tensor]
 
@@ -53,7 +53,7 @@ class EpochBatches(Sampler[Tensor]):
 
     def __init__(self, count: int, batch_size: int, seed: int) -> None:
         self._count = count
-        self._batches = max(1, min(math.ceil(count / batch_size), count // 2))
+        self._batches = steps_per_epoch(count, batch_size)
         self._seed = seed
         self._epoch = 0
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poolgrad.lab.settings import LabError, Pool, Settings
+from poolgrad.lab.settings import Pool, Settings, check_windows, steps_per_epoch
 from poolgrad.torch import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 
 _WIDTHS = (32, 64, 128, 128, 128)  # channels of the convolutions, from the image on
@@ -44,7 +44,8 @@ class Network(nn.Module):
     It pools two to four times, the more the larger the images, and fewer times where the feature
     map becomes smaller than a window or than a stride. Every convolution is 3 x 3 and followed by
     batch normalisation, and windows are padded by `(kernel - 1) // 2`, so that odd kernels lose no
-    border.
+    border. The running statistics of the normalisation span at most an epoch: over more, those of a
+    network that takes few steps would still be those of its first weights.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class Network(nn.Module):
     classes
         The number of classes.
     settings
-        `pool`, `kernel` and `stride` are used.
+        `pool`, `kernel`, `stride` and `batch_size` are used.
 
     Attributes
     ----------
@@ -76,12 +77,14 @@ class Network(nn.Module):
         super().__init__()
         channels, height, width = images.shape[1:]
         self.maps = _map_sizes((height, width), settings.kernel, settings.stride)
-        self.before = nn.Sequential(Standardise(images), *_convolution(channels, _WIDTHS[0]))
+        momentum = _momentum(len(images), settings)
+        first = _convolution(channels, _WIDTHS[0], momentum)
+        self.before = nn.Sequential(Standardise(images), *first)
         self.pool = _pooling(settings.pool, _WIDTHS[0], settings.kernel, settings.stride)
         self.after = nn.Sequential()
         poolings = len(self.maps) - 1
         for i in range(1, poolings + 1):
-            self.after.extend(_convolution(_WIDTHS[i - 1], _WIDTHS[i]))
+            self.after.extend(_convolution(_WIDTHS[i - 1], _WIDTHS[i], momentum))
             if i < poolings:
                 self.after.append(
                     _pooling(settings.pool, _WIDTHS[i], settings.kernel, settings.stride)
@@ -104,11 +107,18 @@ def window_padding(kernel: int) -> int:
     return (kernel - 1) // 2
 
 
-def _convolution(channels: int, filters: int) -> list[nn.Module]:
+def _momentum(images: int, settings: Settings) -> float:
+    """Weight of the latest batch in the running statistics: 0.1, as usual, from 10 steps on."""
+    batch_size = settings.for_images(images).batch_size
+    assert batch_size is not None
+    return max(0.1, 1 / steps_per_epoch(images, batch_size))
+
+
+def _convolution(channels: int, filters: int, momentum: float) -> list[nn.Module]:
     # The normalisation has its own bias.
     return [
         nn.Conv2d(channels, filters, 3, padding=1, bias=False),
-        nn.BatchNorm2d(filters),
+        nn.BatchNorm2d(filters, momentum=momentum),
         nn.ReLU(),
     ]
 
@@ -126,12 +136,7 @@ def _pooling(pool: Pool, channels: int, kernel: int, stride: int) -> nn.Module:
 
 def _map_sizes(size: tuple[int, int], kernel: int, stride: int) -> list[tuple[int, int]]:
     """Size of the map before the first pooling and after each."""
-    for name, value in (("kernel", kernel), ("stride", stride)):
-        if value > min(size):
-            raise LabError(
-                f"--{name} {value} is too large: the feature map to be pooled is only"
-                f" {size[0]} x {size[1]}"
-            )
+    check_windows(kernel, stride, size)
     # Four times for 32 x 32 and more, twice for 8 x 8: the last map keeps some extent.
     most = min(max(min(size).bit_length() - 2, 1), len(_WIDTHS) - 1)
     maps = [size]

@@ -12,6 +12,7 @@ from poolgrad.lab.passage import Plane
 
 # Colours that everybody can tell apart (Okabe & Ito).
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#595959"
+_PALE = "#b0b0b0"
 
 _MOST_NUMBERS = 12  # in a row of a panel
 
@@ -55,6 +56,7 @@ def add_frame(
         linewidth=line,
         joinstyle="miter",
         zorder=5,  # above the numbers and what hides lines behind them
+        clip_on=False,  # half of a line at the border of the panel is outside of it
     )
     axes.add_patch(frame)
 
@@ -137,10 +139,12 @@ def add_arrow(begin: Axes, end: Axes, words: str, colour: str) -> None:
 
 
 def show_part(axes: Axes, rows: range, columns: range) -> None:
-    """Cut a map that is shown with `imshow` to some rows and columns."""
-    axes.set_xlim(columns.start - 0.55, columns.stop - 0.45)
-    axes.set_ylim(rows.stop - 0.45, rows.start - 0.55)
+    """Cut a map that is shown with `imshow` to some rows and columns; hatch what lies beyond it."""
+    axes.set_xlim(columns.start - 0.5, columns.stop - 0.5)
+    axes.set_ylim(rows.stop - 0.5, rows.start - 0.5)
     hide_axes(axes)
+    axes.spines[:].set(visible=True, color=_PALE)  # white cells end somewhere, too
+    axes.patch.set(facecolor="white", edgecolor=_PALE, hatch="////", linewidth=0)
 
 
 def hide_axes(axes: Axes) -> None:

@@ -1,4 +1,4 @@
-"""The picture of a passage: image, feature map, who won each window, the gradient on its way."""
+"""Draws one image, its feature map, the winner of each pooling window, and the gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from poolgrad.lab.panels import (
 from poolgrad.lab.passage import Passage, Plane
 from poolgrad.lab.settings import Pool, Settings
 
-# Rows and columns of a feature map; of a larger one a part is drawn, with a window or more.
+# Rows and columns of a feature map; of a larger one the windows that fit are drawn, at least one.
 _SHOWN = 10
 
 
@@ -43,7 +43,7 @@ class _Words:
     share: str  # title of the panel below the image
     share_note: str
     share_numbers: str  # format of its numbers
-    back: str  # what the gradient does on its way back
+    back: str  # note on the gradient of the feature map
 
 
 _WORDS: dict[Pool, _Words] = {
@@ -51,28 +51,28 @@ _WORDS: dict[Pool, _Words] = {
         "Max pooling",
         "largest of\neach window",
         "Pooled",
-        "Who won",
+        "Winners",
         "number of windows that each input won",
         "{:.0f}",
-        "it went to the winners only",
+        "only winners have a gradient",
     ),
     "avg": _Words(
         "Average pooling",
         "mean of\neach window",
         "Pooled",
-        "No winners: equal shares",
-        "weight of each input in all outputs",
+        "Weights",
+        "weight of each input, summed over its windows",
         "{:.2f}",
-        "every input of a window has its share",
+        "every input of a window gets an equal share",
     ),
     "strided": _Words(
         "Strided convolution",
         "learned weights\nin each window",
         "Downsampled",
-        "No winners: learned weights",
-        "summed size of each input's weights",
+        "Learned weights",
+        "absolute weights of each input, summed",
         "{:.1f}",
-        "collected from all channels",
+        "summed over all output channels",
     ),
 }
 
@@ -112,7 +112,7 @@ def draw_routes(passage: Passage, settings: Settings, classes: tuple[str, ...]) 
     name = shorten(classes[passage.predicted], 24, placeholder="...")
 
     view.draw_image(image)
-    set_title(image, "Image", f"{_extent(passage.image)}, recognised as {name}")
+    set_title(image, "Image", f"{_extent(passage.image)}, classified as {name}")
     view.draw_map(before, passage.before, "gray", "{:.1f}")
     set_title(before, "Feature map", f"{_extent(passage.before)}, channel {passage.channel}")
     view.draw_outputs(after, passage.after, "gray", "{:.1f}")
@@ -126,20 +126,23 @@ def draw_routes(passage: Passage, settings: Settings, classes: tuple[str, ...]) 
     unit = 10.0 ** math.floor(math.log10(largest))
     limits = (-largest / unit, largest / unit)
     view.draw_map(returned, passage.returned / unit, "PRGn", "{:+.1f}", limits)
-    set_title(returned, "The gradient that came back", words.back)
+    set_title(returned, "Gradient of the feature map", words.back)
     view.draw_outputs(arriving, passage.arriving / unit, "PRGn", "{:+.1f}", limits)
     of_what = f"of the score for {name}, in units of {unit:g}"
-    set_title(arriving, "The gradient that arrived", of_what)
+    set_title(arriving, "Gradient of the output", of_what)
 
     add_arrow(image, before, "convolution,\nReLU", BLUE)
     add_arrow(before, after, words.step, BLUE)
     add_arrow(arriving, returned, "gradient", ORANGE)
-    figure.text(0.5, 0.015, view.legend(), ha="center", fontsize=12.5, color=GREY)
+    figure.text(0.5, 0.026, view.legend(), ha="center", va="center", fontsize=12.5, color=GREY)
     return to_png(figure)
 
 
 class _View:
-    """Draws maps with their windows; of a large map, the part with the strongest gradient."""
+    """Draws maps with their windows; of a large map, whole windows around the strongest gradient.
+
+    Windows at the border of the map reach into the padding, which is drawn, too.
+    """
 
     def __init__(self, passage: Passage, settings: Settings) -> None:
         self._passage = passage
@@ -147,22 +150,43 @@ class _View:
         self._padding = window_padding(settings.kernel)
         seen = abs(passage.returned * passage.before)
         strongest = np.unravel_index(seen.argmax(), seen.shape)
-        # Rows and columns of the map that are drawn, and the windows whose middle is in them.
-        self._rows, self._columns = (
-            _around(int(place), max(_SHOWN, self._kernel + self._stride), extent)
-            for place, extent in zip(strongest, passage.before.shape, strict=True)
-        )
+        # The windows that are drawn, and the rows and columns that they take: a negative one, or
+        # one beyond the map, is padding.
         self._outputs = tuple(
-            [o for o in range(count) if math.floor(self._middle(o) + 0.5) in shown]
-            for count, shown in zip(passage.after.shape, (self._rows, self._columns), strict=True)
+            self._windows_around(int(place), extent, count)
+            for place, extent, count in zip(
+                strongest, passage.before.shape, passage.after.shape, strict=True
+            )
+        )
+        self._rows, self._columns = (
+            self._inputs_of(outputs, extent)
+            for outputs, extent in zip(self._outputs, passage.before.shape, strict=True)
         )
         self._overlap = settings.kernel > settings.stride
         windows = [(i, j) for i in self._outputs[0] for j in self._outputs[1]]
         # The frames of windows that overlap cannot be told apart: one stands for all.
         self._framed = [max(windows, key=self._interest)] if self._overlap else windows
 
+    def _windows_around(self, place: int, extent: int, count: int) -> range:
+        """All windows along an axis, or as many as fit, the one at `place` in their middle."""
+        if extent <= _SHOWN:
+            return range(count)
+        fitting = min(max(_SHOWN - self._kernel, 0) // self._stride + 1, count)
+        nearest = (place + self._padding - (self._kernel - 1) / 2) / self._stride
+        first = min(max(round(nearest) - fitting // 2, 0), count - fitting)
+        return range(first, first + fitting)
+
+    def _inputs_of(self, outputs: range, extent: int) -> range:
+        """The rows or columns of these windows; of a small map all others, too."""
+        start = self._start(outputs[0])
+        stop = self._start(outputs[-1]) + self._kernel
+        return range(start, stop) if extent > _SHOWN else range(min(start, 0), max(stop, extent))
+
+    def _start(self, output: int) -> int:
+        return output * self._stride - self._padding
+
     def _middle(self, output: int) -> float:
-        return output * self._stride - self._padding + (self._kernel - 1) / 2
+        return self._start(output) + (self._kernel - 1) / 2
 
     def _interest(self, window: tuple[int, int]) -> tuple[float, float]:
         passage, wins = self._passage, 0.0
@@ -171,15 +195,26 @@ class _View:
         return wins, abs(passage.arriving[window])
 
     @property
+    def _in_map(self) -> tuple[range, range]:
+        """The rows and columns that are drawn, without padding."""
+        height, width = self._passage.before.shape
+        rows, columns = self._rows, self._columns
+        return (
+            range(max(rows.start, 0), min(rows.stop, height)),
+            range(max(columns.start, 0), min(columns.stop, width)),
+        )
+
+    @property
     def _cropped(self) -> bool:
-        return (len(self._rows), len(self._columns)) != self._passage.before.shape
+        rows, columns = self._in_map
+        return (len(rows), len(columns)) != self._passage.before.shape
 
     def draw_image(self, axes: Axes) -> None:
         image = self._passage.image.astype(np.float64)
         lowest, highest = image.min(), image.max()
         axes.imshow((image - lowest) / ((highest - lowest) or 1), cmap="gray")
         if self._cropped:
-            rows, columns = self._rows, self._columns
+            rows, columns = self._in_map
             add_frame(axes, (rows[0], columns[0]), (len(rows), len(columns)), ORANGE, 3)
         hide_axes(axes)
 
@@ -193,13 +228,10 @@ class _View:
     ) -> None:
         """A map of the size of the feature map, with its windows and their winners."""
         axes.imshow(plane, cmap=colours, vmin=limits[0], vmax=limits[1])
-        write_numbers(axes, plane, self._rows, self._columns, numbers)
-        for window in self._framed:
-            (top, bottom), (left, right) = (
-                (max(start, 0), min(start + self._kernel, extent))
-                for start, extent in zip(self._starts(window), plane.shape, strict=True)
-            )
-            add_frame(axes, (top, left), (bottom - top, right - left), BLUE, self._line)
+        write_numbers(axes, plane, *self._in_map, numbers)
+        for i, j in self._framed:
+            corner = self._start(i), self._start(j)
+            add_frame(axes, corner, (self._kernel, self._kernel), BLUE, self._line)
         if self._passage.winners is not None:
             for row, column in np.unique(self._passage.winners.reshape(-1, 2), axis=0):
                 if row in self._rows and column in self._columns:
@@ -228,7 +260,7 @@ class _View:
     ) -> None:
         """A map of the size of the pooled map: one cell for each window."""
         axes.imshow(plane, cmap=colours, vmin=limits[0], vmax=limits[1])
-        rows, columns = (range(shown[0], shown[-1] + 1) for shown in self._outputs)
+        rows, columns = self._outputs
         write_numbers(axes, plane, rows, columns, numbers)
         for i, j in self._framed:
             add_frame(axes, (i, j), (1, 1), BLUE, self._line)
@@ -238,26 +270,19 @@ class _View:
         """What the colours of the lines mean."""
         parts = ["blue: one of the windows" if self._overlap else "blue: the windows"]
         if self._passage.winners is not None:
-            parts.append("orange: winners (of equals, the first)")
+            parts.append("orange: winners (of equal values, the first)")
             if self._overlap:
                 parts.append("lines: from a window's middle to its winner")
+        if self._in_map != (self._rows, self._columns):
+            parts.append("hatched: padding")
         if self._cropped:
             parts.append("frame in the image: what is shown")
-        return "   |   ".join(parts)
+        lines = [parts] if len(parts) < 4 else [parts[:3], parts[3:]]
+        return "\n".join("   |   ".join(line) for line in lines)
 
     @property
     def _line(self) -> float:
         return 4.0 if self._overlap else 2.0
-
-    def _starts(self, window: tuple[int, int]) -> tuple[int, ...]:
-        return tuple(o * self._stride - self._padding for o in window)
-
-
-def _around(place: int, length: int, extent: int) -> range:
-    """So many rows or columns of a map (or all), the place in their middle if it can be."""
-    length = min(length, extent)
-    start = min(max(place - length // 2, 0), extent - length)
-    return range(start, start + length)
 
 
 def _extent(plane: NDArray[Any]) -> str:

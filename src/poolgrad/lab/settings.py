@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,6 +13,10 @@ Pool = Literal["max", "avg", "strided"]
 Optimizer = Literal["sgd", "adagrad", "rmsprop", "adam"]
 
 DIGITS = "digits"
+_DIGITS_SIDE = 8
+_BATCH_SIZES = (8, 64)
+# In fewer steps an epoch, batch normalisation and the optimizer hardly move in 30 epochs.
+_FEWEST_STEPS = 16
 
 # Found with the digits on splits other than the one the lab tests on.
 _LEARNING_RATES: dict[Optimizer, float] = {
@@ -44,8 +48,10 @@ class Settings:
         `"max"`, `"avg"`, or `"strided"` for a strided convolution in the place of pooling.
     kernel, stride
         Of the pooling windows, in both directions.
-    epochs, batch_size, lr, optimizer
+    epochs, lr, optimizer
         Of the training; `lr` is the highest learning rate of the schedule.
+    batch_size
+        Images in a step; None: chosen by `for_images`.
     seed
         Of weights, shuffling and augmentation. The split of the data does not depend on it, so
         that runs with different seeds are tested on the same images.
@@ -60,7 +66,7 @@ class Settings:
     kernel: int
     stride: int
     epochs: int
-    batch_size: int
+    batch_size: int | None
     lr: float
     optimizer: Optimizer
     seed: int
@@ -93,7 +99,7 @@ class Settings:
             kernel=kernel,
             stride=options.get("stride", kernel),
             epochs=options.get("epochs", 30),
-            batch_size=options.get("batch_size", 64),
+            batch_size=options.get("batch_size"),
             lr=options.get("lr", _LEARNING_RATES[optimizer]),
             optimizer=optimizer,
             seed=options.get("seed", 0),
@@ -115,6 +121,21 @@ class Settings:
             raise LabError(f"--lr must be a positive number, got {self.lr}")
         if self.size is not None and self.data == DIGITS:
             raise LabError("--size resizes the images of a --data folder; the digits have 8 x 8")
+        side = _DIGITS_SIDE if self.data == DIGITS else self.size
+        if side is not None:  # otherwise the images have to be read first
+            check_windows(self.kernel, self.stride, (side, side))
+
+    def for_images(self, count: int) -> Settings:
+        """The same settings with a batch size that suits this number of training images.
+
+        A power of two from 8 to 64, the largest that leaves 16 steps in an epoch. A given batch
+        size stays.
+        """
+        if self.batch_size is not None:
+            return self
+        largest = max(count // _FEWEST_STEPS, 1)
+        power = 2 ** (largest.bit_length() - 1)
+        return replace(self, batch_size=min(max(power, _BATCH_SIZES[0]), _BATCH_SIZES[1]))
 
     @property
     def data_name(self) -> str:
@@ -132,6 +153,35 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, as they are written to JSON."""
         return asdict(self)
+
+
+def steps_per_epoch(images: int, batch_size: int) -> int:
+    """How many batches of at most this size an epoch has, none of which is a single image.
+
+    Three images make one batch where the size is 2: batch normalisation needs two.
+    """
+    return max(1, min(math.ceil(images / batch_size), images // 2))
+
+
+def check_windows(kernel: int, stride: int, size: tuple[int, int]) -> None:
+    """Check that images of this height and width hold one window and one stride.
+
+    Raises
+    ------
+    LabError
+        If they do not; the message names the option.
+    """
+    for name, value in (("kernel", kernel), ("stride", stride)):
+        if value > min(size):
+            raise LabError(
+                f"--{name} {value} is too large: the feature map to be pooled is only"
+                f" {size[0]} x {size[1]}"
+            )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, such as ``1 epoch`` or ``2 epochs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def flag(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,19 +19,19 @@ import pytorch_lightning as lightning
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from numpy.typing import NDArray
-from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from poolgrad.lab import data as lab_data
-from poolgrad.lab.callbacks import AtomicCheckpointIO, History, quiet_lightning
+from poolgrad.lab.callbacks import AtomicCheckpointIO, History, ProgressBar, quiet_lightning
 from poolgrad.lab.curves import draw_curves
 from poolgrad.lab.folder import RunFolder, write_atomic
 from poolgrad.lab.learner import EpochBatches, Learner, generator
 from poolgrad.lab.model import Network
 from poolgrad.lab.passage import follow
 from poolgrad.lab.routes import draw_routes
-from poolgrad.lab.settings import LabError, Settings, flag, join_stored
+from poolgrad.lab.settings import LabError, Settings, counted, steps_per_epoch
 
 _EVALUATION_BATCH = 256
 _TINY_BATCH = 64 * 8 * 8  # pixels; from about here on a second thread pays
@@ -63,18 +63,38 @@ class Run:
     finished_epochs: int
     threads: int
 
+    @property
+    def batch_size(self) -> int:
+        """Images in a step, at most."""
+        assert self.settings.batch_size is not None, "chosen by `prepare`"
+        return self.settings.batch_size
+
     def describe(self) -> str:
-        """Two lines for the reader: the data, and the network."""
+        """The data, the network and the training, in lines for a terminal of 80 columns."""
         settings, parts = self.settings, self.parts
+        steps = steps_per_epoch(len(parts.train), self.batch_size)
         height, width = self.images.size
         maps = " -> ".join(f"{h} x {w}" for h, w in self.network.maps)
-        return (
-            f"{settings.data_name}: {len(self.images.labels)} images of {height} x {width},"
-            f" {len(self.images.classes)} classes; {len(parts.train)} train,"
-            f" {len(parts.validation)} validate, {len(parts.test)} test\n"
-            f"network: {_POOLINGS[settings.pool]}, {settings.kernel} x {settings.kernel} windows,"
-            f" stride {settings.stride}, feature maps {maps};"
-            f" {self.network.parameter_count:,} parameters"
+        counts = len(parts.train), len(parts.validation), len(parts.test)
+        lines = {
+            "data": (
+                f"{settings.data_name}: {len(self.images.labels)} images of {height} x {width},"
+                f" {len(self.images.classes)} classes",
+                "{} for training, {} for validation, {} for the test".format(*counts),
+            ),
+            "network": (
+                f"{_POOLINGS[settings.pool]}, {settings.kernel} x {settings.kernel} windows,"
+                f" stride {settings.stride}",
+                f"feature maps {maps}, {self.network.parameter_count:,} parameters",
+            ),
+            "training": (
+                f"{counted(settings.epochs, 'epoch')} of {counted(steps, 'step')},"
+                f" batch size {self.batch_size}, {counted(self.threads, 'thread')}",
+                f"{settings.optimizer}, learning rate up to {settings.lr:g}",
+            ),
+        }
+        return "\n".join(
+            f"{head:10}{first}\n{'':10}{second}" for head, (first, second) in lines.items()
         )
 
     def finish(self, progress: bool) -> dict[str, Any]:
@@ -122,7 +142,7 @@ class Run:
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
-        bars = [RichProgressBar(leave=False)] if progress else []
+        bars = [ProgressBar(settings.epochs)] if progress else []
         trainer = lightning.Trainer(
             accelerator="cpu",
             devices=1,
@@ -131,11 +151,11 @@ class Run:
             plugins=[AtomicCheckpointIO(), LightningEnvironment()],
             default_root_dir=self.folder.path,
             logger=False,
-            enable_progress_bar=progress,
+            enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
         )
-        order = EpochBatches(len(self.parts.train), settings.batch_size, settings.seed)
+        order = EpochBatches(len(self.parts.train), self.batch_size, settings.seed)
         try:
             trainer.fit(
                 learner,
@@ -182,56 +202,8 @@ class Run:
         }
 
 
-def open_folder(
-    options: Mapping[str, Any], out: Path | None, resume: bool
-) -> tuple[Settings, RunFolder, dict[str, Any] | None]:
-    """Find the run folder that the options mean, and the settings of its run.
-
-    Parameters
-    ----------
-    options
-        The settings that the user gave, by name.
-    out
-        The run folder; None: named after the settings.
-    resume
-        Go on with the run in the folder, if there is one.
-
-    Returns
-    -------
-    settings, folder, result
-        `result` is what a finished run wrote, otherwise None.
-
-    Raises
-    ------
-    LabError
-        If an option is wrong, the folder is in use, or its run has other settings.
-    """
-    settings = Settings.from_options(options)
-    folder = RunFolder(out or settings.default_out())
-    stored = folder.stored()
-    if stored is None:
-        return settings, folder, None
-    result = folder.stored_result()
-    if not resume:
-        if result:
-            raise LabError(
-                f"{folder.path} holds a finished run, with test accuracy"
-                f" {result['test_accuracy']:.4f}; choose another --out, or remove it"
-            )
-        raise LabError(
-            f"{folder.path} holds an unfinished run; go on with --resume, or choose another --out"
-        )
-    settings = Settings.from_options(join_stored(stored["settings"], options, folder.path))
-    if result and settings.data != stored["settings"]["data"]:
-        raise LabError(
-            f"{flag('data')}: the run in {folder.path} was trained on"
-            f" {stored['settings']['data']}; choose another --out"
-        )
-    return settings, folder, result
-
-
-def prepare(settings: Settings, folder: RunFolder) -> Run:
-    """Read the data, build the network, and begin or reopen the run.
+def prepare(settings: Settings, folder: RunFolder, images: lab_data.LabelledImages) -> Run:
+    """Split the images, build the network, and begin or reopen the run.
 
     Nothing is written before everything has been checked.
 
@@ -241,8 +213,8 @@ def prepare(settings: Settings, folder: RunFolder) -> Run:
         If the data cannot be used, have changed since the run began, or are too small for the
         pooling; or if the checkpoint cannot be read.
     """
-    images = lab_data.load(settings.data, settings.size)
     parts = lab_data.split(images)
+    settings = settings.for_images(len(parts.train))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(settings.seed, "weights").initial_seed())
         network = Network(images.images[parts.train], len(images.classes), settings)
@@ -278,6 +250,7 @@ def _finished_epochs(checkpoint: Path) -> int:
 def _enough_threads(settings: Settings, images: lab_data.LabelledImages) -> int:
     """One for tiny images: more gain nothing there, and lose much on a busy machine."""
     height, width = images.size
+    assert settings.batch_size is not None
     tiny = settings.batch_size * height * width <= _TINY_BATCH
     return 1 if tiny else torch.get_num_threads()
 
