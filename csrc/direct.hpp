@@ -41,7 +41,7 @@ POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
 
 // Whether there is code for squares of finite inputs, of which the compiler knows the rest.
 template <class Op>
-concept KnowsSquares = kSpecialised<typename Op::In> && requires { Op::kKnowsSquares; };
+concept KnowsSquares = requires { requires Op::kKnowsSquares; };
 
 // Whether two vectors of outputs are made at a time.
 template <class Op>

@@ -184,7 +184,8 @@ struct Near {
 
   // Squares of N finite inputs. Calls f with what the compiler is to know of them, if that is worth
   // its code, and says what f says.
-  static constexpr bool kKnowsSquares = true;
+  static constexpr bool kKnowsSquares =
+      kSpecialised<A> || (!kGeneralOnly && std::is_same_v<Kind<A>, Powers<A>>);
   template <int N, class F>
   static bool if_known(Target to, F&& f) {
     const Settings<A>& set = to.line->set;
