@@ -1,10 +1,8 @@
-"""Hypothesis profiles, and the fixtures that several topics share.
-
-``POOLGRAD_TEST_PROFILE=thorough pytest`` draws many more examples, other ones each time.
-"""
+"""Settings of all tests, and the fixtures that several topics share."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -13,25 +11,23 @@ from collections.abc import Iterator
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import hypothesis
+import profiles  # noqa: F401
 import pytest
 from fronts import FRONTS, Front
 
 import poolgrad
-
-hypothesis.settings.register_profile(
-    "ci", max_examples=80, derandomize=True, deadline=None, database=None
-)
-hypothesis.settings.register_profile(
-    "thorough", max_examples=3000, deadline=None, database=None, print_blob=True
-)
-hypothesis.settings.load_profile(os.environ.get("POOLGRAD_TEST_PROFILE", "ci"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # A skip without its reason on the screen is a hole that nobody sees.
     if "s" not in config.option.reportchars:
         config.option.reportchars += "s"
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests live until the end: no garbage collection need go through them.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=FRONTS, ids=lambda f: f.name)

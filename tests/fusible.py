@@ -71,6 +71,19 @@ def kept(net: nn.Module, x: torch.Tensor) -> int:
     return sum(sizes.values())
 
 
+def operators(graph: Any) -> list[str]:
+    """The operators of an exported or a TorchScript graph; its text also has source paths."""
+    if isinstance(graph, torch.fx.Graph):
+        return [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    made: list[str] = []
+    blocks = [graph]
+    while blocks:
+        for node in blocks.pop().nodes():
+            made.append(node.pyname() if node.kind() == "prim::PythonOp" else node.kind())
+            blocks += node.blocks()
+    return made
+
+
 def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
     assert len(ours) == len(theirs)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

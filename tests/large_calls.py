@@ -74,6 +74,12 @@ def example(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     return np.where(x > 1, np.round(x), x)
 
 
+def activations(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """As after a rectifier: half of them zero; some windows have nothing else."""
+    x = np.random.default_rng(3).standard_normal(shape)
+    return np.maximum(np.where(np.arange(shape[-1]) < 4, -1, x), 0).astype(dtype)
+
+
 def there_and_back(fun: str, x: np.ndarray, args: Any, kwargs: Any) -> tuple[bytes, bytes, Any]:
     y, pullback = poolgrad.vjp(getattr(poolgrad, fun), x, *args, **kwargs)
     gy = np.random.default_rng(1).standard_normal(y.shape, np.float32)

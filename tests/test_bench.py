@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import shutil
 import signal
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +119,8 @@ def test_all_are_called_as_often_as_the_slowest() -> None:
     assert called[-4:] == ["fast", "slow"] * 2
 
 
-@pytest.mark.parametrize("row", [small(row) for row in rows.ROWS], ids=lambda row: row.name)
-def test_every_row_runs_beside_its_peers(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+def _check_row(row: Row, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Calls poolgrad and the peers once each, compares the results, and returns them by name."""
     called: dict[str, Any] = {}
 
     def take_turns(calls: Any, turns: int) -> dict[str, list[float]]:
@@ -132,13 +134,32 @@ def test_every_row_runs_beside_its_peers(row: Row, monkeypatch: pytest.MonkeyPat
     assert (result.beside is not None) == (row.beside is not None)
     assert (result.floor is None) == row.tiny
     if row.direction == "backward" or not row.peers or len(row.calls) > 1:
-        return
+        return called
     theirs = [called[name] for name in ("PyTorch", "torch.compile") if name in called]
     theirs += [y.to_dense() for name, y in called.items() if name == "oneDNN"]
     theirs += [torch.as_tensor(np.array(y)) for name, y in called.items() if name == "XLA"]
     if "lp3" not in row.name:  # PyTorch's norms of odd powers keep signs
         for y in theirs:
             torch.testing.assert_close(torch.as_tensor(called["poolgrad"]), y, check_stride=False)
+    return called
+
+
+@pytest.mark.parametrize("row", [small(row) for row in rows.ROWS], ids=lambda row: row.name)
+def test_every_row_runs_beside_its_peers(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch.compile, but without code generation, which takes seconds."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    _check_row(row, monkeypatch)
+
+
+COMPILED = [small(row) for row in rows.ROWS if (row.direction, row.layout) == ("values", "NCHW")]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "c++")), reason="no C++ compiler")
+@pytest.mark.parametrize("row", COMPILED, ids=lambda row: row.name)
+def test_rows_run_beside_compiled_code(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = _check_row(row, monkeypatch)
+    assert ("torch.compile" in called) == (row.dtype == "float32" and not row.tiny)
 
 
 def test_names_are_different() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jax_calls import BLENDING, CLOSE, known, native
 from nasty import FINITE, VALUES
 from processes import run_python
+from profiles import examples
 from refusal import attempt, refused
 from strategies import FLOATS, INTEGERS, OF_INTEGERS, cases
 
@@ -48,13 +49,14 @@ def _both(function: Any, x: Any, kwargs: dict[str, Any], args: Any, gradient: An
     return (y, pullback(gy), *parameters.values())
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_to_numpy(kind: str) -> None:
     plain = kind.removeprefix("adaptive_").removeprefix("global_")
     values = FINITE if plain in BLENDING else VALUES
     dtypes = FLOATS + INTEGERS if plain in OF_INTEGERS else FLOATS
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples(40))
     @given(st.data())
     def check(data: st.DataObject) -> None:
         case = data.draw(cases(kind, values=values, dtypes=dtypes))
@@ -304,7 +306,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("side", "kill"), [(5_000, False), (20_000, True)])
+@pytest.mark.parametrize(
+    ("side", "kill"), [(5_000, False), pytest.param(20_000, True, marks=pytest.mark.slow)]
+)
 def test_a_pyramid_in_little_memory(tmp_path: Path, side: int, kill: bool) -> None:
     """Of up to 20,000 x 20,000 pixels, on two workers, one of which is killed."""
     example = Path(__file__).parent.parent / "examples" / "pyramid.py"

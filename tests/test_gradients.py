@@ -103,6 +103,7 @@ def test_matrix_is_the_jacobian(
     np.testing.assert_allclose(jacobian.toarray(), rows, rtol=1e-13, atol=0)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", ["max", "avg", "adaptive_max", "adaptive_avg"])
 def test_matrix_of_any_windows(kind: str) -> None:
     pytest.importorskip("scipy", reason="SciPy is not installed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax_calls import BLENDING, KINDS, compare, elsewhere
 from nasty import FINITE, VALUES
+from profiles import examples
 from strategies import FLOATS, INTEGERS, OF_INTEGERS, cases, example
 
 import poolgrad
@@ -29,9 +31,10 @@ def drawn(kind: str, subnormal: bool = True) -> Any:
     return cases(kind, values=values, dtypes=dtypes)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_to_numpy(kind: str) -> None:
-    @settings(max_examples=12)
+    @settings(max_examples=examples(12))
     @given(drawn(kind), st.sampled_from(["eager", "jit"]))
     def check(case: Any, way: str) -> None:
         compare(case, way)
@@ -39,9 +42,10 @@ def test_equal_to_numpy(kind: str) -> None:
     check()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_on_devices_without_kernels(kind: str) -> None:
-    @settings(max_examples=6)
+    @settings(max_examples=examples(6))
     @given(drawn(kind, subnormal=False))  # XLA takes these for zeros
     def check(case: Any) -> None:
         compare(case, "jit")
@@ -50,19 +54,21 @@ def test_equal_on_devices_without_kernels(kind: str) -> None:
         check()
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1e-100, 1e100, 1e300])
 @pytest.mark.parametrize(
     ("name", "kwargs"),
     [("lp", {"norm_type": 3.0}), ("lp", {"norm_type": 0.5}), ("stochastic", {"training": False})],
 )
-def test_huge_and_tiny_numbers_elsewhere(name: str, kwargs: dict[str, Any], scale: float) -> None:
+def test_huge_and_tiny_numbers_elsewhere(name: str, kwargs: dict[str, Any]) -> None:
     """Whose squares are none: what divides by the largest must not divide by that."""
-    x = np.random.default_rng(0).uniform(0.5, 2, (6, 6)) * scale
+    x = np.random.default_rng(0).uniform(0.5, 2, (6, 6))
     function = partial(getattr(poolgrad, f"{name}_pool2d"), kernel_size=2, **kwargs)
+    scales = (1e-200, 1e-100, 1e100, 1e300)
     with elsewhere(), jax.enable_x64(True):
-        gradient = jax.jit(jax.grad(lambda x: function(x).sum()))(jnp.asarray(x))
-    usual = jax.grad(lambda x: function(x).sum())(jnp.asarray(x / scale, jnp.float32))
-    np.testing.assert_allclose(gradient, usual, 1e-5, 1e-6)
+        gradient = jax.jit(jax.grad(lambda x: function(x).sum()))
+        gradients = {scale: gradient(jnp.asarray(x * scale)) for scale in scales}
+    usual = jax.grad(lambda x: function(x).sum())(jnp.asarray(x, jnp.float32))
+    for scale, found in gradients.items():
+        np.testing.assert_allclose(found, usual, 1e-5, 1e-6, err_msg=str(scale))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -83,11 +89,21 @@ def test_no_kernel_of_ours_is_needed_elsewhere(name: str) -> None:
         assert "stablehlo.scatter" not in module
 
 
-WINDOWS = [(2, 2, 0), (3, 2, 1), (3, 1, 1), (5, 3, 2)]
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize(("k", "s", "p"), WINDOWS)
+@pytest.mark.parametrize(
+    ("k", "s", "p", "dtype"),
+    [
+        (3, 2, 1, jnp.float32),
+        (2, 2, 0, jnp.bfloat16),
+        *(
+            pytest.param(*window, dtype, marks=pytest.mark.slow)
+            for window, dtype in [
+                ((3, 2, 1), jnp.bfloat16),
+                ((2, 2, 0), jnp.float32),
+                *product([(3, 1, 1), (5, 3, 2)], [jnp.float32, jnp.bfloat16]),
+            ]
+        ),
+    ],
+)
 def test_equal_to_xla(k: int, s: int, p: int, dtype: Any) -> None:
     x = jax.random.normal(jax.random.key(0), (2, 9, 11, 3)).astype(dtype)
     padding = ((0, 0), (p, p), (p, p), (0, 0))

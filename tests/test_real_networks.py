@@ -22,7 +22,10 @@ from torch import Tensor, nn  # noqa: E402
 
 from poolgrad.torch import accelerate, convert  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the networks' own
+pytestmark = [
+    pytest.mark.slow,  # tests/test_torch_segnet.py trains a small one
+    pytest.mark.filterwarnings("ignore"),  # the networks' own
+]
 
 
 def _of(package: str, module: str, name: str, shape: tuple[int, ...], **arguments: Any) -> Any:

@@ -172,6 +172,7 @@ KINDS = {  # beside the kind, what may be in the array
 }
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_function(kind: str) -> None:
     @given(cases(kind, values=KINDS[kind], dtypes=dtypes_of(kind)))

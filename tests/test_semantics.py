@@ -33,6 +33,7 @@ def by_definition(size: int, k: int, s: int, lo: int, hi: int, d: int, ceil: boo
     return min(sum(1 for _ in starts), needed)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize("fun", ["max_pool1d", "avg_pool1d"])
 def test_output_size(fun: str, ceil: bool) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from instruction_sets import each_instruction_set
 from processes import assert_runs, run_python
-
-from poolgrad import core
 
 # Results of a mebibyte or more begin with a cache line; rows of 111 and 100 are no whole lines,
 # rows of 112 are three and a half times what is made at once with AVX-512, and long rows are cut in
@@ -45,7 +44,8 @@ for threads in (1, 5):
 """
 
 
-@pytest.mark.parametrize("isa", core.instruction_sets())
+@pytest.mark.dispatch
+@each_instruction_set
 def test_past_the_caches_changes_no_bit(isa: str) -> None:
     through = assert_runs(CODE, POOLGRAD_ISA=isa, POOLGRAD_STREAM_BYTES=str(2**62))
     past = assert_runs(CODE, POOLGRAD_ISA=isa, POOLGRAD_STREAM_BYTES="0")

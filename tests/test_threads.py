@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from fronts import torch
+from instruction_sets import BEST, each_but_the_best
 from large_calls import CALLS, example, there_and_back
 from processes import assert_runs
 
 import poolgrad
-from poolgrad import core
 
 THREADS = (1, 2, 5)
 
@@ -238,7 +238,7 @@ for name, (fun, shape, args, kwargs) in CALLS.items():
 
 @pytest.fixture(scope="module")
 def best() -> list[str]:
-    return digests(core.instruction_sets()[0])
+    return digests(BEST)
 
 
 def digests(isa: str) -> list[str]:
@@ -246,12 +246,14 @@ def digests(isa: str) -> list[str]:
     return assert_runs(code, POOLGRAD_ISA=isa).splitlines()
 
 
-@pytest.mark.parametrize("isa", core.instruction_sets()[1:])
+@pytest.mark.dispatch
+@each_but_the_best
 def test_instruction_set_changes_no_bit(isa: str, best: list[str]) -> None:
     assert len(best) == 2 * len(CALLS)
     assert digests(isa) == best
 
 
+@pytest.mark.dispatch
 def test_unknown_instruction_set_is_refused() -> None:
     code = """
 import numpy as np, poolgrad
