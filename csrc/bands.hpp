@@ -179,7 +179,9 @@ class Bands {
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
     const i64 reach = (width.out - 1) * width.stride + span(width);
     before_ = larger(0, width.lo), after_ = larger(0, reach - width.lo - width.in);
-    const bool near = before_ <= span(width) && after_ <= span(width);
+    // Beside a row of inputs, only one row before it and one behind it are sure to be there.
+    const i64 most = smaller(span(width), x.height);
+    const bool near = before_ <= most && after_ <= most;
     readable_ = !negate && near && x.dtype == DtypeOf<T>::value && x.width == 1 &&
                 (before_ + after_ == 0 || x.height >= width.in);
     lo_ = larger(0, -width.lo), hi_ = larger(lo_, smaller(width.in, reach - width.lo));
