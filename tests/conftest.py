@@ -11,11 +11,20 @@ from collections.abc import Iterator
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+from importlib.util import find_spec
+
 import profiles  # noqa: F401
 import pytest
 from fronts import FRONTS, Front
 
 import poolgrad
+
+# The conftest.py in there imports what only the lab extra has.
+collect_ignore = [] if find_spec("pytorch_lightning") else ["lab"]
+
+
+def pytest_report_header() -> list[str]:
+    return ["tests/lab is left out: the lab extra is not installed"] if collect_ignore else []
 
 
 def pytest_configure(config: pytest.Config) -> None:

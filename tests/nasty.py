@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
+import pytest
+
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
 
 Array = np.ndarray
 

@@ -6,10 +6,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import strategies as st
-from nasty import LAYOUTS, VALUES, Layout, Values, rng
+
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+
+from nasty import LAYOUTS, VALUES, Layout, Values, rng  # noqa: E402
 
 DTYPES = (np.float32, np.float64)
 FLOATS = (np.float16, ml_dtypes.bfloat16, *DTYPES)

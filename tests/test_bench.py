@@ -10,7 +10,6 @@ import signal
 import time
 import warnings
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +145,8 @@ def _check_row(row: Row, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize("row", [small(row) for row in rows.ROWS], ids=lambda row: row.name)
 def test_every_row_runs_beside_its_peers(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torch.compile, but without code generation, which takes seconds."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    """With code that is not compiled in place of what torch.compile makes, which takes seconds."""
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     _check_row(row, monkeypatch)
 
 

@@ -6,11 +6,12 @@ import gc
 
 import numpy as np
 import pytest
-import torch
 from processes import assert_runs, run_python
 
-import poolgrad
-from poolgrad import core
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import poolgrad  # noqa: E402
+from poolgrad import core  # noqa: E402
 
 SIDE = 1024  # a pooled image of 1 MiB
 BYTES = SIDE * SIDE * 4

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ POOLING = [
     n for n in poolgrad.__all__ if "pool" in n and n != "poolgrad"
 ]  # fmt: skip
 MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
-MODULES += ["reference", "rule", "window", "jax", "dask"]
+MODULES += ["reference", "rule", "window"]
+MODULES += [name for name in ("jax", "dask") if find_spec(name)]
 MODULES += ["torch", "torch.function", "torch.modules"] if torch is not None else []
 
 

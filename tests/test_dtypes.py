@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from fronts import FRONTS, NUMPY, TORCH, Front, as_array, as_tensor, torch
-from nasty import LAYOUTS, Layout
-from strategies import FLOATS, INTEGERS, OF_INTEGERS, example
 
-import poolgrad
-from poolgrad.functional import FUNCTIONS
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+
+from nasty import LAYOUTS, Layout  # noqa: E402
+from strategies import FLOATS, INTEGERS, OF_INTEGERS, example  # noqa: E402
+
+import poolgrad  # noqa: E402
+from poolgrad.functional import FUNCTIONS  # noqa: E402
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALVES = [np.dtype(np.float16), BFLOAT16]

@@ -7,20 +7,23 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-import flax.linen
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from processes import assert_runs, run_python
 from refusal import attempt, refused
 from strategies import FLOATS, INTEGERS
 
-import poolgrad
-import poolgrad.jax
-from poolgrad.jax import kernels
-from poolgrad.operators import OPERATORS
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+pytest.importorskip("flax", reason="Flax is not installed")
+
+import flax.linen  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from flax import nnx  # noqa: E402
+
+import poolgrad  # noqa: E402
+import poolgrad.jax  # noqa: E402
+from poolgrad.jax import kernels  # noqa: E402
+from poolgrad.operators import OPERATORS  # noqa: E402
 
 X = jnp.arange(2 * 3 * 6 * 8, dtype=jnp.float32).reshape(2, 6, 8, 3)
 

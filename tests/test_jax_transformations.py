@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
 from processes import assert_runs
 
-import poolgrad
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+
+import jax.numpy as jnp  # noqa: E402
+from jax.test_util import check_grads  # noqa: E402
+
+import poolgrad  # noqa: E402
 
 # One call for each kind of derivative: routes, shares, means, weights, learned arguments, draws.
 CALLS: dict[str, Any] = {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-import poolgrad
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+
+import poolgrad  # noqa: E402
 
 DTYPES: dict[Any, float] = {
     np.float64: 1e-14,

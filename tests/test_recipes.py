@@ -6,14 +6,16 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
-from torch.autograd import forward_ad
-from torch.utils.flop_counter import FlopCounterMode
 
-import poolgrad
-from poolgrad import numpy, recipes
-from poolgrad.core import Kind, Steps
-from poolgrad.torch.arrays import kind
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch.autograd import forward_ad  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+import poolgrad  # noqa: E402
+from poolgrad import numpy, recipes  # noqa: E402
+from poolgrad.core import Kind, Steps  # noqa: E402
+from poolgrad.torch.arrays import kind  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((2, 3, 9, 9)).astype(np.float32)
 NAMES = ("max_pool2d", "min_pool2d", "median_pool2d", "avg_pool2d", "adaptive_avg_pool2d")

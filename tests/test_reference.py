@@ -12,19 +12,21 @@ import sys
 from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from fronts import FRONTS
 from hypothesis import given
 from hypothesis import strategies as st
-from nasty import FINITE, VALUES
 from refusal import attempt
-from strategies import INTEGERS, Case, cases, dtypes_of, pad_pairs, per_axis
 
-import poolgrad
-from poolgrad import reference
-from poolgrad.functional import FUNCTIONS
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+
+from nasty import FINITE, VALUES  # noqa: E402
+from strategies import INTEGERS, Case, cases, dtypes_of, pad_pairs, per_axis  # noqa: E402
+
+import poolgrad  # noqa: E402
+from poolgrad import reference  # noqa: E402
+from poolgrad.functional import FUNCTIONS  # noqa: E402
 
 # Sums of up to 125 numbers, in another order than the textbook's, which is in float64; powers and
 # exponentials good to an ulp or two. Relative to the largest input of a window; small dtypes are

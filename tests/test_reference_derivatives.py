@@ -6,14 +6,15 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from fronts import torch
 from one_window import pool
 from refusal import refused
 
-from poolgrad import reference
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+
+from poolgrad import reference  # noqa: E402
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
 from one_window import pool
 from refusal import refused
 from strategies import INTEGERS
 
-import poolgrad
-from poolgrad import reference
-from poolgrad.reference import OPERATORS
-from poolgrad.reference.windows import starts, uniform
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+
+import poolgrad  # noqa: E402
+from poolgrad import reference  # noqa: E402
+from poolgrad.reference import OPERATORS  # noqa: E402
+from poolgrad.reference.windows import starts, uniform  # noqa: E402
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NAN, INF = np.nan, np.inf

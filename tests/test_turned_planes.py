@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-import poolgrad
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+
+import poolgrad  # noqa: E402
 
 PLANES = 811  # enough for two threads, and no multiple of any vector's lanes
 # Rows of 19, 5, 9, and 11 outputs: each leaves lanes idle in some of the vectors of 16, 8 and 4.

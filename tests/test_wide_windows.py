@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
-import poolgrad
-from poolgrad import reference
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch.nn.functional as F  # noqa: E402
+
+import poolgrad  # noqa: E402
+from poolgrad import reference  # noqa: E402
 
 RNG = np.random.default_rng(3)
 WINDOWS = [  # kernel, stride, dilation, padding
