@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+from instruction_sets import each_instruction_set
 from processes import assert_runs
 
 # A child process: an access outside ends it with a segmentation fault. The case is printed first.
-CODE = """
+ARRAYS = """
 import ctypes, faulthandler, mmap, sys
 import numpy as np
 import poolgrad
@@ -46,7 +47,9 @@ def draw(shape, dtype, at_end):
         strides = [2 * s for s in strides]
     return guarded(shape, dtype, strides, at_end)
 
-rng = np.random.default_rng({seed})
+rng = np.random.default_rng(1)
+"""
+RANDOM = """
 for case in range({cases}):
     kept.clear()
     # Channels or rows, rows or columns, and so on: some tall and narrow, some many and narrow.
@@ -92,10 +95,39 @@ for case in range({cases}):
     assert np.array_equal(fun(x, *args, **more, **how, out=out), y)
 print("inside")
 """
+# Padding is wider than a row of inputs: what a window reaches lies more than a row away.
+WIDE_PADDING = """
+for name, shape, kernel, padding, dilation in [
+    ("max_pool2d", (8, 8), 3, 9, 4),
+    ("max_pool2d", (3, 2), 3, 5, 3),
+    ("avg_pool2d", (6, 1), 3, 6, 3),
+    ("avg_pool2d", (9, 4), 3, 5, 2),
+    ("max_pool3d", (2, 5, 1), 2, 5, 4),
+]:
+    for dtype in (np.float32, np.float64):
+        for at_end in (False, True):
+            print(name, shape, kernel, padding, dilation, dtype, at_end, file=sys.stderr)
+            x = guarded(shape, dtype, dense(shape, range(len(shape))), at_end)
+            for pool in (getattr(poolgrad, name), getattr(poolgrad, name.replace("max", "min"))):
+                y = pool(x, kernel, 1, padding, dilation=dilation)
+                assert np.array_equal(y, pool(x.copy(), kernel, 1, padding, dilation=dilation))
+print("inside")
+"""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by Linux's mprotect here")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="pages are protected by Linux's mprotect here"
+)
+
+
 @pytest.mark.parametrize("cases", [1000, pytest.param(4000, marks=pytest.mark.slow)])
 def test_kernels_stay_inside_their_arrays(cases: int) -> None:
-    code = CODE.format(seed=1, cases=cases)
+    code = ARRAYS + RANDOM.format(cases=cases)
     assert assert_runs(code, timeout=100, POOLGRAD_NUM_THREADS="1").strip() == "inside"
+
+
+@pytest.mark.dispatch
+@each_instruction_set
+def test_padding_wider_than_a_row(isa: str) -> None:
+    code = ARRAYS + WIDE_PADDING
+    assert assert_runs(code, POOLGRAD_ISA=isa, POOLGRAD_NUM_THREADS="1").strip() == "inside"
