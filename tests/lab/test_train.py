@@ -241,6 +241,7 @@ def test_every_pooling_and_optimizer_learns(
     assert json.loads((out / "result.json").read_text())["test_accuracy"] > 0.7
 
 
+@pytest.mark.slow
 def test_the_defaults_reach_the_promised_accuracy(sitting: Sitting, tmp_path: Path) -> None:
     process = sitting("--out", tmp_path / "run")
     process.join(300)
