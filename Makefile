@@ -1,14 +1,17 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test check lint format bench pictures
+.PHONY: help install test test-slow check lint format bench pictures
 
 help: ## List the tasks
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: ## Install with everything that developing needs
 	pip install -c constraints.txt -e ".[dev]"
 
 test: ## Run the tests
 	pytest -n auto
+
+test-slow: ## Run the slow tests, and properties with more examples
+	POOLGRAD_TEST_PROFILE=full pytest -n auto -m "slow or hypothesis"
 
 check: ## Check every gradient in every front end
 	poolgrad check

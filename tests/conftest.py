@@ -33,16 +33,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.reportchars += "s"
 
 
-def pytest_collection_finish() -> None:
-    # Modules and tests live until the end: no garbage collection need go through them.
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(params=FRONTS, ids=lambda f: f.name)
 def front(request: pytest.FixtureRequest) -> Front:
     """Each front end in turn: the same question, asked of NumPy arrays and of tensors."""
     return request.param
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap() -> None:
+    """Collect garbage, then exempt what is left, such as imported packages, from later collections.
+
+    A collection takes a second where PyTorch and JAX are imported, and many tests cause some.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,14 @@ settings.register_profile(
 settings.register_profile(
     "thorough", max_examples=3000, deadline=None, database=None, print_blob=True
 )
-settings.load_profile(os.environ.get("POOLGRAD_TEST_PROFILE", "usual"))
+
+
+def load() -> None:
+    """Load the chosen profile, also after another package has loaded its own."""
+    settings.load_profile(os.environ.get("POOLGRAD_TEST_PROFILE", "usual"))
+
+
+load()
 
 
 def examples(usual: int) -> int:

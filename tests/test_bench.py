@@ -323,7 +323,7 @@ def test_rows_of_jax(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "give one of them" in done.output
 
 
-@pytest.mark.parametrize("what", ["both", "step"])
+@pytest.mark.parametrize("what", ["both", pytest.param("step", marks=pytest.mark.slow)])
 def test_a_row_of_jax(what: Any) -> None:
     window = (2, 2, 0) if what == "both" else (4, 8)
     row = jax_rows.Row("tiny", what, window, (2, 8, 8, 3))

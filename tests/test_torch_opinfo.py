@@ -6,13 +6,16 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import profiles
 import pytest
+from hypothesis import settings
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("expecttest", reason="what PyTorch's samples need is not installed")
 with warnings.catch_warnings(action="ignore"):
     from torch.testing._internal import common_methods_invocations as methods
     from torch.testing._internal import common_modules
+profiles.load()  # PyTorch has loaded a profile of its own, of few examples
 
 from poolgrad.torch import accelerate, convert  # noqa: E402
 from poolgrad.torch.modules import SUBCLASSES  # noqa: E402
@@ -48,6 +51,11 @@ def close(a: torch.Tensor, b: torch.Tensor, name: str) -> None:
     torch.testing.assert_close(
         a, b, rtol=near, atol=near, equal_nan=True, msg=lambda text: f"{name}: {text}"
     )
+
+
+def test_properties_keep_their_number_of_examples() -> None:
+    of_pytorch = {settings.get_profile(name).max_examples for name in ("dev", "pytorch_ci")}
+    assert settings.default.max_examples not in of_pytorch
 
 
 MANY = 50  # samples; PyTorch has hundreds for its maxima: all combinations of their arguments

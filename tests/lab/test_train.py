@@ -319,6 +319,7 @@ def test_the_defaults_learn_from_a_small_folder(sitting: Sitting, tmp_path: Path
     assert float(last["val_loss"]) < 0.2
 
 
+@pytest.mark.slow
 def test_the_defaults_reach_the_promised_accuracy(sitting: Sitting, tmp_path: Path) -> None:
     process = sitting("--out", tmp_path / "run")
     process.join(300)
