@@ -286,9 +286,11 @@ class Direct {
     return n;
   }
 
-  // Whether neighbours are read together: at stride 2 they are sorted out at once.
+  // Whether neighbours are read together: at stride 2 they are sorted out at once. Where arithmetic
+  // takes most of the time it matters little, and rare types do without the code for it.
+  static constexpr bool kReadsTogether = kSpecialised<T> || !requires { Op::kHeavy; };
   static bool is_paired(const Axis& a) {
-    return a.dilation == 1 && a.stride <= 2 && (a.kernel == 2 || a.kernel == 3);
+    return kReadsTogether && a.dilation == 1 && a.stride <= 2 && (a.kernel == 2 || a.kernel == 3);
   }
 
   // `together`: so many neighbours are read at each of the taps; 0: each tap is one of them.
@@ -304,11 +306,13 @@ class Direct {
       if (squares(Const<2>{}, Const<2>{}) || squares(Const<3>{}, Const<2>{})) return;
       if (squares(Const<3>{}, Const<1>{})) return;
     }
-    if (together == 2 && step == 2) sweep(to, n, offset, taps, Second{true}, Const<2>{});
-    else if (together == 3 && step == 2) sweep(to, n, offset, taps, Second{true}, Const<3>{});
-    else if (together == 2) sweep(to, n, offset, taps, Next{1}, Const<2>{});
-    else if (together == 3) sweep(to, n, offset, taps, Next{1}, Const<3>{});
-    else if (step == 1) sweep(to, n, offset, taps, Next{0}, Const<1>{});
+    if constexpr (kReadsTogether) {
+      if (together == 2 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<2>{});
+      if (together == 3 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<3>{});
+      if (together == 2) return sweep(to, n, offset, taps, Next{1}, Const<2>{});
+      if (together == 3) return sweep(to, n, offset, taps, Next{1}, Const<3>{});
+    }
+    if (step == 1) sweep(to, n, offset, taps, Next{0}, Const<1>{});
     else sweep(to, n, offset, taps, Apart{step, 0}, Const<1>{});
   }
 

@@ -151,6 +151,7 @@ struct Near {
   static constexpr bool kByLines = false;
   static constexpr bool kNarrow = false;
   static constexpr bool kPads = false;  // there is nothing that adds nothing
+  static constexpr bool kHeavy = true;
   static constexpr A kFill = A(0);
   static bool is_suspect(Target, i64) { return true; }
 

@@ -85,6 +85,7 @@ struct Middle {
   static constexpr bool kByLines = false;
   static constexpr bool kNarrow = false;
   static constexpr bool kPads = false;  // padding is no part of a window
+  static constexpr bool kHeavy = true;
   static constexpr T kFill = T(0);
   static bool is_suspect(Target, i64) { return true; }
 
