@@ -65,7 +65,7 @@ def test_what_is_no_array(x: object) -> None:
         (np.dtype("f4"), "object: Python objects, not numbers"),
         ([[None, 1.0]], "object: Python objects, not numbers"),
     ],
-    ids=str,
+    ids=["class", "module", "function", "generator", "dtype", "list"],
 )
 def test_what_stands_for_arrays_but_is_none(x: Any, came: str) -> None:
     with refused(TypeError, "x must be", came):
