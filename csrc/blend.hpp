@@ -216,7 +216,7 @@ struct MeanKit {
 template <class A, bool Lines>
 struct SmallMeanKit {
   Direct<Mean<A, Lines>> windows;
-  Bands<typename Optimistic<Mean<A, Lines>>::type> bands;
+  Bands<Mean<A, Lines>> bands;
   Sink<A> y;
   A* rows;
   ColumnDivisors<A> columns;

@@ -31,7 +31,6 @@ template <class T, bool Keep, bool Lone, bool NaNs = kFloat<T>>
 struct Max {
   using In = T;
   using Row = Found<T>;
-  using AssumeNoNaN = Max<T, Keep, Lone, false>;
 
   static constexpr bool kIdempotent = !Lone;
   static constexpr bool kDoubles = true;

@@ -12,7 +12,8 @@ namespace poolgrad {
 void POOLGRAD_TABLE(select_small)(const Work&, Select, const View& x, Dense y, Dense routes);
 
 // Wide windows, as is_sheet() has them, compared as float32. left[plane] becomes true for each
-// plane that is not made, as an input is not finite: the general algorithm makes it.
+// plane that is not made, as the sum of its inputs, or of those of a plane reduced together with
+// it, is not finite: the general algorithm makes it.
 void POOLGRAD_TABLE(select_wide)(const Work&, Select, const View& x, Dense y, Dense routes,
                                  std::atomic<bool>* left);
 

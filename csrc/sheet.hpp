@@ -256,7 +256,8 @@ class Sheet {
     Op::clear(Op::at(block_, line.row * pitch_), pitch_);
   }
 
-  // Rows of inputs to `raw_`, amid what never wins. False: Op needs finite inputs, and one is not.
+  // Rows of inputs to `raw_`, amid what never wins. False: Op needs finite inputs, and a sum of
+  // them is not finite.
   POOLGRAD_LOOP bool copy(i64 h, i64 rows) {
     const i64 step = reader_->step(), columns = real_.hi - real_.lo;
     const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // what will be copied next

@@ -11,15 +11,12 @@ IN_README = (
     "max 2x2 s2 NCHW forward",
     "max 3x3 s2 p1 NCHW forward",
     "max 13x13 s1 batch 4 NCHW forward",
-    "max 2x2x2 s2 NCHW backward",
     "average 31x31 s1 batch 4 NCHW forward",
     "global average NCHW forward",
-    "adaptive average 7x7 NCHW backward",
 )
 NETWORKS_IN_README = (
     "SqueezeNet 1.0 inference, convert",
     "VGG-11 inference, convert",
-    "ResNet-18 inference, convert",
     "VGG-16 training step, convert",
     "VGG-16 training step, convert(fuse=True)",
 )
