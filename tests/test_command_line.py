@@ -61,7 +61,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 def test_errors_break_between_words_in_a_terminal() -> None:
     """Options, paths and the lines of a traceback stay whole, so that they can be copied."""
     pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
-    code = "from poolgrad.cli import main; main()"
+    code = "from poolgrad.__main__ import main; main()"
     long = "no-such-folder/" * 8 + "net.py:make"
     main, child = pty.openpty()
     with os.fdopen(main, "rb") as shown, os.fdopen(child, "wb") as terminal:

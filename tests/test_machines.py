@@ -111,7 +111,7 @@ def test_every_window_is_that_of_the_textbook(dtype: Any, seed: int) -> None:
     ("name", "dtype"),
     [
         ("max_pool2d", np.float32),
-        ("min_pool2d", np.uint8),
+        pytest.param("min_pool2d", np.uint8, marks=pytest.mark.slow),
         pytest.param("relu_max_pool2d", np.float32, marks=pytest.mark.slow),
         pytest.param("min_pool2d", np.float32, marks=pytest.mark.slow),
         pytest.param("max_pool2d", np.uint8, marks=pytest.mark.slow),

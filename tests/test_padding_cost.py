@@ -67,6 +67,7 @@ def test_backward() -> None:
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@pytest.mark.slow
 def test_second_derivatives() -> None:
     assert_costs_the_same(
         ("lp", "lse", "soft", "mixed"),

@@ -227,6 +227,7 @@ def test_errors_say_what_is_wrong(file: Path, arguments: list[str], said: str) -
     assert said in " ".join(refused.output.split())
 
 
+@pytest.mark.slow
 def test_pytorchs_profiler_says_nothing(file: Path) -> None:
     code = f"from poolgrad.cli import app; app(['profile', '{file}:make', '--shape', '1,1,16,16', "
     code += f"'--turns', '1', '--out', '{file.parent}/p.png'])"

@@ -113,7 +113,12 @@ print(tuple(pool(torch.ones(1, 1, 4, 4)).shape))
 
 @pytest.mark.parametrize(
     ("before", "what"),
-    [("", "x"), ("poolgrad.max_pool2d(torch.ones(1, 4, 4), 2)", "weight")],
+    [
+        ("", "x"),
+        pytest.param(
+            "poolgrad.max_pool2d(torch.ones(1, 4, 4), 2)", "weight", marks=pytest.mark.slow
+        ),
+    ],
     ids=["tensor", "parameter"],
 )
 def test_the_first_call_may_be_a_compiled_one(before: str, what: str) -> None:

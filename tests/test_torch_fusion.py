@@ -133,7 +133,14 @@ def test_parts_of_a_row_are_themselves() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript's
-@pytest.mark.parametrize("make", [row, Blocks, lambda: row(pool=nn.MaxPool2d(3, 2, 1))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(row, marks=pytest.mark.slow),
+        Blocks,
+        pytest.param(lambda: row(pool=nn.MaxPool2d(3, 2, 1)), marks=pytest.mark.slow),
+    ],
+)
 def test_every_mode(make: Callable[[], nn.Module]) -> None:
     net, x = make().eval(), image()
 

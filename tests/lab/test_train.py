@@ -366,11 +366,11 @@ print(heavy & set(sys.modules))
 
 
 @pytest.mark.parametrize("missing", ["typer", "torch"])
-def test_a_missing_package_is_explained(missing: str) -> None:
+def test_a_missing_package_is_explained(missing: str, tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.modules[{missing!r}] = None
-sys.argv = ["poolgrad", "train"]
+sys.argv = ["poolgrad", "train", "--out", {str(tmp_path / "run")!r}]
 from poolgrad.__main__ import main
 main()
 """
