@@ -63,7 +63,13 @@ def test_static_shapes(name: str) -> None:
     check(compiled, pool, torch.randn(3, 4, 12, 10).contiguous(memory_format=torch.channels_last))
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("max", "adaptive-avg") else pytest.mark.slow)
+        for name in POOLS
+    ],
+)
 def test_dynamic_shapes(name: str) -> None:
     pool = POOLS[name]
     compiled = torch.compile(pool, fullgraph=True, dynamic=True, backend="aot_eager")
