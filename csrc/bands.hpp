@@ -218,7 +218,7 @@ class Bands {
   }
 
   // Makes rows oh ... oh + rows of the outputs, one behind the other. False: an input is NaN, or
-  // there is none, and the outputs mean nothing.
+  // the windows hold no input, and the outputs mean nothing.
   POOLGRAD_LOOP bool make(i64 od, i64 oh, i64 rows, Target to) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const Span s = span_of(depth, od);
