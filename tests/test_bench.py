@@ -150,15 +150,20 @@ def test_every_row_runs_beside_its_peers(row: Row, monkeypatch: pytest.MonkeyPat
     _check_row(row, monkeypatch)
 
 
-COMPILED = [small(row) for row in rows.ROWS if (row.direction, row.layout) == ("values", "NCHW")]
+# Only maxima without gradients are timed beside what torch.compile makes of PyTorch's own.
+COMPILED = [
+    small(row)
+    for row in rows.ROWS
+    if row.function.startswith("max_pool") and row.peers and not row.tiny and len(row.calls) == 1
+    if (row.direction, row.layout, row.dtype) == ("values", "NCHW", "float32")
+]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "c++")), reason="no C++ compiler")
 @pytest.mark.parametrize("row", COMPILED, ids=lambda row: row.name)
 def test_rows_run_beside_compiled_code(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    called = _check_row(row, monkeypatch)
-    assert ("torch.compile" in called) == (row.dtype == "float32" and not row.tiny)
+    assert "torch.compile" in _check_row(row, monkeypatch)
 
 
 def test_names_are_different() -> None:
