@@ -24,7 +24,7 @@ PyType_Slot memory_slots[] = {
 
 }  // namespace
 
-NB_MODULE(_kernels, m) {
+NB_MODULE(_kernels_of_main, m) {
   m.doc() = "poolgrad's compiled kernels; see poolgrad.core for the door to them.";
   nb::set_leak_warnings(false);  // plans are remembered until the process ends
   m.def("instruction_set", [] { return std::string(chosen_kernels().name); });
@@ -38,7 +38,13 @@ NB_MODULE(_kernels, m) {
   m.def("limit_cache", &limit_cache, nb::arg("bytes"));
   m.def("empty_cache", &empty_cache);
   m.def("limit_streams", &limit_streams, nb::arg("bytes"));
-  m.def("share_threads", &share_threads, nb::arg("library"));
+  m.def(
+      "share_threads",
+      [](const char* library) {
+        const WithoutGil released;  // it waits for a running kernel, whose thread may take the GIL
+        return share_threads(library);
+      },
+      nb::arg("library"));
   m.def("xla_handler", &xla_handler);
   m.def("cache_use", [] {
     const CacheUse use = cache_use();
@@ -100,3 +106,13 @@ NB_MODULE(_kernels, m) {
 }
 
 }  // namespace poolgrad
+
+// The types that nanobind registers exist once in a process: registering them for a second
+// interpreter would take them from the first.
+extern "C" NB_EXPORT PyObject* PyInit__kernels() {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+    PyErr_SetString(PyExc_ImportError, "poolgrad supports the main interpreter only");
+    return nullptr;
+  }
+  return poolgrad::PyInit__kernels_of_main();
+}

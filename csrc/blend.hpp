@@ -167,9 +167,10 @@ struct Mean {
   static void store(Target to, i64 i, const Cell<V>& cell) {
     divide(to, i, cell.sum);
   }
+  // A sum begins with 0, so that one of nothing but -0.0 is 0.0.
   template <class V>
   static void divide(Target to, i64 i, V sum) {
-    poolgrad::store(to.y + i, sum / (*to.rows * load<V>(to.columns + i)));
+    poolgrad::store(to.y + i, (V{} + sum) / (*to.rows * load<V>(to.columns + i)));
   }
 };
 
@@ -294,7 +295,7 @@ void wide_average_tile(const Plan& p, WideMeanKit<A>& kit, const char* inputs, D
                  ask(y + ahead);
                  const A* own = columns + s * strip;
                  const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
-                 store_first(y, cell.sum / (of_rows[q] * of_columns), lanes);
+                 store_first(y, (V{} + cell.sum) / (of_rows[q] * of_columns), lanes);
                };
   };
   const auto close = [&](const Patch& patch, i64, i64 rows) { kit.y.close(patch, rows); };

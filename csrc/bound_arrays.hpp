@@ -23,12 +23,24 @@ inline nb::object asked(nb::handle object, PyObject* name) {
   return nb::steal(answer);
 }
 
-// Memory that somebody else holds while a kernel runs; it lies densely, its last axis innermost.
+// Memory that XLA holds while a kernel runs; dense, its last axis innermost. An operand is only
+// read, a result only written.
 struct Held {
   char* data;
   i64 itemsize;
   std::vector<i64> shape;
+  bool is_result;
+
+  i64 elements() const {
+    i64 count = 1;
+    for (i64 size : shape) count *= size;
+    return count;
+  }
 };
+
+// How a kernel uses an argument. One that is read may have any strides; one that is written is
+// dense. Only an optional one may be None.
+enum class Use { read, write, write_if_given };
 
 // Where an argument comes from: an object of Python's, None for no memory, or what is held already.
 class Source {
@@ -46,18 +58,31 @@ class Source {
   const Held* held_ = nullptr;
 };
 
-// One argument while a kernel runs. Memory that is written lies densely: its strides are not asked
-// for.
+// One argument while a kernel runs: its memory, shape and strides. The size of an item, the shape
+// and the number of bytes are compared with the plan before a kernel sees the memory.
 class Array {
  public:
-  Array(Source source, bool writable, std::size_t itemsize) {
-    if (source.is_none()) return;
-    const nb::handle object = source.object();
-    if (source.held()) take(*source.held(), static_cast<i64>(itemsize));
-    else if (PyObject_CheckBuffer(object.ptr())) {
-      hold(object, writable, static_cast<i64>(itemsize));
-    } else {
-      ask(object, writable);
+  Array(Source source, Use use, std::size_t itemsize)
+      : itemsize_(static_cast<i64>(itemsize)), writable_(use != Use::read) {
+    if (source.is_none()) {
+      if (use != Use::write_if_given) throw nb::value_error("an array is missing");
+      return;
+    }
+    given_ = true;
+    try {
+      const nb::handle object = source.object();
+      if (source.held()) take(*source.held());
+      else if (PyObject_CheckBuffer(object.ptr())) hold(object);
+      else ask(object);
+      if (!data_ && elements() > 0) {
+        throw nb::value_error("an array has no memory: its storage was freed");
+      }
+      if (reinterpret_cast<std::uintptr_t>(data_) % itemsize) {
+        throw nb::value_error("an array is not aligned to the size of its items");
+      }
+    } catch (...) {
+      release();
+      throw;
     }
   }
   Array(const Array&) = delete;
@@ -68,69 +93,90 @@ class Array {
   int rank() const { return rank_; }
   const i64* strides() const { return strides_; }  // in elements
 
-  // Memory to write: at least `bytes`, where the size is known.
-  char* room(i64 bytes) const {
-    if (size_ >= 0 && size_ < bytes)
-      throw nb::value_error("an array to write is smaller than planned");
+  bool has_shape(const std::vector<i64>& shape) const {
+    if (static_cast<std::size_t>(rank_) != shape.size()) return false;
+    for (int a = 0; a < rank_; ++a) {
+      if (shape_[a] != shape[static_cast<std::size_t>(a)]) return false;
+    }
+    return true;
+  }
+
+  // The memory of a dense array, at least so large. Null if none was given.
+  char* dense(i64 bytes) const {
+    if (given_ && elements() * itemsize_ < bytes) {
+      throw nb::value_error("an array is smaller than planned");
+    }
     return data_;
   }
 
  private:
-  void take(const Held& held, i64 itemsize) {
-    if (held.itemsize != itemsize) {
-      throw nb::value_error("an array has items of another size than planned");
+  void take(const Held& held) {
+    if (held.is_result != writable_) {
+      throw nb::value_error(writable_ ? "an operand is written" : "a result is read");
     }
+    check_itemsize(held.itemsize);
     data_ = held.data;
-    rank_ = static_cast<int>(held.shape.size());
-    if (rank_ > kMostAxes) throw nb::value_error("an array has too many axes");
+    const int rank = static_cast<int>(held.shape.size());
+    if (rank > kMostAxes) throw nb::value_error("an array has too many axes");
     i64 step = 1;
-    for (int a = rank_; a-- > 0; step *= held.shape[static_cast<std::size_t>(a)]) {
+    for (int a = rank; a-- > 0; step *= shape_[a]) {
+      shape_[a] = held.shape[static_cast<std::size_t>(a)];
       strides_[a] = step;
     }
-    size_ = step * itemsize;
+    rank_ = rank;
   }
 
-  void hold(nb::handle source, bool writable, i64 itemsize) {
-    const int flags = PyBUF_STRIDES | (writable ? PyBUF_WRITABLE : 0);
+  void hold(nb::handle source) {
+    const int flags = PyBUF_STRIDES | (writable_ ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(source.ptr(), &buffer_, flags) != 0) throw nb::python_error();
     held_ = true;
     data_ = static_cast<char*>(buffer_.buf);
-    size_ = buffer_.len;
-    if (buffer_.itemsize != itemsize) {
-      release();
-      throw nb::value_error("an array has items of another size than planned");
-    }
+    check_itemsize(buffer_.itemsize);
     for (int a = 0; a < buffer_.ndim; ++a) {
-      if (buffer_.strides[a] % itemsize) {
-        release();
+      if (buffer_.strides[a] % itemsize_) {
         throw nb::value_error("an array's strides are no multiples of its item size");
       }
-      add(buffer_.strides[a] / itemsize);
+      add(buffer_.shape[a], buffer_.strides[a] / itemsize_);
     }
   }
 
-  void ask(nb::handle source, bool writable) {
+  void ask(nb::handle source) {
     const Teller teller = teller_of(source.type().ptr());
     Told told;
     if (teller && tell(teller, source, told)) {
+      check_itemsize(told.bits / 8 * told.lanes);
       data_ = told.first();
-      for (int a = 0; a < told.rank; ++a) add(told.strides[a]);
+      for (int a = 0; a < told.rank; ++a) add(told.shape[a], told.strides[a]);
       return;
     }
     static PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
+    static PyObject* const size = PyUnicode_InternFromString("size");
     static PyObject* const stride = PyUnicode_InternFromString("stride");
     data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(asked(source, data_ptr)));
-    if (writable) return;
-    const nb::tuple strides = nb::cast<nb::tuple>(asked(source, stride));
-    for (nb::handle s : strides) add(nb::cast<i64>(s));
+    const nb::tuple sizes = nb::cast<nb::tuple>(asked(source, size)),
+                    strides = nb::cast<nb::tuple>(asked(source, stride));
+    if (sizes.size() != strides.size()) throw nb::value_error("an array has another rank");
+    for (std::size_t a = 0; a < sizes.size(); ++a) {
+      add(nb::cast<i64>(sizes[a]), nb::cast<i64>(strides[a]));
+    }
   }
 
-  void add(i64 stride) {
-    if (rank_ == kMostAxes) {
-      release();
-      throw nb::value_error("an array has too many axes");
-    }
+  void add(i64 size, i64 stride) {
+    if (rank_ == kMostAxes) throw nb::value_error("an array has too many axes");
+    shape_[rank_] = size;
     strides_[rank_++] = stride;
+  }
+
+  void check_itemsize(i64 itemsize) const {
+    if (itemsize != itemsize_) {
+      throw nb::value_error("an array has items of another size than planned");
+    }
+  }
+
+  i64 elements() const {
+    i64 count = 1;
+    for (int a = 0; a < rank_; ++a) count *= shape_[a];
+    return count;
   }
 
   void release() {
@@ -139,11 +185,12 @@ class Array {
   }
 
   Py_buffer buffer_;
-  bool held_ = false;
+  bool given_ = false, held_ = false;
   char* data_ = nullptr;
-  i64 size_ = -1;  // -1: not known
+  i64 itemsize_;
+  bool writable_;
   int rank_ = 0;
-  i64 strides_[kMostAxes];
+  i64 shape_[kMostAxes], strides_[kMostAxes];
 };
 
 Dtype dtype_named(const std::string& name) {

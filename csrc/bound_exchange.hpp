@@ -85,10 +85,12 @@ class Lying {
   int count_ = 0;
 };
 
-// Dtype, shape and strides; null if it cannot say so.
+// Dtype, shape and strides; null if it cannot say so, or its items are not aligned to their size.
 inline PyObject* lying(Teller teller, nb::handle tensor) {
   Told told;
   if (!tell(teller, tensor, told)) return nullptr;
+  const std::uintptr_t size = told.bits / 8u * told.lanes;
+  if (size == 0 || reinterpret_cast<std::uintptr_t>(told.first()) % size) return nullptr;
   Lying words;
   words.add(told.code | told.bits << 8 | i64{told.lanes} << 16);
   for (int a = 0; a < told.rank; ++a) words.add(told.shape[a]);

@@ -2,10 +2,14 @@
 // runs a kernel.
 #pragma once
 
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
 #include "bound_arrays.hpp"
+#include "bound_gil.hpp"
 #include "dispatch.hpp"
 #include "fractional.hpp"
-#include "parallel.hpp"
 
 namespace poolgrad {
 namespace {
@@ -20,44 +24,46 @@ class BoundLayout {
   BoundLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
               const std::vector<int>& pooled, int inner_axis, const std::string& in,
               const std::string& out)
-      : rank_(shape.size()), in_(dtype_named(in)), out_(dtype_named(out)) {
-    if (axes.empty() || axes.size() > 3 || axes.size() != pooled.size() || rank_ > kMostAxes) {
+      : in_(dtype_named(in)), out_(dtype_named(out)), in_shape_(shape), out_shape_(shape) {
+    const int rank = static_cast<int>(shape.size());
+    if (axes.empty() || axes.size() > 3 || axes.size() != pooled.size() || rank > kMostAxes) {
       throw nb::value_error("1 to 3 axes are pooled, of at most 64");
     }
+    for (i64 size : shape) require(size >= 0, "a size is negative");
     const std::size_t missing = 3 - axes.size();
     for (std::size_t a = 0; a < axes.size(); ++a) {
-      plan_.axis[missing + a] = axis_of(axes[a]);
-      plan_.pooled_axes[missing + a] = pooled[a];
+      const int at = pooled[a];
+      require(at >= 0 && at < rank && (a == 0 || at > pooled[a - 1]), "no such pooled axis");
+      const Axis axis = axis_of(axes[a]);
+      const auto here = static_cast<std::size_t>(at);
+      require(axis.in == shape[here], "an axis has another size than the input");
+      out_shape_[here] = axis.out;
+      plan_.axis[missing + a] = axis;
+      plan_.pooled_axes[missing + a] = at;
+      plan_.places = product(plan_.places, axis.kernel);
     }
-    plan_.places = plan_.axis[0].kernel * plan_.axis[1].kernel * plan_.axis[2].kernel;
+    require(plan_.places < kNowhere, "a window has too many places");
     plan_.route_bytes = plan_.places <= 255 ? 1 : plan_.places <= 65535 ? 2 : 4;
+    require(inner_axis >= -1 && inner_axis < rank && !is_in(inner_axis, pooled),
+            "no such inner axis");
     plan_.inner_axis = inner_axis;
-    const int last = static_cast<int>(rank_) - 1;
-    plan_.inner_is_channel = inner_axis == (pooled.back() == last ? pooled[0] - 1 : last);
-    for (int a = 0; a <= last; ++a) {
+    plan_.inner_is_channel = inner_axis == (pooled.back() == rank - 1 ? pooled[0] - 1 : rank - 1);
+    for (int a = 0; a < rank; ++a) {
+      if (is_in(a, pooled)) continue;
       const i64 size = shape[static_cast<std::size_t>(a)];
-      bool is_pooled = false;
-      for (int q : pooled) is_pooled |= q == a;
-      if (is_pooled) continue;
       if (a == inner_axis) {
         plan_.inner = size;
       } else {
-        plan_.outer *= size;
+        plan_.outer = product(plan_.outer, size);
         plan_.outer_axes.push_back(a);
         plan_.outer_shape.push_back(size);
       }
     }
-    out_strides_.assign(rank_, 0);
+    count(in_shape_);
+    product(count(out_shape_), plan_.winner_bytes());
+    out_strides_.assign(shape.size(), 0);
     i64 step = 1;
-    for (int a = last; a >= 0; --a) {
-      out_strides_[static_cast<std::size_t>(a)] = step;
-      step *= shape[static_cast<std::size_t>(a)];
-      for (int q = 0; q < 3; ++q) {
-        if (plan_.pooled_axes[q] == a) {
-          step = step / shape[static_cast<std::size_t>(a)] * plan_.axis[q].out;
-        }
-      }
-    }
+    for (std::size_t a = shape.size(); a-- > 0; step *= out_shape_[a]) out_strides_[a] = step;
   }
 
   // (begin, place, taps, extent) of one window along one pooled axis: geometry without an array.
@@ -97,32 +103,55 @@ class BoundLayout {
     a.before = from[9];
     a.n = from[10];
     a.m = from[11];
-    if (a.in < 1 || a.out < 1 || a.kernel < 1) throw nb::value_error("an axis is empty");
-    if (a.first < 0 || a.before < 0 || a.m - a.out < a.first || a.n - a.in < a.before) {
-      throw nb::value_error("an axis is no part of the whole");
-    }
+    require(a.in >= 1 && a.out >= 1 && a.kernel >= 1, "an axis is empty");
+    require(a.first >= 0 && a.before >= 0 && a.m >= a.out && a.n >= a.in &&
+                a.m - a.out >= a.first && a.n - a.in >= a.before,
+            "an axis is no part of the whole");
+    constexpr const char* kRange = "an axis has a number out of range";
     if (kind == kRegular) {
-      if (stride < 1 || lo < 0 || hi < 0 || dilation < 1) {
-        throw nb::value_error("an axis has a number out of range");
-      }
+      require(stride >= 1 && lo >= 0 && hi >= 0 && dilation >= 1, kRange);
+      product(a.kernel - 1, dilation, kFarthest);
+      product(a.out - 1, stride, kFarthest);
+      require(lo <= kFarthest && hi <= kFarthest && a.in <= kFarthest, kRange);
       return regular_axis(a, stride, lo, hi, dilation);
     }
+    require(kind == kAdaptive || kind == kTable, kRange);
     a.overlap = true;
     a.full_lo = a.full_hi = 0;
     a.placed = kind == kTable;
     a.adaptive = kind == kAdaptive;
+    if (a.placed) require(a.kernel <= a.in, "a window is larger than the input");
     if (a.adaptive) {
-      if (stride < 1) throw nb::value_error("an axis has a number out of range");
+      require(stride >= 1 && a.m <= stride, kRange);
       a.bins = stride;
-      if (a.n > std::numeric_limits<i64>::max() / 2 / a.bins || a.m > a.bins) {
-        throw nb::value_error("an axis has a number out of range");
-      }
+      product(a.n, a.bins, std::numeric_limits<i64>::max() / 2);
+      const i64 left = a.n % a.bins, more = left == 0 ? 0 : left > std::gcd(a.n, a.bins) ? 2 : 1;
+      require(a.kernel >= a.n / a.bins + more, "a bin is larger than its window");
       const Span begin = span_of(a, 0), end = span_of(a, a.out - 1);
-      if (begin.begin < 0 || end.begin + end.taps > a.in) {
-        throw nb::value_error("bins reach beyond the input");
-      }
+      require(begin.begin >= 0 && end.begin + end.taps <= a.in, "bins reach beyond the input");
     }
     return a;
+  }
+
+  static constexpr i64 kMost = std::numeric_limits<i64>::max() / 8;  // elements of any dtype
+  static constexpr i64 kFarthest =
+      std::numeric_limits<i64>::max() / 4;  // four add up to no overflow
+
+  static void require(bool fine, const char* message) {
+    if (!fine) throw nb::value_error(message);
+  }
+  // Of two numbers that are not negative.
+  static i64 product(i64 a, i64 b, i64 most = kMost) {
+    require(b == 0 || a <= most / b, "a size is too large");
+    return a * b;
+  }
+  static i64 count(const std::vector<i64>& shape) {
+    i64 elements = 1;
+    for (i64 size : shape) elements = product(elements, size);
+    return elements;
+  }
+  static bool is_in(int axis, const std::vector<int>& axes) {
+    return std::find(axes.begin(), axes.end(), axis) != axes.end();
   }
 
   const Axis& bound_axis(int axis) const {
@@ -167,7 +196,7 @@ class BoundLayout {
   std::size_t route_size() const { return static_cast<std::size_t>(plan_.route_bytes); }
 
   static Dense dense(const Array& array, Dtype dtype, i64 elements) {
-    return {array.room(elements * size_of(dtype)), dtype};
+    return {array.dense(elements * size_of(dtype)), dtype};
   }
 
   Dense winner_bits(const Array& array) const {
@@ -175,12 +204,17 @@ class BoundLayout {
   }
 
   Parameter parameter_of(const Array& array, i64 count) const {
-    if (count < 1 && outputs() > 0) throw nb::value_error("a parameter is empty");
-    return {array.room(count * size_of(sum_dtype())), count};
+    require(count >= (outputs() > 0) && count <= kMost, "a parameter is empty");
+    return {array.dense(count * size_of(sum_dtype())), count};
   }
 
-  View view_of(const Array& array, Dtype dtype) const {
-    if (array.rank() != static_cast<int>(rank_)) throw nb::value_error("an array has another rank");
+  // An array with an element for each input, or for each output.
+  View inputs_of(const Array& array, Dtype dtype) const { return view_of(array, dtype, in_shape_); }
+  View outputs_of(const Array& array, Dtype dtype) const {
+    return view_of(array, dtype, out_shape_);
+  }
+  View view_of(const Array& array, Dtype dtype, const std::vector<i64>& shape) const {
+    require(array.has_shape(shape), "an array has another shape than planned");
     return view_of(array.strides(), array.data(), dtype);
   }
   View view_of(const i64* strides, const char* data, Dtype dtype) const {
@@ -215,10 +249,10 @@ class BoundLayout {
     if (!placed) return {};
     const bool floating = in_ == Dtype::float16 || in_ == Dtype::bfloat16 || in_ == Dtype::float64;
     const Dtype dtype = floating ? in_ : Dtype::float32;
-    const Array given(samples, false, size(dtype));
+    const Array given(samples, Use::read, size(dtype));
     int dims = 0;
     for (const Axis& a : plan_.axis) dims += a.placed;
-    const char* data = given.room(plan_.outer * dims * size_of(dtype));
+    const char* data = given.dense(plan_.outer * dims * size_of(dtype));
     return window_tables(plan_, dtype, data, dims);
   }
 
@@ -249,8 +283,12 @@ class BoundLayout {
     // To let another thread run and to wait for it costs more than what is done at once.
     // Whoever is not Python has no such lock.
     if (!python_ || inputs() + outputs() * plan_.places <= kAtOnce) return kernel(work);
-    nb::gil_scoped_release release;
-    kernel(work);
+    try {
+      const WithoutGil released;
+      kernel(work);
+    } catch (const Interrupted&) {
+      throw nb::python_error();
+    }
   }
 
   // Runs a kernel that checks indices first.
@@ -271,9 +309,9 @@ class BoundLayout {
   static const Kernels& kernels() { return chosen_kernels(); }
 
   Plan plan_;
-  std::size_t rank_ = 0;
   bool python_ = true;
   Dtype in_, out_;
+  std::vector<i64> in_shape_, out_shape_;
   std::vector<i64> out_strides_;  // of the outputs in logical order
 };
 

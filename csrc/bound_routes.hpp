@@ -25,9 +25,9 @@ class RoutedLayout : public BoundLayout {
     const bool nowhere = plan_.places < i64{1} << route_bits;
     packed_ = {rows, plan_.axis[2].out, plan_.inner, route_bits, nowhere};
     i64 step = 1;
-    dense_strides_.assign(rank_, 0);
+    dense_strides_.assign(shape.size(), 0);
     const auto next = [&](int axis, i64 size) {
-      if (axis >= 0 && axis < static_cast<int>(rank_))
+      if (axis >= 0 && axis < static_cast<int>(shape.size()))
         dense_strides_[static_cast<std::size_t>(axis)] = step;
       step *= size;
     };
@@ -41,7 +41,7 @@ class RoutedLayout : public BoundLayout {
   // The routes of packed ones, a byte each.
   void unpack_routes(Source packed, Source routes, int threads) const {
     if (packed_.bits == 0) throw nb::value_error("routes are not packed");
-    const Array from(packed, false, 1), to(routes, true, 1);
+    const Array from(packed, Use::read, 1), to(routes, Use::write, 1);
     const Dense target = dense(to, Dtype::uint8, outputs());
     run(threads, [&](const Work& work) {
       unpack(from, reinterpret_cast<std::uint8_t*>(target.data), work.threads);
@@ -52,8 +52,8 @@ class RoutedLayout : public BoundLayout {
   // One argument: what the kernels write or read in place of it.
   class Routes {
    public:
-    Routes(const RoutedLayout& layout, Source source, bool writable)
-        : layout_(layout), given_(source, writable, layout.packed_.bits ? 1 : layout.route_size()) {
+    Routes(const RoutedLayout& layout, Source source, Use use)
+        : layout_(layout), given_(source, use, layout.packed_.bits ? 1 : layout.route_size()) {
       if (layout.packed_.bits && given_.data()) {
         wide_.emplace(static_cast<std::size_t>(larger(1, layout.outputs())));
       }
@@ -66,7 +66,7 @@ class RoutedLayout : public BoundLayout {
     // What was written, packed.
     void written(int threads) const {
       if (!wide_) return;
-      auto* to = reinterpret_cast<std::uint8_t*>(given_.room(layout_.packed_.size()));
+      auto* to = reinterpret_cast<std::uint8_t*>(given_.dense(layout_.packed_.size()));
       layout_.run(threads, [&](const Work& work) {
         kernels().route->pack(layout_.packed_, static_cast<const std::uint8_t*>(wide_->data()), to,
                               work.threads);
@@ -74,7 +74,7 @@ class RoutedLayout : public BoundLayout {
     }
 
     View to_read(int threads) const {
-      if (!wide_) return layout_.view_of(given_, layout_.route_dtype());
+      if (!wide_) return layout_.outputs_of(given_, layout_.route_dtype());
       auto* wide = static_cast<std::uint8_t*>(wide_->data());
       layout_.run(threads, [&](const Work& work) { layout_.unpack(given_, wide, work.threads); });
       return layout_.view_of(layout_.dense_strides_.data(), static_cast<char*>(wide_->data()),
@@ -89,7 +89,7 @@ class RoutedLayout : public BoundLayout {
 
  private:
   void unpack(const Array& from, std::uint8_t* to, int threads) const {
-    const auto* here = reinterpret_cast<const std::uint8_t*>(from.room(packed_.size()));
+    const auto* here = reinterpret_cast<const std::uint8_t*>(from.dense(packed_.size()));
     kernels().route->unpack(packed_, here, to, threads);
   }
 

@@ -1,7 +1,10 @@
 #include "cache.hpp"
 
+#include <pthread.h>
+
 #include <cstdint>
 #include <cstdlib>
+#include <mutex>
 #include <new>
 #include <vector>
 
@@ -22,21 +25,45 @@ struct Block {
   std::size_t size;
 };
 
-std::vector<Block>& waiting() {                  // the longest unused first
-  static auto* blocks = new std::vector<Block>;  // results may outlive everything
-  return *blocks;
-}
-std::size_t used = 0, kept = 0, limit = 0;
+// Everything that the cache stores. `blocks` has room for every block that exists, so that
+// returning one never allocates.
+struct Cache {
+  std::mutex mutex;
+  std::vector<Block> blocks;  // unused ones, the longest unused first
+  std::size_t live = 0;       // blocks in use
+  std::size_t used = 0, kept = 0, limit = 0;
 
-void drop(std::size_t most) {
-  std::size_t count = 0;
-  while (kept > most) {
-    const Block& oldest = waiting()[count++];
-    kept -= oldest.size;
-    std::free(oldest.data);
+  void drop(std::size_t most) {
+    std::size_t count = 0;
+    while (kept > most) {
+      const Block& oldest = blocks[count++];
+      kept -= oldest.size;
+      std::free(oldest.data);
+    }
+    blocks.erase(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(count));
   }
-  waiting().erase(waiting().begin(), waiting().begin() + static_cast<std::ptrdiff_t>(count));
+};
+
+Cache& cache() {
+  static auto* only = new Cache;  // never destroyed: results may outlive everything
+  return *only;
 }
+
+// Holds the lock of the cache. Results are created and destroyed by Python's threads and by XLA's,
+// which do not hold Python's lock.
+class Locked {
+ public:
+  Cache* operator->() const { return &cache(); }
+
+ private:
+  std::lock_guard<std::mutex> lock_{cache().mutex};
+};
+
+// A fork while another thread holds the lock would leave it locked in the child: fork waits for it.
+const bool fork_waits = [] {
+  return pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
+                        [] { cache().mutex.unlock(); }) == 0;
+}();
 
 char* fresh(std::size_t size) {
   void* data = std::aligned_alloc(kPage, size);
@@ -74,43 +101,55 @@ void limit_streams(std::size_t bytes) { stream_limit = bytes; }
 Memory::Memory(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
   if (bytes > SIZE_MAX - kPage) throw std::bad_alloc();
   const std::size_t wanted = (bytes + kPage - 1) / kPage * kPage;
-  std::size_t best = waiting().size();
-  for (std::size_t k = 0; k < waiting().size(); ++k) {
-    const std::size_t size = waiting()[k].size;
-    const bool fits = size >= wanted && size / 2 <= wanted;
-    if (fits && (best == waiting().size() || size <= waiting()[best].size)) best = k;
+  const Locked cache;
+  cache->blocks.reserve(cache->blocks.size() + cache->live + 1);
+  const auto none = cache->blocks.end();
+  auto best = none;
+  for (auto block = cache->blocks.begin(); block != none; ++block) {
+    const bool fits = block->size >= wanted && block->size / 2 <= wanted;
+    if (fits && (best == none || block->size <= best->size)) best = block;
   }
-  if (best < waiting().size()) {
-    data_ = waiting()[best].data;
-    size_ = waiting()[best].size;
-    kept -= size_;
-    waiting().erase(waiting().begin() + static_cast<std::ptrdiff_t>(best));
+  if (best != none) {
+    data_ = best->data;
+    size_ = best->size;
+    cache->kept -= size_;
+    cache->blocks.erase(best);
   } else {
     data_ = fresh(wanted);
     if (!data_) {
-      drop(0);
+      cache->drop(0);
       data_ = fresh(wanted);
     }
     if (!data_) throw std::bad_alloc();
     size_ = wanted;
   }
-  used += size_;
+  cache->used += size_;
+  ++cache->live;
 }
 
 Memory::~Memory() {
-  used -= size_;
-  kept += size_;
-  waiting().push_back({data_, size_});
-  drop(limit);
+  const Locked cache;
+  cache->used -= size_;
+  cache->kept += size_;
+  --cache->live;
+  cache->blocks.push_back({data_, size_});
+  cache->drop(cache->limit);
 }
 
-CacheUse cache_use() { return {used, kept}; }
+CacheUse cache_use() {
+  const Locked cache;
+  return {cache->used, cache->kept};
+}
 
 void limit_cache(std::size_t bytes) {
-  limit = bytes;
-  drop(limit);
+  const Locked cache;
+  cache->limit = bytes;
+  cache->drop(bytes);
 }
 
-void empty_cache() { drop(0); }
+void empty_cache() {
+  const Locked cache;
+  cache->drop(0);
+}
 
 }  // namespace poolgrad

@@ -7,8 +7,8 @@
 
 namespace poolgrad {
 
-// A block that comes from the cache and goes back to it. Made and destroyed while Python's lock is
-// held: there is no other.
+// A block of memory, taken from the cache and returned to it. Any thread may create and destroy
+// one.
 class Memory {
  public:
   explicit Memory(std::size_t bytes);

@@ -215,7 +215,7 @@ class Gather {
     };
     if constexpr (Routed) line = count;
     const auto sum_of = [&](const Sender* list) {
-      V sum = sent(list[0]);
+      V sum = V{} + sent(list[0]);  // 0 + -0.0 is 0.0, as in sums that begin with 0
       for (i64 k = 1; k < line; ++k) sum += sent(list[k]);
       return sum;
     };

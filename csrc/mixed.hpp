@@ -68,7 +68,7 @@ void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedKit<A>& k
       const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
       A* to = is<A>(y) ? as<A>(y, first) : kit.y;
       for (i64 i = 0; i < n; ++i) {
-        const A mean = made.sum[i] / (rows * kit.counts[i]), a = kit.theta[i];
+        const A mean = (A(0) + made.sum[i]) / (rows * kit.counts[i]), a = kit.theta[i];
         const A blend = a * made.v[i] + (A(1) - a) * mean;
         // At its ends a mixture is one of the two, also where the other is infinite.
         to[i] = a == A(1) ? made.v[i] : a == A(0) ? mean : blend;

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cfenv>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -18,7 +19,29 @@
 namespace poolgrad {
 namespace {
 
-thread_local int own_threads = 0;  // how many `OwnThreads` live
+thread_local int own_threads = 0;       // how many `OwnThreads` live
+thread_local Polled* polled = nullptr;  // what this thread polls between tasks
+
+// Between two tasks; on threads that do not poll it costs nothing.
+void poll() {
+  if (polled && polled->due()) throw Interrupted();
+}
+
+// Computes in the floating-point environment of the calling thread (rounding, subnormal numbers
+// flushed to zero), so that a result does not depend on which thread computed it.
+class SameEnvironment {
+ public:
+  explicit SameEnvironment(const std::fenv_t& callers) {
+    std::fegetenv(&before_);
+    std::fesetenv(&callers);
+  }
+  SameEnvironment(const SameEnvironment&) = delete;
+  SameEnvironment& operator=(const SameEnvironment&) = delete;
+  ~SameEnvironment() { std::fesetenv(&before_); }
+
+ private:
+  std::fenv_t before_;
+};
 
 // The threads that an OpenMP library has ready for who calls it.
 struct Team {
@@ -45,6 +68,7 @@ class Pool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       body_ = body, context_ = context, threads_ = threads;
+      std::fegetenv(&environment_);
       if (shares_.size() < static_cast<std::size_t>(threads)) {
         shares_ = std::vector<Share>(static_cast<std::size_t>(threads));
       }
@@ -55,7 +79,9 @@ class Pool {
     }
     if (team_.start && own_threads == 0 && threads <= team_.size()) with_team();
     else with_workers(threads);
-    if (failed_.exchange(false)) throw std::bad_alloc();
+    const End end = end_.exchange(End::complete);
+    if (end == End::interrupted) throw Interrupted();
+    if (end == End::failed) throw std::bad_alloc();
     return true;
   }
 
@@ -72,12 +98,16 @@ class Pool {
   }
 
  private:
+  enum class End { complete, failed, interrupted };
+
   // All of the team, so that it is not made smaller; the first of it do the work.
   void with_team() {
     const auto member = [](void* self) {
       Pool* pool = static_cast<Pool*>(self);
       const int number = pool->team_.number();
-      if (number < pool->threads_) pool->work(number);
+      if (number >= pool->threads_) return;
+      const SameEnvironment environment(pool->environment_);
+      pool->work(number);
     };
     team_.start(member, this, 0, 0);
   }
@@ -107,7 +137,6 @@ class Pool {
   }
 
   void loop(int id, std::uint64_t seen) {
-    std::fesetenv(FE_DFL_ENV);  // whoever starts a thread hands its own way of computing on
     for (;;) {
       {
         std::unique_lock<std::mutex> lock(mutex_);
@@ -115,31 +144,39 @@ class Pool {
         seen = round_;
         if (id >= wanted_) continue;
       }
-      work(id + 1);
+      {
+        const SameEnvironment environment(environment_);
+        work(id + 1);
+      }
       std::lock_guard<std::mutex> lock(mutex_);
       if (--running_ == 0) done_.notify_one();
     }
   }
 
-  // Scratch memory is all that a kernel can fail to get; the caller hears of it when all have
-  // ended.
+  // An exception ends the work of all threads; `run` throws it again when all have stopped. A
+  // kernel can only fail to get scratch memory.
   void work(int number) noexcept {
     try {
       for (int k = 0; k < threads_; ++k) {
         Share& share = shares_[(number + k) % threads_];
         for (i64 task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
+          if (end_.load(std::memory_order_relaxed) != End::complete) return;
+          poll();
           body_(context_, task);
         }
       }
+    } catch (const Interrupted&) {
+      end_.store(End::interrupted);
     } catch (...) {
-      failed_.store(true);
+      end_.store(End::failed);
     }
   }
 
   Team team_;
   std::mutex owner_, mutex_;
   std::condition_variable wake_, done_;
-  std::atomic<bool> failed_{false};
+  std::atomic<End> end_{End::complete};
+  std::fenv_t environment_;
   void (*body_)(void*, i64) = nullptr;
   void* context_ = nullptr;
   std::vector<Share> shares_;  // of at least `threads_` threads
@@ -148,24 +185,41 @@ class Pool {
   std::uint64_t round_ = 0;
 };
 
-// Never destroyed: workers may still wait on it while the process ends.
-std::atomic<Pool*> pool{nullptr};
+// Never destroyed: workers may still wait on it while the process ends. Created when the module is
+// loaded: a fork while another thread creates it would leave the child with half of it.
+std::atomic<Pool*> pool{new (std::nothrow) Pool};
 
 // The child of a fork has none of the workers, and a lock may be held for ever: start afresh.
 void forget_pool() { pool.store(new (std::nothrow) Pool); }
 
-Pool* the_pool() {
-  static const bool registered = [] {
-    pool.store(new Pool);
-    return pthread_atfork(nullptr, nullptr, forget_pool) == 0;
-  }();
-  return registered ? pool.load() : nullptr;
-}
+const bool forks_are_safe = pthread_atfork(nullptr, nullptr, forget_pool) == 0;
+
+Pool* the_pool() { return forks_are_safe ? pool.load() : nullptr; }
 
 }  // namespace
 
 OwnThreads::OwnThreads() { ++own_threads; }
 OwnThreads::~OwnThreads() { --own_threads; }
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kBetweenPolls{100};
+
+}  // namespace
+
+Polled::Polled(bool (*interrupted)(void*), void* context)
+    : interrupted_(interrupted), context_(context), next_(Clock::now() + kBetweenPolls) {
+  polled = this;
+}
+Polled::~Polled() { polled = nullptr; }
+
+bool Polled::due() {
+  if (Clock::now() < next_) return false;
+  const bool interrupted = interrupted_(context_);
+  next_ = Clock::now() + kBetweenPolls;
+  return interrupted;
+}
 
 bool share_threads(const char* library) {
   Pool* p = the_pool();
@@ -178,7 +232,10 @@ void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context) 
     const int useful = tasks < threads ? static_cast<int>(tasks) : threads;
     if (p && p->run(tasks, useful, body, context)) return;
   }
-  for (i64 task = 0; task < tasks; ++task) body(context, task);
+  for (i64 task = 0; task < tasks; ++task) {
+    poll();
+    body(context, task);
+  }
 }
 
 namespace {

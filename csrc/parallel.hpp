@@ -1,13 +1,16 @@
 // Who does which part: the threads of a framework that keeps some, or a small pool of our own.
 #pragma once
 
+#include <chrono>
+
 #include "window.hpp"
 
 namespace poolgrad {
 
 // Calls body(context, task) once for every task in [0, tasks), on up to `threads` threads, the
 // caller among them. A pool that is busy with another caller's work is not waited for: then the
-// caller does all tasks itself. Safe after fork(): the child starts a pool of its own.
+// caller does all tasks itself. Every thread computes in the caller's floating-point environment.
+// Safe after fork(): the child starts a pool of its own.
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context);
 
 // While one lives, what this thread asks for is done by our own threads. OpenMP makes a team of its
@@ -18,6 +21,26 @@ class OwnThreads {
   OwnThreads(const OwnThreads&) = delete;
   OwnThreads& operator=(const OwnThreads&) = delete;
   ~OwnThreads();
+};
+
+// Thrown by run_tasks() where a poll says so; tasks that had not begun are left out.
+struct Interrupted {};
+
+// RAII guard: about ten times a second, between two tasks, run_tasks() on this thread calls
+// interrupted(context). One at a time on a thread.
+class Polled {
+ public:
+  Polled(bool (*interrupted)(void*), void* context);
+  Polled(const Polled&) = delete;
+  Polled& operator=(const Polled&) = delete;
+  ~Polled();
+
+  bool due();  // calls `interrupted` if it is time, and returns its answer
+
+ private:
+  bool (*interrupted_)(void*);
+  void* context_;
+  std::chrono::steady_clock::time_point next_;
 };
 
 // From now on tasks are done by the OpenMP threads of a library that is loaded, given by its path.

@@ -56,7 +56,7 @@ class PlaneMeans {
     if (n_ <= kMostPlaces) in_order<N>(planes, sums);
     else across<N>(planes, sums);
     A* y = y_.room(first, N);
-    for (i64 k = 0; k < N; ++k) y[k] = sums[k] / divisor_;
+    for (i64 k = 0; k < N; ++k) y[k] = (A(0) + sums[k]) / divisor_;
   }
 
   // As PyTorch adds them.

@@ -17,6 +17,9 @@ constexpr i64 kWorthAThread =
 constexpr i64 kTasksAThread = 16, kPartsAThread = 4;
 // Elements of a task: it begins with tables, and with memory that nobody asked for ahead.
 constexpr i64 kTask = 1 << 18;
+// Inputs that all windows of a task hold together, where there is a choice: a kernel can only be
+// interrupted between tasks.
+constexpr i64 kLongestTask = 1 << 28;
 
 // Cuts the work into tasks: groups of planes, or, where planes are few, parts of one along the
 // outermost pooled axis that has a choice. Not where windows overlap, so that parts would do some
@@ -38,6 +41,11 @@ struct Cut {
     } else {
       parts = smaller(length(axis), ceil_div(parts_wanted, larger(1, p.outer)));
     }
+    const i64 effort = larger(1, p.out_plane()) * most_real(p);
+    planes = larger(1, smaller(planes, kLongestTask / effort));
+    // Parts of many times the window's size do little work twice.
+    const i64 most_parts = length(axis) / (8 * smaller(p.axis[axis].kernel, p.axis[axis].n));
+    if (planes == 1) parts = larger(parts, smaller(most_parts, effort / kLongestTask));
   }
 
   // At least so many planes a task, if there are enough for all threads, or a multiple of that.

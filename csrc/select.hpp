@@ -180,9 +180,10 @@ struct Max {
     if constexpr (NaNs) {
       if (any(seen != seen)) return lane_by_lane(to, from, taps, place);
     }
+    // Bounded, as another thread may change the input meanwhile: then any result will do.
     i64 t = piece;
-    while (!any(load<V>(from + t) == all)) t += W;
-    while (from[t] != all[0]) ++t;
+    for (const i64 last = piece + kStretch - W; t < last && !any(load<V>(from + t) == all);) t += W;
+    for (const i64 last = t + W - 1; t < last && from[t] != all[0];) ++t;
     to.v[0] = from[t];
     if constexpr (Keep) to.r[0] = place + static_cast<u32>(t);
   }

@@ -43,9 +43,12 @@ void unpool_plane(const Plan& p, const View& x, const char* values, const View& 
                   const char* where, T* y) {
   std::memset(y, 0, static_cast<std::size_t>(p.out_plane()) * sizeof(T));
   const T* from = reinterpret_cast<const T*>(values);
+  const auto size = static_cast<std::uint64_t>(p.axis[0].out * p.axis[1].out * p.axis[2].out);
   for (i64 c = 0; c < p.inner; ++c) {
-    each_index(p, x, indices, where, c,
-               [&](i64, i64 at, i64 index) { y[index * p.inner + c] = from[at]; });
+    each_index(p, x, indices, where, c, [&](i64, i64 at, i64 index) {
+      // Another thread may have changed an index since all were checked.
+      if (static_cast<std::uint64_t>(index) < size) y[index * p.inner + c] = from[at];
+    });
   }
 }
 
@@ -55,10 +58,14 @@ void unpool_plane_back(const Plan& p, const View& gy, const char* gradients, con
                        const char* where, u32* owner, T* gx) {
   const T* from = reinterpret_cast<const T*>(gradients);
   const i64 width = p.axis[2].out, rows = p.axis[1].out;
+  const auto size = static_cast<std::uint64_t>(p.axis[0].out * rows * width);
+  const auto outside = [&](i64 index) { return static_cast<std::uint64_t>(index) >= size; };
   for (i64 c = 0; c < p.inner; ++c) {
-    each_index(p, indices, indices, where, c,
-               [&](i64 number, i64, i64 index) { owner[index] = static_cast<u32>(number); });
     each_index(p, indices, indices, where, c, [&](i64 number, i64, i64 index) {
+      if (!outside(index)) owner[index] = static_cast<u32>(number);
+    });
+    each_index(p, indices, indices, where, c, [&](i64 number, i64, i64 index) {
+      if (outside(index)) return;
       const i64 row = index / width;
       const i64 at =
           row / rows * gy.depth + row % rows * gy.height + index % width * gy.width + c * gy.inner;

@@ -11,7 +11,7 @@ nanobind::object poolgrad::xla_handler() { return nanobind::none(); }
 #include <sys/mman.h>
 
 #include <cfenv>
-#include <cstdlib>
+#include <charconv>
 #include <cstring>
 #include <sstream>
 #include <tuple>
@@ -30,8 +30,7 @@ namespace ffi = xla::ffi;
 void prefer_large_pages(const Held& held) {
 #ifdef MADV_HUGEPAGE
   constexpr std::uintptr_t page = std::uintptr_t{1} << 21;
-  std::uintptr_t bytes = static_cast<std::uintptr_t>(held.itemsize);
-  for (i64 size : held.shape) bytes *= static_cast<std::uintptr_t>(size);
+  const auto bytes = static_cast<std::uintptr_t>(held.elements() * held.itemsize);
   const auto begin = reinterpret_cast<std::uintptr_t>(held.data);
   const std::uintptr_t first = (begin + page - 1) / page * page,
                        last = (begin + bytes) / page * page;
@@ -59,11 +58,38 @@ class PlainArithmetic {
   std::fenv_t before_;
 };
 
-Held held(const ffi::AnyBuffer& buffer) {
+Held held(const ffi::AnyBuffer& buffer, bool is_result) {
   const auto shape = buffer.dimensions();
   return {static_cast<char*>(buffer.untyped_data()),
           static_cast<i64>(ffi::ByteWidth(buffer.element_type())),
-          {shape.begin(), shape.end()}};
+          {shape.begin(), shape.end()},
+          is_result};
+}
+
+// A program from elsewhere may let XLA place a result where an operand lies.
+void require_apart(const std::vector<Held>& results, const std::vector<Held>& operands) {
+  const auto end = [](const Held& held) { return held.data + held.elements() * held.itemsize; };
+  const auto overlap = [&](const Held& a, const Held& b) {
+    return &a != &b && a.data < end(b) && b.data < end(a);
+  };
+  for (const Held& result : results) {
+    for (const std::vector<Held>* others : {&results, &operands}) {
+      for (const Held& other : *others) {
+        if (overlap(result, other)) throw std::invalid_argument("a result overlaps another array");
+      }
+    }
+  }
+}
+
+// A whole word as a number; out of range is an error, too.
+template <class T>
+T parsed(std::string_view word) {
+  T number{};
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+  if (error != std::errc() || end != word.data() + word.size()) {
+    throw std::invalid_argument("not a number: " + std::string(word));
+  }
+  return number;
 }
 
 // The words of a call and the memory that they speak of: "<0" is the first operand, ">0" the first
@@ -89,7 +115,10 @@ class Words {
     if constexpr (std::is_same_v<T, Source>) {
       return named(next());
     } else if constexpr (std::is_same_v<T, std::vector<Source> >) {
-      std::vector<Source> list(std::strtoul(next().c_str() + 1, nullptr, 10));
+      const std::string word = next();
+      const auto length = word[0] == '[' ? parsed<std::size_t>(word.substr(1)) : kMostKept + 1;
+      if (length > kMostKept) throw std::invalid_argument("no such list: " + word);
+      std::vector<Source> list(length);
       for (Source& source : list) source = named(next());
       return list;
     } else if constexpr (std::is_same_v<T, std::string>) {
@@ -99,19 +128,25 @@ class Words {
     } else {
       const std::string word = next();
       if (word == "*") return static_cast<T>(threads_);
-      if constexpr (std::is_integral_v<T>) {
-        return static_cast<T>(std::strtoll(word.c_str(), nullptr, 10));
-      } else {
-        return static_cast<T>(std::strtod(word.c_str(), nullptr));
-      }
+      if constexpr (std::is_same_v<T, bool>) return parsed<int>(word) != 0;
+      else return parsed<T>(word);
     }
+  }
+
+  void require_end() {
+    std::string word;
+    if (words_ >> word) throw std::invalid_argument("a call has too many words");
   }
 
  private:
   Source named(const std::string& word) const {
     if (word == "-") return {};
     const std::vector<Held>& from = word[0] == '<' ? operands_ : results_;
-    return Source(from.at(std::strtoul(word.c_str() + 1, nullptr, 10)));
+    const auto index = parsed<std::size_t>(word.substr(1));
+    if ((word[0] != '<' && word[0] != '>') || index >= from.size()) {
+      throw std::invalid_argument("no such array: " + word);
+    }
+    return Source(from[index]);
   }
 
   const Held& held_named(const std::string& word) const {
@@ -148,10 +183,6 @@ BoundPlan plan_of(Words& words) {
     axes.emplace_back();
     for (std::size_t k = 0; k < BoundPlan::kMembers; ++k) axes.back().push_back(words.take<i64>());
   }
-  for (int a : pooled) {
-    if (a < 0 || a >= static_cast<int>(shape.size())) throw std::invalid_argument("no such axis");
-  }
-  if (inner >= static_cast<int>(shape.size())) throw std::invalid_argument("no such axis");
   BoundPlan plan(axes, shape, pooled, inner, in, out, bits);
   plan.leave_python();
   return plan;
@@ -178,6 +209,7 @@ void call(const BoundPlan& plan, void (BoundPlan::*kernel)(Parameters...) const,
   // Braces: from left to right.
   const std::tuple<typename Kept<Parameters>::type...> arguments{
       words.take<typename Kept<Parameters>::type>()...};
+  words.require_end();
   std::apply([&](const auto&... each) { (plan.*kernel)(given(each)...); }, arguments);
 }
 
@@ -217,12 +249,13 @@ ffi::Error handle(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingR
   try {
     std::vector<Held> operands, results;
     for (std::size_t k = 0; k < args.size(); ++k) {
-      operands.push_back(held(args.get<ffi::AnyBuffer>(k).value()));
+      operands.push_back(held(args.get<ffi::AnyBuffer>(k).value(), false));
     }
     for (std::size_t k = 0; k < rets.size(); ++k) {
-      results.push_back(held(*rets.get<ffi::AnyBuffer>(k).value()));
-      prefer_large_pages(results.back());
+      results.push_back(held(*rets.get<ffi::AnyBuffer>(k).value(), true));
     }
+    require_apart(results, operands);
+    for (const Held& result : results) prefer_large_pages(result);
     Words told(words, std::move(operands), std::move(results),
                static_cast<int>(pool.num_threads()));
     const PlainArithmetic plain;

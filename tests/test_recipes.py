@@ -219,6 +219,9 @@ def test_tensors_without_a_quick_answer_are_asked() -> None:
         def data_ptr(self) -> int:
             return int(self.array.ctypes.data)
 
+        def size(self) -> tuple[int, ...]:
+            return self.array.shape
+
         def stride(self) -> tuple[int, ...]:
             return tuple(s // self.array.itemsize for s in self.array.strides)
 

@@ -291,3 +291,25 @@ except ValueError as error:
 """
     said = assert_runs(code, POOLGRAD_NUM_THREADS=value)
     assert said.strip() == f"POOLGRAD_NUM_THREADS must be a positive integer, got {value!r}"
+
+
+FLUSHED = """
+import numpy as np, torch, poolgrad
+x = np.full((64, 128, 128), 1e-40, np.float32)
+def make(threads):
+    poolgrad.set_num_threads(threads)
+    torch.set_num_threads(threads)
+    results = [poolgrad.avg_pool2d(x, 2), poolgrad.lse_pool2d(x, 2, r=1.0)]
+    results.append(poolgrad.avg_pool2d(torch.from_numpy(x), 2).numpy())
+    return [np.ascontiguousarray(y).tobytes() for y in results]
+make(2)  # threads begin in the mode of who starts them
+assert torch.set_flush_denormal(True)
+alone = make(1)
+assert all(make(2) == alone for _ in range(20))
+"""
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_threads_take_the_callers_floating_point_mode() -> None:
+    """All planes are made alike if the caller flushes subnormal numbers to zero."""
+    assert_runs(FLUSHED)
