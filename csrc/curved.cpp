@@ -52,7 +52,8 @@ void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Den
         fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], kit.theta, least_parameter<A>());
         kit.windows.start(plane_of(x, plane));
         curved_tile<A, Kind>(p, tile, kit, plane * p.out_plane());
-      });
+      },
+      true);
 }
 
 template <class A, template <class> class Kind>

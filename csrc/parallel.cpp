@@ -209,10 +209,13 @@ constexpr std::chrono::milliseconds kBetweenPolls{100};
 }  // namespace
 
 Polled::Polled(bool (*interrupted)(void*), void* context)
-    : interrupted_(interrupted), context_(context), next_(Clock::now() + kBetweenPolls) {
+    : outer_(polled),
+      interrupted_(interrupted),
+      context_(context),
+      next_(Clock::now() + kBetweenPolls) {
   polled = this;
 }
-Polled::~Polled() { polled = nullptr; }
+Polled::~Polled() { polled = outer_; }
 
 bool Polled::due() {
   if (Clock::now() < next_) return false;

@@ -27,7 +27,7 @@ class OwnThreads {
 struct Interrupted {};
 
 // RAII guard: about ten times a second, between two tasks, run_tasks() on this thread calls
-// interrupted(context). One at a time on a thread.
+// interrupted(context), which may itself run tasks.
 class Polled {
  public:
   Polled(bool (*interrupted)(void*), void* context);
@@ -38,6 +38,7 @@ class Polled {
   bool due();  // calls `interrupted` if it is time, and returns its answer
 
  private:
+  Polled* outer_;
   bool (*interrupted_)(void*);
   void* context_;
   std::chrono::steady_clock::time_point next_;

@@ -19,7 +19,7 @@ constexpr i64 kTasksAThread = 16, kPartsAThread = 4;
 constexpr i64 kTask = 1 << 18;
 // Inputs that all windows of a task hold together, where there is a choice: a kernel can only be
 // interrupted between tasks.
-constexpr i64 kLongestTask = 1 << 28;
+constexpr i64 kLongestTask = 1 << 23;
 
 // Cuts the work into tasks: groups of planes, or, where planes are few, parts of one along the
 // outermost pooled axis that has a choice. Not where windows overlap, so that parts would do some
@@ -41,11 +41,13 @@ struct Cut {
     } else {
       parts = smaller(length(axis), ceil_div(parts_wanted, larger(1, p.outer)));
     }
-    const i64 effort = larger(1, p.out_plane()) * most_real(p);
-    planes = larger(1, smaller(planes, kLongestTask / effort));
-    // Parts of many times the window's size do little work twice.
-    const i64 most_parts = length(axis) / (8 * smaller(p.axis[axis].kernel, p.axis[axis].n));
-    if (planes == 1) parts = larger(parts, smaller(most_parts, effort / kLongestTask));
+    planes = larger(1, smaller(planes, kLongestTask / effort(p)));
+  }
+
+  // As short as any task, however large a plane: where what parts do is not shared.
+  void shorten(const Plan& p, bool outputs) {
+    const i64 length = outputs ? p.axis[axis].out : p.axis[axis].in;
+    if (planes == 1) parts = larger(parts, smaller(length, effort(p) / kLongestTask));
   }
 
   // At least so many planes a task, if there are enough for all threads, or a multiple of that.
@@ -53,6 +55,9 @@ struct Cut {
     planes = larger(planes, smaller(some, all / threads));
     if (planes > some) planes -= planes % some;
   }
+
+  // Inputs that the windows of a plane hold together.
+  static i64 effort(const Plan& p) { return larger(1, p.out_plane()) * most_real(p); }
 
   // Calls body(first plane, last, box) for each task; Box is Tile (of outputs) or Piece (of
   // inputs).
@@ -86,39 +91,46 @@ void with_scratch(Make&& make, Use&& use) {
 // For each part of the outputs: kit = make(tile, arena), then use(kit, first plane, last, tile) for
 // several planes, `together` of them if there are enough.
 template <class Make, class Use>
-void over_outputs_of_planes(const Work& work, i64 together, Make&& make, Use&& use) {
+void over_outputs_of_planes(const Work& work, i64 together, Make&& make, Use&& use,
+                            bool one_by_one = false) {
   const auto body = [&](i64 first, i64 last, const Tile& tile) {
     with_scratch([&](Arena& arena) { return make(tile, arena); },
                  [&](auto& kit) { use(kit, first, last, tile); });
   };
   Cut cut(*work.plan, work.threads, true);
   cut.take_together(together, work.plan->outer);
+  if (one_by_one) cut.shorten(*work.plan, true);
   cut.run<Tile>(*work.plan, true, body);
 }
+// one_by_one: outputs share no work, so that tasks may be as short as wanted
 template <class Make, class Use>
-void over_outputs(const Work& work, Make&& make, Use&& use) {
-  over_outputs_of_planes(work, 1, make, [&](auto& kit, i64 first, i64 last, const Tile& tile) {
+void over_outputs(const Work& work, Make&& make, Use&& use, bool one_by_one = false) {
+  const auto use_all = [&](auto& kit, i64 first, i64 last, const Tile& tile) {
     for (i64 plane = first; plane < last; ++plane) use(kit, plane, tile);
-  });
+  };
+  over_outputs_of_planes(work, 1, make, use_all, one_by_one);
 }
 
 // The same for parts of the inputs; kit = make(piece, planes, arena).
 template <class Make, class Use>
-void over_inputs_of_planes(const Work& work, i64 together, Make&& make, Use&& use) {
+void over_inputs_of_planes(const Work& work, i64 together, Make&& make, Use&& use,
+                           bool one_by_one = false) {
   Cut cut(*work.plan, work.threads, false);
   cut.take_together(together, work.plan->outer);
+  if (one_by_one) cut.shorten(*work.plan, false);
   cut.run<Piece>(*work.plan, false, [&](i64 first, i64 last, const Piece& piece) {
     with_scratch([&](Arena& arena) { return make(piece, last - first, arena); },
                  [&](auto& kit) { use(kit, first, last, piece); });
   });
 }
 template <class Make, class Use>
-void over_inputs(const Work& work, Make&& make, Use&& use) {
+void over_inputs(const Work& work, Make&& make, Use&& use, bool one_by_one = false) {
   over_inputs_of_planes(
       work, 1, [&](const Piece& piece, i64, Arena& arena) { return make(piece, arena); },
       [&](auto& kit, i64 first, i64 last, const Piece& piece) {
         for (i64 plane = first; plane < last; ++plane) use(kit, plane, piece);
-      });
+      },
+      one_by_one);
 }
 
 template <class F>

@@ -68,7 +68,8 @@ void split_winners(const Work& work, Select which, const View& x, const View& y,
           mark_winners<A>(p, tile, x, plane_of(x, plane), y, plane_of(y, plane),
                           which == Select::rectified, rows,
                           winners + plane * p.out_plane() * p.winner_bytes());
-        });
+        },
+        true);
   });
 }
 

@@ -25,7 +25,8 @@ void pick(const Work& work, const View& x, Dense y, Dense routes, const View& or
       [&](Kit& kit, i64 plane, const Tile& tile) {
         pick_tile(p, tile, kit, plane_of(x, plane), order, outer_offset(order, plane), lone, y,
                   routes, plane * p.out_plane());
-      });
+      },
+      true);
 }
 
 template <class A>

@@ -264,7 +264,8 @@ void weigh(const Work& work, const Weighed& from, Parameter theta, int whole, De
         const A least = Kit::kMixed ? A(0) : least_parameter<A>();
         fill_parameter(p, theta, plane, kit.outputs(), kit.theta(), least);
         kit.run(from, plane, whole, plane * p.in_plane());
-      });
+      },
+      true);
 }
 
 }  // namespace

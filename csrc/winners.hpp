@@ -299,7 +299,8 @@ void small_windows(const Work& work, const View& x, Dense y, Dense routes, Selec
       [&](Kit& kit, i64 plane, const Tile& tile) {
         kit.start(plane_of(x, plane));
         direct_tile(p, tile, kit, plane_of(x, plane), plane * p.out_plane(), which, lone);
-      });
+      },
+      true);
 }
 
 }  // namespace
