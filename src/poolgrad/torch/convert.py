@@ -169,7 +169,7 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
             replaced.append(Module(names, kind.__name__))
             ours = SUBCLASSES[kind]
             module.__class__ = ours
-            vars(module).update(ours.added(), converted=True)
+            vars(module).update(ours.added, converted=True)
     found = fusion.fuse(model) if fuse else fusion.Fused([])
     names_of = {module: names for names, module in _modules(model)} if found.pairs else {}
     fused = []
@@ -224,7 +224,7 @@ def _obstacle(module: nn.Module) -> str:
     if "forward" in vars(module):
         return "its forward was replaced"
     own = [
-        name for name in (*SUBCLASSES[type(module)].added(), "converted") if hasattr(module, name)
+        name for name in (*SUBCLASSES[type(module)].added, "converted") if hasattr(module, name)
     ]
     if own:
         return f"it has attributes of its own that ours has, too: {', '.join(own)}"

@@ -46,6 +46,9 @@ class Pool(nn.Module):
         The arguments that the constructor takes.
     inherited : tuple of str
         The arguments that the constructor of PyTorch's class keeps.
+    added : dict
+        The arguments that PyTorch's class does not have, with their defaults. A plain dictionary:
+        compilers refuse a signature's mapping proxy.
     shown : tuple of str
         The arguments that are printed, whatever they are.
     at_call : tuple of str
@@ -65,6 +68,7 @@ class Pool(nn.Module):
     dims: ClassVar[int]
     names: ClassVar[tuple[str, ...]]
     inherited: ClassVar[tuple[str, ...]]
+    added: ClassVar[dict[str, Any]]
     shown: ClassVar[tuple[str, ...]]
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     note: ClassVar[str] = ""
@@ -114,12 +118,6 @@ class Pool(nn.Module):
     def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.names}
 
-    @classmethod
-    def added(cls) -> dict[str, Any]:
-        """The arguments that PyTorch's class does not have, with their defaults."""
-        takes = cls.__signature__.parameters
-        return {name: takes[name].default for name in cls.names if name not in cls.inherited}
-
     def _is_theirs(self, x: Any) -> bool:
         """Whether PyTorch's module does what is asked for, and our kernels do not, or not so."""
         if not pools(x):
@@ -132,7 +130,7 @@ class Pool(nn.Module):
 
     def _is_pytorchs(self) -> bool:
         """Whether PyTorch's class does the same: with these arguments, and such padding."""
-        changed = (n for n, v in self.added().items() if getattr(self, n) != v)
+        changed = (n for n, v in self.added.items() if getattr(self, n) != v)
         if not self.inherited or {*changed} - {"routes"}:  # which change no results
             return False
         return not unlike(self) and self._pads_as_pytorchs()
@@ -180,7 +178,7 @@ class Pool(nn.Module):
 
     def become(self, theirs: type[nn.Module]) -> None:
         """Be PyTorch's module, without what only ours has."""
-        for name in (*self.added(), "converted"):
+        for name in (*self.added, "converted"):
             vars(self).pop(name, None)
         self.__class__ = theirs  # type: ignore[assignment]
 
@@ -347,6 +345,7 @@ def _family(
             "checked": Recipes(),
             "names": tuple(takes.parameters),
             "inherited": inherited,
+            "added": {n: p.default for n, p in takes.parameters.items() if n not in inherited},
             "cast_apart": d == 3 or name in ("FractionalMaxPool", "MaxUnpool"),
             "shown": tuple(shown or (n for n in placed if n not in _SELDOM)),
         }
