@@ -26,6 +26,7 @@ from torch import Tensor
 from poolgrad.contract import FLOATS, Buffer, Operator
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, Prepared, prepare
+from poolgrad.rule import FRACTIONAL, Rule
 from poolgrad.torch import composed
 from poolgrad.torch.arrays import (
     as_argument,
@@ -104,13 +105,31 @@ class Adapter:
             raise TypeError(f"gradients must be of a floating dtype, got {x.dtype}")
         return prepare(
             self.name,
-            grouped(where.rule),
+            self._rule(where),
             where.options,
             tuple(where.shape),
             where.channels_last,
             where.inner,
             name_of(x.dtype),
         )
+
+    def _rule(self, where: Where) -> Rule:
+        """The windows, as this operator's kernels take them.
+
+        Raises
+        ------
+        ValueError
+            If there are samples for other windows than fractional ones, or none for those.
+        """
+        rule, argument = grouped(where.rule), self.operator.argument
+        sampled = argument is not None and argument.kind == "samples"
+        if (rule[0][5] == FRACTIONAL) != sampled:
+            words = "must" if sampled else "must not"
+            raise ValueError(
+                f"rule {words} have fractional windows (a last number of {FRACTIONAL} an axis) "
+                f"for the operator {self.name}, got {where.rule}"
+            )
+        return rule
 
     def forward(self, x: Tensor, *args: Any) -> Any:
         """The output and the residual."""
@@ -212,7 +231,7 @@ class Adapter:
         if not self.operator.accepts(dtype):
             raise self.operator.refuse_dtype(dtype)
         layout = lay_out(
-            grouped(where.rule),
+            self._rule(where),
             tuple(where.shape),
             where.channels_last,
             where.inner,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from poolgrad import rule
 from poolgrad.arguments import samples_shape
 from poolgrad.contract import FLOATS, Buffer
 from poolgrad.core import LARGE, Kind, Memory, inner_axis, share_threads
@@ -127,15 +128,20 @@ def applied(function: type[torch.autograd.Function]) -> Any:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
-def grouped(rule: list[int]) -> Rule:
-    """A rule from the plain numbers that PyTorch's graphs carry."""
-    numbers = iter(rule)
-    return tuple(zip(*[numbers] * 6, strict=True))
+_checked_rule = lru_cache(maxsize=4096)(rule.grouped)
 
 
-def inner_of(x: Tensor, rule: list[int], channels_last: bool) -> int:
+def grouped(numbers: list[int]) -> Rule:
+    """The rule of a graph's numbers; errors are those of `poolgrad.rule.grouped`."""
+    try:
+        return _checked_rule(tuple(numbers))
+    except TypeError:  # symbolic sizes cannot be remembered
+        return rule.grouped(numbers)
+
+
+def inner_of(x: Tensor, numbers: list[int], channels_last: bool) -> int:
     """What `core.inner_axis` says of a tensor."""
-    where = (tuple(x.shape), x.stride(), grouped(rule), channels_last)
+    where = (tuple(x.shape), x.stride(), grouped(numbers), channels_last)
     try:
         return inner_axis(*where)
     except TypeError:  # symbolic sizes cannot be remembered
