@@ -191,6 +191,28 @@ def real(tensor: Tensor) -> Tensor:
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Raise unless the storage of a tensor, called `name`, holds all of its elements.
+
+    PyTorch lets anyone free or shrink a storage (`UntypedStorage.resize_`) under its tensors, and
+    raises RuntimeError where they are read, too.
+    """
+    least = tensor.numel() if tensor.is_contiguous() else span(tensor)
+    held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+    if held < least:
+        raise RuntimeError(
+            f"{name} must have memory for {least} elements, got a tensor of shape "
+            f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or made smaller"
+        )
+
+
+def span(tensor: Tensor) -> int:
+    """The elements from the first to the last of a tensor in memory."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def compact(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Tensors that lie in one piece."""
     return tuple(t.contiguous() for t in given)

@@ -19,6 +19,7 @@ from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
 from poolgrad.torch.arrays import (
     DTYPES,
     as_argument,
+    check_memory,
     empty,
     grouped,
     inner_of,
@@ -44,6 +45,8 @@ def _define_indices() -> Any:
         return empty(Buffer(layout.out_shape, layout.order, "int64"), routes)
 
     def run(x: Tensor, routes: Tensor, samples: Tensor, rule: list[int], last: bool) -> Tensor:
+        check_memory("routes", routes)
+        check_memory("samples", samples)
         where = (tuple(x.shape), last, inner_of(x, rule, last), name_of(x.dtype))
         ready = prepare("max", grouped(rule), _PLAIN, *where)
         (routes,) = laid_out((routes,), ready.residual)
