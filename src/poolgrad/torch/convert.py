@@ -133,9 +133,9 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
 
     Only modules of exactly PyTorch's classes are replaced: a subclass may do something else. An
     `nn.LPPool2d` raises to a power and loses signs only if the power is even, where ours always
-    takes absolute values: it is replaced if `norm_type` is even and `ceil_mode` False. Of several
-    values for one place, `nn.MaxUnpool2d` gives a gradient to all and ours to the one that stays:
-    it is replaced if its windows do not overlap.
+    takes absolute values: it is replaced if `norm_type` is even and `ceil_mode` False.
+    `nn.MaxUnpool2d` is never replaced: of several values with one index, which overlapping windows
+    of the maximum before it make, PyTorch gives the gradient to all and ours to the one that stays.
 
     Examples
     --------

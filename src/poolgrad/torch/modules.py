@@ -196,9 +196,10 @@ class Pool(nn.Module):
 def unlike(module: nn.Module) -> str:
     """Why a module of PyTorch's gives other numbers than ours with its arguments, if it does."""
     if isinstance(module, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d):
-        pairs = zip(*map(_each, (module.stride, module.kernel_size)), strict=True)
-        if any(stride < kernel for stride, kernel in pairs):
-            return "windows overlap: PyTorch gives every value of one place that place's gradient"
+        return (
+            "PyTorch gives the gradient of one place to every value with its index, poolgrad to "
+            "the value that stays"
+        )
     if not isinstance(module, nn.LPPool1d | nn.LPPool2d | nn.LPPool3d):
         return ""
     power = module.norm_type
