@@ -139,6 +139,18 @@ def grouped(numbers: list[int]) -> Rule:
         return rule.grouped(numbers)
 
 
+def shape_of(x: Tensor) -> tuple[int, ...]:
+    """The shape in plain integers, also where TorchScript traces, which makes tensors of sizes."""
+    tracing = None if torch.compiler.is_compiling() else torch._C._get_tracing_state()
+    if tracing is None:
+        return tuple(x.shape)
+    torch._C._set_tracing_state(None)
+    try:
+        return tuple(x.shape)
+    finally:
+        torch._C._set_tracing_state(tracing)
+
+
 def inner_of(x: Tensor, numbers: list[int], channels_last: bool) -> int:
     """What `core.inner_axis` says of a tensor."""
     where = (tuple(x.shape), x.stride(), grouped(numbers), channels_last)

@@ -26,6 +26,7 @@ from poolgrad.torch.arrays import (
     laid_out,
     name_of,
     room,
+    shape_of,
 )
 from poolgrad.torch.derivatives import LIBRARY
 
@@ -108,7 +109,7 @@ def _learned(operator: Operator, value: Any, x: Tensor, layout: Layout) -> Tenso
         given = torch.as_tensor(arguments.real_numbers(name, given).astype(np.float64))
     if given.is_complex() or given.dtype == torch.bool:
         raise arguments.refuse_numbers(name, given.dtype)
-    arguments.check_length(name, tuple(given.shape), layout.channels)
+    arguments.check_length(name, shape_of(given), layout.channels)
     if given.dtype == torch.float64 and dtype == torch.float32:
         return _narrowed(given, dtype, x).contiguous()
     return given.to(device=x.device, dtype=dtype).contiguous()
@@ -151,7 +152,7 @@ def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:
     if not isinstance(given, Tensor):
         given = torch.as_tensor(arguments.floating_samples(given).astype(np.float64))
     arguments.check_samples_dtype(name_of(given.dtype))
-    arguments.check_samples_shape(tuple(given.shape), layout)
+    arguments.check_samples_shape(shape_of(given), layout)
     given = given.to(x.device)
     samples = given.to(dtype)
     if given.dtype != dtype:  # rounding takes no sample into [0, 1) or out: the kernels check them
@@ -164,7 +165,7 @@ def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:
 def _indices(value: Any, x: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"indices must be a tensor, got {type(value).__qualname__}")
-    arguments.check_indices(value.dtype, tuple(value.shape), tuple(x.shape))
+    arguments.check_indices(value.dtype, shape_of(value), shape_of(x))
     return value
 
 
@@ -182,7 +183,7 @@ def _argument_of(request: Request, x: Tensor, rule: list[int]) -> tuple[Tensor, 
     dtype = name_of(x.dtype)
     if not operator.accepts(dtype):
         raise operator.refuse_dtype(dtype)
-    layout = lay_out(request.rule, tuple(x.shape), request.channels_last, -1, dtype, dtype)
+    layout = lay_out(request.rule, shape_of(x), request.channels_last, -1, dtype, dtype)
     if argument.kind == "samples":
         return (_samples(value, x, layout),)
     return (_learned(operator, value, x, layout),)
