@@ -110,6 +110,8 @@ def _learned(operator: Operator, value: Any, x: Tensor, layout: Layout) -> Tenso
     if given.is_complex() or given.dtype == torch.bool:
         raise arguments.refuse_numbers(name, given.dtype)
     arguments.check_length(name, shape_of(given), layout.channels)
+    if layout.channel < 0:  # one channel without an axis: a number
+        given = given.reshape(())
     if given.dtype == torch.float64 and dtype == torch.float32:
         return _narrowed(given, dtype, x).contiguous()
     return given.to(device=x.device, dtype=dtype).contiguous()
