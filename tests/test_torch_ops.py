@@ -173,8 +173,10 @@ TRACED = {
     "number": lambda: lambda x: poolgrad.lp_pool2d(x, 3.0, 2),
     "learned": lambda: layers.GlobalLPPool2d(torch.nn.Parameter(torch.full((3,), 3.0))),
     "indices": lambda: lambda x: poolgrad.max_pool2d(x, 2, return_indices=True)[0],
-    "samples": lambda: lambda x: poolgrad.fractional_max_pool2d(
-        x, 2, 3, _random_samples=torch.full((2, 3, 2), 0.5)
+    "samples": lambda: (
+        lambda x: poolgrad.fractional_max_pool2d(
+            x, 2, 3, _random_samples=torch.full((2, 3, 2), 0.5)
+        )
     ),
     "bins": lambda: lambda x: poolgrad.adaptive_avg_pool2d(x, (None, 3)),
     "module": lambda: layers.MedianPool2d(3),

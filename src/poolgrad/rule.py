@@ -234,7 +234,7 @@ def whole(dims: int) -> Rule:
 
 
 def grouped(numbers: Sequence[int]) -> Rule:
-    """Return the rule whose numbers a graph carries as one list, checked: anyone may pass such a list.
+    """Return the rule of the numbers that a graph carries as one list, checked.
 
     Raises
     ------

@@ -144,11 +144,11 @@ def shape_of(x: Tensor) -> tuple[int, ...]:
     tracing = None if torch.compiler.is_compiling() else torch._C._get_tracing_state()
     if tracing is None:
         return tuple(x.shape)
-    torch._C._set_tracing_state(None)
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
         return tuple(x.shape)
     finally:
-        torch._C._set_tracing_state(tracing)
+        torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
 
 
 def inner_of(x: Tensor, numbers: list[int], channels_last: bool) -> int:
@@ -214,7 +214,7 @@ def check_memory(name: str, tensor: Tensor) -> None:
     if held < least:
         raise RuntimeError(
             f"{name} must have memory for {least} elements, got a tensor of shape "
-            f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or made smaller"
+            f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or shrunk"
         )
 
 

@@ -223,9 +223,7 @@ def _obstacle(module: nn.Module) -> str:
         return "a subclass may do something else"
     if "forward" in vars(module):
         return "its forward was replaced"
-    own = [
-        name for name in (*SUBCLASSES[type(module)].added, "converted") if hasattr(module, name)
-    ]
+    own = [name for name in (*SUBCLASSES[type(module)].added, "converted") if hasattr(module, name)]
     if own:
         return f"it has attributes of its own that ours has, too: {', '.join(own)}"
     return unlike(module)

@@ -140,11 +140,9 @@ class _Steps:
         self._run = recipes.forward(
             ready, where.options, _maker, threads, argument, keep=True, checks=(read,)
         )
-        checks = (
-            partial(check_memory, "gy"),
-            *(read,) * operator.curved,
-            *(_memory_check("residual", empty(b, _CPU)) for b in kept),
-        )
+        checks: list[Callable[[Tensor], None]] = [partial(check_memory, "gy")]
+        checks += [read] * operator.curved
+        checks += [_memory_check("residual", empty(b, _CPU)) for b in kept]
         self._pull = recipes.pull(ready, where.options, _maker, threads, argument, checks)
         self._curved, self._keeps = operator.curved, bool(kept)
         self._shape, self._dtype = plan.out_shape, DTYPES[plan.out_dtype]
