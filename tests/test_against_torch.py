@@ -238,6 +238,34 @@ def test_outputs_and_gradients_keep_the_memory_format(fun: str, dims: int) -> No
     assert x.grad.is_contiguous(memory_format=memory)
 
 
+CUTS = {
+    "every second channel": np.s_[:, ::2],
+    "some channels": np.s_[:, 1:4],
+    "every second image and channel": np.s_[::2, ::2],
+    "every second column": np.s_[..., ::2],
+}
+
+
+@pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("fun", ["max", "avg", "adaptive_max", "adaptive_avg"])
+def test_slices_have_pytorchs_strides(fun: str, memory: str) -> None:
+    from poolgrad.torch import accelerate
+
+    name = f"{fun}_pool2d"
+    whole = torch.randn(4, 6, 8, 8).contiguous(memory_format=FORMATS[2][memory])
+    for what, cut in CUTS.items():
+        x = whole[cut].requires_grad_()
+        gy = torch.ones_like(getattr(F, name)(x, 2))
+
+        def strides(y: torch.Tensor, x: torch.Tensor = x, gy: torch.Tensor = gy) -> Any:
+            return y.stride(), torch.autograd.grad(y, x, gy)[0].stride()
+
+        expected = strides(getattr(F, name)(x, 2))
+        with accelerate():
+            assert strides(getattr(F, name)(x, 2)) == expected, what
+        assert strides(getattr(poolgrad, name)(x, 2)) == expected, what
+
+
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_unbatched(dims: int) -> None:
     x = torch.randn(3, *[8] * dims)

@@ -229,19 +229,20 @@ def test_arrays_that_are_spread_over_devices() -> None:
     assert "spread" in assert_runs(SPREAD, timeout=240, XLA_FLAGS=flags)
 
 
-def test_a_compiled_program_can_be_stored() -> None:
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("platforms", [["cpu"], ["cpu", "cuda"]], ids=str)
+def test_a_compiled_program_can_be_stored(platforms: list[str], x64: bool) -> None:
     def both(x: Any) -> Any:
         y, pull = jax.vjp(lambda x: poolgrad.max_pool2d(x, 2), x)
         return y, pull(y)[0]
 
-    x = jnp.arange(16.0).reshape(4, 4)
-    exported = jax.export.export(
-        jax.jit(both),
-        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("poolgrad")],
-    )(x)
-    again = jax.export.deserialize(exported.serialize())
-    for a, b in zip(again.call(x), both(x), strict=True):
-        np.testing.assert_array_equal(a, b)
+    known = jax.export.DisabledSafetyCheck.custom_call("poolgrad")
+    with jax.enable_x64(x64):
+        x = jnp.arange(16.0).reshape(4, 4)
+        exported = jax.export.export(jax.jit(both), platforms=platforms, disabled_checks=[known])(x)
+        again = jax.export.deserialize(exported.serialize())
+        for a, b in zip(again.call(x), both(x), strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("name", [n for n in CALLS if n not in ("fractional", "unpool")])
@@ -255,7 +256,8 @@ def test_a_batch_of_any_size(name: str) -> None:
     (size,) = jax.export.symbolic_shape("b")
     shape = jax.ShapeDtypeStruct((size, 1, 4, 4), jnp.float32)
     known = jax.export.DisabledSafetyCheck.custom_call("poolgrad")
-    exported = jax.export.export(jax.jit(both), disabled_checks=[known])(shape)
+    platforms = ["cpu", "cuda"]  # the program holds JAX's own operations, too
+    exported = jax.export.export(jax.jit(both), platforms=platforms, disabled_checks=[known])(shape)
     for n in (1, 5):
         x = _input(n).astype(jnp.float32)
         for a, b in zip(exported.call(x), both(x), strict=True):

@@ -299,3 +299,32 @@ def test_the_textbooks_average_against_sliding_windows(made: tuple[Case, Any]) -
     expected = slid(case, pairs, 0).mean(-1).astype(case.x.dtype)
     got = getattr(reference, case.fun.replace("max", "avg"))(case.x, **kwargs)
     closely(got, expected, largest(case.x))
+
+
+@pytest.mark.parametrize("name", ["norm_type", "r", "alpha"])
+def test_one_number_for_an_input_without_channels(name: str) -> None:
+    """Such an input has one channel: an array of one number is accepted, with a gradient alike."""
+    fun = {"norm_type": "lp_pool2d", "r": "lse_pool2d", "alpha": "mixed_pool2d"}[name]
+    x = np.random.default_rng(0).random((6, 6))
+    given: dict[str, Any] = {"kernel_size": 2, name: np.array([3.0])}
+    y, pull = reference.vjp(getattr(reference, fun), x, **given)
+    gradients = pull.parameters(np.ones_like(y))
+    assert gradients[name].shape == (1,)
+    fast, fast_pull = poolgrad.vjp(getattr(poolgrad, fun), x, **given)
+    np.testing.assert_allclose(fast, y)
+    np.testing.assert_allclose(fast_pull.parameters(np.ones_like(y))[name], gradients[name])
+    np.testing.assert_allclose(fast_pull(np.ones_like(y)), pull(np.ones_like(y)))
+
+
+@pytest.mark.parametrize("name", ["norm_type", "r", "alpha"])
+def test_one_number_for_a_tensor_without_channels(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    fun = {"norm_type": "lp_pool2d", "r": "lse_pool2d", "alpha": "mixed_pool2d"}[name]
+    x = torch.rand(4, 4, dtype=torch.float64, requires_grad=True)
+    theta = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
+
+    def pool(x: Any, theta: Any) -> Any:
+        return getattr(poolgrad, fun)(x, kernel_size=2, **{name: theta})
+
+    assert torch.autograd.gradcheck(pool, (x, theta))
+    assert torch.autograd.gradgradcheck(pool, (x, theta))

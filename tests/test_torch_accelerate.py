@@ -204,6 +204,18 @@ def test_what_is_transformed_or_compiled_is_pytorchs() -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("name", ["max_pool2d", "adaptive_max_pool2d"])
+def test_gradients_do_not_read_indices(name: str) -> None:
+    """Which may be changed in place: PyTorch's backward pass would need them, and raises."""
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    (expected,) = torch.autograd.grad(getattr(F, name)(x, 2).sum(), x)
+    for _ in range(2):
+        with accelerate():
+            y, indices = getattr(F, name)(x, 2, return_indices=True)
+        indices.fill_(-1)
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
 def test_derivatives_of_any_order() -> None:
     x = image(2, dtype=torch.float64).detach()[:1, :1, :6, :6].requires_grad_()
     with accelerate():

@@ -79,6 +79,13 @@ REFUSED = {
     "tangent with routes of another shape": push(f"torch.ones({S})", "torch.zeros(1, dtype=u8)"),
     "indices from other routes": f"ops.route_indices(x, {BITS}, torch.empty(0), {R}, False)",
     "indices from floats": f"ops.route_indices(x, {GY}, torch.empty(0), {R}, False)",
+    "indices of no rule": f"ops.route_indices(x, {KEPT}, torch.empty(0), [], False)",
+    "indices of windows with stride 0": (
+        f"ops.route_indices(x, {KEPT}, torch.empty(0), {[2, 0, 0, 0, 1, 0] * 2}, False)"
+    ),
+    "indices of fractional windows without samples": (
+        f"ops.route_indices(x, {KEPT}, torch.empty(0), {[2, 4, 0, 0, 1, 2] * 2}, False)"
+    ),
     "no leading axes with channels last": f"ops.max(torch.ones(4, 4), {R}, True, 'first')",
 }  # fmt: skip
 ANSWERED = {  # no errors, but what they read or write must lie inside their arrays

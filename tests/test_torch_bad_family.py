@@ -6,6 +6,8 @@ in a child process, which must live on.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -17,6 +19,8 @@ RESIDUALS = {
     "lp": 3, "lse": 3, "soft": 3, "expected": 3, "mixed": 2, "avg": 0, "max_unpool": 0
 } | dict.fromkeys(ROUTED, 1)  # fmt: skip
 
+PUSHED = (*ROUTED, "avg", "max_unpool")
+
 
 def each(names: tuple[str, ...], calls: dict[str, str]) -> dict[str, str]:
     """The calls, for each operator."""
@@ -24,7 +28,7 @@ def each(names: tuple[str, ...], calls: dict[str, str]) -> dict[str, str]:
 
 
 RIGHT = each(ALL, {"forward": "pooled(NAME)", "back": "pulled(NAME)"})
-RIGHT |= each((*ROUTED, "avg", "max_unpool"), {"ahead": "pushed(NAME)"})
+RIGHT |= each(PUSHED, {"ahead": "pushed(NAME)"})
 
 GRADIENTS = {
     "small gradient": "pulled(NAME, gy=torch.ones(1, 1, 1, 1))",
@@ -45,17 +49,29 @@ GRADIENTS = {
     "inner axis far out of range": "pulled(NAME, inner=2**40)",
     "inner axis that is pooled": "pulled(NAME, inner=2)",
 }
-WINDOWS = {
+MALFORMED = {
     "empty rule": "WHERE(NAME, rule=[])",
     "rule cut off": "WHERE(NAME, rule=rule(NAME)[:-1])",
     "rule of four axes": "WHERE(NAME, rule=rule(NAME) * 2)",
+    "rule of ten numbers": "WHERE(NAME, rule=[2, 2, 0, 0, 1, 0, 0, 2, 0, 0])",
     "negative kernel": "WHERE(NAME, rule=[-2, 2, 0, 0, 1, 0] * 2)",
     "stride 0": "WHERE(NAME, rule=[2, 0, 0, 0, 1, 0] * 2)",
     "negative stride": "WHERE(NAME, rule=[2, -1, 0, 0, 1, 0] * 2)",
     "dilation 0": "WHERE(NAME, rule=[2, 2, 0, 0, 0, 0] * 2)",
     "negative padding": "WHERE(NAME, rule=[2, 2, 0, -3, 1, 0] * 2)",
+    '"same" on one side': "WHERE(NAME, rule=[2, 2, -1, 0, 1, 0] * 2)",
+    "ceil_mode 3": "WHERE(NAME, rule=[2, 2, 0, 0, 1, 3] * 2)",
     "negative number of bins": "WHERE(NAME, rule=[0, -2, 0, 0, 1, 0] * 2)",
+    "bins with padding": "WHERE(NAME, rule=[0, 4, 1, 1, 1, 0] * 2)",
+    "fractional windows with padding": "WHERE(NAME, rule=[2, 4, 1, 1, 1, 2] * 2)",
+    "fractional windows on one axis": "WHERE(NAME, rule=[2, 4, 0, 0, 1, 2, 2, 2, 0, 0, 1, 0])",
+    "no fractional windows": "WHERE(NAME, rule=[2, 0, 0, 0, 1, 2] * 2)",
     "kernel that overflows": "WHERE(NAME, rule=[2**62, 2, 2**62, 2**62, 1, 0] * 2)",
+    "windows of the other kind": (
+        "WHERE(NAME, rule=FIXED if NAME == 'fractional_max' else RULES['fractional_max'])"
+    ),
+}
+WINDOWS = {
     "dilation that overflows": "WHERE(NAME, rule=[2**40, 2, 0, 0, 2**40, 0] * 2)",
 }
 ARGUMENTS = {
@@ -99,9 +115,11 @@ def residuals(name: str) -> dict[str, str]:
     return cases
 
 
-def pooled_and_pulled(names: tuple[str, ...], calls: dict[str, str]) -> dict[str, str]:
+def pooled_and_pulled(
+    names: tuple[str, ...], calls: dict[str, str], ways: tuple[str, ...] = ("pooled", "pulled")
+) -> dict[str, str]:
     made = {}
-    for call in ("pooled", "pulled"):
+    for call in ways:
         each_way = {f"{call}, {w}": c.replace("WHERE", call) for w, c in calls.items()}
         made |= each(names, each_way)
     return made
@@ -178,7 +196,25 @@ EITHER = {
     for call in ("pooled", "pulled", "pushed")
     for value in ("float('nan')", "float('inf')", "1e30", "-1e30", "1.0", "-1.0", "3e9")
 }
-CASES = RIGHT | REFUSED | ANSWERED | EITHER
+WRONG_RULES = pooled_and_pulled(ALL, MALFORMED)
+WRONG_RULES |= pooled_and_pulled(PUSHED, MALFORMED, ("pushed",))
+_draw = random.Random(0)
+_ODD = (-(2**63), -2, -1, 0, 1, 2, 3, 9, 2**60, 2**62, 2**63 - 1)
+
+
+def _changed(rule: list[int]) -> list[int]:
+    changes = {_draw.randrange(12): _draw.choice(_ODD) for _ in range(_draw.randint(1, 3))}
+    return [changes.get(k, number) for k, number in enumerate(rule)]
+
+
+RANDOM_RULES = {
+    f"{name}, {call} with rule {rule}": f"{call}({name!r}, rule={rule})"
+    for name in ALL
+    for call in ("pooled", "pulled")
+    for base in ([2, 2, 0, 0, 1, 0], [3, 2, -1, -1, 1, 1], [0, 4, 0, 0, 1, 0], [2, 4, 0, 0, 1, 2])
+    for rule in (_changed(base * 2) for _ in range(4))
+}
+CASES = RIGHT | REFUSED | ANSWERED | EITHER | WRONG_RULES | RANDOM_RULES
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +237,22 @@ def test_what_is_right_is_answered(said: dict[str, str], operator: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_wrong_is_refused(said: dict[str, str], name: str) -> None:
     assert said[name].startswith("refused with"), said[name]
+
+
+@pytest.mark.parametrize("operator", ALL)
+def test_rules_that_no_function_makes_are_refused_by_name(
+    said: dict[str, str], operator: str
+) -> None:
+    words = "refused with ValueError rule "
+    outcome = {n: said[n] for n in WRONG_RULES if n.startswith(f"{operator}, ")}
+    assert {n: o for n, o in outcome.items() if not o.startswith(words)} == {}
+
+
+@pytest.mark.parametrize("operator", ALL)
+def test_random_rules_are_refused_or_answered(said: dict[str, str], operator: str) -> None:
+    allowed = ("answered", "refused with ValueError")
+    outcome = {n: said[n] for n in RANDOM_RULES if n.startswith(f"{operator}, ")}
+    assert {n: o for n, o in outcome.items() if not o.startswith(allowed)} == {}
 
 
 @pytest.mark.parametrize("name", ANSWERED)

@@ -133,6 +133,24 @@ def test_the_first_call_may_be_a_compiled_one(before: str, what: str) -> None:
     assert assert_runs(code, timeout=100).strip() == "(1, 1, 2, 2)"
 
 
+CONVERTED = """
+import warnings
+warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+import torch
+from poolgrad.torch import convert
+network = torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.AvgPool2d(2))
+convert(network)
+x = torch.arange(64.0).view(1, 1, 8, 8)
+print(torch.compile(network, fullgraph=True, backend="eager")(x).flatten().tolist())
+"""
+
+
+@pytest.mark.slow
+def test_two_converted_pools_are_compiled_in_a_fresh_process() -> None:
+    """The trace of the first pool imports its front end, which must not disturb the second."""
+    assert assert_runs(CONVERTED, timeout=100).strip() == "[18.0, 22.0, 50.0, 54.0]"
+
+
 def test_importing_the_modules_makes_the_operators() -> None:
     """An exported program needs torch.ops.poolgrad before it pools its first tensor."""
     code = "import poolgrad.torch, torch; print(torch.ops.poolgrad.max.default)"

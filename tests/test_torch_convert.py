@@ -159,14 +159,14 @@ def test_what_may_do_something_else_is_left_alone() -> None:
     replaced.forward = lambda x: x  # type: ignore[method-assign]
     net = nn.Sequential(
         Other(2), nn.LPPool2d(3, 2), nn.LPPool2d(2, 2, ceil_mode=True), replaced,
-        nn.LocalResponseNorm(2), nn.MaxUnpool2d(3, 2),
+        nn.LocalResponseNorm(2), nn.MaxUnpool2d(2),
     )  # fmt: skip
     kinds = [type(m) for m in net]
     report = convert(net)
     assert not report.replaced
     assert [type(m) for m in net] == kinds
     assert [m.reason.partition(" ")[0] for m in report.left] == [
-        "a", "norm_type", "with", "its", "windows"
+        "a", "norm_type", "with", "its", "PyTorch"
     ]  # fmt: skip
     assert [m.reason for m in report.calls] == ["local_response_norm"]
 
@@ -175,6 +175,21 @@ def test_what_may_do_something_else_is_left_alone() -> None:
 def test_only_modules(function: Any) -> None:
     with pytest.raises(TypeError, match=r"model must be an nn\.Module, got list"):
         function([nn.MaxPool2d(2)])
+
+
+def test_unpooling_along_indices_of_overlapping_windows_keeps_pytorchs_gradient() -> None:
+    """As in ENet: the unpooling's own windows do not overlap."""
+    pool, unpool = nn.MaxPool2d(3, 2, 1, return_indices=True), nn.MaxUnpool2d(2)
+    x = torch.randn(1, 2, 16, 16, generator=torch.Generator().manual_seed(0))
+    y, where = pool(x)
+    assert all(plane.unique().numel() < plane.numel() for plane in where[0])
+    gradients = []
+    for _ in range(2):
+        values = y.clone().requires_grad_()
+        unpool(values, where, output_size=x.shape).mul(x).sum().backward()
+        gradients.append(values.grad)
+        convert(unpool)
+    assert torch.equal(*gradients)
 
 
 # What our kernels do not pool

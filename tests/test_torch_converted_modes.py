@@ -106,8 +106,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "too many axes": (lambda: nn.AvgPool2d(2), (X[None],)),
     "no channels": (lambda: nn.MaxPool2d(2), (torch.ones(2, 0, 9, 11),)),
     "too small": (lambda: nn.MaxPool2d(9), (X,)),
-    "indices beyond": (lambda: nn.MaxUnpool2d(2), (X, torch.full(X.shape, 999))),
-    "indices of another type": (lambda: nn.MaxUnpool2d(2), (X, torch.ones_like(X).int())),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 import poolgrad
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from poolgrad import torch as layers  # noqa: E402
+
 poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the operators exist from the first tensor on
 
 OPS = torch.ops.poolgrad
@@ -162,3 +165,44 @@ def test_only_the_output_has_a_gradient() -> None:
     assert not OPS.max(image().requires_grad_(), RULES["2x2"], False, "first", "bytes")[
         1
     ].requires_grad
+
+
+TRACED = {
+    "function": lambda: lambda x: poolgrad.max_pool2d(x, 2),
+    "padded": lambda: lambda x: poolgrad.avg_pool2d(x, 3, 2, "same"),
+    "number": lambda: lambda x: poolgrad.lp_pool2d(x, 3.0, 2),
+    "learned": lambda: layers.GlobalLPPool2d(torch.nn.Parameter(torch.full((3,), 3.0))),
+    "indices": lambda: lambda x: poolgrad.max_pool2d(x, 2, return_indices=True)[0],
+    "samples": lambda: (
+        lambda x: poolgrad.fractional_max_pool2d(
+            x, 2, 3, _random_samples=torch.full((2, 3, 2), 0.5)
+        )
+    ),
+    "bins": lambda: lambda x: poolgrad.adaptive_avg_pool2d(x, (None, 3)),
+    "module": lambda: layers.MedianPool2d(3),
+    "converted": lambda: converted(torch.nn.MaxPool2d(2)),
+    "accelerated": lambda: layers.accelerate()(lambda x: torch.nn.functional.max_pool2d(x, 2)),
+}
+
+
+def converted(pool: torch.nn.Module) -> torch.nn.Module:
+    layers.convert(pool)
+    return pool
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", TRACED)
+def test_traces_hold_operators(name: str) -> None:
+    """They can be saved, and have gradients."""
+    pool = TRACED[name]()
+    x = image().add(4).requires_grad_()
+    traced = torch.jit.trace(pool, x)
+    stored = io.BytesIO()
+    torch.jit.save(traced, stored)
+    stored.seek(0)
+    for again in (traced, torch.jit.load(stored)):
+        for given in (x, x.detach().flip(0).requires_grad_()):
+            y, expected = again(given), pool(given)
+            assert torch.equal(y, expected)
+            (gx,) = torch.autograd.grad(y.sum(), given)
+            assert torch.equal(gx, torch.autograd.grad(expected.sum(), given)[0])

@@ -1,4 +1,4 @@
-"""Encoders and decoders (SegNet): maxima of ours with PyTorch's unpooling, and the other way."""
+"""Encoders and decoders (SegNet): maxima of ours with PyTorch's unpooling."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ def test_a_half_converted_network_trains_as_before(dims: int) -> None:
     assert expected[-1] < expected[0]
     changes: list[Callable[[SegNet], Any]] = [
         lambda net: convert(net.pools),
-        lambda net: convert(net.unpools),
         lambda net: convert(net.pools[1]),
         convert,
         lambda net: convert(net, fuse=True),

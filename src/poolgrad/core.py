@@ -231,14 +231,20 @@ def inner_axis(
         return -1
     batch = [*range(first), *range(first + dims, len(shape))]
     inner = [a for a in batch if shape[a] > 1 and strides[a] == 1]
-    # A contiguous array whose pooled axes have size one looks like both: it is what it is called.
-    if not inner or (inner[-1] < first and _contiguous(shape, strides)):
+    if not inner:  # a slice along the innermost axis: its stride is still the smallest
+        steps = {a: s for a, s in enumerate(strides) if shape[a] > 1 and s > 0}
+        least = min(steps.values(), default=0)
+        inner = [a for a in batch if steps.get(a) == least]
+    # An array in the order of its axes whose pooled axes have size one looks like both: it is what
+    # it is called.
+    if not inner or (inner[-1] < first and _in_order(shape, strides, strides[inner[-1]])):
         return -1
     return int(inner[-1])
 
 
-def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    expected = 1
+def _in_order(shape: tuple[int, ...], strides: tuple[int, ...], least: int) -> bool:
+    """Whether this is a contiguous array, but for steps of `least` elements along the last axis."""
+    expected = least
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride != expected:
             return False

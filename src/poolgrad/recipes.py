@@ -80,6 +80,7 @@ def steps(
     run: Callable[[Plan, tuple[object, ...], tuple[object, ...], object], None],
     maker: _Maker,
     threads: Callable[[], int],
+    checks: Sequence[Callable[[Any], None]] = (),
 ) -> Callable[..., Any]:
     """What an operator does to any arrays of one kind.
 
@@ -98,11 +99,14 @@ def steps(
         Makes of a buffer the function that makes such an array, not initialised.
     threads : callable
         How many threads to use.
+    checks : sequence of callable
+        For each array that is read, what raises before the kernels if it cannot be.
     """
     holes = tuple(object() for _ in range(given + len(made) + 1))
     calls = recorded(ready.plan, lambda plan: run(plan, holes[:given], holes[given:-1], holes[-1]))
-    bound = tuple((getattr(ready.plan.kernels, name), args) for name, args in calls)
-    return Steps(bound, holes, tuple(map(maker, made)), threads).run
+    checked = [(check, (hole,)) for check, hole in zip(checks, holes, strict=False)]
+    bound = [(getattr(ready.plan.kernels, name), args) for name, args in calls]
+    return Steps((*checked, *bound), holes, tuple(map(maker, made)), threads).run
 
 
 def forward(
@@ -112,6 +116,7 @@ def forward(
     threads: Callable[[], int],
     argument: Any = None,
     keep: bool = False,
+    checks: Sequence[Callable[[Any], None]] = (),
 ) -> Callable[[Any], Any]:
     """The forward pass of an operator that reads one array, and numbers; see `steps`.
 
@@ -125,7 +130,7 @@ def forward(
         operator.forward(plan, given[0], argument, made[0], kept, count, *options)
 
     output = Buffer(plan.out_shape, plan.order, plan.out_dtype)
-    return steps(ready, (output, *needed(ready) * keep), 1, run, maker, threads)
+    return steps(ready, (output, *needed(ready) * keep), 1, run, maker, threads, checks)
 
 
 def needed(ready: Prepared) -> tuple[Buffer, ...]:
@@ -139,6 +144,7 @@ def pull(
     maker: _Maker,
     threads: Callable[[], int],
     argument: Any = None,
+    checks: Sequence[Callable[[Any], None]] = (),
 ) -> Callable[..., Any]:
     """Its pullback: takes the gradient, the input if the operator is curved, and what was kept."""
     plan, operator = ready.plan, ready.operator
@@ -149,7 +155,7 @@ def pull(
         operator.pull(plan, given[0], x, argument, given[first:], made[0], count, *options)
 
     target = Buffer(plan.in_shape, plan.order, plan.dtype)
-    return steps(ready, (target,), first + len(needed(ready)), run, maker, threads)
+    return steps(ready, (target,), first + len(needed(ready)), run, maker, threads, checks)
 
 
 def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> Callable[[Any], Any]:

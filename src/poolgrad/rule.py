@@ -231,3 +231,42 @@ def fractional(dims: int, kernel_size: object, output_size: object) -> Rule:
 def whole(dims: int) -> Rule:
     """The rule of one window over everything."""
     return ((0, 1, 0, 0, 1, 0),) * dims
+
+
+def grouped(numbers: Sequence[int]) -> Rule:
+    """Return the rule of the numbers that a graph carries as one list, checked.
+
+    Raises
+    ------
+    ValueError
+        If no public function makes such a rule.
+    """
+    rule = tuple(tuple(numbers[a : a + 6]) for a in range(0, len(numbers), 6))
+    if len(numbers) not in (6, 12, 18):
+        raise ValueError(
+            "rule must hold six numbers (kernel, stride, low padding, high padding, dilation, "
+            f"ceil_mode) for each of 1, 2 or 3 axes, got {brief(list(numbers))}"
+        )
+    fractional = {axis[5] == FRACTIONAL for axis in rule}
+    if len(fractional) > 1 or not all(map(_is_axis, rule)):
+        raise ValueError(
+            "rule must hold (kernel, stride, low padding, high padding, dilation, ceil_mode) with "
+            "a positive kernel, stride and dilation, padding of at least 0 (or -1 twice for "
+            '"same") and a ceil_mode of 0 or 1; (0, bins, 0, 0, 1, 0); or, on all axes, (kernel, '
+            f"outputs, 0, 0, 1, 2); each number below 2**61; got {brief(list(numbers))}"
+        )
+    return rule
+
+
+def _is_axis(axis: AxisRule) -> bool:
+    """Whether these six numbers are those of some windows."""
+    kernel, stride, lo, hi, dilation, ceil = axis
+    if max(kernel, stride, lo, hi, dilation) >= TOO_MUCH:
+        return False
+    if kernel == 0:
+        return stride >= 0 and axis[2:] == (0, 0, 1, 0)
+    if min(kernel, stride, dilation) < 1:
+        return False
+    if ceil == FRACTIONAL:
+        return axis[2:5] == (0, 0, 1)
+    return ceil in (0, 1) and (min(lo, hi) >= 0 or lo == hi == SAME)

@@ -22,7 +22,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
@@ -232,7 +234,18 @@ def _define(
 def lowering(function: Callable[..., Any]) -> Any:
     """The function as what a primitive becomes in a compiled program."""
     lowered = mlir.lower_fun(composed.wide(function), multiple_results=True)
-    return composed.wide(lowered)  # some operations are traced only when they are lowered
+
+    def lower(context: Any, *args: Any, **how: Any) -> Any:
+        # The platform (if there are several) and symbolic sizes have the width of integers outside;
+        # functions that are called inside take them as int64.
+        integer = mlir.aval_to_ir_type(context.module_context, ShapedArray((), jnp.dtype("int64")))
+        values = (
+            v if v.type == integer else stablehlo.convert(integer, v)
+            for v in context.dim_var_values
+        )
+        return lowered(context.replace(dim_var_values=(*values,)), *args, **how)
+
+    return composed.wide(lower)  # some operations are traced only when they are lowered
 
 
 _define(

@@ -51,8 +51,9 @@ class Pullback:
         self._dtype = x.dtype.newbyteorder("=")
         self._sizes = x.shape[first : first + dims]
         self._leading = tuple(n for axis, n in enumerate(x.shape) if axis not in self._pooled)
+        self._channelled = self._leading or (1,)  # an input without channels has one
         if operator.learned:
-            self._theta = _learned(operator, request.arguments[0], self._leading)
+            self._theta = _learned(operator, request.arguments[0], self._channelled)
 
         planes = self._flat(x)
         if x.dtype.name in FLOATS:
@@ -98,8 +99,8 @@ class Pullback:
             for plane, output, _, _, pooled in self._entries:
                 if pooled.dtheta:
                     slopes[plane] += pooled.dtheta * gy[(plane, *output)]
-            shared = tuple(range(len(self._leading) - self._theta.ndim))
-            total = slopes.reshape(self._leading).sum(shared)
+            shared = tuple(range(len(self._channelled) - self._theta.ndim))
+            total = slopes.reshape(self._channelled).sum(shared)
             dtype = np.float64 if self._dtype == np.float64 else np.float32
             return {self._operator.argument.name: np.asarray(total, dtype)}
 
@@ -125,7 +126,7 @@ class Pullback:
         axes: list[Sequence[Axis | Shifted]] = [window.axes] * len(planes)
         theta, u = np.zeros(len(planes)), np.zeros((len(planes), *window.out))
         if self._takes("learned"):
-            theta = np.broadcast_to(self._theta, self._leading).reshape(-1)
+            theta = np.broadcast_to(self._theta, self._channelled).reshape(-1)
         if self._takes("seed"):
             if not np.isfinite(planes).all():
                 raise ValueError("x must be finite")

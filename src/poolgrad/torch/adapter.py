@@ -26,9 +26,11 @@ from torch import Tensor
 from poolgrad.contract import FLOATS, Buffer, Operator
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, Prepared, prepare
+from poolgrad.rule import FRACTIONAL, Rule
 from poolgrad.torch import composed
 from poolgrad.torch.arrays import (
     as_argument,
+    check_memory,
     compact,
     empty,
     grouped,
@@ -43,6 +45,7 @@ from poolgrad.torch.derivatives import LIBRARY, refuse_nested_forward, save, tol
 
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
 
+Tensors = tuple[Tensor, ...]
 _Make = Callable[[Buffer, Tensor], Tensor]  # `room` for the kernels, `empty` for who only asks
 
 
@@ -104,7 +107,7 @@ class Adapter:
             raise TypeError(f"gradients must be of a floating dtype, got {x.dtype}")
         return prepare(
             self.name,
-            grouped(where.rule),
+            self._rule(where),
             where.options,
             tuple(where.shape),
             where.channels_last,
@@ -112,9 +115,28 @@ class Adapter:
             name_of(x.dtype),
         )
 
+    def _rule(self, where: Where) -> Rule:
+        """The windows, as this operator's kernels take them.
+
+        Raises
+        ------
+        ValueError
+            If there are samples for other windows than fractional ones, or none for those.
+        """
+        rule, argument = grouped(where.rule), self.operator.argument
+        sampled = argument is not None and argument.kind == "samples"
+        if (rule[0][5] == FRACTIONAL) != sampled:
+            words = "must" if sampled else "must not"
+            raise ValueError(
+                f"rule {words} have fractional windows (a last number of {FRACTIONAL} an axis) "
+                f"for the operator {self.name}, got {where.rule}"
+            )
+        return rule
+
     def forward(self, x: Tensor, *args: Any) -> Any:
         """The output and the residual."""
         where, tracked = self._asked(x, args)
+        self._check_memory("x", x, args[: self.given])
         ready, given = self._ready(x, where), compact(args[: self.given])
         argument = as_argument(ready, given)
         x, y = real(x), _output(ready.plan, x, room)
@@ -132,6 +154,18 @@ class Adapter:
             *where.options,
         )
         return (y, *residual) if residual else y
+
+    def _check_memory(
+        self, name: str, first: Tensor, given: Tensors, x: Tensors = (), residual: Tensors = ()
+    ) -> None:
+        """Check the memory of the tensors of a call, the `first` of which is called `name`."""
+        check_memory(name, first)
+        for tensor in x:
+            check_memory("x", tensor)
+        for tensor in given:
+            check_memory(self.operator.argument.name, tensor)  # type: ignore[union-attr]
+        for tensor in residual:
+            check_memory("residual", tensor)
 
     def _asked(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Where, bool]:
         """Where to pool, and whether a learned argument is to have a gradient."""
@@ -151,6 +185,7 @@ class Adapter:
     def pull(self, gy: Tensor, *args: Any) -> Any:
         """The gradient of the input, and of a learned argument."""
         x, given, residual, where = self._split(args)
+        self._check_memory("gy", gy, given, x, residual)
         given = compact(given)
         ready = self._ready(gy, where, gradient=True)
         if gy.shape != ready.plan.out_shape:
@@ -189,6 +224,7 @@ class Adapter:
     def push(self, t: Tensor, *args: Any) -> Tensor:
         """The tangent of the output."""
         _, given, residual, where = self._split(args, t.shape)
+        self._check_memory("t", t, given, (), residual)
         given = compact(given)
         ready = self._ready(t, where, gradient=True)
         residual = laid_out(residual, ready.residual)
@@ -212,7 +248,7 @@ class Adapter:
         if not self.operator.accepts(dtype):
             raise self.operator.refuse_dtype(dtype)
         layout = lay_out(
-            grouped(where.rule),
+            self._rule(where),
             tuple(where.shape),
             where.channels_last,
             where.inner,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from poolgrad import rule
 from poolgrad.arguments import samples_shape
 from poolgrad.contract import FLOATS, Buffer
 from poolgrad.core import LARGE, Kind, Memory, inner_axis, share_threads
@@ -127,15 +128,32 @@ def applied(function: type[torch.autograd.Function]) -> Any:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
-def grouped(rule: list[int]) -> Rule:
-    """A rule from the plain numbers that PyTorch's graphs carry."""
-    numbers = iter(rule)
-    return tuple(zip(*[numbers] * 6, strict=True))
+_checked_rule = lru_cache(maxsize=4096)(rule.grouped)
 
 
-def inner_of(x: Tensor, rule: list[int], channels_last: bool) -> int:
+def grouped(numbers: list[int]) -> Rule:
+    """The rule of a graph's numbers; errors are those of `poolgrad.rule.grouped`."""
+    try:
+        return _checked_rule(tuple(numbers))
+    except TypeError:  # symbolic sizes cannot be remembered
+        return rule.grouped(numbers)
+
+
+def shape_of(x: Tensor) -> tuple[int, ...]:
+    """The shape in plain integers, also where TorchScript traces, which makes tensors of sizes."""
+    tracing = None if torch.compiler.is_compiling() else torch._C._get_tracing_state()
+    if tracing is None:
+        return tuple(x.shape)
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        return tuple(x.shape)
+    finally:
+        torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
+
+
+def inner_of(x: Tensor, numbers: list[int], channels_last: bool) -> int:
     """What `core.inner_axis` says of a tensor."""
-    where = (tuple(x.shape), x.stride(), grouped(rule), channels_last)
+    where = (tuple(x.shape), x.stride(), grouped(numbers), channels_last)
     try:
         return inner_axis(*where)
     except TypeError:  # symbolic sizes cannot be remembered
@@ -183,6 +201,28 @@ def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[T
 def real(tensor: Tensor) -> Tensor:
     """Conjugate and negative views are promises: keep them before reading memory."""
     return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Raise unless the storage of a tensor, called `name`, holds all of its elements.
+
+    PyTorch lets anyone free or shrink a storage (`UntypedStorage.resize_`) under its tensors, and
+    raises RuntimeError where they are read, too.
+    """
+    least = tensor.numel() if tensor.is_contiguous() else span(tensor)
+    held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+    if held < least:
+        raise RuntimeError(
+            f"{name} must have memory for {least} elements, got a tensor of shape "
+            f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or shrunk"
+        )
+
+
+def span(tensor: Tensor) -> int:
+    """The elements from the first to the last of a tensor in memory."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def compact(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

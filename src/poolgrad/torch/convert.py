@@ -133,9 +133,9 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
 
     Only modules of exactly PyTorch's classes are replaced: a subclass may do something else. An
     `nn.LPPool2d` raises to a power and loses signs only if the power is even, where ours always
-    takes absolute values: it is replaced if `norm_type` is even and `ceil_mode` False. Of several
-    values for one place, `nn.MaxUnpool2d` gives a gradient to all and ours to the one that stays:
-    it is replaced if its windows do not overlap.
+    takes absolute values: it is replaced if `norm_type` is even and `ceil_mode` False.
+    `nn.MaxUnpool2d` is never replaced: of several values with one index, which overlapping windows
+    of the maximum before it make, PyTorch gives the gradient to all and ours to the one that stays.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
             replaced.append(Module(names, kind.__name__))
             ours = SUBCLASSES[kind]
             module.__class__ = ours
-            vars(module).update(ours.added(), converted=True)
+            vars(module).update(ours.added, converted=True)
     found = fusion.fuse(model) if fuse else fusion.Fused([])
     names_of = {module: names for names, module in _modules(model)} if found.pairs else {}
     fused = []
@@ -223,9 +223,7 @@ def _obstacle(module: nn.Module) -> str:
         return "a subclass may do something else"
     if "forward" in vars(module):
         return "its forward was replaced"
-    own = [
-        name for name in (*SUBCLASSES[type(module)].added(), "converted") if hasattr(module, name)
-    ]
+    own = [name for name in (*SUBCLASSES[type(module)].added, "converted") if hasattr(module, name)]
     if own:
         return f"it has attributes of its own that ours has, too: {', '.join(own)}"
     return unlike(module)

@@ -44,7 +44,9 @@ def told(op: Any, run: Any, tensors: int, keep: Any, backward: Any, jvp: Any) ->
     function: Any = type(op.name(), (torch.autograd.Function,), members)
 
     def call(*args: Any) -> Any:
-        if torch.compiler.is_compiling():
+        # A graph takes the operator; of an `autograd.Function` TorchScript would keep an object of
+        # Python's.
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return op(*args)
         given, static = args[:tensors], _Static(*args[tensors:])
         if not KIND.hold(given, anyhow):

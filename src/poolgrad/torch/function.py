@@ -19,12 +19,14 @@ from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
 from poolgrad.torch.arrays import (
     DTYPES,
     as_argument,
+    check_memory,
     empty,
     grouped,
     inner_of,
     laid_out,
     name_of,
     room,
+    shape_of,
 )
 from poolgrad.torch.derivatives import LIBRARY
 
@@ -44,6 +46,8 @@ def _define_indices() -> Any:
         return empty(Buffer(layout.out_shape, layout.order, "int64"), routes)
 
     def run(x: Tensor, routes: Tensor, samples: Tensor, rule: list[int], last: bool) -> Tensor:
+        check_memory("routes", routes)
+        check_memory("samples", samples)
         where = (tuple(x.shape), last, inner_of(x, rule, last), name_of(x.dtype))
         ready = prepare("max", grouped(rule), _PLAIN, *where)
         (routes,) = laid_out((routes,), ready.residual)
@@ -105,7 +109,9 @@ def _learned(operator: Operator, value: Any, x: Tensor, layout: Layout) -> Tenso
         given = torch.as_tensor(arguments.real_numbers(name, given).astype(np.float64))
     if given.is_complex() or given.dtype == torch.bool:
         raise arguments.refuse_numbers(name, given.dtype)
-    arguments.check_length(name, tuple(given.shape), layout.channels)
+    arguments.check_length(name, shape_of(given), layout.channels)
+    if layout.channel < 0:  # one channel without an axis: a number
+        given = given.reshape(())
     if given.dtype == torch.float64 and dtype == torch.float32:
         return _narrowed(given, dtype, x).contiguous()
     return given.to(device=x.device, dtype=dtype).contiguous()
@@ -148,7 +154,7 @@ def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:
     if not isinstance(given, Tensor):
         given = torch.as_tensor(arguments.floating_samples(given).astype(np.float64))
     arguments.check_samples_dtype(name_of(given.dtype))
-    arguments.check_samples_shape(tuple(given.shape), layout)
+    arguments.check_samples_shape(shape_of(given), layout)
     given = given.to(x.device)
     samples = given.to(dtype)
     if given.dtype != dtype:  # rounding takes no sample into [0, 1) or out: the kernels check them
@@ -161,7 +167,7 @@ def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:
 def _indices(value: Any, x: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"indices must be a tensor, got {type(value).__qualname__}")
-    arguments.check_indices(value.dtype, tuple(value.shape), tuple(x.shape))
+    arguments.check_indices(value.dtype, shape_of(value), shape_of(x))
     return value
 
 
@@ -179,7 +185,7 @@ def _argument_of(request: Request, x: Tensor, rule: list[int]) -> tuple[Tensor, 
     dtype = name_of(x.dtype)
     if not operator.accepts(dtype):
         raise operator.refuse_dtype(dtype)
-    layout = lay_out(request.rule, tuple(x.shape), request.channels_last, -1, dtype, dtype)
+    layout = lay_out(request.rule, shape_of(x), request.channels_last, -1, dtype, dtype)
     if argument.kind == "samples":
         return (_samples(value, x, layout),)
     return (_learned(operator, value, x, layout),)

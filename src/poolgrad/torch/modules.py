@@ -46,6 +46,9 @@ class Pool(nn.Module):
         The arguments that the constructor takes.
     inherited : tuple of str
         The arguments that the constructor of PyTorch's class keeps.
+    added : dict
+        The arguments that PyTorch's class does not have, with their defaults. A plain dictionary:
+        compilers refuse a signature's mapping proxy.
     shown : tuple of str
         The arguments that are printed, whatever they are.
     at_call : tuple of str
@@ -65,6 +68,7 @@ class Pool(nn.Module):
     dims: ClassVar[int]
     names: ClassVar[tuple[str, ...]]
     inherited: ClassVar[tuple[str, ...]]
+    added: ClassVar[dict[str, Any]]
     shown: ClassVar[tuple[str, ...]]
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     note: ClassVar[str] = ""
@@ -114,12 +118,6 @@ class Pool(nn.Module):
     def _arguments(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.names}
 
-    @classmethod
-    def added(cls) -> dict[str, Any]:
-        """The arguments that PyTorch's class does not have, with their defaults."""
-        takes = cls.__signature__.parameters
-        return {name: takes[name].default for name in cls.names if name not in cls.inherited}
-
     def _is_theirs(self, x: Any) -> bool:
         """Whether PyTorch's module does what is asked for, and our kernels do not, or not so."""
         if not pools(x):
@@ -132,7 +130,7 @@ class Pool(nn.Module):
 
     def _is_pytorchs(self) -> bool:
         """Whether PyTorch's class does the same: with these arguments, and such padding."""
-        changed = (n for n, v in self.added().items() if getattr(self, n) != v)
+        changed = (n for n, v in self.added.items() if getattr(self, n) != v)
         if not self.inherited or {*changed} - {"routes"}:  # which change no results
             return False
         return not unlike(self) and self._pads_as_pytorchs()
@@ -180,7 +178,7 @@ class Pool(nn.Module):
 
     def become(self, theirs: type[nn.Module]) -> None:
         """Be PyTorch's module, without what only ours has."""
-        for name in (*self.added(), "converted"):
+        for name in (*self.added, "converted"):
             vars(self).pop(name, None)
         self.__class__ = theirs  # type: ignore[assignment]
 
@@ -198,9 +196,10 @@ class Pool(nn.Module):
 def unlike(module: nn.Module) -> str:
     """Why a module of PyTorch's gives other numbers than ours with its arguments, if it does."""
     if isinstance(module, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d):
-        pairs = zip(*map(_each, (module.stride, module.kernel_size)), strict=True)
-        if any(stride < kernel for stride, kernel in pairs):
-            return "windows overlap: PyTorch gives every value of one place that place's gradient"
+        return (
+            "PyTorch gives the gradient of one place to every value with its index, poolgrad to "
+            "the value that stays"
+        )
     if not isinstance(module, nn.LPPool1d | nn.LPPool2d | nn.LPPool3d):
         return ""
     power = module.norm_type
@@ -347,6 +346,7 @@ def _family(
             "checked": Recipes(),
             "names": tuple(takes.parameters),
             "inherited": inherited,
+            "added": {n: p.default for n, p in takes.parameters.items() if n not in inherited},
             "cast_apart": d == 3 or name in ("FractionalMaxPool", "MaxUnpool"),
             "shown": tuple(shown or (n for n in placed if n not in _SELDOM)),
         }

@@ -17,7 +17,17 @@ from poolgrad import recipes
 from poolgrad.contract import Buffer, Request
 from poolgrad.operators import Prepared
 from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
-from poolgrad.torch.arrays import DTYPES, KIND, applied, as_argument, empty, room, small
+from poolgrad.torch.arrays import (
+    DTYPES,
+    KIND,
+    applied,
+    as_argument,
+    check_memory,
+    empty,
+    room,
+    small,
+    span,
+)
 
 Tensors = tuple[Tensor, ...]
 
@@ -51,6 +61,18 @@ def _maker(buffer: Buffer) -> Callable[[], Tensor]:
     return partial(torch.empty_strided, buffer.shape, strides, dtype=DTYPES[buffer.dtype])
 
 
+def _memory_check(name: str, like: Tensor) -> Callable[[Tensor], None]:
+    """`check_memory` of tensors with the shape, strides and dtype of this one, in less time."""
+    size = like.itemsize
+    least = span(like) * size
+
+    def check(tensor: Tensor) -> None:
+        if tensor.untyped_storage().nbytes() < least + tensor.storage_offset() * size:
+            check_memory(name, tensor)
+
+    return check
+
+
 def recipe(
     request: Request, ready: Prepared, where: Where, given: Tensors
 ) -> Callable[[Tensor], Tensor] | None:
@@ -59,7 +81,8 @@ def recipe(
         pool = _differentiable(ready, where, given, request.x)
     else:
         argument = as_argument(ready, given)
-        pool = recipes.forward(ready, where.options, _maker, torch.get_num_threads, argument)
+        threads, checks = torch.get_num_threads, (_memory_check("x", request.x),)
+        pool = recipes.forward(ready, where.options, _maker, threads, argument, checks=checks)
     return recipes.squeezed(request, ready, pool)
 
 
@@ -113,8 +136,14 @@ class _Steps:
     ) -> None:
         operator, plan, threads = ready.operator, ready.plan, torch.get_num_threads
         argument, kept = as_argument(ready, given), recipes.needed(ready)
-        self._run = recipes.forward(ready, where.options, _maker, threads, argument, keep=True)
-        self._pull = recipes.pull(ready, where.options, _maker, threads, argument)
+        read = _memory_check("x", x)
+        self._run = recipes.forward(
+            ready, where.options, _maker, threads, argument, keep=True, checks=(read,)
+        )
+        checks: list[Callable[[Tensor], None]] = [partial(check_memory, "gy")]
+        checks += [read] * operator.curved
+        checks += [_memory_check("residual", empty(b, _CPU)) for b in kept]
+        self._pull = recipes.pull(ready, where.options, _maker, threads, argument, checks)
         self._curved, self._keeps = operator.curved, bool(kept)
         self._shape, self._dtype = plan.out_shape, DTYPES[plan.out_dtype]
         saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in kept))
