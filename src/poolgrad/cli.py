@@ -126,7 +126,10 @@ def train(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run after its last finished epoch.")
+        bool,
+        typer.Option(
+            "--resume", help="Continue the run in the folder after its last finished epoch."
+        ),
     ] = False,
 ) -> None:
     """Train a small convolutional network that pools with poolgrad.

@@ -58,6 +58,11 @@ def finish(process: Any) -> int:
     return int(code)
 
 
+def resume(out: Path) -> tuple[str, ...]:
+    """The option that goes on with a run; one that was killed before it began is begun again."""
+    return ("--resume",) if RunFolder(out).settings.exists() else ()
+
+
 @pytest.fixture(scope="module")
 def unbroken(
     sitting: Sitting, few_digits: Path, tmp_path_factory: pytest.TempPathFactory
@@ -96,7 +101,7 @@ def test_killed_in_the_middle_of_writes(
 ) -> None:
     out = tmp_path / "killed"
     for die in kills:
-        process = sitting("--data", few_digits, "--out", out, *OPTIONS, "--resume", die=die)
+        process = sitting("--data", few_digits, "--out", out, *OPTIONS, *resume(out), die=die)
         assert finish(process) == -signal.SIGKILL, die
         assert not RunFolder(out).result.exists()
     assert finish(sitting("--data", few_digits, "--out", out, "--resume")) == 0
@@ -108,10 +113,10 @@ def test_killed_from_outside_in_the_middle_of_epochs(
     sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
 ) -> None:
     folder = RunFolder(tmp_path / "killed")
-    arguments = ("--data", few_digits, "--out", folder.path, *OPTIONS, "--resume")
+    arguments = ("--data", few_digits, "--out", folder.path, *OPTIONS)
     for delay in (0.0, 0.08):
         before = folder.checkpoint.stat().st_mtime_ns if folder.checkpoint.exists() else None
-        process = sitting(*arguments)
+        process = sitting(*arguments, *resume(folder.path))
         while process.is_alive():
             time.sleep(0.002)
             if folder.checkpoint.exists() and folder.checkpoint.stat().st_mtime_ns != before:
@@ -119,7 +124,7 @@ def test_killed_from_outside_in_the_middle_of_epochs(
         time.sleep(delay)
         process.kill()
         assert finish(process) == -signal.SIGKILL
-    assert finish(sitting(*arguments)) == 0
+    assert finish(sitting(*arguments, "--resume")) == 0
     Outcome.of(folder.path).assert_equal(unbroken)
 
 
