@@ -276,6 +276,9 @@ def test_the_command_prints_and_draws(file: Path) -> None:
         (["--shape", "1,3,8,8"], "raised an error in training on an input of shape 1,3,8,8 "
          "(--shape): RuntimeError: Given groups=1"),
         (["--shape", "1,3,8,8", "--inference"], "raised an error in inference on an input"),
+        pytest.param(["--shape", "1,1,16,16", "--out", "/dev/full"],
+                     "--out /dev/full cannot be written: No space left on device",
+                     marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="not Linux")),
         (["--turns", "5"], "greater than or equal to 6"),
         (["--out", "no/such/folder/a.png"], "there is no folder no/such/folder"),
     ],

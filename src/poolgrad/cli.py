@@ -417,7 +417,10 @@ def profile(
     console.print(profiling.table(made))
     console.print(profiling.verdict(made), markup=False, highlight=False)
     console.print(str(made.report), markup=False, highlight=False)
-    out.write_bytes(profiling.draw(made))
+    try:
+        out.write_bytes(profiling.draw(made))
+    except OSError as error:
+        _fail(f"--out {out} cannot be written: {error.strerror}", code=2)
     _print_files("written:", [out])
 
 
