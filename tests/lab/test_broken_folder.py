@@ -81,7 +81,7 @@ def without(name: str) -> Change:
         (entry(settings=3), "`settings` in {} must be an object, got 3"),
         (entry(data="digits"), "`data` in {} must be an object, got 'digits'"),
         (entry(threads="two"), "`threads` in {} must be an integer, got 'two'"),
-        (entry(threads=0), "`threads` in {} must be at least 1, got 0"),
+        (entry(threads=0), "`threads` in {} must be from 1 to 1024, got 0"),
         (lambda c: entry(settings=without("lr")(c["settings"]))(c), "`settings` in {} has no `lr`"),
         (setting(colour="red"), "`settings` in {} has an unknown entry 'colour'"),
         (setting(kernel="three"), "`kernel` in {} must be an integer, got 'three'"),
@@ -94,6 +94,9 @@ def without(name: str) -> Change:
         (setting(data="a\0b"), "{}: --data 'a\\x00b' is not a path: "),
         (setting(data="~no-such-user/x"), "{}: --data '~no-such-user/x' is not a path: "),
         (setting(pool="median"), "{}: --pool must be one of max, avg, strided; got 'median'"),
+        (entry(threads=10**5), "`threads` in {} must be from 1 to 1024, got 100000"),
+        (setting(threads=1025), "{}: --threads must be at most 1024, got 1025"),
+        (setting(lr=10**400), "`lr` in {} must be below 2**63, got 1000"),
         (setting(stride=0), "{}: --stride must be at least 1, got 0"),
     ],
 )  # fmt: skip
@@ -213,6 +216,19 @@ def test_a_truncated_checkpoint(folder: RunFolder, size: int) -> None:
     folder.checkpoint.write_bytes(content[:size])
     line = refused("--out", folder.path, "--resume")
     assert f"poolgrad: {folder.checkpoint} cannot be read (" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("seed", 0, 5), ("pool", "max", "avg"), ("optimizer", "adam", "sgd"), ("lr", 0.01, 0.02)],
+)
+def test_settings_that_were_edited(folder: RunFolder, name: str, old: Any, new: Any) -> None:
+    change_json(folder.settings, setting(**{name: new}))
+    line = refused("--out", folder.path, "--resume")
+    assert line == (
+        f"poolgrad: {folder.checkpoint} was written with the setting {name} {old!r}, but the run"
+        f" has {new}"
+    )
 
 
 def test_a_missing_checkpoint(folder: RunFolder) -> None:

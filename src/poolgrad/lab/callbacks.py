@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from poolgrad.lab.folder import RunFolder, write_atomic, writing
+from poolgrad.lab.settings import Settings
 
 METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr", "seconds")
 
@@ -33,6 +34,8 @@ class History(lightning.Callback):
     ----------
     folder
         Of the run.
+    settings
+        Of the run; the checkpoint holds them, too.
 
     Attributes
     ----------
@@ -42,7 +45,8 @@ class History(lightning.Callback):
         Whether the training has begun; before that, a checkpoint is restored.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, settings: Settings) -> None:
+        self._settings = settings
         self.rows: list[dict[str, float]] = []
         self.started = False
         self._folder = folder
@@ -77,8 +81,8 @@ class History(lightning.Callback):
         self._folder.write_metrics(self.rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, for the checkpoint."""
-        return {"rows": self.rows}
+        """The rows and the settings, for the checkpoint."""
+        return {"rows": self.rows, "settings": self._settings.as_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The rows of a checkpoint."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from poolgrad.lab.callbacks import METRICS, History
 from poolgrad.lab.folder import RunFolder
-from poolgrad.lab.settings import LabError, check_entries, shorten
+from poolgrad.lab.settings import LabError, Settings, check_entries, shorten
 
 # The entries that Lightning restores a run from.
 _ENTRIES: dict[str, tuple[type, ...]] = {
@@ -24,7 +24,7 @@ _ENTRIES: dict[str, tuple[type, ...]] = {
 }
 
 
-def finished_epochs(folder: RunFolder, network: nn.Module, epochs: int) -> int:
+def finished_epochs(folder: RunFolder, network: nn.Module, settings: Settings) -> int:
     """Count the epochs of the checkpoint in a run folder; 0 if the first epoch has not finished.
 
     Parameters
@@ -33,14 +33,14 @@ def finished_epochs(folder: RunFolder, network: nn.Module, epochs: int) -> int:
         Of the run.
     network
         The network that the checkpoint must hold weights and optimizer states of.
-    epochs
-        Of the whole run.
+    settings
+        Of the run, which must be those that the checkpoint was written with.
 
     Raises
     ------
     LabError
         If the checkpoint is missing though later epochs have begun, cannot be read, or belongs to
-        another network; the message names the file and what is wrong in it.
+        another network or to other settings; the message names the file and what is wrong in it.
     """
     path = folder.checkpoint
     if not path.exists():
@@ -58,8 +58,9 @@ def finished_epochs(folder: RunFolder, network: nn.Module, epochs: int) -> int:
     try:
         check_entries(content, _ENTRIES, path, others=True)
         kept = content["callbacks"].get(History.__qualname__)
-        rows = kept.get("rows") if isinstance(kept, dict) else None
-        done = _check_rows(rows, content["epoch"] + 1, epochs)
+        kept = kept if isinstance(kept, dict) else {}
+        done = _check_rows(kept.get("rows"), content["epoch"] + 1, settings.epochs)
+        _check_settings(kept.get("settings"), settings)
         weights = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
         _check_weights(content["state_dict"], weights)
         for name in ("optimizer_states", "lr_schedulers"):
@@ -94,6 +95,16 @@ def _check_rows(rows: object, count: int, epochs: int) -> int:
                 f" got {shorten(row)}"
             )
     return count
+
+
+def _check_settings(stored: object, settings: Settings) -> None:
+    known = stored if isinstance(stored, dict) else {}
+    for name, value in settings.as_dict().items():
+        if name != "data" and (name not in known or known[name] != value):  # data may have moved
+            raise _Damage(
+                f"was written with the setting {name} {shorten(known.get(name))}, but the run has"
+                f" {value}"
+            )
 
 
 def _check_weights(stored: Mapping[str, object], expected: Mapping[str, Tensor]) -> None:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poolgrad.lab.settings import LabError, Settings, check_entries, flag, join_stored
+from poolgrad.lab.settings import (
+    MOST_THREADS,
+    LabError,
+    Settings,
+    check_entries,
+    flag,
+    join_stored,
+)
 
 _PARTIAL = ".partial"  # what a kill leaves behind; overwritten by the next write of the same file
 # The entries of settings.json, and those of result.json that are printed, with their types.
@@ -136,9 +143,10 @@ class RunFolder:
 
     def _checked(self, content: object) -> dict[str, Any]:
         stored = check_entries(content, _STORED, self.settings)
-        if stored["threads"] < 1:
+        if not 1 <= stored["threads"] <= MOST_THREADS:
             raise LabError(
-                f"`threads` in {self.settings} must be at least 1, got {stored['threads']}"
+                f"`threads` in {self.settings} must be from 1 to {MOST_THREADS}, got"
+                f" {stored['threads']}"
             )
         return stored
 

@@ -15,6 +15,7 @@ Optimizer = Literal["sgd", "adagrad", "rmsprop", "adam"]
 DIGITS = "digits"
 _DIGITS_SIDE = 8
 _BATCH_SIZES = (8, 64)
+MOST_THREADS = 1024
 # In fewer steps an epoch, batch normalisation and the optimizer hardly move in 30 epochs.
 _FEWEST_STEPS = 16
 
@@ -156,6 +157,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise LabError(f"{flag(name)} must be at least {least}, got {value}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise LabError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
         if self.seed >= 2**32:
             raise LabError(f"--seed must be below 2**32, got {self.seed}")
         if not (math.isfinite(self.lr) and self.lr > 0):
@@ -291,6 +294,8 @@ def check_entries(
         if not isinstance(value, accepted) or isinstance(value, bool):
             expected = " or ".join(_TYPES[each] for each in accepted)
             raise LabError(f"`{name}` in {path} must be {expected}, got {shorten(value)}")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise LabError(f"`{name}` in {path} must be below 2**63, got {shorten(value)}")
     unknown = [name for name in content if name not in types]
     if unknown and not others:
         raise LabError(f"{where} has an unknown entry {shorten(unknown[0])}")

@@ -117,7 +117,7 @@ class Run:
         KeyboardInterrupt
             If the user stops it; it can be resumed.
         """
-        history = History(self.folder)
+        history = History(self.folder, self.settings)
         with quiet_lightning(), _threads(self.threads):
             learner, trainer = self._train(history, progress)
             predictions = self._predict(trainer, learner)
@@ -241,7 +241,7 @@ def prepare(settings: Settings, folder: RunFolder, images: lab_data.LabelledImag
             f"--data: {settings.data} is not what the run in {folder.path} was started with;"
             " choose another --out"
         )
-    done = finished_epochs(folder, network, settings.epochs)
+    done = finished_epochs(folder, network, settings)
     return Run(settings, folder, images, parts, network, done, stored["threads"])
 
 
