@@ -144,7 +144,7 @@ import numpy as np
 import poolgrad
 {prepare}
 
-values = {array}(np.random.default_rng(0).random((120, 900), np.float32))
+values = {array}(np.random.default_rng(0).random((40, 52, 52), np.float32))
 
 def resident():
     gc.collect()
@@ -160,7 +160,7 @@ for call in range({calls}):
     if call == {calls} // 4:
         before = resident()
     pool, args = POOLS[call % len(POOLS)]
-    x = values[: 3 + call // 800 % 115, : 3 + call % 800]  # each shape once in 92,000
+    x = values[: 1 + call // 2500 % 40, : 3 + call // 50 % 50, : 3 + call % 50]  # never twice
     {there_and_back}
 print((resident() - before) / 2**20)
 """
