@@ -168,7 +168,9 @@ SHAPES = {
     "NumPy": {
         "prepare": "",
         "array": "np.asarray",
-        "there_and_back": "y, pullback = poolgrad.vjp(pool, x, *args); gx = pullback(y)",
+        "there_and_back": (
+            "y, pullback = poolgrad.vjp(pool, x, *args); gx = pullback(y); y = pool(x, *args)"
+        ),
     },
     "PyTorch": {
         "prepare": "import torch\ntorch.set_num_threads(1)",
