@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from processes import run_python
 
@@ -18,6 +19,7 @@ from torch import nn  # noqa: E402
 
 import poolgrad.torch  # noqa: E402
 from poolgrad.bench import factory, profiling  # noqa: E402
+from poolgrad.bench.profiling import Ratio  # noqa: E402
 from poolgrad.bench.steps import loss_of, pooling_bytes, train  # noqa: E402
 from poolgrad.cli import app  # noqa: E402
 
@@ -57,8 +59,8 @@ def make() -> nn.Module:
 
 
 def profiled(file: Path, *arguments: str) -> Any:
-    given = ["profile", f"{file}:make", "--turns", "2", *arguments]
-    return testing.CliRunner().invoke(app, given, env={"COLUMNS": "100", "NO_COLOR": "1"})
+    given = ["profile", f"{file}:make", "--turns", "6", *arguments]
+    return testing.CliRunner().invoke(app, given, env={"COLUMNS": "80", "NO_COLOR": "1"})
 
 
 @pytest.fixture
@@ -104,6 +106,62 @@ def test_functions_are_seen_too() -> None:
     assert pooling_bytes(network, x) == 2 * 2 * (4 * 64 * 64 + 8 * 32 * 32)
     assert [y.shape for y in train(network, x)[:2]] == [(2, 2, 32, 32), ()]
     assert loss_of([torch.ones(2), torch.ones(2, requires_grad=True)]) == 1
+
+
+def noisy(seconds: float, spread: float, turns: int, seed: int) -> list[float]:
+    return list(seconds * np.random.default_rng(seed).lognormal(0, spread, turns))
+
+
+def test_the_interval_is_that_of_the_order_statistics() -> None:
+    """Of six ratios all: they lie on one side of the median with probability 2 / 64."""
+    ratio = Ratio.of([1.2, 1.1, 1.4, 1.5, 1.3, 1.6], [1.0] * 6)
+    assert ratio == pytest.approx((1.35, 1.1, 1.6))
+    assert str(ratio) == "1.35 (1.10 to 1.60)"
+
+
+def test_noise_alone_is_rarely_a_difference() -> None:
+    told = [Ratio.of(noisy(1, 0.3, 15, k), noisy(1, 0.3, 15, k + 500)) for k in range(200)]
+    assert 0 < sum(ratio.significant for ratio in told) <= 16  # 3.5 % of 200 are expected
+    assert all(ratio.low < ratio.median < ratio.high for ratio in told)
+
+
+def test_a_load_that_slows_whole_turns_down_is_no_noise() -> None:
+    load = np.random.default_rng(0).uniform(1, 10, 15)
+    before, after = load * noisy(1.1, 0.01, 15, 1), load * noisy(1, 0.01, 15, 2)
+    assert Ratio.of(before, after).significant
+    assert Ratio.of(before, after).median == pytest.approx(1.1, rel=0.01)
+    assert not Ratio.of(before, np.random.default_rng(1).permutation(after)).significant
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told", "said"),
+    [
+        (noisy(1.01, 0.2, 15, 0), noisy(1, 0.2, 15, 1), "0.91 (0.82 to 1.07)",
+         "no measurable difference in time: the 95 % interval of the ratio contains 1"),
+        ([3.0] * 15, [2.0] * 15, "1.50 (1.50 to 1.50)",
+         "the converted network is faster: the 95 % interval of the ratio is above 1"),
+        ([2.0] * 15, [4.0] * 15, "0.50 (0.50 to 0.50)",
+         "the converted network is slower: the 95 % interval of the ratio is below 1"),
+    ],
+)  # fmt: skip
+def test_the_ratio_is_printed_with_its_interval(
+    file: Path,
+    before: list[float],
+    after: list[float],
+    told: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Measured times are replaced, so that the output does not depend on the machine."""
+    times = {"0": before, "1": after}
+    monkeypatch.setattr(profiling, "take_turns", lambda *_, **__: times)
+    done = profiled(file, "--shape", "1,1,16,16", "--out", str(file.parent / "p.png"))
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    (row,) = (line for line in lines if "time of a step" in line)
+    assert row.rstrip().endswith(told)
+    assert said in lines
+    assert max(map(len, lines[: lines.index(said) + 1])) <= 80
 
 
 def load(model: str) -> nn.Module:
@@ -205,7 +263,7 @@ def test_the_command_prints_and_draws(file: Path) -> None:
     picture = file.parent / "shares.png"
     done = profiled(file, "--shape", "2x1x32x32", "--threads", "1", "--out", str(picture))
     assert done.exit_code == 0, done.output
-    for said in ("time of a step, ms", "kept for backward pass, MiB", "ratio", "2: MaxPool2d"):
+    for said in ("time of a step, ms", "kept for backward, MiB", "ratio", "2: MaxPool2d"):
         assert said in done.output
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -218,6 +276,10 @@ def test_the_command_prints_and_draws(file: Path) -> None:
         (["--shape", "1,3,8,8"], "raised an error in training on an input of shape 1,3,8,8 "
          "(--shape): RuntimeError: Given groups=1"),
         (["--shape", "1,3,8,8", "--inference"], "raised an error in inference on an input"),
+        pytest.param(["--shape", "1,1,16,16", "--out", "/dev/full"],
+                     "--out /dev/full cannot be written: No space left on device",
+                     marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="not Linux")),
+        (["--turns", "5"], "greater than or equal to 6"),
         (["--out", "no/such/folder/a.png"], "there is no folder no/such/folder"),
     ],
 )  # fmt: skip
@@ -230,7 +292,7 @@ def test_errors_say_what_is_wrong(file: Path, arguments: list[str], said: str) -
 @pytest.mark.slow
 def test_pytorchs_profiler_says_nothing(file: Path) -> None:
     code = f"from poolgrad.cli import app; app(['profile', '{file}:make', '--shape', '1,1,16,16', "
-    code += f"'--turns', '1', '--out', '{file.parent}/p.png'])"
+    code += f"'--turns', '6', '--out', '{file.parent}/p.png'])"
     done = run_python(code)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import random
 import signal
 import time
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from profiles import examples
 
 from poolgrad.lab.folder import RunFolder
 
@@ -58,6 +60,11 @@ def finish(process: Any) -> int:
     return int(code)
 
 
+def resume(out: Path) -> tuple[str, ...]:
+    """The option that goes on with a run; one that was killed before it began is begun again."""
+    return ("--resume",) if RunFolder(out).settings.exists() else ()
+
+
 @pytest.fixture(scope="module")
 def unbroken(
     sitting: Sitting, few_digits: Path, tmp_path_factory: pytest.TempPathFactory
@@ -96,7 +103,7 @@ def test_killed_in_the_middle_of_writes(
 ) -> None:
     out = tmp_path / "killed"
     for die in kills:
-        process = sitting("--data", few_digits, "--out", out, *OPTIONS, "--resume", die=die)
+        process = sitting("--data", few_digits, "--out", out, *OPTIONS, *resume(out), die=die)
         assert finish(process) == -signal.SIGKILL, die
         assert not RunFolder(out).result.exists()
     assert finish(sitting("--data", few_digits, "--out", out, "--resume")) == 0
@@ -108,10 +115,10 @@ def test_killed_from_outside_in_the_middle_of_epochs(
     sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
 ) -> None:
     folder = RunFolder(tmp_path / "killed")
-    arguments = ("--data", few_digits, "--out", folder.path, *OPTIONS, "--resume")
+    arguments = ("--data", few_digits, "--out", folder.path, *OPTIONS)
     for delay in (0.0, 0.08):
         before = folder.checkpoint.stat().st_mtime_ns if folder.checkpoint.exists() else None
-        process = sitting(*arguments)
+        process = sitting(*arguments, *resume(folder.path))
         while process.is_alive():
             time.sleep(0.002)
             if folder.checkpoint.exists() and folder.checkpoint.stat().st_mtime_ns != before:
@@ -119,8 +126,39 @@ def test_killed_from_outside_in_the_middle_of_epochs(
         time.sleep(delay)
         process.kill()
         assert finish(process) == -signal.SIGKILL
-    assert finish(sitting(*arguments)) == 0
+    assert finish(sitting(*arguments, "--resume")) == 0
     Outcome.of(folder.path).assert_equal(unbroken)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(
+    sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
+) -> None:
+    """Each kill leaves a folder that can be read; whenever a run has ended, another one begins."""
+    moments, kills, ended = random.Random(0), 0, 0
+    # About the time of a whole run in one sitting, so that kills hit its beginning and end, too.
+    began = time.perf_counter()
+    assert finish(sitting("--data", few_digits, "--out", tmp_path / "timed", *OPTIONS)) == 0
+    longest = time.perf_counter() - began
+    while kills < examples(25):
+        out = tmp_path / str(ended)
+        process = sitting("--data", few_digits, "--out", out, *OPTIONS, *resume(out))
+        process.join(moments.uniform(0, longest))
+        process.kill()
+        code = finish(process)
+        assert code in (0, -signal.SIGKILL)
+        if code == 0:
+            Outcome.of(out).assert_equal(unbroken)
+            ended += 1
+            continue
+        kills += 1
+        folder = RunFolder(out)
+        assert folder.stored() is None or folder.stored_result() is None
+        if folder.checkpoint.exists():
+            assert torch.load(folder.checkpoint, weights_only=True)["callbacks"]["History"]["rows"]
+    out = tmp_path / str(ended)
+    assert finish(sitting("--data", few_digits, "--out", out, *OPTIONS, *resume(out))) == 0
+    Outcome.of(out).assert_equal(unbroken)
 
 
 def test_stopped_by_the_user(

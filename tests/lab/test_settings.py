@@ -70,6 +70,7 @@ def test_a_given_batch_size_stays() -> None:
         ("seed", -1, "--seed"),
         ("seed", 2**32, "--seed"),
         ("threads", 0, "--threads"),
+        ("threads", 1025, "--threads"),
         ("size", 1, "--size"),
         ("size", 16, "--size"),  # the digits are not resized
         ("kernel", 9, "--kernel"),  # and have 8 x 8 pixels

@@ -126,6 +126,7 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """Seconds of each call, turn by turn; what is slow sits out the later turns.
 
+    Every second turn has the reverse order, so that no call always follows the same other one.
     A call may come with a context that it is made in, which is not timed.
     """
     plans = {}
@@ -141,7 +142,8 @@ def take_turns(
     number = max(1, int(_SHORTEST / max(warm for _, _, warm in plans.values())))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns):
-        for name, (timer, context, warm) in plans.items():
+        for name in reversed(plans) if turn % 2 else plans:
+            timer, context, warm = plans[name]
             if warm < slow or turn < max(1, turns // 3):
                 with context():
                     times[name].append(timer.timeit(number) / number)

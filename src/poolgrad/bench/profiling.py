@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from scipy.stats import quantile_test
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -22,6 +26,7 @@ from poolgrad.lab.panels import BLUE, GREY, to_png
 from poolgrad.torch import Report, convert
 from poolgrad.torch.modules import Pool
 
+_CONFIDENCE = 0.95
 _PROFILED = 5  # steps
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # PyTorch's profiler, on when it starts and ends
@@ -34,11 +39,39 @@ class Share(NamedTuple):
     pooling: float
 
 
+class Ratio(NamedTuple):
+    """How many times as fast a network is as another: the median of turns, and its interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, before: Sequence[float], after: Sequence[float]) -> Ratio:
+        """Compare the seconds of two networks, turn by turn.
+
+        What slows a turn down slows both of its steps, and so leaves their ratio. The interval is
+        that of the sign test (order statistics of the ratios), which assumes no distribution.
+        """
+        ratios = np.divide(before, after)
+        interval: Any = quantile_test(ratios, q=1.0, p=0.5).confidence_interval(_CONFIDENCE)
+        return cls(float(np.median(ratios)), float(interval.low), float(interval.high))
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval excludes 1."""
+        return self.low > 1 or self.high < 1
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
 class Profile(NamedTuple):
     """A network unchanged and converted: seconds of a step, bytes kept for the backward pass."""
 
     name: str
     seconds: tuple[Share, Share]
+    ratio: Ratio
     kept: tuple[Share, Share] | None  # in training
     report: Report
 
@@ -59,7 +92,7 @@ def measure(
     threads : int
         Threads of PyTorch, and so of poolgrad.
     turns : int
-        How often each of the two is timed.
+        How often each of the two is timed; fewer than 6 give no interval of the ratio.
 
     Returns
     -------
@@ -82,7 +115,7 @@ def measure(
     networks = (network, ours)
     steps = [partial(train if training else infer, each, x) for each in networks]
     with using_threads(threads):
-        times = take_turns({str(k): step for k, step in enumerate(steps)}, turns, slow=60.0)
+        times = take_turns({str(k): step for k, step in enumerate(steps)}, turns, slow=math.inf)
         wholes = [median_and_spread(times[str(k)])[0] for k in range(2)]
         seconds = [
             Share(whole, whole * _pooling_share(each, step))
@@ -94,7 +127,13 @@ def measure(
             if training
         ]
     name = type(network).__name__
-    return Profile(name, (seconds[0], seconds[1]), (kept[0], kept[1]) if kept else None, report)
+    return Profile(
+        name,
+        (seconds[0], seconds[1]),
+        Ratio.of(times["0"], times["1"]),
+        (kept[0], kept[1]) if kept else None,
+        report,
+    )
 
 
 def _check_step(network: nn.Module, x: torch.Tensor, training: bool) -> None:
@@ -161,25 +200,34 @@ def _inside_pooling(event: Any) -> bool:
 
 
 def table(made: Profile) -> Table:
-    """Table of the network unchanged and converted, for a terminal."""
+    """Table of the network unchanged and converted, for a terminal of 80 columns."""
     shown = Table(box=SIMPLE_HEAD, show_edge=False)
-    shown.add_column(made.name)
+    shown.add_column(made.name, overflow="fold")
     for head in ("unchanged", "converted", "ratio"):
-        shown.add_column(head, justify="right")
+        shown.add_column(head, justify="right", no_wrap=True)
     for name, unit, scale, shares in _parts(made):
         (before, own), (after, left) = shares
+        ratio = f"{before / after:.2f}" if after else ""
         shown.add_row(
             f"{name}, {unit}", f"{before * scale:.4g}", f"{after * scale:.4g}",
-            f"{before / after:.2f}" if after else "",
+            str(made.ratio) if shares is made.seconds else ratio,
         )  # fmt: skip
         shown.add_row("  pooling", _of(own, before, scale), _of(left, after, scale), "")
     return shown
 
 
+def verdict(made: Profile) -> str:
+    """Say whether the converted network is faster, in a line of at most 80 characters."""
+    if not made.ratio.significant:
+        return "no measurable difference in time: the 95 % interval of the ratio contains 1"
+    change, where = ("faster", "above") if made.ratio.median > 1 else ("slower", "below")
+    return f"the converted network is {change}: the 95 % interval of the ratio is {where} 1"
+
+
 def _parts(made: Profile) -> list[tuple[str, str, float, tuple[Share, Share]]]:
     parts = [("time of a step", "ms", 1e3, made.seconds)]
     if made.kept:
-        parts.append(("kept for backward pass", "MiB", 2.0**-20, made.kept))
+        parts.append(("kept for backward", "MiB", 2.0**-20, made.kept))
     return parts
 
 

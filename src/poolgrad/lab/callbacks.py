@@ -18,7 +18,10 @@ from lightning_fabric.utilities.warnings import disable_possible_user_warnings
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from poolgrad.lab.folder import RunFolder, write_atomic
+from poolgrad.lab.folder import RunFolder, write_atomic, writing
+from poolgrad.lab.settings import Settings
+
+METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr", "seconds")
 
 
 class History(lightning.Callback):
@@ -31,13 +34,28 @@ class History(lightning.Callback):
     ----------
     folder
         Of the run.
+    settings
+        Of the run; the checkpoint holds them, too.
+
+    Attributes
+    ----------
+    rows
+        Of the finished epochs.
+    started
+        Whether the training has begun; before that, a checkpoint is restored.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, settings: Settings) -> None:
+        self._settings = settings
         self.rows: list[dict[str, float]] = []
+        self.started = False
         self._folder = folder
         self._began = 0.0
         self._lr = 0.0
+
+    def on_train_start(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
+        """Note that the checkpoint, if there is one, has been restored."""
+        self.started = True
 
     def on_train_epoch_start(
         self, trainer: lightning.Trainer, _: lightning.LightningModule
@@ -51,20 +69,20 @@ class History(lightning.Callback):
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
         """Add the epoch's row, and write all of them."""
-        names = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
+        *logged, lr, seconds = METRICS
         self.rows.append(
             {
                 "epoch": trainer.current_epoch + 1,
-                **{name: trainer.callback_metrics[name].item() for name in names},
-                "lr": self._lr,
-                "seconds": time.perf_counter() - self._began,
+                **{name: trainer.callback_metrics[name].item() for name in logged},
+                lr: self._lr,
+                seconds: time.perf_counter() - self._began,
             }
         )
         self._folder.write_metrics(self.rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, for the checkpoint."""
-        return {"rows": self.rows}
+        """The rows and the settings, for the checkpoint."""
+        return {"rows": self.rows, "settings": self._settings.as_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The rows of a checkpoint."""
@@ -134,7 +152,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint, whole or not at all."""
         content = io.BytesIO()
         torch.save(checkpoint, content)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with writing(Path(path)):
+            Path(path).parent.mkdir(exist_ok=True)
         write_atomic(Path(path), content.getvalue())
 
 

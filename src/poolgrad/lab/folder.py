@@ -7,14 +7,44 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poolgrad.lab.settings import LabError, Settings, flag, join_stored
+from poolgrad.lab.settings import (
+    MOST_THREADS,
+    LabError,
+    Settings,
+    check_entries,
+    flag,
+    join_stored,
+)
 
 _PARTIAL = ".partial"  # what a kill leaves behind; overwritten by the next write of the same file
+# The entries of settings.json, and those of result.json that are printed, with their types.
+_STORED: dict[str, tuple[type, ...]] = {
+    "settings": (dict,),
+    "data": (dict,),
+    "versions": (dict,),
+    "threads": (int,),
+}
+_PRINTED: dict[str, tuple[type, ...]] = {
+    "test_accuracy": (float, int),
+    "test_errors": (int,),
+    "test_images": (int,),
+    "epochs": (int,),
+    "seconds": (float, int),
+}
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write a file into a LabError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise LabError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -26,13 +56,19 @@ def write_atomic(path: Path, content: bytes) -> None:
         The file; its folder must exist.
     content
         All of it.
+
+    Raises
+    ------
+    LabError
+        If the system refuses to write it; the message names the file and the reason.
     """
     partial = path.with_name(path.name + _PARTIAL)
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with writing(path):
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
 
 
 @dataclass(frozen=True)
@@ -87,17 +123,32 @@ class RunFolder:
         LabError
             If the folder is none, holds something else than a run, or cannot be read.
         """
-        if self.settings.exists():
-            return _read_json(self.settings)
-        if self.path.exists() and not self.path.is_dir():
-            raise LabError(f"--out {self.path} is a file, not a folder")
-        if self.path.exists() and any(p.suffix != _PARTIAL for p in self.path.iterdir()):
+        try:
+            if self.settings.exists():
+                return self._checked(_read_json(self.settings))
+            if self.path.exists() and not self.path.is_dir():
+                raise LabError(f"--out {self.path} is a file, not a folder")
+            used = self.path.exists() and any(p.suffix != _PARTIAL for p in self.path.iterdir())
+        except OSError as error:
+            raise LabError(f"--out {self.path} cannot be read: {error.strerror}") from error
+        if used:
             raise LabError(f"--out {self.path} is not empty and not a run folder; choose another")
         return None
 
     def stored_result(self) -> dict[str, Any] | None:
         """What `write_result` wrote; None where the run has not finished."""
-        return _read_json(self.result) if self.result.exists() else None
+        if not self.result.exists():
+            return None
+        return check_entries(_read_json(self.result), _PRINTED, self.result, others=True)
+
+    def _checked(self, content: object) -> dict[str, Any]:
+        stored = check_entries(content, _STORED, self.settings)
+        if not 1 <= stored["threads"] <= MOST_THREADS:
+            raise LabError(
+                f"`threads` in {self.settings} must be from 1 to {MOST_THREADS}, got"
+                f" {stored['threads']}"
+            )
+        return stored
 
     def begin(self, content: Mapping[str, Any]) -> None:
         """Make the folder and write `settings.json`."""
@@ -135,7 +186,7 @@ def open_folder(
     out
         The run folder; None: named after the settings.
     resume
-        Go on with the run in the folder, if there is one.
+        Go on with the run in the folder.
 
     Returns
     -------
@@ -145,11 +196,17 @@ def open_folder(
     Raises
     ------
     LabError
-        If an option is wrong, the folder is in use, or its run has other settings.
+        If an option is wrong, the folder is in use, its run has other settings or cannot be read,
+        or there is no run to resume.
     """
     settings = Settings.from_options(options)
     folder = RunFolder(out or settings.default_out())
     stored = folder.stored()
+    if stored is None and resume:
+        raise LabError(
+            f"--resume: {folder.path} holds no run, since there is no {folder.settings.name}; leave"
+            " --resume out to begin one"
+        )
     if stored is None:
         return settings, folder, None
     result = folder.stored_result()
@@ -162,11 +219,12 @@ def open_folder(
         raise LabError(
             f"{folder.path} holds an unfinished run; go on with --resume, or choose another --out"
         )
-    settings = Settings.from_options(join_stored(stored["settings"], options, folder.path))
-    if result and settings.data != stored["settings"]["data"]:
+    begun = Settings.from_stored(stored["settings"], folder.settings)
+    settings = Settings.from_options(join_stored(begun.as_dict(), options, folder.path))
+    if result and settings.data != begun.data:
         raise LabError(
-            f"{flag('data')}: the run in {folder.path} was trained on"
-            f" {stored['settings']['data']}; choose another --out"
+            f"{flag('data')}: the run in {folder.path} was trained on {begun.data}; choose another"
+            " --out"
         )
     return settings, folder, result
 
@@ -175,11 +233,10 @@ def _json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> object:
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise LabError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise LabError(f"{path} cannot be read: no JSON object")
-    return content
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # of nesting without end
+        raise LabError(f"{path} is not JSON: {error}") from error

@@ -15,6 +15,7 @@ Optimizer = Literal["sgd", "adagrad", "rmsprop", "adam"]
 DIGITS = "digits"
 _DIGITS_SIDE = 8
 _BATCH_SIZES = (8, 64)
+MOST_THREADS = 1024
 # In fewer steps an epoch, batch normalisation and the optimizer hardly move in 30 epochs.
 _FEWEST_STEPS = 16
 
@@ -24,6 +25,30 @@ _LEARNING_RATES: dict[Optimizer, float] = {
     "adagrad": 0.03,
     "rmsprop": 0.005,
     "adam": 0.01,
+}
+
+
+# What JSON calls the types that are read, and the types of the settings in settings.json.
+_TYPES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    type(None): "null",
+}
+_STORED: dict[str, tuple[type, ...]] = {
+    "data": (str,),
+    "size": (int, type(None)),
+    "pool": (str,),
+    "kernel": (int,),
+    "stride": (int,),
+    "epochs": (int,),
+    "batch_size": (int,),
+    "lr": (float, int),
+    "optimizer": (str,),
+    "seed": (int,),
+    "threads": (int, type(None)),
 }
 
 
@@ -37,6 +62,8 @@ class LabError(Exception):
 @dataclass(frozen=True)
 class Settings:
     """Everything that decides the result of a run.
+
+    The types in `_STORED` are those of the attributes, once the batch size is chosen.
 
     Attributes
     ----------
@@ -91,9 +118,8 @@ class Settings:
         _choice(options, "optimizer", get_args(Optimizer))
         kernel = options.get("kernel", 2)
         optimizer: Optimizer = options.get("optimizer", "adam")
-        data = str(options.get("data", DIGITS))
         settings = cls(
-            data=data if data == DIGITS else str(Path(data).expanduser().resolve()),
+            data=_absolute(str(options.get("data", DIGITS))),
             size=options.get("size"),
             pool=options.get("pool", "max"),
             kernel=kernel,
@@ -108,6 +134,22 @@ class Settings:
         settings._check()
         return settings
 
+    @classmethod
+    def from_stored(cls, stored: object, path: Path) -> Settings:
+        """Check the settings that were read from `path`, as `as_dict` returned them.
+
+        Raises
+        ------
+        LabError
+            If a setting is absent, unknown, of a wrong type or out of range; the message names the
+            file and the setting.
+        """
+        options = check_entries(stored, _STORED, path, "settings")
+        try:
+            return cls.from_options({k: v for k, v in options.items() if v is not None})
+        except LabError as error:
+            raise LabError(f"{path}: {error}") from error
+
     def _check(self) -> None:
         # Batch normalisation needs two images to a batch.
         at_least = {"size": 2, "kernel": 1, "stride": 1, "epochs": 1, "batch_size": 2, "seed": 0}
@@ -115,6 +157,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise LabError(f"{flag(name)} must be at least {least}, got {value}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise LabError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
         if self.seed >= 2**32:
             raise LabError(f"--seed must be below 2**32, got {self.seed}")
         if not (math.isfinite(self.lr) and self.lr > 0):
@@ -208,6 +252,69 @@ def join_stored(
                 f" {value}; leave the option out to go on, or choose another --out"
             )
     return {name: value for name, value in {**stored, **options}.items() if value is not None}
+
+
+def check_entries(
+    content: object,
+    types: Mapping[str, tuple[type, ...]],
+    path: Path,
+    entry: str | None = None,
+    others: bool = False,
+) -> dict[str, Any]:
+    """Check that a JSON object has the entries that are needed, each of an accepted type.
+
+    Parameters
+    ----------
+    content
+        What was read.
+    types
+        The accepted types by name; a bool is no int.
+    path, entry
+        The file, and the name of the object in it; None: the object is the whole file.
+    others
+        Whether entries that `types` does not name are accepted.
+
+    Returns
+    -------
+    dict
+        `content`.
+
+    Raises
+    ------
+    LabError
+        If it does not; the message names the file and the entry.
+    """
+    where = f"`{entry}` in {path}" if entry else f"{path}"
+    if not isinstance(content, dict):
+        raise LabError(f"{where} must be {_TYPES[dict]}, got {shorten(content)}")
+    for name, accepted in types.items():
+        if name not in content:
+            raise LabError(f"{where} has no `{name}`")
+        value = content[name]
+        if not isinstance(value, accepted) or isinstance(value, bool):
+            expected = " or ".join(_TYPES[each] for each in accepted)
+            raise LabError(f"`{name}` in {path} must be {expected}, got {shorten(value)}")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise LabError(f"`{name}` in {path} must be below 2**63, got {shorten(value)}")
+    unknown = [name for name in content if name not in types]
+    if unknown and not others:
+        raise LabError(f"{where} has an unknown entry {shorten(unknown[0])}")
+    return content
+
+
+def shorten(value: object) -> str:
+    """The `repr` of a value, in one line of at most 60 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _absolute(data: str) -> str:
+    if data == DIGITS:
+        return data
+    try:
+        return str(Path(data).expanduser().resolve())
+    except (RuntimeError, ValueError) as error:  # of an unknown user's home; of a null character
+        raise LabError(f"--data {data!r} is not a path: {error}") from error
 
 
 def _choice(options: Mapping[str, Any], name: str, accepted: tuple[str, ...]) -> None:

@@ -11,7 +11,6 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from poolgrad.lab import data as lab_data
 from poolgrad.lab.callbacks import AtomicCheckpointIO, History, ProgressBar, quiet_lightning
+from poolgrad.lab.checkpoint import finished_epochs
 from poolgrad.lab.curves import draw_curves
 from poolgrad.lab.folder import RunFolder, write_atomic
 from poolgrad.lab.learner import EpochBatches, Learner, generator
@@ -117,7 +117,7 @@ class Run:
         KeyboardInterrupt
             If the user stops it; it can be resumed.
         """
-        history = History(self.folder)
+        history = History(self.folder, self.settings)
         with quiet_lightning(), _threads(self.threads):
             learner, trainer = self._train(history, progress)
             predictions = self._predict(trainer, learner)
@@ -164,6 +164,14 @@ class Run:
                 ckpt_path=checkpoint if self.finished_epochs else None,
                 weights_only=True,
             )
+        except LabError:
+            raise
+        except Exception as error:
+            if history.started or not self.finished_epochs:
+                raise
+            # Whatever Lightning restores, and `finished_epochs` has not checked.
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise LabError(f"{checkpoint} cannot be resumed from: {reason}") from error
         except SystemExit as stopped:  # what Lightning makes of Ctrl-C
             raise KeyboardInterrupt from stopped
         return learner, trainer
@@ -233,18 +241,8 @@ def prepare(settings: Settings, folder: RunFolder, images: lab_data.LabelledImag
             f"--data: {settings.data} is not what the run in {folder.path} was started with;"
             " choose another --out"
         )
-    finished_epochs = _finished_epochs(folder.checkpoint)
-    return Run(settings, folder, images, parts, network, finished_epochs, stored["threads"])
-
-
-def _finished_epochs(checkpoint: Path) -> int:
-    if not checkpoint.exists():
-        return 0
-    try:
-        content = torch.load(checkpoint, weights_only=True)
-        return len(content["callbacks"][History.__qualname__]["rows"])
-    except Exception as error:  # a file that is none of ours can fail in any way
-        raise LabError(f"{checkpoint} cannot be read ({type(error).__name__})") from error
+    done = finished_epochs(folder, network, settings)
+    return Run(settings, folder, images, parts, network, done, stored["threads"])
 
 
 def _enough_threads(settings: Settings, images: lab_data.LabelledImages) -> int:

@@ -1,0 +1,191 @@
+"""Calls for which memory does not suffice, and many calls of changing shapes."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+import pytest
+from fronts import torch
+from processes import assert_runs
+from profiles import examples
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the limit and /proc are those of Linux"
+)
+
+# All that is called, with results for comparison, has been called once before the limit: threads
+# are started and code is compiled then, which is not poolgrad's memory.
+LIMITED = """
+import contextlib, functools, gc, random, resource
+import numpy as np
+import poolgrad
+{prepare}
+
+poolgrad.set_num_threads(2)
+rng = np.random.default_rng(0)
+
+def there_and_back(name, args, x, gy):
+    {there_and_back}
+
+SMALL = [
+    ("max_pool2d", (3, 2)), ("avg_pool2d", (3, 1)), ("median_pool2d", (5, 2)),
+    ("soft_pool2d", (3,)), ("lp_pool2d", (2.5, 3)), ("min_pool2d", (31, 7)),
+    ("adaptive_max_pool2d", (5,)),
+]
+LARGE = [*SMALL, ("max_pool2d", (41, 1, 20)), ("avg_pool2d", (31, 1)), ("lse_pool2d", (9, 4))]
+CALLS = []
+for size, name, args in [("large", *each) for each in LARGE] + [("small", *each) for each in SMALL]:
+    x = rng.random((2, 40, 50) if size == "small" else ({planes}, 400, 500), np.float32)
+    gy = rng.random(getattr(poolgrad, name)(x, *args).shape, np.float32)
+    call = name, args, {array}(x), {array}(gy)
+    CALLS.append((size, call, there_and_back(*call)))
+
+def equal(some, others):
+    return all(a.tobytes() == b.tobytes() for a, b in zip(some, others, strict=True))
+
+@contextlib.contextmanager
+def limit(bytes):
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + bytes, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+
+moments, refused, done = random.Random(0), 0, 0
+for turn in range({turns}):
+    for size, call, expected in CALLS:
+        result = error = None
+        gc.collect()
+        poolgrad.empty_cache()
+        room = moments.choice([0, 1, 2, moments.randrange(2, {planes} * 3), {planes} * 8])
+        try:
+            with limit(room << 20) if size == "large" else contextlib.nullcontext():
+                result = there_and_back(*call)
+        except {errors} as error:
+            refused += 1
+            assert size == "large"
+            assert {understood}, repr(error)
+        else:
+            done += size == "large"
+            assert equal(result, expected), call
+print(refused, done)
+"""
+# Large arrays get memory of their own, which goes back to the system.
+FRESH = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+NUMPY = {
+    "planes": "8",
+    "prepare": "",
+    "there_and_back": (
+        "y, pullback = poolgrad.vjp(getattr(poolgrad, name), x, *args)\n    return y, pullback(gy)"
+    ),
+    "array": "np.asarray",
+    "errors": "MemoryError",
+    "understood": "True",
+}
+TENSORS = {
+    "planes": "8",
+    "prepare": "import torch\ntorch.set_num_threads(2)",
+    "there_and_back": (
+        "x = x.detach().requires_grad_()\n"
+        "    y = getattr(poolgrad, name)(x, *args)\n"
+        "    y.backward(gy)\n"
+        "    return y.detach().numpy(), x.grad.numpy()"
+    ),
+    "array": "torch.from_numpy",
+    "errors": "(MemoryError, RuntimeError)",
+    "understood": "isinstance(error, MemoryError) or 'memory' in str(error)",
+}
+
+
+JAX = {
+    "planes": "32",  # XLA keeps smaller arrays, and uses their memory again
+    "prepare": (
+        "import jax\n"
+        "@functools.cache\n"
+        "def compiled(name, args):\n"
+        "    pool = functools.partial(jax.vjp, lambda x: getattr(poolgrad, name)(x, *args))\n"
+        "    return jax.jit(lambda x, gy: (lambda y, pullback: (y, *pullback(gy)))(*pool(x)))"
+    ),
+    "there_and_back": "return jax.block_until_ready(compiled(name, args)(x, gy))",
+    "array": "jax.numpy.asarray",
+    "errors": "(MemoryError, ValueError, RuntimeError)",
+    "understood": "'memory' in str(error) or 'bad_alloc' in str(error)",
+}
+
+
+@linux
+@pytest.mark.parametrize(
+    ("front", "turns"),
+    [
+        (NUMPY, 2),
+        pytest.param(NUMPY, examples(25), marks=pytest.mark.slow),
+        pytest.param(TENSORS, examples(5), marks=[needs_torch, pytest.mark.slow]),
+        pytest.param(JAX, examples(3), marks=[needs_jax, pytest.mark.slow]),
+    ],
+    ids=["NumPy", "NumPy, more", "PyTorch", "JAX"],
+)
+def test_a_call_that_gets_no_memory_raises_and_later_calls_are_right(
+    front: dict[str, str], turns: int
+) -> None:
+    code = LIMITED.format(**front, turns=turns)
+    refused, done = assert_runs(code, timeout=300, **FRESH).split()
+    assert int(refused) >= 2 * turns
+    assert int(done) >= 2 * turns
+
+
+MANY = """
+import gc, resource
+import numpy as np
+import poolgrad
+{prepare}
+
+values = {array}(np.random.default_rng(0).random((40, 52, 52), np.float32))
+
+def resident():
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+POOLS = [
+    (poolgrad.max_pool2d, (3, 2)), (poolgrad.avg_pool2d, (2,)), (poolgrad.median_pool2d, (3,)),
+    (poolgrad.adaptive_max_pool2d, (2,)), (poolgrad.lp_pool2d, (2.0, 3)),
+]
+before = None
+for call in range({calls}):
+    if call == {calls} // 4:
+        before = resident()
+    pool, args = POOLS[call % len(POOLS)]
+    x = values[: 1 + call // 2500 % 40, : 3 + call // 50 % 50, : 3 + call % 50]  # never twice
+    {there_and_back}
+print((resident() - before) / 2**20)
+"""
+SHAPES = {
+    "NumPy": {
+        "prepare": "",
+        "array": "np.asarray",
+        "there_and_back": (
+            "y, pullback = poolgrad.vjp(pool, x, *args); gx = pullback(y); y = pool(x, *args)"
+        ),
+    },
+    "PyTorch": {
+        "prepare": "import torch\ntorch.set_num_threads(1)",
+        "array": "torch.from_numpy",
+        "there_and_back": (
+            "x = x.detach().requires_grad_(); y = pool(x, *args); y.backward(y.detach())"
+        ),
+    },
+}
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("front", ["NumPy", pytest.param("PyTorch", marks=needs_torch)])
+def test_calls_of_changing_shapes_do_not_fill_the_memory(front: str) -> None:
+    """Whatever is kept of earlier calls is bounded; a quarter of the calls has filled it."""
+    grown = assert_runs(MANY.format(calls=100_000, **SHAPES[front]), timeout=500)
+    assert float(grown) < 60  # MiB
