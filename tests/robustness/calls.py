@@ -137,12 +137,8 @@ def _usually_small(draw: Draw, low: int, most: int, limits: Limits) -> int:
     return draw.integer(low, most)
 
 
-def _padding(draw: Draw, dims: int, most: int, limits: Limits) -> Any:
+def _padding(draw: Draw, dims: int, number: Callable[[], int]) -> Any:
     """Every form of padding."""
-
-    def number() -> int:
-        return _usually_small(draw, 0, most, limits)
-
     form = draw.choice(["numbers", "pairs", "tuple of pairs", "valid", "same"])
     if form == "numbers":
         return one_or_each(draw, dims, number)
@@ -161,20 +157,30 @@ def _windows(
     """
     dims = len(sizes)
     refused = limits.edges and draw.integer(0, 31) == 0
+    wide = limits.edges and draw.integer(0, 2) == 0
 
     def kernel_number() -> int:
         most = draw.choice([4, limits.kernel, 40]) if limits.edges else limits.kernel
-        return draw.integer(1, max(1, min(most, int(most_taps ** (1 / dims)))))
+        return draw.integer(1, max(1, min(5 if wide else most, int(most_taps ** (1 / dims)))))
 
-    dilation = one_or_each(
-        draw, dims, lambda: 1 + _usually_small(draw, 0, limits.dilation - 1, limits)
-    )
+    def dilation_number() -> int:
+        if wide:
+            return draw.integer(1, draw.choice([4, max(sizes) + 2]))
+        return 1 + _usually_small(draw, 0, limits.dilation - 1, limits)
+
+    def padding_number() -> int:
+        if wide:  # about as wide as the reach of a window, or as the plane
+            width = draw.choice([*reach, *sizes])
+            return max(0, min(draw.integer(width - 1, width + 2), most))
+        return _usually_small(draw, 0, most, limits)
+
+    dilation = one_or_each(draw, dims, dilation_number)
     kernel = one_or_each(draw, dims, kernel_number)
     reach = [
         (k - 1) * d for k, d in zip(per_axis(kernel, dims), per_axis(dilation, dims), strict=True)
     ]
     most = limits.padding if without_input or not limits.edges else min(*reach, limits.padding)
-    padding = _padding(draw, dims, most, limits)
+    padding = _padding(draw, dims, padding_number)
     if padding != "same" and not refused:  # kernels that reach too far are made to fit
         room = [n + lo + hi for n, (lo, hi) in zip(sizes, pad_pairs(padding, dims), strict=True)]
         fits = [
@@ -445,6 +451,7 @@ class Call(NamedTuple):
     threads: int
 
 
+_SIGNED_ZEROS = next(v for v in VALUES if v.id == "signed-zeros")
 # Layouts of arrays that may be written.
 _WRITABLE = [
     layout
@@ -461,7 +468,7 @@ def call(seed: int) -> Call:
     made = case(draw, kind, EDGES, values=FINITE if finite else VALUES, dtypes=dtypes_of(kind))
     return Call(
         made,
-        draw.choice(VALUES),
+        draw.choice([_SIGNED_ZEROS, draw.choice(VALUES)]),
         draw.choice(LAYOUTS),
         draw.choice(_WRITABLE),
         draw.choice([False, True]) and made.operator in ("max", "relu_max", "min", "median"),
