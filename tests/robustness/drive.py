@@ -13,23 +13,24 @@ from __future__ import annotations
 import argparse
 import ctypes
 import mmap
+import resource
 import struct
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from robustness.calls import Call, call
+from robustness.memory import Allocator, Guarded, Heap, filled, placed
 
 import poolgrad
 from poolgrad import numpy as front
 from poolgrad.contract import FLOATS, Buffer
-from robustness.calls import Call, call
-from robustness.memory import Allocator, Guarded, Heap, filled, placed
 
 JOURNAL = struct.Struct("<q")
 
@@ -98,7 +99,7 @@ def answers(made: Call, allocator: Allocator) -> list[np.ndarray]:
 def bits(array: np.ndarray) -> bytes:
     """Shape, dtype and elements, all NaN alike."""
     array = np.ascontiguousarray(array)
-    missing = array != array
+    missing = np.isnan(array) if array.dtype.kind in "fV" else np.zeros(array.shape, bool)
     if missing.any():
         array = np.where(missing, np.array(np.nan, array.dtype), array)
     return f"{array.dtype.name}{array.shape}".encode() + array.tobytes()
@@ -161,6 +162,40 @@ def check(seed: int, allocator: Allocator, flush: bool) -> bytes:
     return b"".join(first)
 
 
+def check_concurrent(seed: int) -> bytes:
+    """Run the call of a seed once, and then in four threads at the same time.
+
+    Raises
+    ------
+    AssertionError
+        If the results differ.
+    """
+    made = call(seed)
+    expected = outcome(made, Heap(), made.threads)
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(outcome, made, Heap(), made.threads) for _ in range(4)]
+        assert all(run.result() == expected for run in runs), "results depend on other threads"
+    return b"".join(expected)
+
+
+def checker(options: argparse.Namespace) -> tuple[Callable[[int], bytes], Callable[[int], str]]:
+    """What runs the call of a seed, and what describes it."""
+    if options.raw:
+        from robustness import operators
+
+        if not options.heap:  # a sanitizer reserves more
+            limit = 8 << 30
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        return operators.check, operators.described
+    if options.concurrent:
+        return check_concurrent, lambda seed: described(call(seed))
+    allocator = Heap() if options.heap else Guarded()
+    return (
+        lambda seed: check(seed, allocator, options.flush),
+        lambda seed: described(call(seed)),
+    )
+
+
 def main() -> int:
     """Run the calls; 1 if one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -168,10 +203,13 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=1)
     parser.add_argument("--heap", action="store_true", help="no forbidden pages: for sanitizers")
     parser.add_argument("--flush", action="store_true", help="callers flush subnormal numbers")
+    parser.add_argument("--concurrent", action="store_true", help="each call in 4 threads at once")
+    parser.add_argument("--raw", action="store_true", help="calls of robustness.operators instead")
+    parser.add_argument("--crash", type=int, help="read a forbidden page before the call of a seed")
     parser.add_argument("--journal", type=Path, help="file for the seed of the call in flight")
     parser.add_argument("--digests", type=Path, help="file for a checksum of each call's results")
     options = parser.parse_args()
-    allocator: Any = Heap() if options.heap else Guarded()
+    run, describe = checker(options)
     journal = None
     if options.journal:
         with options.journal.open("r+b") as file:
@@ -184,13 +222,16 @@ def main() -> int:
         seed = options.first + k
         if journal is not None:
             JOURNAL.pack_into(journal, 0, seed)
+        if seed == options.crash:
+            buffer, offset = Guarded().take(1)
+            np.frombuffer(buffer, np.uint8)[offset + 1]
         try:
-            digests[k] = zlib.crc32(check(seed, allocator, options.flush))
+            digests[k] = zlib.crc32(run(seed))
         except AssertionError as error:
             failed += 1
-            print(f"seed {seed}: {error}: {described(call(seed))}", flush=True)
+            print(f"seed {seed}: {error}: {describe(seed)}", flush=True)
         if options.calls == 1:
-            print(described(call(seed)), f"checksum: {digests[0]:08x}", flush=True)
+            print(describe(seed), f"checksum: {digests[0]:08x}", flush=True)
     print("done")
     return int(failed > 0)
 

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from robustness.drive import JOURNAL
 
 from poolgrad import core
-from robustness.drive import JOURNAL
 
 _CHUNK = 2000  # calls of a process
 _MOST_FAILURES = 10
@@ -70,7 +70,7 @@ class Run:
             except subprocess.TimeoutExpired:
                 code, output, errors = None, "", "did not end"
             self.digests[isa][begin:end] = np.fromfile(digests, np.uint32)
-            # A child names the calls whose results differ; one that it did not survive, the journal.
+            # A child names the calls whose results differ; one that ended it, the journal.
             self.failures += [f"{isa}: {line}" for line in output.splitlines() if "seed " in line]
             if code in (0, 1) and output.endswith("done\n"):
                 return
@@ -126,10 +126,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first call")
     parser.add_argument("--calls", type=int, default=20_000, help="for each instruction set")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--heap", action="store_true", help="see robustness.drive")
-    parser.add_argument("--flush", action="store_true", help="see robustness.drive")
+    modes = ("heap", "flush", "concurrent", "raw")
+    for name in modes:
+        parser.add_argument(f"--{name}", action="store_true", help="see robustness.drive")
     options = parser.parse_args()
-    passed_on = [f"--{name}" for name in ("heap", "flush") if getattr(options, name)]
+    passed_on = [f"--{name}" for name in modes if getattr(options, name)]
     begin = time.monotonic()
     failures = fuzz(options.first, options.calls, passed_on, jobs=options.jobs)
     for failure in failures:
