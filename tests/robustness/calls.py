@@ -61,7 +61,8 @@ class Limits(NamedTuple):
     """The largest numbers of a call.
 
     `axis`: sizes of pooled axes where 1, 2 or 3 axes are pooled. `edges`: favour sizes and windows
-    at the borders between algorithms, and draw some calls that must be refused.
+    at the borders between algorithms, and draw some calls that must be refused. `parallel`: draw
+    only inputs that are worth several threads.
     """
 
     axis: tuple[int, int, int]
@@ -71,6 +72,7 @@ class Limits(NamedTuple):
     dilation: int
     outputs: int
     edges: bool
+    parallel: bool = False
 
 
 FOR_ORACLE = Limits((24, 9, 6), 5, 5, 4, 3, 8, edges=False)  # which is slow
@@ -137,9 +139,10 @@ def _usually_small(draw: Draw, low: int, most: int, limits: Limits) -> int:
     return draw.integer(low, most)
 
 
-def _padding(draw: Draw, dims: int, number: Callable[[], int]) -> Any:
-    """Every form of padding."""
-    form = draw.choice(["numbers", "pairs", "tuple of pairs", "valid", "same"])
+def _padding(draw: Draw, dims: int, number: Callable[[], int], *, named: bool) -> Any:
+    """Every form of padding; `named`: also words."""
+    words = ["valid", "same"] if named else []
+    form = draw.choice(["numbers", "pairs", "tuple of pairs", *words])
     if form == "numbers":
         return one_or_each(draw, dims, number)
     if "pairs" in form:
@@ -172,13 +175,13 @@ def _windows(
 
     def dilation_number() -> int:
         if wide:
-            return draw.integer(1, draw.choice([2, 4, max(sizes) + 2]))
+            return draw.integer(1, draw.choice([4, 4, max(sizes) + 2]))
         return 1 + _usually_small(draw, 0, limits.dilation - 1, limits)
 
     def padding_number() -> int:
         if wide:  # about as wide as the reach of a window, or as the plane
-            width = draw.choice([*reach, *sizes])
-            return max(0, min(draw.integer(width - 1, width + 2), most))
+            width = draw.choice([*reach, draw.choice(sizes)])
+            return max(0, min(draw.integer(width - 1, width + 1), most))
         return _usually_small(draw, 0, most, limits)
 
     dilation = each(dilation_number)
@@ -187,7 +190,7 @@ def _windows(
         (k - 1) * d for k, d in zip(per_axis(kernel, dims), per_axis(dilation, dims), strict=True)
     ]
     most = limits.padding if without_input or not limits.edges else min(*reach, limits.padding)
-    padding = _padding(draw, dims, padding_number)
+    padding = _padding(draw, dims, padding_number, named=not wide)
     if padding != "same" and not refused:  # kernels that reach too far are made to fit
         room = [n + lo + hi for n, (lo, hi) in zip(sizes, pad_pairs(padding, dims), strict=True)]
         fits = [
@@ -197,7 +200,7 @@ def _windows(
         kernel = kernel if fits == per_axis(kernel, dims) else tuple(fits)
     stride = None
     if draw.integer(0, 2):
-        stride = each(lambda: draw.integer(1, 2 if square else limits.stride))
+        stride = each(lambda: draw.choice([1, 1, 2]) if square else draw.integer(1, limits.stride))
     return {
         "kernel_size": kernel,
         "stride": stride,
@@ -240,6 +243,8 @@ def _sizes(draw: Draw, dims: int, limits: Limits) -> tuple[int, ...]:
     if not limits.edges:
         return tuple(draw.integer(1, most) for _ in range(dims))
     sizes = [draw.choice([draw.choice(_NEAR_VECTORS), draw.integer(1, most)]) for _ in range(dims)]
+    if draw.integer(0, 1):  # planes that are narrower than what windows reach
+        sizes[-1] = draw.integer(1, 8)
     # Small volumes reach the same code; an axis without inputs is refused, which needs few calls.
     longest = sizes.index(max(sizes))
     return tuple(
@@ -266,8 +271,8 @@ def _array(
         if channels_last and draw.integer(0, 3) == 0:
             last = [draw.choice([8, 16, 17, 33])]
         room = max(1, _MOST_INPUTS // max(1, math.prod((*sizes, *last))))
-        if lead and draw.integer(0, 15) == 0:  # work for several threads
-            lead = [*(1 for _ in lead[1:]), 5 * room]
+        if limits.parallel or (lead and draw.integer(0, 15) == 0):  # work for several threads
+            lead = [*(1 for _ in lead[1:]), 5 * room] if leading[1] else lead
         elif lead and draw.integer(0, 31) == 0:
             lead[0] = 0
     dtype = draw.choice(dtypes)
@@ -460,7 +465,9 @@ class Call(NamedTuple):
     threads: int
 
 
-_SIGNED_ZEROS = next(v for v in VALUES if v.id == "signed-zeros")
+_SIGNED_ZEROS, _SUBNORMAL = (
+    next(v for v in VALUES if v.id == name) for name in ("signed-zeros", "subnormal")
+)
 # Layouts of arrays that may be written.
 _WRITABLE = [
     layout
@@ -469,18 +476,22 @@ _WRITABLE = [
 ]
 
 
-def call(seed: int) -> Call:
-    """The call of this seed."""
+def call(seed: int, parallel: bool = False) -> Call:
+    """The call of this seed; `parallel`: for several threads, half of them of subnormal numbers."""
     draw = Seeded(seed)
     kind = draw.choice(KINDS)
     finite = kind == "stochastic" and draw.integer(0, 7)  # other inputs are refused
+    values = FINITE if finite else VALUES
+    if parallel and draw.integer(0, 1):
+        values = [_SUBNORMAL]
+    limits = EDGES._replace(parallel=parallel)
     with np.errstate(over="ignore"):  # distinct numbers beyond float16's largest
-        made = case(draw, kind, EDGES, values=FINITE if finite else VALUES, dtypes=dtypes_of(kind))
+        made = case(draw, kind, limits, values=values, dtypes=dtypes_of(kind))
     return Call(
         made,
         draw.choice([_SIGNED_ZEROS, draw.choice(VALUES)]),
         draw.choice(LAYOUTS),
         draw.choice(_WRITABLE),
         draw.choice([False, True]) and made.operator in ("max", "relu_max", "min", "median"),
-        draw.choice([1, 2, 3, 5]),
+        draw.choice([2, 3, 5] if parallel else [1, 2, 3, 5]),
     )

@@ -149,7 +149,7 @@ def check(seed: int, allocator: Allocator, flush: bool) -> bytes:
     AssertionError
         If the two results differ.
     """
-    made = call(seed)
+    made = call(seed, parallel=flush)
     outcomes = []
     for side, threads in (("end", 1), ("begin", made.threads)):
         allocator.reset(side)
@@ -170,7 +170,7 @@ def check_concurrent(seed: int) -> bytes:
     AssertionError
         If the results differ.
     """
-    made = call(seed)
+    made = call(seed, parallel=True)
     expected = outcome(made, Heap(), made.threads)
     with ThreadPoolExecutor(4) as pool:
         runs = [pool.submit(outcome, made, Heap(), made.threads) for _ in range(4)]
@@ -188,11 +188,11 @@ def checker(options: argparse.Namespace) -> tuple[Callable[[int], bytes], Callab
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         return operators.check, operators.described
     if options.concurrent:
-        return check_concurrent, lambda seed: described(call(seed))
+        return check_concurrent, lambda seed: described(call(seed, parallel=True))
     allocator = Heap() if options.heap else Guarded()
     return (
         lambda seed: check(seed, allocator, options.flush),
-        lambda seed: described(call(seed)),
+        lambda seed: described(call(seed, parallel=options.flush)),
     )
 
 
