@@ -6,6 +6,7 @@ A few of the generated calls; `.ci/run` makes 20,000 with each instruction set, 
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -53,6 +54,14 @@ def test_calls_are_repeated_from_their_seeds() -> None:
         one, other = call(seed), call(seed)
         assert repr(one) == repr(other)
         assert one.case.x.tobytes() == other.case.x.tobytes()
+
+
+def test_few_calls_are_refused() -> None:
+    """Else less is tested than it seems; and only sizes and windows that must be."""
+    made = [outcome(call(seed), Heap(), 1)[0] for seed in range(300)]
+    refused = [m.decode() for m in made if m.startswith((b"ValueError", b"TypeError"))]
+    assert 5 < len(refused) < 45
+    assert [m for m in refused if not re.search("padding|positive|need|must not exceed", m)] == []
 
 
 def test_every_public_function_is_called() -> None:

@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from robustness.calls import Call, call
@@ -85,12 +87,15 @@ def answers(made: Call, allocator: Allocator) -> list[np.ndarray]:
     else:
         y = function(x, *case.args, **kwargs)
         results = [y]
-    out = np.zeros_like(y)
-    out = placed(allocator, made.out_layout.make(out) if y.ndim else out)
-    if made.indices:
-        results += function(x, *case.args, **kwargs, return_indices=True, out=out)
-    else:
-        results.append(function(x, *case.args, **kwargs, out=out))
+    more: dict[str, Any] = {"return_indices": True} if made.indices else {}
+    parameters = signature(function).parameters
+    if "out" in parameters:
+        out = np.zeros_like(y)
+        more["out"] = placed(allocator, made.out_layout.make(out) if y.ndim else out)
+    more = {name: value for name, value in more.items() if name in parameters}
+    if more:
+        found = function(x, *case.args, **kwargs, **more)
+        results += found if isinstance(found, tuple) else [found]
     # Small calls are repeated from a cache of calls.
     results.append(function(x, *case.args, **kwargs))
     return results
