@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow check lint format bench pictures
+.PHONY: help install test test-slow fuzz sanitize sanitize-threads check lint format bench pictures
 
 help: ## List the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -12,6 +12,16 @@ test: ## Run the tests
 
 test-slow: ## Run the slow tests, and properties with more examples
 	POOLGRAD_TEST_PROFILE=full pytest -n auto -m "slow or hypothesis"
+
+fuzz: ## Run 200,000 generated calls with each instruction set, next to forbidden pages
+	PYTHONPATH=tests python -m robustness.fuzz --calls 200000
+	PYTHONPATH=tests python -m robustness.fuzz --calls 20000 --first 1000000 --flush
+
+sanitize: ## Build with sanitizers of addresses and undefined behaviour; run generated calls
+	tests/robustness/sanitize address
+
+sanitize-threads: ## Build with the sanitizer of threads; run generated calls in several threads
+	tests/robustness/sanitize thread
 
 check: ## Check every gradient in every front end
 	poolgrad check

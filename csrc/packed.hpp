@@ -25,8 +25,9 @@ template <int Bits, class V>
 V squeezed(V v) {
   V packed{};
   for (int j = 0; j < kShare<Bits>; ++j) {
-    constexpr u32 ones = (1 << Bits) - 1;
-    packed |= v >> j * (8 - Bits) & static_cast<Share<Bits>>(ones << j * Bits);
+    // In a variable: under -fsanitize=shift, GCC 12 takes the shift for an int, not for a Share.
+    const auto ones = static_cast<Share<Bits>>(((1u << Bits) - 1) << j * Bits);
+    packed |= v >> j * (8 - Bits) & ones;
   }
   return packed;
 }

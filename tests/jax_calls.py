@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 from refusal import attempt
-from strategies import Case
+from robustness.calls import Case
 
 import poolgrad
 from poolgrad.jax import portable

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fronts import NUMPY, Front, as_tensor, torch
 from refusal import refused
-from strategies import INTEGERS as WHOLE
+from robustness.calls import INTEGERS as WHOLE
 
 import poolgrad
 

@@ -13,7 +13,8 @@ from nasty import FINITE, VALUES
 from processes import run_python
 from profiles import examples
 from refusal import attempt, refused
-from strategies import FLOATS, INTEGERS, OF_INTEGERS, cases
+from robustness.calls import FLOATS, INTEGERS, OF_INTEGERS
+from strategies import cases
 
 pytest.importorskip("jax", reason="JAX is not installed")
 dask = pytest.importorskip("dask", reason="Dask is not installed")

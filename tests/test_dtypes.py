@@ -12,7 +12,7 @@ from fronts import FRONTS, NUMPY, TORCH, Front, as_array, as_tensor, torch
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
 
 from nasty import LAYOUTS, Layout  # noqa: E402
-from strategies import FLOATS, INTEGERS, OF_INTEGERS, example  # noqa: E402
+from robustness.calls import FLOATS, INTEGERS, OF_INTEGERS, example  # noqa: E402
 
 import poolgrad  # noqa: E402
 from poolgrad.functional import FUNCTIONS  # noqa: E402

@@ -11,7 +11,8 @@ from fronts import NUMPY, TORCH, Front, torch
 from hypothesis import given
 from nasty import Values
 from refusal import attempt
-from strategies import Case, cases
+from robustness.calls import Case
+from strategies import cases
 
 import poolgrad
 

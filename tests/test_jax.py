@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nasty import FINITE, VALUES
 from profiles import examples
-from strategies import FLOATS, INTEGERS, OF_INTEGERS, cases, example
+from robustness.calls import FLOATS, INTEGERS, OF_INTEGERS, example
+from strategies import cases
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 

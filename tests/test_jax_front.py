@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from processes import assert_runs, run_python
 from refusal import attempt, refused
-from strategies import FLOATS, INTEGERS
+from robustness.calls import FLOATS, INTEGERS
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 pytest.importorskip("flax", reason="Flax is not installed")

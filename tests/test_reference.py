@@ -22,7 +22,8 @@ from refusal import attempt
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
 
 from nasty import FINITE, VALUES  # noqa: E402
-from strategies import INTEGERS, Case, cases, dtypes_of, pad_pairs, per_axis  # noqa: E402
+from robustness.calls import INTEGERS, Case, dtypes_of, pad_pairs, per_axis  # noqa: E402
+from strategies import cases  # noqa: E402
 
 import poolgrad  # noqa: E402
 from poolgrad import reference  # noqa: E402

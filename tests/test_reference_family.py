@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from one_window import pool
 from refusal import refused
-from strategies import INTEGERS
+from robustness.calls import INTEGERS
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
 

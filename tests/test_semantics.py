@@ -11,7 +11,7 @@ from fronts import FRONTS, Front, as_tensor, torch
 from hypothesis import given
 from hypothesis import strategies as st
 from nasty import FINITE, LAYOUTS, SHAPES, VALUES, Layout, Values, rng
-from strategies import DTYPES
+from robustness.calls import DTYPES
 
 import poolgrad
 from poolgrad import reference

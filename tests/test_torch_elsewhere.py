@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from strategies import example  # noqa: E402
+from robustness.calls import example  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
 import poolgrad  # noqa: E402

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fronts import as_tensor
-from strategies import LEARNED, example
+from robustness.calls import LEARNED, example
 
 import poolgrad
 from poolgrad import reference
