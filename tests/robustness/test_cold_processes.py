@@ -485,6 +485,21 @@ def test_first_use(name: str, tmp_path: Path) -> None:
     assert "checked" in assert_runs(program(name), timeout=240, **env)
 
 
+STORED = """
+known = [jax.export.DisabledSafetyCheck.custom_call("poolgrad")]
+exported = jax.export.export(jax.jit(jax.grad(loss)), disabled_checks=known)(x)
+print(exported.serialize().hex())
+"""
+
+
+@pytest.mark.slow
+def test_a_stored_program_of_jax_is_the_first_thing_that_pools() -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    stored = assert_runs(SETUP + JAX + STORED).strip()
+    run = f"import poolgrad.jax\ncheck(jax.export.deserialize(bytes.fromhex('{stored}')).call(x))"
+    assert "checked" in assert_runs(SETUP + JAX + run)
+
+
 @pytest.mark.slow
 def test_a_pickled_network_is_the_first_thing_that_pools(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
