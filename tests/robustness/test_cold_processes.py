@@ -304,6 +304,10 @@ check(jax.grad(lambda x: loss(x).astype("float32"))(x[:1, :, :2, :2].astype("bfl
     "jax jvp": "check(jax.jvp(function, (x,), (x,))[1], maxima)",
     "jax vjp": "check(jax.vjp(function, x)[1](2 * jnp.asarray(maxima))[0])",
     "jax linearize": "check(jax.linearize(function, x)[1](x), maxima)",
+    "jax linear_transpose": """
+(y,) = jax.linear_transpose(lambda x: poolgrad.avg_pool2d(x, 2), x)(jnp.asarray(maxima))
+check(y, maxima.repeat(2, -1).repeat(2, -2) / 4)
+""",
     "jax hessian": """
 check(jax.hessian(loss)(x[0, 0]).sum((0, 1)), 2.0 * (gradients[0, 0] > 0))
 """,
