@@ -106,6 +106,19 @@ def test_a_network_with_code_generation() -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["max", "max-channels-last", "avg", "adaptive-avg"])
+def test_transformations_of_functions(name: str) -> None:
+    """With PyTorch's operators: ours cannot be transformed in a graph."""
+    func, pool, x = torch.func, POOLS[name], torch.randn(2, 3, 8, 9)
+    for transformed in (
+        func.grad(lambda x: pool(x).square().sum()),
+        func.vmap(pool),
+        lambda x: func.jvp(pool, (x,), (x,))[1],
+    ):
+        compiled = torch.compile(transformed, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), transformed(x))
+
+
 FIRST_CALL = """
 import warnings
 warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)

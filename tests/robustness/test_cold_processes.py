@@ -184,6 +184,7 @@ leaf = x.clone().requires_grad_()
 (first,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
 check(torch.autograd.grad(first.sum(), leaf)[0], 2 * (gradients > 0))
 """,
+    "torch compile of func.grad": "check(torch.compile(torch.func.grad(loss), fullgraph=True)(x))",
     # Modes
     "torch backward": "check(gradient(function))",
     "torch backward converted": "check(gradient(converted()))",

@@ -106,6 +106,11 @@ def _is_functionalized() -> bool:
     return top is not None and top.key() == _Transform.Functionalize
 
 
+def is_transformed_graph() -> bool:
+    """Whether a transformation of `torch.func` is being compiled, which our operators lack."""
+    return torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 def is_nested_forward() -> bool:
     """Whether there is a forward mode inside a forward mode, of which ours knows only the inner."""
     levels = torch._C._functorch.get_interpreter_stack() or ()

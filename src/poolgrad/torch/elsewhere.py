@@ -85,7 +85,8 @@ def _function(request: Request) -> Callable[[Tensor], Any] | None:
     """PyTorch's function of the pooled axes, which are the last."""
     kernel, stride, low, high, dilation, ceil = (list(n) for n in zip(*request.rule, strict=True))
     dims, options = len(request.rule), request.options
-    kind, given = request.operator.removeprefix("relu_"), dict[str, Any]()
+    kind = request.operator.removeprefix("relu_")
+    given: dict[str, Any] = {}
     if kind == "max" and options[0] == "first":
         given["return_indices"] = request.return_indices
     elif kind != "avg":
