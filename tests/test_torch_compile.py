@@ -119,6 +119,17 @@ def test_transformations_of_functions(name: str) -> None:
         torch.testing.assert_close(compiled(x), transformed(x))
 
 
+def test_a_forward_mode_that_would_lose_its_tangent_is_refused() -> None:
+    """PyTorch has no operator for this one, and takes the tangent of ours for zero."""
+
+    def tangent(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(lambda x: poolgrad.lp_pool2d(x, 2.0, 2), (x,), (x,))[1]
+
+    compiled = torch.compile(tangent, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="no forward mode"):
+        compiled(torch.ones(1, 1, 4, 4))
+
+
 FIRST_CALL = """
 import warnings
 warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)

@@ -107,8 +107,10 @@ def _is_functionalized() -> bool:
 
 
 def is_transformed_graph() -> bool:
-    """Whether a transformation of `torch.func` is being compiled, which our operators lack."""
-    return torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    """Whether a transformation is being compiled for which our operators have no rule."""
+    return torch.compiler.is_compiling() and (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )
 
 
 def is_nested_forward() -> bool:
