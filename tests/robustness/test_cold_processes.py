@@ -453,7 +453,7 @@ if __name__ == "__main__":
 }
 
 # The others take seconds each.
-CHEAP = ("torch backward", "torch func.grad", "jax jit of grad", "numpy vjp", "dask threads")
+CHEAP = ("torch backward", "jax jit of grad", "numpy vjp", "dask threads")
 PACKAGES = {"torch": TORCH, "jax": JAX, "numpy": "", "dask": ""}
 
 
