@@ -82,6 +82,11 @@ for _name, _how in COMPILED.items():
         )
 ROWS |= {
     "torch compile default fused": "check(gradient(torch.compile(converted(fuse=True))))",
+    "torch compile fullgraph, two converted pools": """
+network = converted(nn.MaxPool2d(2), nn.MaxPool2d(2))
+largest = X.reshape(2, 3, 2, 4, 2, 4).max((3, 5)).repeat(4, -1).repeat(4, -2)
+check(gradient(torch.compile(network, fullgraph=True)), 2 * X * (X == largest))
+""",
     # Exporters
     "torch export function": """
 class Pool(nn.Module):
@@ -132,6 +137,7 @@ check(session.run(None, {session.get_inputs()[0].name: X})[0], maxima)
 program = torch.onnx.export(converted().eval(), (x,), dynamo=True)
 check(program(x)[0], maxima)
 """,
+    "torch jit.trace function": "check(gradient(torch.jit.trace(function, x)))",
     "torch jit.trace converted": "check(gradient(torch.jit.trace(converted(), x)))",
     "torch jit.script converted": "check(gradient(torch.jit.script(converted())))",
     "torch jit.script accelerate": """
@@ -355,6 +361,12 @@ check(jax.jit(draw)(x * 0 + 1, jax.random.key(0)), np.ones_like(maxima))
 known = [jax.export.DisabledSafetyCheck.custom_call("poolgrad")]
 exported = jax.export.export(jax.jit(jax.grad(loss)), disabled_checks=known)(x)
 check(jax.export.deserialize(exported.serialize()).call(x))
+""",
+    "jax export for CPUs and GPUs": """
+known = [jax.export.DisabledSafetyCheck.custom_call("poolgrad")]
+program = jax.jit(jax.grad(loss))
+exported = jax.export.export(program, platforms=["cpu", "cuda"], disabled_checks=known)(x)
+check(exported.call(x))
 """,
     "jax export, batches of any size": """
 known = [jax.export.DisabledSafetyCheck.custom_call("poolgrad")]
