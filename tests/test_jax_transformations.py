@@ -151,6 +151,20 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:
     assert lowered.count("tensor<2x2xui8>") == 0  # no routes, either
 
 
+@pytest.mark.parametrize("name", ["avg", "adaptive", "unpool"])
+def test_the_transpose_of_a_linear_pooling_is_its_pullback(name: str) -> None:
+    x = _input()
+    y, pull = jax.vjp(CALLS[name], x)
+    for way in (lambda f: f, jax.jit):
+        (found,) = way(jax.linear_transpose(CALLS[name], x))(y)
+        np.testing.assert_array_equal(found, pull(y)[0])
+
+
+def test_a_maximum_has_no_transpose() -> None:
+    with pytest.raises(NotImplementedError, match="max is not linear, so it has no transpose"):
+        jax.linear_transpose(CALLS["max"], _input())(jnp.ones((2, 1, 3, 3)))
+
+
 SPREAD = """
 import numpy as np, jax, jax.numpy as jnp, poolgrad
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P

@@ -164,6 +164,7 @@ BAD: dict[str, Callable[[], Any]] = {
     "no channels' rows": lambda: F.max_pool2d(torch.ones(1, 1, 0, 4), 2),
     "divisor": lambda: F.avg_pool2d(torch.ones(1, 1, 4, 4), 2, divisor_override=0),
     "output": lambda: F.adaptive_max_pool2d(torch.ones(1, 4, 4), (-1, 2)),
+    "one number of bins": lambda: torch._C._nn.adaptive_max_pool2d(torch.ones(1, 4, 4), [2]),
     "no tensor": lambda: F.max_pool2d([[1.0]], 2),
 }
 

@@ -30,9 +30,14 @@ except ImportError as error:
         'poolgrad.jax needs jax: pip install "poolgrad[jax]"', name="jax"
     ) from error
 
+from poolgrad import core
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.public import named
 from poolgrad.rule import brief, positive
+
+if core.xla_handler() is not None:  # else pooling raises the error
+    # Registers the kernels with XLA: a stored program may call them before anything is pooled.
+    from poolgrad.jax import kernels as kernels
 
 __all__ = ["avg_pool", "max_pool", "min_pool", "reuse_memory"]
 

@@ -119,6 +119,19 @@ def _forward_jvp(primals: Values, tangents: Values, *, pool: Pooling, keep: int)
     return [y, *kept], [ty, *_zeros(kept)]
 
 
+def _forward_transpose(cotangents: Values, x: Any, *given: Any, pool: Pooling, keep: int) -> Values:
+    """The pullback, where the forward pass itself is linear: it keeps nothing."""
+    layout = pool.layout(x.aval.shape, x.aval.dtype.name)
+    if pool.operator.curved or pool.residual(layout, learned=False):
+        raise NotImplementedError(f"{pool.operator.name} is not linear, so it has no transpose")
+    nothing = (None,) * len(given)
+    if not _wanted(cotangents[0]):
+        return (ad.Zero(x.aval), *nothing)
+    sizes = pool.sizes(x.aval.shape)
+    gradients = bound(pull_p, cotangents[0], *given, pool=pool, sizes=sizes, learned=False)
+    return (*gradients, *nothing)
+
+
 def _derivative(
     primals: Values, tangents: Values, linear: int, again: Callable[..., Any], curve: Any, pool: Any
 ) -> Any:
@@ -224,8 +237,7 @@ def _define(
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(shapes)
     ad.primitive_jvps[primitive] = jvp
-    if transpose is not None:
-        ad.primitive_transposes[primitive] = transpose
+    ad.primitive_transposes[primitive] = transpose
     batching.primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, lowering(others))
     mlir.register_lowering(primitive, lowering(cpu), platform="cpu")
@@ -249,7 +261,7 @@ def lowering(function: Callable[..., Any]) -> Any:
 
 
 _define(
-    forward_p, _forward_shapes, _forward_jvp, None, partial(_batch, forward_p, 1),
+    forward_p, _forward_shapes, _forward_jvp, _forward_transpose, partial(_batch, forward_p, 1),
     kernels.forward, portable.forward,
 )  # fmt: skip
 _define(push_p, _push_shapes, _push_jvp, _push_transpose, _batch_push, kernels.push, portable.push)

@@ -80,13 +80,17 @@ def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
     function, names = FUNCTIONS[operator.function], operator.names
     dims = int(operator.function[-2])
     fixed = {"return_indices": True} if operator.indices else {}
+    # Of bins and of fractional windows PyTorch takes no list of one number for all axes.
+    sizes = [n for n in names if n.endswith("_size")] if "output_size" in names else []
 
     def kernel(keys: Any, x: Tensor, *args: Any, **more: Any) -> Any:
         plain = is_plain(x) and x.is_floating_point() and x.numel() > 0
         if plain and x.dim() - dims in (1, 2):
             given = dict(zip(names, args, strict=False)) | more
             pads = given.get("padding")
-            if not pads or pads_little(pads, given["kernel_size"], given.get("dilation") or [1]):
+            if all(len(given[name]) == dims for name in sizes) and (
+                not pads or pads_little(pads, given["kernel_size"], given.get("dilation") or [1])
+            ):
                 try:
                     return function(x, **_completed(given), **fixed)
                 except (TypeError, ValueError):

@@ -107,6 +107,13 @@ def _is_functionalized() -> bool:
     return top is not None and top.key() == _Transform.Functionalize
 
 
+def is_transformed_graph() -> bool:
+    """Whether a transformation is being compiled for which our operators have no rule."""
+    return torch.compiler.is_compiling() and (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )
+
+
 def is_nested_forward() -> bool:
     """Whether there is a forward mode inside a forward mode, of which ours knows only the inner."""
     levels = torch._C._functorch.get_interpreter_stack() or ()

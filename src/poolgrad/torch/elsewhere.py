@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from poolgrad.contract import Request, Samples
@@ -36,6 +37,10 @@ def perform(request: Request, here: Callable[[Request], Any]) -> Any:
     x, pool = request.x, _pytorchs(request)
     if pool is not None:
         return pool(x)
+    if torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        raise NotImplementedError(
+            "compiled, this pooling has no forward mode: PyTorch would take its tangent for zero"
+        )
     beside = tuple(map(_brought, request.arguments))
     made = here(replace(request, x=x.cpu(), arguments=beside))
     return tuple(y.to(x.device) for y in made) if isinstance(made, tuple) else made.to(x.device)
@@ -85,7 +90,8 @@ def _function(request: Request) -> Callable[[Tensor], Any] | None:
     """PyTorch's function of the pooled axes, which are the last."""
     kernel, stride, low, high, dilation, ceil = (list(n) for n in zip(*request.rule, strict=True))
     dims, options = len(request.rule), request.options
-    kind, given = request.operator.removeprefix("relu_"), dict[str, Any]()
+    kind = request.operator.removeprefix("relu_")
+    given: dict[str, Any] = {}
     if kind == "max" and options[0] == "first":
         given["return_indices"] = request.return_indices
     elif kind != "avg":
