@@ -142,7 +142,9 @@ struct Mean {
   };
 
   static bool is_suspect(Target, i64) { return false; }
-  static void clear(Target to, i64 n) { std::fill(to.y, to.y + n, A(0)); }
+  static void clear(Target to, i64 n) {  // -0.0 where the divisor is negative
+    for (i64 i = 0; i < n; ++i) to.y[i] = A(0) / (*to.rows * to.columns[i]);
+  }
   template <class V>
   static Cell<V> first(V value, u32) {
     return {value};

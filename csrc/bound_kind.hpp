@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "bound_exchange.hpp"
@@ -52,8 +53,8 @@ class Parts {
 // The arrays of one type. A question is the name of an attribute or a function of the array, or,
 // where it is about the state that everything is in, a function of nothing.
 // parts: questions of the array, whose answers tell kinds apart; modes: the same of the state
-// plain: (question of the array, answer): with another one, or with an error where any answer would
-// do (the answer is `...`), it is of no kind; quiet: (question of the state, answer)
+// plain: (question of the array, answer): with another one, or with an error, it is of no kind
+// quiet: (question of the state, answer)
 // told: whether arrays say where they lie ("by exchange", "by buffer"), which is then the first
 // part of their kind; None: they are asked for it
 class Kind {
@@ -146,10 +147,9 @@ class Kind {
   static nb::object answer(const nb::object& question) {
     return checked(PyObject_CallNoArgs(question.ptr()));
   }
-  static bool has_answer(const nb::object& question, nb::handle array) {
+  static bool answers(const Expected& e, nb::handle array) {
     try {
-      (void)answer(question, array);
-      return true;
+      return is(answer(e.question, array), e.answer);
     } catch (nb::python_error&) {
       return false;
     }
@@ -178,14 +178,8 @@ class Kind {
 
   bool is_plain(nb::handle array) const {
     if (reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) != type_.ptr()) return false;
-    for (const Expected& e : plain_) {
-      if (e.answer.ptr() == Py_Ellipsis) {
-        if (!has_answer(e.question, array)) return false;
-      } else if (!is(answer(e.question, array), e.answer)) {
-        return false;
-      }
-    }
-    return true;
+    return std::all_of(plain_.begin(), plain_.end(),
+                       [&](const Expected& e) { return answers(e, array); });
   }
   bool is_quiet() const {
     for (const Expected& e : quiet_) {

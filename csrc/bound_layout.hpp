@@ -110,8 +110,8 @@ class BoundLayout {
     constexpr const char* kRange = "an axis has a number out of range";
     if (kind == kRegular) {
       require(stride >= 1 && lo >= 0 && hi >= 0 && dilation >= 1, kRange);
-      product(a.kernel - 1, dilation, kFarthest);
-      product(a.out - 1, stride, kFarthest);
+      product(a.kernel - 1, dilation, kMostDistance);
+      product(a.out - 1, stride, kMostDistance);
       require(lo <= kFarthest && hi <= kFarthest && a.in <= kFarthest, kRange);
       return regular_axis(a, stride, lo, hi, dilation);
     }
@@ -134,8 +134,9 @@ class BoundLayout {
   }
 
   static constexpr i64 kMost = std::numeric_limits<i64>::max() / 8;  // elements of any dtype
-  static constexpr i64 kFarthest =
-      std::numeric_limits<i64>::max() / 4;  // four add up to no overflow
+  // A padding or a pooled size; a distance between windows, or within one. Two distances add up to
+  // no overflow, nor do a distance and two of the others.
+  static constexpr i64 kFarthest = i64{1} << 61, kMostDistance = (i64{1} << 62) - 1;
 
   static void require(bool fine, const char* message) {
     if (!fine) throw nb::value_error(message);

@@ -45,9 +45,7 @@ def asarray(x: Any, operator: Operator | None = None, name: str = "x") -> Array:
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     if any(s % array.itemsize for s in array.strides) or not array.flags.aligned:
-        return array.copy(
-            "K"
-        )  # a field of a record: its items do not lie at multiples of their size
+        return array.copy("K")  # a field of a record, or a view of bytes
     return array
 
 
@@ -271,7 +269,8 @@ def _target(out: Any, made: Call) -> Array:
     beside = made.x, *(a for a in (made.argument,) if isinstance(a, np.ndarray))
     if any(np.may_share_memory(out, a) for a in beside):
         return made.output()
-    return out if out.transpose(plan.order).flags.c_contiguous else made.output()
+    fits = out.flags.aligned and out.transpose(plan.order).flags.c_contiguous
+    return out if fits else made.output()
 
 
 def _into(out: Array | None, y: Array) -> Array:

@@ -62,7 +62,7 @@ BACKWARD = "y, pullback = poolgrad.vjp(poolgrad.{}, large, {})\ngy = np.ones_lik
         pytest.param("(250, 250)", LARGE, "poolgrad.median_pool2d(large, 101, 1)", marks=slow),
         pytest.param("(12, 400, 400)", LARGE,
                      "poolgrad.stochastic_pool2d(large, 31, 1, generator=3)", marks=slow),
-        pytest.param("(12, 400, 400)", LARGE, "poolgrad.max_pool2d(large, 31, 1, ties='split')",
+        pytest.param("(60, 400, 400)", LARGE, "poolgrad.max_pool2d(large, 31, 1, ties='split')",
                      marks=slow),
     ],
     ids=["median", "large median", "draw", "split"],
@@ -147,8 +147,7 @@ EXIT = """
 import threading, time
 import numpy as np
 import poolgrad
-{prepare}
-x = {array}
+x = np.ones((16, 512, 512), np.float32)
 poolgrad.set_num_threads(2)
 begun = threading.Event()
 
@@ -161,20 +160,12 @@ threading.Thread(target=pool, daemon=True).start()
 assert begun.wait(30)
 time.sleep(0.05)
 """
-ARRAY = "np.ones((16, 512, 512), np.float32)"
 
 
-@pytest.mark.parametrize(
-    ("prepare", "array"),
-    [
-        ("", ARRAY),
-        pytest.param("import torch", f"torch.from_numpy({ARRAY})", marks=needs_torch),
-    ],
-    ids=["NumPy", "PyTorch"],
-)
-def test_the_interpreter_ends_while_a_daemon_thread_pools(prepare: str, array: str) -> None:
+def test_the_interpreter_ends_while_a_daemon_thread_pools() -> None:
+    """Of NumPy arrays: PyTorch's own functions end the process here with SIGABRT."""
     for _ in range(3):
-        done = run_python(EXIT.format(prepare=prepare, array=array))
+        done = run_python(EXIT)
         assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -35,6 +35,11 @@ def name_of(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
+def _misplacement(tensor: Tensor) -> int:
+    """The bytes from the last address that is aligned to the tensor's items to its first item."""
+    return tensor.data_ptr() % tensor.itemsize
+
+
 def kind(told: bool) -> Kind:
     """What a tensor is asked; `told`: whether tensors say at once where they lie."""
     asked = (
@@ -43,7 +48,7 @@ def kind(told: bool) -> Kind:
         ("is_quantized", False),
         ("is_nested", False),
         (Tensor._is_zerotensor, False),
-        (Tensor.data_ptr, ...),  # what stands for other tensors has no memory
+        (_misplacement, 0),  # an error for what stands for other tensors: it has no memory
     )
     return Kind(
         Tensor,
@@ -201,13 +206,14 @@ def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[T
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
         back = [buffer.order.index(a) for a in range(len(buffer.order))]
-        result.append(tensor.permute(buffer.order).contiguous().permute(back))
+        result.append(real(tensor.permute(buffer.order).contiguous()).permute(back))
     return tuple(result)
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Conjugate and negative views are promises: keep them before reading memory."""
-    return tensor.resolve_neg() if tensor.is_neg() else tensor
+    """The tensor as the kernels can read it: negative views are negated, misaligned ones copied."""
+    tensor = tensor.resolve_neg()
+    return tensor.clone() if _misplacement(tensor) else tensor
 
 
 def check_memory(name: str, tensor: Tensor) -> None:
@@ -233,8 +239,8 @@ def span(tensor: Tensor) -> int:
 
 
 def compact(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Tensors that lie in one piece."""
-    return tuple(t.contiguous() for t in given)
+    """Tensors that lie in one piece, aligned to their items."""
+    return tuple(real(t.contiguous()) for t in given)
 
 
 def as_argument(ready: Prepared, given: tuple[Tensor, ...]) -> Any:

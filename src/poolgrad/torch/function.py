@@ -20,6 +20,7 @@ from poolgrad.torch.arrays import (
     DTYPES,
     as_argument,
     check_memory,
+    compact,
     empty,
     grouped,
     inner_of,
@@ -53,11 +54,9 @@ def _define_indices() -> Any:
         ready = prepare("max", grouped(rule), _PLAIN, *where)
         (routes,) = laid_out((routes,), ready.residual)
         indices = room(Buffer(ready.plan.out_shape, ready.plan.order, "int64"), routes)
-        placed, samples = None, samples.contiguous()
+        placed, given = None, compact((samples,))
         if ready.plan.window.placed:
-            placed = as_argument(
-                prepare("fractional_max", grouped(rule), _PLAIN, *where), (samples,)
-            )
+            placed = as_argument(prepare("fractional_max", grouped(rule), _PLAIN, *where), given)
         threads = torch.get_num_threads()
         ready.plan.kernels.route_indices(routes, indices, placed, threads)
         return indices
