@@ -24,12 +24,18 @@ const std::vector<const Kernels*>& available_kernels() {
 #endif
 #if defined(POOLGRAD_HAS_X86_64_V2)
     if (has_x86_64_v2()) list.push_back(&kernels_x86_64_v2);
-#elif defined(POOLGRAD_HAS_NEON)
+#endif
+#if defined(POOLGRAD_HAS_NEON)
     list.push_back(&kernels_neon);
-#else
+#endif
+#if defined(POOLGRAD_HAS_BASELINE)
     list.push_back(&kernels_baseline);
 #endif
-    if (list.empty()) throw std::runtime_error("poolgrad needs an x86-64-v2 processor (SSE4.2)");
+    if (list.empty()) {
+      throw std::runtime_error(
+          "poolgrad was compiled for other processors than this one; a usual "
+          "build needs one with x86-64-v2 (SSE4.2)");
+    }
     return list;
   }();
   return found;

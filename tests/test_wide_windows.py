@@ -25,6 +25,9 @@ WINDOWS = [  # kernel, stride, dilation, padding
     ((8, 5), 1, (1, 3), 0),
 ]
 
+# So many channels: none, less than a vector of them, and a vector and some more.
+CHANNELS = [0, 2, pytest.param(19, marks=pytest.mark.slow)]
+
 
 def image(kind: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     x = RNG.standard_normal(shape)
@@ -40,7 +43,7 @@ def image(kind: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("last", [0, 2, 19])  # so many channels, a vector of them and some more
+@pytest.mark.parametrize("last", CHANNELS)
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [("ties", "float64"), ("low", "float32"), ("nan", "float32"),
@@ -89,7 +92,7 @@ def test_maxima_of_relu(window: tuple, last: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("last", [0, 2, 19])
+@pytest.mark.parametrize("last", CHANNELS)
 @pytest.mark.parametrize("count", [False, True])
 def test_averages(window: tuple, last: int, count: bool) -> None:
     kernel, stride, dilation, padding = window

@@ -80,7 +80,7 @@ EDGES = Limits((40, 40, 40), 12, 6, 45, 42, 44, edges=True)
 # Sizes beside powers of two, which are the numbers of elements in vectors.
 _NEAR_VECTORS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 39, 40)
 _MOST_INPUTS = 1 << 14  # of a call that is not for several threads
-_MOST_WORK = 1 << 21  # products of inputs and taps
+_MOST_WORK = 1 << 21  # products of inputs and taps; outputs of adaptive pooling
 
 
 @dataclass
@@ -320,9 +320,9 @@ def case(
     if kind.startswith("adaptive"):
         outputs = None
         if draw.integer(0, 3):
-            outputs = one_or_each(
-                draw, dims, lambda: 1 + _usually_small(draw, 0, limits.outputs - 1, limits)
-            )
+            planes = max(1, x.size // max(1, math.prod(sizes)))
+            most = min(limits.outputs, max(1, int((_MOST_WORK / planes) ** (1 / dims))))
+            outputs = one_or_each(draw, dims, lambda: 1 + _usually_small(draw, 0, most - 1, limits))
         return Case(f"{name}{dims}d", x, (outputs,), kwargs, made)
     if kind == "avg":
         kwargs["count_include_pad"] = draw.choice([False, True])

@@ -20,8 +20,9 @@ Shape = tuple[tuple[int, ...], str]  # sizes and dtype
 
 _CALL = re.compile(r'custom_call @poolgrad\(.*words = "([^"]*)".* : \(([^()]*)\) -> \(?([^()\n]*)')
 _DTYPES = {
-    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "ui8": "uint8", "i8": "int8",
-    "ui16": "uint16", "i16": "int16", "ui32": "uint32", "i32": "int32", "i1": "bool", "i64": "int64",
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
+    "ui8": "uint8", "i8": "int8", "ui16": "uint16", "i16": "int16", "ui32": "uint32",
+    "i32": "int32", "i64": "int64", "i1": "bool",
 }  # fmt: skip
 _NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 64, 2**31, 2**61, 2**62, 2**63 - 1)
 _WORDS = (
@@ -44,7 +45,7 @@ def _sources() -> list[Any]:
         lambda x: poolgrad.avg_pool2d(x, 5, 1, 2, count_include_pad=False),
         lambda x: poolgrad.adaptive_avg_pool2d(x, 4),
         lambda x: poolgrad.adaptive_max_pool2d(x, (5, 3)),
-        lambda x: poolgrad.global_avg_pool(x),
+        poolgrad.global_avg_pool,
         lambda x: poolgrad.lp_pool2d(x, 3.0, 2),
         lambda x: poolgrad.lse_pool2d(x, 2, r=2.0),
         lambda x: poolgrad.soft_pool2d(x, 3, 2),
@@ -141,7 +142,6 @@ def check(seed: int) -> bytes:
     try:
         with jax.enable_x64(True):
             jax.block_until_ready(jax.jit(lambda *given: call(*given, words=words))(*given))
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        assert str(error), "an error without a message"
+    except (jax.errors.JaxRuntimeError, ValueError):
         return b"refused"
     return b"answered"
