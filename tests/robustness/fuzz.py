@@ -64,7 +64,7 @@ class Run:
                     capture_output=True,
                     text=True,
                     check=False,
-                    timeout=120 + 0.5 * (end - begin),
+                    timeout=120 + 5 * (end - begin),  # that of a sanitizer takes seconds
                 )
                 code, output, errors = done.returncode, done.stdout, done.stderr
             except subprocess.TimeoutExpired:
