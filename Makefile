@@ -10,8 +10,8 @@ install: ## Install with everything that developing needs
 test: ## Run the tests
 	pytest -n auto
 
-test-slow: ## Run the slow tests, and properties with more examples
-	POOLGRAD_TEST_PROFILE=full pytest -n auto -m "slow or hypothesis"
+test-slow: ## Run the slow tests
+	pytest -n auto -m slow
 
 fuzz: ## Run 200,000 generated calls with each instruction set, next to forbidden pages
 	PYTHONPATH=tests python -m robustness.fuzz --calls 200000

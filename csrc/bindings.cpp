@@ -41,7 +41,7 @@ NB_MODULE(_kernels_of_main, m) {
   m.def(
       "share_threads",
       [](const char* library) {
-        const WithoutGil released;  // it waits for a running kernel, whose thread may take the GIL
+        const WithoutGil released;  // while it waits, a kernel's thread may take the GIL
         return share_threads(library);
       },
       nb::arg("library"));

@@ -101,11 +101,12 @@ class Array {
     return true;
   }
 
-  // The memory of a dense array, at least so large. Null if none was given.
+  // The memory of a dense array (its axes in any order), at least so large. Null if none was given.
   char* dense(i64 bytes) const {
-    if (given_ && elements() * itemsize_ < bytes) {
-      throw nb::value_error("an array is smaller than planned");
-    }
+    if (!given_) return nullptr;
+    const i64 count = elements();
+    if (count * itemsize_ < bytes) throw nb::value_error("an array is smaller than planned");
+    if (count > 0 && !is_dense(count)) throw nb::value_error("an array is not dense");
     return data_;
   }
 
@@ -177,6 +178,17 @@ class Array {
     i64 count = 1;
     for (int a = 0; a < rank_; ++a) count *= shape_[a];
     return count;
+  }
+
+  bool is_dense(i64 count) const {
+    i64 behind = count - 1;  // elements behind the first, less those that the axes before reach
+    for (int a = 0; a < rank_; ++a) {
+      const i64 steps = shape_[a] - 1;
+      if (steps == 0) continue;
+      if (strides_[a] < 1 || strides_[a] > behind / steps) return false;
+      behind -= strides_[a] * steps;
+    }
+    return behind == 0;
   }
 
   void release() {

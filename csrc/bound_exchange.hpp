@@ -85,7 +85,7 @@ class Lying {
   int count_ = 0;
 };
 
-// Dtype, shape and strides; null if it cannot say so, or its items are not aligned to their size.
+// Dtype, shape and strides; null if the tensor cannot be exchanged, or is not aligned to its items.
 inline PyObject* lying(Teller teller, nb::handle tensor) {
   Told told;
   if (!tell(teller, tensor, told)) return nullptr;

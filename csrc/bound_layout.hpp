@@ -280,9 +280,9 @@ class BoundLayout {
   template <class F>
   void run(int threads, F&& kernel) const {
     if (plan_.outer == 0 || plan_.inner == 0) return;
-    const Work work{&plan_, threads < 1 ? 1 : threads};
-    // To let another thread run and to wait for it costs more than what is done at once.
-    // Whoever is not Python has no such lock.
+    const Work work{&plan_, std::clamp(threads, 1, kMostThreads)};
+    // Releasing Python's lock and taking it again costs more than a small call. XLA's threads do
+    // not hold it.
     if (!python_ || inputs() + outputs() * plan_.places <= kAtOnce) return kernel(work);
     try {
       const WithoutGil released;
@@ -306,6 +306,7 @@ class BoundLayout {
   }
 
   static constexpr i64 kAtOnce = 4096;  // inputs that are read
+  static constexpr int kMostThreads = 1024;
 
   static const Kernels& kernels() { return chosen_kernels(); }
 

@@ -139,22 +139,22 @@ class BoundPlan : public RoutedLayout {
     });
   }
 
-  void average(Source x, Source y, bool count_padding, double divisor, int threads) const {
+  void average(Source x, Source y, bool count_padding, i64 divisor, int threads) const {
     const Array from(x, Use::read, size(in_)), to(y, Use::write, size(out_));
     const View input = inputs_of(from, in_);
     const Dense output = dense(to, out_, outputs());
     run(threads, [&](const Work& work) {
-      kernels().blend->average(work, input, output, count_padding, divisor);
+      kernels().blend->average(work, input, output, count_padding, static_cast<double>(divisor));
     });
   }
 
-  void average_backward(Source gy, Source gx, bool count_padding, double divisor,
-                        int threads) const {
+  void average_backward(Source gy, Source gx, bool count_padding, i64 divisor, int threads) const {
     const Array from(gy, Use::read, size(out_)), to(gx, Use::write, size(in_));
     const View gradient = outputs_of(from, out_);
     const Dense target = dense(to, in_, inputs());
     run(threads, [&](const Work& work) {
-      kernels().blend->average_backward(work, gradient, target, count_padding, divisor);
+      kernels().blend->average_backward(work, gradient, target, count_padding,
+                                        static_cast<double>(divisor));
     });
   }
 

@@ -59,11 +59,25 @@ struct alignas(64) Share {
   i64 end = 0;
 };
 
+// Unlike of a mutex, a thread that owns it may try to lock it: a signal handler that runs between
+// two tasks may pool.
+class Owner {
+ public:
+  bool try_lock() { return !owned_.test_and_set(std::memory_order_acquire); }
+  void lock() {
+    while (!try_lock()) std::this_thread::yield();
+  }
+  void unlock() { owned_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag owned_;
+};
+
 class Pool {
  public:
   // False if another caller holds the pool.
   bool run(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
-    std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
+    std::unique_lock<Owner> owner(owner_, std::try_to_lock);
     if (!owner.owns_lock()) return false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -92,7 +106,7 @@ class Pool {
     team.size = reinterpret_cast<decltype(team.size)>(dlsym(handle, "omp_get_max_threads"));
     team.number = reinterpret_cast<decltype(team.number)>(dlsym(handle, "omp_get_thread_num"));
     team.start = reinterpret_cast<decltype(team.start)>(dlsym(handle, "GOMP_parallel"));
-    std::lock_guard<std::mutex> owner(owner_);
+    std::lock_guard<Owner> owner(owner_);
     if (team.size && team.number && team.start) team_ = team;  // it stays: `handle` is not closed
     return team_.start;
   }
@@ -173,7 +187,8 @@ class Pool {
   }
 
   Team team_;
-  std::mutex owner_, mutex_;
+  Owner owner_;
+  std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::atomic<End> end_{End::complete};
   std::fenv_t environment_;

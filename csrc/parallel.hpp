@@ -23,7 +23,7 @@ class OwnThreads {
   ~OwnThreads();
 };
 
-// Thrown by run_tasks() where a poll says so; tasks that had not begun are left out.
+// Thrown by run_tasks() if a poll returns true; tasks that have not begun are not run.
 struct Interrupted {};
 
 // RAII guard: about ten times a second, between two tasks, run_tasks() on this thread calls

@@ -44,7 +44,7 @@ struct Cut {
     planes = larger(1, smaller(planes, kLongestTask / effort(p)));
   }
 
-  // As short as any task, however large a plane: where what parts do is not shared.
+  // Cuts a large plane into parts as short as other tasks: for work that parts do not repeat.
   void shorten(const Plan& p, bool outputs) {
     const i64 length = outputs ? p.axis[axis].out : p.axis[axis].in;
     if (planes == 1) parts = larger(parts, smaller(length, effort(p) / kLongestTask));
@@ -56,8 +56,11 @@ struct Cut {
     if (planes > some) planes -= planes % some;
   }
 
-  // Inputs that the windows of a plane hold together.
-  static i64 effort(const Plan& p) { return larger(1, p.out_plane()) * most_real(p); }
+  // Inputs that the windows of a plane hold together, at most 2^62.
+  static i64 effort(const Plan& p) {
+    const i64 outputs = larger(1, p.out_plane());
+    return outputs * smaller(most_real(p), (i64{1} << 62) / outputs);
+  }
 
   // Calls body(first plane, last, box) for each task; Box is Tile (of outputs) or Piece (of
   // inputs).

@@ -1,7 +1,7 @@
 """Hypothesis profiles: how many examples of a property are drawn.
 
-``POOLGRAD_TEST_PROFILE=full pytest -m hypothesis`` draws four times as many, as `.ci/run` does, and
-``thorough`` many more, different ones each time.
+``POOLGRAD_TEST_PROFILE=full pytest -m hypothesis`` draws four times as many, and ``thorough`` many
+more, different ones each time.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ def make(threads):
     results = [poolgrad.avg_pool2d(x, 2), poolgrad.lse_pool2d(x, 2, r=1.0)]
     results.append(poolgrad.avg_pool2d(torch.from_numpy(x), 2).numpy())
     return [np.ascontiguousarray(y).tobytes() for y in results]
-make(2)  # threads begin in the mode of who starts them
+make(2)  # new threads have the floating-point mode of the thread that starts them
 assert torch.set_flush_denormal(True)
 alone = make(1)
 assert all(make(2) == alone for _ in range(20))

@@ -207,7 +207,7 @@ def test_what_is_transformed_or_compiled_is_pytorchs() -> None:
 
 @pytest.mark.parametrize("name", ["max_pool2d", "adaptive_max_pool2d"])
 def test_gradients_do_not_read_indices(name: str) -> None:
-    """Which may be changed in place: PyTorch's backward pass would need them, and raises."""
+    """Indices may be changed in place; PyTorch's backward pass reads them, and raises."""
     x = torch.randn(2, 3, 8, 8, requires_grad=True)
     (expected,) = torch.autograd.grad(getattr(F, name)(x, 2).sum(), x)
     for _ in range(2):

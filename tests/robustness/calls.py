@@ -30,8 +30,8 @@ INTEGERS = (
 )  # fmt: skip
 OF_TIES = ("max", "relu_max", "min", "median", "fractional_max")
 OF_INTEGERS = ("max", "relu_max", "min", "median", "avg", "fractional_max", "max_unpool")
-# What the names of public functions have before "_pool"; "expected" is stochastic pooling without
-# training, "max_unpool" what it says.
+# The names of public functions up to "_pool", and two that are none: "expected" is stochastic
+# pooling without training, "max_unpool" is `max_unpool2d` and the like.
 KINDS = (
     "max", "relu_max", "min", "median", "stochastic", "expected", "avg", "lp", "lse", "soft",
     "mixed", "fractional_max", "max_unpool", "adaptive_max", "adaptive_avg", "global_max",
@@ -357,7 +357,7 @@ LEARNED = {
 
 
 def _operands(draw: Draw, operator: str, channels: int) -> dict[str, Any]:
-    """What an operator takes beside its windows."""
+    """The arguments of an operator beside those of its windows."""
     kwargs: dict[str, Any] = {}
     if operator in OF_TIES:
         kwargs["ties"] = draw.choice(["first", "split", "zero"])

@@ -33,6 +33,8 @@ class Run:
         self, first: int, calls: int, sets: Sequence[str], options: Sequence[str], folder: Path
     ) -> None:
         self.first, self.calls, self.options, self.folder = first, calls, list(options), folder
+        # Seconds of a call; those with a sanitizer, which needs no guard pages, are slow.
+        self.longest = 5.0 if {"--heap", "--concurrent"} & {*options} else 0.5
         self.failures: list[str] = []
         self.digests = {}
         for isa in sets:
@@ -64,7 +66,7 @@ class Run:
                     capture_output=True,
                     text=True,
                     check=False,
-                    timeout=120 + 5 * (end - begin),  # that of a sanitizer takes seconds
+                    timeout=120 + self.longest * (end - begin),
                 )
                 code, output, errors = done.returncode, done.stdout, done.stderr
             except subprocess.TimeoutExpired:

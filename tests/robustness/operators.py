@@ -1,6 +1,6 @@
 """Calls of ``torch.ops.poolgrad`` with random arguments that do not fit each other.
 
-Nothing has to come of such a call but an error or an answer: no access outside the arrays.
+Such a call must raise an error or return a result, and access nothing outside its arrays.
 """
 
 from __future__ import annotations

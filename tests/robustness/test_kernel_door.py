@@ -1,4 +1,4 @@
-"""What guards memory at the kernels' door, where shapes and plans are taken from elsewhere."""
+"""Checks of the compiled module's own functions, whose arguments may come from other programs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ Y, ROUTES = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3, 4), np.uint8)
         ({"y": Y[:1]}, "smaller than planned"),
         ({"routes": ROUTES[:, :2]}, "smaller than planned"),
         ({"y": Y.astype(np.float16)}, "items of another size"),
+        ({"y": Y[:, ::-1]}, "not dense"),
+        ({"y": np.zeros((2, 3, 8), np.float32)[..., ::2]}, "not dense"),
+        ({"routes": np.lib.stride_tricks.as_strided(ROUTES, strides=(0, 4, 1))}, "not dense"),
         ({"x": np.frombuffer(bytes(4 * 96 + 1), np.uint8)[1:].view(np.float32).reshape(2, 6, 8)},
          "not aligned"),
     ],

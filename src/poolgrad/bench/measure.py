@@ -124,7 +124,7 @@ def _call(row: Row, pool: Pool, x: Any) -> tuple[list[Any], Call]:
 def take_turns(
     calls: Mapping[str, Call | Within], turns: int, slow: float = _SLOW
 ) -> dict[str, list[float]]:
-    """Seconds of each call, turn by turn; what is slow sits out the later turns.
+    """Seconds of each call in each turn; slow calls are made in the first third of the turns only.
 
     Every second turn has the reverse order, so that no call always follows the same other one.
     A call may come with a context that it is made in, which is not timed.

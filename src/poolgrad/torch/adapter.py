@@ -37,7 +37,7 @@ from poolgrad.torch.arrays import (
     inner_of,
     laid_out,
     name_of,
-    real,
+    readable,
     room,
 )
 from poolgrad.torch.batching import batch
@@ -139,7 +139,7 @@ class Adapter:
         self._check_memory("x", x, args[: self.given])
         ready, given = self._ready(x, where), compact(args[: self.given])
         argument = as_argument(ready, given)
-        x, y = real(x), _output(ready.plan, x, room)
+        x, y = readable(x), _output(ready.plan, x, room)
         residual = self._residual(ready.residual, x, tracked, room)
         kept: list[Any] = list(residual)
         if not tracked:
@@ -198,8 +198,8 @@ class Adapter:
         tracked = not self.operator.learned or residual[-1].shape != (0,)
         known = self.kept if tracked else self.kept - 1  # the rest is a slope that was not wanted
         residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
-        argument, x = as_argument(ready, given), tuple(map(real, x))
-        gy, gx = real(gy), _input(ready.plan, gy, room)
+        argument, x = as_argument(ready, given), tuple(map(readable, x))
+        gy, gx = readable(gy), _input(ready.plan, gy, room)
         ready.operator.pull(
             ready.plan,
             gy,
@@ -229,7 +229,7 @@ class Adapter:
         ready = self._ready(t, where, gradient=True)
         residual = laid_out(residual, ready.residual)
         argument = as_argument(ready, given)
-        t, y = real(t), _output(ready.plan, t, room)
+        t, y = readable(t), _output(ready.plan, t, room)
         ready.operator.push(
             ready.plan,
             t,

@@ -41,14 +41,14 @@ def _misplacement(tensor: Tensor) -> int:
 
 
 def kind(told: bool) -> Kind:
-    """What a tensor is asked; `told`: whether tensors say at once where they lie."""
+    """The attributes of tensors that are read; `told`: DLPack's functions give their memory."""
     asked = (
         ("is_cpu", True),
         ("layout", torch.strided),
         ("is_quantized", False),
         ("is_nested", False),
         (Tensor._is_zerotensor, False),
-        (_misplacement, 0),  # an error for what stands for other tensors: it has no memory
+        (_misplacement, 0),  # RuntimeError for fake tensors: they have no memory
     )
     return Kind(
         Tensor,
@@ -206,11 +206,11 @@ def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[T
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
         back = [buffer.order.index(a) for a in range(len(buffer.order))]
-        result.append(real(tensor.permute(buffer.order).contiguous()).permute(back))
+        result.append(readable(tensor.permute(buffer.order).contiguous()).permute(back))
     return tuple(result)
 
 
-def real(tensor: Tensor) -> Tensor:
+def readable(tensor: Tensor) -> Tensor:
     """The tensor as the kernels can read it: negative views are negated, misaligned ones copied."""
     tensor = tensor.resolve_neg()
     return tensor.clone() if _misplacement(tensor) else tensor
@@ -224,7 +224,7 @@ def check_memory(name: str, tensor: Tensor) -> None:
     """
     least = tensor.numel() if tensor.is_contiguous() else span(tensor)
     held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
-    if held < least:
+    if least and held < least:
         raise RuntimeError(
             f"{name} must have memory for {least} elements, got a tensor of shape "
             f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or shrunk"
@@ -240,7 +240,7 @@ def span(tensor: Tensor) -> int:
 
 def compact(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Tensors that lie in one piece, aligned to their items."""
-    return tuple(real(t.contiguous()) for t in given)
+    return tuple(readable(t.contiguous()) for t in given)
 
 
 def as_argument(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
