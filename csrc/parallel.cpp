@@ -22,7 +22,7 @@ namespace {
 thread_local int own_threads = 0;       // how many `OwnThreads` live
 thread_local Polled* polled = nullptr;  // what this thread polls between tasks
 
-// Between two tasks; on threads that do not poll it costs nothing.
+// Called between two tasks; does nothing on threads without a `Polled`.
 void poll() {
   if (polled && polled->due()) throw Interrupted();
 }
@@ -59,8 +59,8 @@ struct alignas(64) Share {
   i64 end = 0;
 };
 
-// Unlike of a mutex, a thread that owns it may try to lock it: a signal handler that runs between
-// two tasks may pool.
+// A lock that the thread which holds it may try to lock again (undefined for std::mutex): a signal
+// handler that runs between two tasks may pool.
 class Owner {
  public:
   bool try_lock() { return !owned_.test_and_set(std::memory_order_acquire); }
@@ -201,7 +201,7 @@ class Pool {
 };
 
 // Never destroyed: workers may still wait on it while the process ends. Created when the module is
-// loaded: a fork while another thread creates it would leave the child with half of it.
+// loaded: a fork while another thread creates it would copy a half-constructed pool.
 std::atomic<Pool*> pool{new (std::nothrow) Pool};
 
 // The child of a fork has none of the workers, and a lock may be held for ever: start afresh.

@@ -105,7 +105,7 @@ void over_outputs_of_planes(const Work& work, i64 together, Make&& make, Use&& u
   if (one_by_one) cut.shorten(*work.plan, true);
   cut.run<Tile>(*work.plan, true, body);
 }
-// one_by_one: outputs share no work, so that tasks may be as short as wanted
+// one_by_one: outputs share no work, so that tasks may be of any length
 template <class Make, class Use>
 void over_outputs(const Work& work, Make&& make, Use&& use, bool one_by_one = false) {
   const auto use_all = [&](auto& kit, i64 first, i64 last, const Tile& tile) {

@@ -180,7 +180,7 @@ struct Max {
     if constexpr (NaNs) {
       if (any(seen != seen)) return lane_by_lane(to, from, taps, place);
     }
-    // Bounded, as another thread may change the input meanwhile: then any result will do.
+    // Bounded: if another thread changes the input meanwhile, its maximum may be gone.
     i64 t = piece;
     for (const i64 last = piece + kStretch - W; t < last && !any(load<V>(from + t) == all);) t += W;
     for (const i64 last = t + W - 1; t < last && from[t] != all[0];) ++t;

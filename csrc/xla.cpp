@@ -66,7 +66,7 @@ Held held(const ffi::AnyBuffer& buffer, bool is_result) {
           is_result};
 }
 
-// A program from elsewhere may let XLA place a result where an operand lies.
+// A stored program may give XLA permission to place a result in the memory of an operand.
 void require_apart(const std::vector<Held>& results, const std::vector<Held>& operands) {
   const auto end = [](const Held& held) { return held.data + held.elements() * held.itemsize; };
   const auto overlap = [&](const Held& a, const Held& b) {

@@ -235,8 +235,8 @@ def inner_axis(
         steps = {a: s for a, s in enumerate(strides) if shape[a] > 1 and s > 0}
         least = min(steps.values(), default=0)
         inner = [a for a in batch if steps.get(a) == least]
-    # An array in the order of its axes whose pooled axes have size one looks like both: it is what
-    # it is called.
+    # If the pooled axes have size one, the strides of a contiguous array and of one with channels
+    # last are the same: it counts as contiguous.
     if not inner or (inner[-1] < first and _in_order(shape, strides, strides[inner[-1]])):
         return -1
     return int(inner[-1])

@@ -100,7 +100,7 @@ def steps(
     threads : callable
         How many threads to use.
     checks : sequence of callable
-        For each array that is read, what raises before the kernels if it cannot be.
+        For each array that is read, a function that raises an error if the kernels cannot read it.
     """
     holes = tuple(object() for _ in range(given + len(made) + 1))
     calls = recorded(ready.plan, lambda plan: run(plan, holes[:given], holes[given:-1], holes[-1]))

@@ -120,7 +120,7 @@ def _forward_jvp(primals: Values, tangents: Values, *, pool: Pooling, keep: int)
 
 
 def _forward_transpose(cotangents: Values, x: Any, *given: Any, pool: Pooling, keep: int) -> Values:
-    """The pullback, where the forward pass itself is linear: it keeps nothing."""
+    """The pullback of a linear operator, which needs no residual."""
     layout = pool.layout(x.aval.shape, x.aval.dtype.name)
     if pool.operator.curved or pool.residual(layout, learned=False):
         raise NotImplementedError(f"{pool.operator.name} is not linear, so it has no transpose")

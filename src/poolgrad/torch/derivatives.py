@@ -44,8 +44,8 @@ def told(op: Any, run: Any, tensors: int, keep: Any, backward: Any, jvp: Any) ->
     function: Any = type(op.name(), (torch.autograd.Function,), members)
 
     def call(*args: Any) -> Any:
-        # A graph takes the operator; of an `autograd.Function` TorchScript would keep an object of
-        # Python's.
+        # A TorchScript graph stores the operator; it would store an `autograd.Function` as a Python
+        # object, which cannot be saved.
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return op(*args)
         given, static = args[:tensors], _Static(*args[tensors:])
