@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import doctest
 import importlib
 import inspect
+import io
 import pkgutil
 import re
+import tokenize
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fronts import torch
 
@@ -18,6 +23,8 @@ import poolgrad
 from poolgrad.operators import OPERATORS
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECTIONS = {  # of docs/operators.md, by heading: what is below it
     heading: body.strip()
     for heading, _, body in (
@@ -72,6 +79,56 @@ def test_a_wrong_example_would_be_seen() -> None:
 
     with pytest.raises(AssertionError, match="Expected"):
         run("wrong", wrong)
+
+
+def named(page: Path) -> str:
+    return page.relative_to(DOCS.parent).as_posix()
+
+
+def stated(comment: str) -> Any:
+    """The Python literal that a comment begins with: `# [0, 2.5]: the maximum` states a list."""
+    for end in range(len(comment), 0, -1):
+        with contextlib.suppress(SyntaxError, ValueError):
+            return ast.literal_eval(comment[:end].strip())
+    raise AssertionError(f"no literal in the comment {comment!r}")
+
+
+def run_block(code: str, names: dict[str, Any]) -> int:
+    """How many results were compared: expressions with a comment that states their value."""
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(code).readline)
+        if token.type == tokenize.COMMENT
+    }
+    compared = 0
+    for statement in ast.parse(code).body:
+        comment = comments.get(statement.end_lineno or 0, "")
+        source = ast.unparse(statement)
+        if isinstance(statement, ast.Expr) and re.match(r"[\[(\d-]|True|False", comment):
+            value = eval(source, names)
+            np.testing.assert_allclose(
+                np.asarray(value, float), np.asarray(stated(comment), float), atol=6e-4, rtol=0,
+                err_msg=source,
+            )  # fmt: skip
+            compared += 1
+        else:
+            exec(source, names)
+    return compared
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_code_of_pages_runs(page: Path) -> None:
+    names: dict[str, Any] = {}
+    for code in CODE.findall(page.read_text()):
+        used = {name for name in ("jax", "torch", "dask") if re.search(rf"\b{name}\b", code)}
+        if all(map(find_spec, used)):
+            run_block(code, names)
+
+
+def test_a_wrong_result_in_a_page_would_be_seen() -> None:
+    assert run_block("x = 2\nx + 1  # 3: a sum", {}) == 1
+    with pytest.raises(AssertionError, match="Mismatch"):
+        run_block("x = 2\nx + 1  # 4", {})
 
 
 @pytest.mark.parametrize(
@@ -158,15 +215,23 @@ def test_pictures_are_there_small_described_and_made_by_the_script() -> None:
     assert sorted(re.findall(r'^    "(\w+)": Picture\(', script, re.MULTILINE)) == sorted(files)
 
 
-@pytest.mark.parametrize("page", ["operators.md", "robustness.md", "semantics.md", "../README.md"])
-def test_links_lead_somewhere(page: str) -> None:
-    text = (DOCS / page).read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
         if path.startswith("http"):
             continue
-        file = (DOCS / page).parent / path if path else DOCS / page
+        file = page.parent / path if path else page
         assert file.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+
+
+def test_every_public_name_is_in_the_api_reference() -> None:
+    listed = {
+        name
+        for page in (DOCS / "api").iterdir()
+        for name in re.findall(r"^::: poolgrad\.(\S+)$", page.read_text(), re.MULTILINE)
+    }
+    assert {*poolgrad.__all__} - {"reference"} <= listed
