@@ -158,7 +158,17 @@ def test_pictures_are_there_small_described_and_made_by_the_script() -> None:
     assert sorted(re.findall(r'^    "(\w+)": Picture\(', script, re.MULTILINE)) == sorted(files)
 
 
-@pytest.mark.parametrize("page", ["operators.md", "robustness.md", "semantics.md", "../README.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "choosing.md",
+        "comparison.md",
+        "operators.md",
+        "robustness.md",
+        "semantics.md",
+        "../README.md",
+    ],
+)
 def test_links_lead_somewhere(page: str) -> None:
     text = (DOCS / page).read_text()
     for target in re.findall(r"\]\(([^)]+)\)", text):
