@@ -102,7 +102,7 @@ class TestFlax:
 
         x = self.jax.numpy.arange(4.0)
         assert maximum(x) == 5
-        with pytest.raises(NotImplementedError, match="window dilation"):
+        with pytest.raises(NotImplementedError, match="with window dilation"):
             self.jax.grad(maximum)(x)
 
     def test_arrays_that_are_kept(self) -> None:
