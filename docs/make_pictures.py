@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from PIL import Image
+from PIL import Image, ImageOps
 
 import poolgrad as pg
 
@@ -177,11 +177,19 @@ def outline(ax: Axes, i: float, j: float, side: float, colour: str, shrink: floa
                            clip_on=False))  # fmt: skip
 
 
-def save(figure: Figure, name: str) -> None:
-    """Write a small file: a picture of numbers needs few colours."""
+def save(figure: Figure, name: str, least_width: int = 0) -> None:
+    """Write a small file: a picture of numbers needs few colours.
+
+    With `least_width`, blank margins are cut and narrow pictures get wider ones, so that a page
+    that fits pictures to its width shows their text in one size.
+    """
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    if least_width:
+        image = ImageOps.expand(image.crop(ImageOps.invert(image).getbbox()), 12, "white")
+        width = max(image.width, least_width)
+        image = ImageOps.pad(image, (width, image.height), color="white")
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
 
 
@@ -395,7 +403,7 @@ def main() -> None:
     """Make all pictures."""
     (HERE / "backpropagation").mkdir(exist_ok=True)
     for name, figure in CHAPTER.items():
-        save(figure(), f"backpropagation/{name}.png")
+        save(figure(), f"backpropagation/{name}.png", least_width=1100)
     (HERE / "operators").mkdir(exist_ok=True)
     routes()
     for name, picture in PICTURES.items():

@@ -1,37 +1,29 @@
-"""MkDocs hooks: links to files outside docs/, and the interactive page."""
+"""MkDocs hooks: the interactive page, links that open it, and links to files outside docs/."""
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from mkdocs.exceptions import PluginError
+
 import poolgrad
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/poolgrad/poolgrad/blob/main/"
-PAGE = ROOT / "docs" / "explain.html"
-MARKER = "<!-- explain -->"
-EMBEDDED = """
-<iframe class="explain" src="explain.html" title="The gradient flow, step by step" loading="lazy">
-</iframe>
-
-[Open this page alone](explain.html), or start it with your own numbers: `poolgrad explain`.
-"""
+PAGE = "gradient-flow.html"  # in the folder of the pages that link to it
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+)([^)#]+)")
-
-
-def on_pre_build(config: Any) -> None:
-    """Write the interactive page, if this version of poolgrad has it."""
-    if hasattr(poolgrad, "explain"):
-        command = [sys.executable, "-m", "poolgrad", "explain", "--no-open", "--out", str(PAGE)]
-        subprocess.run(command, check=True, cwd=ROOT)
+PLAY = re.compile(r"^<!-- play: (.+) -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Point links to files outside docs/ at the repository; embed the interactive page."""
+    """Point links to files outside docs/ at the repository; make links of `play` comments."""
     here = (Path(config["docs_dir"]) / page.file.src_uri).parent
 
     def linked(match: re.Match[str]) -> str:
@@ -39,9 +31,30 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if target.is_relative_to(config["docs_dir"]):
             return match[0]
         if not target.exists():
-            raise FileNotFoundError(f"{page.file.src_uri} links to {target}, which does not exist")
+            raise PluginError(f"{page.file.src_uri} links to {target}, which does not exist")
         return f"]({REPOSITORY}{target.relative_to(ROOT).as_posix()}"
 
-    if PAGE.exists():
-        markdown = markdown.replace(MARKER, EMBEDDED)
-    return OUTSIDE.sub(linked, markdown)
+    return OUTSIDE.sub(linked, PLAY.sub(lambda match: play(match[1]), markdown))
+
+
+def play(arguments: str) -> str:
+    """Link to the interactive page in the state of ``poolgrad.explain(arguments)``."""
+    names = {"explain": poolgrad.explain, "np": np, "poolgrad": poolgrad}
+    state = eval(f"explain({arguments})", names).state
+    text = json.dumps(state, separators=(",", ":"))
+    fragment = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return f'<a class="play" href="{PAGE}#{fragment}">Play this example</a>'
+
+
+def on_post_build(config: Any) -> None:
+    """Write the interactive page.
+
+    Raises
+    ------
+    PluginError
+        If `poolgrad explain` fails.
+    """
+    command = ["explain", "--no-open", "--out", str(Path(config["site_dir"]) / PAGE)]
+    done = subprocess.run([sys.executable, "-m", "poolgrad", *command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise PluginError(f"poolgrad {' '.join(command)} failed:\n{done.stderr or done.stdout}")
