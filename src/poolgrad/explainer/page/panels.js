@@ -34,9 +34,9 @@ export function drawPanel(name, panel, scene, actions) {
 // ---------------------------------------------------------------- small grids
 
 /** A small picture of a plane. `mark(i)` gives a cell a class and a letter. */
-function miniGrid(title, values, { size = 34, mark = () => null, className = "" } = {}) {
+function miniGrid(title, values, { size = 42, mark = () => null, className = "" } = {}) {
   const columns = values[0].length;
-  const cell = Math.max(16, Math.min(size, Math.floor(230 / columns)));
+  const cell = Math.max(16, Math.min(size, Math.floor((innerWidth < 560 ? 120 : 250) / columns)));
   const cells = flat(values).map((value, i) => {
     const [left, top] = [(i % columns) * cell, Math.floor(i / columns) * cell];
     const marked = mark(i);
@@ -92,7 +92,7 @@ function matrixPicture(scene, e, actions) {
   const [height, width] = [rows.length, rows[0].length];
   const entries = rows.reduce((count, row) => count + row.filter((weight) => weight !== 0).length, 0);
   if (entries > MOST_ENTRIES) return html("p", {}, `J has ${entries} entries that are not 0: too many to draw. Make the input or the windows smaller.`);
-  const size = Math.max(11, Math.min(40, Math.floor((actions.width() - 120) / (width + 3))));
+  const size = Math.max(11, Math.min(46, Math.floor((actions.width() - 120) / (width + 3))));
   const grid = { size, left: 60, top: 30 + size + 8, width, height };
   const target = scene.light?.example === e ? scene.light : null;
   const parts = [
@@ -167,7 +167,7 @@ function check(scene, actions) {
   const chosen = choiceOf(rows, scene);
   return [
     html("p", { class: "lead" }, "Move one input by ±0.0001, look how far the loss L = Σ g · y moves, divide: that is the gradient without any calculus. Choose an input to see L as it changes."),
-    html("div", { class: "check" }, html("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Gradient and finite difference of each input" }, checkTable(rows, chosen, scene, actions)), slopePicture(scene, chosen)),
+    html("div", { class: "comparison" }, html("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Gradient and finite difference of each input" }, checkTable(rows, chosen, scene, actions)), slopePicture(scene, chosen)),
     rows.length > MOST_ROWS ? html("p", { class: "note" }, `The first ${MOST_ROWS} of ${rows.length} inputs are shown.`) : "",
   ];
 }
@@ -231,7 +231,7 @@ function slopeCurve(points, value, here, gradient, reach, name) {
   return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `L as ${name} changes, and its tangent` },
     svg("path", { class: "axis", d: `M${edge} ${height - 24}H${width - edge}M${px(value)} ${height - 28}v8` }),
     svg("path", { class: "curve", d: curve }), svg("path", { class: "tangent", d: tangent }), svg("circle", { class: "point", cx: px(value), cy: py(here), r: 5 }),
-    svg("text", { x: px(value), y: height - 5, "text-anchor": "middle" }, `${name} = ${short(value)}`), svg("text", { x: edge, y: 14 }, "L"));
+    svg("text", { x: px(value), y: height - 5, "text-anchor": "middle" }, `${name} = ${short(value)}`), svg("text", { x: 12, y: 20 }, "L"));
 }
 
 // ---------------------------------------------------------------- shifts
@@ -247,7 +247,7 @@ function shift(scene, actions) {
     html("p", { class: "lead" }, shiftWords(scene, count, kinds.flat().length)),
     shiftButtons(scene, actions),
     state.x.map((plane, e) => html("div", { class: "flow-row" },
-      miniGrid("y before", result.y[e]), sign("→"), miniGrid("x, shifted", shifted(state, rows, columns).x[e], { size: 28 }), sign("→"),
+      miniGrid("y before", result.y[e]), sign("→"), miniGrid("x, shifted", shifted(state, rows, columns).x[e]), sign("→"),
       miniGrid("y after", after.y[e], { mark: (o) => ({ kind: kinds[e][o], letter: { stays: "=", moved: "→", changed: "≠" }[kinds[e][o]] }) }))),
     html("p", { class: "note" }, "= stays, → the old value of the neighbour it moved from, ≠ changed. Values at the edge are repeated."),
   ];
@@ -272,7 +272,9 @@ function shiftWords(scene, count, total) {
   const [rows, columns] = choices.shift;
   const { stride, windows } = scene.state;
   const name = windows === "fixed" ? `stride ${stride[0] === stride[1] || scene.state.dims === 1 ? stride[1] : stride.join(" × ")}` : windowWords(scene.state);
-  const begin = `Shift of x by ${Math.abs(rows)} row${Math.abs(rows) === 1 ? "" : "s"} and ${Math.abs(columns)} column${Math.abs(columns) === 1 ? "" : "s"}: ${count("stays")} of ${total} outputs stay, ${count("moved")} move along, ${count("changed")} change.`;
+  const by = (n, word, less, more) => (n ? [`${Math.abs(n)} ${word}${Math.abs(n) === 1 ? "" : "s"} ${n < 0 ? less : more}`] : []);
+  const moved = listed([...by(rows, "row", "up", "down"), ...by(columns, "column", "to the left", "to the right")]);
+  const begin = `x is moved by ${moved || "nothing"}: ${count("stays")} of ${total} outputs stay, ${count("moved")} moved along, ${count("changed")} changed.`;
   if (windows !== "fixed") return `${begin} With ${name} windows the whole input is covered: only what leaves or enters at the edge can change the result.`;
   const one = stride[scene.state.dims === 1 ? 1 : 0] === 1 && stride[1] === 1;
   return one ? `${begin} With stride 1 the outputs move with the input, up to the edge (equivariance).`
@@ -325,15 +327,15 @@ function batchRow(scene, e, { before, y, pooled, gx, each }) {
   const won = new Set();
   pooled.winners?.[e].forEach((taps, o) => taps.forEach((t) => won.add(pooled.windows[o].taps[t].input)));
   const mark = (i) => (won.has(i) ? { kind: "wins", letter: "▲" } : null);
-  const forward = html("div", { class: "flow-row" }, miniGrid("image", before.x[e]), sign("∗ w"), miniGrid("feature map x", y[e], { mark }), sign("→"), miniGrid("y", pooled.y[e]));
-  const backward = html("div", { class: "flow-row back" }, miniGrid("gradient of w", each[e], { className: "gradient" }), sign("←"), miniGrid("gradient of x", gx[e], { className: "gradient" }), sign("←"), miniGrid("upstream g", scene.cotangent[e], { className: "upstream" }));
-  const name = scene.state.x.length > 1 ? html("h3", {}, `Example ${e + 1}`) : "";
-  return html("div", { class: "batch-row" }, name, forward, choices.stage > 1 ? backward : "");
+  const forward = [miniGrid("image", before.x[e]), sign("∗ w →"), miniGrid("feature map x", y[e], { mark }), sign("→"), miniGrid("y", pooled.y[e])];
+  const backward = [miniGrid("gradient of w", each[e], { className: "gradient" }), sign("←"), miniGrid("gradient of x", gx[e], { className: "gradient" }), sign("←"), miniGrid("upstream g", scene.cotangent[e], { className: "upstream" })];
+  const name = scene.state.x.length > 1 ? html("h2", {}, `Example ${e + 1}`) : "";
+  return html("div", { class: "batch-row" }, name, html("div", { class: "scroll there-and-back" }, forward, choices.stage > 1 ? backward : ""));
 }
 
 function meanRow(each, mean) {
   const parts = each.flatMap((gradient, e) => [e ? sign("+") : sign(each.length > 1 ? "(" : ""), miniGrid(`example ${e + 1}`, gradient, { className: "gradient" })]);
-  return html("div", { class: "batch-row" }, html("h3", {}, "The mean of the gradients of w"), html("div", { class: "flow-row" }, parts, sign(each.length > 1 ? `) / ${each.length} =` : "="), miniGrid("step uses this", mean, { className: "gradient" })));
+  return html("div", { class: "batch-row" }, html("h2", {}, "The mean of the gradients of w"), html("div", { class: "flow-row" }, parts, sign(each.length > 1 ? `) / ${each.length} =` : "="), miniGrid("mean", mean, { className: "gradient" })));
 }
 
 function filterInputs(filter, actions) {

@@ -3,11 +3,13 @@
 import { html, set, svg } from "./dom.js";
 import { at, flat, OPERATORS, read, readersOf, received, short, windowWords } from "./words.js";
 
-const LARGEST_CELL = 76;
-const SMALLEST_CELL = 26;
+const LARGEST_CELL = 80;
+const SMALLEST_CELL = 22;
 const HEADING = 46;
 const FOOT = 12;
 const BETWEEN = 26;
+const MANY_ARROWS = 12;
+const LANE = 0.83; // arrows run below the numbers of a row
 const WINDOW_DASHES = ["", "10 4", "3 4", "12 3 3 3"]; // windows are told apart without colour
 
 /** Draws all examples of a scene, and reports what is pointed at, focused, typed or dragged. */
@@ -50,10 +52,11 @@ function layoutOf(scene, available) {
   const examples = state.x.length;
   const beside = examples > 1 && available >= 760;
   const width = (beside ? available / examples - 12 : available) - 8;
-  const gap = Math.round(Math.min(Math.max(width * 0.2, 48), 190));
-  const fitting = Math.min((width - gap) / columns, 300 / rows, LARGEST_CELL);
+  const narrow = width < 560;
+  const gap = Math.round(Math.min(Math.max(width * 0.2, 34), 190));
+  const fitting = Math.min((width - gap - (narrow ? 36 : 16)) / columns, 300 / rows, LARGEST_CELL);
   const cell = Math.max(SMALLEST_CELL, Math.floor(fitting));
-  return { cell, gap, ring, in: result.in, out: result.out, rows, operator: state.operator, windows: windowWords(state), narrow: width < 560 };
+  return { cell, gap, ring, in: result.in, out: result.out, rows, operator: state.operator, windows: windowWords(state), narrow };
 }
 
 /** How many rows and columns of padding the windows read around the input. */
@@ -87,9 +90,10 @@ class Example {
     this.place();
     this.cells = {};
     this.over = svg("g", { class: "over", "aria-hidden": "true" });
+    this.labels = svg("g", { class: "over", "aria-hidden": "true" }); // above the arrows
     const several = scene.state.x.length > 1;
     this.svg = svg("svg", { width: this.width, height: this.height, viewBox: `0 0 ${this.width} ${this.height}`, role: "group", "aria-label": several ? `example ${index + 1}` : "the pooling" },
-      this.definitions(), this.padding(), this.headings(), Object.keys(GRIDS).map((name) => this.grid(name)), this.over);
+      this.definitions(), this.padding(), this.headings(), Object.keys(GRIDS).map((name) => this.grid(name)), this.over, this.labels);
     this.figure = html("figure", { class: "example" }, several ? html("figcaption", {}, `Example ${index + 1}`) : "", html("div", { class: "scroll" }, this.svg));
   }
 
@@ -98,7 +102,7 @@ class Example {
     const inputWidth = (this.layout.in[1] + ring.left + ring.right) * cell;
     const tall = rows * cell;
     const inner = inputWidth + gap + this.layout.out[1] * cell;
-    const titles = this.layout.narrow ? 0 : 150;
+    const titles = this.layout.narrow ? 104 : 176; // the width of the longest heading
     const margin = Math.max(4, Math.ceil(Math.max(0, titles - inputWidth) / 2), Math.ceil(Math.max(0, titles - this.layout.out[1] * cell) / 2));
     this.width = inner + 2 * margin;
     this.levels = [HEADING, HEADING + tall + BETWEEN + HEADING];
@@ -143,25 +147,24 @@ class Example {
     const { cell, gap, narrow } = this.layout;
     const parts = Object.entries(GRIDS).map(([name, { title, brief, side, level }]) => {
       const centre = this.origin[side][0] + (this.layout[side][1] * cell) / 2;
-      const top = this.levels[level] + (side === "in" ? this.origin.in[1] - this.layout.ring.top * cell : this.origin.out[1]);
+      const ring = name === "x" ? this.layout.ring.top * cell : 0;
+      const top = this.levels[level] + this.origin[side][1] - ring;
       return svg("text", { class: `heading ${name}`, x: centre, y: top - 14, "text-anchor": "middle" }, narrow ? brief : title);
     });
-    const short = gap < 120;
-    const forward = this.flow("forward", 0, OPERATORS[this.layout.operator].name, short ? "" : this.layout.windows);
-    const backward = this.flow("backward", 1, short ? "back" : "weights × g", "");
+    const narrowGap = gap < 130;
+    const forward = this.flow("forward", 0, [OPERATORS[this.layout.operator].name, narrowGap ? "" : this.layout.windows], "→");
+    const backward = this.flow("backward", 1, [narrowGap ? "" : "weights × g"], "←");
     return svg("g", { "aria-hidden": "true" }, parts, forward, backward);
   }
 
-  /** The arrow between two grids: to the right above, to the left below, and what happens on the way. */
-  flow(kind, level, first, second) {
-    const y = this.levels[level] + this.tall / 2;
-    const half = Math.min(this.layout.gap / 2 - 10, 70);
-    const [from, to] = kind === "forward" ? [-half, half] : [half, -half];
-    const mark = kind === "forward" ? "f" : "b";
-    return svg("g", { class: `flow ${kind}` },
-      svg("path", { d: `M${this.middle + from} ${y}H${this.middle + to}`, "marker-end": `url(#head-${mark}-${this.index})` }),
-      svg("text", { x: this.middle, y: y - 12, "text-anchor": "middle" }, first),
-      second ? svg("text", { x: this.middle, y: y + 24, "text-anchor": "middle", class: "minor" }, second) : "");
+  /** What happens on the way, above the arrows: to the right in the upper half, to the left in the lower. */
+  flow(kind, level, words, arrow) {
+    const [first, second] = words;
+    const y = this.levels[level] - 14;
+    const text = kind === "forward" ? `${first} ${arrow}` : `${arrow} ${first}`;
+    return svg("g", { class: "flow" },
+      svg("text", { x: this.middle, y, "text-anchor": "middle" }, text),
+      second ? svg("text", { x: this.middle, y: y + 18, "text-anchor": "middle", class: "minor" }, second) : "");
   }
 
   grid(name) {
@@ -181,14 +184,18 @@ class Example {
     const parts = {
       box: svg("rect", { x: inset, y: inset, width: size - 2 * inset, height: size - 2 * inset, rx: Math.min(6, size / 8), class: "box" }),
       corner: svg("path", { d: `M${size - 3} 3v${size * 0.24}L${size - 3 - size * 0.24} 3z`, class: "won" }),
-      value: svg("text", { x: size / 2, y: size / 2, "text-anchor": "middle", "dominant-baseline": "central", class: "value" }),
-      badge: svg("text", { x: size / 2, y: size - Math.max(6, size * 0.13), "text-anchor": "middle", class: "badge" }),
     };
+    const label = {
+      value: svg("text", { x: size / 2, y: size / 2, "text-anchor": "middle", "dominant-baseline": "central", class: "value" }),
+      badge: svg("text", { x: size / 2, y: size * 0.28, "text-anchor": "middle", class: `badge ${name}` }),
+    };
+    const labels = svg("g", { transform: `translate(${left} ${top})` }, Object.values(label));
+    this.labels.append(labels);
     const group = svg("g", {
       role: "gridcell", class: `cell${editable ? " editable" : ""}`, transform: `translate(${left} ${top})`, tabindex: index === 0 ? 0 : -1,
       "data-cell": `${name}-${this.index}-${index}`, "data-grid": name, "data-example": this.index, "data-index": index, "data-row": row, "data-column": column,
     }, Object.values(parts));
-    this.cells[name].push({ group, ...parts });
+    this.cells[name].push({ group, labels, ...parts, ...label });
     return group;
   }
 
@@ -207,12 +214,12 @@ class Example {
       const text = known ? short(value) : "";
       const heat = known && Number.isFinite(value) ? Math.abs(value) / peak : 0;
       cell.value.textContent = text;
-      const fitted = Math.min(this.layout.cell * 0.36, (this.layout.cell * 1.38) / Math.max(text.length, 1), 24);
+      const fitted = Math.min(this.layout.cell * 0.36, (this.layout.cell * 1.2) / Math.max(text.length, 1), 26);
       set(cell.value, { style: `font-size:${fitted.toFixed(1)}px` });
       cell.box.style.setProperty("--heat", `${(heat * 30).toFixed(0)}%`);
       const spoken = `${name}${at(index, shape, this.dims)} ${known ? `= ${text}` : "not computed yet"}`;
       set(cell.group, { "aria-label": spoken });
-      cell.group.classList.toggle("zero", text === "0");
+      cell.labels.classList.toggle("zero", text === "0");
       cell.group.classList.toggle("todo", !known);
       cell.badge.textContent = "";
     });
@@ -220,7 +227,7 @@ class Example {
 
   /** Windows, winners, weights and arrows of what is lit. */
   paintLight(scene, shown) {
-    const target = scene.light;
+    const target = scene.light?.everywhere ? { ...scene.light, example: this.index } : scene.light;
     const won = wonInputs(scene, this.index, shown.y.done);
     this.cells.x.forEach((cell, i) => cell.group.classList.toggle("winner", won.has(i)));
     if (!target || target.example !== this.index) return this.over.replaceChildren();
@@ -278,7 +285,7 @@ class Example {
       for (const tap of read(scene, this.index, target.index)) this.cells.x[tap.input].badge.textContent = `× ${short(tap.weight)}`;
     }
     if (target.kind === "output" && shown.gx.sent(target.index)) {
-      for (const { input, term } of received(scene, this.index, target.index)) this.cells.gx[input].badge.textContent = `+ ${short(term.value)}`;
+      for (const { input, term, before } of received(scene, this.index, target.index)) if (before !== 0) this.cells.gx[input].badge.textContent = `${short(before)} + ${short(term.value)}`;
     }
     if (target.kind === "input") {
       const terms = scene.back.terms[this.index][target.index].filter((term) => term.value !== 0);
@@ -294,7 +301,7 @@ class Example {
       if (shown.y.done(o)) for (const i of sources) parts.push(this.arrow("x", i, "y", o, "forward"));
       if (shown.gx.sent(o)) for (const { input } of sent) parts.push(this.arrow("g", o, "gx", input, "backward"));
     }
-    return parts;
+    return svg("g", { class: parts.length > MANY_ARROWS ? "many" : null }, parts);
   }
 
   arrow(from, start, to, end, kind) {
@@ -302,11 +309,11 @@ class Example {
     const right = kind === "forward" ? 1 : -1;
     const [x0, y0] = this.cornerOf(from, start);
     const [x1, y1] = this.cornerOf(to, end);
-    const begin = [x0 + cell * (0.5 + 0.34 * right), y0 + cell / 2];
-    const finish = [x1 + cell * (0.5 - 0.4 * right), y1 + cell / 2];
+    const begin = [x0 + cell * (0.5 + 0.2 * right), y0 + cell * LANE];
+    const finish = [x1 + cell * (0.5 - 0.34 * right), y1 + cell * LANE];
     const bend = Math.max(18, Math.abs(finish[0] - begin[0]) * 0.45) * right;
     const d = `M${begin.join(" ")}C${begin[0] + bend} ${begin[1]} ${finish[0] - bend} ${finish[1]} ${finish.join(" ")}`;
-    return svg("g", { class: `arrow ${kind}` }, svg("path", { class: "halo", d }), svg("path", { class: "line", d, pathLength: 1, "marker-end": `url(#head-${kind[0]}-${this.index})` }));
+    return svg("g", { class: `arrow ${kind}` }, svg("path", { class: "halo", d }), svg("circle", { cx: begin[0], cy: begin[1], r: 3 }), svg("path", { class: "line", d, pathLength: 1, "marker-end": `url(#head-${kind[0]}-${this.index})` }));
   }
 }
 

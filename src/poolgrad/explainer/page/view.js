@@ -4,7 +4,7 @@ import { byId, html, set } from "./dom.js";
 import { choices, drawPanel } from "./panels.js";
 import { check, decode, defaults, encode, InputError, pool, presets, pullback } from "./pooling.js";
 import { focusCell, Stage } from "./stage.js";
-import { backwardSentence, forwardSentence, inputSentence, OPENING, OPERATORS, short, stepSentence, TIES, TOUR } from "./words.js";
+import { backwardSentence, forwardSentence, FREE, inputSentence, OPENING, OPERATORS, short, stepSentence, TIES, TOUR } from "./words.js";
 
 const PLAY_TIME = 20000; // milliseconds for a whole playback, where it has many steps
 const STEP_TIME = { least: 60, most: 1300 };
@@ -195,7 +195,7 @@ function lightOf(scene) {
   if (exists(page.pointed)) return page.pointed;
   if (exists(page.kept)) return page.kept;
   const { kind, example, output } = scene.step;
-  return kind === "start" ? null : { kind: "output", example, index: output };
+  return kind === "start" ? null : { kind: "output", example, index: output, everywhere: page.position === total() };
 }
 
 function positionWords(scene) {
@@ -206,7 +206,7 @@ function positionWords(scene) {
 }
 
 function showWords(scene) {
-  byId("now-count").textContent = positionWords(scene);
+  byId("now-count").textContent = page.pointed ? "Under the pointer" : positionWords(scene);
   const { light } = scene;
   let words = stepSentence(scene);
   if (page.pointed || page.kept) words = light.kind === "input" ? inputSentence(scene, light.example, light.index) : outputWords(scene, light);
@@ -345,7 +345,7 @@ function refuseAll() {
 function buildControls() {
   byId("operators").append(...Object.entries(OPERATORS).map(([id, { name }]) =>
     html("label", {}, html("input", { type: "radio", name: "operator", "data-field": "operator", value: id }), html("span", {}, name))));
-  byId("presets").append(...Object.keys(presets).map((name) => html("button", { type: "button", onclick: () => begin(presets[name]) }, name)));
+  byId("presets").append(...Object.keys(presets).map((name) => html("button", { type: "button", onclick: () => begin(presets[name]) }, name.charAt(0).toUpperCase() + name.slice(1))));
   byId("controls").addEventListener("change", (event) => event.target.dataset.field && fieldChanged(event.target));
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
 }
@@ -552,8 +552,7 @@ function pasted(event) {
 function buildTour() {
   byId("tour-steps").append(...TOUR.map(({ name }, n) =>
     html("li", {}, html("button", { type: "button", id: `tour-${n}`, onclick: () => visit(n) }, html("span", { class: "tour-number", "aria-hidden": "true" }, n + 1), name))));
-  byId("tour-next").addEventListener("click", () => (page.tour === TOUR.length - 1 ? endTour() : visit(page.tour === null ? 0 : page.tour + 1)));
-  showTour();
+  byId("tour-next").addEventListener("click", () => (page.tour === TOUR.length - 1 ? begin(defaults()) : visit(page.tour === null ? 0 : page.tour + 1)));
 }
 
 function visit(n) {
@@ -568,16 +567,10 @@ function visit(n) {
   refresh();
 }
 
-function endTour() {
-  begin(defaults());
-  showTour(OPENING);
-}
-
 function leaveTour() {
-  if (page.tour === null) return;
   page.tour = null;
   page.kept = null;
-  showTour("Now everything is free to change: the numbers, the operator, the windows.");
+  showTour(JSON.stringify(page.state) === JSON.stringify(defaults()) ? OPENING : FREE);
 }
 
 function showTour(text = OPENING) {
@@ -641,7 +634,7 @@ function share(event) {
 
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  byId("theme").setAttribute("aria-pressed", String(dark));
+  byId("theme").textContent = dark ? "Light" : "Dark";
 }
 
 function buildTheme() {
@@ -730,5 +723,6 @@ page.state = start;
 page.scene = compute(start);
 page.position = total();
 buildTour();
+leaveTour();
 connect();
 refresh();

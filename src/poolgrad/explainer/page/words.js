@@ -19,9 +19,9 @@ export const TIES = {
   all: "“all” is refused: with two winners the shares would add up to 2, and the result is no subgradient. Choose “split” to give each winner a part.",
 };
 
-const DIGITS = 2;
+const DIGITS = 3;
 
-/** A number with two decimals at most, as the cells show it. */
+/** A number with three decimals at most, as the cells show it. */
 export function short(value) {
   if (Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
@@ -41,7 +41,7 @@ export function exact(value, digits = 6) {
 /** The position of a flat index: "(0, 1)", or "(1)" in one dimension. */
 export function at(index, shape, dims) {
   const [row, column] = [Math.floor(index / shape[1]), index % shape[1]];
-  return dims === 1 ? `(${column})` : `(${row}, ${column})`;
+  return dims === 1 ? `(${column})` : `(${row},\u00a0${column})`;
 }
 
 /** "a", "a and b", "a, b and c"; long lists are cut. */
@@ -222,5 +222,7 @@ export const TOUR = [
   { name: "Ties", change: TIED, position: -1, text: "Two equal winners can share the gradient (“split”), or the first gets all of it (“first”, as in PyTorch)." },
   { name: "Batch", change: BATCH, position: -1, tab: "batch", text: "Each example of a batch has its own winners; pooling has no weights, so nothing is averaged here." },
 ];
+
+export const FREE = "Everything here is free to change: the numbers, the operator, the windows.";
 
 export const OPENING = "One window, [[1, 3], [2, 0.5]], and a gradient of 2.5 that comes back from the layers above.";
