@@ -325,6 +325,7 @@ def test_the_matrix_is_lit_with_the_window(page: Page) -> None:
     assert page.locator(".band.row").count() == 1
     page.hover('[data-cell="gx-0-5"]')
     assert page.locator(".band.column").count() == 1
+    page.locator(".jacobian").scroll_into_view_if_needed()
     box = page.locator(".jacobian .frame").bounding_box()
     assert box
     page.mouse.move(box["x"] + 5, box["y"] + 5)

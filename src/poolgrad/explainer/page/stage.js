@@ -9,7 +9,7 @@ const HEADING = 46;
 const FOOT = 12;
 const BETWEEN = 26;
 const MANY_ARROWS = 12;
-const LANE = 0.83; // arrows run below the numbers of a row
+const LANE = 0.78; // arrows run below the numbers of a row
 const WINDOW_DASHES = ["", "10 4", "3 4", "12 3 3 3"]; // windows are told apart without colour
 
 /** Draws all examples of a scene, and reports what is pointed at, focused, typed or dragged. */
@@ -53,10 +53,20 @@ function layoutOf(scene, available) {
   const beside = examples > 1 && available >= 760;
   const width = (beside ? available / examples - 12 : available) - 8;
   const narrow = width < 560;
-  const gap = Math.round(Math.min(Math.max(width * 0.2, 34), 190));
-  const fitting = Math.min((width - gap - (narrow ? 36 : 16)) / columns, 300 / rows, LARGEST_CELL);
+  const gap = Math.round(Math.min(Math.max(width * (narrow && columns > 6 ? 0.12 : 0.2), 34), 190));
+  const fitting = Math.min((width - gap - (narrow ? 44 : 16)) / columns, 300 / rows, LARGEST_CELL);
   const cell = Math.max(SMALLEST_CELL, Math.floor(fitting));
-  return { cell, gap, ring, in: result.in, out: result.out, rows, operator: state.operator, windows: windowWords(state), narrow };
+  return {
+    cell,
+    gap,
+    ring,
+    in: result.in,
+    out: result.out,
+    rows,
+    operator: state.operator,
+    windows: windowWords(state),
+    narrow,
+  };
 }
 
 /** How many rows and columns of padding the windows read around the input. */
@@ -92,9 +102,28 @@ class Example {
     this.over = svg("g", { class: "over", "aria-hidden": "true" });
     this.labels = svg("g", { class: "over", "aria-hidden": "true" }); // above the arrows
     const several = scene.state.x.length > 1;
-    this.svg = svg("svg", { width: this.width, height: this.height, viewBox: `0 0 ${this.width} ${this.height}`, role: "group", "aria-label": several ? `example ${index + 1}` : "the pooling" },
-      this.definitions(), this.padding(), this.headings(), Object.keys(GRIDS).map((name) => this.grid(name)), this.over, this.labels);
-    this.figure = html("figure", { class: "example" }, several ? html("figcaption", {}, `Example ${index + 1}`) : "", html("div", { class: "scroll" }, this.svg));
+    this.svg = svg(
+      "svg",
+      {
+        width: this.width,
+        height: this.height,
+        viewBox: `0 0 ${this.width} ${this.height}`,
+        role: "group",
+        "aria-label": several ? `example ${index + 1}` : "the pooling",
+      },
+      this.definitions(),
+      this.padding(),
+      this.headings(),
+      Object.keys(GRIDS).map((name) => this.grid(name)),
+      this.over,
+      this.labels,
+    );
+    this.figure = html(
+      "figure",
+      { class: "example" },
+      several ? html("figcaption", {}, `Example ${index + 1}`) : "",
+      html("div", { class: "scroll" }, this.svg),
+    );
   }
 
   place() {
@@ -103,7 +132,11 @@ class Example {
     const tall = rows * cell;
     const inner = inputWidth + gap + this.layout.out[1] * cell;
     const titles = this.layout.narrow ? 104 : 176; // the width of the longest heading
-    const margin = Math.max(4, Math.ceil(Math.max(0, titles - inputWidth) / 2), Math.ceil(Math.max(0, titles - this.layout.out[1] * cell) / 2));
+    const margin = Math.max(
+      4,
+      Math.ceil(Math.max(0, titles - inputWidth) / 2),
+      Math.ceil(Math.max(0, titles - this.layout.out[1] * cell) / 2),
+    );
     this.width = inner + 2 * margin;
     this.levels = [HEADING, HEADING + tall + BETWEEN + HEADING];
     this.height = this.levels[1] + tall + FOOT;
@@ -129,8 +162,33 @@ class Example {
   }
 
   definitions() {
-    const head = (id, kind) => svg("marker", { id: `${id}-${this.index}`, class: kind, viewBox: "0 0 10 10", refX: 8, refY: 5, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto" }, svg("path", { d: "M0 0.5 9.5 5 0 9.5z" }));
-    const hatch = svg("pattern", { id: `hatch-${this.index}`, width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, svg("path", { d: "M0 0V7", class: "hatch-line" }));
+    const head = (id, kind) =>
+      svg(
+        "marker",
+        {
+          id: `${id}-${this.index}`,
+          class: kind,
+          viewBox: "0 0 10 10",
+          refX: 8,
+          refY: 5,
+          markerWidth: 9,
+          markerHeight: 9,
+          markerUnits: "userSpaceOnUse",
+          orient: "auto",
+        },
+        svg("path", { d: "M0 0.5 9.5 5 0 9.5z" }),
+      );
+    const hatch = svg(
+      "pattern",
+      {
+        id: `hatch-${this.index}`,
+        width: 7,
+        height: 7,
+        patternUnits: "userSpaceOnUse",
+        patternTransform: "rotate(45)",
+      },
+      svg("path", { d: "M0 0V7", class: "hatch-line" }),
+    );
     return svg("defs", {}, head("head-f", "forward"), head("head-b", "backward"), hatch);
   }
 
@@ -139,8 +197,19 @@ class Example {
     const { cell, ring } = this.layout;
     if (!(ring.top + ring.bottom + ring.left + ring.right)) return "";
     const [left, top] = this.corner("x", -ring.top, -ring.left);
-    const size = { width: (this.layout.in[1] + ring.left + ring.right) * cell, height: (this.layout.in[0] + ring.top + ring.bottom) * cell };
-    return svg("g", {}, svg("rect", { x: left, y: top, ...size, class: "padding", fill: `url(#hatch-${this.index})` }, svg("title", {}, "padding")));
+    const size = {
+      width: (this.layout.in[1] + ring.left + ring.right) * cell,
+      height: (this.layout.in[0] + ring.top + ring.bottom) * cell,
+    };
+    return svg(
+      "g",
+      {},
+      svg(
+        "rect",
+        { x: left, y: top, ...size, class: "padding", fill: `url(#hatch-${this.index})` },
+        svg("title", {}, "padding"),
+      ),
+    );
   }
 
   headings() {
@@ -149,10 +218,19 @@ class Example {
       const centre = this.origin[side][0] + (this.layout[side][1] * cell) / 2;
       const ring = name === "x" ? this.layout.ring.top * cell : 0;
       const top = this.levels[level] + this.origin[side][1] - ring;
-      return svg("text", { class: `heading ${name}`, x: centre, y: top - 14, "text-anchor": "middle" }, narrow ? brief : title);
+      return svg(
+        "text",
+        { class: `heading ${name}`, x: centre, y: top - 14, "text-anchor": "middle" },
+        narrow ? brief : title,
+      );
     });
     const narrowGap = gap < 130;
-    const forward = this.flow("forward", 0, [OPERATORS[this.layout.operator].name, narrowGap ? "" : this.layout.windows], "→");
+    const forward = this.flow(
+      "forward",
+      0,
+      [OPERATORS[this.layout.operator].name, narrowGap ? "" : this.layout.windows],
+      "→",
+    );
     const backward = this.flow("backward", 1, [narrowGap ? "" : "weights × g"], "←");
     return svg("g", { "aria-hidden": "true" }, parts, forward, backward);
   }
@@ -160,11 +238,16 @@ class Example {
   /** What happens on the way, above the arrows: to the right in the upper half, to the left in the lower. */
   flow(kind, level, words, arrow) {
     const [first, second] = words;
-    const y = this.levels[level] - 14;
+    const y = this.levels[level] - 14 + (level ? Math.min(this.origin.in[1], this.origin.out[1]) : 0);
     const text = kind === "forward" ? `${first} ${arrow}` : `${arrow} ${first}`;
-    return svg("g", { class: "flow" },
+    return svg(
+      "g",
+      { class: "flow" },
       svg("text", { x: this.middle, y, "text-anchor": "middle" }, text),
-      second ? svg("text", { x: this.middle, y: y + 18, "text-anchor": "middle", class: "minor" }, second) : "");
+      second
+        ? svg("text", { x: this.middle, y: y + 18, "text-anchor": "middle", class: "minor" }, second)
+        : "",
+    );
   }
 
   grid(name) {
@@ -172,8 +255,22 @@ class Example {
     this.cells[name] = [];
     const editable = name === "x" || name === "g";
     const lines = Array.from({ length: rows }, (_, row) =>
-      svg("g", { role: "row" }, Array.from({ length: columns }, (_, column) => this.cell(name, row, column, editable))));
-    return svg("g", { role: "grid", "aria-label": `${GRIDS[name].title}${editable ? ", editable" : ""}`, class: `grid ${name}`, "aria-readonly": String(!editable) }, lines);
+      svg(
+        "g",
+        { role: "row" },
+        Array.from({ length: columns }, (_, column) => this.cell(name, row, column, editable)),
+      ),
+    );
+    return svg(
+      "g",
+      {
+        role: "grid",
+        "aria-label": `${GRIDS[name].title}${editable ? ", editable" : ""}`,
+        class: `grid ${name}`,
+        "aria-readonly": String(!editable),
+      },
+      lines,
+    );
   }
 
   cell(name, row, column, editable) {
@@ -182,19 +279,44 @@ class Example {
     const [left, top] = this.corner(name, row, column);
     const inset = 1.5;
     const parts = {
-      box: svg("rect", { x: inset, y: inset, width: size - 2 * inset, height: size - 2 * inset, rx: Math.min(6, size / 8), class: "box" }),
+      box: svg("rect", {
+        x: inset,
+        y: inset,
+        width: size - 2 * inset,
+        height: size - 2 * inset,
+        rx: Math.min(6, size / 8),
+        class: "box",
+      }),
       corner: svg("path", { d: `M${size - 3} 3v${size * 0.24}L${size - 3 - size * 0.24} 3z`, class: "won" }),
     };
     const label = {
-      value: svg("text", { x: size / 2, y: size / 2, "text-anchor": "middle", "dominant-baseline": "central", class: "value" }),
+      value: svg("text", {
+        x: size / 2,
+        y: size / 2,
+        "text-anchor": "middle",
+        "dominant-baseline": "central",
+        class: "value",
+      }),
       badge: svg("text", { x: size / 2, y: size * 0.28, "text-anchor": "middle", class: `badge ${name}` }),
     };
     const labels = svg("g", { transform: `translate(${left} ${top})` }, Object.values(label));
     this.labels.append(labels);
-    const group = svg("g", {
-      role: "gridcell", class: `cell${editable ? " editable" : ""}`, transform: `translate(${left} ${top})`, tabindex: index === 0 ? 0 : -1,
-      "data-cell": `${name}-${this.index}-${index}`, "data-grid": name, "data-example": this.index, "data-index": index, "data-row": row, "data-column": column,
-    }, Object.values(parts));
+    const group = svg(
+      "g",
+      {
+        role: "gridcell",
+        class: `cell${editable ? " editable" : ""}`,
+        transform: `translate(${left} ${top})`,
+        tabindex: index === 0 ? 0 : -1,
+        "data-cell": `${name}-${this.index}-${index}`,
+        "data-grid": name,
+        "data-example": this.index,
+        "data-index": index,
+        "data-row": row,
+        "data-column": column,
+      },
+      Object.values(parts),
+    );
     this.cells[name].push({ group, labels, ...parts, ...label });
     return group;
   }
@@ -214,7 +336,11 @@ class Example {
       const text = known ? short(value) : "";
       const heat = known && Number.isFinite(value) ? Math.abs(value) / peak : 0;
       cell.value.textContent = text;
-      const fitted = Math.min(this.layout.cell * 0.36, (this.layout.cell * 1.2) / Math.max(text.length, 1), 26);
+      const fitted = Math.min(
+        this.layout.cell * 0.36,
+        (this.layout.cell * 1.2) / Math.max(text.length, 1),
+        26,
+      );
       set(cell.value, { style: `font-size:${fitted.toFixed(1)}px` });
       cell.box.style.setProperty("--heat", `${(heat * 30).toFixed(0)}%`);
       const spoken = `${name}${at(index, shape, this.dims)} ${known ? `= ${text}` : "not computed yet"}`;
@@ -228,11 +354,15 @@ class Example {
   /** Windows, winners, weights and arrows of what is lit. */
   paintLight(scene, shown) {
     const target = scene.light?.everywhere ? { ...scene.light, example: this.index } : scene.light;
-    const won = wonInputs(scene, this.index, shown.y.done);
+    const won = target?.valuesOnly ? new Set() : wonInputs(scene, this.index, shown.y.done);
     this.cells.x.forEach((cell, i) => cell.group.classList.toggle("winner", won.has(i)));
     if (!target || target.example !== this.index) return this.over.replaceChildren();
     const outputs = target.kind === "output" ? [target.index] : readersOf(scene, target.index);
-    const parts = [this.windows(scene, outputs), this.arrows(scene, target, outputs, shown), this.rings(scene, target, outputs, shown)];
+    const parts = [
+      this.windows(scene, outputs),
+      this.arrows(scene, target, outputs, shown),
+      this.rings(scene, target, outputs, shown),
+    ];
     this.badges(scene, target, shown);
     this.over.replaceChildren(...parts.flat());
   }
@@ -250,8 +380,16 @@ class Example {
       const width = (Math.max(...columns) - Math.min(...columns) + 1) * cell - 2 * inset;
       const height = (Math.max(...rows) - Math.min(...rows) + 1) * cell - 2 * inset;
       const dash = WINDOW_DASHES[k % WINDOW_DASHES.length];
-      const frame = svg("rect", { class: "window", x: left + inset, y: top + inset, width, height, rx: 8, "stroke-dasharray": dash });
-      const dilated = taps.length < (width + 2 * inset) * (height + 2 * inset) / cell ** 2 - 0.5;
+      const frame = svg("rect", {
+        class: "window",
+        x: left + inset,
+        y: top + inset,
+        width,
+        height,
+        rx: 8,
+        "stroke-dasharray": dash,
+      });
+      const dilated = taps.length < ((width + 2 * inset) * (height + 2 * inset)) / cell ** 2 - 0.5;
       return [frame, ...(dilated ? taps.map((tap) => this.ring("x", [tap.row, tap.column], "tap", 3)) : [])];
     });
   }
@@ -259,7 +397,14 @@ class Example {
   ring(name, place, kind, inset) {
     const [left, top] = Array.isArray(place) ? this.corner(name, ...place) : this.cornerOf(name, place);
     const side = this.layout.cell - 2 * inset;
-    return svg("rect", { class: `ring ${kind}`, x: left + inset, y: top + inset, width: side, height: side, rx: Math.min(7, side / 4) });
+    return svg("rect", {
+      class: `ring ${kind}`,
+      x: left + inset,
+      y: top + inset,
+      width: side,
+      height: side,
+      rx: Math.min(7, side / 4),
+    });
   }
 
   rings(scene, target, outputs, shown) {
@@ -270,11 +415,18 @@ class Example {
       if (shown.gx.sent(o)) parts.push(this.ring("g", o, "upstream", inset));
     }
     if (target.kind === "input") {
-      parts.push(this.ring("x", target.index, "chosen", inset), this.ring("gx", target.index, "receives", inset));
+      const wins = outputs.some(
+        (o) => shown.y.done(o) && winnersOf(scene, this.index, o).includes(target.index),
+      );
+      parts.push(this.ring("x", target.index, wins ? "wins" : "chosen", inset));
+      if (shown.gx.done()) parts.push(this.ring("gx", target.index, "receives", inset));
       return parts;
     }
-    for (const tap of winnersOf(scene, this.index, target.index)) if (shown.y.done(target.index)) parts.push(this.ring("x", tap, "wins", inset));
-    if (shown.gx.sent(target.index)) for (const { input } of received(scene, this.index, target.index)) parts.push(this.ring("gx", input, "receives", inset));
+    for (const tap of target.valuesOnly ? [] : winnersOf(scene, this.index, target.index))
+      if (shown.y.done(target.index)) parts.push(this.ring("x", tap, "wins", inset));
+    if (shown.gx.sent(target.index))
+      for (const { input } of received(scene, this.index, target.index))
+        parts.push(this.ring("gx", input, "receives", inset));
     return parts;
   }
 
@@ -282,44 +434,71 @@ class Example {
   badges(scene, target, shown) {
     if (this.layout.cell < 44) return;
     if (target.kind === "output" && shown.y.done(target.index) && !scene.result.winners) {
-      for (const tap of read(scene, this.index, target.index)) this.cells.x[tap.input].badge.textContent = `× ${short(tap.weight)}`;
+      for (const tap of read(scene, this.index, target.index))
+        this.cells.x[tap.input].badge.textContent = `× ${short(tap.weight)}`;
     }
     if (target.kind === "output" && shown.gx.sent(target.index)) {
-      for (const { input, term, before } of received(scene, this.index, target.index)) if (before !== 0) this.cells.gx[input].badge.textContent = `${short(before)} + ${short(term.value)}`;
+      for (const { input, term, before } of received(scene, this.index, target.index))
+        if (before !== 0) this.cells.gx[input].badge.textContent = sumWords([before, term.value]);
     }
     if (target.kind === "input") {
       const terms = scene.back.terms[this.index][target.index].filter((term) => term.value !== 0);
-      if (terms.length > 1 && terms.length < 4 && terms.every((term) => shown.gx.sent(term.output))) this.cells.gx[target.index].badge.textContent = terms.map((term) => short(term.value)).join(" + ");
+      if (terms.length > 1 && terms.length < 4 && terms.every((term) => shown.gx.sent(term.output)))
+        this.cells.gx[target.index].badge.textContent = sumWords(terms.map((term) => term.value));
     }
   }
 
   arrows(scene, target, outputs, shown) {
     const parts = [];
-    for (const o of outputs) {
-      const sent = received(scene, this.index, o).filter((part) => target.kind === "output" || part.input === target.index);
-      const sources = sourcesOf(scene, this.index, o).filter((i) => target.kind === "output" || i === target.index);
-      if (shown.y.done(o)) for (const i of sources) parts.push(this.arrow("x", i, "y", o, "forward"));
-      if (shown.gx.sent(o)) for (const { input } of sent) parts.push(this.arrow("g", o, "gx", input, "backward"));
+    for (const [k, o] of outputs.entries()) {
+      const lane = LANE + 0.07 * (k % 3);
+      const sent = received(scene, this.index, o).filter(
+        (part) => target.kind === "output" || part.input === target.index,
+      );
+      const sources = sourcesOf(scene, this.index, o).filter(
+        (i) => target.kind === "output" || i === target.index,
+      );
+      if (shown.y.done(o)) for (const i of sources) parts.push(this.arrow("x", i, "y", o, "forward", lane));
+      if (shown.gx.sent(o))
+        for (const { input } of sent) parts.push(this.arrow("g", o, "gx", input, "backward", lane));
     }
     return svg("g", { class: parts.length > MANY_ARROWS ? "many" : null }, parts);
   }
 
-  arrow(from, start, to, end, kind) {
+  arrow(from, start, to, end, kind, lane) {
     const { cell } = this.layout;
     const right = kind === "forward" ? 1 : -1;
     const [x0, y0] = this.cornerOf(from, start);
     const [x1, y1] = this.cornerOf(to, end);
-    const begin = [x0 + cell * (0.5 + 0.2 * right), y0 + cell * LANE];
-    const finish = [x1 + cell * (0.5 - 0.34 * right), y1 + cell * LANE];
+    const begin = [x0 + cell * (0.5 + 0.2 * right), y0 + cell * lane];
+    const finish = [x1 + cell * (0.5 - 0.34 * right), y1 + cell * lane];
     const bend = Math.max(18, Math.abs(finish[0] - begin[0]) * 0.45) * right;
     const d = `M${begin.join(" ")}C${begin[0] + bend} ${begin[1]} ${finish[0] - bend} ${finish[1]} ${finish.join(" ")}`;
-    return svg("g", { class: `arrow ${kind}` }, svg("path", { class: "halo", d }), svg("circle", { cx: begin[0], cy: begin[1], r: 3 }), svg("path", { class: "line", d, pathLength: 1, "marker-end": `url(#head-${kind[0]}-${this.index})` }));
+    return svg(
+      "g",
+      { class: `arrow ${kind}` },
+      svg("path", { class: "halo", d }),
+      svg("circle", { cx: begin[0], cy: begin[1], r: 3 }),
+      svg("path", { class: "line", d, pathLength: 1, "marker-end": `url(#head-${kind[0]}-${this.index})` }),
+    );
   }
+}
+
+const LONGEST_SUM = 8; // characters that fit into a cell
+
+/** "1 + 2"; of a long sum only the last part. */
+function sumWords(values) {
+  const words = values.map(short).join(" + ");
+  return words.length > LONGEST_SUM ? `+ ${short(values.at(-1))}` : words;
 }
 
 /** The inputs an output depends on: the winners, or all that have a weight. */
 function sourcesOf(scene, e, o) {
-  return scene.result.winners ? winnersOf(scene, e, o) : read(scene, e, o).filter((tap) => tap.weight !== 0).map((tap) => tap.input);
+  return scene.result.winners
+    ? winnersOf(scene, e, o)
+    : read(scene, e, o)
+        .filter((tap) => tap.weight !== 0)
+        .map((tap) => tap.input);
 }
 
 function winnersOf(scene, e, o) {
@@ -337,7 +516,9 @@ function wonInputs(scene, e, done) {
 /** The numbers of the four grids at this step, and which of them are known yet. */
 function shownNumbers(scene, e) {
   const { forward, backward } = scene.progress[e];
-  const sums = scene.back.terms[e].map((terms) => terms.filter((term) => term.output < backward).reduce((sum, term) => sum + term.value, 0));
+  const sums = scene.back.terms[e].map((terms) =>
+    terms.filter((term) => term.output < backward).reduce((sum, term) => sum + term.value, 0),
+  );
   const always = () => true;
   return {
     x: { values: flat(scene.state.x[e]), done: always },
@@ -350,7 +531,12 @@ function shownNumbers(scene, e) {
 /** Pointer, focus and keys of the cells. */
 function listen(container, stage) {
   const cellOf = (event) => event.target.closest?.("[data-cell]");
-  const targetOf = (cell) => cell && { kind: cell.dataset.grid === "x" || cell.dataset.grid === "gx" ? "input" : "output", example: Number(cell.dataset.example), index: Number(cell.dataset.index) };
+  const targetOf = (cell) =>
+    cell && {
+      kind: cell.dataset.grid === "x" || cell.dataset.grid === "gx" ? "input" : "output",
+      example: Number(cell.dataset.example),
+      index: Number(cell.dataset.index),
+    };
   const { light } = stage.listeners;
   container.addEventListener("pointerover", (event) => light(targetOf(cellOf(event)) ?? null));
   container.addEventListener("pointerleave", () => light(null));
@@ -367,11 +553,16 @@ function keyOnCell(event, cell, stage) {
   const { grid, example, row, column } = cell.dataset;
   const move = MOVES[event.key];
   if (move) {
-    const next = stage.container.querySelector(`[data-grid="${grid}"][data-example="${example}"][data-row="${Number(row) + move[0]}"][data-column="${Number(column) + move[1]}"]`);
+    const next = stage.container.querySelector(
+      `[data-grid="${grid}"][data-example="${example}"][data-row="${Number(row) + move[0]}"][data-column="${Number(column) + move[1]}"]`,
+    );
     event.preventDefault();
     event.stopPropagation();
     if (next) focusCell(next);
-  } else if (cell.classList.contains("editable") && (event.key === "Enter" || event.key === "F2" || /^[-+.\d]$/.test(event.key))) {
+  } else if (
+    cell.classList.contains("editable") &&
+    (event.key === "Enter" || event.key === "F2" || /^[-+.\d]$/.test(event.key))
+  ) {
     event.preventDefault();
     event.stopPropagation();
     stage.listeners.edit(cell, event.key.length === 1 ? event.key : null);
@@ -380,7 +571,8 @@ function keyOnCell(event, cell, stage) {
 
 /** One cell of a grid is reached by Tab: the one that had the focus last. */
 export function focusCell(cell) {
-  for (const other of cell.closest('[role="grid"]').querySelectorAll('[tabindex="0"]')) other.setAttribute("tabindex", -1);
+  for (const other of cell.closest('[role="grid"]').querySelectorAll('[tabindex="0"]'))
+    other.setAttribute("tabindex", -1);
   cell.setAttribute("tabindex", 0);
   cell.focus();
 }
@@ -403,7 +595,8 @@ function press(event, cell, { edit, drag }) {
   };
   const end = (next) => {
     if (next.pointerId !== pointerId) return;
-    for (const kind of ["pointermove", "pointerup", "pointercancel"]) window.removeEventListener(kind, kind === "pointermove" ? move : end);
+    for (const kind of ["pointermove", "pointerup", "pointercancel"])
+      window.removeEventListener(kind, kind === "pointermove" ? move : end);
     if (dragging) drag(cell, "end", 0);
     else if (next.type === "pointerup") edit(document.querySelector(`[data-cell="${name}"]`), null);
   };

@@ -4,7 +4,18 @@ import { byId, html, set } from "./dom.js";
 import { choices, drawPanel } from "./panels.js";
 import { check, decode, defaults, encode, InputError, pool, presets, pullback } from "./pooling.js";
 import { focusCell, Stage } from "./stage.js";
-import { backwardSentence, forwardSentence, FREE, inputSentence, OPENING, OPERATORS, short, stepSentence, TIES, TOUR } from "./words.js";
+import {
+  backwardSentence,
+  forwardSentence,
+  FREE,
+  inputSentence,
+  OPENING,
+  OPERATORS,
+  short,
+  stepSentence,
+  TIES,
+  TOUR,
+} from "./words.js";
 
 const PLAY_TIME = 20000; // milliseconds for a whole playback, where it has many steps
 const STEP_TIME = { least: 60, most: 1300 };
@@ -67,13 +78,16 @@ function fitted(wanted) {
   if (state.windows === "adaptive" && !["max", "avg"].includes(state.operator)) state.windows = "fixed";
   if (state.windows === "adaptive" && !state.output_size) state.output_size = [2, 2];
   const { out } = pool({ ...state, cotangent: null });
-  if (state.cotangent) state.cotangent = state.x.map((_, e) => resized(state.cotangent[e] ?? [[1]], out[0], out[1], () => 1));
+  if (state.cotangent)
+    state.cotangent = state.x.map((_, e) => resized(state.cotangent[e] ?? [[1]], out[0], out[1], () => 1));
   return check(state);
 }
 
 /** A plane of another size: what fits is kept, the rest is filled in. */
 function resized(plane, rows, columns, fill = digit) {
-  return Array.from({ length: rows }, (_, r) => Array.from({ length: columns }, (_, c) => plane[r]?.[c] ?? fill(r, c)));
+  return Array.from({ length: rows }, (_, r) =>
+    Array.from({ length: columns }, (_, c) => plane[r]?.[c] ?? fill(r, c)),
+  );
 }
 
 /** A number from 0 to 9 that depends on the place alone, so that a size can be changed back and forth. */
@@ -83,17 +97,27 @@ const digit = (row, column) => (row * 7 + column * 3 + row * column) % 10;
 function changeOperator(operator) {
   const { state, scene } = page;
   if (operator === "unpool" && state.operator !== "unpool") return unpoolFrom(state, scene.result);
-  if (operator !== "unpool" && state.operator === "unpool") return { operator, x: scene.result.y, indices: null, output_size: null };
+  if (operator !== "unpool" && state.operator === "unpool")
+    return { operator, x: scene.result.y, indices: null, output_size: null };
   return { operator };
 }
 
 function unpoolFrom(state, result) {
-  const plain = { operator: "unpool", windows: "fixed", dilation: [1, 1], ceil_mode: false, indices: null, output_size: null };
+  const plain = {
+    operator: "unpool",
+    windows: "fixed",
+    dilation: [1, 1],
+    ceil_mode: false,
+    indices: null,
+    output_size: null,
+  };
   if (state.operator !== "max" || state.windows !== "fixed") return plain;
-  const indices = result.winners.map((winners) => resized([], ...result.out, (r, c) => {
-    const o = r * result.out[1] + c;
-    return result.windows[o].taps[winners[o][0]]?.input ?? 0;
-  }));
+  const indices = result.winners.map((winners) =>
+    resized([], ...result.out, (r, c) => {
+      const o = r * result.out[1] + c;
+      return result.windows[o].taps[winners[o][0]]?.input ?? 0;
+    }),
+  );
   const follow = { ...plain, x: result.y, indices, output_size: result.in };
   try {
     fitted({ ...state, ...follow });
@@ -127,13 +151,20 @@ function stepAt(position) {
   if (position === 0) return { kind: "start", example: 0, output: 0 };
   const done = position - 1;
   const half = total() / 2;
-  return { kind: done < half ? "forward" : "backward", example: Math.floor((done % half) / outputs()), output: done % outputs() };
+  return {
+    kind: done < half ? "forward" : "backward",
+    example: Math.floor((done % half) / outputs()),
+    output: done % outputs(),
+  };
 }
 
 /** For each example, how many outputs are computed and how many have sent their gradient back. */
 function progressAt(position) {
   const within = (steps, e) => Math.max(0, Math.min(outputs(), steps - e * outputs()));
-  return page.state.x.map((_, e) => ({ forward: within(position, e), backward: within(position - total() / 2, e) }));
+  return page.state.x.map((_, e) => ({
+    forward: within(position, e),
+    backward: within(position - total() / 2, e),
+  }));
 }
 
 function goTo(position, { stop = true } = {}) {
@@ -191,11 +222,16 @@ function refresh({ controls = true } = {}) {
 
 /** What is pointed at, or what the tour or the step shows. */
 function lightOf(scene) {
-  const exists = (light) => light && light.example < examples() && light.index < (light.kind === "input" ? scene.result.in[0] * scene.result.in[1] : outputs());
+  const exists = (light) =>
+    light &&
+    light.example < examples() &&
+    light.index < (light.kind === "input" ? scene.result.in[0] * scene.result.in[1] : outputs());
   if (exists(page.pointed)) return page.pointed;
   if (exists(page.kept)) return page.kept;
   const { kind, example, output } = scene.step;
-  return kind === "start" ? null : { kind: "output", example, index: output, everywhere: page.position === total() };
+  return kind === "start"
+    ? null
+    : { kind: "output", example, index: output, everywhere: page.position === total() };
 }
 
 function positionWords(scene) {
@@ -209,14 +245,19 @@ function showWords(scene) {
   byId("now-count").textContent = page.pointed ? "Under the pointer" : positionWords(scene);
   const { light } = scene;
   let words = stepSentence(scene);
-  if (page.pointed || page.kept) words = light.kind === "input" ? inputSentence(scene, light.example, light.index) : outputWords(scene, light);
-  else if (scene.step.kind === "backward" && page.position === total() && outputs() * examples() === 1) words = outputWords(scene, light);
+  if (page.pointed || page.kept)
+    words =
+      light.kind === "input" ? inputSentence(scene, light.example, light.index) : outputWords(scene, light);
+  else if (scene.step.kind === "backward" && page.position === total() && outputs() * examples() === 1)
+    words = outputWords(scene, light);
   if (byId("now").textContent !== words) byId("now").textContent = words;
 }
 
 function outputWords(scene, { example, index }) {
   const sent = scene.progress[example].backward > index;
-  return sent ? `${forwardSentence(scene, example, index)} ${backwardSentence(scene, example, index)}` : forwardSentence(scene, example, index);
+  return sent
+    ? `${forwardSentence(scene, example, index)} ${backwardSentence(scene, example, index)}`
+    : forwardSentence(scene, example, index);
 }
 
 const panelActions = {
@@ -228,8 +269,13 @@ const panelActions = {
   },
   redraw: () => showPanel(),
   width: () => byId(`panel-${page.tab}`).clientWidth || 600,
-  two: () => propose({ x: [page.state.x[0], resized([], page.state.x[0].length, page.state.x[0][0].length)] }),
-  number: (text, use, field) => withNumber(text, field, (value) => { use(value); showPanel(); }),
+  two: () =>
+    propose({ x: [page.state.x[0], resized([], page.state.x[0].length, page.state.x[0][0].length)] }),
+  number: (text, use, field) =>
+    withNumber(text, field, (value) => {
+      use(value);
+      showPanel();
+    }),
   copy,
 };
 
@@ -272,7 +318,13 @@ function valueAt(state, path) {
 function changeAt(state, path, value) {
   const [field, ...keys] = path.split(".");
   if (field === "rows" || field === "columns") return sizeChange(state, field, value);
-  if (field === "examples") return { x: value === 1 ? [state.x[0]] : [state.x[0], state.x[1] ?? state.x[0].map((row, r) => row.map((_, c) => digit(r + 1, c + 2)))] };
+  if (field === "examples")
+    return {
+      x:
+        value === 1
+          ? [state.x[0]]
+          : [state.x[0], state.x[1] ?? state.x[0].map((row, r) => row.map((_, c) => digit(r + 1, c + 2)))],
+    };
   if (field === "dims") return dimsChange(state, value);
   if (field === "operator") return changeOperator(value);
   if (!keys.length) return { [field]: value };
@@ -284,7 +336,8 @@ function changeAt(state, path, value) {
 }
 
 function sizeChange(state, field, value) {
-  if (!Number.isInteger(value) || value < 1 || value > 16) throw new InputError(field, `${field} must be an integer from 1 to 16, got ${value}`);
+  if (!Number.isInteger(value) || value < 1 || value > 16)
+    throw new InputError(field, `${field} must be an integer from 1 to 16, got ${value}`);
   const rows = field === "rows" ? value : state.x[0].length;
   const columns = field === "columns" ? value : state.x[0][0].length;
   return { x: state.x.map((plane) => resized(plane, rows, columns)) };
@@ -294,28 +347,54 @@ function dimsChange(state, dims) {
   if (dims === state.dims) return {};
   if (dims === 1) return { dims, x: state.x.map((plane) => [plane[0]]) };
   const columns = state.x[0][0].length;
-  return { dims, x: state.x.map((plane) => resized(plane, columns, columns)), kernel: [state.kernel[1], state.kernel[1]], stride: [state.stride[1], state.stride[1]], dilation: [state.dilation[1], state.dilation[1]], padding: [state.padding[1], state.padding[1]] };
+  return {
+    dims,
+    x: state.x.map((plane) => resized(plane, columns, columns)),
+    kernel: [state.kernel[1], state.kernel[1]],
+    stride: [state.stride[1], state.stride[1]],
+    dilation: [state.dilation[1], state.dilation[1]],
+    padding: [state.padding[1], state.padding[1]],
+  };
 }
 
 function showControls() {
   const { state } = page;
-  for (const part of document.querySelectorAll("[data-for], [data-not], [data-windows], [data-dims]")) part.hidden = !applies(part.dataset, state);
-  byId("controls").querySelector('[value="adaptive"]').parentElement.hidden = !["max", "avg"].includes(state.operator);
-  for (const field of document.querySelectorAll("[data-field]")) showField(field, valueAt(state, field.dataset.field));
-  byId("formula").replaceChildren(html("code", {}, OPERATORS[state.operator].formula), " ", OPERATORS[state.operator].rule);
+  for (const part of document.querySelectorAll("[data-for], [data-not], [data-windows], [data-dims]"))
+    part.hidden = !applies(part.dataset, state);
+  byId("controls").querySelector('[value="adaptive"]').parentElement.hidden = !["max", "avg"].includes(
+    state.operator,
+  );
+  for (const field of document.querySelectorAll("[data-field]"))
+    showField(field, valueAt(state, field.dataset.field));
+  byId("formula").replaceChildren(
+    html("code", {}, OPERATORS[state.operator].formula),
+    " ",
+    OPERATORS[state.operator].rule,
+  );
   byId("ties-note").textContent = TIES[state.ties];
 }
 
 function applies({ for: operators, not, windows, dims }, state) {
-  return (!operators || operators.split(" ").includes(state.operator)) && (!not || not !== state.operator)
-    && (!windows || windows === state.windows || (windows === "adaptive" && state.operator === "unpool")) && (!dims || Number(dims) === state.dims);
+  return (
+    (!operators || operators.split(" ").includes(state.operator)) &&
+    (!not || not !== state.operator) &&
+    (!windows || windows === state.windows || (windows === "adaptive" && state.operator === "unpool")) &&
+    (!dims || Number(dims) === state.dims)
+  );
 }
 
 function showField(field, value) {
   if (field.type === "radio") field.checked = field.value === String(value);
   else if (field.type === "checkbox") field.checked = value;
-  else if (field.dataset.field.startsWith("output_size")) field.value = value ?? page.scene.result.out[Number(field.dataset.field.at(-1))];
-  else field.value = value === null || value === undefined ? "" : field.type === "number" ? value : short(value).replace("−", "-").replace("∞", "inf");
+  else if (field.dataset.field.startsWith("output_size"))
+    field.value = value ?? page.scene.result.out[Number(field.dataset.field.at(-1))];
+  else
+    field.value =
+      value === null || value === undefined
+        ? ""
+        : field.type === "number"
+          ? value
+          : short(value).replace("−", "-").replace("∞", "inf");
 }
 
 function fieldChanged(field) {
@@ -343,10 +422,29 @@ function refuseAll() {
 }
 
 function buildControls() {
-  byId("operators").append(...Object.entries(OPERATORS).map(([id, { name }]) =>
-    html("label", {}, html("input", { type: "radio", name: "operator", "data-field": "operator", value: id }), html("span", {}, name))));
-  byId("presets").append(...Object.keys(presets).map((name) => html("button", { type: "button", onclick: () => begin(presets[name]) }, name.charAt(0).toUpperCase() + name.slice(1))));
-  byId("controls").addEventListener("change", (event) => event.target.dataset.field && fieldChanged(event.target));
+  byId("operators").append(
+    ...Object.entries(OPERATORS).map(([id, { name }]) =>
+      html(
+        "label",
+        {},
+        html("input", { type: "radio", name: "operator", "data-field": "operator", value: id }),
+        html("span", {}, name),
+      ),
+    ),
+  );
+  byId("presets").append(
+    ...Object.keys(presets).map((name) =>
+      html(
+        "button",
+        { type: "button", onclick: () => begin(presets[name]) },
+        name.charAt(0).toUpperCase() + name.slice(1),
+      ),
+    ),
+  );
+  byId("controls").addEventListener(
+    "change",
+    (event) => event.target.dataset.field && fieldChanged(event.target),
+  );
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
 }
 
@@ -362,20 +460,56 @@ function begin(state) {
 /** The number of a text; NaN and infinities have names, and a fraction is a number, too. */
 export function numberOf(text) {
   const clean = text.trim().toLowerCase().replace("−", "-").replace("∞", "inf");
-  const words = { nan: NaN, inf: Infinity, "+inf": Infinity, "-inf": -Infinity, infinity: Infinity, "-infinity": -Infinity };
+  const words = {
+    nan: NaN,
+    inf: Infinity,
+    "+inf": Infinity,
+    "-inf": -Infinity,
+    infinity: Infinity,
+    "-infinity": -Infinity,
+  };
   if (Object.hasOwn(words, clean)) return words[clean];
-  const fraction = clean.split("/").map((part) => (/^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/.test(part.trim().replace(",", ".")) ? Number(part.trim().replace(",", ".")) : null));
-  if (fraction.includes(null) || fraction.length > 2) throw new InputError("number", `“${text.trim().slice(0, 30)}” is not a number. Write for example 1.5, -2, 1/3, nan or inf.`);
+  const fraction = clean
+    .split("/")
+    .map((part) =>
+      /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/.test(part.trim().replace(",", "."))
+        ? Number(part.trim().replace(",", "."))
+        : null,
+    );
+  if (fraction.includes(null) || fraction.length > 2)
+    throw new InputError(
+      "number",
+      `“${text.trim().slice(0, 30)}” is not a number. Write for example 1.5, -2, 1/3, nan or inf.`,
+    );
   return fraction.length === 2 ? fraction[0] / fraction[1] : fraction[0];
 }
 
 /** The planes' rows from pasted text: lists of Python or NumPy, CSV, or columns with spaces. */
 export function matrixOf(text) {
-  const lines = text.trim().replace(/array\(|dtype=\S+|[()]/g, "").split(/\]\s*,?\s*\[|\n|;/);
-  const rows = lines.map((line) => line.replace(/[[\]]/g, " ").trim().replace(/,$/, "")).filter(Boolean).map((line) => line.split(/\s*,\s*|\s+/).filter(Boolean).map(numberOf));
-  if (!rows.length) throw new InputError("matrix", "There is no number in it. Write one row per line, or a list such as [[1, 3], [2, 0.5]].");
+  const lines = text
+    .trim()
+    .replace(/array\(|dtype=\S+|[()]/g, "")
+    .split(/\]\s*,?\s*\[|\n|;/);
+  const rows = lines
+    .map((line) => line.replace(/[[\]]/g, " ").trim().replace(/,$/, ""))
+    .filter(Boolean)
+    .map((line) =>
+      line
+        .split(/\s*,\s*|\s+/)
+        .filter(Boolean)
+        .map(numberOf),
+    );
+  if (!rows.length)
+    throw new InputError(
+      "matrix",
+      "There is no number in it. Write one row per line, or a list such as [[1, 3], [2, 0.5]].",
+    );
   const odd = rows.findIndex((row) => row.length !== rows[0].length);
-  if (odd > 0) throw new InputError("matrix", `Row ${odd + 1} has ${rows[odd].length} numbers, row 1 has ${rows[0].length}. All rows of a matrix need the same length.`);
+  if (odd > 0)
+    throw new InputError(
+      "matrix",
+      `Row ${odd + 1} has ${rows[odd].length} numbers, row 1 has ${rows[0].length}. All rows of a matrix need the same length.`,
+    );
   return rows;
 }
 
@@ -396,7 +530,8 @@ function complain(error) {
 }
 
 function markInvalid(path) {
-  for (const field of document.querySelectorAll(`[data-field="${path}"]`)) field.setAttribute("aria-invalid", "true");
+  for (const field of document.querySelectorAll(`[data-field="${path}"]`))
+    field.setAttribute("aria-invalid", "true");
 }
 
 // ---------------------------------------------------------------- cells
@@ -421,9 +556,17 @@ function edit(cell, typed) {
   pause();
   focusCell(cell);
   const bounds = cell.getBoundingClientRect();
-  const field = html("input", { class: "editor", type: "text", inputmode: "decimal", "aria-label": cell.getAttribute("aria-label"), style: `left:${bounds.left + scrollX}px;top:${bounds.top + scrollY}px;width:${bounds.width}px;height:${bounds.height}px` });
+  const field = html("input", {
+    class: "editor",
+    type: "text",
+    inputmode: "decimal",
+    "aria-label": cell.getAttribute("aria-label"),
+    style: `left:${bounds.left + scrollX}px;top:${bounds.top + scrollY}px;width:${bounds.width}px;height:${bounds.height}px`,
+  });
   const value = valueOf(cell);
-  field.value = typed ?? (Number.isFinite(value) ? String(value) : short(value).replace("−∞", "-inf").replace("∞", "inf"));
+  field.value =
+    typed ??
+    (Number.isFinite(value) ? String(value) : short(value).replace("−∞", "-inf").replace("∞", "inf"));
   const started = field.value;
   let open = true;
   const close = (keep) => {
@@ -431,7 +574,8 @@ function edit(cell, typed) {
     open = false;
     const text = field.value;
     field.remove();
-    if (keep && (text !== started || typed)) withNumber(text, cell, (number) => propose(withValue(cell, number)));
+    if (keep && (text !== started || typed))
+      withNumber(text, cell, (number) => propose(withValue(cell, number)));
   };
   field.addEventListener("blur", () => close(true));
   field.addEventListener("keydown", (event) => editorKey(event, cell.dataset.cell, field, close));
@@ -453,7 +597,9 @@ function editorKey(event, name, field, close) {
   event.preventDefault();
   close(event.key !== "Escape");
   const cell = stage.cell(name);
-  const beside = event.key === "Tab" && stage.cell(name.replace(/\d+$/, (index) => Number(index) + (event.shiftKey ? -1 : 1)));
+  const beside =
+    event.key === "Tab" &&
+    stage.cell(name.replace(/\d+$/, (index) => Number(index) + (event.shiftKey ? -1 : 1)));
   focusCell(beside || cell);
 }
 
@@ -464,7 +610,11 @@ function drag(cell, kind, steps) {
   if (kind === "begin") {
     pause();
     const value = valueOf(cell);
-    dragged = { value: Number.isFinite(value) ? value : 0, step: Number.isInteger(value) || !Number.isFinite(value) ? 1 : 0.1, before: page.state };
+    dragged = {
+      value: Number.isFinite(value) ? value : 0,
+      step: Number.isInteger(value) || !Number.isFinite(value) ? 1 : 0.1,
+      before: page.state,
+    };
     document.body.classList.add("dragging");
   } else if (kind === "move" && dragged) {
     propose(withValue(cell, Number((dragged.value + steps * dragged.step).toFixed(6))), { remember: false });
@@ -491,8 +641,21 @@ const PASTE = { x: "input x", cotangent: "upstream gradient g", indices: "indice
 function openPaste() {
   pause();
   const fields = ["x", "cotangent", ...(page.state.operator === "unpool" ? ["indices"] : [])];
-  const targets = page.state.x.flatMap((_, e) => fields.map((field) => [`${field}-${e}`, PASTE[field] + (examples() > 1 ? ` of example ${e + 1}` : "")]));
-  byId("paste-target").replaceChildren(...targets.map(([value, text], n) => html("label", {}, set(html("input", { type: "radio", name: "target", value, onchange: fillPaste }), { checked: n === 0 }), html("span", {}, text))));
+  const targets = page.state.x.flatMap((_, e) =>
+    fields.map((field) => [`${field}-${e}`, PASTE[field] + (examples() > 1 ? ` of example ${e + 1}` : "")]),
+  );
+  byId("paste-target").replaceChildren(
+    ...targets.map(([value, text], n) =>
+      html(
+        "label",
+        {},
+        set(html("input", { type: "radio", name: "target", value, onchange: fillPaste }), {
+          checked: n === 0,
+        }),
+        html("span", {}, text),
+      ),
+    ),
+  );
   byId("paste-error").textContent = "";
   fillPaste();
   byId("paste-dialog").showModal();
@@ -507,7 +670,13 @@ function pasteTarget() {
 function fillPaste() {
   const { field, example } = pasteTarget();
   const planes = field === "cotangent" ? page.scene.cotangent : page.state[field];
-  byId("paste-text").value = planes[example].map((row) => row.map((v) => (Number.isFinite(v) ? v : short(v).replace("−∞", "-inf").replace("∞", "inf"))).join(", ")).join("\n");
+  byId("paste-text").value = planes[example]
+    .map((row) =>
+      row
+        .map((v) => (Number.isFinite(v) ? v : short(v).replace("−∞", "-inf").replace("∞", "inf")))
+        .join(", "),
+    )
+    .join("\n");
 }
 
 function usePaste(event) {
@@ -525,9 +694,13 @@ function usePaste(event) {
 /** Puts a matrix in place of a plane. The input may change its size; the other example follows it. */
 function replacePlane(field, example, rows) {
   const planes = field === "cotangent" ? page.scene.cotangent : page.state[field];
-  if (field === "x" && page.state.dims === 1 && rows.length > 1) throw new InputError("x", `A one-dimensional input is one row, got ${rows.length} rows.`);
+  if (field === "x" && page.state.dims === 1 && rows.length > 1)
+    throw new InputError("x", `A one-dimensional input is one row, got ${rows.length} rows.`);
   if (field !== "x" && (rows.length !== planes[0].length || rows[0].length !== planes[0][0].length)) {
-    throw new InputError(field, `${PASTE[field]} has ${planes[0].length} × ${planes[0][0].length} numbers, got ${rows.length} × ${rows[0].length}.`);
+    throw new InputError(
+      field,
+      `${PASTE[field]} has ${planes[0].length} × ${planes[0][0].length} numbers, got ${rows.length} × ${rows[0].length}.`,
+    );
   }
   const next = planes.map((plane, e) => (e === example ? rows : resized(plane, rows.length, rows[0].length)));
   fitted({ ...page.state, [field]: next }); // throws where propose() would only show the message
@@ -550,9 +723,23 @@ function pasted(event) {
 // ---------------------------------------------------------------- tour
 
 function buildTour() {
-  byId("tour-steps").append(...TOUR.map(({ name }, n) =>
-    html("li", {}, html("button", { type: "button", id: `tour-${n}`, onclick: () => visit(n) }, html("span", { class: "tour-number", "aria-hidden": "true" }, n + 1), name))));
-  byId("tour-next").addEventListener("click", () => (page.tour === TOUR.length - 1 ? begin(defaults()) : visit(page.tour === null ? 0 : page.tour + 1)));
+  byId("tour-steps").append(
+    ...TOUR.map(({ name }, n) =>
+      html(
+        "li",
+        {},
+        html(
+          "button",
+          { type: "button", id: `tour-${n}`, onclick: () => visit(n) },
+          html("span", { class: "tour-number", "aria-hidden": "true" }, n + 1),
+          html("span", { class: "tour-name" }, name),
+        ),
+      ),
+    ),
+  );
+  byId("tour-next").addEventListener("click", () =>
+    page.tour === TOUR.length - 1 ? begin(defaults()) : visit(page.tour === null ? 0 : page.tour + 1),
+  );
 }
 
 function visit(n) {
@@ -576,8 +763,14 @@ function leaveTour() {
 function showTour(text = OPENING) {
   const now = page.tour;
   byId("tour-text").textContent = now === null ? text : TOUR[now].text;
-  byId("tour-next").textContent = now === null ? "Take the tour" : now === TOUR.length - 1 ? "End of the tour" : "Next";
-  TOUR.forEach((_, n) => set(byId(`tour-${n}`), { "aria-current": n === now ? "step" : null, class: now !== null && n < now ? "visited" : null }));
+  byId("tour-next").textContent =
+    now === null ? "Take the tour" : now === TOUR.length - 1 ? "End of the tour" : "Next";
+  TOUR.forEach((_, n) =>
+    set(byId(`tour-${n}`), {
+      "aria-current": n === now ? "step" : null,
+      class: now !== null && n < now ? "visited" : null,
+    }),
+  );
 }
 
 // ---------------------------------------------------------------- sharing
@@ -614,7 +807,9 @@ async function copy(text, button) {
     copyBySelection(text);
   }
   button.textContent = "Copied";
-  setTimeout(() => { button.textContent = old; }, 1500);
+  setTimeout(() => {
+    button.textContent = old;
+  }, 1500);
 }
 
 /** Where the clipboard is not allowed, such as in a frame. */
@@ -645,14 +840,29 @@ function buildTheme() {
 }
 
 function buildLegend() {
-  const entries = [["window", "window"], ["winner", "winner (corner)"], ["forward", "forward"], ["backward", "backward (dashed)"], ["padding", "padding"]];
-  byId("legend").append(...entries.map(([kind, text]) => html("li", {}, html("span", { class: `key ${kind}`, "aria-hidden": "true" }), text)));
+  const entries = [
+    ["window", "window"],
+    ["winner", "winner (corner)"],
+    ["forward", "forward"],
+    ["backward", "backward (dashed)"],
+    ["padding", "padding"],
+  ];
+  byId("legend").append(
+    ...entries.map(([kind, text]) =>
+      html("li", {}, html("span", { class: `key ${kind}`, "aria-hidden": "true" }), text),
+    ),
+  );
 }
 
 /** Arrows step and space plays, wherever the focus has no use of its own for them. */
 function keyPressed(event) {
   if (event.ctrlKey || event.metaKey) return undoKeys(event);
-  if (event.altKey || byId("paste-dialog").open || event.target.closest?.("input, textarea, select, pre, [role=tab], .scroll.tall")) return;
+  if (
+    event.altKey ||
+    byId("paste-dialog").open ||
+    event.target.closest?.("input, textarea, select, pre, [role=tab], .scroll.tall")
+  )
+    return;
   if (event.key === "ArrowRight") goTo(page.position + 1);
   else if (event.key === "ArrowLeft") goTo(page.position - 1);
   else if (event.key === " " && !event.target.closest?.("button, a")) play();
@@ -675,20 +885,37 @@ function tabKeys(event) {
   if (!move) return;
   event.preventDefault();
   event.stopPropagation();
-  const next = Number.isFinite(move) ? (names.indexOf(page.tab) + move + names.length) % names.length : move > 0 ? names.length - 1 : 0;
+  const next = Number.isFinite(move)
+    ? (names.indexOf(page.tab) + move + names.length) % names.length
+    : move > 0
+      ? names.length - 1
+      : 0;
   openTab(names[next]);
   byId(`tab-${names[next]}`).focus();
 }
 
 function connect() {
   const clicks = {
-    randomise: () => randomise("x"), "randomise-g": () => randomise("cotangent"), paste: openPaste,
-    undo: () => undo("past", "future"), redo: () => undo("future", "past"), reset: () => begin(defaults()),
-    first: () => goTo(0), back: () => goTo(page.position - 1), play, forth: () => goTo(page.position + 1), last: () => goTo(total()),
-    share, "paste-cancel": () => byId("paste-dialog").close(), "complaint-close": () => { byId("complaint").hidden = true; },
+    randomise: () => randomise("x"),
+    "randomise-g": () => randomise("cotangent"),
+    paste: openPaste,
+    undo: () => undo("past", "future"),
+    redo: () => undo("future", "past"),
+    reset: () => begin(defaults()),
+    first: () => goTo(0),
+    back: () => goTo(page.position - 1),
+    play,
+    forth: () => goTo(page.position + 1),
+    last: () => goTo(total()),
+    share,
+    "paste-cancel": () => byId("paste-dialog").close(),
+    "complaint-close": () => {
+      byId("complaint").hidden = true;
+    },
   };
   for (const [id, click] of Object.entries(clicks)) byId(id).addEventListener("click", click);
-  for (const tab of document.querySelectorAll('[role="tab"]')) tab.addEventListener("click", () => openTab(tab.id.slice(4)));
+  for (const tab of document.querySelectorAll('[role="tab"]'))
+    tab.addEventListener("click", () => openTab(tab.id.slice(4)));
   byId("tabs").addEventListener("keydown", tabKeys);
   byId("position").addEventListener("input", (event) => goTo(Number(event.target.value)));
   byId("paste-form").addEventListener("submit", usePaste);
