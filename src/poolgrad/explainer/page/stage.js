@@ -432,20 +432,25 @@ class Example {
 
   /** Small numbers in cells: the weights of the window, and what is added to a sum. */
   badges(scene, target, shown) {
-    if (this.layout.cell < 44) return;
+    if (this.layout.cell < 44 || scene.state.operator === "unpool") return;
     if (target.kind === "output" && shown.y.done(target.index) && !scene.result.winners) {
       for (const tap of read(scene, this.index, target.index))
-        this.cells.x[tap.input].badge.textContent = `× ${short(tap.weight)}`;
+        this.badge(this.cells.x[tap.input], `× ${short(tap.weight)}`);
     }
     if (target.kind === "output" && shown.gx.sent(target.index)) {
       for (const { input, term, before } of received(scene, this.index, target.index))
-        if (before !== 0) this.cells.gx[input].badge.textContent = sumWords([before, term.value]);
+        if (before !== 0) this.badge(this.cells.gx[input], sumWords([before, term.value]));
     }
     if (target.kind === "input") {
       const terms = scene.back.terms[this.index][target.index].filter((term) => term.value !== 0);
       if (terms.length > 1 && terms.length < 4 && terms.every((term) => shown.gx.sent(term.output)))
-        this.cells.gx[target.index].badge.textContent = sumWords(terms.map((term) => term.value));
+        this.badge(this.cells.gx[target.index], sumWords(terms.map((term) => term.value)));
     }
+  }
+
+  badge(cell, text) {
+    cell.badge.textContent = text;
+    cell.badge.style.fontSize = `${Math.min(11, (this.layout.cell * 1.35) / text.length).toFixed(1)}px`;
   }
 
   arrows(scene, target, outputs, shown) {

@@ -242,10 +242,10 @@ function positionWords(scene) {
 }
 
 function showWords(scene) {
-  byId("now-count").textContent = page.pointed ? "Under the pointer" : positionWords(scene);
+  byId("now-count").textContent = page.pointed && page.pointed === scene.light ? "Under the pointer" : positionWords(scene);
   const { light } = scene;
   let words = stepSentence(scene);
-  if (page.pointed || page.kept)
+  if (light && [page.pointed, page.kept].includes(light))
     words =
       light.kind === "input" ? inputSentence(scene, light.example, light.index) : outputWords(scene, light);
   else if (scene.step.kind === "backward" && page.position === total() && outputs() * examples() === 1)
