@@ -319,7 +319,8 @@ function pointedAt(event, { size, left, top, width, height }, e) {
 const STEP = 1e-4;
 
 function check(scene, actions) {
-  const { gx, kinks } = differences(scene.state, STEP);
+  scene.differences ??= differences(scene.state, STEP); // the same while only the pointer moves
+  const { gx, kinks } = scene.differences;
   const isKink = (e, i) => kinks.some(([example, input]) => example === e && input === i);
   const rows = scene.state.x.flatMap((plane, e) =>
     flat(plane).map((value, i) => ({

@@ -20,6 +20,7 @@ import {
 const PLAY_TIME = 20000; // milliseconds for a whole playback, where it has many steps
 const STEP_TIME = { least: 60, most: 1300 };
 const MOST_UNDO = 200;
+const LIT_PANELS = ["matrix", "check"]; // those that show what is pointed at
 
 const page = {
   state: defaults(), // what is shared and undone
@@ -29,6 +30,7 @@ const page = {
   tab: "matrix",
   tour: null,
   playing: 0,
+  frame: 0,
   past: [],
   future: [],
   scene: null,
@@ -202,14 +204,14 @@ function pause() {
 let stage = null;
 
 /** Brings everything on the page up to date. */
-function refresh({ controls = true } = {}) {
+function refresh({ controls = true, panel = true } = {}) {
   const { scene, state } = page;
   scene.progress = progressAt(page.position);
   scene.step = stepAt(page.position);
   scene.light = lightOf(scene);
   stage.draw(scene);
   showWords(scene);
-  showPanel();
+  if (panel) showPanel();
   set(byId("position"), { max: total() });
   byId("position").value = page.position;
   byId("position").setAttribute("aria-valuetext", positionWords(scene));
@@ -297,7 +299,9 @@ function openTab(name) {
 function pointAt(target) {
   if (JSON.stringify(target) === JSON.stringify(page.pointed)) return;
   page.pointed = target;
-  refresh({ controls: false });
+  refresh({ controls: false, panel: false });
+  cancelAnimationFrame(page.frame);
+  if (LIT_PANELS.includes(page.tab)) page.frame = requestAnimationFrame(showPanel);
 }
 
 // ---------------------------------------------------------------- controls
