@@ -3,71 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable, Iterator
-from importlib import resources
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = os.environ.get("POOLGRAD_CHROMIUM") or shutil.which("chromium-headless-shell")
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="chromium-headless-shell is not installed")
-
-ORIGIN = "http://page.invalid/"
-KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-FILES = {
-    file.name: (file.read_text(encoding="utf-8"), KINDS[Path(file.name).suffix])
-    for file in (resources.files("poolgrad") / "explainer" / "page").iterdir()
-}
-Page = sync_api.Page
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser: sync_api.Browser) -> Iterator[Callable[..., Page]]:
-    """Opens the page; afterwards there was no error, and no request but for its own files."""
-    problems: list[str] = []
-    contexts = []
-
-    def answer(route: sync_api.Route) -> None:
-        name = route.request.url.removeprefix(ORIGIN).split("#")[0] or "index.html"
-        if name not in FILES:
-            problems.append(f"request of {route.request.url}")
-            return route.abort()
-        body, kind = FILES[name]
-        return route.fulfill(body=body, content_type=f"{kind}; charset=utf-8")
-
-    def open_it(fragment: str = "", width: int = 1280, **settings: str) -> Page:
-        settings = {"reduced_motion": "reduce"} | settings
-        context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
-        contexts.append(context)
-        context.set_default_timeout(10_000)
-        page = context.new_page()
-        page.route("**/*", answer)
-        page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(ORIGIN + fragment)
-        page.wait_for_selector("[data-cell]")
-        return page
-
-    yield open_it
-    for context in contexts:
-        context.close()
-    assert set(problems) == set()
-
-
-@pytest.fixture
-def page(open_page: Callable[..., Page]) -> Page:
-    return open_page()
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 
 def plain(text: str) -> str:
@@ -513,10 +457,6 @@ def test_every_step_is_announced(page: Page) -> None:
         page.click("#forth")
         said.add(words(page))
     assert len(said) == 9
-
-
-def test_the_page_is_small() -> None:
-    assert sum(len(body.encode()) for body, _ in FILES.values()) < 170_000
 
 
 RANDOM_USE = """

@@ -570,6 +570,12 @@ function checkFilter(state, weights) {
   }
 }
 
+// JSON has no NaN, no infinities and no -0; planes and numbers may have these words for them.
+const WORDS = { nan: NaN, inf: Infinity, "-inf": -Infinity, "-0": -0 };
+const MAY_HAVE_WORDS = ["x", "cotangent", "norm_type", "r", "alpha"];
+const revived = (value) =>
+  Array.isArray(value) ? value.map(revived) : Object.hasOwn(WORDS, value) ? WORDS[value] : value;
+
 /** The state with defaults for what it leaves out; InputError if it cannot be pooled. */
 export function check(given) {
   if (given === null || typeof given !== "object" || Array.isArray(given)) {
@@ -579,6 +585,7 @@ export function check(given) {
   if (unknown !== undefined) throw new InputError(unknown, `a state has no field ${show(unknown)}`);
   const present = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined));
   let state = { ...defaults(), ...present };
+  for (const field of MAY_HAVE_WORDS) state[field] = revived(state[field]);
   if (!("stride" in present)) state.stride = state.kernel;
   if ("x" in present && !("cotangent" in present)) state.cotangent = null;
   checkOneOf(state, "operator", OPERATORS);
@@ -729,8 +736,6 @@ export function code(state, library) {
 
 // ---------------------------------------------------------------- the URL's fragment
 
-// JSON has no NaN, no infinities and no -0.
-const WORDS = { nan: NaN, inf: Infinity, "-inf": -Infinity, "-0": -0 };
 const wordOf = (value) => Object.keys(WORDS).find((word) => Object.is(WORDS[word], value));
 
 /** The state as a URL fragment: JSON in base64 with the letters of URLs; defaults are left out. */
@@ -749,8 +754,7 @@ export function decode(fragment) {
   const text = String(fragment).replace(/^#/, "");
   let state;
   try {
-    const json = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
-    state = JSON.parse(json, (_, value) => (Object.hasOwn(WORDS, value) ? WORDS[value] : value));
+    state = JSON.parse(atob(text.replaceAll("-", "+").replaceAll("_", "/")));
   } catch {
     refuse("fragment", "one that this page wrote", text);
   }

@@ -462,7 +462,7 @@ function begin(state) {
 // ---------------------------------------------------------------- numbers that are typed
 
 /** The number of a text; NaN and infinities have names, and a fraction is a number, too. */
-export function numberOf(text) {
+function numberOf(text) {
   const clean = text.trim().toLowerCase().replace("−", "-").replace("∞", "inf");
   const words = {
     nan: NaN,
@@ -489,7 +489,7 @@ export function numberOf(text) {
 }
 
 /** The planes' rows from pasted text: lists of Python or NumPy, CSV, or columns with spaces. */
-export function matrixOf(text) {
+function matrixOf(text) {
   const lines = text
     .trim()
     .replace(/array\(|dtype=\S+|[()]/g, "")
