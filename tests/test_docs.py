@@ -32,6 +32,11 @@ SECTIONS = {  # of docs/operators.md, by heading: what is below it
     )
 }
 PICTURE = re.compile(r"^!\[(.+)\]\(operators/(\w+)\.png\)$", re.MULTILINE)
+PLAYED = [  # on the interactive page; docs/site_hooks.py makes links of these comments
+    arguments
+    for page in PAGES
+    for arguments in re.findall(r"^<!-- play: (.+) -->$", page.read_text(), re.MULTILINE)
+]
 POOLING = [
     n for n in poolgrad.__all__ if "pool" in n and n != "poolgrad"
 ]  # fmt: skip
@@ -213,6 +218,20 @@ def test_pictures_are_there_small_described_and_made_by_the_script() -> None:
     assert all(f.stat().st_size < 40_000 for f in files.values())
     script = (DOCS / "make_pictures.py").read_text()
     assert sorted(re.findall(r'^    "(\w+)": Picture\(', script, re.MULTILINE)) == sorted(files)
+
+
+def test_pictures_of_the_chapter_are_small_and_described() -> None:
+    text = (DOCS / "backpropagation.md").read_text()
+    shown = dict(re.findall(r"!\[(.+)\]\(backpropagation/(\w+\.png)\)", text))
+    files = list((DOCS / "backpropagation").iterdir())
+    assert sorted(shown.values()) == sorted(f.name for f in files)
+    assert all(len(words) > 40 for words in shown)
+    assert all(f.stat().st_size < 40_000 for f in files)
+
+
+@pytest.mark.parametrize("arguments", PLAYED)
+def test_examples_to_play_are_calls_of_explain(arguments: str) -> None:
+    assert eval(f"poolgrad.explain({arguments})").state["x"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
