@@ -360,7 +360,9 @@ def batch() -> Figure:
             Panel(examples[n], f"{name} example", f"its gradient of w: {each[n]:g}"),
             Panel(gx[n], DOWN, colour=PURPLE),
         ]
-    panels.append(Panel(np.array([[each.mean()]]), "gradient of w", "mean of 3 and 4", colour=GREEN))
+    panels.append(
+        Panel(np.array([[each.mean()]]), "gradient of w", "mean of 3 and 4", colour=GREEN)
+    )
     figure, axes = row_of(panels)
     for n in range(2):
         winner = np.unravel_index(np.argmax(examples[n]), (2, 2))

@@ -54,7 +54,8 @@ def on_post_build(config: Any) -> None:
     PluginError
         If `poolgrad explain` fails.
     """
-    command = ["explain", "--no-open", "--out", str(Path(config["site_dir"]) / PAGE)]
-    done = subprocess.run([sys.executable, "-m", "poolgrad", *command], capture_output=True, text=True)
+    page = Path(config["site_dir"]) / PAGE
+    command = [sys.executable, "-m", "poolgrad", "explain", "--no-open", "--out", str(page)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
-        raise PluginError(f"poolgrad {' '.join(command)} failed:\n{done.stderr or done.stdout}")
+        raise PluginError(f"`poolgrad explain` failed:\n{done.stderr or done.stdout}")
