@@ -93,8 +93,10 @@ def test_the_page_begins_with_the_state(open_page: Callable[..., Page]) -> None:
 def test_a_notebook_shows_the_page_in_a_frame(open_page: Callable[..., Page]) -> None:
     shown = poolgrad.explain(X, poolgrad.max_pool2d, 2, cotangent=2.5)._repr_html_()
     page = open_page(content=f"<!DOCTYPE html><p data-cell></p>{shown}")
-    cell = page.frame_locator("iframe").locator('[data-cell="gx-0-1"]')
+    frame = page.frame_locator("iframe")
+    cell = frame.locator('[data-cell="gx-0-1"]')
     cell.wait_for()
+    assert frame.locator("#share").is_hidden()
     assert (cell.get_attribute("aria-label") or "").endswith("2.5")
 
 
