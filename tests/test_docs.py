@@ -41,7 +41,7 @@ POOLING = [
     n for n in poolgrad.__all__ if "pool" in n and n != "poolgrad"
 ]  # fmt: skip
 MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
-MODULES += ["reference", "rule", "window"]
+MODULES += ["explainer", "reference", "rule", "window"]
 MODULES += [name for name in ("jax", "dask") if find_spec(name)]
 MODULES += ["torch", "torch.function", "torch.modules"] if torch is not None else []
 
@@ -58,7 +58,7 @@ def run(name: str, thing: Any) -> int:
     return tried
 
 
-@pytest.mark.parametrize("name", [*POOLING, "vjp"])
+@pytest.mark.parametrize("name", [*POOLING, "explain", "vjp"])
 def test_every_function_has_examples_that_run(name: str) -> None:
     assert run(name, getattr(poolgrad, name)) > 0
 
@@ -149,7 +149,7 @@ def test_numpydoc_sections(name: str) -> None:
     parameters = inspect.signature(function).parameters
     for parameter in parameters.values():
         assert parameter.name.strip("*") in doc.partition("Returns")[0], parameter
-    if name in [*POOLING, "vjp"]:
+    if name in [*POOLING, "explain", "vjp"]:
         for section in ("Parameters", "Returns", "Raises", "Examples"):
             assert f"\n{section}\n{'-' * len(section)}\n" in doc
         assert "{" not in doc

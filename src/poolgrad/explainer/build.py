@@ -49,8 +49,8 @@ def _scoped(name: str) -> str:
     """Return a module as an object of its exports: a file has no other modules to import from."""
     source = _shortened(_read(f"{name}.js"))
     exports = ", ".join(_EXPORT.findall(source))
-    body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = \2;", source))
-    return f"const {name} = (() => {{\n{body}return {{ {exports} }};\n}})();"
+    body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = \2_js;", source))
+    return f"const {name}_js = (() => {{\n{body}return {{ {exports} }};\n}})();"
 
 
 def _shortened(source: str) -> str:

@@ -14,7 +14,7 @@ from poolgrad.operators import OPERATORS
 from poolgrad.rule import brief
 from poolgrad.window import resolve
 
-Array = NDArray[np.float64]
+Array = NDArray[Any]
 
 # The page's limits; pooling.js has the same.
 MOST_SIDE, MOST_EXAMPLES, MOST_WINDOW, MOST_PADDING = 16, 2, 16, 8

@@ -918,6 +918,7 @@ function connect() {
     },
   };
   for (const [id, click] of Object.entries(clicks)) byId(id).addEventListener("click", click);
+  byId("share").hidden = location.protocol === "about:"; // a notebook's frame has no address
   for (const tab of document.querySelectorAll('[role="tab"]'))
     tab.addEventListener("click", () => openTab(tab.id.slice(4)));
   byId("tabs").addEventListener("keydown", tabKeys);

@@ -47,7 +47,7 @@ export const OPERATORS = {
 export const TIES = {
   first: "Of equal winners the first, row by row, gets all of it, as in PyTorch and TensorFlow.",
   split: "Equal winners share it evenly. The shares add up to one: this is a subgradient, too.",
-  zero: "Where several inputs win, none of them gets any of it.",
+  zero: "Where several inputs win, none of them gets any of it: no subgradient either.",
   all: "“all” is refused: with two winners the shares would add up to 2, and the result is no subgradient. Choose “split” to give each winner a part.",
 };
 
