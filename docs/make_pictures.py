@@ -262,8 +262,8 @@ def one_window(pool: Callable[..., Any]) -> Figure:
         [
             Panel(SMALL, "input x"),
             Panel(y, f"{pool.__name__}(x, 2)", call=True, peak=3, decimals=3),
-            Panel(np.array([[2.5]]), UP, colour=GREEN),
-            Panel(pullback(2.5), DOWN, colour=PURPLE, decimals=3),
+            Panel(np.array([[2.5]]), UP, colour=PURPLE),
+            Panel(pullback(2.5), DOWN, colour=GREEN, decimals=3),
         ]
     )
     outline(axes[0], 0, 0, 2, BLUE)
@@ -299,7 +299,7 @@ def ties() -> Figure:
     notes = {"first": "the first winner", "split": "equal shares", "zero": "none of several"}
     for rule, note in notes.items():
         _, pullback = pg.vjp(pg.max_pool2d, equal, 2, ties=rule)
-        panels.append(Panel(pullback(1.0), f'ties="{rule}"', note, call=True, colour=PURPLE))
+        panels.append(Panel(pullback(1.0), f'ties="{rule}"', note, call=True, colour=GREEN))
     figure, axes = row_of(panels)
     outline(axes[0], 0, 0, 2, BLUE)
     return figure
@@ -341,8 +341,8 @@ def chain() -> Figure:
             Panel(x, "image x"),
             Panel(z, "z = w ⋆ x + b", "w = [[1, -1], [0, 1]], b = -1"),
             Panel(y, "maxpool(relu(z))", "gradient: [[1, 2], [3, 4]]"),
-            Panel(delta, "delta", "winners with z > 0", colour=PURPLE),
-            Panel(slide(x, delta), "dw = x ⋆ delta", colour=PURPLE),
+            Panel(delta, "delta", "winners with z > 0", colour=GREEN),
+            Panel(slide(x, delta), "dw = x ⋆ delta", colour=GREEN),
         ]
     )
     return figure
@@ -358,7 +358,7 @@ def batch() -> Figure:
     for n, name in enumerate(("first", "second")):
         panels += [
             Panel(examples[n], f"{name} example", f"its gradient of w: {each[n]:g}"),
-            Panel(gx[n], DOWN, colour=PURPLE),
+            Panel(gx[n], DOWN, colour=GREEN),
         ]
     panels.append(
         Panel(np.array([[each.mean()]]), "gradient of w", "mean of 3 and 4", colour=GREEN)
