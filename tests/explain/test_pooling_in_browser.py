@@ -47,8 +47,8 @@ async ([source, states]) => {
       y: result.y,
       gx,
       added: terms.map((inputs) => inputs.map((all) => all.reduce((sum, t) => sum + t.value, 0))),
-      winners: result.winners?.map((outputs) =>
-        outputs.map((taps, o) => (taps.length ? result.windows[o].taps[taps[0]].input : -1))) ?? null,
+      winners: result.winners?.map((all) =>
+        all.map((taps, o) => (taps.length ? result.windows[o].taps[taps[0]].input : -1))) ?? null,
       jacobians: state.x.map((_, example) => jacobian(result, example)),
     };
   }), words);
@@ -82,7 +82,7 @@ def windows(random: np.random.Generator, dims: int) -> dict[str, Any]:
         return each if random.random() < 0.5 else each[0]
 
     ends = [tuple(int(n) for n in random.integers(0, 4, 2)) for _ in range(dims)]
-    padding = [0, one_or_each(0, 3), ends[0] if dims == 1 else tuple(ends), "same"]
+    padding = [0, one_or_each(0, 3), tuple(ends), "same"]
     return {
         "kernel_size": one_or_each(1, 5),
         "stride": one_or_each(1, 5),
@@ -205,7 +205,7 @@ def test_every_number_equals_the_textbook(browser: Browser) -> None:
 # States whose code is run by every library: kinds of windows, and arguments that few have.
 CALLS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "max": ("max_pool2d", (2, 1, 5, 6), {"kernel_size": (2, 3), "stride": (2, 1), "ties": "split"}),
-    "min": ("min_pool1d", (1, 1, 7), {"kernel_size": 3, "padding": (1, 2), "ceil_mode": True}),
+    "min": ("min_pool1d", (1, 1, 7), {"kernel_size": 3, "padding": ((1, 2),), "ceil_mode": True}),
     "median": ("median_pool2d", (1, 1, 4, 4), {"kernel_size": 2, "ties": "zero"}),
     "avg": ("avg_pool2d", (1, 1, 5, 5), {"kernel_size": 2, "padding": (1, 0), "dilation": 2}),
     "divisor": ("avg_pool1d", (2, 1, 6), {"kernel_size": 2, "divisor_override": 3}),
@@ -234,7 +234,8 @@ async ([source, states]) => {
     const state = decode(encode(given));
     const result = pool(state);
     const shown = { y: result.y.flat(2), gx: pullback(state, result).gx.flat(2) };
-    return { shown, numpy: code(state, "numpy"), torch: code(state, "torch"), jax: code(state, "jax") };
+    const codes = ["numpy", "torch", "jax"].map((library) => [library, code(state, library)]);
+    return { shown, ...Object.fromEntries(codes) };
   });
 }
 """

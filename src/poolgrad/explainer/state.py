@@ -19,9 +19,8 @@ Array = NDArray[Any]
 # The page's limits; pooling.js has the same.
 MOST_SIDE, MOST_EXAMPLES, MOST_WINDOW, MOST_PADDING = 16, 2, 16, 8
 
-_NAMES = {"max_unpool": "unpool"} | {
-    name: name for name in ("max", "min", "median", "avg", "lp", "lse", "soft", "mixed")
-}
+_PLAIN = ("max", "min", "median", "avg", "lp", "lse", "soft", "mixed")
+_NAMES = {name: name for name in _PLAIN} | {"max_unpool": "unpool"}  # as the page names them
 
 
 def values(name: str, given: Any) -> Array:

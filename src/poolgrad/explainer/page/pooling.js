@@ -641,7 +641,7 @@ function paddingCode(state) {
   if (ends.flat().every((value) => value === first)) return String(first);
   if (ends.every(([lo, hi]) => lo === hi)) return perAxis(state, ends.map(([lo]) => lo));
   const pairs = ends.map(([lo, hi]) => `(${lo}, ${hi})`);
-  return state.dims === 1 ? pairs[0] : `(${pairs.join(", ")})`;
+  return state.dims === 1 ? `(${pairs[0]},)` : `(${pairs.join(", ")})`;
 }
 
 // The arguments that differ from the function's own defaults.
