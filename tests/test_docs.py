@@ -229,6 +229,16 @@ def test_pictures_of_the_chapter_are_small_and_described() -> None:
     assert all(f.stat().st_size < 40_000 for f in files)
 
 
+def test_every_question_of_the_chapter_has_an_answer_and_code() -> None:
+    _, *sections = (DOCS / "backpropagation.md").read_text().split("\n## ")
+    assert len(sections) == 20
+    for section in sections[:-1]:  # the last are the sources
+        question, _, body = section.partition("\n\n")
+        assert question.endswith("?")
+        assert re.match(r"\*\*.+\*\*\n\n", body), question
+        assert CODE.search(body), question
+
+
 @pytest.mark.parametrize("arguments", PLAYED)
 def test_examples_to_play_are_calls_of_explain(arguments: str) -> None:
     assert eval(f"poolgrad.explain({arguments})").state["x"]
