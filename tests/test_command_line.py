@@ -79,7 +79,9 @@ def test_errors_break_between_words_in_a_terminal() -> None:
     assert lines[2] == f"'{long}'"
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in ("train", "bench", "profile", "explain"))])
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in ("train", "bench", "profile", "explain"))]
+)
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     code = f"""
 import sys

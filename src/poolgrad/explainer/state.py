@@ -63,7 +63,11 @@ def state_of(request: Request, cotangent: Any) -> dict[str, Any]:
     planes = _planes(x, dims, request.channels_last)
     _check_size(planes, x.shape, dims)
     y = reference.Pullback(replace(request, x=x)).y
-    state: dict[str, Any] = {"operator": _NAMES[request.operator], "dims": dims, "x": _rows(planes)}
+    state: dict[str, Any] = {
+        "operator": _NAMES[request.operator],
+        "dims": dims,
+        "x": planes.tolist(),
+    }
     if cotangent is not None:
         g = values("cotangent", cotangent)
         if g.size == y.size == 1:
@@ -74,7 +78,7 @@ def state_of(request: Request, cotangent: Any) -> dict[str, Any]:
             )
         if not request.keepdims:
             g = g.reshape(g.shape + (1,) * dims)
-        state["cotangent"] = _rows(_planes(g, dims, request.channels_last))
+        state["cotangent"] = _planes(g, dims, request.channels_last).tolist()
     return state | _windows(request, planes) | _options(request)
 
 
@@ -83,10 +87,6 @@ def _planes(x: Array, dims: int, channels_last: bool) -> Array:
     moved = np.moveaxis(x, -1, -1 - dims) if channels_last else x
     rows = moved.shape[-2] if dims == 2 else 1
     return moved.reshape(-1, rows, moved.shape[-1])
-
-
-def _rows(planes: Array) -> list[Any]:
-    return planes.tolist()
 
 
 def _check_size(planes: Array, shape: tuple[int, ...], dims: int) -> None:
@@ -144,7 +144,7 @@ def _unpooling(request: Request, sizes: tuple[int, ...]) -> dict[str, Any]:
     return {
         "kernel": [1, *kernel][-2:],
         "stride": [1, *stride][-2:],
-        "indices": _rows(_planes(indices, len(sizes), request.channels_last)),
+        "indices": _planes(indices, len(sizes), request.channels_last).tolist(),
     }
 
 
