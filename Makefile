@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow fuzz sanitize sanitize-threads check lint format bench pictures
+.PHONY: help install test test-slow fuzz sanitize sanitize-threads check lint format bench pictures docs
 
 help: ## List the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,3 +45,6 @@ bench: ## Time everything beside its peers; write the tables and plots of README
 
 pictures: ## Draw the pictures of README and docs again
 	python docs/make_pictures.py
+
+docs: ## Build the documentation site in site/; warnings are errors
+	mkdocs build --strict

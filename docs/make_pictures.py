@@ -1,4 +1,4 @@
-"""Make the pictures of the documentation: docs/routes.png and docs/operators/*.png."""
+"""Make the pictures of the documentation: docs/*.png, operators/*.png and backpropagation/*.png."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from PIL import Image
+from PIL import Image, ImageOps
 
 import poolgrad as pg
 
 HERE = Path(__file__).parent
 CELL, GAP, TOP, BOTTOM = 0.46, 0.4, 0.5, 0.62  # inches
-WINDOWS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7"]  # told apart by everybody (Okabe & Ito)
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+WINDOWS = [BLUE, ORANGE, GREEN, PURPLE]  # distinct for colour-blind readers (Okabe & Ito)
 FADED, NEGATIVE = "0.6", "#B2182B"
 DPI, COLOURS = 130, 128
 
@@ -114,11 +116,13 @@ class Panel(NamedTuple):
     note: str = ""
     call: bool = False
     peak: float = 0.0  # what is as dark as can be; by default the largest number
+    colour: str = ""  # of the numbers that are not 0; by default a grey by their size
+    decimals: int = 2
 
 
-def short(value: float) -> str:
-    """Two decimals at most."""
-    return f"{round(float(value), 2) + 0.0:g}"  # + 0.0: no "-0"
+def short(value: float, decimals: int = 2) -> str:
+    """The value, rounded."""
+    return f"{round(float(value), decimals) + 0.0:g}"  # + 0.0: no "-0"
 
 
 def cells(ax: Axes, panel: Panel) -> None:
@@ -128,9 +132,14 @@ def cells(ax: Axes, panel: Panel) -> None:
     contrast = 1.8 if np.ptp(values) else 6  # all the same: pale
     peak = contrast * (panel.peak or np.abs(values).max())
     signed = values.min() < 0
-    ax.imshow(values, cmap="RdBu" if signed else "Greys", vmin=-peak if signed else 0, vmax=peak)
+    if panel.colour:
+        tint = LinearSegmentedColormap.from_list("tint", ["white", panel.colour])
+        ax.imshow(values != 0, cmap=tint, vmin=0, vmax=3)
+    else:
+        colours = "RdBu" if signed else "Greys"
+        ax.imshow(values, cmap=colours, vmin=-peak if signed else 0, vmax=peak)
     for (i, j), value in np.ndenumerate(values):
-        text = short(value)
+        text = short(value, panel.decimals)
         characters = len(text.lstrip("-"))
         size = 13 if characters < 3 else 10.5 if characters < 5 else 9
         colour = FADED if text == "0" else NEGATIVE if value < 0 else "black"
@@ -168,11 +177,19 @@ def outline(ax: Axes, i: float, j: float, side: float, colour: str, shrink: floa
                            clip_on=False))  # fmt: skip
 
 
-def save(figure: Figure, name: str) -> None:
-    """Write a small file: a picture of numbers needs few colours."""
+def save(figure: Figure, name: str, least_width: int = 0) -> None:
+    """Write a small file: a picture of numbers needs few colours.
+
+    With `least_width`, blank margins are cut and narrow pictures get wider ones, so that a page
+    that fits pictures to its width shows their text in one size.
+    """
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    if least_width:
+        image = ImageOps.expand(image.crop(ImageOps.invert(image).getbbox()), 12, "white")
+        width = max(image.width, least_width)
+        image = ImageOps.pad(image, (width, image.height), color="white")
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
 
 
@@ -233,8 +250,162 @@ def routes() -> None:
     save(figure, "routes.png")
 
 
+SMALL = np.array([[1, 3], [2, 0.5]])
+PLANE = np.array([[1, 3, 2, 1], [4, 6, 5, 0], [7, 2, 1, 3], [0, 1, 8, 2.0]])
+UP, DOWN = "gradient of the output", "gradient of the input"
+
+
+def one_window(pool: Callable[..., Any]) -> Figure:
+    """The window 1, 3, 2, 0.5, its output, the cotangent 2.5 and where it goes."""
+    y, pullback = pg.vjp(pool, SMALL, 2)
+    figure, axes = row_of(
+        [
+            Panel(SMALL, "input x"),
+            Panel(y, f"{pool.__name__}(x, 2)", call=True, peak=3, decimals=3),
+            Panel(np.array([[2.5]]), UP, colour=PURPLE),
+            Panel(pullback(2.5), DOWN, colour=GREEN, decimals=3),
+        ]
+    )
+    outline(axes[0], 0, 0, 2, BLUE)
+    if pool is pg.max_pool2d:
+        outline(axes[0], 0, 1, 1, ORANGE, 0.1)
+        outline(axes[3], 0, 1, 1, ORANGE, 0.1)
+    return figure
+
+
+def kink() -> Figure:
+    """The graph of max(x, 2), and slopes that are subgradients at 2."""
+    figure = Figure(figsize=(5.6, 3.0), dpi=DPI, layout="constrained")
+    ax = figure.add_subplot()
+    x = np.array([0.0, 2, 4])
+    for slope, style in ((0, ":"), (0.5, "--"), (1, ":")):
+        line = 2 + slope * (x - 2)
+        ax.plot(x, line, style, color=PURPLE, linewidth=1.8)
+        ax.annotate(f"slope {slope:g}", (4, line[-1]), (6, 0), textcoords="offset points",
+                    color="#97376E", va="center", fontsize=11, annotation_clip=False)  # fmt: skip
+    ax.plot(x, np.maximum(x, 2), color=BLUE, linewidth=3)
+    ax.plot(2, 2, "o", color=ORANGE, markersize=9, zorder=3)
+    ax.annotate("kink: both inputs are 2", (2, 2), (-6, 16), textcoords="offset points",
+                ha="right", fontsize=11)  # fmt: skip
+    ax.set(xlabel="x", ylabel="max(x, 2)", xlim=(0, 4), ylim=(0, 4.1), xticks=range(5))
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def ties() -> Figure:
+    """Four equal inputs, and their gradients under the three rules."""
+    equal = np.full((2, 2), 3.0)
+    panels = [Panel(equal, "input x")]
+    notes = {"first": "the first winner", "split": "equal shares", "zero": "none of several"}
+    for rule, note in notes.items():
+        _, pullback = pg.vjp(pg.max_pool2d, equal, 2, ties=rule)
+        panels.append(Panel(pullback(1.0), f'ties="{rule}"', note, call=True, colour=GREEN))
+    figure, axes = row_of(panels)
+    outline(axes[0], 0, 0, 2, BLUE)
+    return figure
+
+
+def matrix() -> Figure:
+    """An input, its maxima, the mask of winners and the Jacobian."""
+    y, pullback = pg.vjp(pg.max_pool2d, PLANE, 2)
+    figure, axes = row_of(
+        [
+            Panel(PLANE, "input x", "read row by row"),
+            Panel(y, "output y"),
+            Panel(pullback.mask(), "mask", colour=ORANGE),
+            Panel(pullback.matrix().toarray(), "Jacobian J", "one row for each output, "
+                  "one column for each input", colour=ORANGE),
+        ]
+    )  # fmt: skip
+    for k, colour in enumerate(WINDOWS):
+        i, j = divmod(k, 2)
+        outline(axes[0], 2 * i, 2 * j, 2, colour)
+        outline(axes[1], i, j, 1, colour)
+    return figure
+
+
+def chain() -> Figure:
+    """Convolution, ReLU and maximum; delta, and the gradient of the filter."""
+    x = np.array([[1, 0, 2, 1, 0], [0, 3, 1, 0, 1], [2, 1, 0, 2, 0], [0, 1, 4, 0, 1],
+                  [1, 0, 0, 1, 2.0]])  # fmt: skip
+    w = np.array([[1, -1], [0, 1.0]])
+
+    def slide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.einsum("ijuv,uv->ij", np.lib.stride_tricks.sliding_window_view(a, b.shape), b)
+
+    z = slide(x, w) - 1
+    y, pullback = pg.vjp(pg.max_pool2d, np.maximum(z, 0), 2)
+    delta = pullback(np.array([[1, 2], [3, 4.0]])) * (z > 0)
+    figure, _ = row_of(
+        [
+            Panel(x, "image x"),
+            Panel(z, "z = w ⋆ x + b", "w = [[1, -1], [0, 1]], b = -1"),
+            Panel(y, "maxpool(relu(z))", "gradient: [[1, 2], [3, 4]]"),
+            Panel(delta, "delta", "winners with z > 0", colour=GREEN),
+            Panel(slide(x, delta), "dw = x ⋆ delta", colour=GREEN),
+        ]
+    )
+    return figure
+
+
+def batch() -> Figure:
+    """Two examples, each with its own winner; the mean of their weight gradients."""
+    examples = np.array([[[1, 3], [2, 0.5]], [[4, 1], [0, 2.0]]])
+    y, pullback = pg.vjp(pg.max_pool2d, examples, 2)
+    gx = pullback(np.ones_like(y))
+    each = (gx * examples).sum((1, 2))
+    panels = []
+    for n, name in enumerate(("first", "second")):
+        panels += [
+            Panel(examples[n], f"{name} example", f"its gradient of w: {each[n]:g}"),
+            Panel(gx[n], DOWN, colour=GREEN),
+        ]
+    panels.append(
+        Panel(np.array([[each.mean()]]), "gradient of w", "mean of 3 and 4", colour=GREEN)
+    )
+    figure, axes = row_of(panels)
+    for n in range(2):
+        winner = np.unravel_index(np.argmax(examples[n]), (2, 2))
+        outline(axes[2 * n], *map(int, winner), 1, ORANGE)
+        outline(axes[2 * n + 1], *map(int, winner), 1, ORANGE)
+    return figure
+
+
+def shift() -> Figure:
+    """A row with a 5 that moves by one and by two."""
+    row = np.array([0, 0, 5, 0, 0, 0, 0, 0.0])
+    moved = np.array([np.roll(row, k) for k in range(3)])
+    pooled = np.array([pg.max_pool1d(r, 2) for r in moved])
+    figure, axes = row_of(
+        [
+            Panel(moved, "input", "top: x; below: moved by 1 and by 2", colour=ORANGE),
+            Panel(pooled, "max_pool1d(x, 2)", "moved by 1: the same", call=True, colour=ORANGE),
+        ]
+    )
+    for i in range(3):
+        for j in range(4):
+            axes[0].add_patch(Rectangle((2 * j - 0.46, i - 0.46), 1.92, 0.92, fill=False,
+                                        edgecolor=BLUE, linewidth=2))  # fmt: skip
+    return figure
+
+
+CHAPTER = {
+    "max": lambda: one_window(pg.max_pool2d),
+    "avg": lambda: one_window(pg.avg_pool2d),
+    "kink": kink,
+    "ties": ties,
+    "matrix": matrix,
+    "chain": chain,
+    "batch": batch,
+    "shift": shift,
+}
+
+
 def main() -> None:
     """Make all pictures."""
+    (HERE / "backpropagation").mkdir(exist_ok=True)
+    for name, figure in CHAPTER.items():
+        save(figure(), f"backpropagation/{name}.png", least_width=1100)
     (HERE / "operators").mkdir(exist_ok=True)
     routes()
     for name, picture in PICTURES.items():

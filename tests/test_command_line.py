@@ -35,6 +35,8 @@ HEAVY = ("torch", "pytorch_lightning", "sklearn", "scipy", "matplotlib", "jax", 
         ("profile FILE.py:make --shape 3,x", "--shape must be positive numbers"),
         ("profile FILE.py:make --out no/such.png", "--out: there is no folder no"),
         ("check --rows typo", "No such option: --rows"),
+        ("explain --pool typo", "--pool must be one of max, min, median"),
+        ("explain --data FILE.png", "FILE.png cannot be read: No such file"),
     ],
 )
 def test_a_wrong_option_is_reported_before_heavy_imports(
@@ -77,7 +79,9 @@ def test_errors_break_between_words_in_a_terminal() -> None:
     assert lines[2] == f"'{long}'"
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in ("train", "bench", "profile"))])
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in ("train", "bench", "profile", "explain"))]
+)
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     code = f"""
 import sys

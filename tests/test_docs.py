@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import doctest
 import importlib
 import inspect
+import io
 import pkgutil
 import re
+import tokenize
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fronts import torch
 
@@ -18,6 +23,8 @@ import poolgrad
 from poolgrad.operators import OPERATORS
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECTIONS = {  # of docs/operators.md, by heading: what is below it
     heading: body.strip()
     for heading, _, body in (
@@ -25,11 +32,16 @@ SECTIONS = {  # of docs/operators.md, by heading: what is below it
     )
 }
 PICTURE = re.compile(r"^!\[(.+)\]\(operators/(\w+)\.png\)$", re.MULTILINE)
+PLAYED = [  # on the interactive page; docs/site_hooks.py makes links of these comments
+    arguments
+    for page in PAGES
+    for arguments in re.findall(r"^<!-- play: (.+) -->$", page.read_text(), re.MULTILINE)
+]
 POOLING = [
     n for n in poolgrad.__all__ if "pool" in n and n != "poolgrad"
 ]  # fmt: skip
 MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
-MODULES += ["reference", "rule", "window"]
+MODULES += ["explainer", "reference", "rule", "window"]
 MODULES += [name for name in ("jax", "dask") if find_spec(name)]
 MODULES += ["torch", "torch.function", "torch.modules"] if torch is not None else []
 
@@ -46,7 +58,7 @@ def run(name: str, thing: Any) -> int:
     return tried
 
 
-@pytest.mark.parametrize("name", [*POOLING, "vjp"])
+@pytest.mark.parametrize("name", [*POOLING, "explain", "vjp"])
 def test_every_function_has_examples_that_run(name: str) -> None:
     assert run(name, getattr(poolgrad, name)) > 0
 
@@ -74,6 +86,56 @@ def test_a_wrong_example_would_be_seen() -> None:
         run("wrong", wrong)
 
 
+def named(page: Path) -> str:
+    return page.relative_to(DOCS.parent).as_posix()
+
+
+def stated(comment: str) -> Any:
+    """The Python literal that a comment begins with: `# [0, 2.5]: the maximum` states a list."""
+    for end in range(len(comment), 0, -1):
+        with contextlib.suppress(SyntaxError, ValueError):
+            return ast.literal_eval(comment[:end].strip())
+    raise AssertionError(f"no literal in the comment {comment!r}")
+
+
+def run_block(code: str, names: dict[str, Any]) -> int:
+    """How many results were compared: expressions with a comment that states their value."""
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(code).readline)
+        if token.type == tokenize.COMMENT
+    }
+    compared = 0
+    for statement in ast.parse(code).body:
+        comment = comments.get(statement.end_lineno or 0, "")
+        source = ast.unparse(statement)
+        if isinstance(statement, ast.Expr) and re.match(r"[\[(\d-]|True|False", comment):
+            value = eval(source, names)
+            np.testing.assert_allclose(
+                np.asarray(value, float), np.asarray(stated(comment), float), atol=6e-4, rtol=0,
+                err_msg=source,
+            )  # fmt: skip
+            compared += 1
+        else:
+            exec(source, names)
+    return compared
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_code_of_pages_runs(page: Path) -> None:
+    names: dict[str, Any] = {}
+    for code in CODE.findall(page.read_text()):
+        used = {name for name in ("jax", "torch", "dask") if re.search(rf"\b{name}\b", code)}
+        if all(map(find_spec, used)):
+            run_block(code, names)
+
+
+def test_a_wrong_result_in_a_page_would_be_seen() -> None:
+    assert run_block("x = 2\nx + 1  # 3: a sum", {}) == 1
+    with pytest.raises(AssertionError, match="Mismatch"):
+        run_block("x = 2\nx + 1  # 4", {})
+
+
 @pytest.mark.parametrize(
     "name", [n for n in poolgrad.__all__ if n not in {"reference", "Pullback"}]
 )
@@ -87,7 +149,7 @@ def test_numpydoc_sections(name: str) -> None:
     parameters = inspect.signature(function).parameters
     for parameter in parameters.values():
         assert parameter.name.strip("*") in doc.partition("Returns")[0], parameter
-    if name in [*POOLING, "vjp"]:
+    if name in [*POOLING, "explain", "vjp"]:
         for section in ("Parameters", "Returns", "Raises", "Examples"):
             assert f"\n{section}\n{'-' * len(section)}\n" in doc
         assert "{" not in doc
@@ -158,15 +220,53 @@ def test_pictures_are_there_small_described_and_made_by_the_script() -> None:
     assert sorted(re.findall(r'^    "(\w+)": Picture\(', script, re.MULTILINE)) == sorted(files)
 
 
-@pytest.mark.parametrize("page", ["operators.md", "robustness.md", "semantics.md", "../README.md"])
-def test_links_lead_somewhere(page: str) -> None:
-    text = (DOCS / page).read_text()
-    for target in re.findall(r"\]\(([^)]+)\)", text):
+def test_pictures_of_the_chapter_are_small_and_described() -> None:
+    text = (DOCS / "backpropagation.md").read_text()
+    shown = dict(re.findall(r"!\[(.+)\]\(backpropagation/(\w+\.png)\)", text))
+    files = list((DOCS / "backpropagation").iterdir())
+    assert sorted(shown.values()) == sorted(f.name for f in files)
+    assert all(len(words) > 40 for words in shown)
+    assert all(f.stat().st_size < 40_000 for f in files)
+
+
+def test_every_question_of_the_chapter_has_an_answer_and_code() -> None:
+    _, *sections = (DOCS / "backpropagation.md").read_text().split("\n## ")
+    assert len(sections) == 20
+    for section in sections[:-1]:  # the last are the sources
+        question, _, body = section.partition("\n\n")
+        assert question.endswith("?")
+        assert re.match(r"\*\*.+\*\*\n\n", body), question
+        assert CODE.search(body), question
+
+
+@pytest.mark.parametrize("arguments", PLAYED)
+def test_examples_to_play_are_calls_of_explain(arguments: str) -> None:
+    assert eval(f"poolgrad.explain({arguments})").state["x"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
         if path.startswith("http"):
             continue
-        file = (DOCS / page).parent / path if path else DOCS / page
+        file = page.parent / path if path else page
         assert file.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+
+
+def test_every_public_name_is_in_the_api_reference() -> None:
+    pages = "".join(page.read_text() for page in (DOCS / "api").iterdir())
+    listed = re.findall(r"^::: poolgrad\.(\S+)$", pages, re.MULTILINE)
+    names = {name for name in poolgrad.__all__ if name != "reference"}
+    for module in ("torch", "jax"):
+        if find_spec(module):
+            public = importlib.import_module(f"poolgrad.{module}").__all__
+            names |= {f"{module}.{name}" for name in public if name != "MODULES"}
+    # The reference would show the module of a function in a module of the same name, so such a
+    # function is listed as `torch.convert.convert`.
+    assert names <= {re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in listed}
+    sources = Path(poolgrad.__file__).parent
+    assert [n for n in listed if (sources / f"{n.replace('.', '/')}.py").exists()] == []

@@ -136,7 +136,8 @@ def test_every_function_calls_an_operator_of_the_table() -> None:
 
 
 def test_every_function_and_module_is_public() -> None:
-    beside = ["Pullback", "empty_cache", "get_num_threads", "reference", "set_num_threads", "vjp"]
+    beside = ["Pullback", "empty_cache", "explain", "get_num_threads", "reference"]
+    beside += ["set_num_threads", "vjp"]
     assert sorted(poolgrad.__all__) == sorted([*FUNCTIONS, *beside])
     if torch is not None:
         from poolgrad import torch as layers

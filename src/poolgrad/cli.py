@@ -425,6 +425,101 @@ def profile(
 
 
 @app.command()
+def explain(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="The input: an array (`.npy`), a table (`.csv`) or an image, which becomes grey;"
+            " at most 2 planes of 16 x 16 numbers.",
+            show_default="small integers",
+        ),
+    ] = None,
+    crop: Annotated[
+        bool, typer.Option("--crop", help="Take the middle of a file that is too large.")
+    ] = False,
+    pool: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="`max`, `min`, `median`, `avg`, `lp`, `lse`, `soft`, `mixed`, `adaptive_max`,"
+            " `adaptive_avg`, `global_max` or `global_avg`.",
+        ),
+    ] = "max",
+    kernel: Annotated[
+        str | None,
+        typer.Option(metavar="N[,N]", help="Height and width of the windows.", show_default="2"),
+    ] = None,
+    stride: Annotated[
+        str | None,
+        typer.Option(metavar="N[,N]", help="Step between windows.", show_default="the kernel"),
+    ] = None,
+    padding: Annotated[
+        str | None, typer.Option(metavar="N[,N]", help="Or `same`.", show_default="0")
+    ] = None,
+    dilation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[,N]", help="Step between the inputs of a window.", show_default="1"
+        ),
+    ] = None,
+    ceil_mode: Annotated[
+        bool, typer.Option("--ceil-mode", help="Keep a last window that is not full.")
+    ] = False,
+    output_size: Annotated[
+        str | None, typer.Option(metavar="N[,N]", help="Outputs of an adaptive pooling.")
+    ] = None,
+    ties: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Which of several winners gets the gradient: `first`, `split` or `zero`.",
+            show_default="first",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(dir_okay=False, help="The file to write.")] = Path(
+        "explain.html"
+    ),
+    show: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the file in the browser.")
+    ] = True,
+) -> None:
+    """Write a page that shows how a gradient passes a pooling, and open it in the browser.
+
+    The page is one HTML file that needs no network. Numbers, operator and windows can be changed on
+    it; the options are what it begins with. Without `--data` and options it begins with one 2 x 2
+    window.
+    """
+    from poolgrad.explainer import command
+
+    texts = {
+        "kernel": kernel,
+        "stride": stride,
+        "padding": padding,
+        "dilation": dilation,
+        "output-size": output_size,
+    }
+    given: dict[str, Any] = {"ties": ties} if ties else {}
+    given |= {"ceil_mode": True} if ceil_mode else {}
+    try:
+        for option, text in texts.items():
+            if text is not None:
+                given[command.SIZES[option]] = command.sizes(option, text)
+        page = command.page(data, crop, pool, given)
+    except (TypeError, ValueError) as error:
+        _fail(str(error), code=2)
+    try:
+        page.save(out)
+    except OSError as error:
+        _fail(f"--out {out} cannot be written: {error.strerror}", code=2)
+    _print_files("written:", [out])
+    if show:
+        import webbrowser
+
+        if not webbrowser.open(out.absolute().as_uri()):
+            typer.echo("there is no browser here; open the file in one", err=True)
+
+
+@app.command()
 def info() -> None:
     """Print versions, processor, instruction set, threads and front ends: for bug reports."""
     from poolgrad.environment import report
