@@ -504,7 +504,8 @@ def explain(
         for option, text in texts.items():
             if text is not None:
                 given[command.SIZES[option]] = command.sizes(option, text)
-        page = command.page(data, crop, pool, given)
+        with _clear_errors():  # an image needs Pillow
+            page = command.page(data, crop, pool, given)
     except (TypeError, ValueError) as error:
         _fail(str(error), code=2)
     try:

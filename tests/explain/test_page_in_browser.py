@@ -20,7 +20,7 @@ def plain(text: str) -> str:
 
 
 def numbers(page: Page, grid: str, example: int = 0) -> list[str]:
-    """What the cells of a grid say: "x(0, 1) = 3" gives "3"."""
+    """The numbers that the cells of a grid show: "x(0, 1) = 3" gives "3"."""
     cells = page.locator(f'[data-grid="{grid}"][data-example="{example}"]')
     labels = cells.evaluate_all("all => all.map((cell) => cell.getAttribute('aria-label'))")
     return [plain(label).rpartition("= ")[2] for label in labels]

@@ -202,6 +202,43 @@ def test_every_number_equals_the_textbook(browser: Browser) -> None:
             raise AssertionError(f"case {n}, {text}: {error}") from None
 
 
+PANELS = """
+async ([source, given]) => {
+  const module = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  const { convolution, convolutionGradients, differences, shifted } = await import(module);
+  const [state, tied, filter] = JSON.parse(given);
+  return {
+    differences: differences(state).gx, kinks: differences(state).kinks,
+    tied: differences(tied).kinks, shifted: shifted(state, 1, -2).x,
+    y: convolution(state, filter).y, ...convolutionGradients(state, filter),
+  };
+}
+"""
+
+
+def test_differences_shifts_and_a_convolution_before_the_pooling(browser: Browser) -> None:
+    random = np.random.default_rng(5)
+    x, w = random.normal(size=(2, 7, 8)), random.normal(size=(2, 2))
+    state = explainer.explain(x, poolgrad.max_pool2d, 3, stride=2).state
+    tied = explainer.explain([[3.0, 3.0], [2.0, 0.5]], poolgrad.max_pool2d, 2).state
+    found = evaluate(browser, PANELS, [state, tied, w.tolist()])
+
+    def gradient(of: NDArray[np.float64]) -> NDArray[np.float64]:
+        y, pullback = reference.vjp(reference.max_pool2d, of, 3, stride=2)
+        return np.asarray(pullback(np.ones(y.shape)))
+
+    np.testing.assert_allclose(found["differences"], gradient(x), atol=1e-8)
+    assert (found["kinks"], found["tied"]) == ([], [[0, 0], [0, 1]])
+    moved = np.pad(x, ((0, 0), (1, 0), (0, 2)), mode="edge")[:, :7, 2:]
+    np.testing.assert_array_equal(found["shifted"], moved)
+    patches = np.lib.stride_tricks.sliding_window_view(x, (2, 2), axis=(1, 2))
+    z = np.einsum("erckl,kl->erc", patches, w)
+    np.testing.assert_allclose(found["y"], z, rtol=1e-12, atol=1e-12)
+    each = np.einsum("erckl,erc->ekl", patches, gradient(z))
+    np.testing.assert_allclose(found["each"], each, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found["mean"], each.mean(axis=0), rtol=1e-12, atol=1e-12)
+
+
 # States whose code is run by every library: kinds of windows, and arguments that few have.
 CALLS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "max": ("max_pool2d", (2, 1, 5, 6), {"kernel_size": (2, 3), "stride": (2, 1), "ties": "split"}),

@@ -78,7 +78,7 @@ function miniGrid(title, values, { size = 42, mark = () => null, className = "" 
         : "",
     );
   });
-  const spoken = `${title}: ${values.map((row) => row.map(short).join(", ")).join("; ")}`;
+  const spoken = `${title}: ${values.map((row) => row.map((value) => short(value)).join(", ")).join("; ")}`;
   const [width, height] = [columns * cell, values.length * cell];
   return html(
     "figure",
@@ -160,7 +160,7 @@ function matrixPicture(scene, e, actions) {
       `J has ${entries} entries that are not 0: too many to draw. Make the input or the windows smaller.`,
     );
   const size = Math.max(
-    3,
+    2,
     Math.min(46, Math.floor((actions.width() - 120) / (width + 3)), Math.floor(TALLEST_MATRIX / height)),
   );
   const grid = { size, left: 60, top: 30 + size + 8, width, height };

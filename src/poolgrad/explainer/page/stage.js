@@ -1,7 +1,7 @@
 // The picture: input and output above, their gradients below, the same cells in the same places.
 
 import { html, set, svg } from "./dom.js";
-import { at, flat, OPERATORS, read, readersOf, received, short, windowWords } from "./words.js";
+import { added, at, flat, OPERATORS, read, readersOf, received, short, windowWords } from "./words.js";
 
 const LARGEST_CELL = 80;
 const SMALLEST_CELL = 22;
@@ -297,7 +297,7 @@ class Example {
         "dominant-baseline": "central",
         class: "value",
       }),
-      badge: svg("text", { x: size / 2, y: size * 0.28, "text-anchor": "middle", class: `badge ${name}` }),
+      badge: svg("text", { x: size / 2, y: size * 0.32, "text-anchor": "middle", class: `badge ${name}` }),
     };
     const labels = svg("g", { transform: `translate(${left} ${top})` }, Object.values(label));
     this.labels.append(labels);
@@ -330,20 +330,21 @@ class Example {
   paintGrid(scene, name, { values, done }) {
     const peak = Math.max(1e-12, ...values.filter(Number.isFinite).map(Math.abs));
     const shape = this.layout[GRIDS[name].side];
+    const size = this.layout.cell;
+    const digits = size >= 40 ? 3 : size >= 30 ? 2 : 1;
+    const texts = values.map((value, index) => (done(index) ? short(value, digits) : ""));
+    // One size for the grid; a number that is longer than a sign, a digit, a point and decimals is smaller.
+    const longest = Math.min(3 + digits, Math.max(1, ...texts.map((text) => text.length)));
     this.cells[name].forEach((cell, index) => {
       const value = values[index];
       const known = done(index);
-      const text = known ? short(value) : "";
+      const text = texts[index];
       const heat = known && Number.isFinite(value) ? Math.abs(value) / peak : 0;
       cell.value.textContent = text;
-      const fitted = Math.min(
-        this.layout.cell * 0.36,
-        (this.layout.cell * 1.2) / Math.max(text.length, 1),
-        26,
-      );
+      const fitted = Math.min(size * 0.36, (size * 1.3) / Math.max(longest, text.length), 26);
       set(cell.value, { style: `font-size:${fitted.toFixed(1)}px` });
       cell.box.style.setProperty("--heat", `${(heat * 30).toFixed(0)}%`);
-      const spoken = `${name}${at(index, shape, this.dims)} ${known ? `= ${text}` : "not computed yet"}`;
+      const spoken = `${name}${at(index, shape, this.dims)} ${known ? `= ${short(value)}` : "not computed yet"}`;
       set(cell.group, { "aria-label": spoken });
       cell.labels.classList.toggle("zero", text === "0");
       cell.group.classList.toggle("todo", !known);
@@ -450,7 +451,8 @@ class Example {
 
   badge(cell, text) {
     cell.badge.textContent = text;
-    cell.badge.style.fontSize = `${Math.min(11, (this.layout.cell * 1.35) / text.length).toFixed(1)}px`;
+    const inner = this.layout.cell - 12; // the width inside a ring
+    cell.badge.style.fontSize = `${Math.min(11, (inner * 1.6) / text.length).toFixed(1)}px`;
   }
 
   arrows(scene, target, outputs, shown) {
@@ -493,8 +495,8 @@ const LONGEST_SUM = 8; // characters that fit into a cell
 
 /** "1 + 2"; of a long sum only the last part. */
 function sumWords(values) {
-  const words = values.map(short).join(" + ");
-  return words.length > LONGEST_SUM ? `+ ${short(values.at(-1))}` : words;
+  const words = [short(values[0]), ...values.slice(1).map(added)].join(" ");
+  return words.length > LONGEST_SUM ? added(values.at(-1)) : words;
 }
 
 /** The inputs an output depends on: the winners, or all that have a weight. */

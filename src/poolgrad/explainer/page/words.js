@@ -51,17 +51,20 @@ export const TIES = {
   all: "“all” is refused: with two winners the shares would add up to 2, and the result is no subgradient. Choose “split” to give each winner a part.",
 };
 
-const DIGITS = 3;
-
-/** A number with three decimals at most, as the cells show it. */
-export function short(value) {
+/** A number with few decimals, as the cells show it. */
+export function short(value, digits = 3) {
   if (Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-  const rounded = Number(value.toFixed(DIGITS));
+  const rounded = Number(value.toFixed(digits));
   const small = rounded === 0 && value !== 0;
   const large = Math.abs(value) >= 1e5;
   const text = small || large ? value.toExponential(0) : String(rounded === 0 ? 0 : rounded);
   return text.replace("-", "−").replace("e+", "e");
+}
+
+/** What is added to a sum: "+ 2" or "− 2". */
+export function added(value) {
+  return value < 0 ? `− ${short(-value)}` : `+ ${short(value)}`;
 }
 
 /** A number with more digits, for sentences and tables. */
@@ -164,7 +167,7 @@ export function backwardSentence(scene, e, o) {
   const same = sent.every((s) => s.term.weight === sent[0].term.weight);
   const sums = sent
     .filter((s) => s.before !== 0)
-    .map((s) => `gx${s.at}: ${short(s.before)} + ${short(s.term.value)} = ${short(s.after)}`);
+    .map((s) => `gx${s.at}: ${short(s.before)} ${added(s.term.value)} = ${short(s.after)}`);
   const overlap = sums.length ? ` Windows overlap, so the parts are added: ${listed(sums, 4)}.` : "";
   if (sent.length === 1)
     return `${begin} goes to x${sent[0].at}${sent[0].term.weight === 1 ? " alone" : ""}: ${short(sent[0].term.weight)} × ${g} = ${short(sent[0].term.value)}.${overlap || losers(scene, e, o)}`;
