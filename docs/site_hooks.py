@@ -14,6 +14,7 @@ import numpy as np
 from mkdocs.exceptions import PluginError
 
 import poolgrad
+from poolgrad.explainer.build import encodable
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/poolgrad/poolgrad/blob/main/"
@@ -41,7 +42,7 @@ def play(arguments: str) -> str:
     """Link to the interactive page in the state of ``poolgrad.explain(arguments)``."""
     names = {"explain": poolgrad.explain, "np": np, "poolgrad": poolgrad}
     state = eval(f"explain({arguments})", names).state
-    text = json.dumps(state, separators=(",", ":"))
+    text = json.dumps(encodable(state), separators=(",", ":"))
     fragment = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
     return f'<a class="play" href="{PAGE}#{fragment}">Play this example</a>'
 
