@@ -74,7 +74,7 @@ def test_images(name: str, kind: str, kernel: int, stride: int) -> None:
         ("float32", "ties"),
         ("float32", "nan"),
         ("float32", "infinite"),
-        ("float64", "nan"),
+        pytest.param("float64", "nan", marks=pytest.mark.slow),
         ("float16", "nan"),
         ("uint8", "ties"),
     ],

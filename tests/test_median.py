@@ -50,7 +50,9 @@ def check(x: np.ndarray, window: tuple[Any, Any, Any, Any], last: bool, ties: st
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", pytest.param("float64", marks=pytest.mark.slow)]
+)
 def test_floats(window: tuple[Any, Any, Any, Any], values: str, dtype: str) -> None:
     choice = np.array(VALUES[values])
     if dtype == "float16":

@@ -298,7 +298,8 @@ def test_fx_traces_it() -> None:
     torch.testing.assert_close(torch.fx.symbolic_trace(net)(x), y)
 
 
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_it_has_our_operators(dynamic: bool) -> None:
     net, x = nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(3, 1)), torch.randn(2, 3, 12, 12)
     y = net(x)

@@ -37,8 +37,10 @@ def _planes(kind: str, shape: tuple[int, int], dtype: Any) -> np.ndarray:
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [("ties", np.float32), ("low", np.float32), ("nan", np.float32), ("nan", np.float64),
-     ("low", np.float16), ("nan", ml_dtypes.bfloat16), ("whole", np.uint8), ("whole", np.int64)],
+    [("ties", np.float32), ("low", np.float32), ("nan", np.float32), ("whole", np.uint8),
+     ("low", np.float16), pytest.param("nan", np.float64, marks=pytest.mark.slow),
+     pytest.param("nan", ml_dtypes.bfloat16, marks=pytest.mark.slow),
+     pytest.param("whole", np.int64, marks=pytest.mark.slow)],
     ids=lambda v: v if isinstance(v, str) else np.dtype(v).name,
 )  # fmt: skip
 @pytest.mark.parametrize("fun", ["max_pool2d", "min_pool2d", "relu_max_pool2d"])

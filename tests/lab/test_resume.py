@@ -102,6 +102,7 @@ def test_killed_in_the_middle_of_writes(
     assert not list(out.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_killed_from_outside_in_the_middle_of_epochs(
     sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
 ) -> None:
