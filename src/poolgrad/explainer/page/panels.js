@@ -16,6 +16,7 @@ import { at, exact, flat, listed, short, windowWords } from "./words.js";
 
 const MOST_ENTRIES = 6000; // more rectangles make a page slow
 const MOST_ROWS = 128;
+const MOST_SIDE = 16; // as in pooling.js
 const TALLEST_MATRIX = 560; // pixels
 
 /** What a person has chosen in the panels; not part of the state that is shared. */
@@ -132,8 +133,8 @@ function matrix(scene, actions) {
 function matrixWords(scene) {
   const selecting = scene.result.winners && scene.state.ties !== "split";
   const holds = scene.state.x.every((_, e) => isProduct(scene, e));
-  const first = `Row i of J holds the derivatives of output i, column j what input j passes on. The gradient of the input is J transposed times g: column by column, gx = Jᵀ g.`;
-  const mask = selecting ? " Of a selecting operator J is a mask of zeros and ones." : "";
+  const first = `Row i of J holds the derivatives of output i, column j those with respect to input j. The gradient of the input is gx = Jᵀ g: each column of J times g.`;
+  const mask = selecting ? " Where single inputs win, J is a mask of zeros and ones." : "";
   const product = holds
     ? " Here y = J x holds as well."
     : " Here y = J x does not hold: the operator is not linear around this x, or a window has no finite result.";
@@ -591,10 +592,18 @@ const STAGES = [
 ];
 
 function batch(scene, actions) {
-  const { state } = scene;
+  const { state, result } = scene;
   if (state.operator === "unpool")
     return [
       html("p", { class: "lead" }, "Choose a pooling: an unpooling does not follow a convolution here."),
+    ];
+  if (Math.max(...result.in) === MOST_SIDE)
+    return [
+      html(
+        "p",
+        { class: "lead" },
+        `The image before the filter is larger than x by a row and a column: make x smaller than ${MOST_SIDE} to see it.`,
+      ),
     ];
   const filter = state.dims === 1 ? [choices.filter[0]] : choices.filter;
   const before = { ...state, x: state.x.map((plane) => imageFor(plane, state.dims)) };
