@@ -71,6 +71,9 @@ def test_numbers_are_typed(page: Page) -> None:
     page.locator(".editor").fill("9")
     page.locator(".editor").press("Escape")
     assert numbers(page, "x") == ["NaN", "3", "4", "0.5"]
+    for typed, shown in [("123456", "1.23e5"), ("-0.000012", "-1.2e-5"), ("1/3", "0.333")]:
+        type_into(page, "x-0-0", typed)
+        assert numbers(page, "x")[0] == shown
 
 
 def test_what_is_no_number_is_answered_with_a_sentence(page: Page) -> None:
@@ -308,6 +311,9 @@ def test_differences_agree_and_kinks_are_explained(page: Page) -> None:
     type_into(page, "x-0-0", "3")
     assert page.locator(".verdict.kink").count() == 2
     assert "one of the subgradients" in words(page, ".slope figcaption")
+    choose(page, "ties", "zero")
+    assert "which is no subgradient" in words(page, ".slope figcaption")
+    choose(page, "ties", "first")
     page.get_by_role("button", name="x(1,\u00a00)").click()
     assert "the gradient of x(1, 0)" in words(page, ".slope figcaption")
 

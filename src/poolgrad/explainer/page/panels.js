@@ -381,6 +381,7 @@ function checkTable(rows, chosen, scene, actions) {
     ),
   );
   const several = scene.state.x.length > 1;
+  const digits = innerWidth < 560 ? 3 : 6; // on a narrow screen the verdict has to be seen, too
   const body = rows.slice(0, MOST_ROWS).map((row) => {
     const name = `x${at(row.i, scene.result.in, scene.state.dims)}${several ? ` of ${row.e + 1}` : ""}`;
     const choose = () => actions.choose({ kind: "input", example: row.e, index: row.i });
@@ -403,8 +404,8 @@ function checkTable(rows, chosen, scene, actions) {
         ),
       ),
       html("td", {}, short(row.value)),
-      html("td", {}, exact(row.gradient)),
-      html("td", {}, exact(row.difference)),
+      html("td", {}, exact(row.gradient, digits)),
+      html("td", {}, exact(row.difference, digits)),
       html("td", {}, verdict(row)),
     );
   });
@@ -438,8 +439,9 @@ function slopePicture(scene, { e, i, value, gradient, kink }) {
     loss(t),
   ]);
   const here = loss(value);
+  const none = scene.state.ties === "zero" && scene.result.winners;
   const words = kink
-    ? `Kink: ${name} is within 0.0001 of a tie (or of a corner of |x|). L has one slope to its left and another to its right. The difference is between the two; the gradient is one of the subgradients, chosen by the rule for ties.`
+    ? `Kink: ${name} is within 0.0001 of a tie (or of a corner of |x|). L has one slope to its left and another to its right. The difference is between the two; ${none ? "ties “zero” gives tied inputs 0, which is no subgradient" : "the gradient is one of the subgradients, chosen by the rule for ties"}.`
     : `The dashed line has the slope ${exact(gradient, 4)}, the gradient of ${name}.`;
   if (![here, gradient, ...points.map((p) => p[1])].every(Number.isFinite))
     return html("div", { class: "slope" }, html("p", {}, `L is not finite around ${name}.`));

@@ -405,7 +405,7 @@ function showField(field, value) {
         ? ""
         : field.type === "number"
           ? value
-          : short(value).replace("−", "-").replace("∞", "inf");
+          : short(value).replaceAll("−", "-").replace("∞", "inf");
 }
 
 function fieldChanged(field) {
@@ -479,7 +479,7 @@ function begin(state, light = null) {
 
 /** The number of a text; NaN and infinities have names, and a fraction is a number, too. */
 function numberOf(text) {
-  const clean = text.trim().toLowerCase().replace("−", "-").replace("∞", "inf");
+  const clean = text.trim().toLowerCase().replaceAll("−", "-").replace("∞", "inf");
   const words = {
     nan: NaN,
     inf: Infinity,

@@ -58,8 +58,9 @@ export function short(value, digits = 3) {
   const rounded = Number(value.toFixed(digits));
   const small = rounded === 0 && value !== 0;
   const large = Math.abs(value) >= 1e5;
-  const text = small || large ? value.toExponential(0) : String(rounded === 0 ? 0 : rounded);
-  return text.replace("-", "−").replace("e+", "e");
+  const power = () => value.toExponential(Math.min(2, digits - 1)).replace(/\.?0+e/, "e");
+  const text = small || large ? power() : String(rounded === 0 ? 0 : rounded);
+  return text.replaceAll("-", "−").replace("e+", "e");
 }
 
 /** A number in a sentence: one decimal more than in cells, so that 1/16 is 0.0625 and not 0.063. */
@@ -73,7 +74,7 @@ export function added(value, write = short) {
 /** A number with more digits, for sentences and tables. */
 export function exact(value, digits = 6) {
   if (!Number.isFinite(value)) return short(value);
-  return String(Number(value.toPrecision(digits))).replace("-", "−");
+  return String(Number(value.toPrecision(digits))).replaceAll("-", "−");
 }
 
 /** The position of a flat index: "(0, 1)", or "(1)" in one dimension. */
@@ -358,7 +359,7 @@ export const TOUR = [
     change: BATCH,
     position: -1,
     tab: "batch",
-    text: "Each example of a batch has its own winners; pooling has no weights, so nothing is averaged here.",
+    text: "Each example has its own winners; only gradients of weights are averaged (see below), and pooling has none.",
   },
 ];
 
