@@ -466,7 +466,8 @@ def explain(
         bool, typer.Option("--ceil-mode", help="Keep a last window that is not full.")
     ] = False,
     output_size: Annotated[
-        str | None, typer.Option(metavar="N[,N]", help="Outputs of an adaptive pooling.")
+        str | None,
+        typer.Option(metavar="N[,N]", help="Outputs of an adaptive pooling.", show_default="2"),
     ] = None,
     ties: Annotated[
         str | None,

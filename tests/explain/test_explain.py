@@ -163,7 +163,9 @@ def test_a_file_is_shown_and_cropped(tmp_path: Path, kind: str) -> None:
         ("--data nowhere.npy", "nowhere.npy cannot be read: No such file"),
         ("--data ragged.csv", "ragged.csv cannot be read: "),
         ("--data words.csv", "words.csv cannot be read: could not convert string"),
-        ("--data words.png", "words.png cannot be read: cannot identify image file"),
+        ("--data words.png", "words.png cannot be read: it is neither a .npy or .csv file nor an"),
+        ("--data words.npy", "words.npy cannot be read: it is not an array that numpy.save wrote"),
+        ("--data empty.csv", "empty.csv must hold numbers along one axis or more"),
         ("--pool typo", "--pool must be one of max, min, "),
         ("--kernel 2,x", "--kernel must be an integer, one for each axis such as 3,2, got '2,x'"),
         ("--padding no", "--padding must be an integer, one for each axis"),
@@ -181,11 +183,35 @@ def test_bad_options_are_answered_in_a_sentence(
     Path("ragged.csv").write_text("1,2\n3\n")
     Path("words.csv").write_text("one,two\n")
     Path("words.png").write_text("no image")
+    Path("words.npy").write_text("no array")
+    Path("empty.csv").write_text("\n")
     done = run(["--no-open", *arguments.split()])
     assert done.exit_code == 2
     assert error in done.stderr
     assert done.stderr.startswith("poolgrad: ")
     assert not Path("explain.html").exists()
+
+
+def test_a_table_of_a_spreadsheet(tmp_path: Path) -> None:
+    table, out = tmp_path / "table.csv", tmp_path / "page.html"
+    table.write_bytes(b"\xef\xbb\xbf1,2\r\n3,4\r\n")
+    assert run(["--data", str(table), "--out", str(out), "--no-open"]).exit_code == 0
+    assert start(out)["x"] == [[[1.0, 2.0], [3.0, 4.0]]]
+
+
+def test_an_image_that_pillow_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    photo = write(tmp_path / "photo.png", np.zeros((8, 8)))
+    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 10)
+    done = run(["--data", photo, "--no-open"])
+    assert done.exit_code == 2
+    assert "photo.png cannot be read: Image size (64 pixels) exceeds limit" in done.stderr
+
+
+def test_adaptive_windows_have_a_default(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    done = run(["--pool", "adaptive_avg", "--out", str(out), "--no-open"])
+    assert (done.exit_code, start(out)["output_size"]) == (0, [2, 2])
 
 
 def test_the_opening_needs_no_state() -> None:

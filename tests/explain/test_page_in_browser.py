@@ -74,6 +74,9 @@ def test_numbers_are_typed(page: Page) -> None:
     page.locator(".editor").fill("9")
     page.locator(".editor").press("Escape")
     assert numbers(page, "x") == ["NaN", "3", "4", "0.5"]
+    for typed, shown in [("123456", "1.23e5"), ("-0.000012", "-1.2e-5"), ("1/3", "0.333")]:
+        type_into(page, "x-0-0", typed)
+        assert numbers(page, "x")[0] == shown
 
 
 def test_what_is_no_number_is_answered_with_a_sentence(page: Page) -> None:
@@ -120,6 +123,17 @@ def test_a_matrix_is_pasted(page: Page) -> None:
     page.fill("#paste-text", "1, 2\n3")
     press(page, "Use it")
     assert "Row 2 has 1 numbers, row 1 has 2" in words(page, "#paste-error")
+    press(page, "Cancel")
+    for text in (
+        "x=tensor([[1., 2.], [3., 4.]], dtype=torch.float64)",
+        "np.array([[1, 2],\n[3, 4]])",
+    ):
+        press(page, "Reset")
+        page.click("#paste")
+        page.fill("#paste-text", text)
+        press(page, "Use it")
+        assert numbers(page, "x") == ["1", "2", "3", "4"]
+    page.click("#paste")
     page.fill("#paste-text", "array([[1, 2, 9], [3, -inf, 5.], [0, 1, 2]])")
     press(page, "Use it")
     assert numbers(page, "x") == ["1", "2", "9", "3", "-∞", "5", "0", "1", "2"]
@@ -255,6 +269,7 @@ def test_pointing_at_an_output_and_at_an_input(page: Page) -> None:
     assert "is read by 4 windows" in words(page)
     assert page.locator(".arrow.backward").count() == 4
     page.hover("#title")
+    page.click("#back")
     assert page.locator("#stage .window").count() == 1
 
 
@@ -297,6 +312,9 @@ def test_differences_agree_and_kinks_are_explained(page: Page) -> None:
     type_into(page, "x-0-0", "3")
     assert page.locator(".verdict.kink").count() == 2
     assert "one of the subgradients" in words(page, ".slope figcaption")
+    choose(page, "ties", "zero")
+    assert "which is no subgradient" in words(page, ".slope figcaption")
+    choose(page, "ties", "first")
     page.get_by_role("button", name="x(1,\u00a00)").click()
     assert "the gradient of x(1, 0)" in words(page, ".slope figcaption")
 
@@ -331,6 +349,8 @@ def test_a_batch_and_the_mean_of_the_gradients(page: Page) -> None:
     page.get_by_label("filter weight (1, 1)").fill("x")
     page.get_by_label("filter weight (1, 1)").press("Enter")
     assert "not a number" in complaint(page)
+    fill(page, "columns", "16")  # the image before the filter would have 17
+    assert "make x smaller than 16" in words(page, "#panel-batch")
 
 
 def test_the_code_gives_the_numbers_of_the_page(page: Page) -> None:
@@ -373,6 +393,11 @@ def test_every_preset(page: Page) -> None:
         preset.click()
         assert complaint(page) == ""
         assert words(page)
+    page.click("#presets >> text=NaN")
+    assert "A NaN in a window is its result" in words(page)
+    page.click("#presets >> text=AlexNet")
+    assert "x(2, 2) = 9 is read by 4 windows" in words(page).replace("\N{NO-BREAK SPACE}", " ")
+    assert words(page, "#now-count") == "After all 18 steps"
 
 
 def test_the_keyboard_is_enough(page: Page) -> None:
@@ -443,7 +468,10 @@ def test_dark_and_light_print_and_motion(open_page: Callable[..., Page]) -> None
     assert page.evaluate(background) != dark
     motion = "getComputedStyle(document.querySelector('.arrow .line')).animationName"
     assert page.evaluate(motion) == "none"
-    assert open_page(reduced_motion="no-preference").evaluate(motion) != "none"
+    moving = open_page(reduced_motion="no-preference")
+    assert moving.evaluate(motion) != "none"
+    moving.emulate_media(media="print")
+    assert moving.evaluate(motion) == "none"  # else an arrow is printed half drawn
     page.emulate_media(media="print")
     assert page.locator("#controls").is_hidden()
     assert page.evaluate(background) == "rgb(255, 255, 255)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def page(data: Path | None, crop: bool, pool: str, options: dict[str, Any]) -> E
         return Explanation()
     if pool in _PLAIN:
         options = {"kernel_size": 2} | options
+    if pool.startswith("adaptive"):
+        options = {"output_size": 2} | options
     if pool == "lp":
         options = {"norm_type": 2.0} | options
     x = _integers(options.get("kernel_size", 2)) if data is None else read(data, crop)
@@ -111,27 +114,42 @@ def read(path: Path, crop: bool) -> Array:
     if numbers.size == 0 or numbers.ndim == 0:
         raise ValueError(f"{path} must hold numbers along one axis or more, got {numbers.shape}")
     sides = min(numbers.ndim, 2)
-    planes = numbers.reshape(-1, *numbers.shape[-sides:]).astype(np.float64)
+    planes = numbers.reshape(-1, *numbers.shape[-sides:])
     if len(planes) > MOST_EXAMPLES or max(planes.shape[1:]) > MOST_SIDE:
         if not crop:
             shape = " x ".join(map(str, numbers.shape))
             raise ValueError(
                 f"{path} has {shape} numbers, but the page shows at most {MOST_EXAMPLES} planes of "
-                f"{MOST_SIDE} x {MOST_SIDE}: --crop takes the middle of the first {MOST_EXAMPLES}"
+                f"{MOST_SIDE} x {MOST_SIDE}: --crop takes the middle of the first "
+                f"{MOST_EXAMPLES} planes"
             )
         for axis in range(1, planes.ndim):
             first = max(0, (planes.shape[axis] - MOST_SIDE) // 2)
             planes = planes.take(range(first, planes.shape[axis])[:MOST_SIDE], axis)
         planes = planes[:MOST_EXAMPLES]
-    return planes
+    return planes.astype(np.float64)
 
 
 def _numbers(path: Path) -> NDArray[Any]:
     if path.suffix.lower() == ".npy":
+        with path.open("rb") as file:
+            if file.read(6) != np.lib.format.MAGIC_PREFIX:  # np.load would advise to unpickle it
+                raise ValueError("it is not an array that numpy.save wrote")
         return np.asarray(np.load(path, allow_pickle=False))
     if path.suffix.lower() == ".csv":
-        return np.loadtxt(path, delimiter=",", ndmin=2)
-    from PIL import Image
+        rows = path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets write a BOM
+        if not any(map(str.strip, rows)):
+            return np.empty(0)  # np.loadtxt would print a warning
+        return np.loadtxt(rows, delimiter=",", ndmin=2)
+    from PIL import Image, UnidentifiedImageError
 
-    with Image.open(path) as image:
-        return np.asarray(image.convert("L"))
+    try:
+        with (
+            warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
+            Image.open(path) as image,
+        ):
+            return np.asarray(image.convert("L"))
+    except UnidentifiedImageError:
+        raise ValueError("it is neither a .npy or .csv file nor an image") from None
+    except Image.DecompressionBombError as error:  # neither an OSError nor a ValueError
+        raise ValueError(str(error)) from None

@@ -16,6 +16,7 @@ import { at, exact, flat, listed, short, windowWords } from "./words.js";
 
 const MOST_ENTRIES = 6000; // more rectangles make a page slow
 const MOST_ROWS = 128;
+const MOST_SIDE = 16; // as in pooling.js
 const TALLEST_MATRIX = 560; // pixels
 
 /** What a person has chosen in the panels; not part of the state that is shared. */
@@ -132,8 +133,8 @@ function matrix(scene, actions) {
 function matrixWords(scene) {
   const selecting = scene.result.winners && scene.state.ties !== "split";
   const holds = scene.state.x.every((_, e) => isProduct(scene, e));
-  const first = `Row i of J holds the derivatives of output i, column j what input j passes on. The gradient of the input is J transposed times g: column by column, gx = Jᵀ g.`;
-  const mask = selecting ? " Of a selecting operator J is a mask of zeros and ones." : "";
+  const first = `Row i of J holds the derivatives of output i, column j those with respect to input j. The gradient of the input is gx = Jᵀ g: each column of J times g.`;
+  const mask = selecting ? " Where single inputs win, J is a mask of zeros and ones." : "";
   const product = holds
     ? " Here y = J x holds as well."
     : " Here y = J x does not hold: the operator is not linear around this x, or a window has no finite result.";
@@ -380,6 +381,7 @@ function checkTable(rows, chosen, scene, actions) {
     ),
   );
   const several = scene.state.x.length > 1;
+  const digits = innerWidth < 560 ? 3 : 6; // on a narrow screen the verdict has to be seen, too
   const body = rows.slice(0, MOST_ROWS).map((row) => {
     const name = `x${at(row.i, scene.result.in, scene.state.dims)}${several ? ` of ${row.e + 1}` : ""}`;
     const choose = () => actions.choose({ kind: "input", example: row.e, index: row.i });
@@ -402,8 +404,8 @@ function checkTable(rows, chosen, scene, actions) {
         ),
       ),
       html("td", {}, short(row.value)),
-      html("td", {}, exact(row.gradient)),
-      html("td", {}, exact(row.difference)),
+      html("td", {}, exact(row.gradient, digits)),
+      html("td", {}, exact(row.difference, digits)),
       html("td", {}, verdict(row)),
     );
   });
@@ -437,8 +439,9 @@ function slopePicture(scene, { e, i, value, gradient, kink }) {
     loss(t),
   ]);
   const here = loss(value);
+  const none = scene.state.ties === "zero" && scene.result.winners;
   const words = kink
-    ? `Kink: ${name} is within 0.0001 of a tie (or of a corner of |x|). L has one slope to its left and another to its right. The difference is between the two; the gradient is one of the subgradients, chosen by the rule for ties.`
+    ? `Kink: ${name} is within 0.0001 of a tie (or of a corner of |x|). L has one slope to its left and another to its right. The difference is between the two; ${none ? "ties “zero” gives tied inputs 0, which is no subgradient" : "the gradient is one of the subgradients, chosen by the rule for ties"}.`
     : `The dashed line has the slope ${exact(gradient, 4)}, the gradient of ${name}.`;
   if (![here, gradient, ...points.map((p) => p[1])].every(Number.isFinite))
     return html("div", { class: "slope" }, html("p", {}, `L is not finite around ${name}.`));
@@ -591,10 +594,18 @@ const STAGES = [
 ];
 
 function batch(scene, actions) {
-  const { state } = scene;
+  const { state, result } = scene;
   if (state.operator === "unpool")
     return [
       html("p", { class: "lead" }, "Choose a pooling: an unpooling does not follow a convolution here."),
+    ];
+  if (Math.max(...result.in) === MOST_SIDE)
+    return [
+      html(
+        "p",
+        { class: "lead" },
+        `The image before the filter is larger than x by a row and a column: make x smaller than ${MOST_SIDE} to see it.`,
+      ),
     ];
   const filter = state.dims === 1 ? [choices.filter[0]] : choices.filter;
   const before = { ...state, x: state.x.map((plane) => imageFor(plane, state.dims)) };

@@ -50,10 +50,12 @@ function layoutOf(scene, available) {
   const columns = result.in[1] + ring.left + ring.right + result.out[1];
   const rows = Math.max(result.in[0] + ring.top + ring.bottom, result.out[0]);
   const examples = state.x.length;
-  const beside = examples > 1 && available >= 760;
+  const beside = examples > 1 && available >= 700;
   const width = (beside ? available / examples - 12 : available) - 8;
   const narrow = width < 560;
-  const gap = Math.round(Math.min(Math.max(width * (narrow && columns > 6 ? 0.12 : 0.2), 34), 190));
+  const wanted = Math.min(width * (narrow && columns > 6 ? 0.12 : 0.2), 190);
+  const left = width - 16 - columns * SMALLEST_CELL; // a smaller gap shows more of large arrays
+  const gap = Math.round(Math.max(Math.min(wanted, left), 34));
   const fitting = Math.min((width - gap - (narrow ? 44 : 16)) / columns, 300 / rows, LARGEST_CELL);
   const cell = Math.max(SMALLEST_CELL, Math.floor(fitting));
   return {
@@ -225,13 +227,15 @@ class Example {
       );
     });
     const narrowGap = gap < 130;
+    const beside = Math.abs(this.origin.in[1] - this.origin.out[1]) < 18; // of the gradients' headings
+    const room = this.origin.out[0] + (this.layout.out[1] * cell) / 2 - this.middle;
     const forward = this.flow(
       "forward",
       0,
       [OPERATORS[this.layout.operator].name, narrowGap ? "" : this.layout.windows],
       "→",
     );
-    const backward = this.flow("backward", 1, [narrowGap ? "" : "weights × g"], "←");
+    const backward = this.flow("backward", 1, [narrowGap || (beside && room < 150) ? "" : "weights × g"], "←");
     return svg("g", { "aria-hidden": "true" }, parts, forward, backward);
   }
 
@@ -341,7 +345,7 @@ class Example {
       const text = texts[index];
       const heat = known && Number.isFinite(value) ? Math.abs(value) / peak : 0;
       cell.value.textContent = text;
-      const fitted = Math.min(size * 0.36, (size * 1.3) / Math.max(longest, text.length), 26);
+      const fitted = Math.min(size * 0.36, (size * 1.2) / Math.max(longest, text.length), 26);
       set(cell.value, { style: `font-size:${fitted.toFixed(1)}px` });
       cell.box.style.setProperty("--heat", `${(heat * 30).toFixed(0)}%`);
       const spoken = `${name}${at(index, shape, this.dims)} ${known ? `= ${short(value)}` : "not computed yet"}`;
@@ -495,7 +499,7 @@ const LONGEST_SUM = 8; // characters that fit into a cell
 
 /** "1 + 2"; of a long sum only the last part. */
 function sumWords(values) {
-  const words = [short(values[0]), ...values.slice(1).map(added)].join(" ");
+  const words = [short(values[0]), ...values.slice(1).map((value) => added(value))].join(" ");
   return words.length > LONGEST_SUM ? added(values.at(-1)) : words;
 }
 

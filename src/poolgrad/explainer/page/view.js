@@ -243,9 +243,16 @@ function positionWords(scene) {
   return `Step ${page.position} of ${total()}: ${kind}${of}, output ${output + 1} of ${outputs()}`;
 }
 
+/** What the sentence is about, where it is not the step. */
+function countWords(scene) {
+  if (page.pointed && page.pointed === scene.light) return "Under the pointer";
+  if (page.kept && page.kept === scene.light && page.position === total()) return `After all ${total()} steps`;
+  return positionWords(scene);
+}
+
 function showWords(scene) {
-  byId("now-count").textContent = page.pointed && page.pointed === scene.light ? "Under the pointer" : positionWords(scene);
   const { light } = scene;
+  byId("now-count").textContent = countWords(scene);
   let words = stepSentence(scene);
   if (light && [page.pointed, page.kept].includes(light))
     words =
@@ -398,7 +405,7 @@ function showField(field, value) {
         ? ""
         : field.type === "number"
           ? value
-          : short(value).replace("−", "-").replace("∞", "inf");
+          : short(value).replaceAll("−", "-").replace("∞", "inf");
 }
 
 function fieldChanged(field) {
@@ -440,7 +447,7 @@ function buildControls() {
     ...Object.keys(presets).map((name) =>
       html(
         "button",
-        { type: "button", onclick: () => begin(presets[name]) },
+        { type: "button", onclick: () => begin(presets[name], PRESET_LIGHT[name]) },
         name.charAt(0).toUpperCase() + name.slice(1),
       ),
     ),
@@ -452,18 +459,27 @@ function buildControls() {
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
 }
 
-function begin(state) {
+/** What a preset is about: an input of several windows, the first window with a tie, NaN or padding. */
+const PRESET_LIGHT = {
+  "AlexNet 3x3 stride 2": { kind: "input", example: 0, index: 16 },
+  "all equal": { kind: "output", example: 0, index: 0 },
+  NaN: { kind: "output", example: 0, index: 0 },
+  padding: { kind: "output", example: 0, index: 0 },
+};
+
+function begin(state, light = null) {
   pause();
   page.position = total();
-  page.kept = null;
   propose(state);
+  page.kept = light;
+  refresh({ controls: false });
 }
 
 // ---------------------------------------------------------------- numbers that are typed
 
 /** The number of a text; NaN and infinities have names, and a fraction is a number, too. */
 function numberOf(text) {
-  const clean = text.trim().toLowerCase().replace("−", "-").replace("∞", "inf");
+  const clean = text.trim().toLowerCase().replaceAll("−", "-").replace("∞", "inf");
   const words = {
     nan: NaN,
     inf: Infinity,
@@ -483,7 +499,7 @@ function numberOf(text) {
   if (fraction.includes(null) || fraction.length > 2)
     throw new InputError(
       "number",
-      `“${text.trim().slice(0, 30)}” is not a number. Write for example 1.5, -2, 1/3, nan or inf.`,
+      `${clean ? `“${text.trim().slice(0, 30)}” is not a number` : "There is no number in the field"}. Write for example 1.5, -2, 1/3, nan or inf.`,
     );
   return fraction.length === 2 ? fraction[0] / fraction[1] : fraction[0];
 }
@@ -492,7 +508,7 @@ function numberOf(text) {
 function matrixOf(text) {
   const lines = text
     .trim()
-    .replace(/array\(|dtype=\S+|[()]/g, "")
+    .replace(/^\w+\s*=|[\w.]*(?:array|tensor)\(|(?:dtype|device|requires_grad|grad_fn)=[^,)]+|[()]/gi, "")
     .split(/\]\s*,?\s*\[|\n|;/);
   const rows = lines
     .map((line) => line.replace(/[[\]]/g, " ").trim().replace(/,$/, ""))

@@ -58,19 +58,23 @@ export function short(value, digits = 3) {
   const rounded = Number(value.toFixed(digits));
   const small = rounded === 0 && value !== 0;
   const large = Math.abs(value) >= 1e5;
-  const text = small || large ? value.toExponential(0) : String(rounded === 0 ? 0 : rounded);
-  return text.replace("-", "−").replace("e+", "e");
+  const power = () => value.toExponential(Math.min(2, digits - 1)).replace(/\.?0+e/, "e");
+  const text = small || large ? power() : String(rounded === 0 ? 0 : rounded);
+  return text.replaceAll("-", "−").replace("e+", "e");
 }
 
+/** A number in a sentence: one decimal more than in cells, so that 1/16 is 0.0625 and not 0.063. */
+const fine = (value) => short(value, 4);
+
 /** What is added to a sum: "+ 2" or "− 2". */
-export function added(value) {
-  return value < 0 ? `− ${short(-value)}` : `+ ${short(value)}`;
+export function added(value, write = short) {
+  return value < 0 ? `− ${write(-value)}` : `+ ${write(value)}`;
 }
 
 /** A number with more digits, for sentences and tables. */
 export function exact(value, digits = 6) {
   if (!Number.isFinite(value)) return short(value);
-  return String(Number(value.toPrecision(digits))).replace("-", "−");
+  return String(Number(value.toPrecision(digits))).replaceAll("-", "−");
 }
 
 /** The position of a flat index: "(0, 1)", or "(1)" in one dimension. */
@@ -124,7 +128,7 @@ function paddingWords(scene, o, values) {
   if (!padded) return "";
   const { operator, count_include_pad: counted } = scene.state;
   const rule =
-    (operator === "avg" || operator === "mixed") && counted ? "counts as 0" : "is not part of the window";
+    (operator === "avg" || operator === "mixed") && counted ? "counts as 0" : "is left out";
   return ` (${plural(padded, "place")} of padding, which ${rule})`;
 }
 
@@ -139,7 +143,7 @@ function howComputed(scene, e, o, name, y, values) {
     const sum = values.reduce((total, v) => total + v.value, 0);
     return `Their sum is ${exact(sum)}; divided by ${exact(result.divisors ? result.divisors[o] : values.length)}: ${name} = ${exact(y)}.`;
   }
-  return `${name} = ${exact(y)}. The derivatives of ${name} with respect to them are ${listed(values.map((v) => short(v.weight)))}.`;
+  return `${name} = ${exact(y)}. The derivatives of ${name} with respect to them are ${listed(values.map((v) => fine(v.weight)))}.`;
 }
 
 function selectedSentence(scene, e, o, name, y, values) {
@@ -159,7 +163,7 @@ function selectedSentence(scene, e, o, name, y, values) {
 /** What the cotangent of output `o` sends back, and the sums so far. */
 export function backwardSentence(scene, e, o) {
   const { state, result } = scene;
-  const g = short(flat(scene.cotangent[e])[o]);
+  const g = fine(flat(scene.cotangent[e])[o]);
   const name = `g${at(o, result.out, state.dims)}`;
   const sent = received(scene, e, o);
   const begin = `${example(scene, e)}${name} = ${g}`;
@@ -167,14 +171,14 @@ export function backwardSentence(scene, e, o) {
   const same = sent.every((s) => s.term.weight === sent[0].term.weight);
   const sums = sent
     .filter((s) => s.before !== 0)
-    .map((s) => `gx${s.at}: ${short(s.before)} ${added(s.term.value)} = ${short(s.after)}`);
+    .map((s) => `gx${s.at}: ${fine(s.before)} ${added(s.term.value, fine)} = ${fine(s.after)}`);
   const overlap = sums.length ? ` Windows overlap, so the parts are added: ${listed(sums, 4)}.` : "";
   if (sent.length === 1)
-    return `${begin} goes to x${sent[0].at}${sent[0].term.weight === 1 ? " alone" : ""}: ${short(sent[0].term.weight)} × ${g} = ${short(sent[0].term.value)}.${overlap || losers(scene, e, o)}`;
+    return `${begin} goes to x${sent[0].at}${sent[0].term.weight === 1 ? " alone" : ""}: ${fine(sent[0].term.weight)} × ${g} = ${fine(sent[0].term.value)}.${overlap || losers(scene, e, o)}`;
   const shares = same
-    ? `each with weight ${short(sent[0].term.weight)}: ${short(sent[0].term.value)} each`
+    ? `each with weight ${fine(sent[0].term.weight)}: ${fine(sent[0].term.value)} each`
     : `by their weights: ${listed(
-        sent.map((s) => short(s.term.value)),
+        sent.map((s) => fine(s.term.value)),
         6,
       )}`;
   return `${begin} goes to ${sent.length} inputs, ${shares}.${overlap}`;
@@ -208,9 +212,9 @@ export function inputSentence(scene, e, i) {
   if (scene.progress[e].backward === 0)
     return `${begin}. It decides ${listed([...new Set(terms.map((t) => `y${at(t.output, result.out, state.dims)}`))], 6)}${result.winners ? "" : ", together with the others"}.`;
   const parts = terms.map(
-    (t) => `${short(t.weight)} × ${short(t.cotangent)} from y${at(t.output, result.out, state.dims)}`,
+    (t) => `${fine(t.weight)} × ${fine(t.cotangent)} from y${at(t.output, result.out, state.dims)}`,
   );
-  return `${begin}. It gets ${listed(parts, 6)}: gx${name} = ${short(flat(scene.back.gx[e])[i])}.`;
+  return `${begin}. It gets ${listed(parts, 6)}: gx${name} = ${fine(flat(scene.back.gx[e])[i])}.`;
 }
 
 export const flat = (plane) => plane.flat();
@@ -355,7 +359,7 @@ export const TOUR = [
     change: BATCH,
     position: -1,
     tab: "batch",
-    text: "Each example of a batch has its own winners; pooling has no weights, so nothing is averaged here.",
+    text: "Each example has its own winners; only gradients of weights are averaged (see below), and pooling has none.",
   },
 ];
 
