@@ -337,6 +337,7 @@ def test_a_row_of_jax(what: Any) -> None:
     assert result.peers[OWN] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_a_run_prints_and_writes(tmp_path: Path) -> None:
     before = torch.get_num_threads(), poolgrad.get_num_threads()

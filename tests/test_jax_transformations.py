@@ -236,6 +236,7 @@ print("spread")
 """
 
 
+@pytest.mark.slow
 def test_arrays_that_are_spread_over_devices() -> None:
     """Batches, and channels, are pooled where they lie; what must be together is brought there."""
     flags = "--xla_force_host_platform_device_count=2"

@@ -176,7 +176,15 @@ KINDS = {  # beside the kind, what may be in the array
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, marks=pytest.mark.slow if kind.startswith(("adaptive", "global")) else ()
+        )
+        for kind in KINDS
+    ],
+)
 def test_every_function(kind: str) -> None:
     @given(cases(kind, values=KINDS[kind], dtypes=dtypes_of(kind)))
     def check(case: Case) -> None:

@@ -141,13 +141,12 @@ print(tuple(pool(torch.ones(1, 1, 4, 4)).shape))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "what"),
     [
         ("", "x"),
-        pytest.param(
-            "poolgrad.max_pool2d(torch.ones(1, 4, 4), 2)", "weight", marks=pytest.mark.slow
-        ),
+        ("poolgrad.max_pool2d(torch.ones(1, 4, 4), 2)", "weight"),
     ],
     ids=["tensor", "parameter"],
 )

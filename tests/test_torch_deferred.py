@@ -256,7 +256,8 @@ def test_a_network_is_not_changed_by_looking_at_it() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:`torch.jit.script` is")
-@pytest.mark.parametrize("transform", ["vmap", pytest.param("jvp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", ["vmap", "jvp"])
 def test_a_part_that_is_compiled_under_a_transform(transform: str) -> None:
     net, x = Blocks().eval(), image()
     run = {

@@ -166,6 +166,7 @@ def test_three_dimensions(kernel: object) -> None:
         np.testing.assert_allclose(pullback(gy), back(gy), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1), (9, 1, 4)], ids=str)
 @pytest.mark.parametrize("width", [7, 113])

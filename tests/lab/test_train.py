@@ -256,7 +256,12 @@ def test_a_folder_of_colour_pictures(make_folder: MakeFolder, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("pool", "optimizer"), [("max", "sgd"), ("avg", "rmsprop"), ("strided", "adagrad")]
+    ("pool", "optimizer"),
+    [
+        ("max", "sgd"),
+        pytest.param("avg", "rmsprop", marks=pytest.mark.slow),
+        pytest.param("strided", "adagrad", marks=pytest.mark.slow),
+    ],
 )
 def test_every_pooling_and_optimizer_learns(
     few_digits: Path, tmp_path: Path, pool: str, optimizer: str
