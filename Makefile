@@ -30,12 +30,12 @@ lint: ## What CI checks besides the tests
 	ruff check .
 	ruff format --check .
 	mypy
-	clang-format --dry-run --Werror csrc/*.hpp csrc/*.cpp
+	find csrc -name '*.[ch]pp' -exec clang-format --dry-run --Werror {} +
 
 format: ## Put the code into its form
 	ruff check --fix .
 	ruff format .
-	clang-format -i csrc/*.hpp csrc/*.cpp
+	find csrc -name '*.[ch]pp' -exec clang-format -i {} +
 
 bench: ## Time everything beside its peers; write the tables and plots of README and docs
 	poolgrad bench --out docs

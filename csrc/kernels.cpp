@@ -1,7 +1,7 @@
 // One instruction set's table of kernels.
 #include "kernels.hpp"
 
-#include "isa.hpp"
+#include "base/instruction_set.hpp"
 
 namespace poolgrad {
 

@@ -1,8 +1,8 @@
-// What bindings.cpp calls: one table of functions for each instruction set.
+// What python/bindings.cpp calls: one table of functions for each instruction set.
 #pragma once
 
-#include "settings.hpp"
-#include "view.hpp"
+#include "geometry/view.hpp"
+#include "operators/settings.hpp"
 
 namespace poolgrad {
 

@@ -222,7 +222,7 @@ def _described(pool: Pooling, layout: Layout) -> list[str]:
 
 
 def _words(args: Sequence[Any], names: dict[_Hole, str]) -> list[str]:
-    """The arguments of a kernel in words; see csrc/xla.cpp."""
+    """The arguments of a kernel in words; see csrc/xla/handler.cpp."""
     words: list[str] = []
     for arg in args:
         if isinstance(arg, list):

@@ -1,0 +1,386 @@
+// Backward of small windows: several rows of inputs at once. Vectors walk down the columns of the
+// outputs; each gradient is read once and added to all inputs that it may reach, in registers.
+#pragma once
+
+#include "backward/gather.hpp"
+#include "forward/register_blocked.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Whether all inputs of a row get their gradients in whole vectors.
+template <class T>
+bool is_banded_back(const Plan& p) {
+  const auto nothing = [](auto...) {};
+  const Axis& width = p.axis[2];
+  return is_square(p) && width.dilation == 1 && p.axis[1].in > 1 && by_shape(width, nothing) &&
+         by_width<T>(width.in / width.stride, nothing);
+}
+
+// Routed: only the output whose route is the input's place sends its gradient.
+template <class T, bool Routed>
+class BackBands {
+ public:
+  using Place = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
+
+  BackBands(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+      : p_(p),
+        piece_(piece),
+        depths_(p.axis[0], piece.lo[0], piece.hi[0], most_windows(p.axis[0]), arena),
+        most_(
+            larger(p.axis[2].stride,
+                   smaller(kMostRows, kBandBytes / (p.axis[2].in * static_cast<i64>(sizeof(T)))))),
+        gx_(gx, most_ * p.axis[2].in, arena),
+        streams_(!p.axis[0].overlap &&
+                 gx_.streams(p.axis[2].in, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
+    const Axis& a = p.axis[2];
+    lo_ = ceil_div(a.lo - a.kernel + 1, a.stride);
+    const i64 end = floor_div(a.in - 1 + a.lo, a.stride) + 1;
+    real_ = {larger(0, lo_), larger(larger(0, lo_), smaller(a.out, end))};
+    pitch_ = ceil_div(end - lo_, kMargin) * kMargin;
+    readable_ = lo_ >= 0 && end <= a.out;
+    near_ = lo_ > -a.out && end < 2 * a.out;
+    lines_ = (most_ + a.kernel) / a.stride + 2;
+    const i64 depths = most_windows(p.axis[0]);
+    copied_ = depths * lines_ * pitch_;
+    gradients_ = arena.take<T>(copied_);
+    routes_ = Routed ? arena.take<std::uint8_t>(copied_) : nullptr;
+    sent_ = arena.take<Sent>(depths);
+    wide_ = Routed ? arena.take<u32>(pitch_) : nullptr;
+    divisors_ = Routed ? nullptr : arena.take<T>(pitch_);
+    row_divisors_ = Routed ? nullptr : arena.take<T>(depths * lines_);
+    at_ = Routed ? nullptr : arena.take<const T*>(depths * lines_);
+    nowhere_ = arena.take<T>(a.in);
+    rows_ = arena.take<T*>((lines_ + 2) * a.stride + a.kernel);
+  }
+
+  // routes: of a routed gradient; divisor: of another
+  void run(const View& gy, const View* routes, Divisor divisor, i64 plane) {
+    gy_ = &gy, routing_ = routes, divisor_ = divisor;
+    if (!ready_) prepare();
+    gradient_plane_ = plane_of(gy, plane);
+    if constexpr (Routed) route_plane_ = plane_of(*routes, plane);
+    const i64 n = p_.axis[2].in;
+    for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
+      for (i64 h = piece_.lo[1], count; h < piece_.hi[1]; h += count) {
+        count = smaller(most_, piece_.hi[1] - h);
+        const i64 at = plane * p_.in_plane() + (d * p_.axis[1].in + h) * n;
+        band(d, h, count, gx_.room(at, count * n, false));
+      }
+    }
+  }
+
+ private:
+  static constexpr i64 kMostRows = 16, kMargin = 64;
+  static constexpr i64 kSpare = 2;  // lines on both sides, so that all that is read is there
+
+  // A band of gradients, and of routes: column `lo_` of its first line, and how far lines are
+  // apart; of what is not routed, column `lo_` of each line, and its divisor.
+  struct Sent {
+    const T* gradients;
+    const std::uint8_t* routes;
+    i64 gradient_pitch, route_pitch;
+    u32 place;  // the first of the windows' places at this depth
+    const T* const* lines;
+    const T* divisors;
+    const char *gradients_next, *routes_next;  // where the next band lies in the arrays
+  };
+
+  void prepare() {
+    ready_ = true;
+    depths_.fill();
+    std::fill(gradients_, gradients_ + copied_, T(0));
+    if (Routed) std::memset(routes_, 0xFF, static_cast<std::size_t>(copied_));
+    std::fill(nowhere_, nowhere_ + p_.axis[2].in, T(0));
+    if constexpr (!Routed) {
+      std::fill(divisors_, divisors_ + pitch_, T(1));
+      divisor_.fill_row(p_, real_.lo, real_.hi, divisors_ + real_.lo - lo_);
+    }
+  }
+
+  // Inputs h ... h + count at depth d.
+  void band(i64 d, i64 h, i64 count, T* to) {
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const i64 begin = h + height.lo, n = width.in;
+    const i64 first = ceil_div(begin - height.kernel + 1, height.stride);
+    const i64 lines = floor_div(begin + count - 1, height.stride) + 1 - first;
+    for (i64 j = 0; j < (lines + 1) * height.stride + height.kernel; ++j) {
+      const i64 row = first * height.stride + j - begin;
+      rows_[j] = row >= 0 && row < count ? to + row * n : nowhere_;
+    }
+    const auto senders = depths_[d];
+    if (senders.begin() == senders.end()) return std::fill(to, to + count * n, T(0));
+    i64 depths = 0;
+    for (const auto& depth : senders) {
+      sent_[depths] = sent_by(depth.output, first, lines, depths * lines_);
+      sent_[depths].place = static_cast<u32>(depth.place * height.kernel * width.kernel);
+      ++depths;
+    }
+    by_shape(width, [&](auto kernel, auto stride) {
+      by_width<T>(n / stride, [&](auto w) {
+        constexpr i64 kColumns = stride() * w();
+        for (i64 i = 0; i < n; i += kColumns) {
+          const i64 column = smaller(i, n - kColumns);
+          const bool even = (column + width.lo) % stride == 0;
+          for (i64 k = 0; k < depths; ++k) {
+            const bool fresh = k == 0;
+            if (even) walk<kernel(), stride(), 0, w()>(column, i, sent_[k], lines, fresh);
+            else walk<kernel(), stride(), stride() - 1, w()>(column, i, sent_[k], lines, fresh);
+          }
+        }
+      });
+    });
+  }
+
+  // Lines of gradients from `first` on: where they lie, or copied to lines from `line` on, with
+  // zeros around them. Where routes lead nowhere, it is all the same what is read as a gradient:
+  // the end of the line before, too.
+  Sent sent_by(i64 od, i64 first, i64 lines, i64 line) {
+    const View& g = *gy_;
+    const i64 outs = p_.axis[1].out, at = line * pitch_;
+    const bool plain = g.dtype == DtypeOf<T>::value && g.width == 1;
+    const bool inside = plain && readable_ && first >= 0 && first + lines <= outs;
+    const auto* sent =
+        reinterpret_cast<const T*>(gradient_plane_) + od * g.depth + first * g.height + lo_;
+    Sent band{gradients_ + at,
+              routes_ + at,
+              pitch_,
+              pitch_,
+              0,
+              at_ + line,
+              row_divisors_ + line,
+              row_at(g, gradient_plane_, od, first + lines),
+              nullptr};
+    const bool dense = plain && near_ && g.height == p_.axis[2].out;
+    if constexpr (Routed) {
+      const View& r = *routing_;
+      band.routes_next = row_at(r, route_plane_, od, first + lines);
+      if (inside && r.dtype == Dtype::uint8 && r.width == 1) {
+        band.gradients = sent, band.gradient_pitch = g.height;
+        band.routes = reinterpret_cast<const std::uint8_t*>(row_at(r, route_plane_, od, first));
+        band.route_pitch = r.height;
+        return band;
+      }
+    } else {
+      for (i64 i = 0; i < lines; ++i) {
+        const i64 oh = first + i;
+        // Beyond the ends of a line between two others lies what they hold: it is read, and masked.
+        const bool real = oh >= 0 && oh < outs, amid = dense && oh > 0 && oh + 1 < outs;
+        const bool there = amid || (real && plain && readable_);
+        if (!there) copy(od, oh, line + i, true);
+        at_[line + i] = there ? sent + i * g.height : gradients_ + at + i * pitch_;
+        row_divisors_[line + i] = real ? static_cast<T>(divisor_.of_rows(p_, od, oh)) : T(1);
+      }
+      return band;
+    }
+    const bool within = dense && first > kSpare && first + lines < outs - kSpare;
+    for (i64 i = 0; i < lines; ++i) copy(od, first + i, line + i, !within);
+    if (within) band.gradients = sent, band.gradient_pitch = g.height;
+    return band;
+  }
+
+  // Column `lo_` of a row, which need not exist.
+  const char* row_at(const View& v, const char* plane, i64 od, i64 oh) const {
+    return plane + (od * v.depth + oh * v.height + lo_ * v.width) * size_of(v.dtype);
+  }
+
+  // One line; its gradients only if they are not read where they lie.
+  POOLGRAD_LOOP void copy(i64 od, i64 oh, i64 line, bool gradients) {
+    const i64 n = real_.hi - real_.lo, offset = line * pitch_ + real_.lo - lo_;
+    T* to = gradients_ + offset;
+    std::uint8_t* place = Routed ? routes_ + offset : nullptr;
+    if (oh < 0 || oh >= p_.axis[1].out) {
+      if (Routed) std::memset(place, 0xFF, static_cast<std::size_t>(n));
+      return std::fill(to, to + n, T(0));
+    }
+    if (gradients) copy_row(*gy_, gradient_plane_, od, oh, real_.lo, real_.hi, false, to);
+    if constexpr (Routed) {
+      const View& r = *routing_;
+      if (r.dtype == Dtype::uint8 && r.width == 1) {
+        const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_);
+        copy_run(from + od * r.depth + oh * r.height + real_.lo, place, n);
+      } else {
+        const u32* from = row_of(r, route_plane_, 1, od, oh, real_.lo, real_.hi, wide_);
+        for (i64 i = 0; i < n; ++i) place[i] = static_cast<std::uint8_t>(smaller(from[i], 0xFF));
+      }
+    }
+  }
+
+  // What a line of outputs sends to the inputs of phase c; `base`: the output, counted from `lo_`,
+  // that the first input begins with. Each sends to where its route leads, ...
+  template <i64 K, i64 S, i64 P, i64 W>
+  struct Along {
+    using V = Vec<T, static_cast<int>(W)>;
+    using At = Vec<Place, static_cast<int>(W)>;
+
+    const T* g;
+    const std::uint8_t* r;
+    i64 gradient_pitch, route_pitch;
+    At wanted[K][K];
+
+    Along(const BackBands&, const Sent& sent, i64 base)
+        : g(sent.gradients + base),
+          r(sent.routes + base),
+          gradient_pitch(sent.gradient_pitch),
+          route_pitch(sent.route_pitch) {
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < K * K; ++k)
+        wanted[k / K][k % K] = At{} + (sent.place + static_cast<u32>(k));
+    }
+    void open(i64) {}
+    void close() { g += gradient_pitch, r += route_pitch; }
+
+    POOLGRAD_INLINE void send(i64 c, V (&sums)[K][S]) const {
+      POOLGRAD_UNROLL
+      for (i64 k = K - 1; k >= 0; --k) {
+        if ((c + P - k) % S != 0) continue;
+        const i64 away = (c + P - k) / S;
+        const V gradient = load<V>(g + away);
+        const At at = convert<Place>(load<Vec<std::uint8_t, static_cast<int>(W)>>(r + away));
+        POOLGRAD_UNROLL
+        for (i64 j = 0; j < K; ++j) sums[j][c] += at == wanted[j][k] ? gradient : V{};
+      }
+    }
+  };
+
+  // ... or the same share to all. A line is divided as it is read, a vector for each distance; of
+  // three neighbours the one amid the others is made of their lanes.
+  template <i64 K, i64 S, i64 P, i64 W>
+  struct Alike {
+    using V = Vec<T, static_cast<int>(W)>;
+    using Mask = decltype(V{} < V{});
+    // The nearest output that an input of some phase asks, counted from `base`, and how many
+    // follow.
+    static constexpr i64 kFirst = P >= K - 1 ? (P - K + S) / S : -((K - 1 - P) / S);
+    static constexpr i64 kMany = (S - 1 + P) / S - kFirst + 1;
+
+    const T* const* lines;
+    const T* rows;
+    const i64 first;  // column
+    bool edge;        // whether some of what is read lies beyond the outputs
+    V divisors[kMany], share[kMany];
+    Mask real[kMany];
+
+    Alike(const BackBands& of, const Sent& sent, i64 base)
+        : lines(sent.lines), rows(sent.divisors), first(base + kFirst) {
+      using I = std::remove_cvref_t<decltype(Mask{}[0])>;
+      const i64 begin = of.real_.lo - of.lo_, end = of.real_.hi - of.lo_;
+      edge = first < begin || first + kMany - 1 + W > end;
+      for (i64 k = 0; k < kMany; ++k) {
+        divisors[k] = load<V>(of.divisors_ + first + k);
+        for (i64 j = 0; edge && j < W; ++j) {
+          const i64 column = first + k + j;
+          real[k][j] = static_cast<I>(column >= begin && column < end ? -1 : 0);
+        }
+      }
+    }
+    POOLGRAD_INLINE void open(i64 q) {
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < kMany; ++k) {
+        if (kMany == 3 && k == 1) continue;
+        share[k] = load<V>(lines[q] + first + k) / (rows[q] * divisors[k]);
+        if (edge) share[k] = real[k] ? share[k] : V{};
+      }
+      if constexpr (kMany == 3) {  // lanes 1, 2, ..., and one more
+        share[1] = [&]<int... J>(std::integer_sequence<int, J...>) {
+          constexpr int last = static_cast<int>(2 * W) - 2;
+          return __builtin_shufflevector(share[0], share[2], (J + 1)..., last);
+        }(std::make_integer_sequence<int, static_cast<int>(W) - 1>{});
+      }
+    }
+    void close() {}
+
+    POOLGRAD_INLINE void send(i64 c, V (&sums)[K][S]) const {
+      V line{};
+      POOLGRAD_UNROLL
+      for (i64 k = K - 1; k >= 0; --k) {
+        if ((c + P - k) % S == 0) line += share[(c + P - k) / S - kFirst];
+      }
+      POOLGRAD_UNROLL
+      for (i64 j = 0; j < K; ++j) sums[j][c] += line;
+    }
+  };
+
+  // The inputs from `column` on of all rows, W of each phase; those before `from` are there
+  // already. P: which phase comes first, 0 or S - 1. Sums are made in ascending order of outputs.
+  template <i64 K, i64 S, i64 P, i64 W>
+  POOLGRAD_LOOP void walk(i64 column, i64 from, Sent sent, i64 lines, bool fresh) const {
+    using V = Vec<T, static_cast<int>(W)>;
+    const i64 base = floor_div(column + p_.axis[2].lo, S) - lo_;
+    const i64 gradient_step = gy_->height * size_of(gy_->dtype);
+    const i64 route_step = Routed ? routing_->height * size_of(routing_->dtype) : 0;
+    const char* gradients_next = sent.gradients_next + base * gy_->width * size_of(gy_->dtype);
+    const char* routes_next =
+        Routed ? sent.routes_next + base * routing_->width * size_of(routing_->dtype) : nullptr;
+    std::conditional_t<Routed, Along<K, S, P, W>, Alike<K, S, P, W>> line(*this, sent, base);
+    constexpr bool kLines = S * W * sizeof(T) % kLineBytes == 0;
+    const bool streams = kLines && streams_;
+    V sums[K][S];
+    const auto begin = [&](i64 j, const T* row) {
+      if (fresh) {
+        POOLGRAD_UNROLL
+        for (i64 c = 0; c < S; ++c) sums[j][c] = V{};
+      } else if constexpr (S == 1) {
+        sums[j][0] = load<V>(row);
+      } else {
+        sums[j][0] = load_second<V>(row, false), sums[j][1] = load_second<V>(row + 1, true);
+      }
+    };
+    POOLGRAD_UNROLL
+    for (i64 j = 0; j < K; ++j) begin(j, rows_[j] + column);
+    for (i64 q = 0; q < lines; ++q) {
+      line.open(q);
+      POOLGRAD_UNROLL
+      for (i64 c = 0; c < S; ++c) line.send(c, sums);
+      line.close();
+      ask(gradients_next), gradients_next += gradient_step;
+      if constexpr (Routed) ask(routes_next), routes_next += route_step;
+      POOLGRAD_UNROLL
+      for (i64 j = 0; j < S; ++j) {
+        T* to = rows_[q * S + j] + column;
+        V made[S];
+        if constexpr (S == 1) made[0] = sums[j][0];
+        else riffle(sums[j][0], sums[j][1], made);
+        POOLGRAD_UNROLL
+        for (i64 c = 0; c < S; ++c) {
+          if (streams && to != nowhere_ + column) {
+            if (column + c * W >= from) stream(to + c * W, made[c]);
+          } else {
+            if (fresh) ask(to + lines * S * p_.axis[2].in + c * W);
+            store(to + c * W, made[c]);
+          }
+        }
+      }
+      POOLGRAD_UNROLL
+      for (i64 j = 0; j < K - S; ++j) {
+        POOLGRAD_UNROLL
+        for (i64 c = 0; c < S; ++c) sums[j][c] = sums[j + S][c];
+      }
+      POOLGRAD_UNROLL
+      for (i64 j = K - S; j < K; ++j) begin(j, rows_[(q + 1) * S + j] + column);
+    }
+  }
+
+  const Plan& p_;
+  const Piece piece_;
+  Senders depths_;
+  const i64 most_;  // rows of inputs at once
+  Sink<T> gx_;
+  const bool streams_;
+  i64 lo_, pitch_, lines_, copied_;  // the first column of a band; of lines
+  Range real_;                       // the columns of outputs that there are
+  bool readable_, near_;  // lines may be read where they lie, or with what lies beside them
+  bool ready_ = false;
+  T *gradients_, *divisors_, *row_divisors_, *nowhere_;
+  const T** at_;  // lines that are not routed
+  std::uint8_t* routes_;
+  u32* wide_;
+  T** rows_;    // where rows of inputs go
+  Sent* sent_;  // by each of the depths that reach them
+  const View *gy_ = nullptr, *routing_ = nullptr;
+  const char *gradient_plane_ = nullptr, *route_plane_ = nullptr;
+  Divisor divisor_{};
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,198 @@
+// What sends values along routes, winners and indices, compiled once per instruction set.
+#include "backward/routes.hpp"
+
+#include <atomic>
+
+#include "backward/split_ties.hpp"
+#include "backward/unpool.hpp"
+#include "base/instruction_set.hpp"
+#include "base/partition.hpp"
+#include "simd/packed_bits.hpp"
+
+namespace poolgrad {
+namespace {
+
+void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
+  const Plan& p = *work.plan;
+  by_sum(gy.dtype, [&](auto a) {
+    using A = decltype(a);
+    const auto by_inputs = [&](auto kind) {
+      using How = typename decltype(kind)::type;
+      over_inputs(
+          work, [&](const Piece& piece, Arena& arena) { return How(p, piece, gx, arena); },
+          [&](How& kit, i64 plane, const Piece&) { kit.run(gy, &routes, {}, plane); });
+    };
+    if constexpr (!kGeneralOnly) {
+      if (is_banded_back<A>(p)) return by_inputs(std::type_identity<BackBands<A, true>>{});
+      if (is_pixelled_back<A>(p, gy, routes)) return by_inputs(std::type_identity<BackPixels<A>>{});
+    }
+    if (is_gathered(p, true)) return by_inputs(std::type_identity<Gather<A, true>>{});
+    by_route(routes.dtype, [&](auto r) {
+      using How = Scatter<A, decltype(r)>;
+      over_inputs_of_planes(
+          work, How::kTogether,
+          [&](const Piece& piece, i64 planes, Arena& arena) {
+            return How(p, piece, planes, is<A>(gx), arena);
+          },
+          [&](How& kit, i64 first, i64 last, const Piece&) {
+            kit.run(gy, routes, gx, first, last);
+          });
+    });
+  });
+}
+
+void follow(const Work& work, const View& tangent, const View& routes, Dense y) {
+  const Plan& p = *work.plan;
+  by_sum(tangent.dtype, [&](auto a) {
+    by_route(routes.dtype, [&](auto r) {
+      using A = decltype(a);
+      using R = decltype(r);
+      struct Kit {
+        R* buffer;
+        A* row;
+      };
+      over_outputs(
+          work,
+          [&](const Tile&, Arena& arena) {
+            return Kit{arena.take<R>(p.out_row()), arena.take<A>(p.out_row())};
+          },
+          [&](Kit& kit, i64 plane, const Tile& tile) {
+            follow_routes<A, R>(p, tile, tangent, plane_of(tangent, plane), routes,
+                                plane_of(routes, plane), kit.buffer, kit.row, y,
+                                plane * p.out_plane());
+          });
+    });
+  });
+}
+
+void indices(const Work& work, const View& routes, i64* to) {
+  const Plan& p = *work.plan;
+  by_route(routes.dtype, [&](auto r) {
+    using R = decltype(r);
+    struct Kit {
+      Places places;
+      R* buffer;
+    };
+    over_outputs(
+        work,
+        [&](const Tile&, Arena& a) {
+          return Kit{Places(p, p.axis[1].in * p.axis[2].in, p.axis[2].in, 1, a),
+                     a.take<R>(p.out_row())};
+        },
+        [&](Kit& kit, i64 plane, const Tile& tile) {
+          kit.places.fill();
+          routes_to_indices<R>(p, tile, routes, plane_of(routes, plane), kit.places, kit.buffer,
+                               to + plane * p.out_plane());
+        });
+  });
+}
+
+void split_backward(const Work& work, const View& gy, const std::uint8_t* winners, Dense gx) {
+  const Plan& p = *work.plan;
+  by_sum(gy.dtype, [&](auto a) {
+    using A = decltype(a);
+    struct Kit {
+      Rows<A> rows;
+      PieceSums<A> sums;
+    };
+    over_inputs(
+        work,
+        [&](const Piece& piece, Arena& arena) {
+          return Kit{Rows<A>(p, arena), PieceSums<A>(p, piece, is<A>(gx), arena)};
+        },
+        [&](Kit& kit, i64 plane, const Piece& piece) {
+          share_gradients<A>(p, piece, gy, plane_of(gy, plane),
+                             winners + plane * p.out_plane() * p.winner_bytes(), kit.rows, kit.sums,
+                             gx, plane * p.in_plane());
+        });
+  });
+}
+
+void split_follow(const Work& work, const View& tangent, const std::uint8_t* winners, Dense y) {
+  const Plan& p = *work.plan;
+  by_sum(tangent.dtype, [&](auto a) {
+    using A = decltype(a);
+    over_outputs(
+        work, [&](const Tile&, Arena& arena) { return Rows<A>(p, arena); },
+        [&](Rows<A>& rows, i64 plane, const Tile& tile) {
+          follow_winners<A>(p, tile, tangent, plane_of(tangent, plane),
+                            winners + plane * p.out_plane() * p.winner_bytes(), rows, y,
+                            plane * p.out_plane());
+        });
+  });
+}
+
+bool inside(const Work& work, const View& where, i64* culprit) {
+  std::atomic<i64> outside{-1};
+  std::atomic<bool> all{true};
+  parallel_for(work.plan->outer, work.threads, [&](i64 plane) {
+    i64 found = -1;
+    if (all_inside(*work.plan, where, plane_of(where, plane), &found)) return;
+    all = false;
+    outside = found;
+  });
+  *culprit = outside;
+  return all;
+}
+
+template <class F>
+void by_size(Dtype dtype, F&& f) {
+  switch (size_of(dtype)) {
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    default:
+      return f(std::uint64_t{});
+  }
+}
+
+bool unpool(const Work& work, const View& x, const View& where, Dense y, i64* culprit) {
+  const Plan& p = *work.plan;
+  if (!inside(work, where, culprit)) return false;
+  by_size(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_for(p.outer, work.threads, [&](i64 plane) {
+      unpool_plane<T>(p, x, plane_of(x, plane), where, plane_of(where, plane),
+                      as<T>(y, plane * p.out_plane()));
+    });
+  });
+  return true;
+}
+
+bool unpool_backward(const Work& work, const View& gy, const View& where, Dense gx, i64* culprit) {
+  const Plan& p = *work.plan;
+  if (!inside(work, where, culprit)) return false;
+  by_size(gy.dtype, [&](auto t) {
+    using T = decltype(t);
+    parallel_for(p.outer, work.threads, [&](i64 plane) {
+      with_scratch([&](Arena& a) { return a.take<u32>(p.out_plane() / p.inner); },
+                   [&](u32* owner) {
+                     unpool_plane_back<T>(p, gy, plane_of(gy, plane), where, plane_of(where, plane),
+                                          owner, as<T>(gx, plane * p.in_plane()));
+                   });
+    });
+  });
+  return true;
+}
+
+void pack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
+  if (p.bits == 2) pack<2>(p, from, to, threads);
+  else pack<4>(p, from, to, threads);
+}
+void unpack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
+  if (p.bits == 2) unpack<2>(p, from, to, threads);
+  else unpack<4>(p, from, to, threads);
+}
+
+}  // namespace
+
+extern const RouteKernels POOLGRAD_TABLE(route_kernels);
+const RouteKernels POOLGRAD_TABLE(route_kernels) = {
+    backward,       follow,       pack_routes, unpack_routes,   indices,
+    split_backward, split_follow, unpool,      unpool_backward,
+};
+
+}  // namespace poolgrad

@@ -1,0 +1,256 @@
+// Backward of a selecting reduction: each output's gradient goes along its route. And the way
+// there: what a tangent of the input becomes.
+#pragma once
+
+#include "backward/register_blocked.hpp"
+#include "backward/register_blocked_channels_last.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Any windows: every output adds its gradient where its route says. Costs the same for any kernel.
+// Neighbours often have the same winner, and so wait for each other's sums: several planes side by
+// side do not.
+template <class T, class R>
+class Scatter {
+ public:
+  static constexpr i64 kTogether = 8;  // planes
+
+  // planes: how many there will be
+  Scatter(const Plan& p, const Piece& piece, i64 planes, bool in_place, Arena& arena)
+      : Scatter(p, piece, p.inner < kAcross ? smaller(kTogether, planes) : 1, in_place, arena,
+                std::make_index_sequence<kTogether>{}) {}
+
+  void run(const View& gy, const View& routing, Dense gx, i64 first, i64 last) {
+    if (!ready_) prepare();
+    for (i64 plane = first; plane < last; plane += together_) {
+      const i64 count = smaller(together_, last - plane);
+      for (i64 j = 0; j < count; ++j) planes_[j].start(gy, routing, gx, plane + j);
+      rows_reaching(p_, piece_, [&](i64 od, i64 oh) {
+        for (i64 j = 0; j < count; ++j) read(gy, routing, od, oh, planes_[j]);
+        if (near_) return send_all(od, oh, planes_, count, Const<kTogether>{});
+        for (i64 j = 0; j < count; ++j) far(od, oh, planes_[j]);
+      });
+      for (i64 j = 0; j < count; ++j) planes_[j].sums.finish(gx, (plane + j) * p_.in_plane());
+    }
+  }
+
+ private:
+  using Index = std::int32_t;
+  static constexpr i64 kChunk = 64;  // outputs of a row of a plane at a time
+
+  struct Plane {
+    Plane(const Plan& p, const Piece& piece, bool used, bool in_place, Arena& arena)
+        : plan(p),
+          sums(p, piece, in_place || !used, arena),
+          gradient_row(arena.take<T>(used ? p.out_row() : 0)),
+          route_row(arena.take<R>(used ? p.out_row() : 0)) {}
+
+    void start(const View& gy, const View& routing, Dense gx, i64 plane) {
+      gradients = plane_of(gy, plane), routes = plane_of(routing, plane);
+      first_sum = sums.start(gx, plane * plan.in_plane()) + sums.first();
+    }
+
+    const Plan& plan;
+    PieceSums<T> sums;
+    T *gradient_row, *first_sum = nullptr;
+    R* route_row;
+    const char *gradients = nullptr, *routes = nullptr;
+    const T* g = nullptr;  // a row of them
+    const R* r = nullptr;
+  };
+
+  template <std::size_t... J>
+  Scatter(const Plan& p, const Piece& piece, i64 together, bool in_place, Arena& arena,
+          std::index_sequence<J...>)
+      : p_(p),
+        piece_(piece),
+        together_(together),
+        planes_{Plane(p, piece, static_cast<i64>(J) < together, in_place, arena)...},
+        outs_{covering(p.axis[2], piece.lo[2]).lo, covering(p.axis[2], piece.hi[2] - 1).hi},
+        n_((outs_.hi - outs_.lo) * p.inner),
+        columns_(arena.take<Index>(n_)),
+        values_(arena.take<T>(kTogether * kChunk)),
+        at_(arena.take<Index>(kTogether * kChunk)),
+        near_(is_near(p)) {
+    const i64 rows = p.axis[2].in * p.inner, slices = p.axis[1].in * rows;
+    next_ = p.axis[2].dilation * p.inner;
+    line_ = p.axis[1].dilation * rows - p.axis[2].kernel * next_;
+    slice_ = p.axis[0].dilation * slices - p.axis[1].kernel * p.axis[1].dilation * rows;
+  }
+
+  // Whether all that a route may lead to is counted in few bits.
+  static bool is_near(const Plan& p) {
+    double all = static_cast<double>(p.inner);
+    for (const Axis& a : p.axis) {
+      all *= static_cast<double>(a.in + (a.kernel - 1) * a.dilation + (a.lo < 0 ? -a.lo : a.lo));
+    }
+    return all < 0x1p30 && p.places <= 1 << 16;
+  }
+
+  void prepare() {
+    ready_ = true;
+    for (i64 o = outs_.lo, i = 0; near_ && o < outs_.hi; ++o) {
+      const i64 start = start_of(p_.axis[2], o) * p_.inner;
+      for (i64 c = 0; c < p_.inner; ++c) columns_[i++] = static_cast<Index>(start + c);
+    }
+  }
+
+  void read(const View& gy, const View& routing, i64 od, i64 oh, Plane& own) const {
+    own.sums.reach(od, oh);
+    own.g = row_of(gy, own.gradients, p_.inner, od, oh, outs_.lo, outs_.hi, own.gradient_row);
+    own.r = row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
+  }
+
+  // A row of some planes: of as many at once as there are, or half as many, and so on.
+  template <class Count>
+  void send_all(i64 od, i64 oh, const Plane* planes, i64 left, Count count) const {
+    for (; left >= count; left -= count, planes += count) send(od, oh, planes, count);
+    if constexpr (count() > 1) send_all(od, oh, planes, left, Const<count() / 2>{});
+  }
+
+  // A row of several planes. What is added, and where, lies side by side, so that few pointers are
+  // needed.
+  template <class Count>
+  POOLGRAD_LOOP void send(i64 od, i64 oh, const Plane* planes, Count count) const {
+    constexpr i64 kOutputs = kTogether / count() * kChunk;
+    T* sums[count()];
+    for (i64 j = 0; j < count; ++j) sums[j] = planes[j].first_sum;
+    const auto from = static_cast<Index>(start_of_row(od, oh));
+    const T* const values = values_;
+    const Index* const at = at_;
+    for (i64 begin = 0; begin < n_; begin += kOutputs) {
+      const i64 n = smaller(kOutputs, n_ - begin);
+      for (i64 j = 0; j < count; ++j) {
+        aim(planes[j], begin, n, from, values_ + j * kOutputs, at_ + j * kOutputs);
+      }
+      for (i64 i = 0; i < n; ++i) {
+        for (i64 j = 0; j < count(); ++j) sums[j][at[j * kOutputs + i]] += values[j * kOutputs + i];
+      }
+    }
+  }
+
+  i64 start_of_row(i64 od, i64 oh) const {
+    const i64 row = start_of(p_.axis[0], od) * p_.axis[1].in + start_of(p_.axis[1], oh);
+    return row * p_.axis[2].in * p_.inner - planes_[0].sums.first();
+  }
+
+  // Where gradients `begin` and on of a row go, counted from the first input of the piece. Those
+  // that do not go there are 0, and go anywhere.
+  POOLGRAD_INLINE void aim(const Plane& own, i64 begin, i64 n, Index from, T* __restrict values,
+                           Index* __restrict at) const {
+    const bool deep = p_.axis[0].kernel > 1;
+    const float lines = 1.0f / static_cast<float>(p_.axis[2].kernel);
+    const float slices = 1.0f / static_cast<float>(p_.axis[1].kernel);
+    const auto next = static_cast<Index>(next_), line = static_cast<Index>(line_);
+    const auto slice = static_cast<Index>(slice_);
+    const auto inputs = static_cast<u32>(own.sums.last() - own.sums.first());
+    const auto places = static_cast<u32>(p_.places);
+    const T* const gradients = own.g + begin;
+    const R* const routes = own.r + begin;
+    const Index* const columns = columns_ + begin;
+    sweep_lanes<Index>(n, [&](auto w, i64 i) {
+      using V = Vec<Index, w()>;
+      using G = Vec<T, w()>;
+      const auto place = convert<u32>(load<Vec<R, w()>>(routes + i));
+      ask(gradients + i + kAhead<T>), ask(routes + i + kAhead<R>);
+      // A half more than a whole number: so far from the next that no rounding gets there.
+      const auto quotient = [](V of, float by) {
+        return convert<Index>((convert<float>(of) + 0.5f) * by);
+      };
+      const V one = reinterpret_cast<V>(place), down = quotient(one, lines);
+      V to = load<V>(columns + i) + from + one * next + down * line;
+      if (deep) to += quotient(down, slices) * slice;
+      const V inside =
+          reinterpret_cast<V>((place < places) & (reinterpret_cast<Vec<u32, w()>>(to) < inputs));
+      store(at + i, to & inside);
+      store(values + i, convert<std::conditional_t<sizeof(T) == 8, i64, Index>>(inside)
+                            ? load<G>(gradients + i)
+                            : G{});
+    });
+  }
+
+  // The same of huge planes and windows, one by one.
+  void far(i64 od, i64 oh, const Plane& own) const {
+    const i64 from = start_of_row(od, oh), inputs = own.sums.last() - own.sums.first();
+    for (i64 i = 0; i < n_; ++i) {
+      const i64 place = static_cast<i64>(own.r[i]), down = place / p_.axis[2].kernel;
+      const i64 column = start_of(p_.axis[2], outs_.lo + i / p_.inner) * p_.inner + i % p_.inner;
+      const i64 to =
+          from + column + place * next_ + down * line_ + down / p_.axis[1].kernel * slice_;
+      if (place < p_.places && to >= 0 && to < inputs) own.first_sum[to] += own.g[i];
+    }
+  }
+
+  const Plan& p_;
+  const Piece piece_;
+  const i64 together_;  // so many planes are used
+  Plane planes_[kTogether];
+  const Range outs_;  // the outputs of a row that reach the piece
+  const i64 n_;
+  Index* columns_;  // where their windows begin
+  T* values_;       // of chunks of rows of several planes: what is added ...
+  Index* at_;       // ... where
+  const bool near_;
+  i64 next_, line_, slice_;  // to the next place, what is more to the next line, and depth
+  bool ready_ = false;
+};
+
+// to[o] = tangent at the route of o, 0 where it is routed nowhere. Each place is checked against
+// the input: routes may come from a caller.
+template <class T, class R>
+void follow_routes(const Plan& p, const Tile& tile, const View& x, const char* tangents,
+                   const View& routing, const char* routes, R* buffer, T* row, Dense y, i64 plane) {
+  const u32 kh = static_cast<u32>(p.axis[1].kernel), kw = static_cast<u32>(p.axis[2].kernel);
+  const auto input = [&](int axis, i64 output, i64 place) {
+    const Axis& a = p.axis[axis];
+    return start_of(a, output) + place * a.dilation;
+  };
+  by_element<T>(x.dtype, [&](auto s) {
+    using S = decltype(s);
+    const S* from = reinterpret_cast<const S*>(tangents);
+    for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+      for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+        const R* r = row_of(routing, routes, p.inner, od, oh, tile.lo[2], tile.hi[2], buffer);
+        T* to = row;
+        for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
+          for (i64 c = 0; c < p.inner; ++c, ++r, ++to) {
+            const u32 place = *r, line = place / kw;
+            const i64 d = input(0, od, line / kh), h = input(1, oh, line % kh);
+            const i64 w = input(2, o, place % kw);
+            const bool real = place < p.places && d >= 0 && d < p.axis[0].in && h >= 0 &&
+                              h < p.axis[1].in && w >= 0 && w < p.axis[2].in;
+            *to = T(0);
+            if (real) {
+              widen_run(from + d * x.depth + h * x.height + w * x.width + c * x.inner, to, 1);
+            }
+          }
+        }
+        write(y, plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner, row,
+              to - row);
+      }
+    }
+  });
+}
+
+// The routes as flat positions in the (unpadded) plane, -1 for nowhere.
+template <class R>
+void routes_to_indices(const Plan& p, const Tile& tile, const View& routing, const char* routes,
+                       const Places& places, R* buffer, i64* indices) {
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const R* r = row_of(routing, routes, p.inner, od, oh, tile.lo[2], tile.hi[2], buffer);
+      i64* to = indices + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      const i64 row = start_of(p.axis[0], od) * p.axis[1].in + start_of(p.axis[1], oh);
+      for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
+        const i64 start = row * p.axis[2].in + start_of(p.axis[2], o);
+        for (i64 c = 0; c < p.inner; ++c, ++r) {
+          *to++ = *r < p.places ? start + places[*r] : -1;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poolgrad

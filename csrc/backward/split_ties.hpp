@@ -1,0 +1,126 @@
+// ties="split": all inputs equal to the winner share the gradient. What is kept is one bit a place,
+// "this one won": still no input. These loops visit every place of every window; the usual rules
+// of ties do not come here.
+#pragma once
+
+#include "backward/tiles.hpp"
+#include "forward/separable.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Calls each(output, place, column) along a row, for outputs [lo, hi) and each channel; the output
+// is counted from output `lo`.
+template <class F>
+void each_place(const Plan& p, i64 lo, i64 hi, i64 first_place, F&& each) {
+  for (i64 o = lo; o < hi; ++o) {
+    const Span s = span_of(p.axis[2], o);
+    for (i64 t = 0; t < s.taps; ++t) {
+      const i64 place = first_place + s.place + t, w = s.begin + t * p.axis[2].dilation;
+      for (i64 c = 0; c < p.inner; ++c) each((o - lo) * p.inner + c, place, w * p.inner + c);
+    }
+  }
+}
+
+// What these loops read and make rows of.
+template <class T>
+struct Rows {
+  T *inputs, *outputs, *sums;
+  Rows(const Plan& p, Arena& arena)
+      : inputs(arena.take<T>(p.axis[2].in * p.inner)),
+        outputs(arena.take<T>(p.out_row())),
+        sums(arena.take<T>(p.out_row())) {}
+};
+
+[[maybe_unused]] inline bool bit(const std::uint8_t* bits, i64 k) {
+  return bits[k / 8] >> (k % 8) & 1;
+}
+
+// positive: nobody wins a zero.
+template <class T>
+void mark_winners(const Plan& p, const Tile& tile, const View& x, const char* inputs, const View& y,
+                  const char* outputs, bool positive, Rows<T>& rows, std::uint8_t* winners) {
+  const i64 bytes = p.winner_bytes(), lo = tile.lo[2], hi = tile.hi[2];
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const T* best = row_of(y, outputs, p.inner, od, oh, lo, hi, rows.outputs);
+      std::uint8_t* bits =
+          winners + ((od * p.axis[1].out + oh) * p.out_row() + lo * p.inner) * bytes;
+      std::memset(bits, 0, static_cast<std::size_t>((hi - lo) * p.inner * bytes));
+      each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
+        const T* row = row_of(x, inputs, p.inner, d, h, 0, p.axis[2].in, rows.inputs);
+        each_place(p, lo, hi, line, [&](i64 output, i64 place, i64 at) {
+          std::uint8_t* own = bits + output * bytes;
+          const bool nan = row[at] != row[at];
+          if (nan) std::memset(own, 0, static_cast<std::size_t>(bytes));  // the last one stays
+          const bool wins = row[at] == best[output] && !(positive && row[at] == T(0));
+          if (nan || wins) {
+            own[place / 8] = static_cast<std::uint8_t>(own[place / 8] | 1u << (place % 8));
+          }
+        });
+      });
+    }
+  }
+}
+
+template <class T>
+T count_winners(const std::uint8_t* bits, i64 bytes) {
+  i64 n = 0;
+  for (i64 b = 0; b < bytes; ++b) n += __builtin_popcount(bits[b]);
+  return static_cast<T>(n);
+}
+
+template <class T>
+void share_gradients(const Plan& p, const Piece& piece, const View& gy, const char* gradients,
+                     const std::uint8_t* winners, Rows<T>& rows, PieceSums<T>& sums, Dense gx,
+                     i64 plane) {
+  const i64 bytes = p.winner_bytes();
+  const Range outs = {covering(p.axis[2], piece.lo[2]).lo, covering(p.axis[2], piece.hi[2] - 1).hi};
+  T* to = sums.start(gx, plane);
+  rows_reaching(p, piece, [&](i64 od, i64 oh) {
+    sums.reach(od, oh);
+    const T* g = row_of(gy, gradients, p.inner, od, oh, outs.lo, outs.hi, rows.outputs);
+    const std::uint8_t* bits =
+        winners + ((od * p.axis[1].out + oh) * p.out_row() + outs.lo * p.inner) * bytes;
+    for (i64 i = 0; i < (outs.hi - outs.lo) * p.inner; ++i) {
+      rows.sums[i] = g[i] / count_winners<T>(bits + i * bytes, bytes);
+    }
+    each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
+      const i64 row = (d * p.axis[1].in + h) * p.axis[2].in * p.inner;
+      each_place(p, outs.lo, outs.hi, line, [&](i64 output, i64 place, i64 column) {
+        const i64 at = row + column;
+        if (bit(bits + output * bytes, place) && at >= sums.first() && at < sums.last()) {
+          to[at] += rows.sums[output];
+        }
+      });
+    });
+  });
+  sums.finish(gx, plane);
+}
+
+template <class T>
+void follow_winners(const Plan& p, const Tile& tile, const View& x, const char* tangents,
+                    const std::uint8_t* winners, Rows<T>& rows, Dense y, i64 plane) {
+  const i64 bytes = p.winner_bytes(), lo = tile.lo[2], hi = tile.hi[2], n = (hi - lo) * p.inner;
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const i64 first = (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
+      const std::uint8_t* bits = winners + first * bytes;
+      std::memset(rows.sums, 0, static_cast<std::size_t>(n) * sizeof(T));
+      each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
+        const T* row = row_of(x, tangents, p.inner, d, h, 0, p.axis[2].in, rows.inputs);
+        each_place(p, lo, hi, line, [&](i64 output, i64 place, i64 at) {
+          if (bit(bits + output * bytes, place)) rows.sums[output] += row[at];
+        });
+      });
+      for (i64 i = 0; i < n; ++i) {
+        const T winners_here = count_winners<T>(bits + i * bytes, bytes);
+        if (winners_here > T(0)) rows.sums[i] /= winners_here;
+      }
+      write(y, plane + first, rows.sums, n);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poolgrad

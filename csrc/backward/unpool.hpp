@@ -1,0 +1,79 @@
+// Unpooling: every value goes where its index says, in a plane of zeros. Of values with the same
+// index the last one stays, and only it gets the gradient.
+#pragma once
+
+#include "geometry/view.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Calls each(its number in the plane, offset in x, its index) for one channel of one plane.
+template <class F>
+void each_index(const Plan& p, const View& x, const View& indices, const char* plane, i64 c,
+                F&& each) {
+  const i64* from = reinterpret_cast<const i64*>(plane);
+  i64 number = 0;
+  for (i64 d = 0; d < p.axis[0].in; ++d) {
+    for (i64 h = 0; h < p.axis[1].in; ++h) {
+      for (i64 w = 0; w < p.axis[2].in; ++w, ++number) {
+        each(number, d * x.depth + h * x.height + w * x.width + c * x.inner,
+             from[d * indices.depth + h * indices.height + w * indices.width + c * indices.inner]);
+      }
+    }
+  }
+}
+
+// The first index that is not in the plane of the output; -1 (which is none, too) if all are.
+[[maybe_unused]] inline bool all_inside(const Plan& p, const View& indices, const char* plane,
+                                        i64* culprit) {
+  const i64 size = p.axis[0].out * p.axis[1].out * p.axis[2].out;
+  bool inside = true;
+  for (i64 c = 0; c < p.inner; ++c) {
+    each_index(p, indices, indices, plane, c, [&](i64, i64, i64 index) {
+      if (index >= 0 && index < size) return;
+      inside = false;
+      *culprit = index;
+    });
+  }
+  return inside;
+}
+
+template <class T>
+void unpool_plane(const Plan& p, const View& x, const char* values, const View& indices,
+                  const char* where, T* y) {
+  std::memset(y, 0, static_cast<std::size_t>(p.out_plane()) * sizeof(T));
+  const T* from = reinterpret_cast<const T*>(values);
+  const auto size = static_cast<std::uint64_t>(p.axis[0].out * p.axis[1].out * p.axis[2].out);
+  for (i64 c = 0; c < p.inner; ++c) {
+    each_index(p, x, indices, where, c, [&](i64, i64 at, i64 index) {
+      // Another thread may have changed an index since all were checked.
+      if (static_cast<std::uint64_t>(index) < size) y[index * p.inner + c] = from[at];
+    });
+  }
+}
+
+// owner: scratch, one number for each place of an output plane
+template <class T>
+void unpool_plane_back(const Plan& p, const View& gy, const char* gradients, const View& indices,
+                       const char* where, u32* owner, T* gx) {
+  const T* from = reinterpret_cast<const T*>(gradients);
+  const i64 width = p.axis[2].out, rows = p.axis[1].out;
+  const auto size = static_cast<std::uint64_t>(p.axis[0].out * rows * width);
+  const auto outside = [&](i64 index) { return static_cast<std::uint64_t>(index) >= size; };
+  for (i64 c = 0; c < p.inner; ++c) {
+    each_index(p, indices, indices, where, c, [&](i64 number, i64, i64 index) {
+      if (!outside(index)) owner[index] = static_cast<u32>(number);
+    });
+    each_index(p, indices, indices, where, c, [&](i64 number, i64, i64 index) {
+      if (outside(index)) return;
+      const i64 row = index / width;
+      const i64 at =
+          row / rows * gy.depth + row % rows * gy.height + index % width * gy.width + c * gy.inner;
+      const bool last = owner[index] == static_cast<u32>(number);
+      gx[number * p.inner + c] = last ? from[at] : T{};
+    });
+  }
+}
+
+}  // namespace
+}  // namespace poolgrad

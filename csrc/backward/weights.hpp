@@ -1,0 +1,272 @@
+// Backward of the reductions in operators/nonlinear.hpp and of the mixture: each output's gradient,
+// times the derivative of the output by the input, to every input of its window.
+#pragma once
+
+#include "backward/tiles.hpp"
+#include "base/partition.hpp"
+#include "forward/row_writer.hpp"
+#include "operators/settings.hpp"
+#include "simd/math.hpp"
+
+namespace poolgrad {
+namespace {
+
+// What is known of an output when one of its inputs is weighed.
+template <class V, class P>
+struct Known {
+  V kept[kMostKept], theta;
+  P route;  // of the mixture: the place that won
+};
+
+// dy/dx = sign(x) (|x| / m)^(p - 1) factor; kept: m, factor
+template <class A>
+struct PowerWeight {
+  static constexpr int kKept = 2;
+  template <int W, class K>
+  static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int whole) {
+    using V = Vec<A, W>;
+    const V size = x < A(0) ? -x : x, one = V{} + A(1), m = of.kept[0];
+    V power = one;
+    if (whole > 1) {
+      power = whole_power(size == m ? one : size / m, whole - 1);
+    } else if (whole == 0) {
+      const V z = (of.theta - A(1)) * log_ratio<A, W>(size, m);
+      power = size == m ? one : exponential<A, W>(z);
+    }
+    const V signed_power = (x < A(0) ? -power : power) * of.kept[1];
+    return x == A(0) ? V{} : signed_power;
+  }
+};
+
+// exp(z) / s, z = |r| (x - m), or of -x; kept: m, 1 / s
+template <class A>
+struct ExponentialWeight {
+  static constexpr int kKept = 2;
+  template <int W, class K>
+  static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
+    using V = Vec<A, W>;
+    const auto turned = of.theta < A(0);
+    const V value = turned ? -x : x, rate = turned ? -of.theta : of.theta;
+    const V z = value == of.kept[0] ? V{} : rate * (value - of.kept[0]);
+    return exponentials<A, W>(z).value() * of.kept[1];
+  }
+};
+
+// w (1 + x - y), w = exp(x - m) / s, y = m + shift; kept: m, 1 / s, shift
+template <class A>
+struct SoftWeight {
+  static constexpr int kKept = 3;
+  template <int W, class K>
+  static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
+    using V = Vec<A, W>;
+    const V d = x == of.kept[0] ? V{} : x - of.kept[0];
+    const V w = exponentials<A, W>(d).value() * of.kept[1];
+    const V slope = w * (A(1) + (d - of.kept[2]));
+    return w == A(0) ? V{} : slope;
+  }
+};
+
+// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; kept: m, 1 / s, t / s. Where there
+// is none, the same for all; kept: 0, 1 / n
+template <class A>
+struct PositiveWeight {
+  static constexpr int kKept = 3;
+  template <int W, class K>
+  static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
+    using V = Vec<A, W>;
+    const V m = of.kept[0], q = x == m ? V{} + A(1) : x / m;
+    const V slope = (q + (q - of.kept[2])) * of.kept[1];
+    const V own = x > A(0) ? slope : x <= A(0) ? V{} : x;
+    return m == A(0) ? of.kept[1] : own;
+  }
+};
+
+// a [this one won] + (1 - a) / n; kept: 1 / n
+template <class A>
+struct MixedWeight {
+  static constexpr int kKept = 1;
+  template <int W, class K>
+  static Vec<A, W> weight(Vec<A, W>, const K& of, u32 place, int) {
+    using V = Vec<A, W>;
+    using Lane = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;
+    const auto won = convert<Lane>(of.route == place);
+    return (won ? of.theta : V{}) + (A(1) - of.theta) * of.kept[0];
+  }
+};
+
+// Where an operator's arrays lie.
+struct Weighed {
+  const View *gy, *x, *routes;  // x: null for the mixture; routes: for it only
+  const View* kept;             // as many as the operator keeps
+  Divisor divisor;              // of the mixture's average
+};
+
+template <class A, class Weight>
+class Weigh {
+ public:
+  static constexpr bool kMixed = std::is_same_v<Weight, MixedWeight<A>>;
+
+  Weigh(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+      : p_(p),
+        piece_(piece),
+        by_window_(p.inner > 1 || p.axis[2].kernel > 16 || !has_phases(p.axis[2])),
+        phases_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_, arena),
+        inputs_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_ && !kMixed, arena),
+        gx_(gx, columns(), arena) {
+    const i64 n = (phases_.outputs().hi - phases_.outputs().lo) * p.inner;
+    gradients_ = arena.take<A>(n);
+    for (A*& row : kept_) row = arena.take<A>(n);
+    columns_ = kMixed ? arena.take<A>(n) : nullptr;
+    routes_ = kMixed ? arena.take<u32>(n) : nullptr;
+    theta_ = arena.take<A>(n);
+    x_ = arena.take<A>(larger(1, columns()));
+  }
+
+  // theta: one number for each output of a row
+  A* theta() { return theta_; }
+  i64 outputs() const { return phases_.outputs().hi - phases_.outputs().lo; }
+
+  void run(const Weighed& from, i64 plane, int whole, i64 target) {
+    const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
+    whole_ = whole;
+    if (kMixed) from.divisor.fill_row(p_, phases_.outputs().lo, phases_.outputs().hi, columns_);
+    for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
+      for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
+        const i64 first = target + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
+        A* row = gx_.room(first, columns());
+        if (by_window_) std::memset(row, 0, static_cast<std::size_t>(columns()) * sizeof(A));
+        else phases_.clear();
+        const A* x = x_;
+        if (!kMixed) {
+          x = row_of(*from.x, plane_of(*from.x, plane), p_.inner, d, h, piece_.lo[2], piece_.hi[2],
+                     x_);
+          if (!by_window_) inputs_.load(x, A(0));
+        }
+        const Range depths = covering(depth, d), heights = covering(height, h);
+        for (i64 od = depths.lo; od < depths.hi; ++od) {
+          const i64 kd = place_of(depth, span_of(depth, od), d);
+          if (kd < 0) continue;
+          for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
+            const i64 kh = place_of(height, span_of(height, oh), h);
+            if (kh < 0) continue;
+            fetch(from, plane, od, oh);
+            const i64 place = (kd * height.kernel + kh) * width.kernel;
+            if (by_window_) into_row(x, row, place);
+            else into_phases(place);
+          }
+        }
+        if (!by_window_) phases_.store(row);
+      }
+    }
+  }
+
+ private:
+  i64 columns() const { return (piece_.hi[2] - piece_.lo[2]) * p_.inner; }
+
+  // The rows of output row (od, oh).
+  void fetch(const Weighed& from, i64 plane, i64 od, i64 oh) {
+    const Range outs = phases_.outputs();
+    const auto row = [&](const View& v, auto* buffer) {
+      return row_of(v, plane_of(v, plane), p_.inner, od, oh, outs.lo, outs.hi, buffer);
+    };
+    g_ = row(*from.gy, gradients_);
+    if constexpr (kMixed) {
+      r_ = row(*from.routes, routes_);
+      const A rows = static_cast<A>(from.divisor.of_rows(p_, od, oh));
+      for (i64 i = 0; i < outputs() * p_.inner; ++i) kept_[0][i] = A(1) / (rows * columns_[i]);
+      k_[0] = kept_[0];
+    } else {
+      for (int k = 0; k < Weight::kKept; ++k) k_[k] = row(from.kept[k], kept_[k]);
+    }
+  }
+
+  template <class V, class P, class Get>
+  Known<V, P> known(Get&& get) const {
+    Known<V, P> of{};
+    for (int k = 0; k < Weight::kKept; ++k) of.kept[k] = get(k_[k]);
+    of.theta = get(theta_);
+    return of;
+  }
+
+  // to[i] += g[i] * weight of x[i] in window i
+  POOLGRAD_LOOP void weigh(A* to, const A* x, i64 first, i64 n, u32 place) const {
+    lanes<A>(n, [&](auto w, i64 i) {
+      using V = Vec<A, w()>;
+      auto of = known<V, Vec<u32, w()>>([&](const A* row) { return load<V>(row + first + i); });
+      if constexpr (kMixed) of.route = load<Vec<u32, w()>>(r_ + first + i);
+      const V value = kMixed ? V{} : load<V>(x + i);
+      const V weight = Weight::template weight<w()>(value, of, place, whole_);
+      store(to + i, load<V>(to + i) + weight * load<V>(g_ + first + i));
+    });
+  }
+
+  // The same for neighbours in one window: x[t] is at place `place` + t.
+  POOLGRAD_LOOP void weigh_window(A* to, const A* x, i64 output, i64 n, u32 place) const {
+    long_lanes<A>(n, [&](auto w, i64 t, auto how) {
+      using V = Vec<A, w()>;
+      auto of = known<V, Vec<u32, w()>>([&](const A* row) { return V{} + row[output]; });
+      if constexpr (kMixed) {
+        for (int j = 0; j < w(); ++j) of.route[j] = r_[output] - static_cast<u32>(t + j);
+      }
+      const V value = kMixed ? V{} : how.template load<V>(x + t);
+      const V weight = Weight::template weight<w()>(value, of, place, whole_);
+      how.store(to + t, how.template load<V>(to + t) + weight * g_[output]);
+    });
+  }
+
+  void into_phases(i64 place) {
+    for (i64 kw = p_.axis[2].kernel - 1; kw >= 0; --kw) {
+      weigh(phases_.at(kw), kMixed ? nullptr : inputs_.at(kw), 0, outputs(),
+            static_cast<u32>(place + kw));
+    }
+  }
+
+  void into_row(const A* x, A* row, i64 place) {
+    const Axis& width = p_.axis[2];
+    const Range outs = phases_.outputs();
+    const i64 lo = piece_.lo[2], hi = piece_.hi[2], inner = p_.inner;
+    for (i64 o = outs.lo; o < outs.hi; ++o) {
+      const Span s = span_of(width, o);
+      const i64 skip = larger(0, ceil_div(lo - s.begin, width.dilation));
+      const i64 end = smaller(s.taps, ceil_div(hi - s.begin, width.dilation));
+      const auto at = [&](i64 t) { return (s.begin + t * width.dilation - lo) * inner; };
+      const auto place_at = [&](i64 t) { return static_cast<u32>(place + s.place + t); };
+      if (inner == 1 && width.dilation == 1 && end > skip) {
+        weigh_window(row + at(skip), x + at(skip), o - outs.lo, end - skip, place_at(skip));
+      } else {
+        for (i64 t = skip; t < end; ++t) {
+          weigh(row + at(t), x + at(t), (o - outs.lo) * inner, inner, place_at(t));
+        }
+      }
+    }
+  }
+
+  const Plan& p_;
+  const Piece piece_;
+  const bool by_window_;  // few outputs, or windows that are no simple pattern
+  Phases<A> phases_, inputs_;
+  Sink<A> gx_;
+  int whole_ = 0;
+  A *gradients_, *kept_[kMostKept], *columns_, *theta_, *x_;
+  u32* routes_;
+  const A *g_ = nullptr, *k_[kMostKept] = {};
+  const u32* r_ = nullptr;
+};
+
+// whole: p, if it is the same small whole number for all channels
+template <class A, class Weight>
+void weigh(const Work& work, const Weighed& from, Parameter theta, int whole, Dense gx) {
+  const Plan& p = *work.plan;
+  using Kit = Weigh<A, Weight>;
+  over_inputs(
+      work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
+      [&](Kit& kit, i64 plane, const Piece&) {
+        const A least = Kit::kMixed ? A(0) : least_parameter<A>();
+        fill_parameter(p, theta, plane, kit.outputs(), kit.theta(), least);
+        kit.run(from, plane, whole, plane * p.in_plane());
+      },
+      true);
+}
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,155 @@
+#include "base/buffer_cache.hpp"
+
+#include <pthread.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace poolgrad {
+namespace {
+
+constexpr std::size_t kPage = std::size_t{2} << 20;  // a huge page, where the system has them
+
+struct Block {
+  char* data;
+  std::size_t size;
+};
+
+// Everything that the cache stores. `blocks` has room for every block that exists, so that
+// returning one never allocates.
+struct Cache {
+  std::mutex mutex;
+  std::vector<Block> blocks;  // unused ones, the longest unused first
+  std::size_t live = 0;       // blocks in use
+  std::size_t used = 0, kept = 0, limit = 0;
+
+  void drop(std::size_t most) {
+    std::size_t count = 0;
+    while (kept > most) {
+      const Block& oldest = blocks[count++];
+      kept -= oldest.size;
+      std::free(oldest.data);
+    }
+    blocks.erase(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+};
+
+Cache& cache() {
+  static auto* only = new Cache;  // never destroyed: results may outlive everything
+  return *only;
+}
+
+// Holds the lock of the cache. Results are created and destroyed by Python's threads and by XLA's,
+// which do not hold Python's lock.
+class Locked {
+ public:
+  Cache* operator->() const { return &cache(); }
+
+ private:
+  std::lock_guard<std::mutex> lock_{cache().mutex};
+};
+
+// A fork while another thread holds the lock would leave it locked in the child: fork waits for it.
+const bool fork_waits = [] {
+  return pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
+                        [] { cache().mutex.unlock(); }) == 0;
+}();
+
+char* fresh(std::size_t size) {
+  void* data = std::aligned_alloc(kPage, size);
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  if (data) madvise(data, size, MADV_HUGEPAGE);  // fewer pages to clear; no matter if refused
+#endif
+  return static_cast<char*>(data);
+}
+
+// What is larger stays in no cache anyway: the last cache of AMD's processors from Zen 5 on. Others
+// are not known to write well past their caches.
+std::size_t longest_cached() {
+#if defined(__x86_64__)
+  constexpr unsigned kZen5 = 0x1A, kCaches = 0x8000001D, kLast = 3;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx) return SIZE_MAX;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return SIZE_MAX;
+  if (((a >> 8) & 0xF) + ((a >> 20) & 0xFF) < kZen5) return SIZE_MAX;
+  constexpr std::size_t usual = std::size_t{32} << 20;
+  if (!__get_cpuid_count(kCaches, kLast, &a, &b, &c, &d)) return usual;
+  const std::size_t line = (b & 0xFFF) + 1, parts = ((b >> 12) & 0x3FF) + 1, ways = (b >> 22) + 1;
+  const std::size_t size = line * parts * ways * (static_cast<std::size_t>(c) + 1);
+  return size > usual ? size : usual;
+#else
+  return SIZE_MAX;
+#endif
+}
+std::size_t stream_limit = longest_cached();  // changed while the module is loaded, not later
+
+}  // namespace
+
+bool streams(std::size_t bytes) { return bytes > stream_limit; }
+void limit_streams(std::size_t bytes) { stream_limit = bytes; }
+
+Memory::Memory(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
+  if (bytes > SIZE_MAX - kPage) throw std::bad_alloc();
+  const std::size_t wanted = (bytes + kPage - 1) / kPage * kPage;
+  const Locked cache;
+  cache->blocks.reserve(cache->blocks.size() + cache->live + 1);
+  const auto none = cache->blocks.end();
+  auto best = none;
+  for (auto block = cache->blocks.begin(); block != none; ++block) {
+    const bool fits = block->size >= wanted && block->size / 2 <= wanted;
+    if (fits && (best == none || block->size <= best->size)) best = block;
+  }
+  if (best != none) {
+    data_ = best->data;
+    size_ = best->size;
+    cache->kept -= size_;
+    cache->blocks.erase(best);
+  } else {
+    data_ = fresh(wanted);
+    if (!data_) {
+      cache->drop(0);
+      data_ = fresh(wanted);
+    }
+    if (!data_) throw std::bad_alloc();
+    size_ = wanted;
+  }
+  cache->used += size_;
+  ++cache->live;
+}
+
+Memory::~Memory() {
+  const Locked cache;
+  cache->used -= size_;
+  cache->kept += size_;
+  --cache->live;
+  cache->blocks.push_back({data_, size_});
+  cache->drop(cache->limit);
+}
+
+CacheUse cache_use() {
+  const Locked cache;
+  return {cache->used, cache->kept};
+}
+
+void limit_cache(std::size_t bytes) {
+  const Locked cache;
+  cache->limit = bytes;
+  cache->drop(bytes);
+}
+
+void empty_cache() {
+  const Locked cache;
+  cache->drop(0);
+}
+
+}  // namespace poolgrad

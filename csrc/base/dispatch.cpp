@@ -1,0 +1,60 @@
+// Which instruction set's kernels run: the best that this machine has, or the one that is asked
+// for.
+#include "base/dispatch.hpp"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "base/cpu_features.hpp"
+
+namespace poolgrad {
+
+extern const Kernels kernels_avx512, kernels_avx2, kernels_x86_64_v2, kernels_neon,
+    kernels_baseline;
+
+const std::vector<const Kernels*>& available_kernels() {
+  static const std::vector<const Kernels*> found = [] {
+    std::vector<const Kernels*> list;
+#if defined(POOLGRAD_HAS_AVX512)
+    if (has_avx512()) list.push_back(&kernels_avx512);
+#endif
+#if defined(POOLGRAD_HAS_AVX2)
+    if (has_avx2()) list.push_back(&kernels_avx2);
+#endif
+#if defined(POOLGRAD_HAS_X86_64_V2)
+    if (has_x86_64_v2()) list.push_back(&kernels_x86_64_v2);
+#endif
+#if defined(POOLGRAD_HAS_NEON)
+    list.push_back(&kernels_neon);
+#endif
+#if defined(POOLGRAD_HAS_BASELINE)
+    list.push_back(&kernels_baseline);
+#endif
+    if (list.empty()) {
+      throw std::runtime_error(
+          "poolgrad was compiled for other processors than this one; a usual "
+          "build needs one with x86-64-v2 (SSE4.2)");
+    }
+    return list;
+  }();
+  return found;
+}
+
+const Kernels& chosen_kernels() {
+  static const Kernels& chosen = []() -> const Kernels& {
+    const auto& found = available_kernels();
+    const char* wanted = std::getenv("POOLGRAD_ISA");
+    if (!wanted || !*wanted) return *found.front();
+    std::string names;
+    for (const Kernels* k : found) {
+      if (std::string(k->name) == wanted) return *k;
+      names += (names.empty() ? "" : ", ") + std::string(k->name);
+    }
+    throw std::runtime_error("POOLGRAD_ISA must be one of " + names + " on this machine, got " +
+                             wanted);
+  }();
+  return chosen;
+}
+
+}  // namespace poolgrad

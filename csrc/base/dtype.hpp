@@ -1,0 +1,244 @@
+// What elements are in memory, and the type that they are computed in: float for the small types,
+// double for double and 32-bit integers, 64-bit integers as they are. Everything is converted row
+// by row, so a kernel is compiled for two or three types and serves all.
+#pragma once
+
+#include <limits>
+
+#include "simd/vector.hpp"
+
+namespace poolgrad {
+
+enum class Dtype {
+  float16,
+  bfloat16,
+  float32,
+  float64,
+  boolean,
+  uint8,
+  int8,
+  int16,
+  int32,
+  int64,
+  uint16,
+  uint32
+};
+
+// An array to write: dense, in the order leading axes, depth, height, width, inner.
+struct Dense {
+  char* data;
+  Dtype dtype;
+};
+
+namespace {
+
+[[maybe_unused]] inline i64 size_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::boolean:
+    case Dtype::uint8:
+    case Dtype::int8:
+      return 1;
+    case Dtype::float16:
+    case Dtype::bfloat16:
+    case Dtype::int16:
+    case Dtype::uint16:
+      return 2;
+    case Dtype::float64:
+    case Dtype::int64:
+      return 8;
+    default:
+      return 4;
+  }
+}
+
+[[maybe_unused]] inline bool is_floating(Dtype dtype) {
+  return dtype == Dtype::float16 || dtype == Dtype::bfloat16 || dtype == Dtype::float32 ||
+         dtype == Dtype::float64;
+}
+
+// Whether float does not hold all numbers of this type: they are added in double.
+[[maybe_unused]] inline bool is_wide(Dtype dtype) {
+  return dtype == Dtype::float64 || dtype == Dtype::int32 || dtype == Dtype::uint32 ||
+         dtype == Dtype::int64;
+}
+
+// The bits of floats of two bytes.
+struct Half {
+  std::uint16_t bits;
+};
+struct Brain {
+  std::uint16_t bits;
+};
+
+template <class T>
+inline constexpr bool kFloat = std::is_floating_point_v<T>;
+
+template <class V, class W>
+V bits_as(W w) {
+  static_assert(sizeof(V) == sizeof(W));
+  V v;
+  std::memcpy(&v, &w, sizeof(V));
+  return v;
+}
+
+template <int W>
+Vec<float, W> widen_lanes(Brain, Vec<std::uint16_t, W> h) {
+  return bits_as<Vec<float, W>>(convert<u32>(h) << 16);
+}
+
+// To the nearest, ties to even; a NaN stays one.
+template <int W>
+Vec<std::uint16_t, W> narrow_lanes(Brain, Vec<float, W> f) {
+  const auto u = bits_as<Vec<u32, W>>(f);
+  const auto rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+  return convert<std::uint16_t>((f != f) ? (u >> 16) | 0x40u : rounded);
+}
+
+// The exponent is moved by a multiplication, which is right for subnormal numbers, too.
+template <int W>
+Vec<float, W> widen_lanes(Half, Vec<std::uint16_t, W> h) {
+  const auto u = convert<u32>(h);
+  const auto magnitude = (u & 0x7FFFu) << 13;
+  const auto scaled = bits_as<Vec<u32, W>>(bits_as<Vec<float, W>>(magnitude) * 0x1p112f);
+  const auto special = magnitude | 0x7F800000u;  // infinities and NaNs
+  const auto finite = (u & 0x7C00u) != 0x7C00u;
+  return bits_as<Vec<float, W>>((finite ? scaled : special) | ((u & 0x8000u) << 16));
+}
+
+template <int W>
+Vec<std::uint16_t, W> narrow_lanes(Half, Vec<float, W> f) {
+  using U = Vec<u32, W>;
+  const auto u = bits_as<U>(f);
+  const U sign = (u >> 16) & 0x8000u, magnitude = u & 0x7FFFFFFFu;
+  const U normal = (magnitude + 0xC8000FFFu + ((magnitude >> 13) & 1u)) >> 13;
+  // Adding one half leaves a subnormal result in the last bits, rounded by the addition.
+  const U small = bits_as<U>(bits_as<Vec<float, W>>(magnitude) + 0.5f) - 0x3F000000u;
+  const U large = magnitude > 0x7F800000u ? U{} + 0x7E00u : U{} + 0x7C00u;
+  const U finite = magnitude < 0x38800000u ? small : normal;
+  return convert<std::uint16_t>((magnitude >= 0x477FF000u ? large : finite) | sign);
+}
+
+template <class S, class A>
+void widen_run(const S* from, A* to, i64 n) {
+  if constexpr (std::is_same_v<S, A>) {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
+  } else if constexpr (std::is_same_v<S, Half> || std::is_same_v<S, Brain>) {
+    lanes<A>(n, [&](auto w, i64 i) {
+      store(to + i, widen_lanes<w()>(S{}, load<Vec<std::uint16_t, w()>>(from + i)));
+    });
+  } else {
+    for (i64 i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
+  }
+}
+
+// Integers are clamped: what stands for "no input" is below or above all of them.
+template <class A, class S>
+void narrow_run(const A* from, S* to, i64 n, A highest) {
+  if constexpr (std::is_same_v<S, A>) {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
+  } else if constexpr (std::is_same_v<S, Half> || std::is_same_v<S, Brain>) {
+    lanes<A>(n, [&](auto w, i64 i) {
+      store(to + i, narrow_lanes<w()>(S{}, load<Vec<float, w()>>(from + i)));
+    });
+  } else {
+    constexpr A lowest = static_cast<A>(std::numeric_limits<S>::lowest());
+    for (i64 i = 0; i < n; ++i) {
+      const A v = from[i] < lowest ? lowest : from[i];
+      to[i] = static_cast<S>(v > highest ? highest : v);
+    }
+  }
+}
+
+template <class A>
+struct DtypeOf;
+template <>
+struct DtypeOf<float> {
+  static constexpr Dtype value = Dtype::float32;
+};
+template <>
+struct DtypeOf<double> {
+  static constexpr Dtype value = Dtype::float64;
+};
+template <>
+struct DtypeOf<i64> {
+  static constexpr Dtype value = Dtype::int64;
+};
+template <>
+struct DtypeOf<std::uint8_t> {
+  static constexpr Dtype value = Dtype::uint8;
+};
+template <>
+struct DtypeOf<std::uint16_t> {
+  static constexpr Dtype value = Dtype::uint16;
+};
+template <>
+struct DtypeOf<u32> {
+  static constexpr Dtype value = Dtype::uint32;
+};
+
+// Calls f(S{}) with the type of the elements, for those types that are computed in A.
+template <class A, class F>
+void by_element(Dtype dtype, F&& f) {
+  if (dtype == DtypeOf<A>::value) return f(A{});
+  if constexpr (std::is_same_v<A, float>) {
+    switch (dtype) {
+      case Dtype::float16:
+        return f(Half{});
+      case Dtype::bfloat16:
+        return f(Brain{});
+      case Dtype::boolean:
+      case Dtype::uint8:
+        return f(std::uint8_t{});
+      case Dtype::int8:
+        return f(std::int8_t{});
+      case Dtype::uint16:
+        return f(std::uint16_t{});
+      default:
+        return f(std::int16_t{});
+    }
+  } else if constexpr (std::is_same_v<A, double>) {
+    if (dtype == Dtype::uint32) return f(u32{});
+    return dtype == Dtype::int32 ? f(std::int32_t{}) : f(i64{});
+  } else if constexpr (std::is_same_v<A, u32>) {  // routes
+    return dtype == Dtype::uint8 ? f(std::uint8_t{}) : f(std::uint16_t{});
+  }
+}
+
+// Calls f(A{}) with the type that elements are compared, or added (floating), in.
+template <class F>
+void by_order(Dtype dtype, F&& f) {
+  if (dtype == Dtype::int64) f(i64{});
+  else if (is_wide(dtype)) f(double{});
+  else f(float{});
+}
+template <class F>
+void by_sum(Dtype dtype, F&& f) {
+  if (is_wide(dtype)) f(double{});
+  else f(float{});
+}
+
+template <class A>
+bool is(Dense array) {
+  return array.dtype == DtypeOf<A>::value;
+}
+
+template <class A>
+A* as(Dense array, i64 element) {
+  return reinterpret_cast<A*>(array.data) + element;
+}
+
+// Numbers of type A to elements `first`, `first` + 1, ...
+template <class A>
+POOLGRAD_LOOP void write(Dense array, i64 first, const A* from, i64 n) {
+  by_element<A>(array.dtype, [&](auto s) {
+    using S = decltype(s);
+    A highest = A(1);  // of a boolean
+    if constexpr (std::numeric_limits<S>::is_integer) {
+      if (array.dtype != Dtype::boolean) highest = static_cast<A>(std::numeric_limits<S>::max());
+    }
+    narrow_run(from, as<S>(array, first), n, highest);
+  });
+}
+
+}  // namespace
+}  // namespace poolgrad

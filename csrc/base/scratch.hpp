@@ -1,0 +1,38 @@
+// Scratch rows: one block a thread, used again by every call; nothing is allocated per row.
+#pragma once
+
+#include <cstddef>
+
+#include "geometry/window.hpp"
+
+namespace poolgrad {
+
+// At least `bytes` of this thread's scratch, aligned to a cache line. Valid until the next call.
+char* thread_scratch(std::size_t bytes);
+
+namespace {
+
+// Hands out pieces of one block. Measured first (`Arena measure;`), then carved:
+// the same sequence of take() calls runs twice.
+class Arena {
+ public:
+  explicit Arena(char* base = nullptr) : next_(reinterpret_cast<std::uintptr_t>(base)) {}
+
+  template <class T>
+  T* take(i64 n) {
+    const std::size_t bytes = (static_cast<std::size_t>(n) * sizeof(T) + 63) / 64 * 64;
+    T* here = reinterpret_cast<T*>(next_);
+    next_ += bytes;
+    used_ += bytes;
+    return here;
+  }
+
+  std::size_t used() const { return used_; }
+
+ private:
+  std::uintptr_t next_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,284 @@
+#include "base/thread_pool.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cfenv>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/scratch.hpp"
+
+namespace poolgrad {
+namespace {
+
+thread_local int own_threads = 0;       // how many `OwnThreads` live
+thread_local Polled* polled = nullptr;  // what this thread polls between tasks
+
+// Called between two tasks; does nothing on threads without a `Polled`.
+void poll() {
+  if (polled && polled->due()) throw Interrupted();
+}
+
+// Computes in the floating-point environment of the calling thread (rounding, subnormal numbers
+// flushed to zero), so that a result does not depend on which thread computed it.
+class SameEnvironment {
+ public:
+  explicit SameEnvironment(const std::fenv_t& callers) {
+    std::fegetenv(&before_);
+    std::fesetenv(&callers);
+  }
+  SameEnvironment(const SameEnvironment&) = delete;
+  SameEnvironment& operator=(const SameEnvironment&) = delete;
+  ~SameEnvironment() { std::fesetenv(&before_); }
+
+ private:
+  std::fenv_t before_;
+};
+
+// The threads that an OpenMP library has ready for who calls it.
+struct Team {
+  int (*size)() = nullptr;    // omp_get_max_threads
+  int (*number)() = nullptr;  // omp_get_thread_num
+  // GOMP_parallel, which runtimes that are not GNU's have as well; 0 threads: as many as there are
+  void (*start)(void (*member)(void*), void* context, unsigned threads, unsigned flags) = nullptr;
+};
+
+// The tasks that one thread begins with, those next to each other: the same in every call, and cut
+// as frameworks cut theirs, so that it finds in its caches what it left there. Then it helps the
+// others.
+struct alignas(64) Share {
+  std::atomic<i64> next{0};
+  i64 end = 0;
+};
+
+// A lock that the thread which holds it may try to lock again (undefined for std::mutex): a signal
+// handler that runs between two tasks may pool.
+class Owner {
+ public:
+  bool try_lock() { return !owned_.test_and_set(std::memory_order_acquire); }
+  void lock() {
+    while (!try_lock()) std::this_thread::yield();
+  }
+  void unlock() { owned_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag owned_;
+};
+
+class Pool {
+ public:
+  // False if another caller holds the pool.
+  bool run(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
+    std::unique_lock<Owner> owner(owner_, std::try_to_lock);
+    if (!owner.owns_lock()) return false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      body_ = body, context_ = context, threads_ = threads;
+      std::fegetenv(&environment_);
+      if (shares_.size() < static_cast<std::size_t>(threads)) {
+        shares_ = std::vector<Share>(static_cast<std::size_t>(threads));
+      }
+      for (int k = 0; k < threads; ++k) {
+        shares_[k].next.store(tasks * k / threads, std::memory_order_relaxed);
+        shares_[k].end = tasks * (k + 1) / threads;
+      }
+    }
+    if (team_.start && own_threads == 0 && threads <= team_.size()) with_team();
+    else with_workers(threads);
+    const End end = end_.exchange(End::complete);
+    if (end == End::interrupted) throw Interrupted();
+    if (end == End::failed) throw std::bad_alloc();
+    return true;
+  }
+
+  bool join(const char* library) {
+    Team team;
+    void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    if (!handle) return false;
+    team.size = reinterpret_cast<decltype(team.size)>(dlsym(handle, "omp_get_max_threads"));
+    team.number = reinterpret_cast<decltype(team.number)>(dlsym(handle, "omp_get_thread_num"));
+    team.start = reinterpret_cast<decltype(team.start)>(dlsym(handle, "GOMP_parallel"));
+    std::lock_guard<Owner> owner(owner_);
+    if (team.size && team.number && team.start) team_ = team;  // it stays: `handle` is not closed
+    return team_.start;
+  }
+
+ private:
+  enum class End { complete, failed, interrupted };
+
+  // All of the team, so that it is not made smaller; the first of it do the work.
+  void with_team() {
+    const auto member = [](void* self) {
+      Pool* pool = static_cast<Pool*>(self);
+      const int number = pool->team_.number();
+      if (number >= pool->threads_) return;
+      const SameEnvironment environment(pool->environment_);
+      pool->work(number);
+    };
+    team_.start(member, this, 0, 0);
+  }
+
+  void with_workers(int threads) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      grow(threads - 1);
+      wanted_ = threads - 1 < workers_ ? threads - 1 : workers_;
+      running_ = wanted_;
+      ++round_;
+    }
+    wake_.notify_all();
+    work(0);
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return running_ == 0; });
+  }
+
+  void grow(int workers) {
+    for (; workers_ < workers; ++workers_) {
+      try {
+        std::thread(&Pool::loop, this, workers_, round_).detach();
+      } catch (const std::system_error&) {
+        return;  // the system has no more threads to give: go on with those there are
+      }
+    }
+  }
+
+  void loop(int id, std::uint64_t seen) {
+    for (;;) {
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wake_.wait(lock, [&] { return round_ != seen; });
+        seen = round_;
+        if (id >= wanted_) continue;
+      }
+      {
+        const SameEnvironment environment(environment_);
+        work(id + 1);
+      }
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (--running_ == 0) done_.notify_one();
+    }
+  }
+
+  // An exception ends the work of all threads; `run` throws it again when all have stopped. A
+  // kernel can only fail to get scratch memory.
+  void work(int number) noexcept {
+    try {
+      for (int k = 0; k < threads_; ++k) {
+        Share& share = shares_[(number + k) % threads_];
+        for (i64 task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
+          if (end_.load(std::memory_order_relaxed) != End::complete) return;
+          poll();
+          body_(context_, task);
+        }
+      }
+    } catch (const Interrupted&) {
+      end_.store(End::interrupted);
+    } catch (...) {
+      end_.store(End::failed);
+    }
+  }
+
+  Team team_;
+  Owner owner_;
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::atomic<End> end_{End::complete};
+  std::fenv_t environment_;
+  void (*body_)(void*, i64) = nullptr;
+  void* context_ = nullptr;
+  std::vector<Share> shares_;  // of at least `threads_` threads
+  int threads_ = 0;
+  int workers_ = 0, wanted_ = 0, running_ = 0;
+  std::uint64_t round_ = 0;
+};
+
+// Never destroyed: workers may still wait on it while the process ends. Created when the module is
+// loaded: a fork while another thread creates it would copy a half-constructed pool.
+std::atomic<Pool*> pool{new (std::nothrow) Pool};
+
+// The child of a fork has none of the workers, and a lock may be held for ever: start afresh.
+void forget_pool() { pool.store(new (std::nothrow) Pool); }
+
+const bool forks_are_safe = pthread_atfork(nullptr, nullptr, forget_pool) == 0;
+
+Pool* the_pool() { return forks_are_safe ? pool.load() : nullptr; }
+
+}  // namespace
+
+OwnThreads::OwnThreads() { ++own_threads; }
+OwnThreads::~OwnThreads() { --own_threads; }
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kBetweenPolls{100};
+
+}  // namespace
+
+Polled::Polled(bool (*interrupted)(void*), void* context)
+    : outer_(polled),
+      interrupted_(interrupted),
+      context_(context),
+      next_(Clock::now() + kBetweenPolls) {
+  polled = this;
+}
+Polled::~Polled() { polled = outer_; }
+
+bool Polled::due() {
+  if (Clock::now() < next_) return false;
+  const bool interrupted = interrupted_(context_);
+  next_ = Clock::now() + kBetweenPolls;
+  return interrupted;
+}
+
+bool share_threads(const char* library) {
+  Pool* p = the_pool();
+  return p && p->join(library);
+}
+
+void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
+  if (threads > 1 && tasks > 1) {
+    Pool* p = the_pool();
+    const int useful = tasks < threads ? static_cast<int>(tasks) : threads;
+    if (p && p->run(tasks, useful, body, context)) return;
+  }
+  for (i64 task = 0; task < tasks; ++task) {
+    poll();
+    body(context, task);
+  }
+}
+
+namespace {
+
+struct Block {
+  char* data = nullptr;
+  std::size_t size = 0;
+  ~Block() { std::free(data); }
+};
+
+}  // namespace
+
+char* thread_scratch(std::size_t bytes) {
+  thread_local Block block;
+  // A block that one large call made is given back once a small one comes.
+  constexpr std::size_t kept = std::size_t{16} << 20;
+  if (bytes > block.size || (block.size > kept && bytes <= kept)) {
+    std::free(block.data);
+    block.size = 0;
+    const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
+    block.data = static_cast<char*>(std::aligned_alloc(64, rounded));
+    if (!block.data) throw std::bad_alloc();
+    block.size = rounded;
+  }
+  return block.data;
+}
+
+}  // namespace poolgrad

@@ -1,9 +1,0 @@
-// Prints the best instruction set of this machine that the kernels are compiled for, for a build
-// that is to run here (POOLGRAD_ISA=host).
-#include <cstdio>
-
-#include "processor.hpp"
-
-int main() {
-  std::puts(poolgrad::has_avx512() ? "avx512" : poolgrad::has_avx2() ? "avx2" : "x86_64_v2");
-}

@@ -1,0 +1,81 @@
+// Sums over windows that share little: the rows of a window are added first, which goes over whole
+// rows of inputs, then the sums along the width, once.
+#pragma once
+
+#include "operators/sum.hpp"
+
+namespace poolgrad {
+namespace {
+
+[[maybe_unused]] inline bool is_by_columns(const Plan& p, const View& x) {
+  const auto apart = [](const Axis& a) { return a.adaptive || !a.overlap; };
+  return p.inner_axis < 0 && x.width == 1 && apart(p.axis[0]) && apart(p.axis[1]) &&
+         p.axis[1].kernel > 1;
+}
+
+template <class A>
+class Columns {
+ public:
+  using Row = typename Sum<A>::Row;
+
+  Columns(const Plan& plan, const View& x, const Tile& tile, Arena& arena)
+      : p_(plan),
+        tile_(tile),
+        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan.axis[1]), arena),
+        sums_(arena.take<A>(plan.axis[2].in)) {
+    const Axis& a = plan.axis[2];
+    first_ = a.in;
+    for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
+      const Span s = span_of(a, o);
+      if (s.taps == 0) continue;
+      first_ = smaller(first_, s.begin);
+      end_ = larger(end_, s.begin + (s.taps - 1) * a.dilation + 1);
+    }
+    end_ = larger(first_, end_);
+  }
+
+  void start(const char* plane) { reader_.start(plane); }
+
+  Row row(i64 od, i64 oh, Row into) {
+    const Span depth = span_of(p_.axis[0], od), height = span_of(p_.axis[1], oh);
+    const Axis& width = p_.axis[2];
+    const i64 n = end_ - first_;
+    if (depth.taps * height.taps == 0) {
+      Sum<A>::clear(into, tile_.hi[2] - tile_.lo[2]);
+      return into;
+    }
+    for (i64 i = 0; i < depth.taps; ++i) {
+      const i64 d = depth.begin + i * p_.axis[0].dilation;
+      in_groups(height.taps, [&](auto size, auto first, i64 begin) {
+        Row rows[kGroup];
+        for (i64 t = 0; t < size; ++t) {
+          const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
+          rows[t] = {const_cast<A*>(reader_.row(d, h)) + first_};
+        }
+        if (first() && i == 0) Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, first);
+        else Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, std::false_type{});
+      });
+    }
+    for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {
+      const Span s = span_of(width, o);
+      const Row at = Sum<A>::at(into, o - tile_.lo[2]);
+      if (s.taps == 0) Sum<A>::clear(at, 1);
+      else Sum<A>::fold_inputs(at, 1, sums_ + s.begin - first_, 1, width.dilation, s.taps, 0);
+    }
+    return into;
+  }
+
+ private:
+  static Reading<A> reading(const Axis& height) {
+    return {false, nullptr, false, A(0), 1, (kGroup - 1) * height.dilation + 1};
+  }
+
+  const Plan& p_;
+  const Tile tile_;
+  Reader<A> reader_;
+  A* sums_;
+  i64 first_, end_ = 0;  // of the columns that are needed
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,170 @@
+// Rows of inputs, reduced along the width.
+#pragma once
+
+#include <type_traits>
+
+#include "forward/log_step_doubling_registers.hpp"
+#include "forward/row_reader.hpp"
+
+namespace poolgrad {
+namespace {
+
+inline constexpr i64 kGroup =
+    4;  // inputs folded in one sweep, so that the result stays in registers
+
+// Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up; the
+// first two are compile-time constants.
+template <class F>
+void in_groups(i64 taps, F&& fold) {
+  const auto sized = [&](auto first, i64 begin, i64 size) {
+    switch (size) {
+      case 1:
+        return fold(Const<1>{}, first, begin);
+      case 2:
+        return fold(Const<2>{}, first, begin);
+      case 3:
+        return fold(Const<3>{}, first, begin);
+      default:
+        return fold(Const<4>{}, first, begin);
+    }
+  };
+  sized(std::true_type{}, 0, smaller(taps, kGroup));
+  for (i64 begin = kGroup; begin < taps; begin += kGroup) {
+    sized(std::false_type{}, begin, smaller(taps - begin, kGroup));
+  }
+}
+
+// Whether windows along an axis share so much that sums of 2, 4, 8, ... neighbours are worth
+// making: then the cost grows with the logarithm of the kernel.
+[[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
+
+// `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step` elements apart.
+template <class Op>
+void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step,
+               typename Op::Row doubled, typename Op::Row to) {
+  const i64 gap = a.dilation * step, read = outputs + (a.kernel - 1) * gap;
+  i64 done = 0;  // inputs of each window that are in `to`
+  i64 size = 1;  // and of those in `doubled`
+  if (a.kernel == 1 || (!Op::kIdempotent && a.kernel % 2)) {
+    Op::fold_inputs(to, outputs, from, 1, 0, 1, 0), done = 1;
+  }
+  while (2 * size <= a.kernel) {
+    const i64 half = size, n = read - (2 * size - 1) * gap;
+    size *= 2;
+    if (size == 2) {
+      Op::fold_inputs(doubled, n, from, 1, gap, 2, 0);
+    } else {  // in place: what is read lies at or after what is written
+      const typename Op::Row halves[2] = {doubled, Op::at(doubled, half * gap)};
+      Op::fold_rows(doubled, n, halves, 0, half, Const<2>{}, std::true_type{});
+    }
+    if (Op::kIdempotent && 2 * size > a.kernel) {  // two that overlap do no harm
+      const i64 rest = a.kernel - size;
+      const typename Op::Row both[2] = {doubled, Op::at(doubled, rest * gap)};
+      Op::fold_rows(to, outputs, both, 0, rest, Const<2>{}, std::true_type{});
+    }
+    if (Op::kIdempotent || !(a.kernel & size)) continue;
+    const typename Op::Row more = Op::at(doubled, done * gap);
+    if (done == 0) Op::fold_rows(to, outputs, &more, 0, 0, Const<1>{}, std::true_type{});
+    else Op::fold_rows(to, outputs, &more, done, 0, Const<1>{}, std::false_type{});
+    done += size;
+  }
+}
+
+template <class Op>
+class Width {
+ public:
+  using T = typename Op::In;
+  using Row = typename Op::Row;
+
+  POOLGRAD_LOOP Width(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
+                      const Op& op, Arena& arena)
+      : p_(plan),
+        tile_(tile),
+        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),
+        step_(reader_.step()),
+        doubles_(Op::kDoubles && is_wide(plan.axis[2]) && plan.axis[2].regular() &&
+                 step_ == plan.inner && is_near(plan.axis[2])),
+        doubled_(doubles_ ? op.take(arena, columns_read() * plan.inner) : Row{}),
+        spaced_(doubles_ && plan.axis[2].stride > 1 ? op.take(arena, columns_read() * plan.inner)
+                                                    : Row{}) {}
+
+  void start(const char* plane) { reader_.start(plane); }
+
+  // Input row (d, h) into one row of outputs.
+  void row(i64 d, i64 h, Row into) { reduce(reader_.row(d, h), into); }
+
+ private:
+  static Reading<T> reading(const Plan& p, Reading<T> how) {
+    if constexpr (Op::kDoubles) how.pad = is_wide(p.axis[2]), how.fill = Op::kFill;
+    return how;
+  }
+
+  void reduce(const T* row, Row into) {
+    const Axis& a = p_.axis[2];
+    const i64 inner = p_.inner, lo = tile_.lo[2], hi = tile_.hi[2];
+    const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
+    const i64 full_hi = larger(full_lo, smaller(hi, a.full_hi));
+    const i64 gap = a.dilation * step_;
+    const bool all = doubles_ && reader_.padded();
+    const auto edge = [&](i64 o) {
+      const Span s = span_of(a, o);
+      const Row at = Op::at(into, (o - lo) * inner);
+      if (s.taps == 0) return Op::clear(at, inner);
+      Op::fold_inputs(at, inner, row + s.begin * step_, 1, gap, s.taps, s.place);
+    };
+    const i64 first = all ? lo : full_lo, count = all ? hi - lo : full_hi - full_lo;
+    if (count > 0) {
+      const T* from = row + (first * a.stride - a.lo) * step_;
+      if (!a.regular()) from = row + span_of(a, first).begin * step_;
+      const Row at = Op::at(into, (first - lo) * inner);
+      if (doubles_) {
+        if constexpr (Op::kDoubles) double_up(from, count, at);
+      } else if (inner == 1 && (gap > 1 || a.kernel < kAcross || 2 * a.stride < a.kernel)) {
+        Op::fold_inputs(at, count, from, a.stride * step_, gap, a.kernel, 0, a.m == 1);
+      } else if (a.stride == 1 && step_ == inner) {
+        Op::fold_inputs(at, count * inner, from, 1, gap, a.kernel, 0);
+      } else {
+        for (i64 o = 0; o < count; ++o) {
+          Op::fold_inputs(Op::at(at, o * inner), inner, from + o * a.stride * step_, 1, gap,
+                          a.kernel, 0);
+        }
+      }
+    }
+    const auto edges = [&](i64 begin, i64 end) {
+      if constexpr (Op::kDoubles) {  // where padding does no harm, they are made already
+        const Row made = Op::at(into, (begin - lo) * inner);
+        if (all && !Op::is_suspect(made, (end - begin) * inner)) return;
+      }
+      for (i64 o = begin; o < end; ++o) edge(o);
+    };
+    edges(lo, full_lo);
+    edges(full_hi, hi);
+  }
+
+  i64 columns_read() const {
+    const Axis& a = p_.axis[2];
+    return (tile_.hi[2] - tile_.lo[2] - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
+  }
+
+  // Full windows of neighbours along a row.
+  void double_up(const T* from, i64 count, Row into) {
+    const Axis& a = p_.axis[2];
+    const i64 inner = p_.inner;
+    const Row to = a.stride > 1 ? spaced_ : into;
+    poolgrad::double_up<Op>(a, from, ((count - 1) * a.stride + 1) * inner, inner, doubled_, to);
+    for (i64 o = 0; a.stride > 1 && o < count; ++o) {
+      const Row own = Op::at(to, o * a.stride * inner);
+      Op::fold_rows(Op::at(into, o * inner), inner, &own, 0, 0, Const<1>{}, std::true_type{});
+    }
+  }
+
+  const Plan& p_;
+  const Tile tile_;
+  Reader<T> reader_;
+  const i64 step_;
+  const bool doubles_;
+  Row doubled_, spaced_;
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,86 @@
+// The median and the random draw, compiled once per instruction set.
+#include "operators/median_and_draw.hpp"
+
+#include "base/partition.hpp"
+#include "forward/selecting_tiles.hpp"
+#include "forward/selecting_units.hpp"
+#include "operators/median_network.hpp"
+
+namespace poolgrad {
+namespace {
+
+template <class A, class Picker, class Prepare>
+void pick(const Work& work, const View& x, Dense y, Dense routes, const View& order, bool lone,
+          Prepare&& prepare) {
+  const Plan& p = *work.plan;
+  using Kit = PickKit<A, Picker>;
+  over_outputs(
+      work,
+      [&](const Tile& tile, Arena& a) {
+        Windows<A> windows(p, x, tile, a);
+        Picker picker(p, windows, a);
+        prepare(picker);
+        const i64 n = windows.stride();
+        return Kit{windows, picker, a.take<A>(n), a.take<u32>(n), a.take<u32>(n)};
+      },
+      [&](Kit& kit, i64 plane, const Tile& tile) {
+        pick_tile(p, tile, kit, plane_of(x, plane), order, outer_offset(order, plane), lone, y,
+                  routes, plane * p.out_plane());
+      },
+      true);
+}
+
+template <class A>
+void median(const Work& work, const View& x, Dense y, Dense routes, bool lone) {
+  const Plan& p = *work.plan;
+  if (!has_few_places(p) || p.places > kMostSorted) {
+    pick<A, Median<A>>(work, x, y, routes, View{}, lone, [](auto&) {});
+  } else {
+    small_windows<Middle<A>>(work, x, y, routes, Select::median, lone);
+  }
+}
+
+bool all_finite(const Work& work, const View& x) {
+  const Plan& p = *work.plan;
+  std::atomic<bool> finite{true};
+  by_sum(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    over_inputs(
+        work, [&](const Piece&, Arena& arena) { return arena.take<A>(p.axis[2].in * p.inner); },
+        [&](A* buffer, i64 plane, const Piece& piece) {
+          const i64 n = (piece.hi[2] - piece.lo[2]) * p.inner;
+          for (i64 d = piece.lo[0]; d < piece.hi[0]; ++d) {
+            for (i64 h = piece.lo[1]; h < piece.hi[1]; ++h) {
+              const A* row =
+                  row_of(x, plane_of(x, plane), p.inner, d, h, piece.lo[2], piece.hi[2], buffer);
+              bool all = true;
+              for (i64 i = 0; i < n; ++i) all &= row[i] - row[i] == A(0);
+              if (!all) finite = false;
+            }
+          }
+        });
+  });
+  return finite;
+}
+
+}  // namespace
+
+void POOLGRAD_TABLE(select_median)(const Work& work, const View& x, Dense y, Dense routes,
+                                   bool lone) {
+  by_order(x.dtype, [&](auto a) { median<decltype(a)>(work, x, y, routes, lone); });
+}
+
+bool POOLGRAD_TABLE(select_draw)(const Work& work, const View& x, Dense y, Dense routes,
+                                 const View& order, std::uint64_t seed) {
+  if (!all_finite(work, x)) return false;
+  by_sum(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    pick<A, Draw<A>>(work, x, y, routes, order, false, [&](Draw<A>& picker) {
+      picker.seed = seed;
+      picker.order = order;
+    });
+  });
+  return true;
+}
+
+}  // namespace poolgrad

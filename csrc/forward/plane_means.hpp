@@ -1,0 +1,138 @@
+// Averages of whole planes, one output each: several planes at a time, so that the sum of one need
+// not wait for its own last addition.
+#pragma once
+
+#include "backward/tiles.hpp"
+#include "operators/sum.hpp"
+
+namespace poolgrad {
+namespace {
+
+inline constexpr i64 kPlanes = 8;                 // at a time
+inline constexpr i64 kMostCopied = i64{1} << 12;  // elements of a plane
+
+[[maybe_unused]] inline bool is_plane(const Plan& p) {
+  return p.inner == 1 && is_whole(p.axis[0]) && is_whole(p.axis[1]) && is_whole(p.axis[2]);
+}
+
+// Whether several planes may be read at a time: where they lie, or as copies that are not large.
+template <class A>
+bool are_together(const Plan& flat, const View& x) {
+  const bool in_place = x.dtype == DtypeOf<A>::value && x.width == 1;
+  return is_plane(flat) && flat.in_rows() == 1 && (in_place || flat.axis[2].in <= kMostCopied);
+}
+
+template <class A>
+A divisor_of_plane(const Plan& p, Divisor divisor) {
+  A columns;
+  divisor.fill_row(p, 0, 1, &columns);
+  return static_cast<A>(divisor.of_rows(p, 0, 0)) * columns;
+}
+
+template <class A>
+class PlaneMeans {
+ public:
+  PlaneMeans(const Plan& flat, Dense y, Divisor divisor, Arena& arena)
+      : n_(flat.axis[2].in),
+        divisor_(divisor_of_plane<A>(flat, divisor)),
+        y_(y, kPlanes, arena),
+        copies_(arena.take<A>(kPlanes * smaller(n_, kMostCopied))) {}
+
+  void run(const View& x, i64 first, i64 last) {
+    i64 plane = first;
+    for (; plane + kPlanes <= last; plane += kPlanes) some<kPlanes>(x, plane);
+    for (; plane < last; ++plane) some<1>(x, plane);
+  }
+
+ private:
+  template <i64 N>
+  void some(const View& x, i64 first) {
+    const A* planes[N];
+    for (i64 k = 0; k < N; ++k) {
+      A* copy = copies_ + k * smaller(n_, kMostCopied);
+      planes[k] = row_of(x, plane_of(x, first + k), 1, 0, 0, 0, n_, copy);
+    }
+    A sums[N];
+    if (n_ <= kMostPlaces) in_order<N>(planes, sums);
+    else across<N>(planes, sums);
+    A* y = y_.room(first, N);
+    for (i64 k = 0; k < N; ++k) y[k] = (A(0) + sums[k]) / divisor_;
+  }
+
+  // As PyTorch adds them.
+  template <i64 N>
+  POOLGRAD_LOOP void in_order(const A* const* planes, A* sums) const {
+    const A* plane[N];
+    A sum[N];
+    for (i64 k = 0; k < N; ++k) plane[k] = planes[k], sum[k] = planes[k][0];
+    for (i64 t = 1; t < n_; ++t) {
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < N; ++k) sum[k] += plane[k][t];
+    }
+    for (i64 k = 0; k < N; ++k) sums[k] = sum[k];
+  }
+
+  // As Sum::across adds the numbers of one.
+  template <i64 N>
+  POOLGRAD_LOOP void across(const A* const* planes, A* sums) const {
+    constexpr i64 W = kAcross, kTogether = smaller(N, 4);
+    for (i64 begin = 0; begin < N; begin += kTogether) {
+      const A* const* plane = planes + begin;
+      Vec<A, W> lane[kTogether]{};
+      i64 t = 0;
+      for (; t + W <= n_; t += W) {
+        POOLGRAD_UNROLL
+        for (i64 k = 0; k < kTogether; ++k) lane[k] += load<Vec<A, W>>(plane[k] + t);
+      }
+      for (i64 k = 0; k < kTogether; ++k) {
+        A sum = Sum<A>::total(lane[k]);
+        for (i64 i = t; i < n_; ++i) sum += plane[k][i];
+        sums[begin + k] = sum;
+      }
+    }
+  }
+
+  const i64 n_;
+  const A divisor_;
+  Sink<A> y_;
+  A* copies_;
+};
+
+// Backward: all inputs of a plane get the same.
+template <class A>
+class PlaneGradients {
+ public:
+  PlaneGradients(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+      : p_(p), first_(piece_begin(p, piece)), n_(piece_size(piece)), gx_(gx, kMostCopied, arena) {}
+
+  void run(const View& gy, const View*, Divisor divisor, i64 plane) {
+    A own;
+    const A gradient = *row_of(gy, plane_of(gy, plane), 1, 0, 0, 0, 1, &own);
+    const A each = gradient / divisor_of_plane<A>(p_, divisor) + A(0);  // as if added to nothing
+    for (i64 done = 0; done < n_; done += kMostCopied) {
+      const i64 n = smaller(kMostCopied, n_ - done);
+      A* to = gx_.room(plane * p_.in_plane() + first_ + done, n, false);
+      sweep_lanes<A>(n, [&](auto w, i64 i) {
+        ask(to + i + kAhead<A>);
+        store(to + i, Vec<A, w()>{} + each);
+      });
+    }
+  }
+
+ private:
+  static i64 piece_begin(const Plan& p, const Piece& piece) {
+    return (piece.lo[0] * p.axis[1].in + piece.lo[1]) * p.axis[2].in + piece.lo[2];
+  }
+  static i64 piece_size(const Piece& piece) {
+    i64 n = 1;
+    for (int a = 0; a < 3; ++a) n *= piece.hi[a] - piece.lo[a];
+    return n;
+  }
+
+  const Plan& p_;
+  const i64 first_, n_;
+  Sink<A> gx_;
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,405 @@
+// Small windows over several rows of outputs at once: vectors walk down the columns, and what
+// windows have in common of a row of inputs is reduced once, in registers.
+#pragma once
+
+#include "forward/unrolled.hpp"
+
+namespace poolgrad {
+namespace {
+
+inline constexpr i64 kMostBanded = 8;            // rows of outputs at once,
+inline constexpr i64 kBandBytes = i64{1} << 14;  // of so many bytes of inputs
+
+// Calls f with kernel and stride, if they are among those that there is code for, up to a stride.
+template <i64 MostStride = 2, class F>
+bool by_shape(const Axis& a, F&& f) {
+  if constexpr (MostStride > 2) {
+    if (a.kernel == 3 && a.stride == 3) {
+      f(Const<3>{}, Const<3>{});
+      return true;
+    }
+  }
+  if (a.kernel == 2 && a.stride == 2) f(Const<2>{}, Const<2>{});
+  else if (a.kernel == 3 && a.stride == 2) f(Const<3>{}, Const<2>{});
+  else if (a.kernel == 3 && a.stride == 1) f(Const<3>{}, Const<1>{});
+  else if (a.kernel == 2 && a.stride == 1) f(Const<2>{}, Const<1>{});
+  else return false;
+  return true;
+}
+
+// The same with the widest vector that n elements fill, down to half of what there is.
+template <class T, class F>
+bool by_width(i64 n, F&& f) {
+  constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
+  if (n >= kLanes) f(Const<kLanes>{});
+  else if (n >= kLanes / 2) f(Const<kLanes / 2>{});
+  else return false;
+  return true;
+}
+
+// Whether windows are squares.
+[[maybe_unused]] inline bool is_square(const Plan& p) {
+  const Axis &height = p.axis[1], &width = p.axis[2];
+  return p.inner == 1 && has_few_places(p) && height.kernel == width.kernel &&
+         height.stride == width.stride && height.dilation == width.dilation;
+}
+
+// Whether partial reductions of a window can be merged.
+template <class Op>
+concept Merges = requires { typename Op::AssumeNoNaN; };
+
+// The reduction that is used while no NaN was met.
+template <class Op>
+struct Optimistic {
+  using type = Op;
+};
+template <Merges Op>
+struct Optimistic<Op> {
+  using type = typename Op::AssumeNoNaN;
+};
+
+// Whether the order in which parts of a window are merged matters.
+template <class Op>
+concept Rounds = Op::kRounds;
+
+// Whether what is read is to be added one by one, where windows share no line.
+template <class Op>
+concept TakesInOrder = Rounds<Op> && !Op::kByLines;
+
+// One depth of the windows of a band: its first place, and, if other windows hold it too, room for
+// what is known of it alone, a cell for each row of outputs; `known`: they are there.
+template <class Cell>
+struct Slice {
+  u32 place;
+  Cell* cells;
+  bool known;
+};
+
+// Windows below each other, side by side in vectors: each line of inputs is reduced once for all
+// windows that hold it. start(depth) gives a Slice, line(value) the next line's places, ahead() may
+// prefetch, store(row, cell) is given what is made. O::trace collects the inputs in `seen`, so that
+// O::has_nan(seen) tells afterwards whether one of them was NaN.
+template <class O, i64 K, i64 S, class V, class Start, class Line, class Ahead, class Store>
+POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Line&& line,
+                               Ahead&& ahead, Store&& store) {
+  typename O::template Cell<V> made[kMostBanded], lines[K];
+  for (i64 k = 0; k < depths; ++k) {
+    const auto slice = start(k);
+    const bool alone = slice.known || (slice.cells && k > 0), further = k > 0 && !alone;
+    const u32 place = alone ? 0 : slice.place;
+    const auto reduce = [&]() __attribute__((always_inline)) {
+      V value[K];
+      line(value);
+      auto cell = O::first(value[0], place);
+      POOLGRAD_UNROLL
+      for (i64 t = 1; t < K; ++t) O::take(cell, value[t], place + static_cast<u32>(t));
+      V sum = value[0];
+      POOLGRAD_UNROLL
+      for (i64 t = 1; t < K; ++t) sum = O::trace(sum, value[t]);
+      seen = O::trace(seen, sum);
+      return cell;
+    };
+    const auto finish = [&](i64 q, auto cell) __attribute__((always_inline)) {
+      if (alone && k > 0) {
+        auto all = made[q];
+        O::merge(all, cell, slice.place);
+        cell = all;
+      }
+      if (k + 1 < depths) made[q] = cell;
+      else store(q, cell);
+    };
+    if (slice.known) {
+      for (i64 q = 0; q < rows; ++q) finish(q, slice.cells[q]);
+      continue;
+    }
+    if constexpr (S >= K && TakesInOrder<O>) {
+      for (i64 q = 0; q < rows; ++q) {
+        ahead();
+        auto cell = made[q];
+        POOLGRAD_UNROLL
+        for (i64 r = 0; r < K; ++r) {
+          V value[K];
+          line(value);
+          if (k + r == 0) cell = O::first(value[0], 0);
+          else O::take(cell, value[0], 0);
+          POOLGRAD_UNROLL
+          for (i64 t = 1; t < K; ++t) O::take(cell, value[t], 0);
+        }
+        finish(q, cell);
+      }
+      continue;
+    }
+    POOLGRAD_UNROLL
+    for (i64 t = 0; t < K - S; ++t) lines[t] = reduce();
+    for (i64 q = 0; q < rows; ++q) {
+      ahead();
+      POOLGRAD_UNROLL
+      for (i64 t = K - S; t < K; ++t) lines[t] = reduce();
+      auto cell = further ? made[q] : lines[0];
+      if (further) O::merge(cell, lines[0], 0);
+      POOLGRAD_UNROLL
+      for (i64 t = 1; t < K; ++t) O::merge(cell, lines[t], static_cast<u32>(t * K));
+      if (alone) slice.cells[q] = cell;
+      finish(q, cell);
+      POOLGRAD_UNROLL
+      for (i64 t = 0; t < K - S; ++t) lines[t] = lines[t + S];
+    }
+  }
+}
+
+// Calls some(depth, row), which says how many rows it makes, until those of the tile are made; of
+// all depths before the next rows if it is `deep`.
+template <class F>
+void over_rows(const Tile& tile, bool deep, F&& some) {
+  const i64 end = tile.hi[1];
+  if (deep) {
+    for (i64 oh = tile.lo[1], rows = 0; oh < end; oh += rows) {
+      for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) rows = some(od, oh);
+    }
+  } else {
+    for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+      for (i64 oh = tile.lo[1]; oh < end;) oh += some(od, oh);
+    }
+  }
+}
+
+// Op: first and take make a cell of one line of a window's places, merge adds a later line to it,
+// store writes it, trace and has_nan find NaNs among the inputs: Op itself may assume that there is
+// none. `fill`: wins nowhere.
+template <class Op>
+class Bands {
+ public:
+  using T = typename Op::In;
+  using Target = typename Op::Target;
+
+  POOLGRAD_LOOP Bands(const Plan& plan, const View& x, const Tile& tile, bool negate, T fill,
+                      Arena& arena)
+      : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && is_banded(plan, tile)) {
+    if (!used_) return;
+    const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
+    const i64 reach = (width.out - 1) * width.stride + span(width);
+    before_ = larger(0, width.lo), after_ = larger(0, reach - width.lo - width.in);
+    // Beside a row of inputs, only one row before it and one behind it are sure to be there.
+    const i64 most = smaller(span(width), x.height);
+    const bool near = before_ <= most && after_ <= most;
+    readable_ = !negate && near && x.dtype == DtypeOf<T>::value && x.width == 1 &&
+                (before_ + after_ == 0 || x.height >= width.in);
+    lo_ = larger(0, -width.lo), hi_ = larger(lo_, smaller(width.in, reach - width.lo));
+    pitch_ = ceil_div(reach, kLine) * kLine;
+    depths_ = smaller(depth.kernel, depth.in);
+    rows_ = kBandBytes / (depths_ * height.stride * pitch_ * static_cast<i64>(sizeof(T)));
+    rows_ = larger(1, smaller(kMostBanded, rows_));
+    lines_ = (rows_ - 1) * height.stride + span(height);
+    copies_ = arena.take<T>(depths_ * lines_ * pitch_);
+    from_ = arena.take<From>(depths_);
+    at_ = arena.take<const T*>(depths_ * lines_);
+    if constexpr (kCompiled) {
+      const i64 cells = ceil_div(width.out, kLanes) * kMostBanded;
+      own_cells_ = cells * static_cast<i64>(sizeof(typename Op::template Cell<Vec<T, kLanes>>));
+    }
+    // Depths made alone are merged in another order.
+    deep_ =
+        !Rounds<Op> && depth.kernel > depth.stride && depth.dilation == 1 && height.dilation == 1;
+    cells_ = arena.take<char>(deep_ ? kSlots * own_cells_ : 0);
+  }
+
+  // How many rows are made at once; 0: none can be.
+  i64 rows() const { return used_ ? rows_ : 0; }
+
+  i64 length() const { return p_.axis[2].out; }
+
+  // Whether bands are best made one behind the other, as they share inputs.
+  bool deep() const { return used_ && deep_; }
+
+  void start(const char* plane) {
+    if (used_ && !plane_) std::fill(copies_, copies_ + depths_ * lines_ * pitch_, fill_);
+    plane_ = plane;
+    forget();
+  }
+
+  // Makes rows oh ... oh + rows of the outputs, one behind the other. False: an input is NaN, or
+  // the windows hold no input, and the outputs mean nothing.
+  POOLGRAD_LOOP bool make(i64 od, i64 oh, i64 rows, Target to) {
+    const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
+    const Span s = span_of(depth, od);
+    const i64 n = width.out, lines = (rows - 1) * height.stride + span(height);
+    if (s.taps == 0) return false;
+    const i64 first = oh * height.stride - height.lo;
+    if (first != first_) forget();
+    first_ = first;
+    for (i64 k = 0; k < s.taps; ++k) {
+      const i64 d = s.begin + k * depth.dilation;
+      const u32 place = static_cast<u32>((s.place + k) * height.kernel * width.kernel);
+      const bool last = depth.out > 1 && oh + rows >= height.out;  // of this depth
+      const i64 below = last ? -height.lo : first + rows * height.stride;
+      const char* next = line_of(deep_ || last ? d + depth.stride : d, deep_ ? first : below);
+      const i64 slot = d % kSlots;
+      const bool known = deep_ && held_[slot] == d, kept = deep_ && s.place + k >= depth.stride;
+      if (!known) find_lines(k, d, first, lines);
+      from_[k] = {at_ + k * lines_, next, place,
+                  known || (k > 0 && kept) ? cells_ + slot * own_cells_ : nullptr, known};
+      if (k > 0 && kept) held_[slot] = d;
+    }
+    bool made = false;
+    if constexpr (kCompiled) {
+      by_shape<kMostStride>(height, [&](auto kernel, auto stride) {
+        by_width<T>(n, [&](auto w) { made = walk<kernel(), stride(), w()>(to, n, rows, s.taps); });
+      });
+    }
+    if (!made) forget();
+    return made;
+  }
+
+  // Whether an output of a row may be the fill, not an input.
+  bool is_suspect(i64 oh, Target row) const {
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const bool full = oh >= height.full_lo && oh < height.full_hi;
+    bool found = false;
+    for (i64 i = 0; i < (full ? width.full_lo : width.out); ++i) found |= row.y[i] == fill_;
+    for (i64 i = full ? width.full_hi : width.out; i < width.out; ++i) {
+      found |= row.y[i] == fill_;
+    }
+    return found;
+  }
+
+ private:
+  static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
+  static constexpr i64 kMostStride = sizeof(T) < 4 ? 2 : 3;  // bytes are not shuffled so freely
+  static constexpr i64 kMostApart = 4;                       // places of a window that has gaps
+
+  // From the first place of a window to the last.
+  static i64 span(const Axis& a) { return (a.kernel - 1) * a.dilation + 1; }
+
+  static bool is_banded(const Plan& p, const Tile& tile) {
+    const Axis& width = p.axis[2];
+    const bool whole = tile.lo[2] == 0 && tile.hi[2] == width.out;
+    const auto nothing = [](auto...) {};
+    const bool close = width.dilation == 1 || (width.stride == 1 && width.dilation <= kMostApart);
+    return is_square(p) && close && whole && by_shape<kMostStride>(width, nothing) &&
+           by_width<T>(width.out, nothing);
+  }
+
+  static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
+  static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
+  static constexpr i64 kSlots = 4;  // neighbouring depths of which more than one is needed later
+
+  // The lines of inputs of a band, at one depth; what will be read next; its slice.
+  struct From {
+    const T* const* at;
+    const char* next;
+    u32 place;
+    char* cells;
+    bool known;
+  };
+
+  void forget() { std::fill(held_, held_ + kSlots, -1); }
+
+  const char* line_of(i64 d, i64 h) const {
+    return plane_ + (d * x_.depth + h * x_.height) * size_of(x_.dtype);
+  }
+
+  // Where lines of inputs from `first` on begin, with what a first window has of padding. They are
+  // read where they lie, if what lies around them may be read, too; else copied to where there is
+  // what changes nothing around them.
+  POOLGRAD_LOOP void find_lines(i64 k, i64 d, i64 first, i64 lines) {
+    const i64 in = p_.axis[1].in, lo = p_.axis[2].lo;
+    const bool bare = before_ + after_ == 0;
+    for (i64 i = 0; i < lines; ++i) {
+      const i64 h = first + i, line = k * lines_ + i;
+      if (readable_ && (bare ? h >= 0 && h < in : h > 0 && h + 1 < in)) {
+        at_[line] = reinterpret_cast<const T*>(line_of(d, h)) - lo;
+        continue;
+      }
+      T* copy = copies_ + line * pitch_;
+      at_[line] = copy;
+      if (h < 0 || h >= in) std::fill(copy + lo_ + lo, copy + hi_ + lo, fill_);
+      else copy_row(x_, plane_, d, h, lo_, hi_, negate_, copy + lo_ + lo);
+    }
+  }
+
+  // Which of W outputs from `at` on have an input at place t of a line.
+  template <i64 S, class V>
+  auto inside(i64 at, i64 t) const {
+    using Mask = decltype(V{} < V{});
+    using I = std::remove_cvref_t<decltype(Mask{}[0])>;
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+    const i64 column = at * S + t * p_.axis[2].dilation - p_.axis[2].lo;
+    const auto lanes_below = [&](i64 end) {  // those whose column lies before `end`
+      return static_cast<I>(larger(0, smaller(W, ceil_div(end - column, S))));
+    };
+    Mask lane{};
+    for (int j = 0; j < W; ++j) lane[j] = static_cast<I>(j);
+    return (lane >= lanes_below(0)) & (lane < lanes_below(p_.axis[2].in));
+  }
+
+  // Makes `rows` rows of n outputs, W of a row at a time, unless an input is NaN. Windows with gaps
+  // share lines with every `step`-th row.
+  template <i64 K, i64 S, i64 W>
+  POOLGRAD_LOOP bool walk(Target to, i64 n, i64 rows, i64 depths) const {
+    using V = Vec<T, static_cast<int>(W)>;
+    using Cell = typename Op::template Cell<V>;
+    constexpr i64 kShare = S * S * W * static_cast<i64>(sizeof(T));  // new inputs of a piece
+    const i64 step = S == 1 ? p_.axis[1].dilation : 1;
+    V seen{};
+    for (i64 i = 0; i < n; i += W) {
+      const i64 at = smaller(i, n - W);
+      const bool edge = readable_ && (at * S < before_ || n - W < at + after_);
+      decltype(V{} < V{}) known[K]{};
+      for (i64 t = 0; edge && t < K; ++t) known[t] = inside<S, V>(at, t);
+      for (i64 from = 0; from < smaller(step, rows); ++from) {
+        const T* const* line = nullptr;
+        const char* next = nullptr;
+        walk_down<Op, K, S, V>((rows - from + step - 1) / step, depths, seen,
+                               [&](i64 k) {
+                                 const From& own = from_[k];
+                                 line = own.at + from;
+                                 next = own.next + (i / W * rows + from * rows / step) * kShare;
+                                 Cell* cells = reinterpret_cast<Cell*>(own.cells);
+                                 return Slice<Cell>{own.place,
+                                                    cells ? cells + i / W * kMostBanded : nullptr,
+                                                    own.known};
+                               },
+                               [&](V* value) {
+                                 POOLGRAD_UNROLL
+                                 for (i64 t = 0; t < K; ++t)
+                                   value[t] = load_every<S, V>(*line + at * S, t, step);
+                                 line += step;
+                                 if (!edge) return;
+                                 POOLGRAD_UNROLL
+                                 for (i64 t = 0; t < K; ++t)
+                                   value[t] = known[t] ? value[t] : V{} + fill_;
+                               },
+                               [&] {
+                                 for (i64 b = 0; b < kShare; b += 64, next += 64)
+                                   deep_ ? ask_near(next) : ask(next);
+                               },
+                               [&](i64 q, const auto& cell) {
+                                 const i64 row = from + q * step;
+                                 Op::store(to.line(row, n), at, cell);
+                                 ask(to.line(row + rows, n).y + at);
+                               });
+      }
+    }
+    return !Op::has_nan(seen, fill_);
+  }
+
+  const Plan& p_;
+  const View& x_;
+  const bool negate_;
+  const T fill_;
+  const bool used_;
+  bool readable_ = false;       // lines may be read where they lie
+  i64 before_ = 0, after_ = 0;  // columns of padding that windows hold
+  i64 lo_ = 0, hi_ = 0, pitch_ = 0, depths_ = 0, rows_ = 0, lines_ = 0;
+  T* copies_ = nullptr;
+  From* from_ = nullptr;
+  const T** at_ = nullptr;  // the lines of all depths
+  // What is known of depths that later outputs need, too: of those from line `first_` on.
+  bool deep_ = false;
+  char* cells_ = nullptr;
+  i64 own_cells_ = 0, first_ = 0, held_[kSlots];
+  const char* plane_ = nullptr;
+};
+
+}  // namespace
+}  // namespace poolgrad

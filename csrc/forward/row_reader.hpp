@@ -1,0 +1,208 @@
+// How forward machines get their inputs: row by row, as numbers of one type, copied only where that
+// is needed.
+#pragma once
+
+#include <algorithm>
+
+#include "base/scratch.hpp"
+#include "geometry/view.hpp"
+#include "simd/prefetch.hpp"
+
+namespace poolgrad {
+namespace {
+
+// A box of outputs of one plane.
+struct Tile {
+  i64 lo[3], hi[3];
+};
+
+// Turns the order of numbers round, one of type A or a vector of them; integers without overflow.
+// Two bytes are the bits of a float.
+template <class A, class V>
+POOLGRAD_INLINE V opposites(V value) {
+  if constexpr (kFloat<A>) return -value;
+  else if constexpr (std::is_same_v<A, std::uint16_t>) return value ^ 0x8000u;
+  else return static_cast<V>(~value);
+}
+template <class A>
+A opposite(A value) {
+  return opposites<A>(value);
+}
+
+// What an average divides by: the places inside the padded input, or the real inputs only, or one
+// number for all. A product over the axes, so it is kept as a row for the width and a factor for
+// each (depth, height).
+struct Divisor {
+  bool count_padding;
+  double fixed;  // 0: count
+
+  double along(const Axis& a, i64 o) const {
+    if (a.regular() && o >= a.full_lo && o < a.full_hi) return static_cast<double>(a.kernel);
+    const Span s = span_of(a, o);
+    return static_cast<double>(count_padding ? s.extent : s.taps);
+  }
+  double of_rows(const Plan& p, i64 od, i64 oh) const {
+    return fixed != 0 ? fixed : along(p.axis[0], od) * along(p.axis[1], oh);
+  }
+  template <class A>
+  void fill_row(const Plan& p, i64 lo, i64 hi, A* row) const {
+    for (i64 o = lo; o < hi; ++o) {
+      const A value = fixed != 0 ? A(1) : static_cast<A>(along(p.axis[2], o));
+      for (i64 c = 0; c < p.inner; ++c) *row++ = value;
+    }
+  }
+};
+
+// Division of the rows of outputs by what they are averages of.
+struct Quotient {
+  const Plan& windows;
+  Divisor divisor;
+
+  double of_rows(i64 od, i64 oh) const { return divisor.of_rows(windows, od, oh); }
+  template <class A>
+  void fill_row(i64 lo, i64 hi, A* row) const {
+    divisor.fill_row(windows, lo, hi, row);
+  }
+};
+
+// Columns [lo, hi) of row (d, h) of a plane without channels, to where `to` says.
+template <class A>
+POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i64 lo, i64 hi,
+                              bool negate, A* to) {
+  const i64 n = hi - lo;
+  if (!negate && x.dtype == DtypeOf<A>::value && x.width == 1) {  // most often: without a call
+    return copy_run(reinterpret_cast<const A*>(plane) + d * x.depth + h * x.height + lo, to, n);
+  }
+  const A* from = row_of(x, plane, 1, d, h, lo, hi, to);
+  for (i64 i = 0; negate && i < n; ++i) to[i] = opposite(from[i]);
+  if (from != to && !negate) std::copy(from, from + n, to);
+}
+
+// Whether windows reach so little beyond the input that what lies there may be written out.
+[[maybe_unused]] inline bool is_near(const Axis& a) {
+  return !a.regular() || (a.m - 1) * a.stride + (a.kernel - 1) * a.dilation < 2 * a.n + 64;
+}
+
+// What a Reader does beside reading.
+template <class A>
+struct Reading {
+  bool negate = false;                 // turn numbers round, for a minimum
+  const Quotient* quotient = nullptr;  // divide
+  bool pad = false;                    // `fill` stands where a window reaches beyond the row,
+  A fill{};                            // unless it reaches very far
+  i64 depths = 1, heights = 1;         // so many neighbouring rows are needed at a time
+};
+
+// Reads input rows as numbers of type A; copies only what it has to.
+template <class A>
+class Reader {
+ public:
+  POOLGRAD_LOOP Reader(const Plan& p, const View& x, i64 lo, i64 hi, const Reading<A>& how,
+                       Arena& arena)
+      : x_(x),
+        how_(how),
+        inner_(p.inner),
+        rows_(p.axis[1].in),
+        direct_(!how.negate && !how.quotient && x.dtype == DtypeOf<A>::value &&
+                (p.inner == 1 || x.inner == 1)) {
+    const Axis& a = p.axis[2];
+    from_ = lo_ = a.in, hi_ = 0;
+    for (i64 o : {lo, hi - 1}) {  // the outer windows, or what is real of them, span the others
+      const Span s = span_of(a, o);
+      const i64 begin = a.regular() ? o * a.stride - a.lo : s.begin;
+      const i64 end = a.regular() ? begin + (a.kernel - 1) * a.dilation + 1 : begin + s.taps;
+      from_ = smaller(from_, begin), to_ = larger(to_, end);
+      lo_ = smaller(lo_, larger(0, begin)), hi_ = larger(hi_, smaller(a.in, end));
+    }
+    hi_ = larger(lo_, hi_);
+    padded_ = how.pad && (from_ < lo_ || to_ > hi_) && is_near(a);
+    if (!padded_) from_ = lo_, to_ = hi_;
+    direct_ &= !padded_;
+    depth_mask_ = ring(how.depths) - 1, height_mask_ = ring(how.heights) - 1;
+    const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
+    length_ = (to_ - from_) * p.inner;
+    bytes_ = (hi_ - lo_) * (p.inner > 1 ? p.inner : x.width) * size_of(x.dtype);
+    if (direct_) return;
+    if (how.quotient) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
+    buffers_ = arena.take<A>(slots * length_);
+    kept_ = arena.take<Kept>(slots);
+  }
+
+  i64 step() const { return direct_ ? x_.width : inner_; }  // from one column to the next
+  bool padded() const { return padded_; }
+  bool direct() const { return direct_; }  // rows are not copied
+
+  void start(const char* plane) {
+    plane_ = plane;
+    for (i64& seen : seen_) seen = -1;
+    const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
+    for (i64 k = 0; !direct_ && k < slots; ++k) kept_[k].key = -1;
+    if (how_.quotient) how_.quotient->fill_row(lo_, hi_, divisors_);
+  }
+
+  const A* at(i64 d, i64 h) const {  // of a direct reader
+    return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
+  }
+  // Row (d, h); the pointer is to column 0.
+  const A* row(i64 d, i64 h) {
+    const i64 key = d * rows_ + h;
+    i64& seen = seen_[d & 3];
+    if (key > seen) {
+      seen = key;
+      const i64 at = (d * x_.depth + h * x_.height + lo_ * x_.width) * size_of(x_.dtype);
+      ask(plane_ + at + kAheadBytes, bytes_);
+    }
+    if (direct_) return at(d, h);
+    const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);
+    Kept& kept = kept_[slot];
+    if (kept.key != key) kept = {key, read(d, h, buffers_ + slot * length_)};
+    return kept.row;
+  }
+
+ private:
+  struct Kept {
+    i64 key;
+    const A* row;
+  };
+
+  // So many slots that neighbours fall into different ones; a power of two, as divisions are slow.
+  static i64 ring(i64 rows) {
+    i64 slots = 1;
+    while (slots < rows) slots *= 2;
+    return slots;
+  }
+
+  const A* read(i64 d, i64 h, A* buffer) const {
+    const i64 n = (hi_ - lo_) * inner_;
+    A* real = buffer + (lo_ - from_) * inner_;
+    const A* from = n > 0 ? row_of(x_, plane_, inner_, d, h, lo_, hi_, real) : real;
+    if (how_.negate) {
+      for (i64 i = 0; i < n; ++i) real[i] = opposite(from[i]);
+      from = real;
+    }
+    if (kFloat<A> && how_.quotient) {
+      const A rows = static_cast<A>(how_.quotient->of_rows(d, h));
+      for (i64 i = 0; i < n; ++i) real[i] = static_cast<A>(from[i] / (rows * divisors_[i]));
+      from = real;
+    }
+    if (padded_) {
+      if (from != real) std::memcpy(real, from, static_cast<std::size_t>(n) * sizeof(A));
+      std::fill(buffer, real, how_.fill);
+      std::fill(real + n, buffer + length_, how_.fill);
+      from = real;
+    }
+    return from - lo_ * inner_;
+  }
+
+  const View& x_;
+  const Reading<A> how_;
+  i64 inner_, lo_, hi_, from_, to_ = 0, rows_, length_ = 0, depth_mask_, height_mask_;
+  bool direct_, padded_ = false;
+  const char* plane_ = nullptr;
+  i64 bytes_, seen_[4];  // of a row; the last row of each of four depths
+  A *buffers_ = nullptr, *divisors_ = nullptr;
+  Kept* kept_ = nullptr;
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,135 @@
+// Where results go.
+#pragma once
+
+#include "base/buffer_cache.hpp"
+#include "base/scratch.hpp"
+#include "geometry/view.hpp"
+#include "simd/prefetch.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Rows that are made one after the other, as they lie in memory: in place, or, if their elements
+// are of another type, in a small buffer.
+template <class T>
+class Sink {
+ public:
+  // row: elements of the longest row
+  Sink(Dense to, i64 row, Arena& arena)
+      : to_(to), buffer_(to.data && !is<T>(to) ? arena.take<T>(row + kChunk) : nullptr) {}
+  Sink(const Sink&) = delete;
+  Sink& operator=(const Sink&) = delete;
+  ~Sink() {
+    flush();
+    if (streams_) drain();
+  }
+
+  // Room for elements first .. first + n of the array; what was made before is complete. Null, if
+  // there is no array. The room after this one is asked for, unless its maker does that.
+  T* room(i64 first, i64 n, bool asks = true) {
+    if (!to_.data) return nullptr;
+    if (!buffer_) {
+      T* here = as<T>(to_, first);
+      if (asks) ask(here + larger(n, kAhead<T>), n * static_cast<i64>(sizeof(T)));
+      return here;
+    }
+    if (first != first_ + count_ || count_ >= kChunk) {
+      flush();
+      first_ = first;
+    }
+    T* here = buffer_ + count_;
+    count_ += n;
+    return here;
+  }
+
+  // Whether rows are made where they belong, in any order.
+  bool in_place() const { return to_.data && !buffer_; }
+
+  // Whether the array, of so many bytes, is best written past the caches, and may be: each of its
+  // rows (of so many elements) begins and ends with a cache line. Who writes so writes whole rows.
+  bool streams(i64 row, i64 bytes) {
+    const auto lines = [](auto n) { return n % kLineBytes == 0; };
+    streams_ = in_place() && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
+               lines(row * static_cast<i64>(sizeof(T))) &&
+               poolgrad::streams(static_cast<std::size_t>(bytes));
+    return streams_;
+  }
+
+  // Elements first ... first + n, made elsewhere; streams: they are a whole row, and are written
+  // past the caches.
+  void put(i64 first, const T* from, i64 n, bool streams = false) {
+    if (!to_.data) return;
+    if (buffer_) return write(to_, first, from, n);
+    T* to = as<T>(to_, first);
+    sweep_lanes<T>(n, [&](auto w, i64 i) {
+      const auto values = load<Vec<T, w()>>(from + i);
+      if (streams) return stream(to + i, values);
+      ask(to + i + kAhead<T>);
+      store(to + i, values);
+    });
+  }
+
+ private:
+  static constexpr i64 kChunk = (1 << 13) / static_cast<i64>(sizeof(T));
+
+  void flush() {
+    if (count_ > 0) write(to_, first_, buffer_, count_);
+    count_ = 0;
+  }
+
+  Dense to_;
+  T* buffer_;
+  i64 first_ = 0, count_ = 0;  // the buffered elements
+  bool streams_ = false;
+};
+
+// Where strips of rows lie: elements of some memory.
+struct Grid {
+  i64 first, row, strip;
+  i64 at(i64 q, i64 s) const { return first + q * row + s * strip; }
+};
+
+// Where rows of a patch are made: where they belong, or in a buffer, a vector for each strip.
+template <class T>
+class Landing {
+ public:
+  static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
+
+  Landing(Dense to, i64 most, Arena& arena)
+      : to_(to), buffer_(is<T>(to) ? nullptr : arena.take<T>(most)) {}
+
+  // begin: where the array's row begins whose part is made
+  template <class Patch>
+  void open(const Plan& p, const Patch& patch, i64 begin) {
+    const i64 first = begin + patch.tile.lo[2] * p.inner + patch.channel;
+    array = {first, p.out_row(), patch.by_pixel ? p.inner : W};
+    here = buffer_ ? Grid{0, patch.strips * W, W} : array;
+    ahead = patch.by_pixel ? kPixelsAhead * array.strip : kRowsAhead * array.row;
+  }
+  T* values() const { return buffer_ ? buffer_ : as<T>(to_, 0); }
+
+  Grid here{}, array{};  // strips among the values, and in the array
+  i64 ahead = 0;         // so much further lies what should be asked for before it is made
+
+  // What lies in the buffer goes where it belongs.
+  template <class Patch>
+  void close(const Patch& patch, i64 rows) const {
+    const i64 last = patch.strips - 1;
+    for (i64 q = 0; buffer_ && q < rows; ++q) {
+      const auto put = [&](i64 s, i64 n) {
+        write(to_, array.at(q, s), buffer_ + here.at(q, s), n);
+      };
+      if (!patch.by_pixel) put(0, last * W + patch.lanes(last));
+      for (i64 s = 0; patch.by_pixel && s <= last; ++s) put(s, patch.channels);
+    }
+  }
+
+ private:
+  static constexpr i64 kRowsAhead = 4, kPixelsAhead = 32;
+
+  Dense to_;
+  T* buffer_;
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,82 @@
+// Forward passes of the selecting reductions, compiled once per instruction set: chooses an
+// algorithm; has the general one.
+#include <memory>
+
+#include "backward/split_ties.hpp"
+#include "base/instruction_set.hpp"
+#include "base/partition.hpp"
+#include "forward/selecting_tiles.hpp"
+#include "forward/selecting_units.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Any windows. wanted(plane): whether a plane is to be made.
+template <class A, bool Keep, bool Lone, class Wanted>
+void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which, Wanted&& wanted) {
+  const Plan& p = *work.plan;
+  const bool negate = which == Select::smallest, holes = Keep && has_empty_windows(p);
+  using Kit = SelectKit<A, Keep, Lone>;
+  over_outputs(
+      work,
+      [&](const Tile& tile, Arena& a) {
+        const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+        return Kit{{p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, Keep, Lone>::take(a, n)};
+      },
+      [&](Kit& kit, i64 plane, const Tile& tile) {
+        if (!wanted(plane)) return;
+        kit.machine.start(plane_of(x, plane));
+        select_tile(p, tile, kit, routes, plane * p.out_plane(), which, holes);
+      });
+}
+
+void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes, bool lone) {
+  const Plan plan = flattened(*whole.plan, x);
+  const Work work{&plan, whole.threads};
+  if (which == Select::median) return POOLGRAD_TABLE(select_median)(work, x, y, routes, lone);
+  const bool zero = lone && routes.data && is_floating(x.dtype);  // integers have no gradient
+  std::unique_ptr<std::atomic<bool>[]> left;  // planes that the specialised algorithm did not make
+  if constexpr (!kGeneralOnly) {
+    if (!zero && !is_wide(x.dtype)) {
+      if (is_direct(plan)) return POOLGRAD_TABLE(select_small)(work, which, x, y, routes);
+      if (is_sheet(plan)) {
+        left = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(plan.outer));
+        POOLGRAD_TABLE(select_wide)(work, which, x, y, routes, left.get());
+        if (std::none_of(left.get(), left.get() + plan.outer,
+                         [](const auto& l) { return l.load(); }))
+          return;
+      }
+    }
+  }
+  const auto wanted = [&](i64 plane) { return !left || left.get()[plane]; };
+  by_order(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    if (!routes.data) reduce<A, false, false>(work, x, y, routes, which, wanted);
+    else if (zero) reduce<A, true, kFloat<A>>(work, x, y, routes, which, wanted);
+    else reduce<A, true, false>(work, x, y, routes, which, wanted);
+  });
+}
+
+void split_winners(const Work& work, Select which, const View& x, const View& y,
+                   std::uint8_t* winners) {
+  const Plan& p = *work.plan;
+  by_sum(x.dtype, [&](auto a) {
+    using A = decltype(a);
+    over_outputs(
+        work, [&](const Tile&, Arena& arena) { return Rows<A>(p, arena); },
+        [&](Rows<A>& rows, i64 plane, const Tile& tile) {
+          mark_winners<A>(p, tile, x, plane_of(x, plane), y, plane_of(y, plane),
+                          which == Select::rectified, rows,
+                          winners + plane * p.out_plane() * p.winner_bytes());
+        },
+        true);
+  });
+}
+
+}  // namespace
+
+extern const SelectKernels POOLGRAD_TABLE(select_kernels);
+const SelectKernels POOLGRAD_TABLE(select_kernels) = {forward, POOLGRAD_TABLE(select_draw),
+                                                      split_winners};
+
+}  // namespace poolgrad

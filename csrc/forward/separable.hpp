@@ -1,0 +1,203 @@
+// The forward machine: windows are boxes, so a reduction goes along the width first, then the
+// height, then the depth (the order that keeps "first winner" row-major). A reduced row that
+// several windows share is computed once and kept while they need it; wide windows are made of
+// reductions of 2, 4, 8, ... neighbours.
+#pragma once
+
+#include "forward/log_step_doubling.hpp"
+
+namespace poolgrad {
+namespace {
+
+[[maybe_unused]] inline int log2_floor(i64 n) {
+  int level = 0;
+  while (n >> (level + 1)) ++level;
+  return level;
+}
+
+// Reduced rows that several windows need, kept by key: at level l those of 2^l neighbours. When no
+// two windows share a row, just kGroup of them in turn.
+template <class Op>
+class RowCache {
+ public:
+  using Row = typename Op::Row;
+
+  // n: elements of a row; lines: independent sequences of rows, one beside the other
+  POOLGRAD_LOOP RowCache(const Axis& a, i64 lines, i64 n, const Op& op, Arena& arena)
+      : shared(a.overlap),
+        top(is_wide(a) ? log2_floor(smaller(a.kernel, a.in)) : 0),
+        n_(n),
+        lines_(lines) {
+    for (int level = 0; level <= top; ++level) {
+      const i64 size = i64{1} << level, rest = smaller(a.kernel, a.in) - size;
+      // how far apart the first and the last use of a row are
+      const i64 apart = (level == top || !Op::kIdempotent ? larger(rest, size) : size) * a.dilation;
+      const i64 wanted = !shared                  ? kGroup
+                         : level == 0 && top == 0 ? (a.kernel - 1) * a.dilation + 1
+                                                  : apart + 1;
+      i64 slots = 1;
+      while (slots < wanted && slots < a.in) slots *= 2;
+      if (!shared) slots = kGroup;
+      first_[level] = slots_;
+      mask_[level] = slots - 1;
+      slots_ += slots * lines;
+    }
+    rows_ = op.take(arena, slots_ * n);
+    keys_ = arena.take<i64>(slots_);
+  }
+
+  void forget() {
+    for (i64 k = 0; k < slots_; ++k) keys_[k] = -1;
+  }
+
+  struct Slot {
+    Row row;
+    i64* key;
+  };
+  Slot at(int level, i64 index, i64 line) const {
+    const i64 slot = first_[level] + (index & mask_[level]) * lines_ + line;
+    return {Op::slot(rows_, slot * n_), keys_ + slot};
+  }
+
+  const bool shared;
+  const int top;  // the highest level
+
+ private:
+  i64 n_, lines_, slots_ = 0, first_[64], mask_[64];
+  Row rows_{};
+  i64* keys_ = nullptr;
+};
+
+template <class Op>
+class Separable {
+ public:
+  using T = typename Op::In;
+  using Row = typename Op::Row;
+
+  POOLGRAD_LOOP Separable(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
+                          const Op& op, Arena& arena)
+      : p_(plan),
+        tile_(tile),
+        n_((tile.hi[2] - tile.lo[2]) * plan.inner),
+        width_(plan, x, tile, how, op, arena),
+        width_rows_(plan.axis[1], 1, n_, op, arena),
+        height_rows_(plan.axis[0], plan.axis[0].overlap ? tile.hi[1] - tile.lo[1] : 1, n_, op,
+                     arena) {}
+  Separable(const Separable&) = delete;
+  Separable& operator=(const Separable&) = delete;
+
+  i64 length() const { return n_; }
+
+  void start(const char* plane) {
+    width_.start(plane);
+    width_rows_.forget();
+    height_rows_.forget();
+  }
+
+  // The reduced row (od, oh): in `into`, or where it already lies.
+  Row row(i64 od, i64 oh, Row into) {
+    const i64 below = p_.axis[1].kernel * p_.axis[2].kernel;
+    const i64 line = height_rows_.shared ? oh - tile_.lo[1] : 0;
+    return along(height_rows_, p_.axis[0], od, 0, line, below, into,
+                 [&](i64 d, Row target) { return height(d, oh, target); });
+  }
+
+ private:
+  Row height(i64 d, i64 oh, Row into) {
+    return along(width_rows_, p_.axis[1], oh, d * p_.axis[1].in, 0, p_.axis[2].kernel, into,
+                 [&](i64 h, Row target) {
+                   width_.row(d, h, target);
+                   return target;
+                 });
+  }
+
+  // Folds the rows of output `o` along one axis. make(index, target) makes one of them and says
+  // where it lies: in `target`, unless it is there already. Kept rows are known by `key` + index.
+  template <class Make>
+  Row along(RowCache<Op>& cache, const Axis& a, i64 o, i64 key, i64 line, i64 below, Row into,
+            Make&& make) {
+    const Span s = span_of(a, o);
+    if (s.taps == 0) {
+      Op::clear(into, n_);
+      return into;
+    }
+    if (s.taps == 1 && s.place == 0 && !cache.shared) return make(s.begin, into);
+    const auto kept = [&](int level, i64 index) {
+      return rung(cache, a, level, index, key, line, below, make);
+    };
+    if (s.taps == 1 && s.place == 0) return kept(0, s.begin);
+    if (cache.top > 0) return climb(a, s, below, into, kept);
+    in_groups(s.taps, [&](auto size, auto first, i64 begin) {
+      Row rows[kGroup];
+      for (i64 t = 0; t < size; ++t) {
+        const i64 index = s.begin + (begin + t) * a.dilation;
+        rows[t] = cache.shared ? kept(0, index) : make_at(make, index, cache.at(0, t, line).row);
+      }
+      Op::fold_rows(into, n_, rows, (s.place + begin) * below, below, size, first);
+    });
+    return into;
+  }
+
+  // Rows that lie elsewhere may be made again before they are used: they are copied.
+  template <class Make>
+  Row make_at(Make& make, i64 index, Row target) const {
+    const Row made = make(index, target);
+    if (made.v != target.v) {
+      Op::fold_rows(target, n_, &made, 0, 0, Const<1>{}, std::true_type{});
+    }
+    return target;
+  }
+
+  // The reduction of 2^level neighbours from `index` on.
+  template <class Make>
+  Row rung(RowCache<Op>& cache, const Axis& a, int level, i64 index, i64 key, i64 line, i64 below,
+           Make& make) {
+    const auto slot = cache.at(level, index, line);
+    if (*slot.key == key + index) return slot.row;
+    *slot.key = key + index;
+    if (level == 0) {
+      make_at(make, index, slot.row);
+      return slot.row;
+    }
+    const i64 half = i64{1} << (level - 1);
+    const Row halves[2] = {
+        rung(cache, a, level - 1, index, key, line, below, make),
+        rung(cache, a, level - 1, index + half * a.dilation, key, line, below, make)};
+    Op::fold_rows(slot.row, n_, halves, 0, half * below, Const<2>{}, std::true_type{});
+    return slot.row;
+  }
+
+  // A window from reductions of 2^level neighbours: two that overlap where that does no harm, else
+  // one for each bit of its size.
+  template <class Kept>
+  Row climb(const Axis& a, const Span& s, i64 below, Row into, Kept& kept) {
+    int level = log2_floor(s.taps);
+    const i64 rest = s.taps - (i64{1} << level), place = s.place * below;
+    const Row first = kept(level, s.begin);
+    if (rest == 0 && s.place == 0) return first;
+    if (rest == 0) {
+      Op::fold_rows(into, n_, &first, place, 0, Const<1>{}, std::true_type{});
+    } else if constexpr (Op::kIdempotent) {
+      const Row both[2] = {first, kept(level, s.begin + rest * a.dilation)};
+      Op::fold_rows(into, n_, both, place, rest * below, Const<2>{}, std::true_type{});
+    } else {
+      Op::fold_rows(into, n_, &first, place, 0, Const<1>{}, std::true_type{});
+      for (i64 done = s.taps - rest; level-- > 0;) {
+        if (!(s.taps >> level & 1)) continue;
+        const Row next = kept(level, s.begin + done * a.dilation);
+        Op::fold_rows(into, n_, &next, place + done * below, 0, Const<1>{}, std::false_type{});
+        done += i64{1} << level;
+      }
+    }
+    return into;
+  }
+
+  const Plan& p_;
+  const Tile tile_;
+  const i64 n_;
+  Width<Op> width_;
+  RowCache<Op> width_rows_, height_rows_;
+};
+
+}  // namespace
+}  // namespace poolgrad

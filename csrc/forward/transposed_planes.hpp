@@ -1,0 +1,171 @@
+// Wide windows in planes so narrow that their rows would leave much of each vector idle: of as many
+// planes as a vector has lanes one is made, turned so that each vector holds a pixel of all of
+// them; what is made of it is turned back.
+#pragma once
+
+#include "base/partition.hpp"
+#include "forward/selecting_tiles.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Transposes a square of W vectors of W lanes: each step moves the bits of (row, lane) by one.
+template <class V, int W>
+POOLGRAD_INLINE void transpose(V (&square)[W]) {
+  POOLGRAD_UNROLL
+  for (int done = 1; done < W; done *= 2) {
+    V next[W];
+    POOLGRAD_UNROLL
+    for (int k = 0; k < W / 2; ++k) riffle(square[k], square[k + W / 2], next + 2 * k);
+    POOLGRAD_UNROLL
+    for (int k = 0; k < W; ++k) square[k] = next[k];
+  }
+}
+
+template <class T, bool Keep>
+class TurnedKit {
+ public:
+  static constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
+
+  TurnedKit(const Plan& p, const View& x, Dense y, Dense routes, bool negate, Arena& arena)
+      : p_(p),
+        x_(x),
+        y_(y),
+        routes_(routes),
+        turned_(turned(p)),
+        pixels_(arena.take<T>(turned_.in_plane())),
+        made_(arena.take<T>(turned_.out_plane())),
+        winners_(arena.take<u32>(Keep ? turned_.out_plane() : 0)),
+        inputs_(is_as_it_is(x) ? nullptr : arena.take<T>(turned_.in_plane())),
+        outputs_(is<T>(y) ? nullptr : arena.take<T>(turned_.out_plane())),
+        view_(view_of(p, pixels_)),
+        kit_(turned_, view_, whole(p), {reinterpret_cast<char*>(made_), DtypeOf<T>::value}, negate,
+             arena) {}
+  TurnedKit(const TurnedKit&) = delete;
+  TurnedKit& operator=(const TurnedKit&) = delete;
+
+  // Whether that is of use: more than a quarter of the lanes would be idle, there are planes for
+  // all threads, their rows lie one behind the other, and what is turned stays in the second cache.
+  static bool is_of_use(const Plan& p, const View& x, int threads) {
+    const i64 n = p.axis[2].out, lanes = ceil_div(n, W) * W;
+    const bool dense = x.width == 1 && (x.height == p.axis[2].in || p.axis[1].in == 1);
+    const i64 in = p.in_plane(), out = p.out_plane();
+    return p.inner == 1 && dense && p.outer >= W * threads && 4 * (lanes - n) > lanes && in >= W &&
+           out >= W && larger(in, out) <= kMostTurned / kVectorBytes;
+  }
+
+  // Makes planes first ... last. Calls leave(plane) for those that are not made, as an input of one
+  // of them is not finite.
+  template <class Leave>
+  void make(i64 first, i64 last, Select which, bool holes, Leave&& leave) {
+    const Dense winners{reinterpret_cast<char*>(winners_), Dtype::uint32};
+    for (i64 plane = first; plane < last; plane += W) {
+      const int planes = static_cast<int>(smaller(W, last - plane));
+      turn(plane, planes);
+      if (wide_tile(turned_, kit_, view_.data, winners, 0, which, holes)) {
+        turn_back(plane, planes);
+      } else {
+        for (int k = 0; k < planes; ++k) leave(plane + k);
+      }
+    }
+  }
+
+ private:
+  static constexpr i64 kMostTurned = i64{1} << 17;  // bytes
+  static_assert(kMostTurned / kVectorBytes <=
+                kWorthAThread / kPartsAThread);  // else planes are cut
+
+  static bool is_as_it_is(const View& x) { return x.dtype == DtypeOf<T>::value; }
+
+  static Plan turned(Plan p) {
+    p.inner = W, p.outer = 1, p.route_bytes = sizeof(u32);
+    return p;
+  }
+  static View view_of(const Plan& p, const T* pixels) {
+    View v;
+    v.data = reinterpret_cast<const char*>(pixels), v.dtype = DtypeOf<T>::value;
+    v.height = p.axis[2].in * W, v.width = W, v.inner = 1;
+    return v;
+  }
+  static Tile whole(const Plan& p) {
+    Tile tile;
+    for (int a = 0; a < 3; ++a) tile.lo[a] = 0, tile.hi[a] = p.axis[a].out;
+    return tile;
+  }
+
+  // Lanes without a plane repeat the last.
+  void turn(i64 plane, int planes) {
+    const i64 n = p_.in_plane();
+    const T* from[W];
+    for (int k = 0; k < W; ++k) {
+      const char* own = plane_of(x_, plane + smaller(k, planes - 1));
+      from[k] = row_of(x_, own, 1, 0, 0, 0, n, inputs_ + k * n);
+    }
+    interleave(from, n);
+  }
+
+  POOLGRAD_LOOP void interleave(const T* const* from, i64 n) {
+    using V = Vec<T, W>;
+    for (i64 i = 0; i < n; i += W) {
+      const i64 at = smaller(i, n - W);
+      V square[W];
+      POOLGRAD_UNROLL
+      for (int k = 0; k < W; ++k) {
+        square[k] = load<V>(from[k] + at);
+        if (!inputs_) ask(from[k] + at + W * n);  // the next planes, if they follow these
+      }
+      transpose(square);
+      POOLGRAD_UNROLL
+      for (int k = 0; k < W; ++k) store(pixels_ + (at + k) * W, square[k]);
+    }
+  }
+
+  void turn_back(i64 plane, int planes) {
+    const i64 n = p_.out_plane(), first = plane * n;
+    T* values = outputs_ ? outputs_ : as<T>(y_, first);
+    separate(made_, n, planes,
+             [=, in_place = !outputs_](int k, i64 at, auto value) __attribute__((always_inline)) {
+               store(values + k * n + at, value);
+               if (in_place) ask(values + (W + k) * n + at);
+             });
+    if (outputs_) write(y_, first, outputs_, planes * n);
+    if (!Keep) return;
+    const i64 bytes = p_.route_bytes;
+    separate(winners_, n, planes,
+             [=, to = routes_](int k, i64 at, auto where) __attribute__((always_inline)) {
+               const i64 here = first + k * n + at;
+               put_routes(where, to, here, W);
+               ask(as<char>(to, (here + W * n) * bytes));
+             });
+  }
+
+  // put(plane, where, values) for W values at a time.
+  template <class U, class Put>
+  POOLGRAD_LOOP void separate(const U* from, i64 n, int planes, Put put) const {
+    using V = Vec<U, W>;
+    for (i64 i = 0; i < n; i += W) {
+      const i64 at = smaller(i, n - W);
+      V square[W];
+      POOLGRAD_UNROLL
+      for (int k = 0; k < W; ++k) square[k] = load<V>(from + (at + k) * W);
+      transpose(square);
+      POOLGRAD_UNROLL
+      for (int k = 0; k < W; ++k) {
+        if (k < planes) put(k, at, square[k]);
+      }
+    }
+  }
+
+  const Plan& p_;
+  const View& x_;
+  const Dense y_, routes_;
+  const Plan turned_;
+  T *pixels_, *made_;  // inputs and outputs, turned
+  u32* winners_;
+  T *inputs_, *outputs_;  // numbers of another type than those of the arrays
+  const View view_;
+  WideKit<T, Keep> kit_;
+};
+
+}  // namespace
+}  // namespace poolgrad

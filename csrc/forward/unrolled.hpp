@@ -1,0 +1,408 @@
+// Small windows, forward: all places of a window at once, in registers; nothing is kept between
+// rows. What they read is counted once for each window that reads it, so it pays only while
+// windows share little.
+#pragma once
+
+#include "base/instruction_set.hpp"
+#include "forward/row_writer.hpp"
+#include "forward/separable.hpp"
+
+namespace poolgrad {
+namespace {
+
+inline constexpr i64 kMostPlaces = 64;
+inline constexpr i64 kNarrow = 32;   // outputs of a row that is too short for a sweep of its own,
+inline constexpr i64 kSwept = 2048;  // and of the rows of a sweep, with what lies between them
+inline constexpr i64 kPiece = 512;   // elements of a row of pixels that are made at a time
+
+[[maybe_unused]] inline bool has_few_places(const Plan& p) {
+  for (const Axis& a : p.axis) {
+    if (!a.regular()) return false;
+  }
+  return p.places <= kMostPlaces;
+}
+
+// Whether that is cheaper than reducing along one axis after the other.
+[[maybe_unused]] inline bool is_direct(const Plan& p) {
+  i64 distinct = 1;  // places of a window that no window before it had
+  for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
+  return has_few_places(p) && p.places <= larger(4 * distinct, distinct > 1        ? 25
+                                                               : p.inner_axis >= 0 ? 16
+                                                                                   : 12);
+}
+
+// Place t of a line of windows that lie S apart: its places are `step` apart, if S is 1, else one.
+template <i64 S, class V, class T>
+POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
+  if constexpr (S == 1) return load<V>(from + t * step);
+  else if constexpr (S == 2) return load_second<V>(from + t, t > 0);
+  else return load_third<V>(from, t);
+}
+
+// Whether there is code for squares of finite inputs, of which the compiler knows the rest.
+template <class Op>
+concept KnowsSquares = requires { requires Op::kKnowsSquares; };
+
+// Whether two vectors of outputs are made at a time.
+template <class Op>
+concept MakesPairs = kSpecialised<typename Op::In> && requires { Op::kPairs; };
+
+// Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
+// go; kFill: what changes no result, unless that is_suspect; kPads: whether there is such a thing;
+// kNarrow: whether outputs know nothing of their column; kByLines: whether lines of places are
+// reduced one by one, and then merged, so that the same is rounded everywhere.
+template <class Op>
+class Direct {
+ public:
+  using T = typename Op::In;
+  using Target = typename Op::Target;
+
+  POOLGRAD_LOOP Direct(const Plan& plan, const View& x, const Tile& tile, bool negate, Arena& arena)
+      : p_(plan),
+        x_(x),
+        tile_(tile),
+        negate_(negate),
+        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
+        step_(reader_.step()),
+        even_(plan.inner == 1 && reader_.direct() && fits(plan.axis[2])),
+        narrow_(is_narrow(plan, tile)),
+        in_place_(!negate && fits(plan.axis[1]) && fits(plan.axis[2]) &&
+                  x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
+        piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2] : larger(1, kPiece / plan.inner)),
+        pitch_(in_place_ ? plan.axis[2].in : span(plan.axis[2])),
+        rows_swept_(smaller(tile.hi[1] - tile.lo[1], larger(1, kSwept / pitch_))),
+        laid_(narrow_ && !in_place_ ? arena.take<T>(reach(rows_swept_) * pitch_) : nullptr) {}
+
+  void start(const char* plane) { reader_.start(plane); }
+
+  // Calls use(first element, elements, make) for one piece of a row after the other; make(target)
+  // makes it.
+  template <class Use>
+  void row(i64 od, i64 oh, Use&& use) {
+    if (even_ && is_full(p_.axis[0], od) && is_full(p_.axis[1], oh)) return even_row(od, oh, use);
+    find_rows(od, oh);
+    const i64 from = tile_.lo[2];
+    for (i64 lo = from, hi; lo < tile_.hi[2]; lo = hi) {
+      hi = smaller(tile_.hi[2], lo + piece_);
+      use((lo - from) * p_.inner, (hi - lo) * p_.inner, [&](Target to) { outputs(lo, hi, to); });
+    }
+  }
+
+  // Columns lo ... hi of a row.
+  void part(i64 od, i64 oh, i64 lo, i64 hi, Target to) {
+    find_rows(od, oh);
+    outputs(lo, hi, to);
+  }
+
+  // Narrow planes: many rows in one sweep. Where both strides are s, output (oh, ow) reads from
+  // s * (oh * pitch + ow) on, if rows of inputs and of outputs lie `pitch` apart: it is output
+  // oh * pitch + ow of one long row. What lies between the rows of outputs means nothing.
+  bool narrow() const { return narrow_; }
+  i64 pitch() const { return pitch_; }
+  i64 rows_swept() const { return rows_swept_; }  // at a time
+  i64 swept(i64 rows) const { return (rows - 1) * pitch_ + p_.axis[2].out; }
+
+  // Rows oh ... oh + rows. False: where only padding seems to have been found, they are to be made
+  // one by one.
+  bool sweep_rows(const char* plane, i64 oh, i64 rows, Target to) {
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const i64 first = (oh * height.stride - height.lo) * pitch_ - width.lo;
+    const T* from =
+        in_place_ ? reinterpret_cast<const T*>(plane) + first : laid_out(plane, oh, rows);
+    const bool together = is_paired(width);
+    i64 taps = 0;
+    for (i64 kh = 0; kh < height.kernel; ++kh) {
+      for (i64 kw = 0; kw < (together ? 1 : width.kernel); ++kw) {
+        taps_[taps++] = {from + kh * height.dilation * pitch_ + kw * width.dilation,
+                         static_cast<u32>(kh * width.kernel + kw)};
+      }
+    }
+    const Taps all{taps_, taps, together ? 1 : width.kernel};
+    sweep_row(to, swept(rows), 0, all, width.stride, together ? width.kernel : 0);
+    bool found = false;
+    for (i64 row = 0; !in_place_ && row < rows; ++row) {
+      for (i64 i = 0; i < width.out; ++i) found |= Op::is_suspect(to.at(row * pitch_), i);
+    }
+    return !found;
+  }
+
+ private:
+  static bool is_full(const Axis& a, i64 o) { return o >= a.full_lo && o < a.full_hi; }
+
+  void find_rows(i64 od, i64 oh) {
+    count_ = 0;
+    each_line(p_, od, oh, [&](i64 place, i64 d, i64 h) {
+      rows_[count_++] = {reader_.row(d, h), static_cast<u32>(place)};
+    });
+  }
+
+  // All windows are full, and rows lie where they always do: the taps of an earlier row, moved.
+  template <class Use>
+  void even_row(i64 od, i64 oh, Use&& use) {
+    const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
+    const i64 d = od * depth.stride - depth.lo, h = oh * height.stride - height.lo;
+    const T* at = reader_.at(d, h) + (tile_.lo[2] * width.stride - width.lo) * step_;
+    const i64 kernel = is_paired(width) && step_ == 1 ? 1 : width.kernel;
+    if (!origin_) {
+      origin_ = at;
+      for (i64 i = 0; i < depth.kernel; ++i) {
+        for (i64 j = 0; j < height.kernel; ++j) {
+          const i64 line = i * height.kernel + j;
+          const T* row = at + i * depth.dilation * x_.depth + j * height.dilation * x_.height;
+          for (i64 t = 0; t < kernel; ++t) {
+            even_taps_[line * kernel + t] = {row + t * width.dilation * step_,
+                                             static_cast<u32>(line * width.kernel + t)};
+          }
+        }
+      }
+    }
+    for (i64 i = 0; i < depth.kernel; ++i) {
+      ask(at + i * depth.dilation * x_.depth + kAhead<T>,
+          height.stride * x_.height * static_cast<i64>(sizeof(T)));
+    }
+    const i64 n = tile_.hi[2] - tile_.lo[2];
+    const Taps taps{even_taps_, depth.kernel * height.kernel * kernel, kernel};
+    use(0, n, [&](Target to) {
+      sweep_row(to, n, at - origin_, taps, width.stride * step_,
+                kernel < width.kernel ? width.kernel : 0);
+    });
+  }
+
+  // Outputs lo ... hi of the row.
+  void outputs(i64 lo, i64 hi, Target to) {
+    const Axis& a = p_.axis[2];
+    if (count_ == 0) return Op::clear(to, (hi - lo) * p_.inner);
+    const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
+    const i64 full_hi = larger(full_lo, smaller(hi, a.full_hi));
+    const bool all = reader_.padded();
+    if (all) columns(lo, hi, to);
+    else if (full_lo < full_hi) columns(full_lo, full_hi, to.at((full_lo - lo) * p_.inner));
+    const auto edge = [&](i64 o) {  // unless the padding did no harm there
+      if (!all || Op::is_suspect(to, o - lo)) one(o, to.at((o - lo) * p_.inner));
+    };
+    for (i64 o = lo; o < full_lo; ++o) edge(o);
+    for (i64 o = full_hi; o < hi; ++o) edge(o);
+  }
+
+  static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
+
+  struct Tap {
+    const T* at;
+    u32 place;
+  };
+  struct Taps {
+    const Tap* list;
+    i64 count, line;  // all of them, and those of a line
+  };
+
+  // From the first place of the first window to the last of the last.
+  static i64 span(const Axis& a) {
+    return (a.out - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
+  }
+  static bool fits(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
+
+  static bool is_narrow(const Plan& p, const Tile& tile) {
+    const Axis &height = p.axis[1], &width = p.axis[2];
+    const bool whole = tile.lo[2] == 0 && tile.hi[2] == width.out;
+    // Of a tall plane only if most of what is swept are outputs, and windows are not tall as well.
+    const bool small = span(height) <= 4 * kNarrow;
+    const bool dense = height.stride <= 2 && (height.kernel - 1) * height.dilation < 4 * kNarrow;
+    return Op::kNarrow && p.inner == 1 && whole && is_point(p.axis[0]) && height.out > 1 &&
+           height.stride == width.stride && width.out <= kNarrow && span(width) <= 4 * kNarrow &&
+           (small || dense);
+  }
+
+  // So many rows of inputs are reached from rows of outputs.
+  i64 reach(i64 rows) const {
+    const Axis& a = p_.axis[1];
+    return (rows - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
+  }
+
+  // What rows of outputs reach, in rows that lie `pitch` apart, with what never wins around it.
+  POOLGRAD_LOOP const T* laid_out(const char* plane, i64 oh, i64 rows) {
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
+    const i64 lo = larger(0, -width.lo), hi = smaller(width.in, pitch_ - width.lo);
+    const bool moves = rows_swept_ < height.out;  // padding lies elsewhere each time
+    if (!surrounded_) std::fill(laid_, laid_ + reach(rows_swept_) * pitch_, Op::kFill);
+    surrounded_ = true;
+    for (i64 r = 0, h = oh * height.stride - height.lo; r < reach(rows); ++r, ++h) {
+      T* row = laid_ + r * pitch_;
+      const bool real = h >= 0 && h < height.in;
+      if (real && lo < hi) copy_row(x_, plane, 0, h, lo, hi, negate_, row + lo + width.lo);
+      if (!real && moves) std::fill(row, row + pitch_, Op::kFill);
+    }
+    return laid_;
+  }
+
+  // Whether rows copied to where there is room around them cost less than outputs one by one.
+  static bool is_worth_padding(const Plan& p) {
+    const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
+    const i64 edges = width.full_lo + width.out - width.full_hi;
+    const i64 copied = (depth.out > 1 ? depth.kernel : 1) * smaller(height.stride, height.kernel);
+    return p.inner == 1 && 5 * edges * (p.places + 8) > copied * (width.in / 16 + 16);
+  }
+
+  static Reading<T> reading(const Plan& p, bool negate) {
+    const auto reach = [](const Axis& a) { return smaller(a.in, (a.kernel - 1) * a.dilation + 1); };
+    return {negate,    nullptr,          Op::kPads && is_worth_padding(p),
+            Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
+  }
+
+  // One output, of all channels.
+  void one(i64 o, Target to) {
+    const Axis& a = p_.axis[2];
+    const Span s = span_of(a, o);
+    if (s.taps == 0) return Op::clear(to, p_.inner);
+    const i64 n = tap(s.begin, s.taps, a.dilation, s.place);
+    sweep(to, p_.inner, 0, {taps_, n, s.taps}, Next{0}, Const<1>{});
+  }
+
+  // Outputs whose windows are full.
+  void columns(i64 lo, i64 hi, Target to) {
+    const Axis& a = p_.axis[2];
+    const i64 n = hi - lo, first = lo * a.stride - a.lo, step = a.stride * step_;
+    const bool channels = p_.inner > 1;
+    const bool neighbours = !channels && step_ == 1 && is_paired(a);
+    const i64 kernel = neighbours ? 1 : a.kernel;
+    const Taps taps{taps_, tap(first, kernel, a.dilation, 0), kernel};
+    if (channels) {
+      for (i64 o = 0; o < n; ++o) {
+        sweep(to.at(o * p_.inner), p_.inner, o * step, taps, Next{0}, Const<1>{});
+      }
+    } else {
+      sweep_row(to, n, 0, taps, step, neighbours ? a.kernel : 0);
+    }
+  }
+
+  // `count` places of each line, from column `first` on, which is place `place` of a line.
+  i64 tap(i64 first, i64 count, i64 dilation, i64 place) {
+    i64 n = 0;
+    for (i64 r = 0; r < count_; ++r) {
+      for (i64 t = 0; t < count; ++t) {
+        taps_[n++] = {rows_[r].at + (first + t * dilation) * step_,
+                      rows_[r].place + static_cast<u32>(place + t)};
+      }
+    }
+    return n;
+  }
+
+  // Whether neighbours are read together: at stride 2 they are sorted out at once. Where arithmetic
+  // takes most of the time it matters little, and rare types do without the code for it.
+  static constexpr bool kReadsTogether = kSpecialised<T> || !requires { Op::kHeavy; };
+  static bool is_paired(const Axis& a) {
+    return kReadsTogether && a.dilation == 1 && a.stride <= 2 && (a.kernel == 2 || a.kernel == 3);
+  }
+
+  // `together`: so many neighbours are read at each of the taps; 0: each tap is one of them.
+  static void sweep_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
+    if constexpr (KnowsSquares<Op>) {
+      const auto squares = [&](auto kernel, auto stride) {
+        constexpr int kPlaces = kernel() * kernel();
+        return taps.count == kernel && together == kernel && step == stride && n >= kLanes &&
+               Op::template if_known<kPlaces>(to, [&](auto set) {
+                 return sweep_squares<kernel(), stride()>(to, n, offset, taps, set);
+               });
+      };
+      if (squares(Const<2>{}, Const<2>{}) || squares(Const<3>{}, Const<2>{})) return;
+      if (squares(Const<3>{}, Const<1>{})) return;
+    }
+    if constexpr (kReadsTogether) {
+      if (together == 2 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<2>{});
+      if (together == 3 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<3>{});
+      if (together == 2) return sweep(to, n, offset, taps, Next{1}, Const<2>{});
+      if (together == 3) return sweep(to, n, offset, taps, Next{1}, Const<3>{});
+    }
+    if (step == 1) sweep(to, n, offset, taps, Next{0}, Const<1>{});
+    else sweep(to, n, offset, taps, Apart{step, 0}, Const<1>{});
+  }
+
+  // Outputs of taps, all moved by `offset`, at each of which `width` neighbours are read.
+  template <class Distance, class Width>
+  POOLGRAD_LOOP static void sweep(Target to, i64 n, i64 offset, Taps taps, Distance distance,
+                                  Width width) {
+    const auto cell_of = [&](auto w, i64 i) {
+      using V = Vec<T, w()>;
+      const auto input = [&](const Tap& tap, i64 t) {
+        return distance.template get<V>(tap.at + offset, i, t);
+      };
+      const auto reduced = [&](const Tap* list, i64 count) {
+        auto cell = Op::template first<V>(input(list[0], 0), list[0].place);
+        for (i64 r = 0; r < count; ++r) {
+          for (i64 t = r == 0; t < width; ++t) {
+            Op::template take<V>(cell, input(list[r], t), list[r].place + static_cast<u32>(t));
+          }
+        }
+        return cell;
+      };
+      auto cell = reduced(taps.list, Op::kByLines ? taps.line : taps.count);
+      if constexpr (Op::kByLines) {
+        for (i64 r = taps.line; r < taps.count; r += taps.line) {
+          Op::merge(cell, reduced(taps.list + r, taps.line), 0);
+        }
+      }
+      return cell;
+    };
+    if constexpr (MakesPairs<Op>) {
+      using V = Vec<T, kLanes>;
+      const Const<kLanes> w;
+      for (i64 i = 0; n >= 2 * kLanes && i < n; i += 2 * kLanes) {
+        const i64 at = smaller(i, n - 2 * kLanes);
+        auto one = cell_of(w, at), other = cell_of(w, at + kLanes);
+        Op::template store_pair<V>(to, at, one, other);
+      }
+      if (n >= 2 * kLanes) return;
+    }
+    sweep_lanes<T>(n, [&](auto w, i64 i) {
+      auto cell = cell_of(w, i);
+      Op::template store<Vec<T, w()>>(to, i, cell);
+    });
+  }
+
+  // The same of K neighbours at each of K taps, S apart, all of which the compiler keeps in
+  // registers. Four vectors take turns: each waits for its own results most of the time. False: not
+  // all inputs are finite, and the outputs mean nothing.
+  template <i64 K, i64 S, class Set>
+  POOLGRAD_LOOP static bool sweep_squares(Target to, i64 n, i64 offset, Taps taps, Set set) {
+    using V = Vec<T, kLanes>;
+    const T* line[K];
+    for (i64 r = 0; r < K; ++r) line[r] = taps.list[r].at + offset;
+    V seen{};
+    const auto make = [&](auto vectors, i64 i) __attribute__((always_inline)) {
+      constexpr i64 kMany = vectors();
+      const auto at = [&](i64 k) { return smaller(i + k * kLanes, n - kLanes); };
+      typename Op::template Summed<V> sums[kMany];
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < kMany; ++k) {
+        V inputs[K * K];
+        POOLGRAD_UNROLL
+        for (i64 t = 0; t < K * K; ++t)
+          inputs[t] = load_every<S, V>(line[t / K] + at(k) * S, t % K, 1);
+        sums[k] = Op::sum(to, at(k), inputs, set, seen);
+      }
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < kMany; ++k) Op::finish(to, at(k), sums[k], set);
+    };
+    i64 i = 0;
+    for (; i + 2 * kLanes < n; i += 4 * kLanes) make(Const<4>{}, i);
+    if (i < n) make(Const<2>{}, i);
+    return !any(seen != seen);
+  }
+
+  const Plan& p_;
+  const View& x_;
+  const Tile tile_;
+  const bool negate_;
+  Reader<T> reader_;
+  const i64 step_;
+  const bool even_;
+  const bool narrow_, in_place_;
+  const i64 piece_, pitch_, rows_swept_;
+  T* laid_;
+  bool surrounded_ = false;    // by what never wins
+  i64 count_ = 0;              // rows that the windows of a row of outputs reach
+  const T* origin_ = nullptr;  // where even_taps_ begin
+  Tap rows_[kMostPlaces], taps_[kMostPlaces], even_taps_[kMostPlaces];
+};
+
+}  // namespace
+}  // namespace poolgrad

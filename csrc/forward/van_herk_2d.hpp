@@ -1,0 +1,372 @@
+// Wide windows of neighbouring outputs in a plane. Rows of inputs are reduced along the width, then
+// along the height by the method of van Herk (1992) and of Gil and Werman (1993): rows fall into
+// blocks of a window's height, so each window is the end of one block and the beginning of the
+// next; with both made row by row it takes three operations, however high it is. The halves share
+// no row, so the method serves sums as well. Two of the operations are done while a row is reduced
+// along the width, in registers: an output is made as soon as its last input is read. With channels
+// last, where a vector holds channels of one pixel, maxima along the width are made in the same
+// way.
+#pragma once
+
+#include <optional>
+
+#include "forward/log_step_doubling.hpp"
+
+namespace poolgrad {
+namespace {
+
+inline constexpr i64 kMostShared = 1 << 13;   // places of windows
+inline constexpr i64 kSheetBytes = 1 << 19;   // of a block of rows,
+inline constexpr i64 kGroupLength = 1 << 10;  // elements of rows that are read together
+
+// From the first place of a window to the last.
+[[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
+
+// Whether that is of use. By the shape of windows alone: nothing else may decide how sums are
+// rounded.
+[[maybe_unused]] inline bool is_sheet(const Plan& p) {
+  const Axis &height = p.axis[1], &width = p.axis[2];
+  return is_point(p.axis[0]) && height.regular() && width.regular() && is_wide(height) &&
+         height.dilation == 1 && 4 * height.stride <= height.kernel && width.stride == 1 &&
+         height.kernel <= 2 * height.n + 64 && reach(width) <= 2 * width.m + 64 &&
+         p.places <= kMostShared;
+}
+
+// Op: load, merge and store partial reductions of a window, lane by lane. kNeedsFinite: a plane
+// with a NaN or an infinity is not reduced.
+template <class Op>
+class Sheet {
+ public:
+  using T = typename Op::In;
+  using Row = typename Op::Row;
+  static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
+  using V = Vec<T, W>;
+
+  // What is made on its own, so that blocks stay in the second cache: some columns of a tile and,
+  // with channels last, a vector of channels.
+  struct Patch {
+    Tile tile;
+    i64 channel, channels;  // all of them, if they are few
+    bool by_pixel;
+    i64 strips;  // vectors of a row: of neighbours, or one a pixel
+    i64 lanes(i64 strip) const {
+      if (by_pixel) return channels;
+      return smaller(W, (tile.hi[2] - tile.lo[2]) * channels - strip * W);
+    }
+  };
+
+  Sheet(const Plan& plan, const View& x, const Tile& tile, const Reading<T>& how, const Op& op,
+        Arena& arena)
+      : p_(plan),
+        x_(x),
+        tile_(tile),
+        how_(how),
+        by_pixel_(plan.inner > 1 && 2 * plan.inner >= W),
+        side_(by_pixel_ ? W : plan.inner),
+        vectors_(by_pixel_ ? ceil_div(plan.inner, W) : 1),
+        columns_(columns_at_a_time(op)),
+        shift_(plan.axis[1].first * plan.axis[1].stride % plan.axis[1].kernel) {
+    pieces_ = ceil_div(tile.hi[2] - tile.lo[2], columns_);
+    const i64 pitch = pitch_of(columns_);
+    group_ = larger(1, kGroupLength / pitch);
+    block_ = op.take(arena, plan.axis[1].kernel * pitch);
+    above_ = op.take(arena, pitch);
+    row_ = op.take(arena, pitch);
+    doubled_ = op.take(arena, pitch);
+    raw_ = arena.take<T>(group_ * pitch);
+    std::size_t bytes = 0;
+    for (i64 k = 0; k < pieces_; ++k) {
+      const Tile part = part_of(k);
+      Arena measure;
+      Reader<T>(plan, x, part.lo[2], part.hi[2], how, measure);
+      bytes = measure.used() > bytes ? measure.used() : bytes;
+    }
+    scratch_ = arena.take<char>(static_cast<i64>(bytes));
+  }
+  Sheet(const Sheet&) = delete;
+  Sheet& operator=(const Sheet&) = delete;
+
+  i64 patches() const { return pieces_ * vectors_; }
+
+  // Rows of outputs that are made together, and elements of them, at most.
+  i64 most_rows() const {
+    const Axis& a = p_.axis[1];
+    return smaller(tile_.hi[1] - tile_.lo[1], ceil_div(a.kernel, a.stride));
+  }
+  i64 most() const { return most_rows() * pitch_of(columns_); }
+
+  // Makes a patch of a plane, some rows at a time: open(patch, first row, rows) gives emit(row,
+  // strip, cell, by how much its place is too great, lanes), which is called in any order, then
+  // close(patch, first row, rows). False: Op needs finite inputs, and one is not; the patch is not
+  // complete.
+  template <class Open, class Close>
+  bool make(const char* plane, i64 k, Open&& open, Close&& close) {
+    const Axis& a = p_.axis[1];
+    const Patch patch = begin(plane, k);
+    const i64 end = patch.tile.hi[1];
+    i64 block = (patch.tile.lo[1] * a.stride + shift_) / a.kernel;
+    if (!rows_of<false>(block, 0, 0, a.kernel, [](auto&&...) {})) return false;
+    for (i64 oh = patch.tile.lo[1], rows; oh < end; oh += rows) {
+      add_up(block++);
+      rows = smaller(end, ceil_div(block * a.kernel - shift_, a.stride)) - oh;
+      const bool more = oh + rows < end;
+      const i64 needed =
+          more ? a.kernel : (end - 1) * a.stride + shift_ - (block - 1) * a.kernel + 1;
+      if (!rows_of<true>(block, oh, rows, needed, open(patch, oh, rows))) return false;
+      close(patch, oh, rows);
+    }
+    return true;
+  }
+
+ private:
+  static constexpr i64 kStrips = 2;  // side by side they do not wait for each other
+
+  i64 columns_at_a_time(const Op& op) const {
+    const i64 all = tile_.hi[2] - tile_.lo[2], shared = reach(p_.axis[2]);
+    Arena measure;
+    (void)op.take(measure, p_.axis[1].kernel * 64);
+    const i64 room = kSheetBytes / static_cast<i64>(measure.used()) * 64 / side_;
+    const i64 most = larger(larger(1, room - shared), shared);
+    const i64 even = ceil_div(all, ceil_div(all, most));
+    return side_ > 1 ? even : ceil_div(even, kLine) * kLine;
+  }
+
+  // Elements from one row to the next: whole vectors.
+  i64 pitch_of(i64 columns) const { return ceil_div((columns + reach(p_.axis[2])) * side_, W) * W; }
+
+  Tile part_of(i64 k) const {
+    Tile part = tile_;
+    part.lo[2] = tile_.lo[2] + k * columns_;
+    part.hi[2] = smaller(tile_.hi[2], part.lo[2] + columns_);
+    return part;
+  }
+
+  Patch begin(const char* plane, i64 k) {
+    const i64 piece = k / vectors_, channel = k % vectors_ * W;
+    const Tile part = part_of(piece);
+    const i64 columns = part.hi[2] - part.lo[2];
+    const i64 channels = by_pixel_ ? smaller(W, p_.inner - channel) : p_.inner;
+    patch_ = {part, channel, channels, by_pixel_, ceil_div(columns * side_, W)};
+    pitch_ = pitch_of(columns);
+    if (piece != piece_) {
+      piece_ = piece;
+      Arena arena(scratch_);
+      reader_.emplace(p_, x_, part.lo[2], part.hi[2], how_, arena);
+      const Axis& a = p_.axis[2];
+      origin_ = part.lo[2] - a.lo;
+      const i64 read = columns + reach(a);
+      real_.lo = smaller(read, larger(0, -origin_));
+      real_.hi = larger(real_.lo, smaller(read, a.in - origin_));
+      std::fill(raw_, raw_ + group_ * pitch_, Op::kFill);
+    }
+    reader_->start(plane);
+    return patch_;
+  }
+
+  // The rows of a block that are inputs, and of use.
+  Range real_rows(i64 block) const {
+    const Axis& a = p_.axis[1];
+    const i64 first = block * a.kernel - shift_ - a.lo;
+    const i64 end = smaller(a.in, (tile_.hi[1] - 1) * a.stride - a.lo + a.kernel);
+    const i64 lo = smaller(a.kernel, larger(0, -first));
+    return {lo, larger(lo, smaller(a.kernel, end - first))};
+  }
+
+  // What becomes of rows that are reduced along the width. A row of the block before holds what is
+  // known from there to its end; a window that begins with it is complete with what is known of the
+  // rows above the new one, which takes its place.
+  template <bool kMakes, class Emit>
+  struct Pass {
+    using Cell = typename Op::template Cell<V>;
+    struct Line {
+      i64 row, q;  // of the block, and of the outputs that are to be made: the next one
+    };
+    const Emit emit;
+    const Row block, above;
+    const i64 pitch, rows, places;     // a block's rows, and the places of one
+    const i64 first, stride, outputs;  // where windows begin, and how many
+    const i64 real;                    // the first row of inputs
+
+    POOLGRAD_INLINE bool makes(Line at) const {
+      return kMakes && at.q < outputs && at.row == first + at.q * stride;
+    }
+    POOLGRAD_INLINE void operator()(Line at, i64 i, const Cell& cell, i64 lanes) const {
+      make(at, i, lanes);
+      Op::store_cell(Op::at(block, at.row * pitch + i), cell, 0, W);
+      if constexpr (kMakes) {  // places from the first row of the block before
+        const u32 below = static_cast<u32>(places * (rows + at.row));
+        Cell all = Op::moved_back(cell, -below);
+        if (at.row > real) {
+          all = Op::template load_cell<Cell>(Op::at(above, i), 0);
+          Op::merge(all, cell, below);
+        }
+        Op::store_cell(Op::at(above, i), all, 0, W);
+      }
+    }
+    POOLGRAD_INLINE void make(Line at, i64 i, i64 lanes) const {
+      if constexpr (kMakes) {
+        if (!makes(at)) return;
+        Cell cell = Op::template load_cell<Cell>(Op::at(block, at.row * pitch + i), 0);
+        if (at.row > real) Op::merge(cell, Op::template load_cell<Cell>(Op::at(above, i), 0));
+        emit(at.q, i / W, cell, static_cast<u32>(places * at.row), lanes);
+      }
+    }
+    POOLGRAD_INLINE void next(Line& at) const {
+      at.q += makes(at);
+      ++at.row;
+    }
+  };
+
+  // Reads rows of a block, and makes the outputs whose windows begin in the block before. False: an
+  // input is not finite.
+  template <bool kMakes, class Emit>
+  bool rows_of(i64 block, i64 oh, i64 outputs, i64 rows, const Emit& emit) {
+    const Axis& a = p_.axis[1];
+    const Range real = real_rows(block);
+    const Pass<kMakes, Emit> pass{emit,
+                                  block_,
+                                  above_,
+                                  pitch_,
+                                  a.kernel,
+                                  p_.axis[2].kernel,
+                                  oh * a.stride + shift_ - (block - 1) * a.kernel,
+                                  a.stride,
+                                  outputs,
+                                  real.lo < real.hi ? real.lo : a.kernel};
+    typename Pass<kMakes, Emit>::Line at{0, 0};
+    while (at.row < rows) {
+      const i64 n = at.row < real.lo ? 0 : smaller(group_, smaller(real.hi, rows) - at.row);
+      if (n > 0) {
+        if (!copy(block * a.kernel - shift_ - a.lo + at.row, n)) return false;
+        along_width(raw_, n, pass, at);
+      } else {
+        no_row(pass, at);
+      }
+      for (i64 r = 0; r < larger(1, n); ++r) pass.next(at);
+    }
+    return true;
+  }
+
+  // A row without inputs.
+  template <bool kMakes, class Emit>
+  POOLGRAD_LOOP void no_row(const Pass<kMakes, Emit>& given,
+                            typename Pass<kMakes, Emit>::Line line) const {
+    const auto pass = given;  // in registers
+    for (i64 s = 0; s < patch_.strips; ++s) pass.make(line, s * W, patch_.lanes(s));
+    Op::clear(Op::at(block_, line.row * pitch_), pitch_);
+  }
+
+  // Rows of inputs to `raw_`, amid what never wins. False: Op needs finite inputs, and a sum of
+  // them is not finite.
+  POOLGRAD_LOOP bool copy(i64 h, i64 rows) {
+    const i64 step = reader_->step(), columns = real_.hi - real_.lo;
+    const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // what will be copied next
+    V seen{};
+    const auto run = [&](const T* from, T* to, i64 n) __attribute__((always_inline)) {
+      i64 i = 0;
+      for (; i + W <= n; i += W) {
+        const V v = load<V>(from + i);
+        ask(from + i + ahead);
+        store(to + i, v);
+        if constexpr (Op::kNeedsFinite) seen += v;
+      }
+      if (i == n) return;
+      const V v = load_first<V>(from + i, n - i);
+      store_first(to + i, v, n - i);
+      if constexpr (Op::kNeedsFinite) seen += v;
+    };
+    for (i64 r = 0; r < rows; ++r) {
+      const T* row = reader_->direct() ? reader_->at(0, h + r) : reader_->row(0, h + r);
+      const T* from = row + (origin_ + real_.lo) * step + patch_.channel;
+      T* to = raw_ + r * pitch_ + real_.lo * side_;
+      if (step == side_) run(from, to, columns * side_);
+      else
+        for (i64 c = 0; c < columns; ++c) run(from + c * step, to + c * side_, patch_.channels);
+    }
+    return !Op::kNeedsFinite || !any(seen - seen != T(0));
+  }
+
+  // Rows, reduced along the width, vector by vector.
+  template <bool kMakes, class Emit>
+  void along_width(const T* from, i64 rows, const Pass<kMakes, Emit>& pass,
+                   typename Pass<kMakes, Emit>::Line line) const {
+    const Axis& a = p_.axis[2];
+    const i64 columns = patch_.tile.hi[2] - patch_.tile.lo[2];
+    if (by_pixel_ && !Op::kRounds) {
+      return along_pixels<Op>(a, from, pitch_, rows, columns, patch_.channels, doubled_, pass,
+                              line);
+    }
+    const i64 outputs = columns * side_;
+    const Neighbours<Op> near(a.kernel);
+    if (side_ == 1 && a.dilation == 1 && near.fits()) {
+      return near.make(from, pitch_, rows, outputs, pass, line);
+    }
+    for (i64 r = 0; r < rows; ++r, from += pitch_, pass.next(line)) {
+      double_up<Op>(a, from, outputs, side_, doubled_, row_);
+      through(pass, line);
+    }
+  }
+
+  template <bool kMakes, class Emit>
+  POOLGRAD_LOOP void through(const Pass<kMakes, Emit>& given,
+                             typename Pass<kMakes, Emit>::Line line) const {
+    using Cell = typename Op::template Cell<V>;
+    const auto pass = given;  // in registers
+    for (i64 s = 0; s < patch_.strips; ++s) {
+      pass(line, s * W, Op::template load_cell<Cell>(Op::at(row_, s * W), 0), patch_.lanes(s));
+    }
+  }
+
+  // Each row of a block becomes what is known of the block from that row on.
+  void add_up(i64 block) const {
+    i64 s = 0;
+    for (; s + kStrips <= patch_.strips; s += kStrips) add_up_strips<kStrips>(block, s);
+    for (; s < patch_.strips; ++s) add_up_strips<1>(block, s);
+  }
+
+  template <i64 Strips>
+  POOLGRAD_LOOP void add_up_strips(i64 block, i64 s) const {
+    using Cell = typename Op::template Cell<V>;
+    const i64 pitch = pitch_;
+    const u32 line = static_cast<u32>(p_.axis[2].kernel);
+    const Range real = real_rows(block);
+    const Row own = Op::at(block_, s * W);
+    const auto at = [&](i64 j, i64 k) { return Op::at(own, j * pitch + k * W); };
+    Cell sums[Strips]{};
+    for (i64 j = real.hi; j-- > real.lo;) {
+      POOLGRAD_UNROLL
+      for (i64 k = 0; k < Strips; ++k) {
+        Cell cell = Op::template load_cell<Cell>(at(j, k), line * static_cast<u32>(j));
+        if (j < real.hi - 1) Op::merge(cell, sums[k]);
+        Op::store_cell(at(j, k), sums[k] = cell, 0, W);
+      }
+    }
+    for (i64 j = 0; real.lo < real.hi && j < real.lo; ++j) {
+      for (i64 k = 0; k < Strips; ++k) Op::store_cell(at(j, k), sums[k], 0, W);
+    }
+  }
+
+  static constexpr i64 kLine = 64;
+
+  const Plan& p_;
+  const View& x_;
+  const Tile tile_;
+  const Reading<T> how_;
+  const bool by_pixel_;                 // a strip is a pixel
+  const i64 side_, vectors_, columns_;  // elements of a column; vectors of channels; of a patch
+  const i64 shift_;                     // rows of the first block that belong to other windows
+  i64 pieces_ = 1, group_ = 1;          // rows that are read together
+  Row block_{};                         // a block's rows,
+  Row above_{};                         // what is known of the rows of the next, so far
+  Row row_{}, doubled_{};
+  T* raw_ = nullptr;
+  char* scratch_ = nullptr;  // the reader's
+  std::optional<Reader<T>> reader_;
+  Patch patch_{};
+  i64 piece_ = -1, pitch_ = 0;
+  i64 origin_ = 0;  // the input column where the first window of a row begins,
+  Range real_{};    // columns from there on that are inputs
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,75 @@
+// Where the windows of fractional pooling begin (Graham 2014): PyTorch's sequence, in arithmetic of
+// the samples' own type, so that the same samples give the same windows.
+#pragma once
+
+#include <stdexcept>
+#include <vector>
+
+#include "base/dtype.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Rounds to the samples' type after each operation, as arithmetic in that type does.
+template <class S, class A>
+A rounded(A value) {
+  if constexpr (std::is_same_v<S, A>) {
+    return value;
+  } else {
+    S small;
+    narrow_run(&value, &small, 1, A(0));
+    widen_run(&small, &value, 1);
+    return value;
+  }
+}
+
+template <class S, class A>
+void window_table(const Axis& a, A sample, i64* begins) {
+  const auto in_type = [](A value) { return rounded<S>(value); };
+  const i64 last = a.in - a.kernel;
+  if (a.out > 1) {
+    const A alpha = in_type(in_type(static_cast<A>(last)) / in_type(static_cast<A>(a.out - 1)));
+    const i64 shift = static_cast<i64>(in_type(sample * alpha));
+    for (i64 o = 0; o < a.out - 1; ++o) {
+      const A at = in_type(in_type(in_type(static_cast<A>(o)) + sample) * alpha);
+      begins[o] = smaller(last, larger(0, static_cast<i64>(at) - shift));  // if it was rounded up
+    }
+  }
+  begins[a.out - 1] = last;
+}
+
+// For each plane, axis after axis, where windows begin. samples: for each plane one number for each
+// axis; of two axes the last one's comes first, as in PyTorch.
+[[maybe_unused]] inline std::vector<i64> window_tables(const Plan& p, Dtype dtype,
+                                                       const char* samples, int dims) {
+  i64 length = 0;
+  for (const Axis& a : p.axis) length += a.placed ? a.out : 0;
+  std::vector<i64> tables(static_cast<std::size_t>(length * p.outer));
+  i64* next = tables.data();
+  const auto fill = [&](auto s, auto zero) {
+    using S = decltype(s);
+    using A = decltype(zero);
+    for (i64 plane = 0; plane < p.outer; ++plane) {
+      int taken = 0;
+      for (const Axis& a : p.axis) {
+        if (!a.placed) continue;
+        const int which = dims == 2 ? 1 - taken : taken;
+        ++taken;
+        A sample;
+        widen_run(reinterpret_cast<const S*>(samples) + plane * dims + which, &sample, 1);
+        if (!(sample >= A(0) && sample < A(1))) {
+          throw std::invalid_argument("_random_samples must be in [0, 1), got " +
+                                      std::to_string(static_cast<double>(sample)));
+        }
+        window_table<S>(a, sample, next);
+        next += a.out;
+      }
+    }
+  };
+  if (dtype == Dtype::float64) fill(double{}, double{});
+  else by_element<float>(dtype, [&](auto s) { fill(s, float{}); });
+  return tables;
+}
+
+}  // namespace
+}  // namespace poolgrad

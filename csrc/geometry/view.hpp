@@ -1,0 +1,92 @@
+// An array as the kernels see it: any dtype, any strides, read row by row.
+#pragma once
+
+#include "base/dtype.hpp"
+
+namespace poolgrad {
+
+inline constexpr int kMostAxes = 64;
+
+// Strides count elements. Leading axes that lie one behind the other are merged.
+struct View {
+  const char* data = nullptr;
+  Dtype dtype = Dtype::float32;
+  i64 depth = 0, height = 0, width = 0, inner = 0;
+  int outer_axes = 0;
+  i64 outer_size[kMostAxes], outer_stride[kMostAxes];
+};
+
+namespace {
+
+[[maybe_unused]] inline i64 outer_offset(const View& v, i64 index) {
+  i64 offset = 0;
+  for (int a = v.outer_axes - 1; a > 0; --a) {
+    offset += index % v.outer_size[a] * v.outer_stride[a];
+    index /= v.outer_size[a];
+  }
+  return v.outer_axes ? offset + index * v.outer_stride[0] : 0;
+}
+
+// Where plane `index` begins.
+[[maybe_unused]] inline const char* plane_of(const View& v, i64 index) {
+  return v.data + outer_offset(v, index) * size_of(v.dtype);
+}
+
+template <class S, class A>
+void gather(const S* from, i64 n, i64 width, i64 inner, i64 inner_stride, A* to) {
+  const bool packed = inner == 1 || inner_stride == 1;
+  if (packed && (width == inner || n == 1)) return widen_run(from, to, n * inner);
+  for (i64 w = 0; w < n; ++w) {
+    const S* column = from + w * width;
+    if (packed && inner > 1) {
+      widen_run(column, to + w * inner, inner);
+    } else {
+      for (i64 c = 0; c < inner; ++c) widen_run(column + c * inner_stride, to + w * inner + c, 1);
+    }
+  }
+}
+
+// Row (d, h), columns [lo, hi), of a plane, as numbers of type A: where it lies, if it lies in one
+// piece as such, else in `buffer`. The pointer is to column `lo`.
+template <class A>
+POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d, i64 h, i64 lo,
+                              i64 hi, A* buffer) {
+  const char* row = plane + (d * v.depth + h * v.height + lo * v.width) * size_of(v.dtype);
+  const i64 n = hi - lo;
+  const bool packed = (inner == 1 || v.inner == 1) && (v.width == inner || n <= 1);
+  if (packed && v.dtype == DtypeOf<A>::value) return reinterpret_cast<const A*>(row);
+  by_element<A>(v.dtype, [&](auto s) {
+    using S = decltype(s);
+    gather(reinterpret_cast<const S*>(row), n, v.width, inner, v.inner, buffer);
+  });
+  return buffer;
+}
+
+// Whether all inputs of an axis, of which no windows are elsewhere, are one window.
+[[maybe_unused]] inline bool is_whole(const Axis& a) {
+  return a.regular() && a.m == 1 && a.in == a.n && a.kernel == a.in && a.lo == 0 && a.dilation == 1;
+}
+
+// Whether each input of an axis is a window.
+[[maybe_unused]] inline bool is_single(const Axis& a) {
+  return a.regular() && a.kernel == 1 && a.stride == 1 && a.lo == 0 && a.out == a.in;
+}
+
+// The same windows with the height, or depth and height, made part of the width, where one window
+// holds the whole of them, or each of their inputs is one, and they lie one behind the other.
+[[maybe_unused]] inline Plan flattened(Plan p, const View& x) {
+  Axis& width = p.axis[2];
+  for (int k = 1; k >= 0; --k) {
+    Axis& a = p.axis[k];
+    const bool whole = is_whole(width) && is_whole(a), single = is_single(width) && is_single(a);
+    if (!whole && !single) break;
+    if (a.in > 1 && (k == 1 ? x.height : x.depth) != width.in * x.width) break;
+    width.n = width.in *= a.in, width.m = width.out *= a.out, width.kernel *= a.kernel;
+    width = regular_axis(width, 1, 0, 0, 1);
+    a = Axis{};
+  }
+  return p;
+}
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,147 @@
+// The median of small windows, all inputs at once: a sorting network finds its value, and where it
+// lies is looked up.
+#pragma once
+
+#include "operators/extreme.hpp"
+
+namespace poolgrad {
+namespace {
+
+inline constexpr int kMostSorted = 25;  // inputs of a window
+
+// Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, 5.3.4): which
+// two of N values are compared, one pair after the other.
+template <int N>
+struct Network {
+  int low[N * N], high[N * N], size = 0;
+
+  constexpr Network() : low{}, high{} {
+    for (int merged = 1; merged < N; merged *= 2) {
+      for (int apart = merged; apart > 0; apart /= 2) {
+        for (int begin = apart % merged; begin + apart < N; begin += 2 * apart) {
+          for (int i = begin; i < begin + apart && i + apart < N; ++i) {
+            if (i / (2 * merged) != (i + apart) / (2 * merged)) continue;
+            low[size] = i;
+            high[size++] = i + apart;
+          }
+        }
+      }
+    }
+  }
+};
+
+template <class V>
+void exchange(V& low, V& high) {
+  const V a = low, b = high;
+  low = a < b ? a : b;
+  high = a < b ? b : a;
+}
+
+// The lower of the two middle values. What of the network does not lead there, the compiler leaves
+// out.
+template <int N, class V>
+V middle_of(const V* values) {
+  constexpr Network<N> network;
+  V v[N];
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    ((v[I] = values[I]), ...);
+  }(std::make_integer_sequence<int, N>{});
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    (exchange(v[network.low[I]], v[network.high[I]]), ...);
+  }(std::make_integer_sequence<int, network.size>{});
+  return v[(N - 1) / 2];
+}
+
+// The same of any number of values, which are filled up on both sides of the middle; there is room.
+template <class T, class V>
+POOLGRAD_LOOP V middle_of_any(V* values, int count) {
+  const auto filled = [&](auto size) {
+    constexpr int N = size();
+    const int lower = (N - 1) / 2 - (count - 1) / 2;
+    for (int t = count; t < N; ++t) {
+      values[t] = V{} + (t - count < lower ? lowest<T>() : highest<T>());
+    }
+    return middle_of<N>(values);
+  };
+  if (count <= 4) return filled(Const<4>{});
+  if (count <= 9) return filled(Const<9>{});
+  if (count <= 16) return filled(Const<16>{});
+  return filled(Const<kMostSorted>{});
+}
+
+template <class T>
+struct Middle {
+  using In = T;
+  using Mask = std::conditional_t<sizeof(T) == 1, std::int8_t,
+                                  std::conditional_t<sizeof(T) == 4, std::int32_t, i64>>;
+  using Place = std::make_unsigned_t<Mask>;
+  struct Target {
+    T* y;
+    std::uint8_t* routes;  // or null: places are not wanted
+    bool lone;             // a window whose median occurs more than once is routed nowhere
+    Target at(i64 offset) const { return {y + offset, routes ? routes + offset : nullptr, lone}; }
+  };
+  static Target target(T* y, std::uint8_t* routes, bool lone) { return {y, routes, lone}; }
+  static constexpr bool kByLines = false;
+  static constexpr bool kNarrow = false;
+  static constexpr bool kPads = false;  // padding is no part of a window
+  static constexpr bool kHeavy = true;
+  static constexpr T kFill = T(0);
+  static bool is_suspect(Target, i64) { return true; }
+
+  template <class V>
+  struct Cell {
+    V value[kMostSorted];
+    Place place[kMostSorted];
+    int count;
+  };
+
+  static void clear(Target to, i64 n) { std::fill(to.y, to.y + n, T(0)); }  // no window is empty
+
+  template <class V>
+  static Cell<V> first(V value, u32 place) {
+    Cell<V> cell;
+    cell.count = 0;
+    take(cell, value, place);
+    return cell;
+  }
+  template <class V>
+  static void take(Cell<V>& cell, V value, u32 place) {
+    cell.value[cell.count] = value;
+    cell.place[cell.count++] = static_cast<Place>(place);
+  }
+
+  template <class V>
+  static void store(Target to, i64 i, Cell<V>& cell) {
+    if (cell.count == 4) look_up(to, i, cell, middle_of<4>(cell.value), Const<4>{});
+    else look_up(to, i, cell, middle_of_any<T>(cell.value, cell.count), cell.count);
+  }
+
+  // Of equal inputs the first wins, of NaNs, which win over everything, the last.
+  template <class V, class Count>
+  static void look_up(Target to, i64 i, const Cell<V>& cell, V found, Count count) {
+    using P = Vec<Place, static_cast<int>(sizeof(V) / sizeof(T))>;
+    V y = found;
+    P where{};
+    for (i64 t = count; t-- > 0;) {
+      const auto equal = cell.value[t] == found;
+      y = equal ? cell.value[t] : y;  // zeros have signs
+      where = equal ? P{} + cell.place[t] : where;
+    }
+    if (to.lone) {
+      P equals{};
+      for (i64 t = 0; t < count; ++t) equals -= bits_as<P>(cell.value[t] == found);
+      where = equals > 1 ? ~P{} : where;
+    }
+    for (i64 t = 0; kFloat<T> && t < count; ++t) {
+      const auto nan = cell.value[t] != cell.value[t];
+      y = nan ? cell.value[t] : y;
+      where = nan ? P{} + cell.place[t] : where;
+    }
+    poolgrad::store(to.y + i, y);
+    if (to.routes) poolgrad::store(to.routes + i, convert<std::uint8_t>(where));
+  }
+};
+
+}  // namespace
+}  // namespace poolgrad

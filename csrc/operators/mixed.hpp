@@ -1,0 +1,87 @@
+// The mixture a * max + (1 - a) * avg, forward: both reductions over each row while it is at hand.
+#pragma once
+
+#include "operators/extreme.hpp"
+#include "operators/sum.hpp"
+
+namespace poolgrad {
+namespace {
+
+template <class A>
+struct MaxAndSum {
+  using In = A;
+  using Most = Max<A, true, false>;
+  using Total = Sum<A>;
+  struct Row {
+    A* v;
+    u32* r;
+    A* sum;
+    typename Most::Row most() const { return {v, r}; }
+    typename Total::Row total() const { return {sum}; }
+  };
+
+  static constexpr bool kIdempotent = false;
+  static constexpr bool kDoubles = false;  // not along a row
+
+  static Row take(Arena& arena, i64 n) {
+    return {arena.take<A>(n), arena.take<u32>(n), arena.take<A>(n)};
+  }
+  static Row slot(Row row, i64 offset) { return at(row, offset); }
+  static Row at(Row row, i64 offset) { return {row.v + offset, row.r + offset, row.sum + offset}; }
+  static void clear(Row row, i64 n) {
+    Most::clear(row.most(), n);
+    Total::clear(row.total(), n);
+  }
+  static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps, i64 place,
+                          bool lone = true) {
+    Most::fold_inputs(to.most(), n, from, step, gap, taps, place);
+    Total::fold_inputs(to.total(), n, from, step, gap, taps, place, lone);
+  }
+  template <class Size, class First>
+  static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart, Size size,
+                        First first) {
+    typename Most::Row most[Size::value];
+    typename Total::Row total[Size::value];
+    for (i64 t = 0; t < Size::value; ++t) most[t] = rows[t].most(), total[t] = rows[t].total();
+    Most::fold_rows(to.most(), n, most, place, places_apart, size, first);
+    Total::fold_rows(to.total(), n, total, place, places_apart, size, first);
+  }
+};
+
+template <class A>
+struct MixedKit {
+  Separable<MaxAndSum<A>> machine;
+  typename MaxAndSum<A>::Row row;
+  A *theta, *counts, *y;
+  bool holes;  // there are windows without an input
+};
+
+// One plane's tile; `sensitivity`: max - avg, the derivative by a.
+template <class A>
+void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedKit<A>& kit, Dense y,
+                Dense routes, A* sensitivity, i64 plane) {
+  const i64 n = kit.machine.length();
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      const auto made = kit.machine.row(od, oh, kit.row);
+      const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
+      A* to = is<A>(y) ? as<A>(y, first) : kit.y;
+      for (i64 i = 0; i < n; ++i) {
+        const A mean = (A(0) + made.sum[i]) / (rows * kit.counts[i]), a = kit.theta[i];
+        const A blend = a * made.v[i] + (A(1) - a) * mean;
+        // At its ends a mixture is one of the two, also where the other is infinite.
+        to[i] = a == A(1) ? made.v[i] : a == A(0) ? mean : blend;
+        if (sensitivity) sensitivity[first + i] = made.v[i] - mean;
+      }
+      if (to == kit.y) write(y, first, to, n);
+      if (routes.data) {
+        if (kit.holes) route_empty(p, tile, od, oh, made.r);
+        store_routes(made.r, routes, first, n);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,384 @@
+// Blending reductions whose weights depend on the input, forward. A window is summed up in a cell:
+// its largest term m, and sums of terms relative to m, so that nothing overflows. Cells of parts
+// are merged into the cell of the whole, so these reductions are separable, too; that of a small
+// window is made at once, of its n inputs x, which it may change.
+#pragma once
+
+#include "operators/settings.hpp"
+#include "operators/sum.hpp"
+#include "simd/math.hpp"
+
+namespace poolgrad {
+namespace {
+
+template <class V>
+struct Cell {
+  V m, s, t, w, h;
+};
+
+// Powers and exponentials have one kind of cell. With z <= 0 for each input, 0 for the largest:
+//   s = sum e^z, t = sum z e^z, w = sum (e^z - 1), h = sum (z e^z - e^z + 1).
+// The last two tell small windows of z from none: s - n and t - w would lose all their digits.
+
+// z e^z - e^z + 1, about z^2 / 2
+template <class A, int W>
+POOLGRAD_INLINE Vec<A, W> second_order(const Exp<Vec<A, W>>& e) {
+  using V = Vec<A, W>;
+  constexpr Inverses<A> inverse;
+  constexpr int terms = Format<A>::second_terms;
+  const V z = e.x;
+  V sum = V{} + inverse.factorial[terms] * static_cast<A>(terms - 1);
+  POOLGRAD_UNROLL
+  for (int k = terms - 1; k >= 2; --k) sum = sum * z + inverse.factorial[k] * static_cast<A>(k - 1);
+  return z < A(-0.5) ? z * e.value() - e.less_one() : sum * z * z;
+}
+
+// Merges two cells, hi the one with the larger m; e: of the distance to lo's m; value: the same, or
+// better known.
+template <class A, int W>
+Cell<Vec<A, W>> merge_sums(Cell<Vec<A, W>> hi, const Cell<Vec<A, W>>& lo, const Exp<Vec<A, W>>& e,
+                           Vec<A, W> value, const Settings<A>& set) {
+  using V = Vec<A, W>;
+  const V moved = e.x * value, count = lo.s - lo.w;
+  hi.m = lo.m == lo.m ? hi.m : lo.m;  // a NaN is no smaller than anything
+  hi.s += value * lo.s;
+  hi.t += value * lo.t + moved * lo.s;
+  hi.w += value * lo.w + e.less_one() * count;
+  if (set.h) hi.h += value * lo.h + moved * lo.w + count * second_order<A, W>(e);
+  return hi;
+}
+
+// The cell of n inputs whose largest is known, term by term, in two cells by turns: less is rounded
+// than in one, and they do not wait for each other. At first s has the scales, and w the other
+// parts, so that both sums come from two additions.
+template <class V>
+struct Terms {
+  Cell<V> cell{}, other{};
+
+  Cell<V>& at(Const<0>) { return cell; }
+  Cell<V>& at(Const<1>) { return other; }
+
+  template <class A, int W, class Turn, class Set>
+  POOLGRAD_INLINE void add(Turn turn, const Exp<Vec<A, W>>& e, const Set& set) {
+    at(turn).s += e.scale;
+    at(turn).w += e.part;
+    if (set.t) at(turn).t += e.x * e.value();
+    if (set.h) at(turn).h += second_order<A, W>(e);
+  }
+  template <class Turn>
+  POOLGRAD_INLINE void add(Turn turn, V s, V t) {
+    at(turn).s += s;
+    at(turn).t += t;
+  }
+
+  template <class Set>
+  Cell<V> end(V m, const Set&) const {
+    const V s = cell.s + other.s;
+    return {or_nan<Set>(m, s), s, cell.t + other.t, cell.w + other.w, cell.h + other.h};
+  }
+  template <class A, class Set>
+  Cell<V> end_sums(V m, A n, const Set& set) const {
+    Cell<V> all = end(m, set);
+    const V parts = all.w;
+    all.w += all.s - n;
+    all.s += parts;
+    all.m = or_nan<Set>(m, all.s);
+    return all;
+  }
+
+ private:
+  // A NaN is no smaller than anything.
+  template <class Set>
+  static V or_nan(V m, V s) {
+    return Set::finite ? m : s == s ? m : s;
+  }
+};
+
+// Calls each(term, whose turn it is) for terms First ... n. If the compiler knows n, it may keep
+// them in registers.
+template <i64 First, class F>
+POOLGRAD_INLINE void by_turns(Const<First>, i64 n, F&& each) {
+  i64 t = First;
+  for (; t + 2 <= n; t += 2) each(t, Const<0>{}), each(t + 1, Const<1>{});
+  if (t < n) each(t, Const<0>{});
+}
+template <i64 First, i64 N, class F>
+POOLGRAD_INLINE void by_turns(Const<First>, Const<N>, F&& each) {
+  [&]<i64... K>(std::integer_sequence<i64, K...>) __attribute__((always_inline)) {
+    (each(First + K, Const<K % 2>{}), ...);
+  }(std::make_integer_sequence<i64, N - First>{});
+}
+
+template <class V>
+void put_in_order(Cell<V>& hi, Cell<V>& lo) {
+  const auto wrong = hi.m < lo.m;
+  const Cell<V> a = hi, b = lo;
+  const auto exchange = [&](V Cell<V>::* part) {
+    hi.*part = wrong ? b.*part : a.*part;
+    lo.*part = wrong ? a.*part : b.*part;
+  };
+  exchange(&Cell<V>::m), exchange(&Cell<V>::s), exchange(&Cell<V>::t);
+  exchange(&Cell<V>::w), exchange(&Cell<V>::h);
+}
+
+// m = max |x|, z = p log(|x| / m)
+template <class A>
+struct Powers {
+  static constexpr bool kInRegisters = false;
+  template <class V, i64 W>
+  static Cell<V> lift(V x, V, Const<W>) {
+    return {x < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
+  }
+  template <class V, i64 W>
+  static Cell<V> merge(Cell<V> hi, Cell<V> lo, V p, const Settings<A>& set, Const<W>) {
+    put_in_order(hi, lo);
+    const auto equal = lo.m == hi.m;
+    if (set.whole && !set.t) {
+      hi.s += whole_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
+      hi.m = lo.m == lo.m ? hi.m : lo.m;
+      return hi;
+    }
+    V z = p * log_ratio<A, W>(lo.m, hi.m);
+    z = equal ? V{} : lo.m == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
+    const Exp<V> e = exponentials<A, W>(z);
+    const V q = equal ? V{} + A(1) : lo.m / hi.m;
+    return merge_sums<A, W>(hi, lo, e, set.whole ? whole_power(q, set.whole) : e.value(), set);
+  }
+  template <class V, class N, class Set, i64 W>
+  POOLGRAD_INLINE static Cell<V> whole(V* x, N n, V p, const Set& set, Const<W>) {
+    V m{};
+    by_turns(Const<0>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
+      x[t] = magnitude<A, W>(x[t]);
+      m = x[t] > m ? x[t] : m;
+    });
+    if (set.whole && !set.mean) return scaled_powers(x, n, m, p, set, Const<W>{});
+    Terms<V> terms, powers;
+    const bool by_log = !set.whole || set.w;
+    by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+      const auto equal = x[t] == m;
+      if (set.whole) {
+        const V q = equal ? V{} + A(1) : x[t] / m, power = whole_power(q, set.whole);
+        powers.add(turn, power, V{});
+      }
+      if (by_log) {
+        V z = p * log_ratio<A, W>(x[t], m);
+        z = equal ? V{} : x[t] == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
+        terms.template add<A, W>(turn, exponentials<A, W>(z), set);
+      }
+    });
+    if (!by_log) return powers.end(m, set);
+    Cell<V> cell = terms.end_sums(m, static_cast<A>(n), set);
+    if (set.whole) cell.s = powers.end(m, set).s;
+    return cell;
+  }
+
+ private:
+  // Relative to a power of two near m: nothing is divided, and nothing rounded but the powers.
+  template <class V, class N, class Set, i64 W>
+  POOLGRAD_INLINE static Cell<V> scaled_powers(const V* x, N n, V m, V p, const Set& set,
+                                               Const<W>) {
+    const auto endless = m > std::numeric_limits<A>::max();
+    const Scale<V> scale = scale_of<A, W>(m);
+    V down = scale.down;
+    if (!Set::finite) down = endless ? V{} : down;
+    Terms<V> terms;
+    by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+      V q = x[t] * down;
+      if (!Set::finite) q = (endless & (x[t] == m)) ? V{} + A(1) : q;
+      const V power = whole_power(q, set.whole);
+      terms.add(turn, power, set.t ? p * logarithm<A, W>(q) * power : V{});
+    });
+    return terms.end((endless | (m == A(0))) ? m : scale.up, set);
+  }
+};
+
+// m = max x (of -x, if r < 0), z = |r| (x - m)
+template <class A>
+struct Exponentials {
+  static constexpr bool kInRegisters = true;  // the inputs, if they are as few as most often
+  template <class V, i64 W>
+  static Cell<V> lift(V x, V r, Const<W>) {
+    return {r < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
+  }
+  template <class V, i64 W>
+  static Cell<V> merge(Cell<V> hi, Cell<V> lo, V r, const Settings<A>& set, Const<W>) {
+    put_in_order(hi, lo);
+    const V rate = r < A(0) ? -r : r;
+    const V z = lo.m == hi.m ? V{} : rate * (lo.m - hi.m);  // infinities are no distance apart
+    const Exp<V> e = exponentials<A, W>(z);
+    return merge_sums<A, W>(hi, lo, e, e.value(), set);
+  }
+  template <class V, class N, class Set, i64 W>
+  POOLGRAD_INLINE static Cell<V> whole(V* x, N n, V r, const Set& set, Const<W>) {
+    const auto turned = r < A(0);
+    const V rate = turned ? -r : r, sign = turned ? V{} - A(1) : V{} + A(1);
+    V m = x[0] * sign;
+    by_turns(Const<1>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
+      const V own = x[t] * sign;  // the largest leaves: its exponential is one
+      const auto larger = own > m;
+      x[t] = larger ? m : own;
+      m = larger ? own : m;
+    });
+    Terms<V> terms;
+    terms.cell.s += A(1);
+    by_turns(Const<1>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+      V z = rate * (x[t] - m);
+      if (!Set::finite) z = x[t] == m ? V{} : z;  // infinities are no distance apart
+      terms.template add<A, W>(turn, exponentials<A, W, Set::finite>(z), set);
+    });
+    return terms.end_sums(m, static_cast<A>(n), set);
+  }
+};
+
+// a = max(x, 0): m = max a, s = sum a / m, t = sum (a / m)^2; in a window without a positive input
+// m = 0 and s = sum x
+template <class A>
+struct Positives {
+  static constexpr bool kInRegisters = false;
+  template <class V, i64 W>
+  static Cell<V> lift(V x, V, Const<W>) {
+    const V one = V{} + A(1);
+    const auto positive = x > A(0);
+    return {positive ? x : x <= A(0) ? V{} : x, positive ? one : x, positive ? one : V{}, V{}, V{}};
+  }
+  template <class V, i64 W>
+  static Cell<V> merge(Cell<V> hi, Cell<V> lo, V, const Settings<A>&, Const<W>) {
+    put_in_order(hi, lo);
+    const V q = lo.m == hi.m ? V{} + A(1) : lo.m / hi.m;
+    const auto alone = (lo.m == A(0)) & (hi.m > A(0));  // the other's s is no sum of this kind
+    hi.s += alone ? V{} : q * lo.s;
+    hi.t += q * q * lo.t;
+    hi.m = lo.m == lo.m ? hi.m : lo.m;
+    return hi;
+  }
+  template <class V, i64 W>
+  POOLGRAD_INLINE static Cell<V> whole(V* x, i64 n, V, const Settings<A>& set, Const<W>) {
+    V m{}, total{};
+    for (i64 t = 0; t < n; ++t) m = x[t] > m ? x[t] : m;
+    Terms<V> terms;
+    by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+      const V q = x[t] == m ? V{} + A(1) : x[t] / m, own = x[t] <= A(0) ? V{} : q;
+      terms.add(turn, own, own * own);
+      total += x[t];
+    });
+    Cell<V> cell = terms.end(m, set);
+    cell.s = m == A(0) ? total : cell.s;
+    cell.m = cell.s == cell.s ? cell.m : cell.s;
+    return cell;
+  }
+};
+
+template <class A, template <class> class Kind>
+struct Curved {
+  using In = A;
+  static constexpr int kParts = 4;
+  struct Row {
+    A *v, *part[kParts];
+    Settings<A> set;
+  };
+
+  Settings<A> set;
+
+  static constexpr bool kIdempotent = false;
+  static constexpr bool kDoubles = false;  // not along a row
+
+  Row take(Arena& arena, i64 n) const {
+    Row row{arena.take<A>(n), {}, set};
+    for (A*& part : row.part) part = arena.take<A>(n);
+    return row;
+  }
+  // Another row, and another place in the same row: there theta is another, too.
+  static Row slot(Row row, i64 offset) {
+    row.v += offset;
+    for (A*& part : row.part) part += offset;
+    return row;
+  }
+  static Row at(Row row, i64 offset) {
+    row = slot(row, offset);
+    row.set.theta += offset;
+    return row;
+  }
+  POOLGRAD_LOOP static void clear(Row row, i64 n) {
+    for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
+    for (A* part : row.part) {
+      for (i64 i = 0; i < n; ++i) part[i] = A(0);
+    }
+  }
+
+  template <class V, class How = Whole>
+  static Cell<V> load_cell(const Row& row, i64 i, How how = {}) {
+    return {how.template load<V>(row.v + i), how.template load<V>(row.part[0] + i),
+            how.template load<V>(row.part[1] + i), how.template load<V>(row.part[2] + i),
+            how.template load<V>(row.part[3] + i)};
+  }
+  template <class V, class How = Whole>
+  static void store_cell(const Row& row, i64 i, const Cell<V>& cell, How how = {}) {
+    how.store(row.v + i, cell.m);
+    how.store(row.part[0] + i, cell.s);
+    how.store(row.part[1] + i, cell.t);
+    how.store(row.part[2] + i, cell.w);
+    how.store(row.part[3] + i, cell.h);
+  }
+
+  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
+                                        i64, bool lone = true) {
+    if (lone && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
+    long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+      using V = Vec<A, w()>;
+      const V p = how.template load<V>(to.set.theta + i);
+      const auto input = [&](i64 t) {
+        const A* here = from + i * step + t * gap;
+        return Kind<A>::lift(how.template load<V>(here, step), p, w);
+      };
+      Cell<V> cell = input(0);
+      for (i64 t = 1; t < taps; ++t) cell = Kind<A>::merge(cell, input(t), p, to.set, w);
+      store_cell(to, i, cell, how);
+    });
+  }
+
+  // One output over many neighbours: each lane takes every W-th of them, then lanes are merged.
+  POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
+    constexpr i64 W = 64 / static_cast<i64>(sizeof(A));  // on every machine the same
+    using V = Vec<A, W>;
+    using One = Vec<A, 1>;
+    const V p = V{} + to.set.theta[0];
+    const One own = load<One>(to.set.theta);
+    Cell<V> cells = Kind<A>::lift(load<V>(from), p, Const<W>{});
+    i64 t = W;
+    for (; t + W <= taps; t += W) {
+      const auto next = Kind<A>::lift(load<V>(from + t), p, Const<W>{});
+      cells = Kind<A>::merge(cells, next, p, to.set, Const<W>{});
+    }
+    A lane[1 + kParts][W];
+    const Row lanes_row{lane[0], {lane[1], lane[2], lane[3], lane[4]}, to.set};
+    store_cell(lanes_row, 0, cells);
+    Cell<One> cell = load_cell<One>(lanes_row, 0);
+    for (i64 j = 1; j < W; ++j) {
+      cell = Kind<A>::merge(cell, load_cell<One>(lanes_row, j), own, to.set, Const<1>{});
+    }
+    for (; t < taps; ++t) {
+      const auto next = Kind<A>::lift(load<One>(from + t), own, Const<1>{});
+      cell = Kind<A>::merge(cell, next, own, to.set, Const<1>{});
+    }
+    store_cell(to, 0, cell);
+  }
+
+  template <class Size, class First>
+  static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size size, First first) {
+    fold_cells(to, n, rows, size, first);
+  }
+  POOLGRAD_LOOP static void fold_cells(Row to, i64 n, const Row* rows, i64 size, bool first) {
+    long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+      using V = Vec<A, w()>;
+      const V p = how.template load<V>(to.set.theta + i);
+      Cell<V> cell = load_cell<V>(first ? rows[0] : to, i, how);
+      for (i64 t = first; t < size; ++t) {
+        cell = Kind<A>::merge(cell, load_cell<V>(rows[t], i, how), p, to.set, w);
+      }
+      store_cell(to, i, cell, how);
+    });
+  }
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,292 @@
+// From the cells of operators/nonlinear.hpp to outputs, to what the backward pass keeps of each
+// window, and to the derivative by the parameter.
+#pragma once
+
+#include "forward/row_writer.hpp"
+#include "operators/nonlinear.hpp"
+
+namespace poolgrad {
+namespace {
+
+[[maybe_unused]] inline float square_root(float x) { return __builtin_sqrtf(x); }
+[[maybe_unused]] inline double square_root(double x) { return __builtin_sqrt(x); }
+
+// One row of outputs; each pointer but `y` may be null.
+template <class A>
+struct Outcome {
+  A *y, *kept[kMostKept], *sensitivity;
+};
+
+// A row of outputs, and what they depend on beside the input.
+template <class A>
+struct Line {
+  Settings<A> set;
+  const A* counts;  // counts[i] * rows: the real inputs of window i
+  A rows;
+  Outcome<A> out;
+};
+
+// t / s - log(s / n), the part of a derivative by theta that both kinds share. In small windows of
+// z it is h / s - g(v) with g(v) = log(1 + v) - v / (1 + v), which is about v^2 / 2. `level`: that
+// logarithm, as good for small v.
+template <class A, int W, class V>
+POOLGRAD_INLINE V slope_of(const Cell<V>& c, V count, V level) {
+  const V v = c.w / count, near = A(1) + v;
+  constexpr int terms = Format<A>::slope_terms;
+  V sum{};
+  POOLGRAD_UNROLL
+  for (int k = terms; k >= 2; --k) {
+    const A coefficient = static_cast<A>(k - 1) / static_cast<A>(k);
+    sum = sum * v + (k % 2 ? -coefficient : coefficient);
+  }
+  const V direct = level - v / near;
+  const V g = v > A(-0.1) ? sum * v * v : direct;
+  return v > A(-0.5) ? c.h / (count * near) - g : c.t / c.s - level;
+}
+
+// Outputs i, i + 1, ... of a row, from the cells of their windows.
+template <class A, template <class> class Kind, int W, class Set, class How>
+POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
+                                  const Cell<Vec<A, W>>& c, How how) {
+  using V = Vec<A, W>;
+  const Outcome<A>& out = line.out;
+  const int whole = set.whole;
+  const bool sensitive = set.sensitive;
+  const auto keep = [&](int k, V value) {
+    if (out.kept[k]) how.store(out.kept[k] + i, value);
+  };
+  const V one = V{} + A(1);
+  V count = V{} + static_cast<A>(Set::places);
+  if (!Set::places) count = how.template load<V>(line.counts + i) * line.rows;
+  const V theta = how.template load<V>(line.set.theta + i);
+  V y, sensitivity{};
+  if constexpr (std::is_same_v<Kind<A>, Powers<A>>) {
+    const bool mean = set.mean;
+    const V share = mean ? one / count : one, sum = mean ? c.s / count : c.s;
+    V root = sum, level{};
+    if (whole == 0 || sensitive) {
+      const bool near = mean && !whole;
+      level = logarithm_near<A, W>(sum, near ? c.w / count : sum - A(1));
+    }
+    if (whole == 3) root = cube_root<A, W>(sum);
+    if (whole == 0) {
+      const V exponent = level / theta;
+      root = exponential<A, W>(exponent);
+      root = exponent > Format<A>::largest ? V{} + std::numeric_limits<A>::infinity() : root;
+    }
+    for (int k = 1; k < whole && whole != 3; k *= 2) {
+      for (int j = 0; j < W; ++j) root[j] = square_root(root[j]);
+    }
+    y = c.m == A(0) ? V{} : c.m * root;
+    keep(0, c.m);
+    if (out.kept[1]) {  // root^(1 - p) / n
+      keep(1, whole == 0  ? share * exponential<A, W>(level / theta - level)
+              : whole > 1 ? share / whole_power(root, whole - 1)
+                          : share);
+    }
+    if (sensitive) {
+      const V near = mean ? logarithm_near<A, W>(sum, c.w / count) : level;
+      const V slope = mean ? slope_of<A, W>(c, count, near) : c.t / c.s - level;
+      sensitivity = y == A(0) ? V{} : y * (slope / theta / theta);
+    }
+  } else if constexpr (std::is_same_v<Kind<A>, Exponentials<A>>) {
+    const bool soft = set.blend == Blend::soft;
+    V inverse{};
+    if (soft || out.kept[1]) inverse = one / c.s;
+    keep(0, c.m);
+    keep(1, inverse);
+    if (soft) {
+      const V shift = c.t * inverse;
+      y = c.m + shift;
+      keep(2, shift);
+    } else {
+      const auto turned = theta < A(0);
+      const V rate = turned ? -theta : theta;
+      const V share = one / count;
+      const V level = logarithm_near<A, W, Set::finite>(c.s * share, c.w * share);
+      const V size = c.m + level / rate;
+      y = turned ? -size : size;
+      if (sensitive) sensitivity = slope_of<A, W>(c, count, level) / rate / rate;
+    }
+  } else {
+    const V inverse = one / c.s, ratio = c.t * inverse;
+    const auto none = c.m == A(0);
+    y = none ? c.s / count : c.m * ratio;
+    keep(0, c.m);
+    keep(1, none ? one / count : inverse);
+    keep(2, ratio);
+  }
+  how.store(out.y + i, y);
+  if (sensitive) how.store(out.sensitivity + i, sensitivity);
+}
+
+template <class A, template <class> class Kind>
+POOLGRAD_LOOP void finish(const Line<A>& line, typename Curved<A, Kind>::Row cells, i64 n) {
+  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+    const auto cell = Curved<A, Kind>::template load_cell<Vec<A, w()>>(cells, i, how);
+    finish_lanes<A, Kind, w()>(line, line.set, i, cell, how);
+  });
+}
+
+inline constexpr i64 kSmall = 16;  // inputs of a window
+
+// Whether windows are small enough for that. What counts is what they hold: padding must not change
+// how sums are rounded.
+[[maybe_unused]] inline bool is_small(const Plan& p) {
+  for (const Axis& a : p.axis) {
+    if (!a.regular()) return false;
+  }
+  return most_real(p) <= kSmall;
+}
+
+// All inputs of a window at once.
+template <class A, template <class> class Kind>
+struct Near {
+  using In = A;
+  struct Target {
+    const Line<A>* line;
+    i64 first;
+    Target at(i64 offset) const { return {line, first + offset}; }
+  };
+  static constexpr bool kByLines = false;
+  static constexpr bool kNarrow = false;
+  static constexpr bool kPads = false;  // there is nothing that adds nothing
+  static constexpr bool kHeavy = true;
+  static constexpr A kFill = A(0);
+  static bool is_suspect(Target, i64) { return true; }
+
+  template <class V>
+  struct Cell {
+    V input[kSmall];
+    i64 count;
+  };
+
+  static void clear(Target to, i64 n) {
+    const auto& out = to.line->out;
+    for (A* row : {out.y, out.kept[0], out.kept[1], out.kept[2], out.sensitivity}) {
+      if (row) std::fill(row + to.first, row + to.first + n, A(0));
+    }
+  }
+  template <class V>
+  static Cell<V> first(V value, u32) {
+    Cell<V> cell;
+    cell.input[0] = value;
+    cell.count = 1;
+    return cell;
+  }
+  template <class V>
+  static void take(Cell<V>& cell, V value, u32) {
+    cell.input[cell.count++] = value;
+  }
+  template <class V>
+  POOLGRAD_LOOP static void store(Target to, i64 i, Cell<V>& inputs) {
+    finish(to, i, whole(to, i, inputs), to.line->set);
+  }
+
+  // Squares of N finite inputs. Calls f with what the compiler is to know of them, if that is worth
+  // its code, and says what f says.
+  static constexpr bool kKnowsSquares =
+      kSpecialised<A> || (!kGeneralOnly && std::is_same_v<Kind<A>, Powers<A>>);
+  template <int N, class F>
+  static bool if_known(Target to, F&& f) {
+    const Settings<A>& set = to.line->set;
+    if (set.sensitive || set.mean) return false;
+    if constexpr (std::is_same_v<Kind<A>, Exponentials<A>>) {
+      return set.blend == Blend::lse ? f(Fixed<Blend::lse, N>{}) : f(Fixed<Blend::soft, N>{});
+    } else if constexpr (std::is_same_v<Kind<A>, Powers<A>>) {
+      if (set.whole == 2) return f(Fixed<Blend::lp, N, 2>{});
+      if (set.whole == 3) return f(Fixed<Blend::lp, N, 3>{});
+    }
+    return false;
+  }
+  template <class V>
+  using Summed = poolgrad::Cell<V>;
+  // `seen`: NaN, if an input is not finite, or their sum, or theta.
+  template <class Set, class V, std::size_t N>
+  POOLGRAD_INLINE static Summed<V> sum(Target to, i64 i, V (&inputs)[N], const Set& set, V& seen) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
+    const V theta = load<V>(to.line->set.theta + to.first + i);
+    V total = theta;
+    POOLGRAD_UNROLL
+    for (std::size_t t = 0; t < N; ++t) total += inputs[t];
+    seen += total - total;
+    return Kind<A>::whole(inputs, Const<N>{}, theta, set, Const<W>{});
+  }
+  template <class V, class Set>
+  POOLGRAD_INLINE static void finish(Target to, i64 i, const Summed<V>& cell, const Set& set) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
+    finish_lanes<A, Kind, W>(*to.line, set, to.first + i, cell, Whole{});
+  }
+
+  // Two vectors: each waits for its own results most of the time.
+  static constexpr bool kPairs = true;
+  template <class V>
+  POOLGRAD_LOOP static void store_pair(Target to, i64 i, Cell<V>& one, Cell<V>& other) {
+    constexpr i64 W = sizeof(V) / sizeof(A);
+    const auto first = whole(to, i, one), second = whole(to, i + W, other);
+    finish(to, i, first, to.line->set), finish(to, i + W, second, to.line->set);
+  }
+
+ private:
+  template <class V>
+  POOLGRAD_INLINE static poolgrad::Cell<V> whole(Target to, i64 i, Cell<V>& inputs) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
+    const V theta = load<V>(to.line->set.theta + to.first + i);
+    const Settings<A>& set = to.line->set;
+    if constexpr (Kind<A>::kInRegisters) {
+      if (inputs.count == 4) {
+        V x[4] = {inputs.input[0], inputs.input[1], inputs.input[2], inputs.input[3]};
+        return Kind<A>::whole(x, Const<4>{}, theta, set, Const<W>{});
+      }
+    }
+    return Kind<A>::whole(inputs.input, inputs.count, theta, set, Const<W>{});
+  }
+};
+
+// place(at, n): gives elements at ... of the line their place
+template <class A, template <class> class Kind, class Place>
+void make_row(Direct<Near<A, Kind>>& windows, i64 od, i64 oh, const Line<A>& line,
+              typename Curved<A, Kind>::Row, Place&& place) {
+  windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
+    place(at, n);
+    make({&line, at});
+  });
+}
+template <class A, template <class> class Kind, class Place>
+void make_row(Separable<Curved<A, Kind>>& windows, i64 od, i64 oh, const Line<A>& line,
+              typename Curved<A, Kind>::Row cells, Place&& place) {
+  place(0, windows.length());
+  finish<A, Kind>(line, windows.row(od, oh, cells), windows.length());
+}
+
+template <class A, template <class> class Kind, class Windows>
+struct CurvedKit {
+  Windows windows;
+  typename Curved<A, Kind>::Row cells;  // a row
+  Line<A> line;
+  A *theta, *counts;  // the line's
+  Sink<A> y, kept[kMostKept], sensitivity;
+};
+
+// One plane's tile.
+template <class A, template <class> class Kind, class Windows>
+void curved_tile(const Plan& p, const Tile& tile, CurvedKit<A, Kind, Windows>& kit, i64 plane) {
+  Line<A>& line = kit.line;
+  for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
+    for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
+      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
+      make_row<A, Kind>(kit.windows, od, oh, line, kit.cells, [&](i64 at, i64 n) {
+        const auto rooms = [&](Sink<A>& sink) {
+          A* room = sink.room(first + at, n);
+          return room ? room - at : nullptr;
+        };
+        line.out = {rooms(kit.y), {}, rooms(kit.sensitivity)};
+        for (int k = 0; k < kMostKept; ++k) line.out.kept[k] = rooms(kit.kept[k]);
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,308 @@
+// Blending reductions, forward: every input of a window has a weight.
+#pragma once
+
+#include "forward/register_blocked.hpp"
+#include "forward/van_herk_2d.hpp"
+
+namespace poolgrad {
+namespace {
+
+// The sum.
+template <class A>
+struct Sum {
+  using In = A;
+  struct Row {
+    A* v;
+  };
+
+  static constexpr bool kIdempotent = false;
+  static constexpr bool kDoubles = true;
+  static constexpr bool kRounds = true;        // so the order of sums matters
+  static constexpr bool kNeedsFinite = false;  // sums of infinities and NaNs need no care
+  static constexpr A kFill = A(0);
+  static bool is_suspect(Row, i64) { return false; }
+
+  static Row take(Arena& arena, i64 n) { return {arena.take<A>(n)}; }
+  static Row slot(Row row, i64 offset) { return at(row, offset); }
+  static Row at(Row row, i64 offset) { return {row.v + offset}; }
+  POOLGRAD_LOOP static void clear(Row row, i64 n) {
+    for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
+  }
+
+  template <class Size, class First, class Distance>
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const A* from, Distance distance, u32, Size,
+                                  First) {
+    lanes<A>(n, [&](auto w, i64 i) {
+      using V = Vec<A, w()>;
+      const auto input = [&](i64 t) { return distance.template get<V>(from, i, t); };
+      V sum = First::value ? input(0) : load<V>(to.v + i);
+      for (i64 t = First::value; t < Size::value; ++t) sum += input(t);
+      store(to.v + i, sum);
+    });
+  }
+
+  template <class V>
+  struct Cell {
+    V sum;
+  };
+  template <class V>
+  static Cell<V> begin(V value, u32 = 0) {
+    return {value};
+  }
+  template <class C, class F>
+  static C each(const C& a, const C& b, F&& f) {
+    return {f(a.sum, b.sum)};
+  }
+  template <class C>
+  static C moved_back(const C& cell, u32) {
+    return cell;
+  }
+  template <class C>
+  static C load_cell(Row from, u32) {
+    return {load<decltype(C::sum)>(from.v)};
+  }
+  template <class C>
+  static void merge(C& cell, const C& later, u32 = 0) {
+    cell.sum += later.sum;
+  }
+  template <class C>
+  static void store_cell(Row to, const C& cell, u32, i64 lanes) {
+    store_first(to.v, cell.sum, lanes);
+  }
+
+  // Of all lanes: of the halves of a vector, their halves, and so on.
+  template <class V>
+  POOLGRAD_INLINE static A total(const V& lanes) {
+    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
+    if constexpr (W == 1) {
+      return lanes[0];
+    } else {
+      Vec<A, W / 2> halves[2];
+      std::memcpy(halves, &lanes, sizeof(V));
+      return total(halves[0] + halves[1]);
+    }
+  }
+
+  // One output over many neighbours: each lane adds every W-th of them, then the lanes are added.
+  POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
+    constexpr i64 W = kAcross;  // on every machine, so that every machine rounds alike
+    Vec<A, W> sums{};
+    i64 t = 0;
+    for (; t + W <= taps; t += W) {
+      ask(from + t + kAhead<A>);
+      sums += load<Vec<A, W>>(from + t);
+    }
+    A sum = total(sums);
+    for (; t < taps; ++t) sum += from[t];
+    to.v[0] = sum;
+  }
+
+  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
+                                        i64, bool lone = true) {
+    if (lone && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
+    in_groups(taps, [&](auto size, auto first, i64 begin) {
+      const A* here = from + begin * gap;
+      by_distance(step, gap, taps, first,
+                  [&](auto distance) { sweep(to, n, here, distance, 0, size, first); });
+    });
+  }
+
+  template <class Size, class First>
+  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size, First) {
+    const A* from[Size::value];
+    for (i64 t = 0; t < Size::value; ++t) from[t] = rows[t].v;
+    lanes<A>(n, [&](auto w, i64 i) {
+      using V = Vec<A, w()>;
+      V sum = load<V>(First::value ? from[0] + i : to.v + i);
+      for (i64 t = First::value; t < Size::value; ++t) sum += load<V>(from[t] + i);
+      store(to.v + i, sum);
+    });
+  }
+};
+
+// The average in registers. Lines: of sums of lines, which windows may share; else inputs are added
+// in row-major order, as PyTorch adds them.
+template <class A, bool Lines>
+struct Mean {
+  using In = A;
+  using AssumeNoNaN = Mean;  // a sum with a NaN is NaN
+  static constexpr bool kNarrow = false;
+  static constexpr bool kPads = true;
+  static constexpr bool kByLines = Lines, kRounds = true;
+  static constexpr A kFill = A(0);
+  struct Target {
+    A* y;
+    const A *columns, *rows;  // the divisors of a row's outputs, and of rows
+    Target at(i64 offset) const { return {y + offset, columns + offset, rows}; }
+    Target line(i64 row, i64 length) const { return {y + row * length, columns, rows + row}; }
+  };
+  template <class V>
+  struct Cell {
+    V sum;
+  };
+
+  static bool is_suspect(Target, i64) { return false; }
+  static void clear(Target to, i64 n) {  // -0.0 where the divisor is negative
+    for (i64 i = 0; i < n; ++i) to.y[i] = A(0) / (*to.rows * to.columns[i]);
+  }
+  template <class V>
+  static Cell<V> first(V value, u32) {
+    return {value};
+  }
+  template <class V>
+  static void take(Cell<V>& cell, V value, u32) {
+    cell.sum += value;
+  }
+  template <class C>
+  static void merge(C& cell, const C& later, u32) {
+    cell.sum += later.sum;
+  }
+  template <class V>
+  static V trace(V seen, V) {
+    return seen;
+  }
+  template <class V>
+  static bool has_nan(V, A) {
+    return false;
+  }
+  template <class V>
+  static void store(Target to, i64 i, const Cell<V>& cell) {
+    divide(to, i, cell.sum);
+  }
+  // A sum begins with 0, so that one of nothing but -0.0 is 0.0.
+  template <class V>
+  static void divide(Target to, i64 i, V sum) {
+    poolgrad::store(to.y + i, (V{} + sum) / (*to.rows * load<V>(to.columns + i)));
+  }
+};
+
+// What the outputs of a row are divided by, but for what they share.
+template <class A>
+struct ColumnDivisors {
+  A* row;
+  i64 lo = 0, hi = 0;  // the columns that they are known of
+
+  void fill(const Plan& p, Divisor divisor, i64 begin, i64 end) {
+    if (lo == begin && hi == end) return;
+    divisor.fill_row(p, begin, end, row);
+    lo = begin, hi = end;
+  }
+};
+
+// Rows of sums, one by one.
+template <class A, class Windows>
+struct MeanKit {
+  Windows windows;
+  Sink<A> y;
+  A* row;
+  ColumnDivisors<A> columns;
+
+  static bool deep() { return false; }
+  void start(const char* plane) { windows.start(plane); }
+
+  // Makes rows of n outputs from oh on, `most` or fewer, and says how many; rows_of(oh): a row's
+  // divisor.
+  template <class RowsOf>
+  i64 make(i64 od, i64 oh, i64, i64 first, i64 n, RowsOf&& rows_of) {
+    const A* sums = windows.row(od, oh, {row}).v;
+    const A rows = rows_of(oh);
+    const typename Mean<A, true>::Target line{y.room(first, n, false), columns.row, &rows};
+    sweep_lanes<A>(n, [&](auto w, i64 i) {
+      ask(line.y + i + kAhead<A>);
+      Mean<A, true>::divide(line, i, load<Vec<A, w()>>(sums + i));
+    });
+    return 1;
+  }
+};
+
+// The same of small windows.
+template <class A, bool Lines>
+struct SmallMeanKit {
+  Direct<Mean<A, Lines>> windows;
+  Bands<Mean<A, Lines>> bands;
+  Sink<A> y;
+  A* rows;
+  ColumnDivisors<A> columns;
+
+  bool deep() const { return bands.deep(); }
+  void start(const char* plane) {
+    windows.start(plane);
+    bands.start(plane);
+  }
+
+  template <class RowsOf>
+  i64 make(i64 od, i64 oh, i64 most, i64 first, i64, RowsOf&& rows_of) {
+    const i64 count = bands.rows() > 0 ? smaller(most, bands.rows()) : 1;
+    for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
+    using Target = typename Mean<A, Lines>::Target;
+    if (!bands.rows()) {
+      windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
+        make(Target{y.room(first + at, n), columns.row + at, rows});
+      });
+      return 1;
+    }
+    const i64 length = bands.length();
+    const Target all{y.room(first, count * length, false), columns.row, rows};
+    if (bands.make(od, oh, count, all)) return count;
+    for (i64 q = 0; q < count; ++q) {
+      windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(all.line(q, length).at(at)); });
+    }
+    return count;
+  }
+};
+
+template <class Kit>
+void average_tile(const Plan& p, const Tile& tile, Kit& kit, Divisor divisor, i64 plane) {
+  kit.columns.fill(p, divisor, tile.lo[2], tile.hi[2]);
+  const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+  over_rows(tile, kit.deep(), [&](i64 od, i64 oh) {
+    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+    return kit.make(od, oh, tile.hi[1] - oh, first, n, [&](i64 row) {
+      return static_cast<std::remove_pointer_t<decltype(kit.columns.row)>>(
+          divisor.of_rows(p, od, row));
+    });
+  });
+}
+
+// The same of wide windows.
+template <class A>
+struct WideMeanKit {
+  WideMeanKit(const Plan& p, const View& x, const Tile& tile, Dense to, const Quotient* quotient,
+              Arena& arena)
+      : sheet(p, x, tile, {false, quotient}, {}, arena),
+        y(to, sheet.most(), arena),
+        rows(arena.take<A>(sheet.most_rows())),
+        columns{arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner)} {}
+
+  Sheet<Sum<A>> sheet;
+  Landing<A> y;
+  A* rows;
+  ColumnDivisors<A> columns;
+};
+
+template <class A>
+void wide_average_tile(const Plan& p, WideMeanKit<A>& kit, const char* inputs, Divisor divisor,
+                       i64 plane) {
+  using V = typename Sheet<Sum<A>>::V;
+  using Patch = typename Sheet<Sum<A>>::Patch;
+  const auto open = [&](const Patch& patch, i64 oh, i64 rows) {
+    kit.columns.fill(p, divisor, patch.tile.lo[2], patch.tile.hi[2]);
+    for (i64 q = 0; q < rows; ++q) kit.rows[q] = static_cast<A>(divisor.of_rows(p, 0, oh + q));
+    kit.y.open(p, patch, plane + oh * p.out_row());
+    return [by_pixel = patch.by_pixel, values = kit.y.values(), here = kit.y.here,
+            strip = kit.y.array.strip, ahead = kit.y.ahead, of_rows = kit.rows,
+            columns = kit.columns.row](i64 q, i64 s, const auto& cell, u32, i64 lanes)
+               __attribute__((always_inline)) {
+                 A* y = values + here.at(q, s);
+                 ask(y + ahead);
+                 const A* own = columns + s * strip;
+                 const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
+                 store_first(y, (V{} + cell.sum) / (of_rows[q] * of_columns), lanes);
+               };
+  };
+  const auto close = [&](const Patch& patch, i64, i64 rows) { kit.y.close(patch, rows); };
+  for (i64 k = 0; k < kit.sheet.patches(); ++k) kit.sheet.make(inputs, k, open, close);
+}
+
+}  // namespace
+}  // namespace poolgrad

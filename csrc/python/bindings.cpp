@@ -1,0 +1,118 @@
+// Buffers in, buffers out: no maths. Shapes, dtypes and layouts were checked by window.py and
+// core.py; what is checked here guards memory only.
+#include <optional>
+
+#include "base/buffer_cache.hpp"
+#include "python/call_key.hpp"
+#include "python/call_steps.hpp"
+#include "python/plan.hpp"
+#include "xla/handler.hpp"
+
+namespace poolgrad {
+namespace {
+
+int memory_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const Memory* memory = nb::inst_ptr<Memory>(self);
+  return PyBuffer_FillInfo(view, self, memory->data(), static_cast<Py_ssize_t>(memory->bytes()), 0,
+                           flags);
+}
+
+PyType_Slot memory_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(memory_buffer)},
+    {0, nullptr},
+};
+
+}  // namespace
+
+NB_MODULE(_kernels_of_main, m) {
+  m.doc() = "poolgrad's compiled kernels; see poolgrad.core for the door to them.";
+  nb::set_leak_warnings(false);  // plans are remembered until the process ends
+  m.def("instruction_set", [] { return std::string(chosen_kernels().name); });
+  m.def("instruction_sets", [] {
+    std::vector<std::string> names;
+    for (const Kernels* k : available_kernels()) names.emplace_back(k->name);
+    return names;
+  });
+  nb::class_<Memory>(m, "Memory", nb::type_slots(memory_slots))
+      .def(nb::init<std::size_t>(), nb::arg("bytes"));
+  m.def("limit_cache", &limit_cache, nb::arg("bytes"));
+  m.def("empty_cache", &empty_cache);
+  m.def("limit_streams", &limit_streams, nb::arg("bytes"));
+  m.def(
+      "share_threads",
+      [](const char* library) {
+        const WithoutGil released;  // while it waits, a kernel's thread may take the GIL
+        return share_threads(library);
+      },
+      nb::arg("library"));
+  m.def("xla_handler", &xla_handler);
+  m.def("cache_use", [] {
+    const CacheUse use = cache_use();
+    return nb::make_tuple(use.used, use.kept);
+  });
+  nb::class_<Kind>(m, "Kind")
+      .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple,
+                    std::optional<std::string>>(),
+           nb::arg("type"), nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"),
+           nb::arg("told") = nb::none())
+      .def("key", &Kind::key, nb::arg("args"), nb::arg("kwargs"))
+      .def("call", &Kind::call, nb::arg("kept"), nb::arg("args"), nb::arg("kwargs"))
+      .def("parts", &Kind::parts, nb::arg("array"))
+      .def("hold", &Kind::hold, nb::arg("arrays"), nb::arg("parts"));
+  nb::class_<Steps>(m, "Steps")
+      .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object>(), nb::arg("calls"),
+           nb::arg("holes"), nb::arg("makers"), nb::arg("threads"))
+      .def("run", &Steps::run);
+  nb::class_<BoundPlan>(m, "Plan")
+      .def(nb::init<const std::vector<std::vector<i64>>&, const std::vector<i64>&,
+                    const std::vector<int>&, int, const std::string&, const std::string&, int>(),
+           nb::arg("axes"), nb::arg("shape"), nb::arg("pooled"), nb::arg("inner_axis"),
+           nb::arg("in_dtype"), nb::arg("out_dtype"), nb::arg("route_bits"))
+      .def("unpack_routes", &BoundPlan::unpack_routes, nb::arg("packed"), nb::arg("routes"),
+           nb::arg("threads"))
+      .def("select", &BoundPlan::select, nb::arg("which"), nb::arg("x"), nb::arg("y"),
+           nb::arg("routes").none(), nb::arg("lone"), nb::arg("samples").none(), nb::arg("threads"))
+      .def("draw", &BoundPlan::draw, nb::arg("x"), nb::arg("y"), nb::arg("routes").none(),
+           nb::arg("seed"), nb::arg("threads"))
+      .def("route_backward", &BoundPlan::route_backward, nb::arg("gy"), nb::arg("routes"),
+           nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))
+      .def("route_follow", &BoundPlan::route_follow, nb::arg("t"), nb::arg("routes"), nb::arg("y"),
+           nb::arg("samples").none(), nb::arg("threads"))
+      .def("route_indices", &BoundPlan::route_indices, nb::arg("routes"), nb::arg("indices"),
+           nb::arg("samples").none(), nb::arg("threads"))
+      .def("split_winners", &BoundPlan::split_winners, nb::arg("which"), nb::arg("x"), nb::arg("y"),
+           nb::arg("winners"), nb::arg("samples").none(), nb::arg("threads"))
+      .def("split_backward", &BoundPlan::split_backward, nb::arg("gy"), nb::arg("winners"),
+           nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))
+      .def("split_follow", &BoundPlan::split_follow, nb::arg("t"), nb::arg("winners"), nb::arg("y"),
+           nb::arg("samples").none(), nb::arg("threads"))
+      .def("unpool", &BoundPlan::unpool)
+      .def("unpool_backward", &BoundPlan::unpool_backward)
+      .def("average", &BoundPlan::average)
+      .def("average_backward", &BoundPlan::average_backward)
+      .def("mixed", &BoundPlan::mixed, nb::arg("x"), nb::arg("alpha"), nb::arg("count"),
+           nb::arg("count_padding"), nb::arg("y"), nb::arg("routes").none(),
+           nb::arg("sensitivity").none(), nb::arg("threads"))
+      .def("mixed_backward", &BoundPlan::mixed_backward)
+      .def("curved", &BoundPlan::curved, nb::arg("which"), nb::arg("x"), nb::arg("theta"),
+           nb::arg("count"), nb::arg("y"), nb::arg("kept"), nb::arg("sensitivity").none(),
+           nb::arg("threads"))
+      .def("curved_backward", &BoundPlan::curved_backward)
+      .def("span", &BoundPlan::span, nb::arg("axis"), nb::arg("output"))
+      .def("covering", &BoundPlan::covering_outputs, nb::arg("axis"), nb::arg("input"))
+      .def_prop_ro("places", &BoundPlan::places)
+      .def_prop_ro("route_bytes", &BoundPlan::route_bytes)
+      .def_prop_ro("winner_bytes", &BoundPlan::winner_bytes);
+}
+
+}  // namespace poolgrad
+
+// The types that nanobind registers exist once in a process: registering them for a second
+// interpreter would take them from the first.
+extern "C" NB_EXPORT PyObject* PyInit__kernels() {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+    PyErr_SetString(PyExc_ImportError, "poolgrad supports the main interpreter only");
+    return nullptr;
+  }
+  return poolgrad::PyInit__kernels_of_main();
+}

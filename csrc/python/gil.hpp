@@ -1,0 +1,48 @@
+// Runs a kernel without Python's lock (the GIL).
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include "base/thread_pool.hpp"
+
+namespace nb = nanobind;
+
+namespace poolgrad {
+namespace {
+
+// RAII guard: releases the GIL. About ten times a second Python's signal handlers run, so that
+// Ctrl-C ends a long kernel: run_tasks() throws Interrupted, and Python's error is set.
+class WithoutGil {
+ public:
+  WithoutGil() = default;
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+  ~WithoutGil() { take(); }
+
+ private:
+  // While the interpreter exits, Python ends daemon threads that take the GIL by unwinding their
+  // stack, which C++ forbids through functions that do not throw. Such a thread waits instead for
+  // the end of the process, as it does from Python 3.14 on.
+  void take() noexcept {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      for (;;) pause();
+    }
+  }
+
+  static bool run_handlers(void* self) {
+    auto* guard = static_cast<WithoutGil*>(self);
+    guard->take();
+    const bool interrupted = PyErr_CheckSignals() != 0;
+    guard->state_ = PyEval_SaveThread();
+    return interrupted;
+  }
+
+  PyThreadState* state_ = PyEval_SaveThread();
+  const Polled polled_{run_handlers, this};
+};
+
+}  // namespace
+}  // namespace poolgrad

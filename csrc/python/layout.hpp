@@ -1,0 +1,322 @@
+// What a plan of Python's knows of shapes and memory: windows, the layout of all arrays, and who
+// runs a kernel.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "base/dispatch.hpp"
+#include "geometry/fractional.hpp"
+#include "python/arrays.hpp"
+#include "python/gil.hpp"
+
+namespace poolgrad {
+namespace {
+
+// x and gx have dtype `in`; y and gy `out`.
+class BoundLayout {
+ public:
+  static constexpr std::size_t kMembers = 12;  // of an axis
+
+  // axes: (kind, in, out, kernel, stride, lo, hi, dilation, first, before, n, m), see
+  // geometry/window.hpp; of bins `stride` is their number, and windows that random samples place
+  // have nothing there
+  BoundLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
+              const std::vector<int>& pooled, int inner_axis, const std::string& in,
+              const std::string& out)
+      : in_(dtype_named(in)), out_(dtype_named(out)), in_shape_(shape), out_shape_(shape) {
+    const int rank = static_cast<int>(shape.size());
+    if (axes.empty() || axes.size() > 3 || axes.size() != pooled.size() || rank > kMostAxes) {
+      throw nb::value_error("1 to 3 axes are pooled, of at most 64");
+    }
+    for (i64 size : shape) require(size >= 0, "a size is negative");
+    const std::size_t missing = 3 - axes.size();
+    for (std::size_t a = 0; a < axes.size(); ++a) {
+      const int at = pooled[a];
+      require(at >= 0 && at < rank && (a == 0 || at > pooled[a - 1]), "no such pooled axis");
+      const Axis axis = axis_of(axes[a]);
+      const auto here = static_cast<std::size_t>(at);
+      require(axis.in == shape[here], "an axis has another size than the input");
+      out_shape_[here] = axis.out;
+      plan_.axis[missing + a] = axis;
+      plan_.pooled_axes[missing + a] = at;
+      plan_.places = product(plan_.places, axis.kernel);
+    }
+    require(plan_.places < kNowhere, "a window has too many places");
+    plan_.route_bytes = plan_.places <= 255 ? 1 : plan_.places <= 65535 ? 2 : 4;
+    require(inner_axis >= -1 && inner_axis < rank && !is_in(inner_axis, pooled),
+            "no such inner axis");
+    plan_.inner_axis = inner_axis;
+    plan_.inner_is_channel = inner_axis == (pooled.back() == rank - 1 ? pooled[0] - 1 : rank - 1);
+    for (int a = 0; a < rank; ++a) {
+      if (is_in(a, pooled)) continue;
+      const i64 size = shape[static_cast<std::size_t>(a)];
+      if (a == inner_axis) {
+        plan_.inner = size;
+      } else {
+        plan_.outer = product(plan_.outer, size);
+        plan_.outer_axes.push_back(a);
+        plan_.outer_shape.push_back(size);
+      }
+    }
+    count(in_shape_);
+    product(count(out_shape_), plan_.winner_bytes());
+    out_strides_.assign(shape.size(), 0);
+    i64 step = 1;
+    for (std::size_t a = shape.size(); a-- > 0; step *= out_shape_[a]) out_strides_[a] = step;
+  }
+
+  // (begin, place, taps, extent) of one window along one pooled axis: geometry without an array.
+  nb::tuple span(int axis, i64 output) const {
+    const Axis& a = bound_axis(axis);
+    if (output < 0 || output >= a.out) throw nb::index_error("no such output");
+    const Span s = span_of(a, output);
+    return nb::make_tuple(s.begin, s.place, s.taps, s.extent);
+  }
+
+  // Outputs whose windows may reach an input.
+  nb::tuple covering_outputs(int axis, i64 input) const {
+    const Axis& a = bound_axis(axis);
+    if (input < 0 || input >= a.in) throw nb::index_error("no such input");
+    const Range r = covering(a, input);
+    return nb::make_tuple(r.lo, r.hi);
+  }
+
+  // From now on called by who does not hold Python's lock.
+  void leave_python() { python_ = false; }
+
+  i64 places() const { return plan_.places; }
+  int route_bytes() const { return plan_.route_bytes; }
+  i64 winner_bytes() const { return plan_.winner_bytes(); }
+
+ protected:
+  enum Kind : i64 { kRegular, kAdaptive, kTable };
+
+  static Axis axis_of(const std::vector<i64>& from) {
+    if (from.size() != kMembers) throw nb::value_error("an axis lacks members");
+    const i64 kind = from[0], stride = from[4], lo = from[5], hi = from[6], dilation = from[7];
+    Axis a;
+    a.in = from[1];
+    a.out = from[2];
+    a.kernel = from[3];
+    a.first = from[8];
+    a.before = from[9];
+    a.n = from[10];
+    a.m = from[11];
+    require(a.in >= 1 && a.out >= 1 && a.kernel >= 1, "an axis is empty");
+    require(a.first >= 0 && a.before >= 0 && a.m >= a.out && a.n >= a.in &&
+                a.m - a.out >= a.first && a.n - a.in >= a.before,
+            "an axis is no part of the whole");
+    constexpr const char* kRange = "an axis has a number out of range";
+    if (kind == kRegular) {
+      require(stride >= 1 && lo >= 0 && hi >= 0 && dilation >= 1, kRange);
+      product(a.kernel - 1, dilation, kMostDistance);
+      product(a.out - 1, stride, kMostDistance);
+      require(lo <= kFarthest && hi <= kFarthest && a.in <= kFarthest, kRange);
+      return regular_axis(a, stride, lo, hi, dilation);
+    }
+    require(kind == kAdaptive || kind == kTable, kRange);
+    a.overlap = true;
+    a.full_lo = a.full_hi = 0;
+    a.placed = kind == kTable;
+    a.adaptive = kind == kAdaptive;
+    if (a.placed) require(a.kernel <= a.in, "a window is larger than the input");
+    if (a.adaptive) {
+      require(stride >= 1 && a.m <= stride, kRange);
+      a.bins = stride;
+      product(a.n, a.bins, std::numeric_limits<i64>::max() / 2);
+      const i64 left = a.n % a.bins, more = left == 0 ? 0 : left > std::gcd(a.n, a.bins) ? 2 : 1;
+      require(a.kernel >= a.n / a.bins + more, "a bin is larger than its window");
+      const Span begin = span_of(a, 0), end = span_of(a, a.out - 1);
+      require(begin.begin >= 0 && end.begin + end.taps <= a.in, "bins reach beyond the input");
+    }
+    return a;
+  }
+
+  static constexpr i64 kMost = std::numeric_limits<i64>::max() / 8;  // elements of any dtype
+  // A padding or a pooled size; a distance between windows, or within one. Two distances add up to
+  // no overflow, nor do a distance and two of the others.
+  static constexpr i64 kFarthest = i64{1} << 61, kMostDistance = (i64{1} << 62) - 1;
+
+  static void require(bool fine, const char* message) {
+    if (!fine) throw nb::value_error(message);
+  }
+  // Of two numbers that are not negative.
+  static i64 product(i64 a, i64 b, i64 most = kMost) {
+    require(b == 0 || a <= most / b, "a size is too large");
+    return a * b;
+  }
+  static i64 count(const std::vector<i64>& shape) {
+    i64 elements = 1;
+    for (i64 size : shape) elements = product(elements, size);
+    return elements;
+  }
+  static bool is_in(int axis, const std::vector<int>& axes) {
+    return std::find(axes.begin(), axes.end(), axis) != axes.end();
+  }
+
+  const Axis& bound_axis(int axis) const {
+    if (axis < 0 || axis > 2 || plan_.pooled_axes[axis] < 0 || plan_.axis[axis].placed) {
+      throw nb::index_error("no such axis");
+    }
+    return plan_.axis[axis];
+  }
+
+  // One plane of arrays that are pooled plane by plane, or all of them.
+  struct Part {
+    Work work;
+    i64 plane = -1;
+    View of(const View& v) const {
+      if (plane < 0) return v;
+      View one = v;
+      one.data = plane_of(v, plane);
+      one.outer_axes = 0;
+      return one;
+    }
+    Dense of(Dense array) const { return shifted(array, work.plan->out_plane()); }
+    Dense of_input(Dense array) const { return shifted(array, work.plan->in_plane()); }
+    std::uint8_t* winners(Dense bits) const {
+      const i64 bytes = work.plan->out_plane() * work.plan->winner_bytes();
+      return reinterpret_cast<std::uint8_t*>(shifted(bits, bytes).data);
+    }
+    Dense shifted(Dense array, i64 elements) const {
+      if (plane > 0 && array.data) array.data += plane * elements * size_of(array.dtype);
+      return array;
+    }
+  };
+
+  i64 outputs() const { return plan_.outer * plan_.out_plane(); }
+  i64 inputs() const { return plan_.outer * plan_.in_plane(); }
+  Dtype route_dtype() const {
+    return plan_.route_bytes == 1   ? Dtype::uint8
+           : plan_.route_bytes == 2 ? Dtype::uint16
+                                    : Dtype::uint32;
+  }
+  Dtype sum_dtype() const { return is_wide(in_) ? Dtype::float64 : Dtype::float32; }
+  static std::size_t size(Dtype dtype) { return static_cast<std::size_t>(size_of(dtype)); }
+  std::size_t route_size() const { return static_cast<std::size_t>(plan_.route_bytes); }
+
+  static Dense dense(const Array& array, Dtype dtype, i64 elements) {
+    return {array.dense(elements * size_of(dtype)), dtype};
+  }
+
+  Dense winner_bits(const Array& array) const {
+    return dense(array, Dtype::uint8, outputs() * plan_.winner_bytes());
+  }
+
+  Parameter parameter_of(const Array& array, i64 count) const {
+    require(count >= (outputs() > 0) && count <= kMost, "a parameter is empty");
+    return {array.dense(count * size_of(sum_dtype())), count};
+  }
+
+  // An array with an element for each input, or for each output.
+  View inputs_of(const Array& array, Dtype dtype) const { return view_of(array, dtype, in_shape_); }
+  View outputs_of(const Array& array, Dtype dtype) const {
+    return view_of(array, dtype, out_shape_);
+  }
+  View view_of(const Array& array, Dtype dtype, const std::vector<i64>& shape) const {
+    require(array.has_shape(shape), "an array has another shape than planned");
+    return view_of(array.strides(), array.data(), dtype);
+  }
+  View view_of(const i64* strides, const char* data, Dtype dtype) const {
+    const auto stride = [&](int a) { return a < 0 ? i64{0} : strides[a]; };
+    View v;
+    v.data = data;
+    v.dtype = dtype;
+    v.depth = stride(plan_.pooled_axes[0]);
+    v.height = stride(plan_.pooled_axes[1]);
+    v.width = stride(plan_.pooled_axes[2]);
+    v.inner = stride(plan_.inner_axis);
+    for (std::size_t k = 0; k < plan_.outer_axes.size(); ++k) {
+      const i64 count = plan_.outer_shape[k], step = stride(plan_.outer_axes[k]);
+      const int last = v.outer_axes - 1;
+      if (last >= 0 && v.outer_stride[last] == count * step) {
+        v.outer_size[last] *= count;
+        v.outer_stride[last] = step;
+      } else {
+        v.outer_size[v.outer_axes] = count;
+        v.outer_stride[v.outer_axes++] = step;
+      }
+    }
+    return v;
+  }
+
+  // Where the windows of each plane begin, of windows that samples place.
+  using Samples = std::vector<i64>;
+  Samples sampled(Source samples) const {
+    bool placed = false;
+    for (const Axis& a : plan_.axis) placed |= a.placed;
+    if (placed == samples.is_none()) throw nb::value_error("samples are for windows they place");
+    if (!placed) return {};
+    const bool floating = in_ == Dtype::float16 || in_ == Dtype::bfloat16 || in_ == Dtype::float64;
+    const Dtype dtype = floating ? in_ : Dtype::float32;
+    const Array given(samples, Use::read, size(dtype));
+    int dims = 0;
+    for (const Axis& a : plan_.axis) dims += a.placed;
+    const char* data = given.dense(plan_.outer * dims * size_of(dtype));
+    return window_tables(plan_, dtype, data, dims);
+  }
+
+  // Runs a kernel for all planes at once or, where samples place the windows, for one at a time.
+  template <class F>
+  void run(const Samples& tables, int threads, F&& kernel) const {
+    if (tables.empty()) return run(threads, [&](const Work& work) { kernel(Part{work, -1}); });
+    run(threads, [&](const Work& work) {
+      const i64 length = static_cast<i64>(tables.size()) / plan_.outer;
+      parallel_for(plan_.outer, work.threads, [&](i64 plane) {
+        Plan one = plan_;
+        one.outer = 1;
+        const i64* table = tables.data() + plane * length;
+        for (Axis& a : one.axis) {
+          if (!a.placed) continue;
+          a.table = table;
+          table += a.out;
+        }
+        kernel(Part{{&one, 1}, plane});
+      });
+    });
+  }
+
+  template <class F>
+  void run(int threads, F&& kernel) const {
+    if (plan_.outer == 0 || plan_.inner == 0) return;
+    const Work work{&plan_, std::clamp(threads, 1, kMostThreads)};
+    // Releasing Python's lock and taking it again costs more than a small call. XLA's threads do
+    // not hold it.
+    if (!python_ || inputs() + outputs() * plan_.places <= kAtOnce) return kernel(work);
+    try {
+      const WithoutGil released;
+      kernel(work);
+    } catch (const Interrupted&) {
+      throw nb::python_error();
+    }
+  }
+
+  // Runs a kernel that checks indices first.
+  template <class F>
+  void inside(int threads, F&& kernel) const {
+    i64 culprit = 0;
+    bool fine = true;
+    run(threads, [&](const Work& work) { fine = kernel(work, &culprit); });
+    if (fine) return;
+    const i64 plane = plan_.axis[0].out * plan_.axis[1].out * plan_.axis[2].out;
+    throw nb::value_error(("indices must be from 0 to " + std::to_string(plane - 1) +
+                           ", positions in a plane of the output, got " + std::to_string(culprit))
+                              .c_str());
+  }
+
+  static constexpr i64 kAtOnce = 4096;  // inputs that are read
+  static constexpr int kMostThreads = 1024;
+
+  static const Kernels& kernels() { return chosen_kernels(); }
+
+  Plan plan_;
+  bool python_ = true;
+  Dtype in_, out_;
+  std::vector<i64> in_shape_, out_shape_;
+  std::vector<i64> out_strides_;  // of the outputs in logical order
+};
+
+}  // namespace
+}  // namespace poolgrad

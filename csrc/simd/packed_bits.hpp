@@ -1,0 +1,135 @@
+// Small numbers, of 2 or 4 bits, four or two to a byte.
+#pragma once
+
+#include "base/thread_pool.hpp"
+#include "kernels.hpp"
+#include "simd/vector.hpp"
+
+namespace poolgrad {
+namespace {
+
+// So many bytes that share one, as one number.
+template <int Bits>
+using Share = std::conditional_t<Bits == 2, u32, std::uint16_t>;
+template <int Bits>
+inline constexpr i64 kShare = 8 / Bits;
+
+// The same number in every byte.
+template <int Bits>
+constexpr Share<Bits> everywhere(u32 byte) {
+  return static_cast<Share<Bits>>(byte * 0x01010101u);
+}
+
+// The numbers in the bytes of each lane, side by side in its lowest byte.
+template <int Bits, class V>
+V squeezed(V v) {
+  V packed{};
+  for (int j = 0; j < kShare<Bits>; ++j) {
+    // In a variable: under -fsanitize=shift, GCC 12 takes the shift for an int, not for a Share.
+    const auto ones = static_cast<Share<Bits>>(((1u << Bits) - 1) << j * Bits);
+    packed |= v >> j * (8 - Bits) & ones;
+  }
+  return packed;
+}
+
+// The other way; nowhere: all ones become the largest byte.
+template <int Bits, class V>
+V spread(V packed, bool nowhere) {
+  V v{};
+  for (int j = 0; j < kShare<Bits>; ++j) v |= packed << j * (8 - Bits);
+  v &= everywhere<Bits>((1 << Bits) - 1);
+  if (!nowhere) return v;
+  const V ones = (v + everywhere<Bits>(1)) >> Bits & everywhere<Bits>(1);
+  return v | ((ones << 8) - ones);
+}
+
+// Pixels of one number each.
+template <int Bits>
+POOLGRAD_LOOP void pack_row(const std::uint8_t* from, std::uint8_t* to, i64 n) {
+  constexpr int W = kVectorBytes / static_cast<int>(sizeof(Share<Bits>));
+  using V = Vec<Share<Bits>, W>;
+  i64 i = 0;
+  for (; i + W * kShare<Bits> <= n; i += W * kShare<Bits>, to += W) {
+    store(to, convert<std::uint8_t>(squeezed<Bits>(load<V>(from + i))));
+  }
+  for (; i < n; i += kShare<Bits>) {
+    Vec<Share<Bits>, 1> v{};
+    std::memcpy(&v, from + i, static_cast<std::size_t>(smaller(kShare<Bits>, n - i)));
+    *to++ = static_cast<std::uint8_t>(squeezed<Bits>(v)[0]);
+  }
+}
+template <int Bits>
+POOLGRAD_LOOP void unpack_row(const std::uint8_t* from, std::uint8_t* to, i64 n, bool nowhere) {
+  constexpr int W = kVectorBytes / static_cast<int>(sizeof(Share<Bits>));
+  i64 i = 0;
+  for (; i + W * kShare<Bits> <= n; i += W * kShare<Bits>, from += W) {
+    store(to + i, spread<Bits>(convert<Share<Bits>>(load<Vec<std::uint8_t, W>>(from)), nowhere));
+  }
+  for (; i < n; i += kShare<Bits>) {
+    const auto v = spread<Bits>(Vec<Share<Bits>, 1>{*from++}, nowhere);
+    std::memcpy(to + i, &v, static_cast<std::size_t>(smaller(kShare<Bits>, n - i)));
+  }
+}
+
+// Pixels of many numbers each.
+template <int Bits>
+POOLGRAD_LOOP void pack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n, i64 inner) {
+  for (i64 i = 0; i < n; i += kShare<Bits>, to += inner) {
+    const i64 last = smaller(kShare<Bits>, n - i);
+    for (i64 j = 0; j < last; ++j) {
+      const std::uint8_t* own = from + (i + j) * inner;
+      for (i64 c = 0; c < inner; ++c) {
+        const auto bits = static_cast<std::uint8_t>((own[c] & ((1 << Bits) - 1)) << (j * Bits));
+        to[c] = j ? to[c] | bits : bits;
+      }
+    }
+  }
+}
+template <int Bits>
+POOLGRAD_LOOP void unpack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n, i64 inner,
+                                 bool nowhere) {
+  constexpr std::uint8_t kOnes = (1 << Bits) - 1;
+  for (i64 i = 0; i < n; i += kShare<Bits>, from += inner) {
+    for (i64 j = 0; j < smaller(kShare<Bits>, n - i); ++j, to += inner) {
+      for (i64 c = 0; c < inner; ++c) {
+        const auto v = static_cast<std::uint8_t>(from[c] >> (j * Bits) & kOnes);
+        to[c] = nowhere && v == kOnes ? std::uint8_t{0xFF} : v;
+      }
+    }
+  }
+}
+
+// Calls each(number, byte, pixels) for pieces of rows: where they begin, and how long they are.
+template <class F>
+void over_pieces(const PackedRows& p, int threads, F&& each) {
+  const i64 most = larger(8, (i64{1} << 16) / larger(1, p.inner) / 8 * 8);  // pixels of a piece
+  const bool dense = p.inner == 1 && p.pixels * p.bits % 8 == 0;            // one after the other
+  const i64 lines = dense ? 1 : p.rows, length = dense ? p.rows * p.pixels : p.pixels;
+  const i64 pieces = (length + most - 1) / most, together = larger(1, most / larger(1, length));
+  parallel_for((lines * pieces + together - 1) / together, threads, [&](i64 task) {
+    const i64 last = smaller((task + 1) * together, lines * pieces);
+    for (i64 k = task * together; k < last; ++k) {
+      const i64 line = k / pieces, at = k % pieces * most;
+      each((line * length + at) * p.inner, (line * p.bytes(length) + p.bytes(at)) * p.inner,
+           smaller(most, length - at));
+    }
+  });
+}
+
+template <int Bits>
+void pack(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
+  over_pieces(p, threads, [&](i64 number, i64 byte, i64 n) {
+    if (p.inner == 1) pack_row<Bits>(from + number, to + byte, n);
+    else pack_pixels<Bits>(from + number, to + byte, n, p.inner);
+  });
+}
+template <int Bits>
+void unpack(const PackedRows& p, const std::uint8_t* from, std::uint8_t* to, int threads) {
+  over_pieces(p, threads, [&](i64 number, i64 byte, i64 n) {
+    if (p.inner == 1) unpack_row<Bits>(from + byte, to + number, n, p.nowhere);
+    else unpack_pixels<Bits>(from + byte, to + number, n, p.inner, p.nowhere);
+  });
+}
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,395 @@
+// The one file that knows how wide a vector is. Vectors are the compiler's own (GCC and Clang), so
+// the same code serves every instruction set; lanes() cuts a row into the widest pieces that fit.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "geometry/window.hpp"
+
+namespace poolgrad {
+namespace {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+#else
+inline constexpr int kVectorBytes = 16;
+#endif
+
+// So many neighbours of one output are worth being taken side by side. No fewer than any vector has
+// lanes.
+inline constexpr i64 kAcross = 16;
+
+template <i64 N>
+using Const = std::integral_constant<i64, N>;
+
+template <class T, int W>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(W * sizeof(T))));
+};
+template <class T, int W>
+using Vec = typename VectorOf<T, W>::type;
+
+// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T. Not all sizes are worth
+// their code.
+template <class T, class F>
+void lanes(i64 n, F&& body) {
+  constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
+  i64 i = 0;
+  const auto pieces = [&](auto self, auto width) -> void {
+    for (; i + width <= n; i += width) body(width, i);
+    if constexpr (width() > 1) self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
+  };
+  pieces(pieces, Const<most>{});
+}
+
+// The same, but the last piece overlaps the one before instead of being cut up: the body must give
+// the same results for an element however often it is called.
+template <class T, class F>
+void sweep_lanes(i64 n, F&& body) {
+  constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
+  const auto pieces = [&](auto self, auto width) -> void {
+    if constexpr (width() > 1) {
+      if (n < width) return self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
+    }
+    i64 i = 0;
+    for (; i + width <= n; i += width) body(width, i);
+    if (i < n) body(width, n - width);
+  };
+  pieces(pieces, Const<most>{});
+}
+
+template <class V, class T>
+V load(const T* from) {
+  V v;
+  std::memcpy(&v, from, sizeof(V));
+  return v;
+}
+
+template <class V, class T>
+void store(T* to, V v) {
+  std::memcpy(to, &v, sizeof(V));
+}
+
+// Past the caches, to where a vector's size divides the address (else the program ends), as part of
+// a cache line that is written at once. Others see it after drain(). Narrow vectors are stored.
+inline constexpr int kLineBytes = 64;
+template <class V, class T>
+POOLGRAD_INLINE void stream(T* to, V v) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<__m512i>(v));
+    return;
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<__m256i>(v));
+    return;
+  }
+#endif
+  store(to, v);
+}
+[[maybe_unused]] inline void drain() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// A copy of few elements, for which a call of memcpy would cost as much.
+template <class T>
+void copy_run(const T* from, T* to, i64 n) {
+  sweep_lanes<T>(n, [&](auto w, i64 i) { store(to + i, load<Vec<T, w()>>(from + i)); });
+}
+
+// The first `lanes` lanes of a vector; if loaded, the others are zero.
+template <class V, class T>
+POOLGRAD_INLINE V load_first(const T* from, i64 lanes) {
+  constexpr i64 W = sizeof(V) / sizeof(T);
+  if (lanes >= W) return load<V>(from);
+  V v{};
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64 && sizeof(T) >= 4) {
+    const auto mask = static_cast<u32>((1 << lanes) - 1);
+    __m512i bits;
+    if constexpr (sizeof(T) == 4)
+      bits = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(mask), from);
+    else bits = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(mask), from);
+    std::memcpy(&v, &bits, sizeof(v));
+    return v;
+  }
+#endif
+  for (i64 j = 0; j < lanes; ++j) v[j] = from[j];
+  return v;
+}
+template <class V, class T>
+POOLGRAD_INLINE void store_first(T* to, V v, i64 lanes) {
+  constexpr i64 W = sizeof(V) / sizeof(T);
+  if (lanes >= W) return store(to, v);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64 && sizeof(T) >= 4) {
+    const auto mask = static_cast<u32>((1 << lanes) - 1);
+    __m512i bits;
+    std::memcpy(&bits, &v, sizeof(v));
+    if constexpr (sizeof(T) == 4) _mm512_mask_storeu_epi32(to, static_cast<__mmask16>(mask), bits);
+    else _mm512_mask_storeu_epi64(to, static_cast<__mmask8>(mask), bits);
+    return;
+  } else if constexpr (sizeof(V) == 16 && sizeof(T) == 1) {
+    __m128i bits;
+    std::memcpy(&bits, &v, sizeof(v));
+    return _mm_mask_storeu_epi8(to, static_cast<__mmask16>((1 << lanes) - 1), bits);
+  }
+#endif
+  for (i64 j = 0; j < lanes; ++j) to[j] = v[j];
+}
+
+// Loads and stores of a whole vector, and of its first lanes only; the others are zero.
+struct Whole {
+  template <class V, class T>
+  V load(const T* from, i64 step = 1) const {
+    if (step == 1) return poolgrad::load<V>(from);
+    V v;
+    for (i64 j = 0; j < static_cast<i64>(sizeof(V) / sizeof(T)); ++j) v[j] = from[j * step];
+    return v;
+  }
+  template <class V, class T>
+  void store(T* to, V v) const {
+    poolgrad::store(to, v);
+  }
+};
+struct Part {
+  i64 lanes;
+  template <class V, class T>
+  V load(const T* from, i64 step = 1) const {
+    if (step == 1) return load_first<V>(from, lanes);
+    V v{};
+    for (i64 j = 0; j < lanes; ++j) v[j] = from[j * step];
+    return v;
+  }
+  template <class V, class T>
+  void store(T* to, V v) const {
+    store_first(to, v, lanes);
+  }
+};
+
+// Calls body(Const<W>, i, how to load and store) for i = 0 .. n: for loops that are too long to be
+// compiled for many widths.
+template <class T, class F>
+void long_lanes(i64 n, F&& body) {
+  constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
+  i64 i = 0;
+  for (; i + most <= n; i += most) body(Const<most>{}, i, Whole{});
+  if (i < n) body(Const<most>{}, i, Part{n - i});
+}
+
+// Whether any lane of what a comparison gives is set.
+template <class M>
+POOLGRAD_INLINE bool any(M mask) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(M) == 64) {
+    const auto bits = reinterpret_cast<__m512i>(mask);
+    return _mm512_test_epi64_mask(bits, bits) != 0;
+  }
+#endif
+  if constexpr (sizeof(M) <= sizeof(i64)) {
+    i64 bits = 0;
+    std::memcpy(&bits, &mask, sizeof(M));
+    return bits != 0;
+  } else {
+    using Half = Vec<char, sizeof(M) / 2>;
+    Half halves[2];
+    std::memcpy(&halves, &mask, sizeof(M));
+    return any(halves[0] | halves[1]);
+  }
+}
+
+// Lanes `by`, `by` + 1, ... of two vectors, one behind the other; `by`: at most a vector.
+template <int By, class V>
+POOLGRAD_INLINE V slide(V a, V b) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(a[0]));
+  return [&]<int... J>(std::integer_sequence<int, J...>) {
+    return __builtin_shufflevector(a, b, (J + By)...);
+  }(std::make_integer_sequence<int, W>{});
+}
+template <class V>
+POOLGRAD_INLINE V slide(V a, V b, i64 by) {
+  using T = std::remove_cvref_t<decltype(a[0])>;
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+#if defined(__clang__)
+  T lanes[2 * W];
+  store(lanes, a), store(lanes + W, b);
+  return load<V>(lanes + by);
+#else
+  using Index = std::conditional_t<sizeof(T) == 8, i64, std::int32_t>;
+  const auto from = [&]<int... J>(std::integer_sequence<int, J...>) {
+    return Vec<Index, W>{static_cast<Index>(J)...} + static_cast<Index>(by);
+  }(std::make_integer_sequence<int, W>{});
+  return __builtin_shuffle(a, b, from);
+#endif
+}
+
+// The lanes as another type, by steps of twice or half the size: GCC 12 does larger ones lane by
+// lane.
+template <class To, class V>
+auto convert(V v) {
+  using From = std::remove_cvref_t<decltype(v[0])>;
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(From));
+#if defined(__AVX512F__)
+  if constexpr (sizeof(From) == 4 && sizeof(To) == 1 && W == 16) {  // one instruction
+    Vec<To, W> bytes;
+    const __m128i narrow = _mm512_maskz_cvtepi32_epi8(0xFFFF, reinterpret_cast<__m512i>(v));
+    std::memcpy(&bytes, &narrow, sizeof(bytes));
+    return bytes;
+  } else
+#endif
+#if defined(__AVX2__)
+      if constexpr (std::is_same_v<From, std::uint8_t> && std::is_same_v<To, u32> && W == 8) {
+    __m128i narrow{};
+    std::memcpy(&narrow, &v, sizeof(v));
+    return reinterpret_cast<Vec<u32, W>>(_mm256_cvtepu8_epi32(narrow));
+  } else
+#endif
+#if defined(__AVX512F__)
+      if constexpr (std::is_same_v<From, std::uint8_t> && std::is_same_v<To, u32> && W == 16) {
+    __m128i narrow;
+    std::memcpy(&narrow, &v, sizeof(v));
+    return reinterpret_cast<Vec<u32, W>>(_mm512_maskz_cvtepu8_epi32(0xFFFF, narrow));
+  } else
+#endif
+      if constexpr (sizeof(To) > 2 * sizeof(From)) {
+    using Step = std::conditional_t<sizeof(From) == 1, std::uint16_t, u32>;
+    return convert<To>(__builtin_convertvector(v, Vec<Step, W>));
+  } else if constexpr (2 * sizeof(To) < sizeof(From)) {
+    using Step = std::conditional_t<sizeof(From) == 8, u32, std::uint16_t>;
+    return convert<To>(__builtin_convertvector(v, Vec<Step, W>));
+  } else {
+    return __builtin_convertvector(v, Vec<To, W>);
+  }
+}
+
+// from[0], from[step], from[2 * step], ...
+template <class V, class T>
+POOLGRAD_INLINE V load_apart(const T* from, i64 step) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+  V v;
+  for (int j = 0; j < W; ++j) v[j] = from[j * step];
+  return v;
+}
+
+// from[0], from[2], from[4], ... and nothing beyond the last but, unless `odd`, one element: they
+// are every second element of a wider piece, the odd ones of the piece that begins one before
+// `from`.
+template <class V, class T>
+POOLGRAD_INLINE V load_second(const T* from, bool odd) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+  if constexpr (W == 1) {
+    return load<V>(from);
+  } else {
+    const V a = load<V>(from - odd), b = load<V>(from - odd + W);
+    return [&]<int... J>(std::integer_sequence<int, J...>) {
+      return odd ? __builtin_shufflevector(a, b, (2 * J + 1)...)
+                 : __builtin_shufflevector(a, b, (2 * J)...);
+    }(std::make_integer_sequence<int, W>{});
+  }
+}
+
+// from[t], from[t + 3], from[t + 6], ..., for t = 0, 1 or 2: of three pieces one behind the other.
+template <class V, class T>
+POOLGRAD_INLINE V load_third(const T* from, i64 t) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+  const V a = load<V>(from), b = load<V>(from + W), c = load<V>(from + 2 * W);
+  const auto pick = [&]<i64 P, int... J>(Const<P>, std::integer_sequence<int, J...>) {
+    const V two = __builtin_shufflevector(a, b, (3 * J + P < 2 * W ? 3 * J + P : 0)...);
+    return __builtin_shufflevector(two, c, (3 * J + P < 2 * W ? J : 3 * J + P - W)...);
+  };
+  const auto lanes = std::make_integer_sequence<int, W>{};
+  return t == 0   ? pick(Const<0>{}, lanes)
+         : t == 1 ? pick(Const<1>{}, lanes)
+                  : pick(Const<2>{}, lanes);
+}
+
+// even[0], odd[0], even[1], odd[1], ..., in two vectors of more than one lane
+template <class V>
+POOLGRAD_INLINE void riffle(V even, V odd, V* both) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(even[0]));
+  [&]<int... J>(std::integer_sequence<int, J...>) {
+    both[0] = __builtin_shufflevector(even, odd, (J / 2 + J % 2 * W)...);
+    both[1] = __builtin_shufflevector(even, odd, (W / 2 + J / 2 + J % 2 * W)...);
+  }(std::make_integer_sequence<int, W>{});
+}
+template <class V, class T>
+POOLGRAD_INLINE void store_pairs(T* to, V even, V odd) {
+  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
+  if constexpr (W == 1) {
+    to[0] = even[0], to[1] = odd[0];
+  } else {
+    V both[2];
+    riffle(even, odd, both);
+    store(to, both[0]), store(to + W, both[1]);
+  }
+}
+
+// The same of whole rows: n of each.
+template <class T>
+POOLGRAD_LOOP void zip(const T* __restrict even, const T* __restrict odd, T* __restrict to, i64 n) {
+  lanes<T>(n, [&](auto w, i64 i) {
+    using V = Vec<T, w()>;
+    store_pairs(to + 2 * i, load<V>(even + i), load<V>(odd + i));
+  });
+}
+
+// The other way.
+template <class T>
+POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __restrict odd, i64 n) {
+  constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
+  using V = Vec<T, W>;
+  i64 i = 0;
+  for (; i + W <= n; i += W) {
+    const V a = load<V>(from + 2 * i), b = load<V>(from + 2 * i + W);
+    [&]<int... J>(std::integer_sequence<int, J...>) {
+      store(even + i, __builtin_shufflevector(a, b, (2 * J)...));
+      store(odd + i, __builtin_shufflevector(a, b, (2 * J + 1)...));
+    }(std::make_integer_sequence<int, W>{});
+  }
+  for (; i < n; ++i) even[i] = from[2 * i], odd[i] = from[2 * i + 1];
+}
+
+// How a sweep finds input t of output i: the inputs of the next output lie ...
+struct Next {  // ... one further,
+  i64 gap;     // (from one input of a window to its next)
+  template <class V, class T>
+  V get(const T* from, i64 i, i64 t) const {
+    return load<V>(from + i + t * gap);
+  }
+};
+struct Second {  // ... two further, in windows of at least two neighbours,
+  bool begins;   // whether the first input swept over is the first of the window
+  template <class V, class T>
+  V get(const T* from, i64 i, i64 t) const {
+    return load_second<V>(from + 2 * i + t, t > 0 || !begins);
+  }
+};
+struct Apart {  // ... or anywhere.
+  i64 step, gap;
+  template <class V, class T>
+  V get(const T* from, i64 i, i64 t) const {
+    return load_apart<V>(from + i * step + t * gap, step);
+  }
+};
+
+template <class F>
+void by_distance(i64 step, i64 gap, i64 taps, bool begins, F&& f) {
+  if (step == 1) f(Next{gap});
+  else if (step == 2 && gap == 1 && taps > 1) f(Second{begins});
+  else f(Apart{step, gap});
+}
+
+}  // namespace
+}  // namespace poolgrad
