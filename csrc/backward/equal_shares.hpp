@@ -10,7 +10,7 @@ namespace {
 template <class A>
 class Spread {
  public:
-  Spread(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+  Spread(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
       : p_(p),
         piece_(piece),
         by_window_(p.inner > 1 || p.axis[2].kernel > 8 || !has_phases(p.axis[2])),
@@ -107,7 +107,7 @@ class Spread {
   }
 
   const Plan& p_;
-  const Piece piece_;
+  const InputTile piece_;
   // Few outputs, or windows that are no simple pattern: window by window. Else place by place.
   const bool by_window_;
   Phases<A> phases_;

@@ -50,7 +50,7 @@ class Gather {
  public:
   using Place = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
 
-  Gather(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+  Gather(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
       : p_(p),
         piece_(piece),
         depths_(p.axis[0], piece.lo[0], piece.hi[0], most_windows(p.axis[0]), arena),
@@ -320,7 +320,7 @@ class Gather {
   }
 
   const Plan& p_;
-  const Piece piece_;
+  const InputTile piece_;
   Senders depths_, heights_;
   bool ready_ = false;
   const bool apart_;

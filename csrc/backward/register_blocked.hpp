@@ -23,7 +23,7 @@ class BackBands {
  public:
   using Place = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
 
-  BackBands(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+  BackBands(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
       : p_(p),
         piece_(piece),
         depths_(p.axis[0], piece.lo[0], piece.hi[0], most_windows(p.axis[0]), arena),
@@ -362,7 +362,7 @@ class BackBands {
   }
 
   const Plan& p_;
-  const Piece piece_;
+  const InputTile piece_;
   Senders depths_;
   const i64 most_;  // rows of inputs at once
   Sink<T> gx_;

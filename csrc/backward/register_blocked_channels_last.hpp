@@ -21,7 +21,7 @@ class BackPixels {
  public:
   using Place = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
 
-  BackPixels(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+  BackPixels(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
       : p_(p),
         piece_(piece),
         columns_(larger(1, kPixelBand / (p.inner * p.axis[2].stride))),
@@ -155,7 +155,7 @@ class BackPixels {
   static constexpr i64 kSquares = 2;
 
   const Plan& p_;
-  const Piece piece_;
+  const InputTile piece_;
   const i64 columns_, length_;  // blocks at a time; elements of a row of them
   Sink<T> gx_;
   const bool streams_;

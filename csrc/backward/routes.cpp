@@ -19,8 +19,8 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
     const auto by_inputs = [&](auto kind) {
       using How = typename decltype(kind)::type;
       over_inputs(
-          work, [&](const Piece& piece, Arena& arena) { return How(p, piece, gx, arena); },
-          [&](How& kit, i64 plane, const Piece&) { kit.run(gy, &routes, {}, plane); });
+          work, [&](const InputTile& piece, Arena& arena) { return How(p, piece, gx, arena); },
+          [&](How& kit, i64 plane, const InputTile&) { kit.run(gy, &routes, {}, plane); });
     };
     if constexpr (!kGeneralOnly) {
       if (is_banded_back<A>(p)) return by_inputs(std::type_identity<BackBands<A, true>>{});
@@ -31,10 +31,10 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
       using How = Scatter<A, decltype(r)>;
       over_inputs_of_planes(
           work, How::kTogether,
-          [&](const Piece& piece, i64 planes, Arena& arena) {
+          [&](const InputTile& piece, i64 planes, Arena& arena) {
             return How(p, piece, planes, is<A>(gx), arena);
           },
-          [&](How& kit, i64 first, i64 last, const Piece&) {
+          [&](How& kit, i64 first, i64 last, const InputTile&) {
             kit.run(gy, routes, gx, first, last);
           });
     });
@@ -97,10 +97,10 @@ void split_backward(const Work& work, const View& gy, const std::uint8_t* winner
     };
     over_inputs(
         work,
-        [&](const Piece& piece, Arena& arena) {
+        [&](const InputTile& piece, Arena& arena) {
           return Kit{Rows<A>(p, arena), PieceSums<A>(p, piece, is<A>(gx), arena)};
         },
-        [&](Kit& kit, i64 plane, const Piece& piece) {
+        [&](Kit& kit, i64 plane, const InputTile& piece) {
           share_gradients<A>(p, piece, gy, plane_of(gy, plane),
                              winners + plane * p.out_plane() * p.winner_bytes(), kit.rows, kit.sums,
                              gx, plane * p.in_plane());

@@ -17,7 +17,7 @@ class Scatter {
   static constexpr i64 kTogether = 8;  // planes
 
   // planes: how many there will be
-  Scatter(const Plan& p, const Piece& piece, i64 planes, bool in_place, Arena& arena)
+  Scatter(const Plan& p, const InputTile& piece, i64 planes, bool in_place, Arena& arena)
       : Scatter(p, piece, p.inner < kAcross ? smaller(kTogether, planes) : 1, in_place, arena,
                 std::make_index_sequence<kTogether>{}) {}
 
@@ -40,7 +40,7 @@ class Scatter {
   static constexpr i64 kChunk = 64;  // outputs of a row of a plane at a time
 
   struct Plane {
-    Plane(const Plan& p, const Piece& piece, bool used, bool in_place, Arena& arena)
+    Plane(const Plan& p, const InputTile& piece, bool used, bool in_place, Arena& arena)
         : plan(p),
           sums(p, piece, in_place || !used, arena),
           gradient_row(arena.take<T>(used ? p.out_row() : 0)),
@@ -61,7 +61,7 @@ class Scatter {
   };
 
   template <std::size_t... J>
-  Scatter(const Plan& p, const Piece& piece, i64 together, bool in_place, Arena& arena,
+  Scatter(const Plan& p, const InputTile& piece, i64 together, bool in_place, Arena& arena,
           std::index_sequence<J...>)
       : p_(p),
         piece_(piece),
@@ -183,7 +183,7 @@ class Scatter {
   }
 
   const Plan& p_;
-  const Piece piece_;
+  const InputTile piece_;
   const i64 together_;  // so many planes are used
   Plane planes_[kTogether];
   const Range outs_;  // the outputs of a row that reach the piece

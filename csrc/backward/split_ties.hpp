@@ -71,7 +71,7 @@ T count_winners(const std::uint8_t* bits, i64 bytes) {
 }
 
 template <class T>
-void share_gradients(const Plan& p, const Piece& piece, const View& gy, const char* gradients,
+void share_gradients(const Plan& p, const InputTile& piece, const View& gy, const char* gradients,
                      const std::uint8_t* winners, Rows<T>& rows, PieceSums<T>& sums, Dense gx,
                      i64 plane) {
   const i64 bytes = p.winner_bytes();

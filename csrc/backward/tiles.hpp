@@ -6,16 +6,12 @@
 #include <cstring>
 
 #include "base/scratch.hpp"
+#include "geometry/tile.hpp"
 #include "geometry/view.hpp"
+#include "simd/prefetch.hpp"
 
 namespace poolgrad {
 namespace {
-
-// Inputs [lo, hi) along the outermost pooled axis that has more than one; whole along the others.
-// So a tile is one contiguous piece of the plane.
-struct Piece {
-  i64 lo[3], hi[3];
-};
 
 inline constexpr i64 kMostStrands = 64;
 
@@ -179,7 +175,7 @@ class Places {
 
 // Calls each(od, oh) for all output rows that reach a piece, in ascending order.
 template <class F>
-void rows_reaching(const Plan& p, const Piece& piece, F&& each) {
+void rows_reaching(const Plan& p, const InputTile& piece, F&& each) {
   const Range depths = {covering(p.axis[0], piece.lo[0]).lo,
                         covering(p.axis[0], piece.hi[0] - 1).hi};
   const Range heights = {covering(p.axis[1], piece.lo[1]).lo,
@@ -194,7 +190,7 @@ void rows_reaching(const Plan& p, const Piece& piece, F&& each) {
 template <class T>
 class PieceSums {
  public:
-  PieceSums(const Plan& p, const Piece& piece, bool in_place, Arena& arena) : p_(p) {
+  PieceSums(const Plan& p, const InputTile& piece, bool in_place, Arena& arena) : p_(p) {
     row_ = p.axis[2].in * p.inner;
     first_ = ((piece.lo[0] * p.axis[1].in) + piece.lo[1]) * row_ + piece.lo[2] * p.inner;
     last_ = ((piece.hi[0] - 1) * p.axis[1].in + piece.hi[1] - 1) * row_ + piece.hi[2] * p.inner;

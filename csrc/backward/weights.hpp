@@ -5,6 +5,7 @@
 #include "backward/tiles.hpp"
 #include "base/partition.hpp"
 #include "forward/row_writer.hpp"
+#include "operators/divisor.hpp"
 #include "operators/settings.hpp"
 #include "simd/math.hpp"
 
@@ -106,7 +107,7 @@ class Weigh {
  public:
   static constexpr bool kMixed = std::is_same_v<Weight, MixedWeight<A>>;
 
-  Weigh(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+  Weigh(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
       : p_(p),
         piece_(piece),
         by_window_(p.inner > 1 || p.axis[2].kernel > 16 || !has_phases(p.axis[2])),
@@ -242,7 +243,7 @@ class Weigh {
   }
 
   const Plan& p_;
-  const Piece piece_;
+  const InputTile piece_;
   const bool by_window_;  // few outputs, or windows that are no simple pattern
   Phases<A> phases_, inputs_;
   Sink<A> gx_;
@@ -259,8 +260,8 @@ void weigh(const Work& work, const Weighed& from, Parameter theta, int whole, De
   const Plan& p = *work.plan;
   using Kit = Weigh<A, Weight>;
   over_inputs(
-      work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
-      [&](Kit& kit, i64 plane, const Piece&) {
+      work, [&](const InputTile& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
+      [&](Kit& kit, i64 plane, const InputTile&) {
         const A least = Kit::kMixed ? A(0) : least_parameter<A>();
         fill_parameter(p, theta, plane, kit.outputs(), kit.theta(), least);
         kit.run(from, plane, whole, plane * p.in_plane());

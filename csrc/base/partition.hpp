@@ -1,10 +1,9 @@
 // Who does which part of a kernel's work, on which scratch memory.
 #pragma once
 
-#include "backward/tiles.hpp"
 #include "base/scratch.hpp"
 #include "base/thread_pool.hpp"
-#include "forward/separable.hpp"
+#include "geometry/tile.hpp"
 #include "kernels.hpp"
 
 namespace poolgrad {
@@ -62,7 +61,7 @@ struct Cut {
     return outputs * smaller(most_real(p), (i64{1} << 62) / outputs);
   }
 
-  // Calls body(first plane, last, box) for each task; Box is Tile (of outputs) or Piece (of
+  // Calls body(first plane, last, box) for each task; Box is Tile (of outputs) or InputTile (of
   // inputs).
   template <class Box, class F>
   void run(const Plan& p, bool outputs, F&& body) const {
@@ -121,7 +120,7 @@ void over_inputs_of_planes(const Work& work, i64 together, Make&& make, Use&& us
   Cut cut(*work.plan, work.threads, false);
   cut.take_together(together, work.plan->outer);
   if (one_by_one) cut.shorten(*work.plan, false);
-  cut.run<Piece>(*work.plan, false, [&](i64 first, i64 last, const Piece& piece) {
+  cut.run<InputTile>(*work.plan, false, [&](i64 first, i64 last, const InputTile& piece) {
     with_scratch([&](Arena& arena) { return make(piece, last - first, arena); },
                  [&](auto& kit) { use(kit, first, last, piece); });
   });
@@ -129,8 +128,8 @@ void over_inputs_of_planes(const Work& work, i64 together, Make&& make, Use&& us
 template <class Make, class Use>
 void over_inputs(const Work& work, Make&& make, Use&& use, bool one_by_one = false) {
   over_inputs_of_planes(
-      work, 1, [&](const Piece& piece, i64, Arena& arena) { return make(piece, arena); },
-      [&](auto& kit, i64 first, i64 last, const Piece& piece) {
+      work, 1, [&](const InputTile& piece, i64, Arena& arena) { return make(piece, arena); },
+      [&](auto& kit, i64 first, i64 last, const InputTile& piece) {
         for (i64 plane = first; plane < last; ++plane) use(kit, plane, piece);
       },
       one_by_one);

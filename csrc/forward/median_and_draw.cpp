@@ -46,8 +46,8 @@ bool all_finite(const Work& work, const View& x) {
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     over_inputs(
-        work, [&](const Piece&, Arena& arena) { return arena.take<A>(p.axis[2].in * p.inner); },
-        [&](A* buffer, i64 plane, const Piece& piece) {
+        work, [&](const InputTile&, Arena& arena) { return arena.take<A>(p.axis[2].in * p.inner); },
+        [&](A* buffer, i64 plane, const InputTile& piece) {
           const i64 n = (piece.hi[2] - piece.lo[2]) * p.inner;
           for (i64 d = piece.lo[0]; d < piece.hi[0]; ++d) {
             for (i64 h = piece.lo[1]; h < piece.hi[1]; ++h) {

@@ -102,7 +102,7 @@ class PlaneMeans {
 template <class A>
 class PlaneGradients {
  public:
-  PlaneGradients(const Plan& p, const Piece& piece, Dense gx, Arena& arena)
+  PlaneGradients(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
       : p_(p), first_(piece_begin(p, piece)), n_(piece_size(piece)), gx_(gx, kMostCopied, arena) {}
 
   void run(const View& gy, const View*, Divisor divisor, i64 plane) {
@@ -120,10 +120,10 @@ class PlaneGradients {
   }
 
  private:
-  static i64 piece_begin(const Plan& p, const Piece& piece) {
+  static i64 piece_begin(const Plan& p, const InputTile& piece) {
     return (piece.lo[0] * p.axis[1].in + piece.lo[1]) * p.axis[2].in + piece.lo[2];
   }
-  static i64 piece_size(const Piece& piece) {
+  static i64 piece_size(const InputTile& piece) {
     i64 n = 1;
     for (int a = 0; a < 3; ++a) n *= piece.hi[a] - piece.lo[a];
     return n;

@@ -5,16 +5,13 @@
 #include <algorithm>
 
 #include "base/scratch.hpp"
+#include "geometry/tile.hpp"
 #include "geometry/view.hpp"
+#include "operators/divisor.hpp"
 #include "simd/prefetch.hpp"
 
 namespace poolgrad {
 namespace {
-
-// A box of outputs of one plane.
-struct Tile {
-  i64 lo[3], hi[3];
-};
 
 // Turns the order of numbers round, one of type A or a vector of them; integers without overflow.
 // Two bytes are the bits of a float.
@@ -28,42 +25,6 @@ template <class A>
 A opposite(A value) {
   return opposites<A>(value);
 }
-
-// What an average divides by: the places inside the padded input, or the real inputs only, or one
-// number for all. A product over the axes, so it is kept as a row for the width and a factor for
-// each (depth, height).
-struct Divisor {
-  bool count_padding;
-  double fixed;  // 0: count
-
-  double along(const Axis& a, i64 o) const {
-    if (a.regular() && o >= a.full_lo && o < a.full_hi) return static_cast<double>(a.kernel);
-    const Span s = span_of(a, o);
-    return static_cast<double>(count_padding ? s.extent : s.taps);
-  }
-  double of_rows(const Plan& p, i64 od, i64 oh) const {
-    return fixed != 0 ? fixed : along(p.axis[0], od) * along(p.axis[1], oh);
-  }
-  template <class A>
-  void fill_row(const Plan& p, i64 lo, i64 hi, A* row) const {
-    for (i64 o = lo; o < hi; ++o) {
-      const A value = fixed != 0 ? A(1) : static_cast<A>(along(p.axis[2], o));
-      for (i64 c = 0; c < p.inner; ++c) *row++ = value;
-    }
-  }
-};
-
-// Division of the rows of outputs by what they are averages of.
-struct Quotient {
-  const Plan& windows;
-  Divisor divisor;
-
-  double of_rows(i64 od, i64 oh) const { return divisor.of_rows(windows, od, oh); }
-  template <class A>
-  void fill_row(i64 lo, i64 hi, A* row) const {
-    divisor.fill_row(windows, lo, hi, row);
-  }
-};
 
 // Columns [lo, hi) of row (d, h) of a plane without channels, to where `to` says.
 template <class A>

@@ -125,8 +125,8 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
     const auto by_inputs = [&](auto kind) {
       using How = typename decltype(kind)::type;
       over_inputs(
-          work, [&](const Piece& piece, Arena& arena) { return How(p, piece, gx, arena); },
-          [&](How& kit, i64 plane, const Piece&) {
+          work, [&](const InputTile& piece, Arena& arena) { return How(p, piece, gx, arena); },
+          [&](How& kit, i64 plane, const InputTile&) {
             kit.run(gy, nullptr, {count_padding, divisor}, plane);
           });
     };
@@ -150,8 +150,8 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
     }
     using Kit = Spread<A>;
     over_inputs(
-        work, [&](const Piece& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
-        [&](Kit& kit, i64 plane, const Piece&) {
+        work, [&](const InputTile& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
+        [&](Kit& kit, i64 plane, const InputTile&) {
           kit.run(gy, plane_of(gy, plane), {count_padding, divisor}, plane * p.in_plane());
         });
   });

@@ -1,0 +1,46 @@
+// The number that an average divides its sum by.
+#pragma once
+
+#include "geometry/window.hpp"
+
+namespace poolgrad {
+namespace {
+
+// What an average divides by: the places inside the padded input, or the real inputs only, or one
+// number for all. A product over the axes, so it is kept as a row for the width and a factor for
+// each (depth, height).
+struct Divisor {
+  bool count_padding;
+  double fixed;  // 0: count
+
+  double along(const Axis& a, i64 o) const {
+    if (a.regular() && o >= a.full_lo && o < a.full_hi) return static_cast<double>(a.kernel);
+    const Span s = span_of(a, o);
+    return static_cast<double>(count_padding ? s.extent : s.taps);
+  }
+  double of_rows(const Plan& p, i64 od, i64 oh) const {
+    return fixed != 0 ? fixed : along(p.axis[0], od) * along(p.axis[1], oh);
+  }
+  template <class A>
+  void fill_row(const Plan& p, i64 lo, i64 hi, A* row) const {
+    for (i64 o = lo; o < hi; ++o) {
+      const A value = fixed != 0 ? A(1) : static_cast<A>(along(p.axis[2], o));
+      for (i64 c = 0; c < p.inner; ++c) *row++ = value;
+    }
+  }
+};
+
+// Division of the rows of outputs by what they are averages of.
+struct Quotient {
+  const Plan& windows;
+  Divisor divisor;
+
+  double of_rows(i64 od, i64 oh) const { return divisor.of_rows(windows, od, oh); }
+  template <class A>
+  void fill_row(i64 lo, i64 hi, A* row) const {
+    divisor.fill_row(windows, lo, hi, row);
+  }
+};
+
+}  // namespace
+}  // namespace poolgrad
