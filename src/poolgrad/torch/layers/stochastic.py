@@ -16,12 +16,14 @@ from poolgrad.torch.function import known_generator
 from poolgrad.torch.layers.options import check_map
 
 
-@lru_cache(maxsize=256)
-def _strips(size: int, stride: int, grid: int) -> tuple[tuple[int, int, int], ...]:
-    """Return ``(first row, rows, rows kept)`` of each strip of an axis; the last may be shorter."""
-    firsts = range(0, size, grid)
-    lengths = [min(grid, size - first) for first in firsts]
-    return tuple((f, n, -(-n // stride)) for f, n in zip(firsts, lengths, strict=True))
+def _strips(size: int, stride: int, grid: int) -> list[tuple[int, int, int]]:
+    """Return the strips of an axis as ``(strips, rows of each, rows kept of each)``.
+
+    First those of `grid` rows, then, if rows are left, one of the rest.
+    """
+    whole, rest = divmod(size, grid)
+    strips = [(whole, grid, grid // stride), (1, rest, -(-rest // stride))]
+    return [(count, n, m) for count, n, m in strips if count and n]
 
 
 @lru_cache(maxsize=256)
@@ -31,13 +33,17 @@ def _chances(size: int, stride: int, grid: int) -> tuple[tuple[float, ...], ...]
     Of m rows drawn from n without replacement and put in order, number k is row j in
     ``comb(j, k) * comb(n - 1 - j, m - 1 - k)`` of the ``comb(n, m)`` equally likely choices.
     """
-    chances = []
-    for first, n, m in _strips(size, stride, grid):
-        for k in range(m):
-            row = [0.0] * size
-            for j in range(n):
-                row[first + j] = comb(j, k) * comb(n - 1 - j, m - 1 - k) / comb(n, m)
-            chances.append(tuple(row))
+    chances: list[tuple[float, ...]] = []
+    first = 0
+    for strips, n, m in _strips(size, stride, grid):
+        drawn = [
+            [comb(j, k) * comb(n - 1 - j, m - 1 - k) / comb(n, m) for j in range(n)]
+            for k in range(m)
+        ]
+        for start in range(first, first + strips * n, n):
+            after = size - start - n
+            chances += [(0.0,) * start + tuple(row) + (0.0,) * after for row in drawn]
+        first += strips * n
     return tuple(chances)
 
 
@@ -116,12 +122,16 @@ class S3Pool2d(nn.Module):
         return max_pool2d(pad(x, around, value=-torch.inf), self.kernel_size, stride=1)
 
     def _drawn(self, size: int, axis: int, generator: torch.Generator | None) -> Tensor:
-        """The rows (axis 0) or columns (axis 1) that are kept, in order; on the CPU."""
+        """The rows (axis 0) or columns (axis 1) that are kept, in order; on the generator's device."""
         kept = []
+        first = 0
         device = torch.device("cpu") if generator is None else generator.device
-        for first, n, m in _strips(size, self.stride[axis], self.grid_size[axis]):
-            keys = torch.rand(n, generator=generator, dtype=torch.float64, device=device)
-            kept.append(first + keys.topk(m).indices.sort().values)
+        own = {} if generator is None else {"generator": generator}  # compilers take no None
+        for strips, n, m in _strips(size, self.stride[axis], self.grid_size[axis]):
+            keys = torch.rand(strips, n, dtype=torch.float64, device=device, **own)
+            starts = first + n * torch.arange(strips, device=device)[:, None]
+            kept.append((starts + keys.topk(m).indices.sort().values).flatten())
+            first += strips * n
         return torch.cat(kept)
 
     def _mean(self, y: Tensor) -> Tensor:
