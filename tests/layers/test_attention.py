@@ -113,9 +113,7 @@ def test_latent_pool_by_hand() -> None:
 
 
 @each_layer
-def test_scaled_dot_product_attention_is_inside(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scaled_dot_product_attention_is_inside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def watched(*args: Any) -> Any:
@@ -249,7 +247,7 @@ def test_bad_arguments(name: str) -> None:
             layer(**{"channels": 8, argument: 0})
     with pytest.raises(ValueError, match="^heads must divide the 8 channels, got 3"):
         layer(8, heads=3)
-    with pytest.raises(ValueError, match=r"^x must have 8 channels.*got shape \(2, 4, 3, 4\)"):
+    with pytest.raises(ValueError, match=r"^x must have 8 channels.*got 4 \(shape \(2, 4, 3, 4\)"):
         layer(8)(image(4).float())
     with pytest.raises(ValueError, match=r"^x must have the shape \(N, C, H, W\) or"):
         layer(8)(torch.ones(2, 8))

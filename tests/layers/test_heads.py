@@ -85,7 +85,7 @@ def test_other_sizes(name: str) -> None:
             head(x)
     else:
         assert head(x).shape == (2, 3)
-    with pytest.raises(ValueError, match=f'^x must have 4 channels for this "{name}" head'):
+    with pytest.raises(ValueError, match="^x must have 4 channels"):
         head(torch.ones(2, 5, 3, 2))
 
 
@@ -95,7 +95,10 @@ def test_one_number_is_a_square() -> None:
 
 def test_bad_arguments() -> None:
     for value in ("average", None, 3, ""):
-        with pytest.raises(ValueError, match="^name must be one of flatten, avg, max, gem, att"):
+        with pytest.raises(
+            ValueError,
+            match="^name must be one of 'flatten', 'avg', 'max', 'gem', 'attention', got",
+        ):
             make_head(value, 4, (3, 2), 5)
     for place, argument in ((0, "channels"), (2, "classes")):
         for value in ("two", 1.5, True, None):

@@ -56,8 +56,16 @@ def test_the_mean_of_stochastic_draws_is_what_evaluation_gives() -> None:
     torch.testing.assert_close(layer(x)[0], by_hand.reshape(2, 2, 2))
 
 
-@pytest.mark.parametrize("given", GRIDS, ids=str)
-@pytest.mark.parametrize("size", [(8, 8), (7, 9)], ids=str)
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        (GRIDS[0], (8, 8)),
+        (GRIDS[3], (7, 9)),
+        pytest.param(GRIDS[1], (7, 9), marks=pytest.mark.slow),
+        pytest.param(GRIDS[2], (7, 9), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_the_mean_of_s3_draws_is_what_evaluation_gives(given: Any, size: Any) -> None:
     x = distinct(1, 1, *size)
     layer = S3Pool2d(**given, generator=torch.Generator().manual_seed(3))
@@ -246,5 +254,5 @@ def test_bad_arguments() -> None:
         S3Pool2d(generator=-1)
     with pytest.raises(ValueError, match=r"^x must have the shape \(N, C, H, W\) or"):
         S3Pool2d()(torch.ones(4, 4))
-    with pytest.raises(TypeError, match="^x must be of a floating dtype"):
+    with pytest.raises(TypeError, match="^x must be a tensor of floating-point"):
         S3Pool2d()(torch.ones(1, 1, 4, 4, dtype=torch.int32))

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad
 
 from poolgrad import functional
-from poolgrad.rule import Ints, brief, positive
-from poolgrad.torch.arrays import pools
+from poolgrad.rule import Ints, brief
+from poolgrad.torch.arrays import pools, shape_of
 from poolgrad.torch.function import known_generator
-from poolgrad.torch.layers.options import check_map
+from poolgrad.torch.layers.inputs import check_maps, pair
 
 
 def _strips(size: int, stride: int, grid: int) -> list[tuple[int, int, int]]:
@@ -103,9 +103,9 @@ class S3Pool2d(nn.Module):
         generator: torch.Generator | int | None = None,
     ) -> None:
         super().__init__()
-        self.kernel_size = positive("kernel_size", kernel_size, 2)
-        self.stride = self.kernel_size if stride is None else positive("stride", stride, 2)
-        self.grid_size = self.stride if grid_size is None else positive("grid_size", grid_size, 2)
+        self.kernel_size = pair("kernel_size", kernel_size)
+        self.stride = self.kernel_size if stride is None else pair("stride", stride)
+        self.grid_size = self.stride if grid_size is None else pair("grid_size", grid_size)
         if any(g % s for g, s in zip(self.grid_size, self.stride, strict=True)):
             raise ValueError(
                 f"grid_size must be a multiple of the stride {self.stride}, got {brief(grid_size)}"
@@ -141,7 +141,7 @@ class S3Pool2d(nn.Module):
             return mean
         by_row, by_column = (
             torch.tensor(
-                _chances(y.shape[a - 2], self.stride[a], self.grid_size[a]),
+                _chances(shape_of(y)[a - 2], self.stride[a], self.grid_size[a]),
                 dtype=y.dtype,
                 device=y.device,
             )
@@ -151,16 +151,14 @@ class S3Pool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C, ceil(H / stride), ceil(W / stride))."""
-        check_map("S3Pool2d", x)
+        check_maps(x)
         y = self._maxima(x)
         if not self.training:
             return self._mean(y)
         generator = self.generator
         if isinstance(generator, int):
             generator = torch.Generator().manual_seed(generator)
-        rows, columns = (
-            self._drawn(x.shape[a - 2], a, generator).to(x.device) for a in (0, 1)
-        )
+        rows, columns = (self._drawn(x.shape[a - 2], a, generator).to(x.device) for a in (0, 1))
         return y.index_select(-2, rows).index_select(-1, columns)
 
     def extra_repr(self) -> str:
