@@ -245,7 +245,7 @@ def test_bad_arguments(name: str) -> None:
                 layer(**{"channels": 8, argument: value})
         with pytest.raises(ValueError, match=f"^{argument} must be positive, got 0"):
             layer(**{"channels": 8, argument: 0})
-    with pytest.raises(ValueError, match="^heads must divide the 8 channels, got 3"):
+    with pytest.raises(ValueError, match=r"^heads must divide the 8 channels, got 3"):
         layer(8, heads=3)
     with pytest.raises(ValueError, match=r"^x must have 8 channels.*got 4 \(shape \(2, 4, 3, 4\)"):
         layer(8)(image(4).float())
@@ -255,14 +255,14 @@ def test_bad_arguments(name: str) -> None:
 
 def test_bad_sizes() -> None:
     for value in ("two", 1.5, None):
-        with pytest.raises(TypeError, match="^size must be an integer or a sequence of 2"):
+        with pytest.raises(TypeError, match=r"^size must be an integer or a sequence of 2"):
             AttentionPool2d(8, value)
-    with pytest.raises(ValueError, match="^size must be positive"):
+    with pytest.raises(ValueError, match=r"^size must be positive"):
         AttentionPool2d(8, (3, 0))
     with pytest.raises(ValueError, match=r"^x must have height and width \(3, 4\).*\(2, 8, 4, 3\)"):
         AttentionPool2d(8, SIZE)(image().float().transpose(2, 3))
     for value in ("two", 1.5, True, None):
-        with pytest.raises(TypeError, match="^latents must be an integer, got"):
+        with pytest.raises(TypeError, match=r"^latents must be an integer, got"):
             AttentionPoolLatent(8, latents=value)
-    with pytest.raises(ValueError, match="^latents must be positive, got 0"):
+    with pytest.raises(ValueError, match=r"^latents must be positive, got 0"):
         AttentionPoolLatent(8, latents=0)

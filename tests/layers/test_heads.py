@@ -85,7 +85,7 @@ def test_other_sizes(name: str) -> None:
             head(x)
     else:
         assert head(x).shape == (2, 3)
-    with pytest.raises(ValueError, match="^x must have 4 channels"):
+    with pytest.raises(ValueError, match=r"^x must have 4 channels"):
         head(torch.ones(2, 5, 3, 2))
 
 
@@ -97,7 +97,7 @@ def test_bad_arguments() -> None:
     for value in ("average", None, 3, ""):
         with pytest.raises(
             ValueError,
-            match="^name must be one of 'flatten', 'avg', 'max', 'gem', 'attention', got",
+            match=r"^name must be one of 'flatten', 'avg', 'max', 'gem', 'attention', got",
         ):
             make_head(value, 4, (3, 2), 5)
     for place, argument in ((0, "channels"), (2, "classes")):
@@ -109,5 +109,5 @@ def test_bad_arguments() -> None:
         given[place] = 0
         with pytest.raises(ValueError, match=f"^{argument} must be positive, got 0"):
             make_head("avg", *given)
-    with pytest.raises(ValueError, match="^size must be positive"):
+    with pytest.raises(ValueError, match=r"^size must be positive"):
         make_head("avg", 4, (3, 0), 5)

@@ -180,31 +180,31 @@ def test_bad_arguments(name: str) -> None:
         with pytest.raises(ValueError, match=f"^{argument} must"):
             layer(**{argument: value})
     for value in ("three", 1.5, True):
-        with pytest.raises(TypeError, match="^channels must be an integer, got"):
+        with pytest.raises(TypeError, match=r"^channels must be an integer, got"):
             layer(value)
-    with pytest.raises(ValueError, match="^channels must be positive, got 0"):
+    with pytest.raises(ValueError, match=r"^channels must be positive, got 0"):
         layer(0)
-    with pytest.raises(TypeError, match="^keepdims must be True or False, got"):
+    with pytest.raises(TypeError, match=r"^keepdims must be True or False, got"):
         layer(keepdims=2)
     with pytest.raises(ValueError, match=r"^x must have 4 channels.*got 3 \(shape \(2, 3, 5, 4\)"):
         layer(4)(image())
     with pytest.raises(ValueError, match=r"^x must have the shape \(N, C, H, W\) or"):
         layer()(image(5, 4))
-    with pytest.raises(ValueError, match="^x must have channels, a height and a width"):
+    with pytest.raises(ValueError, match=r"^x must have channels, a height and a width"):
         layer()(torch.ones(2, 3, 0, 4))
-    with pytest.raises(TypeError, match="^x must be a tensor of floating-point.*got torch.int64"):
+    with pytest.raises(TypeError, match=r"^x must be a tensor of floating-point.*got torch.int64"):
         layer()(torch.ones(2, 3, 4, 4, dtype=torch.int64))
-    with pytest.raises(TypeError, match="^x must be a tensor, got .*list"):
+    with pytest.raises(TypeError, match=r"^x must be a tensor, got .*list"):
         layer()([[1.0]])
 
 
 def test_bad_powers() -> None:
-    with pytest.raises(ValueError, match="^p must be above 0, got -1"):
+    with pytest.raises(ValueError, match=r"^p must be above 0, got -1"):
         GeM2d(p=-1)
-    with pytest.raises(ValueError, match="^eps must not be negative, got -1"):
+    with pytest.raises(ValueError, match=r"^eps must not be negative, got -1"):
         GeM2d(eps=-1)
     gem = GeM2d()
     with torch.no_grad():
         gem.p.fill_(-1.0)
-    with pytest.raises(ValueError, match="^norm_type must be positive"):
+    with pytest.raises(ValueError, match=r"^norm_type must be positive"):
         gem(image().float())

@@ -1,4 +1,4 @@
-"""Spatial pyramid pooling: one output size for all inputs, and the adaptive poolings it is made of."""
+"""Spatial pyramid pooling: one output size for all inputs, made of adaptive poolings."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def test_exported(mode: str) -> None:
 
 def test_bad_arguments() -> None:
     for value in (3, "124", None):
-        with pytest.raises(TypeError, match="^levels must be a sequence of integers, got"):
+        with pytest.raises(TypeError, match=r"^levels must be a sequence of integers, got"):
             SpatialPyramidPool2d(value)
     for value in ((1.5,), (True,), ("1",), (None,)):
-        with pytest.raises(TypeError, match="^levels must be an integer, got"):
+        with pytest.raises(TypeError, match=r"^levels must be an integer, got"):
             SpatialPyramidPool2d(value)
-    with pytest.raises(ValueError, match="^levels must hold at least one level"):
+    with pytest.raises(ValueError, match=r"^levels must hold at least one level"):
         SpatialPyramidPool2d(())
-    with pytest.raises(ValueError, match="^levels must be positive, got 0"):
+    with pytest.raises(ValueError, match=r"^levels must be positive, got 0"):
         SpatialPyramidPool2d((1, 0))
     for value in ("mean", None, 1):
-        with pytest.raises(ValueError, match="^mode must be one of 'max', 'avg', got"):
+        with pytest.raises(ValueError, match=r"^mode must be one of 'max', 'avg', got"):
             SpatialPyramidPool2d(mode=value)
     with pytest.raises(ValueError, match=r"^x must have the shape \(N, C, H, W\) or"):
         SpatialPyramidPool2d()(torch.ones(4, 4))
-    with pytest.raises(ValueError, match="^x must have channels, a height and a width"):
+    with pytest.raises(ValueError, match=r"^x must have channels, a height and a width"):
         SpatialPyramidPool2d()(torch.ones(1, 2, 0, 4))

@@ -250,9 +250,9 @@ def test_bad_arguments() -> None:
     for value in ("seed", 1.5, True):
         with pytest.raises(TypeError, match=r"^generator must be a torch\.Generator, a seed or"):
             S3Pool2d(generator=value)
-    with pytest.raises(ValueError, match="^generator must be from 0 to"):
+    with pytest.raises(ValueError, match=r"^generator must be from 0 to"):
         S3Pool2d(generator=-1)
     with pytest.raises(ValueError, match=r"^x must have the shape \(N, C, H, W\) or"):
         S3Pool2d()(torch.ones(4, 4))
-    with pytest.raises(TypeError, match="^x must be a tensor of floating-point"):
+    with pytest.raises(TypeError, match=r"^x must be a tensor of floating-point"):
         S3Pool2d()(torch.ones(1, 1, 4, 4, dtype=torch.int32))

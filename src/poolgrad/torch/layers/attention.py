@@ -65,7 +65,8 @@ class MultiHeadAttention(nn.Module):
 
     def _split(self, tokens: Tensor) -> Tensor:
         """Shape (N, T, C) to (N, heads, T, C / heads)."""
-        return tokens.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        split: Tensor = tokens.unflatten(-1, (self.heads, -1))
+        return split.transpose(-3, -2)
 
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         """Attend from (N, Q, C) to (N, T, C); the result has shape (N, Q, out_channels)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import comb
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,11 +123,12 @@ class S3Pool2d(nn.Module):
         return max_pool2d(pad(x, around, value=-torch.inf), self.kernel_size, stride=1)
 
     def _drawn(self, size: int, axis: int, generator: torch.Generator | None) -> Tensor:
-        """The rows (axis 0) or columns (axis 1) that are kept, in order; on the generator's device."""
+        """The rows (axis 0) or columns (axis 1) that are kept, in order, where the generator is."""
         kept = []
         first = 0
         device = torch.device("cpu") if generator is None else generator.device
-        own = {} if generator is None else {"generator": generator}  # compilers take no None
+        # Compilers take no generator that is None.
+        own: dict[str, Any] = {} if generator is None else {"generator": generator}
         for strips, n, m in _strips(size, self.stride[axis], self.grid_size[axis]):
             keys = torch.rand(strips, n, dtype=torch.float64, device=device, **own)
             starts = first + n * torch.arange(strips, device=device)[:, None]
