@@ -16,6 +16,7 @@ from layer_checks import (  # noqa: E402
     check_gradients,
     check_unbatched,
     distinct,
+    exporters,
 )
 from torch import nn  # noqa: E402
 
@@ -160,8 +161,9 @@ def test_standard_operators_compute_the_same(
 
 @each_channels
 @each_layer
-def test_exported(name: str, channels: int | None) -> None:
-    check_exported(LAYERS[name](channels), image().float())
+@exporters
+def test_exported(name: str, channels: int | None, dynamo: bool) -> None:
+    check_exported(LAYERS[name](channels), image().float(), dynamo)
 
 
 @each_layer
