@@ -54,13 +54,13 @@ def component_norms(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     shares.abs_()  # in place from here on, in an array of its own
     n, _, height, width = x.shape
     rows, columns = stride
-    by_offset = (n, -1, rows, width // columns, columns)
+    by_offset = (n, x.shape[1] * height // rows, rows, width // columns, columns)
     if norm == math.inf:
         return shares.reshape(by_offset).amax((1, 3)).flatten(1)
     terms = shares.clone() if norm > 2 else shares
     for _ in range(int(norm) - 1):
         terms.mul_(shares)
-    count = max(x.shape[1] * height * width // (rows * columns), 1)
+    count = int(x.shape[1] * height * width) // (rows * columns)
     terms = terms.mul_(2.0 ** (53 - count.bit_length())).round_()
     return terms.reshape(by_offset).sum(1).sum(2).flatten(1)
 
@@ -228,7 +228,7 @@ class AdaptivePolyphasePool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep one component of every example."""
-        maps = check_maps(x) if x.dim() == 4 else check_maps(x)[None]
+        maps = x if check_maps(x).dim() == 4 else x[None]
         maps = self._complete(self._blurred(maps))
         chosen = _chooser()(maps, self.stride, self.norm)
         which = torch.arange(maps.shape[0], device=maps.device)
