@@ -188,7 +188,9 @@ def test_bad_maps(make: Any, x: Any, text: str) -> None:
 
 
 @of_maps
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::UserWarning"
+)
 def test_onnx_files_have_standard_operators_and_the_same_values(make: Any) -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -207,7 +209,7 @@ def test_onnx_files_have_standard_operators_and_the_same_values(make: Any) -> No
 @of_maps
 def test_compiled_whole_they_do_the_same(make: Any) -> None:
     layer = moved(make())
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for shape in ((2, 3, 8, 8), (3, 3, 9, 6)):
         x = maps(*shape).requires_grad_()
         y = layer(x)

@@ -132,9 +132,8 @@ class _ImportanceLogits(nn.Sequential):
     def __init__(self, channels: int) -> None:
         conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         nn.init.zeros_(conv.weight)
-        super().__init__(
-            conv, nn.GroupNorm(channels, channels)
-        )  # one channel a group: of instances
+        # A group for each channel: instance normalisation, which traces in both modes.
+        super().__init__(conv, nn.GroupNorm(channels, channels))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2] * x.shape[-1] == 1:
