@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -97,7 +98,7 @@ LAYERS: dict[str, tuple[LayerCase, ...]] = {
         LayerCase(lambda: layers.AttentionPoolLatent(4, heads=2), (2, 4, 3, 2)),
         LayerCase(lambda: layers.AttentionPoolLatent(2, 1, 3, 3), (2, 2, 3, 3)),
     ),
-    "make_head": tuple(
+    "Head": tuple(
         LayerCase(partial(layers.make_head, name, 2, (3, 4), 3), (2, 2, 3, 4))
         for name in layers.HEADS
     ),
@@ -110,21 +111,30 @@ def prepared(case: LayerCase) -> tuple[nn.Module, NDArray[Any]]:
     Parameters are moved from where they begin, where a gate that is closed or a convolution of
     zeros would hide a wrong gradient.
     """
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(_SEED)
+    with _seeded(), torch.no_grad():
         layer = case.make().double()
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
     return layer, distinct(case.shape, "float64") / 2
 
 
 def call(case: LayerCase, layer: nn.Module, x: Tensor) -> Tensor:
     """The output of a layer; what it draws is the same in every call."""
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(_SEED)
+    with _seeded():
         y: Tensor = layer(x, *case.others())
     return y
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """PyTorch's generator of the CPU alone: `torch.manual_seed` turns to every device, slowly."""
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(_SEED)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
 
 
 def answer(case: LayerCase, layer: nn.Module, x: NDArray[Any]) -> tuple[Answer, NDArray[Any]]:

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from poolgrad.functional import FUNCTIONS
 from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair
+from poolgrad.torch.layers.parts import max_pool2d
 
 PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
 
 Pads = tuple[int, int]  # before and after one axis
-
-_max_pool2d = FUNCTIONS["max_pool2d"]
 
 
 def binomial_filter(size: int) -> Tensor:
@@ -59,7 +57,7 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     pads = [*width, *height]
     if mode == "zeros":
         return F.pad(x, pads)
-    room = [size - (mode == "reflect") for size in x.shape[-2:]]
+    room = [size - int(mode == "reflect") for size in x.shape[-2:]]
     if mode == "replicate" or (max(height) <= room[0] and max(width) <= room[1]):
         return F.pad(x, pads, mode=mode)
     for axis, (before, after) in ((-2, height), (-1, width)):
@@ -207,7 +205,7 @@ class MaxBlurPool2d(nn.Module):
         """Pool, blur and subsample."""
         height, width = check_maps(x).shape[-2:]
         window = min(self.kernel_size[0], height), min(self.kernel_size[1], width)
-        y: Tensor = self.blur(_max_pool2d(x, window, 1))
+        y: Tensor = self.blur(max_pool2d(x, window, (1, 1)))
         return y
 
     def extra_repr(self) -> str:

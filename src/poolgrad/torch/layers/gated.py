@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from poolgrad.functional import FUNCTIONS
 from poolgrad.torch.layers.inputs import (
     check_fits,
     check_maps,
@@ -18,8 +17,7 @@ from poolgrad.torch.layers.inputs import (
     padding_of,
     pair,
 )
-
-_max_pool2d, _avg_pool2d = FUNCTIONS["max_pool2d"], FUNCTIONS["avg_pool2d"]
+from poolgrad.torch.layers.parts import avg_pool2d, max_pool2d
 
 SHARING = ("layer", "channel")
 
@@ -137,7 +135,7 @@ class GatedPool2d(_Filtered):
         windows = self.kernel_size, self.stride, self.padding
         gate = self._responses(x, self.weight).squeeze(-3).sigmoid()
         # Exact at both ends, as PyTorch documents its lerp to be computed from the nearer one.
-        return torch.lerp(_avg_pool2d(x, *windows), _max_pool2d(x, *windows), gate)
+        return torch.lerp(avg_pool2d(x, *windows), max_pool2d(x, *windows), gate)
 
 
 class TreePool2d(_Filtered):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from poolgrad.rule import brief, per_axis, positive
@@ -41,6 +42,14 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
             f"got {x.shape[-3]} (shape {tuple(x.shape)})"
         )
     return x
+
+
+def plane_of(x: Tensor) -> tuple[int, int]:
+    """Return the height and the width of maps; traces, which see tensors in them, fix them."""
+    height, width = x.shape[-2:]
+    if torch.jit.is_tracing():
+        return int(height), int(width)
+    return height, width
 
 
 def one_positive(name: str, value: object) -> int:

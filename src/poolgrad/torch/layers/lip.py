@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from poolgrad.functional import FUNCTIONS
 from poolgrad.rule import brief
 from poolgrad.torch.layers.inputs import check_fits, check_maps, one_positive, padding_of, pair
-
-_avg_pool2d = FUNCTIONS["avg_pool2d"]
+from poolgrad.torch.layers.parts import avg_pool2d
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -119,9 +117,8 @@ def _bounded_average(
     """The quotient of two averages: for logits whose exponentials neither overflow nor vanish."""
     dtype = torch.float32 if x.dtype in _HALVES else x.dtype
     weights = logits.to(dtype).exp()
-    over = _avg_pool2d(x.to(dtype) * weights, window, stride, pads)
-    y: Tensor = over / _avg_pool2d(weights, window, stride, pads)
-    return y.to(x.dtype)
+    over = avg_pool2d(x.to(dtype) * weights, window, stride, pads)
+    return (over / avg_pool2d(weights, window, stride, pads)).to(x.dtype)
 
 
 class _ImportanceLogits(nn.Sequential):
@@ -135,14 +132,15 @@ class _ImportanceLogits(nn.Sequential):
     def __init__(self, channels: int) -> None:
         conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         nn.init.zeros_(conv.weight)
-        super().__init__(conv, nn.InstanceNorm2d(channels, affine=True))
+        # A group for each channel: instance normalisation, which traces in both modes.
+        super().__init__(conv, nn.GroupNorm(channels, channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-2:].numel() == 1:
+        if x.shape[-2] * x.shape[-1] == 1:
             # A single pixel has no spread to normalise. Its weight cancels: any will do.
             return torch.zeros_like(x)
-        y: Tensor = super().forward(x)
-        return self.HIGH * y.sigmoid()
+        y: Tensor = super().forward(x if x.dim() == 4 else x[None])
+        return self.HIGH * (y if x.dim() == 4 else y[0]).sigmoid()
 
 
 class LIP2d(nn.Module):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from poolgrad.rule import brief
 from poolgrad.torch.layers.blur import PADDING_MODES, extend
-from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair
+from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair, plane_of
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a float
 
@@ -52,24 +52,24 @@ def component_norms(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     largest = torch.maximum(x.amax((1, 2, 3), True), -x.amin((1, 2, 3), True)).double()
     shares = x.double() / torch.where(largest > 0, largest, torch.ones_like(largest))
     shares.abs_()  # in place from here on, in an array of its own
-    n, _, height, width = x.shape
+    height, width = plane_of(x)
     rows, columns = stride
-    by_offset = (n, -1, rows, width // columns, columns)
+    by_offset = (x.shape[0], x.shape[1] * height // rows, rows, width // columns, columns)
     if norm == math.inf:
         return shares.reshape(by_offset).amax((1, 3)).flatten(1)
     terms = shares.clone() if norm > 2 else shares
     for _ in range(int(norm) - 1):
         terms.mul_(shares)
-    count = max(x.shape[1] * height * width // (rows * columns), 1)
+    count = int(x.shape[1] * height * width) // (rows * columns)
     terms = terms.mul_(2.0 ** (53 - count.bit_length())).round_()
     return terms.reshape(by_offset).sum(1).sum(2).flatten(1)
 
 
 def _components(x: Tensor, stride: tuple[int, int]) -> Tensor:
     """The polyphase components ``(N, rows, columns, C, H / rows, W / columns)`` of maps, a view."""
-    n, channels, height, width = x.shape
+    height, width = plane_of(x)
     rows, columns = stride
-    parts = x.reshape(n, channels, height // rows, rows, width // columns, columns)
+    parts = x.reshape(*x.shape[:2], height // rows, rows, width // columns, columns)
     return parts.permute(0, 3, 5, 1, 2, 4)
 
 
@@ -228,7 +228,7 @@ class AdaptivePolyphasePool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep one component of every example."""
-        maps = check_maps(x) if x.dim() == 4 else check_maps(x)[None]
+        maps = x if check_maps(x).dim() == 4 else x[None]
         maps = self._complete(self._blurred(maps))
         chosen = _chooser()(maps, self.stride, self.norm)
         which = torch.arange(maps.shape[0], device=maps.device)
@@ -254,7 +254,7 @@ class AdaptivePolyphasePool2d(nn.Module):
 
     def _complete(self, x: Tensor) -> Tensor:
         """Extend the map to multiples of the stride."""
-        rows, columns = (-size % step for size, step in zip(x.shape[-2:], self.stride, strict=True))
+        rows, columns = (-size % step for size, step in zip(plane_of(x), self.stride, strict=True))
         return extend(x, (0, rows), (0, columns), self.padding_mode)
 
     def extra_repr(self) -> str:
