@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,35 @@ LAYERS: dict[str, tuple[LayerCase, ...]] = {
     "TreePool2d": (
         LayerCase(lambda: layers.TreePool2d(2)),
         LayerCase(lambda: layers.TreePool2d(2, 3, 2, 1, depth=3, per="channel")),
+    ),
+    "GeM2d": (
+        LayerCase(layers.GeM2d),
+        LayerCase(lambda: layers.GeM2d(2, 1.5, True, eps=0)),
+    ),
+    "LogSumExp2d": (
+        LayerCase(layers.LogSumExp2d),
+        LayerCase(lambda: layers.LogSumExp2d(2, -2.0, True)),
+    ),
+    "S3Pool2d": (
+        LayerCase(lambda: layers.S3Pool2d(generator=3)),
+        LayerCase(lambda: layers.S3Pool2d((3, 2), (1, 2), 4), (2, 2, 5, 7)),
+        LayerCase(lambda: layers.S3Pool2d(grid_size=4).eval(), (2, 2, 5, 7)),
+    ),
+    "SpatialPyramidPool2d": (
+        LayerCase(layers.SpatialPyramidPool2d),
+        LayerCase(lambda: layers.SpatialPyramidPool2d((3, 1), "avg"), (2, 2, 5, 7)),
+    ),
+    "AttentionPool2d": (
+        LayerCase(lambda: layers.AttentionPool2d(4, (3, 2), heads=2), (2, 4, 3, 2)),
+        LayerCase(lambda: layers.AttentionPool2d(2, 3, out_channels=3), (2, 2, 3, 3)),
+    ),
+    "AttentionPoolLatent": (
+        LayerCase(lambda: layers.AttentionPoolLatent(4, heads=2), (2, 4, 3, 2)),
+        LayerCase(lambda: layers.AttentionPoolLatent(2, 1, 3, 3), (2, 2, 3, 3)),
+    ),
+    "make_head": tuple(
+        LayerCase(partial(layers.make_head, name, 2, (3, 4), 3), (2, 2, 3, 4))
+        for name in layers.HEADS
     ),
 }
 
