@@ -1,0 +1,27 @@
+"""The poolings that layers are built of: ours, or PyTorch's where our kernels are not."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from poolgrad.functional import FUNCTIONS
+from poolgrad.torch.arrays import pools
+
+Pair = tuple[int, int]
+
+_max_pool2d, _avg_pool2d = FUNCTIONS["max_pool2d"], FUNCTIONS["avg_pool2d"]
+
+
+def max_pool2d(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = (0, 0)) -> Tensor:
+    """Take the maximum of every window; exported programs get PyTorch's operator."""
+    pool = _max_pool2d if pools(x) else F.max_pool2d
+    y: Tensor = pool(x, kernel_size, stride, padding)
+    return y
+
+
+def avg_pool2d(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = (0, 0)) -> Tensor:
+    """Average every window, padding included; exported programs get PyTorch's operator."""
+    pool = _avg_pool2d if pools(x) else F.avg_pool2d
+    y: Tensor = pool(x, kernel_size, stride, padding)
+    return y
