@@ -270,8 +270,8 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     y : array
         ``fun(x, *args, **kwargs)``.
     pullback : Pullback
-        ``pullback(gy)`` is the gradient of `x` where `gy` is that of `y`. Of `poolgrad.roi_pool` and
-        `poolgrad.roi_align` a `RegionPullback`.
+        ``pullback(gy)`` is the gradient of `x` where `gy` is that of `y`. A `RegionPullback` for
+        `poolgrad.roi_pool` and `poolgrad.roi_align`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Pooling of regions of interest: `roi_pool` and `roi_align`, with the arguments of torchvision.ops.
+"""Pooling of regions of interest, with the arguments of torchvision.ops: `roi_pool`, `roi_align`.
 
 The checks of arguments are here, for every array library; so is what is done with NumPy arrays.
 `poolgrad.torch.regions` does it with tensors. The values of boxes are checked by the kernels.
@@ -102,9 +102,7 @@ def check_table(dtype: str, shape: tuple[int, ...], columns: int = 5, name: str 
         raise TypeError(f"{name} must be made of real numbers, got {dtype}")
     if len(shape) != 2 or shape[1] != columns:
         hint = "" if columns == 5 else " in a list with one array for each image"
-        raise ValueError(
-            f"{_BOXES}, got {name} of shape {shape}{hint}"
-        )
+        raise ValueError(f"{_BOXES}, got {name} of shape {shape}{hint}")
 
 
 def check_images(given: int, images: int) -> None:
@@ -326,8 +324,8 @@ def roi_pool(
     -----
     Girshick, Fast R-CNN, 2015. Arguments and geometry are those of ``torchvision.ops.roi_pool``,
     computed in float64 for a float64 input, else in float32. As everywhere in poolgrad, and other
-    than there, a NaN wins, of equal inputs the first gets the gradient, and a bin that holds nothing
-    but ``-inf`` gives it.
+    than there, a NaN wins, and a bin that holds nothing but ``-inf`` gives it. Of equal inputs the
+    first gets the gradient.
 
     Of NumPy arrays the gradient is ``poolgrad.vjp(poolgrad.roi_pool, input, boxes, ...)``; tensors
     are differentiated by PyTorch, twice as well. Boxes have no gradient.

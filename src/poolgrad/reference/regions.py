@@ -139,7 +139,10 @@ def sample_points(low: Any, high: Any, bins: int, ratio: int, aligned: bool) -> 
     bin_length = length / real(bins)
     count = ratio if ratio > 0 else math.ceil(bin_length)
     return [
-        [low + real(b) * bin_length + real(s + 0.5) * bin_length / real(count) for s in range(count)]
+        [
+            low + real(b) * bin_length + real(s + 0.5) * bin_length / real(count)
+            for s in range(count)
+        ]
         for b in range(bins)
     ]
 

@@ -179,9 +179,7 @@ def _fake_pool(
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
 
 
-def _fake_pool_backward(
-    gy: Tensor, indices: Tensor, boxes: Tensor, shape: Sequence[int]
-) -> Tensor:
+def _fake_pool_backward(gy: Tensor, indices: Tensor, boxes: Tensor, shape: Sequence[int]) -> Tensor:
     return _fake_backward(gy, boxes, shape)
 
 
