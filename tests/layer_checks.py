@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+exporters = pytest.mark.parametrize("dynamo", [False, pytest.param(True, marks=pytest.mark.slow)])
+
 
 def distinct(*shape: int, seed: int = 0, least: float = 0.1) -> Tensor:
     """Positive float64 values in random order, far from each other: no step changes a winner."""

@@ -16,6 +16,7 @@ from layer_checks import (  # noqa: E402
     check_gradients,
     check_unbatched,
     distinct,
+    exporters,
 )
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -232,8 +233,9 @@ def test_copies_and_compiler(name: str) -> None:
 
 
 @each_layer
-def test_exported(name: str) -> None:
-    check_exported(made(name, heads=2, out_channels=3).float(), image().float())
+@exporters
+def test_exported(name: str, dynamo: bool) -> None:
+    check_exported(made(name, heads=2, out_channels=3).float(), image().float(), dynamo)
 
 
 @each_layer

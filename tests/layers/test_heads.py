@@ -15,6 +15,7 @@ from layer_checks import (  # noqa: E402
     check_gradients,
     check_unbatched,
     distinct,
+    exporters,
 )
 
 from poolgrad.torch.layers.heads import HEADS, make_head  # noqa: E402
@@ -73,8 +74,9 @@ def test_copies_compiler_and_unbatched_maps(name: str) -> None:
 
 
 @each_head
-def test_exported(name: str) -> None:
-    check_exported(make_head(name, 4, (3, 2), 3), image().float())
+@exporters
+def test_exported(name: str, dynamo: bool) -> None:
+    check_exported(make_head(name, 4, (3, 2), 3), image().float(), dynamo)
 
 
 @each_head

@@ -16,6 +16,7 @@ from layer_checks import (  # noqa: E402
     check_gradients,
     check_unbatched,
     distinct,
+    exporters,
 )
 from torch import nn  # noqa: E402
 
@@ -131,7 +132,7 @@ def test_small_dtypes(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(y.double(), expected, rtol=torch.finfo(dtype).eps * 4, atol=0)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, -1.0, 1e30])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, -1.0, 1e30, -1e30])
 @each_channels
 @each_layer
 def test_standard_operators_compute_the_same(
@@ -160,8 +161,9 @@ def test_standard_operators_compute_the_same(
 
 @each_channels
 @each_layer
-def test_exported(name: str, channels: int | None) -> None:
-    check_exported(LAYERS[name](channels), image().float())
+@exporters
+def test_exported(name: str, channels: int | None, dynamo: bool) -> None:
+    check_exported(LAYERS[name](channels), image().float(), dynamo)
 
 
 @each_layer

@@ -15,6 +15,7 @@ from layer_checks import (  # noqa: E402
     check_gradients,
     check_unbatched,
     distinct,
+    exporters,
 )
 from torch.nn import functional  # noqa: E402
 
@@ -61,10 +62,12 @@ def test_copies_compiler_and_unbatched_maps(mode: str) -> None:
     check_unbatched(SpatialPyramidPool2d((1, 3), mode), x)
 
 
+@pytest.mark.parametrize("size", [(8, 12), (7, 9), (3, 1)], ids=str)
 @each_mode
-def test_exported(mode: str) -> None:
-    """ONNX has no adaptive pooling: the exporter writes windows where all bins are alike."""
-    check_exported(SpatialPyramidPool2d((1, 2, 4), mode), distinct(2, 3, 8, 12).float())
+@exporters
+def test_exported(mode: str, size: tuple[int, int], dynamo: bool) -> None:
+    """ONNX has no adaptive pooling: the file has slices, where bins overlap, too."""
+    check_exported(SpatialPyramidPool2d((1, 2, 4), mode), distinct(2, 3, *size).float(), dynamo)
 
 
 def test_bad_arguments() -> None:

@@ -19,10 +19,11 @@ from layer_checks import (  # noqa: E402
     check_gradients,
     check_unbatched,
     distinct,
+    exporters,
 )
 from torch.nn import functional  # noqa: E402
 
-from poolgrad.torch import StochasticPool2d  # noqa: E402
+from poolgrad.torch import StochasticPool1d, StochasticPool2d, StochasticPool3d  # noqa: E402
 from poolgrad.torch.layers.stochastic import S3Pool2d  # noqa: E402
 
 N = 10_000
@@ -209,9 +210,31 @@ def test_the_gradient_goes_to_the_maxima_that_were_kept() -> None:
 
 
 @pytest.mark.parametrize("given", GRIDS, ids=str)
-def test_evaluation_is_exported(given: Any) -> None:
-    kinds = check_exported(S3Pool2d(**given), distinct(2, 3, 7, 9).float())
+@exporters
+def test_evaluation_is_exported(given: Any, dynamo: bool) -> None:
+    kinds = check_exported(S3Pool2d(**given), distinct(2, 3, 7, 9).float(), dynamo)
     assert "MaxPool" in kinds
+
+
+@pytest.mark.parametrize(
+    ("dims", "given"),
+    [
+        (1, {"kernel_size": 3}),
+        (2, {"kernel_size": 3, "stride": 2, "padding": 1}),
+        (2, {"kernel_size": (2, 3), "ceil_mode": True}),
+        (3, {"kernel_size": 2}),
+    ],
+    ids=str,
+)
+@exporters
+def test_the_mean_of_stochastic_pooling_is_exported(dims: int, given: Any, dynamo: bool) -> None:
+    """Windows with positive inputs only, with some, and with none, very large ones, too."""
+    pool = {1: StochasticPool1d, 2: StochasticPool2d, 3: StochasticPool3d}[dims]
+    for scale in (1.0, 1e30):
+        x = (distinct(2, 3, *(7, 6, 5)[:dims]) - 1) * scale
+        x[0, 0].abs_()
+        x[0, 1].abs_().neg_()
+        check_exported(pool(**given), x.float(), dynamo)
 
 
 def test_copies_and_unbatched_maps() -> None:

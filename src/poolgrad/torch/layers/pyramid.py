@@ -8,10 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from poolgrad.rule import brief
+from poolgrad.torch.arrays import shape_of
 from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive
 from poolgrad.torch.modules import AdaptiveAvgPool2d, AdaptiveMaxPool2d
 
 _MODES = {"max": AdaptiveMaxPool2d, "avg": AdaptiveAvgPool2d}
+
+
+def _bounds(size: int, level: int) -> list[tuple[int, int]]:
+    """Return where each bin of an axis begins and ends."""
+    return [(k * size // level, -(-(k + 1) * size // level)) for k in range(level)]
 
 
 class SpatialPyramidPool2d(nn.Module):
@@ -64,7 +70,23 @@ class SpatialPyramidPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C * sum(l * l for each level l))."""
         check_maps(x)
-        return torch.cat([pool(x).flatten(-3) for pool in self.pools], -1)
+        exported = torch.onnx.is_in_onnx_export()
+        bins = [
+            self._sliced(x, level) if exported else pool(x)
+            for level, pool in zip(self.levels, self.pools, strict=True)
+        ]
+        return torch.cat([y.flatten(-3) for y in bins], -1)
+
+    def _sliced(self, x: Tensor, level: int) -> Tensor:
+        """The bins of one level one by one: ONNX has no adaptive pooling, but slices."""
+        rows, columns = (_bounds(size, level) for size in shape_of(x)[-2:])
+        reduce = torch.amax if self.mode == "max" else torch.mean
+        bins = [
+            reduce(x[..., top:bottom, left:right], (-2, -1))
+            for top, bottom in rows
+            for left, right in columns
+        ]
+        return torch.stack(bins, -1)[..., None]
 
     def extra_repr(self) -> str:
         """The arguments."""
