@@ -91,6 +91,7 @@ class Array {
 
   char* data() const { return data_; }
   int rank() const { return rank_; }
+  const i64* shape() const { return shape_; }
   const i64* strides() const { return strides_; }  // in elements
 
   bool has_shape(const std::vector<i64>& shape) const {
@@ -99,6 +100,20 @@ class Array {
       if (shape_[a] != shape[static_cast<std::size_t>(a)]) return false;
     }
     return true;
+  }
+
+  // The memory of a C-contiguous array of this shape. Null if it has no elements.
+  char* contiguous(const std::vector<i64>& shape) const {
+    if (!given_ || !has_shape(shape)) {
+      throw nb::value_error("an array has another shape than planned");
+    }
+    if (elements() == 0) return nullptr;
+    i64 step = 1;
+    for (int a = rank_; a-- > 0; step *= shape_[a]) {
+      if (shape_[a] != 1 && strides_[a] != step)
+        throw nb::value_error("an array is not contiguous");
+    }
+    return data_;
   }
 
   // The memory of a dense array (its axes in any order), at least so large. Null if none was given.

@@ -6,6 +6,7 @@
 #include "python/call_key.hpp"
 #include "python/call_steps.hpp"
 #include "python/plan.hpp"
+#include "python/regions.hpp"
 #include "xla/handler.hpp"
 
 namespace poolgrad {
@@ -103,6 +104,22 @@ NB_MODULE(_kernels_of_main, m) {
       .def_prop_ro("places", &BoundPlan::places)
       .def_prop_ro("route_bytes", &BoundPlan::route_bytes)
       .def_prop_ro("winner_bytes", &BoundPlan::winner_bytes);
+  nb::class_<BoundRegions>(m, "Regions")
+      .def(nb::init<const std::vector<i64>&, const std::vector<i64>&, const std::string&, Source,
+                    double>(),
+           nb::arg("shape"), nb::arg("output_size"), nb::arg("dtype"), nb::arg("boxes"),
+           nb::arg("spatial_scale"))
+      .def_prop_ro("count", &BoundRegions::count)
+      .def("pool", &BoundRegions::pool, nb::arg("x"), nb::arg("y"), nb::arg("indices"),
+           nb::arg("threads"))
+      .def("pool_backward", &BoundRegions::pool_backward, nb::arg("gy"), nb::arg("indices"),
+           nb::arg("gx"), nb::arg("threads"))
+      .def("pool_gather", &BoundRegions::pool_gather, nb::arg("x"), nb::arg("indices"),
+           nb::arg("y"), nb::arg("threads"))
+      .def("align", &BoundRegions::align, nb::arg("x"), nb::arg("y"), nb::arg("sampling_ratio"),
+           nb::arg("aligned"), nb::arg("threads"))
+      .def("align_backward", &BoundRegions::align_backward, nb::arg("gy"), nb::arg("gx"),
+           nb::arg("sampling_ratio"), nb::arg("aligned"), nb::arg("threads"));
 }
 
 }  // namespace poolgrad

@@ -11,11 +11,12 @@ from poolgrad.core import empty_cache, get_num_threads, set_num_threads
 from poolgrad.explainer import explain
 from poolgrad.functional import *  # noqa: F403 - its names stand there alone
 from poolgrad.pullback import Pullback, vjp
+from poolgrad.regions import RegionPullback, roi_align, roi_pool
 
 __version__ = "0.1.0"
 
 __all__ = ["Pullback", "empty_cache", "explain", "get_num_threads", "reference", "set_num_threads"]
-__all__ += ["vjp"]
+__all__ += ["RegionPullback", "roi_align", "roi_pool", "vjp"]
 __all__ += functional.__all__
 
 # Public modules that are imported when they are first used, by the package that each needs.

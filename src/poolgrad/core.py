@@ -28,6 +28,7 @@ except ImportError as error:  # pragma: no cover - only in a broken installation
 LARGE = 1 << 20
 Memory = _kernels.Memory
 Kind = _kernels.Kind
+Regions = _kernels.Regions
 Steps = _kernels.Steps
 
 _MOST_THREADS = 4096

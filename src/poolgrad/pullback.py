@@ -17,6 +17,7 @@ from poolgrad.core import get_num_threads
 from poolgrad.functional.public import front_end
 from poolgrad.numpy import Call
 from poolgrad.operators import Prepared
+from poolgrad.regions import VJPS
 from poolgrad.rule import brief
 from poolgrad.window import Axis
 
@@ -269,7 +270,8 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     y : array
         ``fun(x, *args, **kwargs)``.
     pullback : Pullback
-        ``pullback(gy)`` is the gradient of `x` where `gy` is that of `y`.
+        ``pullback(gy)`` is the gradient of `x` where `gy` is that of `y`. A `RegionPullback` for
+        `poolgrad.roi_pool` and `poolgrad.roi_align`.
 
     Raises
     ------
@@ -287,6 +289,9 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
            [0. , 0. ]])
     """
     describe = getattr(fun, "describe", None)
+    of_regions: Any = VJPS.get(fun)
+    if of_regions is not None:
+        return of_regions(x, *args, **kwargs)  # type: ignore[no-any-return]
     if describe is None:
         raise TypeError(
             "fun must be a pooling function of poolgrad, such as poolgrad.max_pool2d, "

@@ -40,6 +40,18 @@ class LayerCase(NamedTuple):
     others: Callable[[], tuple[Any, ...]] = tuple
 
 
+def _table() -> tuple[Tensor]:
+    """Boxes in both images of an input, overlapping, and partly outside."""
+    first, second = [0, 0.3, 1.2, 3.6, 4.1], [0, 2.0, 2.5, 7.5, 5.0]
+    return (torch.tensor([first, [1, -2.4, 0.0, 2.6, 9.0], second]),)
+
+
+def _listed() -> tuple[list[Tensor]]:
+    """The same as a list with the boxes of each image; the second image has none."""
+    (table,) = _table()
+    return ([table[:, 1:], torch.empty(0, 4)],)
+
+
 # For each layer its kinds: with every argument that changes how it computes.
 LAYERS: dict[str, tuple[LayerCase, ...]] = {
     "BlurPool2d": (
@@ -97,6 +109,14 @@ LAYERS: dict[str, tuple[LayerCase, ...]] = {
     "AttentionPoolLatent": (
         LayerCase(lambda: layers.AttentionPoolLatent(4, heads=2), (2, 4, 3, 2)),
         LayerCase(lambda: layers.AttentionPoolLatent(2, 1, 3, 3), (2, 2, 3, 3)),
+    ),
+    "RoIPool2d": (
+        LayerCase(lambda: layers.RoIPool2d(2), others=_table),
+        LayerCase(lambda: layers.RoIPool2d((3, 2), 0.5), (2, 2, 5, 7), _listed),
+    ),
+    "RoIAlign2d": (
+        LayerCase(lambda: layers.RoIAlign2d(2), others=_table),
+        LayerCase(lambda: layers.RoIAlign2d((3, 2), 0.5, 2, True), (2, 2, 5, 7), _listed),
     ),
     "Head": tuple(
         LayerCase(partial(layers.make_head, name, 2, (3, 4), 3), (2, 2, 3, 4))

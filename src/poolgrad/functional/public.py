@@ -70,14 +70,14 @@ def front_end(x: object) -> ModuleType:
     """
     kind = type(x)
     if kind not in _found:
-        known = _library(x)
+        known = library(x)
         if not known:
             raise TypeError(f"x must be an array of NumPy, PyTorch, JAX or Dask, got {_refused(x)}")
         _found[kind] = _FRONT_ENDS[known]()
     return _found[kind]
 
 
-def _library(x: object) -> str:
+def library(x: object) -> str:
     """Return the name of the library whose front end pools arrays of this type, or an empty one."""
     kind = type(x)
     if kind is list or kind is tuple:

@@ -24,14 +24,21 @@ import numpy as np
 from poolgrad import functional
 from poolgrad.contract import FLOATS
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
+from poolgrad.reference.regions import VJPS, RegionPullback, roi_align, roi_pool
 from poolgrad.reference.windows import Pullback
 
-__all__ = ["OPERATORS", "Inside", "Pooled", "Pullback", "vjp"]
+__all__ = ["OPERATORS", "Inside", "Pooled", "Pullback", "RegionPullback", "roi_align", "roi_pool"]
+__all__ += ["vjp"]
 __all__.extend(functional.FUNCTIONS)
 
 
-def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Array, Pullback]:
+def vjp(
+    fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
+) -> tuple[Array, Pullback | RegionPullback]:
     """As `poolgrad.vjp`, for the functions of this module."""
+    of_regions = VJPS.get(fun)
+    if of_regions is not None:
+        return of_regions(x, *args, **kwargs)
     request = fun.describe(x, *args, **kwargs)  # type: ignore[attr-defined]
     pullback = Pullback(request)
     if np.asarray(x).dtype.name not in FLOATS:

@@ -22,6 +22,7 @@ except ImportError as error:
     ) from error
 
 from poolgrad.torch import function as function  # defines torch.ops.poolgrad
+from poolgrad.torch import regions as regions  # and here
 from poolgrad.torch.accelerate import accelerate
 from poolgrad.torch.convert import Report, convert, revert
 from poolgrad.torch.layers import (
@@ -37,6 +38,8 @@ from poolgrad.torch.layers import (
     LIP2d,
     LogSumExp2d,
     MaxBlurPool2d,
+    RoIAlign2d,
+    RoIPool2d,
     S3Pool2d,
     SpatialPyramidPool2d,
     TreePool2d,
@@ -162,6 +165,8 @@ __all__ = [
     "ReLUMaxPool2d",
     "ReLUMaxPool3d",
     "Report",
+    "RoIAlign2d",
+    "RoIPool2d",
     "S3Pool2d",
     "SoftPool1d",
     "SoftPool2d",

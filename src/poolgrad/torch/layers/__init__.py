@@ -8,6 +8,7 @@ from poolgrad.torch.layers.lip import LIP2d, lip_pool2d
 from poolgrad.torch.layers.polyphase import AdaptivePolyphasePool2d
 from poolgrad.torch.layers.power import GeM2d, LogSumExp2d
 from poolgrad.torch.layers.pyramid import SpatialPyramidPool2d
+from poolgrad.torch.layers.regions import RoIAlign2d, RoIPool2d
 from poolgrad.torch.layers.stochastic import S3Pool2d
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "LIP2d",
     "LogSumExp2d",
     "MaxBlurPool2d",
+    "RoIAlign2d",
+    "RoIPool2d",
     "S3Pool2d",
     "SpatialPyramidPool2d",
     "TreePool2d",

@@ -1,0 +1,162 @@
+// Pooling of regions of interest as Python sees it. Arguments were checked by regions.py; what is
+// checked here guards memory, and the boxes, whose values only the kernels read.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "operators/regions.hpp"
+#include "python/arrays.hpp"
+#include "python/gil.hpp"
+
+namespace poolgrad {
+namespace {
+
+// Feature maps of one shape and dtype, and boxes in them.
+class BoundRegions {
+ public:
+  BoundRegions(const std::vector<i64>& shape, const std::vector<i64>& output_size,
+               const std::string& dtype, Source boxes, double factor)
+      : wide_(dtype == "float64"), factor_(factor) {
+    require(wide_ || dtype == "float32", "regions are pooled in float32 or float64");
+    require(shape.size() == 4 && output_size.size() == 2, "regions lack an axis");
+    maps_ = {shape[0], shape[1], shape[2], shape[3], output_size[0], output_size[1]};
+    require(maps_.images >= 0 && maps_.channels >= 0, "a size is negative");
+    require(maps_.height >= 1 && maps_.width >= 1 && maps_.bin_rows >= 1 && maps_.bin_columns >= 1,
+            "a size is less than one");
+    require(product(maps_.height, maps_.width) <= std::numeric_limits<std::int32_t>::max(),
+            "input must have at most 2**31 - 1 positions in a plane");
+    require(factor > 0 && factor <= kLargestFactor,
+            "spatial_scale must be greater than 0 and at most 2**30");
+    const Array given(boxes, Use::read, sizeof(double));
+    require(given.rank() == 2 && given.shape()[1] == 5, "boxes have another shape than planned");
+    const i64 count = given.shape()[0];
+    product(product(maps_.images, maps_.channels), maps_.plane());
+    product(product(count, maps_.channels), product(maps_.bin_rows, maps_.bin_columns));
+    const char* data = given.contiguous({count, 5});
+    regions_ = checked_regions(maps_, reinterpret_cast<const double*>(data), count, factor);
+  }
+
+  i64 count() const { return static_cast<i64>(regions_.size()); }
+
+  void pool(Source x, Source y, Source indices, int threads) const {
+    const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize()),
+        places(indices, Use::write, sizeof(std::int32_t));
+    const char* input = from.contiguous(inputs());
+    char* output = to.contiguous(outputs());
+    auto* index = reinterpret_cast<std::int32_t*>(places.contiguous(outputs()));
+    run(threads, [&](auto t, int workers) {
+      using T = decltype(t);
+      RegionKernels<T>::pool(maps_, regions_, factor_, reinterpret_cast<const T*>(input),
+                             reinterpret_cast<T*>(output), index, workers);
+    });
+  }
+
+  void pool_backward(Source gy, Source indices, Source gx, int threads) const {
+    const Array from(gy, Use::read, itemsize()), to(gx, Use::write, itemsize()),
+        places(indices, Use::read, sizeof(std::int32_t));
+    const char* gradient = from.contiguous(outputs());
+    char* target = to.contiguous(inputs());
+    const auto* index = reinterpret_cast<const std::int32_t*>(places.contiguous(outputs()));
+    bool inside = true;
+    run(threads, [&](auto t, int workers) {
+      using T = decltype(t);
+      inside =
+          RegionKernels<T>::pool_backward(maps_, regions_, reinterpret_cast<const T*>(gradient),
+                                          index, reinterpret_cast<T*>(target), workers);
+    });
+    check(inside);
+  }
+
+  void pool_gather(Source x, Source indices, Source y, int threads) const {
+    const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize()),
+        places(indices, Use::read, sizeof(std::int32_t));
+    const char* input = from.contiguous(inputs());
+    char* output = to.contiguous(outputs());
+    const auto* index = reinterpret_cast<const std::int32_t*>(places.contiguous(outputs()));
+    bool inside = true;
+    run(threads, [&](auto t, int workers) {
+      using T = decltype(t);
+      inside = RegionKernels<T>::pool_gather(maps_, regions_, reinterpret_cast<const T*>(input),
+                                             index, reinterpret_cast<T*>(output), workers);
+    });
+    check(inside);
+  }
+
+  void align(Source x, Source y, i64 sampling_ratio, bool aligned, int threads) const {
+    const RegionScale scale = scaled(sampling_ratio, aligned);
+    const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize());
+    const char* input = from.contiguous(inputs());
+    char* output = to.contiguous(outputs());
+    run(threads, [&](auto t, int workers) {
+      using T = decltype(t);
+      RegionKernels<T>::align(maps_, regions_, scale, reinterpret_cast<const T*>(input),
+                              reinterpret_cast<T*>(output), workers);
+    });
+  }
+
+  void align_backward(Source gy, Source gx, i64 sampling_ratio, bool aligned, int threads) const {
+    const RegionScale scale = scaled(sampling_ratio, aligned);
+    const Array from(gy, Use::read, itemsize()), to(gx, Use::write, itemsize());
+    const char* gradient = from.contiguous(outputs());
+    char* target = to.contiguous(inputs());
+    run(threads, [&](auto t, int workers) {
+      using T = decltype(t);
+      RegionKernels<T>::align_backward(maps_, regions_, scale, reinterpret_cast<const T*>(gradient),
+                                       reinterpret_cast<T*>(target), workers);
+    });
+  }
+
+ private:
+  static constexpr i64 kMost = std::numeric_limits<i64>::max() / 8;  // elements of any dtype
+
+  static void require(bool fine, const char* message) {
+    if (!fine) throw nb::value_error(message);
+  }
+  // Of two numbers that are not negative.
+  static i64 product(i64 a, i64 b) {
+    require(b == 0 || a <= kMost / b, "a size is too large");
+    return a * b;
+  }
+
+  void check(bool inside) const {
+    if (inside) return;
+    throw nb::value_error(("indices must be -1 or from 0 to " + std::to_string(maps_.plane() - 1) +
+                           ", positions in a plane of input")
+                              .c_str());
+  }
+
+  RegionScale scaled(i64 sampling_ratio, bool aligned) const {
+    require(sampling_ratio <= kMostSamples, "sampling_ratio must be at most 65536");
+    return {factor_, std::max(sampling_ratio, i64{0}), aligned};
+  }
+
+  std::size_t itemsize() const { return wide_ ? sizeof(double) : sizeof(float); }
+  std::vector<i64> inputs() const {
+    return {maps_.images, maps_.channels, maps_.height, maps_.width};
+  }
+  std::vector<i64> outputs() const {
+    return {count(), maps_.channels, maps_.bin_rows, maps_.bin_columns};
+  }
+
+  // Runs a kernel without Python's lock; Ctrl-C ends it between two tasks.
+  template <class F>
+  void run(int threads, F&& kernel) const {
+    const int workers = std::clamp(threads, 1, 1024);
+    try {
+      const WithoutGil released;
+      if (wide_) kernel(double{}, workers);
+      else kernel(float{}, workers);
+    } catch (const Interrupted&) {
+      throw nb::python_error();
+    }
+  }
+
+  RegionMaps maps_;
+  bool wide_;
+  double factor_;
+  std::vector<Region> regions_;
+};
+
+}  // namespace
+}  // namespace poolgrad

@@ -1,0 +1,121 @@
+"""Pooling of regions of interest, as layers of detectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from poolgrad.regions import bins, roi_align, roi_pool
+
+
+class RoIPool2d(nn.Module):
+    """Maximum of each bin of regions of interest (RoIPool): the layer of `poolgrad.roi_pool`.
+
+    Parameters
+    ----------
+    output_size : int or (int, int)
+        The number of bins of each region along the height and the width.
+    spatial_scale : float
+        What box coordinates are multiplied by; 1/16 if a feature map has a sixteenth of the rows
+        and columns of the image that the boxes belong to.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        floating tensor of shape (N, C, H, W), and for boxes that `poolgrad.roi_pool` refuses.
+
+    Notes
+    -----
+    Girshick, Fast R-CNN, 2015. Constructor and geometry are those of ``torchvision.ops.RoIPool``.
+    Boxes have no gradient. `torch.onnx.export` writes ONNX's MaxRoiPool, which does the same.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import RoIPool2d
+    >>> pool = RoIPool2d(7, spatial_scale=1 / 16)
+    >>> pool
+    RoIPool2d(output_size=(7, 7), spatial_scale=0.0625)
+    >>> boxes = [torch.tensor([[0.0, 0.0, 320.0, 240.0]]), torch.empty(0, 4)]  # one, and none
+    >>> pool(torch.rand(2, 64, 30, 40), boxes).shape
+    torch.Size([1, 64, 7, 7])
+    """
+
+    def __init__(self, output_size: int | tuple[int, int], spatial_scale: float = 1.0) -> None:
+        super().__init__()
+        wanted = bins(output_size, spatial_scale)
+        self.output_size, self.spatial_scale = wanted.output_size, wanted.spatial_scale
+
+    def forward(self, input: Tensor, boxes: Tensor | list[Tensor]) -> Tensor:
+        """Pool (N, C, H, W) and K boxes to (K, C, output height, output width)."""
+        y: Tensor = roi_pool(input, boxes, self.output_size, self.spatial_scale)
+        return y
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
+
+
+class RoIAlign2d(nn.Module):
+    """Average of bilinear samples of regions of interest: the layer of `poolgrad.roi_align`.
+
+    Parameters
+    ----------
+    output_size : int or (int, int)
+        The number of bins of each region along the height and the width.
+    spatial_scale : float
+        What box coordinates are multiplied by; 1/16 if a feature map has a sixteenth of the rows
+        and columns of the image that the boxes belong to.
+    sampling_ratio : int
+        The number of points in a bin along each axis, at most 65536. If it is not positive, a bin
+        has as many points as pixels, rounded up.
+    aligned : bool
+        Whether the centre of the first pixel has the coordinate 0.5; new networks should set it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        floating tensor of shape (N, C, H, W), and for boxes that `poolgrad.roi_align` refuses.
+
+    Notes
+    -----
+    He et al., Mask R-CNN, 2017. Constructor and geometry are those of ``torchvision.ops.RoIAlign``.
+    Boxes have no gradient. `torch.onnx.export` writes ONNX's RoiAlign, which does the same.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import RoIAlign2d
+    >>> pool = RoIAlign2d((7, 7), spatial_scale=1 / 16, sampling_ratio=2, aligned=True)
+    >>> boxes = torch.tensor([[0.0, 8.0, 8.0, 320.0, 240.0], [1.0, 0.0, 0.0, 100.0, 50.0]])
+    >>> pool(torch.rand(2, 64, 30, 40), boxes).shape
+    torch.Size([2, 64, 7, 7])
+    """
+
+    def __init__(
+        self,
+        output_size: int | tuple[int, int],
+        spatial_scale: float = 1.0,
+        sampling_ratio: int = -1,
+        aligned: bool = False,
+    ) -> None:
+        super().__init__()
+        wanted = bins(output_size, spatial_scale, sampling_ratio, aligned)
+        self.output_size, self.spatial_scale = wanted.output_size, wanted.spatial_scale
+        self.sampling_ratio, self.aligned = int(sampling_ratio), wanted.aligned
+
+    def forward(self, input: Tensor, boxes: Tensor | list[Tensor]) -> Tensor:
+        """Pool (N, C, H, W) and K boxes to (K, C, output height, output width)."""
+        where: tuple[Any, ...] = (self.output_size, self.spatial_scale)
+        y: Tensor = roi_align(input, boxes, *where, self.sampling_ratio, self.aligned)
+        return y
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return (
+            f"output_size={self.output_size}, spatial_scale={self.spatial_scale}, "
+            f"sampling_ratio={self.sampling_ratio}, aligned={self.aligned}"
+        )
