@@ -108,13 +108,35 @@ def _other_words(draw: Draw, words: list[str]) -> list[str]:
     return words
 
 
+def _other_dtypes(
+    draw: Draw, words: list[str], operands: list[Shape], results: list[Shape]
+) -> tuple[list[str], list[Shape], list[Shape]]:
+    """Another dtype in words, operands and results together: all sizes still fit."""
+    old = draw.choice([w for w in words if w in _DTYPES.values()])
+    new = draw.choice(sorted(_DTYPES.values()))
+    places = [k for k, w in enumerate(words) if w == old]
+    chosen = draw.choice([places, *([k] for k in places)])
+
+    def changed(shapes: list[Shape]) -> list[Shape]:
+        every = draw.integer(0, 1)
+        return [
+            (sizes, new) if dtype == old and (every or draw.integer(0, 1)) else (sizes, dtype)
+            for sizes, dtype in shapes
+        ]
+
+    words = [new if k in chosen else w for k, w in enumerate(words)]
+    return words, changed(operands), changed(results)
+
+
 def spoilt(seed: int) -> tuple[str, list[Shape], list[Shape], dict[int, int]]:
     """Words, operands, results and shared memory (operand: result) of the program of a seed."""
     draw = Seeded(seed)
     words, operands, results = draw.choice(programs())
-    held, made = list(operands), list(results)
-    if draw.integer(0, 3):
-        words = " ".join(_other_words(draw, words.split(" ")))
+    each, held, made = words.split(" "), list(operands), list(results)
+    if draw.integer(0, 3) == 0:
+        each, held, made = _other_dtypes(draw, each, held, made)
+    elif draw.integer(0, 3):
+        each = _other_words(draw, each)
     for shapes in (held, made):
         if draw.integer(0, 3) == 0:
             k = draw.integer(0, len(shapes) - 1)
@@ -123,7 +145,7 @@ def spoilt(seed: int) -> tuple[str, list[Shape], list[Shape], dict[int, int]]:
             shapes.pop()
     shared = [(a, b) for a, one in enumerate(held) for b, other in enumerate(made) if one == other]
     lent = dict([draw.choice(shared)]) if shared and draw.integer(0, 3) == 0 else {}
-    return words, held, made, lent
+    return " ".join(each), held, made, lent
 
 
 def described(seed: int) -> str:
@@ -137,7 +159,8 @@ def check(seed: int) -> bytes:
     words, operands, results, shared = spoilt(seed)
     made = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
     values = np.random.default_rng(seed)
-    given = [values.integers(0, 3, shape).astype(jnp.dtype(dtype)) for shape, dtype in operands]
+    most = int(values.choice([3, 256]))  # routes of a window, or any
+    given = [values.integers(0, most, shape).astype(jnp.dtype(dtype)) for shape, dtype in operands]
     call = jax.ffi.ffi_call("poolgrad", made, input_output_aliases=shared)
     try:
         with jax.enable_x64(True):
