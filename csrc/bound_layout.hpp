@@ -203,6 +203,11 @@ class BoundLayout {
     require(in_ == out_, "outputs of this kernel have the dtype of the inputs");
   }
 
+  // A kernel without samples has no table of windows that samples place.
+  void require_no_samples() const {
+    for (const Axis& a : plan_.axis) require(!a.placed, "samples are for selections only");
+  }
+
   static Dense dense(const Array& array, Dtype dtype, i64 elements) {
     return {array.dense(elements * size_of(dtype)), dtype};
   }

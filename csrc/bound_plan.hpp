@@ -31,6 +31,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void draw(Source x, Source y, Source routes, std::uint64_t seed, int threads) const {
+    require_no_samples();
     require_one_dtype();
     const Array from(x, Use::read, size(in_)), to(y, Use::write, size(out_));
     const Routes kept(*this, routes, Use::write_if_given);
@@ -127,6 +128,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void unpool(Source x, Source indices, Source y, int threads) const {
+    require_no_samples();
     require_one_dtype();
     const Array from(x, Use::read, size(in_)), where(indices, Use::read, sizeof(i64)),
         to(y, Use::write, size(out_));
@@ -138,6 +140,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void unpool_backward(Source gy, Source indices, Source gx, int threads) const {
+    require_no_samples();
     require_one_dtype();
     const Array from(gy, Use::read, size(out_)), where(indices, Use::read, sizeof(i64)),
         to(gx, Use::write, size(in_));
@@ -149,6 +152,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void average(Source x, Source y, bool count_padding, i64 divisor, int threads) const {
+    require_no_samples();
     const Array from(x, Use::read, size(in_)), to(y, Use::write, size(out_));
     const View input = inputs_of(from, in_);
     const Dense output = dense(to, out_, outputs());
@@ -158,6 +162,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void average_backward(Source gy, Source gx, bool count_padding, i64 divisor, int threads) const {
+    require_no_samples();
     const Array from(gy, Use::read, size(out_)), to(gx, Use::write, size(in_));
     const View gradient = outputs_of(from, out_);
     const Dense target = dense(to, in_, inputs());
@@ -169,6 +174,7 @@ class BoundPlan : public RoutedLayout {
 
   void mixed(Source x, Source alpha, i64 count, bool count_padding, Source y, Source routes,
              Source sensitivity, int threads) const {
+    require_no_samples();
     require_one_dtype();
     const Array from(x, Use::read, size(in_)), share(alpha, Use::read, size(sum_dtype())),
         to(y, Use::write, size(out_));
@@ -186,6 +192,7 @@ class BoundPlan : public RoutedLayout {
 
   void mixed_backward(Source gy, Source alpha, i64 count, bool count_padding, Source routes,
                       Source gx, int threads) const {
+    require_no_samples();
     require_one_dtype();
     const Array from(gy, Use::read, size(out_)), share(alpha, Use::read, size(sum_dtype())),
         kept(routes, Use::read, route_size()), to(gx, Use::write, size(in_));
@@ -200,6 +207,7 @@ class BoundPlan : public RoutedLayout {
   // kept: an array or None for each number that is kept of a window
   void curved(const char* which, Source x, Source theta, i64 count, Source y,
               const std::vector<Source>& kept, Source sensitivity, int threads) const {
+    require_no_samples();
     require_one_dtype();
     const Blend blend = blend_named(which);
     const Array from(x, Use::read, size(in_)), own(theta, Use::read, size(sum_dtype())),
@@ -223,6 +231,7 @@ class BoundPlan : public RoutedLayout {
 
   void curved_backward(const char* which, Source gy, Source x, Source theta, i64 count,
                        const std::vector<Source>& kept, Source gx, int threads) const {
+    require_no_samples();
     require_one_dtype();
     const Blend blend = blend_named(which);
     const Array from(gy, Use::read, size(out_)), values(x, Use::read, size(in_)),

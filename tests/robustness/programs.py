@@ -5,9 +5,10 @@ Such a call must raise an error or return a result, and access nothing outside i
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,13 +129,96 @@ def _other_dtypes(
     return words, changed(operands), changed(results)
 
 
+class _Axis(NamedTuple):
+    """An axis of windows in the words of a call."""
+
+    kind: int  # 0: at equal distances, 1: bins, 2: placed by samples
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int
+    low: int
+    high: int
+    dilation: int
+    first: int
+    before: int
+    all_inputs: int
+    all_outputs: int
+
+
+def _other_axis(draw: Draw, kind: int) -> _Axis:
+    """Windows that the kernels take, also those that the public functions refuse."""
+    n, k = draw.choice([1, 2, 3, 5, 8, 17, 33]), draw.choice([1, 2, 2, 3, 3, 5, 9, 31])
+    if kind == 1:
+        m = draw.integer(1, 9)
+        return _Axis(kind, n, m, n // m + 2, m, 0, 0, 1, 0, 0, n, m)
+    if kind == 2:
+        k = min(n, k)
+        m = draw.integer(1, n - k + 1)
+        return _Axis(kind, n, m, k, 1, 0, 0, 1, 0, 0, n, m)
+    stride, dilation = draw.choice([1, 1, 2, 3]), draw.choice([1, 1, 2, 4])
+    reach = (k - 1) * dilation
+    low, high = (draw.integer(0, draw.choice([0, 1, reach, reach + 3, 45])) for _ in range(2))
+    m = max(1, min(40, (n + low + high - reach - 1) // stride + draw.integer(0, 2)))
+    part = draw.integer(0, 7) == 0  # of a larger axis
+    first, before, more = (draw.integer(0, 3) if part else 0 for _ in range(3))
+    return _Axis(
+        kind, n, m, k, stride, low, high, dilation, first, before, n + before + more,
+        m + first + more,
+    )  # fmt: skip
+
+
+_AXES = 7  # words before those of the first axis
+
+
+def _other_windows(
+    draw: Draw, words: list[str], operands: list[Shape], results: list[Shape]
+) -> tuple[list[str], list[Shape], list[Shape]]:
+    """Other windows and pooled sizes in words, operands and results together."""
+    begins = [_AXES + 1 + a * 13 for a in range(int(words[_AXES - 1]))]  # after the axis' number
+    old = [_Axis(*map(int, words[b : b + 12])) for b in begins]
+    new = [_other_axis(draw, axis.kind) for axis in old]
+    words = list(words)
+    for begin, axis in zip(begins, new, strict=True):
+        words[begin : begin + 12] = map(str, axis)
+    words[5] = draw.choice([words[5], "0", "1"])  # the innermost axis
+    places, bits = math.prod(a.kernel for a in new), int(words[4])
+    routes = "uint8" if places <= 255 else "uint16" if places <= 65535 else "uint32"
+    forms = [
+        ([a.inputs for a in old], [a.inputs for a in new], None),
+        ([a.outputs for a in old], [a.outputs for a in new], routes),
+        (
+            [*(a.outputs for a in old), -(-math.prod(a.kernel for a in old) // 8)],
+            [*(a.outputs for a in new), -(-places // 8)],
+            None,
+        ),
+    ]
+    if bits:
+        *others, last = [a.outputs for a in old]
+        *more, width = [a.outputs for a in new]
+        forms.append(([*others, -(-last * bits // 8)], [*more, -(-width * bits // 8)], None))
+
+    def changed(shape: Shape) -> Shape:
+        sizes, dtype = list(shape[0]), shape[1]
+        for before, after, of_routes in forms:
+            if sizes[2:] == before:
+                wide = of_routes if of_routes and dtype == "uint8" else dtype
+                return (*sizes[:2], *after), wide
+        return shape
+
+    return words, [changed(s) for s in operands], [changed(s) for s in results]
+
+
 def spoilt(seed: int) -> tuple[str, list[Shape], list[Shape], dict[int, int]]:
     """Words, operands, results and shared memory (operand: result) of the program of a seed."""
     draw = Seeded(seed)
     words, operands, results = draw.choice(programs())
     each, held, made = words.split(" "), list(operands), list(results)
-    if draw.integer(0, 3) == 0:
+    how = draw.integer(0, 3)
+    if how == 0:
         each, held, made = _other_dtypes(draw, each, held, made)
+    elif how == 1:
+        each, held, made = _other_windows(draw, each, held, made)
     elif draw.integer(0, 3):
         each = _other_words(draw, each)
     for shapes in (held, made):

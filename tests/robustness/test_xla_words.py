@@ -98,6 +98,30 @@ def test_results_of_another_dtype(words: str, dtypes: tuple[str, str], message: 
         call(words, x, results=results[: 1 + words.startswith("select")])
 
 
+X, Y, R = ((3, 8), jnp.float32), ((3, 4), jnp.float32), ((3, 4), jnp.uint8)
+ONE, SEED = ((1,), jnp.float32), ((2,), jnp.uint32)
+WITHOUT_SAMPLES = {
+    "draw": ("<0 >0 >1 <1 *", [X, SEED], [Y, R]),
+    "average": ("<0 >0 1 0 *", [X], [Y]),
+    "average_backward": ("<0 >0 1 0 *", [Y], [X]),
+    "mixed": ("<0 <1 1 1 >0 >1 - *", [X, ONE], [Y, R]),
+    "mixed_backward": ("<0 <1 1 1 <2 >0 *", [Y, ONE, R], [X]),
+    "curved": ("soft <0 <1 1 >0 [0 - *", [X, ONE], [Y]),
+    "curved_backward": ("soft <0 <1 <2 1 [3 <3 <4 <5 >0 *", [Y, X, ONE, Y, Y, Y], [X]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", WITHOUT_SAMPLES)
+def test_windows_that_samples_would_place(kernel: str) -> None:
+    """Such windows have a table only in kernels that take samples; others read no table."""
+    arguments, operands, results = WITHOUT_SAMPLES[kernel]
+    plan = PLAN.replace("1 1 0 8", "1 1 2 8")
+    if results == [X]:
+        plan = plan.replace("<0", ">0")
+    with pytest.raises(Exception, match="samples are for selections only"):
+        call(f"{kernel} {plan} {arguments}", *(jnp.ones(*o) for o in operands), results=results)
+
+
 IN_PADDING = """
 import jax, jax.numpy as jnp, numpy as np, poolgrad, poolgrad.jax
 
