@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+import poolgrad  # noqa: E402
 from poolgrad.torch import accelerate  # noqa: E402
 
 SIZES = {1: (17,), 2: (17, 19), 3: (9, 8, 7)}
@@ -206,15 +208,54 @@ def test_what_is_transformed_or_compiled_is_pytorchs() -> None:
 
 
 @pytest.mark.parametrize("name", ["max_pool2d", "adaptive_max_pool2d"])
-def test_gradients_do_not_read_indices(name: str) -> None:
-    """Indices may be changed in place; PyTorch's backward pass reads them, and raises."""
+def test_our_functions_do_not_read_indices_again(name: str) -> None:
+    """The gradient stays right where indices are changed in place before the backward pass."""
     x = torch.randn(2, 3, 8, 8, requires_grad=True)
     (expected,) = torch.autograd.grad(getattr(F, name)(x, 2).sum(), x)
     for _ in range(2):
-        with accelerate():
-            y, indices = getattr(F, name)(x, 2, return_indices=True)
+        y, indices = getattr(poolgrad, name)(x, 2, return_indices=True)
         indices.fill_(-1)
         assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "indices": lambda indices: indices.add_(1),
+    "a part of them": lambda indices: indices[0].zero_(),
+    "a detached view": lambda indices: indices.detach().view(-1).add_(1),
+}
+
+
+WITH_INDICES = [(f, d) for f in ("max", "adaptive_max", "fractional_max") for d in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("fun", "d"), [c for c in WITH_INDICES if c != ("fractional_max", 1)])
+def test_indices_that_were_changed_are_pytorchs_error(fun: str, d: int, change: str) -> None:
+    """Ours does not read them; but what raises without `accelerate` raises under it."""
+    size = {"output_size": 2} if fun == "fractional_max" else {}
+
+    def said() -> str:
+        x = torch.randn(2, 3, *[8] * d, requires_grad=True)
+        y, indices = getattr(F, f"{fun}_pool{d}d")(x, 2, return_indices=True, **size)
+        torch.autograd.grad(y.sum(), x, retain_graph=True)  # nothing is changed yet
+        CHANGES[change](indices)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation") as error:
+            torch.autograd.grad(y.sum(), x)
+        return str(error.value).partition(" Hint:")[0]
+
+    theirs = said()
+    with accelerate():
+        assert said() == theirs
+
+
+def test_indices_that_nobody_keeps_are_freed() -> None:
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    with accelerate():
+        y, indices = F.max_pool2d(x, 2, return_indices=True)
+    left = weakref.ref(indices)
+    del indices
+    assert left() is None
+    y.sum().backward()
 
 
 def test_derivatives_of_any_order() -> None:

@@ -245,7 +245,8 @@ void routes_to_indices(const Plan& p, const Tile& tile, const View& routing, con
       for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
         const i64 start = row * p.axis[2].in + start_of(p.axis[2], o);
         for (i64 c = 0; c < p.inner; ++c, ++r) {
-          *to++ = *r < p.places ? start + places[*r] : -1;
+          const R place = *r;  // read once: another thread may change it
+          *to++ = place < p.places ? start + places[place] : -1;
         }
       }
     }

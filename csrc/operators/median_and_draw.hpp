@@ -142,7 +142,8 @@ class Median {
       }
     }
     for (i64 i = 0; i < n; ++i) {
-      y[i] = windows.values[winners[i] * step + i];
+      // A window may lie in the padding in stored programs, which nobody else has checked.
+      y[i] = winners[i] == kNowhere ? A(0) : windows.values[winners[i] * step + i];
       if (lone && below_[i] > 1) winners[i] = kNowhere;
     }
     if constexpr (kFloat<A>) last_nan(windows, n, y, winners);
@@ -214,7 +215,7 @@ class Draw {
       const i64 index = first + i / p_.inner * order.width + i % p_.inner * order.inner;
       const double u = uniform(seed, index), limit = u * sums_[i];
       const u32 count = windows.counts[i];
-      u32 winner = static_cast<u32>(u * count);
+      u32 winner = count ? static_cast<u32>(u * count) : kNowhere;  // of a window in the padding
       if (sums_[i] > 0) {
         double below = 0;
         for (u32 t = 0; t < count; ++t) {
@@ -225,7 +226,7 @@ class Draw {
         }
       }
       winners[i] = winner;
-      y[i] = windows.values[winner * step + i];
+      y[i] = count ? windows.values[winner * step + i] : A(0);
     }
   }
 

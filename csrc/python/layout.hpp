@@ -26,6 +26,8 @@ class BoundLayout {
               const std::vector<int>& pooled, int inner_axis, const std::string& in,
               const std::string& out)
       : in_(dtype_named(in)), out_(dtype_named(out)), in_shape_(shape), out_shape_(shape) {
+    require(in_ == out_ || (!is_floating(in_) && out_ == sum_dtype()),
+            "outputs have another dtype than inputs or their sums");
     const int rank = static_cast<int>(shape.size());
     if (axes.empty() || axes.size() > 3 || axes.size() != pooled.size() || rank > kMostAxes) {
       throw nb::value_error("1 to 3 axes are pooled, of at most 64");
@@ -196,6 +198,16 @@ class BoundLayout {
   Dtype sum_dtype() const { return is_wide(in_) ? Dtype::float64 : Dtype::float32; }
   static std::size_t size(Dtype dtype) { return static_cast<std::size_t>(size_of(dtype)); }
   std::size_t route_size() const { return static_cast<std::size_t>(plan_.route_bytes); }
+
+  // Kernels whose outputs are inputs compute in the type of one and write the other.
+  void require_one_dtype() const {
+    require(in_ == out_, "outputs of this kernel have the dtype of the inputs");
+  }
+
+  // A kernel without samples has no table of windows that samples place.
+  void require_no_samples() const {
+    for (const Axis& a : plan_.axis) require(!a.placed, "samples are for selections only");
+  }
 
   static Dense dense(const Array& array, Dtype dtype, i64 elements) {
     return {array.dense(elements * size_of(dtype)), dtype};

@@ -16,6 +16,7 @@ class BoundPlan : public RoutedLayout {
 
   void select(const char* which, Source x, Source y, Source routes, bool lone, Source samples,
               int threads) const {
+    require_one_dtype();
     const Select selection = selection_named(which);
     const Array from(x, Use::read, size(in_)), to(y, Use::write, size(out_));
     const Routes kept(*this, routes, Use::write_if_given);
@@ -30,6 +31,8 @@ class BoundPlan : public RoutedLayout {
   }
 
   void draw(Source x, Source y, Source routes, std::uint64_t seed, int threads) const {
+    require_no_samples();
+    require_one_dtype();
     const Array from(x, Use::read, size(in_)), to(y, Use::write, size(out_));
     const Routes kept(*this, routes, Use::write_if_given);
     const View input = inputs_of(from, in_), order = view_of(out_strides_.data(), nullptr, out_);
@@ -47,6 +50,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void route_backward(Source gy, Source routes, Source gx, Source samples, int threads) const {
+    require_one_dtype();
     const Array from(gy, Use::read, size(out_)), to(gx, Use::write, size(in_));
     const Routes kept(*this, routes, Use::read);
     const Samples placed = sampled(samples);
@@ -59,6 +63,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void route_follow(Source t, Source routes, Source y, Source samples, int threads) const {
+    require_one_dtype();
     const Array from(t, Use::read, size(in_)), to(y, Use::write, size(out_));
     const Routes kept(*this, routes, Use::read);
     const Samples placed = sampled(samples);
@@ -83,6 +88,7 @@ class BoundPlan : public RoutedLayout {
 
   void split_winners(const char* which, Source x, Source y, Source winners, Source samples,
                      int threads) const {
+    require_one_dtype();
     const Select selection = selection_named(which);
     const Array from(x, Use::read, size(in_)), best(y, Use::read, size(out_)),
         kept(winners, Use::write, 1);
@@ -96,6 +102,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void split_backward(Source gy, Source winners, Source gx, Source samples, int threads) const {
+    require_one_dtype();
     const Array from(gy, Use::read, size(out_)), kept(winners, Use::read, 1),
         to(gx, Use::write, size(in_));
     const Samples placed = sampled(samples);
@@ -108,6 +115,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void split_follow(Source t, Source winners, Source y, Source samples, int threads) const {
+    require_one_dtype();
     const Array from(t, Use::read, size(in_)), kept(winners, Use::read, 1),
         to(y, Use::write, size(out_));
     const Samples placed = sampled(samples);
@@ -120,6 +128,8 @@ class BoundPlan : public RoutedLayout {
   }
 
   void unpool(Source x, Source indices, Source y, int threads) const {
+    require_no_samples();
+    require_one_dtype();
     const Array from(x, Use::read, size(in_)), where(indices, Use::read, sizeof(i64)),
         to(y, Use::write, size(out_));
     const View input = inputs_of(from, in_), index = inputs_of(where, Dtype::int64);
@@ -130,6 +140,8 @@ class BoundPlan : public RoutedLayout {
   }
 
   void unpool_backward(Source gy, Source indices, Source gx, int threads) const {
+    require_no_samples();
+    require_one_dtype();
     const Array from(gy, Use::read, size(out_)), where(indices, Use::read, sizeof(i64)),
         to(gx, Use::write, size(in_));
     const View gradient = outputs_of(from, out_), index = inputs_of(where, Dtype::int64);
@@ -140,6 +152,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void average(Source x, Source y, bool count_padding, i64 divisor, int threads) const {
+    require_no_samples();
     const Array from(x, Use::read, size(in_)), to(y, Use::write, size(out_));
     const View input = inputs_of(from, in_);
     const Dense output = dense(to, out_, outputs());
@@ -149,6 +162,7 @@ class BoundPlan : public RoutedLayout {
   }
 
   void average_backward(Source gy, Source gx, bool count_padding, i64 divisor, int threads) const {
+    require_no_samples();
     const Array from(gy, Use::read, size(out_)), to(gx, Use::write, size(in_));
     const View gradient = outputs_of(from, out_);
     const Dense target = dense(to, in_, inputs());
@@ -160,6 +174,8 @@ class BoundPlan : public RoutedLayout {
 
   void mixed(Source x, Source alpha, i64 count, bool count_padding, Source y, Source routes,
              Source sensitivity, int threads) const {
+    require_no_samples();
+    require_one_dtype();
     const Array from(x, Use::read, size(in_)), share(alpha, Use::read, size(sum_dtype())),
         to(y, Use::write, size(out_));
     const Array kept(routes, Use::write_if_given, route_size()),
@@ -176,6 +192,8 @@ class BoundPlan : public RoutedLayout {
 
   void mixed_backward(Source gy, Source alpha, i64 count, bool count_padding, Source routes,
                       Source gx, int threads) const {
+    require_no_samples();
+    require_one_dtype();
     const Array from(gy, Use::read, size(out_)), share(alpha, Use::read, size(sum_dtype())),
         kept(routes, Use::read, route_size()), to(gx, Use::write, size(in_));
     const View gradient = outputs_of(from, out_), routing = outputs_of(kept, route_dtype());
@@ -189,6 +207,8 @@ class BoundPlan : public RoutedLayout {
   // kept: an array or None for each number that is kept of a window
   void curved(const char* which, Source x, Source theta, i64 count, Source y,
               const std::vector<Source>& kept, Source sensitivity, int threads) const {
+    require_no_samples();
+    require_one_dtype();
     const Blend blend = blend_named(which);
     const Array from(x, Use::read, size(in_)), own(theta, Use::read, size(sum_dtype())),
         to(y, Use::write, size(out_));
@@ -211,6 +231,8 @@ class BoundPlan : public RoutedLayout {
 
   void curved_backward(const char* which, Source gy, Source x, Source theta, i64 count,
                        const std::vector<Source>& kept, Source gx, int threads) const {
+    require_no_samples();
+    require_one_dtype();
     const Blend blend = blend_named(which);
     const Array from(gy, Use::read, size(out_)), values(x, Use::read, size(in_)),
         own(theta, Use::read, size(sum_dtype())), to(gx, Use::write, size(in_));

@@ -5,9 +5,10 @@ Such a call must raise an error or return a result, and access nothing outside i
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,13 +109,118 @@ def _other_words(draw: Draw, words: list[str]) -> list[str]:
     return words
 
 
+def _other_dtypes(
+    draw: Draw, words: list[str], operands: list[Shape], results: list[Shape]
+) -> tuple[list[str], list[Shape], list[Shape]]:
+    """Another dtype in words, operands and results together: all sizes still fit."""
+    old = draw.choice([w for w in words if w in _DTYPES.values()])
+    new = draw.choice(sorted(_DTYPES.values()))
+    places = [k for k, w in enumerate(words) if w == old]
+    chosen = draw.choice([places, *([k] for k in places)])
+
+    def changed(shapes: list[Shape]) -> list[Shape]:
+        every = draw.integer(0, 1)
+        return [
+            (sizes, new) if dtype == old and (every or draw.integer(0, 1)) else (sizes, dtype)
+            for sizes, dtype in shapes
+        ]
+
+    words = [new if k in chosen else w for k, w in enumerate(words)]
+    return words, changed(operands), changed(results)
+
+
+class _Axis(NamedTuple):
+    """An axis of windows in the words of a call."""
+
+    kind: int  # 0: at equal distances, 1: bins, 2: placed by samples
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int
+    low: int
+    high: int
+    dilation: int
+    first: int
+    before: int
+    all_inputs: int
+    all_outputs: int
+
+
+def _other_axis(draw: Draw, kind: int) -> _Axis:
+    """Windows that the kernels take, also those that the public functions refuse."""
+    n, k = draw.choice([1, 2, 3, 5, 8, 17, 33]), draw.choice([1, 2, 2, 3, 3, 5, 9, 31])
+    if kind == 1:
+        m = draw.integer(1, 9)
+        return _Axis(kind, n, m, n // m + 2, m, 0, 0, 1, 0, 0, n, m)
+    if kind == 2:
+        k = min(n, k)
+        m = draw.integer(1, n - k + 1)
+        return _Axis(kind, n, m, k, 1, 0, 0, 1, 0, 0, n, m)
+    stride, dilation = draw.choice([1, 1, 2, 3]), draw.choice([1, 1, 2, 4])
+    reach = (k - 1) * dilation
+    low, high = (draw.integer(0, draw.choice([0, 1, reach, reach + 3, 45])) for _ in range(2))
+    m = max(1, min(40, (n + low + high - reach - 1) // stride + draw.integer(0, 2)))
+    part = draw.integer(0, 7) == 0  # of a larger axis
+    first, before, more = (draw.integer(0, 3) if part else 0 for _ in range(3))
+    return _Axis(
+        kind, n, m, k, stride, low, high, dilation, first, before, n + before + more,
+        m + first + more,
+    )  # fmt: skip
+
+
+_AXES = 7  # words before those of the first axis
+
+
+def _other_windows(
+    draw: Draw, words: list[str], operands: list[Shape], results: list[Shape]
+) -> tuple[list[str], list[Shape], list[Shape]]:
+    """Other windows and pooled sizes in words, operands and results together."""
+    begins = [_AXES + 1 + a * 13 for a in range(int(words[_AXES - 1]))]  # after the axis' number
+    old = [_Axis(*map(int, words[b : b + 12])) for b in begins]
+    new = [_other_axis(draw, axis.kind) for axis in old]
+    words = list(words)
+    for begin, axis in zip(begins, new, strict=True):
+        words[begin : begin + 12] = map(str, axis)
+    words[5] = draw.choice([words[5], "0", "1"])  # the innermost axis
+    places, bits = math.prod(a.kernel for a in new), int(words[4])
+    routes = "uint8" if places <= 255 else "uint16" if places <= 65535 else "uint32"
+    forms = [
+        ([a.inputs for a in old], [a.inputs for a in new], None),
+        ([a.outputs for a in old], [a.outputs for a in new], routes),
+        (
+            [*(a.outputs for a in old), -(-math.prod(a.kernel for a in old) // 8)],
+            [*(a.outputs for a in new), -(-places // 8)],
+            None,
+        ),
+    ]
+    if bits:
+        *others, last = [a.outputs for a in old]
+        *more, width = [a.outputs for a in new]
+        forms.append(([*others, -(-last * bits // 8)], [*more, -(-width * bits // 8)], None))
+
+    def changed(shape: Shape) -> Shape:
+        sizes, dtype = list(shape[0]), shape[1]
+        for before, after, of_routes in forms:
+            if sizes[2:] == before:
+                wide = of_routes if of_routes and dtype == "uint8" else dtype
+                return (*sizes[:2], *after), wide
+        return shape
+
+    return words, [changed(s) for s in operands], [changed(s) for s in results]
+
+
 def spoilt(seed: int) -> tuple[str, list[Shape], list[Shape], dict[int, int]]:
     """Words, operands, results and shared memory (operand: result) of the program of a seed."""
     draw = Seeded(seed)
     words, operands, results = draw.choice(programs())
-    held, made = list(operands), list(results)
-    if draw.integer(0, 3):
-        words = " ".join(_other_words(draw, words.split(" ")))
+    each, held, made = words.split(" "), list(operands), list(results)
+    how = draw.integer(0, 3)
+    if how == 0:
+        each, held, made = _other_dtypes(draw, each, held, made)
+    elif how == 1:
+        each, held, made = _other_windows(draw, each, held, made)
+    elif draw.integer(0, 3):
+        each = _other_words(draw, each)
     for shapes in (held, made):
         if draw.integer(0, 3) == 0:
             k = draw.integer(0, len(shapes) - 1)
@@ -123,7 +229,7 @@ def spoilt(seed: int) -> tuple[str, list[Shape], list[Shape], dict[int, int]]:
             shapes.pop()
     shared = [(a, b) for a, one in enumerate(held) for b, other in enumerate(made) if one == other]
     lent = dict([draw.choice(shared)]) if shared and draw.integer(0, 3) == 0 else {}
-    return words, held, made, lent
+    return " ".join(each), held, made, lent
 
 
 def described(seed: int) -> str:
@@ -137,7 +243,8 @@ def check(seed: int) -> bytes:
     words, operands, results, shared = spoilt(seed)
     made = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
     values = np.random.default_rng(seed)
-    given = [values.integers(0, 3, shape).astype(jnp.dtype(dtype)) for shape, dtype in operands]
+    most = int(values.choice([3, 256]))  # routes of a window, or any
+    given = [values.integers(0, most, shape).astype(jnp.dtype(dtype)) for shape, dtype in operands]
     call = jax.ffi.ffi_call("poolgrad", made, input_output_aliases=shared)
     try:
         with jax.enable_x64(True):

@@ -97,6 +97,22 @@ def test_axes_that_do_not_exist(pooled: list[int], inner: int, message: str) -> 
         kernels([[*REGULAR.values()]], [5, 8], pooled, inner, "float32", "float32", 0)
 
 
+@pytest.mark.parametrize(
+    "dtypes", [("float64", "float32"), ("float32", "float64"), ("int32", "float32")]
+)
+def test_outputs_of_another_dtype(dtypes: tuple[str, str]) -> None:
+    kernels = type(plan(X).kernels)
+    with pytest.raises(ValueError, match="another dtype than inputs or their sums"):
+        kernels([[*REGULAR.values()]], [5, 8], [1], -1, *dtypes, 0)
+
+
+def test_selections_of_another_dtype() -> None:
+    """Averages of integers are floating numbers, maxima of them are not."""
+    made = plan(X.astype(np.int8), name="avg_pool2d").kernels
+    with pytest.raises(ValueError, match="the dtype of the inputs"):
+        made.select("max", X.astype(np.int8), Y, None, False, None, 1)
+
+
 def test_outputs_that_would_overflow_memory() -> None:
     long = REGULAR | {"in": 2**40, "out": 2**40, "kernel": 1, "stride": 1, "n": 2**40, "m": 2**40}
     kernels = type(plan(X).kernels)

@@ -62,7 +62,7 @@ def test_words_that_fit() -> None:
         (SELECT.replace("max <0 >0", "max <0 >0x"), "not a number"),
         (SELECT.replace("max <0 >0", "max <0 ?0"), "no such array"),
         (SELECT.replace(">1 0 -", ">1 0 <0"), "samples"),
-        (SELECT.replace("float32 float32", "float64 float32"), "items of another size"),
+        (SELECT.replace("float32 float32", "float64 float64"), "items of another size"),
         (SELECT.replace("float32 float32", "float32 complex64"), "no such dtype"),
         # words
         ("", "too few words"),
@@ -77,6 +77,80 @@ def test_words_that_fit() -> None:
 def test_words_that_do_not_fit(words: str, message: str) -> None:
     with pytest.raises(Exception, match=message):
         call(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "dtypes", "message"),
+    [
+        (SELECT, ("int32", "float32"), "another dtype"),
+        (SELECT, ("float32", "bool"), "another dtype"),
+        (SELECT, ("int8", "float32"), "the dtype of the inputs"),
+        (f"average {PLAN} <0 >0 1 0 *", ("int32", "float32"), "another dtype"),
+        (f"average {PLAN} <0 >0 1 0 *", ("float32", "bfloat16"), "another dtype"),
+    ],
+)
+def test_results_of_another_dtype(words: str, dtypes: tuple[str, str], message: str) -> None:
+    """As the words say it: rows of one type would be written over those of a smaller one."""
+    words = words.replace("float32 float32", " ".join(dtypes))
+    x = jnp.zeros((3, 8), dtypes[0])
+    results = [((3, 4), jnp.dtype(dtypes[1])), ((3, 4), jnp.uint8)]
+    with pytest.raises(Exception, match=message):
+        call(words, x, results=results[: 1 + words.startswith("select")])
+
+
+X, Y, R = ((3, 8), jnp.float32), ((3, 4), jnp.float32), ((3, 4), jnp.uint8)
+ONE, SEED = ((1,), jnp.float32), ((2,), jnp.uint32)
+WITHOUT_SAMPLES = {
+    "draw": ("<0 >0 >1 <1 *", [X, SEED], [Y, R]),
+    "average": ("<0 >0 1 0 *", [X], [Y]),
+    "average_backward": ("<0 >0 1 0 *", [Y], [X]),
+    "mixed": ("<0 <1 1 1 >0 >1 - *", [X, ONE], [Y, R]),
+    "mixed_backward": ("<0 <1 1 1 <2 >0 *", [Y, ONE, R], [X]),
+    "curved": ("soft <0 <1 1 >0 [0 - *", [X, ONE], [Y]),
+    "curved_backward": ("soft <0 <1 <2 1 [3 <3 <4 <5 >0 *", [Y, X, ONE, Y, Y, Y], [X]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", WITHOUT_SAMPLES)
+def test_windows_that_samples_would_place(kernel: str) -> None:
+    """Such windows have a table only in kernels that take samples; others read no table."""
+    arguments, operands, results = WITHOUT_SAMPLES[kernel]
+    plan = PLAN.replace("1 1 0 8", "1 1 2 8")
+    if results == [X]:
+        plan = plan.replace("<0", ">0")
+    with pytest.raises(Exception, match="samples are for selections only"):
+        call(f"{kernel} {plan} {arguments}", *(jnp.ones(*o) for o in operands), results=results)
+
+
+IN_PADDING = """
+import jax, jax.numpy as jnp, numpy as np, poolgrad, poolgrad.jax
+
+def call(words, *operands):
+    pad = KERNEL + 1
+    out = (9 + pad) // STRIDE + 1
+    axis = f"0 9 {out} {KERNEL} {STRIDE} {pad} {pad} 1 0 0 9 {out}"
+    made = [jax.ShapeDtypeStruct((3, out), d) for d in (jnp.float32, jnp.uint8)]
+    words = words.replace("PLAN", f"<0 float32 float32 0 -1 1 1 {axis}")
+    x = 1 + jnp.arange(27, dtype=jnp.float32).reshape(3, 9)
+    run = jax.jit(lambda *given: jax.ffi.ffi_call("poolgrad", made)(*given, words=words))
+    y, routes = run(x, *operands)
+    begin = np.arange(out) * STRIDE - pad
+    padding = (begin + KERNEL <= 0) | (begin >= 9)
+    assert padding.any()
+    assert (np.asarray(y)[:, padding] == 0).all()
+    assert (np.asarray(y)[:, ~padding] > 0).all()
+
+seed = jnp.array([1, 2], jnp.uint32)
+for KERNEL, STRIDE in ((3, 1), (30, 2), (200, 100)):
+    call("draw PLAN <0 >0 >1 <1 *", seed)
+    call("select PLAN median <0 >0 >1 0 - *")
+    call("select PLAN median <0 >0 >1 1 - *")
+"""
+
+
+def test_windows_in_the_padding_have_no_median() -> None:
+    """The public functions refuse such windows, a stored program cannot."""
+    assert_runs(IN_PADDING)
 
 
 def test_routes_of_another_number() -> None:

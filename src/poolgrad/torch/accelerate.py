@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
@@ -92,12 +93,36 @@ def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
                 not pads or pads_little(pads, given["kernel_size"], given.get("dilation") or [1])
             ):
                 try:
-                    return function(x, **_completed(given), **fixed)
+                    made = function(x, **_completed(given), **fixed)
+                    if operator.indices:
+                        _require_unchanged(*made)
+                    return made
                 except (TypeError, ValueError):
                     pass  # PyTorch says in its own words what is wrong
         return before.call_boxed(keys, x, *args, **more)
 
     return kernel
+
+
+def _require_unchanged(y: Tensor, indices: Tensor) -> None:
+    """Let the backward pass of `y` raise if `indices` were changed in place, as PyTorch's does.
+
+    Ours does not read them, so a reference that keeps them alive would cost memory for nothing.
+    """
+    if y.grad_fn is None:
+        return
+    version, kept = indices._version, weakref.ref(indices)
+
+    def check(_: Any) -> None:
+        changed = kept()
+        if changed is not None and changed._version != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: [{changed.type()} {list(changed.shape)}] is at version "
+                f"{changed._version}; expected version {version} instead."
+            )
+
+    y.grad_fn.register_prehook(check)
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
