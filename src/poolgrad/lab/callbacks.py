@@ -78,7 +78,8 @@ class History(lightning.Callback):
                 seconds: time.perf_counter() - self._began,
             }
         )
-        self._folder.write_metrics(self.rows)
+        if trainer.is_global_zero:
+            self._folder.write_metrics(self.rows)
 
     def state_dict(self) -> dict[str, Any]:
         """The rows and the settings, for the checkpoint."""

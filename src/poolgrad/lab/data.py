@@ -10,15 +10,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from poolgrad.lab.settings import DIGITS, LabError
+from poolgrad.lab.settings import BUILTIN, DIGITS, TRANSLATED_DIGITS, LabError, counted
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
 # From this many on, every class has an image in each of the three parts.
 MIN_PER_CLASS = 10
 _SPLIT_SEED = 0
+_PLACES_SEED = 0  # of the translated digits
+# Of one image, and of all images of a data set together, after they were resized.
+MAX_PIXELS = 64_000_000
+MAX_ALL_PIXELS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,10 @@ def load(source: str, size: int | None = None) -> LabelledImages:
     Parameters
     ----------
     source
-        `"digits"` (scikit-learn's handwritten digits), a folder that holds a folder of images for
-        each class, or an `.npz` file with `images`, (N, H, W) or (N, H, W, C), and `labels`, (N,).
+        `"digits"` (scikit-learn's handwritten digits), `"translated-digits"` (the same, each at a
+        random place on an empty canvas of 32 x 32 pixels), a folder that holds a folder of images
+        for each class, or an `.npz` file with `images`, (N, H, W) or (N, H, W, C), and `labels`,
+        (N,).
     size
         Resize the images of a folder to this side; None: they must have one size already.
 
@@ -81,6 +87,8 @@ def load(source: str, size: int | None = None) -> LabelledImages:
     try:
         if source == DIGITS:
             data = _load_digits()
+        elif source == TRANSLATED_DIGITS:
+            data = _translated(_load_digits(), BUILTIN[TRANSLATED_DIGITS])
         elif path.is_dir():
             data = _load_folder(path, size)
         elif not path.exists():
@@ -117,6 +125,36 @@ def split(data: LabelledImages) -> Split:
     return Split(train=train, validation=validation, test=test)
 
 
+def describe(data: LabelledImages, parts: Split) -> dict[str, Any]:
+    """What identifies the data and their split, as it is written to JSON."""
+    return {
+        "shape": list(data.images.shape),
+        "classes": list(data.classes),
+        "train": len(parts.train),
+        "validation": len(parts.validation),
+        "test": len(parts.test),
+        "sha256": data.fingerprint(),
+    }
+
+
+def image_sizes(folder: Path) -> set[tuple[int, int]]:
+    """Heights and widths of the images in the class folders of a folder; only headers are read.
+
+    What cannot be read is left out: `load` says what is wrong with it.
+    """
+    sizes = set()
+    for class_folder in (p for p in folder.iterdir() if p.is_dir() and not _hidden(p)):
+        for file in _image_files(class_folder):
+            try:
+                with warnings.catch_warnings(), Image.open(file) as opened:
+                    warnings.simplefilter("ignore")
+                    turned = opened.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+                    sizes.add(opened.size if turned else opened.size[::-1])
+            except Exception:
+                continue
+    return sizes
+
+
 def _check_classes(data: LabelledImages, source: str) -> None:
     if len(data.classes) < 2:
         raise LabError(f"{source} has one class only ({data.classes[0]}); at least 2 are needed")
@@ -124,8 +162,8 @@ def _check_classes(data: LabelledImages, source: str) -> None:
     fewest = int(counts.argmin())
     if counts[fewest] < MIN_PER_CLASS:
         raise LabError(
-            f"{source}: class {data.classes[fewest]} has {counts[fewest]} images; at least"
-            f" {MIN_PER_CLASS} are needed to train, validate and test"
+            f"{source}: class {data.classes[fewest]} has {counted(int(counts[fewest]), 'image')};"
+            f" at least {MIN_PER_CLASS} are needed to train, validate and test"
         )
 
 
@@ -138,6 +176,18 @@ def _load_digits() -> LabelledImages:
     return LabelledImages(images, labels, tuple(str(name) for name in digits.target_names))
 
 
+def _translated(data: LabelledImages, side: int) -> LabelledImages:
+    """Each image at a place of its own on an empty canvas, which holds the whole image."""
+    height, width = data.size
+    places = np.random.default_rng(_PLACES_SEED).integers(
+        0, (side - height + 1, side - width + 1), (len(data.images), 2)
+    )
+    images = np.zeros((len(data.images), data.images.shape[1], side, side), data.images.dtype)
+    for canvas, image, (row, column) in zip(images, data.images, places, strict=True):
+        canvas[:, row : row + height, column : column + width] = image
+    return LabelledImages(images, data.labels, data.classes)
+
+
 def _load_folder(folder: Path, size: int | None) -> LabelledImages:
     class_folders = sorted(p for p in folder.iterdir() if p.is_dir() and not _hidden(p))
     if not class_folders:
@@ -145,6 +195,7 @@ def _load_folder(folder: Path, size: int | None) -> LabelledImages:
     pictures: list[Image.Image] = []
     labels: list[int] = []
     first: Path | None = None
+    pixels = 0
     for label, class_folder in enumerate(class_folders):
         files = _image_files(class_folder)
         if not files:
@@ -157,6 +208,12 @@ def _load_folder(folder: Path, size: int | None) -> LabelledImages:
                     " give --size to resize all images"
                 )
             first = first or file
+            pixels += picture.width * picture.height
+            if pixels > MAX_ALL_PIXELS:
+                raise LabError(
+                    f"--data {folder}: the images have more than {MAX_ALL_PIXELS:,} pixels together"
+                    f" (at {file}); give --size to resize them"
+                )
             pictures.append(picture)
             labels.append(label)
     # One colour picture makes the whole set coloured.
@@ -188,8 +245,15 @@ def _read_image(file: Path, size: int | None) -> Image.Image:
         with warnings.catch_warnings(), Image.open(file) as opened:
             # Half-understood metadata and very large pictures make Pillow warn; both are readable.
             warnings.simplefilter("ignore")
+            if opened.width * opened.height > MAX_PIXELS:
+                raise LabError(
+                    f"{file} has {_extent(opened)} = {opened.width * opened.height:,} pixels; at"
+                    f" most {MAX_PIXELS:,} are read"
+                )
             opened.load()
             picture = ImageOps.exif_transpose(opened)
+    except LabError:
+        raise
     except UnidentifiedImageError as error:
         raise LabError(f"{file} is not an image, or a broken one") from error
     except Exception as error:  # every format's decoder has its own
@@ -240,6 +304,10 @@ def _npz_images(path: Path, images: NDArray[Any], labels: NDArray[Any]) -> NDArr
     if images.ndim not in (3, 4) or 0 in images.shape:
         raise LabError(
             f"{path}: images must have shape (N, H, W) or (N, H, W, C), got {images.shape}"
+        )
+    if images[0].size > MAX_PIXELS:
+        raise LabError(
+            f"{path}: an image has {images[0].size:,} values; at most {MAX_PIXELS:,} are read"
         )
     if labels.shape != images.shape[:1]:
         raise LabError(
