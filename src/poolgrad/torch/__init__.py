@@ -24,6 +24,16 @@ except ImportError as error:
 from poolgrad.torch import function as function  # defines torch.ops.poolgrad
 from poolgrad.torch.accelerate import accelerate
 from poolgrad.torch.convert import Report, convert, revert
+from poolgrad.torch.layers import (
+    AdaptivePolyphasePool2d,
+    BlurConv2d,
+    BlurPool2d,
+    GatedPool2d,
+    LIP2d,
+    MaxBlurPool2d,
+    TreePool2d,
+    lip_pool2d,
+)
 from poolgrad.torch.modules import (
     MODULES,
     AdaptiveAvgPool1d,
@@ -89,11 +99,15 @@ __all__ = [
     "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
     "AdaptiveMaxPool3d",
+    "AdaptivePolyphasePool2d",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
+    "BlurConv2d",
+    "BlurPool2d",
     "FractionalMaxPool2d",
     "FractionalMaxPool3d",
+    "GatedPool2d",
     "GlobalAvgPool1d",
     "GlobalAvgPool2d",
     "GlobalAvgPool3d",
@@ -106,12 +120,14 @@ __all__ = [
     "GlobalMaxPool1d",
     "GlobalMaxPool2d",
     "GlobalMaxPool3d",
+    "LIP2d",
     "LPPool1d",
     "LPPool2d",
     "LPPool3d",
     "LSEPool1d",
     "LSEPool2d",
     "LSEPool3d",
+    "MaxBlurPool2d",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
@@ -137,7 +153,9 @@ __all__ = [
     "StochasticPool1d",
     "StochasticPool2d",
     "StochasticPool3d",
+    "TreePool2d",
     "accelerate",
     "convert",
+    "lip_pool2d",
     "revert",
 ]
