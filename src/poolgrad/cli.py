@@ -198,11 +198,11 @@ def _print_files(title: str, files: Iterable[Path]) -> None:
 
 @app.command()
 def check() -> None:
-    """Check the gradients of every operator for every array library that is installed.
+    """Check the gradients of every operator and layer for every array library that is installed.
 
     In 1 to 3 dimensions and both layouts, results are compared with the textbook definition, with
-    central finite differences (float64), and with PyTorch's own operators. The exit code is 1 if a
-    check fails.
+    central finite differences (float64), and with PyTorch's own operators; those of layers, and of
+    their parameters, with finite differences. The exit code is 1 if a check fails.
     """
     with _clear_errors():
         from rich.console import Console
@@ -218,7 +218,9 @@ def check() -> None:
     for line in complaints(rows):
         console.print(line, style="red", markup=False, highlight=False)
     held = sum(row.ok for row in rows)
-    console.print(f"{held} of {total} checks passed: one per function, library, dtype and layout")
+    console.print(
+        f"{held} of {total} checks passed: one per function, library, dtype, layout; per layer"
+    )
     if held < total:
         raise typer.Exit(1)
 
