@@ -135,10 +135,16 @@ def _strided(channels: int, kernel: int, stride: int, circular: bool) -> nn.Modu
 
 
 def _blur(channels: int, kernel: int, stride: int, circular: bool) -> nn.Module:
+    from torch import nn
+
     from poolgrad.torch import MaxBlurPool2d
 
-    mode = "circular" if circular else "reflect"
-    return MaxBlurPool2d(kernel, stride, filter_size=_BLUR_FILTER, padding_mode=mode)
+    if not circular:
+        return MaxBlurPool2d(kernel, stride, filter_size=_BLUR_FILTER)
+    # The windows of the maximum wrap around, too.
+    wrap = nn.CircularPad2d((0, kernel - 1, 0, kernel - 1))
+    blur = MaxBlurPool2d(kernel, stride, filter_size=_BLUR_FILTER, padding_mode="circular")
+    return nn.Sequential(wrap, blur)
 
 
 def _aps(channels: int, kernel: int, stride: int, circular: bool) -> nn.Module:

@@ -25,14 +25,23 @@ from poolgrad.torch import function as function  # defines torch.ops.poolgrad
 from poolgrad.torch.accelerate import accelerate
 from poolgrad.torch.convert import Report, convert, revert
 from poolgrad.torch.layers import (
+    HEADS,
     AdaptivePolyphasePool2d,
+    AttentionPool2d,
+    AttentionPoolLatent,
     BlurConv2d,
     BlurPool2d,
     GatedPool2d,
+    GeM2d,
+    Head,
     LIP2d,
+    LogSumExp2d,
     MaxBlurPool2d,
+    S3Pool2d,
+    SpatialPyramidPool2d,
     TreePool2d,
     lip_pool2d,
+    make_head,
 )
 from poolgrad.torch.modules import (
     MODULES,
@@ -92,6 +101,7 @@ from poolgrad.torch.modules import (
 )
 
 __all__ = [
+    "HEADS",
     "MODULES",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
@@ -100,6 +110,8 @@ __all__ = [
     "AdaptiveMaxPool2d",
     "AdaptiveMaxPool3d",
     "AdaptivePolyphasePool2d",
+    "AttentionPool2d",
+    "AttentionPoolLatent",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
@@ -108,6 +120,7 @@ __all__ = [
     "FractionalMaxPool2d",
     "FractionalMaxPool3d",
     "GatedPool2d",
+    "GeM2d",
     "GlobalAvgPool1d",
     "GlobalAvgPool2d",
     "GlobalAvgPool3d",
@@ -120,6 +133,7 @@ __all__ = [
     "GlobalMaxPool1d",
     "GlobalMaxPool2d",
     "GlobalMaxPool3d",
+    "Head",
     "LIP2d",
     "LPPool1d",
     "LPPool2d",
@@ -127,6 +141,7 @@ __all__ = [
     "LSEPool1d",
     "LSEPool2d",
     "LSEPool3d",
+    "LogSumExp2d",
     "MaxBlurPool2d",
     "MaxPool1d",
     "MaxPool2d",
@@ -147,9 +162,11 @@ __all__ = [
     "ReLUMaxPool2d",
     "ReLUMaxPool3d",
     "Report",
+    "S3Pool2d",
     "SoftPool1d",
     "SoftPool2d",
     "SoftPool3d",
+    "SpatialPyramidPool2d",
     "StochasticPool1d",
     "StochasticPool2d",
     "StochasticPool3d",
@@ -157,5 +174,6 @@ __all__ = [
     "accelerate",
     "convert",
     "lip_pool2d",
+    "make_head",
     "revert",
 ]

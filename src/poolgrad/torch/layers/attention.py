@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import relu, scaled_dot_product_attention
 
 from poolgrad.functional import global_avg_pool
-from poolgrad.rule import positive
 from poolgrad.torch.arrays import pools
-from poolgrad.torch.layers.options import check_map, count, optional_count
+from poolgrad.torch.layers.inputs import check_maps, one_positive, pair
+from poolgrad.torch.layers.options import check_size, optional_count
 
 _HEAD_WIDTH = 64  # channels of one head, as CLIP and the transformers before it have
 
@@ -65,7 +65,8 @@ class MultiHeadAttention(nn.Module):
 
     def _split(self, tokens: Tensor) -> Tensor:
         """Shape (N, T, C) to (N, heads, T, C / heads)."""
-        return tokens.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        split: Tensor = tokens.unflatten(-1, (self.heads, -1))
+        return split.transpose(-3, -2)
 
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         """Attend from (N, Q, C) to (N, T, C); the result has shape (N, Q, out_channels)."""
@@ -145,20 +146,20 @@ class AttentionPool2d(nn.Module):
         out_channels: int | None = None,
     ) -> None:
         super().__init__()
-        self.channels = count("channels", channels)
-        height, width = positive("size", size, 2)
-        self.size = (height, width)
+        self.channels = one_positive("channels", channels)
+        self.size = pair("size", size)
         self.heads = _heads(self.channels, heads)
         self.out_channels = optional_count("out_channels", out_channels) or self.channels
         deviation = self.channels**-0.5
         self.positions = nn.Parameter(
-            torch.randn(height * width + 1, self.channels) * deviation
+            torch.randn(self.size[0] * self.size[1] + 1, self.channels) * deviation
         )
         self.attention = MultiHeadAttention(self.channels, self.heads, self.out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
-        check_map("AttentionPool2d", x, self.channels, self.size)
+        check_maps(x, self.channels)
+        check_size(x, self.size)
         batch = x if x.dim() == 4 else x[None]
         average = global_avg_pool(batch) if pools(batch) else batch.mean((-2, -1))
         tokens = torch.cat([average[:, None], _tokens(batch)], 1) + self.positions
@@ -229,9 +230,9 @@ class AttentionPoolLatent(nn.Module):
         out_channels: int | None = None,
     ) -> None:
         super().__init__()
-        self.channels = count("channels", channels)
+        self.channels = one_positive("channels", channels)
         self.heads = _heads(self.channels, heads)
-        self.latents = count("latents", latents)
+        self.latents = one_positive("latents", latents)
         rows = self.latents * self.channels
         self.out_channels = optional_count("out_channels", out_channels) or rows
         self.queries = nn.Parameter(torch.empty(self.latents, self.channels))
@@ -246,7 +247,7 @@ class AttentionPoolLatent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
-        check_map("AttentionPoolLatent", x, self.channels)
+        check_maps(x, self.channels)
         batch = x if x.dim() == 4 else x[None]
         queries = self.queries.expand(batch.shape[0], -1, -1)
         hidden = self.norm(queries + self.attention(queries, _tokens(batch)))

@@ -157,8 +157,8 @@ class BlurPool2d(nn.Module):
 class MaxBlurPool2d(nn.Module):
     """Take the maximum of every window with stride 1, then blur and subsample.
 
-    Max pooling is a dense maximum, which commutes with shifts, followed by a bare stride, which does
-    not. Here the stride is that of `BlurPool2d`.
+    Max pooling is a dense maximum, which commutes with shifts, followed by a bare stride, which
+    does not. Here the stride is that of `BlurPool2d`.
 
     Parameters
     ----------

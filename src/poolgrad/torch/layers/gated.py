@@ -1,4 +1,7 @@
-"""Learned combinations of poolings: gates, and trees of learned filters (Lee, Gallagher & Tu 2016)."""
+"""Learned combinations of poolings: gates, and trees of filters.
+
+The source of both is Lee, Gallagher & Tu 2016.
+"""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from poolgrad.functional import global_avg_pool, global_max_pool
-from poolgrad.rule import brief, positive
 from poolgrad.torch.arrays import pools
 from poolgrad.torch.layers.attention import AttentionPool2d
-from poolgrad.torch.layers.options import check_map, count
+from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair
+from poolgrad.torch.layers.options import check_size
 from poolgrad.torch.layers.power import GeM2d
 
 HEADS = ("flatten", "avg", "max", "gem", "attention")
@@ -69,8 +69,9 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Score a tensor of shape (N, C, H, W); the scores have shape (N, classes)."""
-        fixed = self.name in ("flatten", "attention")
-        check_map(f'"{self.name}" head', x, self.channels, self.size if fixed else None)
+        check_maps(x, self.channels)
+        if self.name in ("flatten", "attention"):
+            check_size(x, self.size)
         batch = x if x.dim() == 4 else x[None]
         y: Tensor = self.classify(self.pool(batch))
         return y if x.dim() == 4 else y[0]
@@ -138,10 +139,9 @@ def make_head(name: str, channels: int, size: int | tuple[int, int], classes: in
     >>> head(torch.rand(2, 64, 4, 4)).shape
     torch.Size([2, 10])
     """
-    if name not in HEADS:
-        raise ValueError(f"name must be one of {', '.join(HEADS)}, got {brief(name)}")
-    channels, classes = count("channels", channels), count("classes", classes)
-    height, width = positive("size", size, 2)
+    name = one_of("name", name, HEADS)
+    channels, classes = one_positive("channels", channels), one_positive("classes", classes)
+    height, width = pair("size", size)
     features = channels * height * width if name == "flatten" else channels
     pool: nn.Module
     if name == "attention":

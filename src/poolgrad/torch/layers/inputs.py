@@ -49,7 +49,7 @@ def one_positive(name: str, value: object) -> int:
 
 
 def pair(name: str, value: object) -> tuple[int, int]:
-    """Return an argument that is a positive integer, or one for the height and one for the width."""
+    """Return an argument that is a positive integer, or one for each of height and width."""
     height, width = positive(name, value, 2)
     return height, width
 

@@ -1,11 +1,11 @@
-"""Adaptive polyphase sampling: a stride that commutes with circular shifts (Chaman & Dokmanic 2021).
+"""Adaptive polyphase sampling: a stride that commutes with circular shifts.
 
 The pixels that a stride could keep form one grid for each offset: the polyphase components. A
 circular shift of the map permutes the components and shifts each of them. So a choice among them
 that depends on nothing but their content, up to circular shifts, keeps the same pixels of every
-shift of the map. Two things would break that in floating point: sums whose rounding depends on the
-order of the terms, and ties that are broken by the offset. Here sums are exact, and ties are broken
-by an order of the contents.
+shift of the map (Chaman & Dokmanic 2021). Two things would break that in floating point: sums whose
+rounding depends on the order of the terms, and ties that are broken by the offset. Here sums are
+exact, and ties are broken by an order of the contents.
 """
 
 from __future__ import annotations

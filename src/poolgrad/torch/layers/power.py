@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from poolgrad.functional import global_lp_pool, global_lse_pool
 from poolgrad.rule import flag
 from poolgrad.torch.arrays import pools
-from poolgrad.torch.layers.options import check_map, learned, number, optional_count
+from poolgrad.torch.layers.inputs import check_maps
+from poolgrad.torch.layers.options import learned, number, optional_count
 
 
 def _broadcast(value: Tensor, x: Tensor) -> Tensor:
@@ -31,9 +32,18 @@ def _power_mean(size: Tensor, p: Tensor) -> Tensor:
 
 
 def _log_mean_exp(x: Tensor, r: Tensor) -> Tensor:
-    """Compute ``log(mean(exp(r * x))) / r`` over the last two axes, which stay."""
-    total = torch.logsumexp(r * x, (-2, -1), keepdim=True)
-    return (total - math.log(x.shape[-1] * x.shape[-2])) / r
+    """Compute ``log(mean(exp(r * x))) / r`` over the last two axes, which stay.
+
+    The input that dominates is subtracted first, as a constant for the gradient: that of `r` would
+    else be the difference of two numbers of the size of `x`.
+    """
+    axes = (-2, -1)
+    constant = x.detach()
+    most = torch.where(r > 0, constant.amax(axes, True), constant.amin(axes, True))
+    limits = torch.finfo(x.dtype)
+    most = most.clamp(limits.min, limits.max)
+    total = torch.logsumexp(r * (x - most), axes, keepdim=True)
+    return most + (total - math.log(x.shape[-1] * x.shape[-2])) / r
 
 
 class GeM2d(nn.Module):
@@ -103,7 +113,7 @@ class GeM2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
-        check_map("GeM2d", x, self.channels)
+        check_maps(x, self.channels)
         size = x.clamp(min=self.eps) if self.eps else x
         if pools(x):
             batch = size if x.dim() == 4 else size[None]
@@ -164,9 +174,7 @@ class LogSumExp2d(nn.Module):
     torch.Size([2, 8])
     """
 
-    def __init__(
-        self, channels: int | None = None, r: float = 1.0, keepdims: bool = False
-    ) -> None:
+    def __init__(self, channels: int | None = None, r: float = 1.0, keepdims: bool = False) -> None:
         super().__init__()
         self.channels = optional_count("channels", channels)
         self.initial = number("r", r)
@@ -177,7 +185,7 @@ class LogSumExp2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
-        check_map("LogSumExp2d", x, self.channels)
+        check_maps(x, self.channels)
         if pools(x):
             batch = x if x.dim() == 4 else x[None]
             y: Tensor = global_lse_pool(batch, keepdims=True, r=self.r)

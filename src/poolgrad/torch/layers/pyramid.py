@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from poolgrad.rule import brief
-from poolgrad.torch.layers.options import check_map, count
+from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive
 from poolgrad.torch.modules import AdaptiveAvgPool2d, AdaptiveMaxPool2d
 
 _MODES = {"max": AdaptiveMaxPool2d, "avg": AdaptiveAvgPool2d}
@@ -53,11 +53,9 @@ class SpatialPyramidPool2d(nn.Module):
             raise TypeError(f"levels must be a sequence of integers, got {brief(levels)}")
         if len(levels) == 0:
             raise ValueError("levels must hold at least one level, got none")
-        if mode not in ("max", "avg"):
-            raise ValueError(f'mode must be "max" or "avg", got {brief(mode)}')
-        self.levels = tuple(count("levels", level) for level in levels)
-        self.mode = mode
-        self.pools = nn.ModuleList(_MODES[mode](level) for level in self.levels)
+        self.levels = tuple(one_positive("levels", level) for level in levels)
+        self.mode = one_of("mode", mode, tuple(_MODES))
+        self.pools = nn.ModuleList(_MODES[self.mode](level) for level in self.levels)
 
     def features(self, channels: int) -> int:
         """Return the length of the output for maps of so many channels."""
@@ -65,7 +63,7 @@ class SpatialPyramidPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C * sum(l * l for each level l))."""
-        check_map("SpatialPyramidPool2d", x)
+        check_maps(x)
         return torch.cat([pool(x).flatten(-3) for pool in self.pools], -1)
 
     def extra_repr(self) -> str:

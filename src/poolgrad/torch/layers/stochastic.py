@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import comb
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad
 
 from poolgrad import functional
-from poolgrad.rule import Ints, brief, positive
-from poolgrad.torch.arrays import pools
+from poolgrad.rule import Ints, brief
+from poolgrad.torch.arrays import pools, shape_of
 from poolgrad.torch.function import known_generator
-from poolgrad.torch.layers.options import check_map
+from poolgrad.torch.layers.inputs import check_maps, pair
 
 
-@lru_cache(maxsize=256)
-def _strips(size: int, stride: int, grid: int) -> tuple[tuple[int, int, int], ...]:
-    """Return ``(first row, rows, rows kept)`` of each strip of an axis; the last may be shorter."""
-    firsts = range(0, size, grid)
-    lengths = [min(grid, size - first) for first in firsts]
-    return tuple((f, n, -(-n // stride)) for f, n in zip(firsts, lengths, strict=True))
+def _strips(size: int, stride: int, grid: int) -> list[tuple[int, int, int]]:
+    """Return the strips of an axis as ``(strips, rows of each, rows kept of each)``.
+
+    First those of `grid` rows, then, if rows are left, one of the rest.
+    """
+    whole, rest = divmod(size, grid)
+    strips = [(whole, grid, grid // stride), (1, rest, -(-rest // stride))]
+    return [(count, n, m) for count, n, m in strips if count and n]
 
 
 @lru_cache(maxsize=256)
@@ -31,13 +34,17 @@ def _chances(size: int, stride: int, grid: int) -> tuple[tuple[float, ...], ...]
     Of m rows drawn from n without replacement and put in order, number k is row j in
     ``comb(j, k) * comb(n - 1 - j, m - 1 - k)`` of the ``comb(n, m)`` equally likely choices.
     """
-    chances = []
-    for first, n, m in _strips(size, stride, grid):
-        for k in range(m):
-            row = [0.0] * size
-            for j in range(n):
-                row[first + j] = comb(j, k) * comb(n - 1 - j, m - 1 - k) / comb(n, m)
-            chances.append(tuple(row))
+    chances: list[tuple[float, ...]] = []
+    first = 0
+    for strips, n, m in _strips(size, stride, grid):
+        drawn = [
+            [comb(j, k) * comb(n - 1 - j, m - 1 - k) / comb(n, m) for j in range(n)]
+            for k in range(m)
+        ]
+        for start in range(first, first + strips * n, n):
+            after = size - start - n
+            chances += [(0.0,) * start + tuple(row) + (0.0,) * after for row in drawn]
+        first += strips * n
     return tuple(chances)
 
 
@@ -97,9 +104,9 @@ class S3Pool2d(nn.Module):
         generator: torch.Generator | int | None = None,
     ) -> None:
         super().__init__()
-        self.kernel_size = positive("kernel_size", kernel_size, 2)
-        self.stride = self.kernel_size if stride is None else positive("stride", stride, 2)
-        self.grid_size = self.stride if grid_size is None else positive("grid_size", grid_size, 2)
+        self.kernel_size = pair("kernel_size", kernel_size)
+        self.stride = self.kernel_size if stride is None else pair("stride", stride)
+        self.grid_size = self.stride if grid_size is None else pair("grid_size", grid_size)
         if any(g % s for g, s in zip(self.grid_size, self.stride, strict=True)):
             raise ValueError(
                 f"grid_size must be a multiple of the stride {self.stride}, got {brief(grid_size)}"
@@ -116,12 +123,17 @@ class S3Pool2d(nn.Module):
         return max_pool2d(pad(x, around, value=-torch.inf), self.kernel_size, stride=1)
 
     def _drawn(self, size: int, axis: int, generator: torch.Generator | None) -> Tensor:
-        """The rows (axis 0) or columns (axis 1) that are kept, in order; on the CPU."""
+        """The rows (axis 0) or columns (axis 1) that are kept, in order, where the generator is."""
         kept = []
+        first = 0
         device = torch.device("cpu") if generator is None else generator.device
-        for first, n, m in _strips(size, self.stride[axis], self.grid_size[axis]):
-            keys = torch.rand(n, generator=generator, dtype=torch.float64, device=device)
-            kept.append(first + keys.topk(m).indices.sort().values)
+        # Compilers take no generator that is None.
+        own: dict[str, Any] = {} if generator is None else {"generator": generator}
+        for strips, n, m in _strips(size, self.stride[axis], self.grid_size[axis]):
+            keys = torch.rand(strips, n, dtype=torch.float64, device=device, **own)
+            starts = first + n * torch.arange(strips, device=device)[:, None]
+            kept.append((starts + keys.topk(m).indices.sort().values).flatten())
+            first += strips * n
         return torch.cat(kept)
 
     def _mean(self, y: Tensor) -> Tensor:
@@ -131,7 +143,7 @@ class S3Pool2d(nn.Module):
             return mean
         by_row, by_column = (
             torch.tensor(
-                _chances(y.shape[a - 2], self.stride[a], self.grid_size[a]),
+                _chances(shape_of(y)[a - 2], self.stride[a], self.grid_size[a]),
                 dtype=y.dtype,
                 device=y.device,
             )
@@ -141,16 +153,14 @@ class S3Pool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C, ceil(H / stride), ceil(W / stride))."""
-        check_map("S3Pool2d", x)
+        check_maps(x)
         y = self._maxima(x)
         if not self.training:
             return self._mean(y)
         generator = self.generator
         if isinstance(generator, int):
             generator = torch.Generator().manual_seed(generator)
-        rows, columns = (
-            self._drawn(x.shape[a - 2], a, generator).to(x.device) for a in (0, 1)
-        )
+        rows, columns = (self._drawn(x.shape[a - 2], a, generator).to(x.device) for a in (0, 1))
         return y.index_select(-2, rows).index_select(-1, columns)
 
     def extra_repr(self) -> str:
