@@ -76,7 +76,7 @@ def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Passage
     gradient = after.grad[0].abs().sum(dim=(1, 2))
     filled = (after[0] != 0).sum(dim=(1, 2))
     channel = int((gradient * filled).argmax())
-    share, winners = _share(network, settings, before.detach(), channel)
+    share, winners = share_of(network.pool, settings, before.detach(), channel)
     return Passage(
         image=image[0] if len(image) != 3 else np.moveaxis(image, 0, -1),
         before=before.detach()[0, channel].numpy(),
@@ -90,9 +90,27 @@ def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Passage
     )
 
 
-def _share(
-    network: Network, settings: Settings, before: Tensor, channel: int
+def share_of(
+    layer: nn.Module, settings: Settings, before: Tensor, channel: int
 ) -> tuple[Plane, NDArray[np.int64] | None]:
+    """How much each value of a map has to do with what a downsampling makes of it.
+
+    Parameters
+    ----------
+    layer
+        The downsampling.
+    settings
+        `pool`, `kernel` and `stride` are used.
+    before
+        Its input, shape (1, C, H, W).
+    channel
+        Which one.
+
+    Returns
+    -------
+    share, winners
+        As in `Passage`.
+    """
     plane = before[0, channel].numpy()
     kernel, stride, padding = settings.kernel, settings.stride, window_padding(settings.kernel)
     if settings.pool == "max":
@@ -107,11 +125,11 @@ def _share(
         return pullback(np.ones_like(y)), None
     inputs = before.clone().requires_grad_()
     if settings.pool == "strided":
-        assert isinstance(network.pool, nn.Conv2d)
+        assert isinstance(layer, nn.Conv2d)
         # The size of every weight on the way from this channel to any output.
-        weights = network.pool.weight.detach()[:, channel].abs().sum(0)[None, None]
+        weights = layer.weight.detach()[:, channel].abs().sum(0)[None, None]
         nn.functional.conv2d(inputs[:, channel, None], weights, None, stride, padding).sum().backward()
     else:
-        network.pool(inputs)[0, channel].sum().backward()
+        layer(inputs)[0, channel].sum().backward()
     assert inputs.grad is not None
     return inputs.grad[0, channel].abs().numpy(), None

@@ -111,8 +111,12 @@ def build(
 
 def title(name: str, head: str = "avg") -> str:
     """The name for people of a downsampling, with its head where that is not the usual one."""
-    shown = DOWNSAMPLINGS[name].title if name in DOWNSAMPLINGS else name
-    return shown if head == "avg" else f"{shown}, {head} head"
+    return with_head(DOWNSAMPLINGS[name].title if name in DOWNSAMPLINGS else name, head)
+
+
+def with_head(title: str, head: str) -> str:
+    """The name for people of a downsampling, followed by its head where that is not `avg`."""
+    return title if head == "avg" else f"{title}, {head} head"
 
 
 def _max(channels: int, kernel: int, stride: int, circular: bool) -> nn.Module:

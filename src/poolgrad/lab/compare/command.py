@@ -26,7 +26,7 @@ from poolgrad.lab.compare.sentence import name_of, sentence, warnings
 from poolgrad.lab.compare.statistics import DRAWS, Scores, differences, estimate
 from poolgrad.lab.compare.tasks import Described, Job
 from poolgrad.lab.folder import read_json, to_json, write_atomic, writing
-from poolgrad.lab.pools import title
+from poolgrad.lab.pools import with_head
 from poolgrad.lab.settings import LabError, check_entries, counted, flag, shorten
 from poolgrad.lab.versions import versions
 
@@ -140,7 +140,8 @@ class Session:
         if cost is None:
             return _START_SECONDS
         steps = plan.epochs * self.described.training / plan.batch_size
-        images = self.described.tested * shifts.evaluations(plan.shifts)
+        evaluations = shifts.evaluations(plan.shifts) if plan.task_entry.shifts else 1
+        images = self.described.tested * evaluations
         inference = images / plan.batch_size * cost.inference_ms
         return _START_SECONDS + (steps * (cost.step_ms + _OVERHEAD_MS) + inference) / 1000
 
@@ -323,7 +324,7 @@ def _compare(
             Summary(
                 method=method,
                 head=head,
-                title=title(method, head),
+                title=with_head(task.titles[method], head),
                 seeds=len(some),
                 score=estimate(scores[pair].values),
                 difference=apart.get(pair),
@@ -412,7 +413,7 @@ def repeat_command(plan: Plan) -> str:
         "lr": f"{plan.lr:g}",
         "kernel": plan.kernel,
         "conv_padding": plan.conv_padding,
-        "shifts": plan.shifts,
+        "shifts": plan.shifts if plan.task_entry.shifts else None,
     }
     words = [f"{flag(k)} {shlex.quote(str(v))}" for k, v in options.items() if v is not None]
     return " \\\n  ".join(["poolgrad compare", *words])

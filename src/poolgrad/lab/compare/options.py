@@ -37,8 +37,7 @@ LARGEST_FOR_NONE = 48
 # To which folders of images of several sizes, or of larger ones, are resized.
 DEFAULT_SIDE = 64
 _LEARNING_RATE = 0.01
-# Images that an ordinary and a quick run see, over all its epochs, and limits of the epochs.
-_PASSES, _QUICK_PASSES = 25_000, 9_000
+# Limits of the epochs of an ordinary and of a quick run.
 _EPOCHS, _QUICK_EPOCHS = (8, 60), (4, 40)
 
 
@@ -119,6 +118,8 @@ class Plan:
         if pools is not None:
             methods = names("pool", pools, task.accepted)
         heads: tuple[Any, ...] = ("avg",)
+        if options.get("shifts") is not None and not task.shifts:
+            raise LabError(f"--shifts moves the images of a classifier; --task {task.name} has none")
         if options.get("head") is not None:
             if not task.heads:
                 raise LabError(f"--head chooses the end of a classifier; --task {task.name} has none")
@@ -197,9 +198,8 @@ class Plan:
             Height and width of the images.
         """
         self.check_image(*size)
-        (least, most), passes = (
-            (_QUICK_EPOCHS, _QUICK_PASSES) if self.quick else (_EPOCHS, _PASSES)
-        )
+        least, most = _QUICK_EPOCHS if self.quick else _EPOCHS
+        passes = self.task_entry.quick_passes if self.quick else self.task_entry.passes
         epochs = min(max(round(passes / images), least), most)
         methods = self.methods
         if not self.chosen and min(size) > LARGEST_FOR_NONE:

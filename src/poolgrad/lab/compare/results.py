@@ -141,7 +141,10 @@ class Example:
         Row and column in `before` of the largest value of each window, shape (h', w', 2); None
         where the method selects no input.
     label, predicted
-        Names of the true and of the predicted class.
+        Names of the true and of the predicted class; for segmentation, of the image and of its
+        scores.
+    true_mask, predicted_mask
+        Class numbers of the pixels of `image`, shape (H, W); None for classification.
     """
 
     method: str
@@ -154,6 +157,8 @@ class Example:
     winners: Array | None
     label: str
     predicted: str
+    true_mask: Array | None = None
+    predicted_mask: Array | None = None
 
 
 @dataclass(frozen=True)

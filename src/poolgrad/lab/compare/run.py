@@ -71,7 +71,7 @@ def run_one(
             devices=job.devices,
         )
         rows = kept_rows(run)
-        predict = predictor(network)
+        predict = predictor(network, _EVALUATION_BATCH)
         images, labels = data.images[parts.test], data.labels[parts.test]
         predicted = predict(images)
         curve = shifts.measure(predict, images, labels, job.shifts)
@@ -138,13 +138,21 @@ def kept_rows(run: RunFolder) -> list[dict[str, float]]:
     return list(content["callbacks"][History.__qualname__]["rows"])
 
 
-def predictor(network: nn.Module) -> Callable[[Array], IntArray]:
-    """A function from images, shape (T, C, H, W), to their classes, shape (T,)."""
+def predictor(network: nn.Module, batch: int) -> Callable[[Array], IntArray]:
+    """A function from images, shape (T, C, H, W), to the classes with the highest scores.
+
+    Parameters
+    ----------
+    network
+        Images to scores, whose second axis are the classes.
+    batch
+        How many images at a time.
+    """
     network.eval()
 
     def predict(images: Array) -> IntArray:
         with torch.no_grad():
-            parts = torch.from_numpy(np.ascontiguousarray(images)).split(_EVALUATION_BATCH)
+            parts = torch.from_numpy(np.ascontiguousarray(images)).split(batch)
             classes: IntArray = torch.cat([network(part).argmax(1) for part in parts]).numpy()
         return classes
 

@@ -27,7 +27,8 @@ _RESULT: dict[str, tuple[type, ...]] = {
     "versions": (dict,),
 }
 _PREDICTIONS, _EXAMPLES = "predictions.npz", "examples.npz"
-_PLANES = ("image", "before", "after", "arriving", "returned", "share", "winners")
+_PLANES = ("image", "before", "after", "arriving", "returned", "share", "winners",
+           "true_mask", "predicted_mask")  # fmt: skip
 _SHIFT_ARRAYS = tuple(f.name for f in fields(ShiftCurve) if f.type == "FloatArray")
 
 

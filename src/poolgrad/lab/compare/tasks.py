@@ -5,13 +5,15 @@ Reading this file needs nothing but Python: the modules are imported when they a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from poolgrad.lab import pools
+from poolgrad.lab.segment.variants import DEFAULT_VARIANTS, REFERENCE, VARIANTS
+from poolgrad.lab.settings import SCATTERED_DIGITS
 
 if TYPE_CHECKING:
     import torch
@@ -145,8 +147,12 @@ class Task:
         Default methods, those of `--quick`, and all.
     baseline
         The method that the others are compared with, if it is among them.
-    heads
-        Whether `--head` makes sense.
+    titles
+        Names of all methods for people.
+    heads, shifts
+        Whether `--head` makes sense, and whether test images are shifted.
+    passes, quick_passes
+        Training images that a run sees by default, over all its epochs.
     front_module, work_module
         Names of the modules `Front` and `Work`.
     """
@@ -159,7 +165,11 @@ class Task:
     quick_methods: tuple[str, ...]
     accepted: tuple[str, ...]
     baseline: str
+    titles: Mapping[str, str]
     heads: bool
+    shifts: bool
+    passes: int
+    quick_passes: int
     front_module: str
     work_module: str
 
@@ -184,8 +194,29 @@ TASKS: dict[str, Task] = {
         quick_methods=("max", "avg", "strided", "blur", "aps"),
         accepted=pools.NAMES,
         baseline="max",
+        titles={name: found.title for name, found in pools.DOWNSAMPLINGS.items()},
         heads=True,
+        shifts=True,
+        passes=25_000,
+        quick_passes=9_000,
         front_module="poolgrad.lab.compare.classify",
         work_module="poolgrad.lab.compare.run",
+    ),
+    "segment": Task(
+        name="segment",
+        metric="IoU",
+        score="iou",
+        data=SCATTERED_DIGITS,
+        methods=DEFAULT_VARIANTS,
+        quick_methods=DEFAULT_VARIANTS,
+        accepted=tuple(VARIANTS),
+        baseline=REFERENCE,
+        titles=VARIANTS,
+        heads=False,
+        shifts=False,
+        passes=7_000,
+        quick_passes=2_000,
+        front_module="poolgrad.lab.segment.front",
+        work_module="poolgrad.lab.segment.run",
     ),
 }

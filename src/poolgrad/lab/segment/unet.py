@@ -25,7 +25,14 @@ class Resampling(nn.Module):
     ----------
     width, deeper
         Channels of this level and of the next, smaller one.
+
+    Attributes
+    ----------
+    pool
+        The layer that downsamples.
     """
+
+    pool: nn.Module
 
     def __init__(self, width: int, deeper: int) -> None:
         super().__init__()
