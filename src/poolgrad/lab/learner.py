@@ -147,15 +147,11 @@ class Learner(lightning.LightningModule):
             If the loss is not finite any more.
         """
         images, labels = batch
-        part, scale = _own_part(len(labels))
+        part, scale = own_part(len(labels))
         scores = self(augment(images.float(), self._randomness, part))
         labels = labels[part]
         loss = scale * functional.cross_entropy(scores, labels, label_smoothing=_LABEL_SMOOTHING)
-        if not loss.isfinite():
-            raise LabError(
-                f"--lr {self._settings.lr:g} is too large: the loss became {loss.item()} in epoch"
-                f" {self.current_epoch + 1}"
-            )
+        self.check_finite(loss)
         self._log("train", scores.detach(), labels)
         return loss
 
@@ -185,19 +181,37 @@ class Learner(lightning.LightningModule):
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
-    def _log(self, part: str, scores: Tensor, labels: Tensor) -> None:
-        loss = functional.cross_entropy(scores, labels)
-        accuracy = (scores.argmax(1) == labels).float().mean()
+    def check_finite(self, loss: Tensor) -> None:
+        """Stop a training that diverges.
+
+        Raises
+        ------
+        LabError
+            If the loss is infinite or NaN.
+        """
+        if not loss.isfinite():
+            raise LabError(
+                f"--lr {self._settings.lr:g} is too large: the loss became {loss.item()} in epoch"
+                f" {self.current_epoch + 1}"
+            )
+
+    def log_part(self, part: str, loss: Tensor, accuracy: Tensor, images: int) -> None:
+        """Log loss and accuracy of a batch, to be averaged over the images of the epoch."""
         for name, value in (("loss", loss), ("accuracy", accuracy)):
             self.log(
                 f"{part}_{name}",
                 value,
-                batch_size=len(labels),
+                batch_size=images,
                 on_step=False,
                 on_epoch=True,
                 sync_dist=_processes() > 1,
                 prog_bar=name == "accuracy",  # both would not fit into one line
             )
+
+    def _log(self, part: str, scores: Tensor, labels: Tensor) -> None:
+        loss = functional.cross_entropy(scores, labels)
+        accuracy = (scores.argmax(1) == labels).float().mean()
+        self.log_part(part, loss, accuracy, len(labels))
 
 
 def _processes() -> int:
@@ -208,8 +222,8 @@ def _is_parallel() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def _own_part(count: int) -> tuple[slice, float]:
-    """This process's part of a batch, and the factor of its mean loss."""
+def own_part(count: int) -> tuple[slice, float]:
+    """The part of a batch that this process learns from, and the factor of its mean loss."""
     if not _is_parallel():
         return slice(None), 1.0
     processes, rank = distributed.get_world_size(), distributed.get_rank()

@@ -14,8 +14,9 @@ from poolgrad.lab.pools import HEADS, NAMES, Head, Pool
 Optimizer = Literal["sgd", "adagrad", "rmsprop", "adam"]
 
 DIGITS, TRANSLATED_DIGITS = "digits", "translated-digits"
+SCATTERED_DIGITS = "scattered-digits"  # with masks
 # Data sets that come with scikit-learn, and the side of their images in pixels.
-BUILTIN = {DIGITS: 8, TRANSLATED_DIGITS: 32}
+BUILTIN = {DIGITS: 8, TRANSLATED_DIGITS: 32, SCATTERED_DIGITS: 64}
 _BATCH_SIZES = (8, 64)
 MOST_THREADS = 1024
 # In fewer steps an epoch, batch normalisation and the optimizer hardly move in 30 epochs.
