@@ -131,7 +131,7 @@ def test_small_dtypes(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(y.double(), expected, rtol=torch.finfo(dtype).eps * 4, atol=0)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, -1.0, 1e30])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, -1.0, 1e30, -1e30])
 @each_channels
 @each_layer
 def test_standard_operators_compute_the_same(

@@ -22,7 +22,7 @@ from layer_checks import (  # noqa: E402
 )
 from torch.nn import functional  # noqa: E402
 
-from poolgrad.torch import StochasticPool2d  # noqa: E402
+from poolgrad.torch import StochasticPool1d, StochasticPool2d, StochasticPool3d  # noqa: E402
 from poolgrad.torch.layers.stochastic import S3Pool2d  # noqa: E402
 
 N = 10_000
@@ -212,6 +212,26 @@ def test_the_gradient_goes_to_the_maxima_that_were_kept() -> None:
 def test_evaluation_is_exported(given: Any) -> None:
     kinds = check_exported(S3Pool2d(**given), distinct(2, 3, 7, 9).float())
     assert "MaxPool" in kinds
+
+
+@pytest.mark.parametrize(
+    ("dims", "given"),
+    [
+        (1, {"kernel_size": 3}),
+        (2, {"kernel_size": 3, "stride": 2, "padding": 1}),
+        (2, {"kernel_size": (2, 3), "ceil_mode": True}),
+        (3, {"kernel_size": 2}),
+    ],
+    ids=str,
+)
+def test_the_mean_of_stochastic_pooling_is_exported(dims: int, given: Any) -> None:
+    """Windows with positive inputs only, with some, and with none, very large ones, too."""
+    pool = {1: StochasticPool1d, 2: StochasticPool2d, 3: StochasticPool3d}[dims]
+    for scale in (1.0, 1e30):
+        x = (distinct(2, 3, *(7, 6, 5)[:dims]) - 1) * scale
+        x[0, 0].abs_()
+        x[0, 1].abs_().neg_()
+        check_exported(pool(**given), x.float())
 
 
 def test_copies_and_unbatched_maps() -> None:

@@ -95,7 +95,7 @@ def run_on(client: Any, data: Any, out: Path, jobs: Sequence[Job], watch: Watch)
     for job in jobs:
         watch.started(job)
     try:
-        for future in as_completed(futures):
+        for future in as_completed(futures, loop=client.loop):
             job = futures[future]
             try:
                 result, examples = future.result()

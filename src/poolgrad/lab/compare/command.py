@@ -177,10 +177,7 @@ class Session:
         LabError
             If the system refuses to write.
         """
-        try:
-            from poolgrad.lab.compare.report import write_report
-        except ModuleNotFoundError:
-            def write_report(*_): pass
+        from poolgrad.lab.compare.report import write_report
 
         files.write_results(comparison, self.out / "results.csv")
         files.write_runs(comparison, self.out / "runs.csv")

@@ -22,9 +22,11 @@ from poolgrad.lab.settings import (
     check_choice,
     check_size,
     check_windows,
+    counted,
     flag,
     shorten,
     short_name,
+    steps_per_epoch,
 )
 
 TaskName = Literal["classify", "segment"]
@@ -124,6 +126,7 @@ class Plan:
             if not task.heads:
                 raise LabError(f"--head chooses the end of a classifier; --task {task.name} has none")
             heads = names("head", options["head"], HEADS)
+        devices = options.get("devices", 1)
         plan = cls(
             task=task.name,
             data=absolute(str(options.get("data", task.data))),
@@ -138,8 +141,8 @@ class Plan:
             conv_padding=options.get("conv_padding", "zeros"),
             shifts=options.get("shifts"),
             quick=quick,
-            devices=options.get("devices", 1),
-            jobs=options.get("jobs", 0) or max(1, processors() // options.get("devices", 1)),
+            devices=devices,
+            jobs=options.get("jobs", 0) or max(1, processors() // max(1, devices)),
             cluster=options.get("cluster"),
             chosen=pools is not None,
         )
@@ -201,6 +204,16 @@ class Plan:
         least, most = _QUICK_EPOCHS if self.quick else _EPOCHS
         passes = self.task_entry.quick_passes if self.quick else self.task_entry.passes
         epochs = min(max(round(passes / images), least), most)
+        batch_size = (
+            self.settings(self.methods[0], self.heads[0], 0).for_images(images).batch_size
+        )
+        assert batch_size is not None
+        smallest = images // steps_per_epoch(images, batch_size)
+        if self.devices > smallest:
+            raise LabError(
+                f"--devices {self.devices} needs as many images in a batch; there are"
+                f" {counted(smallest, 'image')} in the smallest"
+            )
         methods = self.methods
         if not self.chosen and min(size) > LARGEST_FOR_NONE:
             methods = tuple(method for method in methods if method != "none")
@@ -208,9 +221,7 @@ class Plan:
             self,
             methods=methods,
             epochs=self.epochs or epochs,
-            batch_size=self.settings(self.methods[0], self.heads[0], 0)
-            .for_images(images)
-            .batch_size,
+            batch_size=batch_size,
             shifts=self.shifts or max(1, min(size) // 8),
         )
 

@@ -87,12 +87,10 @@ class Display:
         self._say(f"{job.title}: {score:.3f}")
 
     def failed(self, failure: Failure) -> None:
-        """Report a run that has failed."""
+        """Remove the line of a run that has failed; the reason is printed at the end."""
         self._failures += 1
-        name = f"{failure.method}-{failure.head}-seed{failure.seed}"
-        self._end(name)
-        text = f"{failure.method}, seed {failure.seed} failed: {failure.reason}"
-        self._console.print(text, style="red", markup=False, highlight=False)
+        self._end(f"{failure.method}-{failure.head}-seed{failure.seed}")
+        self._say(f"{failure.method}, seed {failure.seed}: failed")
 
     def remaining(self) -> float:
         """Expected seconds until the end."""

@@ -28,7 +28,8 @@ def show(console: Console, comparison: Comparison, files: Sequence[Path]) -> Non
         console.print()
     for failure in comparison.failures:
         text = f"{failure.method}, seed {failure.seed}: {failure.reason}"
-        console.print(text, style="red", markup=False, highlight=False)
+        # Long lines are left to the terminal, so that paths can be copied.
+        console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     console.print("\nwritten:")
     for path in files:
         console.print(f"  {path}", markup=False, highlight=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from poolgrad.torch.layers.options import check_size
 from poolgrad.torch.layers.power import GeM2d
 
 HEADS = ("flatten", "avg", "max", "gem", "attention")
+"""The names of the heads that `make_head` makes."""
 
 
 class _Average(nn.Module):

@@ -29,36 +29,40 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of 
 def component_norms(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     """Compute the norm of every polyphase component, free of the order of its elements.
 
-    Each term ``(|x| / max |x|)^norm`` is rounded to a multiple of a power of two so small a number
-    of bits that every partial sum is exact in float64: then the sum does not depend on the order.
-    The operations on single elements (division, multiplication, rounding) are correctly rounded by
-    IEEE 754, so they do not depend on the place of an element, either.
+    Each term ``(|x| / max |x|)^norm`` is rounded to so few bits after the point that every partial
+    sum is exact in float64: then the sum does not depend on the order. The operations on single
+    elements (division, multiplication, rounding) are correctly rounded by IEEE 754, so they do not
+    depend on the place of an element, either.
 
     Parameters
     ----------
     x : Tensor, shape (N, C, H, W)
-        `H` and `W` are multiples of the stride. NaN and infinity count as the largest float64.
+        Finite numbers; `H` and `W` are multiples of the stride.
     stride : (int, int)
-    norm : int or math.inf
+    norm : float
+        An integer or math.inf.
 
     Returns
     -------
     Tensor, shape (N, stride[0] * stride[1]), float64
-        A monotone function of the norm: its power, relative to the largest element, times a
-        power of two.
+        A monotone function of the norm: its power, relative to that of the largest element, times
+        a power of two.
     """
-    most = torch.finfo(torch.float64).max
-    size = x.detach().double().abs().nan_to_num(nan=most, posinf=most)
-    largest = size.amax((1, 2, 3), keepdim=True)
-    share = size / torch.where(largest > 0, largest, torch.ones_like(largest))
+    x = x.detach()
+    largest = torch.maximum(x.amax((1, 2, 3), True), -x.amin((1, 2, 3), True)).double()
+    shares = x.double() / torch.where(largest > 0, largest, torch.ones_like(largest))
+    shares.abs_()  # in place from here on, in an array of its own
+    n, _, height, width = x.shape
+    rows, columns = stride
+    by_offset = (n, -1, rows, width // columns, columns)
     if norm == math.inf:
-        return _components(share, stride).amax((3, 4, 5)).flatten(1)
-    power = share
+        return shares.reshape(by_offset).amax((1, 3)).flatten(1)
+    terms = shares.clone() if norm > 2 else shares
     for _ in range(int(norm) - 1):
-        power = power * share
-    count = x[0].numel() // math.prod(stride) if len(x) else 1
-    terms = (power * 2.0 ** (53 - count.bit_length())).round()
-    return _components(terms, stride).sum((3, 4, 5)).flatten(1)
+        terms.mul_(shares)
+    count = max(x.shape[1] * height * width // (rows * columns), 1)
+    terms = terms.mul_(2.0 ** (53 - count.bit_length())).round_()
+    return terms.reshape(by_offset).sum(1).sum(2).flatten(1)
 
 
 def _components(x: Tensor, stride: tuple[int, int]) -> Tensor:
@@ -72,7 +76,8 @@ def _components(x: Tensor, stride: tuple[int, int]) -> Tensor:
 def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     """Choose the polyphase component of largest norm, whatever the shift of the map.
 
-    Components of equal norm are compared by `greatest`.
+    Components of equal norm are compared by `greatest`. NaN and infinity count as the largest
+    float64.
 
     Returns
     -------
@@ -80,9 +85,13 @@ def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
         ``row offset * stride[1] + column offset``.
     """
     norms = component_norms(x, stride, norm)
-    chosen = norms.argmax(1)
     if x.is_meta:
-        return chosen
+        return norms.argmax(1)
+    if not norms.isfinite().all():
+        most = torch.finfo(torch.float64).max
+        finite = x.double().nan_to_num(nan=most, posinf=most, neginf=-most)
+        norms = component_norms(finite, stride, norm)
+    chosen = norms.argmax(1)
     tied = norms == norms.amax(1, keepdim=True)
     for n in (tied.sum(1) > 1).nonzero().flatten().tolist():
         candidates = tied[n].nonzero().flatten()
