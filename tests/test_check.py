@@ -126,13 +126,14 @@ def test_an_exception_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.failure.startswith("RuntimeError: out of order, in max_pool1d(x of shape")
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *names: str) -> Any:
-    """`poolgrad check` of some functions, in a narrow terminal."""
+def command(monkeypatch: pytest.MonkeyPatch, *names: str, layers: tuple[str, ...] = ()) -> Any:
+    """`poolgrad check` of some functions and layers, in a narrow terminal."""
     pytest.importorskip("rich")
     testing = pytest.importorskip("typer.testing")
     from poolgrad.cli import app
 
     monkeypatch.setattr(check, "FUNCTIONS", {name: FUNCTIONS[name] for name in names})
+    monkeypatch.setattr(check, "layer_names", lambda: list(layers))
     return testing.CliRunner().invoke(app, ["check"], env={"COLUMNS": "80", "NO_COLOR": "1"})
 
 
@@ -148,6 +149,22 @@ def test_the_command_prints_a_line_for_each_function(monkeypatch: pytest.MonkeyP
     table = [line.split() for line in lines if line.rstrip().endswith("ok")]
     assert len(table) == total // 4
     assert table[0][:2] == ["fractional_max_pool2d", "numpy"]
+
+
+@pytest.mark.skipif("torch" not in installed(), reason="PyTorch is not installed")
+def test_the_command_prints_a_line_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(check.layer_names())
+    monkeypatch.setattr(check, "check_layer", lambda name: check.Row(name, "torch", "", ""))
+    result = command(monkeypatch, layers=names)
+    lines = result.output.splitlines()
+    assert result.exit_code == 0
+    assert max(map(len, lines)) <= 80
+    assert "…" not in result.output
+    assert [line.split()[0] for line in lines if line.rstrip().endswith("ok")] == list(names)
+    assert lines[-1] == (
+        f"{len(names)} of {len(names)} checks passed: "
+        "one per function, library, dtype, layout; per layer"
+    )
 
 
 def test_the_command_fails_if_something_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,10 @@ POOLING = [
 MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
 MODULES += ["explainer", "reference", "rule", "window"]
 MODULES += [name for name in ("jax", "dask") if find_spec(name)]
-MODULES += ["torch", "torch.function", "torch.modules"] if torch is not None else []
+if torch is not None:
+    MODULES += ["torch", "torch.function", "torch.modules"]
+    LAYERS = pkgutil.iter_modules(importlib.import_module("poolgrad.torch.layers").__path__)
+    MODULES += [f"torch.layers.{layer.name}" for layer in LAYERS]
 
 
 def run(name: str, thing: Any) -> int:

@@ -2,7 +2,8 @@
 
 Outputs, gradients and the gradients of learned arguments are held against three things: the
 textbook definition in `poolgrad.reference`, central finite differences in float64, and PyTorch's
-own operations where it has some.
+own operations where it has some. The layers of `poolgrad.torch.layers` are held against finite
+differences, for their input and every parameter, and against the same call again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,17 @@ from poolgrad.check.cases import Case, cases
 from poolgrad.check.peers import peer
 from poolgrad.functional import FUNCTIONS
 
-__all__ = ["DIFFERENCES_TOLERANCE", "TOLERANCE", "Error", "Row", "check_function", "count", "run"]
+__all__ = [
+    "DIFFERENCES_TOLERANCE",
+    "TOLERANCE",
+    "Error",
+    "Row",
+    "check_function",
+    "check_layer",
+    "count",
+    "layer_names",
+    "run",
+]
 
 Array = NDArray[Any]
 
@@ -52,14 +63,15 @@ class Error(NamedTuple):
 
 @dataclass
 class Row:
-    """One function in one front end.
+    """One function in one front end, or one layer.
 
     Attributes
     ----------
     function, front_end, dtype, layout : str
         What was checked.
     errors : dict of str to Error
-        For each check that applies (textbook, differences, PyTorch), where it went worst.
+        For each check that applies (textbook, differences, PyTorch; of layers, repeat), where it
+        went worst.
     failure : str
         What was raised, if it came to that.
     """
@@ -76,7 +88,9 @@ class Row:
         """Whether every check holds."""
         return not self.failure and all(error.ok for error in self.errors.values())
 
-    def note(self, check: str, accepted: float, case: Case, got: Answer, expected: Answer) -> None:
+    def note(
+        self, check: str, accepted: float, case: object, got: Answer, expected: Answer
+    ) -> None:
         """Keep how far an answer is from what it should be, if it is the worst so far."""
         apart = [_apart(got.y, expected.y), _apart(got.gx, expected.gx)]
         if got.parameters.keys() != expected.parameters.keys():
@@ -143,6 +157,48 @@ def check_function(name: str, front_end: str, dtype: str, channels_last: bool) -
     return row
 
 
+def layer_names() -> list[str]:
+    """The layers that are checked: none without PyTorch."""
+    if "torch" not in installed():
+        return []
+    from poolgrad.check.layers import LAYERS
+
+    return list(LAYERS)
+
+
+def check_layer(name: str) -> Row:
+    """Check one layer, in float64.
+
+    Parameters
+    ----------
+    name : str
+        A key of `poolgrad.check.layers.LAYERS`.
+
+    Returns
+    -------
+    Row
+    """
+    from poolgrad.check import layers
+
+    row = Row(name, "torch", "float64", "channels first")
+    for case in layers.LAYERS[name]:
+        where = f"{name}, input of shape {case.shape}"
+        try:
+            layer, x = layers.prepared(case)
+            where = f"{layer}, input of shape {case.shape}"
+            got, gy = layers.answer(case, layer, x)
+            again, _ = layers.answer(case, layer, x)
+            gx, parameters = layers.differences(case, layer, x, gy)
+        except Exception as error:  # as in `check_function`
+            row.failure = f"{type(error).__name__}: {error}, in {where}"
+            continue
+        row.note("differences", DIFFERENCES_TOLERANCE, where, got, Answer(got.y, gx, parameters))
+        apart = 0.0 if layers.same(got, again) else np.inf
+        if apart or "repeat" not in row.errors:
+            row.errors["repeat"] = Error(apart, 0.0, where)
+    return row
+
+
 def _rows() -> list[tuple[str, str, str, bool]]:
     rows = itertools.product(FUNCTIONS, installed(), TOLERANCE, (False, True))
     return [row for row in rows if has(row[0], row[1])]
@@ -155,16 +211,18 @@ def has(name: str, front_end: str) -> bool:
 
 def count() -> int:
     """How many rows `run` yields."""
-    return len(_rows())
+    return len(_rows()) + len(layer_names())
 
 
 def run() -> Iterator[Row]:
-    """Check everything that is installed, function by function.
+    """Check everything that is installed, function by function, then layer by layer.
 
     Yields
     ------
     Row
-        One for each function, front end, dtype and layout.
+        One for each function, front end, dtype and layout, and one for each layer.
     """
     for name, front_end, dtype, channels_last in _rows():
         yield check_function(name, front_end, dtype, channels_last)
+    for name in layer_names():
+        yield check_layer(name)

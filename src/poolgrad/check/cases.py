@@ -120,7 +120,7 @@ def cases(name: str, dtype: str, channels_last: bool) -> Iterator[Case]:
         The layout.
     """
     for dims in (int(name[-2]),) if name.endswith("d") else (1, 2, 3):
-        x = _distinct((*_LEADING, *_SIZES[dims]), dtype)
+        x = distinct((*_LEADING, *_SIZES[dims]), dtype)
         for arguments in _arguments(set(inspect.signature(FUNCTIONS[name]).parameters)):
             kwargs = {**arguments, **_beside(name, dims, x, arguments)}
             yield _laid_out(Case(name, dims, x, kwargs), channels_last)
@@ -140,7 +140,7 @@ def _arguments(taken: set[str]) -> list[dict[str, Any]]:
     return [always | given for given in [*windows, *(windows[0] | variant for variant in once)]]
 
 
-def _distinct(shape: tuple[int, ...], dtype: str) -> Array:
+def distinct(shape: tuple[int, ...], dtype: str) -> Array:
     """Values from -4 to 4, far from each other, from zero, and from each other's negatives.
 
     Far in terms of a step of a finite difference: there no winner changes, and no sign.

@@ -16,12 +16,16 @@ _CHECKS = [
     ("float32", "textbook"),
     ("float32", "PyTorch"),
 ]
-_REFERENCES = {"textbook": "the textbook definition", "differences": "finite differences"}
+_REFERENCES = {
+    "textbook": "the textbook definition",
+    "differences": "finite differences",
+    "repeat": "the same call again",
+}
 _HEADS = {"differences": "differ-\nences"}
 
 
 def table(rows: list[Row]) -> Table:
-    """One line for each function and front end, with the worse of both layouts."""
+    """One line for each function and front end, with the worse of both layouts, and each layer."""
     made = Table(
         title="largest relative error of outputs and gradients, over both layouts",
         box=SIMPLE_HEAD,

@@ -271,7 +271,35 @@ class _Stochastic(Pool):
     def forward(self, x: Tensor) -> Any:
         given = self._arguments()
         given["return_indices"] &= self.training  # a mean has no winners
+        if not self.training and torch.onnx.is_in_onnx_export() and self._is_exportable():
+            return self._mean(x)
         return self.function(x, training=self.training, **given)
+
+    def _is_exportable(self) -> bool:
+        """Whether averages of PyTorch have these windows."""
+        usual = {*_each(self.dilation)} == {1} and not self.channels_last
+        return usual and self._pads_as_pytorchs()
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """The mean as a quotient of averages, which are standard operators of ONNX.
+
+        The weights are divided by the largest of their plane, so that no product overflows.
+        """
+        axes = tuple(range(-self.dims, 0))
+        pool = getattr(nn.functional, f"avg_pool{self.dims}d")
+        windows = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
+
+        def average(values: Tensor) -> Tensor:
+            y: Tensor = pool(values, *windows, count_include_pad=False)
+            return y
+
+        positive = x.relu()
+        largest = positive.amax(axes, keepdim=True)
+        weights = positive / torch.where(largest > 0, largest, 1.0)
+        total = average(weights)
+        some = total > 0
+        mean = average(weights * positive) / torch.where(some, total, 1.0)
+        return torch.where(some, mean, average(x))
 
 
 class _Unpool(Pool):

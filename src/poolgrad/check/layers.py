@@ -1,0 +1,175 @@
+"""The layers of `poolgrad.torch.layers` against finite differences, and against themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from poolgrad.check.answers import Answer
+from poolgrad.check.cases import distinct
+from poolgrad.torch import layers
+
+_STEP = 1e-6  # of the central differences
+_SEED = 5  # of the parameters, and of what a layer draws
+
+
+class LayerCase(NamedTuple):
+    """A layer, and an input for it.
+
+    Attributes
+    ----------
+    make : callable
+        Returns the layer, with new parameters. A layer that draws must draw the same again: from
+        a seed that is an integer, or from PyTorch's default generator.
+    shape : tuple of int
+        Of the input; its elements are distinct, and far from each other in terms of a step of a
+        finite difference.
+    others : callable
+        Returns what the layer is called with beside the input; not differentiated.
+    """
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (2, 2, 6, 6)
+    others: Callable[[], tuple[Any, ...]] = tuple
+
+
+# For each layer its kinds: with every argument that changes how it computes.
+LAYERS: dict[str, tuple[LayerCase, ...]] = {
+    "BlurPool2d": (
+        LayerCase(layers.BlurPool2d),
+        LayerCase(lambda: layers.BlurPool2d(4, (2, 3), "circular"), (2, 2, 5, 7)),
+        LayerCase(lambda: layers.BlurPool2d(7), (2, 2, 2, 3)),  # smaller than the reflection
+    ),
+    "MaxBlurPool2d": (
+        LayerCase(layers.MaxBlurPool2d),
+        LayerCase(lambda: layers.MaxBlurPool2d((3, 2), 1, 2, "replicate")),
+    ),
+    "BlurConv2d": (
+        LayerCase(lambda: layers.BlurConv2d(2, 3, 3, padding=1)),
+        LayerCase(lambda: layers.BlurConv2d(2, 3, 3, padding_mode="circular", bias=False)),
+    ),
+    "AdaptivePolyphasePool2d": (
+        LayerCase(layers.AdaptivePolyphasePool2d),
+        LayerCase(lambda: layers.AdaptivePolyphasePool2d((3, 2), 1, 3)),
+        LayerCase(lambda: layers.AdaptivePolyphasePool2d(2, np.inf, 2, "reflect"), (2, 2, 5, 5)),
+    ),
+    "LIP2d": (
+        LayerCase(lambda: layers.LIP2d(2)),
+        LayerCase(lambda: layers.LIP2d(2, 2, padding=0, logits=nn.Conv2d(2, 2, 1))),
+        LayerCase(lambda: layers.LIP2d(2, 3, 1, logits=nn.Conv2d(2, 1, 1))),
+    ),
+    "GatedPool2d": (
+        LayerCase(lambda: layers.GatedPool2d(2)),
+        LayerCase(lambda: layers.GatedPool2d(2, 3, 2, 1, per="channel")),
+    ),
+    "TreePool2d": (
+        LayerCase(lambda: layers.TreePool2d(2)),
+        LayerCase(lambda: layers.TreePool2d(2, 3, 2, 1, depth=3, per="channel")),
+    ),
+    "GeM2d": (
+        LayerCase(layers.GeM2d),
+        LayerCase(lambda: layers.GeM2d(2, 1.5, True, eps=0)),
+    ),
+    "LogSumExp2d": (
+        LayerCase(layers.LogSumExp2d),
+        LayerCase(lambda: layers.LogSumExp2d(2, -2.0, True)),
+    ),
+    "S3Pool2d": (
+        LayerCase(lambda: layers.S3Pool2d(generator=3)),
+        LayerCase(lambda: layers.S3Pool2d((3, 2), (1, 2), 4), (2, 2, 5, 7)),
+        LayerCase(lambda: layers.S3Pool2d(grid_size=4).eval(), (2, 2, 5, 7)),
+    ),
+    "SpatialPyramidPool2d": (
+        LayerCase(layers.SpatialPyramidPool2d),
+        LayerCase(lambda: layers.SpatialPyramidPool2d((3, 1), "avg"), (2, 2, 5, 7)),
+    ),
+    "AttentionPool2d": (
+        LayerCase(lambda: layers.AttentionPool2d(4, (3, 2), heads=2), (2, 4, 3, 2)),
+        LayerCase(lambda: layers.AttentionPool2d(2, 3, out_channels=3), (2, 2, 3, 3)),
+    ),
+    "AttentionPoolLatent": (
+        LayerCase(lambda: layers.AttentionPoolLatent(4, heads=2), (2, 4, 3, 2)),
+        LayerCase(lambda: layers.AttentionPoolLatent(2, 1, 3, 3), (2, 2, 3, 3)),
+    ),
+    "make_head": tuple(
+        LayerCase(partial(layers.make_head, name, 2, (3, 4), 3), (2, 2, 3, 4))
+        for name in layers.HEADS
+    ),
+}
+
+
+def prepared(case: LayerCase) -> tuple[nn.Module, NDArray[Any]]:
+    """The layer in float64, and its input.
+
+    Parameters are moved from where they begin, where a gate that is closed or a convolution of
+    zeros would hide a wrong gradient.
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(_SEED)
+        layer = case.make().double()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return layer, distinct(case.shape, "float64") / 2
+
+
+def call(case: LayerCase, layer: nn.Module, x: Tensor) -> Tensor:
+    """The output of a layer; what it draws is the same in every call."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(_SEED)
+        y: Tensor = layer(x, *case.others())
+    return y
+
+
+def answer(case: LayerCase, layer: nn.Module, x: NDArray[Any]) -> tuple[Answer, NDArray[Any]]:
+    """The output and PyTorch's gradients, and the gradient of the output that they belong to."""
+    leaf = torch.tensor(x, requires_grad=True)
+    y = call(case, layer, leaf)
+    gy = np.random.default_rng(y.numel()).normal(1, 0.5, y.shape)
+    names, parameters = zip(*layer.named_parameters(), strict=True) if _learns(layer) else ((), ())
+    gx, *others = torch.autograd.grad(
+        y, (leaf, *parameters), torch.from_numpy(gy), allow_unused=True, materialize_grads=True
+    )
+    gradients = {name: g.numpy() for name, g in zip(names, others, strict=True)}
+    return Answer(y.detach().numpy(), gx.numpy(), gradients), gy
+
+
+def _learns(layer: nn.Module) -> bool:
+    return next(layer.parameters(), None) is not None
+
+
+@torch.no_grad()
+def differences(
+    case: LayerCase, layer: nn.Module, x: NDArray[Any], gy: NDArray[Any]
+) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+    """The gradients of ``(y * gy).sum()`` by central differences, of the input and parameters."""
+    tensor, cotangent = torch.tensor(x), torch.from_numpy(gy)
+
+    def slopes(values: Tensor) -> NDArray[Any]:
+        flat, found = values.view(-1), np.zeros(values.numel())
+        for i in range(len(flat)):
+            here = flat[i].item()
+            flat[i] = here + _STEP
+            above = call(case, layer, tensor)
+            flat[i] = here - _STEP
+            below = call(case, layer, tensor)
+            flat[i] = here
+            found[i] = ((above - below) * cotangent).sum().item() / (2 * _STEP)
+        return found.reshape(values.shape)
+
+    return slopes(tensor), {name: slopes(p.data) for name, p in layer.named_parameters()}
+
+
+def same(a: Answer, b: Answer) -> bool:
+    """Whether two answers are equal to the last bit."""
+    return (
+        np.array_equal(a.y, b.y)
+        and np.array_equal(a.gx, b.gx)
+        and all(np.array_equal(g, b.parameters[name]) for name, g in a.parameters.items())
+    )

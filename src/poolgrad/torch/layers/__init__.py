@@ -1,0 +1,31 @@
+"""Layers of the literature that pool, built of the operators: one file for each family."""
+
+from poolgrad.torch.layers.attention import AttentionPool2d, AttentionPoolLatent
+from poolgrad.torch.layers.blur import BlurConv2d, BlurPool2d, MaxBlurPool2d
+from poolgrad.torch.layers.gated import GatedPool2d, TreePool2d
+from poolgrad.torch.layers.heads import HEADS, Head, make_head
+from poolgrad.torch.layers.lip import LIP2d, lip_pool2d
+from poolgrad.torch.layers.polyphase import AdaptivePolyphasePool2d
+from poolgrad.torch.layers.power import GeM2d, LogSumExp2d
+from poolgrad.torch.layers.pyramid import SpatialPyramidPool2d
+from poolgrad.torch.layers.stochastic import S3Pool2d
+
+__all__ = [
+    "HEADS",
+    "AdaptivePolyphasePool2d",
+    "AttentionPool2d",
+    "AttentionPoolLatent",
+    "BlurConv2d",
+    "BlurPool2d",
+    "GatedPool2d",
+    "GeM2d",
+    "Head",
+    "LIP2d",
+    "LogSumExp2d",
+    "MaxBlurPool2d",
+    "S3Pool2d",
+    "SpatialPyramidPool2d",
+    "TreePool2d",
+    "lip_pool2d",
+    "make_head",
+]

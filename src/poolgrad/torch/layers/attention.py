@@ -1,0 +1,263 @@
+"""Pooling by multi-head attention: learned queries weigh the positions of a map."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu, scaled_dot_product_attention
+
+from poolgrad.functional import global_avg_pool
+from poolgrad.torch.arrays import pools
+from poolgrad.torch.layers.inputs import check_maps, one_positive, pair
+from poolgrad.torch.layers.options import check_size, optional_count
+
+_HEAD_WIDTH = 64  # channels of one head, as CLIP and the transformers before it have
+
+
+def _heads(channels: int, heads: int | None) -> int:
+    """Return the number of heads; by default the largest whose heads have 64 channels or more."""
+    given = optional_count("heads", heads)
+    if given is None:
+        most = max(1, channels // _HEAD_WIDTH)
+        return next(h for h in range(most, 0, -1) if channels % h == 0)
+    if channels % given:
+        raise ValueError(f"heads must divide the {channels} channels, got {heads!r}")
+    return given
+
+
+def _tokens(x: Tensor) -> Tensor:
+    """Return the positions of a map (N, C, H, W) as a sequence, shape (N, H * W, C)."""
+    return x.flatten(-2).transpose(-2, -1)
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention of a few queries over a sequence of tokens.
+
+    Computes ``softmax(q k^T / sqrt(d)) v`` for each head, with ``d = channels / heads``, and
+    projects the concatenated heads.
+
+    Parameters
+    ----------
+    channels : int
+        The width of queries and tokens.
+    heads : int
+        The number of heads; it divides `channels`.
+    out_channels : int
+        The width of the output.
+
+    Notes
+    -----
+    Vaswani et al., Attention is all you need, 2017; by
+    `torch.nn.functional.scaled_dot_product_attention`. Its fused kernel on CPUs has no second
+    derivative; within ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` there is one.
+    """
+
+    def __init__(self, channels: int, heads: int, out_channels: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(channels, channels)
+        self.key = nn.Linear(channels, channels)
+        self.value = nn.Linear(channels, channels)
+        self.output = nn.Linear(channels, out_channels)
+        for projection in (self.query, self.key, self.value, self.output):
+            nn.init.normal_(projection.weight, std=channels**-0.5)
+            nn.init.zeros_(projection.bias)
+
+    def _split(self, tokens: Tensor) -> Tensor:
+        """Shape (N, T, C) to (N, heads, T, C / heads)."""
+        split: Tensor = tokens.unflatten(-1, (self.heads, -1))
+        return split.transpose(-3, -2)
+
+    def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
+        """Attend from (N, Q, C) to (N, T, C); the result has shape (N, Q, out_channels)."""
+        q, k, v = (
+            self._split(project(values))
+            for project, values in (
+                (self.query, queries),
+                (self.key, tokens),
+                (self.value, tokens),
+            )
+        )
+        attended = scaled_dot_product_attention(q, k, v)
+        projected: Tensor = self.output(attended.transpose(-3, -2).flatten(-2))
+        return projected
+
+
+class AttentionPool2d(nn.Module):
+    """Attention of the average token over all positions of a map, with positional embeddings.
+
+    The positions of the map, and before them their average, are a sequence of ``H * W + 1`` tokens.
+    A learned positional embedding is added to each; then the first token, the average, is the query
+    of multi-head attention over all of them. The output is what the query attends to, projected.
+
+    Parameters
+    ----------
+    channels : int
+        The channels of the input.
+    size : int or (int, int)
+        The height and the width of the input, for which there are positional embeddings.
+    heads : int, optional
+        The number of attention heads; it must divide `channels`. Default: heads of 64 channels, as
+        in CLIP, or wider ones where that does not divide `channels`.
+    out_channels : int, optional
+        The width of the output. Default: `channels`.
+
+    Attributes
+    ----------
+    positions : nn.Parameter, shape (H * W + 1, C)
+        The positional embeddings; that of the average comes first. The layer does not depend on
+        the order of positions where these are all equal.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        floating tensor of shape (N, C, H, W) or (C, H, W) with these channels, height and width.
+
+    Notes
+    -----
+    Radford et al., Learning transferable visual models from natural language supervision, 2021
+    (CLIP), whose ResNets end in this layer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import AttentionPool2d
+    >>> pool = AttentionPool2d(128, size=(7, 5), out_channels=10)
+    >>> pool
+    AttentionPool2d(
+      128, size=(7, 5), heads=2, out_channels=10
+      (attention): MultiHeadAttention(
+        (query): Linear(in_features=128, out_features=128, bias=True)
+        (key): Linear(in_features=128, out_features=128, bias=True)
+        (value): Linear(in_features=128, out_features=128, bias=True)
+        (output): Linear(in_features=128, out_features=10, bias=True)
+      )
+    )
+    >>> pool(torch.rand(2, 128, 7, 5)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        size: int | tuple[int, int],
+        heads: int | None = None,
+        out_channels: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels = one_positive("channels", channels)
+        self.size = pair("size", size)
+        self.heads = _heads(self.channels, heads)
+        self.out_channels = optional_count("out_channels", out_channels) or self.channels
+        deviation = self.channels**-0.5
+        self.positions = nn.Parameter(
+            torch.randn(self.size[0] * self.size[1] + 1, self.channels) * deviation
+        )
+        self.attention = MultiHeadAttention(self.channels, self.heads, self.out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
+        check_maps(x, self.channels)
+        check_size(x, self.size)
+        batch = x if x.dim() == 4 else x[None]
+        average = global_avg_pool(batch) if pools(batch) else batch.mean((-2, -1))
+        tokens = torch.cat([average[:, None], _tokens(batch)], 1) + self.positions
+        y: Tensor = self.attention(tokens[:, :1], tokens)[:, 0]
+        return y if x.dim() == 4 else y[0]
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return (
+            f"{self.channels}, size={self.size}, heads={self.heads}, "
+            f"out_channels={self.out_channels}"
+        )
+
+
+class AttentionPoolLatent(nn.Module):
+    """Attention of learned queries over all positions of a map, whatever its size.
+
+    With the positions of the map as tokens X and the learned queries S::
+
+        H = LayerNorm(S + MultiHeadAttention(S, X))
+        Z = LayerNorm(H + relu(Linear(H)))
+
+    There are no positional embeddings: the output does not depend on the order of the positions.
+
+    Parameters
+    ----------
+    channels : int
+        The channels of the input.
+    heads : int, optional
+        The number of attention heads; it must divide `channels`. Default: heads of 64 channels, or
+        wider ones where that does not divide `channels`.
+    latents : int
+        The number of learned queries.
+    out_channels : int, optional
+        The width of the output: a linear map of all rows of Z, one after the other. Default: no
+        such map; the output is these rows, of width ``latents * channels``.
+
+    Attributes
+    ----------
+    queries : nn.Parameter, shape (latents, C)
+        The learned queries.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        floating tensor of shape (N, C, H, W) or (C, H, W), or has another number of channels.
+
+    Notes
+    -----
+    Lee et al., Set transformer, 2019: pooling by multi-head attention (PMA). As in the authors'
+    code there is no feed-forward layer before the attention: the network before the layer is one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import AttentionPoolLatent
+    >>> pool = AttentionPoolLatent(128, latents=2, out_channels=10)
+    >>> pool(torch.rand(2, 128, 7, 5)).shape, pool(torch.rand(2, 128, 9, 9)).shape
+    (torch.Size([2, 10]), torch.Size([2, 10]))
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int | None = None,
+        latents: int = 1,
+        out_channels: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels = one_positive("channels", channels)
+        self.heads = _heads(self.channels, heads)
+        self.latents = one_positive("latents", latents)
+        rows = self.latents * self.channels
+        self.out_channels = optional_count("out_channels", out_channels) or rows
+        self.queries = nn.Parameter(torch.empty(self.latents, self.channels))
+        nn.init.xavier_uniform_(self.queries)
+        self.attention = MultiHeadAttention(self.channels, self.heads, self.channels)
+        self.norm = nn.LayerNorm(self.channels)
+        self.feed_forward = nn.Linear(self.channels, self.channels)
+        self.norm_out = nn.LayerNorm(self.channels)
+        self.projection = (
+            nn.Identity() if out_channels is None else nn.Linear(rows, self.out_channels)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
+        check_maps(x, self.channels)
+        batch = x if x.dim() == 4 else x[None]
+        queries = self.queries.expand(batch.shape[0], -1, -1)
+        hidden = self.norm(queries + self.attention(queries, _tokens(batch)))
+        rows = self.norm_out(hidden + relu(self.feed_forward(hidden)))
+        y: Tensor = self.projection(rows.flatten(-2))
+        return y if x.dim() == 4 else y[0]
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return (
+            f"{self.channels}, heads={self.heads}, latents={self.latents}, "
+            f"out_channels={self.out_channels}"
+        )

@@ -1,0 +1,281 @@
+"""Anti-aliased downsampling: a binomial low-pass filter before every stride (Zhang 2019)."""
+
+from __future__ import annotations
+
+from math import comb
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from poolgrad.functional import FUNCTIONS
+from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair
+
+PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
+
+Pads = tuple[int, int]  # before and after one axis
+
+_max_pool2d = FUNCTIONS["max_pool2d"]
+
+
+def binomial_filter(size: int) -> Tensor:
+    """Compute the two-dimensional binomial filter: the outer square of a row of Pascal's triangle.
+
+    Parameters
+    ----------
+    size : int
+        Height and width. 1 is the identity, 2 a box, 3 is ``[1, 2, 1] / 4`` along each axis.
+
+    Returns
+    -------
+    Tensor, shape (size, size), float64
+        Its sum is 1, exactly.
+    """
+    row = torch.tensor([comb(size - 1, k) for k in range(size)], dtype=torch.float64)
+    return torch.outer(row, row) / 4 ** (size - 1)
+
+
+def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
+    """Pad the last two axes; maps smaller than the padding are padded as `numpy.pad` pads them.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., H, W)
+        With three or four axes.
+    height, width : (int, int)
+        Rows before and after, columns before and after.
+    mode : str
+        One of `PADDING_MODES`. ``"reflect"`` does not repeat the edge and, where the padding is
+        longer than the map, reflects again and again: a map of one pixel is repeated.
+        ``"circular"`` goes around as often as needed.
+
+    Returns
+    -------
+    Tensor, shape (..., H + sum(height), W + sum(width))
+    """
+    if not any((*height, *width)):
+        return x
+    pads = [*width, *height]
+    if mode == "zeros":
+        return F.pad(x, pads)
+    room = [size - (mode == "reflect") for size in x.shape[-2:]]
+    if mode == "replicate" or (max(height) <= room[0] and max(width) <= room[1]):
+        return F.pad(x, pads, mode=mode)
+    for axis, (before, after) in ((-2, height), (-1, width)):
+        size = x.shape[axis]
+        index = torch.arange(-before, size + after, device=x.device)
+        if mode == "circular":
+            index = index % size
+        else:
+            period = max(2 * (size - 1), 1)
+            index = index % period
+            index = torch.minimum(index, period - index) if size > 1 else index
+        x = x.index_select(axis, index)
+    return x
+
+
+class BlurPool2d(nn.Module):
+    """Blur with a binomial filter, then keep every `stride`-th pixel.
+
+    It replaces a bare stride, which aliases: frequencies above half of the new sampling rate turn
+    into low ones, so that a shift of the input by one pixel changes the output. The filter is the
+    same for every channel; there is nothing to learn.
+
+    Parameters
+    ----------
+    filter_size : int
+        Taps of the filter along each axis: 1 does not blur, 2 is a box, 3 is ``[1, 2, 1] / 4``.
+    stride : int or (int, int)
+        The step between kept pixels.
+    padding_mode : str
+        What lies around the map: ``"reflect"`` (without repeating the edge), ``"replicate"``,
+        ``"zeros"`` or ``"circular"``. Maps smaller than the reflection are reflected repeatedly, as
+        `numpy.pad` does, so that maps of any size, one pixel included, are accepted.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these.
+
+    Notes
+    -----
+    Called with ``(N, C, H, W)`` or ``(C, H, W)`` of any floating dtype and any number of channels,
+    it returns ``ceil(H / stride)`` rows and ``ceil(W / stride)`` columns of the same dtype. There
+    are ``(filter_size - 1) // 2`` padded rows and columns before the map, ``filter_size // 2``
+    after it.
+
+    References
+    ----------
+    R. Zhang, "Making convolutional networks shift-invariant again", ICML 2019.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import BlurPool2d
+    >>> stripes = torch.tensor([0.0, 1.0]).repeat(4, 2)[None, None]  # the highest frequency
+    >>> stripes[..., ::2, ::2]
+    tensor([[[[0., 0.],
+              [0., 0.]]]])
+    >>> BlurPool2d()(stripes)
+    tensor([[[[0.5000, 0.5000],
+              [0.5000, 0.5000]]]])
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self,
+        filter_size: int = 3,
+        stride: int | tuple[int, int] = 2,
+        padding_mode: str = "reflect",
+    ) -> None:
+        super().__init__()
+        self.filter_size = one_positive("filter_size", filter_size)
+        self.stride = pair("stride", stride)
+        self.padding_mode = one_of("padding_mode", padding_mode, PADDING_MODES)
+        # Float32 holds every coefficient that matters: they are integers over a power of two.
+        weight = binomial_filter(self.filter_size).float()[None, None]
+        self.register_buffer("weight", weight, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Blur and subsample."""
+        channels = check_maps(x).shape[-3]
+        around = ((self.filter_size - 1) // 2, self.filter_size // 2)
+        x = extend(x, around, around, self.padding_mode)
+        weight = self.weight.to(device=x.device, dtype=x.dtype).expand(channels, -1, -1, -1)
+        return F.conv2d(x, weight, stride=self.stride, groups=channels)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return (
+            f"filter_size={self.filter_size}, stride={self.stride}, "
+            f"padding_mode={self.padding_mode!r}"
+        )
+
+
+class MaxBlurPool2d(nn.Module):
+    """Take the maximum of every window with stride 1, then blur and subsample.
+
+    Max pooling is a dense maximum, which commutes with shifts, followed by a bare stride, which
+    does not. Here the stride is that of `BlurPool2d`.
+
+    Parameters
+    ----------
+    kernel_size : int or (int, int)
+        The windows of the maximum. On a map smaller than the window, the window is the map.
+    stride : int or (int, int)
+        The step between kept pixels.
+    filter_size, padding_mode
+        As for `BlurPool2d`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these.
+
+    Notes
+    -----
+    Called with ``(N, C, H, W)`` or ``(C, H, W)``, it returns
+    ``ceil((H - kernel_size + 1) / stride)`` rows, and columns likewise: of an even size, with the
+    defaults, the half. The maximum is `poolgrad.max_pool2d`.
+
+    References
+    ----------
+    R. Zhang, "Making convolutional networks shift-invariant again", ICML 2019.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import MaxBlurPool2d
+    >>> MaxBlurPool2d()(torch.rand(2, 8, 32, 32)).shape
+    torch.Size([2, 8, 16, 16])
+    """
+
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, int] = 2,
+        stride: int | tuple[int, int] = 2,
+        filter_size: int = 3,
+        padding_mode: str = "reflect",
+    ) -> None:
+        super().__init__()
+        self.kernel_size = pair("kernel_size", kernel_size)
+        self.blur = BlurPool2d(filter_size, stride, padding_mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool, blur and subsample."""
+        height, width = check_maps(x).shape[-2:]
+        window = min(self.kernel_size[0], height), min(self.kernel_size[1], width)
+        y: Tensor = self.blur(_max_pool2d(x, window, 1))
+        return y
+
+    def extra_repr(self) -> str:
+        """The windows of the maximum; the blur prints its own arguments."""
+        return f"kernel_size={self.kernel_size}"
+
+
+class BlurConv2d(nn.Module):
+    """Convolve with stride 1, apply ReLU, then blur and subsample: for a strided convolution.
+
+    The order is Zhang's: the blur comes after the nonlinearity, as a ReLU after it would make new
+    high frequencies.
+
+    Parameters
+    ----------
+    in_channels, out_channels, kernel_size, padding, bias
+        As for `torch.nn.Conv2d`.
+    stride : int or (int, int)
+        The step between kept pixels.
+    filter_size, padding_mode
+        As for `BlurPool2d`. The convolution itself pads with zeros, or around the map if the mode
+        is ``"circular"``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these.
+
+    Notes
+    -----
+    Called with ``(N, in_channels, H, W)``, it returns ``(N, out_channels, ...)`` with
+    ``ceil(h / stride)`` rows, where the convolution gives ``h``. The result is not negative.
+
+    References
+    ----------
+    R. Zhang, "Making convolutional networks shift-invariant again", ICML 2019.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import BlurConv2d
+    >>> BlurConv2d(3, 8, 3, padding=1)(torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 8, 16, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 2,
+        padding: Any = 0,
+        filter_size: int = 3,
+        padding_mode: str = "reflect",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.blur = BlurPool2d(filter_size, stride, padding_mode)
+        self.conv = nn.Conv2d(
+            one_positive("in_channels", in_channels),
+            one_positive("out_channels", out_channels),
+            pair("kernel_size", kernel_size),
+            padding=padding,
+            bias=bias,
+            padding_mode="circular" if padding_mode == "circular" else "zeros",
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve, rectify, blur and subsample."""
+        y: Tensor = self.blur(F.relu(self.conv(check_maps(x, self.conv.in_channels))))
+        return y

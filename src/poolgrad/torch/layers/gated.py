@@ -1,0 +1,232 @@
+"""Learned combinations of poolings: gates, and trees of filters.
+
+The source of both is Lee, Gallagher & Tu 2016.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from poolgrad.functional import FUNCTIONS
+from poolgrad.torch.layers.inputs import (
+    check_fits,
+    check_maps,
+    one_of,
+    one_positive,
+    padding_of,
+    pair,
+)
+
+_max_pool2d, _avg_pool2d = FUNCTIONS["max_pool2d"], FUNCTIONS["avg_pool2d"]
+
+SHARING = ("layer", "channel")
+
+
+class _Filtered(nn.Module):
+    """Windows, and filters of the size of a window: shared by all channels, or one a channel."""
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] | None,
+        padding: int | tuple[int, int],
+        per: str,
+    ) -> None:
+        super().__init__()
+        self.channels = one_positive("channels", channels)
+        self.kernel_size = pair("kernel_size", kernel_size)
+        self.stride = self.kernel_size if stride is None else pair("stride", stride)
+        self.padding = padding_of(padding, self.kernel_size)
+        self.per = one_of("per", per, SHARING)
+
+    def _new(self, filters: int) -> nn.Parameter:
+        sets = 1 if self.per == "layer" else self.channels
+        return nn.Parameter(torch.zeros(sets, filters, *self.kernel_size))
+
+    def _responses(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The scalar product of every filter with every window: ``(..., C, filters, H', W')``."""
+        check_fits(check_maps(x, self.channels), self.kernel_size, self.padding)
+        filters = weight.shape[1]
+        each = weight.expand(self.channels, -1, -1, -1).reshape(-1, 1, *self.kernel_size)
+        y = F.conv2d(x, each, stride=self.stride, padding=self.padding, groups=self.channels)
+        return y.unflatten(-3, (self.channels, filters))
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return (
+            f"channels={self.channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, per={self.per!r}"
+        )
+
+
+class GatedPool2d(_Filtered):
+    """Mix maximum and average by a gate that each window opens.
+
+    ``y = s * max + (1 - s) * avg`` with ``s = sigmoid(w . window)``: unlike `MixedPool2d`, the mix
+    depends on what is pooled.
+
+    Parameters
+    ----------
+    channels : int
+        Of the input.
+    kernel_size : int or (int, int)
+        The windows, and the size of the gate's mask ``w``.
+    stride : int or (int, int), optional
+        The step between windows; default: `kernel_size`.
+    padding : int or (int, int)
+        Rows and columns of zeros around the map, at most half of `kernel_size`. They count in the
+        average and never are the maximum.
+    per : str
+        ``"layer"``: one mask for all channels; ``"channel"``: one for each.
+
+    Attributes
+    ----------
+    weight : nn.Parameter, shape (1 or C, 1, kernel height, kernel width)
+        The masks. They begin at 0: maximum and average in equal parts.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these.
+
+    Notes
+    -----
+    Called with ``(N, C, H, W)`` or ``(C, H, W)``, it returns
+    ``(H + 2 * padding - kernel_size) // stride + 1`` rows, and columns likewise. The parts are
+    `poolgrad.max_pool2d` and `poolgrad.avg_pool2d`: where the gate is 1 or 0 in floating point,
+    the result is one of them, to the last bit.
+
+    References
+    ----------
+    C.-Y. Lee, P. W. Gallagher, Z. Tu, "Generalizing pooling functions in convolutional neural
+    networks: mixed, gated, and tree", AISTATS 2016.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import GatedPool2d
+    >>> pool = GatedPool2d(1)
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, 6.0]])[None]
+    >>> float(pool(x))
+    4.5
+    >>> with torch.no_grad():
+    ...     pool.weight.fill_(100.0)  # positive windows open the gate
+    Parameter containing:
+    tensor([[[[100., 100.],
+              [100., 100.]]]], requires_grad=True)
+    >>> float(pool(x))
+    6.0
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int | tuple[int, int] = 2,
+        stride: int | tuple[int, int] | None = None,
+        padding: int | tuple[int, int] = 0,
+        per: str = "layer",
+    ) -> None:
+        super().__init__(channels, kernel_size, stride, padding, per)
+        self.weight = self._new(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool with the gates of the input."""
+        windows = self.kernel_size, self.stride, self.padding
+        gate = self._responses(x, self.weight).squeeze(-3).sigmoid()
+        # Exact at both ends, as PyTorch documents its lerp to be computed from the nearer one.
+        return torch.lerp(_avg_pool2d(x, *windows), _max_pool2d(x, *windows), gate)
+
+
+class TreePool2d(_Filtered):
+    """Pool with learned filters, combined by a binary tree of gates.
+
+    A leaf is the scalar product of a window with a learned filter. A node above combines its two
+    branches: ``s * left + (1 - s) * right`` with ``s = sigmoid(w . window)``.
+
+    Parameters
+    ----------
+    channels : int
+        Of the input.
+    kernel_size : int or (int, int)
+        The windows, and the size of every filter and mask.
+    stride : int or (int, int), optional
+        The step between windows; default: `kernel_size`.
+    padding : int or (int, int)
+        Rows and columns of zeros around the map, at most half of `kernel_size`.
+    depth : int
+        Levels of the tree, leaves included: ``2 ** (depth - 1)`` leaves and one gate less. 1 is a
+        single learned filter, 2 the authors' smallest tree. At most 10.
+    per : str
+        ``"layer"``: one tree for all channels; ``"channel"``: one for each.
+
+    Attributes
+    ----------
+    leaves : nn.Parameter, shape (1 or C, leaves, kernel height, kernel width)
+        The filters, from left to right. They begin near the average: its weight in every place,
+        plus normal noise of a tenth of it, as leaves that are equal would stay equal.
+    gates : nn.Parameter, shape (1 or C, leaves - 1, kernel height, kernel width)
+        The masks, level by level from the root. They begin at 0: both branches in equal parts.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these.
+
+    Notes
+    -----
+    Called with ``(N, C, H, W)`` or ``(C, H, W)``, it returns
+    ``(H + 2 * padding - kernel_size) // stride + 1`` rows, and columns likewise.
+
+    References
+    ----------
+    C.-Y. Lee, P. W. Gallagher, Z. Tu, "Generalizing pooling functions in convolutional neural
+    networks: mixed, gated, and tree", AISTATS 2016.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import TreePool2d
+    >>> pool = TreePool2d(8, kernel_size=3, stride=2, padding=1)
+    >>> pool(torch.rand(2, 8, 32, 32)).shape
+    torch.Size([2, 8, 16, 16])
+    >>> sum(p.numel() for p in pool.parameters())  # two filters and a mask
+    27
+    """
+
+    DEEPEST = 10
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int | tuple[int, int] = 2,
+        stride: int | tuple[int, int] | None = None,
+        padding: int | tuple[int, int] = 0,
+        depth: int = 2,
+        per: str = "layer",
+    ) -> None:
+        super().__init__(channels, kernel_size, stride, padding, per)
+        self.depth = one_positive("depth", depth)
+        if self.depth > self.DEEPEST:
+            raise ValueError(f"depth must be at most {self.DEEPEST}, got {depth}")
+        count = 2 ** (self.depth - 1)
+        self.leaves = self._new(count)
+        self.gates = self._new(count - 1)
+        share = 1 / (self.kernel_size[0] * self.kernel_size[1])
+        nn.init.normal_(self.leaves, share, share / 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool with the leaves, combined by the gates of the input."""
+        responses = self._responses(x, torch.cat((self.leaves, self.gates), 1))
+        branches, gates = responses.split((self.leaves.shape[1], self.gates.shape[1]), -3)
+        for level in range(self.depth - 2, -1, -1):  # from the leaves' parents to the root
+            first = 2**level - 1
+            gate = gates[..., first : 2 * first + 1, :, :].sigmoid()
+            branches = torch.lerp(branches[..., 1::2, :, :], branches[..., ::2, :, :], gate)
+        return branches.squeeze(-3)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"{super().extra_repr()}, depth={self.depth}"

@@ -1,0 +1,158 @@
+"""Heads of classifiers: from the last feature map of a network to its classes."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from poolgrad.functional import global_avg_pool, global_max_pool
+from poolgrad.torch.arrays import pools
+from poolgrad.torch.layers.attention import AttentionPool2d
+from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair
+from poolgrad.torch.layers.options import check_size
+from poolgrad.torch.layers.power import GeM2d
+
+HEADS = ("flatten", "avg", "max", "gem", "attention")
+"""The names of the heads that `make_head` makes."""
+
+
+class _Average(nn.Module):
+    """The average of every channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (N, C, H, W) to (N, C)."""
+        y: Tensor = global_avg_pool(x) if pools(x) else x.mean((-2, -1))
+        return y
+
+
+class _Maximum(nn.Module):
+    """The maximum of every channel; of equal inputs the first gets the gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (N, C, H, W) to (N, C)."""
+        y: Tensor = global_max_pool(x) if pools(x) else x.flatten(-2).max(-1).values
+        return y
+
+
+class Head(nn.Module):
+    """The head of a classifier, as `make_head` makes it.
+
+    Attributes
+    ----------
+    name : str
+        One of `HEADS`.
+    channels, size, classes : int, (int, int), int
+        The feature map it takes, and the classes it gives scores for.
+    pool : nn.Module
+        From (N, C, H, W) to (N, features).
+    classify : nn.Module
+        From (N, features) to (N, classes).
+    parameter_count : int
+        The number of its learned numbers, which is also printed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        channels: int,
+        size: tuple[int, int],
+        classes: int,
+        pool: nn.Module,
+        classify: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.name, self.channels, self.size, self.classes = name, channels, size, classes
+        self.pool, self.classify = pool, classify
+
+    @property
+    def parameter_count(self) -> int:
+        """The number of learned numbers."""
+        return sum(p.numel() for p in self.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score a tensor of shape (N, C, H, W); the scores have shape (N, classes)."""
+        check_maps(x, self.channels)
+        if self.name in ("flatten", "attention"):
+            check_size(x, self.size)
+        batch = x if x.dim() == 4 else x[None]
+        y: Tensor = self.classify(self.pool(batch))
+        return y if x.dim() == 4 else y[0]
+
+    def extra_repr(self) -> str:
+        """What it takes and gives, and the number of its parameters."""
+        return (
+            f"{self.name!r}, channels={self.channels}, size={self.size}, classes={self.classes}, "
+            f"parameters={self.parameter_count}"
+        )
+
+
+def make_head(name: str, channels: int, size: int | tuple[int, int], classes: int) -> Head:
+    """Make the head of a classifier: from feature maps of shape (N, C, H, W) to (N, classes).
+
+    ================ ======================================== ============================
+    name             head                                     parameters
+    ================ ======================================== ============================
+    ``"flatten"``    all values of the map, linear map        ``(C*H*W + 1) * classes``
+    ``"avg"``        global average, linear map               ``(C + 1) * classes``
+    ``"max"``        global maximum, linear map               ``(C + 1) * classes``
+    ``"gem"``        `GeM2d` with one power, linear map       ``(C + 1) * classes + 1``
+    ``"attention"``  `AttentionPool2d`, whose output is the   ``(H*W + 1) * C +
+                     scores                                   3 * (C + 1) * C +
+                                                              (C + 1) * classes``
+    ================ ======================================== ============================
+
+    Parameters
+    ----------
+    name : str
+        One of ``poolgrad.torch.HEADS``.
+    channels : int
+        The channels C of the feature maps.
+    size : int or (int, int)
+        The height H and the width W of the feature maps. The heads ``"avg"``, ``"max"`` and
+        ``"gem"`` take maps of any other size, too.
+    classes : int
+        The number of scores.
+
+    Returns
+    -------
+    Head
+        A module; its attribute `parameter_count`, which is printed, too, counts its parameters.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong argument; the module raises them for an input of another shape.
+
+    Notes
+    -----
+    Global average: Lin, Chen & Yan, Network in network, 2014.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import make_head
+    >>> head = make_head("gem", channels=64, size=(4, 4), classes=10)
+    >>> head
+    Head(
+      'gem', channels=64, size=(4, 4), classes=10, parameters=651
+      (pool): GeM2d(p=3.0, eps=1e-06)
+      (classify): Linear(in_features=64, out_features=10, bias=True)
+    )
+    >>> head(torch.rand(2, 64, 4, 4)).shape
+    torch.Size([2, 10])
+    """
+    name = one_of("name", name, HEADS)
+    channels, classes = one_positive("channels", channels), one_positive("classes", classes)
+    height, width = pair("size", size)
+    features = channels * height * width if name == "flatten" else channels
+    pool: nn.Module
+    if name == "attention":
+        pool = AttentionPool2d(channels, (height, width), out_channels=classes)
+        return Head(name, channels, (height, width), classes, pool, nn.Identity())
+    if name == "flatten":
+        pool = nn.Flatten()
+    elif name == "gem":
+        pool = GeM2d()
+    else:
+        pool = _Average() if name == "avg" else _Maximum()
+    linear = nn.Linear(features, classes)
+    return Head(name, channels, (height, width), classes, pool, linear)

@@ -1,0 +1,85 @@
+"""Checks of what layers are given: maps, channel counts and modes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from poolgrad.rule import brief, per_axis, positive
+
+
+def check_maps(x: Any, channels: int | None = None) -> Tensor:
+    """Return `x` if a layer can pool it.
+
+    Parameters
+    ----------
+    x : object
+        What the layer was called with.
+    channels : int, optional
+        How many channels the layer was made for; default: any number.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not a floating-point tensor.
+    ValueError
+        If its shape is not ``(N, C, H, W)`` or ``(C, H, W)``, an axis but the batch is empty, or
+        the channels are not those of the layer.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {brief(x)} ({type(x).__qualname__})")
+    if not x.is_floating_point():
+        raise TypeError(f"x must be a tensor of floating-point numbers, got {x.dtype}")
+    if x.dim() not in (3, 4):
+        raise ValueError(f"x must have the shape (N, C, H, W) or (C, H, W), got {tuple(x.shape)}")
+    if 0 in x.shape[-3:]:
+        raise ValueError(f"x must have channels, a height and a width, got shape {tuple(x.shape)}")
+    if channels is not None and x.shape[-3] != channels:
+        raise ValueError(
+            f"x must have {channels} channels, as the layer was made for, "
+            f"got {x.shape[-3]} (shape {tuple(x.shape)})"
+        )
+    return x
+
+
+def one_positive(name: str, value: object) -> int:
+    """Return an argument that is one positive integer."""
+    return positive(name, value, 1)[0]
+
+
+def pair(name: str, value: object) -> tuple[int, int]:
+    """Return an argument that is a positive integer, or one for each of height and width."""
+    height, width = positive(name, value, 2)
+    return height, width
+
+
+def padding_of(value: object, kernel_size: tuple[int, int]) -> tuple[int, int]:
+    """Return a padding at both ends of the height and of the width, at most half the window.
+
+    More padding would make windows that hold no input.
+    """
+    height, width = per_axis("padding", value, 2)
+    if min(height, width) < 0 or 2 * height > kernel_size[0] or 2 * width > kernel_size[1]:
+        raise ValueError(
+            f"padding must be from 0 to half of kernel_size={kernel_size}, got {brief(value)}"
+        )
+    return height, width
+
+
+def check_fits(x: Tensor, kernel_size: tuple[int, int], padding: tuple[int, int]) -> None:
+    """Raise a ValueError unless at least one window fits into the padded map."""
+    height, width = (n + 2 * pad for n, pad in zip(x.shape[-2:], padding, strict=True))
+    if height < kernel_size[0] or width < kernel_size[1]:
+        raise ValueError(
+            f"kernel_size {kernel_size} must fit into the padded map of {height} x {width}; "
+            f"x has shape {tuple(x.shape)} and padding is {padding}"
+        )
+
+
+def one_of(name: str, value: object, accepted: tuple[str, ...]) -> str:
+    """Return an argument that is one of some words."""
+    if not isinstance(value, str) or value not in accepted:
+        words = ", ".join(map(repr, accepted))
+        raise ValueError(f"{name} must be one of {words}, got {brief(value)}")
+    return value

@@ -1,0 +1,226 @@
+"""Local importance-based pooling: averages with learned weights (Gao, Wang & Wu 2019)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from poolgrad.functional import FUNCTIONS
+from poolgrad.rule import brief
+from poolgrad.torch.layers.inputs import check_fits, check_maps, one_positive, padding_of, pair
+
+_avg_pool2d = FUNCTIONS["avg_pool2d"]
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def lip_pool2d(
+    x: Tensor,
+    logits: Tensor,
+    kernel_size: int | tuple[int, int] = 3,
+    stride: int | tuple[int, int] = 2,
+    padding: int | tuple[int, int] = 1,
+) -> Tensor:
+    """Average every window with weights that are the softmax of logits in that window.
+
+    It is ``sum(exp(logits) * x) / sum(exp(logits))`` over the real inputs of a window. Logits of 0
+    give the average, logits ``x`` soft pooling, logits ``r * x`` with large ``r`` the maximum.
+
+    Parameters
+    ----------
+    x : Tensor, shape (N, C, H, W) or (C, H, W)
+        Floating-point numbers.
+    logits : Tensor, shape of `x`, or with one channel
+        The log-importance of each input, of any size: the largest of a window is taken out of the
+        exponentials.
+    kernel_size, stride : int or (int, int)
+        The windows.
+    padding : int or (int, int)
+        Rows and columns around the map that windows may reach into, at most half of
+        `kernel_size`; they have no weight.
+
+    Returns
+    -------
+    Tensor, shape (N, C, H', W') or (C, H', W')
+        ``H' = (H + 2 * padding - kernel_size) // stride + 1``; the dtype of `x`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these, or no window fits.
+
+    References
+    ----------
+    Z. Gao, L. Wang, G. Wu, "LIP: Local importance-based pooling", ICCV 2019.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import lip_pool2d
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, 6.0]])[None]
+    >>> lip_pool2d(x, torch.zeros_like(x), 2, padding=0)
+    tensor([[[3.]]])
+    >>> lip_pool2d(x, 20 * x, 2, padding=0)
+    tensor([[[6.]]])
+    """
+    window, step = pair("kernel_size", kernel_size), pair("stride", stride)
+    pads = padding_of(padding, window)
+    logits = _expanded(logits, check_maps(x))
+    check_fits(x, window, pads)
+    return _softmax_average(x, logits, window, step, pads)
+
+
+def _expanded(logits: Any, x: Tensor) -> Tensor:
+    """The logits in the shape of `x`."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        came = logits.dtype if isinstance(logits, Tensor) else brief(logits)
+        raise TypeError(f"logits must be a tensor of floating-point numbers, got {came}")
+    one_channel = (*x.shape[:-3], 1, *x.shape[-2:])
+    if logits.shape not in (x.shape, one_channel):
+        raise ValueError(
+            f"logits must have the shape of x, {tuple(x.shape)}, or one channel, "
+            f"got {tuple(logits.shape)}"
+        )
+    return logits.expand_as(x)
+
+
+def _softmax_average(
+    x: Tensor,
+    logits: Tensor,
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    pads: tuple[int, int],
+) -> Tensor:
+    """Softmax over the taps of each window: for logits of any size."""
+    around = [pads[1], pads[1], pads[0], pads[0]]
+    low = F.pad(logits, around, value=-torch.inf)
+    values = F.pad(x, around)
+    shape = [(n - k) // s + 1 for n, k, s in zip(values.shape[-2:], window, stride, strict=True)]
+    taps = window[0] * window[1]
+
+    def laid_out(maps: Tensor) -> Tensor:
+        columns = F.unfold(maps, window, stride=stride)
+        return columns.unflatten(-2, (x.shape[-3], taps))
+
+    weights = laid_out(low).softmax(-2)
+    return (weights * laid_out(values)).sum(-2).unflatten(-1, shape).to(x.dtype)
+
+
+def _bounded_average(
+    x: Tensor,
+    logits: Tensor,
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    pads: tuple[int, int],
+) -> Tensor:
+    """The quotient of two averages: for logits whose exponentials neither overflow nor vanish."""
+    dtype = torch.float32 if x.dtype in _HALVES else x.dtype
+    weights = logits.to(dtype).exp()
+    over = _avg_pool2d(x.to(dtype) * weights, window, stride, pads)
+    y: Tensor = over / _avg_pool2d(weights, window, stride, pads)
+    return y.to(x.dtype)
+
+
+class _ImportanceLogits(nn.Sequential):
+    """A 3x3 convolution, instance normalisation and a sigmoid that is `HIGH` times as high.
+
+    The convolution begins at zero: then every weight is the same, and the layer averages.
+    """
+
+    HIGH = 12.0
+
+    def __init__(self, channels: int) -> None:
+        conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        nn.init.zeros_(conv.weight)
+        super().__init__(conv, nn.InstanceNorm2d(channels, affine=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-2:].numel() == 1:
+            # A single pixel has no spread to normalise. Its weight cancels: any will do.
+            return torch.zeros_like(x)
+        y: Tensor = super().forward(x)
+        return self.HIGH * y.sigmoid()
+
+
+class LIP2d(nn.Module):
+    """Average every window with weights that a small network computes from the input.
+
+    The weights are ``exp(logits(x))``, normalised in each window. What `logits` learns to keep is
+    kept: it lies between average and maximum, and may follow another feature than the largest.
+
+    Parameters
+    ----------
+    channels : int
+        Of the input.
+    kernel_size, stride : int or (int, int)
+        The windows.
+    padding : int or (int, int)
+        Rows and columns around the map that windows may reach into, without weight; at most half
+        of `kernel_size`.
+    logits : nn.Module, optional
+        Called with the input, it returns logits of the same shape, or with one channel. Default:
+        the authors' simplified form: a convolution of 3x3 without bias that begins at 0, instance
+        normalisation with scale and shift, and ``12 * sigmoid``. With it the layer begins as an
+        average, and no weight of a window is more than ``exp(12)`` times another.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these; in a call, if logits have another shape.
+
+    Notes
+    -----
+    Called with ``(N, C, H, W)`` or ``(C, H, W)``, it returns
+    ``(H + 2 * padding - kernel_size) // stride + 1`` rows, and columns likewise. `lip_pool2d` is
+    the function of given logits. The default logits are bounded, so that two averages
+    (`poolgrad.avg_pool2d`) are enough; those of a given module may be of any size.
+
+    References
+    ----------
+    Z. Gao, L. Wang, G. Wu, "LIP: Local importance-based pooling", ICCV 2019.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import LIP2d
+    >>> LIP2d(8)(torch.rand(2, 8, 32, 32)).shape
+    torch.Size([2, 8, 16, 16])
+    >>> soft_pool = LIP2d(8, 2, padding=0, logits=torch.nn.Identity())
+    >>> soft_pool(torch.rand(2, 8, 32, 32)).shape
+    torch.Size([2, 8, 16, 16])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int | tuple[int, int] = 3,
+        stride: int | tuple[int, int] = 2,
+        padding: int | tuple[int, int] = 1,
+        logits: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels = one_positive("channels", channels)
+        self.kernel_size = pair("kernel_size", kernel_size)
+        self.stride = pair("stride", stride)
+        self.padding = padding_of(padding, self.kernel_size)
+        if logits is not None and not isinstance(logits, nn.Module):
+            raise TypeError(f"logits must be a module or None, got {brief(logits)}")
+        self.logits = _ImportanceLogits(self.channels) if logits is None else logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool with the logits of the input."""
+        check_fits(check_maps(x, self.channels), self.kernel_size, self.padding)
+        logits = _expanded(self.logits(x), x)
+        bounded = isinstance(self.logits, _ImportanceLogits)
+        average = _bounded_average if bounded else _softmax_average
+        return average(x, logits, self.kernel_size, self.stride, self.padding)
+
+    def extra_repr(self) -> str:
+        """The arguments but `logits`, a module of its own."""
+        return (
+            f"channels={self.channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}"
+        )

@@ -1,0 +1,41 @@
+"""Checks what layers are given beside maps and counts: numbers that are learned, and sizes."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from poolgrad.rule import brief
+from poolgrad.torch.layers.inputs import one_positive
+
+
+def optional_count(name: str, value: object) -> int | None:
+    """Return an argument that is a positive integer, or None."""
+    return None if value is None else one_positive(name, value)
+
+
+def number(name: str, value: object) -> float:
+    """Return an argument that is a finite real number as Python's float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {brief(value)}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {brief(value)}")
+    return float(value)
+
+
+def check_size(x: Tensor, size: tuple[int, int]) -> None:
+    """Raise ValueError unless maps have the height and width that a layer was made for."""
+    if tuple(x.shape[-2:]) != size:
+        raise ValueError(
+            f"x must have height and width {size}, as the layer was made for, "
+            f"got shape {tuple(x.shape)}"
+        )
+
+
+def learned(channels: int | None, value: float) -> torch.nn.Parameter:
+    """Return a parameter filled with a number: of shape (), or one for each channel."""
+    shape = () if channels is None else (channels,)
+    return torch.nn.Parameter(torch.full(shape, value))

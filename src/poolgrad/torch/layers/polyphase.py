@@ -1,0 +1,266 @@
+"""Adaptive polyphase sampling: a stride that commutes with circular shifts.
+
+The pixels that a stride could keep form one grid for each offset: the polyphase components. A
+circular shift of the map permutes the components and shifts each of them. So a choice among them
+that depends on nothing but their content, up to circular shifts, keeps the same pixels of every
+shift of the map (Chaman & Dokmanic 2021). Two things would break that in floating point: sums whose
+rounding depends on the order of the terms, and ties that are broken by the offset. Here sums are
+exact, and ties are broken by an order of the contents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from poolgrad.rule import brief
+from poolgrad.torch.layers.blur import PADDING_MODES, extend
+from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a float
+
+
+def component_norms(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
+    """Compute the norm of every polyphase component, free of the order of its elements.
+
+    Each term ``(|x| / max |x|)^norm`` is rounded to so few bits after the point that every partial
+    sum is exact in float64: then the sum does not depend on the order. The operations on single
+    elements (division, multiplication, rounding) are correctly rounded by IEEE 754, so they do not
+    depend on the place of an element, either.
+
+    Parameters
+    ----------
+    x : Tensor, shape (N, C, H, W)
+        Finite numbers; `H` and `W` are multiples of the stride.
+    stride : (int, int)
+    norm : float
+        An integer or math.inf.
+
+    Returns
+    -------
+    Tensor, shape (N, stride[0] * stride[1]), float64
+        A monotone function of the norm: its power, relative to that of the largest element, times
+        a power of two.
+    """
+    x = x.detach()
+    largest = torch.maximum(x.amax((1, 2, 3), True), -x.amin((1, 2, 3), True)).double()
+    shares = x.double() / torch.where(largest > 0, largest, torch.ones_like(largest))
+    shares.abs_()  # in place from here on, in an array of its own
+    n, _, height, width = x.shape
+    rows, columns = stride
+    by_offset = (n, -1, rows, width // columns, columns)
+    if norm == math.inf:
+        return shares.reshape(by_offset).amax((1, 3)).flatten(1)
+    terms = shares.clone() if norm > 2 else shares
+    for _ in range(int(norm) - 1):
+        terms.mul_(shares)
+    count = max(x.shape[1] * height * width // (rows * columns), 1)
+    terms = terms.mul_(2.0 ** (53 - count.bit_length())).round_()
+    return terms.reshape(by_offset).sum(1).sum(2).flatten(1)
+
+
+def _components(x: Tensor, stride: tuple[int, int]) -> Tensor:
+    """The polyphase components ``(N, rows, columns, C, H / rows, W / columns)`` of maps, a view."""
+    n, channels, height, width = x.shape
+    rows, columns = stride
+    parts = x.reshape(n, channels, height // rows, rows, width // columns, columns)
+    return parts.permute(0, 3, 5, 1, 2, 4)
+
+
+def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
+    """Choose the polyphase component of largest norm, whatever the shift of the map.
+
+    Components of equal norm are compared by `greatest`. NaN and infinity count as the largest
+    float64.
+
+    Returns
+    -------
+    Tensor, shape (N,), int64
+        ``row offset * stride[1] + column offset``.
+    """
+    norms = component_norms(x, stride, norm)
+    if x.is_meta:
+        return norms.argmax(1)
+    if not norms.isfinite().all():
+        most = torch.finfo(torch.float64).max
+        finite = x.double().nan_to_num(nan=most, posinf=most, neginf=-most)
+        norms = component_norms(finite, stride, norm)
+    chosen = norms.argmax(1)
+    tied = norms == norms.amax(1, keepdim=True)
+    for n in (tied.sum(1) > 1).nonzero().flatten().tolist():
+        candidates = tied[n].nonzero().flatten()
+        bits = x[n : n + 1].detach().contiguous().view(_INTEGERS[x.element_size()])
+        parts = _components(bits, stride)[0].flatten(0, 1)[candidates]
+        chosen[n] = candidates[greatest(parts.cpu().numpy())]
+    return chosen
+
+
+def greatest(parts: NDArray[Any]) -> int:
+    """Find the greatest of some maps in an order that circular shifts do not change.
+
+    A map is compared by the greatest of its circular shifts, read row by row. The rank of every
+    pixel as the start of such a reading is found by prefix doubling (as for suffix arrays): ranks
+    of runs of 2, 4, 8, ... pixels along the rows, then of 2, 4, 8, ... rows. Maps with the same
+    rank are circular shifts of each other, so that it does not matter which of them is taken.
+
+    Parameters
+    ----------
+    parts : array of integers, shape (T, C, H, W)
+
+    Returns
+    -------
+    int
+        From 0 to T - 1.
+    """
+    if (parts == parts[0]).all():  # as for a map of one value: nothing to compare
+        return 0
+    count, channels, height, width = parts.shape
+    pixels = np.moveaxis(parts, 1, -1).reshape(-1, channels)
+    _, inverse = np.unique(pixels, axis=0, return_inverse=True)
+    rank = inverse.reshape(count, height, width)
+    for axis, length in ((2, width), (1, height)):
+        run = 1
+        while run < length:
+            code = rank * (rank.max() + 1) + np.roll(rank, -run, axis)
+            rank = np.unique(code, return_inverse=True)[1].reshape(rank.shape)
+            run *= 2
+    return int(rank.argmax()) // (height * width)
+
+
+@torch.library.custom_op("poolgrad::polyphase_component", mutates_args=())
+def _opaque(x: Tensor, rows: int, columns: int, norm: float) -> Tensor:
+    """`choose_component`, which a compiler does not look into: its ties depend on the values."""
+    return choose_component(x, (rows, columns), norm)
+
+
+@_opaque.register_fake
+def _(x: Tensor, rows: int, columns: int, norm: float) -> Tensor:
+    return x.new_empty(x.shape[0], dtype=torch.int64)
+
+
+def _chooser() -> Callable[[Tensor, tuple[int, int], float], Tensor]:
+    """How the component is chosen here: exported programs hold standard operators only."""
+    exporting = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+    if exporting:
+        return lambda x, stride, norm: component_norms(x, stride, norm).argmax(1)
+    if torch.compiler.is_compiling():
+        return lambda x, stride, norm: _opaque(x.detach(), *stride, norm)
+    return choose_component
+
+
+class AdaptivePolyphasePool2d(nn.Module):
+    """Keep the polyphase component of the largest norm: subsampling that commutes with shifts.
+
+    A stride of 2 could keep any of four grids of pixels. Which one holds the most is decided for
+    each example from all its channels, so that the same pixels are kept however the map is shifted
+    (around its edges). It does not average; with `filter_size` the maps are blurred before.
+
+    Parameters
+    ----------
+    stride : int or (int, int)
+        The step between kept pixels.
+    norm : int or math.inf
+        By which norm the components are compared, over all channels.
+    filter_size : int, optional
+        Taps of a binomial blur before the choice, as in `BlurPool2d`; default: no blur.
+    padding_mode : str
+        What lies around the map, for the blur and for maps whose height or width is not a multiple
+        of the stride: these are extended at the end. As for `BlurPool2d`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these.
+
+    Notes
+    -----
+    Called with ``(N, C, H, W)`` or ``(C, H, W)``, it returns ``ceil(H / stride)`` rows and
+    ``ceil(W / stride)`` columns.
+
+    For ``padding_mode="circular"`` and sizes that are multiples of the stride, the output of a
+    circularly shifted input is a circular shift of the output, to the last bit and for any values:
+    the norms are sums without rounding, and components of equal norm are compared by their
+    contents. Exported programs (ONNX, `torch.export`, traces) take the first component of equal
+    norm instead. Where sizes are not multiples of the stride, no subsampling commutes with shifts.
+
+    The gradient goes to the pixels that were kept. The choice is piecewise constant; its gradient
+    is zero.
+
+    References
+    ----------
+    A. Chaman, I. Dokmanic, "Truly shift-invariant convolutional neural networks", CVPR 2021.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import AdaptivePolyphasePool2d
+    >>> pool = AdaptivePolyphasePool2d()
+    >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
+    >>> pool(x)
+    tensor([[[[ 5.,  7.],
+              [13., 15.]]]])
+    >>> pool(x.roll(1, -1))  # one column to the right: the same pixels
+    tensor([[[[ 7.,  5.],
+              [15., 13.]]]])
+    """
+
+    def __init__(
+        self,
+        stride: int | tuple[int, int] = 2,
+        norm: float = 2,
+        filter_size: int | None = None,
+        padding_mode: str = "circular",
+    ) -> None:
+        super().__init__()
+        self.stride = pair("stride", stride)
+        whole = isinstance(norm, int) and not isinstance(norm, bool) and 1 <= norm <= 64
+        if not (whole or (isinstance(norm, float) and norm == math.inf)):
+            raise ValueError(f"norm must be an integer from 1 to 64 or math.inf, got {brief(norm)}")
+        self.norm = float(norm)
+        self.filter_size = None if filter_size is None else one_positive("filter_size", filter_size)
+        self.padding_mode = one_of("padding_mode", padding_mode, PADDING_MODES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep one component of every example."""
+        maps = check_maps(x) if x.dim() == 4 else check_maps(x)[None]
+        maps = self._complete(self._blurred(maps))
+        chosen = _chooser()(maps, self.stride, self.norm)
+        which = torch.arange(maps.shape[0], device=maps.device)
+        columns = self.stride[1]
+        kept = _components(maps, self.stride)[which, chosen // columns, chosen % columns]
+        return kept if x.dim() == 4 else kept[0]
+
+    def _blurred(self, x: Tensor) -> Tensor:
+        """The binomial filter as sums of neighbours: the same rounding at every place.
+
+        A convolution may round differently at different places.
+        """
+        if self.filter_size in (None, 1):
+            return x
+        steps = self.filter_size - 1
+        around = (steps // 2, steps - steps // 2)
+        x = extend(x, around, around, self.padding_mode)
+        for _ in range(steps):
+            x = x[..., 1:, :] + x[..., :-1, :]
+        for _ in range(steps):
+            x = x[..., 1:] + x[..., :-1]
+        return x * 4.0**-steps
+
+    def _complete(self, x: Tensor) -> Tensor:
+        """Extend the map to multiples of the stride."""
+        rows, columns = (-size % step for size, step in zip(x.shape[-2:], self.stride, strict=True))
+        return extend(x, (0, rows), (0, columns), self.padding_mode)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        norm = self.norm if self.norm == math.inf else int(self.norm)
+        return (
+            f"stride={self.stride}, norm={norm}, filter_size={self.filter_size}, "
+            f"padding_mode={self.padding_mode!r}"
+        )

@@ -1,0 +1,201 @@
+"""Global pooling with a learned exponent: the generalised mean and log-mean-exp."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from poolgrad.functional import global_lp_pool, global_lse_pool
+from poolgrad.rule import flag
+from poolgrad.torch.arrays import pools
+from poolgrad.torch.layers.inputs import check_maps
+from poolgrad.torch.layers.options import learned, number, optional_count
+
+
+def _broadcast(value: Tensor, x: Tensor) -> Tensor:
+    """Return learned numbers in the dtype of `x`, shaped to broadcast to (..., C, H, W)."""
+    value = value.to(x.dtype)
+    return value[:, None, None] if value.dim() else value
+
+
+def _power_mean(size: Tensor, p: Tensor) -> Tensor:
+    """Compute ``mean(size ** p) ** (1 / p)`` over the last two axes, which stay.
+
+    The values are divided by the largest of their map first, so that no power overflows. The
+    result does not depend on that divisor, which is therefore a constant for the gradient.
+    """
+    limits = torch.finfo(size.dtype)
+    scale = size.detach().amax((-2, -1), keepdim=True).clamp(limits.tiny, limits.max)
+    return scale * (size / scale).pow(p).mean((-2, -1), keepdim=True).pow(1 / p)
+
+
+def _log_mean_exp(x: Tensor, r: Tensor) -> Tensor:
+    """Compute ``log(mean(exp(r * x))) / r`` over the last two axes, which stay.
+
+    The input that dominates is subtracted first, as a constant for the gradient: that of `r` would
+    else be the difference of two numbers of the size of `x`.
+    """
+    axes = (-2, -1)
+    constant = x.detach()
+    most = torch.where(r > 0, constant.amax(axes, True), constant.amin(axes, True))
+    limits = torch.finfo(x.dtype)
+    most = most.clamp(limits.min, limits.max)
+    total = torch.logsumexp(r * (x - most), axes, keepdim=True)
+    return most + (total - math.log(x.shape[-1] * x.shape[-2])) / r
+
+
+class GeM2d(nn.Module):
+    """Generalised mean over height and width, with a learned power.
+
+    Computes ``mean(max(x, eps) ** p) ** (1 / p)`` of every channel. With ``p = 1`` that is the
+    average of a map that is nowhere below `eps`; with a large p it comes close to the maximum.
+
+    Parameters
+    ----------
+    channels : int, optional
+        The number of channels, for one power a channel. None: one power for all channels.
+    p : float
+        The power before training, above 0.
+    keepdims : bool
+        Whether height and width stay, with length one.
+    eps : float
+        Inputs below `eps` count as `eps` and get no gradient, as in the authors' code. With 0
+        nothing is clamped, and powers are taken of ``|x|``.
+
+    Attributes
+    ----------
+    p : nn.Parameter, shape () or (C,)
+        The learned power. It must stay above 0: a call with another one raises ValueError (about
+        `norm_type`, the argument of `poolgrad.global_lp_pool`).
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        floating tensor of shape (N, C, H, W) or (C, H, W), or has another number of channels.
+
+    Notes
+    -----
+    Radenovic, Tolias & Chum, Fine-tuning CNN image retrieval with no human annotation, 2018. The
+    layer calls `poolgrad.global_lp_pool`; where a network is exported, and on devices that the
+    compiled kernels do not reach, it computes the same with PyTorch's operations.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import GeM2d
+    >>> gem = GeM2d(8)
+    >>> gem
+    GeM2d(8, p=3.0, eps=1e-06)
+    >>> gem(torch.rand(2, 8, 5, 7)).shape
+    torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        channels: int | None = None,
+        p: float = 3.0,
+        keepdims: bool = False,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.channels = optional_count("channels", channels)
+        self.initial = number("p", p)
+        if self.initial <= 0:
+            raise ValueError(f"p must be above 0, got {p!r}")
+        self.eps = number("eps", eps)
+        if self.eps < 0:
+            raise ValueError(f"eps must not be negative, got {eps!r}")
+        self.keepdims = flag("keepdims", keepdims)
+        self.p = learned(self.channels, self.initial)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
+        check_maps(x, self.channels)
+        size = x.clamp(min=self.eps) if self.eps else x
+        if pools(x):
+            batch = size if x.dim() == 4 else size[None]
+            y: Tensor = global_lp_pool(batch, keepdims=True, norm_type=self.p, mean=True)
+            y = y if x.dim() == 4 else y[0]
+        else:
+            y = _power_mean(size if self.eps else size.abs(), _broadcast(self.p, x))
+        return y if self.keepdims else y.flatten(-3)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        channels = "" if self.channels is None else f"{self.channels}, "
+        kept = ", keepdims=True" if self.keepdims else ""
+        return f"{channels}p={self.initial}, eps={self.eps}{kept}"
+
+
+class LogSumExp2d(nn.Module):
+    """Log-mean-exp over height and width, with a learned sharpness.
+
+    Computes ``log(mean(exp(r * x))) / r`` of every channel. With a small r that comes close to the
+    average, with a large r to the maximum.
+
+    Parameters
+    ----------
+    channels : int, optional
+        The number of channels, for one sharpness a channel. None: one for all channels.
+    r : float
+        The sharpness before training, not 0.
+    keepdims : bool
+        Whether height and width stay, with length one.
+
+    Attributes
+    ----------
+    r : nn.Parameter, shape () or (C,)
+        The learned sharpness. A call with an r of exactly 0 raises ValueError.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        floating tensor of shape (N, C, H, W) or (C, H, W), or has another number of channels.
+
+    Notes
+    -----
+    Pinheiro & Collobert, From image-level to pixel-level labeling with convolutional networks,
+    2015; they keep r fixed. The layer calls `poolgrad.global_lse_pool`; where a network is
+    exported, and on devices that the compiled kernels do not reach, it computes the same with
+    PyTorch's operations.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import LogSumExp2d
+    >>> pool = LogSumExp2d(r=2.0)
+    >>> pool
+    LogSumExp2d(r=2.0)
+    >>> pool(torch.rand(2, 8, 5, 7)).shape
+    torch.Size([2, 8])
+    """
+
+    def __init__(self, channels: int | None = None, r: float = 1.0, keepdims: bool = False) -> None:
+        super().__init__()
+        self.channels = optional_count("channels", channels)
+        self.initial = number("r", r)
+        if self.initial == 0:
+            raise ValueError("r must not be 0; the limit there is the average: use GlobalAvgPool2d")
+        self.keepdims = flag("keepdims", keepdims)
+        self.r = learned(self.channels, self.initial)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
+        check_maps(x, self.channels)
+        if pools(x):
+            batch = x if x.dim() == 4 else x[None]
+            y: Tensor = global_lse_pool(batch, keepdims=True, r=self.r)
+            y = y if x.dim() == 4 else y[0]
+        else:
+            y = _log_mean_exp(x, _broadcast(self.r, x))
+        return y if self.keepdims else y.flatten(-3)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        channels = "" if self.channels is None else f"{self.channels}, "
+        kept = ", keepdims=True" if self.keepdims else ""
+        return f"{channels}r={self.initial}{kept}"

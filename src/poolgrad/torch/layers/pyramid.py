@@ -1,0 +1,71 @@
+"""Spatial pyramid pooling: maps of any size become vectors of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from poolgrad.rule import brief
+from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive
+from poolgrad.torch.modules import AdaptiveAvgPool2d, AdaptiveMaxPool2d
+
+_MODES = {"max": AdaptiveMaxPool2d, "avg": AdaptiveAvgPool2d}
+
+
+class SpatialPyramidPool2d(nn.Module):
+    """Adaptive pooling into grids of several sizes, concatenated to one vector.
+
+    Level l divides the map into l x l bins, whatever its size. The output holds the bins of the
+    first level, flattened in the order (C, row, column), then those of the next.
+
+    Parameters
+    ----------
+    levels : sequence of int
+        The number of bins along each side, one for each level.
+    mode : str
+        What a bin becomes: ``"max"``, its maximum, or ``"avg"``, its average.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        floating tensor of shape (N, C, H, W) or (C, H, W).
+
+    Notes
+    -----
+    He, Zhang, Ren & Sun, Spatial pyramid pooling in deep convolutional networks for visual
+    recognition, 2014. Each level is a `poolgrad.torch.AdaptiveMaxPool2d` or `AdaptiveAvgPool2d`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import SpatialPyramidPool2d
+    >>> pool = SpatialPyramidPool2d((1, 2, 4))
+    >>> pool(torch.rand(2, 8, 13, 13)).shape, pool(torch.rand(2, 8, 6, 9)).shape
+    (torch.Size([2, 168]), torch.Size([2, 168]))
+    """
+
+    def __init__(self, levels: Sequence[int] = (1, 2, 4), mode: str = "max") -> None:
+        super().__init__()
+        if not isinstance(levels, Sequence) or isinstance(levels, str | bytes):
+            raise TypeError(f"levels must be a sequence of integers, got {brief(levels)}")
+        if len(levels) == 0:
+            raise ValueError("levels must hold at least one level, got none")
+        self.levels = tuple(one_positive("levels", level) for level in levels)
+        self.mode = one_of("mode", mode, tuple(_MODES))
+        self.pools = nn.ModuleList(_MODES[self.mode](level) for level in self.levels)
+
+    def features(self, channels: int) -> int:
+        """Return the length of the output for maps of so many channels."""
+        return channels * sum(level * level for level in self.levels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool a tensor of shape (N, C, H, W) to (N, C * sum(l * l for each level l))."""
+        check_maps(x)
+        return torch.cat([pool(x).flatten(-3) for pool in self.pools], -1)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"levels={self.levels}, mode={self.mode!r}"

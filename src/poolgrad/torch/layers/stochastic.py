@@ -1,0 +1,172 @@
+"""Pooling with stochastic spatial sampling (S3Pool): a random choice of rows and columns."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import comb
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, pad
+
+from poolgrad import functional
+from poolgrad.rule import Ints, brief
+from poolgrad.torch.arrays import pools, shape_of
+from poolgrad.torch.function import known_generator
+from poolgrad.torch.layers.inputs import check_maps, pair
+
+
+def _strips(size: int, stride: int, grid: int) -> list[tuple[int, int, int]]:
+    """Return the strips of an axis as ``(strips, rows of each, rows kept of each)``.
+
+    First those of `grid` rows, then, if rows are left, one of the rest.
+    """
+    whole, rest = divmod(size, grid)
+    strips = [(whole, grid, grid // stride), (1, rest, -(-rest // stride))]
+    return [(count, n, m) for count, n, m in strips if count and n]
+
+
+@lru_cache(maxsize=256)
+def _chances(size: int, stride: int, grid: int) -> tuple[tuple[float, ...], ...]:
+    """Return the probability with which each output (row) is each input (column) of an axis.
+
+    Of m rows drawn from n without replacement and put in order, number k is row j in
+    ``comb(j, k) * comb(n - 1 - j, m - 1 - k)`` of the ``comb(n, m)`` equally likely choices.
+    """
+    chances: list[tuple[float, ...]] = []
+    first = 0
+    for strips, n, m in _strips(size, stride, grid):
+        drawn = [
+            [comb(j, k) * comb(n - 1 - j, m - 1 - k) / comb(n, m) for j in range(n)]
+            for k in range(m)
+        ]
+        for start in range(first, first + strips * n, n):
+            after = size - start - n
+            chances += [(0.0,) * start + tuple(row) + (0.0,) * after for row in drawn]
+        first += strips * n
+    return tuple(chances)
+
+
+class S3Pool2d(nn.Module):
+    """Maximum with stride one, of which random rows and columns are kept.
+
+    First, the maximum of every window of `kernel_size` is taken at stride one, padded as ``"same"``
+    does it (padding never wins), so that the map keeps its size. Second, the rows are divided into
+    strips of `grid_size`, and of each strip ``grid_size / stride`` rows are drawn without
+    replacement and kept in their order; the columns likewise. All maps of a batch and all channels
+    share the draw. The output has ``ceil(size / stride)`` rows and columns.
+
+    In evaluation mode the output is the mean over all draws. With ``grid_size == stride`` that is
+    the average over blocks of `stride`, which the authors' code computes for any grid.
+
+    Parameters
+    ----------
+    kernel_size : int or sequence of 2 int
+        The size of the windows.
+    stride : int or sequence of 2 int, optional
+        The factor by which rows and columns become fewer. Default: `kernel_size`.
+    grid_size : int or sequence of 2 int, optional
+        The size of the strips, a multiple of `stride`: the larger, the more a map is distorted.
+        Default: `stride`, one row of each strip.
+    generator : None, int or torch.Generator
+        What the draw is made from. A seed gives the same rows and columns in every call; a
+        generator moves on. None: PyTorch's default generator (`torch.manual_seed`).
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        floating tensor of shape (N, C, H, W) or (C, H, W).
+
+    Notes
+    -----
+    Zhai et al., S3Pool: pooling with stochastic spatial sampling, 2017. Where the size is not a
+    multiple of `grid_size`, the last strip is shorter, of n rows ``ceil(n / stride)`` are kept.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from poolgrad.torch import S3Pool2d
+    >>> pool = S3Pool2d(2, grid_size=4, generator=0)
+    >>> pool(torch.rand(2, 8, 16, 16)).shape
+    torch.Size([2, 8, 8, 8])
+    >>> pool.eval()(torch.ones(1, 1, 4, 4))
+    tensor([[[[1., 1.],
+              [1., 1.]]]])
+    """
+
+    def __init__(
+        self,
+        kernel_size: Ints = 2,
+        stride: Ints | None = None,
+        grid_size: Ints | None = None,
+        generator: torch.Generator | int | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernel_size = pair("kernel_size", kernel_size)
+        self.stride = self.kernel_size if stride is None else pair("stride", stride)
+        self.grid_size = self.stride if grid_size is None else pair("grid_size", grid_size)
+        if any(g % s for g, s in zip(self.grid_size, self.stride, strict=True)):
+            raise ValueError(
+                f"grid_size must be a multiple of the stride {self.stride}, got {brief(grid_size)}"
+            )
+        self.generator = known_generator(generator)
+
+    def _maxima(self, x: Tensor) -> Tensor:
+        """The maximum of every window at stride one, of the size of `x`."""
+        if pools(x):
+            y: Tensor = functional.max_pool2d(x, self.kernel_size, stride=1, padding="same")
+            return y
+        high, wide = (k - 1 for k in self.kernel_size)
+        around = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
+        return max_pool2d(pad(x, around, value=-torch.inf), self.kernel_size, stride=1)
+
+    def _drawn(self, size: int, axis: int, generator: torch.Generator | None) -> Tensor:
+        """The rows (axis 0) or columns (axis 1) that are kept, in order, where the generator is."""
+        kept = []
+        first = 0
+        device = torch.device("cpu") if generator is None else generator.device
+        # Compilers take no generator that is None.
+        own: dict[str, Any] = {} if generator is None else {"generator": generator}
+        for strips, n, m in _strips(size, self.stride[axis], self.grid_size[axis]):
+            keys = torch.rand(strips, n, dtype=torch.float64, device=device, **own)
+            starts = first + n * torch.arange(strips, device=device)[:, None]
+            kept.append((starts + keys.topk(m).indices.sort().values).flatten())
+            first += strips * n
+        return torch.cat(kept)
+
+    def _mean(self, y: Tensor) -> Tensor:
+        """The mean of all draws from a map of maxima."""
+        if self.grid_size == self.stride and pools(y):
+            mean: Tensor = functional.avg_pool2d(y, self.stride, ceil_mode=True)
+            return mean
+        by_row, by_column = (
+            torch.tensor(
+                _chances(shape_of(y)[a - 2], self.stride[a], self.grid_size[a]),
+                dtype=y.dtype,
+                device=y.device,
+            )
+            for a in (0, 1)
+        )
+        return by_row @ y @ by_column.T
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool a tensor of shape (N, C, H, W) to (N, C, ceil(H / stride), ceil(W / stride))."""
+        check_maps(x)
+        y = self._maxima(x)
+        if not self.training:
+            return self._mean(y)
+        generator = self.generator
+        if isinstance(generator, int):
+            generator = torch.Generator().manual_seed(generator)
+        rows, columns = (self._drawn(x.shape[a - 2], a, generator).to(x.device) for a in (0, 1))
+        return y.index_select(-2, rows).index_select(-1, columns)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        drawn = "" if self.generator is None else f", generator={self.generator}"
+        return (
+            f"kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"grid_size={self.grid_size}{drawn}"
+        )
