@@ -311,11 +311,6 @@ def test_numbers() -> None:
     ]  # fmt: skip
     signs = [signed(v) for v in (0.0004, -0.0004, -0.02, NAN)]
     assert signs == ["0.000", "0.000", f"{MINUS}0.020", DASH]
-        "0.000",
-        "0.000",
-        f"{MINUS}0.020",
-        DASH,
-    ]
 
 
 def test_maps_frame_the_winners_and_survive_what_is_not_a_number() -> None:
