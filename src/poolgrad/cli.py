@@ -13,7 +13,8 @@ from textwrap import fill
 from typing import Annotated, Any, NoReturn
 
 from poolgrad.bench.rows import Dtype
-from poolgrad.lab.settings import LabError, Optimizer, Pool, check_windows, counted
+from poolgrad.lab.pools import NAMES, ConvPadding, Head, Pool
+from poolgrad.lab.settings import LabError, Optimizer, check_windows, counted
 
 _INSTALL = 'pip install "poolgrad[lab]"'
 
@@ -27,6 +28,12 @@ except ModuleNotFoundError as error:
         'poolgrad: every command but "poolgrad info" needs typer, which is not installed: '
         f"{_INSTALL}"
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names for a help text."""
+    return ", ".join(f"`{name}`" for name in names[:-1]) + f" or `{names[-1]}`"
+
 
 app = typer.Typer(
     name="poolgrad",
@@ -54,8 +61,8 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            help="A folder with one folder of images per class, or an .npz file with `images` and"
-            " `labels`.",
+            help="A folder with one folder of images per class, an .npz file with `images` and"
+            " `labels`, or `translated-digits`: the digits at random places of a larger image.",
             show_default="scikit-learn's handwritten digits",
         ),
     ] = None,
@@ -70,8 +77,16 @@ def train(
         Pool | None,
         typer.Option(
             metavar="NAME",
-            help="`max`, `avg`, or `strided`: a strided convolution instead of pooling.",
+            help=f"How feature maps are made smaller: {_listed(NAMES)}.",
             show_default="max",
+        ),
+    ] = None,
+    head: Annotated[
+        Head | None,
+        typer.Option(
+            metavar="NAME",
+            help="How the last map becomes scores: `avg`, `flatten`, `max`, `gem` or `attention`.",
+            show_default="avg",
         ),
     ] = None,
     kernel: Annotated[
@@ -141,6 +156,7 @@ def train(
         "data": data,
         "size": size,
         "pool": pool,
+        "head": head,
         "kernel": kernel,
         "stride": stride,
         "epochs": epochs,
@@ -179,6 +195,161 @@ def train(
             typer.echo(f"stopped; to go on: poolgrad train --out {folder.path} --resume", err=True)
             raise typer.Exit(130) from None
         _print_result(result, folder.files)
+
+
+@app.command()
+def compare(
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder with one folder of images per class, or an .npz file with `images` and"
+            " `labels`; with `--task segment` a folder with `images` and `masks`.",
+            show_default="digits at random places of 32 x 32 pixels",
+        ),
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            help="Resize the images of the folder to this height and width.",
+            show_default="64 if they differ in size or are larger",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="`classify` or `segment`.", show_default="classify"),
+    ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help=f"What to compare, with commas between: {_listed(NAMES)}.",
+            show_default="max,avg,strided,blur,aps,lip,soft,none",
+        ),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Heads to train with each of them: `avg`, `flatten`, `max`, `gem`, `attention`.",
+            show_default="avg",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each method.", show_default="3; 2 with --quick")
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            help="Passes over the training images.",
+            show_default="8 to 60, depending on the number of images",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Images per step.", show_default="8 to 64, depending on the number of images"
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Highest learning rate of the schedule.", show_default="0.01"),
+    ] = None,
+    kernel: Annotated[
+        int | None,
+        typer.Option(help="Height and width of the windows; the stride is 2.", show_default="2"),
+    ] = None,
+    conv_padding: Annotated[
+        ConvPadding | None,
+        typer.Option(
+            metavar="NAME",
+            help="Padding of the convolutions: `zeros` or `circular`.",
+            show_default="zeros",
+        ),
+    ] = None,
+    shifts: Annotated[
+        int | None,
+        typer.Option(
+            help="Longest shift of the test images in pixels.",
+            show_default="an eighth of the image",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Fewer methods, seeds and epochs: about 2 minutes."),
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Runs at a time, each in a process of its own.",
+            show_default="one for each processor",
+        ),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            help="Divide the batches of each run among so many processes.", show_default="1"
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Make the runs on a Dask cluster, such as `tcp://scheduler:8786`.",
+            show_default="this machine",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder to write; the same command goes on with an unfinished comparison.",
+            show_default="in runs/, named after the options",
+        ),
+    ] = None,
+) -> None:
+    """Compare ways of downsampling on your images: accuracy, shifts, time and memory.
+
+    The same small network is trained with each of them, several times. The folder gets report.html,
+    results.csv, runs.csv and protocol.md. A comparison that was stopped or killed goes on with the
+    same command; no finished run is repeated.
+    """
+    given = {
+        "data": data,
+        "size": size,
+        "task": task,
+        "pool": pool,
+        "head": head,
+        "seeds": seeds,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "kernel": kernel,
+        "conv_padding": conv_padding,
+        "shifts": shifts,
+        "quick": quick,
+        "jobs": jobs,
+        "devices": devices,
+        "cluster": cluster,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    with _clear_errors():
+        from poolgrad.lab.compare.options import Plan
+
+        Plan.from_options(options)  # before anything that takes time is imported
+        for package in ("torch", "pytorch_lightning", *(["distributed"] if cluster else [])):
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
+        from rich.console import Console
+
+        from poolgrad.lab.compare import command
+
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as if by Ctrl-C
+        try:
+            command.compare(options, out, Console())
+        except KeyboardInterrupt:
+            typer.echo("stopped; the same command goes on", err=True)
+            raise typer.Exit(130) from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _print_result(result: dict[str, Any], files: tuple[Path, ...]) -> None:

@@ -9,7 +9,8 @@ from torch import nn
 
 import poolgrad.torch
 from poolgrad.lab import LabError, Settings
-from poolgrad.lab.model import Network, Standardise
+from poolgrad.lab.model import Design, Network, Standardise
+from poolgrad.lab.pools import HEADS, NAMES, build
 
 
 def network(size: tuple[int, int] = (8, 8), channels: int = 1, **options: Any) -> Network:
@@ -114,3 +115,58 @@ def test_pixels_are_standardised_per_channel() -> None:
 def test_a_constant_channel_is_no_division_by_zero() -> None:
     images = np.full((4, 1, 8, 8), 7, np.uint8)
     assert (Standardise(images)(torch.from_numpy(images)) == 0).all()
+
+
+@pytest.mark.parametrize("pool", NAMES)
+@pytest.mark.parametrize("size", [(8, 8), (11, 32)])
+def test_every_downsampling_trains(pool: str, size: tuple[int, int]) -> None:
+    model = network(size, 2, pool=pool)
+    scores = model(torch.randint(0, 17, (3, 2, *size), dtype=torch.uint8))
+    assert scores.shape == (3, 10)
+    scores.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    if pool == "none":
+        assert model.maps == [size] * len(model.maps)
+        dilations = [m.dilation[0] for m in model.modules() if isinstance(m, nn.Conv2d)]
+        assert dilations == [2**k for k in range(len(dilations))]
+
+
+@pytest.mark.parametrize("pool", [name for name in NAMES if name != "none"])
+@pytest.mark.parametrize("padding", ["zeros", "circular"])
+def test_downsamplings_halve_any_map(pool: Any, padding: Any) -> None:
+    layer = build(pool, 4, padding=padding).eval()
+    for side in (2, 3, 4, 7, 16):
+        height = layer(torch.rand(2, 4, side, 12)).shape[2]
+        assert height in (side // 2, (side + 1) // 2)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_gives_a_score_for_each_class(head: str) -> None:
+    model = network((16, 16), pool="avg", head=head)
+    model(torch.zeros(2, 1, 16, 16, dtype=torch.uint8)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_group_normalisation_does_not_see_the_batch() -> None:
+    images = np.random.default_rng(0).integers(0, 17, (8, 1, 16, 16), np.uint8)
+    settings = Settings.from_options({"data": "images.npz"})
+    model = Network(images, 10, settings, Design((16, 32, 32), "group"))
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+    assert len(model.maps) == 3
+    batch = torch.from_numpy(images)
+    torch.testing.assert_close(model(batch)[:1], model(batch[:1]))
+
+
+def test_the_receptive_field_without_downsampling_is_that_of_the_others() -> None:
+    """How far a pixel in the middle of the last map, before the head, looks to each side."""
+    reach = {}
+    for pool in ("none", "strided"):
+        model = network((32, 32), pool=pool)
+        inputs = torch.rand(1, 1, 32, 32, requires_grad=True)
+        body = nn.Sequential(*model.before[1:], model.pool, *model.after[:-2]).eval()
+        y = body(inputs)
+        y[0, :, y.shape[2] // 2, y.shape[3] // 2].sum().backward()
+        assert inputs.grad is not None
+        reach[pool] = int((inputs.grad[0, 0].abs().sum(1) > 0).sum())
+    assert abs(reach["none"] - reach["strided"]) <= 16
+    assert min(reach.values()) >= 16

@@ -14,9 +14,10 @@ from PIL import Image
 import poolgrad
 from poolgrad.lab import Settings
 from poolgrad.lab.curves import draw_curves
-from poolgrad.lab.model import Network, window_padding
+from poolgrad.lab.model import Network
 from poolgrad.lab.panels import add_frame, show_part, to_png
 from poolgrad.lab.passage import Passage, follow
+from poolgrad.lab.pools import DOWNSAMPLINGS, NAMES, window_padding
 from poolgrad.lab.routes import _View, draw_routes
 
 CLASSES = tuple("0123456789")
@@ -94,6 +95,28 @@ def test_strided_weights_are_summed_over_windows_and_channels() -> None:
 def test_routes_are_drawn(pool: str, kernel: int, stride: int) -> None:
     found, settings = passage(pool, kernel, stride)
     assert size_of(draw_routes(found, settings, CLASSES)) == (1650, 1166)
+
+
+@pytest.mark.parametrize("pool", [n for n in NAMES if n not in ("max", "avg", "strided")])
+def test_every_downsampling_is_drawn_with_its_windows(pool: str) -> None:
+    found, settings = passage(pool, 2, 2, (12, 12))
+    kernel, stride, padding = DOWNSAMPLINGS[pool].windows(2, 2)
+    assert found.winners is None
+    assert found.share.shape == found.before.shape
+    assert found.share.any()
+    if pool == "none":
+        assert found.after.shape == found.before.shape
+        assert (found.share == 1).all()
+    else:
+        assert found.after.shape == (6, 6)
+    # No output depends on an input outside its windows.
+    covered = np.zeros(found.before.shape, bool)
+    for i, j in np.ndindex(found.after.shape):
+        rows, columns = (slice(max(k * stride - padding, 0), k * stride - padding + kernel) for k in (i, j))
+        covered[rows, columns] = True
+    assert not found.share[~covered].any()
+    if pool in ("aps", "blur", "none"):
+        assert size_of(draw_routes(found, settings, CLASSES)) == (1650, 1166)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ def test_defaults() -> None:
         "data": "digits",
         "size": None,
         "pool": "max",
+        "head": "avg",
         "kernel": 2,
         "stride": 2,
         "epochs": 30,
@@ -75,7 +76,8 @@ def test_a_given_batch_size_stays() -> None:
         ("size", 16, "--size"),  # the digits are not resized
         ("kernel", 9, "--kernel"),  # and have 8 x 8 pixels
         ("stride", 9, "--stride"),
-        ("pool", "median", "--pool"),
+        ("pool", "maximum", "--pool"),
+        ("head", "dense", "--head"),
         ("optimizer", "adamw", "--optimizer"),
     ],
 )
@@ -101,6 +103,8 @@ def test_a_kernel_larger_than_the_resized_images_is_named_before_they_are_read()
 def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
     settings = Settings.from_options({"data": data, "pool": "avg", "kernel": 3, "stride": 2})
     assert settings.default_out() == Path(f"runs/{name}-avg-3x2-seed0")
+    headed = Settings.from_options({"data": data, "head": "gem"})
+    assert headed.default_out() == Path(f"runs/{name}-max-gem-2x2-seed0")
 
 
 def test_data_are_found_again_from_another_folder(

@@ -210,9 +210,9 @@ def test_bad_options_are_named_and_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("option", ["--pool", "--optimizer"])
+@pytest.mark.parametrize("option", ["--pool", "--head", "--optimizer"])
 def test_bad_choices_are_named(option: str) -> None:
-    result = train(option, "median")
+    result = train(option, "maximum")
     assert result.exit_code == 2
     assert option in result.stderr
 

@@ -78,7 +78,8 @@ class History(lightning.Callback):
                 seconds: time.perf_counter() - self._began,
             }
         )
-        self._folder.write_metrics(self.rows)
+        if trainer.is_global_zero:
+            self._folder.write_metrics(self.rows)
 
     def state_dict(self) -> dict[str, Any]:
         """The rows and the settings, for the checkpoint."""
@@ -160,9 +161,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Without Lightning's tips, and without its warnings about what is meant to be so here."""
-    log = logging.getLogger("pytorch_lightning")
-    level = log.level
-    log.setLevel(logging.WARNING)
+    logs = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
             disable_possible_user_warnings()  # small data need no workers, a CPU run no GPU
@@ -171,4 +173,5 @@ def quiet_lightning() -> Iterator[None]:
             warnings.filterwarnings("ignore", r"The dirpath has changed")  # a moved run folder
             yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
 
-from poolgrad.lab.settings import DIGITS, LabError
+from poolgrad.lab.images import (
+    MAX_PIXELS,
+    ImageStack,
+    first_line,
+    header_size,
+    hidden,
+    image_files,
+    read_image,
+)
+from poolgrad.lab.settings import BUILTIN, DIGITS, TRANSLATED_DIGITS, LabError, counted
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
 # From this many on, every class has an image in each of the three parts.
 MIN_PER_CLASS = 10
 _SPLIT_SEED = 0
+_PLACES_SEED = 0  # of the translated digits
 
 
 @dataclass(frozen=True)
@@ -67,8 +75,10 @@ def load(source: str, size: int | None = None) -> LabelledImages:
     Parameters
     ----------
     source
-        `"digits"` (scikit-learn's handwritten digits), a folder that holds a folder of images for
-        each class, or an `.npz` file with `images`, (N, H, W) or (N, H, W, C), and `labels`, (N,).
+        `"digits"` (scikit-learn's handwritten digits), `"translated-digits"` (the same, each at a
+        random place on an empty canvas of 32 x 32 pixels), a folder that holds a folder of images
+        for each class, or an `.npz` file with `images`, (N, H, W) or (N, H, W, C), and `labels`,
+        (N,).
     size
         Resize the images of a folder to this side; None: they must have one size already.
 
@@ -81,6 +91,8 @@ def load(source: str, size: int | None = None) -> LabelledImages:
     try:
         if source == DIGITS:
             data = _load_digits()
+        elif source == TRANSLATED_DIGITS:
+            data = _translated(_load_digits(), BUILTIN[TRANSLATED_DIGITS])
         elif path.is_dir():
             data = _load_folder(path, size)
         elif not path.exists():
@@ -102,19 +114,46 @@ def split(data: LabelledImages) -> Split:
 
     The split is always the same for the same data, whatever the seed of a run.
     """
+    return split_labels(data.labels)
+
+
+def split_labels(labels: NDArray[np.int64]) -> Split:
+    """Split images that have these labels as `split` does."""
     from sklearn.model_selection import train_test_split
 
-    everything = np.arange(len(data.labels))
+    everything = np.arange(len(labels))
     rest, test = train_test_split(
-        everything, test_size=TEST_SHARE, stratify=data.labels, random_state=_SPLIT_SEED
+        everything, test_size=TEST_SHARE, stratify=labels, random_state=_SPLIT_SEED
     )
     train, validation = train_test_split(
         rest,
         test_size=VALIDATION_SHARE / (1 - TEST_SHARE),
-        stratify=data.labels[rest],
+        stratify=labels[rest],
         random_state=_SPLIT_SEED,
     )
     return Split(train=train, validation=validation, test=test)
+
+
+def describe(data: LabelledImages, parts: Split) -> dict[str, Any]:
+    """What identifies the data and their split, as it is written to JSON."""
+    return {
+        "shape": list(data.images.shape),
+        "classes": list(data.classes),
+        "train": len(parts.train),
+        "validation": len(parts.validation),
+        "test": len(parts.test),
+        "sha256": data.fingerprint(),
+    }
+
+
+def image_sizes(folder: Path) -> set[tuple[int, int]]:
+    """Heights and widths of the images in the class folders of a folder; only headers are read.
+
+    What cannot be read is left out: `load` says what is wrong with it.
+    """
+    class_folders = (p for p in folder.iterdir() if p.is_dir() and not hidden(p))
+    files = (file for class_folder in class_folders for file in image_files(class_folder))
+    return {size for file in files if (size := header_size(file)) is not None}
 
 
 def _check_classes(data: LabelledImages, source: str) -> None:
@@ -124,8 +163,8 @@ def _check_classes(data: LabelledImages, source: str) -> None:
     fewest = int(counts.argmin())
     if counts[fewest] < MIN_PER_CLASS:
         raise LabError(
-            f"{source}: class {data.classes[fewest]} has {counts[fewest]} images; at least"
-            f" {MIN_PER_CLASS} are needed to train, validate and test"
+            f"{source}: class {data.classes[fewest]} has {counted(int(counts[fewest]), 'image')};"
+            f" at least {MIN_PER_CLASS} are needed to train, validate and test"
         )
 
 
@@ -138,80 +177,36 @@ def _load_digits() -> LabelledImages:
     return LabelledImages(images, labels, tuple(str(name) for name in digits.target_names))
 
 
+def _translated(data: LabelledImages, side: int) -> LabelledImages:
+    """Each image at a place of its own on an empty canvas, which holds the whole image."""
+    height, width = data.size
+    places = np.random.default_rng(_PLACES_SEED).integers(
+        0, (side - height + 1, side - width + 1), (len(data.images), 2)
+    )
+    images = np.zeros((len(data.images), data.images.shape[1], side, side), data.images.dtype)
+    for canvas, image, (row, column) in zip(images, data.images, places, strict=True):
+        canvas[:, row : row + height, column : column + width] = image
+    return LabelledImages(images, data.labels, data.classes)
+
+
 def _load_folder(folder: Path, size: int | None) -> LabelledImages:
-    class_folders = sorted(p for p in folder.iterdir() if p.is_dir() and not _hidden(p))
+    class_folders = sorted(p for p in folder.iterdir() if p.is_dir() and not hidden(p))
     if not class_folders:
         raise LabError(f"--data {folder} has no class folders; expected {folder}/<class>/<image>")
-    pictures: list[Image.Image] = []
+    images = ImageStack(folder)
     labels: list[int] = []
-    first: Path | None = None
     for label, class_folder in enumerate(class_folders):
-        files = _image_files(class_folder)
+        files = image_files(class_folder)
         if not files:
             raise LabError(f"{class_folder} holds no images")
         for file in files:
-            picture = _read_image(file, size)
-            if pictures and picture.size != pictures[0].size:
-                raise LabError(
-                    f"{file} has {_extent(picture)} pixels, {first} has {_extent(pictures[0])};"
-                    " give --size to resize all images"
-                )
-            first = first or file
-            pictures.append(picture)
+            images.append(read_image(file, size), file)
             labels.append(label)
-    # One colour picture makes the whole set coloured.
-    mode = "L" if all(picture.mode == "L" for picture in pictures) else "RGB"
-    height, width = pictures[0].height, pictures[0].width
-    images = np.empty((len(pictures), height, width, len(mode)), np.uint8)
-    for i, picture in enumerate(pictures):
-        images[i] = np.asarray(picture.convert(mode)).reshape(images.shape[1:])
     return LabelledImages(
-        np.ascontiguousarray(np.moveaxis(images, -1, 1)),
+        images.array(),
         np.array(labels, np.int64),
         tuple(class_folder.name for class_folder in class_folders),
     )
-
-
-def _image_files(class_folder: Path) -> list[Path]:
-    Image.init()
-    known = Image.registered_extensions()
-    return sorted(
-        file
-        for file in class_folder.rglob("*")
-        if file.suffix.lower() in known and file.is_file() and not _hidden(file)
-    )
-
-
-def _read_image(file: Path, size: int | None) -> Image.Image:
-    """One image as 8-bit greyscale (mode L) or colour (RGB)."""
-    try:
-        with warnings.catch_warnings(), Image.open(file) as opened:
-            # Half-understood metadata and very large pictures make Pillow warn; both are readable.
-            warnings.simplefilter("ignore")
-            opened.load()
-            picture = ImageOps.exif_transpose(opened)
-    except UnidentifiedImageError as error:
-        raise LabError(f"{file} is not an image, or a broken one") from error
-    except Exception as error:  # every format's decoder has its own
-        raise LabError(f"{file} cannot be read: {_first_line(error)}") from error
-    if picture.mode.startswith("I;16"):  # convert("L") would clip these, not scale them
-        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-    elif picture.mode in ("I", "F"):
-        raise LabError(f"{file} has 32-bit pixels, whose range is unknown; save it with 8 or 16")
-    picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
-    return picture if size is None else picture.resize((size, size), Image.Resampling.LANCZOS)
-
-
-def _extent(picture: Image.Image) -> str:
-    return f"{picture.width} x {picture.height}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _hidden(path: Path) -> bool:
-    return path.name.startswith(".")
 
 
 def _load_npz(path: Path) -> LabelledImages:
@@ -231,7 +226,7 @@ def _load_npz(path: Path) -> LabelledImages:
     except LabError:
         raise
     except Exception as error:  # zip, zlib, npy headers, pickles: each has its own exceptions
-        raise LabError(f"{path} cannot be read: {_first_line(error)}") from error
+        raise LabError(f"{path} cannot be read: {first_line(error)}") from error
     images, labels = arrays["images"], arrays["labels"]
     return LabelledImages(_npz_images(path, images, labels), *_npz_labels(path, labels))
 
@@ -240,6 +235,10 @@ def _npz_images(path: Path, images: NDArray[Any], labels: NDArray[Any]) -> NDArr
     if images.ndim not in (3, 4) or 0 in images.shape:
         raise LabError(
             f"{path}: images must have shape (N, H, W) or (N, H, W, C), got {images.shape}"
+        )
+    if images[0].size > MAX_PIXELS:
+        raise LabError(
+            f"{path}: an image has {images[0].size:,} values; at most {MAX_PIXELS:,} are read"
         )
     if labels.shape != images.shape[:1]:
         raise LabError(

@@ -38,13 +38,19 @@ _PRINTED: dict[str, tuple[type, ...]] = {
 }
 
 
+class UnwritableError(LabError):
+    """The system refuses to write a file, such as on a full disk."""
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write a file into a LabError that names it."""
+    """Turn the system's refusal to write a file into an UnwritableError that names it."""
     try:
         yield
     except OSError as error:
-        raise LabError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise UnwritableError(
+            f"{path} cannot be written: {error.strerror or error}"
+        ) from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -125,7 +131,7 @@ class RunFolder:
         """
         try:
             if self.settings.exists():
-                return self._checked(_read_json(self.settings))
+                return self._checked(read_json(self.settings))
             if self.path.exists() and not self.path.is_dir():
                 raise LabError(f"--out {self.path} is a file, not a folder")
             used = self.path.exists() and any(p.suffix != _PARTIAL for p in self.path.iterdir())
@@ -139,7 +145,7 @@ class RunFolder:
         """What `write_result` wrote; None where the run has not finished."""
         if not self.result.exists():
             return None
-        return check_entries(_read_json(self.result), _PRINTED, self.result, others=True)
+        return check_entries(read_json(self.result), _PRINTED, self.result, others=True)
 
     def _checked(self, content: object) -> dict[str, Any]:
         stored = check_entries(content, _STORED, self.settings)
@@ -154,9 +160,11 @@ class RunFolder:
         """Make the folder and write `settings.json`."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.settings, _json(content))
+            write_atomic(self.settings, to_json(content))
         except OSError as error:
-            raise LabError(f"--out {self.path} cannot be written: {error.strerror}") from error
+            raise UnwritableError(
+                f"--out {self.path} cannot be written: {error.strerror}"
+            ) from error
 
     def write_metrics(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Write `metrics.csv`: all rows so far, numbers to six digits."""
@@ -168,7 +176,7 @@ class RunFolder:
 
     def write_result(self, content: Mapping[str, Any]) -> None:
         """Write `result.json`, which says that the run has finished, and sweep up."""
-        write_atomic(self.result, _json(content))
+        write_atomic(self.result, to_json(content))
         for partial in self.path.rglob("*" + _PARTIAL):
             with contextlib.suppress(OSError):  # a leftover does no harm
                 partial.unlink()
@@ -229,11 +237,19 @@ def open_folder(
     return settings, folder, result
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
+def to_json(content: Mapping[str, Any]) -> bytes:
+    """The content of a JSON file."""
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def _read_json(path: Path) -> object:
+def read_json(path: Path) -> object:
+    """The content of a JSON file.
+
+    Raises
+    ------
+    LabError
+        If it cannot be read or is not JSON; the message names the file.
+    """
     try:
         return json.loads(path.read_bytes())
     except OSError as error:

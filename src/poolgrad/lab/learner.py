@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytorch_lightning as lightning
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.utils.data import Sampler
 
@@ -21,7 +21,7 @@ from poolgrad.lab.settings import LabError, Settings, steps_per_epoch
 
 Batch = tuple[Tensor, Tensor]
 
-_PURPOSES = {"weights": 0, "order": 1, "augmentation": 2}
+_PURPOSES = {"weights": 0, "order": 1, "augmentation": 2, "pooling": 3}
 _LABEL_SMOOTHING = 0.1
 _WARM_UP = 0.1  # share of the steps in which the learning rate rises
 # How far an image is turned, scaled, and moved (as a share of its side), each way.
@@ -29,7 +29,7 @@ _TURN, _SCALE, _SHIFT = math.radians(10), 0.1, 1 / 16
 
 
 def generator(
-    seed: int, purpose: Literal["weights", "order", "augmentation"], epoch: int = 0
+    seed: int, purpose: Literal["weights", "order", "augmentation", "pooling"], epoch: int = 0
 ) -> torch.Generator:
     """A source of random numbers that depends on its arguments only."""
     entropy = np.random.SeedSequence((seed, _PURPOSES[purpose], epoch))
@@ -71,7 +71,9 @@ class EpochBatches(Sampler[Tensor]):
         yield from order.tensor_split(self._batches)
 
 
-def augment(images: Tensor, randomness: torch.Generator) -> Tensor:
+def augment(
+    images: Tensor, randomness: torch.Generator, part: slice = slice(None)  # noqa: B008 - constant
+) -> Tensor:
     """Turn, scale and move every image a little.
 
     Parameters
@@ -80,13 +82,16 @@ def augment(images: Tensor, randomness: torch.Generator) -> Tensor:
         Shape (N, C, H, W), float32.
     randomness
         Where the amounts are drawn from.
+    part
+        Which images are returned; the amounts are those of the whole batch.
 
     Returns
     -------
     Tensor
-        The same shape; what comes in from outside repeats the border.
+        Images of the same shape; what comes in from outside repeats the border.
     """
-    amounts = torch.rand(4, len(images), generator=randomness) * 2 - 1
+    amounts = (torch.rand(4, len(images), generator=randomness) * 2 - 1)[:, part]
+    images = images[part]
     turn, scale = amounts[0] * _TURN, torch.exp(amounts[1] * _SCALE)
     shift = amounts[2:] * 2 * _SHIFT  # affine_grid measures the image from -1 to 1
     cos, sin = turn.cos() * scale, turn.sin() * scale
@@ -108,6 +113,12 @@ class Learner(lightning.LightningModule):
         Images, shape (N, C, H, W), to scores, shape (N, classes).
     settings
         `lr`, `optimizer` and `seed` are used.
+
+    Notes
+    -----
+    Every process of a data-parallel training gets the whole batch, and learns from its own part of
+    it. The loss is scaled so that the average of the processes' gradients is the gradient of the
+    whole batch, also where the parts are not of equal size.
     """
 
     def __init__(self, network: nn.Module, settings: Settings) -> None:
@@ -121,8 +132,11 @@ class Learner(lightning.LightningModule):
         return scores
 
     def on_train_epoch_start(self) -> None:
-        """Begin the epoch's own sequence of augmentations."""
+        """Begin the epoch's own sequences of augmentations and of random pooling."""
         self._randomness = generator(self._settings.seed, "augmentation", self.current_epoch)
+        torch.manual_seed(
+            generator(self._settings.seed, "pooling", self.current_epoch).initial_seed()
+        )
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         """Loss of one batch, with smoothed labels; the loss that is logged has sharp ones.
@@ -133,13 +147,11 @@ class Learner(lightning.LightningModule):
             If the loss is not finite any more.
         """
         images, labels = batch
-        scores = self(augment(images.float(), self._randomness))
-        loss = functional.cross_entropy(scores, labels, label_smoothing=_LABEL_SMOOTHING)
-        if not loss.isfinite():
-            raise LabError(
-                f"--lr {self._settings.lr:g} is too large: the loss became {loss.item()} in epoch"
-                f" {self.current_epoch + 1}"
-            )
+        part, scale = own_part(len(labels))
+        scores = self(augment(images.float(), self._randomness, part))
+        labels = labels[part]
+        loss = scale * functional.cross_entropy(scores, labels, label_smoothing=_LABEL_SMOOTHING)
+        self.check_finite(loss)
         self._log("train", scores.detach(), labels)
         return loss
 
@@ -169,18 +181,54 @@ class Learner(lightning.LightningModule):
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
-    def _log(self, part: str, scores: Tensor, labels: Tensor) -> None:
-        loss = functional.cross_entropy(scores, labels)
-        accuracy = (scores.argmax(1) == labels).float().mean()
+    def check_finite(self, loss: Tensor) -> None:
+        """Stop a training that diverges.
+
+        Raises
+        ------
+        LabError
+            If the loss is infinite or NaN.
+        """
+        if not loss.isfinite():
+            raise LabError(
+                f"--lr {self._settings.lr:g} is too large: the loss became {loss.item()} in epoch"
+                f" {self.current_epoch + 1}"
+            )
+
+    def log_part(self, part: str, loss: Tensor, accuracy: Tensor, images: int) -> None:
+        """Log loss and accuracy of a batch, to be averaged over the images of the epoch."""
         for name, value in (("loss", loss), ("accuracy", accuracy)):
             self.log(
                 f"{part}_{name}",
                 value,
-                batch_size=len(labels),
+                batch_size=images,
                 on_step=False,
                 on_epoch=True,
+                sync_dist=_processes() > 1,
                 prog_bar=name == "accuracy",  # both would not fit into one line
             )
+
+    def _log(self, part: str, scores: Tensor, labels: Tensor) -> None:
+        loss = functional.cross_entropy(scores, labels)
+        accuracy = (scores.argmax(1) == labels).float().mean()
+        self.log_part(part, loss, accuracy, len(labels))
+
+
+def _processes() -> int:
+    return distributed.get_world_size() if _is_parallel() else 1
+
+
+def _is_parallel() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def own_part(count: int) -> tuple[slice, float]:
+    """The part of a batch that this process learns from, and the factor of its mean loss."""
+    if not _is_parallel():
+        return slice(None), 1.0
+    processes, rank = distributed.get_world_size(), distributed.get_rank()
+    start, stop = (count * k // processes for k in (rank, rank + 1))
+    return slice(start, stop), (stop - start) * processes / count
 
 
 def _sgd(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:

@@ -1,16 +1,44 @@
-"""The small network of the lab, with poolgrad's pooling in it."""
+"""The small networks of the lab, with poolgrad's pooling in them."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poolgrad.lab.settings import Pool, Settings, check_windows, steps_per_epoch
-from poolgrad.torch import AvgPool2d, GlobalAvgPool2d, MaxPool2d
+from poolgrad.lab.pools import ConvPadding, Head, build, window_padding
+from poolgrad.lab.settings import Settings, check_windows, steps_per_epoch
+from poolgrad.torch import GlobalAvgPool2d
 
-_WIDTHS = (32, 64, 128, 128, 128)  # channels of the convolutions, from the image on
+_CHANNELS_PER_GROUP = 8  # of group normalisation
+
+
+@dataclass(frozen=True)
+class Design:
+    """What the networks of one command have in common.
+
+    Attributes
+    ----------
+    widths
+        Channels of the convolutions, from the image on; there are at most as many downsamplings as
+        convolutions but one.
+    normalisation
+        `"batch"`, or `"group"`, which does not depend on the other images of a batch.
+    padding
+        Of the convolutions and downsamplings. With `"circular"` a circular shift of the image is
+        one of the feature maps, until it meets a downsampling.
+    """
+
+    widths: tuple[int, ...]
+    normalisation: Literal["batch", "group"]
+    padding: ConvPadding = "zeros"
+
+
+TRAIN = Design((32, 64, 128, 128, 128), "batch")  # of `poolgrad train`
 
 
 class Standardise(nn.Module):
@@ -34,18 +62,21 @@ class Standardise(nn.Module):
             self.register_buffer(name, torch.from_numpy(value).float()[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Shape (N, C, H, W) to the same shape, float32."""
-        return (images.float() - self.mean) / self.deviation
+        """Shape (N, C, H, W) to the same shape, float32 (float64 after `.double()`)."""
+        return (images.to(self.mean.dtype) - self.mean) / self.deviation
 
 
 class Network(nn.Module):
-    """Convolution, ReLU, pooling, ..., global average pooling, linear head.
+    """Convolution, ReLU, downsampling, ..., head.
 
-    It pools two to four times, the more the larger the images, and fewer times where the feature
-    map becomes smaller than a window or than a stride. Every convolution is 3 x 3 and followed by
-    batch normalisation, and windows are padded by `(kernel - 1) // 2`, so that odd kernels lose no
-    border. The running statistics of the normalisation span at most an epoch: over more, those of a
-    network that takes few steps would still be those of its first weights.
+    It downsamples two to four times, the more the larger the images, and fewer times where the
+    feature map becomes smaller than a window or than a stride. Every convolution is 3 x 3 and
+    followed by a normalisation, and windows are padded by `(kernel - 1) // 2`, so that odd kernels
+    lose no border. The running statistics of batch normalisation span at most an epoch: over more,
+    those of a network that takes few steps would still be those of its first weights.
+
+    With `pool="none"` maps keep their size; a convolution is dilated by the product of the strides
+    that the other networks have before it, so that the receptive field is the same.
 
     Parameters
     ----------
@@ -54,18 +85,20 @@ class Network(nn.Module):
     classes
         The number of classes.
     settings
-        `pool`, `kernel`, `stride` and `batch_size` are used.
+        `pool`, `head`, `kernel`, `stride` and `batch_size` are used.
+    design
+        Widths, normalisation and padding.
 
     Attributes
     ----------
     before
-        All layers up to the first pooling.
+        All layers up to the first downsampling.
     pool
-        The first pooling.
+        The first downsampling.
     after
         All layers behind it; gives one score a class, shape (N, classes).
     maps
-        Height and width of the feature map before the first pooling and after each.
+        Height and width of the feature map before the first downsampling and after each.
 
     Raises
     ------
@@ -73,23 +106,36 @@ class Network(nn.Module):
         If the images are smaller than one window or one stride.
     """
 
-    def __init__(self, images: NDArray[np.generic], classes: int, settings: Settings) -> None:
+    def __init__(
+        self,
+        images: NDArray[np.generic],
+        classes: int,
+        settings: Settings,
+        design: Design = TRAIN,
+    ) -> None:
         super().__init__()
         channels, height, width = images.shape[1:]
-        self.maps = _map_sizes((height, width), settings.kernel, settings.stride)
+        widths, kernel, stride = design.widths, settings.kernel, settings.stride
+        poolings = _poolings((height, width), kernel, stride, len(widths) - 1)
         momentum = _momentum(len(images), settings)
-        first = _convolution(channels, _WIDTHS[0], momentum)
+
+        def pooling(filters: int) -> nn.Module:
+            return build(settings.pool, filters, kernel, stride, design.padding)
+
+        first = _convolution(channels, widths[0], design, momentum)
         self.before = nn.Sequential(Standardise(images), *first)
-        self.pool = _pooling(settings.pool, _WIDTHS[0], settings.kernel, settings.stride)
+        self.pool = pooling(widths[0])
         self.after = nn.Sequential()
-        poolings = len(self.maps) - 1
+        self.maps = [(height, width), _size_after(self.pool, widths[0], (height, width))]
+        dilation = 1
         for i in range(1, poolings + 1):
-            self.after.extend(_convolution(_WIDTHS[i - 1], _WIDTHS[i], momentum))
+            if settings.pool == "none":
+                dilation *= stride
+            self.after.extend(_convolution(widths[i - 1], widths[i], design, momentum, dilation))
             if i < poolings:
-                self.after.append(
-                    _pooling(settings.pool, _WIDTHS[i], settings.kernel, settings.stride)
-                )
-        self.after.extend([GlobalAvgPool2d(), nn.Linear(_WIDTHS[poolings], classes)])
+                self.after.append(pooling(widths[i]))
+                self.maps.append(_size_after(self.after[-1], widths[i], self.maps[-1]))
+        self.after.extend(_head(settings.head, widths[poolings], self.maps[-1], classes))
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores, shape (N, classes), of images, shape (N, C, H, W)."""
@@ -102,11 +148,6 @@ class Network(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
-def window_padding(kernel: int) -> int:
-    """The padding that keeps the middle of every window inside the map."""
-    return (kernel - 1) // 2
-
-
 def _momentum(images: int, settings: Settings) -> float:
     """Weight of the latest batch in the running statistics: 0.1, as usual, from 10 steps on."""
     batch_size = settings.for_images(images).batch_size
@@ -114,35 +155,58 @@ def _momentum(images: int, settings: Settings) -> float:
     return max(0.1, 1 / steps_per_epoch(images, batch_size))
 
 
-def _convolution(channels: int, filters: int, momentum: float) -> list[nn.Module]:
+def _convolution(
+    channels: int, filters: int, design: Design, momentum: float, dilation: int = 1
+) -> list[nn.Module]:
+    normalisation: nn.Module
+    if design.normalisation == "batch":
+        normalisation = nn.BatchNorm2d(filters, momentum=momentum)
+    else:
+        normalisation = nn.GroupNorm(max(1, filters // _CHANNELS_PER_GROUP), filters)
     # The normalisation has its own bias.
     return [
-        nn.Conv2d(channels, filters, 3, padding=1, bias=False),
-        nn.BatchNorm2d(filters, momentum=momentum),
+        nn.Conv2d(
+            channels,
+            filters,
+            3,
+            padding=dilation,
+            dilation=dilation,
+            bias=False,
+            padding_mode=design.padding,
+        ),
+        normalisation,
         nn.ReLU(),
     ]
 
 
-def _pooling(pool: Pool, channels: int, kernel: int, stride: int) -> nn.Module:
-    padding = window_padding(kernel)
-    if pool == "max":
-        return MaxPool2d(kernel, stride, padding)
-    if pool == "avg":
-        return AvgPool2d(kernel, stride, padding, count_include_pad=False)
-    # The same windows, with learned weights instead of a rule (Springenberg et al., 2015,
-    # "Striving for simplicity").
-    return nn.Conv2d(channels, channels, kernel, stride, padding)
+def _head(name: Head, channels: int, size: tuple[int, int], classes: int) -> list[nn.Module]:
+    if name == "avg":
+        return [GlobalAvgPool2d(), nn.Linear(channels, classes)]
+    from poolgrad.torch import make_head
+
+    return [make_head(name, channels, size, classes)]
 
 
-def _map_sizes(size: tuple[int, int], kernel: int, stride: int) -> list[tuple[int, int]]:
-    """Size of the map before the first pooling and after each."""
+def _size_after(layer: nn.Module, channels: int, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of the output of a downsampling."""
+    if isinstance(layer, nn.Identity):
+        return size
+    training = layer.training
+    with torch.no_grad():
+        height, width = layer.eval()(torch.zeros(1, channels, *size)).shape[2:]
+    layer.train(training)
+    return height, width
+
+
+def _poolings(size: tuple[int, int], kernel: int, stride: int, most: int) -> int:
+    """How often a network downsamples: the same for every kind of downsampling."""
     check_windows(kernel, stride, size)
     # Four times for 32 x 32 and more, twice for 8 x 8: the last map keeps some extent.
-    most = min(max(min(size).bit_length() - 2, 1), len(_WIDTHS) - 1)
-    maps = [size]
-    while len(maps) <= most and max(kernel, stride) <= min(maps[-1]):
+    most = min(max(min(size).bit_length() - 2, 1), most)
+    count = 0
+    while count < most and max(kernel, stride) <= min(size):
         height, width = (
-            (extent + 2 * window_padding(kernel) - kernel) // stride + 1 for extent in maps[-1]
+            (extent + 2 * window_padding(kernel) - kernel) // stride + 1 for extent in size
         )
-        maps.append((height, width))
-    return maps
+        size, count = (height, width), count + 1
+    return count

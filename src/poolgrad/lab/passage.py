@@ -1,4 +1,4 @@
-"""One image's way through the first pooling of a network, and the gradient's way back."""
+"""One image's way through the first downsampling of a network, and the gradient's way back."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 import poolgrad
-from poolgrad.lab.model import Network, window_padding
+from poolgrad.lab.model import Network
+from poolgrad.lab.pools import window_padding
 from poolgrad.lab.settings import Settings
 
 Plane = NDArray[Any]  # shape (H, W)
@@ -19,7 +20,7 @@ Plane = NDArray[Any]  # shape (H, W)
 
 @dataclass(frozen=True)
 class Passage:
-    """One channel's way through the first pooling and back.
+    """One channel's way through the first downsampling and back.
 
     Attributes
     ----------
@@ -31,7 +32,8 @@ class Passage:
         The gradient of the winning class's score with respect to `after` and `before`.
     share
         How much each input has to do with the outputs: how many windows it won (maximum), the
-        weights that it got (average), or the sizes of its weights (convolution).
+        weights that it got (average), the sizes of its weights (convolution), or the absolute value
+        of the derivative of the sum of this channel's outputs (all others).
     winners
         Row and column of every window's winner, shape (*after.shape, 2); None but for a maximum.
     channel, predicted
@@ -74,11 +76,10 @@ def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Passage
     gradient = after.grad[0].abs().sum(dim=(1, 2))
     filled = (after[0] != 0).sum(dim=(1, 2))
     channel = int((gradient * filled).argmax())
-    plane = before.detach()[0, channel].numpy()
-    share, winners = _share(network, settings, plane, channel)
+    share, winners = share_of(network.pool, settings, before.detach(), channel)
     return Passage(
         image=image[0] if len(image) != 3 else np.moveaxis(image, 0, -1),
-        before=plane,
+        before=before.detach()[0, channel].numpy(),
         after=after.detach()[0, channel].numpy(),
         arriving=after.grad[0, channel].numpy(),
         returned=before.grad[0, channel].numpy(),
@@ -89,9 +90,28 @@ def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Passage
     )
 
 
-def _share(
-    network: Network, settings: Settings, plane: Plane, channel: int
+def share_of(
+    layer: nn.Module, settings: Settings, before: Tensor, channel: int
 ) -> tuple[Plane, NDArray[np.int64] | None]:
+    """How much each value of a map has to do with what a downsampling makes of it.
+
+    Parameters
+    ----------
+    layer
+        The downsampling.
+    settings
+        `pool`, `kernel` and `stride` are used.
+    before
+        Its input, shape (1, C, H, W).
+    channel
+        Which one.
+
+    Returns
+    -------
+    share, winners
+        As in `Passage`.
+    """
+    plane = before[0, channel].numpy()
     kernel, stride, padding = settings.kernel, settings.stride, window_padding(settings.kernel)
     if settings.pool == "max":
         y, pullback = poolgrad.vjp(poolgrad.max_pool2d, plane, kernel, stride, padding)
@@ -103,10 +123,13 @@ def _share(
             poolgrad.avg_pool2d, plane, kernel, stride, padding, count_include_pad=False
         )
         return pullback(np.ones_like(y)), None
-    assert isinstance(network.pool, nn.Conv2d)
-    # The size of every weight on the way from this channel to any output.
-    weights = network.pool.weight.detach()[:, channel].abs().sum(0)[None, None]
-    inputs = torch.zeros(1, 1, *plane.shape, requires_grad=True)
-    nn.functional.conv2d(inputs, weights, None, stride, padding).sum().backward()
+    inputs = before.clone().requires_grad_()
+    if settings.pool == "strided":
+        assert isinstance(layer, nn.Conv2d)
+        # The size of every weight on the way from this channel to any output.
+        weights = layer.weight.detach()[:, channel].abs().sum(0)[None, None]
+        nn.functional.conv2d(inputs[:, channel, None], weights, None, stride, padding).sum().backward()
+    else:
+        layer(inputs)[0, channel].sum().backward()
     assert inputs.grad is not None
-    return inputs.grad[0, 0].numpy(), None
+    return inputs.grad[0, channel].abs().numpy(), None

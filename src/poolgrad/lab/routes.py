@@ -13,7 +13,6 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from poolgrad.lab.model import window_padding
 from poolgrad.lab.panels import (
     BLUE,
     GREY,
@@ -27,7 +26,8 @@ from poolgrad.lab.panels import (
     write_numbers,
 )
 from poolgrad.lab.passage import Passage, Plane
-from poolgrad.lab.settings import Pool, Settings
+from poolgrad.lab.pools import DOWNSAMPLINGS
+from poolgrad.lab.settings import Settings
 
 # Rows and columns of a feature map; of a larger one the windows that fit are drawn, at least one.
 _SHOWN = 10
@@ -46,7 +46,7 @@ class _Words:
     back: str  # note on the gradient of the feature map
 
 
-_WORDS: dict[Pool, _Words] = {
+_WORDS: dict[str, _Words] = {
     "max": _Words(
         "Max pooling",
         "largest of\neach window",
@@ -77,6 +77,21 @@ _WORDS: dict[Pool, _Words] = {
 }
 
 
+def _words(pool: str) -> _Words:
+    if pool in _WORDS:
+        return _WORDS[pool]
+    entry = DOWNSAMPLINGS[pool]
+    return _Words(
+        entry.title[0].upper() + entry.title[1:],
+        entry.step,
+        "Unchanged" if pool == "none" else "Downsampled",
+        "Influence",
+        "size of the derivative of the summed outputs",
+        "{:.2f}",
+        "through the derivatives of the outputs",
+    )
+
+
 def draw_routes(passage: Passage, settings: Settings, classes: tuple[str, ...]) -> bytes:
     """Draw the way there in a first row, and the way back in a second.
 
@@ -94,7 +109,7 @@ def draw_routes(passage: Passage, settings: Settings, classes: tuple[str, ...]) 
     bytes
         A PNG.
     """
-    words = _WORDS[settings.pool]
+    words = _words(settings.pool)
     view = _View(passage, settings)
     figure = Figure(figsize=(15, 10.6))
     figure.suptitle(
@@ -146,8 +161,8 @@ class _View:
 
     def __init__(self, passage: Passage, settings: Settings) -> None:
         self._passage = passage
-        self._kernel, self._stride = settings.kernel, settings.stride
-        self._padding = window_padding(settings.kernel)
+        windows = DOWNSAMPLINGS[settings.pool].windows(settings.kernel, settings.stride)
+        self._kernel, self._stride, self._padding = windows
         seen = abs(passage.returned * passage.before)
         strongest = np.unravel_index(seen.argmax(), seen.shape)
         # The windows that are drawn, and the rows and columns that they take: a negative one, or
@@ -162,10 +177,10 @@ class _View:
             self._inputs_of(outputs, extent)
             for outputs, extent in zip(self._outputs, passage.before.shape, strict=True)
         )
-        self._overlap = settings.kernel > settings.stride
-        windows = [(i, j) for i in self._outputs[0] for j in self._outputs[1]]
+        self._overlap = self._kernel > self._stride
+        every = [(i, j) for i in self._outputs[0] for j in self._outputs[1]]
         # The frames of windows that overlap cannot be told apart: one stands for all.
-        self._framed = [max(windows, key=self._interest)] if self._overlap else windows
+        self._framed = [max(every, key=self._interest)] if self._overlap else every
 
     def _windows_around(self, place: int, extent: int, count: int) -> range:
         """All windows along an axis, or as many as fit, the one at `place` in their middle."""

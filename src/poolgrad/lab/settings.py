@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-Pool = Literal["max", "avg", "strided"]
+from poolgrad.lab.pools import HEADS, NAMES, Head, Pool
+
 Optimizer = Literal["sgd", "adagrad", "rmsprop", "adam"]
 
-DIGITS = "digits"
-_DIGITS_SIDE = 8
+DIGITS, TRANSLATED_DIGITS = "digits", "translated-digits"
+SCATTERED_DIGITS = "scattered-digits"  # with masks
+# Data sets that come with scikit-learn, and the side of their images in pixels.
+BUILTIN = {DIGITS: 8, TRANSLATED_DIGITS: 32, SCATTERED_DIGITS: 64}
 _BATCH_SIZES = (8, 64)
 MOST_THREADS = 1024
 # In fewer steps an epoch, batch normalisation and the optimizer hardly move in 30 epochs.
@@ -41,6 +44,7 @@ _STORED: dict[str, tuple[type, ...]] = {
     "data": (str,),
     "size": (int, type(None)),
     "pool": (str,),
+    "head": (str,),
     "kernel": (int,),
     "stride": (int,),
     "epochs": (int,),
@@ -68,11 +72,14 @@ class Settings:
     Attributes
     ----------
     data
-        `"digits"`, or the path of a folder of class folders or of an `.npz` file.
+        `"digits"`, `"translated-digits"`, or the path of a folder of class folders or of an `.npz`
+        file.
     size
         Side to which the images of a folder are resized; None: they keep theirs.
     pool
-        `"max"`, `"avg"`, or `"strided"` for a strided convolution in the place of pooling.
+        How feature maps are made smaller: one of `poolgrad.lab.pools.NAMES`.
+    head
+        How the last map becomes scores of classes: one of `poolgrad.lab.pools.HEADS`.
     kernel, stride
         Of the pooling windows, in both directions.
     epochs, lr, optimizer
@@ -90,6 +97,7 @@ class Settings:
     data: str
     size: int | None
     pool: Pool
+    head: Head
     kernel: int
     stride: int
     epochs: int
@@ -114,14 +122,16 @@ class Settings:
         LabError
             If a value makes no sense; the message names the option.
         """
-        _choice(options, "pool", get_args(Pool))
-        _choice(options, "optimizer", get_args(Optimizer))
+        check_choice(options, "pool", NAMES)
+        check_choice(options, "head", HEADS)
+        check_choice(options, "optimizer", get_args(Optimizer))
         kernel = options.get("kernel", 2)
         optimizer: Optimizer = options.get("optimizer", "adam")
         settings = cls(
-            data=_absolute(str(options.get("data", DIGITS))),
+            data=absolute(str(options.get("data", DIGITS))),
             size=options.get("size"),
             pool=options.get("pool", "max"),
+            head=options.get("head", "avg"),
             kernel=kernel,
             stride=options.get("stride", kernel),
             epochs=options.get("epochs", 30),
@@ -163,9 +173,8 @@ class Settings:
             raise LabError(f"--seed must be below 2**32, got {self.seed}")
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise LabError(f"--lr must be a positive number, got {self.lr}")
-        if self.size is not None and self.data == DIGITS:
-            raise LabError("--size resizes the images of a --data folder; the digits have 8 x 8")
-        side = _DIGITS_SIDE if self.data == DIGITS else self.size
+        check_size(self.data, self.size)
+        side = BUILTIN.get(self.data, self.size)
         if side is not None:  # otherwise the images have to be read first
             check_windows(self.kernel, self.stride, (side, side))
 
@@ -184,15 +193,13 @@ class Settings:
     @property
     def data_name(self) -> str:
         """A short name of the data, fit for a folder name."""
-        if self.data == DIGITS:
-            return DIGITS
-        name = Path(self.data).name.removesuffix(".npz")
-        return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
+        return short_name(self.data)
 
     def default_out(self) -> Path:
         """The run folder where the user names none."""
         windows = f"{self.kernel}x{self.stride}"
-        return Path("runs") / f"{self.data_name}-{self.pool}-{windows}-seed{self.seed}"
+        head = "" if self.head == "avg" else f"-{self.head}"
+        return Path("runs") / f"{self.data_name}-{self.pool}{head}-{windows}-seed{self.seed}"
 
     def as_dict(self) -> dict[str, Any]:
         """The settings by name, as they are written to JSON."""
@@ -308,8 +315,38 @@ def shorten(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _absolute(data: str) -> str:
-    if data == DIGITS:
+def check_size(data: str, size: int | None) -> None:
+    """Check that a size is asked for only where images are resized: those of a folder.
+
+    Raises
+    ------
+    LabError
+        If it is given for the digits, whose size is fixed.
+    """
+    if size is not None and data in BUILTIN:
+        side = BUILTIN[data]
+        raise LabError(
+            f"--size resizes the images of a --data folder; the digits have {side} x {side}"
+        )
+
+
+def short_name(data: str) -> str:
+    """A short name of the data, fit for a folder name."""
+    if data in BUILTIN:
+        return data
+    name = Path(data).name.removesuffix(".npz")
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
+
+
+def absolute(data: str) -> str:
+    """The absolute path of data; the name of a data set that comes with scikit-learn stays.
+
+    Raises
+    ------
+    LabError
+        If it is not a path.
+    """
+    if data in BUILTIN:
         return data
     try:
         return str(Path(data).expanduser().resolve())
@@ -317,6 +354,13 @@ def _absolute(data: str) -> str:
         raise LabError(f"--data {data!r} is not a path: {error}") from error
 
 
-def _choice(options: Mapping[str, Any], name: str, accepted: tuple[str, ...]) -> None:
+def check_choice(options: Mapping[str, Any], name: str, accepted: tuple[str, ...]) -> None:
+    """Check that an option, if given, is one of some names.
+
+    Raises
+    ------
+    LabError
+        If it is not; the message names the option.
+    """
     if name in options and options[name] not in accepted:
         raise LabError(f"{flag(name)} must be one of {', '.join(accepted)}; got {options[name]!r}")

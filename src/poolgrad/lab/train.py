@@ -6,37 +6,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as lightning
 import torch
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from numpy.typing import NDArray
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from poolgrad.lab import data as lab_data
-from poolgrad.lab.callbacks import AtomicCheckpointIO, History, ProgressBar, quiet_lightning
+from poolgrad.lab.callbacks import History, ProgressBar, quiet_lightning
 from poolgrad.lab.checkpoint import finished_epochs
 from poolgrad.lab.curves import draw_curves
 from poolgrad.lab.folder import RunFolder, write_atomic
-from poolgrad.lab.learner import EpochBatches, Learner, generator
+from poolgrad.lab.fit import fit, using_threads
+from poolgrad.lab.learner import Learner, generator
 from poolgrad.lab.model import Network
 from poolgrad.lab.passage import follow
+from poolgrad.lab.pools import title
 from poolgrad.lab.routes import draw_routes
 from poolgrad.lab.settings import LabError, Settings, counted, steps_per_epoch
+from poolgrad.lab.versions import versions
 
 _EVALUATION_BATCH = 256
 _TINY_BATCH = 64 * 8 * 8  # pixels; from about here on a second thread pays
-_POOLINGS = {"max": "max pooling", "avg": "average pooling", "strided": "strided convolution"}
-_VERSIONED = ("poolgrad", "torch", "pytorch-lightning", "numpy", "scikit-learn")
 
 
 @dataclass
@@ -83,8 +79,8 @@ class Run:
                 "{} for training, {} for validation, {} for the test".format(*counts),
             ),
             "network": (
-                f"{_POOLINGS[settings.pool]}, {settings.kernel} x {settings.kernel} windows,"
-                f" stride {settings.stride}",
+                f"{title(settings.pool, settings.head)}, {settings.kernel} x {settings.kernel}"
+                f" windows, stride {settings.stride}",
                 f"feature maps {maps}, {self.network.parameter_count:,} parameters",
             ),
             "training": (
@@ -118,7 +114,7 @@ class Run:
             If the user stops it; it can be resumed.
         """
         history = History(self.folder, self.settings)
-        with quiet_lightning(), _threads(self.threads):
+        with quiet_lightning(), using_threads(self.threads):
             learner, trainer = self._train(history, progress)
             predictions = self._predict(trainer, learner)
         test = self.parts.test
@@ -132,48 +128,16 @@ class Run:
         return result
 
     def _train(self, history: History, progress: bool) -> tuple[Learner, lightning.Trainer]:
-        settings, checkpoint = self.settings, self.folder.checkpoint
-        learner = Learner(self.network, settings)
-        # The last weights are the result: at the end of the schedule the learning rate is zero,
-        # and choosing among epochs by a few hundred validation images would choose by luck.
-        keeper = ModelCheckpoint(
-            dirpath=checkpoint.parent,
-            filename=checkpoint.stem,
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
+        learner = Learner(self.network, self.settings)
+        trainer = fit(
+            learner,
+            self.settings,
+            self.folder,
+            history,
+            (self._tensors(self.parts.train), self._in_order(self.parts.validation)),
+            self.finished_epochs,
+            [ProgressBar(self.settings.epochs)] if progress else [],
         )
-        bars = [ProgressBar(settings.epochs)] if progress else []
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=settings.epochs,
-            callbacks=[history, keeper, *bars],
-            plugins=[AtomicCheckpointIO(), LightningEnvironment()],
-            default_root_dir=self.folder.path,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-        )
-        order = EpochBatches(len(self.parts.train), self.batch_size, settings.seed)
-        try:
-            trainer.fit(
-                learner,
-                DataLoader(self._tensors(self.parts.train), batch_size=None, sampler=order),
-                self._in_order(self.parts.validation),
-                ckpt_path=checkpoint if self.finished_epochs else None,
-                weights_only=True,
-            )
-        except LabError:
-            raise
-        except Exception as error:
-            if history.started or not self.finished_epochs:
-                raise
-            # Whatever Lightning restores, and `finished_epochs` has not checked.
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise LabError(f"{checkpoint} cannot be resumed from: {reason}") from error
-        except SystemExit as stopped:  # what Lightning makes of Ctrl-C
-            raise KeyboardInterrupt from stopped
         return learner, trainer
 
     def _predict(self, trainer: lightning.Trainer, learner: Learner) -> NDArray[np.int64]:
@@ -204,8 +168,8 @@ class Run:
             "parameters": self.network.parameter_count,
             "feature_maps": [list(size) for size in self.network.maps],
             "settings": self.settings.as_dict(),
-            "data": _describe_data(self.images, self.parts),
-            "versions": {"python": platform.python_version(), **_versions()},
+            "data": lab_data.describe(self.images, self.parts),
+            "versions": {"python": platform.python_version(), **versions()},
             "threads": self.threads,
         }
 
@@ -226,13 +190,13 @@ def prepare(settings: Settings, folder: RunFolder, images: lab_data.LabelledImag
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(settings.seed, "weights").initial_seed())
         network = Network(images.images[parts.train], len(images.classes), settings)
-    described = _describe_data(images, parts)
+    described = lab_data.describe(images, parts)
     stored = folder.stored()
     if stored is None:
         stored = {
             "settings": settings.as_dict(),
             "data": described,
-            "versions": _versions(),
+            "versions": versions(),
             "threads": settings.threads or _enough_threads(settings, images),
         }
         folder.begin(stored)
@@ -251,28 +215,3 @@ def _enough_threads(settings: Settings, images: lab_data.LabelledImages) -> int:
     assert settings.batch_size is not None
     tiny = settings.batch_size * height * width <= _TINY_BATCH
     return 1 if tiny else torch.get_num_threads()
-
-
-@contextlib.contextmanager
-def _threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _describe_data(images: lab_data.LabelledImages, parts: lab_data.Split) -> dict[str, Any]:
-    return {
-        "shape": list(images.images.shape),
-        "classes": list(images.classes),
-        "train": len(parts.train),
-        "validation": len(parts.validation),
-        "test": len(parts.test),
-        "sha256": images.fingerprint(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in _VERSIONED}

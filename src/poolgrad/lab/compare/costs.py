@@ -1,0 +1,142 @@
+"""Measures time and memory of every method on this machine, while nothing else runs here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+from poolgrad.lab.compare import processes
+from poolgrad.lab.compare.results import Cost
+from poolgrad.lab.compare.tasks import TASKS, Case, Job
+
+# A measurement lasts about so many seconds, and each call is timed so often, at least and at most.
+_SECONDS, _QUICK_SECONDS = 15.0, 5.0
+_TURNS = (5, 31)
+_STEPS = 3  # whose peak memory is measured
+
+
+def measure(start: Any, data: Any, jobs: Sequence[Job], quick: bool) -> dict[str, Cost]:
+    """Measure every method, in turns.
+
+    Parameters
+    ----------
+    start
+        From `processes.context`.
+    data
+        Of the task.
+    jobs
+        One for each method and head.
+    quick
+        Time each call less often.
+
+    Returns
+    -------
+    dict
+        By name of the job; without those that cannot be measured, whose runs will tell why.
+    """
+    timed = processes.call(start, _times, (list(jobs), data, quick)).value or {}
+    costs = {}
+    for job in jobs:
+        peak = processes.call(start, _peak, (job, data))
+        if job.name in timed and peak.error is None:
+            costs[job.name] = Cost(job.method, job.head, peak_bytes=peak.value, **timed[job.name])
+    return costs
+
+
+def _times(jobs: Sequence[Job], data: Any, quick: bool) -> dict[str, dict[str, Any]]:
+    """Milliseconds and their spread, bytes that are kept for the backward pass, parameters."""
+    import math
+
+    from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
+    from poolgrad.bench.steps import kept_bytes
+
+    cases: dict[str, Case] = {}
+    calls: dict[str, Callable[[], Any]] = {}
+    with using_threads(jobs[0].threads):
+        for job in jobs:
+            try:
+                case = TASKS[job.task].work().case(job, data)
+                step, inference = partial(_step, case, _optimizer(case)), partial(_infer, case)
+                step()
+                inference()
+            except Exception:  # its runs will tell why
+                continue
+            cases[job.name] = case
+            calls |= {f"{job.name} step": step, f"{job.name} inference": inference}
+        if not cases:
+            return {}
+        seconds = _SECONDS if not quick else _QUICK_SECONDS
+        once = sum(min(some) for some in take_turns(calls, 1, slow=math.inf).values())
+        turns = min(max(round(seconds / max(once, 1e-6)) - 5, _TURNS[0]), _TURNS[1])
+        times = take_turns(calls, turns, slow=math.inf)
+        measured = {}
+        for name, case in cases.items():
+            row: dict[str, Any] = {}
+            for what in ("step", "inference"):
+                middle, spread = median_and_spread(times[f"{name} {what}"])
+                row |= {f"{what}_ms": middle * 1e3, f"{what}_spread": middle * spread * 1e3 / 2}
+            case.network.train()
+            row["saved_bytes"] = kept_bytes((lambda c=case: [c.step()], nullcontext), case.network)
+            row["parameters"] = sum(p.numel() for p in case.network.parameters())
+            measured[name] = row
+    return measured
+
+
+def _optimizer(case: Case) -> Any:
+    import torch
+
+    return torch.optim.Adam(case.network.parameters(), 1e-5)
+
+
+def _step(case: Case, optimizer: Any) -> None:
+    """Forward, loss, backward and update of one batch."""
+    case.network.train()
+    optimizer.zero_grad()
+    case.step().backward()
+    optimizer.step()
+
+
+def _infer(case: Case) -> None:
+    import torch
+
+    case.network.eval()
+    with torch.no_grad():
+        case.network(case.images)
+
+
+def _peak(job: Job, data: Any) -> int:
+    """Bytes by which training steps raise the memory of this process, a new one, at most."""
+    if sys.platform == "win32":
+        return 0  # there is no such figure
+    import torch
+
+    torch.set_num_threads(job.threads)
+    case = TASKS[job.task].work().case(job, data)
+    case.network.train()
+    case.network(case.images[:2]).sum().backward()  # what is allocated once and for all
+    before = _resident()
+    optimizer = _optimizer(case)
+    for _ in range(_STEPS):
+        _step(case, optimizer)
+    return max(_highest() - before, 0)
+
+
+def _highest() -> int:
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _resident() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[1])
+    except OSError:  # not Linux: the highest so far
+        return _highest()
+    import resource
+
+    return pages * resource.getpagesize()

@@ -1,0 +1,136 @@
+"""Makes the runs of a comparison, some at a time, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from poolgrad.lab.compare.processes import Child
+from poolgrad.lab.compare.results import Failure
+from poolgrad.lab.compare.store import load_run, save_run
+from poolgrad.lab.compare.tasks import TASKS, Job
+from poolgrad.lab.folder import RunFolder, UnwritableError
+from poolgrad.lab.settings import LabError
+from poolgrad.lab.versions import versions
+
+_GLANCE = 0.5  # seconds between two looks at the metrics
+
+
+class Watch(Protocol):
+    """Who is told what happens."""
+
+    def started(self, job: Job) -> None:
+        """A run has begun, or goes on."""
+
+    def progressed(self, job: Job, epochs: int) -> None:
+        """So many epochs of a run have finished."""
+
+    def finished(self, job: Job, score: float) -> None:
+        """A run has finished with this mean score."""
+
+    def failed(self, failure: Failure) -> None:
+        """A run has ended with an error."""
+
+
+def run_folder(out: Path, job: Job) -> Path:
+    """The folder of a run."""
+    return out / "runs" / job.name
+
+
+def sort_jobs(out: Path, jobs: Sequence[Job]) -> tuple[list[Job], list[Job], list[Failure]]:
+    """Divide runs into those that have finished, those to be made, and damaged ones.
+
+    Parameters
+    ----------
+    out
+        Folder of the comparison.
+    jobs
+        All runs.
+    """
+    finished: list[Job] = []
+    waiting: list[Job] = []
+    damaged: list[Failure] = []
+    for job in jobs:
+        try:
+            (waiting if load_run(run_folder(out, job)) is None else finished).append(job)
+        except LabError as error:
+            damaged.append(Failure(job.method, job.head, job.seed, str(error)))
+    return finished, waiting, damaged
+
+
+def run_local(
+    start: Any, data: Any, out: Path, jobs: Sequence[Job], workers: int, watch: Watch
+) -> list[Failure]:
+    """Make runs on this machine.
+
+    Parameters
+    ----------
+    start
+        From `processes.context`.
+    data
+        Of the task.
+    out
+        Folder of the comparison.
+    jobs
+        In the order in which they are begun.
+    workers
+        How many at a time.
+    watch
+        Is told what happens.
+
+    Returns
+    -------
+    list of Failure
+        Of the runs that ended with an error.
+
+    Raises
+    ------
+    UnwritableError
+        If the system refuses to write: the rest would fail alike.
+    """
+    waiting, running = list(jobs), dict[Any, tuple[Job, Child]]()
+    failures: list[Failure] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.pop(0)
+                folder = run_folder(out, job)
+                child = Child(start, _run_and_save, (job, data, folder), folder / "error.txt")
+                running[child.link] = job, child
+                watch.started(job)
+            for link in wait([*running], _GLANCE):
+                job, child = running.pop(link)
+                outcome = child.outcome()
+                if outcome.unwritable:
+                    raise UnwritableError(outcome.error)
+                if outcome.error is None:
+                    watch.finished(job, outcome.value)
+                else:
+                    failures.append(Failure(job.method, job.head, job.seed, outcome.error))
+                    watch.failed(failures[-1])
+            for job, _ in running.values():
+                watch.progressed(job, _epochs_in(run_folder(out, job)))
+    finally:
+        for _, child in running.values():
+            child.kill()
+    return failures
+
+
+def _run_and_save(job: Job, data: Any, folder: Path) -> float:
+    result, examples = TASKS[job.task].work().run_one(job, data, folder)
+    save_run(folder, result, examples, versions())
+    return mean_score(job, result.scores)
+
+
+def mean_score(job: Job, scores: dict[str, Any]) -> float:
+    """The mean of the main score over the test images."""
+    return float(scores[TASKS[job.task].score].mean())
+
+
+def _epochs_in(folder: Path) -> int:
+    try:
+        return max(len(RunFolder(folder).metrics.read_bytes().splitlines()) - 1, 0)
+    except OSError:  # not there yet
+        return 0
