@@ -101,6 +101,72 @@ def test_a_notebook_shows_the_page_in_a_frame(open_page: Callable[..., Page]) ->
     assert (cell.get_attribute("aria-label") or "").endswith("2.5")
 
 
+def test_a_notebook_shows_a_widget_that_follows_the_page() -> None:
+    pytest.importorskip("anywidget", reason="anywidget is not installed")
+    explained = poolgrad.explain(X, poolgrad.max_pool2d, 2, cotangent=2.5)
+    formatters = pytest.importorskip("IPython.core.formatters")
+    data, _ = formatters.DisplayFormatter().format(explained)
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert "<iframe" in data["text/html"]  # for readers without widgets
+    widget = explained._widget
+    assert widget is not None
+    assert explained._repr_mimebundle_() is not None
+    assert explained._widget is widget
+    assert widget.page == explained.html
+    widget.set_state({"state": {"x": [[["nan", 1], ["-inf", 0.25]]], "operator": "min"}})
+    assert explained.state is not None
+    np.testing.assert_array_equal(explained.state["x"], [[[np.nan, 1], [-np.inf, 0.25]]])
+    assert repr(explained) == "<Explanation of min pooling>"
+    explained.state = {"x": [[[np.inf]]]}
+    assert widget.state == {"x": [[["inf"]]]}
+
+
+def test_a_notebook_without_anywidget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poolgrad.explainer.find_spec", lambda name: None)
+    assert Explanation()._repr_mimebundle_() == {}
+
+
+# What Jupyter gives to the widget: `changes` are what the kernel would see.
+WIDGET = """<!DOCTYPE html><p data-cell>A notebook</p><div id="el"></div>
+<script type="module">
+%s
+const values = %s;
+const listeners = new Set();
+window.changes = [];
+window.kernel = (state) => { values.state = state; listeners.forEach((listen) => listen()); };
+const model = {
+  get: (name) => values[name],
+  set: (name, value) => { values[name] = value; listeners.forEach((listen) => listen()); },
+  save_changes: () => window.changes.push(values.state),
+  on: (_, listen) => listeners.add(listen),
+  off: (_, listen) => listeners.delete(listen),
+};
+window.leave = render({ model, el: document.getElementById("el") });
+</script>"""
+
+
+def test_the_widget_and_the_page_keep_one_state(open_page: Callable[..., Page]) -> None:
+    explained = poolgrad.explain(X, poolgrad.max_pool2d, 2, cotangent=2.5)
+    source = (Path(poolgrad.explainer.__file__).parent / "widget.js").read_text()
+    values = json.dumps({"page": explained.html, "state": explained.state})
+    source = source.replace("export default { render };", "")
+    page = open_page(content=WIDGET % (source, values.replace("</", "<\\/")))
+    frame = page.frame_locator("iframe")
+    frame.locator('[data-field="operator"][value="avg"]').check()
+    page.wait_for_function("window.changes.length > 0")
+    assert page.evaluate("window.changes")[-1]["operator"] == "avg"
+    page.evaluate("""kernel({ x: [[["nan", 7]]], kernel: [1, 2], operator: "min" })""")
+    label = "cell => cell.getAttribute('aria-label')"
+    frame.locator('[data-cell="y-0-0"][aria-label$="NaN"]').wait_for()
+    assert frame.locator('[data-cell="x-0-1"]').evaluate(label).endswith("7")
+    page.evaluate("kernel(null)")
+    frame.locator('[data-cell="g-0-0"][aria-label$="2.5"]').wait_for()
+    page.evaluate("kernel({ kernel: [9, 9] })")
+    frame.locator("#complaint").wait_for()
+    assert "is larger than x" in frame.locator("#complaint-text").inner_text()
+    page.evaluate("leave()")
+
+
 # The command
 
 

@@ -185,6 +185,7 @@ def test_unpooling_continues_from_the_maxima_and_goes_back(page: Page) -> None:
     assert numbers(page, "x") == ["6", "8", "3", "4"]
     assert [y for y in numbers(page, "y") if y != "0"] == ["6", "8", "3", "4"]
     assert len(numbers(page, "y")) == 16
+    assert words(page, "#now").startswith("x(0, 1) = 8 goes to one output")  # not to the last, a 0
     page.locator("#paste").click()
     page.get_by_label("indices").check(force=True)
     page.fill("#paste-text", "0 1\n2 3")
@@ -317,6 +318,24 @@ def test_differences_agree_and_kinks_are_explained(page: Page) -> None:
     choose(page, "ties", "first")
     page.get_by_role("button", name="x(1,\u00a00)").click()
     assert "the gradient of x(1, 0)" in words(page, ".slope figcaption")
+
+
+def test_the_table_of_differences_shows_the_chosen_input(page: Page) -> None:
+    """Also after it was drawn again, as it is whenever the pointer moves over the picture."""
+    press(page, "AlexNet 3x3 stride 2")
+    page.click("#tab-check")
+    chosen = """() => {
+      const table = document.querySelector(".tall").getBoundingClientRect();
+      const head = document.querySelector(".tall thead").getBoundingClientRect();
+      const row = document.querySelector(".tall .chosen").getBoundingClientRect();
+      return row.top >= head.bottom - 1 && row.bottom <= table.bottom + 1;
+    }"""
+    assert page.evaluate(chosen)  # x(2, 2), the 17th of 49 rows
+    page.get_by_role("button", name="x(6,\u00a06)").click()
+    assert page.evaluate(chosen)
+    page.hover('[data-cell="x-0-0"]')
+    page.locator(".chosen").get_by_role("button", name="x(0,\u00a00)").wait_for()
+    assert page.evaluate(chosen)
 
 
 def test_a_shift_tells_what_stays(page: Page) -> None:
@@ -475,6 +494,12 @@ def test_dark_and_light_print_and_motion(open_page: Callable[..., Page]) -> None
     page.emulate_media(media="print")
     assert page.locator("#controls").is_hidden()
     assert page.evaluate(background) == "rgb(255, 255, 255)"
+    page.emulate_media(media="screen")
+    press(page, "Lecture 4x4")
+    page.click("#tab-code")
+    page.emulate_media(media="print")
+    assert page.locator("#code").is_visible()
+    assert page.locator("button:visible").count() == 0
 
 
 def test_every_step_is_announced(page: Page) -> None:

@@ -12,20 +12,27 @@ import html
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from poolgrad.explainer.build import build
+from poolgrad.explainer.build import build, encodable
 from poolgrad.explainer.state import state_of
 from poolgrad.functional.public import shape_of
 from poolgrad.pullback import Pullback
 from poolgrad.rule import brief
+
+if TYPE_CHECKING:
+    from poolgrad.explainer.widget import ExplanationWidget
 
 __all__ = ["Explanation", "explain"]
 
 
 class Explanation:
     """A pooling in an interactive page; made by `explain`. A notebook displays it.
+
+    Where anywidget is installed, a notebook displays it as a widget: `state` is then what the page
+    shows now, and setting `state` changes the page.
 
     Parameters
     ----------
@@ -35,10 +42,22 @@ class Explanation:
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
-        self.state = state
+        self._state = state
+        self._widget: ExplanationWidget | None = None
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """What the page begins with, or, displayed as a widget, what it shows."""
+        return self._state
+
+    @state.setter
+    def state(self, state: dict[str, Any] | None) -> None:
+        self._state = state
+        if self._widget is not None:
+            self._widget.state = encodable(state)
 
     def __repr__(self) -> str:
-        return f"<Explanation of {self.state['operator'] if self.state else 'max'} pooling>"
+        return f"<Explanation of {(self.state or {}).get('operator', 'max')} pooling>"
 
     @property
     def html(self) -> str:
@@ -59,6 +78,19 @@ class Explanation:
             If it cannot be written.
         """
         Path(path).write_text(self.html, encoding="utf-8")
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """Return the widget for a notebook; without anywidget it takes `_repr_html_`."""
+        if find_spec("anywidget") is None:
+            return {}
+        from poolgrad.explainer.widget import ExplanationWidget
+
+        if self._widget is None:
+            self._widget = ExplanationWidget(self.html, self._state, self._follow)
+        return self._widget._repr_mimebundle_(**kwargs)
+
+    def _follow(self, state: dict[str, Any]) -> None:
+        self._state = state
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the page in a frame of its own."""

@@ -12,6 +12,8 @@ from typing import Any
 _PAGE = Path(__file__).parent / "page"
 _MODULES = ("dom", "words", "pooling", "stage", "panels", "view")  # each imports earlier ones only
 
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "-0": -0.0}
+
 _BLOCK = re.compile(r"^[ \t]*/\*(?:[^*]|\*(?!/))*\*/[ \t]*\n", re.MULTILINE)
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:class|const|function) (\w+))", re.MULTILINE)
@@ -68,3 +70,12 @@ def encodable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value
+
+
+def decoded(value: Any) -> Any:
+    """Return the value with numbers for the words of `encodable`, and for the page's "-0"."""
+    if isinstance(value, dict):
+        return {name: decoded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [decoded(part) for part in value]
+    return _WORDS.get(value, value) if isinstance(value, str) else value

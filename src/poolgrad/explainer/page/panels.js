@@ -42,8 +42,24 @@ export function drawPanel(name, panel, scene, actions) {
     if (!(error instanceof InputError)) throw error;
     content = [html("p", { class: "error" }, error.message)];
   }
+  const scrolled = panel.querySelector(".tall")?.scrollTop ?? 0;
   panel.replaceChildren(...content.flat(Infinity).filter(Boolean));
-  if (focused) panel.querySelector(`[data-keep="${focused}"]`)?.focus();
+  const table = panel.querySelector(".tall");
+  if (table) scrollToChosen(table, scrolled);
+  // Without scrolling: the pointer may be over the picture, which would move away below it.
+  if (focused) panel.querySelector(`[data-keep="${focused}"]`)?.focus({ preventScroll: true });
+}
+
+/** Keeps a redrawn table where it was, or moves it so far that the chosen row is in view. */
+function scrollToChosen(table, scrolled) {
+  table.scrollTop = scrolled;
+  const row = table.querySelector(".chosen");
+  if (!row) return;
+  const [outer, inner] = [table.getBoundingClientRect(), row.getBoundingClientRect()];
+  const above = outer.top + table.querySelector("thead").offsetHeight - inner.top; // below the fixed head
+  const below = inner.bottom - outer.top - table.clientHeight;
+  if (above > 0) table.scrollTop -= above;
+  else if (below > 0) table.scrollTop += below;
 }
 
 // ---------------------------------------------------------------- small grids
@@ -74,8 +90,8 @@ function miniGrid(title, values, { size = 42, mark = () => null, className = "" 
         },
         text,
       ),
-      marked?.letter && cell > 28
-        ? svg("text", { x: cell - 3, y: 9, "text-anchor": "end", class: "letter" }, marked.letter)
+      marked?.letter && cell > 32
+        ? svg("text", { x: cell - 4, y: 11, "text-anchor": "end", class: "letter" }, marked.letter)
         : "",
     );
   });

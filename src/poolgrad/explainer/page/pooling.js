@@ -738,15 +738,19 @@ export function code(state, library) {
 
 const wordOf = (value) => Object.keys(WORDS).find((word) => Object.is(WORDS[word], value));
 
-/** The state as a URL fragment: JSON in base64 with the letters of URLs; defaults are left out. */
-export function encode(state) {
+/** The state as JSON, with words for numbers that JSON lacks; defaults are left out. */
+export function written(state) {
   const always = ["x", "cotangent", "kernel", "stride"];
   const ordinary = defaults();
   const differs = ([field, value]) =>
     always.includes(field) || JSON.stringify(value) !== JSON.stringify(ordinary[field]);
   const kept = Object.fromEntries(Object.entries(state).filter(differs));
-  const text = JSON.stringify(kept, (_, value) => (typeof value === "number" ? (wordOf(value) ?? value) : value));
-  return btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return JSON.stringify(kept, (_, value) => (typeof value === "number" ? (wordOf(value) ?? value) : value));
+}
+
+/** The state as a URL fragment: its JSON in base64 with the letters of URLs. */
+export function encode(state) {
+  return btoa(written(state)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
 /** The state of a URL fragment, with or without its "#"; InputError if it holds none. */

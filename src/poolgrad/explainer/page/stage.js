@@ -301,7 +301,7 @@ class Example {
         "dominant-baseline": "central",
         class: "value",
       }),
-      badge: svg("text", { x: size / 2, y: size * 0.32, "text-anchor": "middle", class: `badge ${name}` }),
+      badge: svg("text", { x: size / 2, y: size * 0.29, "text-anchor": "middle", class: `badge ${name}` }),
     };
     const labels = svg("g", { transform: `translate(${left} ${top})` }, Object.values(label));
     this.labels.append(labels);

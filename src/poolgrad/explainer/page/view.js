@@ -2,7 +2,17 @@
 
 import { byId, html, set } from "./dom.js";
 import { choices, drawPanel } from "./panels.js";
-import { check, decode, defaults, encode, InputError, pool, presets, pullback } from "./pooling.js";
+import {
+  check,
+  decode,
+  defaults,
+  encode,
+  InputError,
+  pool,
+  presets,
+  pullback,
+  written,
+} from "./pooling.js";
 import { focusCell, Stage } from "./stage.js";
 import {
   backwardSentence,
@@ -415,6 +425,7 @@ function fieldChanged(field) {
     pause();
     try {
       if (!propose(changeAt(page.state, path, value))) markInvalid(path);
+      else if (path === "operator" && value === "unpool") lightLargest();
     } catch (error) {
       complain(error);
       markInvalid(path);
@@ -424,6 +435,13 @@ function fieldChanged(field) {
   if (kind === "optional" && !field.value.trim()) return take(null);
   if (field.type === "radio" && kind !== "number") return take(field.value);
   return withNumber(field.value, field, take);
+}
+
+/** Of an unpooling most outputs are 0: the largest input shows where a value goes. */
+function lightLargest() {
+  const values = page.state.x[0].flat();
+  page.kept = { kind: "input", example: 0, index: Math.max(0, values.indexOf(Math.max(...values))) };
+  refresh({ controls: false });
 }
 
 /** "all" is offered to say why it is refused. */
@@ -783,6 +801,7 @@ function leaveTour() {
 function showTour(text = OPENING) {
   const now = page.tour;
   byId("tour-text").textContent = now === null ? text : TOUR[now].text;
+  byId("tour-text").classList.toggle("free", now === null && text === FREE);
   byId("tour-next").textContent =
     now === null ? "Take the tour" : now === TOUR.length - 1 ? "End of the tour" : "Next";
   TOUR.forEach((_, n) =>
@@ -801,12 +820,24 @@ let remembering = 0;
 function remember() {
   clearTimeout(remembering);
   remembering = setTimeout(() => {
+    if (parent !== window) parent.postMessage({ poolgrad: written(page.state) }, "*");
     try {
       history.replaceState(null, "", `#${encode(page.state)}`);
     } catch {
       // A page inside a notebook's frame has no address of its own.
     }
   }, 300);
+}
+
+/** Shows a state that the page around this frame sends: the widget of a notebook. */
+function received({ source, data }) {
+  if (parent === window || source !== parent || typeof data?.poolgrad !== "string") return;
+  try {
+    const state = fitted(check(JSON.parse(data.poolgrad)));
+    if (written(state) !== written(page.state)) begin(state);
+  } catch (error) {
+    complain(error);
+  }
 }
 
 function readFragment() {
@@ -942,6 +973,7 @@ function connect() {
   byId("paste-form").addEventListener("submit", usePaste);
   document.addEventListener("keydown", keyPressed);
   document.addEventListener("paste", pasted);
+  addEventListener("message", received);
   addEventListener("hashchange", () => {
     const state = readFragment();
     if (state) begin(state);
