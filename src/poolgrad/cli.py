@@ -235,7 +235,7 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of each method.", show_default="3; 2 with --quick")
+        int | None, typer.Option(help="Runs of each method.", show_default="5; 3 with --quick")
     ] = None,
     epochs: Annotated[
         int | None,
@@ -247,7 +247,7 @@ def compare(
     batch_size: Annotated[
         int | None,
         typer.Option(
-            help="Images per step.", show_default="8 to 64, depending on the number of images"
+            help="Images per step.", show_default="8 to 32, depending on the number of images"
         ),
     ] = None,
     lr: Annotated[

@@ -37,7 +37,7 @@ def test_defaults() -> None:
         "runs/compare-translated-digits-quick"
     )
     chosen = plan.for_data(1257, (32, 32))
-    assert (chosen.epochs, chosen.batch_size, chosen.shifts) == (20, 64, 4)
+    assert (chosen.epochs, chosen.batch_size, chosen.shifts) == (16, 32, 4)
     small = plan.for_data(126, (32, 32))
     assert (small.epochs, small.batch_size) == (60, 8)
     assert len(chosen.grid()) == len(plan.methods) * plan.seeds
@@ -107,7 +107,7 @@ def test_the_protocol_has_a_command_that_repeats_it() -> None:
     command = repeat_command(plan)
     assert f"--data '{plan.data}'" in command
     assert "--pool max,aps" in command
-    assert "--epochs 50" in command
+    assert "--epochs 40" in command
     assert "--shifts 4" in command
 
 

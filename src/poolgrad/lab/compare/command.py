@@ -58,8 +58,13 @@ class Session:
     described: Described
     console: Console
 
-    def make(self) -> Comparison:
+    def make(self) -> tuple[Comparison, list[Path]]:
         """Make all runs that have not finished, and write the results.
+
+        Returns
+        -------
+        comparison, files
+            The files that were written, the most wanted first.
 
         Raises
         ------
@@ -72,8 +77,7 @@ class Session:
         measured = self._costs(start)
         failures = damaged + self._run(start, waiting, finished, measured)
         comparison = self.gather(jobs, failures, measured)
-        self.write(comparison)
-        return comparison
+        return comparison, self.write(comparison)
 
     def _costs(self, start: Any) -> dict[str, Cost]:
         """Measure costs that were not measured before."""
@@ -169,8 +173,8 @@ class Session:
             raise LabError(f"no run of the comparison in {self.out} has finished: {reasons}")
         return _compare(self.plan, self.described, runs, list(failures), examples, measured)
 
-    def write(self, comparison: Comparison) -> None:
-        """Write tables, protocol and report.
+    def write(self, comparison: Comparison) -> list[Path]:
+        """Write tables, protocol and report, and return their paths, the most wanted first.
 
         Raises
         ------
@@ -179,16 +183,14 @@ class Session:
         """
         from poolgrad.lab.compare.report import write_report
 
-        files.write_results(comparison, self.out / "results.csv")
-        files.write_runs(comparison, self.out / "runs.csv")
-        files.write_protocol(comparison, repeat_command(self.plan), self.out / "protocol.md")
-        with writing(self.out / "report.html"):
-            write_report(comparison, self.out)
-
-    def files(self) -> list[Path]:
-        """What was written, the most wanted first."""
-        first = [self.out / n for n in ("report.html", "results.csv", "runs.csv", "protocol.md")]
-        return [p for p in first if p.exists()] + sorted(self.out.glob("*.png"))
+        results, runs, protocol = (
+            self.out / name for name in ("results.csv", "runs.csv", "protocol.md")
+        )
+        files.write_results(comparison, results)
+        files.write_runs(comparison, runs)
+        files.write_protocol(comparison, repeat_command(self.plan), protocol)
+        page, *pictures = write_report(comparison, self.out)
+        return [page, results, runs, protocol, *pictures]
 
 
 @contextmanager
@@ -429,7 +431,7 @@ def compare(options: Mapping[str, Any], out: Path | None, console: Console) -> N
             text = session.described.facts.get(topic)
             if text:
                 console.print(f"{topic}: {text}", markup=False, highlight=False)
-        comparison = session.make()
-        terminal.show(console, comparison, session.files())
+        comparison, written = session.make()
+        terminal.show(console, comparison, written)
 
 
