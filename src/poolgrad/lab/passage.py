@@ -110,7 +110,9 @@ def _share(
         assert isinstance(network.pool, nn.Conv2d)
         # The size of every weight on the way from this channel to any output.
         weights = network.pool.weight.detach()[:, channel].abs().sum(0)[None, None]
-        nn.functional.conv2d(inputs[:, channel, None], weights, None, stride, padding).sum().backward()
+        nn.functional.conv2d(
+            inputs[:, channel, None], weights, None, stride, padding
+        ).sum().backward()
     else:
         network.pool(inputs)[0, channel].sum().backward()
     assert inputs.grad is not None

@@ -24,8 +24,8 @@ from poolgrad.lab.settings import (
     check_windows,
     counted,
     flag,
-    shorten,
     short_name,
+    shorten,
     steps_per_epoch,
 )
 
@@ -124,7 +124,9 @@ class Plan:
         heads: tuple[Any, ...] = ("avg",)
         if options.get("head") is not None:
             if not task.heads:
-                raise LabError(f"--head chooses the end of a classifier; --task {task.name} has none")
+                raise LabError(
+                    f"--head chooses the end of a classifier; --task {task.name} has none"
+                )
             heads = names("head", options["head"], HEADS)
         devices = options.get("devices", 1)
         plan = cls(
@@ -201,9 +203,7 @@ class Plan:
             Height and width of the images.
         """
         self.check_image(*size)
-        (least, most), passes = (
-            (_QUICK_EPOCHS, _QUICK_PASSES) if self.quick else (_EPOCHS, _PASSES)
-        )
+        (least, most), passes = (_QUICK_EPOCHS, _QUICK_PASSES) if self.quick else (_EPOCHS, _PASSES)
         epochs = min(max(round(passes / images), least), most)
         suiting = self.settings(self.methods[0], self.heads[0], 0).for_images(images).batch_size
         assert suiting is not None
@@ -227,7 +227,7 @@ class Plan:
 
     def settings(self, method: str, head: Head, seed: int) -> Settings:
         """The settings of one run."""
-        pool: Pool = method if method in NAMES else "max"  # type: ignore[assignment]
+        pool: Pool = next((name for name in NAMES if name == method), "max")
         return Settings(
             data=self.data,
             size=self.size,
