@@ -713,7 +713,8 @@ def _clear_errors() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package in ("", "poolgrad"):
             raise
-        _fail(f"{package} is not installed: {_INSTALL}", code=1)
+        extra = "[cluster]" if package in ("distributed", "dask") else "[lab]"
+        _fail(f"{package} is not installed: {_INSTALL.replace('[lab]', extra)}", code=1)
 
 
 def _fail(message: str, code: int) -> NoReturn:

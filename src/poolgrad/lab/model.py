@@ -90,12 +90,25 @@ class ScaledConv2d(nn.Conv2d):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    @classmethod
+    def like(cls, layer: nn.Conv2d) -> ScaledConv2d:
+        """A convolution with the arguments of another one."""
+        return cls(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            padding_mode=layer.padding_mode,
+        )
+
     def forward(self, x: Tensor) -> Tensor:
         """Shape (N, in_channels, H, W) to (N, out_channels, H', W')."""
         deviation, mean = torch.std_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
         fan_in = self.weight[0].numel()
         scale = _RELU_GAIN * self.gain / (deviation * math.sqrt(fan_in) + _EPSILON)
-        return self._conv_forward(x, (self.weight - mean) * scale, self.bias)
+        y: Tensor = self._conv_forward(x, (self.weight - mean) * scale, self.bias)
+        return y
 
 
 class Network(nn.Module):
@@ -104,8 +117,8 @@ class Network(nn.Module):
     It downsamples two to four times, the more the larger the images, and fewer times where the
     feature map becomes smaller than a window or than a stride. Every convolution is 3 x 3 and
     normalised as the design says, and windows are padded by `(kernel - 1) // 2`, so that odd
-    kernels lose no border. The running statistics of batch normalisation span at most an epoch: over more,
-    those of a network that takes few steps would still be those of its first weights.
+    kernels lose no border. The running statistics of batch normalisation span at most an epoch:
+    over more, those of a network that takes few steps would still be those of its first weights.
 
     With `pool="none"` maps keep their size; a convolution is dilated by the product of the strides
     that the other networks have before it, so that the receptive field is the same.
@@ -154,7 +167,7 @@ class Network(nn.Module):
         def pooling(filters: int) -> nn.Module:
             layer = build(settings.pool, filters, kernel, stride, design.padding)
             if isinstance(layer, nn.Conv2d) and design.normalisation == "weights":
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")  # keeps the variance
+                return ScaledConv2d.like(layer)
             return layer
 
         first = _convolution(channels, widths[0], design, momentum)

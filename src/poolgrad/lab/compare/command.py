@@ -126,7 +126,7 @@ class Session:
             return grid.run_local(start, self.data, self.out, waiting, workers, display)
 
     def _announce(self, expected: Mapping[str, float], workers: int, where: str) -> None:
-        seconds = max(sum(expected.values()) / workers, max(expected.values()))
+        seconds = max(sum(expected.values()) / workers, *expected.values())
         runs = counted(len(expected), "run")
         epochs = counted(self.plan.epochs or 1, "epoch")
         self.console.print(
@@ -300,9 +300,7 @@ def _compare(
     baseline = next((pair for pair in groups if pair[0] == plan.baseline), next(iter(groups)))
     apart = _differences(scores, baseline)
     others = list(dict.fromkeys(name for run in runs for name in run.scores if name != task.score))
-    extra = {
-        name: {pair: _scores(some, name) for pair, some in groups.items()} for name in others
-    }
+    extra = {name: {pair: _scores(some, name) for pair, some in groups.items()} for name in others}
     extra_apart = {name: _differences(some, baseline) for name, some in extra.items()}
     circular: dict[tuple[str, str], Scores] = {}
     cropped: dict[tuple[str, str], Scores] = {}
@@ -334,7 +332,11 @@ def _compare(
             )
         )
     base = next(s for s in summaries if (s.method, s.head) == baseline)
-    named = {name_of(s): circular[(s.method, s.head)] for s in summaries if (s.method, s.head) in circular}
+    named = {
+        name_of(s): circular[(s.method, s.head)]
+        for s in summaries
+        if (s.method, s.head) in circular
+    }
     return Comparison(
         task=plan.task,
         data=plan.data_name,
@@ -433,5 +435,3 @@ def compare(options: Mapping[str, Any], out: Path | None, console: Console) -> N
                 console.print(f"{topic}: {text}", markup=False, highlight=False)
         comparison, written = session.make()
         terminal.show(console, comparison, written)
-
-

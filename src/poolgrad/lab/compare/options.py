@@ -24,8 +24,8 @@ from poolgrad.lab.settings import (
     check_windows,
     counted,
     flag,
-    shorten,
     short_name,
+    shorten,
     steps_per_epoch,
 )
 
@@ -125,7 +125,9 @@ class Plan:
             raise LabError(f"--shifts moves the images of a classifier; --task {task.name} has none")
         if options.get("head") is not None:
             if not task.heads:
-                raise LabError(f"--head chooses the end of a classifier; --task {task.name} has none")
+                raise LabError(
+                    f"--head chooses the end of a classifier; --task {task.name} has none"
+                )
             heads = names("head", options["head"], HEADS)
         devices = options.get("devices", 1)
         plan = cls(
@@ -227,7 +229,7 @@ class Plan:
 
     def settings(self, method: str, head: Head, seed: int) -> Settings:
         """The settings of one run."""
-        pool: Pool = method if method in NAMES else "max"  # type: ignore[assignment]
+        pool: Pool = next((name for name in NAMES if name == method), "max")
         return Settings(
             data=self.data,
             size=self.size,
