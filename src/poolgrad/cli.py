@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, NoReturn
 
+from poolgrad import __version__
 from poolgrad.bench.rows import Dtype
 from poolgrad.lab.settings import LabError, Optimizer, Pool, check_windows, counted
 
@@ -38,8 +39,21 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"poolgrad {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Pooling layers with exact gradients."""
     from poolgrad import core
 
@@ -401,7 +415,12 @@ def profile(
         makes = factory.parse(model)
     except ValueError as error:
         _fail(str(error), code=2)
-    with _clear_errors():  # PyTorch takes seconds to import: every option has been checked before
+    try:
+        with _clear_errors():  # PyTorch takes seconds to import: the options were checked before
+            network = factory.load(makes)
+    except ValueError as error:
+        _fail(str(error), code=2)
+    with _clear_errors():  # so does what draws: the network has been made before
         import torch
         from rich.console import Console
 
@@ -409,7 +428,6 @@ def profile(
     console = Console()
     threads = threads or torch.get_num_threads()
     try:
-        network = factory.load(makes)
         with console.status(f"timing {type(network).__name__} with input {shape}"):
             made = profiling.measure(network, sizes, training, threads, turns)
     except ValueError as error:
