@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from processes import assert_runs
 
+import poolgrad
+
 pytest.importorskip("typer", reason="the lab extra is not installed")
 
 HEAVY = ("torch", "pytorch_lightning", "sklearn", "scipy", "matplotlib", "jax", "flax", "onnx")
@@ -58,6 +60,32 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     shown, loaded = assert_runs(code).splitlines()
     assert said in shown
     assert loaded == "[]"
+
+
+def test_a_factory_that_needs_an_argument_is_reported_before_what_draws_is_imported(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    code = f"""
+import os, sys
+os.chdir({str(tmp_path)!r})
+with open("net.py", "w") as file:
+    file.write("def make(width): ...")
+from typer.testing import CliRunner
+from poolgrad.cli import app
+done = CliRunner().invoke(app, ["profile", "net.py:make"], env={{"COLUMNS": "200"}})
+print(done.exit_code, "cannot be called without the argument 'width'" in done.stderr)
+print([name for name in ("matplotlib", "poolgrad.torch", "scipy") if name in sys.modules])
+"""
+    assert assert_runs(code) == "2 True\n[]\n"
+
+
+def test_the_version_is_printed() -> None:
+    code = "from poolgrad.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"poolgrad {poolgrad.__version__}\n"
 
 
 def test_errors_break_between_words_in_a_terminal() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, NoReturn
 
+from poolgrad import __version__
 from poolgrad.bench.rows import Dtype
 from poolgrad.lab.pools import NAMES, ConvPadding, Head, Pool
 from poolgrad.lab.settings import LabError, Optimizer, check_windows, counted
@@ -45,8 +46,21 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"poolgrad {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """Pooling layers with exact gradients."""
     from poolgrad import core
 
@@ -574,7 +588,12 @@ def profile(
         makes = factory.parse(model)
     except ValueError as error:
         _fail(str(error), code=2)
-    with _clear_errors():  # PyTorch takes seconds to import: every option has been checked before
+    try:
+        with _clear_errors():  # PyTorch takes seconds to import: the options were checked before
+            network = factory.load(makes)
+    except ValueError as error:
+        _fail(str(error), code=2)
+    with _clear_errors():  # so does what draws: the network has been made before
         import torch
         from rich.console import Console
 
@@ -582,7 +601,6 @@ def profile(
     console = Console()
     threads = threads or torch.get_num_threads()
     try:
-        network = factory.load(makes)
         with console.status(f"timing {type(network).__name__} with input {shape}"):
             made = profiling.measure(network, sizes, training, threads, turns)
     except ValueError as error:

@@ -213,14 +213,13 @@ def explanation(report: Report) -> list[str]:
     meanings = [line.replace("*", "") for line in report.legend]
     others = [head for head in report.columns if head not in _OWN][1:]
     if others:
-        meanings.insert(
-            -1, f"The fastest other is that of {_listed(others)}; the CSV file has all of them."
-        )
+        fastest = f"the fastest of {_listed(others)}" if others[1:] else others[0]
+        meanings.insert(-1, f"The fastest other is {fastest}; the CSV file has the times of each.")
     if any(figure.limit is not None for r in report.results for figure in r.figures.values()):
         missed = sum(not result.met for result in report.results)
         meanings.append(
-            "Green meets its target, red with an exclamation mark misses it:"
-            f" {missed} of {len(report.results)} rows miss a target."
+            "A figure in green meets its target; one in red, with an exclamation mark, misses it."
+            f" Rows with a missed target: {missed} of {len(report.results)}."
         )
     return [report.caption, "\n".join(meanings)]
 
@@ -264,8 +263,8 @@ def markdown(report: Report, names: Sequence[str] = ()) -> str:
     missed = sum(not result.met for result in report.results)
     text = " ".join([part.caption, *part.legend])
     if missed:
-        rows = f"{missed} of {len(report.results)} rows"
-        text += f" Bold: misses its target (printed beside it); {rows} do."
+        share = f"{missed} of {len(report.results)}"
+        text += f" Rows in bold miss a target, which is given in parentheses: {share}."
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", text])
 
 

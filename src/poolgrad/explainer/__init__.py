@@ -14,16 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from poolgrad.explainer.build import build, encodable
 from poolgrad.explainer.state import state_of
 from poolgrad.functional.public import shape_of
 from poolgrad.pullback import Pullback
 from poolgrad.rule import brief
-
-if TYPE_CHECKING:
-    from poolgrad.explainer.widget import ExplanationWidget
 
 __all__ = ["Explanation", "explain"]
 
@@ -43,7 +40,7 @@ class Explanation:
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
         self._state = state
-        self._widget: ExplanationWidget | None = None
+        self._widget: Any = None
 
     @property
     def state(self) -> dict[str, Any] | None:
@@ -83,10 +80,10 @@ class Explanation:
         """Return the widget for a notebook; without anywidget it takes `_repr_html_`."""
         if find_spec("anywidget") is None:
             return {}
-        from poolgrad.explainer.widget import ExplanationWidget
+        from poolgrad.explainer.widget import widget
 
         if self._widget is None:
-            self._widget = ExplanationWidget(self.html, self._state, self._follow)
+            self._widget = widget(self.html, self._state, self._follow)
         return self._widget._repr_mimebundle_(**kwargs)
 
     def _follow(self, state: dict[str, Any]) -> None:
