@@ -104,7 +104,7 @@ def trained(channels: int = 3) -> Any:
 def test_the_default_logits_are_those_of_the_authors() -> None:
     """A convolution of 3x3, instance normalisation, and 12 times a sigmoid."""
     layer, x = trained(), maps(2, 3, 8, 8)
-    conv, norm = layer.logits
+    conv, norm = layer.logits.conv, layer.logits.norm
     y = torch.nn.functional.conv2d(x, conv.weight, padding=1)
     mean, variance = y.mean((2, 3), keepdim=True), y.var((2, 3), keepdim=True, unbiased=False)
     scaled = (y - mean) / (variance + 1e-5).sqrt()

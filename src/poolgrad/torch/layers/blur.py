@@ -31,7 +31,7 @@ def binomial_filter(size: int) -> Tensor:
         Its sum is 1, exactly.
     """
     row = torch.tensor([comb(size - 1, k) for k in range(size)], dtype=torch.float64)
-    return torch.outer(row, row) / 4 ** (size - 1)
+    return torch.outer(row, row) / 4.0 ** (size - 1)
 
 
 def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:

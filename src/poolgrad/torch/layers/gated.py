@@ -50,7 +50,8 @@ class _Filtered(nn.Module):
         filters = weight.shape[1]
         each = weight.expand(self.channels, -1, -1, -1).reshape(-1, 1, *self.kernel_size)
         y = F.conv2d(x, each, stride=self.stride, padding=self.padding, groups=self.channels)
-        return y.unflatten(-3, (self.channels, filters))
+        by_channel: Tensor = y.unflatten(-3, (self.channels, filters))
+        return by_channel
 
     def extra_repr(self) -> str:
         """The arguments."""
@@ -214,7 +215,8 @@ class TreePool2d(_Filtered):
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the leaves, combined by the gates of the input."""
         responses = self._responses(x, torch.cat((self.leaves, self.gates), 1))
-        branches, gates = responses.split((self.leaves.shape[1], self.gates.shape[1]), -3)
+        count = self.leaves.shape[1]
+        branches, gates = responses[..., :count, :, :], responses[..., count:, :, :]
         for level in range(self.depth - 2, -1, -1):  # from the leaves' parents to the root
             first = 2**level - 1
             gate = gates[..., first : 2 * first + 1, :, :].sigmoid()

@@ -101,10 +101,12 @@ def _softmax_average(
 
     def laid_out(maps: Tensor) -> Tensor:
         columns = F.unfold(maps, window, stride=stride)
-        return columns.unflatten(-2, (x.shape[-3], taps))
+        by_channel: Tensor = columns.unflatten(-2, (x.shape[-3], taps))
+        return by_channel
 
     weights = laid_out(low).softmax(-2)
-    return (weights * laid_out(values)).sum(-2).unflatten(-1, shape).to(x.dtype)
+    y: Tensor = (weights * laid_out(values)).sum(-2).unflatten(-1, shape)
+    return y.to(x.dtype)
 
 
 def _bounded_average(
@@ -121,7 +123,7 @@ def _bounded_average(
     return (over / avg_pool2d(weights, window, stride, pads)).to(x.dtype)
 
 
-class _ImportanceLogits(nn.Sequential):
+class _ImportanceLogits(nn.Module):
     """A 3x3 convolution, instance normalisation and a sigmoid that is `HIGH` times as high.
 
     The convolution begins at zero: then every weight is the same, and the layer averages.
@@ -130,16 +132,17 @@ class _ImportanceLogits(nn.Sequential):
     HIGH = 12.0
 
     def __init__(self, channels: int) -> None:
-        conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        nn.init.zeros_(conv.weight)
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        nn.init.zeros_(self.conv.weight)
         # A group for each channel: instance normalisation, which traces in both modes.
-        super().__init__(conv, nn.GroupNorm(channels, channels))
+        self.norm = nn.GroupNorm(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2] * x.shape[-1] == 1:
             # A single pixel has no spread to normalise. Its weight cancels: any will do.
             return torch.zeros_like(x)
-        y: Tensor = super().forward(x if x.dim() == 4 else x[None])
+        y: Tensor = self.norm(self.conv(x if x.dim() == 4 else x[None]))
         return self.HIGH * (y if x.dim() == 4 else y[0]).sigmoid()
 
 

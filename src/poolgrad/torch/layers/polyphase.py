@@ -130,7 +130,8 @@ def greatest(parts: NDArray[Any]) -> int:
             code = rank * (rank.max() + 1) + np.roll(rank, -run, axis)
             rank = np.unique(code, return_inverse=True)[1].reshape(rank.shape)
             run *= 2
-    return int(rank.argmax()) // (height * width)
+    best: int = rank.argmax().item() // (height * width)
+    return best
 
 
 @torch.library.custom_op("poolgrad::polyphase_component", mutates_args=())
