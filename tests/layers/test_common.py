@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from layer_checks import check_exported  # noqa: E402
 from torch import nn  # noqa: E402
 
 import poolgrad.torch as public  # noqa: E402
@@ -63,7 +64,7 @@ def test_every_layer_is_checked_and_public() -> None:
     from poolgrad.torch import layers
 
     classes = {n for n in layers.__all__ if isinstance(getattr(layers, n), type)}
-    assert classes - {"Head"} <= set(LAYERS)  # which `make_head` returns
+    assert classes <= set(LAYERS)
     for name in LAYERS:
         assert name in public.__all__
         assert getattr(public, name).__module__.startswith("poolgrad.torch")
@@ -203,6 +204,12 @@ def test_onnx_files_have_standard_operators_and_the_same_values(make: Any) -> No
         x = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
         (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         np.testing.assert_allclose(y, layer(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@of_maps
+def test_the_newer_exporter_writes_the_same(make: Any) -> None:
+    check_exported(moved(make()), maps(2, 3, 9, 8), dynamo=True)
 
 
 @pytest.mark.slow

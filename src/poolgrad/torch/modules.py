@@ -264,21 +264,44 @@ class _ReLUMax(Pool):
         return pool(input.relu(), *windows)
 
 
-class _Stochastic(Pool):
+class _Composed(Pool):
+    """An operator that is written to ONNX files in PyTorch's poolings, which ONNX has, too."""
+
+    def _is_exported(self) -> bool:
+        """Whether a file is being written, and PyTorch's poolings have these windows."""
+        if not torch.onnx.is_in_onnx_export() or {*_each(self.dilation)} != {1}:
+            return False
+        return not self.channels_last and self._pads_as_pytorchs()
+
+    def _windows(self) -> tuple[Any, ...]:
+        """The arguments of PyTorch's averages."""
+        return self.kernel_size, self.stride, self.padding, self.ceil_mode
+
+
+class _Mixed(_Composed):
+    def forward(self, x: Tensor) -> Any:
+        if not self._is_exported():
+            return self._pooled(x)
+        largest = getattr(nn.functional, f"max_pool{self.dims}d")
+        mean = getattr(nn.functional, f"avg_pool{self.dims}d")
+        size, stride, padding, ceil_mode = self._windows()
+        alpha = torch.as_tensor(self.alpha, dtype=x.dtype)
+        alpha = alpha.reshape(-1, *[1] * self.dims) if alpha.dim() else alpha
+        return alpha * largest(x, size, stride, padding, 1, ceil_mode) + (1 - alpha) * mean(
+            x, size, stride, padding, ceil_mode, self.count_include_pad
+        )
+
+
+class _Stochastic(_Composed):
     at_call = (*Pool.at_call, "training")
     note = "It draws in training mode; in evaluation mode it gives the mean, without indices."
 
     def forward(self, x: Tensor) -> Any:
         given = self._arguments()
         given["return_indices"] &= self.training  # a mean has no winners
-        if not self.training and torch.onnx.is_in_onnx_export() and self._is_exportable():
+        if not self.training and self._is_exported():
             return self._mean(x)
         return self.function(x, training=self.training, **given)
-
-    def _is_exportable(self) -> bool:
-        """Whether averages of PyTorch have these windows."""
-        usual = {*_each(self.dilation)} == {1} and not self.channels_last
-        return usual and self._pads_as_pytorchs()
 
     def _mean(self, x: Tensor) -> Tensor:
         """The mean as a quotient of averages, which are standard operators of ONNX.
@@ -287,10 +310,9 @@ class _Stochastic(Pool):
         """
         axes = tuple(range(-self.dims, 0))
         pool = getattr(nn.functional, f"avg_pool{self.dims}d")
-        windows = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
 
         def average(values: Tensor) -> Tensor:
-            y: Tensor = pool(values, *windows, count_include_pad=False)
+            y: Tensor = pool(values, *self._windows(), count_include_pad=False)
             return y
 
         positive = x.relu()
@@ -427,7 +449,7 @@ AvgPool1d, AvgPool2d, AvgPool3d = _family(
 LPPool1d, LPPool2d, LPPool3d = _family("LPPool", "lp_pool", subclass=True)
 LSEPool1d, LSEPool2d, LSEPool3d = _family("LSEPool", "lse_pool")
 SoftPool1d, SoftPool2d, SoftPool3d = _family("SoftPool", "soft_pool")
-MixedPool1d, MixedPool2d, MixedPool3d = _family("MixedPool", "mixed_pool")
+MixedPool1d, MixedPool2d, MixedPool3d = _family("MixedPool", "mixed_pool", _Mixed)
 AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d = _family(
     "AdaptiveMaxPool", "adaptive_max_pool", subclass=True
 )
