@@ -62,7 +62,7 @@ def run(name: str, thing: Any) -> int:
     return tried
 
 
-@pytest.mark.parametrize("name", [*POOLING, "explain", "vjp"])
+@pytest.mark.parametrize("name", [*POOLING, *REGIONS, "explain", "vjp"])
 def test_every_function_has_examples_that_run(name: str) -> None:
     assert run(name, getattr(poolgrad, name)) > 0
 
