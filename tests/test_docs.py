@@ -38,8 +38,9 @@ PLAYED = [  # on the interactive page; docs/site_hooks.py makes links of these c
     for arguments in re.findall(r"^<!-- play: (.+) -->$", page.read_text(), re.MULTILINE)
 ]
 POOLING = [
-    n for n in poolgrad.__all__ if "pool" in n and n != "poolgrad"
+    n for n in poolgrad.__all__ if "pool" in n and n not in {"poolgrad", "roi_pool"}
 ]  # fmt: skip
+REGIONS = ["roi_pool", "roi_align"]  # which have a page of their own
 MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
 MODULES += ["explainer", "reference", "rule", "window"]
 MODULES += [name for name in ("jax", "dask") if find_spec(name)]
@@ -61,7 +62,7 @@ def run(name: str, thing: Any) -> int:
     return tried
 
 
-@pytest.mark.parametrize("name", [*POOLING, "explain", "vjp"])
+@pytest.mark.parametrize("name", [*POOLING, *REGIONS, "explain", "vjp"])
 def test_every_function_has_examples_that_run(name: str) -> None:
     assert run(name, getattr(poolgrad, name)) > 0
 
@@ -140,7 +141,8 @@ def test_a_wrong_result_in_a_page_would_be_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in poolgrad.__all__ if n not in {"reference", "Pullback"}]
+    "name",
+    [n for n in poolgrad.__all__ if n not in {"reference", "Pullback", "RegionPullback"}],
 )
 def test_numpydoc_sections(name: str) -> None:
     function = getattr(poolgrad, name)
@@ -152,7 +154,7 @@ def test_numpydoc_sections(name: str) -> None:
     parameters = inspect.signature(function).parameters
     for parameter in parameters.values():
         assert parameter.name.strip("*") in doc.partition("Returns")[0], parameter
-    if name in [*POOLING, "explain", "vjp"]:
+    if name in [*POOLING, *REGIONS, "explain", "vjp"]:
         for section in ("Parameters", "Returns", "Raises", "Examples"):
             assert f"\n{section}\n{'-' * len(section)}\n" in doc
         assert "{" not in doc
@@ -172,13 +174,14 @@ def test_all_is_complete() -> None:
     assert len(set(poolgrad.__all__)) == len(poolgrad.__all__)
     for name in poolgrad.__all__:
         assert hasattr(poolgrad, name)
-    assert {n for n in POOLING if hasattr(poolgrad.reference, n)} == set(POOLING)
+    assert all(hasattr(poolgrad.reference, name) for name in [*POOLING, *REGIONS])
 
 
 def test_every_public_member_has_words() -> None:
-    for name, member in vars(poolgrad.Pullback).items():
-        if not name.startswith("_") or name == "__call__":
-            assert inspect.getdoc(member), name
+    for kind in (poolgrad.Pullback, poolgrad.RegionPullback):
+        for name, member in vars(kind).items():
+            if not name.startswith("_") or name == "__call__":
+                assert inspect.getdoc(member), name
     for found in pkgutil.iter_modules(poolgrad.__path__):
         if f"{found.name}" in {"core", "window", "operators", "functional", "numpy", "reference"}:
             assert importlib.import_module(f"poolgrad.{found.name}").__doc__

@@ -137,7 +137,7 @@ def test_every_function_calls_an_operator_of_the_table() -> None:
 
 def test_every_function_and_module_is_public() -> None:
     beside = ["Pullback", "empty_cache", "explain", "get_num_threads", "reference"]
-    beside += ["set_num_threads", "vjp"]
+    beside += ["RegionPullback", "roi_align", "roi_pool", "set_num_threads", "vjp"]
     assert sorted(poolgrad.__all__) == sorted([*FUNCTIONS, *beside])
     if torch is not None:
         from poolgrad import torch as layers
@@ -147,7 +147,7 @@ def test_every_function_and_module_is_public() -> None:
             for name, module in layers.MODULES.items()
             for d in ((1,) if name.endswith("d") else (1, 2, 3))
         ]
-        others = ["MODULES", "Report", "accelerate", "convert", "revert"]
+        others = ["MODULES", "Report", "accelerate", "convert", "revert", *layers.layers.__all__]
         assert sorted(layers.__all__) == sorted([*modules, *others])
 
 

@@ -32,9 +32,7 @@ __all__ += ["vjp"]
 __all__.extend(functional.FUNCTIONS)
 
 
-def vjp(
-    fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
-) -> tuple[Array, Pullback | RegionPullback]:
+def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Array, Any]:
     """As `poolgrad.vjp`, for the functions of this module."""
     of_regions = VJPS.get(fun)
     if of_regions is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from poolgrad.regions import bins, roi_align, roi_pool
@@ -109,8 +107,9 @@ class RoIAlign2d(nn.Module):
 
     def forward(self, input: Tensor, boxes: Tensor | list[Tensor]) -> Tensor:
         """Pool (N, C, H, W) and K boxes to (K, C, output height, output width)."""
-        where: tuple[Any, ...] = (self.output_size, self.spatial_scale)
-        y: Tensor = roi_align(input, boxes, *where, self.sampling_ratio, self.aligned)
+        y: Tensor = roi_align(
+            input, boxes, self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned
+        )
         return y
 
     def extra_repr(self) -> str:
