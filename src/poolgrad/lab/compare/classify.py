@@ -74,7 +74,8 @@ def protocol(plan: Plan, described: Described) -> dict[str, str]:
         "training": (
             f"{counted(plan.epochs, 'epoch')} of {counted(steps, 'step')}, batch size"
             f" {plan.batch_size}; Adam, learning rate up to {plan.lr:g}, linear warm-up over 10 %"
-            " of the steps, then cosine decay to 0; label smoothing 0.1; the last weights are tested"
+            " of the steps, then cosine decay to 0; label smoothing 0.1; the last weights are"
+            " tested"
         ),
         "augmentation": (
             "rotations of up to 10 degrees, scales of up to exp(0.1), translations of up to 1/16 of"

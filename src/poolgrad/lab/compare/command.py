@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -347,9 +347,23 @@ def _compare(
         runs=runs,
         failures=failures,
         examples=examples,
-        warnings=warnings(summaries, failures, described.tested, plan.seeds, task.metric),
+        warnings=[
+            *warnings(summaries, failures, described.tested, plan.seeds, task.metric),
+            *_remarks(plan, groups),
+        ],
         sentence=sentence(summaries, base, task.metric, named),
     )
+
+
+def _remarks(plan: Plan, groups: Collection[tuple[str, str]]) -> list[str]:
+    """What a reader of the papers would wonder about."""
+    if plan.conv_padding == "circular" or all(method != "aps" for method, _ in groups):
+        return []
+    return [
+        "aps is proved to be exactly consistent under circular shifts where the convolutions are"
+        " circular, too; here they pad with zeros, and borders break it. --conv-padding circular"
+        " (with another --out) shows it."
+    ]
 
 
 def _scores(runs: Sequence[RunResult], name: str) -> Scores:
