@@ -98,7 +98,10 @@ def draw_sheet(strips: Sequence[Strip], labels: Sequence[str]) -> bytes:
     cell, top = 150, 64
     canvas = Canvas(names + cell * len(COLUMNS), top + cell * len(strips) + 6)
     first = strips[0].example
-    title = f"true class: {first.label}" if first.label else "test image"
+    segmented = first.true_mask is not None
+    title = "test image"
+    if first.label:
+        title = first.label if segmented else f"true class: {first.label}"
     axes = canvas.axes(0, 0, canvas.width, canvas.height)
     _place(axes, draw_image(first), 8, 8, 48)
     canvas.text(66, 32, title if len(title) < 30 else title[:29] + "…", 13, INK, weight="bold")
@@ -109,8 +112,11 @@ def draw_sheet(strips: Sequence[Strip], labels: Sequence[str]) -> bytes:
         canvas.text(10, middle - 10, label, 13, INK, weight="bold")
         predicted = strip.example.predicted
         if predicted:
+            if segmented:
+                predicted = predicted.partition(",")[0]  # the first of its scores
             short = predicted if len(predicted) < 22 else predicted[:21] + "…"
-            canvas.text(10, middle + 10, f"predicted: {short}", 11, GREY)
+            told = short if segmented else f"predicted: {short}"
+            canvas.text(10, middle + 10, told, 11, GREY)
         for j, pixels in enumerate(strip.maps):
             _place(axes, pixels, names + cell * j, top + cell * i, cell - 10)
     axes.set(xlim=(0, canvas.width), ylim=(canvas.height, 0))

@@ -51,6 +51,7 @@ from poolgrad.lab.compare.pictures import (
 )
 from poolgrad.lab.compare.results import Comparison, Estimate, Summary
 from poolgrad.lab.folder import write_atomic
+from poolgrad.lab.segment.pictures import draw_masks
 
 # Names of the pictures and of the PNG files, and what draws them.
 _PICTURES: dict[str, Callable[..., tuple[Canvas, str] | None]] = {
@@ -105,7 +106,8 @@ def write_report(comparison: Comparison, folder: Path) -> list[Path]:
     Returns
     -------
     list of Path
-        The files: `report.html`, then the PNGs of the charts, `maps-1.png` and so on.
+        The files: `report.html`, then the PNGs of the charts, `maps-1.png` and so on, and
+        `masks.png` of a segmentation.
 
     Raises
     ------
@@ -137,7 +139,11 @@ def write_report(comparison: Comparison, folder: Path) -> list[Path]:
             rows = [_style_of(strip.example.method, styles) for strip in strips]
             images.append(_test_image(strips, rows))
             pngs[f"maps-{i}.png"] = draw_sheet(strips, [style.label for style in rows])
-    page = _render(comparison, summaries, styles, charts, images, list(pngs))
+        labels = {s.method: _style_of(s.method, styles).label for s in summaries}
+        masks = draw_masks(comparison.examples, labels)
+        if masks is not None:
+            pngs["masks.png"] = masks
+    page = _render(comparison, summaries, styles, charts, images, masks, list(pngs))
     paths = []
     # The page comes last: where it is, its pictures are.
     for name, content in {**pngs, "report.html": page.encode()}.items():
@@ -152,6 +158,7 @@ def _render(
     styles: dict[tuple[str, str], Style],
     charts: dict[str, _Chart],
     images: list[_TestImage],
+    masks: bytes | None,
     pngs: list[str],
 ) -> str:
     environment = Environment(
@@ -186,6 +193,7 @@ def _render(
         several_heads=len({s.head for s in summaries}) > 1,
         charts=charts,
         images=images,
+        masks=_uri(masks) if masks else None,
         map_columns=COLUMNS,
         claims=compare_with_papers(comparison),
         costs=COSTS,

@@ -16,7 +16,7 @@ from poolgrad.lab.data import MIN_PER_CLASS, Split, split_labels
 from poolgrad.lab.images import ImageStack, extent, image_files, open_image, read_image
 from poolgrad.lab.segment.canvas import scatter_digits
 from poolgrad.lab.segment.scores import VOID
-from poolgrad.lab.settings import SCATTERED_DIGITS, LabError
+from poolgrad.lab.settings import SCATTERED_DIGITS, LabError, counted
 
 MOST_CLASSES = 64
 MOST_MAP_PIXELS = 1024 * 1024  # of the images that are trained on
@@ -233,8 +233,9 @@ def _check_counts(data: MaskedImages, folder: Path) -> None:
     fewest = int(counts.argmin())
     if counts[fewest] < MIN_PER_CLASS:
         raise LabError(
-            f"{folder / 'masks'}: class {data.classes[fewest]} is in {counts[fewest]} masks; at"
-            f" least {MIN_PER_CLASS} are needed to train, validate and test"
+            f"{folder / 'masks'}: class {data.classes[fewest]} is in"
+            f" {counted(int(counts[fewest]), 'mask')}; at least {MIN_PER_CLASS} are"
+            " needed to train, validate and test"
         )
 
 

@@ -6,6 +6,7 @@ Ronneberger et al., 2015, "U-Net: Convolutional networks for biomedical image se
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import cast
 
@@ -275,9 +276,13 @@ def matched_widths(
             )
 
     budget = count(REFERENCE, widths[-1])
-    # The given width first: it wins where others come as close.
-    candidates = [widths[-1], *range(2, 2 * widths[-1], 2)]
-    best = min(candidates, key=lambda deepest: abs(count(variant, deepest) - budget))
+    if count(variant, widths[-1]) == budget:
+        return tuple(widths)
+    candidates = range(2, 2 * widths[-1], 2)
+    # The number of weights grows with the width.
+    above = bisect_left(candidates, budget, key=lambda deepest: count(variant, deepest))
+    nearest = candidates[max(above - 1, 0) : above + 1]
+    best = min(nearest, key=lambda deepest: abs(count(variant, deepest) - budget))
     return (*widths[:-1], best)
 
 
