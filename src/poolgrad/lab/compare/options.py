@@ -122,7 +122,9 @@ class Plan:
             methods = names("pool", pools, task.accepted)
         heads: tuple[Any, ...] = ("avg",)
         if options.get("shifts") is not None and not task.shifts:
-            raise LabError(f"--shifts moves the images of a classifier; --task {task.name} has none")
+            raise LabError(
+                f"--shifts moves the images of a classifier; --task {task.name} has none"
+            )
         if options.get("head") is not None:
             if not task.heads:
                 raise LabError(
