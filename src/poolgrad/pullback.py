@@ -289,7 +289,7 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
            [0. , 0. ]])
     """
     describe = getattr(fun, "describe", None)
-    of_regions: Any = VJPS.get(fun)
+    of_regions: Any = VJPS.get(fun) if callable(fun) else None
     if of_regions is not None:
         return of_regions(x, *args, **kwargs)  # type: ignore[no-any-return]
     if describe is None:
