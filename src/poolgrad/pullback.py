@@ -254,14 +254,14 @@ def _owner(axis: Axis, colour: int, colours: int) -> NDArray[np.int64]:
 
 
 def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
-    """Pool, and get the way back.
+    """Compute a pooling and its pullback (the vector-Jacobian product).
 
     Parameters
     ----------
     fun : function
         A pooling function of poolgrad, such as `poolgrad.max_pool2d`.
     x : NumPy array
-        The input; not to be changed before the pullback is done where operators keep it.
+        The input. Some operators keep it: do not change it before the last call of the pullback.
     *args, **kwargs
         Further arguments of `fun`.
 
