@@ -235,7 +235,7 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of each method.", show_default="3; 2 with --quick")
+        int | None, typer.Option(help="Runs of each method.", show_default="5; 3 with --quick")
     ] = None,
     epochs: Annotated[
         int | None,
@@ -247,7 +247,7 @@ def compare(
     batch_size: Annotated[
         int | None,
         typer.Option(
-            help="Images per step.", show_default="8 to 64, depending on the number of images"
+            help="Images per step.", show_default="8 to 32, depending on the number of images"
         ),
     ] = None,
     lr: Annotated[
@@ -713,7 +713,8 @@ def _clear_errors() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package in ("", "poolgrad"):
             raise
-        _fail(f"{package} is not installed: {_INSTALL}", code=1)
+        extra = "[cluster]" if package in ("distributed", "dask") else "[lab]"
+        _fail(f"{package} is not installed: {_INSTALL.replace('[lab]', extra)}", code=1)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -44,9 +44,7 @@ def _warm(fork_server: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(
-    few_digits: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Result]:
+def finished(few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     out = tmp_path_factory.mktemp("comparisons") / "new" / "finished"
     result = compare("--data", few_digits, "--out", out, *OPTIONS)
     assert result.exit_code == 0, result.output
@@ -251,7 +249,9 @@ def test_killed_at_any_moment_it_goes_on(few_digits: Path, tmp_path: Path) -> No
         assert one is not None
         assert other is not None
         assert np.array_equal(one[0].predicted, other[0].predicted)
-        assert [r["train_loss"] for r in one[0].curves] == [r["train_loss"] for r in other[0].curves]
+        assert [r["train_loss"] for r in one[0].curves] == [
+            r["train_loss"] for r in other[0].curves
+        ]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from poolgrad.lab.compare.grid import run_folder, run_local
 from poolgrad.lab.compare.options import Plan
 from poolgrad.lab.compare.run import run_one
 from poolgrad.lab.compare.store import load_run
-from poolgrad.lab.learner import own_part, augment, generator
+from poolgrad.lab.learner import augment, generator, own_part
 
 
 class Silent:
@@ -90,7 +90,7 @@ def test_two_processes_learn_what_one_learns(
 def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
     monkeypatch.setattr(cluster, "_PATIENCE", 0.2)
-    with pytest.raises(LabError, match="^--cluster tcp://127.0.0.1:9: the Dask scheduler cannot"):
+    with pytest.raises(LabError, match=r"^--cluster tcp://127.0.0.1:9: the Dask scheduler cannot"):
         cluster.connect("tcp://127.0.0.1:9")
 
 

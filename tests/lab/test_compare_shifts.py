@@ -69,7 +69,7 @@ def make(pool: str, padding: Any) -> tuple[Network, torch.Tensor]:
     images = np.random.default_rng(1).integers(0, 255, (24, 2, 16, 16), np.uint8)
     settings = Settings.from_options({"data": "images.npz", "pool": pool})
     torch.manual_seed(3)
-    network = Network(images, 10, settings, Design((16, 32, 32, 32), "group", padding)).eval()
+    network = Network(images, 10, settings, Design((16, 32, 32, 32), "weights", padding)).eval()
     return network, torch.from_numpy(images)
 
 

@@ -117,7 +117,11 @@ def summary(name: str, score: float, difference: tuple[float, float] | None) -> 
 
 def test_the_sentence() -> None:
     base = summary("max", 0.958, None)
-    rows = [base, summary("blur", 0.962, (-0.004, 0.012)), summary("strided", 0.938, (-0.03, -0.01))]
+    rows = [
+        base,
+        summary("blur", 0.962, (-0.004, 0.012)),
+        summary("strided", 0.938, (-0.03, -0.01)),
+    ]
     agreement = {
         "max": scores(np.full((3, 50), 0.9)),
         "blur": scores(np.random.default_rng(0).normal(0.98, 0.01, (3, 50))),
@@ -133,7 +137,9 @@ def test_the_sentence() -> None:
 
 def test_sentences_of_other_cases() -> None:
     base = summary("max", 0.9, None)
-    assert sentence([base], base, "accuracy", {}).startswith("max has accuracy 0.900 [0.890, 0.910]")
+    assert sentence([base], base, "accuracy", {}).startswith(
+        "max has accuracy 0.900 [0.890, 0.910]"
+    )
     better = [base, *(summary(name, 0.95, (0.04, 0.06)) for name in ("a", "b"))]
     assert sentence(better, base, "accuracy", {}) == (
         "a and b are better than max in accuracy (0.900 [0.890, 0.910]): a by 0.050 [0.040, 0.060]"

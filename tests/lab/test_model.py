@@ -9,7 +9,7 @@ from torch import nn
 
 import poolgrad.torch
 from poolgrad.lab import LabError, Settings
-from poolgrad.lab.model import Design, Network, Standardise
+from poolgrad.lab.model import Design, Network, ScaledConv2d, Standardise
 from poolgrad.lab.pools import HEADS, NAMES, build
 
 
@@ -147,10 +147,21 @@ def test_every_head_gives_a_score_for_each_class(head: str) -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_group_normalisation_does_not_see_the_batch() -> None:
+def test_standardised_weights_keep_the_variance_behind_a_relu() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 16, 24, 24)
+    for _ in range(6):
+        layer = ScaledConv2d(16, 16, 3, padding=1, padding_mode="circular")
+        with torch.no_grad():
+            layer.weight.mul_(7).add_(3)  # neither scale nor mean of the weights matters
+            x = layer(x.relu())
+    assert 0.4 < float(x.std()) < 2.5
+
+
+def test_standardised_weights_do_not_see_the_batch() -> None:
     images = np.random.default_rng(0).integers(0, 17, (8, 1, 16, 16), np.uint8)
     settings = Settings.from_options({"data": "images.npz"})
-    model = Network(images, 10, settings, Design((16, 32, 32), "group"))
+    model = Network(images, 10, settings, Design((16, 32, 32), "weights"))
     assert not any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
     assert len(model.maps) == 3
     batch = torch.from_numpy(images)

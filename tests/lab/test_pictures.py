@@ -112,7 +112,9 @@ def test_every_downsampling_is_drawn_with_its_windows(pool: str) -> None:
     # No output depends on an input outside its windows.
     covered = np.zeros(found.before.shape, bool)
     for i, j in np.ndindex(found.after.shape):
-        rows, columns = (slice(max(k * stride - padding, 0), k * stride - padding + kernel) for k in (i, j))
+        rows, columns = (
+            slice(max(k * stride - padding, 0), k * stride - padding + kernel) for k in (i, j)
+        )
         covered[rows, columns] = True
     assert not found.share[~covered].any()
     if pool in ("aps", "blur", "none"):

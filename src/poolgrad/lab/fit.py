@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as lightning
 import torch
@@ -13,6 +13,7 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import DataLoader, TensorDataset
 
 from poolgrad.lab.callbacks import AtomicCheckpointIO, History
@@ -97,7 +98,7 @@ def fit(
             )
     except LabError:
         raise
-    except torch.multiprocessing.ProcessRaisedException as error:
+    except ProcessRaisedException as error:
         # The message ends with the traceback of the process, and that with the error.
         name, _, reason = str(error).strip().splitlines()[-1].partition(": ")
         if name == f"{LabError.__module__}.{LabError.__qualname__}":
@@ -118,7 +119,7 @@ def _strategy(devices: int) -> Any:
     if devices == 1:
         return "auto"
     # A fork is quick, since PyTorch is imported already; elsewhere than on Linux it is not safe.
-    start = "fork" if sys.platform == "linux" else "spawn"
+    start: Literal["fork", "spawn"] = "fork" if sys.platform == "linux" else "spawn"
     return DDPStrategy(process_group_backend="gloo", start_method=start)
 
 

@@ -48,9 +48,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnwritableError(
-            f"{path} cannot be written: {error.strerror or error}"
-        ) from error
+        raise UnwritableError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -72,7 +72,9 @@ class EpochBatches(Sampler[Tensor]):
 
 
 def augment(
-    images: Tensor, randomness: torch.Generator, part: slice = slice(None)  # noqa: B008 - constant
+    images: Tensor,
+    randomness: torch.Generator,
+    part: slice = slice(None),
 ) -> Tensor:
     """Turn, scale and move every image a little.
 

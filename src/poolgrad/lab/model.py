@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from poolgrad.lab.pools import ConvPadding, Head, build, window_padding
 from poolgrad.lab.settings import Settings, check_windows, steps_per_epoch
 from poolgrad.torch import GlobalAvgPool2d
 
-_CHANNELS_PER_GROUP = 8  # of group normalisation
+# Standard deviation of a ReLU's output for a standard normal input, inverted.
+_RELU_GAIN = math.sqrt(2 / (1 - 1 / math.pi))
+_EPSILON = 1e-4
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,15 @@ class Design:
         Channels of the convolutions, from the image on; there are at most as many downsamplings as
         convolutions but one.
     normalisation
-        `"batch"`, or `"group"`, which does not depend on the other images of a batch.
+        `"batch"`: of activations, over the batch; `"weights"`: of the convolutions' weights
+        (`ScaledConv2d`), so that nothing depends on the other images of a batch.
     padding
         Of the convolutions and downsamplings. With `"circular"` a circular shift of the image is
         one of the feature maps, until it meets a downsampling.
     """
 
     widths: tuple[int, ...]
-    normalisation: Literal["batch", "group"]
+    normalisation: Literal["batch", "weights"]
     padding: ConvPadding = "zeros"
 
 
@@ -66,14 +70,55 @@ class Standardise(nn.Module):
         return (images.to(self.mean.dtype) - self.mean) / self.deviation
 
 
+class ScaledConv2d(nn.Conv2d):
+    """A convolution with scaled weight standardisation: its output keeps the input's variance.
+
+    The weights of each filter are used with mean 0 and variance 2 / (1 - 1 / pi) / fan-in, times a
+    learned gain, so that activations behind a ReLU neither grow nor vanish from layer to layer.
+    Batch normalisation is not needed then. Source: Brock, De & Smith 2021, "Characterizing signal
+    propagation to close the performance gap in unnormalized ResNets".
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Those of `torch.nn.Conv2d`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    @classmethod
+    def like(cls, layer: nn.Conv2d) -> ScaledConv2d:
+        """A convolution with the arguments of another one."""
+        return cls(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            padding_mode=layer.padding_mode,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (N, in_channels, H, W) to (N, out_channels, H', W')."""
+        deviation, mean = torch.std_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
+        fan_in = self.weight[0].numel()
+        scale = _RELU_GAIN * self.gain / (deviation * math.sqrt(fan_in) + _EPSILON)
+        y: Tensor = self._conv_forward(x, (self.weight - mean) * scale, self.bias)
+        return y
+
+
 class Network(nn.Module):
     """Convolution, ReLU, downsampling, ..., head.
 
     It downsamples two to four times, the more the larger the images, and fewer times where the
     feature map becomes smaller than a window or than a stride. Every convolution is 3 x 3 and
-    followed by a normalisation, and windows are padded by `(kernel - 1) // 2`, so that odd kernels
-    lose no border. The running statistics of batch normalisation span at most an epoch: over more,
-    those of a network that takes few steps would still be those of its first weights.
+    normalised as the design says, and windows are padded by `(kernel - 1) // 2`, so that odd
+    kernels lose no border. The running statistics of batch normalisation span at most an epoch:
+    over more, those of a network that takes few steps would still be those of its first weights.
 
     With `pool="none"` maps keep their size; a convolution is dilated by the product of the strides
     that the other networks have before it, so that the receptive field is the same.
@@ -120,7 +165,10 @@ class Network(nn.Module):
         momentum = _momentum(len(images), settings)
 
         def pooling(filters: int) -> nn.Module:
-            return build(settings.pool, filters, kernel, stride, design.padding)
+            layer = build(settings.pool, filters, kernel, stride, design.padding)
+            if isinstance(layer, nn.Conv2d) and design.normalisation == "weights":
+                return ScaledConv2d.like(layer)
+            return layer
 
         first = _convolution(channels, widths[0], design, momentum)
         self.before = nn.Sequential(Standardise(images), *first)
@@ -158,23 +206,17 @@ def _momentum(images: int, settings: Settings) -> float:
 def _convolution(
     channels: int, filters: int, design: Design, momentum: float, dilation: int = 1
 ) -> list[nn.Module]:
-    normalisation: nn.Module
-    if design.normalisation == "batch":
-        normalisation = nn.BatchNorm2d(filters, momentum=momentum)
-    else:
-        normalisation = nn.GroupNorm(max(1, filters // _CHANNELS_PER_GROUP), filters)
+    places: dict[str, Any] = {
+        "padding": dilation,
+        "dilation": dilation,
+        "padding_mode": design.padding,
+    }
+    if design.normalisation == "weights":
+        return [ScaledConv2d(channels, filters, 3, **places), nn.ReLU()]
     # The normalisation has its own bias.
     return [
-        nn.Conv2d(
-            channels,
-            filters,
-            3,
-            padding=dilation,
-            dilation=dilation,
-            bias=False,
-            padding_mode=design.padding,
-        ),
-        normalisation,
+        nn.Conv2d(channels, filters, 3, bias=False, **places),
+        nn.BatchNorm2d(filters, momentum=momentum),
         nn.ReLU(),
     ]
 

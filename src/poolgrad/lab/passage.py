@@ -128,7 +128,9 @@ def share_of(
         assert isinstance(layer, nn.Conv2d)
         # The size of every weight on the way from this channel to any output.
         weights = layer.weight.detach()[:, channel].abs().sum(0)[None, None]
-        nn.functional.conv2d(inputs[:, channel, None], weights, None, stride, padding).sum().backward()
+        nn.functional.conv2d(
+            inputs[:, channel, None], weights, None, stride, padding
+        ).sum().backward()
     else:
         layer(inputs)[0, channel].sum().backward()
     assert inputs.grad is not None

@@ -134,7 +134,7 @@ def _avg(channels: int, kernel: int, stride: int, circular: bool) -> nn.Module:
 def _strided(channels: int, kernel: int, stride: int, circular: bool) -> nn.Module:
     from torch import nn
 
-    mode = "circular" if circular else "zeros"
+    mode: ConvPadding = "circular" if circular else "zeros"
     return nn.Conv2d(channels, channels, kernel, stride, window_padding(kernel), padding_mode=mode)
 
 

@@ -21,8 +21,8 @@ from poolgrad.lab import data as lab_data
 from poolgrad.lab.callbacks import History, ProgressBar, quiet_lightning
 from poolgrad.lab.checkpoint import finished_epochs
 from poolgrad.lab.curves import draw_curves
-from poolgrad.lab.folder import RunFolder, write_atomic
 from poolgrad.lab.fit import fit, using_threads
+from poolgrad.lab.folder import RunFolder, write_atomic
 from poolgrad.lab.learner import Learner, generator
 from poolgrad.lab.model import Network
 from poolgrad.lab.passage import follow

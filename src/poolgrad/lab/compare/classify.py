@@ -66,14 +66,16 @@ def protocol(plan: Plan, described: Described) -> dict[str, str]:
     facts = {
         "network": (
             f"{len(WIDTHS)} convolutions 3 x 3 at most ({', '.join(map(str, WIDTHS))} channels,"
-            f" padding {plan.conv_padding}), each followed by group normalisation (8 channels a"
-            f" group) and ReLU; between them the downsampling (kernel {plan.kernel}, stride"
-            f" {STRIDE}); head: {heads}. `none` dilates the convolutions instead"
+            f" padding {plan.conv_padding}) with scaled weight standardisation (Brock et al. 2021:"
+            " no batch statistics, so that small batches do no harm) and ReLU; between them the"
+            f" downsampling (kernel {plan.kernel}, stride {STRIDE}); head: {heads}. `none` dilates"
+            " the convolutions instead"
         ),
         "training": (
             f"{counted(plan.epochs, 'epoch')} of {counted(steps, 'step')}, batch size"
-            f" {plan.batch_size}; Adam, learning rate up to {plan.lr:g}, linear warm-up over 10 % of"
-            " the steps, then cosine decay to 0; label smoothing 0.1; the last weights are tested"
+            f" {plan.batch_size}; Adam, learning rate up to {plan.lr:g}, linear warm-up over 10 %"
+            " of the steps, then cosine decay to 0; label smoothing 0.1; the last weights are"
+            " tested"
         ),
         "augmentation": (
             "rotations of up to 10 degrees, scales of up to exp(0.1), translations of up to 1/16 of"

@@ -36,10 +36,11 @@ def connect(address: str) -> Any:
     LabError
         If it cannot be reached, or has no workers.
     """
-    from distributed import Client
+    import distributed
 
+    make_client: Any = distributed.Client
     try:
-        client = Client(address, timeout=_PATIENCE, set_as_default=False)
+        client = make_client(address, timeout=_PATIENCE, set_as_default=False)
     except Exception as error:  # of sockets, addresses, protocols
         raise LabError(
             f"--cluster {address}: the Dask scheduler cannot be reached: {one_line(error)}"
@@ -83,8 +84,9 @@ def run_on(client: Any, data: Any, out: Path, jobs: Sequence[Job], watch: Watch)
     UnwritableError
         If the system refuses to write a result here.
     """
-    from distributed import as_completed
+    import distributed
 
+    as_completed: Any = distributed.as_completed
     # Kept by the scheduler, which computes it again where a worker is lost.
     held = client.submit(pickle.loads, pickle.dumps(data), pure=False)
     futures = {

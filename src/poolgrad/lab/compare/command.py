@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,8 +58,13 @@ class Session:
     described: Described
     console: Console
 
-    def make(self) -> Comparison:
+    def make(self) -> tuple[Comparison, list[Path]]:
         """Make all runs that have not finished, and write the results.
+
+        Returns
+        -------
+        comparison, files
+            The files that were written, the most wanted first.
 
         Raises
         ------
@@ -72,8 +77,7 @@ class Session:
         measured = self._costs(start)
         failures = damaged + self._run(start, waiting, finished, measured)
         comparison = self.gather(jobs, failures, measured)
-        self.write(comparison)
-        return comparison
+        return comparison, self.write(comparison)
 
     def _costs(self, start: Any) -> dict[str, Cost]:
         """Measure costs that were not measured before."""
@@ -122,7 +126,7 @@ class Session:
             return grid.run_local(start, self.data, self.out, waiting, workers, display)
 
     def _announce(self, expected: Mapping[str, float], workers: int, where: str) -> None:
-        seconds = max(sum(expected.values()) / workers, max(expected.values()))
+        seconds = max(sum(expected.values()) / workers, *expected.values())
         runs = counted(len(expected), "run")
         epochs = counted(self.plan.epochs or 1, "epoch")
         self.console.print(
@@ -169,8 +173,8 @@ class Session:
             raise LabError(f"no run of the comparison in {self.out} has finished: {reasons}")
         return _compare(self.plan, self.described, runs, list(failures), examples, measured)
 
-    def write(self, comparison: Comparison) -> None:
-        """Write tables, protocol and report.
+    def write(self, comparison: Comparison) -> list[Path]:
+        """Write tables, protocol and report, and return their paths, the most wanted first.
 
         Raises
         ------
@@ -179,16 +183,14 @@ class Session:
         """
         from poolgrad.lab.compare.report import write_report
 
-        files.write_results(comparison, self.out / "results.csv")
-        files.write_runs(comparison, self.out / "runs.csv")
-        files.write_protocol(comparison, repeat_command(self.plan), self.out / "protocol.md")
-        with writing(self.out / "report.html"):
-            write_report(comparison, self.out)
-
-    def files(self) -> list[Path]:
-        """What was written, the most wanted first."""
-        first = [self.out / n for n in ("report.html", "results.csv", "runs.csv", "protocol.md")]
-        return [p for p in first if p.exists()] + sorted(self.out.glob("*.png"))
+        results, runs, protocol = (
+            self.out / name for name in ("results.csv", "runs.csv", "protocol.md")
+        )
+        files.write_results(comparison, results)
+        files.write_runs(comparison, runs)
+        files.write_protocol(comparison, repeat_command(self.plan), protocol)
+        page, *pictures = write_report(comparison, self.out)
+        return [page, results, runs, protocol, *pictures]
 
 
 @contextmanager
@@ -298,9 +300,7 @@ def _compare(
     baseline = next((pair for pair in groups if pair[0] == plan.baseline), next(iter(groups)))
     apart = _differences(scores, baseline)
     others = list(dict.fromkeys(name for run in runs for name in run.scores if name != task.score))
-    extra = {
-        name: {pair: _scores(some, name) for pair, some in groups.items()} for name in others
-    }
+    extra = {name: {pair: _scores(some, name) for pair, some in groups.items()} for name in others}
     extra_apart = {name: _differences(some, baseline) for name, some in extra.items()}
     circular: dict[tuple[str, str], Scores] = {}
     cropped: dict[tuple[str, str], Scores] = {}
@@ -332,7 +332,11 @@ def _compare(
             )
         )
     base = next(s for s in summaries if (s.method, s.head) == baseline)
-    named = {name_of(s): circular[(s.method, s.head)] for s in summaries if (s.method, s.head) in circular}
+    named = {
+        name_of(s): circular[(s.method, s.head)]
+        for s in summaries
+        if (s.method, s.head) in circular
+    }
     return Comparison(
         task=plan.task,
         data=plan.data_name,
@@ -343,9 +347,23 @@ def _compare(
         runs=runs,
         failures=failures,
         examples=examples,
-        warnings=warnings(summaries, failures, described.tested, plan.seeds, task.metric),
+        warnings=[
+            *warnings(summaries, failures, described.tested, plan.seeds, task.metric),
+            *_remarks(plan, groups),
+        ],
         sentence=sentence(summaries, base, task.metric, named),
     )
+
+
+def _remarks(plan: Plan, groups: Collection[tuple[str, str]]) -> list[str]:
+    """What a reader of the papers would wonder about."""
+    if plan.conv_padding == "circular" or all(method != "aps" for method, _ in groups):
+        return []
+    return [
+        "aps is proved to be exactly consistent under circular shifts where the convolutions are"
+        " circular, too; here they pad with zeros, and borders break it. --conv-padding circular"
+        " (with another --out) shows it."
+    ]
 
 
 def _scores(runs: Sequence[RunResult], name: str) -> Scores:
@@ -429,7 +447,5 @@ def compare(options: Mapping[str, Any], out: Path | None, console: Console) -> N
             text = session.described.facts.get(topic)
             if text:
                 console.print(f"{topic}: {text}", markup=False, highlight=False)
-        comparison = session.make()
-        terminal.show(console, comparison, session.files())
-
-
+        comparison, written = session.make()
+        terminal.show(console, comparison, written)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from poolgrad.lab.compare.results import Comparison, Estimate, Summary
 from poolgrad.lab.folder import write_atomic
+from poolgrad.lab.pools import DOWNSAMPLINGS
 
 _COSTS = (
     "step_ms",
@@ -89,9 +90,12 @@ def write_protocol(comparison: Comparison, command: str, path: Path) -> None:
     """Write `protocol.md`: everything that is needed to repeat the comparison."""
     lines = [f"# Comparison of downsamplings on {comparison.data}", "", comparison.sentence, ""]
     lines += [f"- **{topic}**: {text}" for topic, text in comparison.facts.items()]
-    lines += ["", "To repeat it:", "", "```", command, "```", ""]
-    lines += ["Titles and sources of the methods:", ""]
-    lines += [f"- `{s.method}`: {s.title}" for s in comparison.summaries]
+    lines += ["", "To repeat it:", "", "```", command, "```", "", "Methods:", ""]
+    for method in dict.fromkeys(s.method for s in comparison.summaries):
+        entry = DOWNSAMPLINGS.get(method)
+        titled = next(s.title for s in comparison.summaries if s.method == method)
+        source = f" ({entry.source})" if entry and entry.source else ""
+        lines.append(f"- `{method}`: {entry.title if entry else titled}{source}")
     if comparison.warnings:
         lines += ["", "## What these results cannot tell", ""]
         lines += [f"- {warning}" for warning in comparison.warnings]

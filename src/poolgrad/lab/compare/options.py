@@ -24,8 +24,8 @@ from poolgrad.lab.settings import (
     check_windows,
     counted,
     flag,
-    shorten,
     short_name,
+    shorten,
     steps_per_epoch,
 )
 
@@ -39,6 +39,7 @@ LARGEST_FOR_NONE = 48
 # To which folders of images of several sizes, or of larger ones, are resized.
 DEFAULT_SIDE = 64
 _LEARNING_RATE = 0.01
+_LARGEST_BATCH = 32  # with larger ones the digits take more epochs, and as long
 # Limits of the epochs of an ordinary and of a quick run.
 _EPOCHS, _QUICK_EPOCHS = (8, 60), (4, 40)
 
@@ -121,10 +122,14 @@ class Plan:
             methods = names("pool", pools, task.accepted)
         heads: tuple[Any, ...] = ("avg",)
         if options.get("shifts") is not None and not task.shifts:
-            raise LabError(f"--shifts moves the images of a classifier; --task {task.name} has none")
+            raise LabError(
+                f"--shifts moves the images of a classifier; --task {task.name} has none"
+            )
         if options.get("head") is not None:
             if not task.heads:
-                raise LabError(f"--head chooses the end of a classifier; --task {task.name} has none")
+                raise LabError(
+                    f"--head chooses the end of a classifier; --task {task.name} has none"
+                )
             heads = names("head", options["head"], HEADS)
         devices = options.get("devices", 1)
         plan = cls(
@@ -133,7 +138,7 @@ class Plan:
             size=options.get("size"),
             methods=methods,
             heads=heads,
-            seeds=options.get("seeds", 2 if quick else 3),
+            seeds=options.get("seeds", 3 if quick else 5),
             epochs=options.get("epochs"),
             batch_size=options.get("batch_size"),
             lr=options.get("lr", _LEARNING_RATE),
@@ -204,10 +209,9 @@ class Plan:
         least, most = _QUICK_EPOCHS if self.quick else _EPOCHS
         passes = self.task_entry.quick_passes if self.quick else self.task_entry.passes
         epochs = min(max(round(passes / images), least), most)
-        batch_size = (
-            self.settings(self.methods[0], self.heads[0], 0).for_images(images).batch_size
-        )
-        assert batch_size is not None
+        suiting = self.settings(self.methods[0], self.heads[0], 0).for_images(images).batch_size
+        assert suiting is not None
+        batch_size = self.batch_size or min(suiting, _LARGEST_BATCH)
         smallest = images // steps_per_epoch(images, batch_size)
         if self.devices > smallest:
             raise LabError(
@@ -227,7 +231,7 @@ class Plan:
 
     def settings(self, method: str, head: Head, seed: int) -> Settings:
         """The settings of one run."""
-        pool: Pool = method if method in NAMES else "max"  # type: ignore[assignment]
+        pool: Pool = next((name for name in NAMES if name == method), "max")
         return Settings(
             data=self.data,
             size=self.size,

@@ -71,9 +71,7 @@ class Child:
     ) -> None:
         lifeline, self._lifeline = start.Pipe(duplex=False)
         self.link, answer = start.Pipe(duplex=False)
-        self._process = start.Process(
-            target=_work, args=(lifeline, answer, function, args, log)
-        )
+        self._process = start.Process(target=_work, args=(lifeline, answer, function, args, log))
         self._process.start()
         lifeline.close()
         answer.close()

@@ -107,7 +107,7 @@ def case(job: Job, data: lab_data.LabelledImages) -> Case:
 
 def make_network(job: Job, data: lab_data.LabelledImages, parts: lab_data.Split) -> Network:
     """The network of a run, with the weights that its seed gives it."""
-    design = Design(WIDTHS, "group", job.conv_padding)
+    design = Design(WIDTHS, "weights", job.conv_padding)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(job.settings.seed, "weights").initial_seed())
         return Network(data.images[parts.train], len(data.classes), job.settings, design)

@@ -2,9 +2,10 @@
 
 Seeds and images are two crossed factors of the scores: every network is tested on the same images.
 Both are resampled, independently of each other (the pigeonhole bootstrap: Owen 2007, "The
-pigeonhole bootstrap", Annals of Applied Statistics 1). Of n seeds, n - 1 are drawn with replacement,
-so that the variance over the few seeds is not underestimated (Rao & Wu 1988, "Resampling inference
-with complex survey data", JASA 83). All methods share the draws, so that differences are paired.
+pigeonhole bootstrap", Annals of Applied Statistics 1). Of n seeds, n - 1 are drawn with
+replacement, so that the variance over the few seeds is not underestimated (Rao & Wu 1988,
+"Resampling inference with complex survey data", JASA 83). All methods share the draws, so that
+differences are paired.
 
 Intervals of differences are simultaneous over all methods: their half widths are the standard error
 times the 95 % quantile of the largest studentised deviation over methods.
