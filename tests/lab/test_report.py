@@ -17,7 +17,7 @@ from PIL import Image
 
 from lab.comparisons import CLASSIFIERS, MORE, SEGMENTERS, fabricated, one_seed, with_failures
 from poolgrad.lab import LabError
-from poolgrad.lab.compare.figures import choose_styles, spread_labels
+from poolgrad.lab.compare.figures import NARROW, WIDE, choose_styles, spread_labels
 from poolgrad.lab.compare.findings import (
     compare_with_papers,
     find_baseline,
@@ -26,6 +26,7 @@ from poolgrad.lab.compare.findings import (
     verdict_of,
 )
 from poolgrad.lab.compare.maps import draw_strip
+from poolgrad.lab.compare.pictures import draw_costs
 from poolgrad.lab.compare.report import write_report
 from poolgrad.lab.compare.results import Comparison, Estimate
 
@@ -267,6 +268,19 @@ def test_sixteen_methods_are_told_apart() -> None:
     assert len({style.marker for style in styles}) == 16
     assert len({(style.colour, style.dashes, style.filled) for style in styles}) == 16
     assert len({style.colour for style in list(styles)[:8]}) == 8
+
+
+def test_numbers_of_costs_have_room() -> None:
+    comparison = fabricated(methods=["max", "avg"], seeds=1, examples=[])
+    first, second = comparison.summaries
+    assert first.cost is not None
+    noisy = replace(first, cost=replace(first.cost, step_spread=9 * first.cost.step_ms))
+    styles = choose_styles(comparison)
+    for width in (WIDE, NARROW):
+        drawn = draw_costs(comparison, [noisy, second], styles, width)
+        assert drawn is not None
+        for axes in drawn[0].figure.axes:
+            assert all(t.get_position()[0] < 0.7 * axes.get_xlim()[1] for t in axes.texts)
 
 
 def test_labels_move_apart() -> None:

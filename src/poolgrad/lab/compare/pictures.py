@@ -365,7 +365,8 @@ def draw_learning(
     if not found:
         return None
     narrow = width <= NARROW
-    columns = min(2 if narrow else 4, max(len(found), 2))
+    several = not narrow and len(found) > 2
+    columns = min((4, 3), key=lambda n: (-len(found) % n, -n)) if several else 2
     rows = math.ceil(len(found) / columns)
     cell, extent = (width + 12) / columns, 150 if narrow else 190
     canvas = Canvas(width, rows * extent + 4)
@@ -431,11 +432,14 @@ def draw_costs(
         axes.set_xticks([])
         axes.set_yticks([])
         values = [math.nan if s.cost is None else cost.value(s.cost) for s in summaries]
-        axes.set_xlim(0, max([v for v in values if math.isfinite(v)] or [1.0]) * 1.75 or 1.0)
+        spreads = [cost.spread(s.cost) if s.cost and cost.spread else 0.0 for s in summaries]
+        spreads = [v if math.isfinite(v) else 0.0 for v in spreads]
+        ends = [v + w for v, w in zip(values, spreads, strict=True) if math.isfinite(v)]
+        axes.set_xlim(0, 1.75 * max([*ends, 0.0]) or 1.0)  # room for the numbers
         axes.set_ylim(bar * len(summaries), 0)
         axes.axvline(0, color=GREY, linewidth=1.2)
         canvas.text(0 if narrow else left, top - 18, cost.title, 11.5, INK, weight="bold")
-        for j, (summary, value) in enumerate(zip(summaries, values, strict=True)):
+        for j, (summary, value, spread) in enumerate(zip(summaries, values, spreads, strict=True)):
             style, middle = styles[key_of(summary)], bar * (j + 0.5)
             if column == 0:
                 canvas.mark(7, top + middle, style, 6)
@@ -447,9 +451,9 @@ def draw_costs(
                     middle, value, bar - 9, color=style.face, edgecolor=style.colour, linewidth=1.2
                 )
                 reach = value
-                spread = cost.spread(summary.cost) if summary.cost and cost.spread else 0.0
-                if math.isfinite(spread) and spread > 0:
-                    axes.plot([value - spread, value + spread], [middle] * 2, color=GREY, lw=1.4)
+                if spread > 0:
+                    span = [max(value - spread, 0), value + spread]
+                    axes.plot(span, [middle] * 2, color=GREY, linewidth=1.4)
                     reach += spread
             axes.text(
                 reach + axes.get_xlim()[1] * 0.03, middle, said, fontsize=11, va="center", color=INK
