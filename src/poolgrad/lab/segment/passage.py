@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poolgrad.lab.passage import Plane, share_of
-from poolgrad.lab.pools import NAMES, Pool
+from poolgrad.lab.pools import Pool
 from poolgrad.lab.segment.unet import Resampling, UNet
 from poolgrad.lab.settings import Settings
 
@@ -97,7 +97,6 @@ def follow(
     output = first.down(inputs)[0]
     (returned,) = torch.autograd.grad(output, inputs, after.grad)
     name = _POOLS.get(method, method)
-    assert name in NAMES
     share, winners = share_of(first.pool, replace(settings, pool=cast(Pool, name)), before, channel)
     return MaskPassage(
         image=image[0] if len(image) != 3 else np.moveaxis(image, 0, -1),

@@ -110,8 +110,8 @@ def draw_masks(examples: Sequence[Example], labels: Mapping[str, str]) -> bytes 
         line[1].imshow(colour_mask(first.true_mask))  # type: ignore[arg-type]
         line[0].set_ylabel(label, fontsize=10)
         for axes, method in zip(line[2:], methods, strict=True):
-            example = row.get(method)
-            if example is not None:
+            if method in row:
+                example = row[method]
                 assert example.true_mask is not None
                 assert example.predicted_mask is not None
                 axes.imshow(colour_errors(example.true_mask, example.predicted_mask))
