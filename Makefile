@@ -41,7 +41,7 @@ bench: ## Time everything beside its peers; write the tables and plots of README
 	poolgrad bench --out docs
 	poolgrad bench --networks --out docs
 	poolgrad bench --jax --out docs
-	python docs/make_bench_tables.py
+	python docs/make_tables.py
 
 pictures: ## Draw the pictures of README and docs again
 	python docs/make_pictures.py

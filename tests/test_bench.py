@@ -32,7 +32,7 @@ from poolgrad.bench.rows import Limits, Row  # noqa: E402
 from poolgrad.cli import app  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
-SPEC = importlib.util.spec_from_file_location("tables", ROOT / "docs/make_bench_tables.py")
+SPEC = importlib.util.spec_from_file_location("tables", ROOT / "docs/make_tables.py")
 tables = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(tables)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 from poolgrad.bench.report import markdown, read_csv
@@ -40,6 +41,35 @@ def write_between(path: Path, name: str, text: str) -> None:
     path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
+def compared(path: Path, score: str) -> str:
+    """The `results.csv` of a comparison as a Markdown table, the best method first."""
+    with path.open(newline="") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: -float(row[score]))
+    difference = next(name for name in rows[0] if name.startswith(f"{score}_minus_")).split("_low")[0]
+    estimates = {
+        score: score.replace("iou", "IoU").replace("_", " "),
+        difference: difference.removeprefix(f"{score}_").replace("_", " "),
+        "boundary_iou": "boundary IoU",
+        "circular_consistency": "consistency, circular shifts",
+        "cropped_consistency": "consistency, cropped shifts",
+    }
+    shown = {name: head for name, head in estimates.items() if rows[0].get(name) is not None}
+    heads = ["method", *shown.values(), "training step, ms", "kept for backward, MB", "parameters"]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    for row in rows:
+        cells = [f"`{row['method']}`"]
+        for name in shown:
+            ends = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
+            sign = "+" if name == difference else ""
+            numbers = [f"{float(end):{sign}.3f}" for end in ends if end]
+            cells.append(f"{numbers[0]} [{numbers[1]}, {numbers[2]}]" if numbers else "")
+        cells.append(f"{float(row['step_ms']):.1f}" if row["step_ms"] else "")
+        cells.append(f"{float(row['saved_bytes']) / 1e6:.1f}" if row["saved_bytes"] else "")
+        cells.append(f"{int(float(row['parameters'])):,}" if row["parameters"] else "")
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main() -> None:
     """Write them all."""
     readme = HERE.parent / "README.md"
@@ -51,6 +81,9 @@ def main() -> None:
     write_between(readme, "networks", markdown(networks, NETWORKS_IN_README))
     write_between(HERE / "pytorch.md", "networks", markdown(networks))
     write_between(HERE / "jax.md", "jax", markdown(read_csv(HERE / "jax.csv")))
+    choosing = HERE / "choosing.md"
+    write_between(choosing, "compare", compared(HERE / "compare.csv", "accuracy"))
+    write_between(choosing, "segment", compared(HERE / "segment.csv", "iou"))
 
 
 if __name__ == "__main__":
