@@ -10,17 +10,19 @@ import os
 import re
 import sys
 
+import numpy as np
 import pytest
 from instruction_sets import BEST, each_instruction_set
 from processes import assert_runs
 
 pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
 
-from robustness.calls import KINDS, call
+from robustness.calls import KINDS, _bounded, call
 from robustness.drive import outcome
 from robustness.fuzz import fuzz
 from robustness.memory import Heap
 
+import poolgrad
 from poolgrad.functional import FUNCTIONS
 
 linux = pytest.mark.skipif(
@@ -78,6 +80,15 @@ def test_calls_are_repeated_from_their_seeds() -> None:
         one, other = call(seed), call(seed)
         assert repr(one) == repr(other)
         assert one.case.x.tobytes() == other.case.x.tobytes()
+
+
+def test_a_call_has_a_bounded_number_of_outputs() -> None:
+    """Thousands of planes of few inputs, each with thousands of outputs, took all memory."""
+    windows = {"kernel_size": 3, "stride": 1, "padding": [(27, 27), (25, 25), (26, 26)]}
+    kwargs = {**windows, "dilation": 13, "channels_last": False, "norm_type": np.ones(5850)}
+    x, kwargs = _bounded(np.ones((5850, 1, 14, 1), np.float32), (1, 14, 1), kwargs)
+    assert 0 < poolgrad.lp_pool3d(x, **kwargs).size <= 1 << 22
+    assert kwargs["stride"] == 1
 
 
 def test_few_calls_are_refused() -> None:

@@ -80,6 +80,7 @@ EDGES = Limits((40, 40, 40), 12, 6, 45, 42, 44, edges=True)
 # Sizes beside powers of two, which are the numbers of elements in vectors.
 _NEAR_VECTORS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 39, 40)
 _MOST_INPUTS = 1 << 14  # of a call that is not for several threads
+_MOST_OUTPUTS = 1 << 22
 _MOST_WORK = 1 << 21  # products of inputs and taps; outputs of adaptive pooling
 
 
@@ -339,7 +340,51 @@ def case(
         )
         most_taps = _MOST_WORK // max(1, x.size)
         kwargs |= _windows(draw, sizes, limits, without_input=everywhere, most_taps=most_taps)
+        whole = x.shape
+        x, kwargs = _bounded(x, sizes, kwargs)
+        made += f" cut to {x.shape}" if x.shape != whole else ""
     return Case(f"{name}{dims}d", x, (), kwargs, made)
+
+
+def _bounded(
+    x: np.ndarray, sizes: tuple[int, ...], kwargs: dict[str, Any]
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """The call with fewer planes, or a larger stride, if it had too many outputs.
+
+    Padding makes thousands of outputs of a plane of few inputs, of which there may be thousands.
+    """
+    dims = len(sizes)
+    if kwargs["padding"] == "same":
+        return x, kwargs
+
+    def outputs(stride: Any) -> int:
+        return math.prod(
+            max(1, (n + low + high - (k - 1) * d - 1) // s + 2)
+            for n, (low, high), k, s, d in zip(
+                sizes,
+                pad_pairs(kwargs["padding"], dims),
+                per_axis(kwargs["kernel_size"], dims),
+                per_axis(stride, dims),
+                per_axis(kwargs["dilation"], dims),
+                strict=True,
+            )
+        )
+
+    planes = x.size // max(1, math.prod(sizes))
+    each = outputs(kwargs["kernel_size"] if kwargs["stride"] is None else kwargs["stride"])
+    kept = max(1, _MOST_OUTPUTS // each)
+    leading = x.ndim - dims - kwargs["channels_last"]
+    if planes > kept and leading:
+        is_channels = leading == 1 and not kwargs["channels_last"]
+        fewer = max(1, x.shape[0] * kept // planes)
+        x = x[:fewer]
+        for name, _ in LEARNED.values():
+            if is_channels and isinstance(kwargs.get(name), np.ndarray):
+                kwargs[name] = kwargs[name][:fewer]
+        planes = x.size // max(1, math.prod(sizes))
+    if planes * each > _MOST_OUTPUTS:
+        kwargs["stride"] = EDGES.stride
+    return x, kwargs
 
 
 def _channels(x: np.ndarray, dims: int, channels_last: bool) -> int:
