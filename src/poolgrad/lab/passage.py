@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import poolgrad
-from poolgrad.lab.model import Network
+from poolgrad.lab.model import Network, ScaledConv2d
 from poolgrad.lab.pools import window_padding
 from poolgrad.lab.settings import Settings
 
@@ -127,7 +127,8 @@ def share_of(
     if settings.pool == "strided":
         assert isinstance(layer, nn.Conv2d)
         # The size of every weight on the way from this channel to any output.
-        weights = layer.weight.detach()[:, channel].abs().sum(0)[None, None]
+        used = layer.scaled_weight() if isinstance(layer, ScaledConv2d) else layer.weight
+        weights = used.detach()[:, channel].abs().sum(0)[None, None]
         nn.functional.conv2d(
             inputs[:, channel, None], weights, None, stride, padding
         ).sum().backward()

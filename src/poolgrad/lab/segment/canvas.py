@@ -92,9 +92,10 @@ def _distractor(random: np.random.Generator) -> Plane:
         angle, length = random.uniform(0, 2 * np.pi), random.uniform(8, 36)
         end = begin + length * np.array([np.sin(angle), np.cos(angle)])
         radius = random.uniform(1.2, 3)
-    pixels = np.stack(np.mgrid[:SIDE, :SIDE], axis=-1) - begin
+    pixels = np.moveaxis(np.indices((SIDE, SIDE)), 0, -1) - begin
     along = end - begin
     share = (pixels @ along / max(along @ along, 1e-9)).clip(0, 1)
     distance = np.linalg.norm(pixels - share[..., None] * along, axis=-1)
     # A digit of 8 x 8 pixels, enlarged, has soft edges; so have these.
-    return ((radius - distance) / 2 + 0.5).clip(0, 1)
+    cover: Plane = ((radius - distance) / 2 + 0.5).clip(0, 1)
+    return cover

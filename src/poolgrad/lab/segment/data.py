@@ -105,11 +105,11 @@ def _rarest_class(data: MaskedImages) -> NDArray[np.int64]:
     """For each image the rarest class that it contains; classes of too few images are merged."""
     contains = _contained(data)
     order = contains.sum(0).argsort(kind="stable")
-    rarest = order[contains[:, order].argmax(1)]
+    rarest: NDArray[np.int64] = order[contains[:, order].argmax(1)]
     rarest[~contains.any(1)] = order[-1]  # nothing but VOID
     counts = np.bincount(rarest, minlength=len(data.classes))
     rarest[counts[rarest] < MIN_PER_CLASS] = counts.argmax()
-    return rarest.astype(np.int64)
+    return rarest
 
 
 def _contained(data: MaskedImages) -> NDArray[np.bool_]:
