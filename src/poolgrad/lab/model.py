@@ -102,17 +102,18 @@ class ScaledConv2d(nn.Conv2d):
             padding_mode=layer.padding_mode,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape (N, in_channels, H, W) to (N, out_channels, H', W')."""
-        y: Tensor = self._conv_forward(x, self.scaled_weight(), self.bias)
-        return y
-
-    def scaled_weight(self) -> Tensor:
-        """The weights that it convolves with, of the shape of `weight`."""
+    @property
+    def used_weight(self) -> Tensor:
+        """The weights after standardisation, shape of `weight`."""
         deviation, mean = torch.std_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
         fan_in = self.weight[0].numel()
         scale = _RELU_GAIN * self.gain / (deviation * math.sqrt(fan_in) + _EPSILON)
         return (self.weight - mean) * scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (N, in_channels, H, W) to (N, out_channels, H', W')."""
+        y: Tensor = self._conv_forward(x, self.used_weight, self.bias)
+        return y
 
 
 class Network(nn.Module):

@@ -126,8 +126,8 @@ def share_of(
     inputs = before.clone().requires_grad_()
     if settings.pool == "strided":
         assert isinstance(layer, nn.Conv2d)
+        used = layer.used_weight if isinstance(layer, ScaledConv2d) else layer.weight
         # The size of every weight on the way from this channel to any output.
-        used = layer.scaled_weight() if isinstance(layer, ScaledConv2d) else layer.weight
         weights = used.detach()[:, channel].abs().sum(0)[None, None]
         nn.functional.conv2d(
             inputs[:, channel, None], weights, None, stride, padding

@@ -76,6 +76,8 @@ class Session:
         start = processes.context(self.plan.task_entry.work_module)
         measured = self._costs(start)
         failures = damaged + self._run(start, waiting, finished, measured)
+        order = {job.name: place for place, job in enumerate(jobs)}
+        failures.sort(key=lambda f: order[f"{f.method}-{f.head}-seed{f.seed}"])
         comparison = self.gather(jobs, failures, measured)
         return comparison, self.write(comparison)
 
