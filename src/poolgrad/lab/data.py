@@ -19,7 +19,14 @@ from poolgrad.lab.images import (
     image_files,
     read_image,
 )
-from poolgrad.lab.settings import BUILTIN, DIGITS, TRANSLATED_DIGITS, LabError, counted
+from poolgrad.lab.settings import (
+    BUILTIN,
+    DIGITS,
+    SCATTERED_DIGITS,
+    TRANSLATED_DIGITS,
+    LabError,
+    counted,
+)
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
@@ -93,6 +100,8 @@ def load(source: str, size: int | None = None) -> LabelledImages:
             data = _load_digits()
         elif source == TRANSLATED_DIGITS:
             data = _translated(_load_digits(), BUILTIN[TRANSLATED_DIGITS])
+        elif source == SCATTERED_DIGITS:
+            raise LabError(f"--data {source} has masks: it is for poolgrad compare --task segment")
         elif path.is_dir():
             data = _load_folder(path, size)
         elif not path.exists():

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from poolgrad.lab import LabError, images
+from poolgrad.lab.data import load
 from poolgrad.lab.segment import data as masked
 from poolgrad.lab.segment.canvas import scatter_digits
 from poolgrad.lab.segment.scores import VOID
@@ -148,6 +149,11 @@ class TestRefused:
         for file in (folder / "masks").iterdir():
             file.unlink()
         refused(folder, "masks holds no images")
+
+    def test_data_of_the_other_task(self) -> None:
+        refused(Path("digits"), "--data digits has no masks; --task segment has scattered-digits")
+        with pytest.raises(LabError, match="--data scattered-digits has masks"):
+            load("scattered-digits")
 
     def test_no_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file.npz").write_bytes(b"x")

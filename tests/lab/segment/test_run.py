@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from poolgrad.cli import app
 from poolgrad.lab import LabError
+from poolgrad.lab.compare import processes
 from poolgrad.lab.compare.options import Plan
 from poolgrad.lab.compare.store import load_run, save_run
 from poolgrad.lab.compare.tasks import Job
@@ -144,6 +146,25 @@ def test_killed_runs_end_like_one_that_was_left_alone(
 
 
 @pytest.mark.slow
+def test_two_processes_learn_what_one_learns(
+    make_masks: MakeMasks, tmp_path: Path, fork_server: Any
+) -> None:
+    """In the first step: later ones can differ, where rounding decides which of two values wins."""
+    plan, data = planned(make_masks(60), batch_size=42, epochs=1)
+    states = []
+    for devices in (1, 2):
+        job = replace(a_job(plan), devices=devices)
+        # Adam turns roundings of gradients that are almost zero into whole steps.
+        job = replace(job, settings=replace(job.settings, optimizer="sgd"))
+        start = processes.context("poolgrad.lab.segment.run")
+        outcome = processes.call(start, run.run_one, (job, data, tmp_path / str(devices)))
+        assert outcome.error is None
+        checkpoint = RunFolder(tmp_path / str(devices)).checkpoint
+        states.append(torch.load(checkpoint, weights_only=True)["state_dict"])
+    torch.testing.assert_close(states[0], states[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_a_comparison(make_masks: MakeMasks, tmp_path: Path, fork_server: Any) -> None:
     """The command, with its costs, tables and report."""
     folder, out = make_masks(24), tmp_path / "out"
@@ -158,7 +179,7 @@ def test_a_comparison(make_masks: MakeMasks, tmp_path: Path, fork_server: Any) -
         assert 0 <= float(row["iou_low"]) <= float(row["iou"]) <= float(row["iou_high"]) <= 1
         assert 0 <= float(row["boundary_iou"]) <= 1
         assert float(row["step_ms"]) > 0
-        assert int(row["saved_bytes"]) > 0
+        assert float(row["saved_bytes"]) > 0
     assert rows["max_unpool"]["iou_minus_max_upsample"]
     page = (out / "report.html").read_text()
     assert 'id="masks"' in page

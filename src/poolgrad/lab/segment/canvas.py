@@ -94,9 +94,8 @@ def _distractor(random: np.random.Generator) -> Plane:
         radius = random.uniform(1.2, 3)
     pixels = np.moveaxis(np.indices((SIDE, SIDE)), 0, -1) - begin
     along = end - begin
-    squared = float(along @ along)
-    share = (pixels @ along / max(squared, 1e-9)).clip(0, 1)
+    share = (pixels @ along / max(float(along @ along), 1e-9)).clip(0, 1)
     distance = np.linalg.norm(pixels - share[..., None] * along, axis=-1)
     # A digit of 8 x 8 pixels, enlarged, has soft edges; so have these.
-    opacity: Plane = ((radius - distance) / 2 + 0.5).clip(0, 1)
-    return opacity
+    cover: Plane = ((radius - distance) / 2 + 0.5).clip(0, 1)
+    return cover

@@ -16,7 +16,7 @@ from poolgrad.lab.data import MIN_PER_CLASS, Split, split_labels
 from poolgrad.lab.images import ImageStack, extent, image_files, open_image, read_image
 from poolgrad.lab.segment.canvas import scatter_digits
 from poolgrad.lab.segment.scores import VOID
-from poolgrad.lab.settings import SCATTERED_DIGITS, LabError, counted
+from poolgrad.lab.settings import BUILTIN, SCATTERED_DIGITS, LabError, counted
 
 MOST_CLASSES = 64
 MOST_MAP_PIXELS = 1024 * 1024  # of the images that are trained on
@@ -81,6 +81,8 @@ def load(source: str, size: int | None = None) -> MaskedImages:
             raise LabError(f"--size resizes the images of a --data folder, not {SCATTERED_DIGITS}")
         images, masks = scatter_digits()
         return MaskedImages(images, masks, ("background", "digit"))
+    if source in BUILTIN:
+        raise LabError(f"--data {source} has no masks; --task segment has {SCATTERED_DIGITS}")
     folder = Path(source)
     try:
         if not folder.exists():

@@ -80,7 +80,7 @@ def protocol(plan: Plan, described: Described) -> dict[str, str]:
         "network": (
             f"U-Net with {len(WIDTHS)} levels of {', '.join(map(str, WIDTHS))} channels; two"
             f" convolutions 3 x 3 (padding {plan.conv_padding}) in each level of encoder and"
-            " decoder, each followed by group normalisation (at most 4 groups) and ReLU; the"
+            " decoder, with scaled weight standardisation (Brock et al., 2021) and ReLU; the"
             " decoder also gets the encoder's map of the same size. Between the levels the"
             f" downsampling (kernel {plan.kernel}, stride 2) and its counterpart: unpooling at the"
             " indices of the maxima for max_unpool, a transposed convolution for strided, dilated"

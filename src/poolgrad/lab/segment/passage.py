@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poolgrad.lab.passage import Plane, share_of
-from poolgrad.lab.pools import Pool
+from poolgrad.lab.pools import NAMES
 from poolgrad.lab.segment.unet import Resampling, UNet
 from poolgrad.lab.settings import Settings
 
@@ -97,7 +97,8 @@ def follow(
     output = first.down(inputs)[0]
     (returned,) = torch.autograd.grad(output, inputs, after.grad)
     name = _POOLS.get(method, method)
-    share, winners = share_of(first.pool, replace(settings, pool=cast(Pool, name)), before, channel)
+    assert name in NAMES
+    share, winners = share_of(first.pool, replace(settings, pool=name), before, channel)
     return MaskPassage(
         image=image[0] if len(image) != 3 else np.moveaxis(image, 0, -1),
         before=before[0, channel].numpy(),

@@ -110,12 +110,12 @@ def draw_masks(examples: Sequence[Example], labels: Mapping[str, str]) -> bytes 
         line[1].imshow(colour_mask(first.true_mask))  # type: ignore[arg-type]
         line[0].set_ylabel(label, fontsize=10)
         for axes, method in zip(line[2:], methods, strict=True):
-            if method in row:
-                example = row[method]
-                assert example.true_mask is not None
-                assert example.predicted_mask is not None
-                axes.imshow(colour_errors(example.true_mask, example.predicted_mask))
-                axes.set_xlabel(example.predicted.replace(", ", "\n"), fontsize=9)
+            found = row.get(method)
+            if found is not None:
+                assert found.true_mask is not None
+                assert found.predicted_mask is not None
+                axes.imshow(colour_errors(found.true_mask, found.predicted_mask))
+                axes.set_xlabel(found.predicted.replace(", ", "\n"), fontsize=9)
     for axes, title in zip(grid[0], ["image", "true mask", *map(labels.get, methods)], strict=True):
         axes.set_title(title, fontsize=11)
     errors = {_RIGHT: "right", _MISSED: "missed", _FALSE: "false", _OTHER: "another class"}

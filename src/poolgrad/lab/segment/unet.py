@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from poolgrad.lab.model import ScaledConv2d
 from poolgrad.lab.pools import ConvPadding, Pool, build, window_padding
 from poolgrad.lab.segment.variants import REFERENCE, check_variant
 from poolgrad.torch import MaxPool2d, MaxUnpool2d
@@ -66,7 +67,7 @@ class Unpooling(Resampling):
         super().__init__(width, deeper)
         padding = window_padding(kernel)
         self.pool = MaxPool2d(kernel, 2, padding, return_indices=True)
-        self.reduce = nn.Conv2d(deeper, width, 1)
+        self.reduce = ScaledConv2d(deeper, width, 1)
         self.unpool = MaxUnpool2d(kernel, 2, padding)
 
     def down(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -94,7 +95,7 @@ class Interpolation(Resampling):
     def __init__(self, width: int, deeper: int, pool: nn.Module) -> None:
         super().__init__(width, deeper)
         self.pool = pool
-        self.reduce = nn.Conv2d(deeper, width, 1)
+        self.reduce = ScaledConv2d(deeper, width, 1)
 
     def down(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The pooled map."""
@@ -120,8 +121,12 @@ class StridedConvolutions(Resampling):
     def __init__(self, width: int, deeper: int, kernel: int = 2) -> None:
         super().__init__(width, deeper)
         padding = window_padding(kernel)
-        self.pool = nn.Conv2d(width, width, kernel, 2, padding)
+        self.pool = ScaledConv2d(width, width, kernel, 2, padding)
         self.transposed = nn.ConvTranspose2d(deeper, width, kernel, 2, padding)
+        # Keeps the variance, as the scaled convolutions do: about (kernel / 2)^2 weights of each
+        # channel meet in an output.
+        nn.init.normal_(self.transposed.weight, std=2 / (kernel * math.sqrt(deeper)))
+        nn.init.zeros_(self.transposed.bias)  # type: ignore[arg-type]
 
     def down(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Convolve with a stride."""
@@ -142,7 +147,7 @@ class SameSize(Resampling):
     def __init__(self, width: int, deeper: int) -> None:
         super().__init__(width, deeper)
         self.pool = nn.Identity()
-        self.reduce = nn.Conv2d(deeper, width, 1)
+        self.reduce = ScaledConv2d(deeper, width, 1)
 
     def down(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The map itself."""
@@ -157,8 +162,8 @@ class SameSize(Resampling):
 class UNet(nn.Module):
     """Encoder, decoder, and connections between equal sizes; one score for each class and pixel.
 
-    Each level has two 3 x 3 convolutions in the encoder and two in the decoder, each followed by
-    group normalisation (Wu & He, 2018), which works alike for every batch size, and ReLU.
+    Each level has two 3 x 3 convolutions in the encoder and two in the decoder, with scaled weight
+    standardisation (`ScaledConv2d`), which works alike for every batch size, and ReLU.
 
     Parameters
     ----------
@@ -292,16 +297,9 @@ def _convolutions(
     layers: list[nn.Module] = []
     for before in (channels, filters):
         layers += [
-            nn.Conv2d(
-                before,
-                filters,
-                3,
-                padding=dilation,
-                dilation=dilation,
-                padding_mode=padding,
-                bias=False,
+            ScaledConv2d(
+                before, filters, 3, padding=dilation, dilation=dilation, padding_mode=padding
             ),
-            nn.GroupNorm(math.gcd(4, filters), filters),
             nn.ReLU(),
         ]
     return nn.Sequential(*layers)
