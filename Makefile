@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow fuzz sanitize sanitize-threads check lint format bench pictures docs
+.PHONY: help install test test-slow fuzz sanitize sanitize-threads check lint format bench compare pictures docs
 
 help: ## List the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,13 @@ bench: ## Time everything beside its peers; write the tables and plots of README
 	poolgrad bench --out docs
 	poolgrad bench --networks --out docs
 	poolgrad bench --jax --out docs
+	python docs/make_tables.py
+
+compare: ## Compare downsamplings on the digits; write the tables of docs/choosing.md
+	poolgrad compare --out runs/compare
+	poolgrad compare --task segment --out runs/compare-segment
+	cp runs/compare/results.csv docs/compare.csv
+	cp runs/compare-segment/results.csv docs/segment.csv
 	python docs/make_tables.py
 
 pictures: ## Draw the pictures of README and docs again

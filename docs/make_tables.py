@@ -45,7 +45,8 @@ def compared(path: Path, score: str) -> str:
     """The `results.csv` of a comparison as a Markdown table, the best method first."""
     with path.open(newline="") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: -float(row[score]))
-    difference = next(name for name in rows[0] if name.startswith(f"{score}_minus_")).split("_low")[0]
+    minus = f"{score}_minus_"
+    difference = next(name for name in rows[0] if name.startswith(minus))
     estimates = {
         score: score.replace("iou", "IoU").replace("_", " "),
         difference: difference.removeprefix(f"{score}_").replace("_", " "),

@@ -295,7 +295,13 @@ def test_readme_and_docs_have_a_place_for_them(
 ) -> None:
     (tmp_path / "docs").mkdir()
     monkeypatch.setattr(tables, "HERE", tmp_path / "docs")
-    pages = ("README.md", "docs/performance.md", "docs/pytorch.md", "docs/jax.md")
+    pages = (
+        "README.md",
+        "docs/performance.md",
+        "docs/pytorch.md",
+        "docs/jax.md",
+        "docs/choosing.md",
+    )
     for page in pages:
         (tmp_path / page).write_text((ROOT / page).read_text())
     named = replace(WON, name=tables.IN_README[0])
@@ -304,14 +310,33 @@ def test_readme_and_docs_have_a_place_for_them(
     report.write_csv(tmp_path / "docs/networks.csv", REPORT._replace(results=[network]))
     own = replace(WON, name=jax_rows.ROWS[0].name, peers={OWN: 4e-3}, limits=Limits())
     report.write_csv(tmp_path / "docs/jax.csv", REPORT._replace(results=[own]))
+    for name in ("compare.csv", "segment.csv"):
+        (tmp_path / "docs" / name).write_text((ROOT / "docs" / name).read_text())
     tables.main()
-    readme, performance, pytorch, jax = ((tmp_path / page).read_text() for page in pages)
+    readme, performance, pytorch, jax, choosing = ((tmp_path / page).read_text() for page in pages)
     assert f"| {named.name} | 2 |" in readme
     assert f"| {network.name} | 2 |" in readme
     assert f"| {network.name} | 2 |" in pytorch
     assert f"| {own.name} | 2 |" in jax
     assert "**lost**" in readme
     assert "**lost**" in performance
+    assert choosing == (ROOT / "docs/choosing.md").read_text()  # the table is that of the file
+
+
+def test_a_table_of_a_comparison(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text(
+        "method,accuracy,accuracy_low,accuracy_high,accuracy_minus_max,accuracy_minus_max_low,"
+        "accuracy_minus_max_high,step_ms,saved_bytes,parameters\n"
+        "avg,0.9,0.85,0.95,-0.05,-0.1,0.01,12.34,2500000,23738\n"
+        "max,0.95,0.9,1,,,,,,\n"
+    )
+    lines = tables.compared(path, "accuracy").splitlines()
+    assert "| method | accuracy | minus max |" in lines[0]
+    assert lines[2].startswith("| `max` | 0.950 [0.900, 1.000] |  |")  # the best first
+    assert lines[3] == (
+        "| `avg` | 0.900 [0.850, 0.950] | -0.050 [-0.100, +0.010] | 12.3 | 2.5 | 23,738 |"
+    )
 
 
 def test_rows_of_jax(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
