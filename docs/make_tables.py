@@ -49,12 +49,12 @@ def compared(path: Path, score: str) -> str:
     difference = next(name for name in rows[0] if name.startswith(minus))
     estimates = {
         score: score.replace("iou", "IoU").replace("_", " "),
-        difference: difference.removeprefix(f"{score}_").replace("_", " "),
+        difference: f"minus `{difference.removeprefix(minus)}`",
         "boundary_iou": "boundary IoU",
         "circular_consistency": "consistency, circular shifts",
         "cropped_consistency": "consistency, cropped shifts",
     }
-    shown = {name: head for name, head in estimates.items() if rows[0].get(name) is not None}
+    shown = {n: head for n, head in estimates.items() if any(row.get(n) for row in rows)}
     heads = ["method", *shown.values(), "training step, ms", "kept for backward, MB", "parameters"]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for row in rows:

@@ -332,7 +332,7 @@ def test_a_table_of_a_comparison(tmp_path: Path) -> None:
         "max,0.95,0.9,1,,,,,,\n"
     )
     lines = tables.compared(path, "accuracy").splitlines()
-    assert "| method | accuracy | minus max |" in lines[0]
+    assert "| method | accuracy | minus `max` |" in lines[0]
     assert lines[2].startswith("| `max` | 0.950 [0.900, 1.000] |  |")  # the best first
     assert lines[3] == (
         "| `avg` | 0.900 [0.850, 0.950] | -0.050 [-0.100, +0.010] | 12.3 | 2.5 | 23,738 |"
