@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 from poolgrad import __version__
 from poolgrad.bench.rows import Dtype
 from poolgrad.lab.pools import NAMES, ConvPadding, Head, Pool
+from poolgrad.lab.segment.variants import VARIANTS
 from poolgrad.lab.settings import LabError, Optimizer, check_windows, counted
 
 _INSTALL = 'pip install "poolgrad[lab]"'
@@ -236,8 +237,9 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"What to compare, with commas between: {_listed(NAMES)}.",
-            show_default="max,avg,strided,blur,aps,lip,soft,none",
+            help=f"What to compare, with commas between: {_listed(NAMES)}. With `--task segment`:"
+            f" {_listed(tuple(VARIANTS))}.",
+            show_default="max,avg,strided,blur,aps,lip,soft,none; other names with --task segment",
         ),
     ] = None,
     head: Annotated[

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from poolgrad.lab.images import (
     MAX_PIXELS,
     ImageStack,
-    first_line,
     header_size,
     hidden,
     image_files,
     read_image,
 )
-from poolgrad.lab.settings import BUILTIN, DIGITS, TRANSLATED_DIGITS, LabError, counted
+from poolgrad.lab.settings import BUILTIN, DIGITS, TRANSLATED_DIGITS, LabError, counted, first_line
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
