@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from poolgrad.lab.images import (
     MAX_PIXELS,
     ImageStack,
-    first_line,
     header_size,
     hidden,
     image_files,
@@ -26,6 +25,7 @@ from poolgrad.lab.settings import (
     TRANSLATED_DIGITS,
     LabError,
     counted,
+    first_line,
 )
 
 TEST_SHARE = 0.2

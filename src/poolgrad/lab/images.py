@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from poolgrad.lab.settings import LabError
+from poolgrad.lab.settings import MAX_SIDE, LabError, first_line
 
 # Of one image, and of all images of a data set together, after they were resized.
-MAX_PIXELS = 64_000_000
+MAX_PIXELS = MAX_SIDE**2
 MAX_ALL_PIXELS = 1_000_000_000
 
 
@@ -59,6 +59,8 @@ def open_image(file: Path) -> Image.Image:
             return ImageOps.exif_transpose(opened)
     except LabError:
         raise
+    except Image.DecompressionBombError as error:  # Pillow's own limit is above ours
+        raise LabError(f"{file} is too large: at most {MAX_PIXELS:,} pixels are read") from error
     except UnidentifiedImageError as error:
         raise LabError(f"{file} is not an image, or a broken one") from error
     except Exception as error:  # every format's decoder has its own
@@ -140,11 +142,6 @@ class ImageStack:
 def extent(picture: Image.Image) -> str:
     """Width and height, such as ``640 x 480``."""
     return f"{picture.width} x {picture.height}"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or the error's type if it has none."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def hidden(path: Path) -> bool:

@@ -19,6 +19,7 @@ SCATTERED_DIGITS = "scattered-digits"  # with masks
 BUILTIN = {DIGITS: 8, TRANSLATED_DIGITS: 32, SCATTERED_DIGITS: 64}
 _BATCH_SIZES = (8, 64)
 MOST_THREADS = 1024
+MAX_SIDE = 8000  # of an image, in pixels
 # In fewer steps an epoch, batch normalisation and the optimizer hardly move in 30 epochs.
 _FEWEST_STEPS = 16
 
@@ -315,14 +316,21 @@ def shorten(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the error's type if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def check_size(data: str, size: int | None) -> None:
-    """Check that a size is asked for only where images are resized: those of a folder.
+    """Check a size to which images are resized; only the images of a folder can be.
 
     Raises
     ------
     LabError
-        If it is given for the digits, whose size is fixed.
+        If it is given for the digits, whose size is fixed, or is above `MAX_SIDE`.
     """
+    if size is not None and size > MAX_SIDE:
+        raise LabError(f"--size must be at most {MAX_SIDE}, got {size}")
     if size is not None and data in BUILTIN:
         side = BUILTIN[data]
         raise LabError(

@@ -72,7 +72,7 @@ def run_on(client: Any, data: Any, out: Path, jobs: Sequence[Job], watch: Watch)
     jobs
         The runs.
     watch
-        Is told what happens.
+        Receives the events.
 
     Returns
     -------

@@ -74,12 +74,27 @@ class Session:
         jobs = self.plan.grid()
         finished, waiting, damaged = grid.sort_jobs(self.out, jobs)
         start = processes.context(self.plan.task_entry.work_module)
-        measured = self._costs(start)
-        failures = damaged + self._run(start, waiting, finished, measured)
+        with self._client(waiting) as client:  # before the costs: an address can be wrong
+            measured = self._costs(start)
+            failures = damaged + self._run(start, client, waiting, finished, measured)
         order = {job.name: place for place, job in enumerate(jobs)}
-        failures.sort(key=lambda f: order[f"{f.method}-{f.head}-seed{f.seed}"])
+        failures.sort(key=lambda f: order[f.name])
         comparison = self.gather(jobs, failures, measured)
         return comparison, self.write(comparison)
+
+    @contextmanager
+    def _client(self, waiting: Sequence[Job]) -> Iterator[Any]:
+        """The client of the Dask cluster; None where no cluster is needed."""
+        if self.plan.cluster is None or not waiting:
+            yield None
+            return
+        from poolgrad.lab.compare import cluster
+
+        client = cluster.connect(self.plan.cluster)
+        try:
+            yield client
+        finally:
+            client.close()
 
     def _costs(self, start: Any) -> dict[str, Cost]:
         """Measure costs that were not measured before."""
@@ -96,6 +111,7 @@ class Session:
     def _run(
         self,
         start: Any,
+        client: Any,
         waiting: Sequence[Job],
         finished: Sequence[Job],
         measured: Mapping[str, Cost],
@@ -110,18 +126,14 @@ class Session:
             return []
         expected = {job.name: self._expected(job, measured) for job in waiting}
         epochs = self.plan.epochs or 1
-        if self.plan.cluster is not None:
+        if client is not None:
             from poolgrad.lab.compare import cluster
 
-            client = cluster.connect(self.plan.cluster)
-            try:
-                workers = cluster.workers_of(client)
-                where = f"on {counted(workers, 'worker')} of {self.plan.cluster}"
-                self._announce(expected, workers, where)
-                with Display(self.console, expected, epochs, workers) as display:
-                    return cluster.run_on(client, self.data, self.out, waiting, display)
-            finally:
-                client.close()
+            workers = cluster.workers_of(client)
+            where = f"on {counted(workers, 'worker')} of {self.plan.cluster}"
+            self._announce(expected, workers, where)
+            with Display(self.console, expected, epochs, workers) as display:
+                return cluster.run_on(client, self.data, self.out, waiting, display)
         workers = min(self.plan.jobs, len(waiting))
         self._announce(expected, workers, f"{workers} at a time")
         with Display(self.console, expected, epochs, workers) as display:

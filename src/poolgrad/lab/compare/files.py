@@ -101,5 +101,5 @@ def write_protocol(comparison: Comparison, command: str, path: Path) -> None:
         lines += [f"- {warning}" for warning in comparison.warnings]
     if comparison.failures:
         lines += ["", "## Failed runs", ""]
-        lines += [f"- {f.method}, {f.head}, seed {f.seed}: {f.reason}" for f in comparison.failures]
+        lines += [f"- {f.title}: {f.reason}" for f in comparison.failures]
     write_atomic(path, ("\n".join(lines) + "\n").encode())

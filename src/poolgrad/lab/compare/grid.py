@@ -15,11 +15,11 @@ from poolgrad.lab.folder import RunFolder, UnwritableError
 from poolgrad.lab.settings import LabError
 from poolgrad.lab.versions import versions
 
-_GLANCE = 0.5  # seconds between two looks at the metrics
+_POLL_SECONDS = 0.5  # between two reads of the metrics
 
 
 class Watch(Protocol):
-    """Who is told what happens."""
+    """Receiver of the events of a comparison, such as a progress display."""
 
     def started(self, job: Job) -> None:
         """A run has begun, or goes on."""
@@ -78,7 +78,7 @@ def run_local(
     workers
         How many at a time.
     watch
-        Is told what happens.
+        Receives the events.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def run_local(
                 child = Child(start, _run_and_save, (job, data, folder), folder / "error.txt")
                 running[child.link] = job, child
                 watch.started(job)
-            for link in wait([*running], _GLANCE):
+            for link in wait([*running], _POLL_SECONDS):
                 job, child = running.pop(link)
                 outcome = child.outcome()
                 if outcome.unwritable:

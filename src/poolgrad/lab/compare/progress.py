@@ -84,13 +84,13 @@ class Display:
     def finished(self, job: Job, score: float) -> None:
         """Remove the line of a run that has finished."""
         self._end(job.name)
-        self._say(f"{job.title}: {score:.3f}")
+        self._print(f"{job.title}: {score:.3f}")
 
     def failed(self, failure: Failure) -> None:
         """Remove the line of a run that has failed; the reason is printed at the end."""
         self._failures += 1
-        self._end(f"{failure.method}-{failure.head}-seed{failure.seed}")
-        self._say(f"{failure.method}, seed {failure.seed}: failed")
+        self._end(failure.name)
+        self._print(f"{failure.title}: failed")
 
     def remaining(self) -> float:
         """Expected seconds until the end."""
@@ -108,7 +108,7 @@ class Display:
             self._bar.remove_task(self._lines.pop(name))
         self._update()
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if not self._console.is_terminal:
             note = f"({self._ended} of {self._total} runs; {duration(self.remaining())} left)"
             self._console.print(f"{text} {note}", markup=False, highlight=False, soft_wrap=True)

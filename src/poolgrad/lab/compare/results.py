@@ -17,6 +17,16 @@ FloatArray = NDArray[np.float64]
 Array = NDArray[Any]
 
 
+def run_name(method: str, head: str, seed: int) -> str:
+    """Name of the folder of a run."""
+    return f"{method}-{head}-seed{seed}"
+
+
+def run_title(method: str, head: str, seed: int) -> str:
+    """Name of a run for people, with its head where that is not the usual one."""
+    return f"{method}{'' if head == 'avg' else f', {head} head'}, seed {seed}"
+
+
 @dataclass(frozen=True)
 class ShiftCurve:
     """Predictions for shifted test images.
@@ -116,6 +126,16 @@ class Failure:
     head: str
     seed: int
     reason: str
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder."""
+        return run_name(self.method, self.head, self.seed)
+
+    @property
+    def title(self) -> str:
+        """Name of the run in a sentence."""
+        return run_title(self.method, self.head, self.seed)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from poolgrad.lab.compare.results import Array, Example, RunResult, ShiftCurve
 from poolgrad.lab.folder import RunFolder, read_json, write_atomic
-from poolgrad.lab.settings import LabError, check_entries
+from poolgrad.lab.settings import LabError, check_entries, first_line
 
 _RESULT: dict[str, tuple[type, ...]] = {
     "method": (str,),
@@ -138,7 +138,6 @@ def _unpacked(path: Path) -> dict[str, Any]:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except Exception as error:  # zip, zlib, npy headers: each has its own
-        reason = str(error).partition("\n")[0] or type(error).__name__
         raise LabError(
-            f"{path} cannot be read: {reason}; remove its folder to repeat the run"
+            f"{path} cannot be read: {first_line(error)}; remove its folder to repeat the run"
         ) from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from poolgrad.lab import pools
+from poolgrad.lab.compare.results import run_name, run_title
 from poolgrad.lab.segment.variants import DEFAULT_VARIANTS, REFERENCE, VARIANTS
 from poolgrad.lab.settings import SCATTERED_DIGITS
 
@@ -57,13 +58,12 @@ class Job:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        return f"{self.method}-{self.head}-seed{self.seed}"
+        return run_name(self.method, self.head, self.seed)
 
     @property
     def title(self) -> str:
         """Its name in the progress display."""
-        head = "" if self.head == "avg" else f", {self.head} head"
-        return f"{self.method}{head}, seed {self.seed}"
+        return run_title(self.method, self.head, self.seed)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def show(console: Console, comparison: Comparison, files: Sequence[Path]) -> Non
     if comparison.failures:
         console.print()
     for failure in comparison.failures:
-        text = f"{failure.method}, seed {failure.seed}: {failure.reason}"
+        text = f"{failure.title}: {failure.reason}"
         # Long lines are left to the terminal, so that paths can be copied.
         console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     console.print("\nwritten:")
@@ -62,14 +62,14 @@ def scores(comparison: Comparison) -> Table:
 
 
 def costs(comparison: Comparison) -> Table:
-    """Time and memory."""
+    """Time and memory: 1 kB is 1000 bytes, 1 MB is 1000 kB, as in the report."""
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     shown.add_column("", overflow="fold", min_width=6)
     for head in (
         "training step\nms",
         "inference\nms",
-        "kept for\nbackward, MiB",
-        "peak\nMiB",
+        "kept for\nbackward, kB",
+        "peak\nMB",
         "parameters",
     ):
         shown.add_column(head, justify="right", no_wrap=True)
@@ -81,8 +81,8 @@ def costs(comparison: Comparison) -> Table:
             name_of(summary),
             f"{cost.step_ms:.1f} ± {cost.step_spread:.1f}",
             f"{cost.inference_ms:.1f} ± {cost.inference_spread:.1f}",
-            f"{cost.saved_bytes / 2**20:.1f}",
-            f"{cost.peak_bytes / 2**20:.1f}",
+            f"{cost.saved_bytes / 1e3:,.0f}",
+            f"{cost.peak_bytes / 1e6:.1f}",
             f"{cost.parameters:,}",
         )
     return shown
