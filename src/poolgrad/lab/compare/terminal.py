@@ -19,6 +19,9 @@ def show(console: Console, comparison: Comparison, files: Sequence[Path]) -> Non
     console.print(comparison.sentence, style="bold", markup=False, highlight=False)
     console.print()
     console.print(scores(comparison))
+    if any(summary.extra for summary in comparison.summaries):
+        console.print()
+        console.print(further_scores(comparison))
     if any(summary.cost for summary in comparison.summaries):
         console.print()
         console.print(costs(comparison))
@@ -39,15 +42,12 @@ def scores(comparison: Comparison) -> Table:
     """Scores, differences and consistencies, with their 95 % intervals."""
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     shifted = any(summary.circular_consistency for summary in comparison.summaries)
-    extra = list(dict.fromkeys(name for s in comparison.summaries for name in s.extra))
     shown.add_column("", overflow="fold", min_width=6)
     shown.add_column(comparison.metric, justify="right", no_wrap=True)
     shown.add_column(f"minus {comparison.baseline}", justify="right", no_wrap=True)
     if shifted:
         shown.add_column("shift consistency\ncircular", justify="right", no_wrap=True)
         shown.add_column("\ncropped", justify="right", no_wrap=True)
-    for name in extra:
-        shown.add_column(name.replace("_", " "), justify="right")
     for summary in comparison.summaries:
         row = [
             name_of(summary),
@@ -56,8 +56,25 @@ def scores(comparison: Comparison) -> Table:
         ]
         if shifted:
             row += [_interval(summary.circular_consistency), _mean(summary.cropped_consistency)]
-        row += [_interval(summary.extra.get(name)) for name in extra]
         shown.add_row(*row)
+    return shown
+
+
+def further_scores(comparison: Comparison) -> Table:
+    """The scores beside the main one, such as boundary IoU, and their paired differences."""
+    shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    names = list(dict.fromkeys(name for s in comparison.summaries for name in s.extra))
+    shown.add_column("", overflow="fold", min_width=6)
+    for name in names:
+        score, minus, baseline = name.partition("_minus_")
+        head = f"minus {baseline}" if minus else score.replace("_", " ").replace("iou", "IoU")
+        shown.add_column(head, justify="right", no_wrap=True)
+    for summary in comparison.summaries:
+        cells = [
+            (_difference if "_minus_" in name else _interval)(summary.extra.get(name))
+            for name in names
+        ]
+        shown.add_row(name_of(summary), *cells)
     return shown
 
 
