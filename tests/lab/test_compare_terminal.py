@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from lab.comparisons import fabricated
 from rich.console import Console
 
+from lab.comparisons import fabricated
 from poolgrad.lab.compare.results import Estimate
 from poolgrad.lab.compare.terminal import show
 
