@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from poolgrad.lab import LabError, pools
 from poolgrad.lab import data as lab_data
-from poolgrad.lab.compare import classify
-from poolgrad.lab.compare.command import repeat_command
+from poolgrad.lab.compare import classify, terminal
+from poolgrad.lab.compare.command import opened, repeat_command
 from poolgrad.lab.compare.options import Plan
+from poolgrad.lab.compare.results import Failure
 
+from .comparisons import fabricated
 from .conftest import MakeFolder
 
 
@@ -84,12 +88,49 @@ def test_without_max_the_first_is_the_baseline() -> None:
         ("shifts", 32, "--shifts 32 is too large: the images have 32 x 32"),
         ("jobs", -1, "--jobs must be at least 1"),
         ("devices", 0, "--devices must be at least 1"),
+        ("size", 8001, "--size must be at most 8000, got 8001"),
         ("size", 16, "--size resizes the images of a --data folder; the digits have 32 x 32"),
     ],
 )
 def test_a_bad_value_names_its_option(option: str, value: Any, said: str) -> None:
     with pytest.raises(LabError, match=f"^{said}"):
         Plan.from_options({option: value})
+
+
+def test_runs_are_named_with_their_head() -> None:
+    plan = Plan.from_options({"pool": "max", "head": "avg,gem", "seeds": 1}).for_data(99, (32, 32))
+    for job, title in zip(plan.grid(), ("max, seed 0", "max, gem head, seed 0"), strict=True):
+        failure = Failure(job.method, job.head, job.seed, "")
+        assert (failure.name, failure.title) == (job.name, job.title)
+        assert job.title == title
+
+
+def test_an_unreachable_cluster_is_refused_before_costs_are_measured(
+    few_digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("poolgrad.lab.compare.cluster._PATIENCE", 1)
+    monkeypatch.setattr("poolgrad.lab.compare.costs.measure", lambda *_: pytest.fail("measured"))
+    options = {"data": str(few_digits), "cluster": "tcp://127.0.0.1:9", "pool": "max"}
+    with (
+        opened(options, tmp_path / "out", Console(quiet=True)) as session,
+        pytest.raises(LabError, match=r"^--cluster tcp://127.0.0.1:9: .* cannot be reached"),
+    ):
+        session.make()
+
+
+def test_costs_are_in_the_units_of_the_report() -> None:
+    comparison = fabricated("classify")
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(terminal.costs(comparison))
+    said = captured.get()
+    cost = comparison.summaries[0].cost
+    assert cost is not None
+    assert max(map(len, said.splitlines())) <= 80
+    assert f"{cost.saved_bytes / 1000:,.0f}" in said
+    assert f"{cost.peak_bytes / 1000**2:.1f}" in said
+    assert "iB" not in said
 
 
 def test_devices_need_images_and_exclude_a_cluster() -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,18 @@ class TestFolder:
         broken = folder / "dog" / f"05.{suffix}"
         broken.write_bytes(broken.read_bytes()[: broken.stat().st_size // 2])
         with pytest.raises(LabError, match=rf"dog.05\.{suffix} "):
+            load(str(folder))
+
+    def test_an_image_above_the_limit_of_pillow_is_refused_with_ours(
+        self, make_folder: MakeFolder
+    ) -> None:
+        folder = make_folder()
+        path = folder / "dog" / "05.png"
+        content = bytearray(path.read_bytes())
+        content[16:24] = struct.pack(">II", 60000, 60000)  # width and height
+        content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+        path.write_bytes(content)
+        with pytest.raises(LabError, match=r"dog.05\.png is too large: at most 64,000,000 pixels"):
             load(str(folder))
 
     def test_missing(self, tmp_path: Path) -> None:

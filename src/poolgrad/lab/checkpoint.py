@@ -54,7 +54,10 @@ def finished_epochs(folder: RunFolder, network: nn.Module, settings: Settings) -
     try:
         content = torch.load(path, weights_only=True)
     except Exception as error:  # a file that is none of ours can fail in any way
-        raise LabError(f"{path} cannot be read ({type(error).__name__})") from error
+        raise LabError(
+            f"{path} cannot be read ({type(error).__name__}): it is damaged, or no checkpoint of"
+            " poolgrad's"
+        ) from error
     try:
         check_entries(content, _ENTRIES, path, others=True)
         kept = content["callbacks"].get(History.__qualname__)
