@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 # With a process for each core, threads that wait must not keep a core from another process. It is
 # read when a library is loaded that has such threads.
@@ -18,6 +20,9 @@ import pytest
 from fronts import FRONTS, Front
 
 import poolgrad
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # The conftest.py in there imports what only the lab extra has.
 collect_ignore = [] if find_spec("pytorch_lightning") else ["lab"]
@@ -54,3 +59,16 @@ def _same_threads_afterwards() -> Iterator[None]:
     before = poolgrad.get_num_threads()
     yield
     poolgrad.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium, one for each test process; without it the tests are skipped."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    chromium = os.environ.get("POOLGRAD_CHROMIUM") or shutil.which("chromium-headless-shell")
+    if not chromium:
+        pytest.skip("chromium-headless-shell is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -1,9 +1,7 @@
-"""A headless Chromium for the tests of the page; without one they are skipped."""
+"""Opens the interactive page in the browser of tests/conftest.py."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -15,18 +13,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
 
 ORIGIN = "http://page.invalid/"
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    chromium = os.environ.get("POOLGRAD_CHROMIUM") or shutil.which("chromium-headless-shell")
-    if not chromium:
-        pytest.skip("chromium-headless-shell is not installed")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -366,21 +366,6 @@ def test_coloured_images_of_any_shape(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"missing.*cannot be written: No such file"):
         write_report(fabricated(methods=["avg"], examples=[]), tmp_path / "missing")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    import os
-    import shutil
-
-    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    chromium = os.environ.get("POOLGRAD_CHROMIUM") or shutil.which("chromium-headless-shell")
-    if not chromium:
-        pytest.skip("chromium-headless-shell is not installed")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.mark.slow

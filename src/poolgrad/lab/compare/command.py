@@ -103,7 +103,10 @@ class Session:
         jobs = {job.name: job for job in (self.plan.job(m, h, 0) for m, h in self.plan.pairs())}
         if any(name not in known for name in jobs):
             # All of them again, since they are measured side by side.
-            with self.console.status("measuring time and memory of each method, nothing else runs"):
+            text = "measuring time and memory of each method, nothing else runs"
+            if not self.console.is_terminal:  # which shows no status
+                self.console.print(text, highlight=False)
+            with self.console.status(text):
                 known = lab_costs.measure(start, self.data, list(jobs.values()), self.plan.quick)
             write_atomic(path, to_json({name: asdict(cost) for name, cost in known.items()}))
         return {name: known[name] for name in jobs if name in known}
