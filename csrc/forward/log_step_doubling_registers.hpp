@@ -104,7 +104,7 @@ class Neighbours {
 
 // The same of rows of pixels, a vector of channels each, by blocks of a window's width, as
 // forward/van_herk_2d.hpp has them for the height: calls sink(line, i, cell, lanes) for each pixel.
-// `ends`: room for what is known of a block.
+// `ends`: memory for the partial reductions of a block.
 template <class Op, class Sink>
 POOLGRAD_LOOP void along_pixels(const Axis& a, const typename Op::In* from, i64 pitch, i64 rows,
                                 i64 columns, i64 lanes, typename Op::Row ends, const Sink& given,

@@ -142,7 +142,7 @@ class Median {
       }
     }
     for (i64 i = 0; i < n; ++i) {
-      // A window may lie in the padding in stored programs, which nobody else has checked.
+      // The windows of a stored program have not been validated: one may lie in the padding.
       y[i] = winners[i] == kNowhere ? A(0) : windows.values[winners[i] * step + i];
       if (lone && below_[i] > 1) winners[i] = kNowhere;
     }

@@ -12,7 +12,7 @@ from poolgrad.lab.compare import processes
 from poolgrad.lab.compare.results import Cost
 from poolgrad.lab.compare.tasks import TASKS, Case, Job
 
-# A measurement lasts about so many seconds, and each call is timed so often, at least and at most.
+# Seconds that a measurement takes about, and the least and the most timings of each call.
 _SECONDS, _QUICK_SECONDS = 15.0, 5.0
 _TURNS = (5, 31)
 _STEPS = 3  # whose peak memory is measured

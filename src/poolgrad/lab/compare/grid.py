@@ -25,7 +25,7 @@ class Watch(Protocol):
         """A run has begun, or goes on."""
 
     def progressed(self, job: Job, epochs: int) -> None:
-        """So many epochs of a run have finished."""
+        """Report the number of finished epochs of a run."""
 
     def finished(self, job: Job, score: float) -> None:
         """A run has finished with this mean score."""

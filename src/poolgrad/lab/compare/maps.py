@@ -1,4 +1,4 @@
-"""Feature maps of the methods as small pictures: before, after, who won, and the gradients."""
+"""Draws feature maps of each method: before, after, winners or weights, gradients."""
 
 from __future__ import annotations
 
