@@ -303,7 +303,8 @@ def compare(
     devices: Annotated[
         int | None,
         typer.Option(
-            help="Number of processes among which the batches of each run are divided.", show_default="1"
+            help="Number of processes among which the batches of each run are divided.",
+            show_default="1",
         ),
     ] = None,
     cluster: Annotated[
