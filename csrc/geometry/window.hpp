@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 // Inner loops, and constructors of per-task state, are compiled once, not into each of their
 // callers: a kernel file stays small.
@@ -54,8 +53,6 @@ struct Plan {
   Axis axis[3];
   i64 inner = 1;
   i64 outer = 1;                      // product of the leading axes
-  std::vector<i64> outer_shape;       // leading axes, in logical order
-  std::vector<int> outer_axes;        // their positions in the logical shape
   int pooled_axes[3] = {-1, -1, -1};  // positions of depth, height, width, -1 for missing
   int inner_axis = -1;
   bool inner_is_channel = false;  // else a plane's channel is its number modulo the channels
