@@ -124,7 +124,7 @@ NB_MODULE(_kernels_of_main, m) {
 
 // The types that nanobind registers exist once in a process: registering them for a second
 // interpreter would take them from the first.
-extern "C" NB_EXPORT PyObject* PyInit__kernels() {
+extern "C" NB_EXPORT PyObject* PyInit__kernels() {  // NOLINT(bugprone-reserved-identifier)
   if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
     PyErr_SetString(PyExc_ImportError, "poolgrad supports the main interpreter only");
     return nullptr;

@@ -72,7 +72,7 @@ class TensorSpec {
   // A tuple that is equal for two calls only if they differ in nothing but the elements of the
   // array, their first argument. None if a call has no key.
   nb::object key(const nb::tuple& args, const nb::dict& kwargs) const {
-    if (args.size() == 0 || !is_plain(args[0]) || !is_quiet()) return nb::none();
+    if (args.empty() || !is_plain(args[0]) || !is_quiet()) return nb::none();
     TupleBuilder key;
     if (!add_parts(args[0], key)) return nb::none();
     for (const nb::object& mode : modes_) {
@@ -94,7 +94,7 @@ class TensorSpec {
   // Calls the function that the cache has for the key of this call, with the array; None if it has
   // none.
   nb::object call(const nb::dict& kept, const nb::tuple& args, const nb::dict& kwargs) const {
-    const nb::object own = key(args, kwargs);
+    nb::object own = key(args, kwargs);
     if (own.is_none()) return own;
     PyObject* found = PyDict_GetItemWithError(kept.ptr(), own.ptr());
     if (!found && PyErr_Occurred()) throw nb::python_error();

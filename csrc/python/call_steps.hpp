@@ -33,7 +33,7 @@ class BoundCalls {
   }
 
   // Returns the allocated array, or a tuple of them if there are several.
-  nb::object run(nb::args given) const {
+  nb::object run(const nb::args& given) const {
     if (given.size() != given_) throw nb::value_error("another number of arrays is needed");
     nb::object filled[kMost];
     std::size_t at = 0;
