@@ -25,7 +25,7 @@ from poolgrad.operators import OPERATORS
 def perform(request: Request) -> Any:
     """Do what a public function describes, when it is computed."""
     if request.out is not None:
-        raise TypeError("out is for NumPy arrays; those of Dask are made when they are computed")
+        raise TypeError("out is accepted only if x is a NumPy array, got a Dask array x")
     if _places(request):
         return unpool.Asked(request).y
     if request.return_indices:

@@ -24,7 +24,7 @@ Given = tuple[Any, ...]
 def perform(request: Request) -> Any:
     """Do what a public function describes."""
     if request.out is not None:
-        raise TypeError("out is for NumPy arrays; those of JAX are never written to")
+        raise TypeError("out is accepted only if x is a NumPy array, got a JAX array x")
     if request.spec.kind is WindowKind.FRACTIONAL and request.channels_last:
         return _channels_moved(request)
     x = asarray(request.x)

@@ -247,7 +247,9 @@ def _learned(operator: Operator, given: Any, leading: Position) -> Array:
     name = operator.argument.name if operator.argument else ""
     theta = np.asarray(given)
     if theta.dtype.name not in FLOATS + INTEGERS or theta.dtype.kind == "b":
-        raise TypeError(f"{name} must be made of real numbers, got {theta.dtype}")
+        raise TypeError(
+            f"{name} must be a real number or an array of real numbers, got {theta.dtype}"
+        )
     if theta.shape not in ((), leading[-1:]):
         raise ValueError(f"{name} must be a number or one for each channel, got {theta.shape}")
     theta = theta.astype(np.float64)

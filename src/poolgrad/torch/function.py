@@ -225,7 +225,7 @@ def perform(request: Request) -> Any:
     """Do what a public function describes."""
     x = asarray(request.x)
     if request.out is not None:
-        raise TypeError("out is for NumPy arrays; tensors take none")
+        raise TypeError("out is accepted only if x is a NumPy array, got a tensor x")
     if x.device.type not in elsewhere.HERE or is_transformed_graph():
         return elsewhere.perform(request, _perform)
     return _perform(request)
