@@ -42,7 +42,7 @@ POOLING = [
 ]  # fmt: skip
 REGIONS = ["roi_pool", "roi_align"]  # which have a page of their own
 MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
-MODULES += ["explainer", "reference", "rule", "window"]
+MODULES += ["explainer", "reference", "windows"]
 MODULES += [name for name in ("jax", "dask") if find_spec(name)]
 if torch is not None:
     MODULES += ["torch", "torch.function", "torch.modules"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from poolgrad.contract import FLOATS, INTEGERS
 from poolgrad.core import Layout
-from poolgrad.rule import brief
+from poolgrad.windows import brief
 
 Array = NDArray[Any]
 
