@@ -3,37 +3,12 @@
 #pragma once
 
 #include "backward/tiles.hpp"
+#include "choose.hpp"
 #include "forward/row_writer.hpp"
 #include "operators/sum.hpp"
 
 namespace poolgrad {
 namespace {
-
-inline constexpr i64 kMostSenders = 32;  // outputs that an input may ask
-inline constexpr i64 kMostPhases = 16;   // strides of a row
-
-// In how many windows an input may lie.
-[[maybe_unused]] inline i64 most_windows(const Axis& a) {
-  return a.dilation == 1 ? ceil_div(a.kernel, a.stride) : a.kernel;
-}
-
-// Whether no two windows share an input, and these are too wide for phases.
-[[maybe_unused]] inline bool is_apart(const Axis& a) {
-  return a.dilation == 1 && a.stride >= a.kernel && a.stride > 8;
-}
-
-// Whether inputs lie in few windows, and these are a simple pattern.
-[[maybe_unused]] inline bool is_gathered(const Plan& p, bool routed) {
-  const bool spread = !routed && is_apart(p.axis[2]);
-  i64 senders = 1;
-  for (const Axis& a : p.axis) {
-    if (!a.regular() || (a.kernel > 1024 && !spread) ||
-        (a.kernel - 1) * a.dilation / a.stride >= 16)
-      return false;
-    senders *= most_windows(a);
-  }
-  return senders <= kMostSenders && (spread || p.axis[2].stride <= (p.inner > 1 ? kMostPhases : 8));
-}
 
 // Asks for what follows columns of row (od, oh) of what outputs sent.
 [[maybe_unused]] POOLGRAD_INLINE void ask_after(const View& v, const char* plane, i64 od, i64 oh,

@@ -8,15 +8,6 @@
 namespace poolgrad {
 namespace {
 
-// Whether all inputs of a row get their gradients in whole vectors.
-template <class T>
-bool is_banded_back(const Plan& p) {
-  const auto nothing = [](auto...) {};
-  const Axis& width = p.axis[2];
-  return is_square(p) && width.dilation == 1 && p.axis[1].in > 1 && by_shape(width, nothing) &&
-         by_width<T>(width.in / width.stride, nothing);
-}
-
 // Routed: only the output whose route is the input's place sends its gradient.
 template <class T, bool Routed>
 class BackBands {

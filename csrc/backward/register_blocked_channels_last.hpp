@@ -9,12 +9,6 @@
 namespace poolgrad {
 namespace {
 
-template <class T>
-bool is_pixelled_back(const Plan& p, const View& gy, const View& routes) {
-  return is_pixelled<T>(p) && p.axis[1].in > 1 && gy.dtype == DtypeOf<T>::value && gy.inner == 1 &&
-         routes.dtype == Dtype::uint8 && routes.inner == 1;
-}
-
 // Only the output whose route is the input's place sends its gradient.
 template <class T>
 class BackPixels {

@@ -14,6 +14,13 @@ namespace {
 
 void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
   const Plan& p = *work.plan;
+  const Algorithm algorithm = choose({.task = Task::routes_backward,
+                                      .plan = &p,
+                                      .input = layout_of(gy, p),
+                                      .routes = layout_of(routes, p),
+                                      .threads = work.threads,
+                                      .vector_bytes = kVectorBytes,
+                                      .general_only = kGeneralOnly});
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     const auto by_inputs = [&](auto kind) {
@@ -23,10 +30,12 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
           [&](How& kit, i64 plane, const InputTile&) { kit.run(gy, &routes, {}, plane); });
     };
     if constexpr (!kGeneralOnly) {
-      if (is_banded_back<A>(p)) return by_inputs(std::type_identity<BackBands<A, true>>{});
-      if (is_pixelled_back<A>(p, gy, routes)) return by_inputs(std::type_identity<BackPixels<A>>{});
+      if (algorithm == Algorithm::register_blocked_backward)
+        return by_inputs(std::type_identity<BackBands<A, true>>{});
+      if (algorithm == Algorithm::register_blocked_channels_last_backward)
+        return by_inputs(std::type_identity<BackPixels<A>>{});
     }
-    if (is_gathered(p, true)) return by_inputs(std::type_identity<Gather<A, true>>{});
+    if (algorithm == Algorithm::gather) return by_inputs(std::type_identity<Gather<A, true>>{});
     by_route(routes.dtype, [&](auto r) {
       using How = Scatter<A, decltype(r)>;
       over_inputs_of_planes(

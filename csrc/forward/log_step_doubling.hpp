@@ -3,14 +3,12 @@
 
 #include <type_traits>
 
+#include "choose.hpp"
 #include "forward/log_step_doubling_registers.hpp"
 #include "forward/row_reader.hpp"
 
 namespace poolgrad {
 namespace {
-
-inline constexpr i64 kGroup =
-    4;  // inputs folded in one sweep, so that the result stays in registers
 
 // Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up; the
 // first two are compile-time constants.
@@ -28,15 +26,11 @@ void in_groups(i64 taps, F&& fold) {
         return fold(Const<4>{}, first, begin);
     }
   };
-  sized(std::true_type{}, 0, smaller(taps, kGroup));
-  for (i64 begin = kGroup; begin < taps; begin += kGroup) {
-    sized(std::false_type{}, begin, smaller(taps - begin, kGroup));
+  sized(std::true_type{}, 0, smaller(taps, kMostFolded));
+  for (i64 begin = kMostFolded; begin < taps; begin += kMostFolded) {
+    sized(std::false_type{}, begin, smaller(taps - begin, kMostFolded));
   }
 }
-
-// Whether windows along an axis share so much that sums of 2, 4, 8, ... neighbours are worth
-// making: then the cost grows with the logarithm of the kernel.
-[[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
 
 // `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step` elements apart.
 template <class Op>
@@ -82,7 +76,7 @@ class Width {
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),
         step_(reader_.step()),
-        doubles_(Op::kDoubles && is_wide(plan.axis[2]) && plan.axis[2].regular() &&
+        doubles_(Op::kDoubles && shares_much(plan.axis[2]) && plan.axis[2].regular() &&
                  step_ == plan.inner && is_near(plan.axis[2])),
         doubled_(doubles_ ? op.take(arena, columns_read() * plan.inner) : Row{}),
         spaced_(doubles_ && plan.axis[2].stride > 1 ? op.take(arena, columns_read() * plan.inner)
@@ -95,7 +89,7 @@ class Width {
 
  private:
   static Reading<T> reading(const Plan& p, Reading<T> how) {
-    if constexpr (Op::kDoubles) how.pad = is_wide(p.axis[2]), how.fill = Op::kFill;
+    if constexpr (Op::kDoubles) how.pad = shares_much(p.axis[2]), how.fill = Op::kFill;
     return how;
   }
 

@@ -33,10 +33,11 @@ void pick(const Work& work, const View& x, Dense y, Dense routes, const View& or
 template <class A>
 void median(const Work& work, const View& x, Dense y, Dense routes, bool lone) {
   const Plan& p = *work.plan;
-  if (!has_few_places(p) || p.places > kMostSorted) {
-    pick<A, Median<A>>(work, x, y, routes, View{}, lone, [](auto&) {});
+  const Algorithm algorithm = choose({.task = Task::median, .plan = &p});
+  if (algorithm == Algorithm::sorting_network) {
+    small_windows<Middle<A>>(work, algorithm, x, y, routes, Select::median, lone);
   } else {
-    small_windows<Middle<A>>(work, x, y, routes, Select::median, lone);
+    pick<A, Median<A>>(work, x, y, routes, View{}, lone, [](auto&) {});
   }
 }
 
@@ -73,6 +74,7 @@ void POOLGRAD_TABLE(select_median)(const Work& work, const View& x, Dense y, Den
 bool POOLGRAD_TABLE(select_draw)(const Work& work, const View& x, Dense y, Dense routes,
                                  const View& order, std::uint64_t seed) {
   if (!all_finite(work, x)) return false;
+  (void)choose({.task = Task::draw, .plan = work.plan});  // there is one algorithm
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     pick<A, Draw<A>>(work, x, y, routes, order, false, [&](Draw<A>& picker) {

@@ -37,13 +37,6 @@ bool by_width(i64 n, F&& f) {
   return true;
 }
 
-// Whether windows are squares.
-[[maybe_unused]] inline bool is_square(const Plan& p) {
-  const Axis &height = p.axis[1], &width = p.axis[2];
-  return p.inner == 1 && has_few_places(p) && height.kernel == width.kernel &&
-         height.stride == width.stride && height.dilation == width.dilation;
-}
-
 // Whether partial reductions of a window can be merged.
 template <class Op>
 concept Merges = requires { typename Op::AssumeNoNaN; };
@@ -172,9 +165,8 @@ class Bands {
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  POOLGRAD_LOOP Bands(const Plan& plan, const View& x, const Tile& tile, bool negate, T fill,
-                      Arena& arena)
-      : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && is_banded(plan, tile)) {
+  POOLGRAD_LOOP Bands(const Plan& plan, const View& x, bool used, bool negate, T fill, Arena& arena)
+      : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && used) {
     if (!used_) return;
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
     const i64 reach = (width.out - 1) * width.stride + span(width);
@@ -265,19 +257,9 @@ class Bands {
  private:
   static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
   static constexpr i64 kMostStride = sizeof(T) < 4 ? 2 : 3;  // bytes are not shuffled so freely
-  static constexpr i64 kMostApart = 4;                       // places of a window that has gaps
 
   // From the first place of a window to the last.
   static i64 span(const Axis& a) { return (a.kernel - 1) * a.dilation + 1; }
-
-  static bool is_banded(const Plan& p, const Tile& tile) {
-    const Axis& width = p.axis[2];
-    const bool whole = tile.lo[2] == 0 && tile.hi[2] == width.out;
-    const auto nothing = [](auto...) {};
-    const bool close = width.dilation == 1 || (width.stride == 1 && width.dilation <= kMostApart);
-    return is_square(p) && close && whole && by_shape<kMostStride>(width, nothing) &&
-           by_width<T>(width.out, nothing);
-  }
 
   static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
   static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));

@@ -13,27 +13,14 @@ namespace {
 inline constexpr i64 kMostPixelRows = 4;
 inline constexpr i64 kPixelBand = i64{1} << 10;  // elements of a row that are made at a time
 
-// Whether windows are squares without gaps, and there is at least a vector of channels.
-template <class T>
-bool is_pixelled(const Plan& p) {
-  const Axis &height = p.axis[1], &width = p.axis[2];
-  return p.inner >= kVectorBytes / static_cast<i64>(sizeof(T)) && is_point(p.axis[0]) &&
-         has_few_places(p) && height.kernel == width.kernel && height.stride == width.stride &&
-         height.dilation == 1 && width.dilation == 1 && by_shape(width, [](auto...) {});
-}
-
 template <class Op>
 class Pixels {
  public:
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  Pixels(const Plan& plan, const View& x, bool negate, T fill)
-      : p_(plan),
-        x_(x),
-        fill_(fill),
-        used_(kCompiled && is_pixelled<T>(plan) && !negate && x.dtype == DtypeOf<T>::value &&
-              x.inner == 1) {}
+  Pixels(const Plan& plan, const View& x, bool used, T fill)
+      : p_(plan), x_(x), fill_(fill), used_(kCompiled && used) {}
 
   // How many rows from `oh` on are made at once; 0: none can be.
   i64 rows(i64 oh, i64 end) const {

@@ -35,17 +35,32 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
   const Work work{&plan, whole.threads};
   if (which == Select::median) return POOLGRAD_TABLE(select_median)(work, x, y, routes, lone);
   const bool zero = lone && routes.data && is_floating(x.dtype);  // integers have no gradient
+  const Algorithm algorithm = choose({.task = Task::extreme,
+                                      .plan = &plan,
+                                      .input = layout_of(x, plan),
+                                      .zero_ties = zero,
+                                      .negated = which == Select::smallest,
+                                      .threads = work.threads,
+                                      .vector_bytes = kVectorBytes,
+                                      .general_only = kGeneralOnly});
   std::unique_ptr<std::atomic<bool>[]> left;  // planes that the specialised algorithm did not make
   if constexpr (!kGeneralOnly) {
-    if (!zero && !is_wide(x.dtype)) {
-      if (is_direct(plan)) return POOLGRAD_TABLE(select_small)(work, which, x, y, routes);
-      if (is_sheet(plan)) {
+    switch (algorithm) {
+      case Algorithm::unrolled:
+      case Algorithm::unrolled_joined_rows:
+      case Algorithm::register_blocked:
+      case Algorithm::register_blocked_channels_last:
+        return POOLGRAD_TABLE(select_small)(work, algorithm, which, x, y, routes);
+      case Algorithm::van_herk_2d:
+      case Algorithm::transposed_planes:
         left = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(plan.outer));
-        POOLGRAD_TABLE(select_wide)(work, which, x, y, routes, left.get());
+        POOLGRAD_TABLE(select_wide)(work, algorithm, which, x, y, routes, left.get());
         if (std::none_of(left.get(), left.get() + plan.outer,
                          [](const auto& l) { return l.load(); }))
           return;
-      }
+        break;
+      default:
+        break;
     }
   }
   const auto wanted = [&](i64 plane) { return !left || left.get()[plane]; };

@@ -158,13 +158,13 @@ template <class Op>
 struct DirectKit {
   using T = typename Op::In;
 
-  POOLGRAD_LOOP DirectKit(const Plan& p, const View& x, const Tile& tile, Dense to, Dense kept,
-                          bool negate, Arena& arena)
-      : windows(p, x, tile, negate, arena),
-        bands(p, x, tile, negate, Op::kFill, arena),
-        pixels(p, x, negate, Op::kFill),
+  POOLGRAD_LOOP DirectKit(Algorithm algorithm, const Plan& p, const View& x, const Tile& tile,
+                          Dense to, Dense kept, bool negate, Arena& arena)
+      : windows(p, x, tile, negate, algorithm == Algorithm::unrolled_joined_rows, arena),
+        bands(p, x, algorithm == Algorithm::register_blocked, negate, Op::kFill, arena),
+        pixels(p, x, algorithm == Algorithm::register_blocked_channels_last, Op::kFill),
         keep(kept.data),
-        narrow(!bands.rows() && windows.narrow()),
+        narrow(algorithm == Algorithm::unrolled_joined_rows),
         y(to, most(p, tile), arena),
         routes(kept, most(p, tile), arena),
         staged{} {
@@ -289,13 +289,14 @@ void direct_tile(const Plan& p, const Tile& tile, DirectKit<Op>& kit, const char
 
 // All outputs.
 template <class Op>
-void small_windows(const Work& work, const View& x, Dense y, Dense routes, Select which,
-                   bool lone) {
+void small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
+                   Select which, bool lone) {
   const Plan& p = *work.plan;
   const bool negate = which == Select::smallest;
   using Kit = DirectKit<Op>;
   over_outputs(
-      work, [&](const Tile& tile, Arena& a) { return Kit(p, x, tile, y, routes, negate, a); },
+      work,
+      [&](const Tile& tile, Arena& a) { return Kit(algorithm, p, x, tile, y, routes, negate, a); },
       [&](Kit& kit, i64 plane, const Tile& tile) {
         kit.start(plane_of(x, plane));
         direct_tile(p, tile, kit, plane_of(x, plane), plane * p.out_plane(), which, lone);

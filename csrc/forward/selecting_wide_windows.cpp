@@ -6,12 +6,12 @@ namespace poolgrad {
 namespace {
 
 template <bool Keep>
-void reduce(const Work& work, Select which, const View& x, Dense y, Dense routes,
-            std::atomic<bool>* left) {
+void reduce(const Work& work, Algorithm algorithm, Select which, const View& x, Dense y,
+            Dense routes, std::atomic<bool>* left) {
   const Plan& p = *work.plan;
   const bool negate = which == Select::smallest, holes = Keep && has_empty_windows(p);
   using Turned = TurnedKit<float, Keep>;
-  if (Turned::is_of_use(p, x, work.threads)) {
+  if (algorithm == Algorithm::transposed_planes) {
     return over_outputs_of_planes(
         work, Turned::W,
         [&](const Tile&, Arena& arena) { return Turned(p, x, y, routes, negate, arena); },
@@ -30,10 +30,10 @@ void reduce(const Work& work, Select which, const View& x, Dense y, Dense routes
 
 }  // namespace
 
-void POOLGRAD_TABLE(select_wide)(const Work& work, Select which, const View& x, Dense y,
-                                 Dense routes, std::atomic<bool>* left) {
-  if (routes.data) reduce<true>(work, which, x, y, routes, left);
-  else reduce<false>(work, which, x, y, routes, left);
+void POOLGRAD_TABLE(select_wide)(const Work& work, Algorithm algorithm, Select which, const View& x,
+                                 Dense y, Dense routes, std::atomic<bool>* left) {
+  if (routes.data) reduce<true>(work, algorithm, which, x, y, routes, left);
+  else reduce<false>(work, algorithm, which, x, y, routes, left);
 }
 
 }  // namespace poolgrad

@@ -16,7 +16,7 @@ namespace {
 }
 
 // Reduced rows that several windows need, kept by key: at level l those of 2^l neighbours. When no
-// two windows share a row, just kGroup of them in turn.
+// two windows share a row, just kMostFolded of them in turn.
 template <class Op>
 class RowCache {
  public:
@@ -25,19 +25,19 @@ class RowCache {
   // n: elements of a row; lines: independent sequences of rows, one beside the other
   POOLGRAD_LOOP RowCache(const Axis& a, i64 lines, i64 n, const Op& op, Arena& arena)
       : shared(a.overlap),
-        top(is_wide(a) ? log2_floor(smaller(a.kernel, a.in)) : 0),
+        top(shares_much(a) ? log2_floor(smaller(a.kernel, a.in)) : 0),
         n_(n),
         lines_(lines) {
     for (int level = 0; level <= top; ++level) {
       const i64 size = i64{1} << level, rest = smaller(a.kernel, a.in) - size;
       // how far apart the first and the last use of a row are
       const i64 apart = (level == top || !Op::kIdempotent ? larger(rest, size) : size) * a.dilation;
-      const i64 wanted = !shared                  ? kGroup
+      const i64 wanted = !shared                  ? kMostFolded
                          : level == 0 && top == 0 ? (a.kernel - 1) * a.dilation + 1
                                                   : apart + 1;
       i64 slots = 1;
       while (slots < wanted && slots < a.in) slots *= 2;
-      if (!shared) slots = kGroup;
+      if (!shared) slots = kMostFolded;
       first_[level] = slots_;
       mask_[level] = slots - 1;
       slots_ += slots * lines;
@@ -128,7 +128,7 @@ class Separable {
     if (s.taps == 1 && s.place == 0) return kept(0, s.begin);
     if (cache.top > 0) return climb(a, s, below, into, kept);
     in_groups(s.taps, [&](auto size, auto first, i64 begin) {
-      Row rows[kGroup];
+      Row rows[kMostFolded];
       for (i64 t = 0; t < size; ++t) {
         const i64 index = s.begin + (begin + t) * a.dilation;
         rows[t] = cache.shared ? kept(0, index) : make_at(make, index, cache.at(0, t, line).row);

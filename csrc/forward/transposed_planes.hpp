@@ -44,16 +44,6 @@ class TurnedKit {
   TurnedKit(const TurnedKit&) = delete;
   TurnedKit& operator=(const TurnedKit&) = delete;
 
-  // Whether that is of use: more than a quarter of the lanes would be idle, there are planes for
-  // all threads, their rows lie one behind the other, and what is turned stays in the second cache.
-  static bool is_of_use(const Plan& p, const View& x, int threads) {
-    const i64 n = p.axis[2].out, lanes = ceil_div(n, W) * W;
-    const bool dense = x.width == 1 && (x.height == p.axis[2].in || p.axis[1].in == 1);
-    const i64 in = p.in_plane(), out = p.out_plane();
-    return p.inner == 1 && dense && p.outer >= W * threads && 4 * (lanes - n) > lanes && in >= W &&
-           out >= W && larger(in, out) <= kMostTurned / kVectorBytes;
-  }
-
   // Makes planes first ... last. Calls leave(plane) for those that are not made, as an input of one
   // of them is not finite.
   template <class Leave>
@@ -71,8 +61,7 @@ class TurnedKit {
   }
 
  private:
-  static constexpr i64 kMostTurned = i64{1} << 17;  // bytes
-  static_assert(kMostTurned / kVectorBytes <=
+  static_assert(kMostTransposedBytes / kVectorBytes <=
                 kWorthAThread / kPartsAThread);  // else planes are cut
 
   static bool is_as_it_is(const View& x) { return x.dtype == DtypeOf<T>::value; }

@@ -4,32 +4,15 @@
 #pragma once
 
 #include "base/instruction_set.hpp"
+#include "choose.hpp"
 #include "forward/row_writer.hpp"
 #include "forward/separable.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMostPlaces = 64;
-inline constexpr i64 kNarrow = 32;   // outputs of a row that is too short for a sweep of its own,
-inline constexpr i64 kSwept = 2048;  // and of the rows of a sweep, with what lies between them
+inline constexpr i64 kSwept = 2048;  // outputs of a sweep over joined rows, gaps included
 inline constexpr i64 kPiece = 512;   // elements of a row of pixels that are made at a time
-
-[[maybe_unused]] inline bool has_few_places(const Plan& p) {
-  for (const Axis& a : p.axis) {
-    if (!a.regular()) return false;
-  }
-  return p.places <= kMostPlaces;
-}
-
-// Whether that is cheaper than reducing along one axis after the other.
-[[maybe_unused]] inline bool is_direct(const Plan& p) {
-  i64 distinct = 1;  // places of a window that no window before it had
-  for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
-  return has_few_places(p) && p.places <= larger(4 * distinct, distinct > 1        ? 25
-                                                               : p.inner_axis >= 0 ? 16
-                                                                                   : 12);
-}
 
 // Place t of a line of windows that lie S apart: its places are `step` apart, if S is 1, else one.
 template <i64 S, class V, class T>
@@ -49,7 +32,7 @@ concept MakesPairs = kSpecialised<typename Op::In> && requires { Op::kPairs; };
 
 // Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
 // go; kFill: what changes no result, unless that is_suspect; kPads: whether there is such a thing;
-// kNarrow: whether outputs know nothing of their column; kByLines: whether lines of places are
+// kByLines: whether lines of places are
 // reduced one by one, and then merged, so that the same is rounded everywhere.
 template <class Op>
 class Direct {
@@ -57,7 +40,9 @@ class Direct {
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  POOLGRAD_LOOP Direct(const Plan& plan, const View& x, const Tile& tile, bool negate, Arena& arena)
+  // joins_rows: for sweep_rows() instead of row()
+  POOLGRAD_LOOP Direct(const Plan& plan, const View& x, const Tile& tile, bool negate,
+                       bool joins_rows, Arena& arena)
       : p_(plan),
         x_(x),
         tile_(tile),
@@ -65,7 +50,7 @@ class Direct {
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
         step_(reader_.step()),
         even_(plan.inner == 1 && reader_.direct() && fits(plan.axis[2])),
-        narrow_(is_narrow(plan, tile)),
+        narrow_(joins_rows),
         in_place_(!negate && fits(plan.axis[1]) && fits(plan.axis[2]) &&
                   x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
         piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2] : larger(1, kPiece / plan.inner)),
@@ -97,7 +82,6 @@ class Direct {
   // Narrow planes: many rows in one sweep. Where both strides are s, output (oh, ow) reads from
   // s * (oh * pitch + ow) on, if rows of inputs and of outputs lie `pitch` apart: it is output
   // oh * pitch + ow of one long row. What lies between the rows of outputs means nothing.
-  bool narrow() const { return narrow_; }
   i64 pitch() const { return pitch_; }
   i64 rows_swept() const { return rows_swept_; }  // at a time
   i64 swept(i64 rows) const { return (rows - 1) * pitch_ + p_.axis[2].out; }
@@ -200,17 +184,6 @@ class Direct {
     return (a.out - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
   }
   static bool fits(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
-
-  static bool is_narrow(const Plan& p, const Tile& tile) {
-    const Axis &height = p.axis[1], &width = p.axis[2];
-    const bool whole = tile.lo[2] == 0 && tile.hi[2] == width.out;
-    // Of a tall plane only if most of what is swept are outputs, and windows are not tall as well.
-    const bool small = span(height) <= 4 * kNarrow;
-    const bool dense = height.stride <= 2 && (height.kernel - 1) * height.dilation < 4 * kNarrow;
-    return Op::kNarrow && p.inner == 1 && whole && is_point(p.axis[0]) && height.out > 1 &&
-           height.stride == width.stride && width.out <= kNarrow && span(width) <= 4 * kNarrow &&
-           (small || dense);
-  }
 
   // So many rows of inputs are reached from rows of outputs.
   i64 reach(i64 rows) const {
@@ -401,7 +374,7 @@ class Direct {
   bool surrounded_ = false;    // by what never wins
   i64 count_ = 0;              // rows that the windows of a row of outputs reach
   const T* origin_ = nullptr;  // where even_taps_ begin
-  Tap rows_[kMostPlaces], taps_[kMostPlaces], even_taps_[kMostPlaces];
+  Tap rows_[kMostTaps], taps_[kMostTaps], even_taps_[kMostTaps];
 };
 
 }  // namespace

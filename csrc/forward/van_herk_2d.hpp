@@ -10,27 +10,14 @@
 
 #include <optional>
 
+#include "choose.hpp"
 #include "forward/log_step_doubling.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMostShared = 1 << 13;   // places of windows
 inline constexpr i64 kSheetBytes = 1 << 19;   // of a block of rows,
 inline constexpr i64 kGroupLength = 1 << 10;  // elements of rows that are read together
-
-// From the first place of a window to the last.
-[[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
-
-// Whether that is of use. By the shape of windows alone: nothing else may decide how sums are
-// rounded.
-[[maybe_unused]] inline bool is_sheet(const Plan& p) {
-  const Axis &height = p.axis[1], &width = p.axis[2];
-  return is_point(p.axis[0]) && height.regular() && width.regular() && is_wide(height) &&
-         height.dilation == 1 && 4 * height.stride <= height.kernel && width.stride == 1 &&
-         height.kernel <= 2 * height.n + 64 && reach(width) <= 2 * width.m + 64 &&
-         p.places <= kMostShared;
-}
 
 // Op: load, merge and store partial reductions of a window, lane by lane. kNeedsFinite: a plane
 // with a NaN or an infinity is not reduced.

@@ -275,7 +275,7 @@ struct Best {
   using Place = std::conditional_t<sizeof(T) == 1, std::uint8_t, u32>;
   using Target = Winners<T, Keep>;
   static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
-  static constexpr bool kByLines = false, kNarrow = true, kPads = true;
+  static constexpr bool kByLines = false, kPads = true;
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Target to, i64 i) { return to.y[i] == lowest<T>(); }
   template <class V>

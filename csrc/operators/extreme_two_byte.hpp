@@ -72,7 +72,7 @@ struct BestBits {
   using AssumeNoNaN = FiniteBits<Keep>;
   using Target = Winners<In, Keep>;
   static Target target(In* y, std::uint8_t* routes, bool) { return {y, routes}; }
-  static constexpr bool kByLines = false, kNarrow = true, kPads = true;
+  static constexpr bool kByLines = false, kPads = true;
   static constexpr In kFill = 0x8000 | kInfinity<S>;  // the lowest
 
   template <class V>

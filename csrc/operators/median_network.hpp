@@ -2,12 +2,11 @@
 // lies is looked up.
 #pragma once
 
+#include "choose.hpp"
 #include "operators/extreme.hpp"
 
 namespace poolgrad {
 namespace {
-
-inline constexpr int kMostSorted = 25;  // inputs of a window
 
 // Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, 5.3.4): which
 // two of N values are compared, one pair after the other.
@@ -83,7 +82,6 @@ struct Middle {
   };
   static Target target(T* y, std::uint8_t* routes, bool lone) { return {y, routes, lone}; }
   static constexpr bool kByLines = false;
-  static constexpr bool kNarrow = false;
   static constexpr bool kPads = false;  // padding is no part of a window
   static constexpr bool kHeavy = true;
   static constexpr T kFill = T(0);

@@ -63,10 +63,11 @@ void curve(const Work& work, Blend blend, const View& x, Parameter theta, Dense 
   using Op = Curved<A, Kind>;
   using Small = Direct<Near<A, Kind>>;
   using Large = Separable<Op>;
-  if (is_small(p)) {
-    curve_by<A, Kind, Small>(
-        work, blend, x, theta, y, kept, sensitivity,
-        [&](const Tile& tile, const Op&, Arena& arena) { return Small(p, x, tile, false, arena); });
+  if (choose({.task = Task::nonlinear, .plan = &p}) == Algorithm::unrolled) {
+    curve_by<A, Kind, Small>(work, blend, x, theta, y, kept, sensitivity,
+                             [&](const Tile& tile, const Op&, Arena& arena) {
+                               return Small(p, x, tile, false, false, arena);
+                             });
   } else {
     curve_by<A, Kind, Large>(work, blend, x, theta, y, kept, sensitivity,
                              [&](const Tile& tile, const Op& op, Arena& arena) {
@@ -88,6 +89,7 @@ void forward(const Work& work, Blend blend, const View& x, Parameter theta, Dens
 
 void backward(const Work& work, Blend blend, const View& gy, const View& x, Parameter theta,
               const View* kept, Dense gx) {
+  (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     const Weighed from{&gy, &x, nullptr, kept, {false, 0}};

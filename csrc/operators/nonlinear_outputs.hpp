@@ -128,17 +128,6 @@ POOLGRAD_LOOP void finish(const Line<A>& line, typename Curved<A, Kind>::Row cel
   });
 }
 
-inline constexpr i64 kSmall = 16;  // inputs of a window
-
-// Whether windows are small enough for that. What counts is what they hold: padding must not change
-// how sums are rounded.
-[[maybe_unused]] inline bool is_small(const Plan& p) {
-  for (const Axis& a : p.axis) {
-    if (!a.regular()) return false;
-  }
-  return most_real(p) <= kSmall;
-}
-
 // All inputs of a window at once.
 template <class A, template <class> class Kind>
 struct Near {
@@ -149,7 +138,6 @@ struct Near {
     Target at(i64 offset) const { return {line, first + offset}; }
   };
   static constexpr bool kByLines = false;
-  static constexpr bool kNarrow = false;
   static constexpr bool kPads = false;  // there is nothing that adds nothing
   static constexpr bool kHeavy = true;
   static constexpr A kFill = A(0);
@@ -157,7 +145,7 @@ struct Near {
 
   template <class V>
   struct Cell {
-    V input[kSmall];
+    V input[kMostNonlinearTaps];
     i64 count;
   };
 

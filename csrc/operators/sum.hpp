@@ -126,7 +126,6 @@ template <class A, bool Lines>
 struct Mean {
   using In = A;
   using AssumeNoNaN = Mean;  // a sum with a NaN is NaN
-  static constexpr bool kNarrow = false;
   static constexpr bool kPads = true;
   static constexpr bool kByLines = Lines, kRounds = true;
   static constexpr A kFill = A(0);

@@ -716,8 +716,33 @@ def explain(
 
 
 @app.command()
-def info() -> None:
-    """Print versions, processor, instruction set, threads and front ends: for bug reports."""
+def info(
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Describe one call instead: a function, the shape of its input and options, such"
+            ' as `"max_pool2d 32x64x112x112 k3 s2 p1 float32"`. Kernel, stride, padding, dilation'
+            " and output size are `k3` or `k3x5`, `s2`, `p1`, `d2` and `o7`; further options are"
+            " `same`, `ceil`, `channels_last` (the last size is that of the channels), a dtype,"
+            " `threads=2`, `packed`, other arguments of the function such as `ties=zero`, and"
+            " `routes`, which makes the forward pass store what the backward pass needs.",
+        ),
+    ] = None,
+) -> None:
+    """Print versions, processor, instruction set, threads and front ends: for bug reports.
+
+    With `--plan`, print the algorithms that compute one call, forward and backward, into how many
+    tasks they divide it, on how many threads, and how many bytes they move. Nothing is computed.
+    """
+    if plan is not None:
+        from poolgrad import algorithms
+
+        try:
+            typer.echo(algorithms.report(plan))
+        except (TypeError, ValueError) as error:
+            _fail(str(error), code=2)
+        return
     from poolgrad.environment import report
 
     typer.echo(report())
