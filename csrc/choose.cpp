@@ -225,6 +225,15 @@ bool wins_joined_rows(const Call& call) {
          (small || dense);
 }
 
+// A few comparisons for each output, in whole vectors, cost less than an addition at an address
+// that was just computed.
+bool wins_gather_of_routes(const Call& call) {
+  const Plan& p = *call.plan;
+  const Axis& width = p.axis[2];
+  return p.inner == 1 && p.places <= 5 && width.stride <= 2 &&
+         width.in >= 4 * lanes(call, summed_bytes(call.input.dtype));
+}
+
 bool wins_van_herk_2d(const Axis& height) {
   return shares_much(height) && 4 * height.stride <= height.kernel;
 }
@@ -285,7 +294,7 @@ constexpr Rule kTable[] = {
      always},
     {Task::routes_backward, A::register_blocked_channels_last_backward,
      handles_channels_last_backward, always},
-    {Task::routes_backward, A::gather, handles_gather_of_routes, always},
+    {Task::routes_backward, A::gather, handles_gather_of_routes, wins_gather_of_routes},
     {Task::routes_backward, A::scatter_routes, always, always},
 
     {Task::average_backward, A::plane_fill, handles_plane_fill, always},
