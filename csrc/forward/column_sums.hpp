@@ -8,11 +8,11 @@ namespace poolgrad {
 namespace {
 
 template <class A>
-class Columns {
+class ColumnSums {
  public:
   using Row = typename Sum<A>::Row;
 
-  Columns(const Plan& plan, const View& x, const Tile& tile, Arena& arena)
+  ColumnSums(const Plan& plan, const View& x, const Tile& tile, Arena& arena)
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan.axis[1]), arena),

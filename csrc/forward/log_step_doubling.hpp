@@ -65,13 +65,13 @@ void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step
 }
 
 template <class Op>
-class Width {
+class WidthReduction {
  public:
   using T = typename Op::In;
   using Row = typename Op::Row;
 
-  POOLGRAD_LOOP Width(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
-                      const Op& op, Arena& arena)
+  POOLGRAD_LOOP WidthReduction(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
+                               const Op& op, Arena& arena)
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),

@@ -43,7 +43,7 @@ class PlaneMeans {
     A sums[N];
     if (n_ <= kMostTaps) in_order<N>(planes, sums);
     else across<N>(planes, sums);
-    A* y = y_.room(first, N);
+    A* y = y_.reserve(first, N);
     for (i64 k = 0; k < N; ++k) y[k] = (A(0) + sums[k]) / divisor_;
   }
 
@@ -82,7 +82,7 @@ class PlaneMeans {
 
   const i64 n_;
   const A divisor_;
-  Sink<A> y_;
+  RowWriter<A> y_;
   A* copies_;
 };
 
@@ -102,9 +102,9 @@ class PlaneGradients {
     const A each = gradient / divisor_of_plane<A>(p_, divisor) + A(0);  // as if added to nothing
     for (i64 done = 0; done < n_; done += kMostCopiedPlane) {
       const i64 n = smaller(kMostCopiedPlane, n_ - done);
-      A* to = gx_.room(plane * p_.in_plane() + first_ + done, n, false);
+      A* to = gx_.reserve(plane * p_.in_plane() + first_ + done, n, false);
       sweep_lanes<A>(n, [&](auto w, i64 i) {
-        ask(to + i + kAhead<A>);
+        prefetch(to + i + kAhead<A>);
         store(to + i, Vec<A, w()>{} + each);
       });
     }
@@ -122,7 +122,7 @@ class PlaneGradients {
 
   const Plan& p_;
   const i64 first_, n_;
-  Sink<A> gx_;
+  RowWriter<A> gx_;
 };
 
 }  // namespace

@@ -7,8 +7,8 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMostBanded = 8;            // rows of outputs at once,
-inline constexpr i64 kBandBytes = i64{1} << 14;  // of so many bytes of inputs
+inline constexpr i64 kMostBlockedRows = 8;        // rows of outputs at once,
+inline constexpr i64 kBlockBytes = i64{1} << 14;  // of so many bytes of inputs
 
 // Calls f with kernel and stride, if they are among those that there is code for, up to a stride.
 template <i64 MostStride = 2, class F>
@@ -43,11 +43,11 @@ concept Merges = requires { typename Op::AssumeNoNaN; };
 
 // The reduction that is used while no NaN was met.
 template <class Op>
-struct Optimistic {
+struct WithoutNaN {
   using type = Op;
 };
 template <Merges Op>
-struct Optimistic<Op> {
+struct WithoutNaN<Op> {
   using type = typename Op::AssumeNoNaN;
 };
 
@@ -75,7 +75,7 @@ struct Slice {
 template <class O, i64 K, i64 S, class V, class Start, class Line, class Ahead, class Store>
 POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Line&& line,
                                Ahead&& ahead, Store&& store) {
-  typename O::template Cell<V> made[kMostBanded], lines[K];
+  typename O::template Cell<V> made[kMostBlockedRows], lines[K];
   for (i64 k = 0; k < depths; ++k) {
     const auto slice = start(k);
     const bool alone = slice.known || (slice.cells && k > 0), further = k > 0 && !alone;
@@ -160,12 +160,13 @@ void over_rows(const Tile& tile, bool deep, F&& some) {
 // store writes it, trace and has_nan find NaNs among the inputs: Op itself may assume that there is
 // none. `fill`: wins nowhere.
 template <class Op>
-class Bands {
+class RegisterBlocked {
  public:
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  POOLGRAD_LOOP Bands(const Plan& plan, const View& x, bool used, bool negate, T fill, Arena& arena)
+  POOLGRAD_LOOP RegisterBlocked(const Plan& plan, const View& x, bool used, bool negate, T fill,
+                                Arena& arena)
       : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && used) {
     if (!used_) return;
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
@@ -179,14 +180,14 @@ class Bands {
     lo_ = larger(0, -width.lo), hi_ = larger(lo_, smaller(width.in, reach - width.lo));
     pitch_ = ceil_div(reach, kLine) * kLine;
     depths_ = smaller(depth.kernel, depth.in);
-    rows_ = kBandBytes / (depths_ * height.stride * pitch_ * static_cast<i64>(sizeof(T)));
-    rows_ = larger(1, smaller(kMostBanded, rows_));
+    rows_ = kBlockBytes / (depths_ * height.stride * pitch_ * static_cast<i64>(sizeof(T)));
+    rows_ = larger(1, smaller(kMostBlockedRows, rows_));
     lines_ = (rows_ - 1) * height.stride + span(height);
     copies_ = arena.take<T>(depths_ * lines_ * pitch_);
     from_ = arena.take<From>(depths_);
     at_ = arena.take<const T*>(depths_ * lines_);
     if constexpr (kCompiled) {
-      const i64 cells = ceil_div(width.out, kLanes) * kMostBanded;
+      const i64 cells = ceil_div(width.out, kLanes) * kMostBlockedRows;
       own_cells_ = cells * static_cast<i64>(sizeof(typename Op::template Cell<Vec<T, kLanes>>));
     }
     // Depths made alone are merged in another order.
@@ -200,7 +201,7 @@ class Bands {
 
   i64 length() const { return p_.axis[2].out; }
 
-  // Whether bands are best made one behind the other, as they share inputs.
+  // Whether blocked are best made one behind the other, as they share inputs.
   bool deep() const { return used_ && deep_; }
 
   void start(const char* plane) {
@@ -337,9 +338,9 @@ class Bands {
                                  line = own.at + from;
                                  next = own.next + (i / W * rows + from * rows / step) * kShare;
                                  Cell* cells = reinterpret_cast<Cell*>(own.cells);
-                                 return Slice<Cell>{own.place,
-                                                    cells ? cells + i / W * kMostBanded : nullptr,
-                                                    own.known};
+                                 return Slice<Cell>{
+                                     own.place, cells ? cells + i / W * kMostBlockedRows : nullptr,
+                                     own.known};
                                },
                                [&](V* value) {
                                  POOLGRAD_UNROLL
@@ -353,12 +354,12 @@ class Bands {
                                },
                                [&] {
                                  for (i64 b = 0; b < kShare; b += 64, next += 64)
-                                   deep_ ? ask_near(next) : ask(next);
+                                   deep_ ? prefetch_near(next) : prefetch(next);
                                },
                                [&](i64 q, const auto& cell) {
                                  const i64 row = from + q * step;
                                  Op::store(to.line(row, n), at, cell);
-                                 ask(to.line(row + rows, n).y + at);
+                                 prefetch(to.line(row + rows, n).y + at);
                                });
       }
     }

@@ -1,5 +1,5 @@
-// Small windows in images with channels last: bands as in forward/register_blocked.hpp, a vector of
-// channels of one pixel at a time. For windows that lie inside the input only; rows of such are
+// Small windows in images with channels last: blocked as in forward/register_blocked.hpp, a vector
+// of channels of one pixel at a time. For windows that lie inside the input only; rows of such are
 // long, so the others are few.
 #pragma once
 
@@ -10,16 +10,17 @@ namespace {
 
 // Rows of outputs at once, which share lines of inputs: more of them would meet in the same sets of
 // the first cache. At larger strides they share too little to be worth so many streams of memory.
-inline constexpr i64 kMostPixelRows = 4;
-inline constexpr i64 kPixelBand = i64{1} << 10;  // elements of a row that are made at a time
+inline constexpr i64 kMostChannelsLastRows = 4;
+inline constexpr i64 kChannelsLastBlock = i64{1}
+                                          << 10;  // elements of a row that are made at a time
 
 template <class Op>
-class Pixels {
+class RegisterBlockedChannelsLast {
  public:
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  Pixels(const Plan& plan, const View& x, bool used, T fill)
+  RegisterBlockedChannelsLast(const Plan& plan, const View& x, bool used, T fill)
       : p_(plan), x_(x), fill_(fill), used_(kCompiled && used) {}
 
   // How many rows from `oh` on are made at once; 0: none can be.
@@ -28,9 +29,9 @@ class Pixels {
     if (!used_ || oh < height.full_lo) return 0;
     return larger(0, smaller(most(), smaller(end, height.full_hi) - oh));
   }
-  i64 most() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMostPixelRows : 1; }
+  i64 most() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMostChannelsLastRows : 1; }
 
-  i64 columns() const { return larger(1, kPixelBand / p_.inner); }  // at once
+  i64 columns() const { return larger(1, kChannelsLastBlock / p_.inner); }  // at once
 
   // Makes columns lo ... hi of the rows, which lie `length` elements apart. False: an input is NaN,
   // which Op assumes not to be, and the outputs mean nothing.
@@ -74,13 +75,13 @@ class Pixels {
               POOLGRAD_UNROLL
               for (i64 t = 0; t < K; ++t) value[t] = load<V>(from + t * step);
               POOLGRAD_UNROLL
-              for (i64 t = K - S; t < K; ++t) ask(from + t * step + kAhead<T>);
+              for (i64 t = K - S; t < K; ++t) prefetch(from + t * step + kAhead<T>);
               from += pitch;
             },
             [] {},
             [&](i64 q, const auto& cell) {
               const auto line = to.line(q, length);
-              ask(line.y + at + kAhead<T>);
+              prefetch(line.y + at + kAhead<T>);
               Op::store(line, at, cell);
             });
       }

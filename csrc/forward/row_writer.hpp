@@ -12,25 +12,25 @@ namespace {
 // Rows that are made one after the other, as they lie in memory: in place, or, if their elements
 // are of another type, in a small buffer.
 template <class T>
-class Sink {
+class RowWriter {
  public:
   // row: elements of the longest row
-  Sink(Dense to, i64 row, Arena& arena)
+  RowWriter(Dense to, i64 row, Arena& arena)
       : to_(to), buffer_(to.data && !is<T>(to) ? arena.take<T>(row + kChunk) : nullptr) {}
-  Sink(const Sink&) = delete;
-  Sink& operator=(const Sink&) = delete;
-  ~Sink() {
+  RowWriter(const RowWriter&) = delete;
+  RowWriter& operator=(const RowWriter&) = delete;
+  ~RowWriter() {
     flush();
-    if (streams_) drain();
+    if (streams_) store_fence();
   }
 
   // Room for elements first .. first + n of the array; what was made before is complete. Null, if
   // there is no array. The room after this one is asked for, unless its maker does that.
-  T* room(i64 first, i64 n, bool asks = true) {
+  T* reserve(i64 first, i64 n, bool prefetches = true) {
     if (!to_.data) return nullptr;
     if (!buffer_) {
       T* here = as<T>(to_, first);
-      if (asks) ask(here + larger(n, kAhead<T>), n * static_cast<i64>(sizeof(T)));
+      if (prefetches) prefetch(here + larger(n, kAhead<T>), n * static_cast<i64>(sizeof(T)));
       return here;
     }
     if (first != first_ + count_ || count_ >= kChunk) {
@@ -63,8 +63,8 @@ class Sink {
     T* to = as<T>(to_, first);
     sweep_lanes<T>(n, [&](auto w, i64 i) {
       const auto values = load<Vec<T, w()>>(from + i);
-      if (streams) return stream(to + i, values);
-      ask(to + i + kAhead<T>);
+      if (streams) return store_nontemporal(to + i, values);
+      prefetch(to + i + kAhead<T>);
       store(to + i, values);
     });
   }
@@ -91,11 +91,11 @@ struct Grid {
 
 // Where rows of a patch are made: where they belong, or in a buffer, a vector for each strip.
 template <class T>
-class Landing {
+class TileWriter {
  public:
   static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
 
-  Landing(Dense to, i64 most, Arena& arena)
+  TileWriter(Dense to, i64 most, Arena& arena)
       : to_(to), buffer_(is<T>(to) ? nullptr : arena.take<T>(most)) {}
 
   // begin: where the array's row begins whose part is made

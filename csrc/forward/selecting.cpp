@@ -12,29 +12,31 @@ namespace poolgrad {
 namespace {
 
 // Any windows. wanted(plane): whether a plane is to be made.
-template <class A, bool Keep, bool Lone, class Wanted>
+template <class A, bool WithRoutes, bool ZeroTies, class Wanted>
 void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which, Wanted&& wanted) {
   const Plan& p = *work.plan;
-  const bool negate = which == Select::smallest, holes = Keep && has_empty_windows(p);
-  using Kit = SelectKit<A, Keep, Lone>;
+  const bool negate = which == Select::smallest, holes = WithRoutes && has_empty_windows(p);
+  using State = SeparableState<A, WithRoutes, ZeroTies>;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& a) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        return Kit{{p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, Keep, Lone>::take(a, n)};
+        return State{
+            {p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, WithRoutes, ZeroTies>::take(a, n)};
       },
-      [&](Kit& kit, i64 plane, const Tile& tile) {
+      [&](State& state, i64 plane, const Tile& tile) {
         if (!wanted(plane)) return;
-        kit.machine.start(plane_of(x, plane));
-        select_tile(p, tile, kit, routes, plane * p.out_plane(), which, holes);
+        state.machine.start(plane_of(x, plane));
+        select_tile(p, tile, state, routes, plane * p.out_plane(), which, holes);
       });
 }
 
-void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes, bool lone) {
+void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes,
+             bool zero_ties) {
   const Plan plan = flattened(*whole.plan, x);
   const Work work{&plan, whole.threads};
-  if (which == Select::median) return POOLGRAD_TABLE(select_median)(work, x, y, routes, lone);
-  const bool zero = lone && routes.data && is_floating(x.dtype);  // integers have no gradient
+  if (which == Select::median) return POOLGRAD_TABLE(select_median)(work, x, y, routes, zero_ties);
+  const bool zero = zero_ties && routes.data && is_floating(x.dtype);  // integers have no gradient
   const Algorithm algorithm = choose({.task = Task::extreme,
                                       .plan = &plan,
                                       .input = layout_of(x, plan),

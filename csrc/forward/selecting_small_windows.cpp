@@ -7,16 +7,16 @@
 namespace poolgrad {
 namespace {
 
-// Keeping, Forgetting: the reduction with routes and without. Inputs and outputs are elements of
-// its type; the small types are compared as they are, without conversion.
-template <class Keeping, class Forgetting>
+// KeepingRoutes, WithoutRoutes: the reduction with routes and without. Inputs and outputs are
+// elements of its type; the small types are compared as they are, without conversion.
+template <class KeepingRoutes, class WithoutRoutes>
 void reduce(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
             Select which) {
-  using T = typename Keeping::In;
+  using T = typename KeepingRoutes::In;
   View from = x;
   if (sizeof(T) < 4) from.dtype = y.dtype = DtypeOf<T>::value;
-  if (routes.data) small_windows<Keeping>(work, algorithm, from, y, routes, which, false);
-  else small_windows<Forgetting>(work, algorithm, from, y, routes, which, false);
+  if (routes.data) small_windows<KeepingRoutes>(work, algorithm, from, y, routes, which, false);
+  else small_windows<WithoutRoutes>(work, algorithm, from, y, routes, which, false);
 }
 
 }  // namespace
@@ -25,16 +25,17 @@ void POOLGRAD_TABLE(select_small)(const Work& work, Algorithm algorithm, Select 
                                   const View& x, Dense y, Dense routes) {
   switch (x.dtype) {
     case Dtype::uint8:
-      return reduce<Best<std::uint8_t, true>, Best<std::uint8_t, false>>(work, algorithm, x, y,
-                                                                         routes, which);
+      return reduce<SmallMax<std::uint8_t, true>, SmallMax<std::uint8_t, false>>(work, algorithm, x,
+                                                                                 y, routes, which);
     case Dtype::float16:
-      return reduce<BestBits<Half, true>, BestBits<Half, false>>(work, algorithm, x, y, routes,
-                                                                 which);
+      return reduce<TwoByteMax<Half, true>, TwoByteMax<Half, false>>(work, algorithm, x, y, routes,
+                                                                     which);
     case Dtype::bfloat16:
-      return reduce<BestBits<Brain, true>, BestBits<Brain, false>>(work, algorithm, x, y, routes,
-                                                                   which);
+      return reduce<TwoByteMax<Brain, true>, TwoByteMax<Brain, false>>(work, algorithm, x, y,
+                                                                       routes, which);
     default:
-      return reduce<Best<float, true>, Best<float, false>>(work, algorithm, x, y, routes, which);
+      return reduce<SmallMax<float, true>, SmallMax<float, false>>(work, algorithm, x, y, routes,
+                                                                   which);
   }
 }
 

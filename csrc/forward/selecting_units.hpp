@@ -22,7 +22,8 @@ void POOLGRAD_TABLE(select_wide)(const Work&, Algorithm, Select, const View& x, 
                                  Dense routes, std::atomic<bool>* left);
 
 // The median.
-void POOLGRAD_TABLE(select_median)(const Work&, const View& x, Dense y, Dense routes, bool lone);
+void POOLGRAD_TABLE(select_median)(const Work&, const View& x, Dense y, Dense routes,
+                                   bool zero_ties);
 
 // The random draw: false, and nothing done, unless x is finite.
 bool POOLGRAD_TABLE(select_draw)(const Work&, const View& x, Dense y, Dense routes,

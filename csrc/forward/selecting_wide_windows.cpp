@@ -5,25 +5,25 @@
 namespace poolgrad {
 namespace {
 
-template <bool Keep>
+template <bool WithRoutes>
 void reduce(const Work& work, Algorithm algorithm, Select which, const View& x, Dense y,
             Dense routes, std::atomic<bool>* left) {
   const Plan& p = *work.plan;
-  const bool negate = which == Select::smallest, holes = Keep && has_empty_windows(p);
-  using Turned = TurnedKit<float, Keep>;
+  const bool negate = which == Select::smallest, holes = WithRoutes && has_empty_windows(p);
+  using Transposed = TransposedPlanes<float, WithRoutes>;
   if (algorithm == Algorithm::transposed_planes) {
     return over_outputs_of_planes(
-        work, Turned::W,
-        [&](const Tile&, Arena& arena) { return Turned(p, x, y, routes, negate, arena); },
-        [&](Turned& kit, i64 first, i64 last, const Tile&) {
-          kit.make(first, last, which, holes, [&](i64 plane) { left[plane] = true; });
+        work, Transposed::W,
+        [&](const Tile&, Arena& arena) { return Transposed(p, x, y, routes, negate, arena); },
+        [&](Transposed& state, i64 first, i64 last, const Tile&) {
+          state.make(first, last, which, holes, [&](i64 plane) { left[plane] = true; });
         });
   }
-  using Kit = WideKit<float, Keep>;
+  using State = WideWindowsState<float, WithRoutes>;
   over_outputs(
-      work, [&](const Tile& tile, Arena& arena) { return Kit(p, x, tile, y, negate, arena); },
-      [&](Kit& kit, i64 plane, const Tile&) {
-        if (!wide_tile(p, kit, plane_of(x, plane), routes, plane * p.out_plane(), which, holes))
+      work, [&](const Tile& tile, Arena& arena) { return State(p, x, tile, y, negate, arena); },
+      [&](State& state, i64 plane, const Tile&) {
+        if (!wide_tile(p, state, plane_of(x, plane), routes, plane * p.out_plane(), which, holes))
           left[plane] = true;
       });
 }

@@ -195,7 +195,7 @@ class Separable {
   const Plan& p_;
   const Tile tile_;
   const i64 n_;
-  Width<Op> width_;
+  WidthReduction<Op> width_;
   RowCache<Op> width_rows_, height_rows_;
 };
 

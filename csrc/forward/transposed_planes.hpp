@@ -22,12 +22,12 @@ POOLGRAD_INLINE void transpose(V (&square)[W]) {
   }
 }
 
-template <class T, bool Keep>
-class TurnedKit {
+template <class T, bool WithRoutes>
+class TransposedPlanes {
  public:
   static constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
 
-  TurnedKit(const Plan& p, const View& x, Dense y, Dense routes, bool negate, Arena& arena)
+  TransposedPlanes(const Plan& p, const View& x, Dense y, Dense routes, bool negate, Arena& arena)
       : p_(p),
         x_(x),
         y_(y),
@@ -35,14 +35,14 @@ class TurnedKit {
         turned_(turned(p)),
         pixels_(arena.take<T>(turned_.in_plane())),
         made_(arena.take<T>(turned_.out_plane())),
-        winners_(arena.take<u32>(Keep ? turned_.out_plane() : 0)),
+        winners_(arena.take<u32>(WithRoutes ? turned_.out_plane() : 0)),
         inputs_(is_as_it_is(x) ? nullptr : arena.take<T>(turned_.in_plane())),
         outputs_(is<T>(y) ? nullptr : arena.take<T>(turned_.out_plane())),
         view_(view_of(p, pixels_)),
         kit_(turned_, view_, whole(p), {reinterpret_cast<char*>(made_), DtypeOf<T>::value}, negate,
              arena) {}
-  TurnedKit(const TurnedKit&) = delete;
-  TurnedKit& operator=(const TurnedKit&) = delete;
+  TransposedPlanes(const TransposedPlanes&) = delete;
+  TransposedPlanes& operator=(const TransposedPlanes&) = delete;
 
   // Makes planes first ... last. Calls leave(plane) for those that are not made, as an input of one
   // of them is not finite.
@@ -101,7 +101,7 @@ class TurnedKit {
       POOLGRAD_UNROLL
       for (int k = 0; k < W; ++k) {
         square[k] = load<V>(from[k] + at);
-        if (!inputs_) ask(from[k] + at + W * n);  // the next planes, if they follow these
+        if (!inputs_) prefetch(from[k] + at + W * n);  // the next planes, if they follow these
       }
       transpose(square);
       POOLGRAD_UNROLL
@@ -115,16 +115,16 @@ class TurnedKit {
     separate(made_, n, planes,
              [=, in_place = !outputs_](int k, i64 at, auto value) __attribute__((always_inline)) {
                store(values + k * n + at, value);
-               if (in_place) ask(values + (W + k) * n + at);
+               if (in_place) prefetch(values + (W + k) * n + at);
              });
     if (outputs_) write(y_, first, outputs_, planes * n);
-    if (!Keep) return;
+    if (!WithRoutes) return;
     const i64 bytes = p_.route_bytes;
     separate(winners_, n, planes,
              [=, to = routes_](int k, i64 at, auto where) __attribute__((always_inline)) {
                const i64 here = first + k * n + at;
                put_routes(where, to, here, W);
-               ask(as<char>(to, (here + W * n) * bytes));
+               prefetch(as<char>(to, (here + W * n) * bytes));
              });
   }
 
@@ -153,7 +153,7 @@ class TurnedKit {
   u32* winners_;
   T *inputs_, *outputs_;  // numbers of another type than those of the arrays
   const View view_;
-  WideKit<T, Keep> kit_;
+  WideWindowsState<T, WithRoutes> kit_;
 };
 
 }  // namespace

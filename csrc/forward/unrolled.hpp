@@ -12,7 +12,8 @@ namespace poolgrad {
 namespace {
 
 inline constexpr i64 kSwept = 2048;  // outputs of a sweep over joined rows, gaps included
-inline constexpr i64 kPiece = 512;   // elements of a row of pixels that are made at a time
+inline constexpr i64 kChannelsLastElements =
+    512;  // elements of a row of pixels that are made at a time
 
 // Place t of a line of windows that lie S apart: its places are `step` apart, if S is 1, else one.
 template <i64 S, class V, class T>
@@ -35,14 +36,14 @@ concept MakesPairs = kSpecialised<typename Op::In> && requires { Op::kPairs; };
 // kByLines: whether lines of places are
 // reduced one by one, and then merged, so that the same is rounded everywhere.
 template <class Op>
-class Direct {
+class Unrolled {
  public:
   using T = typename Op::In;
   using Target = typename Op::Target;
 
   // joins_rows: for sweep_rows() instead of row()
-  POOLGRAD_LOOP Direct(const Plan& plan, const View& x, const Tile& tile, bool negate,
-                       bool joins_rows, Arena& arena)
+  POOLGRAD_LOOP Unrolled(const Plan& plan, const View& x, const Tile& tile, bool negate,
+                         bool joins_rows, Arena& arena)
       : p_(plan),
         x_(x),
         tile_(tile),
@@ -53,7 +54,8 @@ class Direct {
         narrow_(joins_rows),
         in_place_(!negate && fits(plan.axis[1]) && fits(plan.axis[2]) &&
                   x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
-        piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2] : larger(1, kPiece / plan.inner)),
+        piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2]
+                               : larger(1, kChannelsLastElements / plan.inner)),
         pitch_(in_place_ ? plan.axis[2].in : span(plan.axis[2])),
         rows_swept_(smaller(tile.hi[1] - tile.lo[1], larger(1, kSwept / pitch_))),
         laid_(narrow_ && !in_place_ ? arena.take<T>(reach(rows_swept_) * pitch_) : nullptr) {}
@@ -141,8 +143,8 @@ class Direct {
       }
     }
     for (i64 i = 0; i < depth.kernel; ++i) {
-      ask(at + i * depth.dilation * x_.depth + kAhead<T>,
-          height.stride * x_.height * static_cast<i64>(sizeof(T)));
+      prefetch(at + i * depth.dilation * x_.depth + kAhead<T>,
+               height.stride * x_.height * static_cast<i64>(sizeof(T)));
     }
     const i64 n = tile_.hi[2] - tile_.lo[2];
     const Taps taps{even_taps_, depth.kernel * height.kernel * kernel, kernel};

@@ -16,13 +16,13 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kSheetBytes = 1 << 19;   // of a block of rows,
-inline constexpr i64 kGroupLength = 1 << 10;  // elements of rows that are read together
+inline constexpr i64 kVanHerkBytes = 1 << 19;  // of a block of rows,
+inline constexpr i64 kGroupLength = 1 << 10;   // elements of rows that are read together
 
 // Op: load, merge and store partial reductions of a window, lane by lane. kNeedsFinite: a plane
 // with a NaN or an infinity is not reduced.
 template <class Op>
-class Sheet {
+class VanHerk2d {
  public:
   using T = typename Op::In;
   using Row = typename Op::Row;
@@ -42,8 +42,8 @@ class Sheet {
     }
   };
 
-  Sheet(const Plan& plan, const View& x, const Tile& tile, const Reading<T>& how, const Op& op,
-        Arena& arena)
+  VanHerk2d(const Plan& plan, const View& x, const Tile& tile, const Reading<T>& how, const Op& op,
+            Arena& arena)
       : p_(plan),
         x_(x),
         tile_(tile),
@@ -70,8 +70,8 @@ class Sheet {
     }
     scratch_ = arena.take<char>(static_cast<i64>(bytes));
   }
-  Sheet(const Sheet&) = delete;
-  Sheet& operator=(const Sheet&) = delete;
+  VanHerk2d(const VanHerk2d&) = delete;
+  VanHerk2d& operator=(const VanHerk2d&) = delete;
 
   i64 patches() const { return pieces_ * vectors_; }
 
@@ -112,7 +112,7 @@ class Sheet {
     const i64 all = tile_.hi[2] - tile_.lo[2], shared = reach(p_.axis[2]);
     Arena measure;
     (void)op.take(measure, p_.axis[1].kernel * 64);
-    const i64 room = kSheetBytes / static_cast<i64>(measure.used()) * 64 / side_;
+    const i64 room = kVanHerkBytes / static_cast<i64>(measure.used()) * 64 / side_;
     const i64 most = larger(larger(1, room - shared), shared);
     const i64 even = ceil_div(all, ceil_div(all, most));
     return side_ > 1 ? even : ceil_div(even, kLine) * kLine;
@@ -253,7 +253,7 @@ class Sheet {
       i64 i = 0;
       for (; i + W <= n; i += W) {
         const V v = load<V>(from + i);
-        ask(from + i + ahead);
+        prefetch(from + i + ahead);
         store(to + i, v);
         if constexpr (Op::kNeedsFinite) seen += v;
       }
@@ -284,7 +284,7 @@ class Sheet {
                               line);
     }
     const i64 outputs = columns * side_;
-    const Neighbours<Op> near(a.kernel);
+    const LogStepDoubling<Op> near(a.kernel);
     if (side_ == 1 && a.dilation == 1 && near.fits()) {
       return near.make(from, pitch_, rows, outputs, pass, line);
     }

@@ -20,11 +20,11 @@ auto key_of_bits(V bits) {
 }
 
 // The maximum of either type, if no input is NaN. Nothing here depends on the type but the fill.
-template <bool Keep>
-struct FiniteBits {
+template <bool WithRoutes>
+struct TwoByteMaxOfNumbers {
   using In = std::uint16_t;
-  using AssumeNoNaN = FiniteBits;
-  using Target = Winners<In, Keep>;
+  using AssumeNoNaN = TwoByteMaxOfNumbers;
+  using Target = Winners<In, WithRoutes>;
 
   template <class V>
   struct Cell {
@@ -46,12 +46,12 @@ struct FiniteBits {
     const auto wins = later.key > cell.key;
     cell.best = wins ? later.best : cell.best;
     cell.key = wins ? later.key : cell.key;
-    if constexpr (Keep) cell.where = wins ? later.where + static_cast<In>(moved) : cell.where;
+    if constexpr (WithRoutes) cell.where = wins ? later.where + static_cast<In>(moved) : cell.where;
   }
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {
     poolgrad::store(to.y + i, cell.best);
-    if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+    if constexpr (WithRoutes) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
   }
 
   // The largest magnitude: above that of the fill, which is an infinity, only NaNs are.
@@ -66,11 +66,11 @@ struct FiniteBits {
   }
 };
 
-template <class S, bool Keep>
-struct BestBits {
+template <class S, bool WithRoutes>
+struct TwoByteMax {
   using In = std::uint16_t;
-  using AssumeNoNaN = FiniteBits<Keep>;
-  using Target = Winners<In, Keep>;
+  using AssumeNoNaN = TwoByteMaxOfNumbers<WithRoutes>;
+  using Target = Winners<In, WithRoutes>;
   static Target target(In* y, std::uint8_t* routes, bool) { return {y, routes}; }
   static constexpr bool kByLines = false, kPads = true;
   static constexpr In kFill = 0x8000 | kInfinity<S>;  // the lowest
@@ -86,7 +86,7 @@ struct BestBits {
   static bool is_suspect(Target to, i64 i) { return to.y[i] == kFill; }
   static void clear(Target to, i64 n) {
     std::fill(to.y, to.y + n, kFill);
-    if (Keep) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
+    if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
   }
 
   // Integers in the order of the numbers: both zeros are 0, and every NaN is kNaN.
@@ -123,7 +123,7 @@ struct BestBits {
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {
     poolgrad::store(to.y + i, cell.best);
-    if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+    if constexpr (WithRoutes) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
   }
 
  private:
@@ -133,7 +133,7 @@ struct BestBits {
     const auto wins = key > cell.beaten_by;
     cell.best = wins ? bits : cell.best;
     cell.beaten_by = wins ? bar(key) : cell.beaten_by;
-    if constexpr (Keep) cell.where = wins ? place : cell.where;
+    if constexpr (WithRoutes) cell.where = wins ? place : cell.where;
   }
 };
 

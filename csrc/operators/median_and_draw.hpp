@@ -109,9 +109,9 @@ class Median {
 
   static constexpr A kFill = A(0);
 
-  // winners[i]: the first real input of window i that equals its median, or kNowhere if `lone` and
-  // there are several; y[i]: the median.
-  void pick(const Windows<A>& windows, i64, i64 n, bool lone, A* y, u32* winners) {
+  // winners[i]: the first real input of window i that equals its median, or kNowhere if `zero_ties`
+  // and there are several; y[i]: the median.
+  void pick(const Windows<A>& windows, i64, i64 n, bool zero_ties, A* y, u32* winners) {
     const i64 step = windows.stride(), most = windows.real();
     constexpr int kBits = static_cast<int>(sizeof(Key)) * 8;
     for (i64 i = 0; i < n; ++i) {
@@ -144,7 +144,7 @@ class Median {
     for (i64 i = 0; i < n; ++i) {
       // The windows of a stored program have not been validated: one may lie in the padding.
       y[i] = winners[i] == kNowhere ? A(0) : windows.values[winners[i] * step + i];
-      if (lone && below_[i] > 1) winners[i] = kNowhere;
+      if (zero_ties && below_[i] > 1) winners[i] = kNowhere;
     }
     if constexpr (kFloat<A>) last_nan(windows, n, y, winners);
   }
@@ -240,7 +240,7 @@ class Draw {
 };
 
 template <class A, class Picker>
-struct PickKit {
+struct WindowSelectionState {
   Windows<A> windows;
   Picker picker;
   A* y;
@@ -249,23 +249,24 @@ struct PickKit {
 
 // One plane's tile; `index`: of the plane's first output in logical order.
 template <class A, class Picker>
-void pick_tile(const Plan& p, const Tile& tile, PickKit<A, Picker>& kit, const char* inputs,
-               const View& order, i64 index, bool lone, Dense y, Dense routes, i64 plane) {
+void select_tile_of_windows(const Plan& p, const Tile& tile, WindowSelectionState<A, Picker>& state,
+                            const char* inputs, const View& order, i64 index, bool zero_ties,
+                            Dense y, Dense routes, i64 plane) {
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      for (i64 lo = tile.lo[2]; lo < tile.hi[2]; lo += kit.windows.most()) {
-        const i64 hi = smaller(tile.hi[2], lo + kit.windows.most()), n = (hi - lo) * p.inner;
-        kit.windows.gather(inputs, od, oh, lo, hi, Picker::kFill);
-        kit.picker.pick(kit.windows,
-                        index + od * order.depth + oh * order.height + lo * order.width, n, lone,
-                        kit.y, kit.winners);
+      for (i64 lo = tile.lo[2]; lo < tile.hi[2]; lo += state.windows.most()) {
+        const i64 hi = smaller(tile.hi[2], lo + state.windows.most()), n = (hi - lo) * p.inner;
+        state.windows.gather(inputs, od, oh, lo, hi, Picker::kFill);
+        state.picker.pick(state.windows,
+                          index + od * order.depth + oh * order.height + lo * order.width, n,
+                          zero_ties, state.y, state.winners);
         const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
-        write(y, first, kit.y, n);
+        write(y, first, state.y, n);
         if (!routes.data) continue;
         for (i64 i = 0; i < n; ++i) {
-          kit.routes[i] = kit.windows.place(od, oh, lo + i / p.inner, kit.winners[i]);
+          state.routes[i] = state.windows.place(od, oh, lo + i / p.inner, state.winners[i]);
         }
-        store_routes(kit.routes, routes, first, n);
+        store_routes(state.routes, routes, first, n);
       }
     }
   }

@@ -69,7 +69,7 @@ POOLGRAD_LOOP V middle_of_any(V* values, int count) {
 }
 
 template <class T>
-struct Middle {
+struct MedianNetwork {
   using In = T;
   using Mask = std::conditional_t<sizeof(T) == 1, std::int8_t,
                                   std::conditional_t<sizeof(T) == 4, std::int32_t, i64>>;
@@ -77,10 +77,14 @@ struct Middle {
   struct Target {
     T* y;
     std::uint8_t* routes;  // or null: places are not wanted
-    bool lone;             // a window whose median occurs more than once is routed nowhere
-    Target at(i64 offset) const { return {y + offset, routes ? routes + offset : nullptr, lone}; }
+    bool zero_ties;        // a window whose median occurs more than once is routed nowhere
+    Target at(i64 offset) const {
+      return {y + offset, routes ? routes + offset : nullptr, zero_ties};
+    }
   };
-  static Target target(T* y, std::uint8_t* routes, bool lone) { return {y, routes, lone}; }
+  static Target target(T* y, std::uint8_t* routes, bool zero_ties) {
+    return {y, routes, zero_ties};
+  }
   static constexpr bool kByLines = false;
   static constexpr bool kPads = false;  // padding is no part of a window
   static constexpr bool kHeavy = true;
@@ -126,7 +130,7 @@ struct Middle {
       y = equal ? cell.value[t] : y;  // zeros have signs
       where = equal ? P{} + cell.place[t] : where;
     }
-    if (to.lone) {
+    if (to.zero_ties) {
       P equals{};
       for (i64 t = 0; t < count; ++t) equals -= bits_as<P>(cell.value[t] == found);
       where = equals > 1 ? ~P{} : where;

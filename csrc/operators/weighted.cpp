@@ -21,9 +21,9 @@ void average_by(const Work& work, const View& x, Divisor divisor, Make&& make) {
         A* columns = arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner);
         return make(tile, arena, columns);
       },
-      [&](auto& kit, i64 plane, const Tile& tile) {
-        kit.start(plane_of(x, plane));
-        average_tile(p, tile, kit, divisor, plane * p.out_plane());
+      [&](auto& state, i64 plane, const Tile& tile) {
+        state.start(plane_of(x, plane));
+        average_tile(p, tile, state, divisor, plane * p.out_plane());
       });
 }
 
@@ -32,7 +32,7 @@ void average_far(const Work& work, const View& x, Dense y, Divisor divisor, Make
   const Plan& p = *work.plan;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
     const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return MeanKit<A, Windows>{make(tile, arena), {y, n, arena}, arena.take<A>(n), {columns}};
+    return MeanState<A, Windows>{make(tile, arena), {y, n, arena}, arena.take<A>(n), {columns}};
   });
 }
 
@@ -40,11 +40,11 @@ template <class A>
 void average_wide(const Work& work, const View& x, Dense y, Divisor divisor,
                   const Quotient* quotient) {
   const Plan& p = *work.plan;
-  using Kit = WideMeanKit<A>;
+  using State = WideMeanState<A>;
   over_outputs(
-      work, [&](const Tile& tile, Arena& arena) { return Kit(p, x, tile, y, quotient, arena); },
-      [&](Kit& kit, i64 plane, const Tile&) {
-        wide_average_tile(p, kit, plane_of(x, plane), divisor, plane * p.out_plane());
+      work, [&](const Tile& tile, Arena& arena) { return State(p, x, tile, y, quotient, arena); },
+      [&](State& state, i64 plane, const Tile&) {
+        wide_average_tile(p, state, plane_of(x, plane), divisor, plane * p.out_plane());
       });
 }
 
@@ -53,13 +53,14 @@ void average_near(const Work& work, Algorithm algorithm, const View& x, Dense y,
   const Plan& p = *work.plan;
   using Op = Mean<A, Lines>;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
-    Bands<Op> bands(p, x, algorithm == Algorithm::register_blocked, false, Op::kFill, arena);
-    const i64 rows = larger(1, bands.rows()), n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return SmallMeanKit<A, Lines>{Direct<Op>(p, x, tile, false, false, arena),
-                                  bands,
-                                  {y, rows * n, arena},
-                                  arena.take<A>(rows),
-                                  {columns}};
+    RegisterBlocked<Op> blocked(p, x, algorithm == Algorithm::register_blocked, false, Op::kFill,
+                                arena);
+    const i64 rows = larger(1, blocked.rows()), n = (tile.hi[2] - tile.lo[2]) * p.inner;
+    return SmallMeanState<A, Lines>{Unrolled<Op>(p, x, tile, false, false, arena),
+                                    blocked,
+                                    {y, rows * n, arena},
+                                    arena.take<A>(rows),
+                                    {columns}};
   });
 }
 
@@ -80,7 +81,7 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
       case Algorithm::plane_sums:
         return over_outputs_of_planes(
             work, 1, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
-            [&](auto& kit, i64 first, i64 last, const Tile&) { kit.run(x, first, last); });
+            [&](auto& state, i64 first, i64 last, const Tile&) { state.run(x, first, last); });
       case Algorithm::register_blocked:
       case Algorithm::unrolled:  // the order of additions depends on the shape of windows only
         if (shares_nothing(p)) return average_near<A, false>(work, algorithm, x, y, divide);
@@ -88,9 +89,9 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
       case Algorithm::van_herk_2d:
         return average_wide<A>(work, x, y, divide, nullptr);
       case Algorithm::column_sums:
-        return average_far<A, Columns<A>>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
-          return Columns<A>(p, x, tile, arena);
-        });
+        return average_far<A, ColumnSums<A>>(
+            work, x, y, divide,
+            [&](const Tile& tile, Arena& arena) { return ColumnSums<A>(p, x, tile, arena); });
       default:
         return average_far<A, Far>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
           return Far(p, x, tile, {}, Sum<A>{}, arena);
@@ -114,8 +115,8 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
       using How = typename decltype(kind)::type;
       over_inputs(
           work, [&](const InputTile& piece, Arena& arena) { return How(p, piece, gx, arena); },
-          [&](How& kit, i64 plane, const InputTile&) {
-            kit.run(gy, nullptr, {count_padding, divisor}, plane);
+          [&](How& state, i64 plane, const InputTile&) {
+            state.run(gy, nullptr, {count_padding, divisor}, plane);
           });
     };
     switch (algorithm) {
@@ -142,11 +143,11 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
       default:
         break;
     }
-    using Kit = Spread<A>;
+    using State = Spread<A>;
     over_inputs(
-        work, [&](const InputTile& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
-        [&](Kit& kit, i64 plane, const InputTile&) {
-          kit.run(gy, plane_of(gy, plane), {count_padding, divisor}, plane * p.in_plane());
+        work, [&](const InputTile& piece, Arena& arena) { return State(p, piece, gx, arena); },
+        [&](State& state, i64 plane, const InputTile&) {
+          state.run(gy, plane_of(gy, plane), {count_padding, divisor}, plane * p.in_plane());
         });
   });
 }
@@ -159,24 +160,24 @@ void mixed(const Work& work, const View& x, Parameter alpha, bool count_padding,
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     using Op = MaxAndSum<A>;
-    using Kit = MixedKit<A>;
+    using State = MixedState<A>;
     const bool holes = routes.data && has_empty_windows(p);
     over_outputs(
         work,
         [&](const Tile& tile, Arena& arena) {
           const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-          return Kit{Separable<Op>(p, x, tile, {}, Op{}, arena),
-                     Op::take(arena, n),
-                     arena.take<A>(n),
-                     arena.take<A>(n),
-                     arena.take<A>(n),
-                     holes};
+          return State{Separable<Op>(p, x, tile, {}, Op{}, arena),
+                       Op::take(arena, n),
+                       arena.take<A>(n),
+                       arena.take<A>(n),
+                       arena.take<A>(n),
+                       holes};
         },
-        [&](Kit& kit, i64 plane, const Tile& tile) {
-          divide.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);
-          fill_parameter(p, alpha, plane, tile.hi[2] - tile.lo[2], kit.theta);
-          kit.machine.start(plane_of(x, plane));
-          mixed_tile<A>(p, tile, divide, kit, y, routes, static_cast<A*>(sensitivity),
+        [&](State& state, i64 plane, const Tile& tile) {
+          divide.fill_row(p, tile.lo[2], tile.hi[2], state.counts);
+          fill_parameter(p, alpha, plane, tile.hi[2] - tile.lo[2], state.theta);
+          state.machine.start(plane_of(x, plane));
+          mixed_tile<A>(p, tile, divide, state, y, routes, static_cast<A*>(sensitivity),
                         plane * p.out_plane());
         });
   });
