@@ -10,8 +10,6 @@
 namespace poolgrad {
 namespace {
 
-constexpr i64 kFewOutputs = 32;  // of a row that is too short for a sweep of its own
-
 // Bytes of an element as it is compared, in a maximum.
 i64 compared_bytes(Dtype dtype) {
   const bool as_it_is =
@@ -68,7 +66,7 @@ bool is_specialised(const Call& call) {
   return !call.general_only && !is_wide(call.input.dtype) && !call.zero_ties;
 }
 
-bool handles_plane_sums(const Call& call) {
+bool handles_plane_means(const Call& call) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
   const bool whole = p.inner == 1 && p.in_rows() == 1 && is_whole(p.axis[0]) &&
@@ -156,7 +154,7 @@ bool handles_sorting_network(const Call& call) {
   return has_few_taps(*call.plan) && call.plan->places <= kMostSorted;
 }
 
-bool handles_plane_fill(const Call& call) {
+bool handles_plane_gradients(const Call& call) {
   const Plan& p = *call.plan;
   return p.inner == 1 && is_whole(p.axis[0]) && is_whole(p.axis[1]) && is_whole(p.axis[2]);
 }
@@ -210,18 +208,34 @@ bool handles_transposed_van_herk_2d(const Call& call) {
 // --- When it is expected to be the fastest of those further down ---
 // Averages: by the shape of windows alone. Nothing else may decide how sums are rounded.
 
-bool wins_unrolled(const Call& call) { return shares_little(*call.plan); }
+bool wins_unrolled(const Call& call) {
+  const Plan& p = *call.plan;
+  // With channels last, a sweep goes over the channels of one pixel; separable filtering goes over
+  // all pixels of a row.
+  constexpr i64 kFewChannels = 16;
+  const bool short_sweeps =
+      p.inner > 1 &&
+      (p.inner < kFewChannels || (compared_bytes(call.input.dtype) == 4 && !shares_nothing(p)));
+  return shares_little(p) && !short_sweeps;
+}
+bool wins_channels_last(const Call& call) { return shares_little(*call.plan); }
 bool wins_unrolled_average(const Call& call) {
   const Plan& p = *call.plan;
   return shares_nothing(p) || shares_little(p);
 }
 
+// The gaps between rows of outputs are computed, too: a part of them that grows with the stride.
 bool wins_joined_rows(const Call& call) {
   const Axis &height = call.plan->axis[1], &width = call.plan->axis[2];
-  constexpr i64 kShort = 4 * kFewOutputs;
+  constexpr i64 kFew = 32, kShort = 4 * kFew;  // outputs of a row; inputs
+  const bool shuffled = width.stride == 2 && width.dilation == 1 && width.kernel <= 3;
+  const i64 most = width.stride == 1   ? 2 * kFew
+                   : shuffled          ? kFew
+                   : width.stride == 2 ? 6  // inputs are loaded one by one
+                                       : 3;
   // Of a tall plane only if most of what is swept are outputs, and windows are not tall as well.
   const bool small = span(height) <= kShort, dense = height.stride <= 2 && reach(height) < kShort;
-  return shares_little(*call.plan) && width.out <= kFewOutputs && span(width) <= kShort &&
+  return shares_little(*call.plan) && width.out <= most && span(width) <= kShort &&
          (small || dense);
 }
 
@@ -242,12 +256,22 @@ bool wins_transposed_van_herk_2d(const Call& call) {
   return wins_van_herk_2d(transposed(call.plan->axis[1]));
 }
 
-// More than a quarter of the lanes would be idle, and there are planes for all threads.
+// There are planes for all threads.
+bool has_many_planes(const Call& call) {
+  return call.plan->outer >= lanes(call, sizeof(float)) * call.threads;
+}
+// More than a quarter of the lanes would be idle.
 bool wins_transposed_planes(const Call& call) {
-  const Plan& p = *call.plan;
-  const i64 planes = lanes(call, sizeof(float)), n = p.axis[2].out;
+  const i64 planes = lanes(call, sizeof(float)), n = call.plan->axis[2].out;
   const i64 used = ceil_div(n, planes) * planes;
-  return wins_van_herk_2d(call) && p.outer >= planes * call.threads && 4 * (used - n) > used;
+  return has_many_planes(call) && wins_van_herk_2d(call) && 4 * (used - n) > used;
+}
+// At least half of them would.
+bool wins_transposed_tiny_planes(const Call& call) {
+  const Plan& p = *call.plan;
+  constexpr i64 kFewTaps = 4;
+  return has_many_planes(call) && 2 * p.axis[2].out <= lanes(call, sizeof(float)) &&
+         p.axis[1].stride == 1 && p.places > kFewTaps;
 }
 
 bool wins_column_sums(const Call& call) {
@@ -266,9 +290,10 @@ struct Rule {
 using A = Algorithm;
 
 constexpr Rule kTable[] = {
-    {Task::extreme, A::register_blocked, handles_register_blocked_extreme, wins_unrolled},
+    {Task::extreme, A::transposed_planes, handles_transposed_planes, wins_transposed_tiny_planes},
+    {Task::extreme, A::register_blocked, handles_register_blocked_extreme, always},
     {Task::extreme, A::register_blocked_channels_last, handles_channels_last_extreme,
-     wins_unrolled},
+     wins_channels_last},
     {Task::extreme, A::unrolled_joined_rows, handles_joined_rows, wins_joined_rows},
     {Task::extreme, A::unrolled, handles_unrolled_extreme, wins_unrolled},
     {Task::extreme, A::transposed_planes, handles_transposed_planes, wins_transposed_planes},
@@ -279,7 +304,7 @@ constexpr Rule kTable[] = {
     {Task::median, A::window_selection, always, always},
     {Task::draw, A::window_selection, always, always},
 
-    {Task::average, A::plane_sums, handles_plane_sums, always},
+    {Task::average, A::plane_means, handles_plane_means, always},
     {Task::average, A::register_blocked, handles_register_blocked_average, wins_unrolled_average},
     {Task::average, A::unrolled, handles_unrolled, wins_unrolled_average},
     {Task::average, A::van_herk_2d, handles_van_herk_2d, wins_van_herk_2d},
@@ -297,7 +322,7 @@ constexpr Rule kTable[] = {
     {Task::routes_backward, A::gather, handles_gather_of_routes, wins_gather_of_routes},
     {Task::routes_backward, A::scatter_routes, always, always},
 
-    {Task::average_backward, A::plane_fill, handles_plane_fill, always},
+    {Task::average_backward, A::plane_gradients, handles_plane_gradients, always},
     {Task::average_backward, A::register_blocked_backward,
      handles_register_blocked_average_backward, always},
     {Task::average_backward, A::gather, handles_gather_of_averages, always},
@@ -310,7 +335,7 @@ constexpr Rule kTable[] = {
 };
 
 constexpr const char* kNames[kAlgorithms] = {
-    "plane_sums",
+    "plane_means",
     "unrolled",
     "unrolled_joined_rows",
     "register_blocked",
@@ -321,7 +346,7 @@ constexpr const char* kNames[kAlgorithms] = {
     "separable",
     "sorting_network",
     "window_selection",
-    "plane_fill",
+    "plane_gradients",
     "register_blocked_backward",
     "register_blocked_channels_last_backward",
     "gather",

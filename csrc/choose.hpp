@@ -19,7 +19,7 @@ namespace poolgrad {
 
 enum class Algorithm {
   // forward
-  plane_sums,
+  plane_means,
   unrolled,
   unrolled_joined_rows,
   register_blocked,
@@ -31,7 +31,7 @@ enum class Algorithm {
   sorting_network,
   window_selection,
   // backward
-  plane_fill,
+  plane_gradients,
   register_blocked_backward,
   register_blocked_channels_last_backward,
   gather,
@@ -83,7 +83,7 @@ inline constexpr int kMostSorted = 25;                 // of a window: sorting n
 inline constexpr i64 kMostNonlinearTaps = 16;          // of a window: unrolled nonlinear operators
 inline constexpr i64 kMostVanHerkTaps = i64{1} << 13;  // of a window
 inline constexpr i64 kMostTransposedBytes = i64{1} << 17;  // of a vector of planes
-inline constexpr i64 kMostCopiedPlane = i64{1} << 12;      // elements: plane sums
+inline constexpr i64 kMostCopiedPlane = i64{1} << 12;      // elements: plane means
 inline constexpr i64 kMostSenders = 32;                    // windows that hold an input: gather
 inline constexpr i64 kMostPhases = 16;                     // stride of a row: gather
 inline constexpr i64 kMostFolded = 4;                      // inputs that are reduced at a time

@@ -20,7 +20,7 @@ PLANES = ("max_pool2d", "min_pool2d", "relu_max_pool2d")
 MEANS = ("avg_pool2d", "avg_pool3d")
 NONLINEAR = ("lse_pool2d", "soft_pool2d", "lp_pool2d")
 FORWARD = {
-    "plane_sums": ("avg_pool2d",),
+    "plane_means": ("avg_pool2d",),
     "unrolled": (*EXTREMES, *MEANS, *NONLINEAR),
     "unrolled_joined_rows": PLANES,
     "register_blocked": (*PLANES, "max_pool3d", *MEANS),
@@ -33,7 +33,7 @@ FORWARD = {
     "window_selection": ("median_pool2d",),
 }
 BACKWARD = {
-    "plane_fill": ("avg_pool2d",),
+    "plane_gradients": ("avg_pool2d",),
     "register_blocked_backward": (*PLANES, *MEANS),
     "register_blocked_channels_last_backward": ("max_pool2d", "relu_max_pool2d"),
     "gather": (*EXTREMES, *MEANS),

@@ -1,5 +1,5 @@
-// Sums over windows that share little: the rows of a window are added first, which goes over whole
-// rows of inputs, then the sums along the width, once.
+// Column sums first: averages of windows that share little. Adds the rows of a window, over whole
+// rows of inputs, then adds along the width once.
 #pragma once
 
 #include "operators/sum.hpp"

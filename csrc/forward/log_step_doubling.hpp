@@ -1,4 +1,4 @@
-// Rows of inputs, reduced along the width.
+// Reduces rows of inputs along the width: folds taps, or log-step doubling in memory.
 #pragma once
 
 #include <type_traits>
@@ -10,8 +10,8 @@
 namespace poolgrad {
 namespace {
 
-// Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up; the
-// first two are compile-time constants.
+// Calls fold(group size, whether it is the first, begin) until `taps` inputs are used; the first
+// two arguments are compile-time constants.
 template <class F>
 void in_groups(i64 taps, F&& fold) {
   const auto sized = [&](auto first, i64 begin, i64 size) {
@@ -32,7 +32,8 @@ void in_groups(i64 taps, F&& fold) {
   }
 }
 
-// `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step` elements apart.
+// Log-step doubling: `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step`
+// elements apart.
 template <class Op>
 void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step,
                typename Op::Row doubled, typename Op::Row to) {
@@ -84,7 +85,7 @@ class WidthReduction {
 
   void start(const char* plane) { reader_.start(plane); }
 
-  // Input row (d, h) into one row of outputs.
+  // Reduces input row (d, h) into one row of outputs.
   void row(i64 d, i64 h, Row into) { reduce(reader_.row(d, h), into); }
 
  private:
@@ -140,7 +141,7 @@ class WidthReduction {
     return (tile_.hi[2] - tile_.lo[2] - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
   }
 
-  // Full windows of neighbours along a row.
+  // Computes full windows of neighbours along a row.
   void double_up(const T* from, i64 count, Row into) {
     const Axis& a = p_.axis[2];
     const i64 inner = p_.inner;

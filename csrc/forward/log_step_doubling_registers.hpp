@@ -1,5 +1,5 @@
-// Rows reduced along the width, vector by vector: of neighbours that lie one behind the other, and
-// of pixels with channels last.
+// Reduces rows along the width in registers: log-step doubling over neighbouring columns, and van
+// Herk/Gil-Werman over pixels with channels last.
 #pragma once
 
 #include "base/dtype.hpp"
@@ -8,8 +8,8 @@
 namespace poolgrad {
 namespace {
 
-// Log-step doubling in registers: reductions of 1, 2, 4, ... neighbours. A row is read once, from
-// its last vector to its first, and lanes slide in from the vector after.
+// Log-step doubling in registers: partial reductions of 1, 2, 4, ... neighbours. A row is read
+// once, from its last vector to its first; lanes slide in from the vector after.
 template <class Op>
 class LogStepDoubling {
  public:
@@ -25,7 +25,7 @@ class LogStepDoubling {
   bool fits() const { return size_ >= 1 << kFirstLevel && size_ <= 2 * W; }
 
   // Calls visit(line, i, cell, lanes) for outputs i, i + 1, ... of some rows, `pitch` apart, from
-  // the last vector of each to its first, and visit.next(line) after each; `line`: the first.
+  // the last vector of each row to its first, and visit.next(line) after each row. line: the first.
   template <class Visitor>
   void make(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
             typename Visitor::Line line) const {
@@ -66,8 +66,8 @@ class LogStepDoubling {
     }
   }
 
-  // From 2^L neighbours to twice as many; what windows need of them goes to their sum. `next`,
-  // `after`: of the two vectors that follow.
+  // Doubles the partial reductions of 2^L neighbours and adds what the windows need of them to
+  // `sum`. next, after: partial reductions of the two following vectors.
   template <int L, bool kLast>
   POOLGRAD_INLINE static void step(i64 kernel, Cell& known, Cell& next, Cell& after, Cell& sum) {
     constexpr int size = 1 << L;
@@ -102,9 +102,9 @@ class LogStepDoubling {
   i64 size_ = 1;
 };
 
-// The same of rows of pixels, a vector of channels each, by blocks of a window's width, as
-// forward/van_herk_2d.hpp has them for the height: calls visit(line, i, cell, lanes) for each
-// pixel. `ends`: memory for the partial reductions of a block.
+// Van Herk/Gil-Werman along rows of pixels, a vector of channels each, in blocks of a window's
+// width: calls visit(line, i, cell, lanes) for each pixel. ends: memory for the suffixes of a
+// block.
 template <class Op, class Visitor>
 POOLGRAD_LOOP void along_pixels(const Axis& a, const typename Op::In* from, i64 pitch, i64 rows,
                                 i64 columns, i64 lanes, typename Op::Row ends, const Visitor& given,

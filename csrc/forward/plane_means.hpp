@@ -1,5 +1,5 @@
-// Averages of whole planes, one output each: several planes at a time, so that the sum of one need
-// not wait for its own last addition.
+// Averages of whole planes, one output each: several planes at a time, so that an addition need not
+// wait for the previous one.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -47,7 +47,7 @@ class PlaneMeans {
     for (i64 k = 0; k < N; ++k) y[k] = (A(0) + sums[k]) / divisor_;
   }
 
-  // As PyTorch adds them.
+  // Adds in the order in which PyTorch does.
   template <i64 N>
   POOLGRAD_LOOP void in_order(const A* const* planes, A* sums) const {
     const A* plane[N];
@@ -60,7 +60,7 @@ class PlaneMeans {
     for (i64 k = 0; k < N; ++k) sums[k] = sum[k];
   }
 
-  // As Sum::across adds the numbers of one.
+  // Adds in the order of Sum::across.
   template <i64 N>
   POOLGRAD_LOOP void across(const A* const* planes, A* sums) const {
     constexpr i64 W = kAcross, kTogether = smaller(N, 4);
@@ -86,7 +86,7 @@ class PlaneMeans {
   A* copies_;
 };
 
-// Backward: all inputs of a plane get the same.
+// Backward: all inputs of a plane get the same gradient.
 template <class A>
 class PlaneGradients {
  public:

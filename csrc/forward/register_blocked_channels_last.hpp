@@ -1,6 +1,6 @@
-// Small windows in images with channels last: blocked as in forward/register_blocked.hpp, a vector
-// of channels of one pixel at a time. For windows that lie inside the input only; rows of such are
-// long, so the others are few.
+// Register blocking for channels last: as forward/register_blocked.hpp, a vector of channels of one
+// pixel at a time. Only windows inside the input; the others are few and are left to unrolled
+// windows.
 #pragma once
 
 #include "forward/register_blocked.hpp"
@@ -8,8 +8,8 @@
 namespace poolgrad {
 namespace {
 
-// Rows of outputs at once, which share lines of inputs: more of them would meet in the same sets of
-// the first cache. At larger strides they share too little to be worth so many streams of memory.
+// Rows of outputs at once, which share lines of inputs: more rows would map to the same sets of the
+// first cache. At larger strides rows share too little to be worth so many memory streams.
 inline constexpr i64 kMostChannelsLastRows = 4;
 inline constexpr i64 kChannelsLastBlock = i64{1}
                                           << 10;  // elements of a row that are made at a time
@@ -23,7 +23,7 @@ class RegisterBlockedChannelsLast {
   RegisterBlockedChannelsLast(const Plan& plan, const View& x, bool used, T fill)
       : p_(plan), x_(x), fill_(fill), used_(kCompiled && used) {}
 
-  // How many rows from `oh` on are made at once; 0: none can be.
+  // Rows of outputs from `oh` on that are computed at once; 0: none.
   i64 rows(i64 oh, i64 end) const {
     const Axis& height = p_.axis[1];
     if (!used_ || oh < height.full_lo) return 0;
@@ -33,8 +33,8 @@ class RegisterBlockedChannelsLast {
 
   i64 columns() const { return larger(1, kChannelsLastBlock / p_.inner); }  // at once
 
-  // Makes columns lo ... hi of the rows, which lie `length` elements apart. False: an input is NaN,
-  // which Op assumes not to be, and the outputs mean nothing.
+  // Computes columns lo ... hi of the rows, which lie `length` elements apart. Returns false if an
+  // input is NaN; the outputs are then meaningless.
   bool make(i64 oh, i64 rows, i64 lo, i64 hi, Target to, i64 length) const {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const T* from = reinterpret_cast<const T*>(plane_) +
@@ -54,7 +54,7 @@ class RegisterBlockedChannelsLast {
  private:
   static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
 
-  // False: an input is NaN.
+  // Returns false if an input is NaN.
   template <i64 K, i64 S>
   POOLGRAD_LOOP bool walk(const T* first, Target to, i64 length, i64 pixels, i64 rows) const {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));

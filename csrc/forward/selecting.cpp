@@ -1,5 +1,5 @@
-// Forward passes of the selecting reductions, compiled once per instruction set: chooses an
-// algorithm; has the general one.
+// Forward passes of maximum, minimum and median, compiled once per instruction set: the call of
+// choose(), and separable filtering, which serves every window.
 #include <memory>
 
 #include "backward/split_ties.hpp"
@@ -11,7 +11,7 @@
 namespace poolgrad {
 namespace {
 
-// Any windows. wanted(plane): whether a plane is to be made.
+// Separable filtering of the planes for which wanted(plane) is true.
 template <class A, bool WithRoutes, bool ZeroTies, class Wanted>
 void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which, Wanted&& wanted) {
   const Plan& p = *work.plan;
@@ -26,7 +26,7 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
       },
       [&](State& state, i64 plane, const Tile& tile) {
         if (!wanted(plane)) return;
-        state.machine.start(plane_of(x, plane));
+        state.separable.start(plane_of(x, plane));
         select_tile(p, tile, state, routes, plane * p.out_plane(), which, holes);
       });
 }

@@ -1,4 +1,4 @@
-// The maximum and minimum of small windows, compiled once per instruction set.
+// Maximum and minimum of small windows, compiled once per instruction set.
 #include "base/partition.hpp"
 #include "forward/selecting_tiles.hpp"
 #include "forward/selecting_units.hpp"
@@ -7,8 +7,8 @@
 namespace poolgrad {
 namespace {
 
-// KeepingRoutes, WithoutRoutes: the reduction with routes and without. Inputs and outputs are
-// elements of its type; the small types are compared as they are, without conversion.
+// KeepingRoutes, WithoutRoutes: the reduction with and without routes. Two-byte floats and bytes
+// are compared as they are, without conversion.
 template <class KeepingRoutes, class WithoutRoutes>
 void reduce(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
             Select which) {

@@ -1,4 +1,4 @@
-// Selecting reductions, forward: whole tiles of outputs, and where they and their routes go.
+// Computes tiles of outputs of selecting reductions and writes values and routes.
 #pragma once
 
 #include "base/partition.hpp"
@@ -10,8 +10,8 @@ namespace {
 
 inline constexpr int kPacked = 16;  // elements that are moved at a time
 
-// Rows that lie `pitch` apart, one behind the other; routes become bytes. Vectors reach beyond a
-// row where the next one follows; there is as much behind the last of them.
+// Copies rows that lie `pitch` apart to contiguous rows, converting routes to bytes. Vectors
+// overrun a row where the next one follows; the source has as many elements behind its last row.
 template <int W, class T, class R>
 POOLGRAD_LOOP void pack_by(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
   using V = Vec<T, W>;
@@ -31,12 +31,12 @@ void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
   else pack_by<kPacked>(from, pitch, to, rows, n);
 }
 
-// What ReLU may follow: the maxima.
+// Whether a ReLU may follow the reduction: maxima only.
 template <class Op>
 concept Rectifies = requires(Vec<typename Op::In, 1> v) { Op::is_cut(v); };
 
-// From the largest numbers to what is asked for: the opposites, where inputs were, or their ReLU,
-// which is routed nowhere where it is zero.
+// Converts maxima to the requested outputs: negates them for a minimum, or applies the ReLU, whose
+// zeros are routed nowhere.
 template <class Op, class T, class R>
 POOLGRAD_LOOP void finish(Select which, T* y, R* routes, i64 n) {
   if (which == Select::smallest) {
@@ -59,12 +59,12 @@ POOLGRAD_LOOP void finish(Select which, T* y, R* routes, i64 n) {
 
 template <class T, bool WithRoutes, bool ZeroTies>
 struct SeparableState {
-  Separable<Max<T, WithRoutes, ZeroTies>> machine;
+  Separable<Max<T, WithRoutes, ZeroTies>> separable;
   RowWriter<T> y;
   ValuesAndTaps<T> row;
 };
 
-// One plane's tile: values and, if kept, routes. `holes`: there are windows without an input.
+// Computes a tile of one plane by separable filtering. holes: some windows hold no input.
 template <class T, bool WithRoutes, bool ZeroTies>
 void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, ZeroTies>& state,
                  Dense routes, i64 plane, Select which, bool holes) {
@@ -72,7 +72,7 @@ void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, 
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      const auto row = state.machine.row(od, oh, state.row);
+      const auto row = state.separable.row(od, oh, state.row);
       T* y = state.y.reserve(first, n, false);
       pack(row.v, n, y, 1, n);
       finish<Max<T, WithRoutes, ZeroTies>>(which, y, row.r, n);
@@ -83,7 +83,7 @@ void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, 
   }
 }
 
-// The same of wide windows over finite inputs.
+// Per-task state of the two-dimensional van Herk/Gil-Werman method, for finite inputs.
 template <class T, bool WithRoutes>
 struct WideWindowsState {
   using Op = Max<T, WithRoutes, false, false>;
@@ -96,7 +96,7 @@ struct WideWindowsState {
   TileWriter<T> y;
 };
 
-// Writes the routes of a patch, if they are wanted.
+// Writes the routes of a patch, if they are kept.
 template <bool WithRoutes>
 struct RouteWriter {
   Dense routes;
@@ -113,7 +113,8 @@ struct RouteWriter {
   }
 };
 
-// False: an input is not finite, and the outputs mean nothing.
+// Computes a tile of one plane. Returns false if an input is not finite; the outputs are then
+// meaningless.
 template <class T, bool WithRoutes>
 bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char* inputs,
                Dense routes, i64 plane, Select which, bool holes) {
@@ -156,7 +157,7 @@ bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char
   return true;
 }
 
-// The same, all places of a window at once.
+// Per-task state of unrolled windows and of register blocking.
 template <class Op>
 struct SmallWindowsState {
   using T = typename Op::In;
@@ -177,7 +178,7 @@ struct SmallWindowsState {
     if (keep) staged.routes = arena.take<std::uint8_t>(n);
   }
 
-  // Outputs that are made at a time.
+  // Outputs that are computed at a time.
   i64 most(const Plan& p, const Tile& tile) const {
     return (narrow ? windows.rows_swept() : larger(1, blocked.rows())) * length(p, tile);
   }
@@ -199,7 +200,8 @@ struct SmallWindowsState {
   typename Op::Target staged;  // rows of a narrow plane, or outputs of some pixels
 };
 
-// Rows from (od, oh) on, so many columns at once as stay in the first cache.
+// Computes rows from (od, oh) on with channels last, as many columns at once as the first cache
+// holds.
 template <class Op>
 void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& state, i64 plane,
                         i64 od, i64 oh, i64 rows, Select which) {
@@ -234,7 +236,7 @@ void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
   }
 }
 
-// `zero_ties`: ties are routed nowhere, by the median; the maximum has a machine of its own for it.
+// Computes a tile of one plane. zero_ties: tied inputs are routed nowhere (median only).
 template <class Op>
 void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& state,
                         const char* inputs, i64 plane, Select which, bool zero_ties) {
@@ -290,7 +292,7 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
   over_rows(tile, state.blocked.deep(), some);
 }
 
-// All outputs.
+// Computes all outputs.
 template <class Op>
 void small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
                    Select which, bool zero_ties) {

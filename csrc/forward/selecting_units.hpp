@@ -1,4 +1,4 @@
-// The selecting reductions, forward: what each translation unit has for the others.
+// Declares what the translation units of the selecting reductions provide to each other.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ void POOLGRAD_TABLE(select_wide)(const Work&, Algorithm, Select, const View& x, 
 void POOLGRAD_TABLE(select_median)(const Work&, const View& x, Dense y, Dense routes,
                                    bool zero_ties);
 
-// The random draw: false, and nothing done, unless x is finite.
+// The random draw. Returns false, and writes nothing, if an input is not finite.
 bool POOLGRAD_TABLE(select_draw)(const Work&, const View& x, Dense y, Dense routes,
                                  const View& order, std::uint64_t seed);
 

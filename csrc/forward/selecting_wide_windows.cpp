@@ -1,4 +1,4 @@
-// The maximum and minimum of wide windows, compiled once per instruction set.
+// Maximum and minimum of wide windows, compiled once per instruction set.
 #include "forward/selecting_units.hpp"
 #include "forward/transposed_planes.hpp"
 

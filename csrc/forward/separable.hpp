@@ -1,7 +1,7 @@
-// The forward machine: windows are boxes, so a reduction goes along the width first, then the
-// height, then the depth (the order that keeps "first winner" row-major). A reduced row that
-// several windows share is computed once and kept while they need it; wide windows are made of
-// reductions of 2, 4, 8, ... neighbours.
+// Separable filtering: windows are boxes, so inputs are reduced along the width, then the height,
+// then the depth, the order in which the first winner is the first in row-major order. A reduced
+// row that several windows share is computed once and cached; wide windows are composed of
+// reductions of 2, 4, 8, ... neighbours (log-step doubling).
 #pragma once
 
 #include "forward/log_step_doubling.hpp"
@@ -15,8 +15,8 @@ namespace {
   return level;
 }
 
-// Reduced rows that several windows need, kept by key: at level l those of 2^l neighbours. When no
-// two windows share a row, just kMostFolded of them in turn.
+// Cache of reduced rows that several windows need, by key: level l holds those of 2^l neighbours.
+// Where no two windows share a row, it is a ring of kMostFolded rows.
 template <class Op>
 class RowCache {
  public:
@@ -94,7 +94,7 @@ class Separable {
     height_rows_.forget();
   }
 
-  // The reduced row (od, oh): in `into`, or where it already lies.
+  // Returns the reduced row (od, oh): in `into`, or in the cache.
   Row row(i64 od, i64 oh, Row into) {
     const i64 below = p_.axis[1].kernel * p_.axis[2].kernel;
     const i64 line = height_rows_.shared ? oh - tile_.lo[1] : 0;
@@ -111,8 +111,8 @@ class Separable {
                  });
   }
 
-  // Folds the rows of output `o` along one axis. make(index, target) makes one of them and says
-  // where it lies: in `target`, unless it is there already. Kept rows are known by `key` + index.
+  // Folds the rows of output `o` along one axis. make(index, target) computes one of them and
+  // returns where it lies: in `target`, or in the cache, under `key` + index.
   template <class Make>
   Row along(RowCache<Op>& cache, const Axis& a, i64 o, i64 key, i64 line, i64 below, Row into,
             Make&& make) {
@@ -138,7 +138,7 @@ class Separable {
     return into;
   }
 
-  // Rows that lie elsewhere may be made again before they are used: they are copied.
+  // Cached rows may be overwritten before they are used: they are copied.
   template <class Make>
   Row make_at(Make& make, i64 index, Row target) const {
     const Row made = make(index, target);
@@ -148,7 +148,7 @@ class Separable {
     return target;
   }
 
-  // The reduction of 2^level neighbours from `index` on.
+  // Returns the reduction of 2^level neighbours from `index` on.
   template <class Make>
   Row rung(RowCache<Op>& cache, const Axis& a, int level, i64 index, i64 key, i64 line, i64 below,
            Make& make) {
@@ -167,8 +167,8 @@ class Separable {
     return slot.row;
   }
 
-  // A window from reductions of 2^level neighbours: two that overlap where that does no harm, else
-  // one for each bit of its size.
+  // Composes a window of reductions of 2^level neighbours: two that overlap if Op is idempotent,
+  // else one for each bit of the window's size.
   template <class Kept>
   Row climb(const Axis& a, const Span& s, i64 below, Row into, Kept& kept) {
     int level = log2_floor(s.taps);

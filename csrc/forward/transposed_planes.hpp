@@ -1,6 +1,6 @@
-// Wide windows in planes so narrow that their rows would leave much of each vector idle: of as many
-// planes as a vector has lanes one is made, turned so that each vector holds a pixel of all of
-// them; what is made of it is turned back.
+// Transposed planes: wide windows in planes so narrow that rows would leave lanes idle. Transposes
+// as many planes as a vector has lanes into one plane whose vectors hold one pixel of each, reduces
+// that, and transposes the results back.
 #pragma once
 
 #include "base/partition.hpp"
@@ -9,7 +9,7 @@
 namespace poolgrad {
 namespace {
 
-// Transposes a square of W vectors of W lanes: each step moves the bits of (row, lane) by one.
+// Transposes a square of W vectors of W lanes; each step rotates the bits of (row, lane) by one.
 template <class V, int W>
 POOLGRAD_INLINE void transpose(V (&square)[W]) {
   POOLGRAD_UNROLL
@@ -44,8 +44,8 @@ class TransposedPlanes {
   TransposedPlanes(const TransposedPlanes&) = delete;
   TransposedPlanes& operator=(const TransposedPlanes&) = delete;
 
-  // Makes planes first ... last. Calls leave(plane) for those that are not made, as an input of one
-  // of them is not finite.
+  // Computes planes first ... last. Calls leave(plane) for those that are not computed, because an
+  // input of one of them is not finite.
   template <class Leave>
   void make(i64 first, i64 last, Select which, bool holes, Leave&& leave) {
     const Dense winners{reinterpret_cast<char*>(winners_), Dtype::uint32};
@@ -82,7 +82,7 @@ class TransposedPlanes {
     return tile;
   }
 
-  // Lanes without a plane repeat the last.
+  // Transposes planes; lanes without a plane repeat the last.
   void turn(i64 plane, int planes) {
     const i64 n = p_.in_plane();
     const T* from[W];
@@ -128,7 +128,7 @@ class TransposedPlanes {
              });
   }
 
-  // put(plane, where, values) for W values at a time.
+  // Calls put(plane, position, values) for W values at a time.
   template <class U, class Put>
   POOLGRAD_LOOP void separate(const U* from, i64 n, int planes, Put put) const {
     using V = Vec<U, W>;

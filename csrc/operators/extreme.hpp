@@ -1,4 +1,5 @@
-// Selecting reductions, forward: one input of a window wins; its place is the route.
+// The maximum, and the minimum as the maximum of the opposites: one input of a window wins, and its
+// tap index is the route.
 #pragma once
 
 #include "forward/register_blocked_channels_last.hpp"
@@ -6,7 +7,7 @@
 namespace poolgrad {
 namespace {
 
-// Below everything that an input can be; for floating types equal to the lowest.
+// The lowest value of a type; -infinity for floats.
 template <class T>
 constexpr T lowest() {
   return kFloat<T> ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
@@ -16,17 +17,17 @@ constexpr T highest() {
   return kFloat<T> ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
 }
 
-// Values, and the places where they were found.
+// Values and the tap indices of the inputs that they come from.
 template <class T>
 struct ValuesAndTaps {
   T* v;
   u32* r;
 };
 
-// The maximum. A later input wins only if it is greater, so the first of equals stays; a NaN wins
-// over everything before it, so the last NaN stays. WithRoutes: remember the place. ZeroTies: a
-// window whose maximum occurs more than once is routed nowhere (ties="zero"). NaNs: there may be
-// some.
+// The maximum. A later input wins only if it is greater, so the first of equal inputs wins; a NaN
+// wins over everything before it, so the last NaN wins. WithRoutes: tap indices are computed, too.
+// ZeroTies: a window whose maximum occurs more than once is routed nowhere (ties="zero"). NaNs:
+// inputs may be NaN.
 template <class T, bool WithRoutes, bool ZeroTies, bool NaNs = kFloat<T>>
 struct Max {
   using In = T;
@@ -69,7 +70,7 @@ struct Max {
     best = wins ? value : best;
   }
 
-  // Whether ReLU makes zero of a number.
+  // Whether the ReLU of a value is zero.
   template <class V>
   static auto is_cut(V value) {
     return value <= V{};
@@ -88,7 +89,8 @@ struct Max {
     return ZeroTies ? (where == kNowhere ? where : where + by) : where + by;
   }
 
-  // What is known of parts of windows, side by side; places are moved when it is read or written.
+  // Partial reductions of W windows; tap indices are shifted when a partial reduction is loaded or
+  // stored.
   template <class V>
   struct Cell {
     V best;
@@ -101,7 +103,7 @@ struct Max {
     if constexpr (WithRoutes) cell.where += place;
     return cell;
   }
-  // f of what two know.
+  // Applies f to the members of two partial reductions.
   template <class C, class F>
   static C each(const C& a, const C& b, F&& f) {
     C both{};
@@ -147,8 +149,8 @@ struct Max {
     });
   }
 
-  // One output over many neighbours: the largest number of each piece, then the first place where
-  // the largest of all is, in the first piece that has it. So memory is read as fast as it comes.
+  // One output over many neighbours: finds the largest value of each piece, then the first index of
+  // the largest of all in the first piece that has it, so that memory is read at full speed.
   POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 place) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kStretch = 64 * W, kStrands = 4;
     using V = Vec<T, W>;
@@ -190,7 +192,7 @@ struct Max {
     if constexpr (WithRoutes) to.r[0] = place + static_cast<u32>(t);
   }
 
-  // The same with NaNs and zero_ties winners: each lane looks at every W-th of them, then lanes are
+  // The same with NaNs and with ZeroTies: each lane reduces every W-th input, then the lanes are
   // compared.
   POOLGRAD_LOOP static void lane_by_lane(Row to, const T* from, i64 taps, u32 place) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -236,7 +238,7 @@ struct Max {
     });
   }
 
-  // The same over `size` rows; row t's places are moved by place + t * places_apart.
+  // The same over `size` rows; the tap indices of row t are shifted by place + t * places_apart.
   template <class Size, class First>
   POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart,
                                       Size, First) {
@@ -260,7 +262,7 @@ struct Max {
   }
 };
 
-// Where outputs and their routes go.
+// Pointers to outputs and their routes.
 template <class T, bool WithRoutes>
 struct Winners {
   T* y;
@@ -269,7 +271,7 @@ struct Winners {
   Winners line(i64 row, i64 length) const { return at(row * length); }
 };
 
-// The same in registers, for windows of at most 255 places. NaNs: there may be some.
+// The same in registers, for windows of at most 255 taps.
 template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
 struct SmallMax {
   using In = T;
@@ -330,7 +332,8 @@ struct SmallMax {
   }
 };
 
-// The first lanes of `where` to route `first` and those after it; kNowhere becomes the largest.
+// Stores the first lanes of `where` as route `first` and those after it; kNowhere becomes the
+// largest number of the type.
 template <class P>
 POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
   if (to.dtype == Dtype::uint8)
@@ -340,7 +343,7 @@ POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
   else store_first(as<u32>(to, first), where, lanes);
 }
 
-// The same of a row.
+// Stores a row of routes.
 [[maybe_unused]] POOLGRAD_LOOP inline void store_routes(const u32* from, Dense to, i64 first,
                                                         i64 n) {
   lanes<u32>(n,
@@ -357,7 +360,7 @@ POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
   return false;
 }
 
-// Outputs of row (od, oh) whose window holds no input are routed nowhere.
+// Routes outputs of row (od, oh) whose window holds no input to nowhere.
 [[maybe_unused]] inline void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, u32* r) {
   const bool none = span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0;
   for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o, r += p.inner) {

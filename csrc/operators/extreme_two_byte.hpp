@@ -1,4 +1,4 @@
-// The maximum of floats of two bytes, found from their bits: twice as many fit into a vector, and
+// The maximum of float16 and bfloat16, compared as integers: twice as many fit into a vector, and
 // none is converted.
 #pragma once
 
@@ -7,7 +7,7 @@
 namespace poolgrad {
 namespace {
 
-// Of the infinities; a NaN has more.
+// The bits of infinity; those of a NaN are greater.
 template <class S>
 inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Half> ? 0x7C00 : 0x7F80;
 
@@ -19,7 +19,7 @@ auto key_of_bits(V bits) {
   return ((own & 0x7FFF) ^ sign) - sign;
 }
 
-// The maximum of either type, if no input is NaN. Nothing here depends on the type but the fill.
+// The maximum of either type if no input is NaN. Only the fill depends on the type.
 template <bool WithRoutes>
 struct TwoByteMaxOfNumbers {
   using In = std::uint16_t;
@@ -54,7 +54,7 @@ struct TwoByteMaxOfNumbers {
     if constexpr (WithRoutes) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
   }
 
-  // The largest magnitude: above that of the fill, which is an infinity, only NaNs are.
+  // The largest magnitude: only NaNs are greater than the fill, which is an infinity.
   template <class V>
   static V trace(V seen, V bits) {
     const V a = seen & 0x7FFF, b = bits & 0x7FFF;
@@ -98,7 +98,8 @@ struct TwoByteMax {
     const K size = own & 0x7FFF;
     return size > static_cast<std::int16_t>(kInfinity<S>) ? K{} + kNaN : (size ^ sign) - sign;
   }
-  // A NaN is above all that came before, another NaN, too.
+  // The key that a later input must exceed: a NaN wins over everything before it, another NaN
+  // included.
   template <class K>
   static K bar(K key) {
     return key == kNaN ? K{} + static_cast<std::int16_t>(kNaN - 1) : key;

@@ -1,6 +1,6 @@
-// Selecting reductions that look at a whole window at once: the median of windows that are too
-// large for operators/median_network.hpp, and a random draw. The windows of several outputs are
-// gathered side by side, one output a lane.
+// Reductions that need all inputs of a window at once: the median of windows too large for
+// operators/median_network.hpp, and the random draw. Gathers the windows of several outputs side by
+// side, one output a lane.
 #pragma once
 
 #include "operators/extreme.hpp"
@@ -10,8 +10,8 @@ namespace {
 
 inline constexpr i64 kGathered = 1 << 15;  // inputs gathered at once: they stay in the cache
 
-// The inputs of the windows of neighbouring outputs of one row: values[t * stride + i] is real
-// input t (in row-major order) of output i. What is beyond the last real input of a window is
+// The inputs of the windows of neighbouring outputs of one row: values[t * stride + i] is valid
+// input t (in row-major order) of output i. Elements beyond the last valid input of a window are
 // `fill`.
 template <class A>
 class Windows {
@@ -57,7 +57,7 @@ class Windows {
     }
   }
 
-  // The place that real input t takes in the window of output (od, oh, o).
+  // The tap index of valid input t in the window of output (od, oh, o).
   u32 place(i64 od, i64 oh, i64 o, u32 t) const {
     if (t == kNowhere) return kNowhere;
     const Span sd = span_of(p_.axis[0], od), sh = span_of(p_.axis[1], oh);
@@ -93,8 +93,8 @@ struct Keys {
   }
 };
 
-// The lower of the two middle values of each window, found bit by bit from the highest: as many
-// passes over the windows as a key has bits, none of them with a branch.
+// Radix median: finds the lower of the two middle values of each window bit by bit from the
+// highest, in as many passes over the windows as a key has bits, without branches.
 template <class A>
 class Median {
  public:
@@ -109,8 +109,8 @@ class Median {
 
   static constexpr A kFill = A(0);
 
-  // winners[i]: the first real input of window i that equals its median, or kNowhere if `zero_ties`
-  // and there are several; y[i]: the median.
+  // winners[i]: the first valid input of window i that equals its median, or kNowhere if there are
+  // several and `zero_ties` is set; y[i]: the median.
   void pick(const Windows<A>& windows, i64, i64 n, bool zero_ties, A* y, u32* winners) {
     const i64 step = windows.stride(), most = windows.real();
     constexpr int kBits = static_cast<int>(sizeof(Key)) * 8;
@@ -174,7 +174,7 @@ class Median {
 };
 
 // A number in [0, 1) for each output: splitmix64 (Steele, Lea & Flood 2014) of its index, so that
-// it does not matter who computes which output.
+// the result does not depend on threads.
 [[maybe_unused]] inline double uniform(std::uint64_t seed, i64 index) {
   std::uint64_t z = seed + (static_cast<std::uint64_t>(index) + 1) * 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -247,7 +247,7 @@ struct WindowSelectionState {
   u32 *winners, *routes;
 };
 
-// One plane's tile; `index`: of the plane's first output in logical order.
+// Computes a tile of one plane; index: of the plane's first output in logical order.
 template <class A, class Picker>
 void select_tile_of_windows(const Plan& p, const Tile& tile, WindowSelectionState<A, Picker>& state,
                             const char* inputs, const View& order, i64 index, bool zero_ties,

@@ -1,5 +1,5 @@
-// The median of small windows, all inputs at once: a sorting network finds its value, and where it
-// lies is looked up.
+// The median of small windows: a sorting network finds the value, then the taps are searched for
+// it.
 #pragma once
 
 #include "choose.hpp"
@@ -8,8 +8,8 @@
 namespace poolgrad {
 namespace {
 
-// Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, 5.3.4): which
-// two of N values are compared, one pair after the other.
+// Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, 5.3.4): the
+// pairs of N values that are compared, in order.
 template <int N>
 struct Network {
   int low[N * N], high[N * N], size = 0;
@@ -36,8 +36,7 @@ void exchange(V& low, V& high) {
   high = a < b ? b : a;
 }
 
-// The lower of the two middle values. What of the network does not lead there, the compiler leaves
-// out.
+// The lower of the two middle values. The compiler removes comparisons that do not lead to it.
 template <int N, class V>
 V middle_of(const V* values) {
   constexpr Network<N> network;
@@ -51,7 +50,8 @@ V middle_of(const V* values) {
   return v[(N - 1) / 2];
 }
 
-// The same of any number of values, which are filled up on both sides of the middle; there is room.
+// The same for any number of values, padded on both sides of the middle; the array has space for
+// that.
 template <class T, class V>
 POOLGRAD_LOOP V middle_of_any(V* values, int count) {
   const auto filled = [&](auto size) {
@@ -119,7 +119,7 @@ struct MedianNetwork {
     else look_up(to, i, cell, middle_of_any<T>(cell.value, cell.count), cell.count);
   }
 
-  // Of equal inputs the first wins, of NaNs, which win over everything, the last.
+  // The first of equal inputs wins; NaNs win over everything, and the last of them wins.
   template <class V, class Count>
   static void look_up(Target to, i64 i, const Cell<V>& cell, V found, Count count) {
     using P = Vec<Place, static_cast<int>(sizeof(V) / sizeof(T))>;

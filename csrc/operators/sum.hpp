@@ -1,4 +1,4 @@
-// Blending reductions, forward: every input of a window has a weight.
+// The average: sums of the inputs of windows, divided by their number.
 #pragma once
 
 #include "forward/register_blocked.hpp"
@@ -70,7 +70,7 @@ struct Sum {
     store_first(to.v, cell.sum, lanes);
   }
 
-  // Of all lanes: of the halves of a vector, their halves, and so on.
+  // Horizontal reduction of a vector: halves are added, then their halves, and so on.
   template <class V>
   POOLGRAD_INLINE static A total(const V& lanes) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
@@ -83,7 +83,7 @@ struct Sum {
     }
   }
 
-  // One output over many neighbours: each lane adds every W-th of them, then the lanes are added.
+  // One output over many neighbours: each lane adds every W-th input, then the lanes are added.
   POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
     constexpr i64 W = kAcross;  // on every machine, so that every machine rounds alike
     Vec<A, W> sums{};
@@ -120,8 +120,8 @@ struct Sum {
   }
 };
 
-// The average in registers. Lines: of sums of lines, which windows may share; else inputs are added
-// in row-major order, as PyTorch adds them.
+// The average in registers. Lines: sums of lines of taps, which windows may share, are added; else
+// inputs are added in row-major order, as PyTorch does.
 template <class A, bool Lines>
 struct Mean {
   using In = A;
@@ -168,14 +168,14 @@ struct Mean {
   static void store(Target to, i64 i, const Cell<V>& cell) {
     divide(to, i, cell.sum);
   }
-  // A sum begins with 0, so that one of nothing but -0.0 is 0.0.
+  // A sum begins with 0, so that a sum of -0.0 only is 0.0.
   template <class V>
   static void divide(Target to, i64 i, V sum) {
     poolgrad::store(to.y + i, (V{} + sum) / (*to.rows * load<V>(to.columns + i)));
   }
 };
 
-// What the outputs of a row are divided by, but for what they share.
+// The divisors of a row of outputs, without the factor that all outputs of the row share.
 template <class A>
 struct ColumnDivisors {
   A* row;
@@ -188,7 +188,7 @@ struct ColumnDivisors {
   }
 };
 
-// Rows of sums, one by one.
+// Per-task state of averages that are computed row by row.
 template <class A, class Windows>
 struct MeanState {
   Windows windows;
@@ -199,8 +199,8 @@ struct MeanState {
   static bool deep() { return false; }
   void start(const char* plane) { windows.start(plane); }
 
-  // Makes rows of n outputs from oh on, `most` or fewer, and says how many; rows_of(oh): a row's
-  // divisor.
+  // Computes rows of n outputs from oh on, at most `most`, and returns how many; rows_of(oh)
+  // returns a row's divisor.
   template <class RowsOf>
   i64 make(i64 od, i64 oh, i64, i64 first, i64 n, RowsOf&& rows_of) {
     const A* sums = windows.row(od, oh, {row}).v;
@@ -214,7 +214,7 @@ struct MeanState {
   }
 };
 
-// The same of small windows.
+// Per-task state of averages of small windows.
 template <class A, bool Lines>
 struct SmallMeanState {
   Unrolled<Mean<A, Lines>> windows;
@@ -263,7 +263,7 @@ void average_tile(const Plan& p, const Tile& tile, State& state, Divisor divisor
   });
 }
 
-// The same of wide windows.
+// Per-task state of averages of wide windows.
 template <class A>
 struct WideMeanState {
   WideMeanState(const Plan& p, const View& x, const Tile& tile, Dense to, const Quotient* quotient,

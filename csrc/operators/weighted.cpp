@@ -78,7 +78,7 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
     using A = decltype(a);
     using Far = Separable<Sum<A>>;
     switch (algorithm) {
-      case Algorithm::plane_sums:
+      case Algorithm::plane_means:
         return over_outputs_of_planes(
             work, 1, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
             [&](auto& state, i64 first, i64 last, const Tile&) { state.run(x, first, last); });
@@ -120,7 +120,7 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
           });
     };
     switch (algorithm) {
-      case Algorithm::plane_fill:
+      case Algorithm::plane_gradients:
         return by_inputs(std::type_identity<PlaneGradients<A>>{});
       case Algorithm::register_blocked_backward:
         if constexpr (!kGeneralOnly) return by_inputs(std::type_identity<BackBands<A, false>>{});
