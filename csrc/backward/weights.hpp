@@ -134,7 +134,7 @@ class Weigh {
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
         const i64 first = target + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
-        A* row = gx_.room(first, columns());
+        A* row = gx_.reserve(first, columns());
         if (by_window_) std::memset(row, 0, static_cast<std::size_t>(columns()) * sizeof(A));
         else phases_.clear();
         const A* x = x_;
@@ -246,7 +246,7 @@ class Weigh {
   const InputTile piece_;
   const bool by_window_;  // few outputs, or windows that are no simple pattern
   Phases<A> phases_, inputs_;
-  Sink<A> gx_;
+  RowWriter<A> gx_;
   int whole_ = 0;
   A *gradients_, *kept_[kMostKept], *columns_, *theta_, *x_;
   u32* routes_;
@@ -258,13 +258,13 @@ class Weigh {
 template <class A, class Weight>
 void weigh(const Work& work, const Weighed& from, Parameter theta, int whole, Dense gx) {
   const Plan& p = *work.plan;
-  using Kit = Weigh<A, Weight>;
+  using State = Weigh<A, Weight>;
   over_inputs(
-      work, [&](const InputTile& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
-      [&](Kit& kit, i64 plane, const InputTile&) {
-        const A least = Kit::kMixed ? A(0) : least_parameter<A>();
-        fill_parameter(p, theta, plane, kit.outputs(), kit.theta(), least);
-        kit.run(from, plane, whole, plane * p.in_plane());
+      work, [&](const InputTile& piece, Arena& arena) { return State(p, piece, gx, arena); },
+      [&](State& state, i64 plane, const InputTile&) {
+        const A least = State::kMixed ? A(0) : least_parameter<A>();
+        fill_parameter(p, theta, plane, state.outputs(), state.theta(), least);
+        state.run(from, plane, whole, plane * p.in_plane());
       },
       true);
 }

@@ -1,19 +1,17 @@
-// Rows of inputs, reduced along the width.
+// Reduces rows of inputs along the width: folds taps, or log-step doubling in memory.
 #pragma once
 
 #include <type_traits>
 
+#include "choose.hpp"
 #include "forward/log_step_doubling_registers.hpp"
 #include "forward/row_reader.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kGroup =
-    4;  // inputs folded in one sweep, so that the result stays in registers
-
-// Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up; the
-// first two are compile-time constants.
+// Calls fold(group size, whether it is the first, begin) until `taps` inputs are used; the first
+// two arguments are compile-time constants.
 template <class F>
 void in_groups(i64 taps, F&& fold) {
   const auto sized = [&](auto first, i64 begin, i64 size) {
@@ -28,17 +26,14 @@ void in_groups(i64 taps, F&& fold) {
         return fold(Const<4>{}, first, begin);
     }
   };
-  sized(std::true_type{}, 0, smaller(taps, kGroup));
-  for (i64 begin = kGroup; begin < taps; begin += kGroup) {
-    sized(std::false_type{}, begin, smaller(taps - begin, kGroup));
+  sized(std::true_type{}, 0, smaller(taps, kMostFolded));
+  for (i64 begin = kMostFolded; begin < taps; begin += kMostFolded) {
+    sized(std::false_type{}, begin, smaller(taps - begin, kMostFolded));
   }
 }
 
-// Whether windows along an axis share so much that sums of 2, 4, 8, ... neighbours are worth
-// making: then the cost grows with the logarithm of the kernel.
-[[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
-
-// `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step` elements apart.
+// Log-step doubling: `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step`
+// elements apart.
 template <class Op>
 void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step,
                typename Op::Row doubled, typename Op::Row to) {
@@ -71,18 +66,18 @@ void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step
 }
 
 template <class Op>
-class Width {
+class WidthReduction {
  public:
   using T = typename Op::In;
   using Row = typename Op::Row;
 
-  POOLGRAD_LOOP Width(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
-                      const Op& op, Arena& arena)
+  POOLGRAD_LOOP WidthReduction(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
+                               const Op& op, Arena& arena)
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),
         step_(reader_.step()),
-        doubles_(Op::kDoubles && is_wide(plan.axis[2]) && plan.axis[2].regular() &&
+        doubles_(Op::kDoubles && shares_much(plan.axis[2]) && plan.axis[2].regular() &&
                  step_ == plan.inner && is_near(plan.axis[2])),
         doubled_(doubles_ ? op.take(arena, columns_read() * plan.inner) : Row{}),
         spaced_(doubles_ && plan.axis[2].stride > 1 ? op.take(arena, columns_read() * plan.inner)
@@ -90,12 +85,12 @@ class Width {
 
   void start(const char* plane) { reader_.start(plane); }
 
-  // Input row (d, h) into one row of outputs.
+  // Reduces input row (d, h) into one row of outputs.
   void row(i64 d, i64 h, Row into) { reduce(reader_.row(d, h), into); }
 
  private:
   static Reading<T> reading(const Plan& p, Reading<T> how) {
-    if constexpr (Op::kDoubles) how.pad = is_wide(p.axis[2]), how.fill = Op::kFill;
+    if constexpr (Op::kDoubles) how.pad = shares_much(p.axis[2]), how.fill = Op::kFill;
     return how;
   }
 
@@ -146,7 +141,7 @@ class Width {
     return (tile_.hi[2] - tile_.lo[2] - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
   }
 
-  // Full windows of neighbours along a row.
+  // Computes full windows of neighbours along a row.
   void double_up(const T* from, i64 count, Row into) {
     const Axis& a = p_.axis[2];
     const i64 inner = p_.inner;

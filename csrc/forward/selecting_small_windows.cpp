@@ -1,4 +1,4 @@
-// The maximum and minimum of small windows, compiled once per instruction set.
+// Maximum and minimum of small windows, compiled once per instruction set.
 #include "base/partition.hpp"
 #include "forward/selecting_tiles.hpp"
 #include "forward/selecting_units.hpp"
@@ -7,30 +7,35 @@
 namespace poolgrad {
 namespace {
 
-// Keeping, Forgetting: the reduction with routes and without. Inputs and outputs are elements of
-// its type; the small types are compared as they are, without conversion.
-template <class Keeping, class Forgetting>
-void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which) {
-  using T = typename Keeping::In;
+// KeepingRoutes, WithoutRoutes: the reduction with and without routes. Two-byte floats and bytes
+// are compared as they are, without conversion.
+template <class KeepingRoutes, class WithoutRoutes>
+void reduce(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
+            Select which) {
+  using T = typename KeepingRoutes::In;
   View from = x;
   if (sizeof(T) < 4) from.dtype = y.dtype = DtypeOf<T>::value;
-  if (routes.data) small_windows<Keeping>(work, from, y, routes, which, false);
-  else small_windows<Forgetting>(work, from, y, routes, which, false);
+  if (routes.data) small_windows<KeepingRoutes>(work, algorithm, from, y, routes, which, false);
+  else small_windows<WithoutRoutes>(work, algorithm, from, y, routes, which, false);
 }
 
 }  // namespace
 
-void POOLGRAD_TABLE(select_small)(const Work& work, Select which, const View& x, Dense y,
-                                  Dense routes) {
+void POOLGRAD_TABLE(select_small)(const Work& work, Algorithm algorithm, Select which,
+                                  const View& x, Dense y, Dense routes) {
   switch (x.dtype) {
     case Dtype::uint8:
-      return reduce<Best<std::uint8_t, true>, Best<std::uint8_t, false>>(work, x, y, routes, which);
+      return reduce<SmallMax<std::uint8_t, true>, SmallMax<std::uint8_t, false>>(work, algorithm, x,
+                                                                                 y, routes, which);
     case Dtype::float16:
-      return reduce<BestBits<Half, true>, BestBits<Half, false>>(work, x, y, routes, which);
+      return reduce<TwoByteMax<Half, true>, TwoByteMax<Half, false>>(work, algorithm, x, y, routes,
+                                                                     which);
     case Dtype::bfloat16:
-      return reduce<BestBits<Brain, true>, BestBits<Brain, false>>(work, x, y, routes, which);
+      return reduce<TwoByteMax<Brain, true>, TwoByteMax<Brain, false>>(work, algorithm, x, y,
+                                                                       routes, which);
     default:
-      return reduce<Best<float, true>, Best<float, false>>(work, x, y, routes, which);
+      return reduce<SmallMax<float, true>, SmallMax<float, false>>(work, algorithm, x, y, routes,
+                                                                   which);
   }
 }
 

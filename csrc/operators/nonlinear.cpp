@@ -26,7 +26,7 @@ template <class A, template <class> class Kind, class Windows, class Make>
 void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
               void* const* kept, void* sensitivity, Make&& make) {
   const Plan& p = *work.plan;
-  using Kit = CurvedKit<A, Kind, Windows>;
+  using State = NonlinearState<A, Kind, Windows>;
   const int whole = whole_power<A>(blend, theta);
   over_outputs(
       work,
@@ -37,7 +37,7 @@ void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Den
         const auto dense = [](void* to) {
           return Dense{static_cast<char*>(to), DtypeOf<A>::value};
         };
-        return Kit{
+        return State{
             make(tile, op, arena),
             op.take(arena, n),
             {op.set, counts, A(0), {}},
@@ -47,11 +47,11 @@ void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Den
             {{dense(kept[0]), n, arena}, {dense(kept[1]), n, arena}, {dense(kept[2]), n, arena}},
             {dense(sensitivity), n, arena}};
       },
-      [&](Kit& kit, i64 plane, const Tile& tile) {
-        Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);
-        fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], kit.theta, least_parameter<A>());
-        kit.windows.start(plane_of(x, plane));
-        curved_tile<A, Kind>(p, tile, kit, plane * p.out_plane());
+      [&](State& state, i64 plane, const Tile& tile) {
+        Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], state.counts);
+        fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], state.theta, least_parameter<A>());
+        state.windows.start(plane_of(x, plane));
+        curved_tile<A, Kind>(p, tile, state, plane * p.out_plane());
       },
       true);
 }
@@ -61,12 +61,13 @@ void curve(const Work& work, Blend blend, const View& x, Parameter theta, Dense 
            void* const* kept, void* sensitivity) {
   const Plan& p = *work.plan;
   using Op = Curved<A, Kind>;
-  using Small = Direct<Near<A, Kind>>;
+  using Small = Unrolled<Near<A, Kind>>;
   using Large = Separable<Op>;
-  if (is_small(p)) {
-    curve_by<A, Kind, Small>(
-        work, blend, x, theta, y, kept, sensitivity,
-        [&](const Tile& tile, const Op&, Arena& arena) { return Small(p, x, tile, false, arena); });
+  if (choose({.task = Task::nonlinear, .plan = &p}) == Algorithm::unrolled) {
+    curve_by<A, Kind, Small>(work, blend, x, theta, y, kept, sensitivity,
+                             [&](const Tile& tile, const Op&, Arena& arena) {
+                               return Small(p, x, tile, false, false, arena);
+                             });
   } else {
     curve_by<A, Kind, Large>(work, blend, x, theta, y, kept, sensitivity,
                              [&](const Tile& tile, const Op& op, Arena& arena) {
@@ -88,6 +89,7 @@ void forward(const Work& work, Blend blend, const View& x, Parameter theta, Dens
 
 void backward(const Work& work, Blend blend, const View& gy, const View& x, Parameter theta,
               const View* kept, Dense gx) {
+  (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     const Weighed from{&gy, &x, nullptr, kept, {false, 0}};

@@ -321,8 +321,8 @@ struct Curved {
   }
 
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
-                                        i64, bool lone = true) {
-    if (lone && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
+                                        i64, bool zero_ties = true) {
+    if (zero_ties && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
     long_lanes<A>(n, [&](auto w, i64 i, auto how) {
       using V = Vec<A, w()>;
       const V p = how.template load<V>(to.set.theta + i);

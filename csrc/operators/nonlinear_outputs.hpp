@@ -128,17 +128,6 @@ POOLGRAD_LOOP void finish(const Line<A>& line, typename Curved<A, Kind>::Row cel
   });
 }
 
-inline constexpr i64 kSmall = 16;  // inputs of a window
-
-// Whether windows are small enough for that. What counts is what they hold: padding must not change
-// how sums are rounded.
-[[maybe_unused]] inline bool is_small(const Plan& p) {
-  for (const Axis& a : p.axis) {
-    if (!a.regular()) return false;
-  }
-  return most_real(p) <= kSmall;
-}
-
 // All inputs of a window at once.
 template <class A, template <class> class Kind>
 struct Near {
@@ -149,7 +138,6 @@ struct Near {
     Target at(i64 offset) const { return {line, first + offset}; }
   };
   static constexpr bool kByLines = false;
-  static constexpr bool kNarrow = false;
   static constexpr bool kPads = false;  // there is nothing that adds nothing
   static constexpr bool kHeavy = true;
   static constexpr A kFill = A(0);
@@ -157,7 +145,7 @@ struct Near {
 
   template <class V>
   struct Cell {
-    V input[kSmall];
+    V input[kMostNonlinearTaps];
     i64 count;
   };
 
@@ -245,7 +233,7 @@ struct Near {
 
 // place(at, n): gives elements at ... of the line their place
 template <class A, template <class> class Kind, class Place>
-void make_row(Direct<Near<A, Kind>>& windows, i64 od, i64 oh, const Line<A>& line,
+void make_row(Unrolled<Near<A, Kind>>& windows, i64 od, i64 oh, const Line<A>& line,
               typename Curved<A, Kind>::Row, Place&& place) {
   windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
     place(at, n);
@@ -260,29 +248,30 @@ void make_row(Separable<Curved<A, Kind>>& windows, i64 od, i64 oh, const Line<A>
 }
 
 template <class A, template <class> class Kind, class Windows>
-struct CurvedKit {
+struct NonlinearState {
   Windows windows;
   typename Curved<A, Kind>::Row cells;  // a row
   Line<A> line;
   A *theta, *counts;  // the line's
-  Sink<A> y, kept[kMostKept], sensitivity;
+  RowWriter<A> y, kept[kMostKept], sensitivity;
 };
 
 // One plane's tile.
 template <class A, template <class> class Kind, class Windows>
-void curved_tile(const Plan& p, const Tile& tile, CurvedKit<A, Kind, Windows>& kit, i64 plane) {
-  Line<A>& line = kit.line;
+void curved_tile(const Plan& p, const Tile& tile, NonlinearState<A, Kind, Windows>& state,
+                 i64 plane) {
+  Line<A>& line = state.line;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
-      make_row<A, Kind>(kit.windows, od, oh, line, kit.cells, [&](i64 at, i64 n) {
-        const auto rooms = [&](Sink<A>& sink) {
-          A* room = sink.room(first + at, n);
+      make_row<A, Kind>(state.windows, od, oh, line, state.cells, [&](i64 at, i64 n) {
+        const auto reserve_row = [&](RowWriter<A>& sink) {
+          A* room = sink.reserve(first + at, n);
           return room ? room - at : nullptr;
         };
-        line.out = {rooms(kit.y), {}, rooms(kit.sensitivity)};
-        for (int k = 0; k < kMostKept; ++k) line.out.kept[k] = rooms(kit.kept[k]);
+        line.out = {reserve_row(state.y), {}, reserve_row(state.sensitivity)};
+        for (int k = 0; k < kMostKept; ++k) line.out.kept[k] = reserve_row(state.kept[k]);
       });
     }
   }
