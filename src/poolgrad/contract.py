@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from poolgrad.core import Layout, Plan
-from poolgrad.rule import Rule
-from poolgrad.window import Window, require_real_inputs
+from poolgrad.windows import Window, WindowSpec, require_valid_inputs
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool")
@@ -177,7 +176,7 @@ class Operator(ABC):
 
     def check(self, window: Window, *options: Any) -> None:
         """Raise for windows or options that this operator cannot take."""
-        require_real_inputs(window)
+        require_valid_inputs(window)
 
     def route_bits(self, window: Window, *options: Any) -> int:
         """How many bits a packed route has; 0 where routes are whole bytes, or there are none."""
@@ -302,8 +301,8 @@ class Request:
         A name in the table.
     x : array
         The input.
-    rule : Rule
-        What makes the windows.
+    spec : WindowSpec
+        The windows.
     options : tuple
         Values of the operator's options.
     arguments : tuple
@@ -320,7 +319,7 @@ class Request:
 
     operator: str
     x: Any
-    rule: Rule
+    spec: WindowSpec
     options: tuple[Any, ...] = ()
     arguments: tuple[Any, ...] = ()
     channels_last: bool = False

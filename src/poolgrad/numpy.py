@@ -70,10 +70,10 @@ def allocate(buffer: Buffer) -> Array:
 def prepared(request: Request, x: Array) -> Prepared:
     """The operator and plan for this input."""
     strides = tuple(s // x.itemsize for s in x.strides)
-    inner = inner_axis(x.shape, strides, request.rule, request.channels_last)
+    inner = inner_axis(x.shape, strides, request.spec, request.channels_last)
     return prepare(
         request.operator,
-        request.rule,
+        request.spec,
         request.options,
         x.shape,
         request.channels_last,
@@ -250,7 +250,7 @@ def indices_of(ready: Prepared, argument: Any, routes: Array) -> Array:
     """Routes as flat positions in their plane."""
     plan = ready.plan
     indices = allocate(Buffer(plan.out_shape, plan.order, "int64"))
-    samples = argument if plan.window.placed else None
+    samples = argument if plan.window.fractional else None
     plan.kernels.route_indices(routes, indices, samples, get_num_threads())
     return indices
 

@@ -18,8 +18,7 @@ from poolgrad.functional.public import front_end
 from poolgrad.numpy import Call
 from poolgrad.operators import Prepared
 from poolgrad.regions import VJPS
-from poolgrad.rule import brief
-from poolgrad.window import Axis
+from poolgrad.windows import Axis, brief
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -210,7 +209,7 @@ class Pullback:
     def _entries(self) -> tuple[Array, Array, Array]:
         """Row, column and value of every number of the Jacobian that is not zero."""
         plan = self._ready.plan
-        local = self._ready.operator.windowed and not plan.window.placed
+        local = self._ready.operator.windowed and not plan.window.fractional
         colours = [_colours(a) if local else a.out for a in plan.window.axes]
         rows, columns, values = [], [], []
         for colour in np.ndindex(*colours):
@@ -233,14 +232,14 @@ class Pullback:
 
 
 def _hull(axis: Axis, output: int) -> tuple[int, int]:
-    inputs = [i for _, i in axis.places(output)]
+    inputs = [i for _, i in axis.taps(output)]
     return (inputs[0], inputs[-1]) if inputs else (0, -1)
 
 
 def _colours(axis: Axis) -> int:
     """Every how manyth output has a window that does not touch the one before."""
     if axis.adaptive:
-        return -(-axis.kernel * axis.stride // axis.whole.inputs) + 1
+        return -(-axis.kernel * axis.stride // axis.origin.inputs) + 1
     return min(axis.out, ((axis.kernel - 1) * axis.dilation) // axis.stride + 1)
 
 

@@ -25,7 +25,7 @@ from poolgrad.operators import OPERATORS
 def perform(request: Request) -> Any:
     """Do what a public function describes, when it is computed."""
     if request.out is not None:
-        raise TypeError("out is for NumPy arrays; those of Dask are made when they are computed")
+        raise TypeError("out is accepted only if x is a NumPy array, got a Dask array x")
     if _places(request):
         return unpool.Asked(request).y
     if request.return_indices:
@@ -115,7 +115,7 @@ class _Asked:
         self.x, self.request = x, replace(request, x=None, keepdims=True)
         self._squeezed = not request.keepdims
         dtypes = x.dtype.name, self.operator.result(x.dtype.name)
-        self.layout: Layout = lay_out(request.rule, x.shape, request.channels_last, -1, *dtypes)
+        self.layout: Layout = lay_out(request.spec, x.shape, request.channels_last, -1, *dtypes)
         self.operator.check(self.layout.window, *request.options)
         if kind == "learned":  # so that mistakes are found here, not where it is computed
             whole = np.broadcast_to(np.zeros((), x.dtype), x.shape)
@@ -123,8 +123,7 @@ class _Asked:
             learned = tuple(map(np.asarray, request.arguments))
             self.request = replace(self.request, arguments=learned)
         self._axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
-        self._rules = dict(zip(self.layout.pooled, request.rule, strict=True))
-        along = {a: segments(axis, self._rules[a], x.chunks[a]) for a, axis in self._axes.items()}
+        along = {a: segments(axis, x.chunks[a]) for a, axis in self._axes.items()}
         self._segments = along
         self._chunks = tuple(
             tuple(s.out for s in along[a]) if a in along else c for a, c in enumerate(x.chunks)
@@ -145,7 +144,7 @@ class _Asked:
 
     def _graph(self, name: str, *what: Any) -> Graph:
         asked = self.request
-        whole = (self.x.name, asked.rule, asked.options, asked.arguments, asked.channels_last)
+        whole = (self.x.name, asked.spec, asked.options, asked.arguments, asked.channels_last)
         return Graph(f"{asked.operator}-{name}", *whole, *what)
 
     def _at(self, position: Position) -> Request:
@@ -200,7 +199,7 @@ class _Asked:
         kept = list(residual[:-1] if self.operator.learned else residual)
         for position in np.ndindex(*map(len, self.x.chunks)):
             chunk = {a: span(self.x.chunks[a], position[a]) for a in self._axes}
-            here = [taking(axis, self._rules[a], *chunk[a]) for a, axis in self._axes.items()]
+            here = [taking(axis, *chunk[a]) for a, axis in self._axes.items()]
             shape = tuple(c[p] for c, p in zip(self.x.chunks, position, strict=True))
             parts: list[Parts] = []
             if None not in here:

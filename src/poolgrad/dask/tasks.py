@@ -15,13 +15,14 @@ from poolgrad.core import get_num_threads
 from poolgrad.dask.graph import Position
 from poolgrad.dask.segments import Segment
 from poolgrad.operators import OPERATORS
+from poolgrad.windows import WindowSpec
 
 Array = NDArray[Any]
 
 
 def forward(request: Request, here: Sequence[Segment], sizes: Position, keep: str, x: Array) -> Any:
     """The output of some windows and, to `keep`, the "residual" or the "indices" of winners."""
-    call = front.call(replace(request, x=x, rule=tuple(s.rule for s in here)))
+    call = front.call(replace(request, x=x, spec=_sliced(request, here)))
     y = call.output()
     residual = tuple(map(front.allocate, call.ready.residual)) if keep else ()
     call.run(y, residual)
@@ -29,6 +30,11 @@ def forward(request: Request, here: Sequence[Segment], sizes: Position, keep: st
         found = front.indices_of(call.ready, call.argument, residual[0])
         residual = (_global(found, [s.inputs for s in here], sizes),)
     return (y, *residual) if residual else y
+
+
+def _sliced(request: Request, here: Sequence[Segment]) -> WindowSpec:
+    """The windows of these segments alone."""
+    return request.spec._replace(slices=tuple(s.part for s in here))
 
 
 def _global(indices: Array, inputs: Sequence[tuple[int, int]], sizes: Position) -> Array:
@@ -56,7 +62,7 @@ def pull(
     for axis, segment in zip(chunk, segments, strict=True):
         size[axis] = segment.inputs[1] - segment.inputs[0]
     like = np.empty(size, front.dtype_named(dtype))
-    local = replace(request, x=like, rule=tuple(s.rule for s in segments))
+    local = replace(request, x=like, spec=_sliced(request, segments))
     ready = front.prepared(local, like)
     part = front.allocate(Buffer(ready.plan.in_shape, ready.plan.order, ready.plan.dtype))
     residual = tuple(

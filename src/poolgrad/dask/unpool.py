@@ -49,7 +49,7 @@ class Asked:
         if not operator.accepts(x.dtype.name):
             raise operator.refuse_dtype(x.dtype)
         name = x.dtype.name
-        layout = lay_out(request.rule, x.shape, request.channels_last, -1, name, name)
+        layout = lay_out(request.spec, x.shape, request.channels_last, -1, name, name)
         indices = asarray("indices", da.asarray(request.arguments[0]))
         arguments.check_indices(indices.dtype, indices.shape, x.shape)
         self._pooled, self._x = layout.pooled, x

@@ -18,7 +18,7 @@ from poolgrad.contract import Request
 from poolgrad.core import first_pooled
 from poolgrad.functional.wording import fill
 from poolgrad.recipes import KNOWN, Recipes
-from poolgrad.rule import brief
+from poolgrad.windows import brief
 
 P = ParamSpec("P")
 R = TypeVar("R")

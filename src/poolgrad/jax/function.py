@@ -16,7 +16,7 @@ from poolgrad.core import Layout, first_pooled
 from poolgrad.jax.pooling import Pooling, has_wide_numbers
 from poolgrad.jax.primitives import bound, forward_p
 from poolgrad.jax.tables import indices
-from poolgrad.rule import FRACTIONAL
+from poolgrad.windows import WindowKind
 
 Given = tuple[Any, ...]
 
@@ -24,8 +24,8 @@ Given = tuple[Any, ...]
 def perform(request: Request) -> Any:
     """Do what a public function describes."""
     if request.out is not None:
-        raise TypeError("out is for NumPy arrays; those of JAX are never written to")
-    if request.rule[0][5] == FRACTIONAL and request.channels_last:
+        raise TypeError("out is accepted only if x is a NumPy array, got a JAX array x")
+    if request.spec.kind is WindowKind.FRACTIONAL and request.channels_last:
         return _channels_moved(request)
     x = asarray(request.x)
     pool = _pooling(request, x)
@@ -59,16 +59,16 @@ def asarray(x: Any) -> Array:
 
 
 def _pooling(request: Request, x: Array) -> Pooling:
-    first_pooled(x.shape, len(request.rule), request.channels_last)
+    first_pooled(x.shape, request.spec.dims, request.channels_last)
     options = request.options
     if "split" in options and not jnp.issubdtype(x.dtype, jnp.floating):
         options = indexed(options)  # integers have no gradient that could be split
-    return Pooling(request.operator, request.rule, options, request.channels_last)
+    return Pooling(request.operator, request.spec, options, request.channels_last)
 
 
 def _channels_moved(request: Request) -> Any:
     """The same with channels first: samples place the windows of each channel on their own."""
-    first = first_pooled(request.x.shape, len(request.rule), True)
+    first = first_pooled(request.x.shape, request.spec.dims, True)
     moved = jnp.moveaxis(asarray(request.x), -1, first)
     result = perform(replace(request, x=moved, channels_last=False))
     return jax.tree.map(lambda y: jnp.moveaxis(y, first, -1), result)

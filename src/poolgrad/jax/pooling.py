@@ -10,7 +10,7 @@ import numpy as np
 from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Layout, first_pooled, lay_out
 from poolgrad.operators import OPERATORS
-from poolgrad.rule import FRACTIONAL, Rule
+from poolgrad.windows import WindowKind, WindowSpec
 
 
 class Pooling(NamedTuple):
@@ -20,7 +20,7 @@ class Pooling(NamedTuple):
     """
 
     name: str
-    rule: Rule
+    spec: WindowSpec
     options: tuple[Any, ...]
     channels_last: bool
 
@@ -42,7 +42,7 @@ class Pooling(NamedTuple):
 
     def inner(self, shape: tuple[int, ...]) -> int:
         """See `core.inner_axis`."""
-        if not self.channels_last or self.rule[0][5] == FRACTIONAL:
+        if not self.channels_last or self.spec.kind is WindowKind.FRACTIONAL:
             return -1
         return len(shape) - 1
 
@@ -58,7 +58,7 @@ class Pooling(NamedTuple):
         if not operator.accepts(dtype):
             raise operator.refuse_dtype(dtype)
         result = operator.result(dtype)
-        layout = lay_out(self.rule, shape, self.channels_last, self.inner(shape), dtype, result)
+        layout = lay_out(self.spec, shape, self.channels_last, self.inner(shape), dtype, result)
         operator.check(layout.window, *self.options)
         return layout
 
@@ -74,8 +74,8 @@ class Pooling(NamedTuple):
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Of the pooled axes of an input of this shape."""
-        first = first_pooled(shape, len(self.rule), self.channels_last)
-        return shape[first : first + len(self.rule)]
+        first = first_pooled(shape, self.spec.dims, self.channels_last)
+        return shape[first : first + self.spec.dims]
 
     def held(self, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
         """The input (None unless the operator is curved), the argument and the residual.

@@ -15,7 +15,7 @@ from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Plan, lay_out, plan
 from poolgrad.operators.blending import BLENDING
 from poolgrad.operators.selecting import SELECTING
-from poolgrad.rule import Rule
+from poolgrad.windows import WindowSpec
 
 __all__ = ["OPERATORS", "Prepared", "prepare"]
 
@@ -33,7 +33,7 @@ class Prepared(NamedTuple):
 @lru_cache(maxsize=4096)
 def prepare(
     name: str,
-    rule: Rule,
+    spec: WindowSpec,
     options: tuple[Any, ...],
     shape: tuple[int, ...],
     channels_last: bool,
@@ -50,7 +50,7 @@ def prepare(
     operator = OPERATORS[name]
     if not operator.accepts(dtype):
         raise operator.refuse_dtype(dtype)
-    layout = lay_out(rule, shape, channels_last, inner, dtype, operator.result(dtype))
+    layout = lay_out(spec, shape, channels_last, inner, dtype, operator.result(dtype))
     operator.check(layout.window, *options)
     made = plan(layout, inner, operator.route_bits(layout.window, *options))
     return Prepared(operator, made, operator.residual(made, *options))

@@ -10,7 +10,7 @@ import numpy as np
 
 from poolgrad.contract import Argument, Buffer, Operator, Option, Windows, per_output
 from poolgrad.core import Layout, Plan
-from poolgrad.window import Window, require_real_inputs
+from poolgrad.windows import Window, require_valid_inputs
 
 __all__ = ["BLENDING"]
 
@@ -31,7 +31,7 @@ class Avg(Operator):
     def check(self, window: Window, *options: Any) -> None:
         count_include_pad, divisor = options
         if not count_include_pad and not divisor:
-            require_real_inputs(window)
+            require_valid_inputs(window)
 
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
         return ()
@@ -138,7 +138,7 @@ class Lp(_Curved):
     def check(self, window: Window, *options: Any) -> None:
         (mean,) = options
         if mean:
-            require_real_inputs(window)
+            require_valid_inputs(window)
 
     def check_argument(self, values: list[float]) -> None:
         for value in values:

@@ -8,7 +8,7 @@ import numpy as np
 
 from poolgrad.contract import Argument, Buffer, Choice, Operator, Option, Windows, per_output
 from poolgrad.core import Layout, Plan
-from poolgrad.window import Window, has_empty_windows, require_real_inputs
+from poolgrad.windows import Window, has_empty_windows, require_valid_inputs
 
 __all__ = ["SELECTING"]
 
@@ -35,7 +35,7 @@ class _Routed(Operator):
         *_, routes = options
         if routes == "bytes":
             return 0
-        count = window.places + (self.nowhere(*options) or has_empty_windows(window))
+        count = window.tap_count + (self.nowhere(*options) or has_empty_windows(window))
         return 2 if count <= 4 else 4 if count <= 16 else 0
 
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
@@ -209,7 +209,7 @@ class Median(Extreme):
 
     def check(self, window: Window, *options: Any) -> None:
         super().check(window, *options)
-        require_real_inputs(window)
+        require_valid_inputs(window)
 
     def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
         _, high = _ends(windows.values.dtype)
@@ -234,7 +234,7 @@ class Stochastic(_Routed):
 
     def check(self, window: Window, *options: Any) -> None:
         super().check(window, *options)
-        require_real_inputs(window)
+        require_valid_inputs(window)
 
     def forward(
         self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,

@@ -11,7 +11,7 @@ import numpy as np
 from poolgrad import operators as table
 from poolgrad.contract import FLOATS, INTEGERS, Operator, Request, Samples
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
-from poolgrad.window import Axis, Window, resolve
+from poolgrad.windows import Axis, Window, resolve
 
 Position = tuple[int, ...]
 
@@ -44,7 +44,7 @@ class Pullback:
         x = np.asarray(request.x)
         self._operator = operator = table.OPERATORS[request.operator]
         y_dtype = result_dtype(x.dtype, operator)
-        dims = len(request.rule)
+        dims = request.spec.dims
         first = x.ndim - dims - request.channels_last
         self._pooled = tuple(range(first, first + dims))
         self._squeezed = () if request.keepdims else self._pooled
@@ -60,10 +60,10 @@ class Pullback:
             planes = planes.astype(np.float64)
         with np.errstate(all="ignore"):
             if self._takes("indices"):
-                out = tuple(n for _, n, *_ in request.rule)
+                out = tuple(n for n in request.spec.output_size if n is not None)
                 self._entries = list(self._unpool(request, planes, out))
             else:
-                window = resolve(request.rule, self._sizes)
+                window = resolve(request.spec, self._sizes)
                 out = window.out
                 self._entries = list(self._pool(request, planes, window))
             y = np.zeros((len(planes), *out), y_dtype)
@@ -166,7 +166,7 @@ class Shifted(NamedTuple):
     kernel: int
     starts: list[int]
 
-    def places(self, output: int) -> list[tuple[int, int]]:
+    def taps(self, output: int) -> list[tuple[int, int]]:
         """``(place in the window, input)``, in order."""
         return [(k, self.starts[output] + k) for k in range(self.kernel)]
 
@@ -179,7 +179,7 @@ def _look(
     axes: Sequence[Axis | Shifted], output: Position
 ) -> tuple[list[Position], list[int], int]:
     """Inputs of one window, their places, and how many places lie inside the padded input."""
-    along = [a.places(o) for a, o in zip(axes, output, strict=True)]
+    along = [a.taps(o) for a, o in zip(axes, output, strict=True)]
     inputs, places = [], []
     for taps in itertools.product(*along):
         place = 0
@@ -247,7 +247,9 @@ def _learned(operator: Operator, given: Any, leading: Position) -> Array:
     name = operator.argument.name if operator.argument else ""
     theta = np.asarray(given)
     if theta.dtype.name not in FLOATS + INTEGERS or theta.dtype.kind == "b":
-        raise TypeError(f"{name} must be made of real numbers, got {theta.dtype}")
+        raise TypeError(
+            f"{name} must be a real number or an array of real numbers, got {theta.dtype}"
+        )
     if theta.shape not in ((), leading[-1:]):
         raise ValueError(f"{name} must be a number or one for each channel, got {theta.shape}")
     theta = theta.astype(np.float64)

@@ -2,11 +2,12 @@
 
 For an operator ``name`` there are, in ``torch.ops.poolgrad``,
 
-* ``name(x, [argument], rule, channels_last, *options) -> (y, *residual)``,
-* ``name_pull(gy, [x], [argument], *residual, rule, shape, channels_last, inner, *options) -> gx``,
-  which takes the input if the operator is curved, and gives a learned argument's gradient, too,
-* ``name_push(t, [argument], *residual, rule, channels_last, inner, *options) -> ty``, unless it is
-  curved.
+* ``name(x, [argument], window, channels_last, *options) -> (y, *residual)``,
+* ``name_pull(gy, [x], [argument], *residual, window, shape, channels_last, inner, *options)
+  -> gx``, which takes the input if the operator is curved, and gives a learned argument's gradient,
+  too,
+* ``name_push(t, [argument], *residual, window, channels_last, inner, *options) -> ty``, unless it
+  is curved.
 
 A pooling whose residual is given is linear unless it is curved, so the last two are each other's
 derivative, and gradients of any order follow. Those of curved operators come from `composed`. The
@@ -26,22 +27,22 @@ from torch import Tensor
 from poolgrad.contract import FLOATS, Buffer, Operator
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, Prepared, prepare
-from poolgrad.rule import FRACTIONAL, Rule
 from poolgrad.torch import composed
 from poolgrad.torch.arrays import (
     as_argument,
     check_memory,
     compact,
     empty,
-    grouped,
     inner_of,
     laid_out,
     name_of,
     readable,
     room,
+    spec_of,
 )
 from poolgrad.torch.batching import batch
 from poolgrad.torch.derivatives import LIBRARY, refuse_nested_forward, save, told
+from poolgrad.windows import WindowKind, WindowSpec, fixed
 
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
 
@@ -60,7 +61,7 @@ def _input(layout: Layout, like: Tensor, make: _Make) -> Tensor:
 class Where(NamedTuple):
     """Which windows of what, the arguments that follow the tensors of a pull or a push."""
 
-    rule: list[int]
+    window: list[int]  # a flattened `WindowSpec`
     shape: list[int]  # of the input; only a pull is told
     channels_last: bool
     inner: int
@@ -82,11 +83,11 @@ class Adapter:
         outputs = ", ".join(["Tensor"] * (1 + self.kept))
         gradients = "(Tensor, Tensor)" if operator.learned else "Tensor"
         tracked = ", bool tracked" * operator.learned
-        rule, last = "SymInt[] rule", f"bool channels_last, int inner{options}"
+        window, last = "SymInt[] window", f"bool channels_last, int inner{options}"
         schemas = {
-            "": f"(Tensor x, {given}{rule}, bool channels_last{options}{tracked}) -> ({outputs})",
-            "_pull": f"(Tensor gy, {held}{rule}, SymInt[] shape, {last}) -> {gradients}",
-            "_push": f"(Tensor t, {held}{rule}, {last}) -> Tensor",
+            "": f"(Tensor x, {given}{window}, bool channels_last{options}{tracked}) -> ({outputs})",
+            "_pull": f"(Tensor gy, {held}{window}, SymInt[] shape, {last}) -> {gradients}",
+            "_push": f"(Tensor t, {held}{window}, {last}) -> Tensor",
         }
         if operator.curved:
             del schemas["_push"]
@@ -107,7 +108,7 @@ class Adapter:
             raise TypeError(f"gradients must be of a floating dtype, got {x.dtype}")
         return prepare(
             self.name,
-            self._rule(where),
+            self._spec(where.window),
             where.options,
             tuple(where.shape),
             where.channels_last,
@@ -115,23 +116,22 @@ class Adapter:
             name_of(x.dtype),
         )
 
-    def _rule(self, where: Where) -> Rule:
-        """The windows, as this operator's kernels take them.
+    def _spec(self, window: list[int]) -> WindowSpec:
+        """The windows.
 
         Raises
         ------
         ValueError
-            If there are samples for other windows than fractional ones, or none for those.
+            If they are fractional, and the operator takes no samples, or the other way round.
         """
-        rule, argument = grouped(where.rule), self.operator.argument
+        spec, argument = spec_of(window), self.operator.argument
         sampled = argument is not None and argument.kind == "samples"
-        if (rule[0][5] == FRACTIONAL) != sampled:
+        if (spec.kind is WindowKind.FRACTIONAL) != sampled:
             words = "must" if sampled else "must not"
             raise ValueError(
-                f"rule {words} have fractional windows (a last number of {FRACTIONAL} an axis) "
-                f"for the operator {self.name}, got {where.rule}"
+                f"window {words} be fractional for the operator {self.name}, got {window}"
             )
-        return rule
+        return spec
 
     def forward(self, x: Tensor, *args: Any) -> Any:
         """The output and the residual."""
@@ -169,10 +169,10 @@ class Adapter:
 
     def _asked(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Where, bool]:
         """Where to pool, and whether a learned argument is to have a gradient."""
-        rule, last, *options = args[self.given :]
+        window, last, *options = args[self.given :]
         tracked = not self.operator.learned or options.pop()
-        inner = inner_of(x, rule, last)
-        return Where(rule, list(x.shape), last, inner, (*options,)), tracked
+        inner = inner_of(x, spec_of(window), last)
+        return Where(window, list(x.shape), last, inner, (*options,)), tracked
 
     def _residual(
         self, buffers: tuple[Buffer, ...], x: Tensor, tracked: bool, make: _Make
@@ -248,7 +248,7 @@ class Adapter:
         if not self.operator.accepts(dtype):
             raise self.operator.refuse_dtype(dtype)
         layout = lay_out(
-            self._rule(where),
+            self._spec(where.window),
             tuple(where.shape),
             where.channels_last,
             where.inner,
@@ -285,9 +285,9 @@ class Adapter:
         """
         first, second = int(self.operator.curved), int(self.operator.curved) + self.given
         third = second + self.kept
-        rule, *rest = args[third:]
+        window, *rest = args[third:]
         size = shape if shape is not None else rest.pop(0)
-        where = Where(rule, size, rest[0], rest[1], tuple(rest[2:]))
+        where = Where(window, size, rest[0], rest[1], tuple(rest[2:]))
         return args[:first], args[first:second], args[second:third], where
 
     # Derivatives
@@ -323,8 +323,8 @@ class Adapter:
             save(ctx, (*arguments, *residual), inputs)
 
         def pushed(ctx: Any, t: Tensor) -> Tensor:
-            rule, _, last, inner, options = ctx.where
-            pooled: Tensor = self.push_of(t, *ctx.saved_tensors, rule, last, inner, *options)
+            window, _, last, inner, options = ctx.where
+            pooled: Tensor = self.push_of(t, *ctx.saved_tensors, window, last, inner, *options)
             return pooled
 
         def pushed_back(ctx: Any, t: Tensor) -> Any:
@@ -354,8 +354,8 @@ class Adapter:
         variables = 1 + operator.learned  # what forward is differentiated by
 
         def pool_of(ctx: Any) -> Any:
-            rule, _, last, _, options = ctx.where
-            return composed.define(operator, rule, last, options)
+            window, _, last, _, options = ctx.where
+            return composed.define(operator, spec_of(window), last, options)
 
         def ahead(function: Any, values: Any, tangents: Any) -> Any:
             pairs = zip(values, tangents, strict=False)
@@ -391,7 +391,7 @@ class Adapter:
 
 def _example() -> Layout:
     """Some layout: how many buffers a residual has does not depend on it."""
-    return lay_out(((1, 1, 0, 0, 1, 0),), (1, 1), False, -1, "float32", "float32")
+    return lay_out(fixed(1, 1), (1, 1), False, -1, "float32", "float32")
 
 
 ADAPTERS = {name: Adapter(operator) for name, operator in OPERATORS.items()}

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from poolgrad import rule
 from poolgrad.arguments import samples_shape
 from poolgrad.contract import FLOATS, Buffer
 from poolgrad.core import LARGE, Kind, Memory, inner_axis, share_threads
 from poolgrad.operators import Prepared
-from poolgrad.rule import Rule
+from poolgrad.windows import WindowSpec, unflatten
 
 _KNOWN = (
     "float16", "bfloat16", "float32", "float64",
@@ -140,15 +139,15 @@ def applied(function: type[torch.autograd.Function]) -> Any:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
-_checked_rule = lru_cache(maxsize=4096)(rule.grouped)
+_unflatten = lru_cache(maxsize=4096)(unflatten)
 
 
-def grouped(numbers: list[int]) -> Rule:
-    """The rule of a graph's numbers; errors are those of `poolgrad.rule.grouped`."""
+def spec_of(window: list[int]) -> WindowSpec:
+    """The windows that a custom operator receives as integers; see `windows.unflatten`."""
     try:
-        return _checked_rule(tuple(numbers))
-    except TypeError:  # symbolic sizes cannot be remembered
-        return rule.grouped(numbers)
+        return _unflatten(tuple(window))
+    except TypeError:  # symbolic sizes are not hashable
+        return unflatten(window)
 
 
 def shape_of(x: Tensor) -> tuple[int, ...]:
@@ -163,9 +162,9 @@ def shape_of(x: Tensor) -> tuple[int, ...]:
         torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
 
 
-def inner_of(x: Tensor, numbers: list[int], channels_last: bool) -> int:
+def inner_of(x: Tensor, spec: WindowSpec, channels_last: bool) -> int:
     """What `core.inner_axis` says of a tensor."""
-    where = (tuple(x.shape), x.stride(), grouped(numbers), channels_last)
+    where = (tuple(x.shape), x.stride(), spec, channels_last)
     try:
         return inner_axis(*where)
     except TypeError:  # symbolic sizes cannot be remembered

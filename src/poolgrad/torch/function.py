@@ -22,15 +22,16 @@ from poolgrad.torch.arrays import (
     check_memory,
     compact,
     empty,
-    grouped,
     inner_of,
     is_transformed_graph,
     laid_out,
     name_of,
     room,
     shape_of,
+    spec_of,
 )
 from poolgrad.torch.derivatives import LIBRARY
+from poolgrad.windows import flatten
 
 _PLAIN = ("first", "bytes")  # how maxima are routed that have indices
 
@@ -41,22 +42,24 @@ def _define_indices() -> Any:
     `samples`: those that placed the windows, or an empty tensor.
     """
 
-    def fake(x: Tensor, routes: Tensor, samples: Tensor, rule: list[int], last: bool) -> Tensor:
+    def fake(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
         name = name_of(x.dtype)
-        inner = inner_of(x, rule, last)
-        layout = lay_out(grouped(rule), tuple(x.shape), last, inner, name, name)
+        spec = spec_of(window)
+        inner = inner_of(x, spec, last)
+        layout = lay_out(spec, tuple(x.shape), last, inner, name, name)
         return empty(Buffer(layout.out_shape, layout.order, "int64"), routes)
 
-    def run(x: Tensor, routes: Tensor, samples: Tensor, rule: list[int], last: bool) -> Tensor:
+    def run(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
         check_memory("routes", routes)
         check_memory("samples", samples)
-        where = (tuple(x.shape), last, inner_of(x, rule, last), name_of(x.dtype))
-        ready = prepare("max", grouped(rule), _PLAIN, *where)
+        spec = spec_of(window)
+        where = (tuple(x.shape), last, inner_of(x, spec, last), name_of(x.dtype))
+        ready = prepare("max", spec, _PLAIN, *where)
         (routes,) = laid_out((routes,), ready.residual)
         indices = room(Buffer(ready.plan.out_shape, ready.plan.order, "int64"), routes)
         placed, given = None, compact((samples,))
-        if ready.plan.window.placed:
-            placed = as_argument(prepare("fractional_max", grouped(rule), _PLAIN, *where), given)
+        if ready.plan.window.fractional:
+            placed = as_argument(prepare("fractional_max", spec, _PLAIN, *where), given)
         threads = torch.get_num_threads()
         ready.plan.kernels.route_indices(routes, indices, placed, threads)
         return indices
@@ -72,8 +75,8 @@ def _define_indices() -> Any:
         return op(*moved, *args), 0
 
     LIBRARY.define(
-        "route_indices(Tensor x, Tensor routes, Tensor samples, SymInt[] rule, bool channels_last)"
-        " -> Tensor"
+        "route_indices(Tensor x, Tensor routes, Tensor samples, SymInt[] window, "
+        "bool channels_last) -> Tensor"
     )
     op = torch.ops.poolgrad.route_indices.default
     LIBRARY.impl("route_indices", run, "CPU")
@@ -171,7 +174,7 @@ def _indices(value: Any, x: Tensor) -> Tensor:
     return value
 
 
-def _argument_of(request: Request, x: Tensor, rule: list[int]) -> tuple[Tensor, ...]:
+def _argument_of(request: Request, x: Tensor) -> tuple[Tensor, ...]:
     """The tensor beside the input, if there is one."""
     operator = OPERATORS[request.operator]
     argument = operator.argument
@@ -185,7 +188,7 @@ def _argument_of(request: Request, x: Tensor, rule: list[int]) -> tuple[Tensor, 
     dtype = name_of(x.dtype)
     if not operator.accepts(dtype):
         raise operator.refuse_dtype(dtype)
-    layout = lay_out(request.rule, shape_of(x), request.channels_last, -1, dtype, dtype)
+    layout = lay_out(request.spec, shape_of(x), request.channels_last, -1, dtype, dtype)
     if argument.kind == "samples":
         return (_samples(value, x, layout),)
     return (_learned(operator, value, x, layout),)
@@ -209,20 +212,20 @@ def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
     """See `recipes`."""
     if not may_repeat(request):
         return None
-    x, rule = request.x, [n for axis in request.rule for n in axis]
+    x, spec = request.x, request.spec
     last, options = request.channels_last, _options(request, x)
-    where = Where(rule, list(x.shape), last, inner_of(x, rule, last), options)
+    where = Where(flatten(spec), list(x.shape), last, inner_of(x, spec, last), options)
     ready = prepare(
-        request.operator, request.rule, options, tuple(x.shape), last, where.inner, name_of(x.dtype)
+        request.operator, request.spec, options, tuple(x.shape), last, where.inner, name_of(x.dtype)
     )
-    return recipes.recipe(request, ready, where, _argument_of(request, x, rule))
+    return recipes.recipe(request, ready, where, _argument_of(request, x))
 
 
 def perform(request: Request) -> Any:
     """Do what a public function describes."""
     x = asarray(request.x)
     if request.out is not None:
-        raise TypeError("out is for NumPy arrays; tensors take none")
+        raise TypeError("out is accepted only if x is a NumPy array, got a tensor x")
     if x.device.type not in elsewhere.HERE or is_transformed_graph():
         return elsewhere.perform(request, _perform)
     return _perform(request)
@@ -238,15 +241,15 @@ def vjp(request: Request) -> Any:
 
 def _perform(request: Request) -> Any:
     x = request.x
-    rule = [n for axis in request.rule for n in axis]
+    window = flatten(request.spec)
     adapter = ADAPTERS[request.operator]
-    given = _argument_of(request, x, rule)
+    given = _argument_of(request, x)
     if request.return_indices:
-        return _with_indices(request, adapter, x, given, rule)
+        return _with_indices(request, adapter, x, given, window)
     options = _options(request, x)
     if adapter.operator.learned:  # numbers need no gradient
         options = (*options, not isinstance(request.arguments[0], int | float))
-    y = adapter.forward_of(x, *given, rule, request.channels_last, *options)
+    y = adapter.forward_of(x, *given, window, request.channels_last, *options)
     if adapter.kept:
         y = y[0]
     return y if request.keepdims else _squeezed(y, request)
@@ -260,20 +263,20 @@ def _options(request: Request, x: Tensor) -> tuple[Any, ...]:
 
 
 def _squeezed(y: Tensor, request: Request) -> Tensor:
-    first = y.dim() - len(request.rule) - request.channels_last
-    return y.squeeze(tuple(range(first, first + len(request.rule))))
+    first = y.dim() - request.spec.dims - request.channels_last
+    return y.squeeze(tuple(range(first, first + request.spec.dims)))
 
 
 def _with_indices(
-    request: Request, adapter: Adapter, x: Tensor, given: tuple[Tensor, ...], rule: list[int]
+    request: Request, adapter: Adapter, x: Tensor, given: tuple[Tensor, ...], window: list[int]
 ) -> tuple[Tensor, Tensor]:
     last, options = request.channels_last, unpacked(_options(request, x))
-    y, routes = adapter.forward_of(x, *given, rule, last, *options)
+    y, routes = adapter.forward_of(x, *given, window, last, *options)
     if options != indexed(options):
-        routes = adapter.ops[""](x.detach(), *given, rule, last, *indexed(options))[1]
-    placed = request.rule and isinstance(request.arguments[0] if given else None, Samples)
+        routes = adapter.ops[""](x.detach(), *given, window, last, *indexed(options))[1]
+    placed = isinstance(request.arguments[0] if given else None, Samples)
     samples = given[0] if placed else x.new_empty(0)
-    indices = _route_indices(x.detach(), routes, samples, rule, last)
+    indices = _route_indices(x.detach(), routes, samples, window, last)
     if request.keepdims:
         return y, indices
     return _squeezed(y, request), _squeezed(indices, request)

@@ -27,7 +27,7 @@ from poolgrad.operators import OPERATORS
 from poolgrad.recipes import KNOWN, Recipes
 from poolgrad.torch.arrays import pads_little, pools
 from poolgrad.torch.function import known_generator
-from poolgrad.window import Window
+from poolgrad.windows import Window
 
 MODULES: dict[str, type[nn.Module]] = {}  # by public function; of a global one, that in 2-D
 SUBCLASSES: dict[type[nn.Module], type[Pool]] = {}  # by PyTorch's class

@@ -24,9 +24,9 @@ from torch import Tensor
 from poolgrad.contract import Buffer
 from poolgrad.core import Regions
 from poolgrad.regions import Bins, check_images, check_input, check_table, output_shape
-from poolgrad.rule import brief
 from poolgrad.torch.arrays import check_memory, compact, name_of, room
 from poolgrad.torch.derivatives import LIBRARY, save, told
+from poolgrad.windows import brief
 
 _ONNX_OPSET = 16  # of the operator RoiAlign with coordinate_transformation_mode
 
