@@ -6,6 +6,7 @@ depend on it, but for the rounding of sums.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import poolgrad
 from poolgrad import algorithms, core, reference
 from poolgrad.contract import FLOATS
+from poolgrad.numpy import dtype_named
 
 EXTREMES = ("max_pool2d", "min_pool2d", "relu_max_pool2d", "max_pool3d", "max_pool1d")
 PLANES = ("max_pool2d", "min_pool2d", "relu_max_pool2d")
@@ -52,6 +54,7 @@ SPECIALISED = {  # not in the builds that have the general algorithms only
     "register_blocked_channels_last_backward",
 }
 PAIRS = [(a, f) for table in (FORWARD, BACKWARD) for a, some in table.items() for f in some]
+BFLOAT16 = ["bfloat16"] if find_spec("ml_dtypes") else []
 CALLS = 4  # of each pair
 TRIES = 600
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
@@ -110,7 +113,7 @@ def drawn_call(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """An input, and arguments that the function accepts or refuses."""
     dims = int(function[-2])
-    dtype = np.dtype(str(random.choice(dtypes)))
+    dtype = dtype_named(str(random.choice(dtypes)))
     longest = {1: (70,), 2: (9, 70), 3: (5, 6, 24)}[dims]
     sizes = [int(random.integers(1, most + 1)) for most in longest]
     lead = [int(n) for n in random.integers(1, 4, 2)]
@@ -161,7 +164,7 @@ def test_an_algorithm_computes_what_the_textbook_defines(algorithm: str, functio
     random = np.random.default_rng([PAIRS.index((algorithm, function)), 7])
     pool = getattr(poolgrad, function)
     backward = algorithm in BACKWARD
-    dtypes = ["float32", "float32", "float64", "float16"]
+    dtypes = ["float32", "float32", "float64", "float16", *BFLOAT16]
     if not backward and is_selecting(function) and function != "median_pool2d":
         dtypes += ["uint8", "int16"]
     done = 0

@@ -473,7 +473,10 @@ def bench(
     jax.csv; with `--algorithms`, algorithms.csv.
     """
     if networks + jax + algorithms > 1:
-        _fail("--networks, --jax and --algorithms are benchmarks of their own; give one", code=2)
+        _fail(
+            "--networks, --jax and --algorithms are benchmarks of their own; give one of them",
+            code=2,
+        )
     name = "networks" if networks else "jax" if jax else "bench"
     with _clear_errors():
         from rich.console import Console
