@@ -52,11 +52,13 @@ class TupleBuilder {
 
 // Computes the keys of calls whose first argument is an array of one type. A property of an array
 // is the name of an attribute or a function of the array; one of the global state is a function
-// without arguments. parts: properties of the array that are part of the key; modes: those of the
-// global state plain: (property of the array, required value): a call with another value, or an
-// error, has no key quiet: (property of the global state, required value) told: how the layout of
-// an array is read, which is the first part of the key: "by exchange" (DLPack) or "by buffer";
-// None: by `parts`
+// without arguments.
+//
+// - parts: properties of the array that are part of the key; modes: those of the global state.
+// - plain: (property of the array, required value): a call with another value, or an error, has no
+//   key; quiet: (property of the global state, required value).
+// - told: how the layout of an array is read, which is the first part of the key: "by exchange"
+//   (DLPack) or "by buffer"; None: by `parts`.
 class TensorSpec {
  public:
   TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& plain,
