@@ -10,6 +10,9 @@ namespace poolgrad {
 
 // Small windows, as is_direct() has them, of float16, bfloat16, float32 and uint8.
 void POOLGRAD_TABLE(select_small)(const Work&, Select, const View& x, Dense y, Dense routes);
+// Those of float16 and bfloat16, in a unit of their own.
+void POOLGRAD_TABLE(select_small_two_bytes)(const Work&, Select, const View& x, Dense y,
+                                            Dense routes);
 
 // Wide windows, as is_sheet() has them, compared as float32. left[plane] becomes true for each
 // plane that is not made, as the sum of its inputs, or of those of a plane reduced together with
