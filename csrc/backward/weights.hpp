@@ -147,7 +147,7 @@ class WeightedBackward {
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
         const i64 first = target + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
-        A* row = gx_.room(first, columns());
+        A* row = gx_.reserve(first, columns());
         if (by_window_) std::memset(row, 0, static_cast<std::size_t>(columns()) * sizeof(A));
         else phases_.clear();
         const A* x = x_;
@@ -266,7 +266,7 @@ class WeightedBackward {
   const Loops loops_;
   const bool by_window_;  // few outputs, or windows that are no simple pattern
   Phases<A> phases_, inputs_;
-  Sink<A> gx_;
+  RowWriter<A> gx_;
   int whole_ = 0;
   A *gradients_, *kept_[kMostKept], *columns_, *theta_, *x_;
   u32* routes_;

@@ -86,18 +86,18 @@ void with_scratch(Make&& make, Use&& use) {
   Arena measure;
   (void)make(measure);
   Arena arena(thread_scratch(measure.used()));
-  auto kit = make(arena);
-  use(kit);
+  auto state = make(arena);
+  use(state);
 }
 
-// For each part of the outputs: kit = make(tile, arena), then use(kit, first plane, last, tile) for
-// several planes, `together` of them if there are enough.
+// For each part of the outputs: state = make(tile, arena), then use(state, first plane, last, tile)
+// for several planes, `together` of them if there are enough.
 template <class Make, class Use>
 void over_outputs_of_planes(const Work& work, i64 together, Make&& make, Use&& use,
                             bool one_by_one = false) {
   const auto body = [&](i64 first, i64 last, const Tile& tile) {
     with_scratch([&](Arena& arena) { return make(tile, arena); },
-                 [&](auto& kit) { use(kit, first, last, tile); });
+                 [&](auto& state) { use(state, first, last, tile); });
   };
   Cut cut(*work.plan, work.threads, true);
   cut.take_together(together, work.plan->outer);
@@ -107,13 +107,13 @@ void over_outputs_of_planes(const Work& work, i64 together, Make&& make, Use&& u
 // one_by_one: outputs share no work, so that tasks may be of any length
 template <class Make, class Use>
 void over_outputs(const Work& work, Make&& make, Use&& use, bool one_by_one = false) {
-  const auto use_all = [&](auto& kit, i64 first, i64 last, const Tile& tile) {
-    for (i64 plane = first; plane < last; ++plane) use(kit, plane, tile);
+  const auto use_all = [&](auto& state, i64 first, i64 last, const Tile& tile) {
+    for (i64 plane = first; plane < last; ++plane) use(state, plane, tile);
   };
   over_outputs_of_planes(work, 1, make, use_all, one_by_one);
 }
 
-// The same for parts of the inputs; kit = make(piece, planes, arena).
+// The same for parts of the inputs; state = make(piece, planes, arena).
 template <class Make, class Use>
 void over_inputs_of_planes(const Work& work, i64 together, Make&& make, Use&& use,
                            bool one_by_one = false) {
@@ -122,15 +122,15 @@ void over_inputs_of_planes(const Work& work, i64 together, Make&& make, Use&& us
   if (one_by_one) cut.shorten(*work.plan, false);
   cut.run<InputTile>(*work.plan, false, [&](i64 first, i64 last, const InputTile& piece) {
     with_scratch([&](Arena& arena) { return make(piece, last - first, arena); },
-                 [&](auto& kit) { use(kit, first, last, piece); });
+                 [&](auto& state) { use(state, first, last, piece); });
   });
 }
 template <class Make, class Use>
 void over_inputs(const Work& work, Make&& make, Use&& use, bool one_by_one = false) {
   over_inputs_of_planes(
       work, 1, [&](const InputTile& piece, i64, Arena& arena) { return make(piece, arena); },
-      [&](auto& kit, i64 first, i64 last, const InputTile& piece) {
-        for (i64 plane = first; plane < last; ++plane) use(kit, plane, piece);
+      [&](auto& state, i64 first, i64 last, const InputTile& piece) {
+        for (i64 plane = first; plane < last; ++plane) use(state, plane, piece);
       },
       one_by_one);
 }

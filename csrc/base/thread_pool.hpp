@@ -13,6 +13,16 @@ namespace poolgrad {
 // Safe after fork(): the child starts a pool of its own.
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context);
 
+// How many tasks run_tasks() was given, and threads that had one; dry: it runs none of them.
+struct TaskCount {
+  i64 tasks = 0;
+  int threads = 0;
+  bool dry = false;
+};
+
+// From now on run_tasks() on this thread counts in `count`, unless null; returns where it did.
+TaskCount* count_tasks(TaskCount* count);
+
 // While one lives, what this thread asks for is done by our own threads. OpenMP makes a team of its
 // own for every thread that asks, and such teams are in each other's way.
 class OwnThreads {

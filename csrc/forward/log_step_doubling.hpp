@@ -1,21 +1,20 @@
-// Rows of inputs, reduced along the width.
+// Reduces rows of inputs along the width: folds taps, or log-step doubling in memory.
 #pragma once
 
 #include <type_traits>
 
+#include "choose.hpp"
 #include "forward/log_step_doubling_registers.hpp"
 #include "forward/row_reader.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kGroup =
-    4;  // inputs folded in one sweep, so that the result stays in registers
-
 // Whether the size of a group is a compile-time constant of the loops over it. Operators without
 // specialised algorithms are compiled for any size.
 template <class Op>
-inline constexpr bool kKnowsSizes = kSpecialised<typename Op::In> && !requires { requires Op::kAnySize; };
+inline constexpr bool kKnowsSizes =
+    kSpecialised<typename Op::In> && !requires { requires Op::kAnySize; };
 template <class Op, i64 N>
 constexpr auto group_size() {
   if constexpr (kKnowsSizes<Op>) return Const<N>{};
@@ -31,8 +30,8 @@ constexpr auto is_first() {
 template <class Op, class F>
 void in_groups(i64 taps, F&& fold) {
   if constexpr (!kKnowsSizes<Op>) {
-    for (i64 begin = 0; begin < taps; begin += kGroup)
-      fold(smaller(taps - begin, kGroup), begin == 0, begin);
+    for (i64 begin = 0; begin < taps; begin += kMostFolded)
+      fold(smaller(taps - begin, kMostFolded), begin == 0, begin);
     return;
   }
   const auto sized = [&](auto first, i64 begin, i64 size) {
@@ -47,17 +46,14 @@ void in_groups(i64 taps, F&& fold) {
         return fold(Const<4>{}, first, begin);
     }
   };
-  sized(std::true_type{}, 0, smaller(taps, kGroup));
-  for (i64 begin = kGroup; begin < taps; begin += kGroup) {
-    sized(std::false_type{}, begin, smaller(taps - begin, kGroup));
+  sized(std::true_type{}, 0, smaller(taps, kMostFolded));
+  for (i64 begin = kMostFolded; begin < taps; begin += kMostFolded) {
+    sized(std::false_type{}, begin, smaller(taps - begin, kMostFolded));
   }
 }
 
-// Whether windows along an axis share so much that sums of 2, 4, 8, ... neighbours are worth
-// making: then the cost grows with the logarithm of the kernel.
-[[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
-
-// `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step` elements apart.
+// Log-step doubling: `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step`
+// elements apart.
 template <class Op>
 void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step,
                typename Op::Row doubled, typename Op::Row to) {
@@ -91,18 +87,18 @@ void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step
 }
 
 template <class Op>
-class Width {
+class WidthReduction {
  public:
   using T = typename Op::In;
   using Row = typename Op::Row;
 
-  POOLGRAD_LOOP Width(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
-                      const Op& op, Arena& arena)
+  POOLGRAD_LOOP WidthReduction(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
+                               const Op& op, Arena& arena)
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),
         step_(reader_.step()),
-        doubles_(Op::kDoubles && is_wide(plan.axis[2]) && plan.axis[2].regular() &&
+        doubles_(Op::kDoubles && shares_much(plan.axis[2]) && plan.axis[2].regular() &&
                  step_ == plan.inner && is_near(plan.axis[2])),
         doubled_(doubles_ ? op.take(arena, columns_read() * plan.inner) : Row{}),
         spaced_(doubles_ && plan.axis[2].stride > 1 ? op.take(arena, columns_read() * plan.inner)
@@ -110,12 +106,12 @@ class Width {
 
   void start(const char* plane) { reader_.start(plane); }
 
-  // Input row (d, h) into one row of outputs.
+  // Reduces input row (d, h) into one row of outputs.
   void row(i64 d, i64 h, Row into) { reduce(reader_.row(d, h), into); }
 
  private:
   static Reading<T> reading(const Plan& p, Reading<T> how) {
-    if constexpr (Op::kDoubles) how.pad = is_wide(p.axis[2]), how.fill = Op::kFill;
+    if constexpr (Op::kDoubles) how.pad = shares_much(p.axis[2]), how.fill = Op::kFill;
     return how;
   }
 
@@ -166,7 +162,7 @@ class Width {
     return (tile_.hi[2] - tile_.lo[2] - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
   }
 
-  // Full windows of neighbours along a row.
+  // Computes full windows of neighbours along a row.
   void double_up(const T* from, i64 count, Row into) {
     const Axis& a = p_.axis[2];
     const i64 inner = p_.inner;

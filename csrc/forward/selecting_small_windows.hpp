@@ -1,4 +1,4 @@
-// What the units of small windows share.
+// Runs the algorithms for small windows on arrays of one type.
 #pragma once
 
 #include "base/partition.hpp"
@@ -8,15 +8,16 @@
 namespace poolgrad {
 namespace {
 
-// Keeping, Forgetting: the reduction with routes and without. Inputs and outputs are elements of
-// its type; the small types are compared as they are, without conversion.
-template <class Keeping, class Forgetting>
-void reduce_small(const Work& work, const View& x, Dense y, Dense routes, Select which) {
-  using T = typename Keeping::In;
+// KeepingRoutes, WithoutRoutes: the reduction with and without routes. Two-byte floats and bytes
+// are compared as they are, without conversion.
+template <class KeepingRoutes, class WithoutRoutes>
+void reduce(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
+            Select which) {
+  using T = typename KeepingRoutes::In;
   View from = x;
   if (sizeof(T) < 4) from.dtype = y.dtype = DtypeOf<T>::value;
-  if (routes.data) small_windows<Keeping>(work, from, y, routes, which, false);
-  else small_windows<Forgetting>(work, from, y, routes, which, false);
+  if (routes.data) small_windows<KeepingRoutes>(work, algorithm, from, y, routes, which, false);
+  else small_windows<WithoutRoutes>(work, algorithm, from, y, routes, which, false);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 // Inner loops, and constructors of per-task state, are compiled once, not into each of their
@@ -44,7 +45,8 @@ struct Axis {
   // input 0 number `before`.
   i64 first = 0, before = 0, n = 1, m = 1;
 
-  bool regular() const { return !adaptive && !placed; }
+  // Inlined everywhere: units of different instruction sets share no function.
+  POOLGRAD_INLINE bool regular() const { return !adaptive && !placed; }
 };
 
 // Everything a kernel needs to know about an array besides its strides. The three pooled axes are
@@ -87,6 +89,16 @@ namespace {
   a.full_hi = larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach + a.lo, a.stride) + 1));
   a.overlap = a.m > 1 && a.stride <= reach;
   return a;
+}
+
+// The axis whose windows over the outputs are the outputs that hold each input: windows of stride 1
+// share so much that the gradient of an average is such an average of gradients.
+[[maybe_unused]] inline Axis transposed(Axis a) {
+  const i64 lo = (a.kernel - 1) * a.dilation - a.lo;
+  std::swap(a.in, a.out);
+  std::swap(a.n, a.m);
+  std::swap(a.first, a.before);
+  return regular_axis(a, 1, lo, 0, a.dilation);
 }
 
 // Whether an axis is one input, the window of the one output: nothing, no padding either, is there

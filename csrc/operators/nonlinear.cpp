@@ -62,12 +62,12 @@ void forward(const Work& work, Blend blend, const View& x, Parameter theta, Dens
   const Plan& p = *work.plan;
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
-    using Small = Direct<SmallNonlinear<A>>;
+    using Small = Unrolled<SmallNonlinear<A>>;
     using Large = Separable<Nonlinear<A>>;
-    if (is_small(p)) {
+    if (choose({.task = Task::nonlinear, .plan = &p}) == Algorithm::unrolled) {
       over_tiles<A, Small>(work, blend, x, theta, y, kept, sensitivity,
                            [&](const Tile& tile, const auto&, Arena& arena) {
-                             return Small(p, x, tile, false, arena);
+                             return Small(p, x, tile, false, false, arena);
                            });
     } else {
       over_tiles<A, Large>(work, blend, x, theta, y, kept, sensitivity,
@@ -80,6 +80,7 @@ void forward(const Work& work, Blend blend, const View& x, Parameter theta, Dens
 
 void backward(const Work& work, Blend blend, const View& gy, const View& x, Parameter theta,
               const View* kept, Dense gx) {
+  (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     const Weighed from{&gy, &x, nullptr, kept, {false, 0}};

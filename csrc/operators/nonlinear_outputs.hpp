@@ -128,21 +128,10 @@ POOLGRAD_LOOP void finish_row(const Line<A>& line, CellRow<A> cells, i64 n) {
   });
 }
 
-inline constexpr i64 kSmall = 16;  // inputs of a window
-
-// Whether windows are small enough for that. What counts is what they hold: padding must not change
-// how sums are rounded.
-[[maybe_unused]] inline bool is_small(const Plan& p) {
-  for (const Axis& a : p.axis) {
-    if (!a.regular()) return false;
-  }
-  return most_real(p) <= kSmall;
-}
-
 // All inputs of windows side by side in the lanes of vectors.
 template <class A>
 struct WindowInputs {
-  Vec<A, kVectorBytes / sizeof(A)> input[kSmall];
+  Vec<A, kVectorBytes / sizeof(A)> input[kMostNonlinearTaps];
   i64 count;
 };
 
@@ -196,7 +185,7 @@ const Loops<A>* loops_of(Blend blend) {
   return &kLoops<A, Exponentials<A>>;
 }
 
-// The operator that Direct runs: small windows, all inputs of a window at once.
+// The operator that Unrolled runs: small windows, all inputs of a window at once.
 template <class A>
 struct SmallNonlinear {
   using In = A;
@@ -206,7 +195,6 @@ struct SmallNonlinear {
     Target at(i64 offset) const { return {line, first + offset}; }
   };
   static constexpr bool kByLines = false;
-  static constexpr bool kNarrow = false;
   static constexpr bool kPads = false;  // there is nothing that adds nothing
   static constexpr bool kHeavy = true;
   static constexpr bool kPairs = true;
@@ -279,7 +267,7 @@ struct SmallNonlinear {
 
 // Calls begin(at, n) before elements at ... at + n of the line are computed: it sets line.out.
 template <class A, class Begin>
-void compute_row(Direct<SmallNonlinear<A>>& windows, i64 od, i64 oh, const Line<A>& line,
+void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const Line<A>& line,
                  CellRow<A>, Begin&& begin) {
   windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
     begin(at, n);
@@ -300,7 +288,7 @@ struct NonlinearState {
   CellRow<A> cells;  // a row
   Line<A> line;
   A *theta, *counts;  // the line's
-  Sink<A> y, kept[kMostKept], sensitivity;
+  RowWriter<A> y, kept[kMostKept], sensitivity;
 };
 
 // One plane's tile.
@@ -312,8 +300,8 @@ void nonlinear_tile(const Plan& p, const Tile& tile, NonlinearState<A, Windows>&
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
       compute_row(state.windows, od, oh, line, state.cells, [&](i64 at, i64 n) {
-        const auto allocate = [&](Sink<A>& sink) {
-          A* row = sink.room(first + at, n);
+        const auto allocate = [&](RowWriter<A>& writer) {
+          A* row = writer.reserve(first + at, n);
           return row ? row - at : nullptr;
         };
         line.out = {allocate(state.y), {}, allocate(state.sensitivity)};

@@ -87,10 +87,11 @@ void store(T* to, V v) {
 }
 
 // Past the caches, to where a vector's size divides the address (else the program ends), as part of
-// a cache line that is written at once. Others see it after drain(). Narrow vectors are stored.
+// a cache line that is written at once. Others see it after store_fence(). Narrow vectors are
+// stored.
 inline constexpr int kLineBytes = 64;
 template <class V, class T>
-POOLGRAD_INLINE void stream(T* to, V v) {
+POOLGRAD_INLINE void store_nontemporal(T* to, V v) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(V) == 64) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<__m512i>(v));
@@ -105,7 +106,7 @@ POOLGRAD_INLINE void stream(T* to, V v) {
 #endif
   store(to, v);
 }
-[[maybe_unused]] inline void drain() {
+[[maybe_unused]] inline void store_fence() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
