@@ -1,28 +1,26 @@
-"""The walk: window after window through an array, and back."""
+"""Pooling one window after the other, and the gradients."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from poolgrad import operators as table
 from poolgrad.contract import FLOATS, INTEGERS, Operator, Request, Samples
+from poolgrad.reference.geometry import Line, Position, line, sampled_line, window
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
-from poolgrad.window import Axis, Window, resolve
-
-Position = tuple[int, ...]
+from poolgrad.window import resolve
 
 
 class Entry(NamedTuple):
-    """One output: where it is, the inputs it comes from, and what the operator makes of them."""
+    """One output: its position, the inputs of its window, and its value and derivatives."""
 
     plane: int
     output: Position
     inputs: list[Position]
-    places: list[int]  # of the inputs in the window
+    taps: list[int]  # the numbers of the inputs in the window
     pooled: Pooled
 
 
@@ -34,7 +32,7 @@ class Pullback:
     y : array
         The output.
     routes : array
-        The place of the only winner of each window, -1 where there is none; pooled axes kept.
+        The tap of the only winner of each window, -1 where there is none; pooled axes kept.
     indices : array
         The flat position of each window's first winner in its plane, -1 where there is none; of
         the shape of `y`.
@@ -63,18 +61,20 @@ class Pullback:
                 out = tuple(n for _, n, *_ in request.rule)
                 self._entries = list(self._unpool(request, planes, out))
             else:
-                window = resolve(request.rule, self._sizes)
-                out = window.out
-                self._entries = list(self._pool(request, planes, window))
+                # Refuses what every front end refuses; where windows lie is computed here.
+                self._operator.check(resolve(request.rule, self._sizes), *request.options)
+                lines = self._lines(request, len(planes))
+                out = tuple(along.out for along in lines[0])
+                self._entries = list(self._pool(request, planes, lines, out))
             y = np.zeros((len(planes), *out), y_dtype)
             routes, indices = np.full(y.shape, -1), np.full(y.shape, -1)
-            for plane, output, inputs, places, pooled in self._entries:
+            for plane, output, inputs, taps, pooled in self._entries:
                 y[(plane, *output)] = pooled.y
                 if pooled.winner >= 0:
                     where = inputs[pooled.winner]
                     indices[(plane, *output)] = np.ravel_multi_index(where, self._sizes)
                     if 1 in pooled.dx:
-                        routes[(plane, *output)] = places[pooled.winner]
+                        routes[(plane, *output)] = taps[pooled.winner]
         self.y = self._back(y).squeeze(self._squeezed)
         self.routes, self.indices = self._back(routes), self._back(indices).squeeze(self._squeezed)
 
@@ -119,12 +119,25 @@ class Pullback:
         moved = planes.reshape(*self._leading, *planes.shape[1:])
         return np.moveaxis(moved, range(-len(self._pooled), 0), self._pooled)
 
-    def _pool(self, request: Request, planes: Array, window: Window) -> Iterator[Entry]:
-        self._operator.check(window, *request.options)
+    def _lines(self, request: Request, planes: int) -> list[list[Line]]:
+        """The windows along each axis, for each plane; for one if there is none."""
+        if not self._takes("samples"):
+            fixed = [line(axis, size) for axis, size in zip(request.rule, self._sizes, strict=True)]
+            return [fixed] * max(planes, 1)
+        samples = _samples(request.arguments[0], self._leading, self._dtype, len(request.rule))
+        if len(request.rule) == 2:
+            samples = samples[:, ::-1]  # PyTorch's order: width, height; but depth, height, width
+        return [
+            [sampled_line(*along) for along in zip(request.rule, self._sizes, own, strict=True)]
+            for own in (samples if planes else np.zeros((1, len(request.rule)), samples.dtype))
+        ]
+
+    def _pool(
+        self, request: Request, planes: Array, lines: list[list[Line]], out: Position
+    ) -> Iterator[Entry]:
         given = zip(self._operator.options, request.options, strict=True)
         formula = [value for option, value in given if not option.stored]
-        axes: list[Sequence[Axis | Shifted]] = [window.axes] * len(planes)
-        theta, u = np.zeros(len(planes)), np.zeros((len(planes), *window.out))
+        theta, u = np.zeros(len(planes)), np.zeros((len(planes), *out))
         if self._takes("learned"):
             theta = np.broadcast_to(self._theta, self._channelled).reshape(-1)
         if self._takes("seed"):
@@ -133,16 +146,13 @@ class Pullback:
             order = self._back(np.empty(u.shape)).shape  # of the outputs, as the caller sees them
             index = np.arange(u.size, dtype=np.uint64).reshape(order)
             u = self._flat(uniform(_seed(request.arguments[0]), index))
-        if self._takes("samples"):
-            samples = _samples(request.arguments[0], self._leading, self._dtype, len(window.axes))
-            axes = [_shifted(window, sample) for sample in samples]
         for plane, values in enumerate(planes):
-            for output in np.ndindex(*window.out):
-                inputs, places, extent = _look(axes[plane], output)
-                seen = np.array([values[i] for i in inputs], values.dtype)
-                inside = Inside(seen, extent, theta[plane], u[(plane, *output)])
+            for output in np.ndindex(*out):
+                inputs, taps, extent = window(lines[plane], output)
+                valid = np.array([values[i] for i in inputs], values.dtype)
+                inside = Inside(valid, extent, theta[plane], u[(plane, *output)])
                 pooled = OPERATORS[request.operator](inside, *formula)
-                yield Entry(plane, output, inputs, places, pooled)
+                yield Entry(plane, output, inputs, taps, pooled)
 
     def _unpool(self, request: Request, planes: Array, out: Position) -> Iterator[Entry]:
         indices = np.asarray(request.arguments[0])
@@ -158,58 +168,6 @@ class Pullback:
             for index, i in last.items():
                 output = tuple(int(n) for n in np.unravel_index(index, out))
                 yield Entry(n, output, [i], [], Pooled(planes[(n, *i)], np.ones(1)))
-
-
-class Shifted(NamedTuple):
-    """Windows that begin wherever they were told to."""
-
-    kernel: int
-    starts: list[int]
-
-    def places(self, output: int) -> list[tuple[int, int]]:
-        """``(place in the window, input)``, in order."""
-        return [(k, self.starts[output] + k) for k in range(self.kernel)]
-
-    def extent(self, output: int) -> int:
-        """How many places of a window lie inside the input: all."""
-        return self.kernel
-
-
-def _look(
-    axes: Sequence[Axis | Shifted], output: Position
-) -> tuple[list[Position], list[int], int]:
-    """Inputs of one window, their places, and how many places lie inside the padded input."""
-    along = [a.places(o) for a, o in zip(axes, output, strict=True)]
-    inputs, places = [], []
-    for taps in itertools.product(*along):
-        place = 0
-        for (k, _), axis in zip(taps, axes, strict=True):
-            place = place * axis.kernel + k
-        places.append(place)
-        inputs.append(tuple(i for _, i in taps))
-    extents = [a.extent(o) for a, o in zip(axes, output, strict=True)]
-    return inputs, places, int(np.prod(extents))
-
-
-def _shifted(window: Window, sample: Array) -> list[Axis | Shifted]:
-    """The windows of one plane (Graham, Fractional max-pooling, 2014, as in PyTorch)."""
-    if len(sample) == 2:
-        sample = sample[::-1]  # PyTorch's: width, height; but in 3-D depth, height, width
-    return [
-        Shifted(axis.kernel, starts(axis.size, axis.out, axis.kernel, s))
-        for axis, s in zip(window.axes, sample, strict=True)
-    ]
-
-
-def starts(size: int, out: int, kernel: int, sample: Any) -> list[int]:
-    """Where fractional windows begin along one axis; arithmetic in the dtype of `sample`."""
-    number, last = type(sample), size - kernel
-    found = []
-    for i in range(out - 1):
-        step = number(last) / number(out - 1)
-        start = int((number(i) + sample) * step) - int(sample * step)
-        found.append(int(np.clip(start, 0, last)))  # where few bits round beyond the end
-    return [*found, last]
 
 
 def uniform(seed: int, index: Array) -> Array:
