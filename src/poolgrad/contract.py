@@ -78,43 +78,47 @@ class Samples(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Windows laid out one after the other, for an array library's own operations.
+    """Windows whose taps lie along the last axis, for array-API operations.
 
     Attributes
     ----------
-    values : array, shape (..., outputs, taps)
-        The inputs of each window; any number where there are no more.
-    real : bool array, shape (outputs, taps)
-        Which of them are inputs.
-    extent : array, shape (outputs, 1)
-        How many places of each window lie inside the padded input.
-    places : array, shape (outputs, taps), or None
-        The place of each input in its window.
+    values : array, shape (planes, outputs..., taps)
+        The input of each tap; any number where there is none.
+    valid : bool array, shape (outputs..., taps)
+        Which taps lie in the input, and not in padding.
+    extent : int array, shape (outputs..., 1)
+        How many taps of each window lie inside the padded input.
+    numbers : int array, shape (outputs..., taps)
+        The number of each tap in its window, row by row.
+    lowest, highest : number
+        The ends of the dtype of the input.
     """
 
     values: Any
-    real: Any
+    valid: Any
     extent: Any
-    places: Any = None
+    numbers: Any
+    lowest: Any = None
+    highest: Any = None
 
 
 class Choice(NamedTuple):
-    """Who wins in each window.
+    """The winners of all windows.
 
     Attributes
     ----------
-    winners : bool array, shape (..., outputs, taps)
-        One input, or those that share the gradient; none where it goes nowhere.
-    tap : int array, shape (..., outputs)
-        Whose value the output is.
-    found : bool array, shape (..., outputs)
-        Whether it is anybody's; else it is `empty`.
+    winners : bool array, shape (planes, outputs..., taps)
+        The taps that share the gradient: one, several, or none.
+    winner : int array, shape (planes, outputs...)
+        The position, along the axis of taps, of the value that is the output.
+    found : bool array, shape (planes, outputs...)
+        Whether there is such a value; else the output is `empty`.
     empty : number
-        The output of a window where nobody is found.
+        The output of a window without one.
     """
 
     winners: Any
-    tap: Any
+    winner: Any
     found: Any
     empty: Any
 
@@ -233,19 +237,19 @@ class Operator(ABC):
         """Fill the tangent of the output; not for curved operators."""
         raise NotImplementedError
 
-    # By an array library's own operations: what no kernel computes, or where there are none.
+    # In array-API operations, for `poolgrad.portable`. `xp` is the library of the arrays.
 
     def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
-        """Who wins; of selecting operators.
+        """Return the winners; of selecting operators.
 
         Parameters
         ----------
         xp : module
-            With what NumPy calls ``where``, ``amax``, ``argmax``, ``sort`` and ``cumsum``.
+            An array library.
         windows : Windows
-            The inputs.
-        draw : array, shape (..., outputs), or None
-            A number in [0, 1) for each, if the operator draws.
+            The windows, integers and small floats in a dtype that every library computes in.
+        draw : array, shape (planes, outputs...), or None
+            A number in [0, 1) for each output, if the operator draws.
         *options
             As for the other methods.
         """
@@ -254,38 +258,42 @@ class Operator(ABC):
     def share(
         self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
-        """Each input's part of a number; not for curved operators.
+        """Return each tap's part of a number: the derivative of a linear operator.
 
         Parameters
         ----------
         xp : module
             An array library.
-        numbers : array, shape (..., outputs, taps or 1)
+        numbers : array, shape (planes, outputs..., taps or 1)
             Gradients of outputs, or tangents of inputs.
         windows : Windows
             Without values.
         kept : tuple of array
-            The residual, routes in bytes.
+            The residual, routes as one integer each.
         *options
             As for the other methods.
 
         Returns
         -------
-        array, shape (..., outputs, taps)
+        array, shape (planes, outputs..., taps)
         """
         raise NotImplementedError
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
-        """The output, of blending operators.
+        """Return the output; of weighted operators.
+
+        Every library differentiates this formula: see `poolgrad.portable.derivative` for the
+        functions that it may use on values. In a product or a quotient with an array that does not
+        depend on the values, that array stands on the right.
 
         Parameters
         ----------
         xp : module
-            With ``where``, ``exp``, ``log``, ``abs``, ``amax`` and ``cumsum``.
+            An array library, or what records its functions.
         windows : Windows
-            The inputs.
+            The windows.
         argument : array or None
-            Of a shape that goes with ``windows.values``.
+            The learned parameter, in a shape that goes with (planes, outputs...).
         *options
             As for the other methods.
         """

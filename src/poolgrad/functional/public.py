@@ -48,8 +48,15 @@ def _dask() -> ModuleType:
     return function
 
 
+def _portable() -> ModuleType:
+    from poolgrad.portable import front
+
+    return front
+
+
 # The first part of a module's name -> what imports the front end for the arrays it defines.
 _FRONT_ENDS = {"numpy": _numpy, "torch": _torch, "jax": _jax, "jaxlib": _jax, "dask": _dask}
+_FRONT_ENDS |= {"cupy": _portable, "array API": _portable}
 _found: dict[type, ModuleType] = {}
 
 _MOST = 2**63
@@ -60,8 +67,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
 def front_end(x: object) -> ModuleType:
     """The module that pools arrays of this type; imported when the first of them arrives.
 
-    Lists, and objects of any other library that can be converted to a NumPy array
-    (``__array__``, ``__array_interface__``), are pooled as NumPy arrays.
+    Arrays of CuPy, and of any other library that follows the array API standard
+    (``__array_namespace__``), are pooled by `poolgrad.portable`. Lists, and objects that can only be
+    converted to a NumPy array (``__array__``, ``__array_interface__``), are pooled as NumPy arrays.
 
     Raises
     ------
@@ -72,7 +80,10 @@ def front_end(x: object) -> ModuleType:
     if kind not in _found:
         known = library(x)
         if not known:
-            raise TypeError(f"x must be an array of NumPy, PyTorch, JAX or Dask, got {_refused(x)}")
+            raise TypeError(
+                "x must be an array of NumPy, PyTorch, JAX, Dask or an array-API library, "
+                f"got {_refused(x)}"
+            )
         _found[kind] = _FRONT_ENDS[known]()
     return _found[kind]
 
@@ -89,6 +100,8 @@ def library(x: object) -> str:
     origin = next((o for o in origins if o in _FRONT_ENDS), "")
     if origin and hasattr(x, "shape"):  # these libraries define more than arrays
         return origin
+    if hasattr(kind, "__array_namespace__"):
+        return "array API"
     if hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
         return "numpy"
     return ""

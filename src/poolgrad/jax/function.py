@@ -15,7 +15,7 @@ from poolgrad.contract import Request, Samples, indexed
 from poolgrad.core import Layout, first_pooled
 from poolgrad.jax.pooling import Pooling, has_wide_numbers
 from poolgrad.jax.primitives import bound, forward_p
-from poolgrad.jax.tables import indices
+from poolgrad.portable import engine
 from poolgrad.rule import FRACTIONAL
 
 Given = tuple[Any, ...]
@@ -39,7 +39,7 @@ def perform(request: Request) -> Any:
     y, routes = bound(forward_p, x, *given, pool=plain, keep=1)
     if plain != pool:  # whoever wins, the gradient goes where it was told to
         (y,) = bound(forward_p, x, *given, pool=pool, keep=0)
-    found = indices(pool, pool.sizes(x.shape), routes, given[0] if given else None)
+    found = engine.indices(layout, routes, given[0] if pool.kind == "samples" else None)
     return _shaped(y, request, layout), _shaped(found, request, layout)
 
 
