@@ -68,8 +68,9 @@ def front_end(x: object) -> ModuleType:
     """The module that pools arrays of this type; imported when the first of them arrives.
 
     Arrays of CuPy, and of any other library that follows the array API standard
-    (``__array_namespace__``), are pooled by `poolgrad.portable`. Lists, and objects that can only be
-    converted to a NumPy array (``__array__``, ``__array_interface__``), are pooled as NumPy arrays.
+    (``__array_namespace__``), are pooled by `poolgrad.portable`. Lists, and objects that can
+    only be converted to a NumPy array (``__array__``, ``__array_interface__``), are pooled as NumPy
+    arrays.
 
     Raises
     ------

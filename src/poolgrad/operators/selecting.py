@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-
 from poolgrad.contract import Argument, Buffer, Choice, Operator, Option, Windows, per_output
 from poolgrad.core import Layout, Plan
 from poolgrad.window import Window, has_empty_windows, require_real_inputs

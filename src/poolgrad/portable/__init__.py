@@ -29,6 +29,6 @@ front.py
 array-api-strict; ``poolgrad check`` has it as the front end ``portable``.
 """
 
-from poolgrad.portable.engine import compose, forward, indices, pull, push
+from poolgrad.portable.engine import compose, differentiable, forward, indices, pull, push
 
-__all__ = ["compose", "forward", "indices", "pull", "push"]
+__all__ = ["compose", "differentiable", "forward", "indices", "pull", "push"]

@@ -1,8 +1,9 @@
 """Reverse-mode differentiation of functions written in array-API operations.
 
 Libraries without differentiation of their own (NumPy, Dask, CuPy) get the gradients of composed
-operators from here, and all libraries those of nonlinear operators. A function is run on `Variable`s
-with a `Recording` in place of its array library; both record what the pullback of each step is.
+operators from here, and all libraries those of nonlinear operators. A function is run on instances
+of `Variable`, with a `Recording` in place of its array library; both record the pullback of each
+step.
 """
 
 from __future__ import annotations

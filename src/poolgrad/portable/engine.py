@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from poolgrad.contract import Operator
+from poolgrad.contract import FLOATS, Operator
 from poolgrad.core import Layout
 from poolgrad.portable import routes
 from poolgrad.portable.arrays import (
@@ -154,12 +154,35 @@ def compose(
     return restored(xp, layout, operator.compose(xp, windows, theta, *options))
 
 
+def differentiable(
+    operator: Operator, layout: Layout, x: Any, operand: Any, options: Options
+) -> tuple[Any, tuple[Any, ...]]:
+    """The output as its library can differentiate it, and the residual.
+
+    The derivative of a selecting operator is the linear map along its routes; where a window has no
+    winner, its output is a constant.
+    """
+    xp = namespace(x)
+    if not operator.windowed:
+        return push(operator, layout, x, operand, (), options), ()
+    if not operator.selecting:
+        y = compose(operator, layout, x, operand if operator.learned else None, options)
+        return converted(xp, y, layout.out_dtype), ()
+    y, residual = forward(operator, layout, x, operand, options)
+    if layout.dtype not in FLOATS:
+        return y, residual
+    (kept,) = _kept(xp, operator, layout, residual, options)
+    nowhere = routes.is_nowhere(xp, layout, kept)
+    selected = push(operator, layout, x, operand, residual, options)
+    return xp.where(restored(xp, layout, nowhere), y, selected), residual
+
+
 def indices(layout: Layout, kept: Any, samples: Any = None) -> Any:
     """Whole routes as flat positions in the plane of the input; -1 where there is no winner."""
     xp = namespace(kept)
     whole = xp.astype(planes(xp, layout, kept), xp.arange(1).dtype)
     found = Geometry(xp, layout, kept, samples).positions(whole)
-    return restored(xp, layout, xp.where(routes.is_nowhere(layout, whole), -1, found))
+    return restored(xp, layout, xp.where(routes.is_nowhere(xp, layout, whole), -1, found))
 
 
 def _geometry(xp: Any, operator: Operator, layout: Layout, like: Any, operand: Any) -> Geometry:

@@ -1,7 +1,7 @@
-"""The front end for arrays of libraries that have none of their own: CuPy and any array-API library.
+"""The front end for arrays of libraries without one of their own: CuPy and any array-API library.
 
-Values of extra operands are looked at only where they are Python numbers or NumPy arrays: those on a
-device stay there.
+The values of extra operands are checked only where they are Python numbers or NumPy arrays: arrays
+on a device stay there.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Pullback:
         return self._gradients(gy)[0]
 
     def parameters(self, gy: Any) -> dict[str, Any]:
-        """The gradient of the learned parameter, by its name; see `poolgrad.Pullback.parameters`."""
+        """The gradient of the learned parameter, by name; see `poolgrad.Pullback.parameters`."""
         argument = self._call.operator.argument
         if not self._call.operator.learned or argument is None:
             return {}

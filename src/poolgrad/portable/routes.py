@@ -63,6 +63,8 @@ def _packed(xp: Any, routes: Any, bits: int) -> Any:
     return xp.sum(rows * 2 ** (bits * xp.arange(each, **placed(routes))), axis=-1)
 
 
-def is_nowhere(layout: Layout, routes: Any) -> Any:
-    """Which outputs have no winner."""
-    return routes == _NOWHERE[layout.route_dtype]
+def is_nowhere(xp: Any, layout: Layout, kept: Any) -> Any:
+    """Which outputs have no winner, by what `unpacked` returns."""
+    if kept.ndim > 1 + len(layout.pooled):  # bits of taps
+        return xp.max(kept, axis=-1) == 0
+    return kept == _NOWHERE[layout.route_dtype]

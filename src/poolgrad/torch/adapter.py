@@ -23,22 +23,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from poolgrad import portable
 from poolgrad.contract import FLOATS, Buffer, Operator
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.rule import FRACTIONAL, Rule
 from poolgrad.torch import composed
 from poolgrad.torch.arrays import (
+    DISPATCH_KEYS,
     as_argument,
     check_memory,
     compact,
     empty,
     grouped,
+    has_kernels,
     inner_of,
     laid_out,
     name_of,
     readable,
     room,
+    stored,
 )
 from poolgrad.torch.batching import batch
 from poolgrad.torch.derivatives import LIBRARY, refuse_nested_forward, save, told
@@ -95,12 +99,13 @@ class Adapter:
             LIBRARY.define(f"{self.name}{suffix}{schema}")
             op = self.ops[suffix] = getattr(torch.ops.poolgrad, self.name + suffix).default
             what = suffix.strip("_") or "forward"
-            LIBRARY.impl(self.name + suffix, getattr(self, what), "CPU")
+            for key in DISPATCH_KEYS:
+                LIBRARY.impl(self.name + suffix, getattr(self, what), key)
             torch.library.register_fake(op, getattr(self, f"fake_{what}"), lib=LIBRARY)
         self._differentiate()
         batch(operator, self.ops, self.kept, LIBRARY)
 
-    # What runs on the CPU
+    # What runs: our kernels on the CPU, `poolgrad.portable` on other devices
 
     def _ready(self, x: Tensor, where: Where, gradient: bool = False) -> Prepared:
         if gradient and name_of(x.dtype) not in FLOATS:
@@ -136,6 +141,8 @@ class Adapter:
     def forward(self, x: Tensor, *args: Any) -> Any:
         """The output and the residual."""
         where, tracked = self._asked(x, args)
+        if not has_kernels(x):
+            return self._portable_forward(x, self._operand(args, x), where, tracked)
         self._check_memory("x", x, args[: self.given])
         ready, given = self._ready(x, where), compact(args[: self.given])
         argument = as_argument(ready, given)
@@ -154,6 +161,34 @@ class Adapter:
             *where.options,
         )
         return (y, *residual) if residual else y
+
+    def _operand(self, given: Tensors, like: Tensor) -> Tensor | None:
+        """The tensor beside the input, on the device of the others: a seed may lie on the CPU."""
+        return given[0].to(like.device) if self.given else None
+
+    def _portable_forward(
+        self, x: Tensor, operand: Tensor | None, where: Where, tracked: bool
+    ) -> Any:
+        layout = self._layout(x, where)
+        buffers = self.operator.residual(layout, *where.options)
+        y, kept = portable.forward(self.operator, layout, x, operand, where.options, self.kept > 0)
+        y = stored(Buffer(layout.out_shape, layout.order, layout.out_dtype), y)
+        if not tracked:  # what needs no gradient has no slope
+            kept = (*kept[:-1], kept[-1].new_empty(0))
+            buffers = (*buffers[:-1], buffers[-1]._replace(shape=(0,), order=(0,)))
+        residual = tuple(map(stored, buffers, kept))
+        return (y, *residual) if residual else y
+
+    def _portable_pull(
+        self, gy: Tensor, x: Tensors, given: Tensors, residual: Tensors, where: Where
+    ) -> Any:
+        layout, operand = self._layout(gy, where), self._operand(given, gy)
+        value = x[0] if x else None
+        gradients = portable.pull(
+            self.operator, layout, gy, value, operand, residual, where.options
+        )
+        gx = stored(Buffer(layout.in_shape, layout.order, layout.dtype), gradients[0])
+        return (gx, gradients[1]) if self.operator.learned else gx
 
     def _check_memory(
         self, name: str, first: Tensor, given: Tensors, x: Tensors = (), residual: Tensors = ()
@@ -185,6 +220,8 @@ class Adapter:
     def pull(self, gy: Tensor, *args: Any) -> Any:
         """The gradient of the input, and of a learned argument."""
         x, given, residual, where = self._split(args)
+        if not has_kernels(gy):
+            return self._portable_pull(gy, x, given, residual, where)
         self._check_memory("gy", gy, given, x, residual)
         given = compact(given)
         ready = self._ready(gy, where, gradient=True)
@@ -224,6 +261,10 @@ class Adapter:
     def push(self, t: Tensor, *args: Any) -> Tensor:
         """The tangent of the output."""
         _, given, residual, where = self._split(args, t.shape)
+        if not has_kernels(t):
+            layout, operand = self._layout(t, where), self._operand(given, t)
+            y = portable.push(self.operator, layout, t, operand, residual, where.options)
+            return stored(Buffer(layout.out_shape, layout.order, layout.out_dtype), y)
         self._check_memory("t", t, given, (), residual)
         given = compact(given)
         ready = self._ready(t, where, gradient=True)

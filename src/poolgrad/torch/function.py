@@ -9,26 +9,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poolgrad import arguments
+from poolgrad import arguments, portable
 from poolgrad.contract import Buffer, Operator, Request, Samples, indexed, unpacked
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, prepare
 from poolgrad.recipes import may_repeat
-from poolgrad.torch import elsewhere, recipes
+from poolgrad.torch import recipes
 from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
 from poolgrad.torch.arrays import (
+    DISPATCH_KEYS,
     DTYPES,
     as_argument,
     check_memory,
     compact,
     empty,
     grouped,
+    has_kernels,
     inner_of,
     is_transformed_graph,
     laid_out,
     name_of,
     room,
     shape_of,
+    stored,
 )
 from poolgrad.torch.derivatives import LIBRARY
 
@@ -48,6 +51,12 @@ def _define_indices() -> Any:
         return empty(Buffer(layout.out_shape, layout.order, "int64"), routes)
 
     def run(x: Tensor, routes: Tensor, samples: Tensor, rule: list[int], last: bool) -> Tensor:
+        if not has_kernels(x):
+            name, inner = name_of(x.dtype), inner_of(x, rule, last)
+            layout = lay_out(grouped(rule), tuple(x.shape), last, inner, name, name)
+            given = samples if layout.window.placed else None
+            found = portable.indices(layout, routes, given)
+            return stored(Buffer(layout.out_shape, layout.order, "int64"), found)
         check_memory("routes", routes)
         check_memory("samples", samples)
         where = (tuple(x.shape), last, inner_of(x, rule, last), name_of(x.dtype))
@@ -76,7 +85,8 @@ def _define_indices() -> Any:
         " -> Tensor"
     )
     op = torch.ops.poolgrad.route_indices.default
-    LIBRARY.impl("route_indices", run, "CPU")
+    for key in DISPATCH_KEYS:
+        LIBRARY.impl("route_indices", run, key)
     torch.library.register_fake(op, fake, lib=LIBRARY)
     torch.library.register_vmap(op, batched, lib=LIBRARY)
     return op
@@ -137,7 +147,8 @@ def _seed(value: Any, x: Tensor) -> Tensor:
     known = known_generator(value)
     if isinstance(known, int):
         return torch.full((), known, dtype=torch.int64)
-    return torch.randint(2**63 - 1, (), generator=known)
+    device = x.device if known is None else known.device
+    return torch.randint(2**63 - 1, (), generator=known, device=device)
 
 
 def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:
@@ -220,11 +231,11 @@ def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
 
 def perform(request: Request) -> Any:
     """Do what a public function describes."""
-    x = asarray(request.x)
+    asarray(request.x)
     if request.out is not None:
         raise TypeError("out is for NumPy arrays; tensors take none")
-    if x.device.type not in elsewhere.HERE or is_transformed_graph():
-        return elsewhere.perform(request, _perform)
+    if is_transformed_graph():
+        return _differentiable(request)
     return _perform(request)
 
 
@@ -250,6 +261,41 @@ def _perform(request: Request) -> Any:
     if adapter.kept:
         y = y[0]
     return y if request.keepdims else _squeezed(y, request)
+
+
+def _differentiable(request: Request) -> Any:
+    """The pooling in operations of PyTorch, of which a compiler has all transformations."""
+    x, rule = request.x, [n for axis in request.rule for n in axis]
+    given = _argument_of(request, x, rule)
+    operand, options = given[0] if given else None, unpacked(_options(request, x))
+    last, both = request.channels_last, request.return_indices
+    made = _in_graph(x, operand, request.operator, rule, last, both, *options)
+    if request.keepdims:
+        return made
+    return tuple(_squeezed(m, request) for m in made) if both else _squeezed(made, request)
+
+
+@torch.compiler.allow_in_graph  # which Dynamo cannot look into, but transformations can
+def _in_graph(
+    x: Tensor,
+    operand: Any,
+    name: str,
+    rule: list[int],
+    last: bool,
+    with_indices: bool,
+    *options: Any,
+) -> Any:
+    operator, dtype = OPERATORS[name], name_of(x.dtype)
+    if not operator.accepts(dtype):
+        raise operator.refuse_dtype(dtype)
+    layout = lay_out(grouped(rule), tuple(x.shape), last, -1, dtype, operator.result(dtype))
+    operator.check(layout.window, *options)
+    y, routes = portable.differentiable(operator, layout, x, operand, options)
+    if not with_indices:
+        return y
+    if options != indexed(options):
+        _, routes = portable.forward(operator, layout, x, operand, indexed(options))
+    return y, portable.indices(layout, routes[0], operand if layout.window.placed else None)
 
 
 def _options(request: Request, x: Tensor) -> tuple[Any, ...]:
