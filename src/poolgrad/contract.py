@@ -63,11 +63,12 @@ class Argument(NamedTuple):
     kind : str
         ``"learned"``: a real number, or one for each channel; it has a gradient. ``"seed"``: what a
         draw is made from. ``"samples"``: where fractional windows begin. ``"indices"``: positions
-        in the planes of the output.
+        in the planes of the output. ``"tensor"``: an array of the shape of the input; it has a
+        gradient.
     """
 
     name: str
-    kind: Literal["learned", "seed", "samples", "indices"]
+    kind: Literal["learned", "seed", "samples", "indices", "tensor"]
 
 
 class Samples(NamedTuple):
@@ -147,6 +148,8 @@ class Operator(ABC):
         Whether it takes integers.
     windowed : bool
         Whether an output depends on the inputs of its window only.
+    composed : bool
+        Whether it is a composition of others, without kernels: a `ComposedOperator`.
     """
 
     name: ClassVar[str]
@@ -156,6 +159,7 @@ class Operator(ABC):
     curved: ClassVar[bool] = False
     integers: ClassVar[bool] = False
     windowed: ClassVar[bool] = True
+    composed: ClassVar[bool] = False
 
     @property
     def learned(self) -> bool:
@@ -297,6 +301,43 @@ class Operator(ABC):
         *options
             As for the other methods.
         """
+        raise NotImplementedError
+
+
+class ComposedOperator(Operator):
+    """An operator that is a composition of other entries of the table; see `composition`."""
+
+    curved = True
+    composed = True
+
+    def combine(self, xp: Any, pool: Any, x: Any, operand: Any, *options: Any) -> Any:
+        """Return the output.
+
+        Parameters
+        ----------
+        xp : Functions
+            The functions of the array library that a composition may use, and numbers of the call.
+        pool : callable
+            ``pool(name, x, **options)`` applies another entry to the windows of this call.
+        x : array
+            The input, in the dtype in which sums are kept.
+        operand : array or None
+            The extra operand, in the same dtype.
+        *options
+            Values of the options of this operator.
+        """
+        raise NotImplementedError
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        """Nothing: the parts keep their own."""
+        return ()
+
+    def forward(self, *args: Any) -> None:
+        """Not called: there is no kernel."""
+        raise NotImplementedError
+
+    def pull(self, *args: Any) -> None:
+        """Not called: there is no kernel."""
         raise NotImplementedError
 
 

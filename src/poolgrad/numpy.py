@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import arguments, recipes
+from poolgrad.composition import Functions
 from poolgrad.contract import Buffer, Operator, Request, Samples, indexed
 from poolgrad.core import LARGE, Kind, Memory, Plan, get_num_threads, inner_axis
 from poolgrad.operators import OPERATORS, Prepared, prepare
@@ -47,6 +48,43 @@ def asarray(x: Any, operator: Operator | None = None, name: str = "x") -> Array:
     if any(s % array.itemsize for s in array.strides) or not array.flags.aligned:
         return array.copy("K")  # a field of a record, or a view of bytes
     return array
+
+
+def operand(name: str, value: Any) -> Array:
+    """An array of a composed operator."""
+    return asarray(value, name=name)
+
+
+def dtype_name(x: Array) -> str:
+    """The name of the dtype of an array."""
+    return str(x.dtype.name)
+
+
+def functions(x: Array) -> Functions:
+    """What a composed operator may call."""
+    return Functions(
+        np.exp, np.where, np.max, lambda x, dtype: x.astype(dtype_named(dtype)), lambda x: x
+    )
+
+
+def namespace(x: Array) -> Any:
+    """The array-API functions of NumPy."""
+    from array_api_compat import array_namespace
+
+    return array_namespace(x)
+
+
+def pullback_of(request: Request) -> tuple[Array, Callable[[Array], Array]]:
+    """The output and the pullback of a part of a composed operator."""
+    from poolgrad.pullback import of_numpy
+
+    return of_numpy(request)
+
+
+def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...]) -> Array:
+    """The gradient of an output, checked and converted to the dtype of the output."""
+    given = arguments.cotangent(gy, dtype_named(dtype), shape)
+    return asarray(given, name="gy").reshape(shape)
 
 
 def handed(array: Array) -> Array:

@@ -14,9 +14,11 @@ from inspect import signature as signature_of
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from poolgrad.composition import perform as compose
 from poolgrad.contract import Request
 from poolgrad.core import first_pooled
 from poolgrad.functional.wording import fill
+from poolgrad.operators import OPERATORS
 from poolgrad.recipes import KNOWN, Recipes
 from poolgrad.rule import brief
 
@@ -152,6 +154,8 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
         key = known.key(args, kwargs) if known is not None else None
         request = describe(*args, **kwargs)
         front = front_end(request.x)
+        if OPERATORS[request.operator].composed:
+            return compose(request, front)
         result = front.perform(request)
         if key is not None:
             recipes.keep(key, front.recipe(request))

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Plan, lay_out, plan
 from poolgrad.operators.blending import BLENDING
+from poolgrad.operators.composed import COMPOSED
 from poolgrad.operators.selecting import SELECTING
 from poolgrad.rule import Rule
 
 __all__ = ["OPERATORS", "Prepared", "prepare"]
 
-OPERATORS: dict[str, Operator] = {op.name: op for op in (*SELECTING, *BLENDING)}
+OPERATORS: dict[str, Operator] = {op.name: op for op in (*SELECTING, *BLENDING, *COMPOSED)}
 
 
 class Prepared(NamedTuple):

@@ -13,6 +13,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
 from poolgrad import arguments
+from poolgrad.composition import Functions
 from poolgrad.contract import FLOATS, Operator, Request, Samples, indexed
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS
@@ -46,6 +47,51 @@ def vjp(request: Request) -> tuple[Any, Pullback]:
         )
     y, residual = call.forward(keep=True)
     return call.shaped(y), Pullback(call, residual)
+
+
+def operand(name: str, value: Any) -> Any:
+    """An array of a composed operator."""
+    if not is_array_api_obj(value):
+        raise TypeError(f"{name} must be an array, got {type(value).__qualname__}")
+    return value
+
+
+def dtype_name(x: Any) -> str:
+    """The name of the dtype of an array."""
+    return name_of(x.dtype)
+
+
+def functions(x: Any) -> Functions:
+    """What a composed operator may call."""
+    xp = array_namespace(x)
+    return Functions(
+        xp.exp, xp.where, xp.max, lambda x, dtype: converted(xp, x, dtype), lambda x: x
+    )
+
+
+def namespace(x: Any) -> Any:
+    """The array-API functions of the library of an array."""
+    return array_namespace(x)
+
+
+def pullback_of(request: Request) -> tuple[Any, Pullback]:
+    """The output and the pullback of a part of a composed operator."""
+    return vjp(request)
+
+
+def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...], full: Any = None) -> Any:
+    """The gradient of an output of a shape, checked and converted to the dtype of the output.
+
+    `full`: the shape that it has with its pooled axes.
+    """
+    if not is_array_api_obj(gy) or name_of(gy.dtype) not in FLOATS:
+        came = name_of(gy.dtype) if is_array_api_obj(gy) else type(gy).__qualname__
+        raise TypeError(f"gy must be an array of a floating dtype, got {came}")
+    given = tuple(gy.shape)
+    if given != shape and not (given == () and math.prod(shape) == 1):
+        raise ValueError(f"gy must have the shape of the output, {shape}, got {given}")
+    xp = array_namespace(gy)
+    return xp.reshape(converted(xp, gy, dtype), shape if full is None else full)
 
 
 class _Call:
@@ -215,13 +261,7 @@ class Pullback:
 
     def _gradients(self, gy: Any) -> tuple[Any, Any]:
         call, layout = self._call, self._call.layout
-        if not is_array_api_obj(gy) or name_of(gy.dtype) not in FLOATS:
-            came = name_of(gy.dtype) if is_array_api_obj(gy) else type(gy).__qualname__
-            raise TypeError(f"gy must be an array of a floating dtype, got {came}")
-        shape = tuple(gy.shape)
-        if shape != call.shape and not (shape == () and math.prod(call.shape) == 1):
-            raise ValueError(f"gy must have the shape of the output, {call.shape}, got {shape}")
-        full = call.xp.reshape(converted(call.xp, gy, layout.out_dtype), layout.out_shape)
+        full = cotangent_of(gy, layout.out_dtype, call.shape, layout.out_shape)
         x = call.request.x if call.operator.curved else None
         return engine.pull(
             call.operator, layout, full, x, call.operand, self._residual, call.options

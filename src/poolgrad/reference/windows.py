@@ -50,6 +50,12 @@ class Pullback:
         self._sizes = x.shape[first : first + dims]
         self._leading = tuple(n for axis, n in enumerate(x.shape) if axis not in self._pooled)
         self._channelled = self._leading or (1,)  # an input without channels has one
+        self._beside: Array | None = None
+        if self._takes("tensor"):
+            beside = np.asarray(request.arguments[0])
+            if beside.shape != x.shape:
+                raise ValueError(f"logits must have the shape of x, {x.shape}, got {beside.shape}")
+            self._beside, self._beside_dtype = self._flat(beside).astype(float), beside.dtype
         if operator.learned:
             self._theta = _learned(operator, request.arguments[0], self._channelled)
 
@@ -91,6 +97,8 @@ class Pullback:
 
     def parameters(self, gy: Array) -> dict[str, Array]:
         """The gradients of the learned arguments, by name, in the shape of each."""
+        if self._beside is not None:
+            return {"logits": self._operand_gradient(gy)}
         if not self._operator.learned or self._operator.argument is None:
             return {}
         gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
@@ -103,6 +111,17 @@ class Pullback:
             total = slopes.reshape(self._channelled).sum(shared)
             dtype = np.float64 if self._dtype == np.float64 else np.float32
             return {self._operator.argument.name: np.asarray(total, dtype)}
+
+    def _operand_gradient(self, gy: Array) -> Array:
+        """The gradient of an operand of the shape of the input."""
+        gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
+        total = np.zeros((len(gy), *self._sizes))
+        with np.errstate(all="ignore"):
+            for plane, output, inputs, _, pooled in self._entries:
+                for i, weight in zip(inputs, pooled.dbeside, strict=True):
+                    if weight:
+                        total[(plane, *i)] += weight * gy[(plane, *output)]
+            return self._back(total.astype(self._beside_dtype))
 
     def _takes(self, kind: str) -> bool:
         """Whether the operator's argument is of this kind."""
@@ -150,7 +169,10 @@ class Pullback:
             for output in np.ndindex(*out):
                 inputs, taps, extent = window(lines[plane], output)
                 valid = np.array([values[i] for i in inputs], values.dtype)
-                inside = Inside(valid, extent, theta[plane], u[(plane, *output)])
+                beside = None
+                if self._beside is not None:
+                    beside = np.array([self._beside[(plane, *i)] for i in inputs])
+                inside = Inside(valid, extent, theta[plane], u[(plane, *output)], beside)
                 pooled = OPERATORS[request.operator](inside, *formula)
                 yield Entry(plane, output, inputs, taps, pooled)
 

@@ -435,4 +435,6 @@ def _example() -> Layout:
     return lay_out(((1, 1, 0, 0, 1, 0),), (1, 1), False, -1, "float32", "float32")
 
 
-ADAPTERS = {name: Adapter(operator) for name, operator in OPERATORS.items()}
+ADAPTERS = {
+    name: Adapter(operator) for name, operator in OPERATORS.items() if not operator.composed
+}

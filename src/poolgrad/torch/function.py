@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from poolgrad import arguments, portable
+from poolgrad.composition import Functions
 from poolgrad.contract import Buffer, Operator, Request, Samples, indexed, unpacked
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, prepare
@@ -214,6 +215,31 @@ def asarray(x: Tensor) -> Tensor:
         came = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)
         raise TypeError(f"x must be a dense tensor (of layout torch.strided), got a {came} one")
     return x
+
+
+def operand(name: str, value: Any) -> Tensor:
+    """A tensor of a composed operator."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__qualname__}")
+    return asarray(value)
+
+
+def dtype_name(x: Tensor) -> str:
+    """The name of the dtype of a tensor."""
+    return name_of(x.dtype)
+
+
+def _largest(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
+    return torch.amax(x, axis, keepdims)
+
+
+def _converted(x: Tensor, dtype: str) -> Tensor:
+    return x.to(DTYPES[dtype])
+
+
+def functions(x: Tensor) -> Functions:
+    """What a composed operator may call."""
+    return Functions(torch.exp, torch.where, _largest, _converted, Tensor.detach)
 
 
 def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
