@@ -92,8 +92,7 @@ def test_no_kernel_of_ours_is_needed_elsewhere(name: str) -> None:
     assert "stablehlo" in module
     assert "custom_call @poolgrad" not in module
     assert "callback" not in module
-    if not name.startswith("max_unpool"):  # its owners are found by a maximum, in any order
-        assert "stablehlo.scatter" not in module
+    assert "stablehlo.scatter" not in module
 
 
 @pytest.mark.parametrize(

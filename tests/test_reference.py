@@ -1,7 +1,7 @@
 """Every operator against the textbook (`poolgrad.reference`), in every front end.
 
-The textbook itself is tested against NumPy's own sliding windows: it shares `poolgrad.windows` with
-the kernels, and a mistake there would be made twice.
+The textbook computes where windows lie by loops of its own (`poolgrad.reference.geometry`), so an
+error in `poolgrad.windows` cannot be in both; it is tested against NumPy's sliding windows, too.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import math
 import re
 import sys
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
-from fronts import FRONTS
+from fronts import FRONTS, Front
 from hypothesis import given
 from hypothesis import strategies as st
 from refusal import attempt
@@ -26,7 +27,7 @@ from robustness.calls import INTEGERS, Case, dtypes_of, pad_pairs, per_axis  # n
 from strategies import cases  # noqa: E402
 
 import poolgrad  # noqa: E402
-from poolgrad import reference  # noqa: E402
+from poolgrad import operators, reference  # noqa: E402
 from poolgrad.functional import FUNCTIONS  # noqa: E402
 
 # Sums of up to 125 numbers, in another order than the textbook's, which is in float64; powers and
@@ -95,7 +96,7 @@ def scale_of(case: Case) -> np.ndarray:
     return scale
 
 
-def compare(case: Case) -> None:
+def compare(case: Case, fronts: list[Front] = FRONTS) -> None:
     """Values, gradients, routes and gradients of parameters, in every front end."""
     textbook = getattr(reference, case.fun)
     whole = case.x.dtype.type in INTEGERS  # these have no gradients
@@ -104,7 +105,7 @@ def compare(case: Case) -> None:
             case.x, *case.args, **case.kwargs
         )
     )
-    for front in FRONTS:
+    for front in fronts:
         ask = partial(front.run if whole else front.vjp, case.fun, case.x, *case.args)
         if isinstance(answer, Exception):
             with pytest.raises(type(answer), match=re.escape(str(answer))):
@@ -337,3 +338,40 @@ def test_one_number_for_a_tensor_without_channels(name: str) -> None:
 
     assert torch.autograd.gradcheck(pool, (x, theta))
     assert torch.autograd.gradgradcheck(pool, (x, theta))
+
+
+# The geometry of the textbook
+
+
+GEOMETRIES = {
+    "output size": ("adaptive_max_pool1d", (3,), {"out": -1}),
+    "stride": ("max_pool1d", (3, 2), {"stride": 1}),
+    "low padding": ("avg_pool1d", (3, 2, 1), {"lo": 1}),
+    "high padding": ("avg_pool1d", (3, 2, [(0, 2)]), {"hi": -1}),
+    "dilation": ("max_pool1d", (2, 1, 0, 2), {"dilation": 1}),
+    "kernel size": ("min_pool1d", (2, 1), {"kernel": 1}),
+}
+
+
+@pytest.mark.parametrize("wrong", GEOMETRIES)
+def test_an_error_in_the_shared_geometry_is_not_in_the_textbook(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, args, errors = GEOMETRIES[wrong]
+    x = np.array([[5.0, 1, 7, 2, 3, 11, 13, 4, 6]])
+    expected = getattr(reference, name)(x, *args)
+    module = import_module("poolgrad.windows.resolve")
+    right = module._axis
+
+    def broken(*given: Any) -> Any:
+        axis = right(*given)
+        return axis._replace(**{field: getattr(axis, field) + e for field, e in errors.items()})
+
+    monkeypatch.setattr(module, "_axis", broken)
+    operators._prepare_cached.cache_clear()
+    try:
+        np.testing.assert_array_equal(getattr(reference, name)(x, *args), expected)
+        got = getattr(poolgrad, name)(x.tolist(), *args)  # a list: the cache of calls has none
+        assert got.shape != expected.shape or (got != expected).any()
+    finally:
+        operators._prepare_cached.cache_clear()

@@ -16,7 +16,8 @@ ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed"
 import poolgrad  # noqa: E402
 from poolgrad import reference  # noqa: E402
 from poolgrad.reference import OPERATORS  # noqa: E402
-from poolgrad.reference.windows import starts, uniform  # noqa: E402
+from poolgrad.reference.geometry import starts  # noqa: E402
+from poolgrad.reference.windows import uniform  # noqa: E402
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NAN, INF = np.nan, np.inf

@@ -125,11 +125,11 @@ def prepare(
 
     def forward() -> None:
         held = kept if stored else ()
-        operator.forward(plan, own, made.argument, out, held, threads, *options)
+        operator.forward(plan, own, made.operand, out, held, threads, *options)
 
     def backward() -> None:
         given = own if operator.curved else None
-        operator.pull(plan, out, given, made.argument, kept, gradient, threads, *options)
+        operator.pull(plan, out, given, made.operand, kept, gradient, threads, *options)
 
     written = y.nbytes + (_bytes(residual) if stored else 0)
     read = y.nbytes + _bytes(residual) + (made.x.nbytes if operator.curved else 0)

@@ -177,3 +177,19 @@ def check_indices(dtype: object, shape: tuple[int, ...], expected: tuple[int, ..
         raise TypeError(f"indices must be of dtype int64, got {dtype}")
     if shape != expected:
         raise ValueError(f"indices must have the shape of x, {expected}, got {shape}")
+
+
+def numpy_generator(value: Any) -> np.random.Generator:
+    """The generator, or one made from a seed or, for None, from the system's entropy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither, or the seed is out of range.
+    """
+    if isinstance(value, np.random.Generator):
+        return value
+    given = seed(value)
+    if given is None and value is not None:
+        raise refuse_generator("numpy.random.Generator", value)
+    return np.random.default_rng(given)

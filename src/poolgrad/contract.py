@@ -85,43 +85,47 @@ def indexed(options: Any) -> Any:
 
 
 class Windows(NamedTuple):
-    """Windows laid out one after the other, for an array library's own operations.
+    """Windows whose taps lie along the last axis, for array-API operations.
 
     Attributes
     ----------
-    values : array, shape (..., outputs, taps)
-        The inputs of each window; any number where there are no more.
-    real : bool array, shape (outputs, taps)
-        Which of them are inputs.
-    extent : array, shape (outputs, 1)
-        How many places of each window lie inside the padded input.
-    places : array, shape (outputs, taps), or None
-        The place of each input in its window.
+    values : array, shape (planes, outputs..., taps)
+        The input of each tap; any number where there is none.
+    valid : bool array, shape (outputs..., taps)
+        Which taps lie in the input, and not in padding.
+    extent : int array, shape (outputs..., 1)
+        How many taps of each window lie inside the padded input.
+    numbers : int array, shape (outputs..., taps)
+        The number of each tap in its window, row by row.
+    lowest, highest : number
+        The ends of the dtype of the input.
     """
 
     values: Any
-    real: Any
+    valid: Any
     extent: Any
-    places: Any = None
+    numbers: Any
+    lowest: Any = None
+    highest: Any = None
 
 
 class Choice(NamedTuple):
-    """Who wins in each window.
+    """The winners of all windows.
 
     Attributes
     ----------
-    winners : bool array, shape (..., outputs, taps)
-        One input, or those that share the gradient; none where it goes nowhere.
-    tap : int array, shape (..., outputs)
-        Whose value the output is.
-    found : bool array, shape (..., outputs)
-        Whether it is anybody's; else it is `empty`.
+    winners : bool array, shape (planes, outputs..., taps)
+        The taps that share the gradient: one, several, or none.
+    winner : int array, shape (planes, outputs...)
+        The position, along the axis of taps, of the value that is the output.
+    found : bool array, shape (planes, outputs...)
+        Whether there is such a value; else the output is `empty`.
     empty : number
-        The output of a window where nobody is found.
+        The output of a window without one.
     """
 
     winners: Any
-    tap: Any
+    winner: Any
     found: Any
     empty: Any
 
@@ -150,6 +154,8 @@ class Operator(ABC):
         Whether it takes integers.
     windowed : bool
         Whether an output depends on the inputs of its window only.
+    composed : bool
+        Whether it is a composition of others, without kernels: a `ComposedOperator`.
     """
 
     name: ClassVar[str]
@@ -159,6 +165,7 @@ class Operator(ABC):
     curved: ClassVar[bool] = False
     integers: ClassVar[bool] = False
     windowed: ClassVar[bool] = True
+    composed: ClassVar[bool] = False
 
     @property
     def learned(self) -> bool:
@@ -240,19 +247,19 @@ class Operator(ABC):
         """Fill the tangent of the output; not for curved operators."""
         raise NotImplementedError
 
-    # By an array library's own operations: what no kernel computes, or where there are none.
+    # In array-API operations, for `poolgrad.portable`. `xp` is the library of the arrays.
 
     def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
-        """Who wins; of selecting operators.
+        """Return the winners; of selecting operators.
 
         Parameters
         ----------
         xp : module
-            With what NumPy calls ``where``, ``amax``, ``argmax``, ``sort`` and ``cumsum``.
+            An array library.
         windows : Windows
-            The inputs.
-        draw : array, shape (..., outputs), or None
-            A number in [0, 1) for each, if the operator draws.
+            The windows, integers and small floats in a dtype that every library computes in.
+        draw : array, shape (planes, outputs...), or None
+            A number in [0, 1) for each output, if the operator draws.
         *options
             As for the other methods.
         """
@@ -261,41 +268,82 @@ class Operator(ABC):
     def share(
         self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
-        """Each input's part of a number; not for curved operators.
+        """Return each tap's part of a number: the derivative of a linear operator.
 
         Parameters
         ----------
         xp : module
             An array library.
-        numbers : array, shape (..., outputs, taps or 1)
+        numbers : array, shape (planes, outputs..., taps or 1)
             Gradients of outputs, or tangents of inputs.
         windows : Windows
             Without values.
         kept : tuple of array
-            The residual, routes in bytes.
+            The residual, routes as one integer each.
         *options
             As for the other methods.
 
         Returns
         -------
-        array, shape (..., outputs, taps)
+        array, shape (planes, outputs..., taps)
         """
         raise NotImplementedError
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
-        """The output, of blending operators.
+        """Return the output; of weighted operators.
+
+        Every library differentiates this formula: see `poolgrad.portable.derivative` for the
+        functions that it may use on values. In a product or a quotient with an array that does not
+        depend on the values, that array stands on the right.
 
         Parameters
         ----------
         xp : module
-            With ``where``, ``exp``, ``log``, ``abs``, ``amax`` and ``cumsum``.
+            An array library, or what records its functions.
         windows : Windows
-            The inputs.
+            The windows.
         argument : array or None
-            Of a shape that goes with ``windows.values``.
+            The learned parameter, in a shape that goes with (planes, outputs...).
         *options
             As for the other methods.
         """
+        raise NotImplementedError
+
+
+class ComposedOperator(Operator):
+    """An operator that is a composition of other entries of the table; see `composition`."""
+
+    curved = True
+    composed = True
+
+    def combine(self, xp: Any, pool: Any, x: Any, operand: Any, *options: Any) -> Any:
+        """Return the output.
+
+        Parameters
+        ----------
+        xp : Functions
+            The functions of the array library that a composition may use, and numbers of the call.
+        pool : callable
+            ``pool(name, x, **options)`` applies another entry to the windows of this call.
+        x : array
+            The input, in the dtype in which sums are kept.
+        operand : array or None
+            The extra operand, in the same dtype.
+        *options
+            Values of the options of this operator.
+        """
+        raise NotImplementedError
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        """Nothing: the parts keep their own."""
+        return ()
+
+    def forward(self, *args: Any) -> None:
+        """Not called: there is no kernel."""
+        raise NotImplementedError
+
+    def pull(self, *args: Any) -> None:
+        """Not called: there is no kernel."""
         raise NotImplementedError
 
 

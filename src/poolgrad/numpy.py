@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import arguments, recipes
+from poolgrad.composition import Functions
 from poolgrad.contract import Buffer, Operator, Request, Samples, indexed
 from poolgrad.core import LARGE, Kind, Memory, get_num_threads, inner_axis
 from poolgrad.operands import Parameter, WindowSamples
@@ -51,6 +52,43 @@ def asarray(x: Any, operator: Operator | None = None, name: str = "x") -> Array:
     return array
 
 
+def operand(name: str, value: Any) -> Array:
+    """An array of a composed operator."""
+    return asarray(value, name=name)
+
+
+def dtype_name(x: Array) -> str:
+    """The name of the dtype of an array."""
+    return str(x.dtype.name)
+
+
+def functions(x: Array) -> Functions:
+    """What a composed operator may call."""
+    return Functions(
+        np.exp, np.where, np.max, lambda x, dtype: x.astype(dtype_named(dtype)), lambda x: x
+    )
+
+
+def namespace(x: Array) -> Any:
+    """The array-API functions of NumPy."""
+    from array_api_compat import array_namespace
+
+    return array_namespace(x)
+
+
+def pullback_of(request: Request) -> tuple[Array, Callable[[Array], Array]]:
+    """The output and the pullback of a part of a composed operator."""
+    from poolgrad.pullback import of_numpy
+
+    return of_numpy(request)
+
+
+def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...]) -> Array:
+    """The gradient of an output, checked and converted to the dtype of the output."""
+    given = arguments.cotangent(gy, dtype_named(dtype), shape)
+    return asarray(given, name="gy").reshape(shape)
+
+
 def handed(array: Array) -> Array:
     """An array as the kernels take it: as numbers that Python's buffers know."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
@@ -81,15 +119,6 @@ def prepared(request: Request, x: Array) -> Prepared:
 # The extra operand
 
 
-def _generator(value: Any) -> np.random.Generator:
-    if isinstance(value, np.random.Generator):
-        return value
-    seed = arguments.seed(value)
-    if seed is None and value is not None:
-        raise arguments.refuse_generator("numpy.random.Generator", value)
-    return np.random.default_rng(seed)
-
-
 class _Converter:
     """Makes NumPy arrays of the values of operands; see `operands.Converter`."""
 
@@ -98,13 +127,13 @@ class _Converter:
 
     def seed(self, value: Any, x: Array) -> int:
         seed = arguments.seed(value)
-        return int(_generator(value).integers(2**63)) if seed is None else seed
+        return int(arguments.numpy_generator(value).integers(2**63)) if seed is None else seed
 
     def samples(self, operand: WindowSamples, value: Samples, x: Array, ready: Prepared) -> Array:
         kind = x.dtype if x.dtype.kind in "fV" else np.dtype(np.float32)
         shape = arguments.samples_shape(ready.layout)
         if value.given is None:
-            samples = _generator(value.generator).random(shape)
+            samples = arguments.numpy_generator(value.generator).random(shape)
         else:
             samples = operand.checked(value.given, ready.layout)
         rounded = samples.astype(kind).reshape(shape)

@@ -240,3 +240,15 @@ class Indices(Operand):
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
         return "int64", [layout.in_shape], False
+
+
+class Companion(Operand):
+    """A second array of the shape of the input, with a gradient; of composed operators."""
+
+    has_gradient = True
+
+    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+        raise NotImplementedError  # composition.py converts it
+
+    def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
+        return layout.dtype, [layout.in_shape], False

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad import arguments
+from poolgrad import arguments, composition
 from poolgrad import numpy as front
 from poolgrad.contract import FLOATS, Request
 from poolgrad.core import get_num_threads
 from poolgrad.functional.public import front_end
 from poolgrad.numpy import Call
-from poolgrad.operators import Prepared
+from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.regions import VJPS
 from poolgrad.windows import Axis, brief
 
@@ -294,10 +294,13 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     if request.return_indices or request.out is not None:
         raise TypeError("vjp takes no return_indices and no out: the pullback has the routes")
     found = front_end(x)
-    return _of_numpy(request) if found is front else found.vjp(request)
+    if OPERATORS[request.operator].composed:
+        return composition.vjp(request, found)  # type: ignore[return-value]
+    return of_numpy(request) if found is front else found.vjp(request)
 
 
-def _of_numpy(request: Request) -> tuple[Array, Pullback]:
+def of_numpy(request: Request) -> tuple[Array, Pullback]:
+    """The output and the pullback of a NumPy array."""
     call = front.call(request)
     if call.x.dtype.name not in FLOATS:
         raise TypeError(f"x must be of a floating dtype to have a gradient, got {call.x.dtype}")

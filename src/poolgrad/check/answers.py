@@ -54,10 +54,12 @@ def differences(pool: Callable[[Case], Array], case: Case, gy: Array) -> Answer:
 
     A draw is differentiated as it fell: the steps are too small to change a winner.
     """
-    gx = (_rises(pool, case) * gy).reshape(*case.x.shape, -1).sum(-1) / (2 * _STEP)
+    gx = _slopes(pool, case, gy, "x")
     if case.learned is None:
         return Answer(pool(case), gx, {})
     theta = np.asarray(case.kwargs[case.learned])
+    if theta.shape == case.x.shape:
+        return Answer(pool(case), gx, {case.learned: _slopes(pool, case, gy, case.learned)})
     slopes = np.zeros(theta.shape)
     for i in np.ndindex(theta.shape):
         above, below = theta.copy(), theta.copy()
@@ -68,18 +70,29 @@ def differences(pool: Callable[[Case], Array], case: Case, gy: Array) -> Answer:
     return Answer(pool(case), gx, {case.learned: slopes})
 
 
-def _rises(pool: Callable[[Case], Array], case: Case) -> Array:
-    """What a step up of each input makes of the output, less what a step down makes of it."""
+def _slopes(pool: Callable[[Case], Array], case: Case, gy: Array, name: str) -> Array:
+    """The derivative of ``(y * gy).sum()`` by each element of `x`, or of an array like it."""
+    rises = _rises(pool, case, name) * gy
+    slopes: Array = rises.reshape(*case.x.shape, -1).sum(-1) / (2 * _STEP)
+    return slopes
+
+
+def _rises(pool: Callable[[Case], Array], case: Case, name: str) -> Array:
+    """The output for a step up of each element of an array, minus that for a step down."""
     x = case.x
     steps = _STEP * np.eye(x.size).reshape(x.size, *x.shape)
     if case.operator == "stochastic":  # what is drawn depends on the place in the batch
         return np.stack([pool(case.of(x + s)) - pool(case.of(x - s)) for s in steps])
-    beside = {
-        k: np.concatenate([case.kwargs[k]] * x.size)
-        for k in ("indices", "_random_samples")
-        if k in case.kwargs
+    arrays = {"x": x} | {
+        k: case.kwargs[k] for k in ("indices", "logits", "_random_samples") if k in case.kwargs
     }
-    above, below = (pool(case.of(np.concatenate(x + s), **beside)) for s in (steps, -steps))
+
+    def stepped(steps: Array) -> Array:
+        given = {k: np.concatenate([a] * x.size) for k, a in arrays.items()}
+        given[name] = np.concatenate(arrays[name] + steps)
+        return pool(case.of(**given))
+
+    above, below = stepped(steps), stepped(-steps)
     return (above - below).reshape(x.size, len(x), *above.shape[1:])
 
 
@@ -174,17 +187,42 @@ def _dask_answer(case: Case, gy: Array) -> Answer:
     return Answer(*dask.compute(*asked, scheduler="synchronous"))
 
 
+def _standard(value: Any) -> Any:
+    """The value as array-api-strict has it, if it is an array."""
+    import array_api_strict
+
+    return array_api_strict.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+def _standard_kwargs(case: Case) -> dict[str, Any]:
+    return {k: _standard(v) for k, v in case.kwargs.items()}
+
+
+def _portable_pool(case: Case) -> Array:
+    return np.asarray(FUNCTIONS[case.name](_standard(case.x), **_standard_kwargs(case)))
+
+
+def _portable_answer(case: Case, gy: Array) -> Answer:
+    y, pullback = vjp(FUNCTIONS[case.name], _standard(case.x), **_standard_kwargs(case))
+    gradients = pullback.parameters(_standard(gy))
+    parameters = {name: np.asarray(g) for name, g in gradients.items()}
+    return Answer(np.asarray(y), np.asarray(pullback(_standard(gy))), parameters)
+
+
 FRONT_ENDS = {
     "numpy": FrontEnd(_numpy_pool, _numpy_answer),
     "torch": FrontEnd(_torch_pool, _torch_answer),
     "jax": FrontEnd(_jax_pool, _jax_answer),
     "dask": FrontEnd(_dask_pool, _dask_answer, chunked=True),
+    "portable": FrontEnd(_portable_pool, _portable_answer),
 }
+# What must be installed for a front end, where it has another name.
+_LIBRARIES = {"portable": "array_api_strict"}
 
 
 def installed() -> list[str]:
     """The front ends whose frameworks are installed."""
-    return [name for name in FRONT_ENDS if find_spec(name) is not None]
+    return [n for n in FRONT_ENDS if find_spec(_LIBRARIES.get(n, n)) is not None]
 
 
 def takes(front_end: str, case: Case) -> bool:

@@ -153,6 +153,8 @@ def distinct(shape: tuple[int, ...], dtype: str) -> Array:
 def _beside(name: str, dims: int, x: Array, arguments: dict[str, Any]) -> dict[str, Array]:
     """The arrays that go with this input."""
     rng = np.random.default_rng(dims)
+    if name.startswith("lip"):
+        return {"logits": rng.normal(size=x.shape).astype(x.dtype)}
     if name.startswith("fractional"):
         return {"_random_samples": rng.random((*_LEADING, dims)).astype(x.dtype)}
     if name.startswith("max_unpool"):
@@ -168,7 +170,7 @@ def _beside(name: str, dims: int, x: Array, arguments: dict[str, Any]) -> dict[s
 def _laid_out(case: Case, channels_last: bool) -> Case:
     if not channels_last:
         return case
-    indices = {k: _last(v) for k, v in case.kwargs.items() if k == "indices"}
+    indices = {k: _last(v) for k, v in case.kwargs.items() if k in ("indices", "logits")}
     return case.of(_last(case.x), **indices, channels_last=True)
 
 

@@ -14,6 +14,7 @@ import dask.array as da
 import numpy as np
 
 from poolgrad import numpy as front
+from poolgrad.composition import Functions
 from poolgrad.contract import Buffer, Operator, Request, indexed, unpacked
 from poolgrad.core import Layout
 from poolgrad.dask import tasks, unpool
@@ -45,6 +46,40 @@ def vjp(request: Request) -> tuple[Any, Any]:
     asked = _Asked(replace(request, options=unpacked(request.options)))
     y, *residual = asked.forward(residual=True)
     return asked.shaped(y), Pullback(asked, residual)
+
+
+def operand(name: str, value: Any) -> Any:
+    """An array of a composed operator."""
+    return asarray(name, da.asarray(value) if isinstance(value, np.ndarray) else value)
+
+
+def dtype_name(x: Any) -> str:
+    """The name of the dtype of an array."""
+    return str(x.dtype.name)
+
+
+def functions(x: Any) -> Functions:
+    """What a composed operator may call."""
+    return Functions(
+        da.exp, da.where, da.max, lambda x, dtype: x.astype(front.dtype_named(dtype)), lambda x: x
+    )
+
+
+def namespace(x: Any) -> Any:
+    """The array-API functions of Dask."""
+    from array_api_compat import array_namespace
+
+    return array_namespace(x)
+
+
+def pullback_of(request: Request) -> tuple[Any, Pullback]:
+    """The output and the pullback of a part of a composed operator."""
+    return vjp(request)
+
+
+def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """The gradient of an output, checked and converted to the dtype of the output."""
+    return cotangent(gy, shape, dtype).reshape(shape)
 
 
 def _places(request: Request) -> bool:

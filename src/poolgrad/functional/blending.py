@@ -286,8 +286,109 @@ def _mixed_pool(
     return Request("mixed", x, spec, options, (alpha,), last, True, False, out)
 
 
+def _range_pool(
+    dims: int,
+    x: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    *,
+    channels_last: bool = False,
+) -> Request:
+    """Largest minus smallest input of every window of {axes}: the morphological gradient.
+
+    It is high at edges and in textured regions, and 0 where all inputs of a window are equal.
+
+    Parameters
+    ----------
+    {x_real}
+    {windows}
+    {channels_last}
+
+    Returns
+    -------
+    {y}
+        A window with a NaN gives NaN.
+
+    Raises
+    ------
+    {raises_if_empty}
+
+    Notes
+    -----
+    Of equal winners the first gets the gradient. Rivest, Soille & Beucher, Morphological gradients,
+    1993.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.array({open}1.0, 3.0, 2.0, 6.0{close})
+    >>> poolgrad.{name}(x, {two})
+    array({open}2., 4.{close})
+    """
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    return Request("range", x, spec, NoOptions(), (), flag("channels_last", channels_last))
+
+
+def _lip_pool(
+    dims: int,
+    x: Any,
+    logits: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    *,
+    channels_last: bool = False,
+) -> Request:
+    """Mean of every window of {axes}, weighted with the softmax of logits.
+
+    It is ``sum(exp(logits) * x) / sum(exp(logits))`` over the inputs of a window. Logits of 0 give
+    the average, the logits ``x`` soft pooling.
+
+    Parameters
+    ----------
+    {x_real}
+    logits : array, shape of `x`
+        The logarithm of the importance of each input; any floating dtype. It has a gradient, too.
+        A weight of less than ``2**-100`` (float64: ``2**-1000``) times the largest of its plane
+        counts as that.
+    {windows}
+    {channels_last}
+
+    Returns
+    -------
+    {y}
+        A window with a NaN gives NaN.
+
+    Raises
+    ------
+    {raises_if_empty}
+
+    Notes
+    -----
+    Gao, Wang & Wu, LIP: Local importance-based pooling, 2019. There a network computes the logits.
+
+    Examples
+    --------
+    >>> import numpy as np, poolgrad
+    >>> x = np.array({open}1.0, 3.0, 2.0, 6.0{close})
+    >>> poolgrad.{name}(x, np.zeros_like(x), {two})
+    array({open}2., 4.{close})
+    >>> poolgrad.{name}(x, np.log(x), {two})
+    array({open}2.5, 5. {close})
+    """
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    return Request("lip", x, spec, NoOptions(), (logits,), flag("channels_last", channels_last))
+
+
 avg_pool1d, avg_pool2d, avg_pool3d = in_dimensions(_avg_pool)
 lp_pool1d, lp_pool2d, lp_pool3d = in_dimensions(_lp_pool)
 lse_pool1d, lse_pool2d, lse_pool3d = in_dimensions(_lse_pool)
 soft_pool1d, soft_pool2d, soft_pool3d = in_dimensions(_soft_pool)
 mixed_pool1d, mixed_pool2d, mixed_pool3d = in_dimensions(_mixed_pool)
+range_pool1d, range_pool2d, range_pool3d = in_dimensions(_range_pool)
+lip_pool1d, lip_pool2d, lip_pool3d = in_dimensions(_lip_pool)

@@ -14,9 +14,11 @@ from inspect import signature as signature_of
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from poolgrad.composition import perform as compose
 from poolgrad.contract import Request, Selection
 from poolgrad.core import first_pooled
 from poolgrad.functional.wording import fill
+from poolgrad.operators import OPERATORS
 from poolgrad.recipes import KNOWN, Recipes
 from poolgrad.windows import brief
 
@@ -48,8 +50,15 @@ def _dask() -> ModuleType:
     return function
 
 
+def _portable() -> ModuleType:
+    from poolgrad.portable import front
+
+    return front
+
+
 # The first part of a module's name -> what imports the front end for the arrays it defines.
 _FRONT_ENDS = {"numpy": _numpy, "torch": _torch, "jax": _jax, "jaxlib": _jax, "dask": _dask}
+_FRONT_ENDS |= {"cupy": _portable, "array API": _portable}
 _found: dict[type, ModuleType] = {}
 
 _MOST = 2**63
@@ -60,8 +69,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
 def front_end(x: object) -> ModuleType:
     """The module that pools arrays of this type; imported when the first of them arrives.
 
-    Lists, and objects of any other library that can be converted to a NumPy array
-    (``__array__``, ``__array_interface__``), are pooled as NumPy arrays.
+    Arrays of CuPy, and of any other library that follows the array API standard
+    (``__array_namespace__``), are pooled by `poolgrad.portable`. Lists, and objects that can
+    only be converted to a NumPy array (``__array__``, ``__array_interface__``), are pooled as NumPy
+    arrays.
 
     Raises
     ------
@@ -72,7 +83,10 @@ def front_end(x: object) -> ModuleType:
     if kind not in _found:
         known = library(x)
         if not known:
-            raise TypeError(f"x must be an array of NumPy, PyTorch, JAX or Dask, got {_refused(x)}")
+            raise TypeError(
+                "x must be an array of NumPy, PyTorch, JAX, Dask or an array-API library, "
+                f"got {_refused(x)}"
+            )
         _found[kind] = _FRONT_ENDS[known]()
     return _found[kind]
 
@@ -89,6 +103,8 @@ def library(x: object) -> str:
     origin = next((o for o in origins if o in _FRONT_ENDS), "")
     if origin and hasattr(x, "shape"):  # these libraries define more than arrays
         return origin
+    if hasattr(kind, "__array_namespace__"):
+        return "array API"
     if hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
         return "numpy"
     return ""
@@ -138,6 +154,8 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
         key = known.key(args, kwargs) if known is not None else None
         request = describe(*args, **kwargs)
         front = front_end(request.x)
+        if OPERATORS[request.operator].composed:
+            return compose(request, front)
         result = front.perform(request)
         if key is not None:
             recipes.keep(key, front.recipe(request))

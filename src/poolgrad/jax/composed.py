@@ -1,6 +1,6 @@
-"""Curved operators in JAX's own operations: forward mode and all derivatives beyond the first.
+"""Nonlinear operators as their formulas: forward mode and all derivatives beyond the first.
 
-The windows are laid out one after the other, which takes memory.
+The taps of all windows lie in memory at once; see `poolgrad.portable`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from poolgrad.jax.pooling import Pooling, has_wide_numbers
-from poolgrad.jax.tables import Tables, as_given, pooled_last, tables_of
+from poolgrad.jax.pooling import Pooling
+from poolgrad.portable import engine
 
 
 def wide(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,34 +28,13 @@ def wide(function: Callable[..., Any]) -> Callable[..., Any]:
     return inside
 
 
-def widest() -> Any:
-    """The type that squares and differences are kept in: they lose as little as JAX lets them."""
-    return jnp.float64 if has_wide_numbers() else jnp.float32
-
-
-def _argument_of(given: tuple[Array, ...], dims: int) -> Array | None:
-    """A learned argument as it goes with outputs whose pooled axes are the last."""
-    if not given:
-        return None
-    value = given[0].astype(widest())
-    return value.reshape(-1, *(1,) * dims) if value.ndim else value
-
-
-def blended(pool: Pooling, tables: Tables, values: Array, *given: Array) -> Array:
-    """The outputs of windows with these values, for this argument if the operator has one."""
-    windows = tables.windows._replace(values=values)
-    argument = _argument_of(given, pool.spec.dims)
-    y: Array = pool.operator.compose(jnp, windows, argument, *pool.options)
-    return y
-
-
 def define(pool: Pooling) -> Callable[..., Array]:
     """The operator as a function of the input and, if it has one, its learned argument."""
 
     def pooled(x: Array, *learned: Array) -> Array:
-        tables = tables_of(pool, pool.sizes(x.shape))
-        values = tables.unfold(pooled_last(pool, x).astype(widest()))
-        return as_given(pool, blended(pool, tables, values, *learned)).astype(x.dtype)
+        layout, theta = pool.layout(x.shape, x.dtype.name), learned[0] if learned else None
+        y: Array = engine.compose(pool.operator, layout, x, theta, pool.options)
+        return y.astype(x.dtype)
 
     return pooled
 

@@ -11,13 +11,14 @@ import numpy as np
 from jax import Array
 
 from poolgrad import arguments
+from poolgrad.composition import Functions
 from poolgrad.contract import Request, Samples, indexed
 from poolgrad.core import Layout, first_pooled
 from poolgrad.jax.pooling import Pooling, has_wide_numbers
 from poolgrad.jax.primitives import bound, forward_p
-from poolgrad.jax.tables import indices
 from poolgrad.operands import Parameter, WindowSamples
 from poolgrad.operators import Prepared
+from poolgrad.portable import engine
 from poolgrad.windows import WindowKind
 
 
@@ -41,7 +42,9 @@ def perform(request: Request) -> Any:
     y, routes = bound(forward_p, x, *given, pool=plain, keep=1)
     if plain != pool:  # whoever wins, the gradient goes where it was told to
         (y,) = bound(forward_p, x, *given, pool=pool, keep=0)
-    found = indices(pool, pool.sizes(x.shape), routes, given[0] if given else None)
+    found = engine.indices(
+        layout, routes, given[0] if pool.operator.operand.places_windows else None
+    )
     return _shaped(y, request, layout), _shaped(found, request, layout)
 
 
@@ -58,6 +61,25 @@ def asarray(x: Any) -> Array:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
         raise TypeError(f"x must be an array of numbers, got one of {x.dtype}")
     return jnp.asarray(x)
+
+
+def operand(name: str, value: Any) -> Array:
+    """An array of a composed operator."""
+    if not isinstance(value, Array | np.ndarray):
+        raise TypeError(f"{name} must be an array, got {type(value).__qualname__}")
+    return asarray(value)
+
+
+def dtype_name(x: Array) -> str:
+    """The name of the dtype of an array."""
+    return str(x.dtype.name)
+
+
+def functions(x: Array) -> Functions:
+    """What a composed operator may call."""
+    return Functions(
+        jnp.exp, jnp.where, jnp.max, lambda x, dtype: x.astype(dtype), jax.lax.stop_gradient
+    )
 
 
 def _pooling(request: Request, x: Array) -> Pooling:

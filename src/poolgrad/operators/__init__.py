@@ -15,12 +15,13 @@ from typing import Any
 from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Layout, Plan, lay_out, plan
 from poolgrad.operators.blending import BLENDING
+from poolgrad.operators.composed import COMPOSED
 from poolgrad.operators.selecting import SELECTING
 from poolgrad.windows import WindowKind, WindowSpec
 
 __all__ = ["OPERATORS", "Prepared", "prepare", "prepare_uncached"]
 
-OPERATORS: dict[str, Operator] = {op.name: op for op in (*SELECTING, *BLENDING)}
+OPERATORS: dict[str, Operator] = {op.name: op for op in (*SELECTING, *BLENDING, *COMPOSED)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,22 @@ from poolgrad.windows import Window, require_valid_inputs
 __all__ = ["BLENDING"]
 
 
+def _count(xp: Any, windows: Windows, padding: bool, dtype: Any) -> Any:
+    """The number of inputs of each window or, with `padding`, of taps in the padded input."""
+    count = windows.extent[..., 0] if padding else xp.count_nonzero(windows.valid, axis=-1)
+    return xp.astype(count, dtype)
+
+
+def _sum(xp: Any, windows: Windows) -> Any:
+    """The sum of the inputs of each window."""
+    return xp.sum(xp.where(windows.valid, windows.values, 0.0), axis=-1)
+
+
+def _mean(xp: Any, windows: Windows) -> Any:
+    """The mean of the inputs of each window."""
+    return _sum(xp, windows) / _count(xp, windows, False, windows.values.dtype)
+
+
 class Avg(Operator):
     """The mean of each window."""
 
@@ -70,13 +86,12 @@ class Avg(Operator):
         self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
         padding, divisor = options
-        count = divisor or (windows.extent if padding else windows.real.sum(-1)[..., None])
-        return xp.where(windows.real, numbers / count, 0)
+        count = divisor or xp.expand_dims(_count(xp, windows, padding, numbers.dtype), axis=-1)
+        return xp.where(windows.valid, numbers / count, 0.0)
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
         padding, divisor = options
-        count = divisor or (windows.extent[..., 0] if padding else windows.real.sum(-1))
-        return xp.where(windows.real, windows.values, 0).sum(-1) / count
+        return _sum(xp, windows) / (divisor or _count(xp, windows, padding, windows.values.dtype))
 
 
 @lru_cache
@@ -124,16 +139,16 @@ def _finite(name: str, values: list[float]) -> None:
 
 
 def _relative(xp: Any, sizes: Any) -> tuple[Any, Any]:
-    """The numbers of each window over about the largest, and what these are to be multiplied by.
+    """The numbers of each window over about the largest, and the factor that undoes this.
 
-    For derivatives that is a constant: dividing by the largest itself, they divide by its square,
-    which overflows or vanishes long before it does.
+    The factor is a constant for derivatives: dividing by the largest itself, they divide by its
+    square, which overflows or vanishes long before it does.
     """
-    largest = xp.amax(sizes, -1)
+    largest = xp.max(sizes, axis=-1)
     most = math.frexp(float(xp.finfo(sizes.dtype).max))[1] - 3
     exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, 1.0)))
-    scale = xp.exp2(-xp.clip(exponent, -most, most))
-    return sizes * scale[..., None], 1 / scale
+    scale = 2.0 ** -xp.clip(exponent, -most, most)
+    return sizes * xp.expand_dims(scale, axis=-1), 1 / scale
 
 
 class Lp(_Curved):
@@ -159,19 +174,20 @@ class Lp(_Curved):
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
         # Not where it is 0, either: there libraries differ about the derivative of a size.
-        size = xp.where(windows.real & (windows.values != 0), xp.abs(windows.values), 0.0)
+        size = xp.where(windows.valid & (windows.values != 0), xp.abs(windows.values), 0.0)
         size, unit = _relative(xp, size)
-        largest = xp.amax(size, -1)
+        largest = xp.max(size, axis=-1)
         scale = xp.where(largest > 0, largest, 1.0)
         positive = size > 0
-        infinite = argument == float("inf")
+        infinite = argument == math.inf
         p = xp.where(infinite, 1.0, argument)
-        ratio = xp.where(positive, size / scale[..., None], 1.0)
-        powers = xp.where(positive, xp.exp(p[..., None] * xp.log(ratio)), 0.0).sum(-1)
+        ratio = xp.where(positive, size / xp.expand_dims(scale, axis=-1), 1.0)
+        powers = xp.exp(xp.expand_dims(p, axis=-1) * xp.log(ratio))
+        total = xp.sum(xp.where(positive, powers, 0.0), axis=-1)
         if options == (True,):
-            powers = powers / windows.real.sum(-1)
-        root = xp.exp(xp.log(xp.where(largest > 0, powers, 1.0)) / p)
-        return unit * (largest * xp.where(infinite, 1.0, root))
+            total = total / _count(xp, windows, False, windows.values.dtype)
+        root = xp.exp(xp.log(xp.where(largest > 0, total, 1.0)) / p)
+        return largest * xp.where(infinite, 1.0, root) * unit
 
 
 class Lse(_Curved):
@@ -187,19 +203,20 @@ class Lse(_Curved):
             raise ValueError("r must not be 0; the limit there is the mean: use avg_pool")
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
-        count = windows.real.sum(-1)
-        mean = xp.where(windows.real, windows.values, 0.0).sum(-1) / count
-        centred = xp.where(windows.real, windows.values - mean[..., None], 0.0)
-        near = xp.abs(argument) * xp.amax(xp.abs(centred), -1) < 1e-3
+        valid, values = windows.valid, windows.values
+        count = _count(xp, windows, False, values.dtype)
+        mean = _mean(xp, windows)
+        centred = xp.where(valid, values - xp.expand_dims(mean, axis=-1), 0.0)
+        near = xp.abs(argument) * xp.max(xp.abs(centred), axis=-1) < 1e-3
         rate = xp.where(near, 1.0, argument)
-        terms = rate[..., None] * windows.values
-        largest = xp.amax(xp.where(windows.real, terms, -float("inf")), -1)
-        apart = xp.where(windows.real, terms - largest[..., None], 0.0)
-        total = xp.where(windows.real, xp.exp(apart), 0.0).sum(-1)
+        terms = xp.expand_dims(rate, axis=-1) * values
+        largest = xp.max(xp.where(valid, terms, -math.inf), axis=-1)
+        apart = xp.where(valid, terms - xp.expand_dims(largest, axis=-1), 0.0)
+        total = xp.sum(xp.where(valid, xp.exp(apart), 0.0), axis=-1)
         far = (largest + xp.log(total / count)) / rate
         # Near the mean that would cancel: the first cumulants, of what is small here.
-        small = xp.where(near[..., None], centred, 0.0)
-        second, third, fourth = ((small**k).sum(-1) / count for k in (2, 3, 4))
+        small = xp.where(xp.expand_dims(near, axis=-1), centred, 0.0)
+        second, third, fourth = (xp.sum(small**k, axis=-1) / count for k in (2, 3, 4))
         r, fourth = xp.where(near, argument, 0.0), fourth - 3 * second * second
         return xp.where(near, mean + r * (second / 2 + r * (third / 6 + r * fourth / 24)), far)
 
@@ -211,10 +228,11 @@ class Soft(_Curved):
     kept = 3
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
-        largest = xp.amax(xp.where(windows.real, windows.values, -float("inf")), -1)
-        apart = xp.where(windows.real, windows.values - largest[..., None], 0.0)
-        weights = xp.where(windows.real, xp.exp(apart), 0.0)
-        return largest + (weights * apart).sum(-1) / weights.sum(-1)
+        valid, values = windows.valid, windows.values
+        largest = xp.max(xp.where(valid, values, -math.inf), axis=-1)
+        apart = xp.where(valid, values - xp.expand_dims(largest, axis=-1), 0.0)
+        weights = xp.where(valid, xp.exp(apart), 0.0)
+        return largest + xp.sum(weights * apart, axis=-1) / xp.sum(weights, axis=-1)
 
 
 class Expected(_Curved):
@@ -224,12 +242,12 @@ class Expected(_Curved):
     kept = 3
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
-        positive = xp.where(windows.real & (windows.values > 0), windows.values, 0.0)
+        positive = xp.where(windows.valid & (windows.values > 0), windows.values, 0.0)
         positive, unit = _relative(xp, positive)  # so that no square overflows
-        total = positive.sum(-1)
-        mean = xp.where(windows.real, windows.values, 0.0).sum(-1) / windows.real.sum(-1)
-        drawn = unit * (positive * positive).sum(-1) / xp.where(total > 0, total, 1.0)
-        return xp.where(total > 0, drawn, mean)
+        total = xp.sum(positive, axis=-1)
+        squares = xp.sum(positive * positive, axis=-1)
+        drawn = squares * unit / xp.where(total > 0, total, 1.0)
+        return xp.where(total > 0, drawn, _mean(xp, windows))
 
 
 class Mixed(Operator):
@@ -262,16 +280,15 @@ class Mixed(Operator):
         plan.kernels.mixed_backward(gy, alpha, count, padding, residual[0], gx, threads)
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
-        values = xp.where(windows.real, windows.values, -float("inf"))
-        equal = values == xp.amax(values, -1)[..., None]
-        first = equal & (xp.cumsum(equal, -1) == 1)
-        most = xp.where(first, windows.values, 0.0).sum(-1)
-        total = xp.where(windows.real, windows.values, 0.0).sum(-1)
-        count = windows.extent[..., 0] if options == (True,) else windows.real.sum(-1)
+        values = xp.where(windows.valid, windows.values, -math.inf)
+        equal = values == xp.expand_dims(xp.max(values, axis=-1), axis=-1)
+        first = equal & (xp.cumulative_sum(xp.astype(equal, xp.int32), axis=-1) == 1)
+        most = xp.sum(xp.where(first, windows.values, 0.0), axis=-1)
+        total, (padding,) = _sum(xp, windows), options
         # At its ends a mixture is one of the two, also where the other is infinite.
-        infinite = float("inf")
-        most = xp.where((argument == 0) & (xp.abs(most) == infinite), 0.0, most)
-        total = xp.where((argument == 1) & (xp.abs(total) == infinite), 0.0, total)
+        most = xp.where((argument == 0) & (xp.abs(most) == math.inf), 0.0, most)
+        total = xp.where((argument == 1) & (xp.abs(total) == math.inf), 0.0, total)
+        count = _count(xp, windows, padding, windows.values.dtype)
         return argument * most + (1 - argument) * total / count
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
 from poolgrad.contract import Buffer, Choice, Operator, Routing, Selection, Windows, per_output
 from poolgrad.core import Layout, Plan
 from poolgrad.operands import Indices, Seed, WindowSamples
@@ -62,21 +60,28 @@ class _Routed(Operator):
     def share(
         self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
-        return xp.where(windows.real & (kept[0][..., None] == windows.places), numbers, 0)
-
-
-def _ends(dtype: Any) -> tuple[Any, Any]:
-    """The least and the largest number of a dtype."""
-    if dtype.kind == "b":
-        return False, True
-    if np.issubdtype(dtype, np.integer):
-        return np.iinfo(dtype).min, np.iinfo(dtype).max
-    return -np.inf, np.inf
+        return xp.where(windows.valid & (kept[0][..., None] == windows.numbers), numbers, 0.0)
 
 
 def _is_nan(values: Any) -> Any:
-    """Which are NaN; of integers none."""
-    return values != values  # noqa: PLR0124 - not every library has a word for that
+    """Which are NaN; of integers, which `isnan` does not take, none."""
+    return values != values  # noqa: PLR0124
+
+
+def _first(xp: Any, condition: Any) -> Any:
+    """The position along the last axis of the first element that is true."""
+    return xp.argmax(xp.astype(condition, xp.int32), axis=-1)
+
+
+def _found(xp: Any, windows: Windows) -> Any:
+    """Whether there is an input in each window of each plane."""
+    found = xp.any(windows.valid, axis=-1)
+    return xp.broadcast_to(found, windows.values.shape[:-1])
+
+
+def _positions(xp: Any, windows: Windows) -> Any:
+    """The positions along the axis of taps."""
+    return xp.cumulative_sum(xp.ones_like(windows.numbers), axis=-1) - 1
 
 
 class Extreme(_Routed):
@@ -141,30 +146,30 @@ class Extreme(_Routed):
         raise NotImplementedError
 
     def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
-        values, real = windows.values, windows.real
+        values, valid = windows.values, windows.valid
         best, empty = self.best(xp, windows)
-        taps = xp.arange(values.shape[-1])
-        last = xp.amax(xp.where(real & _is_nan(values), taps, -1), -1)
-        equal = real & (values == best[..., None])
-        tap = xp.where(last >= 0, last, xp.argmax(equal, -1))
-        lone = taps == tap[..., None]
-        if options[0] == "first":
-            winners = real & lone
-        else:
-            several = (last < 0) & (equal.sum(-1) > 1)
-            shared = equal & (options[0] == "split")
-            winners = xp.where(several[..., None], shared, real & lone)
-        return Choice(winners, tap, xp.broadcast_to(real.any(-1), tap.shape), empty)
+        positions = _positions(xp, windows)
+        last = xp.max(xp.where(valid & _is_nan(values), positions, -1), axis=-1)
+        equal = valid & (values == best[..., None])
+        winner = xp.where(last >= 0, last, _first(xp, equal))
+        winners = valid & (positions == winner[..., None])
+        if options[0] != "first":
+            several = (last < 0) & (xp.count_nonzero(equal, axis=-1) > 1)
+            shared = equal if options[0] == "split" else xp.zeros_like(equal)
+            winners = xp.where(several[..., None], shared, winners)
+        return Choice(winners, winner, _found(xp, windows), empty)
 
     def share(
         self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
         if options[0] != "split":
             return super().share(xp, numbers, windows, kept, *options)
-        places = xp.broadcast_to(windows.places, (*kept[0].shape[:-1], windows.places.shape[-1]))
-        bits = xp.take_along_axis(kept[0], places // 8, -1) >> (places % 8).astype("uint8") & 1
-        winners = windows.real & (bits == 1)
-        return xp.where(winners, numbers / xp.maximum(winners.sum(-1), 1)[..., None], 0)
+        taps = windows.numbers
+        byte = xp.broadcast_to(taps // 8, (*kept[0].shape[:-1], taps.shape[-1]))
+        bits = xp.take_along_axis(kept[0], byte, axis=-1) // 2 ** (taps % 8) % 2
+        winners = windows.valid & (bits == 1)
+        count = xp.maximum(xp.count_nonzero(winners, axis=-1), 1)[..., None]
+        return xp.where(winners, numbers / xp.astype(count, numbers.dtype), 0.0)
 
 
 class Max(Extreme):
@@ -173,9 +178,9 @@ class Max(Extreme):
     name = order = "max"
 
     def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
-        low, _ = _ends(windows.values.dtype)
-        known = windows.real & ~_is_nan(windows.values)
-        return xp.amax(xp.where(known, windows.values, low), -1), low
+        known = windows.valid & ~_is_nan(windows.values)
+        values = xp.where(known, windows.values, windows.lowest)
+        return xp.max(values, axis=-1), windows.lowest
 
 
 class ReLUMax(Max):
@@ -187,10 +192,10 @@ class ReLUMax(Max):
         return True
 
     def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
-        winners, tap, found, _ = super().choose(xp, windows, draw, *options)
-        largest = xp.take_along_axis(windows.values, tap[..., None], -1)[..., 0]
+        winners, winner, found, _ = super().choose(xp, windows, draw, *options)
+        largest = xp.take_along_axis(windows.values, winner[..., None], axis=-1)[..., 0]
         found = found & ~(largest <= 0)
-        return Choice(winners & found[..., None], tap, found, 0)
+        return Choice(winners & found[..., None], winner, found, 0)
 
 
 class Min(Extreme):
@@ -199,9 +204,9 @@ class Min(Extreme):
     name = order = "min"
 
     def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
-        _, high = _ends(windows.values.dtype)
-        known = windows.real & ~_is_nan(windows.values)
-        return xp.amin(xp.where(known, windows.values, high), -1), high
+        known = windows.valid & ~_is_nan(windows.values)
+        values = xp.where(known, windows.values, windows.highest)
+        return xp.min(values, axis=-1), windows.highest
 
 
 class Median(Extreme):
@@ -214,11 +219,11 @@ class Median(Extreme):
         require_valid_inputs(window)
 
     def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
-        _, high = _ends(windows.values.dtype)
-        middle = (windows.real.sum(-1) - 1) // 2
-        ranked = xp.sort(xp.where(windows.real, windows.values, high), -1)
+        middle = (xp.count_nonzero(windows.valid, axis=-1) - 1) // 2
+        values = xp.where(windows.valid, windows.values, windows.highest)
+        ranked = xp.sort(values, axis=-1)
         index = xp.broadcast_to(middle[..., None], (*ranked.shape[:-1], 1))
-        return xp.take_along_axis(ranked, index, -1)[..., 0], 0
+        return xp.take_along_axis(ranked, index, axis=-1)[..., 0], 0
 
 
 class FractionalMax(Max):
@@ -245,19 +250,24 @@ class Stochastic(_Routed):
         plan.kernels.draw(x, y, residual[0] if residual else None, operand, threads)
 
     def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
-        real, taps = windows.real, xp.arange(windows.values.shape[-1])
-        values = windows.values.astype("float64")
-        positive = xp.where(real & (values > 0), values, 0)
-        positive = xp.where(xp.amax(positive, -1) > 2.0**900, 2.0**-100, 1)[..., None] * positive
-        reached = xp.cumsum(positive, -1)
+        valid, positions = windows.valid, _positions(xp, windows)
+        values = xp.astype(windows.values, draw.dtype)
+        positive = xp.where(valid & (values > 0), values, 0.0)
+        if xp.finfo(draw.dtype).bits == 64:  # sums of the largest numbers overflow
+            large = xp.max(positive, axis=-1) > 2.0**900
+            positive = xp.where(large, 2.0**-100, xp.ones_like(draw))[..., None] * positive
+        reached = xp.cumulative_sum(positive, axis=-1)
         total = reached[..., -1]
         passed = reached > (draw * total)[..., None]
-        last = xp.amax(xp.where(positive > 0, taps, 0), -1)
-        drawn = xp.where(passed.any(-1), xp.argmax(passed, -1), last)
-        which = (draw * real.sum(-1)).astype("int64")  # where nothing is positive
-        alike = xp.argmax(real & (xp.cumsum(real, -1) == which[..., None] + 1), -1)
-        tap = xp.where(total > 0, drawn, alike)
-        return Choice(taps == tap[..., None], tap, xp.broadcast_to(True, tap.shape), 0)
+        last = xp.max(xp.where(positive > 0, positions, 0), axis=-1)
+        drawn = xp.where(xp.any(passed, axis=-1), _first(xp, passed), last)
+        # Where nothing is positive, all inputs are equally probable.
+        count = xp.count_nonzero(valid, axis=-1)
+        which = xp.astype(draw * xp.astype(count, draw.dtype), count.dtype)
+        rank = xp.cumulative_sum(xp.astype(valid, count.dtype), axis=-1)
+        alike = _first(xp, valid & (rank == which[..., None] + 1))
+        winner = xp.where(total > 0, drawn, alike)
+        return Choice(positions == winner[..., None], winner, _found(xp, windows), 0)
 
 
 class MaxUnpool(Operator):

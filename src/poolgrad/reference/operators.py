@@ -29,12 +29,15 @@ class Inside:
         The learned parameter, if the operator has one.
     u : float
         A uniform number in [0, 1), if the operator draws.
+    beside : array, shape (n,)
+        The extra operand at the inputs, if it has the shape of the input.
     """
 
     values: Array
     extent: int
     theta: float = 0.0
     u: float = 0.0
+    beside: Array | None = None
 
 
 class Pooled(NamedTuple):
@@ -50,12 +53,15 @@ class Pooled(NamedTuple):
         The derivative of `y` by the learned parameter.
     winner : int
         Which input was selected (of several, the first); -1 for none.
+    dbeside : array, shape (n,)
+        The derivative of `y` by each element of the extra operand.
     """
 
     y: Any
     dx: Array
     dtheta: float = 0.0
     winner: int = -1
+    dbeside: Array | None = None
 
 
 def max(window: Inside, ties: str) -> Pooled:
@@ -160,6 +166,20 @@ def mixed(window: Inside, count_include_pad: bool) -> Pooled:
     return Pooled(y, alpha * top.dx + (1 - alpha) * mean.dx, top.y - mean.y)
 
 
+def range(window: Inside) -> Pooled:
+    """The largest value minus the smallest."""
+    most, least = max(window, "first"), min(window, "first")
+    return Pooled(most.y - least.y, most.dx - least.dx)
+
+
+def lip(window: Inside) -> Pooled:
+    """The mean with the weights ``softmax(beside)``."""
+    assert window.beside is not None
+    x, weights = window.values, _softmax(window.beside)
+    y = _expectation(weights, x)
+    return Pooled(y, weights, dbeside=np.where(weights == 0, 0, weights * (x - y)))
+
+
 OPERATORS: dict[str, Callable[..., Pooled]] = {
     "max": max,
     "relu_max": relu_max,
@@ -172,6 +192,8 @@ OPERATORS: dict[str, Callable[..., Pooled]] = {
     "stochastic": stochastic,
     "expected": expected,
     "mixed": mixed,
+    "range": range,
+    "lip": lip,
     "fractional_max": max,  # it only has its windows elsewhere
 }
 

@@ -1,29 +1,27 @@
-"""The walk: window after window through an array, and back."""
+"""Pooling one window after the other, and the gradients."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from poolgrad import operators as table
 from poolgrad.contract import FLOATS, INTEGERS, STORAGE_OPTIONS, Operator, Request, Samples
-from poolgrad.operands import Indices, Operand, Parameter, Seed, WindowSamples
+from poolgrad.operands import Companion, Indices, Operand, Parameter, Seed, WindowSamples
+from poolgrad.reference.geometry import Line, Position, line, sampled_line, window
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
-from poolgrad.windows import Axis, Window, resolve
-
-Position = tuple[int, ...]
+from poolgrad.windows import resolve
 
 
 class Entry(NamedTuple):
-    """One output: where it is, the inputs it comes from, and what the operator makes of them."""
+    """One output: its position, the inputs of its window, and its value and derivatives."""
 
     plane: int
     output: Position
     inputs: list[Position]
-    places: list[int]  # of the inputs in the window
+    taps: list[int]  # the numbers of the inputs in the window
     pooled: Pooled
 
 
@@ -35,7 +33,7 @@ class Pullback:
     y : array
         The output.
     routes : array
-        The place of the only winner of each window, -1 where there is none; pooled axes kept.
+        The tap of the only winner of each window, -1 where there is none; pooled axes kept.
     indices : array
         The flat position of each window's first winner in its plane, -1 where there is none; of
         the shape of `y`.
@@ -53,7 +51,13 @@ class Pullback:
         self._sizes = x.shape[first : first + dims]
         self._leading = tuple(n for axis, n in enumerate(x.shape) if axis not in self._pooled)
         self._channelled = self._leading or (1,)  # an input without channels has one
-        if operator.learned:
+        self._beside: Array | None = None
+        if self._takes(Companion):
+            beside = np.asarray(request.operands[0])
+            if beside.shape != x.shape:
+                raise ValueError(f"logits must have the shape of x, {x.shape}, got {beside.shape}")
+            self._beside, self._beside_dtype = self._flat(beside).astype(float), beside.dtype
+        if self._takes(Parameter):
             self._theta = _learned(operator, request.operands[0], self._channelled)
 
         planes = self._flat(x)
@@ -64,18 +68,20 @@ class Pullback:
                 out = tuple(n for n in request.spec.output_size if n is not None)
                 self._entries = list(self._unpool(request, planes, out))
             else:
-                window = resolve(request.spec, self._sizes)
-                out = window.out
-                self._entries = list(self._pool(request, planes, window))
+                # Refuses what every front end refuses; where windows lie is computed here.
+                self._operator.check(resolve(request.spec, self._sizes), *request.options)
+                lines = self._lines(request, len(planes))
+                out = tuple(along.out for along in lines[0])
+                self._entries = list(self._pool(request, planes, lines, out))
             y = np.zeros((len(planes), *out), y_dtype)
             routes, indices = np.full(y.shape, -1), np.full(y.shape, -1)
-            for plane, output, inputs, places, pooled in self._entries:
+            for plane, output, inputs, taps, pooled in self._entries:
                 y[(plane, *output)] = pooled.y
                 if pooled.winner >= 0:
                     where = inputs[pooled.winner]
                     indices[(plane, *output)] = np.ravel_multi_index(where, self._sizes)
                     if 1 in pooled.dx:
-                        routes[(plane, *output)] = places[pooled.winner]
+                        routes[(plane, *output)] = taps[pooled.winner]
         self.y = self._back(y).squeeze(self._squeezed)
         self.routes, self.indices = self._back(routes), self._back(indices).squeeze(self._squeezed)
 
@@ -92,6 +98,8 @@ class Pullback:
 
     def parameters(self, gy: Array) -> dict[str, Array]:
         """The gradients of the learned arguments, by name, in the shape of each."""
+        if self._beside is not None:
+            return {self._operator.operand.name: self._operand_gradient(gy)}
         if not self._operator.learned:
             return {}
         gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
@@ -104,6 +112,17 @@ class Pullback:
             total = slopes.reshape(self._channelled).sum(shared)
             dtype = np.float64 if self._dtype == np.float64 else np.float32
             return {self._operator.operand.name: np.asarray(total, dtype)}
+
+    def _operand_gradient(self, gy: Array) -> Array:
+        """The gradient of an operand of the shape of the input."""
+        gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
+        total = np.zeros((len(gy), *self._sizes))
+        with np.errstate(all="ignore"):
+            for plane, output, inputs, _, pooled in self._entries:
+                for i, weight in zip(inputs, np.asarray(pooled.dbeside), strict=True):
+                    if weight:
+                        total[(plane, *i)] += weight * gy[(plane, *output)]
+            return self._back(total.astype(self._beside_dtype))
 
     def _takes(self, kind: type[Operand]) -> bool:
         """Whether the operator's operand is of this kind."""
@@ -119,12 +138,26 @@ class Pullback:
         moved = planes.reshape(*self._leading, *planes.shape[1:])
         return np.moveaxis(moved, range(-len(self._pooled), 0), self._pooled)
 
-    def _pool(self, request: Request, planes: Array, window: Window) -> Iterator[Entry]:
-        self._operator.check(window, *request.options)
+    def _lines(self, request: Request, planes: int) -> list[list[Line]]:
+        """The windows along each axis, for each plane; for one if there is none."""
+        spec, dims = request.spec, request.spec.dims
+        if not self._takes(WindowSamples):
+            fixed = [line(spec, a, size) for a, size in enumerate(self._sizes)]
+            return [fixed] * max(planes, 1)
+        samples = _samples(request.operands[0], self._leading, self._dtype, dims)
+        if dims == 2:
+            samples = samples[:, ::-1]  # PyTorch's order: width, height; but depth, height, width
+        return [
+            [sampled_line(spec, a, size, own[a]) for a, size in enumerate(self._sizes)]
+            for own in (samples if planes else np.zeros((1, dims), samples.dtype))
+        ]
+
+    def _pool(
+        self, request: Request, planes: Array, lines: list[list[Line]], out: Position
+    ) -> Iterator[Entry]:
         given = request.options._asdict().items()
         formula = [value for name, value in given if name not in STORAGE_OPTIONS]
-        axes: list[Sequence[Axis | Shifted]] = [window.axes] * len(planes)
-        theta, u = np.zeros(len(planes)), np.zeros((len(planes), *window.out))
+        theta, u = np.zeros(len(planes)), np.zeros((len(planes), *out))
         if self._takes(Parameter):
             theta = np.broadcast_to(self._theta, self._channelled).reshape(-1)
         if self._takes(Seed):
@@ -133,16 +166,16 @@ class Pullback:
             order = self._back(np.empty(u.shape)).shape  # of the outputs, as the caller sees them
             index = np.arange(u.size, dtype=np.uint64).reshape(order)
             u = self._flat(uniform(_seed(request.operands[0]), index))
-        if self._takes(WindowSamples):
-            samples = _samples(request.operands[0], self._leading, self._dtype, len(window.axes))
-            axes = [_shifted(window, sample) for sample in samples]
         for plane, values in enumerate(planes):
-            for output in np.ndindex(*window.out):
-                inputs, places, extent = _look(axes[plane], output)
-                seen = np.array([values[i] for i in inputs], values.dtype)
-                inside = Inside(seen, extent, theta[plane], u[(plane, *output)])
+            for output in np.ndindex(*out):
+                inputs, taps, extent = window(lines[plane], output)
+                valid = np.array([values[i] for i in inputs], values.dtype)
+                beside = None
+                if self._beside is not None:
+                    beside = np.array([self._beside[(plane, *i)] for i in inputs])
+                inside = Inside(valid, extent, theta[plane], u[(plane, *output)], beside)
                 pooled = OPERATORS[request.operator](inside, *formula)
-                yield Entry(plane, output, inputs, places, pooled)
+                yield Entry(plane, output, inputs, taps, pooled)
 
     def _unpool(self, request: Request, planes: Array, out: Position) -> Iterator[Entry]:
         indices = np.asarray(request.operands[0])
@@ -158,58 +191,6 @@ class Pullback:
             for index, i in last.items():
                 output = tuple(int(n) for n in np.unravel_index(index, out))
                 yield Entry(n, output, [i], [], Pooled(planes[(n, *i)], np.ones(1)))
-
-
-class Shifted(NamedTuple):
-    """Windows that begin wherever they were told to."""
-
-    kernel: int
-    starts: list[int]
-
-    def taps(self, output: int) -> list[tuple[int, int]]:
-        """``(place in the window, input)``, in order."""
-        return [(k, self.starts[output] + k) for k in range(self.kernel)]
-
-    def extent(self, output: int) -> int:
-        """How many places of a window lie inside the input: all."""
-        return self.kernel
-
-
-def _look(
-    axes: Sequence[Axis | Shifted], output: Position
-) -> tuple[list[Position], list[int], int]:
-    """Inputs of one window, their places, and how many places lie inside the padded input."""
-    along = [a.taps(o) for a, o in zip(axes, output, strict=True)]
-    inputs, places = [], []
-    for taps in itertools.product(*along):
-        place = 0
-        for (k, _), axis in zip(taps, axes, strict=True):
-            place = place * axis.kernel + k
-        places.append(place)
-        inputs.append(tuple(i for _, i in taps))
-    extents = [a.extent(o) for a, o in zip(axes, output, strict=True)]
-    return inputs, places, int(np.prod(extents))
-
-
-def _shifted(window: Window, sample: Array) -> list[Axis | Shifted]:
-    """The windows of one plane (Graham, Fractional max-pooling, 2014, as in PyTorch)."""
-    if len(sample) == 2:
-        sample = sample[::-1]  # PyTorch's: width, height; but in 3-D depth, height, width
-    return [
-        Shifted(axis.kernel, starts(axis.size, axis.out, axis.kernel, s))
-        for axis, s in zip(window.axes, sample, strict=True)
-    ]
-
-
-def starts(size: int, out: int, kernel: int, sample: Any) -> list[int]:
-    """Where fractional windows begin along one axis; arithmetic in the dtype of `sample`."""
-    number, last = type(sample), size - kernel
-    found = []
-    for i in range(out - 1):
-        step = number(last) / number(out - 1)
-        start = int((number(i) + sample) * step) - int(sample * step)
-        found.append(int(np.clip(start, 0, last)))  # where few bits round beyond the end
-    return [*found, last]
 
 
 def uniform(seed: int, index: Array) -> Array:

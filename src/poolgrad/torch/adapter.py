@@ -27,16 +27,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poolgrad import portable
 from poolgrad.contract import FLOATS, Buffer, Operator
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.torch import composed
 from poolgrad.torch.arrays import (
+    DISPATCH_KEYS,
     DTYPES,
     as_operand,
     check_memory,
     compact,
     empty,
+    has_kernels,
     inner_of,
     laid_out,
     name_of,
@@ -44,6 +47,7 @@ from poolgrad.torch.arrays import (
     readable,
     room,
     spec_of,
+    stored,
 )
 from poolgrad.torch.batching import batch
 from poolgrad.torch.derivatives import (
@@ -113,7 +117,8 @@ class Adapter:
         for suffix, schema in schemas.items():
             LIBRARY.define(f"{self.name}{suffix}{schema}")
             op = self.ops[suffix] = getattr(torch.ops.poolgrad, self.name + suffix).default
-            LIBRARY.impl(self.name + suffix, self._of_schema(suffix, runs[suffix]), "CPU")
+            for key in DISPATCH_KEYS:
+                LIBRARY.impl(self.name + suffix, self._of_schema(suffix, runs[suffix]), key)
             fake = self._of_schema(suffix, fakes[suffix])
             torch.library.register_fake(op, fake, lib=LIBRARY)
         self._differentiate()
@@ -165,11 +170,13 @@ class Adapter:
         second = first + self.given
         return held[:first], held[first:second], held[second:]
 
-    # What runs on the CPU
+    # What runs: our kernels on the CPU, `poolgrad.portable` on other devices
 
     def forward(self, static: Static, x: Tensor, *given: Tensor) -> Any:
         """The output and the residual."""
         ready = static.ready
+        if not has_kernels(x):
+            return self._portable_forward(static, x, self._operand(given, x))
         self._check_memory("x", x, given)
         operand = as_operand(ready, compact(given))
         x, y = readable(x), room(ready.output, x)
@@ -179,6 +186,32 @@ class Adapter:
             kept[-1] = None
         ready.forward(x, operand, y, tuple(kept), torch.get_num_threads())
         return (y, *residual) if residual else y
+
+    def _operand(self, given: Tensors, like: Tensor) -> Tensor | None:
+        """The tensor beside the input, on the device of the others: a seed may lie on the CPU."""
+        return given[0].to(like.device) if self.given else None
+
+    def _portable_forward(self, static: Static, x: Tensor, operand: Tensor | None) -> Any:
+        ready = static.ready
+        y, kept = portable.forward(
+            self.operator, ready.layout, x, operand, ready.options, self.kept > 0
+        )
+        buffers = ready.residual
+        if not static.tracked:  # what needs no gradient has no slope
+            kept = (*kept[:-1], kept[-1].new_empty(0))
+            buffers = (*buffers[:-1], buffers[-1]._replace(shape=(0,), order=(0,)))
+        y, residual = stored(ready.output, y), tuple(map(stored, buffers, kept))
+        return (y, *residual) if residual else y
+
+    def _portable_pull(
+        self, ready: Prepared, gy: Tensor, x: Tensors, given: Tensors, residual: Tensors
+    ) -> Any:
+        operand, value = self._operand(given, gy), x[0] if x else None
+        gradients = portable.pull(
+            self.operator, ready.layout, gy, value, operand, residual, ready.options
+        )
+        gx = stored(ready.input, gradients[0])
+        return (gx, gradients[1]) if self.operator.learned else gx
 
     def _check_memory(
         self, name: str, first: Tensor, given: Tensors, x: Tensors = (), residual: Tensors = ()
@@ -203,6 +236,8 @@ class Adapter:
         """The gradient of the input, and of a learned parameter."""
         ready, layout = static.ready, static.ready.layout
         x, given, residual = self._held(held)
+        if not has_kernels(gy):
+            return self._portable_pull(ready, gy, x, given, residual)
         self._check_memory("gy", gy, given, x, residual)
         given = compact(given)
         dtype = DTYPES[layout.dtype]
@@ -236,6 +271,10 @@ class Adapter:
         """The tangent of the output."""
         ready = static.ready
         _, given, residual = self._held(held)
+        if not has_kernels(t):
+            operand = self._operand(given, t)
+            y = portable.push(self.operator, ready.layout, t, operand, residual, ready.options)
+            return stored(ready.output, y)
         self._check_memory("t", t, given, (), residual)
         residual = laid_out(residual, ready.residual)
         operand = as_operand(ready, compact(given))
@@ -359,4 +398,6 @@ def _example() -> Layout:
     return lay_out(fixed(1, 1), (1, 1), False, -1, "float32", "float32")
 
 
-ADAPTERS = {name: Adapter(operator) for name, operator in OPERATORS.items()}
+ADAPTERS = {
+    name: Adapter(operator) for name, operator in OPERATORS.items() if not operator.composed
+}

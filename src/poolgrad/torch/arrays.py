@@ -73,6 +73,15 @@ def kind(told: bool) -> Kind:
 KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
 
 
+# The devices on which our operators run: the CPU by the kernels, all others by `poolgrad.portable`.
+DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse1")
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether the compiled kernels reach the memory of a tensor."""
+    return x.is_cpu
+
+
 def is_plain(x: Any) -> bool:
     """Whether it is a tensor of the kind that goes straight to the kernels."""
     return bool(KIND.hold((x,), (None,)))
@@ -199,6 +208,12 @@ def empty(buffer: Buffer, like: Tensor) -> Tensor:
     if buffer.order == tuple(range(len(buffer.shape))):
         return torch.empty(buffer.shape, dtype=dtype, device=like.device)
     return torch.empty_permuted(buffer.shape, buffer.order, dtype=dtype, device=like.device)
+
+
+def stored(buffer: Buffer, tensor: Tensor) -> Tensor:
+    """The tensor in the memory format of a buffer."""
+    back = [buffer.order.index(a) for a in range(len(buffer.order))]
+    return tensor.permute(buffer.order).contiguous().permute(back)
 
 
 def small(buffer: Buffer) -> bool:

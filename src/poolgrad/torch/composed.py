@@ -1,7 +1,7 @@
-"""Derivatives beyond the first of curved operators: their definition in PyTorch's own operations.
+"""Derivatives beyond the first of nonlinear operators, from their formulas.
 
-The windows are laid out one after the other, which takes memory, so nothing but second derivatives
-and forward mode comes here.
+The taps of all windows lie in memory at once, so this serves second derivatives and forward mode
+only.
 """
 
 from __future__ import annotations
@@ -12,52 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.contract import Operator, Windows
-from poolgrad.places import looks, spread
-from poolgrad.windows import Axis, WindowSpec, resolve
+from poolgrad import portable
+from poolgrad.contract import Operator
+from poolgrad.core import lay_out
+from poolgrad.torch.arrays import name_of
+from poolgrad.windows import WindowSpec
 
 Tensors = tuple[Tensor, ...]
-
-
-def _windows(x: Tensor, axes: tuple[Axis, ...]) -> Windows:
-    """The windows of the last axes of `x`."""
-    dims = len(axes)
-    index: list[Tensor] = []
-    real, extent = None, None
-    for a, axis in enumerate(axes):
-        inputs, _, held, reach = (torch.tensor(t, device=x.device) for t in looks(axis))
-        index.append(spread(inputs, a, dims))
-        here, size = spread(held, a, dims), spread(reach, a, dims)
-        real = here if real is None else real & here
-        extent = size if extent is None else extent * size
-    assert real is not None
-    assert extent is not None
-    values = x[(..., *index)]  # type: ignore[index]
-    extent = extent.reshape(*real.shape[:dims], 1)
-    return Windows(values.flatten(-dims), real.flatten(-dims), extent)
 
 
 def define(
     operator: Operator, spec: WindowSpec, channels_last: bool, options: tuple[Any, ...]
 ) -> Callable[..., Tensor]:
     """The operator as a function of the input and, if it has one, its learned argument."""
-    dims = spec.dims
 
     def pool(x: Tensor, *learned: Tensor) -> Tensor:
-        first = x.dim() - dims - channels_last
-        pooled, last = range(first, first + dims), range(x.dim() - dims, x.dim())
-        moved = x.movedim(tuple(pooled), tuple(last))
-        wide = torch.float64  # squares and differences of narrower types lose nothing here
-        axes = resolve(spec, tuple(moved.shape[-dims:])).axes
-        shape = (-1,) + (1,) * dims  # one for each channel, the axis before the pooled ones
-        argument = (
-            learned[0].to(wide).reshape(shape if learned[0].dim() else (1,) * dims)
-            if learned
-            else None
-        )
-        y = operator.compose(torch, _windows(moved.to(wide), axes), argument, *options)
-        pooled_back: Tensor = y.movedim(tuple(last), tuple(pooled)).to(x.dtype)
-        return pooled_back
+        dtype = name_of(x.dtype)
+        layout = lay_out(spec, tuple(x.shape), channels_last, -1, dtype, dtype)
+        theta = learned[0] if learned else None
+        y: Tensor = portable.compose(operator, layout, x, theta, options).to(x.dtype)
+        return y
 
     return pool
 

@@ -9,19 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poolgrad import arguments
+from poolgrad import arguments, portable
+from poolgrad.composition import Functions
 from poolgrad.contract import Request, Samples, Selection, indexed, unpacked
 from poolgrad.operands import Parameter, WindowSamples
 from poolgrad.operators import Prepared
 from poolgrad.recipes import may_repeat
-from poolgrad.torch import elsewhere, recipes
+from poolgrad.torch import recipes
 from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
+    DISPATCH_KEYS,
     DTYPES,
     as_operand,
     check_memory,
     compact,
     empty,
+    has_kernels,
     inner_of,
     is_in_graph,
     is_transformed_graph,
@@ -31,6 +34,7 @@ from poolgrad.torch.arrays import (
     room,
     shape_of,
     spec_of,
+    stored,
 )
 from poolgrad.torch.derivatives import LIBRARY
 from poolgrad.windows import WindowKind, flatten
@@ -52,6 +56,11 @@ def _define_indices() -> Any:
         return empty(ready_for(x, window, last).per_output("int64"), routes)
 
     def run(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
+        if not has_kernels(x):
+            ready = ready_for(x, window, last)
+            given = samples if ready.layout.window.fractional else None
+            found = portable.indices(ready.layout, routes, given)
+            return stored(ready.per_output("int64"), found)
         check_memory("routes", routes)
         check_memory("samples", samples)
         ready = ready_for(x, window, last)
@@ -77,7 +86,8 @@ def _define_indices() -> Any:
         "bool channels_last) -> Tensor"
     )
     op = torch.ops.poolgrad.route_indices.default
-    LIBRARY.impl("route_indices", run, "CPU")
+    for key in DISPATCH_KEYS:
+        LIBRARY.impl("route_indices", run, key)
     torch.library.register_fake(op, fake, lib=LIBRARY)
     torch.library.register_vmap(op, batched, lib=LIBRARY)
     return op
@@ -141,7 +151,8 @@ class _Converter:
         known = known_generator(value)
         if isinstance(known, int):
             return torch.full((), known, dtype=torch.int64)
-        return torch.randint(2**63 - 1, (), generator=known)
+        device = x.device if known is None else known.device
+        return torch.randint(2**63 - 1, (), generator=known, device=device)
 
     def samples(self, operand: WindowSamples, value: Samples, x: Tensor, ready: Prepared) -> Tensor:
         layout = ready.layout
@@ -197,6 +208,31 @@ def asarray(x: Tensor) -> Tensor:
     return x
 
 
+def operand(name: str, value: Any) -> Tensor:
+    """A tensor of a composed operator."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__qualname__}")
+    return asarray(value)
+
+
+def dtype_name(x: Tensor) -> str:
+    """The name of the dtype of a tensor."""
+    return name_of(x.dtype)
+
+
+def _largest(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
+    return torch.amax(x, axis, keepdims)
+
+
+def _converted(x: Tensor, dtype: str) -> Tensor:
+    return x.to(DTYPES[dtype])
+
+
+def functions(x: Tensor) -> Functions:
+    """What a composed operator may call."""
+    return Functions(torch.exp, torch.where, _largest, _converted, Tensor.detach)
+
+
 def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
     """See `recipes`."""
     if not may_repeat(request):
@@ -207,11 +243,11 @@ def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
 
 def perform(request: Request) -> Any:
     """Do what a public function describes."""
-    x = asarray(request.x)
+    asarray(request.x)
     if request.out is not None:
         raise TypeError("out is accepted only if x is a NumPy array, got a tensor x")
-    if x.device.type not in elsewhere.HERE or is_transformed_graph():
-        return elsewhere.perform(request, _perform)
+    if is_transformed_graph():
+        return _differentiable(request)
     return _perform(request)
 
 
@@ -272,6 +308,48 @@ def _perform(request: Request) -> Any:
     if request.keepdims:
         return y, found
     return _squeezed(y, request), _squeezed(found, request)
+
+
+def _differentiable(request: Request) -> Any:
+    """The pooling in operations of PyTorch, of which a compiler has all transformations."""
+    ready = _prepared(request)
+    given = _operands(request, ready)
+    options = unpacked(ready.options) if "routes" in ready.options._fields else ready.options
+    both = request.return_indices
+    made = _in_graph(
+        request.x,
+        given[0] if given else None,
+        request.operator,
+        flatten(request.spec),
+        request.channels_last,
+        both,
+        *options,
+    )
+    if request.keepdims:
+        return made
+    return tuple(_squeezed(m, request) for m in made) if both else _squeezed(made, request)
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]  # which Dynamo cannot look into, but transformations can
+def _in_graph(
+    x: Tensor,
+    operand: Any,
+    name: str,
+    window: list[int],
+    last: bool,
+    with_indices: bool,
+    *options: Any,
+) -> Any:
+    named = ADAPTERS[name].operator.options(*options)
+    where = (tuple(x.shape), last, -1, name_of(x.dtype))
+    ready = prepared(name, spec_of(window), named, *where)
+    operator, layout = ready.operator, ready.layout
+    y, routes = portable.differentiable(operator, layout, x, operand, named)
+    if not with_indices:
+        return y
+    if named != indexed(named):
+        _, routes = portable.forward(operator, layout, x, operand, indexed(named))
+    return y, portable.indices(layout, routes[0], operand if layout.window.fractional else None)
 
 
 def _squeezed(y: Tensor, request: Request) -> Tensor:

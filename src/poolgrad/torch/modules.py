@@ -337,6 +337,17 @@ class _Unpool(Pool):
         return self._pooled(input, indices, output_size, indices=indices, output_size=output_size)
 
 
+class _Lip(Pool):
+    at_call = (*Pool.at_call, "logits")
+    note = "It is called with values and their `logits`."
+
+    def _describe(self, x: Any, given: dict[str, Any]) -> Request:
+        return super()._describe(x, {"logits": None, **given})
+
+    def forward(self, x: Tensor, logits: Tensor) -> Any:  # type: ignore[override]
+        return self.function(x, logits, **self._arguments())
+
+
 class _Global(Pool):
     note = "There may be any number of leading axes."
 
@@ -450,6 +461,8 @@ LPPool1d, LPPool2d, LPPool3d = _family("LPPool", "lp_pool", subclass=True)
 LSEPool1d, LSEPool2d, LSEPool3d = _family("LSEPool", "lse_pool")
 SoftPool1d, SoftPool2d, SoftPool3d = _family("SoftPool", "soft_pool")
 MixedPool1d, MixedPool2d, MixedPool3d = _family("MixedPool", "mixed_pool", _Mixed)
+RangePool1d, RangePool2d, RangePool3d = _family("RangePool", "range_pool")
+LipPool1d, LipPool2d, LipPool3d = _family("LipPool", "lip_pool", _Lip)
 AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d = _family(
     "AdaptiveMaxPool", "adaptive_max_pool", subclass=True
 )

@@ -1,0 +1,170 @@
+"""Composed operators: the parts are pooled by the front end of the input, everything else follows.
+
+Tensors and arrays of JAX are differentiated by their frameworks, as every part is differentiable;
+the pullbacks of NumPy, Dask and array-API libraries come from `poolgrad.portable.derivative`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from poolgrad.contract import FLOATS, ComposedOperator, Request
+from poolgrad.core import Layout, lay_out
+from poolgrad.operators import OPERATORS
+
+
+class Functions(NamedTuple):
+    """What a composition may call beside arithmetic, `abs`, comparisons and other operators.
+
+    Attributes
+    ----------
+    exp, where, max : callable
+        As in the array API standard; `max` takes several axes.
+    astype : callable
+        ``astype(x, dtype name or dtype of an array)``.
+    constant : callable
+        The array without its derivative.
+    pooled : tuple of int
+        The pooled axes.
+    tiny : float
+        A number that is nothing beside 1, and whose products with finite numbers are not 0.
+    """
+
+    exp: Callable[..., Any]
+    where: Callable[..., Any]
+    max: Callable[..., Any]
+    astype: Callable[..., Any]
+    constant: Callable[..., Any]
+    pooled: tuple[int, ...] = ()
+    tiny: float = 0.0
+
+
+class _Composition:
+    """A call of a composed operator, checked.
+
+    Parameters
+    ----------
+    request : Request
+        What a public function describes.
+    front : module
+        The front end of its input.
+    """
+
+    def __init__(self, request: Request, front: ModuleType) -> None:
+        operator = OPERATORS[request.operator]
+        assert isinstance(operator, ComposedOperator)
+        self.operator, self.front, self.request = operator, front, request
+        self.x = front.operand("x", request.x)
+        dtype = front.dtype_name(self.x)
+        if not operator.accepts(dtype):
+            raise operator.refuse_dtype(dtype)
+        shape, last = tuple(self.x.shape), request.channels_last
+        self.layout: Layout = lay_out(request.spec, shape, last, -1, dtype, dtype)
+        operator.check(self.layout.window, *request.options)
+        self.operand = self._operand()
+        self.functions: Functions = front.functions(self.x)._replace(
+            pooled=self.layout.pooled,
+            tiny=2.0**-1000 if self.layout.sum_dtype == "float64" else 2.0**-100,
+        )
+
+    def _operand(self) -> Any:
+        if not self.request.operands:
+            return None
+        name, expected = self.operator.operand.name, tuple(self.x.shape)
+        value = self.front.operand(name, self.request.operands[0])
+        dtype = self.front.dtype_name(value)
+        if dtype not in FLOATS:
+            raise TypeError(f"{name} must be of a floating dtype, got {dtype}")
+        if tuple(value.shape) != expected:
+            raise ValueError(
+                f"{name} must have the shape of x, {expected}, got {tuple(value.shape)}"
+            )
+        return value
+
+    def part(self, name: str, x: Any, given: dict[str, Any]) -> Request:
+        """Another operator over the same windows."""
+        options = OPERATORS[name].options(**given)
+        return Request(name, x, self.request.spec, options, (), self.request.channels_last)
+
+    def combined(self, xp: Functions, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
+        """The output."""
+        dtype = self.layout.sum_dtype
+        wide = xp.astype(x, dtype)
+        beside = None if operand is None else xp.astype(operand, dtype)
+        y = self.operator.combine(xp, pool, wide, beside, *self.request.options)
+        return xp.astype(y, self.layout.out_dtype)
+
+
+def perform(request: Request, front: ModuleType) -> Any:
+    """Compute a composed operator."""
+    call = _Composition(request, front)
+
+    def pool(name: str, x: Any, **options: Any) -> Any:
+        return front.perform(call.part(name, x, options))
+
+    with np.errstate(all="ignore"):
+        return call.combined(call.functions, pool, call.x, call.operand)
+
+
+def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
+    """Compute a composed operator and its pullback, for libraries without differentiation."""
+    if not hasattr(front, "pullback_of"):
+        front.vjp(request)  # which refuses
+    from poolgrad.portable.derivative import Recording, Variable, value_of
+
+    call = _Composition(request, front)
+    tape = Recording(front.namespace(call.x))
+    plain = call.functions
+
+    def astype(x: Any, dtype: str) -> Any:
+        if not isinstance(x, Variable):
+            return plain.astype(x, dtype)
+        before = front.dtype_name(x.value)
+        return tape.linear(
+            lambda v: plain.astype(v, dtype), (x,), (lambda g: plain.astype(g, before),)
+        )
+
+    def pool(name: str, x: Any, **options: Any) -> Any:
+        y, pullback = front.pullback_of(call.part(name, x.value, options))
+        return Variable(tape, y, [(x, pullback)])
+
+    xp = plain._replace(exp=tape.exp, where=tape.where, astype=astype, constant=value_of)
+    given = (call.x,) if call.operand is None else (call.x, call.operand)
+    leaves = [Variable(tape, value) for value in given]
+    with np.errstate(all="ignore"):
+        y = call.combined(xp, pool, leaves[0], leaves[1] if leaves[1:] else None)
+    return y.value, Pullback(call, tape, y, leaves)
+
+
+class Pullback:
+    """The gradient of a composed operator; made by `poolgrad.vjp`."""
+
+    def __init__(self, call: _Composition, tape: Any, y: Any, leaves: list[Any]) -> None:
+        self._call, self._tape, self._y, self._leaves = call, tape, y, leaves
+
+    def __repr__(self) -> str:
+        layout = self._call.layout
+        return (
+            f"<Pullback of {self._call.operator.name} pooling: "
+            f"gradients of {layout.out_shape} to {layout.in_shape}, {layout.out_dtype}>"
+        )
+
+    def __call__(self, gy: Any) -> Any:
+        """The gradient of the input for that of the output; see `poolgrad.Pullback`."""
+        return self._gradients(gy)[0]
+
+    def parameters(self, gy: Any) -> dict[str, Any]:
+        """The gradient of the extra operand, by its name; empty if there is none."""
+        operator = self._call.operator
+        return {operator.operand.name: self._gradients(gy)[1]} if operator.learned else {}
+
+    def _gradients(self, gy: Any) -> list[Any]:
+        layout = self._call.layout
+        given = self._call.front.cotangent_of(gy, layout.out_dtype, layout.out_shape)
+        with np.errstate(all="ignore"):
+            gradients: list[Any] = self._tape.pull(self._y, given, self._leaves)
+        return gradients

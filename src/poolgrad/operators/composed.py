@@ -1,0 +1,45 @@
+"""Operators that are compositions of others: a formula each, and no kernel.
+
+Their derivatives, batching and front ends follow from those of their parts; see
+`poolgrad.composition`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from poolgrad.contract import ComposedOperator
+from poolgrad.operands import Companion
+
+__all__ = ["COMPOSED"]
+
+
+class Range(ComposedOperator):
+    """The largest input of each window minus the smallest."""
+
+    name = "range"
+
+    def combine(self, xp: Any, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
+        return pool("max", x) - pool("min", x)
+
+
+class Lip(ComposedOperator):
+    """The mean of each window, weighted with the softmax of logits."""
+
+    name = "lip"
+    operand = Companion("logits")
+
+    def combine(self, xp: Any, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
+        # A factor that is the same in a whole plane cancels: the largest weight of a plane is 1,
+        # and the least is not 0.
+        logits = xp.constant(operand)
+        known = xp.where(abs(logits) < math.inf, logits, -math.inf)
+        largest = xp.max(known, axis=xp.pooled, keepdims=True)
+        shift = xp.where(abs(largest) < math.inf, largest, 0.0)
+        weights = xp.exp(operand - shift) + xp.tiny
+        return pool("avg", x * weights, divisor=1) / pool("avg", weights, divisor=1)
+
+
+COMPOSED = (Range(), Lip())

@@ -1,0 +1,365 @@
+"""The forward pass, the pullback and the pushforward of any entry of the operator table."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from poolgrad.contract import FLOATS, Operator
+from poolgrad.core import Layout
+from poolgrad.portable import routes
+from poolgrad.portable.arrays import (
+    converted,
+    exact_dtype,
+    name_of,
+    namespace,
+    placed,
+    planes,
+    restored,
+    sum_dtype,
+    widest,
+)
+from poolgrad.portable.derivative import Recording, Variable
+from poolgrad.portable.geometry import Geometry
+
+Options = tuple[Any, ...]
+
+
+def forward(
+    operator: Operator, layout: Layout, x: Any, operand: Any, options: Options, keep: bool = True
+) -> tuple[Any, tuple[Any, ...]]:
+    """Compute an operator.
+
+    Parameters
+    ----------
+    operator : Operator
+        An entry of the operator table.
+    layout : Layout
+        The windows, shapes and dtypes.
+    x : array
+        The input, of the shape of the layout.
+    operand : array or None
+        The extra operand: samples, indices, a learned parameter, or a seed (an int64 scalar).
+    options : tuple
+        Values of the options of the operator.
+    keep : bool
+        Whether `pull` or `push` will be called.
+
+    Returns
+    -------
+    y : array
+        The output, on the device of `x`.
+    residual : tuple of array
+        What `pull` and `push` take: of the shapes and dtypes that ``operator.residual`` describes.
+        Empty unless `keep`. Of a nonlinear operator zeros: `pull` computes what it needs again.
+    """
+    xp = namespace(x)
+    if not operator.windowed:
+        return _unpooled(xp, layout, x, operand), ()
+    geometry = _geometry(xp, operator, layout, x, operand)
+    if operator.selecting:
+        return _selected(xp, geometry, operator, layout, x, operand, options, keep)
+    y = compose(operator, layout, x, operand if operator.learned else None, options, geometry)
+    y = converted(xp, y, layout.out_dtype)
+    buffers = operator.residual(layout, *options) if keep else ()
+    where = placed(x)
+    return y, tuple(xp.zeros(b.shape, dtype=getattr(xp, b.dtype), **where) for b in buffers)
+
+
+def pull(
+    operator: Operator,
+    layout: Layout,
+    gy: Any,
+    x: Any,
+    operand: Any,
+    residual: tuple[Any, ...],
+    options: Options,
+) -> tuple[Any, Any]:
+    """The gradients of the input and, if it is learned, of the operand (else None).
+
+    Parameters
+    ----------
+    operator, layout, operand, options
+        As `forward` took them.
+    gy : array
+        The gradient of the output.
+    x : array or None
+        The input; only nonlinear operators need it.
+    residual : tuple of array
+        What `forward` returned.
+    """
+    xp = namespace(gy)
+    if not operator.windowed:
+        return _unpooled_back(xp, layout, gy, operand), None
+    geometry = _geometry(xp, operator, layout, gy, operand)
+    if operator.curved:
+        return _nonlinear_pull(xp, geometry, operator, layout, gy, x, operand, options)
+    wide = converted(xp, planes(xp, layout, gy), sum_dtype(xp, gy, layout))
+    kept = _kept(xp, operator, layout, residual, options)
+    parts = operator.share(xp, wide[..., None], geometry.windows, kept, *options)
+    gx = restored(xp, layout, geometry.fold(parts))
+    return xp.astype(gx, gy.dtype), None
+
+
+def push(
+    operator: Operator,
+    layout: Layout,
+    t: Any,
+    operand: Any,
+    residual: tuple[Any, ...],
+    options: Options,
+) -> Any:
+    """The tangent of the output for a tangent `t` of the input; not of nonlinear operators."""
+    xp = namespace(t)
+    if not operator.windowed:
+        return _unpooled(xp, layout, t, operand)
+    geometry = _geometry(xp, operator, layout, t, operand)
+    wide = converted(xp, planes(xp, layout, t), sum_dtype(xp, t, layout))
+    kept = _kept(xp, operator, layout, residual, options)
+    parts = operator.share(xp, geometry.unfold(wide), geometry.windows, kept, *options)
+    ty = restored(xp, layout, xp.sum(parts, axis=-1, dtype=parts.dtype))
+    return xp.astype(ty, t.dtype)
+
+
+def compose(
+    operator: Operator,
+    layout: Layout,
+    x: Any,
+    theta: Any,
+    options: Options,
+    geometry: Geometry | None = None,
+) -> Any:
+    """A weighted operator as its formula, which a library can differentiate any number of times.
+
+    Parameters
+    ----------
+    operator, layout, x, options
+        As `forward` takes them.
+    theta : array or None
+        The learned parameter.
+    geometry : Geometry, optional
+        That of the layout, if it is known.
+
+    Returns
+    -------
+    array
+        The output in the dtype in which it was computed.
+    """
+    xp = namespace(x)
+    geometry = geometry or Geometry(xp, layout, x)
+    dtype = _formula_dtype(xp, operator, x, layout)
+    values = geometry.unfold(converted(xp, planes(xp, layout, x), dtype))
+    windows = geometry.windows._replace(values=values)
+    theta = None if theta is None else _each_plane(xp, layout, theta, dtype)
+    return restored(xp, layout, operator.compose(xp, windows, theta, *options))
+
+
+def differentiable(
+    operator: Operator, layout: Layout, x: Any, operand: Any, options: Options
+) -> tuple[Any, tuple[Any, ...]]:
+    """The output as its library can differentiate it, and the residual.
+
+    The derivative of a selecting operator is the linear map along its routes; where a window has no
+    winner, its output is a constant.
+    """
+    xp = namespace(x)
+    if not operator.windowed:
+        return push(operator, layout, x, operand, (), options), ()
+    if not operator.selecting:
+        y = compose(operator, layout, x, operand if operator.learned else None, options)
+        return converted(xp, y, layout.out_dtype), ()
+    y, residual = forward(operator, layout, x, operand, options)
+    if layout.dtype not in FLOATS:
+        return y, residual
+    (kept,) = _kept(xp, operator, layout, residual, options)
+    nowhere = routes.is_nowhere(xp, layout, kept)
+    selected = push(operator, layout, x, operand, residual, options)
+    return xp.where(restored(xp, layout, nowhere), y, selected), residual
+
+
+def indices(layout: Layout, kept: Any, samples: Any = None) -> Any:
+    """Whole routes as flat positions in the plane of the input; -1 where there is no winner."""
+    xp = namespace(kept)
+    whole = xp.astype(planes(xp, layout, kept), xp.arange(1).dtype)
+    found = Geometry(xp, layout, kept, samples).positions(whole)
+    return restored(xp, layout, xp.where(routes.is_nowhere(xp, layout, whole), -1, found))
+
+
+def _geometry(xp: Any, operator: Operator, layout: Layout, like: Any, operand: Any) -> Geometry:
+    return Geometry(xp, layout, like, operand if operator.operand.places_windows else None)
+
+
+def _kept(
+    xp: Any, operator: Operator, layout: Layout, residual: tuple[Any, ...], options: Options
+) -> tuple[Any, ...]:
+    """The residual of an operator whose derivative depends on it alone."""
+    if not operator.selecting:
+        return ()
+    behind = residual[0].ndim - len(layout.out_shape)
+    moved = planes(xp, layout, residual[0], behind)
+    return (routes.unpacked(xp, operator, layout, moved, options),)
+
+
+# Selecting operators
+
+
+def _selected(
+    xp: Any,
+    geometry: Geometry,
+    operator: Operator,
+    layout: Layout,
+    x: Any,
+    operand: Any,
+    options: Options,
+    keep: bool,
+) -> tuple[Any, tuple[Any, ...]]:
+    exact = converted(xp, planes(xp, layout, x), exact_dtype(name_of(x.dtype)))
+    lowest, highest = _ends(xp, layout.dtype)
+    windows = geometry.windows._replace(
+        values=geometry.unfold(exact), lowest=lowest, highest=highest
+    )
+    draw = _uniform(xp, layout, x, operand) if operator.operand.is_positional else None
+    choice = operator.choose(xp, windows, draw, *options)
+    winner = xp.take_along_axis(windows.values, choice.winner[..., None], axis=-1)[..., 0]
+    y = xp.astype(xp.where(choice.found, winner, choice.empty), x.dtype)
+    residual: tuple[Any, ...] = ()
+    if keep:
+        made = routes.kept(xp, operator, layout, windows, choice, options)
+        residual = (restored(xp, layout, made, made.ndim - y.ndim),)
+    return restored(xp, layout, y), residual
+
+
+def _ends(xp: Any, dtype: str) -> tuple[Any, Any]:
+    """The least and the largest number of a dtype."""
+    if dtype == "bool":
+        return 0, 1
+    if "int" in dtype:
+        bits, signed = int(dtype.lstrip("uint")), not dtype.startswith("u")
+        return -(2 ** (bits - 1)) * signed, 2 ** (bits - signed) - 1
+    return -math.inf, math.inf
+
+
+def _logical_shift(z: Any, bits: int) -> Any:
+    """The bits of int64 numbers, taken as unsigned, moved down."""
+    return (z >> bits) & (2 ** (64 - bits) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+def _uniform(xp: Any, layout: Layout, x: Any, seed: Any) -> Any:
+    """A number in [0, 1) for each output: splitmix64 (Steele, Lea & Flood 2014), as the kernels do.
+
+    In int64, whose products and sums wrap as those of unsigned words do.
+    """
+    count = math.prod(layout.out_shape)
+    index = xp.astype(xp.arange(count, **placed(x)), xp.int64)
+    z = xp.astype(seed, xp.int64) + (index + 1) * _signed(0x9E3779B97F4A7C15)
+    z = (z ^ _logical_shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _logical_shift(z, 27)) * _signed(0x94D049BB133111EB)
+    z = z ^ _logical_shift(z, 31)
+    uniform = converted(xp, _logical_shift(z, 11), widest(xp, x)) * 2.0**-53
+    return planes(xp, layout, xp.reshape(uniform, layout.out_shape))
+
+
+# Nonlinear operators
+
+
+def _formula_dtype(xp: Any, operator: Operator, x: Any, layout: Layout) -> str:
+    # Squares and differences of a nonlinear operator lose least in the widest dtype.
+    return widest(xp, x) if operator.curved else sum_dtype(xp, x, layout)
+
+
+def _each_plane(xp: Any, layout: Layout, theta: Any, dtype: str) -> Any:
+    """A learned parameter as (planes, 1, ...), or as (1, ...) if all planes share one number."""
+    dims, value = len(layout.pooled), converted(xp, theta, dtype)
+    if math.prod(value.shape) == 1:
+        return xp.reshape(value, (1,) * (1 + dims))
+    leading = tuple(s for a, s in enumerate(layout.in_shape) if a not in layout.pooled)
+    return xp.reshape(xp.broadcast_to(value, leading), (math.prod(leading), *(1,) * dims))
+
+
+def _nonlinear_pull(
+    xp: Any,
+    geometry: Geometry,
+    operator: Operator,
+    layout: Layout,
+    gy: Any,
+    x: Any,
+    operand: Any,
+    options: Options,
+) -> tuple[Any, Any]:
+    dtype = _formula_dtype(xp, operator, x, layout)
+    tape = Recording(xp)
+    values = Variable(tape, geometry.unfold(converted(xp, planes(xp, layout, x), dtype)))
+    leaves = [values]
+    if operator.learned:
+        leaves.append(Variable(tape, _each_plane(xp, layout, operand, dtype)))
+    windows = geometry.windows._replace(values=values)
+    y = operator.compose(tape, windows, leaves[1] if operator.learned else None, *options)
+    wide = converted(xp, planes(xp, layout, gy), dtype)
+    parts, *slopes = tape.pull(y, wide, leaves)
+    gx = restored(xp, layout, geometry.fold(xp.where(windows.valid, parts, 0.0)))
+    gx = xp.astype(gx, gy.dtype)
+    return gx, _theta_gradient(xp, slopes[0], operand) if slopes else None
+
+
+def _theta_gradient(xp: Any, slopes: Any, theta: Any) -> Any:
+    """The gradient of each plane, added up to that of a learned parameter."""
+    if math.prod(theta.shape) != 1:  # one for each channel, the last of the leading axes
+        count = theta.shape[0]
+        rows = xp.reshape(slopes, (math.prod(slopes.shape) // max(count, 1), count))
+        slopes = xp.sum(rows, axis=0, dtype=slopes.dtype)
+    return xp.reshape(xp.astype(slopes, theta.dtype), theta.shape)
+
+
+# Unpooling: of several values for one place the last one stays
+
+
+def _owners(xp: Any, layout: Layout, indices: Any) -> tuple[Any, Any, Any]:
+    """For each place of all planes the input that stays there, and whether there is one.
+
+    Found by sorting: places and inputs are numbered through all planes. The third result is the
+    place of each input; an index outside its plane has a place behind all others.
+    """
+    where = xp.astype(planes(xp, layout, indices), xp.arange(1).dtype)
+    count, plane = where.shape[0], math.prod(layout.window.out)
+    flat = xp.reshape(where, (count, math.prod(where.shape[1:])))
+    begin = xp.arange(count, **placed(indices))[:, None] * plane
+    inside = (flat >= 0) & (flat < plane)
+    places = xp.where(inside, flat + begin, count * plane)
+    places = xp.reshape(places, (math.prod(flat.shape),))
+    order = xp.argsort(places, stable=True)
+    ranked = xp.take(places, order, axis=0)
+    every = xp.arange(count * plane, **placed(indices))
+    last = xp.searchsorted(ranked, every, side="right") - 1
+    last = xp.maximum(last, 0)
+    return xp.take(order, last, axis=0), xp.take(ranked, last, axis=0) == every, places
+
+
+def _unpooled(xp: Any, layout: Layout, x: Any, indices: Any) -> Any:
+    moved = planes(xp, layout, x)
+    shape = (moved.shape[0], *layout.window.out)
+    if math.prod(moved.shape) == 0:
+        return restored(xp, layout, xp.zeros(shape, dtype=x.dtype, **placed(x)))
+    owners, found, _ = _owners(xp, layout, indices)
+    values = xp.take(xp.reshape(moved, (math.prod(moved.shape),)), owners, axis=0)
+    y = xp.where(found, values, xp.zeros_like(values))
+    return restored(xp, layout, xp.reshape(y, shape))
+
+
+def _unpooled_back(xp: Any, layout: Layout, gy: Any, indices: Any) -> Any:
+    moved = planes(xp, layout, gy)
+    sizes = tuple(layout.in_shape[a] for a in layout.pooled)
+    shape = (moved.shape[0], *sizes)
+    if math.prod(shape) == 0:
+        return restored(xp, layout, xp.zeros(shape, dtype=gy.dtype, **placed(gy)))
+    owners, _, places = _owners(xp, layout, indices)
+    inside = places < owners.shape[0]
+    places = xp.where(inside, places, 0)
+    each = xp.arange(places.shape[0], **placed(gy))
+    own = inside & (xp.take(owners, places, axis=0) == each)
+    flat = xp.take(xp.reshape(moved, (math.prod(moved.shape),)), places, axis=0)
+    gx = xp.where(own, flat, xp.zeros_like(flat))
+    return restored(xp, layout, xp.reshape(gx, shape))

@@ -1,0 +1,322 @@
+"""The taps of each window and the windows that hold each input; unfold and fold, by gathering.
+
+All tables are computed by arithmetic on the device of the input. `axes_of` is the only place where
+the fields of a window are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from array_api_compat import is_jax_array
+
+from poolgrad.contract import Windows
+from poolgrad.core import Layout
+from poolgrad.portable.arrays import placed
+from poolgrad.windows import Axis
+
+
+class Taps(NamedTuple):
+    """The taps of the windows of one axis that are not low padding.
+
+    Padding before the input is skipped, so that a window has no more taps here than the input has
+    elements for them.
+
+    Attributes
+    ----------
+    inputs : int array, shape (outputs, taps) or (planes, outputs, taps)
+        The input of each tap; 0 where there is none.
+    valid : bool array, shape (outputs, taps)
+        Which taps lie in the input.
+    numbers : int array, shape (outputs, taps)
+        The number of each tap in its window.
+    extent : int array, shape (outputs, 1)
+        The number of taps inside the padded input, those of low padding included.
+    """
+
+    inputs: Any
+    valid: Any
+    numbers: Any
+    extent: Any
+
+
+class Holders(NamedTuple):
+    """The windows that hold each input of one axis, in ascending order of outputs.
+
+    Attributes
+    ----------
+    positions : int array, shape (inputs, windows) or (planes, inputs, windows)
+        The position of the input among all taps of the axis, counted row by row.
+    valid : bool array of the same shape
+        Which of these hold the input.
+    """
+
+    positions: Any
+    valid: Any
+
+
+def axes_of(layout: Layout) -> tuple[Axis, ...]:
+    """The windows along each pooled axis."""
+    return layout.window.axes
+
+
+class Geometry:
+    """The windows of the planes of an array.
+
+    Parameters
+    ----------
+    xp : module
+        The array library.
+    layout : Layout
+        The windows, and the shape of the input.
+    like : array
+        An array on the device where the tables are to be.
+    samples : array, shape (..., pooled axes), optional
+        What places fractional windows: a row for each plane.
+    """
+
+    def __init__(self, xp: Any, layout: Layout, like: Any, samples: Any = None) -> None:
+        self._xp, self._axes, self._where = xp, axes_of(layout), placed(like)
+        self._begins: list[Any] = [None] * len(self._axes)
+        if samples is not None:
+            self._begins = _begins(xp, self._axes, samples)
+        self._taps = [
+            _sampled_taps(xp, axis, begin, self._where)
+            if begin is not None
+            else _adaptive_taps(xp, axis, self._where)
+            if axis.adaptive
+            else _fixed_taps(xp, axis, self._where)
+            for axis, begin in zip(self._axes, self._begins, strict=True)
+        ]
+
+    @property
+    def windows(self) -> Windows:
+        """The windows without values: (outputs, taps)."""
+        xp, dims = self._xp, len(self._axes)
+        outs = tuple(axis.out for axis in self._axes)
+        valid, numbers, extent = None, 0, 1
+        for a, taps in enumerate(self._taps):
+            here = _along(xp, taps.valid, a, dims)
+            valid = here if valid is None else valid & here
+            inner = math.prod(axis.kernel for axis in self._axes[a + 1 :])
+            numbers = numbers + _along(xp, taps.numbers, a, dims) * inner
+            extent = extent * _along(xp, taps.extent, a, dims)
+        shape = (*outs, math.prod(taps.valid.shape[1] for taps in self._taps))
+        return Windows(
+            None,
+            xp.reshape(valid, shape),
+            xp.reshape(extent, (*outs, 1)),
+            xp.reshape(numbers, shape),
+        )
+
+    def unfold(self, x: Any) -> Any:
+        """Gather the taps of each window: (planes, inputs...) to (planes, outputs..., taps)."""
+        xp = self._xp
+        for a, taps in enumerate(self._taps):
+            at, shape = 1 + 2 * a, taps.inputs.shape
+            flat = xp.reshape(taps.inputs, (*shape[:-2], shape[-2] * shape[-1]))
+            x = _gather(xp, x, flat, at)
+            x = xp.reshape(x, (*x.shape[:at], *shape[-2:], *x.shape[at + 1 :]))
+        return self._grouped(x)
+
+    def fold(self, parts: Any) -> Any:
+        """Add up the parts of each input: (planes, outputs..., taps) to (planes, inputs...)."""
+        xp, dims = self._xp, len(self._axes)
+        counts = [taps.valid.shape[1] for taps in self._taps]
+        apart = xp.reshape(parts, (*parts.shape[:-1], *counts))
+        order = [0, *(n for a in range(dims) for n in (1 + a, 1 + dims + a))]
+        sizes = [axis.out * n for axis, n in zip(self._axes, counts, strict=True)]
+        x = xp.reshape(xp.permute_dims(apart, tuple(order)), (parts.shape[0], *sizes))
+        valid: Any = None
+        for a, holders in enumerate(map(self._holders, range(dims))):
+            at, shape = 1 + 2 * a, holders.positions.shape
+            flat = xp.reshape(holders.positions, (*shape[:-2], shape[-2] * shape[-1]))
+            x = _gather(xp, x, flat, at)
+            x = xp.reshape(x, (*x.shape[:at], *shape[-2:], *x.shape[at + 1 :]))
+            here = _along(xp, holders.valid, a, dims)
+            valid = here if valid is None else valid & here
+        valid = xp.reshape(valid, (*valid.shape[:-dims], math.prod(valid.shape[-dims:])))
+        return xp.sum(xp.where(valid, self._grouped(x), 0), axis=-1, dtype=parts.dtype)
+
+    def positions(self, routes: Any) -> Any:
+        """Tap numbers (planes, outputs...) as flat positions in the plane of the input."""
+        xp, rest, step, flat = self._xp, routes, 1, 0
+        for a in reversed(range(len(self._axes))):
+            axis = self._axes[a]
+            rest, tap = rest // axis.kernel, rest % axis.kernel
+            begin = self._begins[a]
+            if begin is None:
+                outputs = xp.arange(axis.out, **self._where)
+                begin = (
+                    axis.bins(outputs)[0] if axis.adaptive else outputs * axis.stride - axis.lo
+                )[None, :]
+            shape = [1] * routes.ndim
+            shape[0], shape[1 + a] = begin.shape
+            flat = flat + (xp.reshape(begin, tuple(shape)) + tap * axis.dilation) * step
+            step *= axis.size
+        return flat
+
+    def _grouped(self, x: Any) -> Any:
+        """(planes, a, m, b, n, ...) to (planes, a, b, ..., m * n * ...)."""
+        dims = len(self._axes)
+        order = (0, *range(1, 2 * dims, 2), *range(2, 2 * dims + 1, 2))
+        moved = self._xp.permute_dims(x, order)
+        shape = moved.shape
+        return self._xp.reshape(moved, (*shape[: 1 + dims], math.prod(shape[1 + dims :])))
+
+    def _holders(self, a: int) -> Holders:
+        xp, axis, begin = self._xp, self._axes[a], self._begins[a]
+        inputs = xp.arange(axis.size, **self._where)[:, None]
+        if begin is not None:
+            return _sampled_holders(xp, axis, begin, inputs, self._where)
+        find = _adaptive_holders if axis.adaptive else _fixed_holders
+        outputs, taps, valid = find(xp, axis, inputs, self._where)
+        most = self._taps[a].valid.shape[1]
+        return Holders(xp.where(valid, outputs * most + taps, 0), valid)
+
+
+def _along(xp: Any, table: Any, axis: int, dims: int) -> Any:
+    """A table (..., m, n) of one axis, to be combined with those of the others."""
+    shape = [1] * (2 * dims)
+    shape[axis], shape[dims + axis] = table.shape[-2:]
+    return xp.reshape(table, (*table.shape[:-2], *shape))
+
+
+def _gather(xp: Any, x: Any, index: Any, axis: int) -> Any:
+    """The elements with these numbers along an axis; `index` may differ from plane to plane."""
+    if index.ndim == 1:
+        return xp.take(x, index, axis=axis)
+    shape = [1] * x.ndim
+    shape[0], shape[axis] = index.shape
+    full = (*x.shape[:axis], index.shape[1], *x.shape[axis + 1 :])
+    return xp.take_along_axis(x, xp.broadcast_to(xp.reshape(index, tuple(shape)), full), axis=axis)
+
+
+# Windows of one size at equal distances
+
+
+def _skipped(xp: Any, axis: Axis, outputs: Any) -> Any:
+    """How many first taps of these windows are low padding."""
+    start = outputs * axis.stride - axis.lo
+    return xp.maximum(-(start // axis.dilation), 0)
+
+
+def _fixed_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
+    outputs = xp.arange(axis.out, **where)[:, None]
+    most = min(axis.kernel, -(-axis.size // axis.dilation))
+    numbers = _skipped(xp, axis, outputs) + xp.arange(most, **where)[None, :]
+    start = outputs * axis.stride - axis.lo
+    inputs = start + numbers * axis.dilation
+    valid = (numbers < axis.kernel) & (inputs < axis.size)
+    extent = xp.minimum(-((start - axis.size - axis.hi) // axis.dilation), axis.kernel)
+    return Taps(xp.where(valid, inputs, 0), valid, numbers, extent)
+
+
+def _fixed_holders(xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Output, tap (padding skipped) and validity of the windows that hold each input."""
+    kernel, stride, dilation = axis.kernel, axis.stride, axis.dilation
+    place = inputs + axis.lo
+    most = min((kernel - 1) * dilation // stride + 1, axis.out)
+    if kernel < most:  # few taps, far apart: the window of each tap that begins at a whole stride
+        taps = kernel - 1 - xp.arange(kernel, **where)[None, :]
+        begin = place - taps * dilation
+        outputs = begin // stride
+        valid = (begin >= 0) & (begin % stride == 0) & (outputs < axis.out)
+    else:
+        first = xp.maximum(-((dilation * (kernel - 1) - place) // stride), 0)
+        outputs = first + xp.arange(most, **where)[None, :]
+        begin = place - outputs * stride
+        taps = begin // dilation
+        valid = (begin >= 0) & (begin % dilation == 0) & (taps < kernel) & (outputs < axis.out)
+    return outputs, taps - _skipped(xp, axis, outputs), valid
+
+
+# Adaptive bins
+
+
+def _adaptive_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
+    begin, end = axis.bins(xp.arange(axis.out, **where)[:, None])
+    numbers = xp.arange(axis.kernel, **where)[None, :] + 0 * begin
+    valid = numbers < end - begin
+    return Taps(xp.where(valid, begin + numbers, 0), valid, numbers, end - begin)
+
+
+def _adaptive_holders(
+    xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]
+) -> tuple[Any, Any, Any]:
+    first, before, bins, size = axis.origin
+    most = min(-(-bins // size) + 1, axis.out)
+    least = xp.maximum((inputs + before) * bins // size - first, 0)
+    outputs = least + xp.arange(most, **where)[None, :]
+    begin, end = axis.bins(outputs)
+    valid = (begin <= inputs) & (inputs < end) & (outputs < axis.out)
+    return outputs, inputs - begin, valid
+
+
+# Fractional windows, which samples place
+
+
+def _begins(xp: Any, axes: Sequence[Axis], samples: Any) -> list[Any]:
+    """Where the windows of each plane begin, along each axis: (planes, outputs)."""
+    dims = len(axes)
+    rows = xp.reshape(samples, (math.prod(samples.shape[:-1]), dims))
+    # PyTorch's order of two samples is width, height; of three depth, height, width.
+    columns = [rows[:, dims - 1 - a if dims == 2 else a] for a in range(dims)]
+    return [_starts(xp, axis, column) for axis, column in zip(axes, columns, strict=True)]
+
+
+def _starts(xp: Any, axis: Axis, samples: Any) -> Any:
+    """Graham, Fractional max-pooling, 2014, as in PyTorch: rounded to the dtype of the samples."""
+    where, dtype, last = placed(samples), samples.dtype, axis.size - axis.kernel
+
+    def rounded(value: Any) -> Any:
+        return _kept_narrow(xp, xp.astype(value, dtype))
+
+    def number(value: int) -> Any:
+        return rounded(xp.asarray(value, **where))
+
+    def whole(value: Any) -> Any:
+        return xp.astype(value, xp.arange(1).dtype)
+
+    step = rounded(number(last) / number(max(axis.out - 1, 1)))
+    shift = whole(rounded(samples * step))[:, None]
+    outputs = rounded(xp.arange(axis.out - 1, **where))[None, :]
+    at = whole(rounded(rounded(outputs + samples[:, None]) * step))
+    begins = xp.clip(at - shift, 0, last)  # few bits may round beyond the end
+    return xp.concat([begins, xp.zeros_like(shift) + last], axis=1)
+
+
+def _kept_narrow(xp: Any, x: Any) -> Any:
+    """The array; XLA, which may keep more bits than a dtype has, is told to round."""
+    if not is_jax_array(x):
+        return x
+    from jax import lax
+
+    info = xp.finfo(x.dtype)
+    return lax.reduce_precision(x, info.bits - info.nmant - 1, info.nmant)
+
+
+def _sampled_taps(xp: Any, axis: Axis, begin: Any, where: dict[str, Any]) -> Taps:
+    numbers = xp.arange(axis.kernel, **where)[None, :] + xp.zeros(
+        (axis.out, 1), dtype=begin.dtype, **where
+    )
+    inputs = begin[:, :, None] + xp.arange(axis.kernel, **where)[None, None, :]
+    return Taps(inputs, numbers >= 0, numbers, numbers[:, :1] * 0 + axis.kernel)
+
+
+def _sampled_holders(
+    xp: Any, axis: Axis, begin: Any, inputs: Any, where: dict[str, Any]
+) -> Holders:
+    step = max((axis.size - axis.kernel) // max(axis.out - 1, 1), 1)
+    most = min(axis.out, axis.kernel // step + 3)
+    over = xp.astype(begin[:, None, :] + axis.kernel <= inputs[None, :, :], begin.dtype)
+    outputs = xp.sum(over, axis=-1)[:, :, None] + xp.arange(most, **where)[None, None, :]
+    valid = outputs < axis.out
+    outputs = xp.where(valid, outputs, 0)
+    flat = xp.reshape(outputs, (outputs.shape[0], axis.size * most))
+    own = xp.reshape(xp.take_along_axis(begin, flat, axis=1), outputs.shape)
+    taps = inputs[None, :, :] - own
+    valid = valid & (taps >= 0) & (taps < axis.kernel)
+    return Holders(xp.where(valid, outputs * axis.kernel + taps, 0), valid)

@@ -1,0 +1,70 @@
+"""Routes: what a selecting operator keeps, in the form in which the kernels keep it.
+
+The pooled axes of all arrays are their last, behind one axis of planes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from poolgrad.contract import Choice, Operator, Windows
+from poolgrad.core import Layout
+from poolgrad.portable.arrays import converted, placed
+
+_NOWHERE = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1}
+
+
+def kept(
+    xp: Any,
+    operator: Operator,
+    layout: Layout,
+    windows: Windows,
+    choice: Choice,
+    options: tuple[Any, ...],
+) -> Any:
+    """The residual of a forward pass; a bit for each tap has one axis more."""
+    (buffer,) = operator.residual(layout, *options)
+    winners, numbers = choice.winners, windows.numbers
+    if len(buffer.shape) > len(layout.out_shape):
+        byte = xp.arange(buffer.shape[-1], **placed(winners))
+        bit = 2 ** (numbers % 8)[..., None]
+        bits = xp.where((numbers // 8)[..., None] == byte, bit, 0)
+        found = xp.sum(xp.where(winners[..., None], bits, 0), axis=-2)
+        return converted(xp, found, buffer.dtype)
+    route = xp.sum(xp.where(winners, numbers, 0), axis=-1)
+    route = xp.where(xp.any(winners, axis=-1), route, _NOWHERE[layout.route_dtype])
+    width = operator.route_bits(layout.window, *options)
+    return converted(xp, _packed(xp, route, width) if width else route, buffer.dtype)
+
+
+def unpacked(
+    xp: Any, operator: Operator, layout: Layout, residual: Any, options: tuple[Any, ...]
+) -> Any:
+    """The residual as integers that every library computes with; routes whole."""
+    numbers = xp.astype(residual, xp.arange(1).dtype)
+    bits = operator.route_bits(layout.window, *options)
+    if residual.ndim > 1 + len(layout.pooled) or not bits:  # bits of taps are never packed
+        return numbers
+    each = 8 // bits
+    steps = 2 ** (bits * xp.arange(each, **placed(residual)))
+    rows = numbers[..., None] // steps % 2**bits
+    flat = xp.reshape(rows, (*numbers.shape[:-1], numbers.shape[-1] * each))
+    routes = flat[..., : layout.window.out[-1]]
+    return xp.where(routes < layout.window.tap_count, routes, _NOWHERE[layout.route_dtype])
+
+
+def _packed(xp: Any, routes: Any, bits: int) -> Any:
+    """Routes along the last axis, `bits` bits each."""
+    each = 8 // bits
+    missing = -routes.shape[-1] % each
+    none = xp.zeros((*routes.shape[:-1], missing), dtype=routes.dtype, **placed(routes))
+    full = xp.concat([routes % 2**bits, none], axis=-1)
+    rows = xp.reshape(full, (*full.shape[:-1], full.shape[-1] // each, each))
+    return xp.sum(rows * 2 ** (bits * xp.arange(each, **placed(routes))), axis=-1)
+
+
+def is_nowhere(xp: Any, layout: Layout, kept: Any) -> Any:
+    """Which outputs have no winner, by what `unpacked` returns."""
+    if kept.ndim > 1 + len(layout.pooled):  # bits of taps
+        return xp.max(kept, axis=-1) == 0
+    return kept == _NOWHERE[layout.route_dtype]
