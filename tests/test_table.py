@@ -63,7 +63,8 @@ def missing_gradient_check(operator: str, case: Case) -> list[str]:
         return [f"a definition in poolgrad.reference: {operator}"]
     slopes = differences(FRONT_ENDS["numpy"].pool, case, gy)
     argument = OPERATORS[operator].argument
-    learned = {argument.name} if argument and argument.kind == "learned" else set()
+    has_gradient = argument is not None and argument.kind in ("learned", "tensor")
+    learned = {argument.name} if argument and has_gradient else set()
     lost = []
     if not np.allclose(definition.gx, slopes.gx, atol=check.DIFFERENCES_TOLERANCE):
         lost.append("a definition that goes with the kernel")
@@ -157,6 +158,7 @@ def test_functions_come_in_the_order_of_the_docs() -> None:
     assert families == [
         *("max_pool", "relu_max_pool", "min_pool", "median_pool", "stochastic_pool"),
         *("avg_pool", "lp_pool", "lse_pool", "soft_pool", "mixed_pool"),
+        *("range_pool", "lip_pool"),
         *("adaptive_max_pool", "adaptive_avg_pool"),
         *("global_max_pool", "global_avg_pool", "global_lp_pool", "global_lse_pool"),
         *("fractional_max_pool", "max_unpool"),
