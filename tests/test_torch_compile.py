@@ -109,7 +109,7 @@ def test_a_network_with_code_generation() -> None:
 
 @pytest.mark.parametrize("name", [n for n in POOLS if n != "max-indices"])
 def test_transformations_of_functions(name: str) -> None:
-    """Of the operations of `poolgrad.portable`: custom operators cannot be transformed in a graph."""
+    """Made of the operations of `poolgrad.portable`: custom operators have none in a graph."""
     func, pool, x = torch.func, POOLS[name], torch.randn(2, 3, 8, 9)
     for transformed in (
         func.grad(lambda x: pool(x).square().sum()),

@@ -34,7 +34,8 @@ OF_INTEGERS = ("max", "relu_max", "min", "median", "avg", "fractional_max", "max
 # pooling without training, "max_unpool" is `max_unpool2d` and the like.
 KINDS = (
     "max", "relu_max", "min", "median", "stochastic", "expected", "avg", "lp", "lse", "soft",
-    "mixed", "range", "lip", "fractional_max", "max_unpool", "adaptive_max", "adaptive_avg", "global_max",
+    "mixed", "range", "lip", "fractional_max", "max_unpool", "adaptive_max", "adaptive_avg",
+    "global_max",
     "global_avg", "global_lp", "global_lse",
 )  # fmt: skip
 
