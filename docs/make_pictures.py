@@ -90,6 +90,10 @@ PICTURES = {
     "stochastic": Picture(pg.stochastic_pool2d, (2,), 2, "1 to what was drawn", {"generator": 3}),
     "expected": Picture(pg.stochastic_pool2d, (2,), 2, SIGNS, {"training": False}),
     "mixed": Picture(pg.mixed_pool2d, (2,), 2, "0.6 to the largest, 0.1 to each", {"alpha": 0.6}),
+    "range": Picture(pg.range_pool2d, (3, 1), 3, "red: negative, there an\ninput was the smallest"),
+    "lip": Picture(
+        pg.lip_pool2d, (X / 2, 2), 2, "the softmax of x / 2 in each window", shown="x, x / 2, 2"
+    ),
     "adaptive_max": Picture(pg.adaptive_max_pool2d, (4,), 2, f"{WON};\nthey overlap"),
     "adaptive_avg": Picture(pg.adaptive_avg_pool2d, (4,), 2, "1/4 from each bin around it"),
     "global_max": Picture(pg.global_max_pool, (), 6, "of two 9s the first"),
@@ -197,7 +201,9 @@ def operator(name: str, picture: Picture) -> None:
     """Draw one operator: input, output, gradient of the output, gradient of the input."""
     y, pullback = pg.vjp(picture.function, picture.x, *picture.args, **picture.kwargs)
     gy = np.ones_like(y) if picture.gy is None else picture.gy.reshape(y.shape)
-    learned = [f"gradient of {n}: {short(g)}" for n, g in pullback.parameters(gy).items()]
+    learned = [
+        f"gradient of {n}: {short(g)}" for n, g in pullback.parameters(gy).items() if g.ndim == 0
+    ]
     grid = y.shape[2:] or (1, 1)
     figure, axes = row_of(
         [

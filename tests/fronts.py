@@ -79,7 +79,7 @@ def _given(kwargs: dict[str, Any]) -> dict[str, Any]:
     """With tensors in place of arrays that PyTorch cannot take: everything else as it is."""
     return {
         k: as_tensor(v)
-        if type(v) is np.ndarray and (k == "indices" or v.dtype.name == "bfloat16")
+        if type(v) is np.ndarray and (k in ("indices", "logits") or v.dtype.name == "bfloat16")
         else v
         for k, v in kwargs.items()
     }
@@ -97,7 +97,7 @@ def _vjp_torch(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
     learned = {
         name: torch.as_tensor(value, dtype=kind).clone().requires_grad_()
         for name, value in kwargs.items()
-        if name in LEARNED and _is_real(value)
+        if name == "logits" or (name in LEARNED and _is_real(value))
     }
     y = find(fun)(leaf, *args, **kwargs | learned)
     return as_array(y), TorchPullback(y, leaf, learned)
@@ -110,7 +110,7 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, float | np.floating)
 
 
-LEARNED = ("norm_type", "r", "alpha")
+LEARNED = ("norm_type", "r", "alpha", "logits")
 NUMPY = Front("numpy", _run_numpy, _vjp_numpy)
 TORCH = Front("torch", _run_torch, _vjp_torch)
 FRONTS = [NUMPY] if torch is None else [NUMPY, TORCH]

@@ -51,7 +51,11 @@ def test_masked_arrays() -> None:
 def test_what_is_no_array(x: object) -> None:
     for fun, args in ((poolgrad.max_pool2d, (2,)), (poolgrad.global_avg_pool, ())):
         came = "None" if x is None else f"({type(x).__qualname__})"
-        with refused(TypeError, "x must be an array of NumPy, PyTorch, JAX or Dask, got", came):
+        with refused(
+            TypeError,
+            "x must be an array of NumPy, PyTorch, JAX, Dask or an array-API",
+            came,
+        ):
             fun(x, *args)
 
 
@@ -75,7 +79,9 @@ def test_what_stands_for_arrays_but_is_none(x: Any, came: str) -> None:
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 def test_a_module_in_place_of_its_output() -> None:
     with refused(
-        TypeError, "x must be an array of NumPy, PyTorch, JAX or Dask, got", "Conv2d(1, 2"
+        TypeError,
+        "x must be an array of NumPy, PyTorch, JAX, Dask or an array-API",
+        "Conv2d(1, 2",
     ):
         poolgrad.max_pool2d(torch.nn.Conv2d(1, 2, 3), 2)
 

@@ -160,7 +160,8 @@ def test_the_memory_format_is_that_of_the_kernels(
 def test_derivatives_of_the_gradient(name: str, no_kernels: None) -> None:
     x, kwargs = tensors(name)
     x = x[:1, :1].clone().requires_grad_()
-    kwargs = {k: v[:1, :1] if k in ("indices", "_random_samples") else v for k, v in kwargs.items()}
+    tensors_of = {k: v for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
+    kwargs |= {k: v[:1] if v.dim() == 1 else v[:1, :1] for k, v in tensors_of.items()}
     pool = FUNCTIONS[name]
     torch.autograd.gradgradcheck(lambda x: pool(x, **kwargs), x)
     (tangent,) = torch.func.jvp(lambda x: pool(x, **kwargs), (x.detach(),), (x.detach(),))[1:]

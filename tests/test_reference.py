@@ -172,6 +172,7 @@ KINDS = {  # beside the kind, what may be in the array
     **dict.fromkeys(("adaptive_max", "global_max"), VALUES),
     **dict.fromkeys(("avg", "adaptive_avg", "global_avg", "stochastic"), FINITE),
     **dict.fromkeys(("lp", "lse", "soft", "expected", "mixed"), BLENDED),
+    **dict.fromkeys(("range", "lip"), BLENDED),
     **dict.fromkeys(("global_lp", "global_lse"), BLENDED),
 }
 

@@ -156,6 +156,7 @@ def test_functions_come_in_the_order_of_the_docs() -> None:
     assert families == [
         *("max_pool", "relu_max_pool", "min_pool", "median_pool", "stochastic_pool"),
         *("avg_pool", "lp_pool", "lse_pool", "soft_pool", "mixed_pool"),
+        *("range_pool", "lip_pool"),
         *("adaptive_max_pool", "adaptive_avg_pool"),
         *("global_max_pool", "global_avg_pool", "global_lp_pool", "global_lse_pool"),
         *("fractional_max_pool", "max_unpool"),

@@ -34,7 +34,8 @@ OF_INTEGERS = ("max", "relu_max", "min", "median", "avg", "fractional_max", "max
 # pooling without training, "max_unpool" is `max_unpool2d` and the like.
 KINDS = (
     "max", "relu_max", "min", "median", "stochastic", "expected", "avg", "lp", "lse", "soft",
-    "mixed", "fractional_max", "max_unpool", "adaptive_max", "adaptive_avg", "global_max",
+    "mixed", "range", "lip", "fractional_max", "max_unpool", "adaptive_max", "adaptive_avg",
+    "global_max",
     "global_avg", "global_lp", "global_lse",
 )  # fmt: skip
 
@@ -343,6 +344,8 @@ def case(
         whole = x.shape
         x, kwargs = _bounded(x, sizes, kwargs)
         made += f" cut to {x.shape}" if x.shape != whole else ""
+    if kind == "lip":
+        kwargs["logits"] = _logits(x)
     return Case(f"{name}{dims}d", x, (), kwargs, made)
 
 
@@ -442,6 +445,12 @@ def _fractions(draw: Draw, x: np.ndarray, sizes: tuple[int, ...], channels: int)
     }
 
 
+def _logits(x: np.ndarray) -> np.ndarray:
+    """Logits for an input, in the dtype in which its sums are kept."""
+    wide = x.dtype.newbyteorder("=") == np.float64
+    return rng(x.shape).normal(0, 2, x.shape).astype(np.float64 if wide else np.float32)
+
+
 def _positions(draw: Draw, x: np.ndarray, sizes: tuple[int, ...]) -> dict[str, Any]:
     """Indices in the planes of the output, some of them twice, and the windows that are undone."""
     dims = len(sizes)
@@ -479,6 +488,8 @@ def example(name: str, channels_last: bool = False) -> tuple[tuple[int, ...], di
     operator = re.sub(r"^global_|_pool(\dd)?$", "", name)
     if operator == "stochastic":
         kwargs["generator"] = 3
+    if operator == "lip":
+        kwargs["logits"] = _logits(np.empty(shape))
     if operator in LEARNED:
         values = {"lp": [2.0, 3.5, 1.75], "lse": [2.0, -0.5, 0.75], "mixed": [0.25, 0.5, 0.75]}
         kwargs[LEARNED[operator][0]] = np.array(values[operator])
