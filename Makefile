@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow fuzz sanitize sanitize-threads check lint format bench compare pictures docs
+.PHONY: help install test test-slow fuzz sanitize sanitize-threads check stubs lint format bench compare pictures docs
 
 help: ## List the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,9 @@ sanitize-threads: ## Build with the sanitizer of threads; run generated calls in
 
 check: ## Check every gradient in every front end
 	poolgrad check
+
+stubs: ## Write the type stubs of the functions and modules that are made at import
+	python tools/make_stubs.py
 
 lint: ## What CI checks besides the tests
 	ruff check .

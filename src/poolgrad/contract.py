@@ -70,9 +70,15 @@ class Mixing(NamedTuple):
 STORAGE_OPTIONS = ("routes",)  # change no result, only how the residual is stored
 
 
+def _with(options: Any, **values: str) -> Any:
+    """The options with these values, as far as the operator has them."""
+    known = {name: value for name, value in values.items() if name in options._fields}
+    return options._replace(**known) if known else options
+
+
 def unpacked(options: Any) -> Any:
-    """The options with routes in bytes."""
-    return options._replace(routes="bytes")
+    """The options with routes, if there are any, in bytes."""
+    return _with(options, routes="bytes")
 
 
 def indexed(options: Any) -> Any:
@@ -80,8 +86,7 @@ def indexed(options: Any) -> Any:
 
     An index is that of one winner, whichever inputs get the gradient.
     """
-    first = {"ties": "first"} if "ties" in options._fields else {}
-    return options._replace(routes="bytes", **first)
+    return _with(options, ties="first", routes="bytes")
 
 
 class Windows(NamedTuple):

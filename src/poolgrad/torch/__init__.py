@@ -46,8 +46,8 @@ from poolgrad.torch.layers import (
     lip_pool2d,
     make_head,
 )
-from poolgrad.torch.modules import (
-    MODULES,
+from poolgrad.torch.modules import MODULES
+from poolgrad.torch.pools import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
     AdaptiveAvgPool3d,

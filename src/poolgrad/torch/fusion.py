@@ -19,7 +19,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import tree_map_only
 
 from poolgrad.torch.arrays import is_plain
-from poolgrad.torch.modules import Maximum, MaxPool1d, MaxPool2d, MaxPool3d, Pool
+from poolgrad.torch.modules import Maximum, Pool
+from poolgrad.torch.pools import MaxPool1d, MaxPool2d, MaxPool3d
 
 # What a ReLU gives
 

@@ -250,10 +250,13 @@ class Maximum(Pool):
         return FUNCTIONS[f"relu_max_pool{self.dims}d"](x, **self._arguments())
 
 
-class _ReLUMax(Pool):
+class ReLUMaximum(Pool):
+    """The maximum of the ReLU."""
+
     note = "Exported, it is PyTorch's ReLU and maximum, if these do the same."
 
     def forward(self, input: Tensor) -> Any:
+        """The maximum of ``relu(input)``."""
         usual = self.ties == "first" and not (self.return_indices or self.channels_last)
         if pools(input) or not usual or {*_each(self.dilation)} != {1}:
             return self._pooled(input)
@@ -278,8 +281,11 @@ class _Composed(Pool):
         return self.kernel_size, self.stride, self.padding, self.ceil_mode
 
 
-class _Mixed(_Composed):
+class Mixed(_Composed):
+    """The mixture of maximum and average."""
+
     def forward(self, x: Tensor) -> Any:
+        """The mixture."""
         if not self._is_exported():
             return self._pooled(x)
         largest = getattr(nn.functional, f"max_pool{self.dims}d")
@@ -292,11 +298,14 @@ class _Mixed(_Composed):
         )
 
 
-class _Stochastic(_Composed):
+class Stochastic(_Composed):
+    """A random input in training mode, their weighted mean in evaluation mode."""
+
     at_call = (*Pool.at_call, "training")
     note = "It draws in training mode; in evaluation mode it gives the mean, without indices."
 
     def forward(self, x: Tensor) -> Any:
+        """A draw or the mean."""
         given = self._arguments()
         given["return_indices"] &= self.training  # a mean has no winners
         if not self.training and self._is_exported():
@@ -324,7 +333,9 @@ class _Stochastic(_Composed):
         return torch.where(some, mean, average(x))
 
 
-class _Unpool(Pool):
+class Unpool(Pool):
+    """Unpooling, which takes indices with every call."""
+
     at_call = (*Pool.at_call, "indices", "output_size")
     note = "It is called with values, their `indices` and, unless it is the default, `output_size`."
 
@@ -334,10 +345,13 @@ class _Unpool(Pool):
     def forward(  # type: ignore[override]
         self, input: Tensor, indices: Tensor, output_size: Any = None
     ) -> Any:
+        """The values at their indices, among zeros."""
         return self._pooled(input, indices, output_size, indices=indices, output_size=output_size)
 
 
-class _Lip(Pool):
+class Lip(Pool):
+    """Local importance pooling, which takes logits with every call."""
+
     at_call = (*Pool.at_call, "logits")
     note = "It is called with values and their `logits`."
 
@@ -345,13 +359,17 @@ class _Lip(Pool):
         return super()._describe(x, {"logits": None, **given})
 
     def forward(self, x: Tensor, logits: Tensor) -> Any:  # type: ignore[override]
+        """Pool, weighted with the softmax of the logits in each window."""
         return self.function(x, logits, **self._arguments())
 
 
-class _Global(Pool):
+class Global(Pool):
+    """Pooling over all axes but batch and channels."""
+
     note = "There may be any number of leading axes."
 
     def forward(self, x: Tensor) -> Any:
+        """The input, pooled."""
         # The function would take one axis more or less for one that is pooled.
         request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
         return front_end(x).perform(replace(request, x=x))
@@ -364,7 +382,7 @@ _LEARNED = {o.operand.name for o in OPERATORS.values() if o.learned}
 _SELDOM = ("return_indices", "count_include_pad", "_random_samples")
 
 
-def _family(
+def family(
     name: str,
     function: str,
     base: type[Pool] = Pool,
@@ -441,47 +459,3 @@ def _documentation(
         notes.append("A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned.")
     sections = [summary, "\n".join(filter(None, notes))]
     return "\n\n".join([*sections, "\n".join(["Parameters", "----------", *kept])])
-
-
-MaxPool1d, MaxPool2d, MaxPool3d = _family("MaxPool", "max_pool", Maximum, subclass=True)
-ReLUMaxPool1d, ReLUMaxPool2d, ReLUMaxPool3d = _family(
-    "ReLUMaxPool", "relu_max_pool", _ReLUMax, first=MaxPool1d.inherited
-)
-MinPool1d, MinPool2d, MinPool3d = _family("MinPool", "min_pool", first=MaxPool1d.inherited)
-MedianPool1d, MedianPool2d, MedianPool3d = _family(
-    "MedianPool", "median_pool", first=MaxPool1d.inherited
-)
-StochasticPool1d, StochasticPool2d, StochasticPool3d = _family(
-    "StochasticPool", "stochastic_pool", _Stochastic, first=MaxPool1d.inherited
-)
-AvgPool1d, AvgPool2d, AvgPool3d = _family(
-    "AvgPool", "avg_pool", subclass=True, shown=("kernel_size", "stride", "padding")
-)
-LPPool1d, LPPool2d, LPPool3d = _family("LPPool", "lp_pool", subclass=True)
-LSEPool1d, LSEPool2d, LSEPool3d = _family("LSEPool", "lse_pool")
-SoftPool1d, SoftPool2d, SoftPool3d = _family("SoftPool", "soft_pool")
-MixedPool1d, MixedPool2d, MixedPool3d = _family("MixedPool", "mixed_pool", _Mixed)
-RangePool1d, RangePool2d, RangePool3d = _family("RangePool", "range_pool")
-LipPool1d, LipPool2d, LipPool3d = _family("LipPool", "lip_pool", _Lip)
-AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d = _family(
-    "AdaptiveMaxPool", "adaptive_max_pool", subclass=True
-)
-AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d = _family(
-    "AdaptiveAvgPool", "adaptive_avg_pool", subclass=True
-)
-GlobalMaxPool1d, GlobalMaxPool2d, GlobalMaxPool3d = _family(
-    "GlobalMaxPool", "global_max_pool", _Global
-)
-GlobalAvgPool1d, GlobalAvgPool2d, GlobalAvgPool3d = _family(
-    "GlobalAvgPool", "global_avg_pool", _Global
-)
-GlobalLPPool1d, GlobalLPPool2d, GlobalLPPool3d = _family(
-    "GlobalLPPool", "global_lp_pool", _Global, first=("norm_type", "keepdims")
-)
-GlobalLSEPool1d, GlobalLSEPool2d, GlobalLSEPool3d = _family(
-    "GlobalLSEPool", "global_lse_pool", _Global, first=("r", "keepdims")
-)
-FractionalMaxPool2d, FractionalMaxPool3d = _family(
-    "FractionalMaxPool", "fractional_max_pool", subclass=True, dims=(2, 3)
-)
-MaxUnpool1d, MaxUnpool2d, MaxUnpool3d = _family("MaxUnpool", "max_unpool", _Unpool, subclass=True)
