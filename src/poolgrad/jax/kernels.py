@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -32,14 +32,14 @@ def register() -> None:
     ImportError
         If they were built without XLA's interface, or for another one.
     """
-    handler = core.xla_handler()
-    if handler is None:
+    handlers = core.xla_handler()
+    if handlers is None:
         raise ImportError(
             "poolgrad was built without jaxlib, whose headers its kernels need to run under JAX. "
             "Install a wheel, or build it again with jaxlib installed"
         )
     try:
-        jax.ffi.register_ffi_target(TARGET, handler, platform="cpu")
+        jax.ffi.register_ffi_target(TARGET, handlers, platform="cpu")
     except Exception as error:
         raise ImportError(
             f"this jaxlib ({version('jaxlib')}) does not take poolgrad's kernels, which were "
@@ -181,7 +181,7 @@ def _call(
         values: dict[_Hole, Array] = dict(zip(sources, given, strict=True))
         whole = sources[0] if given[0].shape == layout.in_shape else targets[0]
         for name, args in recorded(layout, lambda plan: run(plan, sources, targets)):
-            _run(name, args, values, whole, _described(pool, layout))
+            _run(name, args, values, whole, _plan_attributes(pool, layout))
         return [values[h] for h in targets]
 
     pooled = pool.layout(in_shape(given[0].shape), given[0].dtype.name).pooled
@@ -189,53 +189,58 @@ def _call(
 
 
 def _run(
-    name: str, asked: Sequence[Any], values: dict[_Hole, Array], whole: _Hole, plan: list[str]
+    name: str,
+    asked: Sequence[Any],
+    values: dict[_Hole, Array],
+    whole: _Hole,
+    plan: dict[str, Any],
 ) -> None:
-    """Call one kernel; what it made is put among the values.
+    """Call one kernel and add the arrays that it writes to `values`.
 
-    `whole`: an array of the input's shape; `plan`: in words.
+    `whole`: an array of the input's shape. csrc/xla/README.md describes the attributes of the call.
     """
-    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in asked]
+    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in asked if a is not _THREADS]
     values |= {
         a: jnp.full(a.array.shape, a.array.item(), a.array.dtype)
         for a in args
         if isinstance(a, _Hole) and isinstance(a.array, np.ndarray)
     }
-    listed = [a for arg in args for a in (arg if isinstance(arg, list) else [arg])]
-    mentioned = list(dict.fromkeys(a for a in (whole, *listed) if isinstance(a, _Hole)))
-    operands = [h for h in mentioned if h in values]
-    results = [h for h in mentioned if h not in values]
-    names = {h: f"<{k}" for k, h in enumerate(operands)}
-    names |= {h: f">{k}" for k, h in enumerate(results)}
-    words = " ".join([name, names[whole], *plan, *_words(args, names)])
+    listed = next((a for a in args if isinstance(a, list)), [])
+    flat = [a for arg in args for a in (arg if isinstance(arg, list) else [arg])]
+    holes = list(dict.fromkeys(a for a in (whole, *flat) if isinstance(a, _Hole)))
+    operands = [h for h in holes if h in values]
+    results = [h for h in holes if h not in values]
+    numbers: dict[_Hole | None, int] = {h: k for k, h in enumerate(operands)}
+    numbers |= {h: -2 - k for k, h in enumerate(results)}
+    numbers[None] = -1
     call = jax.ffi.ffi_call(TARGET, [h.array for h in results])
-    values |= zip(results, call(*(values[h] for h in operands), words=words), strict=True)
+    made = call(
+        *(values[h] for h in operands),
+        kernel=name,
+        option=next((a for a in args if isinstance(a, str)), ""),
+        arrays=_integers(numbers[a] for a in flat if a is None or isinstance(a, _Hole)),
+        integers=_integers(a for a in args if isinstance(a, int)),
+        list=np.int64(len(listed)),
+        input=np.int64(numbers[whole]),
+        **plan,
+    )
+    values |= zip(results, made, strict=True)
 
 
-def _described(pool: Pooling, layout: Layout) -> list[str]:
-    """A plan in words."""
-    bits = pool.operator.route_bits(layout.window, *pool.options)
+def _plan_attributes(pool: Pooling, layout: Layout) -> dict[str, Any]:
+    """The attributes that describe the plan of a call."""
     axes = zip(layout.pooled, layout.window.axes, strict=True)
-    numbers = [bits, pool.inner(layout.in_shape), len(layout.pooled)]
-    numbers += [n for axis, windows in axes for n in (axis, *as_kernels_take(windows))]
-    return [layout.dtype, layout.out_dtype, *map(str, numbers)]
+    return {
+        "in_dtype": layout.dtype,
+        "out_dtype": layout.out_dtype,
+        "route_bits": np.int64(pool.operator.route_bits(layout.window, *pool.options)),
+        "inner_axis": np.int64(pool.inner(layout.in_shape)),
+        "axes": _integers(n for axis, windows in axes for n in (axis, *as_kernels_take(windows))),
+    }
 
 
-def _words(args: Sequence[Any], names: dict[_Hole, str]) -> list[str]:
-    """The arguments of a kernel in words; see csrc/xla/handler.cpp."""
-    words: list[str] = []
-    for arg in args:
-        if isinstance(arg, list):
-            words += [f"[{len(arg)}", *_words(arg, names)]
-        elif isinstance(arg, _Hole):
-            words.append(names[arg])
-        elif arg is _THREADS:
-            words.append("*")
-        else:
-            words.append(
-                "-" if arg is None else str(int(arg)) if isinstance(arg, bool) else str(arg)
-            )
-    return words
+def _integers(numbers: Iterable[int]) -> np.ndarray:
+    return np.array([*numbers], np.int64)
 
 
 register()
