@@ -40,14 +40,14 @@ class ColumnSums {
     }
     for (i64 i = 0; i < depth.taps; ++i) {
       const i64 d = depth.begin + i * p_.axis[0].dilation;
-      in_groups(height.taps, [&](auto size, auto first, i64 begin) {
+      in_groups<Sum<A>>(height.taps, [&](auto size, auto first, i64 begin) {
         Row rows[kMostFolded];
         for (i64 t = 0; t < size; ++t) {
           const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
           rows[t] = {const_cast<A*>(reader_.row(d, h)) + first_};
         }
-        if (first() && i == 0) Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, first);
-        else Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, std::false_type{});
+        if (first && i == 0) Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, first);
+        else Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, is_first<Sum<A>, false>());
       });
     }
     for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {

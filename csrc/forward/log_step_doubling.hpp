@@ -10,10 +10,30 @@
 namespace poolgrad {
 namespace {
 
-// Calls fold(group size, whether it is the first, begin) until `taps` inputs are used; the first
-// two arguments are compile-time constants.
-template <class F>
+// Whether the size of a group is a compile-time constant of the loops over it. Operators without
+// specialised algorithms are compiled for any size.
+template <class Op>
+inline constexpr bool kKnowsSizes =
+    kSpecialised<typename Op::In> && !requires { requires Op::kAnySize; };
+template <class Op, i64 N>
+constexpr auto group_size() {
+  if constexpr (kKnowsSizes<Op>) return Const<N>{};
+  else return N;
+}
+template <class Op, bool First>
+constexpr auto is_first() {
+  if constexpr (kKnowsSizes<Op>) return std::bool_constant<First>{};
+  else return First;
+}
+
+// Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up.
+template <class Op, class F>
 void in_groups(i64 taps, F&& fold) {
+  if constexpr (!kKnowsSizes<Op>) {
+    for (i64 begin = 0; begin < taps; begin += kMostFolded)
+      fold(smaller(taps - begin, kMostFolded), begin == 0, begin);
+    return;
+  }
   const auto sized = [&](auto first, i64 begin, i64 size) {
     switch (size) {
       case 1:
@@ -50,17 +70,18 @@ void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step
       Op::fold_inputs(doubled, n, from, 1, gap, 2, 0);
     } else {  // in place: what is read lies at or after what is written
       const typename Op::Row halves[2] = {doubled, Op::at(doubled, half * gap)};
-      Op::fold_rows(doubled, n, halves, 0, half, Const<2>{}, std::true_type{});
+      Op::fold_rows(doubled, n, halves, 0, half, group_size<Op, 2>(), is_first<Op, true>());
     }
     if (Op::kIdempotent && 2 * size > a.kernel) {  // two that overlap do no harm
       const i64 rest = a.kernel - size;
       const typename Op::Row both[2] = {doubled, Op::at(doubled, rest * gap)};
-      Op::fold_rows(to, outputs, both, 0, rest, Const<2>{}, std::true_type{});
+      Op::fold_rows(to, outputs, both, 0, rest, group_size<Op, 2>(), is_first<Op, true>());
     }
     if (Op::kIdempotent || !(a.kernel & size)) continue;
     const typename Op::Row more = Op::at(doubled, done * gap);
-    if (done == 0) Op::fold_rows(to, outputs, &more, 0, 0, Const<1>{}, std::true_type{});
-    else Op::fold_rows(to, outputs, &more, done, 0, Const<1>{}, std::false_type{});
+    if (done == 0)
+      Op::fold_rows(to, outputs, &more, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
+    else Op::fold_rows(to, outputs, &more, done, 0, group_size<Op, 1>(), is_first<Op, false>());
     done += size;
   }
 }
@@ -149,7 +170,8 @@ class WidthReduction {
     poolgrad::double_up<Op>(a, from, ((count - 1) * a.stride + 1) * inner, inner, doubled_, to);
     for (i64 o = 0; a.stride > 1 && o < count; ++o) {
       const Row own = Op::at(to, o * a.stride * inner);
-      Op::fold_rows(Op::at(into, o * inner), inner, &own, 0, 0, Const<1>{}, std::true_type{});
+      Op::fold_rows(Op::at(into, o * inner), inner, &own, 0, 0, group_size<Op, 1>(),
+                    is_first<Op, true>());
     }
   }
 

@@ -14,6 +14,9 @@ namespace poolgrad {
 // dtypes as float32.
 void POOLGRAD_TABLE(select_small)(const Work&, Algorithm, Select, const View& x, Dense y,
                                   Dense routes);
+// The same of float16 and bfloat16, in a unit of its own.
+void POOLGRAD_TABLE(select_small_two_bytes)(const Work&, Algorithm, Select, const View& x, Dense y,
+                                            Dense routes);
 
 // Maximum and minimum by Algorithm::van_herk_2d or transposed_planes, compared as float32.
 // left[plane] becomes true for each plane that is not computed, because the sum of its inputs, or

@@ -127,7 +127,7 @@ class Separable {
     };
     if (s.taps == 1 && s.place == 0) return kept(0, s.begin);
     if (cache.top > 0) return climb(a, s, below, into, kept);
-    in_groups(s.taps, [&](auto size, auto first, i64 begin) {
+    in_groups<Op>(s.taps, [&](auto size, auto first, i64 begin) {
       Row rows[kMostFolded];
       for (i64 t = 0; t < size; ++t) {
         const i64 index = s.begin + (begin + t) * a.dilation;
@@ -143,7 +143,7 @@ class Separable {
   Row make_at(Make& make, i64 index, Row target) const {
     const Row made = make(index, target);
     if (made.v != target.v) {
-      Op::fold_rows(target, n_, &made, 0, 0, Const<1>{}, std::true_type{});
+      Op::fold_rows(target, n_, &made, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
     }
     return target;
   }
@@ -163,7 +163,7 @@ class Separable {
     const Row halves[2] = {
         rung(cache, a, level - 1, index, key, line, below, make),
         rung(cache, a, level - 1, index + half * a.dilation, key, line, below, make)};
-    Op::fold_rows(slot.row, n_, halves, 0, half * below, Const<2>{}, std::true_type{});
+    Op::fold_rows(slot.row, n_, halves, 0, half * below, group_size<Op, 2>(), is_first<Op, true>());
     return slot.row;
   }
 
@@ -176,16 +176,17 @@ class Separable {
     const Row first = kept(level, s.begin);
     if (rest == 0 && s.place == 0) return first;
     if (rest == 0) {
-      Op::fold_rows(into, n_, &first, place, 0, Const<1>{}, std::true_type{});
+      Op::fold_rows(into, n_, &first, place, 0, group_size<Op, 1>(), is_first<Op, true>());
     } else if constexpr (Op::kIdempotent) {
       const Row both[2] = {first, kept(level, s.begin + rest * a.dilation)};
-      Op::fold_rows(into, n_, both, place, rest * below, Const<2>{}, std::true_type{});
+      Op::fold_rows(into, n_, both, place, rest * below, group_size<Op, 2>(), is_first<Op, true>());
     } else {
-      Op::fold_rows(into, n_, &first, place, 0, Const<1>{}, std::true_type{});
+      Op::fold_rows(into, n_, &first, place, 0, group_size<Op, 1>(), is_first<Op, true>());
       for (i64 done = s.taps - rest; level-- > 0;) {
         if (!(s.taps >> level & 1)) continue;
         const Row next = kept(level, s.begin + done * a.dilation);
-        Op::fold_rows(into, n_, &next, place + done * below, 0, Const<1>{}, std::false_type{});
+        Op::fold_rows(into, n_, &next, place + done * below, 0, group_size<Op, 1>(),
+                      is_first<Op, false>());
         done += i64{1} << level;
       }
     }

@@ -28,9 +28,14 @@ POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
 template <class Op>
 concept KnowsSquares = requires { requires Op::kKnowsSquares; };
 
+// Whether storing a cell takes so long that it is compiled for one width: the last lanes are
+// masked.
+template <class Op>
+concept Heavy = requires { requires Op::kHeavy; };
+
 // Whether two vectors of outputs are computed at a time.
 template <class Op>
-concept MakesPairs = kSpecialised<typename Op::In> && requires { Op::kPairs; };
+concept MakesPairs = kSpecialised<typename Op::In> && requires { requires Op::kPairs; };
 
 // Op provides `first`, `take` and `store` for the partial reduction of a window, lane by lane.
 // Target: the output rows. kFill: padding that changes no result, unless is_suspect() says that an
@@ -231,7 +236,7 @@ class Unrolled {
     const Span s = span_of(a, o);
     if (s.taps == 0) return Op::clear(to, p_.inner);
     const i64 n = tap(s.begin, s.taps, a.dilation, s.place);
-    sweep(to, p_.inner, 0, {taps_, n, s.taps}, Next{0}, Const<1>{});
+    sweep_next(to, p_.inner, 0, {taps_, n, s.taps});
   }
 
   // Computes outputs whose windows are full.
@@ -244,7 +249,7 @@ class Unrolled {
     const Taps taps{taps_, tap(first, kernel, a.dilation, 0), kernel};
     if (channels) {
       for (i64 o = 0; o < n; ++o) {
-        sweep(to.at(o * p_.inner), p_.inner, o * step, taps, Next{0}, Const<1>{});
+        sweep_next(to.at(o * p_.inner), p_.inner, o * step, taps);
       }
     } else {
       sweep_row(to, n, 0, taps, step, neighbours ? a.kernel : 0);
@@ -265,9 +270,17 @@ class Unrolled {
 
   // Whether neighbouring taps are loaded together: at stride 2 one shuffle separates them. Where
   // arithmetic takes most of the time this matters little, and rare types do without the code.
-  static constexpr bool kReadsTogether = kSpecialised<T> || !requires { Op::kHeavy; };
+  static constexpr bool kReadsTogether = kSpecialised<T> || !Heavy<Op>;
   static bool is_paired(const Axis& a) {
     return kReadsTogether && a.dilation == 1 && a.stride <= 2 && (a.kernel == 2 || a.kernel == 3);
+  }
+
+  // Computes neighbouring outputs of neighbouring inputs.
+  static void sweep_next(Target to, i64 n, i64 offset, Taps taps) {
+    if constexpr (Heavy<Op>) {
+      if (n < kLanes) return sweep_part(to, n, offset, taps, 1, 1);
+    }
+    sweep(to, n, offset, taps, Next{0}, Const<1>{});
   }
 
   // together: the number of neighbours that are loaded at each tap; 0: each tap is one input.
@@ -282,6 +295,9 @@ class Unrolled {
       };
       if (squares(Const<2>{}, Const<2>{}) || squares(Const<3>{}, Const<2>{})) return;
       if (squares(Const<3>{}, Const<1>{})) return;
+    }
+    if constexpr (Heavy<Op>) {
+      if (n < kLanes) return sweep_part(to, n, offset, taps, step, larger(1, together));
     }
     if constexpr (kReadsTogether) {
       if (together == 2 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<2>{});
@@ -329,10 +345,32 @@ class Unrolled {
       }
       if (n >= 2 * kLanes) return;
     }
-    sweep_lanes<T>(n, [&](auto w, i64 i) {
+    const auto make = [&](auto w, i64 i) {
       auto cell = cell_of(w, i);
-      Op::template store<Vec<T, w()>>(to, i, cell);
-    });
+      if constexpr (Heavy<Op>) Op::template store<Vec<T, w()>>(to, i, cell, w);
+      else Op::template store<Vec<T, w()>>(to, i, cell);
+    };
+    if constexpr (Heavy<Op>) {
+      for (i64 i = 0; i < n; i += kLanes) make(Const<kLanes>{}, smaller(i, n - kLanes));
+    } else {
+      sweep_lanes<T>(n, make);
+    }
+  }
+
+  // Fewer outputs than a vector has lanes.
+  POOLGRAD_LOOP static void sweep_part(Target to, i64 n, i64 offset, Taps taps, i64 step,
+                                       i64 width) {
+    using V = Vec<T, kLanes>;
+    const auto input = [&](i64 r, i64 t) {
+      return Part{n}.template load<V>(taps.list[r].at + offset + t, step);
+    };
+    auto cell = Op::template first<V>(input(0, 0), taps.list[0].place);
+    for (i64 r = 0; r < taps.count; ++r) {
+      for (i64 t = r == 0; t < width; ++t) {
+        Op::template take<V>(cell, input(r, t), taps.list[r].place + static_cast<u32>(t));
+      }
+    }
+    Op::template store<V>(to, 0, cell, n);
   }
 
   // The same for K neighbours at each of K taps, S apart, all in registers. Four vectors are

@@ -34,6 +34,7 @@ struct Max {
   using Row = ValuesAndTaps<T>;
 
   static constexpr bool kIdempotent = !ZeroTies;
+  static constexpr bool kAnySize = ZeroTies;  // seldom used
   static constexpr bool kDoubles = true;
   static constexpr bool kRounds = false;  // merging in another order changes nothing
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // infinities are like the fill
@@ -133,14 +134,14 @@ struct Max {
   }
 
   template <class Size, class First, class Distance>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, u32 place, Size,
-                                  First) {
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, u32 place,
+                                  Size size, First first) {
     lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       using P = Vec<u32, w()>;
-      V best = First::value ? distance.template get<V>(from, i, 0) : load<V>(to.v + i);
-      P where = First::value || !WithRoutes ? P{} + place : load<P>(to.r + i);
-      for (i64 t = First::value; t < Size::value; ++t) {
+      V best = first ? distance.template get<V>(from, i, 0) : load<V>(to.v + i);
+      P where = first || !WithRoutes ? P{} + place : load<P>(to.r + i);
+      for (i64 t = first; t < size; ++t) {
         challenge(best, where, distance.template get<V>(from, i, t),
                   P{} + (place + static_cast<u32>(t)));
       }
@@ -230,7 +231,7 @@ struct Max {
                                         i64 place, bool = true) {
     if (n == 1 && gap == 1 && taps >= kAcross)
       return across(to, from, taps, static_cast<u32>(place));
-    in_groups(taps, [&](auto size, auto first, i64 begin) {
+    in_groups<Max>(taps, [&](auto size, auto first, i64 begin) {
       const T* here = from + begin * gap;
       const u32 where = static_cast<u32>(place + begin);
       by_distance(step, gap, taps, first,
@@ -241,9 +242,9 @@ struct Max {
   // The same over `size` rows; the tap indices of row t are shifted by place + t * places_apart.
   template <class Size, class First>
   POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart,
-                                      Size, First) {
-    Row from[Size::value];
-    for (i64 t = 0; t < Size::value; ++t) from[t] = rows[t];
+                                      Size size, First first) {
+    Row from[kMostFolded];
+    for (i64 t = 0; t < size; ++t) from[t] = rows[t];
     lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       using P = Vec<u32, w()>;
@@ -251,9 +252,9 @@ struct Max {
         if constexpr (!WithRoutes) return P{};
         else return moved(load<P>(from[t].r + i), static_cast<u32>(place + t * places_apart));
       };
-      V best = load<V>(First::value ? from[0].v + i : to.v + i);
-      P where = First::value ? place_at(0) : WithRoutes ? load<P>(to.r + i) : P{};
-      for (i64 t = First::value; t < Size::value; ++t) {
+      V best = load<V>(first ? from[0].v + i : to.v + i);
+      P where = first ? place_at(0) : WithRoutes ? load<P>(to.r + i) : P{};
+      for (i64 t = first; t < size; ++t) {
         challenge(best, where, load<V>(from[t].v + i), place_at(t));
       }
       store(to.v + i, best);

@@ -114,14 +114,15 @@ struct MedianNetwork {
   }
 
   template <class V>
-  static void store(Target to, i64 i, Cell<V>& cell) {
-    if (cell.count == 4) look_up(to, i, cell, middle_of<4>(cell.value), Const<4>{});
-    else look_up(to, i, cell, middle_of_any<T>(cell.value, cell.count), cell.count);
+  static void store(Target to, i64 i, Cell<V>& cell, i64 lanes) {
+    const Part how{lanes};
+    if (cell.count == 4) look_up(to, i, cell, middle_of<4>(cell.value), Const<4>{}, how);
+    else look_up(to, i, cell, middle_of_any<T>(cell.value, cell.count), cell.count, how);
   }
 
   // The first of equal inputs wins; NaNs win over everything, and the last of them wins.
   template <class V, class Count>
-  static void look_up(Target to, i64 i, const Cell<V>& cell, V found, Count count) {
+  static void look_up(Target to, i64 i, const Cell<V>& cell, V found, Count count, Part how) {
     using P = Vec<Place, static_cast<int>(sizeof(V) / sizeof(T))>;
     V y = found;
     P where{};
@@ -140,8 +141,8 @@ struct MedianNetwork {
       y = nan ? cell.value[t] : y;
       where = nan ? P{} + cell.place[t] : where;
     }
-    poolgrad::store(to.y + i, y);
-    if (to.routes) poolgrad::store(to.routes + i, convert<std::uint8_t>(where));
+    how.store(to.y + i, y);
+    if (to.routes) how.store(to.routes + i, convert<std::uint8_t>(where));
   }
 };
 

@@ -22,6 +22,7 @@ struct MaxAndSum {
 
   static constexpr bool kIdempotent = false;
   static constexpr bool kDoubles = false;  // not along a row
+  static constexpr bool kAnySize = true;
 
   static Row take(Arena& arena, i64 n) {
     return {arena.take<A>(n), arena.take<u32>(n), arena.take<A>(n)};
@@ -40,9 +41,9 @@ struct MaxAndSum {
   template <class Size, class First>
   static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart, Size size,
                         First first) {
-    typename Most::Row most[Size::value];
-    typename Total::Row total[Size::value];
-    for (i64 t = 0; t < Size::value; ++t) most[t] = rows[t].most(), total[t] = rows[t].total();
+    typename Most::Row most[kMostFolded];
+    typename Total::Row total[kMostFolded];
+    for (i64 t = 0; t < size; ++t) most[t] = rows[t].most(), total[t] = rows[t].total();
     Most::fold_rows(to.most(), n, most, place, places_apart, size, first);
     Total::fold_rows(to.total(), n, total, place, places_apart, size, first);
   }

@@ -22,18 +22,19 @@ int whole_power(Blend blend, Parameter theta) {
   return 0;
 }
 
-template <class A, template <class> class Kind, class Windows, class Make>
-void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
-              void* const* kept, void* sensitivity, Make&& make) {
+template <class A, class Windows, class Make>
+void over_tiles(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
+                void* const* kept, void* sensitivity, Make&& make) {
   const Plan& p = *work.plan;
-  using State = NonlinearState<A, Kind, Windows>;
+  using State = NonlinearState<A, Windows>;
   const int whole = whole_power<A>(blend, theta);
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
         A *own = arena.take<A>(n), *counts = arena.take<A>(n);
-        const Curved<A, Kind> op{settings_of(blend, own, whole, sensitivity != nullptr)};
+        const Nonlinear<A> op{
+            settings_of(loops_of<A>(blend), blend, own, whole, sensitivity != nullptr)};
         const auto dense = [](void* to) {
           return Dense{static_cast<char*>(to), DtypeOf<A>::value};
         };
@@ -51,39 +52,29 @@ void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Den
         Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], state.counts);
         fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], state.theta, least_parameter<A>());
         state.windows.start(plane_of(x, plane));
-        curved_tile<A, Kind>(p, tile, state, plane * p.out_plane());
+        nonlinear_tile(p, tile, state, plane * p.out_plane());
       },
       true);
 }
 
-template <class A, template <class> class Kind>
-void curve(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
-           void* const* kept, void* sensitivity) {
-  const Plan& p = *work.plan;
-  using Op = Curved<A, Kind>;
-  using Small = Unrolled<Near<A, Kind>>;
-  using Large = Separable<Op>;
-  if (choose({.task = Task::nonlinear, .plan = &p}) == Algorithm::unrolled) {
-    curve_by<A, Kind, Small>(work, blend, x, theta, y, kept, sensitivity,
-                             [&](const Tile& tile, const Op&, Arena& arena) {
-                               return Small(p, x, tile, false, false, arena);
-                             });
-  } else {
-    curve_by<A, Kind, Large>(work, blend, x, theta, y, kept, sensitivity,
-                             [&](const Tile& tile, const Op& op, Arena& arena) {
-                               return Large(p, x, tile, {}, op, arena);
-                             });
-  }
-}
-
 void forward(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
              void* const* kept, void* sensitivity) {
+  const Plan& p = *work.plan;
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
-    if (blend == Blend::expected) curve<A, Positives>(work, blend, x, theta, y, kept, sensitivity);
-    else if (blend == Blend::lp || blend == Blend::lp_mean)
-      curve<A, Powers>(work, blend, x, theta, y, kept, sensitivity);
-    else curve<A, Exponentials>(work, blend, x, theta, y, kept, sensitivity);
+    using Small = Unrolled<SmallNonlinear<A>>;
+    using Large = Separable<Nonlinear<A>>;
+    if (choose({.task = Task::nonlinear, .plan = &p}) == Algorithm::unrolled) {
+      over_tiles<A, Small>(work, blend, x, theta, y, kept, sensitivity,
+                           [&](const Tile& tile, const auto&, Arena& arena) {
+                             return Small(p, x, tile, false, false, arena);
+                           });
+    } else {
+      over_tiles<A, Large>(work, blend, x, theta, y, kept, sensitivity,
+                           [&](const Tile& tile, const auto& op, Arena& arena) {
+                             return Large(p, x, tile, {}, op, arena);
+                           });
+    }
   });
 }
 
@@ -94,10 +85,12 @@ void backward(const Work& work, Blend blend, const View& gy, const View& x, Para
     using A = decltype(a);
     const Weighed from{&gy, &x, nullptr, kept, {false, 0}};
     const int whole = whole_power<A>(blend, theta);
-    if (blend == Blend::lse) weigh<A, ExponentialWeight<A>>(work, from, theta, whole, gx);
-    else if (blend == Blend::soft) weigh<A, SoftWeight<A>>(work, from, theta, whole, gx);
-    else if (blend == Blend::expected) weigh<A, PositiveWeight<A>>(work, from, theta, whole, gx);
-    else weigh<A, PowerWeight<A>>(work, from, theta, whole, gx);
+    using Backward = WeightedBackward<A, false>;
+    const auto loops = blend == Blend::lse        ? Backward::template loops<ExponentialWeight<A>>()
+                       : blend == Blend::soft     ? Backward::template loops<SoftWeight<A>>()
+                       : blend == Blend::expected ? Backward::template loops<PositiveWeight<A>>()
+                                                  : Backward::template loops<PowerWeight<A>>();
+    weighted_backward<A, false>(work, from, theta, whole, loops, gx);
   });
 }
 

@@ -30,13 +30,13 @@ struct Sum {
   }
 
   template <class Size, class First, class Distance>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const A* from, Distance distance, u32, Size,
-                                  First) {
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const A* from, Distance distance, u32, Size size,
+                                  First first) {
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
       const auto input = [&](i64 t) { return distance.template get<V>(from, i, t); };
-      V sum = First::value ? input(0) : load<V>(to.v + i);
-      for (i64 t = First::value; t < Size::value; ++t) sum += input(t);
+      V sum = first ? input(0) : load<V>(to.v + i);
+      for (i64 t = first; t < size; ++t) sum += input(t);
       store(to.v + i, sum);
     });
   }
@@ -98,9 +98,9 @@ struct Sum {
   }
 
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
-                                        i64, bool zero_ties = true) {
-    if (zero_ties && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
-    in_groups(taps, [&](auto size, auto first, i64 begin) {
+                                        i64, bool lone = true) {
+    if (lone && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
+    in_groups<Sum>(taps, [&](auto size, auto first, i64 begin) {
       const A* here = from + begin * gap;
       by_distance(step, gap, taps, first,
                   [&](auto distance) { sweep(to, n, here, distance, 0, size, first); });
@@ -108,13 +108,14 @@ struct Sum {
   }
 
   template <class Size, class First>
-  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size, First) {
-    const A* from[Size::value];
-    for (i64 t = 0; t < Size::value; ++t) from[t] = rows[t].v;
+  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size size,
+                                      First first) {
+    const A* from[kMostFolded];
+    for (i64 t = 0; t < size; ++t) from[t] = rows[t].v;
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
-      V sum = load<V>(First::value ? from[0] + i : to.v + i);
-      for (i64 t = First::value; t < Size::value; ++t) sum += load<V>(from[t] + i);
+      V sum = load<V>(first ? from[0] + i : to.v + i);
+      for (i64 t = first; t < size; ++t) sum += load<V>(from[t] + i);
       store(to.v + i, sum);
     });
   }

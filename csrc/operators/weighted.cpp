@@ -189,7 +189,8 @@ void mixed_backward(const Work& work, const View& gy, const View& routes, Parame
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     const Weighed from{&gy, nullptr, &routes, nullptr, {count_padding, 0}};
-    weigh<A, MixedWeight<A>>(work, from, alpha, 0, gx);
+    constexpr auto loops = WeightedBackward<A, true>::template loops<MixedWeight<A>>();
+    weighted_backward<A, true>(work, from, alpha, 0, loops, gx);
   });
 }
 

@@ -108,7 +108,7 @@ def share_threads(library: str) -> bool:
 
 
 def xla_handler() -> Any:
-    """The kernels as XLA calls them, in a capsule; None where they were built without it."""
+    """The handlers of XLA's stages, in capsules; None where they were built without XLA."""
     return _kernels.xla_handler()
 
 
