@@ -1,5 +1,4 @@
-// Averages and the mixture with the maximum, and their backward passes, compiled once per
-// instruction set.
+// Averages, mixed pooling and their backward passes, compiled once per instruction set.
 #include "backward/equal_shares.hpp"
 #include "backward/register_blocked.hpp"
 #include "backward/weights.hpp"
