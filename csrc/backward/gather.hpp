@@ -98,7 +98,8 @@ class Gather {
   // One phase: the inputs at distances of a stride.
   struct Phase {
     i64 inputs = 0, count = 0;
-    i64 place[kMostSenders], shift[kMostSenders];  // the outputs that they are computed from, ascending
+    i64 place[kMostSenders],
+        shift[kMostSenders];  // the outputs that they are computed from, ascending
   };
 
   void prepare() {

@@ -65,8 +65,8 @@ class BackBands {
   static constexpr i64 kMostRows = 16, kMargin = 64;
   static constexpr i64 kSpare = 2;  // lines on both sides, so that all that is read is there
 
-  // The gradients and routes of a block of rows: column `lo_` of the first row and the pitch; without
-  // routes, column `lo_` of each row and its divisor.
+  // The gradients and routes of a block of rows: column `lo_` of the first row and the pitch;
+  // without routes, column `lo_` of each row and its divisor.
   struct Sent {
     const T* gradients;
     const std::uint8_t* routes;

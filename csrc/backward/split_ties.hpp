@@ -1,5 +1,5 @@
-// ties="split": all inputs equal to the maximum share the gradient. The residual is one bit for each
-// tap of each window. These loops visit every tap; the other tie rules do not use them.
+// ties="split": all inputs equal to the maximum share the gradient. The residual is one bit for
+// each tap of each window. These loops visit every tap; the other tie rules do not use them.
 #pragma once
 
 #include "backward/tiles.hpp"

@@ -1,5 +1,5 @@
-// Backward of the nonlinear reductions and of mixed pooling: adds the gradient of each output, times
-// the derivative of the output by the input, to every input of its window.
+// Backward of the nonlinear reductions and of mixed pooling: adds the gradient of each output,
+// times the derivative of the output by the input, to every input of its window.
 #pragma once
 
 #include "backward/tiles.hpp"

@@ -1,6 +1,6 @@
 // Computes reductions whose weights depend on the input: power mean, log-mean-exp, soft pooling and
-// the expected value of a draw. A cell is a partial reduction: the largest term m, and sums of terms
-// relative to m, so that nothing overflows. Two cells can be merged, so the reductions are
+// the expected value of a draw. A cell is a partial reduction: the largest term m, and sums of
+// terms relative to m, so that nothing overflows. Two cells can be merged, so the reductions are
 // separable. The cell of a small window is computed from all of its inputs at once.
 #pragma once
 
@@ -33,8 +33,8 @@ POOLGRAD_INLINE Vec<A, W> second_order(const Exp<Vec<A, W>>& e) {
   return z < A(-0.5) ? z * e.value() - e.less_one() : sum * z * z;
 }
 
-// Merges two cells; hi has the larger m. e: the exponential of the difference of their m; value: the
-// same, or a more accurate one.
+// Merges two cells; hi has the larger m. e: the exponential of the difference of their m; value:
+// the same, or a more accurate one.
 template <class A, int W>
 Cell<Vec<A, W>> merge_sums(Cell<Vec<A, W>> hi, const Cell<Vec<A, W>>& lo, const Exp<Vec<A, W>>& e,
                            Vec<A, W> value, const Settings<A>& set) {
@@ -94,8 +94,8 @@ struct Terms {
   }
 };
 
-// Calls each(term, cell index) for terms First ... n. If n is a compile-time constant, the terms may
-// stay in registers.
+// Calls each(term, cell index) for terms First ... n. If n is a compile-time constant, the terms
+// may stay in registers.
 template <i64 First, class F>
 POOLGRAD_INLINE void by_turns(Const<First>, i64 n, F&& each) {
   i64 t = First;
@@ -245,7 +245,8 @@ struct Positives {
   static Cell<V> merge(Cell<V> hi, Cell<V> lo, V, const Settings<A>&, Const<W>) {
     put_in_order(hi, lo);
     const V q = lo.m == hi.m ? V{} + A(1) : lo.m / hi.m;
-    const auto alone = (lo.m == A(0)) & (hi.m > A(0));  // s of a window without positive inputs is another sum
+    const auto alone =
+        (lo.m == A(0)) & (hi.m > A(0));  // s of a window without positive inputs is another sum
     hi.s += alone ? V{} : q * lo.s;
     hi.t += q * q * lo.t;
     hi.m = lo.m == lo.m ? hi.m : lo.m;
@@ -294,7 +295,8 @@ void store_cell(const CellRow<A>& row, i64 i, const Cell<V>& cell, How how = {})
 // Reduces one window of many neighbours: each lane takes every W-th of them, then lanes are merged.
 template <class A, class Kind>
 POOLGRAD_LOOP void fold_across(CellRow<A> to, const A* from, i64 taps) {
-  constexpr i64 W = 64 / static_cast<i64>(sizeof(A));  // the same on every machine, for the same rounding
+  constexpr i64 W =
+      64 / static_cast<i64>(sizeof(A));  // the same on every machine, for the same rounding
   constexpr int kParts = CellRow<A>::kParts;
   using V = Vec<A, W>;
   using One = Vec<A, 1>;

@@ -1,6 +1,6 @@
 // exp, log and powers of vectors, with the same bits on every machine. Polynomials after argument
-// reduction (Muller, Elementary Functions, 2016): minimax for exp, a series for log. Errors are about
-// one unit in the last place.
+// reduction (Muller, Elementary Functions, 2016): minimax for exp, a series for log. Errors are
+// about one unit in the last place.
 #pragma once
 
 #include <cmath>

@@ -187,8 +187,8 @@ struct Part {
   }
 };
 
-// Calls body(Const<W>, i, access) for i = 0 .. n, where `access` masks the lanes beyond n: for bodies
-// that are too long to be compiled for several widths.
+// Calls body(Const<W>, i, access) for i = 0 .. n, where `access` masks the lanes beyond n: for
+// bodies that are too long to be compiled for several widths.
 template <class T, class F>
 void long_lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -241,8 +241,8 @@ POOLGRAD_INLINE V slide(V a, V b, i64 by) {
 #endif
 }
 
-// Converts lanes to another type in steps of twice or half the size: GCC 12 converts lane by lane in
-// larger steps.
+// Converts lanes to another type in steps of twice or half the size: GCC 12 converts lane by lane
+// in larger steps.
 template <class To, class V>
 auto convert(V v) {
   using From = std::remove_cvref_t<decltype(v[0])>;
@@ -293,8 +293,9 @@ POOLGRAD_INLINE V load_apart(const T* from, i64 step) {
   }
 }
 
-// from[0], from[2], from[4], ... by a shuffle. If `odd`, they are the odd elements of the piece that
-// begins one before `from`, and nothing beyond the last is read; else one element beyond it is.
+// from[0], from[2], from[4], ... by a shuffle. If `odd`, they are the odd elements of the piece
+// that begins one before `from`, and nothing beyond the last is read; else one element beyond it
+// is.
 template <class V, class T>
 POOLGRAD_INLINE V load_second(const T* from, bool odd) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
