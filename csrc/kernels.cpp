@@ -1,4 +1,4 @@
-// One instruction set's table of kernels.
+// The table of kernels of one instruction set.
 #include "kernels.hpp"
 
 #include "base/instruction_set.hpp"

@@ -14,6 +14,7 @@ import torch
 from processes import run_python
 
 import poolgrad
+from poolgrad.windows import adaptive, fixed, flatten, fractional
 
 poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the operators exist from the first tensor on
 
@@ -23,23 +24,26 @@ WORDS = {
     "tracked": True,
     "count_include_pad": True, "divisor": 0, "mean": False,
 }  # fmt: skip
-FIXED = [2, 2, 0, 0, 1, 0] * 2
-RULES = {"fractional_max": [2, 4, 0, 0, 1, 2] * 2, "max_unpool": [0, 16, 0, 0, 1, 0] * 2}
+FIXED = flatten(fixed(2, 2))
+WINDOWS = {
+    "fractional_max": flatten(fractional(2, 2, 4)),
+    "max_unpool": flatten(adaptive(2, 16)),
+}
 LEARNED = ("lp", "lse", "mixed")
 CURVED = ("lp", "lse", "soft", "expected", "mixed")
 ROUTED = ("max", "relu_max", "min", "median", "stochastic", "fractional_max")
 ALL = (*ROUTED, "avg", *CURVED, "max_unpool")
 
 
-def rule(name: str) -> list[int]:
-    return RULES.get(name, FIXED)
+def window(name: str) -> list[int]:
+    return WINDOWS.get(name, FIXED)
 
 
 def x() -> torch.Tensor:
     return torch.linspace(-1, 2, 2 * 3 * 8 * 8).view(SHAPE)
 
 
-def argument(name: str) -> torch.Tensor | None:
+def operand(name: str) -> torch.Tensor | None:
     """The tensor beside the input, if there is one."""
     return {
         "lp": torch.tensor(3.0),
@@ -60,7 +64,7 @@ def _call(op: str, right: dict[str, Any], spoilt: dict[str, Any]) -> Any:
 
 
 def pooled(name: str, **spoilt: Any) -> Any:
-    right = {"x": x(), "argument": argument(name), "rule": rule(name)}
+    right = {"x": x(), "operand": operand(name), "window": window(name)}
     return _call(name, right, spoilt)
 
 
@@ -68,7 +72,7 @@ def _kept(name: str) -> dict[str, Any]:
     """What goes with a forward that was right: its arguments, a gradient, and what it keeps."""
     made = pooled(name)
     y, *residual = made if isinstance(made, tuple) else (made,)
-    right = {"x": x(), "argument": argument(name), "rule": rule(name), "gy": torch.ones_like(y)}
+    right = {"x": x(), "operand": operand(name), "window": window(name), "gy": torch.ones_like(y)}
     return right | {"t": x()} | {f"residual{k}": r for k, r in enumerate(residual)}
 
 

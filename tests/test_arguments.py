@@ -82,7 +82,7 @@ def test_a_wrong_dtype_of_samples_is_named_without_the_samples(front: Front) -> 
     for value in (samples, given):
         with pytest.raises(TypeError, match=r"floating dtype, got int64$"):
             run(front, "fractional_max_pool2d", X, 2, 3, _random_samples=value)
-    with pytest.raises(TypeError, match=r"^r must be made of real numbers, got complex128$"):
+    with pytest.raises(TypeError, match=r"^r must be a real number or .*, got complex128$"):
         run(front, "lse_pool2d", X, 2, r=np.zeros(3, complex))
 
 

@@ -189,7 +189,7 @@ def test_out(fun: str, kwargs: Any, out: Any, error: type[Exception], came: obje
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 def test_out_is_for_numpy() -> None:
-    with refused(TypeError, "out is for NumPy arrays", "tensors"):
+    with refused(TypeError, "out is accepted only if x is a NumPy array", "tensor"):
         poolgrad.max_pool2d(as_tensor(X), 2, out=torch.empty(1, 2, 2, 2))
 
 

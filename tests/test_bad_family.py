@@ -126,7 +126,7 @@ def test_tensors_of_parameters_that_are_not_real(
     value = torch.ones(2, dtype=getattr(torch, dtype))
     x = torch.from_numpy(image(fun))
     args = [] if size is None else [size]
-    with refused(TypeError, f"{name} must be made of real numbers", dtype):
+    with refused(TypeError, f"{name} must be a real number or an array of real numbers", dtype):
         if fun.startswith("lp"):
             getattr(poolgrad, fun)(x, value, *args)
         else:

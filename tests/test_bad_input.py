@@ -105,7 +105,7 @@ def test_numbers_that_overflow(front: Front, name: str, value: object) -> None:
         ((2,), {"dilation": 4}, r"kernel_size 2 with dilation 4 spans 5 inputs.*4 along the"),
         ((7,), {"padding": 1}, r"kernel_size 7 .*4 along the height and padding \(1, 1\)$"),
         ((2**60,), {"dilation": 2**60}, r"kernel_size and dilation span"),
-        ((2**20,), {"padding": 2**20}, r"kernel_size .* places"),
+        ((2**20,), {"padding": 2**20}, r"kernel_size .* taps"),
         ((1, 1), {"padding": 2**58}, "overflow memory"),
         ((1, 1), {"padding": ((0, 2**60), (0, 2**60))}, "overflow memory"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 import poolgrad
 from poolgrad.operators import OPERATORS
-from poolgrad.rule import fixed
+from poolgrad.windows import fixed
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -91,8 +91,7 @@ def test_definitions_of_mixtures_keep_their_ends() -> None:
     """The one by PyTorch's operations, from which further derivatives come, is the kernel's."""
     from poolgrad.torch import composed
 
-    rule = [n for axis in fixed(1, 4) for n in axis]
-    pool = composed.define(OPERATORS["mixed"], rule, False, (True,))
+    pool = composed.define(OPERATORS["mixed"], fixed(1, 4), False, (True,))
     x = torch.tensor([[[-math.inf, 1.0, 2.0, 3.0, math.inf, 1.0, 2.0, 3.0]]])
     for alpha in (0.0, 0.5, 1.0):
         y = pool(x, torch.tensor(alpha))

@@ -15,25 +15,24 @@ from processes import assert_runs
 
 import poolgrad
 from poolgrad.core import lay_out, plan
-from poolgrad.rule import adaptive, fixed
-from poolgrad.window import Axis, resolve
+from poolgrad.windows import Axis, AxisSlice, WindowSpec, adaptive, fixed, resolve
 
 HUGE = 2**40
 WIDTH = 2  # the last of the kernels' three axes, also where it is the only one
 
 
-def plan_of(rule: Any, *sizes: int) -> Any:
+def plan_of(spec: WindowSpec, *sizes: int) -> Any:
     """Compiled plan and Python's windows for one input of these sizes."""
-    return plan(lay_out(rule, sizes, False, -1, "float32", "float32"), -1, 0)
+    return plan(lay_out(spec, sizes, False, -1, "float32", "float32"), -1, 0)
 
 
 def brute_covering(axis: Axis, i: int) -> list[int]:
-    return [o for o in range(axis.out) if any(i == j for _, j in axis.places(o))]
+    return [o for o in range(axis.out) if any(i == j for _, j in axis.taps(o))]
 
 
 @st.composite
-def small_axes(draw: st.DrawFn) -> tuple[Any, int]:
-    """A rule for one axis and a size that it fits."""
+def small_axes(draw: st.DrawFn) -> tuple[WindowSpec, int]:
+    """Windows along one axis and a size that it fits."""
     size = draw(st.integers(1, 20))
     if draw(st.booleans()):
         return adaptive(1, draw(st.integers(1, 24))), size
@@ -44,22 +43,22 @@ def small_axes(draw: st.DrawFn) -> tuple[Any, int]:
 
 
 @given(small_axes())
-def test_spans_are_the_places_of_windows(made: tuple[Any, int]) -> None:
-    rule, size = made
-    compiled = plan_of(rule, size)
+def test_spans_are_the_places_of_windows(made: tuple[WindowSpec, int]) -> None:
+    spec, size = made
+    compiled = plan_of(spec, size)
     (axis,) = compiled.window.axes
     for output in range(axis.out):
         begin, place, taps, extent = compiled.kernels.span(WIDTH, output)
         spanned = [(place + t, begin + t * axis.dilation) for t in range(taps)]
-        assert spanned == axis.places(output)
+        assert spanned == axis.taps(output)
         assert extent == axis.extent(output)
         assert taps <= extent <= axis.kernel
 
 
 @given(small_axes())
-def test_covering_is_the_inverse_of_span(made: tuple[Any, int]) -> None:
-    rule, size = made
-    compiled = plan_of(rule, size)
+def test_covering_is_the_inverse_of_span(made: tuple[WindowSpec, int]) -> None:
+    spec, size = made
+    compiled = plan_of(spec, size)
     (axis,) = compiled.window.axes
     for i in range(size):
         first, last = compiled.kernels.covering(WIDTH, i)
@@ -71,9 +70,9 @@ def test_covering_is_the_inverse_of_span(made: tuple[Any, int]) -> None:
 
 
 @given(small_axes(), st.data())
-def test_a_part_sees_what_the_whole_does(made: tuple[Any, int], data: st.DataObject) -> None:
-    rule, size = made
-    (axis,) = plan_of(rule, size).window.axes
+def test_a_part_sees_what_the_whole_does(made: tuple[WindowSpec, int], data: st.DataObject) -> None:
+    spec, size = made
+    (axis,) = plan_of(spec, size).window.axes
     first = data.draw(st.integers(0, axis.out - 1))
     stop = data.draw(st.integers(first + 1, axis.out))
     if axis.adaptive:
@@ -83,15 +82,17 @@ def test_a_part_sees_what_the_whole_does(made: tuple[Any, int], data: st.DataObj
         end = (stop - 1) * axis.stride - axis.lo + (axis.kernel - 1) * axis.dilation + 1
     end = min(end, size)
     assume(begin < end)
-    compiled = plan_of(((*rule[0], first, stop - first, begin, size - end),), end - begin)
-    (part,) = compiled.window.axes
-    assert part.out == stop - first
-    for output in range(part.out):
-        places = [(k, i - begin) for k, i in axis.places(first + output)]
+    compiled = plan_of(
+        spec._replace(slices=(AxisSlice(first, stop - first, begin, size - end),)), end - begin
+    )
+    (sliced,) = compiled.window.axes
+    assert sliced.out == stop - first
+    for output in range(sliced.out):
+        places = [(k, i - begin) for k, i in axis.taps(first + output)]
         start, place, taps, extent = compiled.kernels.span(WIDTH, output)
         assert [(place + t, start + t * axis.dilation) for t in range(taps)] == places
-        assert part.places(output) == places
-        assert extent == part.extent(output) == axis.extent(first + output)
+        assert sliced.taps(output) == places
+        assert extent == sliced.extent(output) == axis.extent(first + output)
         for _, i in places:
             low, high = compiled.kernels.covering(WIDTH, i)
             assert low <= output < high

@@ -1,6 +1,6 @@
 """Every operator against the textbook (`poolgrad.reference`), in every front end.
 
-The textbook itself is tested against NumPy's own sliding windows: it shares `poolgrad.window` with
+The textbook itself is tested against NumPy's own sliding windows: it shares `poolgrad.windows` with
 the kernels, and a mistake there would be made twice.
 """
 

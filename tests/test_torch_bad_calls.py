@@ -13,23 +13,35 @@ import pytest
 from processes import run_python
 
 import poolgrad
+from poolgrad.windows import fixed, flatten, fractional
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the operators exist from the first tensor on
 
 OPS = torch.ops.poolgrad
-R = [2, 2, 0, 0, 1, 0] * 2
+R = flatten(fixed(2, 2))
+
+
+def numbers(
+    kernel_size: int = 2, stride: int = 2, low: int = 0, high: int = 0, dilation: int = 1
+) -> list[int]:
+    """Fixed windows along two axes, flattened, right or wrong."""
+    each = (kernel_size, stride, low, high, dilation)
+    return [0, 0, 0, *(n for number in each for n in (number, number))]
+
+
+assert numbers() == R
 S, HALF = [2, 3, 8, 8], [2, 3, 4, 4]  # shapes of input and output
 
 
 def pull(
-    gy: str, kept: str, rule: Any = R, shape: Any = S, inner: int = -1, ties: str = "first"
+    gy: str, kept: str, window: Any = R, shape: Any = S, inner: int = -1, ties: str = "first"
 ) -> str:
-    return f"ops.max_pull({gy}, {kept}, {rule}, {shape}, False, {inner}, {ties!r}, 'bytes')"
+    return f"ops.max_pull({gy}, {kept}, {window}, {shape}, False, {inner}, {ties!r}, 'bytes')"
 
 
-def push(t: str, kept: str, rule: Any = R, inner: int = -1, ties: str = "first") -> str:
-    return f"ops.max_push({t}, {kept}, {rule}, False, {inner}, {ties!r}, 'bytes')"
+def push(t: str, kept: str, window: Any = R, inner: int = -1, ties: str = "first") -> str:
+    return f"ops.max_push({t}, {kept}, {window}, False, {inner}, {ties!r}, 'bytes')"
 
 
 GY, KEPT = f"torch.ones({HALF})", f"torch.zeros({HALF}, dtype=u8)"
@@ -58,19 +70,25 @@ REFUSED = {
     "routes where bits belong": pull(GY, KEPT, ties="split"),
     "too few bits": pull(GY, "torch.zeros(2, 3, 4, 4, 0, dtype=u8)", ties="split"),
     "unknown ties": pull(GY, KEPT, ties="all"),
-    "empty rule": pull(GY, KEPT, rule=[]),
-    "rule cut off": pull(GY, KEPT, rule=R[:-1]),
-    "rule for four axes": pull(GY, KEPT, rule=R * 2),
-    "kernel 0, or bins without a number": f"ops.max(x, {[-2, 2, 0, 0, 1, 0] * 2}, False, 'first')",
-    "stride 0": f"ops.max(x, {[2, 0, 0, 0, 1, 0] * 2}, False, 'first')",
-    "negative stride": f"ops.max(x, {[2, -1, 0, 0, 1, 0] * 2}, False, 'first')",
-    "dilation 0": f"ops.max(x, {[2, 2, 0, 0, 0, 0] * 2}, False, 'first')",
-    "negative padding": f"ops.max(x, {[2, 2, 0, -3, 1, 0] * 2}, False, 'first')",
-    "negative number of bins": f"ops.max(x, {[0, -2, 0, 0, 1, 0] * 2}, False, 'first')",
-    "kernel that overflows": f"ops.max(x, {[2**62, 2, 2**62, 2**62, 1, 0] * 2}, False, 'first')",
-    "dilation that overflows": f"ops.max(x, {[2**40, 2, 0, 0, 2**40, 0] * 2}, False, 'first')",
-    "average of nothing": f"ops.avg(x, {[1, 1, 3, 3, 1, 0] * 2}, False, False, 0)",
-    "average with stride 0": f"ops.avg(x, {[2, 0, 0, 0, 1, 0] * 2}, False, True, 0)",
+    "empty window": pull(GY, KEPT, window=[]),
+    "window cut off": pull(GY, KEPT, window=R[:-1]),
+    "window for four axes": pull(GY, KEPT, window=R + 3 * R[3:]),
+    "negative kernel": f"ops.max(x, {numbers(kernel_size=-2)}, False, 'first', 'bytes')",
+    "stride 0": f"ops.max(x, {numbers(stride=0)}, False, 'first', 'bytes')",
+    "negative stride": f"ops.max(x, {numbers(stride=-1)}, False, 'first', 'bytes')",
+    "dilation 0": f"ops.max(x, {numbers(dilation=0)}, False, 'first', 'bytes')",
+    "negative padding": f"ops.max(x, {numbers(high=-3)}, False, 'first', 'bytes')",
+    "negative number of bins": f"ops.max(x, {[1, 0, 0, -2, -2]}, False, 'first', 'bytes')",
+    "kernel that overflows": (
+        f"ops.max(x, {numbers(kernel_size=2**62, low=2**62, high=2**62)}, False, 'first', 'bytes')"
+    ),
+    "dilation that overflows": (
+        f"ops.max(x, {numbers(kernel_size=2**40, dilation=2**40)}, False, 'first', 'bytes')"
+    ),
+    "average of nothing": (
+        f"ops.avg(x, {numbers(kernel_size=1, stride=1, low=3, high=3)}, False, False, 0)"
+    ),
+    "average with stride 0": f"ops.avg(x, {numbers(stride=0)}, False, True, 0)",
     "average back from a small gradient": f"ops.avg_pull(torch.ones(1), {AVG})",
     "average back to a large shape": f"ops.avg_pull({GY}, {R}, [2, 3, 99, 99], False, -1, True, 0)",
     "tangent of another shape": push("torch.ones(2, 3, 80, 80)", KEPT),
@@ -79,19 +97,19 @@ REFUSED = {
     "tangent with routes of another shape": push(f"torch.ones({S})", "torch.zeros(1, dtype=u8)"),
     "indices from other routes": f"ops.route_indices(x, {BITS}, torch.empty(0), {R}, False)",
     "indices from floats": f"ops.route_indices(x, {GY}, torch.empty(0), {R}, False)",
-    "indices of no rule": f"ops.route_indices(x, {KEPT}, torch.empty(0), [], False)",
+    "indices of no windows": f"ops.route_indices(x, {KEPT}, torch.empty(0), [], False)",
     "indices of windows with stride 0": (
-        f"ops.route_indices(x, {KEPT}, torch.empty(0), {[2, 0, 0, 0, 1, 0] * 2}, False)"
+        f"ops.route_indices(x, {KEPT}, torch.empty(0), {numbers(stride=0)}, False)"
     ),
     "indices of fractional windows without samples": (
-        f"ops.route_indices(x, {KEPT}, torch.empty(0), {[2, 4, 0, 0, 1, 2] * 2}, False)"
+        f"ops.route_indices(x, {KEPT}, torch.empty(0), {flatten(fractional(2, 2, 4))}, False)"
     ),
-    "no leading axes with channels last": f"ops.max(torch.ones(4, 4), {R}, True, 'first')",
+    "no leading axes with channels last": f"ops.max(torch.ones(4, 4), {R}, True, 'first', 'bytes')",
 }  # fmt: skip
 ANSWERED = {  # no errors, but what they read or write must lie inside their arrays
     "routes beyond the window": pull(GY, f"torch.full({HALF}, 254, dtype=u8)"),
     "routes that point into the padding": pull(
-        "torch.ones(2, 3, 5, 5)", "torch.zeros(2, 3, 5, 5, dtype=u8)", rule=[2, 2, 1, 1, 1, 0] * 2
+        "torch.ones(2, 3, 5, 5)", "torch.zeros(2, 3, 5, 5, dtype=u8)", window=numbers(low=1, high=1)
     ),
     "bits beyond the window": pull(GY, f"torch.full({[*HALF, 1]}, 255, dtype=u8)", ties="split"),
     "expanded routes": pull(GY, f"torch.zeros(1, 1, 1, 1, dtype=u8).expand({HALF})"),

@@ -14,6 +14,21 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from raw_ops import ALL, CURVED, LEARNED, ROUTED, outcomes  # noqa: E402
 
+from poolgrad.windows import adaptive, fixed, flatten, fractional  # noqa: E402
+
+
+def numbers(
+    same: int = 0, ceil_mode: int = 0, kernel_size: int = 2, stride: int = 2, low: int = 0,
+    high: int = 0, dilation: int = 1,
+) -> list[int]:  # fmt: skip
+    """Fixed windows along two axes, flattened, right or wrong."""
+    each = (kernel_size, stride, low, high, dilation)
+    return [0, same, ceil_mode, *(n for number in each for n in (number, number))]
+
+
+assert numbers() == flatten(fixed(2, 2))
+OF_PADDING = numbers(kernel_size=1, stride=1, low=2, high=2)
+
 ARGUED = (*LEARNED, "stochastic", "fractional_max", "max_unpool")
 RESIDUALS = {
     "lp": 3, "lse": 3, "soft": 3, "expected": 3, "mixed": 2, "avg": 0, "max_unpool": 0
@@ -50,36 +65,40 @@ GRADIENTS = {
     "inner axis that is pooled": "pulled(NAME, inner=2)",
 }
 MALFORMED = {
-    "empty rule": "WHERE(NAME, rule=[])",
-    "rule cut off": "WHERE(NAME, rule=rule(NAME)[:-1])",
-    "rule of four axes": "WHERE(NAME, rule=rule(NAME) * 2)",
-    "rule of ten numbers": "WHERE(NAME, rule=[2, 2, 0, 0, 1, 0, 0, 2, 0, 0])",
-    "negative kernel": "WHERE(NAME, rule=[-2, 2, 0, 0, 1, 0] * 2)",
-    "stride 0": "WHERE(NAME, rule=[2, 0, 0, 0, 1, 0] * 2)",
-    "negative stride": "WHERE(NAME, rule=[2, -1, 0, 0, 1, 0] * 2)",
-    "dilation 0": "WHERE(NAME, rule=[2, 2, 0, 0, 0, 0] * 2)",
-    "negative padding": "WHERE(NAME, rule=[2, 2, 0, -3, 1, 0] * 2)",
-    '"same" on one side': "WHERE(NAME, rule=[2, 2, -1, 0, 1, 0] * 2)",
-    "ceil_mode 3": "WHERE(NAME, rule=[2, 2, 0, 0, 1, 3] * 2)",
-    "negative number of bins": "WHERE(NAME, rule=[0, -2, 0, 0, 1, 0] * 2)",
-    "bins with padding": "WHERE(NAME, rule=[0, 4, 1, 1, 1, 0] * 2)",
-    "fractional windows with padding": "WHERE(NAME, rule=[2, 4, 1, 1, 1, 2] * 2)",
-    "fractional windows on one axis": "WHERE(NAME, rule=[2, 4, 0, 0, 1, 2, 2, 2, 0, 0, 1, 0])",
-    "no fractional windows": "WHERE(NAME, rule=[2, 0, 0, 0, 1, 2] * 2)",
-    "kernel that overflows": "WHERE(NAME, rule=[2**62, 2, 2**62, 2**62, 1, 0] * 2)",
+    "empty window": "WHERE(NAME, window=[])",
+    "window without axes": "WHERE(NAME, window=window(NAME)[:3])",
+    "window cut off": "WHERE(NAME, window=FIXED[:-1])",
+    "window of four axes": "WHERE(NAME, window=window(NAME) + 3 * window(NAME)[3:])",
+    "kind that does not exist": "WHERE(NAME, window=[4, *FIXED[1:]])",
+    "negative kind": "WHERE(NAME, window=[-1, *FIXED[1:]])",
+    "negative kernel": f"WHERE(NAME, window={numbers(kernel_size=-2)})",
+    "stride 0": f"WHERE(NAME, window={numbers(stride=0)})",
+    "negative stride": f"WHERE(NAME, window={numbers(stride=-1)})",
+    "dilation 0": f"WHERE(NAME, window={numbers(dilation=0)})",
+    "negative padding": f"WHERE(NAME, window={numbers(high=-3)})",
+    "same padding, and a padding": f"WHERE(NAME, window={numbers(same=1, low=1)})",
+    "same padding 2": f"WHERE(NAME, window={numbers(same=2)})",
+    "ceil_mode 3": f"WHERE(NAME, window={numbers(ceil_mode=3)})",
+    "negative number of bins": "WHERE(NAME, window=[1, 0, 0, -2, 2])",
+    "bins with ceil_mode": "WHERE(NAME, window=[1, 0, 1, 4, 4])",
+    "fractional windows with same padding": "WHERE(NAME, window=[2, 1, 0, 2, 2, 4, 4])",
+    "fractional windows on one axis and a half": "WHERE(NAME, window=[2, 0, 0, 2, 2, 4])",
+    "no fractional windows": "WHERE(NAME, window=[2, 0, 0, 2, 2, 0, 4])",
+    "two windows over everything": "WHERE(NAME, window=[3, 0, 0, 1, 2])",
+    "kernel that overflows": f"WHERE(NAME, window={numbers(kernel_size=2**62, low=2**62)})",
     "windows of the other kind": (
-        "WHERE(NAME, rule=FIXED if NAME == 'fractional_max' else RULES['fractional_max'])"
+        "WHERE(NAME, window=FIXED if NAME == 'fractional_max' else WINDOWS['fractional_max'])"
     ),
 }
 WINDOWS = {
-    "dilation that overflows": "WHERE(NAME, rule=[2**40, 2, 0, 0, 2**40, 0] * 2)",
+    "dilation that overflows": f"WHERE(NAME, window={numbers(kernel_size=2**40, dilation=2**40)})",
 }
-ARGUMENTS = {
-    "argument without elements": "WHERE(NAME, argument=argument(NAME).flatten()[:0])",
-    "argument of two elements": "WHERE(NAME, argument=argument(NAME).flatten()[:1].repeat(2))",
-    "argument of very many": "WHERE(NAME, argument=argument(NAME).flatten()[:1].repeat(9999))",
-    "argument of another dtype": "WHERE(NAME, argument=argument(NAME).to(torch.int32))",
-    "complex argument": "WHERE(NAME, argument=argument(NAME).to(torch.complex64))",
+OPERANDS = {
+    "operand without elements": "WHERE(NAME, operand=operand(NAME).flatten()[:0])",
+    "operand of two elements": "WHERE(NAME, operand=operand(NAME).flatten()[:1].repeat(2))",
+    "operand of very many": "WHERE(NAME, operand=operand(NAME).flatten()[:1].repeat(9999))",
+    "operand of another dtype": "WHERE(NAME, operand=operand(NAME).to(torch.int32))",
+    "complex operand": "WHERE(NAME, operand=operand(NAME).to(torch.complex64))",
 }
 INPUTS = {
     "complex input": "pooled(NAME, x=x().to(torch.complex64))",
@@ -126,8 +145,8 @@ def pooled_and_pulled(
 
 
 REFUSED = each(ALL, GRADIENTS) | pooled_and_pulled(ALL, WINDOWS)
-REFUSED |= pooled_and_pulled(ARGUED, ARGUMENTS) | each(ALL, INPUTS) | each(CURVED, SAVED)
-del REFUSED["fractional_max, large shape"]  # its rule says how many outputs: any input will do
+REFUSED |= pooled_and_pulled(ARGUED, OPERANDS) | each(ALL, INPUTS) | each(CURVED, SAVED)
+del REFUSED["fractional_max, large shape"]  # its windows say how many outputs: any input will do
 for operator in ALL:
     REFUSED |= residuals(operator)
 NUMBERS = {
@@ -136,22 +155,22 @@ NUMBERS = {
     "mixed": ("float('nan')", "float('inf')"),
 }
 REFUSED |= {
-    f"{name}, {call} with {value}": f"{call}({name!r}, argument=torch.tensor({value}))"
+    f"{name}, {call} with {value}": f"{call}({name!r}, operand=torch.tensor({value}))"
     for name, values in NUMBERS.items()
     for call in ("pooled", "pulled")
     for value in values
 }
 REFUSED |= {
-    "max_unpool, pooled to nowhere": "pooled('max_unpool', argument=torch.full(SHAPE, -1))",
-    "max_unpool, pulled from nowhere": "pulled('max_unpool', argument=torch.full(SHAPE, -1))",
-    "max_unpool, pushed too far": "pushed('max_unpool', argument=torch.full(SHAPE, 256))",
-    "stochastic, negative seed": "pooled('stochastic', argument=torch.tensor(-1))",
+    "max_unpool, pooled to nowhere": "pooled('max_unpool', operand=torch.full(SHAPE, -1))",
+    "max_unpool, pulled from nowhere": "pulled('max_unpool', operand=torch.full(SHAPE, -1))",
+    "max_unpool, pushed too far": "pushed('max_unpool', operand=torch.full(SHAPE, 256))",
+    "stochastic, negative seed": "pooled('stochastic', operand=torch.tensor(-1))",
     "stochastic, NaN": "pooled('stochastic', x=x() * float('nan'))",
     "stochastic, inf": "pooled('stochastic', x=x() * float('inf'))",
-    "stochastic, windows of padding": "pooled('stochastic', rule=[1, 1, 2, 2, 1, 0] * 2)",
-    "median, windows of padding": "pooled('median', rule=[1, 1, 2, 2, 1, 0] * 2)",
-    "soft, windows of padding": "pooled('soft', rule=[1, 1, 2, 2, 1, 0] * 2)",
-    "lp, mean of padding": "pooled('lp', rule=[1, 1, 2, 2, 1, 0] * 2, mean=True)",
+    "stochastic, windows of padding": f"pooled('stochastic', window={OF_PADDING})",
+    "median, windows of padding": f"pooled('median', window={OF_PADDING})",
+    "soft, windows of padding": f"pooled('soft', window={OF_PADDING})",
+    "lp, mean of padding": f"pooled('lp', window={OF_PADDING}, mean=True)",
     "fractional_max, unknown ties": "pooled('fractional_max', ties='all')",
     "min, unknown ties": "pulled('min', ties='last')",
     "min, bits where routes belong": "pulled('min', residual0=torch.zeros(2, 3, 4, 4, 1).byte())",
@@ -183,38 +202,38 @@ ANSWERED |= {
         "residual0=torch.full([*HALF, 1], 255, dtype=torch.uint8))"
     ),
     "max_unpool, no inputs": (
-        "pooled('max_unpool', x=torch.ones(0, 3, 8, 8), argument=torch.zeros(0, 3, 8, 8).long())"
+        "pooled('max_unpool', x=torch.ones(0, 3, 8, 8), operand=torch.zeros(0, 3, 8, 8).long())"
     ),
-    "lp, expanded argument": "pooled('lp', argument=torch.tensor([2.0]).expand(3))",
+    "lp, expanded operand": "pooled('lp', operand=torch.tensor([2.0]).expand(3))",
     "mixed, expanded gradient": "pulled('mixed', gy=torch.ones(1, 1, 1, 1).expand(HALF))",
 }  # fmt: skip
 # Outside [0, 1) a sample has no meaning: an error, or windows that lie inside all the same.
 EITHER = {
     f"fractional_max, {call} with samples of {value}": (
-        f"{call}('fractional_max', argument=torch.full((2, 3, 2), {value}))"
+        f"{call}('fractional_max', operand=torch.full((2, 3, 2), {value}))"
     )
     for call in ("pooled", "pulled", "pushed")
     for value in ("float('nan')", "float('inf')", "1e30", "-1e30", "1.0", "-1.0", "3e9")
 }
-WRONG_RULES = pooled_and_pulled(ALL, MALFORMED)
-WRONG_RULES |= pooled_and_pulled(PUSHED, MALFORMED, ("pushed",))
+WRONG_WINDOWS = pooled_and_pulled(ALL, MALFORMED)
+WRONG_WINDOWS |= pooled_and_pulled(PUSHED, MALFORMED, ("pushed",))
 _draw = random.Random(0)
 _ODD = (-(2**63), -2, -1, 0, 1, 2, 3, 9, 2**60, 2**62, 2**63 - 1)
 
 
-def _changed(rule: list[int]) -> list[int]:
-    changes = {_draw.randrange(12): _draw.choice(_ODD) for _ in range(_draw.randint(1, 3))}
-    return [changes.get(k, number) for k, number in enumerate(rule)]
+def _changed(window: list[int]) -> list[int]:
+    changes = {_draw.randrange(len(window)): _draw.choice(_ODD) for _ in range(_draw.randint(1, 3))}
+    return [changes.get(k, number) for k, number in enumerate(window)]
 
 
-RANDOM_RULES = {
-    f"{name}, {call} with rule {rule}": f"{call}({name!r}, rule={rule})"
+RANDOM_WINDOWS = {
+    f"{name}, {call} with window {window}": f"{call}({name!r}, window={window})"
     for name in ALL
     for call in ("pooled", "pulled")
-    for base in ([2, 2, 0, 0, 1, 0], [3, 2, -1, -1, 1, 1], [0, 4, 0, 0, 1, 0], [2, 4, 0, 0, 1, 2])
-    for rule in (_changed(base * 2) for _ in range(4))
+    for base in (fixed(2, 2), fixed(2, 3, 2, "same", 1, True), adaptive(2, 4), fractional(2, 2, 4))
+    for window in (_changed(flatten(base)) for _ in range(4))
 }
-CASES = RIGHT | REFUSED | ANSWERED | EITHER | WRONG_RULES | RANDOM_RULES
+CASES = RIGHT | REFUSED | ANSWERED | EITHER | WRONG_WINDOWS | RANDOM_WINDOWS
 
 
 @pytest.fixture(scope="module")
@@ -240,18 +259,18 @@ def test_what_is_wrong_is_refused(said: dict[str, str], name: str) -> None:
 
 
 @pytest.mark.parametrize("operator", ALL)
-def test_rules_that_no_function_makes_are_refused_by_name(
+def test_windows_that_no_function_makes_are_refused_by_name(
     said: dict[str, str], operator: str
 ) -> None:
-    words = "refused with ValueError rule "
-    outcome = {n: said[n] for n in WRONG_RULES if n.startswith(f"{operator}, ")}
+    words = "refused with ValueError window "
+    outcome = {n: said[n] for n in WRONG_WINDOWS if n.startswith(f"{operator}, ")}
     assert {n: o for n, o in outcome.items() if not o.startswith(words)} == {}
 
 
 @pytest.mark.parametrize("operator", ALL)
-def test_random_rules_are_refused_or_answered(said: dict[str, str], operator: str) -> None:
+def test_random_windows_are_refused_or_answered(said: dict[str, str], operator: str) -> None:
     allowed = ("answered", "refused with ValueError")
-    outcome = {n: said[n] for n in RANDOM_RULES if n.startswith(f"{operator}, ")}
+    outcome = {n: said[n] for n in RANDOM_WINDOWS if n.startswith(f"{operator}, ")}
     assert {n: o for n, o in outcome.items() if not o.startswith(allowed)} == {}
 
 

@@ -153,7 +153,7 @@ def test_random_numbers_come_from_the_generator(monkeypatch: pytest.MonkeyPatch)
         ((2,), {"ties": "last"}, ValueError, "ties must be"),
         ((9,), {}, ValueError, "kernel_size"),
         ((0,), {}, ValueError, "kernel_size must be positive"),
-        ((2,), {"out": 3}, TypeError, "out is for NumPy"),
+        ((2,), {"out": 3}, TypeError, "out is accepted only if"),
     ],
 )
 def test_errors_are_those_of_here(args: Any, kwargs: Any, error: Any, words: str) -> None:

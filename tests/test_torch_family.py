@@ -15,6 +15,7 @@ import poolgrad
 from poolgrad import reference
 from poolgrad.functional import FUNCTIONS
 from poolgrad.operators import OPERATORS
+from poolgrad.windows import adaptive, fixed, flatten
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -278,30 +279,30 @@ def test_opcheck_of_one_number_in_a_vector(name: str) -> None:
 def check_op(name: str, x: Any, given: tuple[Any, ...], options: tuple[Any, ...]) -> None:
     """Forward and pull, by all that PyTorch can check."""
     operator = OPERATORS[name]
-    rule = {"fractional_max": FRACTIONAL, "max_unpool": [0, 4, 0, 0, 1, 0, 0, 5, 0, 0, 1, 0]}.get(
-        name, [2, 2, 0, 0, 1, 0] * 2
+    window = {"fractional_max": FRACTIONAL, "max_unpool": flatten(adaptive(2, (4, 5)))}.get(
+        name, flatten(fixed(2, 2))
     )
     op = getattr(OPS, name)
     leaves = [t.clone().requires_grad_() if t.is_floating_point() else t for t in given]
     tracking = (True,) * operator.learned
-    args = (x.clone().requires_grad_(), *leaves, rule, False, *options, *tracking)
+    args = (x.clone().requires_grad_(), *leaves, window, False, *options, *tracking)
     assert set(torch.library.opcheck(op.default, args).values()) == {"SUCCESS"}
-    made = op(x, *given, rule, False, *options, *tracking)
+    made = op(x, *given, window, False, *options, *tracking)
     y, *residual = made if isinstance(made, list | tuple) else (made,)
     held = (*((x,) * operator.curved), *given, *residual)
-    where = (rule, list(x.shape), False, -1, *options)
+    where = (window, list(x.shape), False, -1, *options)
     pull = getattr(OPS, f"{name}_pull").default
     checked = torch.library.opcheck(pull, (torch.ones_like(y), *held, *where))
     assert set(checked.values()) == {"SUCCESS"}
 
 
-def _fractional_rule() -> list[int]:
+def _fractional_window() -> list[int]:
     describe = poolgrad.fractional_max_pool2d.describe
     request = describe(torch.ones(2, 3, 4, 5), 2, 2)
-    return [n for axis in request.rule for n in axis]
+    return flatten(request.spec)
 
 
-FRACTIONAL = _fractional_rule()
+FRACTIONAL = _fractional_window()
 
 
 def test_every_new_operator_is_checked() -> None:

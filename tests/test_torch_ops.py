@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import poolgrad
+from poolgrad.windows import adaptive, fixed, flatten, whole
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from poolgrad import torch as layers  # noqa: E402
@@ -15,16 +16,17 @@ from poolgrad import torch as layers  # noqa: E402
 poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the operators exist from the first tensor on
 
 OPS = torch.ops.poolgrad
-RULES = {
-    "2x2": [2, 2, 0, 0, 1, 0] * 2,
-    "3x3 overlapping, padded": [3, 2, 1, 1, 1, 0] * 2,
-    "ceil, uneven padding, dilation": [2, 2, 0, 3, 2, 1, 3, 1, 2, 0, 1, 1],
-    "same": [3, 2, -1, -1, 1, 0] * 2,
-    "bins": [0, 3, 0, 0, 1, 0] * 2,
-    "global": [0, 1, 0, 0, 1, 0] * 2,
+SPECS = {
+    "2x2": fixed(2, 2),
+    "3x3 overlapping, padded": fixed(2, 3, 2, 1),
+    "ceil, uneven padding, dilation": fixed(2, (2, 3), (2, 1), [(0, 3), (2, 0)], (2, 1), True),
+    "same": fixed(2, 3, 2, "same"),
+    "bins": adaptive(2, 3),
+    "global": whole(2),
 }
+WINDOWS = {name: flatten(spec) for name, spec in SPECS.items()}
 MEMORY = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-rules = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+windows = pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
 formats = pytest.mark.parametrize("memory", MEMORY)
 
 
@@ -39,7 +41,7 @@ def check(op: Any, *args: Any) -> None:
     assert set(done.values()) == {"SUCCESS"}
 
 
-CHECKED = [  # rule, memory format, ties: each word once or twice, since each takes a second
+CHECKED = [  # windows, memory format, ties: each word once or twice, since each takes a second
     ("2x2", "channels_last", "zero"),
     ("3x3 overlapping, padded", "contiguous", "first"),
     ("ceil, uneven padding, dilation", "contiguous", "split"),
@@ -51,26 +53,26 @@ CHECKED = [  # rule, memory format, ties: each word once or twice, since each ta
 
 @pytest.mark.parametrize(("name", "memory", "ties"), CHECKED)
 def test_max_ops(name: str, memory: str, ties: str) -> None:
-    x, rule = image(memory), RULES[name]
+    x, window = image(memory), WINDOWS[name]
     inner = 1 if memory == "channels_last" else -1
-    y, residual = OPS.max(x, rule, False, ties, "bytes")
-    check(OPS.max, x.clone().requires_grad_(), rule, False, ties, "bytes")
+    y, residual = OPS.max(x, window, False, ties, "bytes")
+    check(OPS.max, x.clone().requires_grad_(), window, False, ties, "bytes")
     gy = torch.ones_like(y).requires_grad_()
-    check(OPS.max_pull, gy, residual, rule, list(x.shape), False, inner, ties, "bytes")
-    check(OPS.max_push, x.clone().requires_grad_(), residual, rule, False, inner, ties, "bytes")
+    check(OPS.max_pull, gy, residual, window, list(x.shape), False, inner, ties, "bytes")
+    check(OPS.max_push, x.clone().requires_grad_(), residual, window, False, inner, ties, "bytes")
     if ties == "first":
-        check(OPS.route_indices, x, residual, torch.empty(0), rule, False)
+        check(OPS.route_indices, x, residual, torch.empty(0), window, False)
 
 
 @pytest.mark.parametrize(("name", "memory"), [c[:2] for c in CHECKED[1:5]])
 def test_avg_ops(name: str, memory: str) -> None:
-    x, rule = image(memory), RULES[name]
+    x, window = image(memory), WINDOWS[name]
     inner = 1 if memory == "channels_last" else -1
-    y = OPS.avg(x, rule, False, True, 0)
-    check(OPS.avg, x.clone().requires_grad_(), rule, False, True, 0)
+    y = OPS.avg(x, window, False, True, 0)
+    check(OPS.avg, x.clone().requires_grad_(), window, False, True, 0)
     gy = torch.ones_like(y).requires_grad_()
-    check(OPS.avg_pull, gy, rule, list(x.shape), False, inner, True, 0)
-    check(OPS.avg_push, x.clone().requires_grad_(), rule, False, inner, True, 0)
+    check(OPS.avg_pull, gy, window, list(x.shape), False, inner, True, 0)
+    check(OPS.avg_push, x.clone().requires_grad_(), window, False, inner, True, 0)
 
 
 @formats
@@ -78,27 +80,27 @@ def test_avg_ops(name: str, memory: str) -> None:
 def test_the_ops_differentiate_without_the_public_functions(ties: str, memory: str) -> None:
     """As an exported program calls them."""
     x = image(memory).requires_grad_()
-    y, _ = OPS.max(x, RULES["3x3 overlapping, padded"], False, ties, "bytes")
+    y, _ = OPS.max(x, WINDOWS["3x3 overlapping, padded"], False, ties, "bytes")
     expected = poolgrad.max_pool2d(x, 3, 2, 1, ties=ties)
     assert torch.equal(y, expected)
     gy = torch.randn(y.shape)
     assert torch.equal(torch.autograd.grad(y, x, gy)[0], torch.autograd.grad(expected, x, gy)[0])
 
 
-@rules
-def test_pull_and_push_are_adjoint(rule: list[int]) -> None:
+@windows
+def test_pull_and_push_are_adjoint(window: list[int]) -> None:
     """<pull(gy), t> = <gy, push(t)>: the transposed Jacobian and the Jacobian."""
     x = image().double()
     t = torch.randint(-3, 4, x.shape).double()
-    where = (rule, list(x.shape), False, -1)
+    where = (window, list(x.shape), False, -1)
     for ties in ("first", "split", "zero"):
-        y, kept = OPS.max(x, rule, False, ties, "bytes")
+        y, kept = OPS.max(x, window, False, ties, "bytes")
         gy = torch.randint(-3, 4, y.shape).double()
         pulled = OPS.max_pull(gy, kept, *where, ties, "bytes")
-        pushed = OPS.max_push(t, kept, rule, False, -1, ties, "bytes")
+        pushed = OPS.max_push(t, kept, window, False, -1, ties, "bytes")
         assert (pulled * t).sum().item() == pytest.approx((gy * pushed).sum().item())
-    gy = torch.randint(-3, 4, OPS.avg(x, rule, False, True, 0).shape).double()
-    pulled, pushed = OPS.avg_pull(gy, *where, True, 0), OPS.avg_push(t, rule, False, -1, True, 0)
+    gy = torch.randint(-3, 4, OPS.avg(x, window, False, True, 0).shape).double()
+    pulled, pushed = OPS.avg_pull(gy, *where, True, 0), OPS.avg_push(t, window, False, -1, True, 0)
     assert (pulled * t).sum().item() == pytest.approx((gy * pushed).sum().item())
 
 
@@ -162,7 +164,7 @@ def test_only_the_output_has_a_gradient() -> None:
     y, indices = poolgrad.max_pool2d(image().requires_grad_(), 2, return_indices=True)
     assert y.requires_grad
     assert not indices.requires_grad
-    assert not OPS.max(image().requires_grad_(), RULES["2x2"], False, "first", "bytes")[
+    assert not OPS.max(image().requires_grad_(), WINDOWS["2x2"], False, "first", "bytes")[
         1
     ].requires_grad
 

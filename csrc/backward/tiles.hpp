@@ -3,6 +3,7 @@
 // not depend on who computes which tile.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/scratch.hpp"

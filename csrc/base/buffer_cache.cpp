@@ -98,7 +98,7 @@ std::size_t stream_limit = longest_cached();  // changed while the module is loa
 bool streams(std::size_t bytes) { return bytes > stream_limit; }
 void limit_streams(std::size_t bytes) { stream_limit = bytes; }
 
-Memory::Memory(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
+CachedBlock::CachedBlock(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
   if (bytes > SIZE_MAX - kPage) throw std::bad_alloc();
   const std::size_t wanted = (bytes + kPage - 1) / kPage * kPage;
   const Locked cache;
@@ -127,7 +127,7 @@ Memory::Memory(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
   ++cache->live;
 }
 
-Memory::~Memory() {
+CachedBlock::~CachedBlock() {
   const Locked cache;
   cache->used -= size_;
   cache->kept += size_;

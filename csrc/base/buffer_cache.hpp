@@ -1,5 +1,6 @@
-// Memory for large results, used again, and how it is written. Fresh pages cost more than most
-// poolings: the system clears them one by one when they are first written.
+// Cache of memory for large results, and the size from which results are written by non-temporal
+// stores. Fresh memory costs more than most poolings: the system clears each page when it is first
+// written (page fault).
 #pragma once
 
 #include <cstddef>
@@ -9,12 +10,12 @@ namespace poolgrad {
 
 // A block of memory, taken from the cache and returned to it. Any thread may create and destroy
 // one.
-class Memory {
+class CachedBlock {
  public:
-  explicit Memory(std::size_t bytes);
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory();
+  explicit CachedBlock(std::size_t bytes);
+  CachedBlock(const CachedBlock&) = delete;
+  CachedBlock& operator=(const CachedBlock&) = delete;
+  ~CachedBlock();
 
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
@@ -25,14 +26,14 @@ class Memory {
 };
 
 struct CacheUse {
-  std::size_t used, kept;  // bytes in results, bytes waiting for the next
+  std::size_t used, kept;  // bytes of blocks that live, bytes of unused blocks
 };
 CacheUse cache_use();
-void limit_cache(std::size_t bytes);  // of what waits
+void limit_cache(std::size_t bytes);  // maximum of CacheUse::kept
 void empty_cache();
 
-// Whether results of so many bytes are best written past the caches: of more than a limit, which is
-// endless where a processor is not known to write faster so.
+// Whether results of so many bytes are written by non-temporal stores: those above a limit, which
+// is infinite on processors that are not known to gain by it.
 bool streams(std::size_t bytes);
 void limit_streams(std::size_t bytes);
 

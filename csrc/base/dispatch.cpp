@@ -1,5 +1,4 @@
-// Which instruction set's kernels run: the best that this machine has, or the one that is asked
-// for.
+// Chooses the instruction set whose kernels run.
 #include "base/dispatch.hpp"
 
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// The table of kernels of the instruction set that runs.
 #pragma once
 
 #include <vector>
@@ -6,7 +7,9 @@
 
 namespace poolgrad {
 
-const std::vector<const Kernels*>& available_kernels();  // best first
-const Kernels& chosen_kernels();                         // POOLGRAD_ISA, or the best
+// Of each compiled instruction set that this machine has, best first.
+const std::vector<const Kernels*>& available_kernels();
+// Of the best of these, or of the one that the environment variable POOLGRAD_ISA names.
+const Kernels& chosen_kernels();
 
 }  // namespace poolgrad

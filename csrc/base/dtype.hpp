@@ -1,6 +1,6 @@
-// What elements are in memory, and the type that they are computed in: float for the small types,
-// double for double and 32-bit integers, 64-bit integers as they are. Everything is converted row
-// by row, so a kernel is compiled for two or three types and serves all.
+// Element types and the types that they are computed in: float for types of one and two bytes,
+// double for float64 and 32-bit integers, 64-bit integers for themselves. Rows are converted one by
+// one, so a kernel is compiled for two or three types and serves all.
 #pragma once
 
 #include <limits>
@@ -24,7 +24,7 @@ enum class Dtype {
   uint32
 };
 
-// An array to write: dense, in the order leading axes, depth, height, width, inner.
+// An array that is written: dense, in the order leading axes, depth, height, width, inner.
 struct Dense {
   char* data;
   Dtype dtype;
@@ -56,7 +56,7 @@ namespace {
          dtype == Dtype::float64;
 }
 
-// Whether float does not hold all numbers of this type: they are added in double.
+// Whether float does not represent all values of this type: they are added in double.
 [[maybe_unused]] inline bool is_wide(Dtype dtype) {
   return dtype == Dtype::float64 || dtype == Dtype::int32 || dtype == Dtype::uint32 ||
          dtype == Dtype::int64;
@@ -94,15 +94,69 @@ Vec<std::uint16_t, W> narrow_lanes(Brain, Vec<float, W> f) {
   return convert<std::uint16_t>((f != f) ? (u >> 16) | 0x40u : rounded);
 }
 
-// The exponent is moved by a multiplication, which is right for subnormal numbers, too.
+// Conversions of float16 are exact, whatever the floating-point mode (subnormal numbers flushed to
+// zero) is; narrowing rounds to the nearest, ties to even, and makes 0x7E00 with its sign of a NaN.
+#if defined(__F16C__)
+
+// 512-bit intrinsics with a mask of all lanes, because GCC 12 warns of uninitialised values in
+// those without.
 template <int W>
 Vec<float, W> widen_lanes(Half, Vec<std::uint16_t, W> h) {
-  const auto u = convert<u32>(h);
-  const auto magnitude = (u & 0x7FFFu) << 13;
-  const auto scaled = bits_as<Vec<u32, W>>(bits_as<Vec<float, W>>(magnitude) * 0x1p112f);
-  const auto special = magnitude | 0x7F800000u;  // infinities and NaNs
-  const auto finite = (u & 0x7C00u) != 0x7C00u;
-  return bits_as<Vec<float, W>>((finite ? scaled : special) | ((u & 0x8000u) << 16));
+#if defined(__AVX512F__)
+  if constexpr (W == 16)
+    return bits_as<Vec<float, W>>(_mm512_maskz_cvtph_ps(0xFFFF, bits_as<__m256i>(h)));
+#endif
+  if constexpr (W == 8) return bits_as<Vec<float, W>>(_mm256_cvtph_ps(bits_as<__m128i>(h)));
+  if constexpr (W <= 4) {
+    __m128i halves{};
+    std::memcpy(&halves, &h, sizeof h);
+    const __m128 floats = _mm_cvtph_ps(halves);
+    Vec<float, W> f;
+    std::memcpy(&f, &floats, sizeof f);
+    return f;
+  }
+}
+
+template <int W>
+Vec<std::uint16_t, W> round_to_half(Vec<float, W> f) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16) {
+    return bits_as<Vec<std::uint16_t, W>>(_mm512_maskz_cvtps_ph(0xFFFF, bits_as<__m512>(f), 0));
+  }
+#endif
+  if constexpr (W == 8) {
+    return bits_as<Vec<std::uint16_t, W>>(_mm256_cvtps_ph(bits_as<__m256>(f), 0));
+  }
+  if constexpr (W <= 4) {
+    __m128 floats{};
+    std::memcpy(&floats, &f, sizeof f);
+    const __m128i halves = _mm_cvtps_ph(floats, 0);
+    Vec<std::uint16_t, W> h;
+    std::memcpy(&h, &halves, sizeof h);
+    return h;
+  }
+}
+
+template <int W>
+Vec<std::uint16_t, W> narrow_lanes(Half, Vec<float, W> f) {
+  using H = Vec<std::uint16_t, W>;
+  const H rounded = round_to_half<W>(f),
+          nan = (rounded & std::uint16_t{0x8000}) | std::uint16_t{0x7E00};
+  return (rounded & std::uint16_t{0x7FFF}) > std::uint16_t{0x7C00} ? nan : rounded;
+}
+
+#else
+
+template <int W>
+Vec<float, W> widen_lanes(Half, Vec<std::uint16_t, W> h) {
+  using U = Vec<u32, W>;
+  const U u = convert<u32>(h), magnitude = u & 0x7FFFu;
+  const auto integer = bits_as<Vec<std::int32_t, W>>(magnitude);
+  const U subnormal = bits_as<U>(convert<float>(integer) * 0x1p-24f);
+  const U normal = (magnitude << 13) + (112u << 23);
+  const U special = (magnitude << 13) | 0x7F800000u;  // infinities and NaNs
+  const U finite = magnitude < 0x400u ? subnormal : normal;
+  return bits_as<Vec<float, W>>((magnitude >= 0x7C00u ? special : finite) | ((u & 0x8000u) << 16));
 }
 
 template <int W>
@@ -118,6 +172,8 @@ Vec<std::uint16_t, W> narrow_lanes(Half, Vec<float, W> f) {
   return convert<std::uint16_t>((magnitude >= 0x477FF000u ? large : finite) | sign);
 }
 
+#endif
+
 template <class S, class A>
 void widen_run(const S* from, A* to, i64 n) {
   if constexpr (std::is_same_v<S, A>) {
@@ -131,7 +187,7 @@ void widen_run(const S* from, A* to, i64 n) {
   }
 }
 
-// Integers are clamped: what stands for "no input" is below or above all of them.
+// Integers are clamped: the identity of a reduction (no input) may be outside their range.
 template <class A, class S>
 void narrow_run(const A* from, S* to, i64 n, A highest) {
   if constexpr (std::is_same_v<S, A>) {
@@ -176,7 +232,7 @@ struct DtypeOf<u32> {
   static constexpr Dtype value = Dtype::uint32;
 };
 
-// Calls f(S{}) with the type of the elements, for those types that are computed in A.
+// Calls f(S{}) with the type S of the elements, for the types that are computed in A.
 template <class A, class F>
 void by_element(Dtype dtype, F&& f) {
   if (dtype == DtypeOf<A>::value) return f(A{});
@@ -204,7 +260,7 @@ void by_element(Dtype dtype, F&& f) {
   }
 }
 
-// Calls f(A{}) with the type that elements are compared, or added (floating), in.
+// Calls f(A{}) with the type A in which elements are compared (by_order) or added (by_sum).
 template <class F>
 void by_order(Dtype dtype, F&& f) {
   if (dtype == Dtype::int64) f(i64{});
@@ -227,12 +283,12 @@ A* as(Dense array, i64 element) {
   return reinterpret_cast<A*>(array.data) + element;
 }
 
-// Numbers of type A to elements `first`, `first` + 1, ...
+// Writes n numbers of type A to elements `first`, `first` + 1, ...
 template <class A>
 POOLGRAD_LOOP void write(Dense array, i64 first, const A* from, i64 n) {
   by_element<A>(array.dtype, [&](auto s) {
     using S = decltype(s);
-    A highest = A(1);  // of a boolean
+    A highest = A(1);  // for a boolean
     if constexpr (std::numeric_limits<S>::is_integer) {
       if (array.dtype != Dtype::boolean) highest = static_cast<A>(std::numeric_limits<S>::max());
     }

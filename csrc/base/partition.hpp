@@ -1,4 +1,4 @@
-// Who does which part of a kernel's work, on which scratch memory.
+// Divides a kernel's outputs or inputs into tasks and runs them, each with scratch memory.
 #pragma once
 
 #include "base/scratch.hpp"
@@ -9,22 +9,22 @@
 namespace poolgrad {
 namespace {
 
-constexpr i64 kWorthAThread =
-    1 << 15;  // elements; below, waking a thread costs more than it brings
-// Tasks a thread, so that a slow one does not keep the others waiting: at least of planes, and at
-// most where planes are cut into parts, which share inputs.
+// Elements for each thread, at least: fewer cost less than waking a thread.
+constexpr i64 kWorthAThread = 1 << 15;
+// Tasks for each thread, for load balance: at least so many groups of planes, and at most so many
+// parts of planes, because neighbouring parts read the same inputs.
 constexpr i64 kTasksAThread = 16, kPartsAThread = 4;
-// Elements of a task: it begins with tables, and with memory that nobody asked for ahead.
+// Elements of a task, at most: each task computes tables and starts without prefetched memory.
 constexpr i64 kTask = 1 << 18;
-// Inputs that all windows of a task hold together, where there is a choice: a kernel can only be
-// interrupted between tasks.
+// Inputs of all windows of a task, at most, where tasks can be shorter: a kernel can be interrupted
+// between tasks only.
 constexpr i64 kLongestTask = 1 << 23;
 
-// Cuts the work into tasks: groups of planes, or, where planes are few, parts of one along the
-// outermost pooled axis that has a choice. Not where windows overlap, so that parts would do some
-// work twice, and every thread gets as many whole planes.
+// Divides the work into tasks: groups of planes or, if there are few planes, parts of a plane along
+// its outermost pooled axis of more than one element. Planes stay whole if windows overlap (the
+// parts would read inputs twice) and every thread gets the same number of planes.
 struct Cut {
-  i64 planes = 1, parts = 1;  // planes a task, parts a plane
+  i64 planes = 1, parts = 1;  // planes of a task, parts of a plane
   int axis = 2, threads = 1;
 
   Cut(const Plan& p, int wanted, bool outputs) {
@@ -43,19 +43,20 @@ struct Cut {
     planes = larger(1, smaller(planes, kLongestTask / effort(p)));
   }
 
-  // Cuts a large plane into parts as short as other tasks: for work that parts do not repeat.
+  // Divides a large plane into parts of the length of other tasks, for work that parts do not
+  // repeat.
   void shorten(const Plan& p, bool outputs) {
     const i64 length = outputs ? p.axis[axis].out : p.axis[axis].in;
     if (planes == 1) parts = larger(parts, smaller(length, effort(p) / kLongestTask));
   }
 
-  // At least so many planes a task, if there are enough for all threads, or a multiple of that.
+  // Makes each task `some` planes or a multiple of that, if there are enough for all threads.
   void take_together(i64 some, i64 all) {
     planes = larger(planes, smaller(some, all / threads));
     if (planes > some) planes -= planes % some;
   }
 
-  // Inputs that the windows of a plane hold together, at most 2^62.
+  // Number of inputs of all windows of a plane, at most 2^62.
   static i64 effort(const Plan& p) {
     const i64 outputs = larger(1, p.out_plane());
     return outputs * smaller(most_real(p), (i64{1} << 62) / outputs);
@@ -80,7 +81,8 @@ struct Cut {
   }
 };
 
-// make(arena) is called twice: once to measure, once on this thread's scratch.
+// Calls use(state) with the task's state, which make(arena) places in this thread's scratch memory;
+// make is called twice, first to measure.
 template <class Make, class Use>
 void with_scratch(Make&& make, Use&& use) {
   Arena measure;
@@ -104,7 +106,7 @@ void over_outputs_of_planes(const Work& work, i64 together, Make&& make, Use&& u
   if (one_by_one) cut.shorten(*work.plan, true);
   cut.run<Tile>(*work.plan, true, body);
 }
-// one_by_one: outputs share no work, so that tasks may be of any length
+// one_by_one: outputs share no intermediate results, so that tasks may have any length
 template <class Make, class Use>
 void over_outputs(const Work& work, Make&& make, Use&& use, bool one_by_one = false) {
   const auto use_all = [&](auto& state, i64 first, i64 last, const Tile& tile) {
@@ -141,8 +143,8 @@ void by_route(Dtype dtype, F&& f) {
   else f(u32{});
 }
 
-// A plane's numbers of a parameter, one for each of `outputs` outputs and each channel; none nearer
-// to 0 than `least`.
+// Writes a plane's values of a parameter, one for each of `outputs` outputs and each channel; the
+// magnitude of each is at least `least`.
 template <class A>
 void fill_parameter(const Plan& p, Parameter from, i64 plane, i64 outputs, A* row, A least = 0) {
   const A* values = static_cast<const A*>(from.values);

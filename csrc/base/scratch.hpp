@@ -1,4 +1,5 @@
-// Scratch rows: one block a thread, used again by every call; nothing is allocated per row.
+// Scratch memory: one block for each thread, reused by every call, divided among the buffers of a
+// task.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +13,8 @@ char* thread_scratch(std::size_t bytes);
 
 namespace {
 
-// Hands out pieces of one block. Measured first (`Arena measure;`), then carved:
-// the same sequence of take() calls runs twice.
+// Bump allocator. The same sequence of take() calls runs twice: on an arena without memory, to
+// measure, and on a block of the measured size.
 class Arena {
  public:
   explicit Arena(char* base = nullptr) : next_(reinterpret_cast<std::uintptr_t>(base)) {}

@@ -21,7 +21,7 @@
 namespace poolgrad {
 namespace {
 
-thread_local int own_threads = 0;       // how many `OwnThreads` live
+thread_local int own_threads = 0;       // number of `OwnThreads` guards that live
 thread_local Polled* polled = nullptr;  // what this thread polls between tasks
 
 // Called between two tasks; does nothing on threads without a `Polled`.
@@ -45,41 +45,41 @@ class SameEnvironment {
   std::fenv_t before_;
 };
 
-// The threads that an OpenMP library has ready for who calls it.
-struct Team {
+// Functions of an OpenMP library.
+struct OpenMP {
   int (*size)() = nullptr;    // omp_get_max_threads
   int (*number)() = nullptr;  // omp_get_thread_num
-  // GOMP_parallel, which runtimes that are not GNU's have as well; 0 threads: as many as there are
+  // GOMP_parallel, which other runtimes than GNU's have as well; threads = 0: the default number
   void (*start)(void (*member)(void*), void* context, unsigned threads, unsigned flags) = nullptr;
 };
 
-// The tasks that one thread begins with, those next to each other: the same in every call, and cut
-// as frameworks cut theirs, so that it finds in its caches what it left there. Then it helps the
-// others.
+// The consecutive tasks that one thread starts with: the same in every call, and the same share as
+// in frameworks, so that the data is in the caches of that thread. Then it takes tasks of other
+// threads (work stealing).
 struct alignas(64) Share {
   std::atomic<i64> next{0};
   i64 end = 0;
 };
 
-// A lock that the thread which holds it may try to lock again (undefined for std::mutex): a signal
-// handler that runs between two tasks may pool.
-class Owner {
+// A spin lock. Unlike std::mutex the thread that holds it may call try_lock() again: a signal
+// handler that runs between two tasks may call a kernel.
+class SpinLock {
  public:
-  bool try_lock() { return !owned_.test_and_set(std::memory_order_acquire); }
+  bool try_lock() { return !locked_.test_and_set(std::memory_order_acquire); }
   void lock() {
     while (!try_lock()) std::this_thread::yield();
   }
-  void unlock() { owned_.clear(std::memory_order_release); }
+  void unlock() { locked_.clear(std::memory_order_release); }
 
  private:
-  std::atomic_flag owned_;
+  std::atomic_flag locked_;
 };
 
 class Pool {
  public:
   // False if another caller holds the pool.
   bool run(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
-    std::unique_lock<Owner> owner(owner_, std::try_to_lock);
+    std::unique_lock<SpinLock> owner(owner_, std::try_to_lock);
     if (!owner.owns_lock()) return false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -102,13 +102,13 @@ class Pool {
   }
 
   bool join(const char* library) {
-    Team team;
+    OpenMP team;
     void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
     if (!handle) return false;
     team.size = reinterpret_cast<decltype(team.size)>(dlsym(handle, "omp_get_max_threads"));
     team.number = reinterpret_cast<decltype(team.number)>(dlsym(handle, "omp_get_thread_num"));
     team.start = reinterpret_cast<decltype(team.start)>(dlsym(handle, "GOMP_parallel"));
-    std::lock_guard<Owner> owner(owner_);
+    std::lock_guard<SpinLock> owner(owner_);
     if (team.size && team.number && team.start) team_ = team;  // it stays: `handle` is not closed
     return team_.start;
   }
@@ -116,7 +116,8 @@ class Pool {
  private:
   enum class End { complete, failed, interrupted };
 
-  // All of the team, so that it is not made smaller; the first of it do the work.
+  // Starts all threads of the team, since a smaller team would end the others; the first of them
+  // run the tasks.
   void with_team() {
     const auto member = [](void* self) {
       Pool* pool = static_cast<Pool*>(self);
@@ -147,7 +148,7 @@ class Pool {
       try {
         std::thread(&Pool::loop, this, workers_, round_).detach();
       } catch (const std::system_error&) {
-        return;  // the system has no more threads to give: go on with those there are
+        return;  // thread limit of the system: continue with fewer threads
       }
     }
   }
@@ -169,8 +170,8 @@ class Pool {
     }
   }
 
-  // An exception ends the work of all threads; `run` throws it again when all have stopped. A
-  // kernel can only fail to get scratch memory.
+  // After an exception no thread starts a task; `run` rethrows it when all have stopped. Kernels
+  // throw std::bad_alloc only.
   void work(int number) noexcept {
     try {
       for (int k = 0; k < threads_; ++k) {
@@ -188,8 +189,8 @@ class Pool {
     }
   }
 
-  Team team_;
-  Owner owner_;
+  OpenMP team_;
+  SpinLock owner_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::atomic<End> end_{End::complete};
@@ -206,7 +207,7 @@ class Pool {
 // loaded: a fork while another thread creates it would copy a half-constructed pool.
 std::atomic<Pool*> pool{new (std::nothrow) Pool};
 
-// The child of a fork has none of the workers, and a lock may be held for ever: start afresh.
+// The child of a fork has none of the workers and may have a locked mutex: it gets a new pool.
 void forget_pool() { pool.store(new (std::nothrow) Pool); }
 
 const bool forks_are_safe = pthread_atfork(nullptr, nullptr, forget_pool) == 0;
@@ -280,7 +281,7 @@ struct Block {
 
 char* thread_scratch(std::size_t bytes) {
   thread_local Block block;
-  // A block that one large call made is given back once a small one comes.
+  // A block larger than this is freed by the next smaller request.
   constexpr std::size_t kept = std::size_t{16} << 20;
   if (bytes > block.size || (block.size > kept && bytes <= kept)) {
     std::free(block.data);

@@ -1,4 +1,4 @@
-// Who does which part: the threads of a framework that keeps some, or a small pool of our own.
+// Runs tasks on the threads of a pool, or on the OpenMP threads of a framework.
 #pragma once
 
 #include <chrono>
@@ -7,10 +7,10 @@
 
 namespace poolgrad {
 
-// Calls body(context, task) once for every task in [0, tasks), on up to `threads` threads, the
-// caller among them. A pool that is busy with another caller's work is not waited for: then the
-// caller does all tasks itself. Every thread computes in the caller's floating-point environment.
-// Safe after fork(): the child starts a pool of its own.
+// Calls body(context, task) once for every task in [0, tasks), on up to `threads` threads including
+// the caller. If the pool is busy with the tasks of another caller, the calling thread runs all
+// tasks. Every thread computes in the caller's floating-point environment. Safe after fork(): the
+// child starts a new pool.
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context);
 
 // How many tasks run_tasks() was given, and threads that had one; dry: it runs none of them.
@@ -23,8 +23,8 @@ struct TaskCount {
 // From now on run_tasks() on this thread counts in `count`, unless null; returns where it did.
 TaskCount* count_tasks(TaskCount* count);
 
-// While one lives, what this thread asks for is done by our own threads. OpenMP makes a team of its
-// own for every thread that asks, and such teams are in each other's way.
+// RAII guard: parallel regions started on this thread use poolgrad's pool instead of OpenMP, which
+// would start a team of threads for every calling thread and so oversubscribe the processors.
 class OwnThreads {
  public:
   OwnThreads();
@@ -54,10 +54,10 @@ class Polled {
   std::chrono::steady_clock::time_point next_;
 };
 
-// From now on tasks are done by the OpenMP threads of a library that is loaded, given by its path.
-// Such threads spin for milliseconds after their last work, waiting for more: they would take the
-// processors from threads of our own, and start sooner. False if it has none. Not after a fork(),
-// which they do not survive, nor where more threads are wanted than it has.
+// Runs tasks on the OpenMP threads of a loaded library, given by its path. Such threads spin for
+// milliseconds after a parallel region, which would take processors from the threads of the pool,
+// and they start faster. False if the library has none. The pool is still used after a fork(),
+// which OpenMP threads do not survive, and for calls with more threads than the library has.
 bool share_threads(const char* library);
 
 template <class F>

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
-#include <vector>
 
 // Inner loops, and constructors of per-task state, are compiled once, not into each of their
 // callers: a kernel file stays small.
@@ -56,8 +54,6 @@ struct Plan {
   Axis axis[3];
   i64 inner = 1;
   i64 outer = 1;                      // product of the leading axes
-  std::vector<i64> outer_shape;       // leading axes, in logical order
-  std::vector<int> outer_axes;        // their positions in the logical shape
   int pooled_axes[3] = {-1, -1, -1};  // positions of depth, height, width, -1 for missing
   int inner_axis = -1;
   bool inner_is_channel = false;  // else a plane's channel is its number modulo the channels
@@ -93,12 +89,16 @@ namespace {
 
 // The axis whose windows over the outputs are the outputs that hold each input: windows of stride 1
 // share so much that the gradient of an average is such an average of gradients.
-[[maybe_unused]] inline Axis transposed(Axis a) {
+[[maybe_unused]] inline Axis transposed(const Axis& a) {
+  Axis t = a;
+  t.in = a.out;
+  t.out = a.in;
+  t.n = a.m;
+  t.m = a.n;
+  t.first = a.before;
+  t.before = a.first;
   const i64 lo = (a.kernel - 1) * a.dilation - a.lo;
-  std::swap(a.in, a.out);
-  std::swap(a.n, a.m);
-  std::swap(a.first, a.before);
-  return regular_axis(a, 1, lo, 0, a.dilation);
+  return regular_axis(t, 1, lo, 0, a.dilation);
 }
 
 // Whether an axis is one input, the window of the one output: nothing, no padding either, is there

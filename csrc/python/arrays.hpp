@@ -1,6 +1,5 @@
-// Arrays as they come from Python: an object with the buffer protocol, or a tensor that says where
-// it lies (at once or, when asked, by `data_ptr()` and `stride()`). And the names of what comes as
-// a word.
+// Arguments of kernels: arrays from Python (objects with the buffer protocol, or tensors that are
+// exported by DLPack or described by `data_ptr()` and `stride()`) or from XLA, and enums by name.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <string_view>
+#include <utility>
 
 #include "kernels.hpp"
 #include "python/array_exchange.hpp"
@@ -15,25 +15,25 @@
 namespace poolgrad {
 namespace {
 
-// A method without arguments. `name` is kept as one object of Python's, to be found at once.
-inline nb::object asked(nb::handle object, PyObject* name) {
+// Calls a method without arguments; `name` is an interned string.
+inline nb::object call_method(nb::handle object, PyObject* name) {
   PyObject* self = object.ptr();
-  PyObject* answer = PyObject_VectorcallMethod(name, &self, 1, nullptr);
-  if (!answer) throw nb::python_error();
-  return nb::steal(answer);
+  PyObject* result = PyObject_VectorcallMethod(name, &self, 1, nullptr);
+  if (!result) throw nb::python_error();
+  return nb::steal(result);
 }
 
-// Memory that XLA holds while a kernel runs; dense, its last axis innermost. An operand is only
-// read, a result only written.
-struct Held {
+// A C-contiguous array that XLA owns. An operand is only read, a result only written.
+struct XlaArray {
   char* data;
   i64 itemsize;
-  std::vector<i64> shape;
+  const i64* shape;
+  int rank;
   bool is_result;
 
-  i64 elements() const {
-    i64 count = 1;
-    for (i64 size : shape) count *= size;
+  i64 bytes() const {
+    i64 count = itemsize;
+    for (int a = 0; a < rank; ++a) count *= shape[a];
     return count;
   }
 };
@@ -42,27 +42,27 @@ struct Held {
 // dense. Only an optional one may be None.
 enum class Use { read, write, write_if_given };
 
-// Where an argument comes from: an object of Python's, None for no memory, or what is held already.
-class Source {
+// The origin of an array argument: a Python object (None: no array), or an array of XLA.
+class ArraySource {
  public:
-  Source() = default;
-  Source(nb::handle object) : object_(object) {}
-  Source(const Held& held) : held_(&held) {}
+  ArraySource() = default;
+  ArraySource(nb::handle object) : object_(object) {}
+  ArraySource(const XlaArray& array) : xla_(&array) {}
 
-  bool is_none() const { return !held_ && (!object_ || object_.is_none()); }
+  bool is_none() const { return !xla_ && (!object_ || object_.is_none()); }
   nb::handle object() const { return object_; }
-  const Held* held() const { return held_; }
+  const XlaArray* xla() const { return xla_; }
 
  private:
   nb::handle object_;
-  const Held* held_ = nullptr;
+  const XlaArray* xla_ = nullptr;
 };
 
-// One argument while a kernel runs: its memory, shape and strides. The size of an item, the shape
-// and the number of bytes are compared with the plan before a kernel sees the memory.
+// An array argument while a kernel runs: its memory, shape and strides. The size of an element, the
+// shape and the number of bytes are compared with the plan before a kernel accesses the memory.
 class Array {
  public:
-  Array(Source source, Use use, std::size_t itemsize)
+  Array(ArraySource source, Use use, std::size_t itemsize)
       : itemsize_(static_cast<i64>(itemsize)), writable_(use != Use::read) {
     if (source.is_none()) {
       if (use != Use::write_if_given) throw nb::value_error("an array is missing");
@@ -71,9 +71,9 @@ class Array {
     given_ = true;
     try {
       const nb::handle object = source.object();
-      if (source.held()) take(*source.held());
-      else if (PyObject_CheckBuffer(object.ptr())) hold(object);
-      else ask(object);
+      if (source.xla()) read_xla(*source.xla());
+      else if (PyObject_CheckBuffer(object.ptr())) read_buffer(object);
+      else read_tensor(object);
       if (!data_ && elements() > 0) {
         throw nb::value_error("an array has no memory: its storage was freed");
       }
@@ -126,58 +126,57 @@ class Array {
   }
 
  private:
-  void take(const Held& held) {
-    if (held.is_result != writable_) {
+  void read_xla(const XlaArray& array) {
+    if (array.is_result != writable_) {
       throw nb::value_error(writable_ ? "an operand is written" : "a result is read");
     }
-    check_itemsize(held.itemsize);
-    data_ = held.data;
-    const int rank = static_cast<int>(held.shape.size());
-    if (rank > kMostAxes) throw nb::value_error("an array has too many axes");
+    check_itemsize(array.itemsize);
+    if (array.rank > kMostAxes) throw nb::value_error("an array has too many axes");
+    data_ = array.data;
+    rank_ = array.rank;
     i64 step = 1;
-    for (int a = rank; a-- > 0; step *= shape_[a]) {
-      shape_[a] = held.shape[static_cast<std::size_t>(a)];
+    for (int a = rank_; a-- > 0; step *= shape_[a]) {
+      shape_[a] = array.shape[a];
       strides_[a] = step;
     }
-    rank_ = rank;
   }
 
-  void hold(nb::handle source) {
+  void read_buffer(nb::handle array) {
     const int flags = PyBUF_STRIDES | (writable_ ? PyBUF_WRITABLE : 0);
-    if (PyObject_GetBuffer(source.ptr(), &buffer_, flags) != 0) throw nb::python_error();
-    held_ = true;
+    if (PyObject_GetBuffer(array.ptr(), &buffer_, flags) != 0) throw nb::python_error();
+    owns_buffer_ = true;
     data_ = static_cast<char*>(buffer_.buf);
     check_itemsize(buffer_.itemsize);
     for (int a = 0; a < buffer_.ndim; ++a) {
       if (buffer_.strides[a] % itemsize_) {
         throw nb::value_error("an array's strides are no multiples of its item size");
       }
-      add(buffer_.shape[a], buffer_.strides[a] / itemsize_);
+      add_axis(buffer_.shape[a], buffer_.strides[a] / itemsize_);
     }
   }
 
-  void ask(nb::handle source) {
-    const Teller teller = teller_of(source.type().ptr());
-    Told told;
-    if (teller && tell(teller, source, told)) {
-      check_itemsize(told.bits / 8 * told.lanes);
-      data_ = told.first();
-      for (int a = 0; a < told.rank; ++a) add(told.shape[a], told.strides[a]);
+  void read_tensor(nb::handle tensor) {
+    const DLTensorExport function = export_function_of(tensor.type().ptr());
+    DLTensor exported;
+    if (function && export_tensor(function, tensor, exported)) {
+      check_itemsize(element_size(exported));
+      data_ = first_element(exported);
+      for (int a = 0; a < exported.ndim; ++a) add_axis(exported.shape[a], exported.strides[a]);
       return;
     }
     static PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
     static PyObject* const size = PyUnicode_InternFromString("size");
     static PyObject* const stride = PyUnicode_InternFromString("stride");
-    data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(asked(source, data_ptr)));
-    const nb::tuple sizes = nb::cast<nb::tuple>(asked(source, size)),
-                    strides = nb::cast<nb::tuple>(asked(source, stride));
+    data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(call_method(tensor, data_ptr)));
+    const nb::tuple sizes = nb::cast<nb::tuple>(call_method(tensor, size)),
+                    strides = nb::cast<nb::tuple>(call_method(tensor, stride));
     if (sizes.size() != strides.size()) throw nb::value_error("an array has another rank");
     for (std::size_t a = 0; a < sizes.size(); ++a) {
-      add(nb::cast<i64>(sizes[a]), nb::cast<i64>(strides[a]));
+      add_axis(nb::cast<i64>(sizes[a]), nb::cast<i64>(strides[a]));
     }
   }
 
-  void add(i64 size, i64 stride) {
+  void add_axis(i64 size, i64 stride) {
     if (rank_ == kMostAxes) throw nb::value_error("an array has too many axes");
     shape_[rank_] = size;
     strides_[rank_++] = stride;
@@ -196,23 +195,23 @@ class Array {
   }
 
   bool is_dense(i64 count) const {
-    i64 behind = count - 1;  // elements behind the first, less those that the axes before reach
+    i64 distance = count - 1;  // from the first element to the last, less that of the axes before
     for (int a = 0; a < rank_; ++a) {
       const i64 steps = shape_[a] - 1;
       if (steps == 0) continue;
-      if (strides_[a] < 1 || strides_[a] > behind / steps) return false;
-      behind -= strides_[a] * steps;
+      if (strides_[a] < 1 || strides_[a] > distance / steps) return false;
+      distance -= strides_[a] * steps;
     }
-    return behind == 0;
+    return distance == 0;
   }
 
   void release() {
-    if (held_) PyBuffer_Release(&buffer_);
-    held_ = false;
+    if (owns_buffer_) PyBuffer_Release(&buffer_);
+    owns_buffer_ = false;
   }
 
   Py_buffer buffer_;
-  bool given_ = false, held_ = false;
+  bool given_ = false, owns_buffer_ = false;
   char* data_ = nullptr;
   i64 itemsize_;
   bool writable_;
@@ -220,34 +219,42 @@ class Array {
   i64 shape_[kMostAxes], strides_[kMostAxes];
 };
 
-Dtype dtype_named(const std::string& name) {
-  static const std::pair<const char*, Dtype> known[] = {
+// An enum's value by its name; `what` names the enum in the error.
+template <class E, std::size_t N>
+E value_named(const std::pair<std::string_view, E> (&values)[N], std::string_view name,
+              const char* what) {
+  for (const auto& [own_name, value] : values) {
+    if (name == own_name) return value;
+  }
+  throw nb::value_error(("no such " + std::string(what) + ": " + std::string(name)).c_str());
+}
+
+inline Dtype dtype_named(std::string_view name) {
+  static constexpr std::pair<std::string_view, Dtype> kDtypes[] = {
       {"float16", Dtype::float16}, {"bfloat16", Dtype::bfloat16}, {"float32", Dtype::float32},
       {"float64", Dtype::float64}, {"bool", Dtype::boolean},      {"uint8", Dtype::uint8},
       {"int8", Dtype::int8},       {"int16", Dtype::int16},       {"int32", Dtype::int32},
       {"int64", Dtype::int64},     {"uint16", Dtype::uint16},     {"uint32", Dtype::uint32},
   };
-  for (const auto& [word, dtype] : known) {
-    if (name == word) return dtype;
-  }
-  throw nb::value_error(("no such dtype: " + name).c_str());
+  return value_named(kDtypes, name, "dtype");
 }
 
-Select selection_named(std::string_view name) {
-  if (name == "max") return Select::largest;
-  if (name == "relu_max") return Select::rectified;
-  if (name == "min") return Select::smallest;
-  if (name == "median") return Select::median;
-  throw nb::value_error(("no such selection: " + std::string(name)).c_str());
+inline Select selection_named(std::string_view name) {
+  static constexpr std::pair<std::string_view, Select> kSelections[] = {
+      {"max", Select::largest},
+      {"relu_max", Select::rectified},
+      {"min", Select::smallest},
+      {"median", Select::median},
+  };
+  return value_named(kSelections, name, "selection");
 }
 
-Blend blend_named(std::string_view name) {
-  if (name == "lp") return Blend::lp;
-  if (name == "lp_mean") return Blend::lp_mean;
-  if (name == "lse") return Blend::lse;
-  if (name == "soft") return Blend::soft;
-  if (name == "expected") return Blend::expected;
-  throw nb::value_error(("no such blend: " + std::string(name)).c_str());
+inline Blend blend_named(std::string_view name) {
+  static constexpr std::pair<std::string_view, Blend> kBlends[] = {
+      {"lp", Blend::lp},     {"lp_mean", Blend::lp_mean},   {"lse", Blend::lse},
+      {"soft", Blend::soft}, {"expected", Blend::expected},
+  };
+  return value_named(kBlends, name, "blend");
 }
 
 }  // namespace
@@ -256,8 +263,8 @@ Blend blend_named(std::string_view name) {
 namespace nanobind::detail {
 
 template <>
-struct type_caster<poolgrad::Source> {
-  NB_TYPE_CASTER(poolgrad::Source, const_name("object"))
+struct type_caster<poolgrad::ArraySource> {
+  NB_TYPE_CASTER(poolgrad::ArraySource, const_name("object"))
   bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
     value = source;
     return true;

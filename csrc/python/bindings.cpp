@@ -1,7 +1,5 @@
-// Buffers in, buffers out: no maths. Shapes, dtypes and layouts were checked by window.py and
-// core.py; what is checked here guards memory only.
-#include <optional>
-
+// The Python module `_kernels`. src/poolgrad validates arguments; the checks in this folder guard
+// memory only.
 #include "base/buffer_cache.hpp"
 #include "choose.hpp"
 #include "python/call_key.hpp"
@@ -13,22 +11,22 @@
 namespace poolgrad {
 namespace {
 
-int memory_buffer(PyObject* self, Py_buffer* view, int flags) {
-  const Memory* memory = nb::inst_ptr<Memory>(self);
-  return PyBuffer_FillInfo(view, self, memory->data(), static_cast<Py_ssize_t>(memory->bytes()), 0,
+int block_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const CachedBlock* block = nb::inst_ptr<CachedBlock>(self);
+  return PyBuffer_FillInfo(view, self, block->data(), static_cast<Py_ssize_t>(block->bytes()), 0,
                            flags);
 }
 
-PyType_Slot memory_slots[] = {
-    {Py_bf_getbuffer, reinterpret_cast<void*>(memory_buffer)},
+PyType_Slot block_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(block_buffer)},
     {0, nullptr},
 };
 
 }  // namespace
 
 NB_MODULE(_kernels_of_main, m) {
-  m.doc() = "poolgrad's compiled kernels; see poolgrad.core for the door to them.";
-  nb::set_leak_warnings(false);  // plans are remembered until the process ends
+  m.doc() = "poolgrad's compiled kernels; see poolgrad.core.";
+  nb::set_leak_warnings(false);  // the cache of calls keeps plans until the process ends
   m.def("instruction_set", [] { return std::string(chosen_kernels().name); });
   m.def("instruction_sets", [] {
     std::vector<std::string> names;
@@ -61,7 +59,7 @@ NB_MODULE(_kernels_of_main, m) {
         return made;
       },
       nb::arg("call"), nb::arg("dry"));
-  nb::class_<Memory>(m, "Memory", nb::type_slots(memory_slots))
+  nb::class_<CachedBlock>(m, "Memory", nb::type_slots(block_slots))
       .def(nb::init<std::size_t>(), nb::arg("bytes"));
   m.def("limit_cache", &limit_cache, nb::arg("bytes"));
   m.def("empty_cache", &empty_cache);
@@ -69,7 +67,7 @@ NB_MODULE(_kernels_of_main, m) {
   m.def(
       "share_threads",
       [](const char* library) {
-        const WithoutGil released;  // while it waits, a kernel's thread may take the GIL
+        const WithoutGil released;  // the thread that it waits for may take the GIL
         return share_threads(library);
       },
       nb::arg("library"));
@@ -78,19 +76,19 @@ NB_MODULE(_kernels_of_main, m) {
     const CacheUse use = cache_use();
     return nb::make_tuple(use.used, use.kept);
   });
-  nb::class_<Kind>(m, "Kind")
+  nb::class_<TensorSpec>(m, "Kind")
       .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple,
                     std::optional<std::string>>(),
            nb::arg("type"), nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"),
            nb::arg("told") = nb::none())
-      .def("key", &Kind::key, nb::arg("args"), nb::arg("kwargs"))
-      .def("call", &Kind::call, nb::arg("kept"), nb::arg("args"), nb::arg("kwargs"))
-      .def("parts", &Kind::parts, nb::arg("array"))
-      .def("hold", &Kind::hold, nb::arg("arrays"), nb::arg("parts"));
-  nb::class_<Steps>(m, "Steps")
+      .def("key", &TensorSpec::key, nb::arg("args"), nb::arg("kwargs"))
+      .def("call", &TensorSpec::call, nb::arg("kept"), nb::arg("args"), nb::arg("kwargs"))
+      .def("parts", &TensorSpec::parts, nb::arg("array"))
+      .def("hold", &TensorSpec::hold, nb::arg("arrays"), nb::arg("parts"));
+  nb::class_<BoundCalls>(m, "Steps")
       .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object>(), nb::arg("calls"),
            nb::arg("holes"), nb::arg("makers"), nb::arg("threads"))
-      .def("run", &Steps::run);
+      .def("run", &BoundCalls::run);
   nb::class_<BoundPlan>(m, "Plan")
       .def(nb::init<const std::vector<std::vector<i64>>&, const std::vector<i64>&,
                     const std::vector<int>&, int, const std::string&, const std::string&, int>(),
@@ -132,8 +130,8 @@ NB_MODULE(_kernels_of_main, m) {
       .def_prop_ro("route_bytes", &BoundPlan::route_bytes)
       .def_prop_ro("winner_bytes", &BoundPlan::winner_bytes);
   nb::class_<BoundRegions>(m, "Regions")
-      .def(nb::init<const std::vector<i64>&, const std::vector<i64>&, const std::string&, Source,
-                    double>(),
+      .def(nb::init<const std::vector<i64>&, const std::vector<i64>&, const std::string&,
+                    ArraySource, double>(),
            nb::arg("shape"), nb::arg("output_size"), nb::arg("dtype"), nb::arg("boxes"),
            nb::arg("spatial_scale"))
       .def_prop_ro("count", &BoundRegions::count)
@@ -153,7 +151,7 @@ NB_MODULE(_kernels_of_main, m) {
 
 // The types that nanobind registers exist once in a process: registering them for a second
 // interpreter would take them from the first.
-extern "C" NB_EXPORT PyObject* PyInit__kernels() {
+extern "C" NB_EXPORT PyObject* PyInit__kernels() {  // NOLINT(bugprone-reserved-identifier)
   if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
     PyErr_SetString(PyExc_ImportError, "poolgrad supports the main interpreter only");
     return nullptr;

@@ -1,4 +1,4 @@
-// What tells one call from another: what a framework says of its array, and all other arguments.
+// Cache keys of calls: the layout and state of the array, and all other arguments.
 #pragma once
 
 #include <nanobind/stl/optional.h>
@@ -12,104 +12,107 @@
 namespace poolgrad {
 namespace {
 
-// New references, few, to become a tuple.
-class Parts {
+// Collects new references and makes a tuple of them.
+class TupleBuilder {
  public:
-  Parts() = default;
-  Parts(const Parts&) = delete;
-  Parts& operator=(const Parts&) = delete;
-  ~Parts() {
-    while (count_ > 0) Py_DECREF(part_[--count_]);
+  TupleBuilder() = default;
+  TupleBuilder(const TupleBuilder&) = delete;
+  TupleBuilder& operator=(const TupleBuilder&) = delete;
+  ~TupleBuilder() {
+    while (count_ > 0) Py_DECREF(items_[--count_]);
   }
 
-  // False if it is null, or there is no more room.
-  bool take(PyObject* part) {
-    if (!part) return false;
+  // Takes a new reference; false if it is null or the tuple is full.
+  bool take(PyObject* item) {
+    if (!item) return false;
     if (count_ == kMost) {
-      Py_DECREF(part);
+      Py_DECREF(item);
       return false;
     }
-    part_[count_++] = part;
+    items_[count_++] = item;
     return true;
   }
-  bool add(PyObject* part) { return take(Py_NewRef(part)); }
+  bool add(PyObject* item) { return take(Py_NewRef(item)); }
 
   nb::object tuple() {
-    PyObject* made = PyTuple_New(count_);
-    if (!made) throw nb::python_error();
+    PyObject* tuple = PyTuple_New(count_);
+    if (!tuple) throw nb::python_error();
     while (count_ > 0) {
       --count_;
-      PyTuple_SetItem(made, count_, part_[count_]);
+      PyTuple_SetItem(tuple, count_, items_[count_]);
     }
-    return nb::steal(made);
+    return nb::steal(tuple);
   }
 
  private:
   static constexpr int kMost = 128;
-  PyObject* part_[kMost];
+  PyObject* items_[kMost];
   int count_ = 0;
 };
 
-// The arrays of one type. A question is the name of an attribute or a function of the array, or,
-// where it is about the state that everything is in, a function of nothing.
-// parts: questions of the array, whose answers tell kinds apart; modes: the same of the state
-// plain: (question of the array, answer): with another one, or with an error, it is of no kind
-// quiet: (question of the state, answer)
-// told: whether arrays say where they lie ("by exchange", "by buffer"), which is then the first
-// part of their kind; None: they are asked for it
-class Kind {
+// Computes the keys of calls whose first argument is an array of one type. A property of an array
+// is the name of an attribute or a function of the array; one of the global state is a function
+// without arguments.
+//
+// - parts: properties of the array that are part of the key; modes: those of the global state.
+// - plain: (property of the array, required value): a call with another value, or an error, has no
+//   key; quiet: (property of the global state, required value).
+// - told: how the layout of an array is read, which is the first part of the key: "by exchange"
+//   (DLPack) or "by buffer"; None: by `parts`.
+class TensorSpec {
  public:
-  Kind(nb::type_object type, const nb::tuple& parts, const nb::tuple& plain, const nb::tuple& modes,
-       const nb::tuple& quiet, std::optional<std::string> told)
-      : type_(std::move(type)), parts_(listed(parts)), modes_(listed(modes)) {
-    buffer_ = told == "by buffer";
-    if (told == "by exchange") teller_ = teller_of(type_.ptr());
-    if (told && !buffer_ && !teller_) throw nb::type_error("arrays of this type do not say so");
-    for (nb::handle pair : plain) plain_.push_back(expected(pair));
-    for (nb::handle pair : quiet) quiet_.push_back(expected(pair));
+  TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& plain,
+             const nb::tuple& modes, const nb::tuple& quiet, const std::optional<std::string>& told)
+      : type_(std::move(type)), parts_(list_of(parts)), modes_(list_of(modes)) {
+    has_buffer_ = told == "by buffer";
+    if (told == "by exchange") export_ = export_function_of(type_.ptr());
+    if (told && !has_buffer_ && !export_) throw nb::type_error("arrays of this type do not say so");
+    for (nb::handle pair : plain) plain_.push_back(requirement(pair));
+    for (nb::handle pair : quiet) quiet_.push_back(requirement(pair));
   }
 
-  // A tuple that is equal for two calls only if they do the same to arrays that differ in their
-  // numbers; the first argument is the array. None if there is none.
-  nb::object key(nb::tuple args, nb::dict kwargs) const {
-    if (args.size() == 0 || !is_plain(args[0]) || !is_quiet()) return nb::none();
-    Parts parts;
-    if (!add_parts(args[0], parts)) return nb::none();
+  // A tuple that is equal for two calls only if they differ in nothing but the elements of the
+  // array, their first argument. None if a call has no key.
+  nb::object key(const nb::tuple& args, const nb::dict& kwargs) const {
+    if (args.empty() || !is_plain(args[0]) || !is_quiet()) return nb::none();
+    TupleBuilder key;
+    if (!add_parts(args[0], key)) return nb::none();
     for (const nb::object& mode : modes_) {
-      if (!parts.take(answer(mode).release().ptr())) return nb::none();
+      if (!key.take(value_of(mode).release().ptr())) return nb::none();
     }
-    // A value follows its types, and a name is no type: so it is clear what is what.
+    // Each value follows its types, and the name of an argument is no type: keys are unambiguous.
     for (std::size_t a = 1; a < args.size(); ++a) {
-      if (!add_value(args[a], parts)) return nb::none();
+      if (!add_value(args[a], key)) return nb::none();
     }
     PyObject *name = nullptr, *value = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(kwargs.ptr(), &at, &name, &value);) {
-      if (Py_TYPE(name) != &PyUnicode_Type || !parts.add(name) || !add_value(value, parts)) {
+      if (Py_TYPE(name) != &PyUnicode_Type || !key.add(name) || !add_value(value, key)) {
         return nb::none();
       }
     }
-    return parts.tuple();
+    return key.tuple();
   }
 
-  // What the function that is kept under the key makes of the array; None if none is kept.
-  nb::object call(nb::dict kept, nb::tuple args, nb::dict kwargs) const {
-    const nb::object own = key(args, kwargs);
+  // Calls the function that the cache has for the key of this call, with the array; None if it has
+  // none.
+  nb::object call(const nb::dict& kept, const nb::tuple& args, const nb::dict& kwargs) const {
+    nb::object own = key(args, kwargs);
     if (own.is_none()) return own;
     PyObject* found = PyDict_GetItemWithError(kept.ptr(), own.ptr());
     if (!found && PyErr_Occurred()) throw nb::python_error();
     if (!found) return nb::none();
-    const nb::object function = nb::borrow(found);  // also if it is thrown out meanwhile
-    return answer(function, args[0]);
+    const nb::object function = nb::borrow(found);  // lives on if the cache drops it meanwhile
+    return value_of(function, args[0]);
   }
 
-  // What tells the kind of an array; None if it is of none.
+  // The parts of the key that an array determines; None if it has no key.
   nb::object parts(nb::handle array) const {
-    Parts parts;
-    return is_plain(array) && add_parts(array, parts) ? parts.tuple() : nb::none();
+    TupleBuilder key;
+    return is_plain(array) && add_parts(array, key) ? key.tuple() : nb::none();
   }
 
-  // Whether all of these are of some kind; of one with these parts, unless these are None.
-  bool hold(nb::tuple arrays, nb::tuple parts) const {
+  // Whether each array has these parts of a key or, where they are None, has any.
+  bool hold(const nb::tuple& arrays, const nb::tuple& parts) const {
     if (arrays.size() != parts.size() || !is_quiet()) return false;
     for (std::size_t a = 0; a < arrays.size(); ++a) {
       if (!is_plain(arrays[a])) return false;
@@ -119,97 +122,96 @@ class Kind {
   }
 
  private:
-  struct Expected {
-    nb::object question, answer;
+  struct Requirement {
+    nb::object property, value;
   };
 
-  static std::vector<nb::object> listed(const nb::tuple& from) {
+  static std::vector<nb::object> list_of(const nb::tuple& from) {
     std::vector<nb::object> list;
     for (nb::handle item : from) list.push_back(nb::borrow(item));
     return list;
   }
-  static Expected expected(nb::handle pair) {
+  static Requirement requirement(nb::handle pair) {
     const nb::tuple both = nb::cast<nb::tuple>(pair);
     return {nb::borrow(both[0]), nb::borrow(both[1])};
   }
 
-  static nb::object checked(PyObject* answer) {
-    if (!answer) throw nb::python_error();
-    return nb::steal(answer);
+  static nb::object checked(PyObject* value) {
+    if (!value) throw nb::python_error();
+    return nb::steal(value);
   }
-  static nb::object answer(const nb::object& question, nb::handle array) {
-    if (PyUnicode_Check(question.ptr())) {
-      return checked(PyObject_GetAttr(array.ptr(), question.ptr()));
+  static nb::object value_of(const nb::object& property, nb::handle array) {
+    if (PyUnicode_Check(property.ptr())) {
+      return checked(PyObject_GetAttr(array.ptr(), property.ptr()));
     }
     PyObject* argument = array.ptr();
-    return checked(PyObject_Vectorcall(question.ptr(), &argument, 1, nullptr));
+    return checked(PyObject_Vectorcall(property.ptr(), &argument, 1, nullptr));
   }
-  static nb::object answer(const nb::object& question) {
-    return checked(PyObject_CallNoArgs(question.ptr()));
+  static nb::object value_of(const nb::object& property) {
+    return checked(PyObject_CallNoArgs(property.ptr()));
   }
-  static bool answers(const Expected& e, nb::handle array) {
+  static bool fulfils(nb::handle array, const Requirement& requirement) {
     try {
-      return is(answer(e.question, array), e.answer);
+      return equal(value_of(requirement.property, array), requirement.value);
     } catch (nb::python_error&) {
       return false;
     }
   }
-  static bool is(const nb::object& answer, nb::handle expected) {
-    if (answer.is(expected)) return true;
-    const int equal = PyObject_RichCompareBool(answer.ptr(), expected.ptr(), Py_EQ);
-    if (equal < 0) throw nb::python_error();
-    return equal == 1;
+  static bool equal(const nb::object& a, nb::handle b) {
+    if (a.is(b)) return true;
+    const int result = PyObject_RichCompareBool(a.ptr(), b.ptr(), Py_EQ);
+    if (result < 0) throw nb::python_error();
+    return result == 1;
   }
 
-  bool add_parts(nb::handle array, Parts& parts) const {
-    if (buffer_ && !parts.take(lying_in_buffer(array))) return false;
-    if (teller_ && !parts.take(lying(teller_, array))) return false;
+  bool add_parts(nb::handle array, TupleBuilder& key) const {
+    if (has_buffer_ && !key.take(layout_key_of_buffer(array))) return false;
+    if (export_ && !key.take(layout_key_of_tensor(export_, array))) return false;
     for (const nb::object& part : parts_) {
-      if (!parts.take(answer(part, array).release().ptr())) return false;
+      if (!key.take(value_of(part, array).release().ptr())) return false;
     }
     return true;
   }
   bool has_parts(nb::handle array, nb::handle expected) const {
-    Parts parts;
-    Told told;
-    if (expected.is_none()) return !teller_ || tell(teller_, array, told);
-    return add_parts(array, parts) && is(parts.tuple(), expected);
+    DLTensor exported;
+    if (expected.is_none()) return !export_ || export_tensor(export_, array, exported);
+    TupleBuilder key;
+    return add_parts(array, key) && equal(key.tuple(), expected);
   }
 
   bool is_plain(nb::handle array) const {
     if (reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) != type_.ptr()) return false;
     return std::all_of(plain_.begin(), plain_.end(),
-                       [&](const Expected& e) { return answers(e, array); });
+                       [&](const Requirement& each) { return fulfils(array, each); });
   }
   bool is_quiet() const {
-    for (const Expected& e : quiet_) {
-      if (!is(answer(e.question), e.answer)) return false;
-    }
-    return true;
+    return std::all_of(quiet_.begin(), quiet_.end(), [](const Requirement& each) {
+      return equal(value_of(each.property), each.value);
+    });
   }
 
-  // The type and the value, since values of other types may be equal and yet mean something else
-  // (True and 1); of a tuple also the types in it. False for what may change.
-  static bool add_value(nb::handle value, Parts& parts) {
-    return add_types(value, parts) && parts.add(value.ptr());
+  // Adds the types (of a tuple: also those of its items) and the value, since True == 1. False if
+  // the value is mutable.
+  static bool add_value(nb::handle value, TupleBuilder& key) {
+    return add_types(value, key) && key.add(value.ptr());
   }
-  static bool add_types(nb::handle value, Parts& parts) {
+  static bool add_types(nb::handle value, TupleBuilder& key) {
     PyTypeObject* type = Py_TYPE(value.ptr());
-    if (!parts.add(reinterpret_cast<PyObject*>(type))) return false;
+    if (!key.add(reinterpret_cast<PyObject*>(type))) return false;
     if (type == &PyLong_Type || type == &PyBool_Type || type == &PyUnicode_Type) return true;
     if (value.is_none()) return true;
     if (type != &PyTuple_Type) return false;
     for (nb::handle item : nb::borrow<nb::tuple>(value)) {
-      if (!add_types(item, parts)) return false;
+      if (!add_types(item, key)) return false;
     }
     return true;
   }
 
   nb::object type_;
-  Teller teller_ = nullptr;
-  bool buffer_ = false;
+  DLTensorExport export_ = nullptr;
+  bool has_buffer_ = false;
   std::vector<nb::object> parts_, modes_;
-  std::vector<Expected> plain_, quiet_;
+  std::vector<Requirement> plain_, quiet_;
 };
 
 }  // namespace

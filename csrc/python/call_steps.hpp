@@ -1,4 +1,4 @@
-// Calls of kernels with the arrays left out: made once, then run for other arrays of the same kind.
+// Bound calls: a recorded sequence of kernel calls, run again with other arrays of the same layout.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,11 +10,13 @@ namespace nb = nanobind;
 namespace poolgrad {
 namespace {
 
-class Steps {
+class BoundCalls {
  public:
-  // calls: (function, its arguments); holes: what stands in the arguments, or in a list among them,
-  // for the given arrays, for those that `makers` make and for the number of `threads`
-  Steps(const nb::tuple& calls, const nb::tuple& holes, const nb::tuple& makers, nb::object threads)
+  // calls: (function, arguments) of each; holes: the placeholders in the arguments, or in a list
+  // among them, for the given arrays, for the arrays that `makers` allocate and for the number of
+  // threads
+  BoundCalls(const nb::tuple& calls, const nb::tuple& holes, const nb::tuple& makers,
+             nb::object threads)
       : threads_(std::move(threads)) {
     for (nb::handle maker : makers) makers_.push_back(nb::borrow(maker));
     if (holes.size() < makers.size() + 1 || holes.size() > kMost) {
@@ -30,8 +32,8 @@ class Steps {
     }
   }
 
-  // What was made: one array, or a tuple of them.
-  nb::object run(nb::args given) const {
+  // Returns the allocated array, or a tuple of them if there are several.
+  nb::object run(const nb::args& given) const {
     if (given.size() != given_) throw nb::value_error("another number of arrays is needed");
     nb::object filled[kMost];
     std::size_t at = 0;
@@ -50,9 +52,9 @@ class Steps {
       called(call.function, arguments, count);
     }
     if (makers_.size() == 1) return filled[given_];
-    nb::list made;
-    for (std::size_t m = 0; m < makers_.size(); ++m) made.append(filled[given_ + m]);
-    return nb::tuple(made);
+    nb::list results;
+    for (std::size_t m = 0; m < makers_.size(); ++m) results.append(filled[given_ + m]);
+    return nb::tuple(results);
   }
 
  private:
@@ -60,7 +62,7 @@ class Steps {
 
   struct Argument {
     int hole = -1;
-    nb::object value;  // if it is no hole
+    nb::object value;  // unless it is a hole
     bool is_list = false;
     std::vector<Argument> items;
   };
@@ -70,28 +72,28 @@ class Steps {
   };
 
   static Argument argument(nb::handle from, const nb::tuple& holes) {
-    Argument made;
+    Argument result;
     for (std::size_t h = 0; h < holes.size(); ++h) {
-      if (from.is(holes[h])) made.hole = static_cast<int>(h);
+      if (from.is(holes[h])) result.hole = static_cast<int>(h);
     }
-    if (made.hole >= 0) return made;
-    made.value = nb::borrow(from);
+    if (result.hole >= 0) return result;
+    result.value = nb::borrow(from);
     if (PyList_Check(from.ptr())) {
-      made.is_list = true;
+      result.is_list = true;
       for (nb::handle item : nb::borrow<nb::list>(from)) {
-        made.items.push_back(argument(item, holes));
+        result.items.push_back(argument(item, holes));
       }
     }
-    return made;
+    return result;
   }
 
   static const nb::object& of(const Argument& a, const nb::object* filled) {
     return a.hole >= 0 ? filled[a.hole] : a.value;
   }
   static nb::object list_of(const Argument& a, const nb::object* filled) {
-    nb::list made;
-    for (const Argument& item : a.items) made.append(of(item, filled));
-    return made;
+    nb::list list;
+    for (const Argument& item : a.items) list.append(of(item, filled));
+    return list;
   }
 
   static nb::object called(const nb::object& function, PyObject* const* arguments,

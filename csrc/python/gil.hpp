@@ -4,6 +4,8 @@
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
+#include <optional>
+
 #include "base/thread_pool.hpp"
 
 namespace nb = nanobind;
@@ -12,13 +14,20 @@ namespace poolgrad {
 namespace {
 
 // RAII guard: releases the GIL. About ten times a second Python's signal handlers run, so that
-// Ctrl-C ends a long kernel: run_tasks() throws Interrupted, and Python's error is set.
+// Ctrl-C ends a long kernel: run_tasks() throws Interrupted, and Python's error is set. Does
+// nothing if `release` is false.
 class WithoutGil {
  public:
-  WithoutGil() = default;
+  explicit WithoutGil(bool release = true) {
+    if (!release) return;
+    state_ = PyEval_SaveThread();
+    polled_.emplace(run_handlers, this);
+  }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
-  ~WithoutGil() { take(); }
+  ~WithoutGil() {
+    if (state_) take();
+  }
 
  private:
   // While the interpreter exits, Python ends daemon threads that take the GIL by unwinding their
@@ -40,8 +49,8 @@ class WithoutGil {
     return interrupted;
   }
 
-  PyThreadState* state_ = PyEval_SaveThread();
-  const Polled polled_{run_handlers, this};
+  PyThreadState* state_ = nullptr;
+  std::optional<Polled> polled_;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What a plan of Python's knows of shapes and memory: windows, the layout of all arrays, and who
-// runs a kernel.
+// Validates the windows, shapes and memory layout of all arrays of a plan, and runs a kernel on
+// them.
 #pragma once
 
 #include <algorithm>
@@ -15,16 +15,15 @@ namespace poolgrad {
 namespace {
 
 // x and gx have dtype `in`; y and gy `out`.
-class BoundLayout {
+class PlanLayout {
  public:
-  static constexpr std::size_t kMembers = 12;  // of an axis
+  static constexpr std::size_t kAxisNumbers = 12;
 
-  // axes: (kind, in, out, kernel, stride, lo, hi, dilation, first, before, n, m), see
-  // geometry/window.hpp; of bins `stride` is their number, and windows that random samples place
-  // have nothing there
-  BoundLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
-              const std::vector<int>& pooled, int inner_axis, const std::string& in,
-              const std::string& out)
+  // axes: (WindowKind, in, out, kernel, stride, lo, hi, dilation, first, before, n, m) of each, see
+  // geometry/window.hpp; `stride` is the number of bins of an adaptive axis
+  PlanLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
+             const std::vector<int>& pooled, int inner_axis, const std::string& in,
+             const std::string& out)
       : in_(dtype_named(in)), out_(dtype_named(out)), in_shape_(shape), out_shape_(shape) {
     require(in_ == out_ || (!is_floating(in_) && out_ == sum_dtype()),
             "outputs have another dtype than inputs or their sums");
@@ -58,18 +57,18 @@ class BoundLayout {
         plan_.inner = size;
       } else {
         plan_.outer = product(plan_.outer, size);
-        plan_.outer_axes.push_back(a);
-        plan_.outer_shape.push_back(size);
+        outer_axes_.push_back(a);
+        outer_shape_.push_back(size);
       }
     }
-    count(in_shape_);
-    product(count(out_shape_), plan_.winner_bytes());
+    number_of_elements(in_shape_);
+    product(number_of_elements(out_shape_), plan_.winner_bytes());
     out_strides_.assign(shape.size(), 0);
     i64 step = 1;
     for (std::size_t a = shape.size(); a-- > 0; step *= out_shape_[a]) out_strides_[a] = step;
   }
 
-  // (begin, place, taps, extent) of one window along one pooled axis: geometry without an array.
+  // (begin, place, taps, extent) of one window along one pooled axis.
   nb::tuple span(int axis, i64 output) const {
     const Axis& a = bound_axis(axis);
     if (output < 0 || output >= a.out) throw nb::index_error("no such output");
@@ -85,27 +84,28 @@ class BoundLayout {
     return nb::make_tuple(r.lo, r.hi);
   }
 
-  // From now on called by who does not hold Python's lock.
-  void leave_python() { python_ = false; }
+  // For threads that do not hold the GIL, such as those of XLA: `run` does not release it.
+  void use_without_gil() { has_gil_ = false; }
 
   i64 places() const { return plan_.places; }
   int route_bytes() const { return plan_.route_bytes; }
   i64 winner_bytes() const { return plan_.winner_bytes(); }
 
  protected:
-  enum Kind : i64 { kRegular, kAdaptive, kTable };
+  enum WindowKind : i64 { kRegular, kAdaptive, kTable };
 
-  static Axis axis_of(const std::vector<i64>& from) {
-    if (from.size() != kMembers) throw nb::value_error("an axis lacks members");
-    const i64 kind = from[0], stride = from[4], lo = from[5], hi = from[6], dilation = from[7];
+  static Axis axis_of(const std::vector<i64>& numbers) {
+    require(numbers.size() == kAxisNumbers, "an axis lacks members");
+    const i64 kind = numbers[0], stride = numbers[4], lo = numbers[5], hi = numbers[6],
+              dilation = numbers[7];
     Axis a;
-    a.in = from[1];
-    a.out = from[2];
-    a.kernel = from[3];
-    a.first = from[8];
-    a.before = from[9];
-    a.n = from[10];
-    a.m = from[11];
+    a.in = numbers[1];
+    a.out = numbers[2];
+    a.kernel = numbers[3];
+    a.first = numbers[8];
+    a.before = numbers[9];
+    a.n = numbers[10];
+    a.m = numbers[11];
     require(a.in >= 1 && a.out >= 1 && a.kernel >= 1, "an axis is empty");
     require(a.first >= 0 && a.before >= 0 && a.m >= a.out && a.n >= a.in &&
                 a.m - a.out >= a.first && a.n - a.in >= a.before,
@@ -128,8 +128,8 @@ class BoundLayout {
       require(stride >= 1 && a.m <= stride, kRange);
       a.bins = stride;
       product(a.n, a.bins, std::numeric_limits<i64>::max() / 2);
-      const i64 left = a.n % a.bins, more = left == 0 ? 0 : left > std::gcd(a.n, a.bins) ? 2 : 1;
-      require(a.kernel >= a.n / a.bins + more, "a bin is larger than its window");
+      const i64 rest = a.n % a.bins, extra = rest == 0 ? 0 : rest > std::gcd(a.n, a.bins) ? 2 : 1;
+      require(a.kernel >= a.n / a.bins + extra, "a bin is larger than its window");
       const Span begin = span_of(a, 0), end = span_of(a, a.out - 1);
       require(begin.begin >= 0 && end.begin + end.taps <= a.in, "bins reach beyond the input");
     }
@@ -137,19 +137,19 @@ class BoundLayout {
   }
 
   static constexpr i64 kMost = std::numeric_limits<i64>::max() / 8;  // elements of any dtype
-  // A padding or a pooled size; a distance between windows, or within one. Two distances add up to
-  // no overflow, nor do a distance and two of the others.
+  // Limits of a padding or a pooled size, and of a distance between windows or within one. The sum
+  // of two distances does not overflow, nor does that of a distance and two of the others.
   static constexpr i64 kFarthest = i64{1} << 61, kMostDistance = (i64{1} << 62) - 1;
 
   static void require(bool fine, const char* message) {
     if (!fine) throw nb::value_error(message);
   }
-  // Of two numbers that are not negative.
+  // The product of two numbers that are not negative; an error if it is larger than `most`.
   static i64 product(i64 a, i64 b, i64 most = kMost) {
     require(b == 0 || a <= most / b, "a size is too large");
     return a * b;
   }
-  static i64 count(const std::vector<i64>& shape) {
+  static i64 number_of_elements(const std::vector<i64>& shape) {
     i64 elements = 1;
     for (i64 size : shape) elements = product(elements, size);
     return elements;
@@ -165,8 +165,9 @@ class BoundLayout {
     return plan_.axis[axis];
   }
 
-  // One plane of arrays that are pooled plane by plane, or all of them.
-  struct Part {
+  // The planes that a kernel computes: all of them (plane -1), or one where samples place the
+  // windows, which differ from plane to plane.
+  struct PlaneSelection {
     Work work;
     i64 plane = -1;
     View of(const View& v) const {
@@ -176,14 +177,16 @@ class BoundLayout {
       one.outer_axes = 0;
       return one;
     }
-    Dense of(Dense array) const { return shifted(array, work.plan->out_plane()); }
-    Dense of_input(Dense array) const { return shifted(array, work.plan->in_plane()); }
-    std::uint8_t* winners(Dense bits) const {
+    Dense of_outputs(Dense array) const { return shifted(array, work.plan->out_plane()); }
+    Dense of_inputs(Dense array) const { return shifted(array, work.plan->in_plane()); }
+    std::uint8_t* of_winners(Dense bits) const {
       const i64 bytes = work.plan->out_plane() * work.plan->winner_bytes();
       return reinterpret_cast<std::uint8_t*>(shifted(bits, bytes).data);
     }
-    Dense shifted(Dense array, i64 elements) const {
-      if (plane > 0 && array.data) array.data += plane * elements * size_of(array.dtype);
+
+   private:
+    Dense shifted(Dense array, i64 plane_elements) const {
+      if (plane > 0 && array.data) array.data += plane * plane_elements * size_of(array.dtype);
       return array;
     }
   };
@@ -199,12 +202,12 @@ class BoundLayout {
   static std::size_t size(Dtype dtype) { return static_cast<std::size_t>(size_of(dtype)); }
   std::size_t route_size() const { return static_cast<std::size_t>(plan_.route_bytes); }
 
-  // Kernels whose outputs are inputs compute in the type of one and write the other.
+  // Selecting kernels compute in the dtype of the inputs and write that of the outputs.
   void require_one_dtype() const {
     require(in_ == out_, "outputs of this kernel have the dtype of the inputs");
   }
 
-  // A kernel without samples has no table of windows that samples place.
+  // Other kernels than selections have no table of the windows that samples place.
   void require_no_samples() const {
     for (const Axis& a : plan_.axis) require(!a.placed, "samples are for selections only");
   }
@@ -240,8 +243,8 @@ class BoundLayout {
     v.height = stride(plan_.pooled_axes[1]);
     v.width = stride(plan_.pooled_axes[2]);
     v.inner = stride(plan_.inner_axis);
-    for (std::size_t k = 0; k < plan_.outer_axes.size(); ++k) {
-      const i64 count = plan_.outer_shape[k], step = stride(plan_.outer_axes[k]);
+    for (std::size_t k = 0; k < outer_axes_.size(); ++k) {
+      const i64 count = outer_shape_[k], step = stride(outer_axes_[k]);
       const int last = v.outer_axes - 1;
       if (last >= 0 && v.outer_stride[last] == count * step) {
         v.outer_size[last] *= count;
@@ -254,9 +257,11 @@ class BoundLayout {
     return v;
   }
 
-  // Where the windows of each plane begin, of windows that samples place.
-  using Samples = std::vector<i64>;
-  Samples sampled(Source samples) const {
+  static inline const std::vector<i64> kNoTables;
+
+  // The positions of the windows in each plane where samples place them (see window_tables), else
+  // empty.
+  std::vector<i64> tables_of(ArraySource samples) const {
     bool placed = false;
     for (const Axis& a : plan_.axis) placed |= a.placed;
     if (placed == samples.is_none()) throw nb::value_error("samples are for windows they place");
@@ -270,11 +275,16 @@ class BoundLayout {
     return window_tables(plan_, dtype, data, dims);
   }
 
-  // Runs a kernel for all planes at once or, where samples place the windows, for one at a time.
+  // Calls kernel(PlaneSelection) for all planes at once or, with tables, for each plane. Releases
+  // the GIL meanwhile, except where that would cost more than the kernel.
   template <class F>
-  void run(const Samples& tables, int threads, F&& kernel) const {
-    if (tables.empty()) return run(threads, [&](const Work& work) { kernel(Part{work, -1}); });
-    run(threads, [&](const Work& work) {
+  void run(const std::vector<i64>& tables, int threads, F&& kernel) const {
+    if (plan_.outer == 0 || plan_.inner == 0) return;
+    const bool release = has_gil_ && inputs() + outputs() * plan_.places > kSmallCall;
+    const Work work{&plan_, std::clamp(threads, 1, kMostThreads)};
+    try {
+      const WithoutGil released(release);
+      if (tables.empty()) return kernel(PlaneSelection{work});
       const i64 length = static_cast<i64>(tables.size()) / plan_.outer;
       parallel_for(plan_.outer, work.threads, [&](i64 plane) {
         Plan one = plan_;
@@ -285,46 +295,32 @@ class BoundLayout {
           a.table = table;
           table += a.out;
         }
-        kernel(Part{{&one, 1}, plane});
+        kernel(PlaneSelection{{&one, 1}, plane});
       });
-    });
-  }
-
-  template <class F>
-  void run(int threads, F&& kernel) const {
-    if (plan_.outer == 0 || plan_.inner == 0) return;
-    const Work work{&plan_, std::clamp(threads, 1, kMostThreads)};
-    // Releasing Python's lock and taking it again costs more than a small call. XLA's threads do
-    // not hold it.
-    if (!python_ || inputs() + outputs() * plan_.places <= kAtOnce) return kernel(work);
-    try {
-      const WithoutGil released;
-      kernel(work);
     } catch (const Interrupted&) {
       throw nb::python_error();
     }
   }
 
-  // Runs a kernel that checks indices first.
-  template <class F>
-  void inside(int threads, F&& kernel) const {
-    i64 culprit = 0;
-    bool fine = true;
-    run(threads, [&](const Work& work) { fine = kernel(work, &culprit); });
-    if (fine) return;
+  // An error if a kernel found an index outside the plane of outputs.
+  void require_valid_indices(bool valid, i64 invalid_index) const {
+    if (valid) return;
     const i64 plane = plan_.axis[0].out * plan_.axis[1].out * plan_.axis[2].out;
     throw nb::value_error(("indices must be from 0 to " + std::to_string(plane - 1) +
-                           ", positions in a plane of the output, got " + std::to_string(culprit))
+                           ", positions in a plane of the output, got " +
+                           std::to_string(invalid_index))
                               .c_str());
   }
 
-  static constexpr i64 kAtOnce = 4096;  // inputs that are read
+  static constexpr i64 kSmallCall = 4096;  // inputs that are read
   static constexpr int kMostThreads = 1024;
 
   static const Kernels& kernels() { return chosen_kernels(); }
 
   Plan plan_;
-  bool python_ = true;
+  std::vector<i64> outer_shape_;  // leading axes, in logical order
+  std::vector<int> outer_axes_;   // their positions in the logical shape
+  bool has_gil_ = true;
   Dtype in_, out_;
   std::vector<i64> in_shape_, out_shape_;
   std::vector<i64> out_strides_;  // of the outputs in logical order

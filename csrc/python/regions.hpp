@@ -1,5 +1,5 @@
-// Pooling of regions of interest as Python sees it. Arguments were checked by regions.py; what is
-// checked here guards memory, and the boxes, whose values only the kernels read.
+// Pooling of regions of interest as Python calls it. src/poolgrad validates arguments; the checks
+// here guard memory and validate the boxes, whose values only the kernels read.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 class BoundRegions {
  public:
   BoundRegions(const std::vector<i64>& shape, const std::vector<i64>& output_size,
-               const std::string& dtype, Source boxes, double factor)
+               const std::string& dtype, ArraySource boxes, double factor)
       : wide_(dtype == "float64"), factor_(factor) {
     require(wide_ || dtype == "float32", "regions are pooled in float32 or float64");
     require(shape.size() == 4 && output_size.size() == 2, "regions lack an axis");
@@ -39,7 +39,7 @@ class BoundRegions {
 
   i64 count() const { return static_cast<i64>(regions_.size()); }
 
-  void pool(Source x, Source y, Source indices, int threads) const {
+  void pool(ArraySource x, ArraySource y, ArraySource indices, int threads) const {
     const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize()),
         places(indices, Use::write, sizeof(std::int32_t));
     const char* input = from.contiguous(inputs());
@@ -52,38 +52,37 @@ class BoundRegions {
     });
   }
 
-  void pool_backward(Source gy, Source indices, Source gx, int threads) const {
+  void pool_backward(ArraySource gy, ArraySource indices, ArraySource gx, int threads) const {
     const Array from(gy, Use::read, itemsize()), to(gx, Use::write, itemsize()),
         places(indices, Use::read, sizeof(std::int32_t));
     const char* gradient = from.contiguous(outputs());
     char* target = to.contiguous(inputs());
     const auto* index = reinterpret_cast<const std::int32_t*>(places.contiguous(outputs()));
-    bool inside = true;
+    bool valid = true;
     run(threads, [&](auto t, int workers) {
       using T = decltype(t);
-      inside =
-          RegionKernels<T>::pool_backward(maps_, regions_, reinterpret_cast<const T*>(gradient),
-                                          index, reinterpret_cast<T*>(target), workers);
+      valid = RegionKernels<T>::pool_backward(maps_, regions_, reinterpret_cast<const T*>(gradient),
+                                              index, reinterpret_cast<T*>(target), workers);
     });
-    check(inside);
+    require_valid_indices(valid);
   }
 
-  void pool_gather(Source x, Source indices, Source y, int threads) const {
+  void pool_gather(ArraySource x, ArraySource indices, ArraySource y, int threads) const {
     const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize()),
         places(indices, Use::read, sizeof(std::int32_t));
     const char* input = from.contiguous(inputs());
     char* output = to.contiguous(outputs());
     const auto* index = reinterpret_cast<const std::int32_t*>(places.contiguous(outputs()));
-    bool inside = true;
+    bool valid = true;
     run(threads, [&](auto t, int workers) {
       using T = decltype(t);
-      inside = RegionKernels<T>::pool_gather(maps_, regions_, reinterpret_cast<const T*>(input),
-                                             index, reinterpret_cast<T*>(output), workers);
+      valid = RegionKernels<T>::pool_gather(maps_, regions_, reinterpret_cast<const T*>(input),
+                                            index, reinterpret_cast<T*>(output), workers);
     });
-    check(inside);
+    require_valid_indices(valid);
   }
 
-  void align(Source x, Source y, i64 sampling_ratio, bool aligned, int threads) const {
+  void align(ArraySource x, ArraySource y, i64 sampling_ratio, bool aligned, int threads) const {
     const RegionScale scale = scaled(sampling_ratio, aligned);
     const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize());
     const char* input = from.contiguous(inputs());
@@ -95,7 +94,8 @@ class BoundRegions {
     });
   }
 
-  void align_backward(Source gy, Source gx, i64 sampling_ratio, bool aligned, int threads) const {
+  void align_backward(ArraySource gy, ArraySource gx, i64 sampling_ratio, bool aligned,
+                      int threads) const {
     const RegionScale scale = scaled(sampling_ratio, aligned);
     const Array from(gy, Use::read, itemsize()), to(gx, Use::write, itemsize());
     const char* gradient = from.contiguous(outputs());
@@ -113,14 +113,14 @@ class BoundRegions {
   static void require(bool fine, const char* message) {
     if (!fine) throw nb::value_error(message);
   }
-  // Of two numbers that are not negative.
+  // The product of two numbers that are not negative.
   static i64 product(i64 a, i64 b) {
     require(b == 0 || a <= kMost / b, "a size is too large");
     return a * b;
   }
 
-  void check(bool inside) const {
-    if (inside) return;
+  void require_valid_indices(bool valid) const {
+    if (valid) return;
     throw nb::value_error(("indices must be -1 or from 0 to " + std::to_string(maps_.plane() - 1) +
                            ", positions in a plane of input")
                               .c_str());
@@ -139,7 +139,7 @@ class BoundRegions {
     return {count(), maps_.channels, maps_.bin_rows, maps_.bin_columns};
   }
 
-  // Runs a kernel without Python's lock; Ctrl-C ends it between two tasks.
+  // Runs a kernel without the GIL; Ctrl-C ends it between two tasks.
   template <class F>
   void run(int threads, F&& kernel) const {
     const int workers = std::clamp(threads, 1, 1024);

@@ -1,4 +1,4 @@
-// Routes, as Python keeps them and as the kernels take them.
+// Routes as Python stores them (packed or not) and as the kernels read and write them.
 #pragma once
 
 #include <optional>
@@ -9,15 +9,15 @@
 namespace poolgrad {
 namespace {
 
-// A layout whose routes may be packed: then the kernels see them in memory of their own, a byte
-// each, for as long as one of them runs.
-class RoutedLayout : public BoundLayout {
+// A layout whose routes may be packed. While a kernel runs, packed routes are unpacked into a
+// buffer of one byte each.
+class RoutedLayout : public PlanLayout {
  public:
-  // route_bits: of a packed route, 2 or 4; 0: they are whole bytes
+  // route_bits: bits of a packed route, 2 or 4; 0: routes are not packed
   RoutedLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
                const std::vector<int>& pooled, int inner_axis, const std::string& in,
                const std::string& out, int route_bits)
-      : BoundLayout(axes, shape, pooled, inner_axis, in, out) {
+      : PlanLayout(axes, shape, pooled, inner_axis, in, out) {
     const bool fits = (route_bits == 2 || route_bits == 4) && plan_.places <= 1 << route_bits;
     if (route_bits != 0 && !fits) throw nb::value_error("routes do not fit so few bits");
     if (route_bits == 0) return;
@@ -33,68 +33,68 @@ class RoutedLayout : public BoundLayout {
     };
     next(plan_.inner_axis, plan_.inner);
     for (int a = 2; a >= 0; --a) next(plan_.pooled_axes[a], plan_.axis[a].out);
-    for (std::size_t k = plan_.outer_axes.size(); k-- > 0;) {
-      next(plan_.outer_axes[k], plan_.outer_shape[k]);
-    }
+    for (std::size_t k = outer_axes_.size(); k-- > 0;) next(outer_axes_[k], outer_shape_[k]);
   }
 
-  // The routes of packed ones, a byte each.
-  void unpack_routes(Source packed, Source routes, int threads) const {
+  // Unpacks routes to one byte each.
+  void unpack_routes(ArraySource packed, ArraySource routes, int threads) const {
     if (packed_.bits == 0) throw nb::value_error("routes are not packed");
     const Array from(packed, Use::read, 1), to(routes, Use::write, 1);
     const Dense target = dense(to, Dtype::uint8, outputs());
-    run(threads, [&](const Work& work) {
-      unpack(from, reinterpret_cast<std::uint8_t*>(target.data), work.threads);
+    run(kNoTables, threads, [&](const PlaneSelection& planes) {
+      unpack(from, reinterpret_cast<std::uint8_t*>(target.data), planes.work.threads);
     });
   }
 
  protected:
-  // One argument: what the kernels write or read in place of it.
-  class Routes {
+  // Routes as an argument of a kernel.
+  class RouteArgument {
    public:
-    Routes(const RoutedLayout& layout, Source source, Use use)
-        : layout_(layout), given_(source, use, layout.packed_.bits ? 1 : layout.route_size()) {
-      if (layout.packed_.bits && given_.data()) {
-        wide_.emplace(static_cast<std::size_t>(larger(1, layout.outputs())));
+    RouteArgument(const RoutedLayout& layout, ArraySource source, Use use)
+        : layout_(layout), array_(source, use, layout.packed_.bits ? 1 : layout.route_size()) {
+      if (layout.packed_.bits && array_.data()) {
+        unpacked_.emplace(static_cast<std::size_t>(larger(1, layout.outputs())));
       }
     }
 
     Dense to_write() const {
-      if (wide_) return {static_cast<char*>(wide_->data()), Dtype::uint8};
-      return dense(given_, layout_.route_dtype(), layout_.outputs());
+      if (unpacked_) return {static_cast<char*>(unpacked_->data()), Dtype::uint8};
+      return dense(array_, layout_.route_dtype(), layout_.outputs());
     }
-    // What was written, packed.
-    void written(int threads) const {
-      if (!wide_) return;
-      auto* to = reinterpret_cast<std::uint8_t*>(given_.dense(layout_.packed_.size()));
-      layout_.run(threads, [&](const Work& work) {
-        kernels().route->pack(layout_.packed_, static_cast<const std::uint8_t*>(wide_->data()), to,
-                              work.threads);
+    // Packs the routes that a kernel wrote.
+    void pack(int threads) const {
+      if (!unpacked_) return;
+      auto* to = reinterpret_cast<std::uint8_t*>(array_.dense(layout_.packed_.size()));
+      const auto* from = static_cast<const std::uint8_t*>(unpacked_->data());
+      layout_.run(kNoTables, threads, [&](const PlaneSelection& planes) {
+        kernels().route->pack(layout_.packed_, from, to, planes.work.threads);
       });
     }
 
     View to_read(int threads) const {
-      if (!wide_) return layout_.outputs_of(given_, layout_.route_dtype());
-      auto* wide = static_cast<std::uint8_t*>(wide_->data());
-      layout_.run(threads, [&](const Work& work) { layout_.unpack(given_, wide, work.threads); });
-      return layout_.view_of(layout_.dense_strides_.data(), static_cast<char*>(wide_->data()),
+      if (!unpacked_) return layout_.outputs_of(array_, layout_.route_dtype());
+      auto* to = static_cast<std::uint8_t*>(unpacked_->data());
+      layout_.run(kNoTables, threads, [&](const PlaneSelection& planes) {
+        layout_.unpack(array_, to, planes.work.threads);
+      });
+      return layout_.view_of(layout_.dense_strides_.data(), static_cast<char*>(unpacked_->data()),
                              Dtype::uint8);
     }
 
    private:
     const RoutedLayout& layout_;
-    const Array given_;
-    std::optional<Memory> wide_;
+    const Array array_;
+    std::optional<CachedBlock> unpacked_;
   };
 
  private:
   void unpack(const Array& from, std::uint8_t* to, int threads) const {
-    const auto* here = reinterpret_cast<const std::uint8_t*>(from.dense(packed_.size()));
-    kernels().route->unpack(packed_, here, to, threads);
+    const auto* packed = reinterpret_cast<const std::uint8_t*>(from.dense(packed_.size()));
+    kernels().route->unpack(packed_, packed, to, threads);
   }
 
   PackedRows packed_{};
-  std::vector<i64> dense_strides_;  // of outputs as the kernels write them
+  std::vector<i64> dense_strides_;  // of routes as the kernels write them
 };
 
 }  // namespace

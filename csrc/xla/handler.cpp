@@ -1,5 +1,5 @@
-// One handler for all kernels. What a call is, is told in words: the kernel, the plan, and where
-// each argument comes from, so that a compiled program can be stored and run by another process.
+// XLA handlers of the kernels. The attributes of a call in a compiled program are typed; they are
+// read and checked, and the plan is built, once for each program.
 #include "xla/handler.hpp"
 
 #ifndef POOLGRAD_XLA
@@ -11,9 +11,10 @@ nanobind::object poolgrad::xla_handler() { return nanobind::none(); }
 #include <sys/mman.h>
 
 #include <cfenv>
-#include <charconv>
 #include <cstring>
-#include <sstream>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -25,257 +26,345 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Memory that was just taken from the system comes in pages, large ones if they are asked for, and
-// these cost a third of the time.
-void prefer_large_pages(const Held& held) {
+// Asks for huge pages for a result whose pages have not been touched: page faults of 4 KiB pages
+// would cost a third of the time.
+void prefer_huge_pages(const XlaArray& result) {
 #ifdef MADV_HUGEPAGE
   constexpr std::uintptr_t page = std::uintptr_t{1} << 21;
-  const auto bytes = static_cast<std::uintptr_t>(held.elements() * held.itemsize);
-  const auto begin = reinterpret_cast<std::uintptr_t>(held.data);
-  const std::uintptr_t first = (begin + page - 1) / page * page,
-                       last = (begin + bytes) / page * page;
-  unsigned char there = 0;  // what was used before is not asked for again
-  if (first < last && mincore(reinterpret_cast<void*>(last - page), 1, &there) == 0 && !there) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(result.data);
+  const auto end = begin + static_cast<std::uintptr_t>(result.bytes());
+  const std::uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
+  unsigned char resident = 0;
+  if (first < last && mincore(reinterpret_cast<void*>(last - page), 1, &resident) == 0 &&
+      !resident) {
     madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
   }
 #else
-  static_cast<void>(held);
+  static_cast<void>(result);
 #endif
 }
 
-// XLA's threads take subnormal numbers for zeros; a maximum of such numbers is one of them.
-class PlainArithmetic {
+// RAII guard: the default floating-point environment. XLA's threads flush subnormal numbers to
+// zero, which would change the maximum of such numbers.
+class DefaultFloatingPoint {
  public:
-  PlainArithmetic() {
+  DefaultFloatingPoint() {
     std::fegetenv(&before_);
     std::fesetenv(FE_DFL_ENV);
   }
-  PlainArithmetic(const PlainArithmetic&) = delete;
-  PlainArithmetic& operator=(const PlainArithmetic&) = delete;
-  ~PlainArithmetic() { std::fesetenv(&before_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
+  ~DefaultFloatingPoint() { std::fesetenv(&before_); }
 
  private:
   std::fenv_t before_;
 };
 
-Held held(const ffi::AnyBuffer& buffer, bool is_result) {
+// The arrays that XLA passes to a call.
+struct XlaArrays {
+  std::vector<XlaArray> operands, results;
+
+  // number: k: operand k; -1: none; -2 - k: result k
+  const XlaArray* find(i64 number) const {
+    if (number == -1) return nullptr;
+    const std::vector<XlaArray>& from = number >= 0 ? operands : results;
+    const auto index = static_cast<std::uint64_t>(number >= 0 ? number : -2 - number);
+    if (index >= from.size()) {
+      throw std::invalid_argument("no such array: " + std::to_string(number));
+    }
+    return &from[index];
+  }
+};
+
+XlaArray xla_array(const ffi::AnyBuffer& buffer, bool is_result) {
   const auto shape = buffer.dimensions();
   return {static_cast<char*>(buffer.untyped_data()),
-          static_cast<i64>(ffi::ByteWidth(buffer.element_type())),
-          {shape.begin(), shape.end()},
-          is_result};
+          static_cast<i64>(ffi::ByteWidth(buffer.element_type())), shape.begin(),
+          static_cast<int>(shape.size()), is_result};
 }
 
-// A stored program may give XLA permission to place a result in the memory of an operand.
-void require_apart(const std::vector<Held>& results, const std::vector<Held>& operands) {
-  const auto end = [](const Held& held) { return held.data + held.elements() * held.itemsize; };
-  const auto overlap = [&](const Held& a, const Held& b) {
-    return &a != &b && a.data < end(b) && b.data < end(a);
+// A stored program may allow XLA to place a result in the memory of an operand.
+void require_disjoint(const XlaArrays& arrays) {
+  const auto overlap = [](const XlaArray& a, const XlaArray& b) {
+    return &a != &b && a.data < b.data + b.bytes() && b.data < a.data + a.bytes();
   };
-  for (const Held& result : results) {
-    for (const std::vector<Held>* others : {&results, &operands}) {
-      for (const Held& other : *others) {
+  for (const XlaArray& result : arrays.results) {
+    for (const std::vector<XlaArray>* others : {&arrays.results, &arrays.operands}) {
+      for (const XlaArray& other : *others) {
         if (overlap(result, other)) throw std::invalid_argument("a result overlaps another array");
       }
     }
   }
 }
 
-// A whole word as a number; out of range is an error, too.
-template <class T>
-T parsed(std::string_view word) {
-  T number{};
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
-  if (error != std::errc() || end != word.data() + word.size()) {
-    throw std::invalid_argument("not a number: " + std::string(word));
-  }
-  return number;
-}
+using Integers = ffi::Span<const i64>;
 
-// The words of a call and the memory that they speak of: "<0" is the first operand, ">0" the first
-// result, "-" nothing, "[2" a list of the next two, "*" the number of threads.
-class Words {
+std::vector<i64> vector_of(Integers integers) { return {integers.begin(), integers.end()}; }
+
+// A call of a kernel in a compiled program: its attributes and its plan. XLA keeps one for each
+// call of a program, from the instantiate stage on. The first execution builds the plan, because
+// sizes may be unknown until a program is compiled (jax.export.symbolic_shape) and the instantiate
+// stage has no arrays.
+class KernelCall {
  public:
-  Words(std::string_view words, std::vector<Held> operands, std::vector<Held> results, int threads)
-      : words_(std::string(words)),
-        operands_(std::move(operands)),
-        results_(std::move(results)),
-        threads_(threads) {}
+  static ffi::TypeId id;
 
-  std::string next() {
-    std::string word;
-    if (!(words_ >> word)) throw std::invalid_argument("a call has too few words");
-    return word;
-  }
+  std::string option;         // the selection or the weights, of kernels that compute several
+  std::vector<i64> arrays;    // array arguments in order, see XlaArrays::find
+  std::vector<i64> integers;  // bool and integer arguments in order
+  std::size_t list = 0;       // how many of the arrays form the argument that is a list
+  void (*execute)(const KernelCall&, const BoundPlan&, const XlaArrays&, int threads) = nullptr;
 
-  const Held& next_held() { return held_named(next()); }
-
-  template <class T>
-  T take() {
-    if constexpr (std::is_same_v<T, Source>) {
-      return named(next());
-    } else if constexpr (std::is_same_v<T, std::vector<Source> >) {
-      const std::string word = next();
-      const auto length = word[0] == '[' ? parsed<std::size_t>(word.substr(1)) : kMostKept + 1;
-      if (length > kMostKept) throw std::invalid_argument("no such list: " + word);
-      std::vector<Source> list(length);
-      for (Source& source : list) source = named(next());
-      return list;
-    } else if constexpr (std::is_same_v<T, std::string>) {
-      return next();
-    } else if constexpr (std::is_same_v<T, std::uint64_t>) {
-      return number_at(next());
-    } else {
-      const std::string word = next();
-      if (word == "*") return static_cast<T>(threads_);
-      if constexpr (std::is_same_v<T, bool>) return parsed<int>(word) != 0;
-      else return parsed<T>(word);
+  // input: the array that has the shape of the input; axes: for each pooled axis its position and
+  // the numbers of PlanLayout
+  KernelCall(i64 input, std::string_view in_dtype, std::string_view out_dtype, i64 route_bits,
+             i64 inner_axis, Integers axes)
+      : input_(input),
+        in_dtype_(in_dtype),
+        out_dtype_(out_dtype),
+        route_bits_(position(route_bits)),
+        inner_axis_(position(inner_axis)) {
+    constexpr std::size_t step = 1 + BoundPlan::kAxisNumbers;
+    if (axes.size() == 0 || axes.size() > 3 * step || axes.size() % step) {
+      throw std::invalid_argument("1 to 3 axes are pooled, each with 13 numbers");
+    }
+    for (const i64* axis = axes.begin(); axis != axes.end(); axis += step) {
+      pooled_.push_back(position(axis[0]));
+      axes_.emplace_back(axis + 1, axis + step);
     }
   }
 
-  void require_end() {
-    std::string word;
-    if (words_ >> word) throw std::invalid_argument("a call has too many words");
+  const BoundPlan& plan(const XlaArrays& given) const {
+    std::call_once(planned_, [&] {
+      const XlaArray* input = given.find(input_);
+      if (!input) throw std::invalid_argument("a call lacks an array of the input's shape");
+      const std::vector<i64> shape(input->shape, input->shape + input->rank);
+      plan_.emplace(axes_, shape, pooled_, inner_axis_, in_dtype_, out_dtype_, route_bits_);
+      plan_->use_without_gil();
+    });
+    return *plan_;
   }
 
  private:
-  Source named(const std::string& word) const {
-    if (word == "-") return {};
-    const std::vector<Held>& from = word[0] == '<' ? operands_ : results_;
-    const auto index = parsed<std::size_t>(word.substr(1));
-    if ((word[0] != '<' && word[0] != '>') || index >= from.size()) {
-      throw std::invalid_argument("no such array: " + word);
+  // A position as an int; one that is out of range stays so.
+  static int position(i64 number) {
+    return number < -1 || number > kMostAxes ? kMostAxes : static_cast<int>(number);
+  }
+
+  i64 input_;
+  std::string in_dtype_, out_dtype_;
+  int route_bits_, inner_axis_;
+  std::vector<int> pooled_;
+  std::vector<std::vector<i64>> axes_;
+  mutable std::once_flag planned_;
+  mutable std::optional<BoundPlan> plan_;
+};
+ffi::TypeId KernelCall::id = {};
+
+// How many arguments of each form a kernel takes.
+template <class... Parameters>
+struct Arity {
+  template <class T>
+  static constexpr std::size_t count =
+      (std::size_t{std::is_same_v<std::decay_t<Parameters>, T>} + ...);
+  static constexpr std::size_t arrays = count<ArraySource> + count<std::uint64_t>;
+  static constexpr std::size_t integers = count<bool> + count<i64>;
+  static constexpr bool has_option = count<const char*> > 0;
+  static constexpr bool has_list = count<std::vector<ArraySource>> > 0;
+};
+
+// Reads the arguments of one execution in order.
+class ArgumentReader {
+ public:
+  ArgumentReader(const KernelCall& call, const XlaArrays& arrays, int threads)
+      : call_(call), arrays_(arrays), threads_(threads) {}
+
+  template <class T>
+  T next() {
+    if constexpr (std::is_same_v<T, ArraySource>) {
+      return next_array();
+    } else if constexpr (std::is_same_v<T, std::vector<ArraySource>>) {
+      std::vector<ArraySource> list(call_.list);
+      for (ArraySource& source : list) source = next_array();
+      return list;
+    } else if constexpr (std::is_same_v<T, std::uint64_t>) {
+      return next_seed();
+    } else if constexpr (std::is_same_v<T, const char*>) {
+      return call_.option.c_str();
+    } else if constexpr (std::is_same_v<T, int>) {
+      return threads_;
+    } else {
+      return static_cast<T>(call_.integers[integer_++]);
     }
-    return Source(from[index]);
   }
 
-  const Held& held_named(const std::string& word) const {
-    const Held* held = named(word).held();
-    if (!held) throw std::invalid_argument("a call lacks an array");
-    return *held;
+ private:
+  ArraySource next_array() {
+    const XlaArray* array = arrays_.find(call_.arrays[array_++]);
+    return array ? ArraySource(*array) : ArraySource();
   }
 
-  // Of 64 bits, in two halves, the lower one first.
-  std::uint64_t number_at(const std::string& word) const {
-    const Held& held = held_named(word);
-    if (held.shape != std::vector<i64>{2} || held.itemsize != 4) {
+  // A number of 64 bits in two halves, the lower one first.
+  std::uint64_t next_seed() {
+    const XlaArray* array = next_array().xla();
+    if (!array || array->rank != 1 || array->shape[0] != 2 || array->itemsize != 4) {
       throw std::invalid_argument("a seed must have two halves");
     }
     std::uint32_t halves[2];
-    std::memcpy(halves, held.data, sizeof halves);
+    std::memcpy(halves, array->data, sizeof halves);
     return halves[0] | std::uint64_t{halves[1]} << 32;
   }
 
-  std::istringstream words_;
-  std::vector<Held> operands_, results_;
+  const KernelCall& call_;
+  const XlaArrays& arrays_;
   int threads_;
+  std::size_t array_ = 0, integer_ = 0;
 };
 
-BoundPlan plan_of(Words& words) {
-  const std::vector<i64>& shape = words.next_held().shape;
-  const std::string in = words.next(), out = words.next();
-  const int bits = words.take<int>(), inner = words.take<int>(), dims = words.take<int>();
-  if (dims < 1 || dims > 3) throw std::invalid_argument("1 to 3 axes are pooled");
-  std::vector<int> pooled;
-  std::vector<std::vector<i64> > axes;
-  for (int a = 0; a < dims; ++a) {
-    pooled.push_back(words.take<int>());
-    axes.emplace_back();
-    for (std::size_t k = 0; k < BoundPlan::kMembers; ++k) axes.back().push_back(words.take<i64>());
-  }
-  BoundPlan plan(axes, shape, pooled, inner, in, out, bits);
-  plan.leave_python();
-  return plan;
-}
+// Checks the number of arguments of a call and returns what executes it.
+using Bind = void (*)(KernelCall&);
 
-// What a parameter of a kernel is kept as until it is called.
-template <class T>
-struct Kept {
-  using type = std::decay_t<T>;
-};
-template <>
-struct Kept<const char*> {
-  using type = std::string;
-};
-
-template <class T>
-const T& given(const T& value) {
-  return value;
-}
-const char* given(const std::string& value) { return value.c_str(); }
-
-template <class... Parameters>
-void call(const BoundPlan& plan, void (BoundPlan::*kernel)(Parameters...) const, Words& words) {
-  // Braces: from left to right.
-  const std::tuple<typename Kept<Parameters>::type...> arguments{
-      words.take<typename Kept<Parameters>::type>()...};
-  words.require_end();
-  std::apply([&](const auto&... each) { (plan.*kernel)(given(each)...); }, arguments);
-}
-
-template <auto kernel>
-void call(const BoundPlan& plan, Words& words) {
-  call(plan, kernel, words);
-}
-
-using Call = void (*)(const BoundPlan&, Words&);
-
-Call kernel_named(const std::string& name) {
-  static const std::pair<const char*, Call> known[] = {
-      {"select", call<&BoundPlan::select>},
-      {"draw", call<&BoundPlan::draw>},
-      {"route_backward", call<&BoundPlan::route_backward>},
-      {"route_follow", call<&BoundPlan::route_follow>},
-      {"split_winners", call<&BoundPlan::split_winners>},
-      {"split_backward", call<&BoundPlan::split_backward>},
-      {"split_follow", call<&BoundPlan::split_follow>},
-      {"unpool", call<&BoundPlan::unpool>},
-      {"unpool_backward", call<&BoundPlan::unpool_backward>},
-      {"average", call<&BoundPlan::average>},
-      {"average_backward", call<&BoundPlan::average_backward>},
-      {"mixed", call<&BoundPlan::mixed>},
-      {"mixed_backward", call<&BoundPlan::mixed_backward>},
-      {"curved", call<&BoundPlan::curved>},
-      {"curved_backward", call<&BoundPlan::curved_backward>},
+template <auto kernel, class... Parameters>
+void bind_kernel(void (BoundPlan::*)(Parameters...) const, KernelCall& call) {
+  using Needed = Arity<Parameters...>;
+  const auto require = [](bool valid, const char* message) {
+    if (!valid) throw std::invalid_argument(message);
   };
-  for (const auto& [word, kernel] : known) {
-    if (name == word) return kernel;
-  }
-  throw std::invalid_argument("no such kernel: " + name);
+  require(call.list <= (Needed::has_list ? kMostKept : 0), "a call has too long a list");
+  require(call.arrays.size() == Needed::arrays + call.list, "a call has another number of arrays");
+  require(call.integers.size() == Needed::integers, "a call has another number of integers");
+  require(call.option.empty() != Needed::has_option, "a call has another number of options");
+  call.execute = [](const KernelCall& self, const BoundPlan& plan, const XlaArrays& arrays,
+                    int threads) {
+    ArgumentReader reader(self, arrays, threads);
+    // Braces evaluate from left to right.
+    const std::tuple<std::decay_t<Parameters>...> arguments{
+        reader.next<std::decay_t<Parameters>>()...};
+    std::apply([&](const auto&... each) { (plan.*kernel)(each...); }, arguments);
+  };
+}
+template <auto kernel>
+void bind_kernel(KernelCall& call) {
+  bind_kernel<kernel>(kernel, call);
 }
 
-ffi::Error handle(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                  std::string_view words) {
+Bind kernel_named(std::string_view name) {
+  static constexpr std::pair<std::string_view, Bind> kKernels[] = {
+      {"select", bind_kernel<&BoundPlan::select>},
+      {"draw", bind_kernel<&BoundPlan::draw>},
+      {"route_backward", bind_kernel<&BoundPlan::route_backward>},
+      {"route_follow", bind_kernel<&BoundPlan::route_follow>},
+      {"split_winners", bind_kernel<&BoundPlan::split_winners>},
+      {"split_backward", bind_kernel<&BoundPlan::split_backward>},
+      {"split_follow", bind_kernel<&BoundPlan::split_follow>},
+      {"unpool", bind_kernel<&BoundPlan::unpool>},
+      {"unpool_backward", bind_kernel<&BoundPlan::unpool_backward>},
+      {"average", bind_kernel<&BoundPlan::average>},
+      {"average_backward", bind_kernel<&BoundPlan::average_backward>},
+      {"mixed", bind_kernel<&BoundPlan::mixed>},
+      {"mixed_backward", bind_kernel<&BoundPlan::mixed_backward>},
+      {"curved", bind_kernel<&BoundPlan::curved>},
+      {"curved_backward", bind_kernel<&BoundPlan::curved_backward>},
+  };
+  return value_named(kKernels, name, "kernel");
+}
+
+ffi::ErrorOr<std::unique_ptr<KernelCall>> instantiate(std::string_view kernel,
+                                                      std::string_view option, Integers arrays,
+                                                      Integers integers, i64 list, i64 input,
+                                                      std::string_view in_dtype,
+                                                      std::string_view out_dtype, i64 route_bits,
+                                                      i64 inner_axis, Integers axes) {
   try {
-    std::vector<Held> operands, results;
+    auto call =
+        std::make_unique<KernelCall>(input, in_dtype, out_dtype, route_bits, inner_axis, axes);
+    call->option = option;
+    call->arrays = vector_of(arrays);
+    call->integers = vector_of(integers);
+    call->list = static_cast<std::size_t>(list);
+    kernel_named(kernel)(*call);
+    return call;
+  } catch (const std::exception& error) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument(error.what()));
+  }
+}
+
+ffi::Error execute(const KernelCall* call, ffi::ThreadPool pool, ffi::RemainingArgs args,
+                   ffi::RemainingRets rets) {
+  try {
+    XlaArrays arrays;
+    arrays.operands.reserve(args.size());
+    arrays.results.reserve(rets.size());
     for (std::size_t k = 0; k < args.size(); ++k) {
-      operands.push_back(held(args.get<ffi::AnyBuffer>(k).value(), false));
+      arrays.operands.push_back(xla_array(args.get<ffi::AnyBuffer>(k).value(), false));
     }
     for (std::size_t k = 0; k < rets.size(); ++k) {
-      results.push_back(held(*rets.get<ffi::AnyBuffer>(k).value(), true));
+      arrays.results.push_back(xla_array(*rets.get<ffi::AnyBuffer>(k).value(), true));
     }
-    require_apart(results, operands);
-    for (const Held& result : results) prefer_large_pages(result);
-    Words told(words, std::move(operands), std::move(results),
-               static_cast<int>(pool.num_threads()));
-    const PlainArithmetic plain;
+    require_disjoint(arrays);
+    for (const XlaArray& result : arrays.results) prefer_huge_pages(result);
+    const DefaultFloatingPoint environment;
     const OwnThreads own;
-    const Call kernel = kernel_named(told.next());
-    kernel(plan_of(told), told);
+    call->execute(*call, call->plan(arrays), arrays, static_cast<int>(pool.num_threads()));
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::InvalidArgument(error.what());
   }
 }
 
-XLA_FFI_DEFINE_HANDLER(
-    handler, handle,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attr<std::string_view>(
-        "words"));
+XLA_FFI_DEFINE_HANDLER(instantiate_handler, instantiate,
+                       ffi::Ffi::BindInstantiate()
+                           .Attr<std::string_view>("kernel")
+                           .Attr<std::string_view>("option")
+                           .Attr<Integers>("arrays")
+                           .Attr<Integers>("integers")
+                           .Attr<i64>("list")
+                           .Attr<i64>("input")
+                           .Attr<std::string_view>("in_dtype")
+                           .Attr<std::string_view>("out_dtype")
+                           .Attr<i64>("route_bits")
+                           .Attr<i64>("inner_axis")
+                           .Attr<Integers>("axes"));
+XLA_FFI_DEFINE_HANDLER(execute_handler, execute,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::State<KernelCall>>()
+                           .Ctx<ffi::ThreadPool>()
+                           .RemainingArgs()
+                           .RemainingRets());
+
+// Registers the type of the state with XLA. JAX offers this too (jax.ffi.register_ffi_type), but
+// until its backend starts it registers handlers before types, which XLA refuses. So a handler does
+// it when XLA first calls it, which is when the handler is registered.
+XLA_FFI_Error* register_state_type(const XLA_FFI_Api* api) {
+  static std::mutex mutex;
+  static bool registered = false;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (registered) return nullptr;
+  XLA_FFI_Error* error = ffi::Ffi::RegisterTypeId(api, "poolgrad.KernelCall", &KernelCall::id,
+                                                  ffi::MakeTypeInfo<KernelCall>());
+  registered = !error;
+  return error;
+}
+
+template <XLA_FFI_Handler* handler>
+XLA_FFI_Error* with_state_type(XLA_FFI_CallFrame* frame) {
+  if (XLA_FFI_Error* error = register_state_type(frame->api)) return error;
+  return handler(frame);
+}
+
+template <XLA_FFI_Handler* handler>
+nb::capsule capsule_of() {
+  return nb::capsule(reinterpret_cast<void*>(with_state_type<handler>));
+}
 
 }  // namespace
 
-nb::object xla_handler() { return nb::capsule(reinterpret_cast<void*>(handler)); }
+nb::object xla_handler() {
+  nb::dict stages;
+  stages["instantiate"] = capsule_of<instantiate_handler>();
+  stages["execute"] = capsule_of<execute_handler>();
+  return stages;
+}
 
 }  // namespace poolgrad
 

@@ -1,12 +1,12 @@
-// The kernels behind XLA's foreign-function interface.
+// The kernels as XLA's foreign-function interface calls them.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace poolgrad {
 
-// The handler as a capsule, for jax.ffi.register_ffi_target; None where this was built without
-// XLA's headers.
+// The handlers of the stages of a call ("instantiate", "execute") as capsules in a dict, for
+// jax.ffi.register_ffi_target; None where this was built without XLA's headers.
 nanobind::object xla_handler();
 
 }  // namespace poolgrad

@@ -1,4 +1,4 @@
-"""The compiled module, made from csrc/bindings.cpp."""
+"""The compiled module, made from csrc/python/bindings.cpp."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal

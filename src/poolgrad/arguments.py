@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.contract import FLOATS, INTEGERS
 from poolgrad.core import Layout
-from poolgrad.rule import brief
+from poolgrad.dtypes import FLOATS, INTEGERS
+from poolgrad.windows import brief
 
 Array = NDArray[Any]
 
@@ -58,7 +58,7 @@ def real_numbers(name: str, value: Any) -> Array:
 
 def refuse_numbers(name: str, came: object) -> TypeError:
     """The error for what is not made of real numbers."""
-    return TypeError(f"{name} must be made of real numbers, got {came}")
+    return TypeError(f"{name} must be a real number or an array of real numbers, got {came}")
 
 
 def check_length(name: str, shape: tuple[int, ...], channels: int) -> None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from poolgrad.rule import FRACTIONAL, Rule
-from poolgrad.window import Axis, Window, axis_names, resolve
+from poolgrad.windows import Axis, Window, WindowKind, WindowSpec, axis_names, resolve
 
 try:
     from poolgrad import _kernels
@@ -109,7 +108,7 @@ def share_threads(library: str) -> bool:
 
 
 def xla_handler() -> Any:
-    """The kernels as XLA calls them, in a capsule; None where they were built without it."""
+    """The handlers of XLA's stages, in capsules; None where they were built without XLA."""
     return _kernels.xla_handler()
 
 
@@ -196,14 +195,14 @@ class Layout:
 
     @property
     def route_dtype(self) -> str:
-        """What holds a place of a window and one value more, for "nowhere"."""
-        places = self.window.places
-        return "uint8" if places <= 255 else "uint16" if places <= 65535 else "uint32"
+        """What holds a tap of a window and one value more, for "nowhere"."""
+        taps = self.window.tap_count
+        return "uint8" if taps <= 255 else "uint16" if taps <= 65535 else "uint32"
 
     @property
     def winner_shape(self) -> tuple[int, ...]:
-        """Shape of what ``ties="split"`` keeps: for each output one bit for each place."""
-        return (*self.out_shape, -(-self.window.places // 8))
+        """Shape of what ``ties="split"`` keeps: for each output one bit for each tap."""
+        return (*self.out_shape, -(-self.window.tap_count // 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,18 +214,18 @@ class Plan(Layout):
 
 @lru_cache(maxsize=4096)
 def inner_axis(
-    shape: tuple[int, ...], strides: tuple[int, ...], rule: Rule, channels_last: bool
+    shape: tuple[int, ...], strides: tuple[int, ...], spec: WindowSpec, channels_last: bool
 ) -> int:
     """The axis that is not pooled and lies innermost in memory; -1 if there is none.
 
     It is what decides about the memory format of outputs and gradients: such an axis stays
     innermost, and everything else lies in the order of the axes.
     """
-    dims = len(rule)
+    dims = spec.dims
     first = len(shape) - dims - channels_last
     if first < 0:
         return -1  # too few axes: `plan` has the words for that
-    if rule[0][5] == FRACTIONAL:
+    if spec.kind is WindowKind.FRACTIONAL:
         return -1  # windows of each channel lie elsewhere: channels cannot be pooled side by side
     if shape[first + dims - 1] > 1 and strides[first + dims - 1] == 1:
         return -1
@@ -273,7 +272,7 @@ def first_pooled(shape: tuple[int, ...], dims: int, channels_last: bool) -> int:
 
 
 def lay_out(
-    rule: Rule,
+    spec: WindowSpec,
     shape: tuple[int, ...],
     channels_last: bool,
     inner: int,
@@ -284,8 +283,8 @@ def lay_out(
 
     Parameters
     ----------
-    rule : Rule
-        What makes the windows.
+    spec : WindowSpec
+        The windows.
     shape : tuple of int
         Of the input; may be a framework's symbolic integers.
     channels_last : bool
@@ -304,9 +303,9 @@ def lay_out(
     ValueError
         If the input has too few axes, or the windows do not fit it.
     """
-    dims = len(rule)
+    dims = spec.dims
     first = first_pooled(shape, dims, channels_last)
-    window = resolve(rule, shape[first : first + dims])
+    window = resolve(spec, shape[first : first + dims])
     out_shape = shape[:first] + window.out + shape[first + dims :]
     known = [size for size in out_shape if isinstance(size, int)]  # of symbols nobody can tell
     if math.prod(known) > _MOST_ELEMENTS:
@@ -341,8 +340,9 @@ def with_kernels(layout: Layout, kernels: _kernels.Plan) -> Plan:
 
 
 def as_kernels_take(axis: Axis) -> tuple[int, ...]:
-    """An axis as the kernels are told of it: its kind (0: at equal distances), and numbers."""
-    kind = 1 if axis.adaptive else 2 if axis.table else 0
-    first, before, outputs, inputs = axis.whole
-    place = axis.stride, axis.lo, axis.hi, axis.dilation, first, before, inputs, outputs
-    return (kind, *axis[:3], *place)
+    """An axis as the flat integers that the kernels take; csrc/python/plan.hpp rebuilds it."""
+    origin = axis.origin
+    return (
+        int(axis.kind), axis.size, axis.out, axis.kernel, axis.stride, axis.lo, axis.hi,
+        axis.dilation, origin.first, origin.before, origin.inputs, origin.outputs,
+    )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.window import Axis
+from poolgrad.windows import Axis
 
 Array = NDArray[Any]
 

@@ -19,7 +19,7 @@ from poolgrad import numpy as front
 from poolgrad.contract import FLOATS, INTEGERS, Buffer
 from poolgrad.core import Regions, get_num_threads
 from poolgrad.functional.public import library
-from poolgrad.rule import brief, flag, positive
+from poolgrad.windows import brief, flag, positive
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]

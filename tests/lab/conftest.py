@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-Sitting = Callable[..., "multiprocessing.process.BaseProcess"]
+CliProcess = Callable[..., "multiprocessing.process.BaseProcess"]
 MakeFolder = Callable[..., Path]
 
 
@@ -69,11 +69,11 @@ def fork_server() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def sitting(fork_server: Any) -> Sitting:
+def cli_process(fork_server: Any) -> CliProcess:
     """Starts `poolgrad train` with some arguments in a process of its own.
 
     Its output goes to the file `log`. With ``die=(name, which, moment)`` it kills itself while it
-    writes the file of that name for the which-th time: see sitting.py.
+    writes the file of that name for the which-th time: see cli_process.py.
     """
 
     def start(
@@ -82,7 +82,7 @@ def sitting(fork_server: Any) -> Sitting:
         log: str | Path = os.devnull,
     ) -> multiprocessing.process.BaseProcess:
         what = {"arguments": ["train", *map(str, arguments)], "log": log, "die": die}
-        script = str(Path(__file__).with_name("sitting.py"))
+        script = str(Path(__file__).with_name("cli_process.py"))
         process = fork_server.Process(target=runpy.run_path, args=(script, what))
         process.start()
         return process  # type: ignore[no-any-return]

@@ -15,18 +15,18 @@ import poolgrad
 from poolgrad.lab import Settings
 from poolgrad.lab.curves import draw_curves
 from poolgrad.lab.model import Network
-from poolgrad.lab.panels import add_frame, show_part, to_png
-from poolgrad.lab.passage import Passage, follow
+from poolgrad.lab.plotting import add_frame, show_part, to_png
 from poolgrad.lab.pools import DOWNSAMPLINGS, NAMES, window_padding
 from poolgrad.lab.routes import _View, draw_routes
+from poolgrad.lab.trace import Trace, follow
 
 CLASSES = tuple("0123456789")
 GEOMETRIES = [(2, 2), (3, 2), (3, 1), (2, 3), (1, 1), (8, 8), (1, 8), (7, 1)]
 
 
-def passage(
+def trace(
     pool: str, kernel: int, stride: int, size: tuple[int, int] = (8, 8), channels: int = 1
-) -> tuple[Passage, Settings]:
+) -> tuple[Trace, Settings]:
     options = {"data": "images.npz", "pool": pool, "kernel": kernel, "stride": stride}
     settings = Settings.from_options(options)
     images = np.random.default_rng(3).integers(0, 17, (20, channels, *size), np.uint8)
@@ -47,7 +47,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("kernel", "stride"), GEOMETRIES)
 def test_max_sends_the_gradient_along_its_routes(kernel: int, stride: int) -> None:
-    found, _ = passage("max", kernel, stride)
+    found, _ = trace("max", kernel, stride)
     args = (found.before, kernel, stride, window_padding(kernel))
     y, pullback = poolgrad.vjp(poolgrad.max_pool2d, *args)
     assert np.array_equal(found.after, y)
@@ -61,14 +61,14 @@ def test_max_sends_the_gradient_along_its_routes(kernel: int, stride: int) -> No
 
 @pytest.mark.parametrize(("kernel", "stride"), GEOMETRIES)
 def test_avg_gives_every_input_its_share(kernel: int, stride: int) -> None:
-    found, _ = passage("avg", kernel, stride)
+    found, _ = trace("avg", kernel, stride)
     assert found.winners is None
     assert found.share.sum() == pytest.approx(found.after.size)
     assert found.returned.sum() == pytest.approx(found.arriving.sum(), rel=1e-3, abs=1e-5)
 
 
 def test_strided_weights_are_summed_over_windows_and_channels() -> None:
-    found, settings = passage("strided", 2, 2)
+    found, settings = trace("strided", 2, 2)
     assert found.winners is None
     assert found.share.shape == found.before.shape
     tiles = found.share.reshape(4, 2, 4, 2).transpose(0, 2, 1, 3).reshape(16, 4)
@@ -93,13 +93,13 @@ def test_strided_weights_are_summed_over_windows_and_channels() -> None:
     ],
 )
 def test_routes_are_drawn(pool: str, kernel: int, stride: int) -> None:
-    found, settings = passage(pool, kernel, stride)
+    found, settings = trace(pool, kernel, stride)
     assert size_of(draw_routes(found, settings, CLASSES)) == (1650, 1166)
 
 
 @pytest.mark.parametrize("pool", [n for n in NAMES if n not in ("max", "avg", "strided")])
 def test_every_downsampling_is_drawn_with_its_windows(pool: str) -> None:
-    found, settings = passage(pool, 2, 2, (12, 12))
+    found, settings = trace(pool, 2, 2, (12, 12))
     kernel, stride, padding = DOWNSAMPLINGS[pool].windows(2, 2)
     assert found.winners is None
     assert found.share.shape == found.before.shape
@@ -126,7 +126,7 @@ def test_every_downsampling_is_drawn_with_its_windows(pool: str) -> None:
     [(2, 2, 1), (3, 2, 2), (3, 2, 3), (15, 20, 1), (2, 30, 1), (20, 1, 1)],
 )
 def test_routes_of_large_images(kernel: int, stride: int, channels: int) -> None:
-    found, settings = passage("max", kernel, stride, (40, 56), channels)
+    found, settings = trace("max", kernel, stride, (40, 56), channels)
     assert size_of(draw_routes(found, settings, CLASSES)) == (1650, 1166)
 
 
@@ -135,7 +135,7 @@ def test_routes_of_large_images(kernel: int, stride: int, channels: int) -> None
 def test_every_window_that_is_drawn_is_drawn_whole(
     kernel: int, stride: int, size: tuple[int, int]
 ) -> None:
-    found, settings = passage("max", kernel, stride, size)
+    found, settings = trace("max", kernel, stride, size)
     view = _View(found, settings)
     strongest = np.unravel_index(abs(found.returned * found.before).argmax(), size)
     axes = zip(view._outputs, (view._rows, view._columns), size, strongest, strict=True)
@@ -172,7 +172,7 @@ def test_a_frame_at_the_border_of_a_panel_is_as_wide_as_elsewhere() -> None:
 
 
 def test_padding_is_hatched_and_explained() -> None:
-    padded, inner = (_View(*passage("max", 3, 2, size)) for size in ((8, 8), (40, 40)))
+    padded, inner = (_View(*trace("max", 3, 2, size)) for size in ((8, 8), (40, 40)))
     assert padded._rows == range(-1, 8)
     assert "hatched: padding" in padded.legend()
     inner._outputs = (range(3, 6), range(3, 6))
@@ -181,7 +181,7 @@ def test_padding_is_hatched_and_explained() -> None:
 
 
 def test_a_part_at_the_border_with_every_remark_of_the_legend() -> None:
-    found, settings = passage("max", 3, 2, (24, 24))
+    found, settings = trace("max", 3, 2, (24, 24))
     found.returned[:] = 0
     found.returned[0, 3] = found.before[0, 3] = 1
     legend = _View(found, settings).legend()
@@ -191,7 +191,7 @@ def test_a_part_at_the_border_with_every_remark_of_the_legend() -> None:
 
 
 def test_routes_without_any_gradient() -> None:
-    found, settings = passage("max", 2, 2)
+    found, settings = trace("max", 2, 2)
     for plane in (found.before, found.after, found.arriving, found.returned):
         plane[:] = 0
     assert size_of(draw_routes(found, settings, ("a class with a very long name " * 9,) * 10))

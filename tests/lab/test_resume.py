@@ -18,7 +18,7 @@ from profiles import examples
 
 from poolgrad.lab.folder import RunFolder
 
-from .conftest import Sitting
+from .conftest import CliProcess
 
 EPOCHS = 4
 OPTIONS = ("--epochs", str(EPOCHS), "--batch-size", "16")
@@ -67,10 +67,10 @@ def resume(out: Path) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def unbroken(
-    sitting: Sitting, few_digits: Path, tmp_path_factory: pytest.TempPathFactory
+    cli_process: CliProcess, few_digits: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Outcome:
     out = tmp_path_factory.mktemp("runs") / "unbroken"
-    assert finish(sitting("--data", few_digits, "--out", out, *OPTIONS)) == 0
+    assert finish(cli_process("--data", few_digits, "--out", out, *OPTIONS)) == 0
     outcome = Outcome.of(out)
     assert [row["epoch"] for row in outcome.rows] == [str(i + 1) for i in range(EPOCHS)]
     return outcome
@@ -90,27 +90,27 @@ KILLS = [
 
 @pytest.mark.slow
 def test_killed_in_the_middle_of_writes(
-    sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
+    cli_process: CliProcess, few_digits: Path, tmp_path: Path, unbroken: Outcome
 ) -> None:
     out = tmp_path / "killed"
     for die in KILLS:
-        process = sitting("--data", few_digits, "--out", out, *OPTIONS, *resume(out), die=die)
+        process = cli_process("--data", few_digits, "--out", out, *OPTIONS, *resume(out), die=die)
         assert finish(process) == -signal.SIGKILL, die
         assert not RunFolder(out).result.exists()
-    assert finish(sitting("--data", few_digits, "--out", out, "--resume")) == 0
+    assert finish(cli_process("--data", few_digits, "--out", out, "--resume")) == 0
     Outcome.of(out).assert_equal(unbroken)
     assert not list(out.rglob("*.partial"))
 
 
 @pytest.mark.slow
 def test_killed_from_outside_in_the_middle_of_epochs(
-    sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
+    cli_process: CliProcess, few_digits: Path, tmp_path: Path, unbroken: Outcome
 ) -> None:
     folder = RunFolder(tmp_path / "killed")
     arguments = ("--data", few_digits, "--out", folder.path, *OPTIONS)
     for delay in (0.0, 0.08):
         before = folder.checkpoint.stat().st_mtime_ns if folder.checkpoint.exists() else None
-        process = sitting(*arguments, *resume(folder.path))
+        process = cli_process(*arguments, *resume(folder.path))
         while process.is_alive():
             time.sleep(0.002)
             if folder.checkpoint.exists() and folder.checkpoint.stat().st_mtime_ns != before:
@@ -118,23 +118,23 @@ def test_killed_from_outside_in_the_middle_of_epochs(
         time.sleep(delay)
         process.kill()
         assert finish(process) == -signal.SIGKILL
-    assert finish(sitting(*arguments, "--resume")) == 0
+    assert finish(cli_process(*arguments, "--resume")) == 0
     Outcome.of(folder.path).assert_equal(unbroken)
 
 
 @pytest.mark.slow
 def test_killed_at_random_moments(
-    sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
+    cli_process: CliProcess, few_digits: Path, tmp_path: Path, unbroken: Outcome
 ) -> None:
     """Each kill leaves a folder that can be read; whenever a run has ended, another one begins."""
     moments, kills, ended = random.Random(0), 0, 0
-    # About the time of a whole run in one sitting, so that kills hit its beginning and end, too.
+    # Delays up to the time of a whole run, so that kills hit its beginning and its end, too.
     began = time.perf_counter()
-    assert finish(sitting("--data", few_digits, "--out", tmp_path / "timed", *OPTIONS)) == 0
+    assert finish(cli_process("--data", few_digits, "--out", tmp_path / "timed", *OPTIONS)) == 0
     longest = time.perf_counter() - began
     while kills < examples(25):
         out = tmp_path / str(ended)
-        process = sitting("--data", few_digits, "--out", out, *OPTIONS, *resume(out))
+        process = cli_process("--data", few_digits, "--out", out, *OPTIONS, *resume(out))
         process.join(moments.uniform(0, longest))
         process.kill()
         code = finish(process)
@@ -149,35 +149,37 @@ def test_killed_at_random_moments(
         if folder.checkpoint.exists():
             assert torch.load(folder.checkpoint, weights_only=True)["callbacks"]["History"]["rows"]
     out = tmp_path / str(ended)
-    assert finish(sitting("--data", few_digits, "--out", out, *OPTIONS, *resume(out))) == 0
+    assert finish(cli_process("--data", few_digits, "--out", out, *OPTIONS, *resume(out))) == 0
     Outcome.of(out).assert_equal(unbroken)
 
 
 def test_stopped_by_the_user(
-    sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
+    cli_process: CliProcess, few_digits: Path, tmp_path: Path, unbroken: Outcome
 ) -> None:
     folder, log = RunFolder(tmp_path / "stopped"), tmp_path / "log"
-    process = sitting("--data", few_digits, "--out", folder.path, *OPTIONS, log=log)
+    process = cli_process("--data", few_digits, "--out", folder.path, *OPTIONS, log=log)
     while process.is_alive() and not folder.checkpoint.exists():
         time.sleep(0.002)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGINT)
     assert finish(process) == 130
     assert f"stopped; to go on: poolgrad train --out {folder.path} --resume" in log.read_text()
-    assert finish(sitting("--out", folder.path, "--resume")) == 0
+    assert finish(cli_process("--out", folder.path, "--resume")) == 0
     Outcome.of(folder.path).assert_equal(unbroken)
 
 
 def test_a_moved_run_goes_on(
-    sitting: Sitting, few_digits: Path, tmp_path: Path, unbroken: Outcome
+    cli_process: CliProcess, few_digits: Path, tmp_path: Path, unbroken: Outcome
 ) -> None:
     out, elsewhere = tmp_path / "killed", tmp_path / "elsewhere"
-    process = sitting("--data", few_digits, "--out", out, *OPTIONS, die=("last.ckpt", 2, "after"))
+    process = cli_process(
+        "--data", few_digits, "--out", out, *OPTIONS, die=("last.ckpt", 2, "after")
+    )
     assert finish(process) == -signal.SIGKILL
     finished_epochs = RunFolder(out).metrics.read_text()
     out.rename(elsewhere)
     log = tmp_path / "log"
-    assert finish(sitting("--out", elsewhere, "--resume", log=log)) == 0
+    assert finish(cli_process("--out", elsewhere, "--resume", log=log)) == 0
     Outcome.of(elsewhere).assert_equal(unbroken)
     # With the same seconds: these epochs were not done again.
     assert RunFolder(elsewhere).metrics.read_text().startswith(finished_epochs)

@@ -23,7 +23,7 @@ from poolgrad.lab.callbacks import ProgressBar
 from poolgrad.lab.folder import RunFolder, write_atomic
 from poolgrad.lab.settings import LabError
 
-from .conftest import MakeFolder, Sitting
+from .conftest import CliProcess, MakeFolder
 
 BEGUN = {"settings": {}, "data": {}, "versions": {}, "threads": 1}
 
@@ -163,11 +163,13 @@ def test_an_unfinished_run_is_not_overwritten(few_digits: Path, tmp_path: Path) 
     assert "holds an unfinished run; go on with --resume" in line
 
 
-def test_changed_data_are_not_resumed(sitting: Sitting, few_digits: Path, tmp_path: Path) -> None:
+def test_changed_data_are_not_resumed(
+    cli_process: CliProcess, few_digits: Path, tmp_path: Path
+) -> None:
     data, out = tmp_path / "data.npz", tmp_path / "run"
     arrays = dict(np.load(few_digits))
     np.savez(data, **arrays)
-    process = sitting("--data", data, "--out", out, die=("last.ckpt", 1, "after"))
+    process = cli_process("--data", data, "--out", out, die=("last.ckpt", 1, "after"))
     process.join(60)
     arrays["images"][0, 0, 0] ^= 1
     np.savez(data, **arrays)
@@ -289,7 +291,7 @@ def test_the_batch_size_is_chosen_printed_recorded_and_may_be_repeated(
     assert "started with 8, not 64" in refused("--out", out, "--resume", "--batch-size", 64)
 
 
-def test_the_defaults_learn_from_a_small_folder(sitting: Sitting, tmp_path: Path) -> None:
+def test_the_defaults_learn_from_a_small_folder(cli_process: CliProcess, tmp_path: Path) -> None:
     """With batches of 64 an epoch has two steps, and 10 epochs end at a validation loss of 0.32."""
     randomness = np.random.default_rng(0)
     y, x = np.mgrid[:12, :12]
@@ -308,7 +310,7 @@ def test_the_defaults_learn_from_a_small_folder(sitting: Sitting, tmp_path: Path
             image.save(tmp_path / "images" / name / f"{i}.png")
     out = tmp_path / "run"
     data = tmp_path / "images"
-    process = sitting("--data", data, "--out", out, "--pool", "avg", "--epochs", 10)
+    process = cli_process("--data", data, "--out", out, "--pool", "avg", "--epochs", 10)
     process.join(120)
     assert process.exitcode == 0
     result = json.loads((out / "result.json").read_text())
@@ -320,8 +322,8 @@ def test_the_defaults_learn_from_a_small_folder(sitting: Sitting, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_defaults_reach_the_promised_accuracy(sitting: Sitting, tmp_path: Path) -> None:
-    process = sitting("--out", tmp_path / "run")
+def test_the_defaults_reach_the_promised_accuracy(cli_process: CliProcess, tmp_path: Path) -> None:
+    process = cli_process("--out", tmp_path / "run")
     process.join(300)
     assert process.exitcode == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())

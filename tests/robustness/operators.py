@@ -6,8 +6,10 @@ Such a call must raise an error or return a result, and access nothing outside i
 from __future__ import annotations
 
 import torch
-from raw_ops import ALL, RULES, _kept, argument, pooled, pulled, pushed, rule, x
+from raw_ops import ALL, WINDOWS, _kept, operand, pooled, pulled, pushed, window, x
 from robustness.calls import Draw, Seeded
+
+from poolgrad.windows import adaptive, fixed, flatten
 
 _NUMBERS = (
     -(2**63), -(2**31), -3, -1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 8, 16, 255,
@@ -29,10 +31,10 @@ def _integers(draw: Draw, values: list[int]) -> list[int]:
     return values
 
 
-def _rule(draw: Draw, name: str) -> list[int]:
+def _window(draw: Draw, name: str) -> list[int]:
     """Windows of another operator, or with some numbers replaced."""
-    known = [*RULES.values(), [2, 2, 0, 0, 1, 0] * 2, [0, 3, 0, 0, 1, 0] * 2]
-    chosen = draw.choice([rule(name), *known])
+    known = [*WINDOWS.values(), flatten(fixed(2, 2)), flatten(adaptive(2, 3))]
+    chosen = draw.choice([window(name), *known])
     return list(chosen) if draw.integer(0, 1) else _integers(draw, chosen)
 
 
@@ -67,23 +69,23 @@ def spoilt(seed: int) -> tuple[str, str, dict[str, object]]:
     op = name + {"pooled": "", "pulled": "_pull", "pushed": "_push"}[direction]
     if not hasattr(torch.ops.poolgrad, op):  # of nonlinear operators there is no push
         direction, op = "pulled", f"{name}_pull"
-    right = {"x": x(), "argument": argument(name)}
+    right = {"x": x(), "operand": operand(name)}
     if direction != "pooled":
         right |= _kept(name)
     replaced: dict[str, object] = {}
     names = [a.name for a in getattr(torch.ops.poolgrad, op).default._schema.arguments]
     for _ in range(draw.integer(1, 3)):
-        which = draw.choice(["rule", draw.choice(names)])
+        which = draw.choice(["window", draw.choice(names)])
         value = right.get(which)
-        if which == "rule":
-            replaced[which] = _rule(draw, name)
+        if which == "window":
+            replaced[which] = _window(draw, name)
         elif which == "shape":
             replaced[which] = _integers(draw, [2, 3, 8, 8])
         elif which in ("inner", "divisor"):
             replaced[which] = draw.choice(_NUMBERS)
         elif isinstance(value, torch.Tensor):
             replaced[which] = _tensor(draw, value)
-        elif which == "argument":
+        elif which == "operand":
             replaced[which] = torch.zeros(draw.choice([0, 1, 3]))
         elif which == "ties":
             replaced[which] = draw.choice(["first", "split", "zero", "other"])

@@ -1,4 +1,4 @@
-"""XLA programs that call the kernels with words that do not fit, as a stored program might.
+"""XLA programs that call the kernels with attributes that do not fit, as a stored program might.
 
 Such a call must raise an error or return a result, and access nothing outside its arrays.
 """
@@ -19,17 +19,34 @@ import poolgrad
 
 Shape = tuple[tuple[int, ...], str]  # sizes and dtype
 
-_CALL = re.compile(r'custom_call @poolgrad\(.*words = "([^"]*)".* : \(([^()]*)\) -> \(?([^()\n]*)')
+Attributes = dict[str, Any]
+
+_CALL = re.compile(
+    r"custom_call @poolgrad\(.*mhlo.backend_config = {(.*?)}, operand_layouts"
+    r".* : \(([^()]*)\) -> \(?([^()\n]*)"
+)
+_ATTRIBUTE = re.compile(
+    r'(\w+) = (?:"(?P<text>[^"]*)"|dense<(?P<list>[^>]*)> : tensor<(?P<size>\d+)xi64>'
+    r"|(?P<number>-?\d+) : i64)"
+)
 _DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
     "ui8": "uint8", "i8": "int8", "ui16": "uint16", "i16": "int16", "ui32": "uint32",
     "i32": "int32", "i64": "int64", "i1": "bool",
 }  # fmt: skip
 _NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 64, 2**31, 2**61, 2**62, 2**63 - 1)
-_WORDS = (
-    "-", "<0", "<1", ">0", ">1", "<9", ">9", "[0", "[2", "*", "first", "max", "split", "lp", "soft",
-    "float16", "float32", "float64", "uint8", "int64", "select", "curved", "average", "",
+_TEXTS = (
+    "", "first", "max", "median", "split", "lp", "soft", "float16", "float32", "float64", "uint8",
+    "int64", "select", "curved", "average", "draw", "route_backward",
 )  # fmt: skip
+
+
+class Program(NamedTuple):
+    """A call of a kernel: its attributes, operands and results."""
+
+    attributes: Attributes
+    operands: list[Shape]
+    results: list[Shape]
 
 
 def _sources() -> list[Any]:
@@ -60,23 +77,37 @@ def _sources() -> list[Any]:
 
 
 @cache
-def programs() -> tuple[tuple[str, tuple[Shape, ...], tuple[Shape, ...]], ...]:
-    """Words, operands and results of each call of a kernel in poolgrad's own programs."""
+def programs() -> tuple[Program, ...]:
+    """Each call of a kernel in poolgrad's own programs."""
     x = jax.ShapeDtypeStruct((2, 3, 7, 6), jnp.float32)
-    found: dict[tuple[Any, ...], None] = {}
+    found: dict[tuple[str, ...], None] = {}
     for source in _sources():
         text = jax.jit(jax.value_and_grad(lambda x, f=source: f(x).sum())).lower(x).as_text()
-        for words, operands, results in _CALL.findall(text):
-            found[words, _shapes(operands), _shapes(results)] = None
-    return tuple(found)
+        found |= dict.fromkeys(_CALL.findall(text))
+    return tuple(Program(_attributes(a), _shapes(o), _shapes(r)) for a, o, r in found)
 
 
-def _shapes(text: str) -> tuple[Shape, ...]:
-    shapes = []
+def _attributes(text: str) -> Attributes:
+    """Attributes as MLIR prints them: texts, numbers and lists (short if all items are equal)."""
+    found: Attributes = {}
+    for match in _ATTRIBUTE.finditer(text):
+        if match["text"] is not None:
+            found[match[1]] = match["text"]
+        elif match["number"] is not None:
+            found[match[1]] = int(match["number"])
+        else:
+            numbers = [int(n) for n in re.findall(r"-?\d+", match["list"])]
+            short = len(numbers) == 1
+            found[match[1]] = numbers * int(match["size"]) if short else numbers
+    return found
+
+
+def _shapes(text: str) -> list[Shape]:
+    shapes: list[Shape] = []
     for tensor in re.findall(r"tensor<([^>]*)>", text):
         *sizes, dtype = tensor.split("x")
         shapes.append((tuple(map(int, sizes)), _DTYPES[dtype]))
-    return tuple(shapes)
+    return shapes
 
 
 def _other_shape(draw: Draw, shape: Shape) -> Shape:
@@ -88,35 +119,39 @@ def _other_shape(draw: Draw, shape: Shape) -> Shape:
     return tuple(sizes), dtype
 
 
-def _other_words(draw: Draw, words: list[str]) -> list[str]:
-    words = list(words)
+def _other_attributes(draw: Draw, attributes: Attributes) -> Attributes:
+    """Some attributes with other values, or lists of another length."""
+    attributes = dict(attributes)
     for _ in range(draw.integer(1, 3)):
-        k = draw.integer(0, len(words) - 1)
-        how = draw.integer(0, 9)
-        if how == 0:
-            del words[k:]
-            words = words or [""]
-        elif how == 1:
-            words.insert(k, draw.choice(words))
-        elif how == 2:
-            words[k] = draw.choice(_WORDS)
-        elif how == 3:
-            words[k] = draw.choice(words)
-        else:  # a number for a number: what still can be read, but does not fit
-            numbers = [i for i, w in enumerate(words) if w.lstrip("-").isdigit()]
-            if numbers:
-                words[draw.choice(numbers)] = str(draw.choice(_NUMBERS))
-    return words
+        name = draw.choice(sorted(attributes))
+        value = attributes[name]
+        if isinstance(value, str):
+            attributes[name] = draw.choice(_TEXTS)
+        elif isinstance(value, int):
+            attributes[name] = draw.choice(_NUMBERS)
+        else:
+            attributes[name] = _other_list(draw, list(value))
+    return attributes
 
 
-def _other_dtypes(
-    draw: Draw, words: list[str], operands: list[Shape], results: list[Shape]
-) -> tuple[list[str], list[Shape], list[Shape]]:
-    """Another dtype in words, operands and results together: all sizes still fit."""
-    old = draw.choice([w for w in words if w in _DTYPES.values()])
+def _other_list(draw: Draw, numbers: list[int]) -> list[int]:
+    how = draw.integer(0, 7)
+    k = draw.integer(0, len(numbers))
+    if how == 0 or k == len(numbers):
+        return [*numbers[:k], draw.choice([*numbers, *_NUMBERS]), *numbers[k:]]
+    if how == 1:
+        return numbers[:k] + numbers[k + 1 :]
+    numbers[k] = draw.choice(numbers if how == 2 else _NUMBERS)
+    return numbers
+
+
+def _other_dtypes(draw: Draw, program: Program) -> Program:
+    """Another dtype in attributes, operands and results together: all sizes still fit."""
+    attributes, operands, results = program
+    old = draw.choice([attributes["in_dtype"], attributes["out_dtype"]])
     new = draw.choice(sorted(_DTYPES.values()))
-    places = [k for k, w in enumerate(words) if w == old]
-    chosen = draw.choice([places, *([k] for k in places)])
+    names = [name for name in ("in_dtype", "out_dtype") if attributes[name] == old]
+    chosen = draw.choice([names, *([name] for name in names)])
 
     def changed(shapes: list[Shape]) -> list[Shape]:
         every = draw.integer(0, 1)
@@ -125,12 +160,11 @@ def _other_dtypes(
             for sizes, dtype in shapes
         ]
 
-    words = [new if k in chosen else w for k, w in enumerate(words)]
-    return words, changed(operands), changed(results)
+    return Program(attributes | dict.fromkeys(chosen, new), changed(operands), changed(results))
 
 
 class _Axis(NamedTuple):
-    """An axis of windows in the words of a call."""
+    """The numbers of an axis in the attributes of a call, behind its position."""
 
     kind: int  # 0: at equal distances, 1: bins, 2: placed by samples
     inputs: int
@@ -168,21 +202,18 @@ def _other_axis(draw: Draw, kind: int) -> _Axis:
     )  # fmt: skip
 
 
-_AXES = 7  # words before those of the first axis
-
-
-def _other_windows(
-    draw: Draw, words: list[str], operands: list[Shape], results: list[Shape]
-) -> tuple[list[str], list[Shape], list[Shape]]:
-    """Other windows and pooled sizes in words, operands and results together."""
-    begins = [_AXES + 1 + a * 13 for a in range(int(words[_AXES - 1]))]  # after the axis' number
-    old = [_Axis(*map(int, words[b : b + 12])) for b in begins]
+def _other_windows(draw: Draw, program: Program) -> Program:
+    """Other windows and pooled sizes in attributes, operands and results together."""
+    attributes, operands, results = program
+    begins = range(0, len(attributes["axes"]), 13)
+    old = [_Axis(*attributes["axes"][b + 1 : b + 13]) for b in begins]
     new = [_other_axis(draw, axis.kind) for axis in old]
-    words = list(words)
-    for begin, axis in zip(begins, new, strict=True):
-        words[begin : begin + 12] = map(str, axis)
-    words[5] = draw.choice([words[5], "0", "1"])  # the innermost axis
-    places, bits = math.prod(a.kernel for a in new), int(words[4])
+    positions = [attributes["axes"][b] for b in begins]
+    attributes = attributes | {
+        "axes": [n for p, axis in zip(positions, new, strict=True) for n in (p, *axis)],
+        "inner_axis": draw.choice([attributes["inner_axis"], 0, 1]),
+    }
+    places, bits = math.prod(a.kernel for a in new), attributes["route_bits"]
     routes = "uint8" if places <= 255 else "uint16" if places <= 65535 else "uint32"
     forms = [
         ([a.inputs for a in old], [a.inputs for a in new], None),
@@ -206,21 +237,23 @@ def _other_windows(
                 return (*sizes[:2], *after), wide
         return shape
 
-    return words, [changed(s) for s in operands], [changed(s) for s in results]
+    return Program(attributes, [changed(s) for s in operands], [changed(s) for s in results])
 
 
-def spoilt(seed: int) -> tuple[str, list[Shape], list[Shape], dict[int, int]]:
-    """Words, operands, results and shared memory (operand: result) of the program of a seed."""
+def spoilt(seed: int) -> tuple[Program, dict[int, int]]:
+    """The program of a seed, and its shared memory (operand: result)."""
     draw = Seeded(seed)
-    words, operands, results = draw.choice(programs())
-    each, held, made = words.split(" "), list(operands), list(results)
+    program = draw.choice(programs())
     how = draw.integer(0, 3)
     if how == 0:
-        each, held, made = _other_dtypes(draw, each, held, made)
+        program = _other_dtypes(draw, program)
     elif how == 1:
-        each, held, made = _other_windows(draw, each, held, made)
+        program = _other_windows(draw, program)
     elif draw.integer(0, 3):
-        each = _other_words(draw, each)
+        program = program._replace(attributes=_other_attributes(draw, program.attributes))
+    _, held, made = program = program._replace(
+        operands=list(program.operands), results=list(program.results)
+    )
     for shapes in (held, made):
         if draw.integer(0, 3) == 0:
             k = draw.integer(0, len(shapes) - 1)
@@ -229,18 +262,26 @@ def spoilt(seed: int) -> tuple[str, list[Shape], list[Shape], dict[int, int]]:
             shapes.pop()
     shared = [(a, b) for a, one in enumerate(held) for b, other in enumerate(made) if one == other]
     lent = dict([draw.choice(shared)]) if shared and draw.integer(0, 3) == 0 else {}
-    return " ".join(each), held, made, lent
+    return program, lent
 
 
 def described(seed: int) -> str:
     """The program of a seed in one line."""
-    words, operands, results, shared = spoilt(seed)
-    return f"{words!r} of {operands} to {results}, shared: {shared}"
+    program, shared = spoilt(seed)
+    return f"{program}, shared: {shared}"
+
+
+def _typed(value: Any) -> Any:
+    """An attribute as XLA takes it."""
+    if isinstance(value, list):
+        return np.array(value, np.int64)
+    return np.int64(value) if isinstance(value, int) else value
 
 
 def check(seed: int) -> bytes:
     """Run the program of a seed; whether it was answered or refused."""
-    words, operands, results, shared = spoilt(seed)
+    (attributes, operands, results), shared = spoilt(seed)
+    typed = {name: _typed(value) for name, value in attributes.items()}
     made = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in results]
     values = np.random.default_rng(seed)
     most = int(values.choice([3, 256]))  # routes of a window, or any
@@ -248,7 +289,7 @@ def check(seed: int) -> bytes:
     call = jax.ffi.ffi_call("poolgrad", made, input_output_aliases=shared)
     try:
         with jax.enable_x64(True):
-            jax.block_until_ready(jax.jit(lambda *given: call(*given, words=words))(*given))
+            jax.block_until_ready(jax.jit(lambda *given: call(*given, **typed))(*given))
     except (jax.errors.JaxRuntimeError, ValueError):
         return b"refused"
     return b"answered"

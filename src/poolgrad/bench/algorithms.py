@@ -13,7 +13,7 @@ import numpy as np
 
 import poolgrad
 from poolgrad import algorithms
-from poolgrad.bench.measure import median_and_spread, take_turns
+from poolgrad.bench.measure import take_turns
 from poolgrad.bench.rows import Row
 from poolgrad.numpy import dtype_named
 
@@ -30,7 +30,7 @@ class Timed(NamedTuple):
     chosen : str
         The algorithm that the table chooses.
     seconds : dict of str to float
-        The median time of each algorithm, the fastest first.
+        The shortest time of each algorithm, the fastest first.
     """
 
     row: str
@@ -78,9 +78,8 @@ def measure(row: Row, threads: int, turns: int) -> Timed:
             used = {step.algorithm for step in algorithms.steps(call, dry=True)}
         if used == {name}:
             calls[name] = call, nullcontext if name == chosen else partial(algorithms.forced, name)
-    seconds = {
-        name: median_and_spread(times)[0] for name, times in take_turns(calls, turns).items()
-    }
+    times = take_turns(calls, turns)
+    seconds = {name: min(some) for name, some in times.items()}  # other work only adds time
     return Timed(row.name, chosen, dict(sorted(seconds.items(), key=lambda item: item[1])))
 
 
@@ -169,11 +168,13 @@ def markdown(machine: Mapping[str, str], timed: Sequence[Timed]) -> str:
     for one in summaries(timed):
         best = f"{max(one.gains.values()):.2f}" if one.gains else ""
         lines.append([f"`{one.algorithm}`", str(one.handled), best, _gains(one)])
+    count = machine["bench threads"]
+    threads = "1 thread" if count == "1" else f"{count} threads"
     text = (
         "*Gain* is the time of the next best algorithm that handles the row over that of the chosen"
-        f" one. Measured on {machine['processor']}, with {machine['bench threads']} threads and"
-        f" {machine['instruction set'].partition(' ')[0]} kernels; times are medians of"
-        f" {machine['bench turns']} turns of the kernels alone."
+        f" one. Measured on {machine['processor']}, with {threads} and"
+        f" {machine['instruction set'].partition(' ')[0]} kernels; times are the shortest of"
+        f" {machine['bench turns']} turns, of the kernels alone."
     )
     wrong = misses(timed)
     if wrong:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from poolgrad.bench.result import EAGER, Result
 from poolgrad.bench.rows import KERNELS, kernel_row
-from poolgrad.lab.panels import BLUE, GREY, ORANGE, to_png
+from poolgrad.lab.plotting import BLUE, GREY, ORANGE, to_png
 
 
 def draw_bars(results: Sequence[Result], caption: str) -> bytes | None:

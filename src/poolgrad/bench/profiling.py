@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
 from poolgrad.bench.steps import forward, infer, is_pooling, kept_bytes, pooling_bytes, train
-from poolgrad.lab.panels import BLUE, GREY, to_png
+from poolgrad.lab.plotting import BLUE, GREY, to_png
 from poolgrad.torch import Report, convert
 from poolgrad.torch.modules import Pool
 

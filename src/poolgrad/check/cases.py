@@ -89,8 +89,8 @@ class Case:
     @property
     def learned(self) -> str | None:
         """The argument that has a gradient."""
-        argument = OPERATORS[self.operator].argument
-        return argument.name if argument and argument.kind == "learned" else None
+        operator = OPERATORS[self.operator]
+        return operator.operand.name if operator.learned else None
 
     def of(self, x: Array | None = None, **kwargs: Any) -> Case:
         """The same call of another input, or with some other arguments."""
@@ -156,8 +156,8 @@ def _beside(name: str, dims: int, x: Array, arguments: dict[str, Any]) -> dict[s
     if name.startswith("fractional"):
         return {"_random_samples": rng.random((*_LEADING, dims)).astype(x.dtype)}
     if name.startswith("max_unpool"):
-        rule = FUNCTIONS[name].describe(x, None, **arguments).rule  # type: ignore[attr-defined]
-        places = math.prod(n for _, n, *_ in rule)
+        spec = FUNCTIONS[name].describe(x, None, **arguments).spec  # type: ignore[attr-defined]
+        places = math.prod(spec.output_size)
         if "padding" in arguments:  # places that are asked for more than once
             return {"indices": rng.integers(places, size=x.shape)}
         plane = rng.permuted(np.tile(np.arange(places), (*_LEADING, 1)), axis=-1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from poolgrad.rule import AxisRule
-from poolgrad.window import Axis
+from poolgrad.windows import Axis, AxisSlice
 
 
 class Segment(NamedTuple):
@@ -14,14 +13,14 @@ class Segment(NamedTuple):
     Attributes
     ----------
     outputs, inputs : tuple of (start, stop)
-        The windows, and what they look at.
-    rule : AxisRule
-        What makes just these windows of just these inputs.
+        The windows, and the inputs that they contain.
+    part : AxisSlice
+        The same as a slice of the axis.
     """
 
     outputs: tuple[int, int]
     inputs: tuple[int, int]
-    rule: AxisRule
+    part: AxisSlice
 
     @property
     def out(self) -> int:
@@ -37,14 +36,14 @@ def _look(axis: Axis, output: int) -> tuple[int, int]:
     return start, start + (axis.kernel - 1) * axis.dilation + 1
 
 
-def segment(axis: Axis, rule: AxisRule, first: int, stop: int) -> Segment:
+def segment(axis: Axis, first: int, stop: int) -> Segment:
     """Some windows of an axis, of which at least one holds an input."""
     begin, end = max(_look(axis, first)[0], 0), min(_look(axis, stop - 1)[1], axis.size)
-    part = (*rule, first, stop - first, begin, axis.size - end)
+    part = AxisSlice(first, stop - first, begin, axis.size - end)
     return Segment((first, stop), (begin, end), part)
 
 
-def segments(axis: Axis, rule: AxisRule, chunks: tuple[int, ...]) -> list[Segment]:
+def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
     """All windows of an axis, each with the chunk that it begins in."""
     bounds, end = [], 0
     for chunk in chunks:
@@ -57,13 +56,13 @@ def segments(axis: Axis, rule: AxisRule, chunks: tuple[int, ...]) -> list[Segmen
     for stop in bounds:
         if stop <= first or not _holds_input(axis, first, stop):
             continue
-        found.append(segment(axis, rule, first, stop))
+        found.append(segment(axis, first, stop))
         first = stop
     if not found:  # nothing but padding
-        return [Segment((0, axis.out), (0, axis.size), rule)]
+        return [Segment((0, axis.out), (0, axis.size), AxisSlice(0, axis.out, 0, 0))]
     if first < axis.out:  # windows of padding alone go with the last that are not
         last = found.pop()
-        found.append(segment(axis, rule, last.outputs[0], axis.out))
+        found.append(segment(axis, last.outputs[0], axis.out))
     return found
 
 
@@ -77,14 +76,14 @@ def _holds_input(axis: Axis, first: int, stop: int) -> bool:
     return _look(axis, first)[0] < axis.size and _look(axis, stop - 1)[1] > 0
 
 
-def taking(axis: Axis, rule: AxisRule, start: int, stop: int) -> Segment | None:
+def taking(axis: Axis, start: int, stop: int) -> Segment | None:
     """The windows that look at some inputs; None if there are none."""
     if start == stop:
         return None
     if axis.adaptive:
         first, last = start * axis.out // axis.size, -(-stop * axis.out // axis.size)
-        return segment(axis, rule, first, min(last, axis.out))
+        return segment(axis, first, min(last, axis.out))
     reach = (axis.kernel - 1) * axis.dilation + 1
     first = max(-(-(start + axis.lo - reach + 1) // axis.stride), 0)
     last = min((stop - 1 + axis.lo) // axis.stride + 1, axis.out)
-    return segment(axis, rule, first, last) if first < last else None
+    return segment(axis, first, last) if first < last else None

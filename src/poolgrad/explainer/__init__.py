@@ -20,7 +20,7 @@ from poolgrad.explainer.build import build, encodable
 from poolgrad.explainer.state import state_of
 from poolgrad.functional.public import shape_of
 from poolgrad.pullback import Pullback
-from poolgrad.rule import brief
+from poolgrad.windows import brief
 
 __all__ = ["Explanation", "explain"]
 

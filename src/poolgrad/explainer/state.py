@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import arguments, reference
-from poolgrad.contract import Request
+from poolgrad.contract import STORAGE_OPTIONS, Request
 from poolgrad.operators import OPERATORS
-from poolgrad.rule import brief
-from poolgrad.window import resolve
+from poolgrad.windows import brief, resolve
 
 Array = NDArray[Any]
 
@@ -56,7 +56,7 @@ def state_of(request: Request, cotangent: Any) -> dict[str, Any]:
             f"fun must be one of the operators {', '.join(_NAMES)} to be explained, "
             f"got {request.operator}"
         )
-    dims = len(request.rule)
+    dims = request.spec.dims
     if dims > 2:
         raise ValueError(f"fun must pool one or two axes to be explained, got {dims}")
     x = values("x", request.x)
@@ -104,43 +104,42 @@ def _check_size(planes: Array, shape: tuple[int, ...], dims: int) -> None:
 
 def _windows(request: Request, planes: Array) -> dict[str, Any]:
     """Return the fields of the state that are about windows; of one axis it is the second."""
-    rule, sizes = request.rule, planes.shape[-len(request.rule) :]
+    spec = request.spec
+    sizes = planes.shape[-spec.dims :]
     if request.operator == "max_unpool":
         return _unpooling(request, sizes)
-    if all(axis[0] == 0 for axis in rule):
-        bins = [axis[1] or size for axis, size in zip(rule, sizes, strict=True)]
+    if spec.output_size:
+        bins = [n or size for n, size in zip(spec.output_size, sizes, strict=True)]
         if set(bins) == {1}:
             return {"windows": "global"}
         _check_most("output_size", bins, MOST_SIDE)
         return {"windows": "adaptive", "output_size": [1, *bins][-2:]}
-    axes = resolve(rule, sizes).axes
-    numbers = {"kernel_size": 0, "stride": 1, "dilation": 4}  # where the rule of an axis has them
-    each = {name: [axis[n] for axis in rule] for name, n in numbers.items()}
-    for name, given in each.items():
-        _check_most(name, given, MOST_WINDOW)
+    axes = resolve(spec, sizes).axes
+    for name in ("kernel_size", "stride", "dilation"):
+        _check_most(name, getattr(spec, name), MOST_WINDOW)
     ends = [[axis.lo, axis.hi] for axis in axes]
     _check_most("padding", [max(pair) for pair in ends], MOST_PADDING)
     return {
-        "kernel": [1, *each["kernel_size"]][-2:],
-        "stride": [1, *each["stride"]][-2:],
-        "dilation": [1, *each["dilation"]][-2:],
+        "kernel": [1, *spec.kernel_size][-2:],
+        "stride": [1, *spec.stride][-2:],
+        "dilation": [1, *spec.dilation][-2:],
         "padding": [[0, 0], *ends][-2:],
-        "ceil_mode": bool(rule[0][5]),
+        "ceil_mode": spec.ceil_mode,
     }
 
 
-def _check_most(name: str, numbers: list[int], most: int) -> None:
+def _check_most(name: str, numbers: Sequence[int], most: int) -> None:
     if max(numbers) > most:
         raise ValueError(f"{name} must be at most {most} to be shown, got {max(numbers)}")
 
 
 def _unpooling(request: Request, sizes: tuple[int, ...]) -> dict[str, Any]:
     """Return windows that make an output of this size; the request has the size alone."""
-    out = [axis[1] for axis in request.rule]
+    out = [n or size for n, size in zip(request.spec.output_size, sizes, strict=True)]
     _check_most("the output", out, MOST_SIDE)
     stride = [max(1, m // n) for m, n in zip(out, sizes, strict=True)]
     kernel = [m - (n - 1) * s for m, n, s in zip(out, sizes, stride, strict=True)]
-    indices = np.asarray(request.arguments[0], np.int64)
+    indices = np.asarray(request.operands[0], np.int64)
     return {
         "kernel": [1, *kernel][-2:],
         "stride": [1, *stride][-2:],
@@ -151,18 +150,18 @@ def _unpooling(request: Request, sizes: tuple[int, ...]) -> dict[str, Any]:
 def _options(request: Request) -> dict[str, Any]:
     operator = OPERATORS[request.operator]
     options = {
-        option.name: value
-        for option, value in zip(operator.options, request.options, strict=True)
-        if not option.stored
+        name: value
+        for name, value in request.options._asdict().items()
+        if name not in STORAGE_OPTIONS
     }
     if "divisor" in options:
         options["divisor_override"] = options.pop("divisor") or None
-    if operator.learned and operator.argument is not None:
-        name = operator.argument.name
-        numbers = np.unique(values(name, request.arguments[0]))
+    if operator.learned:
+        name = operator.operand.name
+        numbers = np.unique(values(name, request.operands[0]))
         if len(numbers) != 1:
             raise ValueError(
-                f"{name} must be one number to be shown, got {brief(request.arguments[0])}"
+                f"{name} must be one number to be shown, got {brief(request.operands[0])}"
             )
         options[name] = float(numbers[0])
     return options

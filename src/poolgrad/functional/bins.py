@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from poolgrad.contract import Request, Samples
+from poolgrad.contract import Averaging, NoOptions, PowerMean, Request, Samples
 from poolgrad.functional.public import (
     choices,
     in_dimensions,
@@ -13,8 +13,7 @@ from poolgrad.functional.public import (
     pooled_sizes,
     shape_of,
 )
-from poolgrad.rule import Ints, Rule, adaptive, flag, fractional, whole
-from poolgrad.window import axis_names
+from poolgrad.windows import Ints, WindowSpec, adaptive, axis_names, flag, fractional, whole
 
 
 def _adaptive_max_pool(
@@ -63,10 +62,10 @@ def _adaptive_max_pool(
     >>> poolgrad.{name}(np.zeros(({sixes})), 3).shape
     ({threes})
     """
-    rule = adaptive(dims, output_size)
+    spec = adaptive(dims, output_size)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("max", x, rule, choices(ties, routes), (), last, True, indices, out)
+    return Request("max", x, spec, choices(ties, routes), (), last, True, indices, out)
 
 
 def _adaptive_avg_pool(
@@ -104,10 +103,10 @@ def _adaptive_avg_pool(
     ({threes})
     """
     last = flag("channels_last", channels_last)
-    return Request("avg", x, adaptive(dims, output_size), (True, 0), (), last, True, False, out)
+    return Request("avg", x, adaptive(dims, output_size), Averaging(), (), last, True, False, out)
 
 
-def _everything(x: Any, name: str, channels_last: bool) -> Rule:
+def _everything(x: Any, name: str, channels_last: bool) -> WindowSpec:
     rank = len(shape_of(x))
     if rank == 2 and not channels_last:  # one plane, without batch and channels
         return whole(2)
@@ -159,9 +158,9 @@ def _global_max_pool(
     (2, 3)
     """
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    rule = _everything(x, "global_max_pool", last)
+    spec = _everything(x, "global_max_pool", last)
     indices = flag("return_indices", return_indices)
-    return Request("max", x, rule, choices(ties, routes), (), last, keep, indices)
+    return Request("max", x, spec, choices(ties, routes), (), last, keep, indices)
 
 
 def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = False) -> Request:
@@ -195,8 +194,8 @@ def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = Fa
     (2, 3)
     """
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    rule = _everything(x, "global_avg_pool", last)
-    return Request("avg", x, rule, (True, 0), (), last, keep)
+    spec = _everything(x, "global_avg_pool", last)
+    return Request("avg", x, spec, Averaging(), (), last, keep)
 
 
 def _global_lp_pool(
@@ -240,10 +239,10 @@ def _global_lp_pool(
     >>> poolgrad.{name}(np.array([[[3.0, -4.0]]]))
     array([[5.]])
     """
-    options = (flag("mean", mean),)
+    options = PowerMean(flag("mean", mean))
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    rule = _everything(x, "global_lp_pool", last)
-    return Request("lp", x, rule, options, (norm_type,), last, keep)
+    spec = _everything(x, "global_lp_pool", last)
+    return Request("lp", x, spec, options, (norm_type,), last, keep)
 
 
 def _global_lse_pool(
@@ -281,8 +280,8 @@ def _global_lse_pool(
     array([[2.]])
     """
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    rule = _everything(x, "global_lse_pool", last)
-    return Request("lse", x, rule, (), (r,), last, keep)
+    spec = _everything(x, "global_lse_pool", last)
+    return Request("lse", x, spec, NoOptions(), (r,), last, keep)
 
 
 def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:
@@ -380,10 +379,10 @@ def _fractional_max_pool(
         )
     if output_ratio is not None:
         output_size = _part_of(pooled_sizes(x, dims, last), output_ratio)
-    rule = fractional(dims, kernel_size, output_size)
+    spec = fractional(dims, kernel_size, output_size)
     samples = Samples(_random_samples, generator)
     options = choices(ties, routes)
-    return Request("fractional_max", x, rule, options, (samples,), last, True, indices)
+    return Request("fractional_max", x, spec, options, (samples,), last, True, indices)
 
 
 adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = in_dimensions(_adaptive_max_pool)

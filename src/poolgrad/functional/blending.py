@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import Request
+from poolgrad.contract import Averaging, Mixing, NoOptions, PowerMean, Request
 from poolgrad.functional.public import divisor, in_dimensions
-from poolgrad.rule import Ints, Padding, fixed, flag
+from poolgrad.windows import Ints, Padding, fixed, flag
 
 
 def _avg_pool(
@@ -60,10 +60,11 @@ def _avg_pool(
     >>> poolgrad.{name}(np.zeros(({sixes})), 2).shape
     ({threes})
     """
-    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    options = (flag("count_include_pad", count_include_pad), divisor(divisor_override))
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    counted = flag("count_include_pad", count_include_pad)
+    options = Averaging(counted, divisor(divisor_override))
     last = flag("channels_last", channels_last)
-    return Request("avg", x, rule, options, (), last, True, False, out)
+    return Request("avg", x, spec, options, (), last, True, False, out)
 
 
 def _lp_pool(
@@ -120,10 +121,10 @@ def _lp_pool(
     >>> poolgrad.{name}(x, 2.0, {two})
     array({open} 5., 13.{close})
     """
-    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    options = (flag("mean", mean),)
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    options = PowerMean(flag("mean", mean))
     last = flag("channels_last", channels_last)
-    return Request("lp", x, rule, options, (norm_type,), last, True, False, out)
+    return Request("lp", x, spec, options, (norm_type,), last, True, False, out)
 
 
 def _lse_pool(
@@ -175,9 +176,9 @@ def _lse_pool(
     >>> np.exp(poolgrad.{name}(x, {two}))
     array({open}2., 4.{close})
     """
-    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     last = flag("channels_last", channels_last)
-    return Request("lse", x, rule, (), (r,), last, True, False, out)
+    return Request("lse", x, spec, NoOptions(), (r,), last, True, False, out)
 
 
 def _soft_pool(
@@ -223,9 +224,9 @@ def _soft_pool(
     >>> poolgrad.{name}(x, {two}).round(3)  # log(3) with the weight 3 / 4
     array({open}0.824, 0.   {close})
     """
-    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     last = flag("channels_last", channels_last)
-    return Request("soft", x, rule, (), (), last, True, False, out)
+    return Request("soft", x, spec, NoOptions(), (), last, True, False, out)
 
 
 def _mixed_pool(
@@ -279,10 +280,10 @@ def _mixed_pool(
     >>> poolgrad.{name}(x, {two})
     array({open}2.5, 5. {close})
     """
-    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    options = (flag("count_include_pad", count_include_pad),)
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    options = Mixing(flag("count_include_pad", count_include_pad))
     last = flag("channels_last", channels_last)
-    return Request("mixed", x, rule, options, (alpha,), last, True, False, out)
+    return Request("mixed", x, spec, options, (alpha,), last, True, False, out)
 
 
 avg_pool1d, avg_pool2d, avg_pool3d = in_dimensions(_avg_pool)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import Request
+from poolgrad.contract import NoOptions, Request, Routing
 from poolgrad.functional.public import choices, in_dimensions, word
-from poolgrad.rule import Ints, Padding, fixed, flag
+from poolgrad.windows import Ints, Padding, fixed, flag
 
 
 def _max_pool(
@@ -61,10 +61,10 @@ def _max_pool(
     >>> poolgrad.{name}(np.zeros(({sixes})), 2).shape
     ({threes})
     """
-    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("max", x, rule, choices(ties, routes), (), last, True, indices, out)
+    return Request("max", x, spec, choices(ties, routes), (), last, True, indices, out)
 
 
 def _relu_max_pool(
@@ -120,10 +120,10 @@ def _relu_max_pool(
     >>> poolgrad.{name}(x, {two})
     array({open}3., 0.{close})
     """
-    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("relu_max", x, rule, choices(ties, routes), (), last, True, indices, out)
+    return Request("relu_max", x, spec, choices(ties, routes), (), last, True, indices, out)
 
 
 def _min_pool(
@@ -176,10 +176,10 @@ def _min_pool(
     >>> poolgrad.{name}(x, {two})
     array({open}1., 2.{close})
     """
-    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("min", x, rule, choices(ties, routes), (), last, True, indices, out)
+    return Request("min", x, spec, choices(ties, routes), (), last, True, indices, out)
 
 
 def _median_pool(
@@ -235,10 +235,10 @@ def _median_pool(
     >>> poolgrad.{name}(x, {three})
     array({open}3., 2.{close})
     """
-    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("median", x, rule, choices(ties, routes), (), last, True, indices, out)
+    return Request("median", x, spec, choices(ties, routes), (), last, True, indices, out)
 
 
 def _stochastic_pool(
@@ -304,15 +304,15 @@ def _stochastic_pool(
     >>> poolgrad.{name}(x, {two}, training=False)
     array({open}2.5, 5. {close})
     """
-    rule = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
+    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    kept = (word("routes", routes),)
+    kept = Routing(word("routes", routes))
     if flag("training", training):
-        return Request("stochastic", x, rule, kept, (generator,), last, True, indices, out)
+        return Request("stochastic", x, spec, kept, (generator,), last, True, indices, out)
     if indices:
         raise ValueError("return_indices=True needs training=True: a mean has no winners")
-    return Request("expected", x, rule, (), (), last, True, False, out)
+    return Request("expected", x, spec, NoOptions(), (), last, True, False, out)
 
 
 max_pool1d, max_pool2d, max_pool3d = in_dimensions(_max_pool)

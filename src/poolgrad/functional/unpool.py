@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import Request
+from poolgrad.contract import NoOptions, Request
 from poolgrad.functional.public import in_dimensions, pooled_sizes, shape_of
-from poolgrad.rule import Ints, adaptive, fixed, flag, per_axis
-from poolgrad.window import axis_names
+from poolgrad.windows import Ints, adaptive, axis_names, fixed, flag, per_axis
 
 
 def _output_sizes(
@@ -19,14 +18,16 @@ def _output_sizes(
     output_size: Any,
     channels_last: bool,
 ) -> tuple[int, ...]:
-    """The sizes of the pooled axes of the output: PyTorch's rule.
+    """The sizes of the pooled axes of the output, as PyTorch computes them.
 
     Inputs of several sizes are pooled to the same size: `output_size` says which it was.
     """
-    per_axis("padding", padding, dims)  # not every form that `fixed` takes
-    rule = fixed(dims, kernel_size, stride, padding)
+    pads = per_axis("padding", padding, dims)  # not every form that `fixed` takes
+    spec = fixed(dims, kernel_size, stride, padding)
+    strides = spec.stride
     sizes = pooled_sizes(x, dims, channels_last)
-    default = tuple((n - 1) * r[1] - 2 * r[2] + r[0] for n, r in zip(sizes, rule, strict=True))
+    numbers = zip(sizes, spec.kernel_size, strides, pads, strict=True)
+    default = tuple((n - 1) * stride - 2 * pad + kernel for n, kernel, stride, pad in numbers)
     if output_size is None:
         if min(default) < 1:
             raise ValueError(
@@ -40,11 +41,11 @@ def _output_sizes(
         wanted = per_axis("output_size", output_size[first : first + dims], dims)
     else:
         wanted = per_axis("output_size", output_size, dims)
-    for name, n, r, out in zip(axis_names(dims), default, rule, wanted, strict=True):
-        least = max(n - r[1] + 1, 1)
-        if not least <= out < n + r[1]:
+    for name, n, step, out in zip(axis_names(dims), default, strides, wanted, strict=True):
+        least = max(n - step + 1, 1)
+        if not least <= out < n + step:
             raise ValueError(
-                f"output_size along the {name} must be from {least} to {n + r[1] - 1}, "
+                f"output_size along the {name} must be from {least} to {n + step - 1}, "
                 f"got {output_size!r}"
             )
     return wanted
@@ -102,7 +103,7 @@ def _max_unpool(
     """
     last = flag("channels_last", channels_last)
     sizes = _output_sizes(dims, x, kernel_size, stride, padding, output_size, last)
-    return Request("max_unpool", x, adaptive(dims, sizes), (), (indices,), last)
+    return Request("max_unpool", x, adaptive(dims, sizes), NoOptions(), (indices,), last)
 
 
 max_unpool1d, max_unpool2d, max_unpool3d = in_dimensions(_max_unpool)

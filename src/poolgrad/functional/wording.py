@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 
-from poolgrad.window import axis_names
+from poolgrad.windows import axis_names
 
 _COUNT = ("no", "one", "two", "three")
 

@@ -33,7 +33,7 @@ except ImportError as error:
 from poolgrad import core
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.public import named
-from poolgrad.rule import brief, positive
+from poolgrad.windows import brief, positive
 
 if core.xla_handler() is not None:  # else pooling raises the error
     # Registers the kernels with XLA: a stored program may call them before anything is pooled.

@@ -44,7 +44,7 @@ def _argument_of(given: tuple[Array, ...], dims: int) -> Array | None:
 def blended(pool: Pooling, tables: Tables, values: Array, *given: Array) -> Array:
     """The outputs of windows with these values, for this argument if the operator has one."""
     windows = tables.windows._replace(values=values)
-    argument = _argument_of(given, len(pool.rule))
+    argument = _argument_of(given, pool.spec.dims)
     y: Array = pool.operator.compose(jnp, windows, argument, *pool.options)
     return y
 

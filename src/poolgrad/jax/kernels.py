@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -32,14 +32,14 @@ def register() -> None:
     ImportError
         If they were built without XLA's interface, or for another one.
     """
-    handler = core.xla_handler()
-    if handler is None:
+    handlers = core.xla_handler()
+    if handlers is None:
         raise ImportError(
             "poolgrad was built without jaxlib, whose headers its kernels need to run under JAX. "
             "Install a wheel, or build it again with jaxlib installed"
         )
     try:
-        jax.ffi.register_ffi_target(TARGET, handler, platform="cpu")
+        jax.ffi.register_ffi_target(TARGET, handlers, platform="cpu")
     except Exception as error:
         raise ImportError(
             f"this jaxlib ({version('jaxlib')}) does not take poolgrad's kernels, which were "
@@ -58,8 +58,8 @@ def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
     def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
         missing = len(pool.operator.residual(plan, *pool.options)) - keep
         residual = (*made[1:], *(None,) * missing) if keep else ()
-        argument = _argument(pool, arrays[1:])
-        pool.operator.forward(plan, arrays[0], argument, made[0], residual, _THREADS, *pool.options)
+        operand = _operand(pool, arrays[1:])
+        pool.operator.forward(plan, arrays[0], operand, made[0], residual, _THREADS, *pool.options)
 
     return _call(pool, _same, made, run, (x, *_given(pool, given)), beside=1)
 
@@ -73,8 +73,8 @@ def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
     first = 1 + pool.given
 
     def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
-        argument, kept = _argument(pool, arrays[1:first]), tuple(arrays[first:])
-        pool.operator.push(plan, arrays[0], argument, kept, made[0], _THREADS, *pool.options)
+        operand, kept = _operand(pool, arrays[1:first]), tuple(arrays[first:])
+        pool.operator.push(plan, arrays[0], operand, kept, made[0], _THREADS, *pool.options)
 
     held = (t, *_given(pool, given), *residual)
     return _call(pool, _same, lambda layout: [_output(layout)], run, held, beside=1)
@@ -88,8 +88,8 @@ def pull(gy: Array, *args: Array, pool: Pooling, sizes: tuple[int, ...], learned
 
     def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
         values = arrays[1] if pool.operator.curved else None
-        argument, kept = _argument(pool, arrays[first:second]), tuple(arrays[second:])
-        way = (plan, arrays[0], values, argument, kept, made[0], _THREADS)
+        operand, kept = _operand(pool, arrays[first:second]), tuple(arrays[second:])
+        way = (plan, arrays[0], values, operand, kept, made[0], _THREADS)
         pool.operator.pull(*way, *pool.options)
 
     def before(shape: Shape) -> Shape:
@@ -99,7 +99,8 @@ def pull(gy: Array, *args: Array, pool: Pooling, sizes: tuple[int, ...], learned
     gradients = _call(pool, before, lambda layout: [_input(layout)], run, held, beside=first)
     if learned:
         layout = pool.layout(before(gy.shape), gy.dtype.name)
-        gradients.append(_summed(gy.astype(residual[-1].dtype) * residual[-1], given[0], layout))
+        slopes = gy.astype(residual[-1].dtype) * residual[-1]
+        gradients.append(_summed(pool, slopes, given[0], layout))
     return gradients
 
 
@@ -115,20 +116,18 @@ def _input(layout: Layout) -> Buffer:
     return Buffer(layout.in_shape, layout.order, layout.dtype)
 
 
-def _summed(slopes: Array, argument: Array, layout: Layout) -> Array:
-    """The gradient of a learned argument, from that of each output."""
-    others = tuple(a for a in range(slopes.ndim) if not (argument.ndim and a == layout.channel))
-    return slopes.sum(others, dtype=jnp.float64).astype(argument.dtype)
+def _summed(pool: Pooling, slopes: Array, theta: Array, layout: Layout) -> Array:
+    """The gradient of a learned parameter, from that of each output."""
+    others = pool.operator.operand.summed_axes(theta.shape, layout)
+    return slopes.sum(others, dtype=jnp.float64).astype(theta.dtype)
 
 
 _THREADS: Any = object()  # stands for as many as XLA has
 
 
 def _given(pool: Pooling, given: Sequence[Array]) -> tuple[Array, ...]:
-    """The array beside the input as the kernels read it."""
-    if pool.kind == "indices":
-        return tuple(i.astype(jnp.int64) for i in given)
-    return tuple(given)
+    """The extra operand as the kernels read it: JAX may have no 64-bit integers outside of here."""
+    return tuple(i.astype(jnp.int64) if i.dtype == jnp.int32 else i for i in given)
 
 
 class _Hole:
@@ -141,11 +140,12 @@ class _Hole:
 _Holes = Sequence[_Hole]
 
 
-def _argument(pool: Pooling, holes: _Holes) -> Any:
-    """What stands for the array beside the input, as an operator's methods take it."""
+def _operand(pool: Pooling, holes: _Holes) -> Any:
+    """The placeholder of the extra operand, as an operator's methods take it."""
     if not holes:
         return None
-    return (holes[0], holes[0].array.size) if pool.kind == "learned" else holes[0]
+    (hole,) = holes
+    return pool.operator.operand.kernel_form(hole, hole.array.size, lambda hole: hole)
 
 
 def _call(
@@ -181,7 +181,7 @@ def _call(
         values: dict[_Hole, Array] = dict(zip(sources, given, strict=True))
         whole = sources[0] if given[0].shape == layout.in_shape else targets[0]
         for name, args in recorded(layout, lambda plan: run(plan, sources, targets)):
-            _run(name, args, values, whole, _described(pool, layout))
+            _run(name, args, values, whole, _plan_attributes(pool, layout))
         return [values[h] for h in targets]
 
     pooled = pool.layout(in_shape(given[0].shape), given[0].dtype.name).pooled
@@ -189,53 +189,58 @@ def _call(
 
 
 def _run(
-    name: str, asked: Sequence[Any], values: dict[_Hole, Array], whole: _Hole, plan: list[str]
+    name: str,
+    asked: Sequence[Any],
+    values: dict[_Hole, Array],
+    whole: _Hole,
+    plan: dict[str, Any],
 ) -> None:
-    """Call one kernel; what it made is put among the values.
+    """Call one kernel and add the arrays that it writes to `values`.
 
-    `whole`: an array of the input's shape; `plan`: in words.
+    `whole`: an array of the input's shape. csrc/xla/README.md describes the attributes of the call.
     """
-    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in asked]
+    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in asked if a is not _THREADS]
     values |= {
         a: jnp.full(a.array.shape, a.array.item(), a.array.dtype)
         for a in args
         if isinstance(a, _Hole) and isinstance(a.array, np.ndarray)
     }
-    listed = [a for arg in args for a in (arg if isinstance(arg, list) else [arg])]
-    mentioned = list(dict.fromkeys(a for a in (whole, *listed) if isinstance(a, _Hole)))
-    operands = [h for h in mentioned if h in values]
-    results = [h for h in mentioned if h not in values]
-    names = {h: f"<{k}" for k, h in enumerate(operands)}
-    names |= {h: f">{k}" for k, h in enumerate(results)}
-    words = " ".join([name, names[whole], *plan, *_words(args, names)])
+    listed = next((a for a in args if isinstance(a, list)), [])
+    flat = [a for arg in args for a in (arg if isinstance(arg, list) else [arg])]
+    holes = list(dict.fromkeys(a for a in (whole, *flat) if isinstance(a, _Hole)))
+    operands = [h for h in holes if h in values]
+    results = [h for h in holes if h not in values]
+    numbers: dict[_Hole | None, int] = {h: k for k, h in enumerate(operands)}
+    numbers |= {h: -2 - k for k, h in enumerate(results)}
+    numbers[None] = -1
     call = jax.ffi.ffi_call(TARGET, [h.array for h in results])
-    values |= zip(results, call(*(values[h] for h in operands), words=words), strict=True)
+    made = call(
+        *(values[h] for h in operands),
+        kernel=name,
+        option=next((a for a in args if isinstance(a, str)), ""),
+        arrays=_integers(numbers[a] for a in flat if a is None or isinstance(a, _Hole)),
+        integers=_integers(a for a in args if isinstance(a, int)),
+        list=np.int64(len(listed)),
+        input=np.int64(numbers[whole]),
+        **plan,
+    )
+    values |= zip(results, made, strict=True)
 
 
-def _described(pool: Pooling, layout: Layout) -> list[str]:
-    """A plan in words."""
-    bits = pool.operator.route_bits(layout.window, *pool.options)
+def _plan_attributes(pool: Pooling, layout: Layout) -> dict[str, Any]:
+    """The attributes that describe the plan of a call."""
     axes = zip(layout.pooled, layout.window.axes, strict=True)
-    numbers = [bits, pool.inner(layout.in_shape), len(layout.pooled)]
-    numbers += [n for axis, windows in axes for n in (axis, *as_kernels_take(windows))]
-    return [layout.dtype, layout.out_dtype, *map(str, numbers)]
+    return {
+        "in_dtype": layout.dtype,
+        "out_dtype": layout.out_dtype,
+        "route_bits": np.int64(pool.operator.route_bits(layout.window, *pool.options)),
+        "inner_axis": np.int64(pool.inner(layout.in_shape)),
+        "axes": _integers(n for axis, windows in axes for n in (axis, *as_kernels_take(windows))),
+    }
 
 
-def _words(args: Sequence[Any], names: dict[_Hole, str]) -> list[str]:
-    """The arguments of a kernel in words; see csrc/xla/handler.cpp."""
-    words: list[str] = []
-    for arg in args:
-        if isinstance(arg, list):
-            words += [f"[{len(arg)}", *_words(arg, names)]
-        elif isinstance(arg, _Hole):
-            words.append(names[arg])
-        elif arg is _THREADS:
-            words.append("*")
-        else:
-            words.append(
-                "-" if arg is None else str(int(arg)) if isinstance(arg, bool) else str(arg)
-            )
-    return words
+def _integers(numbers: Iterable[int]) -> np.ndarray:
+    return np.array([*numbers], np.int64)
 
 
 register()

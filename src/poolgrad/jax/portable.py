@@ -27,7 +27,7 @@ def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
     tables = _tables(pool, layout, given)
     values = tables.unfold(pooled_last(pool, x))
     if operator.selecting:
-        draw = _drawn(pool, layout, given[0]) if pool.kind == "seed" else None
+        draw = _drawn(pool, layout, given[0]) if pool.operator.operand.is_positional else None
         windows = tables.windows._replace(values=values)
         choice = operator.choose(jnp, windows, draw, *pool.options)
         winner = jnp.take_along_axis(values, choice.tap[..., None], -1)[..., 0]
@@ -94,7 +94,7 @@ def _learned(pool: Pooling, given: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def _tables(pool: Pooling, layout: Layout, given: tuple[Array, ...]) -> Tables:
     sizes = pool.sizes(layout.in_shape)
-    return tables_of(pool, sizes, given[0] if pool.kind == "samples" else None)
+    return tables_of(pool, sizes, given[0] if pool.operator.operand.places_windows else None)
 
 
 # Draws
@@ -151,7 +151,7 @@ def _unpacked(pool: Pooling, layout: Layout, residual: tuple[Array, ...]) -> tup
         return (kept,)
     rows = kept[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)
     routes = rows.reshape(*kept.shape[:-1], -1)[..., : layout.window.out[-1]]
-    return (jnp.where(routes < layout.window.places, routes, 255),)
+    return (jnp.where(routes < layout.window.tap_count, routes, 255),)
 
 
 # Unpooling: of several values for one place the last one stands there
@@ -173,7 +173,7 @@ def _positions(pool: Pooling, layout: Layout, indices: Array) -> tuple[Array, Ar
 def _unpooled(x: Array, indices: Array, pool: Pooling, layout: Layout) -> Array:
     _, owners = _positions(pool, layout, indices)
     moved = pooled_last(pool, x)
-    dims = len(pool.rule)
+    dims = pool.spec.dims
     values = moved.reshape(len(owners), -1)
     found = jnp.take_along_axis(values, jnp.maximum(owners, 0), 1)
     y = jnp.where(owners >= 0, found, jnp.zeros((), x.dtype))
@@ -182,7 +182,7 @@ def _unpooled(x: Array, indices: Array, pool: Pooling, layout: Layout) -> Array:
 
 def _unpooled_back(gy: Array, indices: Array, pool: Pooling, layout: Layout) -> Array:
     planes, owners = _positions(pool, layout, indices)
-    moved, dims = pooled_last(pool, gy), len(pool.rule)
+    moved, dims = pooled_last(pool, gy), pool.spec.dims
     inside = jnp.clip(planes, 0, owners.shape[1] - 1)
     own = jnp.take_along_axis(owners, inside, 1) == jnp.arange(planes.shape[1])
     found = jnp.take_along_axis(moved.reshape(len(owners), -1), inside, 1)

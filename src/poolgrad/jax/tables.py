@@ -18,21 +18,21 @@ from jax import Array
 from poolgrad.contract import Windows
 from poolgrad.jax.pooling import Pooling
 from poolgrad.places import Seen, looks, seen, spread
-from poolgrad.window import Axis, resolve
+from poolgrad.windows import Axis, resolve
 
 
 def pooled_last(pool: Pooling, array: Array, behind: int = 0) -> Array:
     """An array with its pooled axes last, but for so many `behind` all that the caller sees."""
     if not pool.channels_last:
         return array
-    return jnp.moveaxis(array, -1 - behind, -1 - behind - len(pool.rule))
+    return jnp.moveaxis(array, -1 - behind, -1 - behind - pool.spec.dims)
 
 
 def as_given(pool: Pooling, array: Array, behind: int = 0) -> Array:
     """The same the other way: as the caller sees it."""
     if not pool.channels_last:
         return array
-    return jnp.moveaxis(array, -1 - behind - len(pool.rule), -1 - behind)
+    return jnp.moveaxis(array, -1 - behind - pool.spec.dims, -1 - behind)
 
 
 class Tables(NamedTuple):
@@ -83,7 +83,7 @@ class Tables(NamedTuple):
 
 def tables_of(pool: Pooling, sizes: tuple[int, ...], samples: Array | None = None) -> Tables:
     """The tables for an input of these sizes; `samples`: a row for each plane, if they place it."""
-    axes = resolve(pool.rule, sizes).axes
+    axes = resolve(pool.spec, sizes).axes
     dims, starts = len(axes), tuple[Array, ...]()
     if samples is not None:
         rows = samples.reshape(-1, dims)
@@ -92,7 +92,7 @@ def tables_of(pool: Pooling, sizes: tuple[int, ...], samples: Array | None = Non
         starts = tuple(_starts(axis, rows[:, a]) for a, axis in enumerate(axes))
     reals, extents, places = [], [], []
     for a, axis in enumerate(axes):
-        if axis.table:
+        if axis.fractional:
             place = np.arange(axis.kernel) + np.zeros((axis.out, 1), int)
             real, extent = np.ones(place.shape, bool), np.full((axis.out, 1), axis.kernel)
         else:
@@ -112,7 +112,7 @@ def tables_of(pool: Pooling, sizes: tuple[int, ...], samples: Array | None = Non
 
 def indices(pool: Pooling, sizes: tuple[int, ...], routes: Array, samples: Array | None) -> Array:
     """Routes as flat positions in their plane; -1 where nobody won."""
-    axes = resolve(pool.rule, sizes).axes
+    axes = resolve(pool.spec, sizes).axes
     tables = tables_of(pool, sizes, samples)
     routes = pooled_last(pool, routes)
     place, step = routes.astype(jax.dtypes.canonicalize_dtype(np.int64)), 1
@@ -121,14 +121,14 @@ def indices(pool: Pooling, sizes: tuple[int, ...], routes: Array, samples: Array
     for a in reversed(range(len(axes))):
         axis = axes[a]
         place, tap = place // axis.kernel, place % axis.kernel
-        if axis.table:
+        if axis.fractional:
             begin = tables.starts[a].reshape(*routes.shape[: -len(axes)], axis.out)
         elif axis.adaptive:
             begin, _ = axis.bins(np.arange(axis.out))
         else:
             begin = np.arange(axis.out) * axis.stride - axis.lo
         shape = (*begin.shape, *(1,) * (len(axes) - 1 - a))
-        if axis.table:
+        if axis.fractional:
             shape = (*begin.shape[:-1], *(1,) * a, axis.out, *(1,) * (len(axes) - 1 - a))
         flat = flat + (begin.reshape(shape) + tap * axis.dilation) * step
         step = step * axis.size
@@ -145,7 +145,7 @@ def _unfold(x: Array, inputs: Sequence[Any]) -> Array:
 
 def _fold(parts: Array, axes: Sequence[Axis], tables: Sequence[Seen]) -> Array:
     dims = len(axes)
-    counts = [looks(a).inputs.shape[1] if not a.table else a.kernel for a in axes]
+    counts = [looks(a).inputs.shape[1] if not a.fractional else a.kernel for a in axes]
     apart = parts.reshape(*parts.shape[:-1], *counts)
     outputs, taps, reals = (
         [spread(column, a, dims) for a, column in enumerate(columns)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from poolgrad.lab.panels import BLUE, GREY, ORANGE, to_png
+from poolgrad.lab.plotting import BLUE, GREY, ORANGE, to_png
 
 
 def draw_curves(rows: Sequence[Mapping[str, float]], test_accuracy: float) -> bytes:

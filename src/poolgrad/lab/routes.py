@@ -13,7 +13,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from poolgrad.lab.panels import (
+from poolgrad.lab.plotting import (
     BLUE,
     GREY,
     ORANGE,
@@ -25,9 +25,9 @@ from poolgrad.lab.panels import (
     to_png,
     write_numbers,
 )
-from poolgrad.lab.passage import Passage, Plane
 from poolgrad.lab.pools import DOWNSAMPLINGS
 from poolgrad.lab.settings import Settings
+from poolgrad.lab.trace import Plane, Trace
 
 # Rows and columns of a feature map; of a larger one the windows that fit are drawn, at least one.
 _SHOWN = 10
@@ -92,12 +92,12 @@ def _words(pool: str) -> _Words:
     )
 
 
-def draw_routes(passage: Passage, settings: Settings, classes: tuple[str, ...]) -> bytes:
+def draw_routes(trace: Trace, settings: Settings, classes: tuple[str, ...]) -> bytes:
     """Draw the way there in a first row, and the way back in a second.
 
     Parameters
     ----------
-    passage
+    trace
         What to draw.
     settings
         `pool`, `kernel` and `stride` of the windows.
@@ -110,7 +110,7 @@ def draw_routes(passage: Passage, settings: Settings, classes: tuple[str, ...]) 
         A PNG.
     """
     words = _words(settings.pool)
-    view = _View(passage, settings)
+    view = _View(trace, settings)
     figure = Figure(figsize=(15, 10.6))
     figure.suptitle(
         f"{words.name}, {settings.kernel} x {settings.kernel} windows, stride {settings.stride}",
@@ -124,25 +124,25 @@ def draw_routes(passage: Passage, settings: Settings, classes: tuple[str, ...]) 
     image, before, after, share, returned, arriving = (
         figure.add_subplot(grid[row, column]) for row in range(2) for column in range(3)
     )
-    name = shorten(classes[passage.predicted], 24, placeholder="...")
+    name = shorten(classes[trace.predicted], 24, placeholder="...")
 
     view.draw_image(image)
-    set_title(image, "Image", f"{_extent(passage.image)}, classified as {name}")
-    view.draw_map(before, passage.before, "gray", "{:.1f}")
-    set_title(before, "Feature map", f"{_extent(passage.before)}, channel {passage.channel}")
-    view.draw_outputs(after, passage.after, "gray", "{:.1f}")
-    set_title(after, words.after, f"{_extent(passage.after)}, one value for each window")
+    set_title(image, "Image", f"{_extent(trace.image)}, classified as {name}")
+    view.draw_map(before, trace.before, "gray", "{:.1f}")
+    set_title(before, "Feature map", f"{_extent(trace.before)}, channel {trace.channel}")
+    view.draw_outputs(after, trace.after, "gray", "{:.1f}")
+    set_title(after, words.after, f"{_extent(trace.after)}, one value for each window")
 
-    most = 1.5 * float(passage.share.max())
-    view.draw_map(share, passage.share, "Blues", words.share_numbers, (0, most))
+    most = 1.5 * float(trace.share.max())
+    view.draw_map(share, trace.share, "Blues", words.share_numbers, (0, most))
     view.draw_routes(share)
     set_title(share, words.share, words.share_note)
-    largest = max(float(abs(passage.arriving).max()), float(abs(passage.returned).max())) or 1.0
+    largest = max(float(abs(trace.arriving).max()), float(abs(trace.returned).max())) or 1.0
     unit = 10.0 ** math.floor(math.log10(largest))
     limits = (-largest / unit, largest / unit)
-    view.draw_map(returned, passage.returned / unit, "PRGn", "{:+.1f}", limits)
+    view.draw_map(returned, trace.returned / unit, "PRGn", "{:+.1f}", limits)
     set_title(returned, "Gradient of the feature map", words.back)
-    view.draw_outputs(arriving, passage.arriving / unit, "PRGn", "{:+.1f}", limits)
+    view.draw_outputs(arriving, trace.arriving / unit, "PRGn", "{:+.1f}", limits)
     of_what = f"of the score for {name}, in units of {unit:g}"
     set_title(arriving, "Gradient of the output", of_what)
 
@@ -159,23 +159,23 @@ class _View:
     Windows at the border of the map reach into the padding, which is drawn, too.
     """
 
-    def __init__(self, passage: Passage, settings: Settings) -> None:
-        self._passage = passage
+    def __init__(self, trace: Trace, settings: Settings) -> None:
+        self._trace = trace
         windows = DOWNSAMPLINGS[settings.pool].windows(settings.kernel, settings.stride)
         self._kernel, self._stride, self._padding = windows
-        seen = abs(passage.returned * passage.before)
+        seen = abs(trace.returned * trace.before)
         strongest = np.unravel_index(seen.argmax(), seen.shape)
         # The windows that are drawn, and the rows and columns that they take: a negative one, or
         # one beyond the map, is padding.
         self._outputs = tuple(
             self._windows_around(int(place), extent, count)
             for place, extent, count in zip(
-                strongest, passage.before.shape, passage.after.shape, strict=True
+                strongest, trace.before.shape, trace.after.shape, strict=True
             )
         )
         self._rows, self._columns = (
             self._inputs_of(outputs, extent)
-            for outputs, extent in zip(self._outputs, passage.before.shape, strict=True)
+            for outputs, extent in zip(self._outputs, trace.before.shape, strict=True)
         )
         self._overlap = self._kernel > self._stride
         every = [(i, j) for i in self._outputs[0] for j in self._outputs[1]]
@@ -204,15 +204,15 @@ class _View:
         return self._start(output) + (self._kernel - 1) / 2
 
     def _interest(self, window: tuple[int, int]) -> tuple[float, float]:
-        passage, wins = self._passage, 0.0
-        if passage.winners is not None:
-            wins = passage.share[tuple(passage.winners[window])]
-        return wins, abs(passage.arriving[window])
+        trace, wins = self._trace, 0.0
+        if trace.winners is not None:
+            wins = trace.share[tuple(trace.winners[window])]
+        return wins, abs(trace.arriving[window])
 
     @property
     def _in_map(self) -> tuple[range, range]:
         """The rows and columns that are drawn, without padding."""
-        height, width = self._passage.before.shape
+        height, width = self._trace.before.shape
         rows, columns = self._rows, self._columns
         return (
             range(max(rows.start, 0), min(rows.stop, height)),
@@ -222,10 +222,10 @@ class _View:
     @property
     def _cropped(self) -> bool:
         rows, columns = self._in_map
-        return (len(rows), len(columns)) != self._passage.before.shape
+        return (len(rows), len(columns)) != self._trace.before.shape
 
     def draw_image(self, axes: Axes) -> None:
-        image = self._passage.image.astype(np.float64)
+        image = self._trace.image.astype(np.float64)
         lowest, highest = image.min(), image.max()
         axes.imshow((image - lowest) / ((highest - lowest) or 1), cmap="gray")
         if self._cropped:
@@ -247,18 +247,18 @@ class _View:
         for i, j in self._framed:
             corner = self._start(i), self._start(j)
             add_frame(axes, corner, (self._kernel, self._kernel), BLUE, self._line)
-        if self._passage.winners is not None:
-            for row, column in np.unique(self._passage.winners.reshape(-1, 2), axis=0):
+        if self._trace.winners is not None:
+            for row, column in np.unique(self._trace.winners.reshape(-1, 2), axis=0):
                 if row in self._rows and column in self._columns:
                     add_frame(axes, (row, column), (1, 1), ORANGE, 3, inset=0.07)
         show_part(axes, self._rows, self._columns)
 
     def draw_routes(self, axes: Axes) -> None:
         """A line from the middle of every window to its winner, where windows overlap."""
-        if self._passage.winners is None or not self._overlap:
+        if self._trace.winners is None or not self._overlap:
             return
         routes = [
-            [(self._middle(j), self._middle(i)), tuple(self._passage.winners[i, j][::-1])]
+            [(self._middle(j), self._middle(i)), tuple(self._trace.winners[i, j][::-1])]
             for i in self._outputs[0]
             for j in self._outputs[1]
         ]
@@ -284,7 +284,7 @@ class _View:
     def legend(self) -> str:
         """What the colours of the lines mean."""
         parts = ["blue: one of the windows" if self._overlap else "blue: the windows"]
-        if self._passage.winners is not None:
+        if self._trace.winners is not None:
             parts.append("orange: winners (of equal values, the first)")
             if self._overlap:
                 parts.append("lines: from a window's middle to its winner")

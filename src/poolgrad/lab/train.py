@@ -14,10 +14,10 @@ import numpy as np
 import pytorch_lightning as lightning
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from poolgrad.lab import data as lab_data
+from poolgrad.lab.batches import dataset, in_order
 from poolgrad.lab.callbacks import History, ProgressBar, quiet_lightning
 from poolgrad.lab.checkpoint import finished_epochs
 from poolgrad.lab.curves import draw_curves
@@ -25,10 +25,10 @@ from poolgrad.lab.fit import fit, using_threads
 from poolgrad.lab.folder import RunFolder, write_atomic
 from poolgrad.lab.learner import Learner, generator
 from poolgrad.lab.model import Network
-from poolgrad.lab.passage import follow
 from poolgrad.lab.pools import title
 from poolgrad.lab.routes import draw_routes
 from poolgrad.lab.settings import LabError, Settings, counted, steps_per_epoch
+from poolgrad.lab.trace import follow
 from poolgrad.lab.versions import versions
 
 _EVALUATION_BATCH = 256
@@ -122,8 +122,8 @@ class Run:
         result = self._result(history.rows, int(right.sum()))
         write_atomic(self.folder.curves, draw_curves(history.rows, result["test_accuracy"]))
         shown = self.images.images[test[right.argmax()]]  # the first that is recognised
-        passage = follow(self.network, self.settings, shown)
-        write_atomic(self.folder.routes, draw_routes(passage, self.settings, self.images.classes))
+        trace = follow(self.network, self.settings, shown)
+        write_atomic(self.folder.routes, draw_routes(trace, self.settings, self.images.classes))
         self.folder.write_result(result)
         return result
 
@@ -134,26 +134,23 @@ class Run:
             self.settings,
             self.folder,
             history,
-            (self._tensors(self.parts.train), self._in_order(self.parts.validation)),
+            (
+                self._dataset(self.parts.train),
+                in_order(self._dataset(self.parts.validation), _EVALUATION_BATCH),
+            ),
             self.finished_epochs,
             [ProgressBar(self.settings.epochs)] if progress else [],
         )
         return learner, trainer
 
     def _predict(self, trainer: lightning.Trainer, learner: Learner) -> NDArray[np.int64]:
-        batches = trainer.predict(learner, self._in_order(self.parts.test))
+        images = in_order(self._dataset(self.parts.test), _EVALUATION_BATCH)
+        batches = trainer.predict(learner, images)
         predictions: NDArray[np.int64] = torch.cat(batches).numpy()  # type: ignore[arg-type]
         return predictions
 
-    def _tensors(self, indices: NDArray[np.int64]) -> TensorDataset:
-        return TensorDataset(
-            torch.from_numpy(self.images.images[indices]),
-            torch.from_numpy(self.images.labels[indices]),
-        )
-
-    def _in_order(self, indices: NDArray[np.int64]) -> DataLoader[tuple[Tensor, ...]]:
-        batches = torch.arange(len(indices)).split(_EVALUATION_BATCH)
-        return DataLoader(self._tensors(indices), batch_size=None, sampler=batches)
+    def _dataset(self, indices: NDArray[np.int64]) -> TensorDataset:
+        return dataset(self.images.images, self.images.labels, indices)
 
     def _result(self, rows: list[dict[str, float]], right: int) -> dict[str, Any]:
         tested = len(self.parts.test)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from poolgrad.contract import Operator, Windows
 from poolgrad.places import looks, spread
-from poolgrad.torch.arrays import grouped
-from poolgrad.window import Axis, resolve
+from poolgrad.windows import Axis, WindowSpec, resolve
 
 Tensors = tuple[Tensor, ...]
 
@@ -39,17 +38,17 @@ def _windows(x: Tensor, axes: tuple[Axis, ...]) -> Windows:
 
 
 def define(
-    operator: Operator, rule: list[int], channels_last: bool, options: tuple[Any, ...]
+    operator: Operator, spec: WindowSpec, channels_last: bool, options: tuple[Any, ...]
 ) -> Callable[..., Tensor]:
     """The operator as a function of the input and, if it has one, its learned argument."""
-    dims = len(rule) // 6
+    dims = spec.dims
 
     def pool(x: Tensor, *learned: Tensor) -> Tensor:
         first = x.dim() - dims - channels_last
         pooled, last = range(first, first + dims), range(x.dim() - dims, x.dim())
         moved = x.movedim(tuple(pooled), tuple(last))
         wide = torch.float64  # squares and differences of narrower types lose nothing here
-        axes = resolve(grouped(rule), tuple(moved.shape[-dims:])).axes
+        axes = resolve(spec, tuple(moved.shape[-dims:])).axes
         shape = (-1,) + (1,) * dims  # one for each channel, the axis before the pooled ones
         argument = (
             learned[0].to(wide).reshape(shape if learned[0].dim() else (1,) * dims)

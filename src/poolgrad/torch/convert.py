@@ -14,9 +14,9 @@ from types import CodeType, FunctionType
 
 from torch import nn
 
-from poolgrad.rule import flag
 from poolgrad.torch import fusion
 from poolgrad.torch.modules import SUBCLASSES, Pool, unlike
+from poolgrad.windows import flag
 
 _THEIRS: dict[type[nn.Module], type[nn.Module]] = {
     ours: theirs for theirs, ours in SUBCLASSES.items()

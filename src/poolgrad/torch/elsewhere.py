@@ -16,9 +16,8 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from poolgrad.contract import Request, Samples
-from poolgrad.core import lay_out
-from poolgrad.operators import OPERATORS
-from poolgrad.torch.arrays import name_of, pads_little
+from poolgrad.torch.arrays import name_of, pads_little, prepared
+from poolgrad.windows import WindowKind
 
 HERE = ("cpu", "meta")  # the devices whose tensors our operators take
 
@@ -41,8 +40,8 @@ def perform(request: Request, here: Callable[[Request], Any]) -> Any:
         raise NotImplementedError(
             "compiled, this pooling has no forward mode: PyTorch would take its tangent for zero"
         )
-    beside = tuple(map(_brought, request.arguments))
-    made = here(replace(request, x=x.cpu(), arguments=beside))
+    beside = tuple(map(_brought, request.operands))
+    made = here(replace(request, x=x.cpu(), operands=beside))
     return tuple(y.to(x.device) for y in made) if isinstance(made, tuple) else made.to(x.device)
 
 
@@ -57,17 +56,14 @@ def _brought(value: Any) -> Any:
 
 def _check(request: Request) -> None:
     """The errors that a tensor of this device would give."""
-    operator, dtype = OPERATORS[request.operator], name_of(request.x.dtype)
-    if not operator.accepts(dtype):
-        raise operator.refuse_dtype(dtype)
-    shape, last = tuple(request.x.shape), request.channels_last
-    layout = lay_out(request.rule, shape, last, -1, dtype, operator.result(dtype))
-    operator.check(layout.window, *request.options)
+    x, last = request.x, request.channels_last
+    name, spec, options = request.operator, request.spec, request.options
+    prepared(name, spec, options, tuple(x.shape), last, -1, name_of(x.dtype))
 
 
 def _pytorchs(request: Request) -> Callable[[Tensor], Any] | None:
     """What does the same by PyTorch's operators, if they do."""
-    dims, last = len(request.rule), request.channels_last
+    dims, last = request.spec.dims, request.channels_last
     usual = request.x.dim() - dims in (1, 2) and request.x.is_floating_point()
     pool = _function(request) if usual else None
     if pool is None:
@@ -88,29 +84,32 @@ def _pytorchs(request: Request) -> Callable[[Tensor], Any] | None:
 
 def _function(request: Request) -> Callable[[Tensor], Any] | None:
     """PyTorch's function of the pooled axes, which are the last."""
-    kernel, stride, low, high, dilation, ceil = (list(n) for n in zip(*request.rule, strict=True))
-    dims, options = len(request.rule), request.options
+    spec, options = request.spec, request.options
+    dims = spec.dims
     kind = request.operator.removeprefix("relu_")
     given: dict[str, Any] = {}
-    if kind == "max" and options[0] == "first":
+    if kind == "max" and options.ties == "first":
         given["return_indices"] = request.return_indices
     elif kind != "avg":
         return None
-    if request.operator == "relu_max" and (request.return_indices or {*dilation} != {1}):
+    if request.operator == "relu_max" and (request.return_indices or {*spec.dilation} - {1}):
         return None
-    if not any(kernel):  # bins
+    if spec.kind in (WindowKind.ADAPTIVE, WindowKind.GLOBAL):
         pool = getattr(functional, f"adaptive_{kind}_pool{dims}d")
-        sizes = [n or None for n in stride]
+        sizes = spec.output_size
         return lambda x: pool(x, sizes if dims > 1 else sizes[0] or x.shape[-1], **given)
-    if low != high or not pads_little(low, kernel, dilation):
+    padding = [pair[0] for pair in spec.padding]
+    symmetric = spec.padding == tuple((p, p) for p in padding)  # "same" is none of these
+    if not symmetric or not pads_little(padding, spec.kernel_size, spec.dilation):
         return None
     if kind == "avg":
-        given["count_include_pad"], divisor = options
-        if {*dilation} != {1} or (dims == 1 and divisor):
+        given["count_include_pad"], divisor = options.count_include_pad, options.divisor
+        if {*spec.dilation} != {1} or (dims == 1 and divisor):
             return None
         if divisor:
             given["divisor_override"] = divisor
     else:
-        given["dilation"] = dilation
+        given["dilation"] = spec.dilation
     pool = getattr(functional, f"{kind}_pool{dims}d")
-    return lambda x: pool(x, kernel, stride, low, ceil_mode=bool(ceil[0]), **given)
+    windows = spec.kernel_size, spec.stride, padding
+    return lambda x: pool(x, *windows, ceil_mode=spec.ceil_mode, **given)

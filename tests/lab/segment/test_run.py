@@ -24,7 +24,7 @@ from poolgrad.lab.compare.store import load_run, save_run
 from poolgrad.lab.compare.tasks import Job
 from poolgrad.lab.folder import RunFolder
 from poolgrad.lab.segment import data as masked
-from poolgrad.lab.segment import front, run
+from poolgrad.lab.segment import protocol, run
 from poolgrad.lab.segment.pictures import colour_errors, colour_mask, draw_masks
 from poolgrad.lab.segment.scores import VOID
 
@@ -34,8 +34,8 @@ from .conftest import MakeMasks
 def planned(folder: Path, **options: Any) -> tuple[Plan, masked.MaskedImages]:
     """A plan for the images in a folder, and the images."""
     plan = Plan.from_options({"task": "segment", "data": str(folder), "jobs": 2, **options})
-    data = front.load(plan)
-    described = front.describe(plan, data)
+    data = protocol.load(plan)
+    described = protocol.describe(plan, data)
     return plan.for_data(described.training, described.size), data
 
 
@@ -95,8 +95,8 @@ class TestRun:
 
     def test_protocol_names_classes_split_and_scores(self, make_masks: MakeMasks) -> None:
         plan, data = planned(make_masks(20), epochs=3)
-        described = front.describe(plan, data)
-        facts = described.facts | front.protocol(plan, described)
+        described = protocol.describe(plan, data)
+        facts = described.facts | protocol.protocol(plan, described)
         assert "0 (86.7% of the pixels), 255 (13.3% of the pixels)" in facts["classes"]
         assert "14 images for training, 2 for validation, 4 for the test" in facts["split"]
         assert "3 epochs of 2 steps, batch size 8" in facts["training"]

@@ -125,4 +125,4 @@ def run_on(client: Any, data: Any, out: Path, jobs: Sequence[Job], watch: Watch)
 def _run(job: Job, data: Any) -> tuple[RunResult, list[Example]]:
     """Make one run in a temporary folder of the worker."""
     with _ONE_AT_A_TIME, tempfile.TemporaryDirectory() as folder:
-        return TASKS[job.task].work().run_one(job, data, Path(folder) / "run")
+        return TASKS[job.task].training_functions().run_one(job, data, Path(folder) / "run")

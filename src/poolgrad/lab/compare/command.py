@@ -73,7 +73,7 @@ class Session:
         """
         jobs = self.plan.grid()
         finished, waiting, damaged = grid.sort_jobs(self.out, jobs)
-        start = processes.context(self.plan.task_entry.work_module)
+        start = processes.context(self.plan.task_entry.training_module)
         with self._client(waiting) as client:  # before the costs: an address can be wrong
             measured = self._costs(start)
             failures = damaged + self._run(start, client, waiting, finished, measured)
@@ -232,9 +232,9 @@ def opened(options: Mapping[str, Any], out: Path | None, console: Console) -> It
     plan = Plan.from_options(options)
     out = out or plan.default_out()
     stored = _stored(out)  # before the images are read
-    front = plan.task_entry.front()
-    data = front.load(plan)
-    described = front.describe(plan, data)
+    reader = plan.task_entry.data_functions()
+    data = reader.load(plan)
+    described = reader.describe(plan, data)
     plan = plan.for_data(described.training, described.size)
     if stored is not None:
         _check_same(plan, described, stored, out)
@@ -249,7 +249,7 @@ def opened(options: Mapping[str, Any], out: Path | None, console: Console) -> It
         if stored is None:
             mark = {"options": plan.deciding(), "data": described.identity, "versions": versions()}
             write_atomic(out / _MARK, to_json(mark))
-        described.facts.update(front.protocol(plan, described))
+        described.facts.update(reader.protocol(plan, described))
         yield Session(plan, out, data, described, console)
     finally:
         lock.release()

@@ -58,7 +58,7 @@ def _times(jobs: Sequence[Job], data: Any, quick: bool) -> dict[str, dict[str, A
     with using_threads(jobs[0].threads):
         for job in jobs:
             try:
-                case = TASKS[job.task].work().case(job, data)
+                case = TASKS[job.task].training_functions().case(job, data)
                 step, inference = partial(_step, case, _optimizer(case)), partial(_infer, case)
                 step()
                 inference()
@@ -118,7 +118,7 @@ def _peak(job: Job, data: Any) -> int:
     import torch
 
     torch.set_num_threads(job.threads)
-    case = TASKS[job.task].work().case(job, data)
+    case = TASKS[job.task].training_functions().case(job, data)
     case.network.train()
     case.network(case.images[:2]).sum().backward()  # what is allocated once and for all
     before = _resident()

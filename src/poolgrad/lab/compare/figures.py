@@ -20,7 +20,7 @@ from scipy.optimize import isotonic_regression
 
 from poolgrad.lab.compare.findings import find_baseline
 from poolgrad.lab.compare.results import Comparison, Summary
-from poolgrad.lab.panels import GREY
+from poolgrad.lab.plotting import GREY
 
 INK, LINE, PAPER = "#1b2127", "#dcdbd5", "#ffffff"
 # Okabe & Ito's colours, with grey in the place of yellow, which is too pale for lines. The baseline

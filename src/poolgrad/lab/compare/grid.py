@@ -119,7 +119,7 @@ def run_local(
 
 
 def _run_and_save(job: Job, data: Any, folder: Path) -> float:
-    result, examples = TASKS[job.task].work().run_one(job, data, folder)
+    result, examples = TASKS[job.task].training_functions().run_one(job, data, folder)
     save_run(folder, result, examples, versions())
     return mean_score(job, result.scores)
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from poolgrad.lab.compare.figures import INK, Canvas
 from poolgrad.lab.compare.results import Array, Example
-from poolgrad.lab.panels import GREY, ORANGE
+from poolgrad.lab.plotting import GREY, ORANGE
 
 Pixels = NDArray[np.uint8]  # shape (H, W, 3)
 

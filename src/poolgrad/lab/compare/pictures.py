@@ -38,7 +38,7 @@ from poolgrad.lab.compare.findings import (
     with_interval,
 )
 from poolgrad.lab.compare.results import Comparison, Estimate, Summary
-from poolgrad.lab.panels import GREY
+from poolgrad.lab.plotting import GREY
 
 Styles = dict[tuple[str, str], Style]
 Picture = tuple[Canvas, str]

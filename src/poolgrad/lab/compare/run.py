@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
 
 from poolgrad.lab import data as lab_data
+from poolgrad.lab.batches import dataset, in_order
 from poolgrad.lab.callbacks import History, quiet_lightning
 from poolgrad.lab.checkpoint import finished_epochs
 from poolgrad.lab.compare import shifts
@@ -23,8 +22,8 @@ from poolgrad.lab.fit import fit, using_threads
 from poolgrad.lab.folder import RunFolder
 from poolgrad.lab.learner import Learner, generator
 from poolgrad.lab.model import Design, Network
-from poolgrad.lab.passage import follow
 from poolgrad.lab.settings import LabError
+from poolgrad.lab.trace import follow
 from poolgrad.lab.versions import versions
 
 _EVALUATION_BATCH = 256
@@ -56,17 +55,15 @@ def run_one(
     done = finished_epochs(run, network, settings)
     history, learner = History(run, settings), Learner(network, settings)
     with quiet_lightning(), using_threads(threads):
-        validation = _tensors(data, parts.validation)
-        batches = torch.arange(len(validation)).split(_EVALUATION_BATCH)
+        train, validation = (
+            dataset(data.images, data.labels, part) for part in (parts.train, parts.validation)
+        )
         fit(
             learner,
             settings,
             run,
             history,
-            (
-                _tensors(data, parts.train),
-                DataLoader(validation, batch_size=None, sampler=batches),
-            ),
+            (train, in_order(validation, _EVALUATION_BATCH)),
             done,
             devices=job.devices,
         )
@@ -179,8 +176,3 @@ def _example(network: Network, job: Job, data: lab_data.LabelledImages, index: i
         label=data.classes[data.labels[index]],
         predicted=data.classes[found.predicted],
     )
-
-
-def _tensors(data: lab_data.LabelledImages, indices: NDArray[np.int64]) -> TensorDataset:
-    images: Tensor = torch.from_numpy(data.images[indices])
-    return TensorDataset(images, torch.from_numpy(data.labels[indices]))

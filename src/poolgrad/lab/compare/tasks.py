@@ -108,7 +108,7 @@ class Described:
     size: tuple[int, int]
 
 
-class Front(Protocol):
+class TaskData(Protocol):
     """The module of a task that reads its data; imports no PyTorch."""
 
     def load(self, plan: Plan) -> Any:
@@ -121,7 +121,7 @@ class Front(Protocol):
         """Facts about networks, training and what is measured, by topic."""
 
 
-class Work(Protocol):
+class TaskTraining(Protocol):
     """The module of a task that trains; imported by workers only."""
 
     def run_one(self, job: Job, data: Any, folder: Path) -> tuple[RunResult, list[Example]]:
@@ -153,8 +153,8 @@ class Task:
         Whether `--head` makes sense, and whether test images are shifted.
     passes, quick_passes
         Training images that a run sees by default, over all its epochs.
-    front_module, work_module
-        Names of the modules `Front` and `Work`.
+    data_module, training_module
+        Names of the modules `TaskData` and `TaskTraining`.
     """
 
     name: Literal["classify", "segment"]
@@ -170,17 +170,17 @@ class Task:
     shifts: bool
     passes: int
     quick_passes: int
-    front_module: str
-    work_module: str
+    data_module: str
+    training_module: str
 
-    def front(self) -> Front:
+    def data_functions(self) -> TaskData:
         """The module that reads the data."""
-        module: Any = import_module(self.front_module)
+        module: Any = import_module(self.data_module)
         return module  # type: ignore[no-any-return]
 
-    def work(self) -> Work:
+    def training_functions(self) -> TaskTraining:
         """The module that trains; imports PyTorch."""
-        module: Any = import_module(self.work_module)
+        module: Any = import_module(self.training_module)
         return module  # type: ignore[no-any-return]
 
 
@@ -199,8 +199,8 @@ TASKS: dict[str, Task] = {
         shifts=True,
         passes=20_000,
         quick_passes=10_000,
-        front_module="poolgrad.lab.compare.classify",
-        work_module="poolgrad.lab.compare.run",
+        data_module="poolgrad.lab.compare.classify",
+        training_module="poolgrad.lab.compare.run",
     ),
     "segment": Task(
         name="segment",
@@ -216,7 +216,7 @@ TASKS: dict[str, Task] = {
         shifts=False,
         passes=6_000,
         quick_passes=2_000,
-        front_module="poolgrad.lab.segment.front",
-        work_module="poolgrad.lab.segment.run",
+        data_module="poolgrad.lab.segment.protocol",
+        training_module="poolgrad.lab.segment.run",
     ),
 }

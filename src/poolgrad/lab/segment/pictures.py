@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from poolgrad.lab.compare.results import Array, Example
-from poolgrad.lab.panels import BLUE, GREY, ORANGE, hide_axes, to_png
+from poolgrad.lab.plotting import BLUE, GREY, ORANGE, hide_axes, to_png
 from poolgrad.lab.segment.scores import VOID
 
 _RIGHT, _MISSED, _FALSE, _OTHER, _VOID = "#ffffff", ORANGE, BLUE, "#cc79a7", GREY

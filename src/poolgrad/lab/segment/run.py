@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
 
+from poolgrad.lab.batches import dataset, in_order
 from poolgrad.lab.callbacks import History, quiet_lightning
 from poolgrad.lab.checkpoint import finished_epochs
 from poolgrad.lab.compare.results import Example, RunResult
@@ -22,10 +22,10 @@ from poolgrad.lab.folder import RunFolder
 from poolgrad.lab.learner import generator
 from poolgrad.lab.model import Standardise
 from poolgrad.lab.segment import data as masked
-from poolgrad.lab.segment.front import WIDTHS
 from poolgrad.lab.segment.learner import MaskLearner, mask_loss
-from poolgrad.lab.segment.passage import follow
+from poolgrad.lab.segment.protocol import WIDTHS
 from poolgrad.lab.segment.scores import boundary_width, image_scores
+from poolgrad.lab.segment.trace import follow
 from poolgrad.lab.segment.unet import UNet, matched_widths, parameter_count
 
 _EVALUATION_PIXELS = 2**18  # of a batch that is not learned from
@@ -55,17 +55,15 @@ def run_one(job: Job, data: masked.MaskedImages, folder: Path) -> tuple[RunResul
     done = finished_epochs(run, network, settings)
     batch = max(1, _EVALUATION_PIXELS // (data.size[0] * data.size[1]))
     with quiet_lightning(), using_threads(threads):
-        validation = _tensors(data, parts.validation)
-        batches = torch.arange(len(validation)).split(batch)
+        train, validation = (
+            dataset(data.images, data.masks, part) for part in (parts.train, parts.validation)
+        )
         fit(
             MaskLearner(network, settings),
             settings,
             run,
             History(run, settings),
-            (
-                _tensors(data, parts.train),
-                DataLoader(validation, batch_size=None, sampler=batches),
-            ),
+            (train, in_order(validation, batch)),
             done,
             devices=job.devices,
         )
@@ -150,8 +148,3 @@ def _scores(
         "iou": image_scores(true, predicted, classes),
         "boundary_iou": image_scores(true, predicted, classes, width),
     }
-
-
-def _tensors(data: masked.MaskedImages, indices: NDArray[np.int64]) -> TensorDataset:
-    images: Tensor = torch.from_numpy(data.images[indices])
-    return TensorDataset(images, torch.from_numpy(data.masks[indices]))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.rule import brief, per_axis, positive
+from poolgrad.windows import brief, per_axis, positive
 
 
 def check_maps(x: Any, channels: int | None = None) -> Tensor:

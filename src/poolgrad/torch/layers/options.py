@@ -8,8 +8,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from poolgrad.rule import brief
 from poolgrad.torch.layers.inputs import one_positive
+from poolgrad.windows import brief
 
 
 def optional_count(name: str, value: object) -> int | None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from poolgrad.functional import global_lp_pool, global_lse_pool
-from poolgrad.rule import flag
 from poolgrad.torch.arrays import pools
 from poolgrad.torch.layers.inputs import check_maps
 from poolgrad.torch.layers.options import learned, number, optional_count
+from poolgrad.windows import flag
 
 
 def _broadcast(value: Tensor, x: Tensor) -> Tensor:

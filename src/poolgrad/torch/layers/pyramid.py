@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from poolgrad.rule import brief
 from poolgrad.torch.arrays import shape_of
 from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive
 from poolgrad.torch.modules import AdaptiveAvgPool2d, AdaptiveMaxPool2d
+from poolgrad.windows import brief
 
 _MODES = {"max": AdaptiveMaxPool2d, "avg": AdaptiveAvgPool2d}
 

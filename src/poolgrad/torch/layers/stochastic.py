@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad
 
 from poolgrad import functional
-from poolgrad.rule import Ints, brief
 from poolgrad.torch.arrays import pools, shape_of
 from poolgrad.torch.function import known_generator
 from poolgrad.torch.layers.inputs import check_maps, pair
+from poolgrad.windows import Ints, brief
 
 
 def _strips(size: int, stride: int, grid: int) -> list[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""One image's way through the first downsampling of a U-Net, and the gradient's way back."""
+"""One image through the first downsampling of a U-Net, and the gradient back through it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poolgrad.lab.passage import Plane, share_of
 from poolgrad.lab.pools import NAMES
 from poolgrad.lab.segment.unet import Resampling, UNet
 from poolgrad.lab.settings import Settings
+from poolgrad.lab.trace import Plane, share_of
 
 # Entries of the lab's table that the variants of their own names downsample with.
 _POOLS = {"max_unpool": "max", "max_upsample": "max", "dilated": "none"}
 
 
 @dataclass(frozen=True)
-class MaskPassage:
-    """One channel's way through the first downsampling and back, and the predicted mask.
+class MaskTrace:
+    """One channel before and after the first downsampling, its gradients, and the predicted mask.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class MaskPassage:
         What the downsampling alone gives back of it to `before`: without the gradient that comes
         through the connection to the decoder.
     share, winners
-        As in `poolgrad.lab.passage.Passage`.
+        As in `poolgrad.lab.trace.Trace`.
     mask
         The predicted classes, shape (H, W), uint8.
     """
@@ -53,7 +53,7 @@ class MaskPassage:
 
 def follow(
     network: nn.Sequential, method: str, settings: Settings, image: NDArray[Any]
-) -> MaskPassage:
+) -> MaskTrace:
     """Send an image through the network and the gradient of its scores back to the first pooling.
 
     The channel is one with much to see: much that is not zero, and much gradient.
@@ -99,7 +99,7 @@ def follow(
     name = _POOLS.get(method, method)
     assert name in NAMES
     share, winners = share_of(first.pool, replace(settings, pool=name), before, channel)
-    return MaskPassage(
+    return MaskTrace(
         image=image[0] if len(image) != 3 else np.moveaxis(image, 0, -1),
         before=before[0, channel].numpy(),
         after=after.detach()[0, channel].numpy(),

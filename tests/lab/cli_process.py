@@ -1,4 +1,4 @@
-"""One sitting of the command line in a process of its own; run by path, with its globals given.
+"""One run of the command line in a process of its own; run by path, with its globals set.
 
 `arguments` is the command, `log` the file for its output, `die` None or (name, which, moment): kill
 this process while the file of that name is written for the which-th time, when half of its content

@@ -1,4 +1,4 @@
-"""One image's way through the first downsampling of a network, and the gradient's way back."""
+"""One image through the first downsampling of a network, and the gradient back through it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Plane = NDArray[Any]  # shape (H, W)
 
 
 @dataclass(frozen=True)
-class Passage:
-    """One channel's way through the first downsampling and back.
+class Trace:
+    """One channel before and after the first downsampling, with its gradients.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Passage:
     predicted: int
 
 
-def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Passage:
+def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Trace:
     """Send an image through the network and the gradient of its score back to the feature map.
 
     The channel is one with much to see: many windows that are not empty, and much gradient.
@@ -77,7 +77,7 @@ def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Passage
     filled = (after[0] != 0).sum(dim=(1, 2))
     channel = int((gradient * filled).argmax())
     share, winners = share_of(network.pool, settings, before.detach(), channel)
-    return Passage(
+    return Trace(
         image=image[0] if len(image) != 3 else np.moveaxis(image, 0, -1),
         before=before.detach()[0, channel].numpy(),
         after=after.detach()[0, channel].numpy(),
@@ -109,7 +109,7 @@ def share_of(
     Returns
     -------
     share, winners
-        As in `Passage`.
+        As in `Trace`.
     """
     plane = before[0, channel].numpy()
     kernel, stride, padding = settings.kernel, settings.stride, window_padding(settings.kernel)

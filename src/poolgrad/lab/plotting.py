@@ -1,4 +1,4 @@
-"""Parts of which the lab's pictures are made."""
+"""Elements of the lab's pictures: colours, frames, titles, maps with numbers, PNG files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from poolgrad.lab.passage import Plane
+from poolgrad.lab.trace import Plane
 
 # Colours that everybody can tell apart (Okabe & Ito).
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#595959"

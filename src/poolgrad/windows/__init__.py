@@ -1,0 +1,56 @@
+"""Windows: what a caller asks for (`WindowSpec`), and that resolved against sizes (`Window`).
+
+| file | contents |
+|---|---|
+| `arguments.py` | checks and normalises arguments: int, list, tuple, array, ``"same"`` |
+| `spec.py` | `WindowSpec`, its constructors, and its form as a flat list of integers |
+| `resolve.py` | `Window`: the windows of an input of known size; every shape rule |
+
+Every front end uses these, so that output sizes and error messages agree; the rules are those of
+docs/semantics.md. Tests: tests/test_windows.py and tests/test_geometry.py.
+"""
+
+from poolgrad.windows.arguments import Ints, Padding, brief, flag, per_axis, positive
+from poolgrad.windows.resolve import (
+    Axis,
+    Window,
+    axis_names,
+    has_empty_windows,
+    require_valid_inputs,
+    resolve,
+)
+from poolgrad.windows.spec import (
+    AxisSlice,
+    WindowKind,
+    WindowSpec,
+    adaptive,
+    fixed,
+    flatten,
+    fractional,
+    unflatten,
+    whole,
+)
+
+__all__ = [
+    "Axis",
+    "AxisSlice",
+    "Ints",
+    "Padding",
+    "Window",
+    "WindowKind",
+    "WindowSpec",
+    "adaptive",
+    "axis_names",
+    "brief",
+    "fixed",
+    "flag",
+    "flatten",
+    "fractional",
+    "has_empty_windows",
+    "per_axis",
+    "positive",
+    "require_valid_inputs",
+    "resolve",
+    "unflatten",
+    "whole",
+]

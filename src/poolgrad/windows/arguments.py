@@ -1,0 +1,141 @@
+"""Checks the arguments that describe windows, and normalises them to tuples of integers.
+
+An argument may be a Python number, a sequence of them, or an array of any framework.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from reprlib import repr as short
+from typing import Literal, TypeGuard
+
+Ints = int | Sequence[int]
+Padding = int | Sequence[int] | Sequence[tuple[int, int]] | Literal["valid", "same"]
+Pairs = tuple[tuple[int, int], ...]
+
+LIMIT = 2**61  # exclusive, of each number: sums and products of a few still fit 64 bits
+
+
+def brief(value: object) -> str:
+    """Return ``repr(value)`` for an error message; if it is long, shortened or the shape."""
+    text = repr(value)
+    if len(text) <= 100 and "\n" not in text:
+        return text
+    shape = getattr(value, "shape", None)
+    kind = type(value).__name__
+    return short(value) if shape is None else f"an array of shape {tuple(shape)} ({kind})"
+
+
+def one_or_each(dims: int) -> str:
+    """Describe an argument that is one integer, or one for each axis."""
+    return "an integer" if dims == 1 else f"an integer or a sequence of {dims} integers"
+
+
+def integer(name: str, value: object, shown: object, accepted: str) -> int:
+    """Return `value` as an int.
+
+    Raises
+    ------
+    TypeError
+        If it is none; the message shows the whole argument, `shown`.
+    """
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # also an array of several elements, although it has `__index__`
+        pass
+    raise TypeError(f"{name} must be {accepted}, got {brief(shown)}")
+
+
+def to_python(value: object) -> object:
+    """Convert numbers and arrays of a framework to Python's numbers and lists."""
+    if isinstance(value, int):  # or a compiler's symbol, which has no `tolist`
+        return value
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def is_sequence(value: object) -> TypeGuard[Sequence[object]]:
+    """Return whether `value` is a sequence other than text."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def flag(name: str, value: object) -> bool:
+    """Return an option that is True or False as Python's bool; NumPy's are accepted."""
+    on = to_python(value)
+    if not isinstance(on, bool):
+        raise TypeError(f"{name} must be True or False, got {brief(value)}")
+    return on
+
+
+def per_axis(name: str, value: object, dims: int, accepted: str = "") -> tuple[int, ...]:
+    """One integer for each of `dims` axes, from an integer or as many of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither. The message contains `accepted`, by default the text of `one_or_each`.
+    """
+    accepted = accepted or one_or_each(dims)
+    plain = to_python(value)
+    if not is_sequence(plain):
+        return (integer(name, plain, value, accepted),) * dims
+    if len(plain) not in (1, dims):
+        raise ValueError(f"{name} must be {accepted}, got {brief(value)}")
+    numbers = tuple(integer(name, to_python(v), value, accepted) for v in plain)
+    return numbers if len(numbers) == dims else numbers * dims
+
+
+def positive(name: str, value: object, dims: int) -> tuple[int, ...]:
+    """One positive integer below 2**61 for each axis, from an integer or as many of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a number is not a positive integer below 2**61, or there are not as many as axes.
+    """
+    numbers = per_axis(name, value, dims)
+    if min(numbers) < 1:
+        raise ValueError(f"{name} must be positive, got {brief(value)}")
+    check_limit(name, numbers, value)
+    return numbers
+
+
+def check_limit(name: str, numbers: Sequence[int], shown: object) -> None:
+    """Raise ValueError if a number is 2**61 or larger; the message shows `shown`."""
+    if max(numbers) >= LIMIT:
+        raise ValueError(f"{name} must be less than 2**61, got {brief(shown)}")
+
+
+def padding_pairs(value: object, dims: int) -> Pairs | Literal["same"]:
+    """``(low, high)`` for each axis, or ``"same"``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither integers, pairs of them, ``"valid"`` nor ``"same"``, or negative.
+    """
+    each = "" if dims == 1 else f"a sequence of {dims} integers, "
+    pairs_of = "a pair (low, high)" if dims == 1 else f"{dims} pairs (low, high)"
+    accepted = f'an integer, {each}{pairs_of}, "valid" or "same"'
+    if isinstance(value, str):
+        if value.lower() not in ("valid", "same"):
+            raise ValueError(f"padding must be {accepted}, got {brief(value)}")
+        return "same" if value.lower() == "same" else ((0, 0),) * dims
+    pairs: Pairs
+    plain = to_python(value)
+    if is_sequence(plain) and any(is_sequence(v) for v in plain):
+        ends = [v for v in plain if is_sequence(v) and len(v) == 2]
+        if not len(ends) == len(plain) == dims:
+            raise ValueError(f"padding must be {accepted}, got {brief(value)}")
+        pairs = tuple(
+            (integer("padding", low, value, accepted), integer("padding", high, value, accepted))
+            for low, high in ends
+        )
+    else:
+        pairs = tuple((p, p) for p in per_axis("padding", value, dims, accepted))
+    numbers = [p for pair in pairs for p in pair]
+    if min(numbers) < 0:
+        raise ValueError(f"padding must not be negative, got {brief(value)}")
+    check_limit("padding", numbers, value)
+    return pairs

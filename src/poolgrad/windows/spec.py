@@ -1,0 +1,280 @@
+"""`WindowSpec`: windows as the caller describes them, before the size of the input is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+from poolgrad.windows.arguments import (
+    LIMIT,
+    Pairs,
+    brief,
+    check_limit,
+    flag,
+    integer,
+    is_sequence,
+    one_or_each,
+    padding_pairs,
+    positive,
+    to_python,
+)
+
+
+class WindowKind(IntEnum):
+    """How windows lie along an axis."""
+
+    FIXED = 0
+    """Windows of one size at equal distances."""
+    ADAPTIVE = 1
+    """A given number of bins that cover the input."""
+    FRACTIONAL = 2
+    """Windows of one size; random samples determine where they begin."""
+    GLOBAL = 3
+    """One window over the whole input."""
+
+
+class AxisSlice(NamedTuple):
+    """A slice of the windows of a larger axis: those of one Dask chunk.
+
+    Attributes
+    ----------
+    first, outputs : int
+        Number of the first window, and how many windows there are.
+    before, after : int
+        How many inputs of the larger axis precede and follow the inputs at hand.
+    """
+
+    first: int
+    outputs: int
+    before: int
+    after: int
+
+
+class WindowSpec(NamedTuple):
+    """Windows along one to three axes; hashable and immutable.
+
+    Each tuple has one entry per axis. A field that the kind does not use is empty.
+
+    Attributes
+    ----------
+    kind : WindowKind
+        FIXED uses `kernel_size`, `stride`, `padding`, `dilation` and `ceil_mode`; ADAPTIVE and
+        GLOBAL use `output_size`; FRACTIONAL uses `kernel_size` and `output_size`.
+    kernel_size, stride, dilation : tuple of int
+        Taps of a window, distance between windows, distance between taps.
+    padding : tuple of (low, high), or "same"
+        Padding before and after the input. "same": as much as makes the output size
+        ``ceil(input size / stride)``.
+    ceil_mode : bool
+        If True, use ceil instead of floor to compute the output size, so that a last, partial
+        window is kept.
+    output_size : tuple of (int or None)
+        Number of windows; None: as many as inputs.
+    slices : tuple of AxisSlice
+        If not empty, only these windows, of a part of the input.
+    """
+
+    kind: WindowKind
+    kernel_size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    padding: Pairs | Literal["same"] = ()
+    dilation: tuple[int, ...] = ()
+    ceil_mode: bool = False
+    output_size: tuple[int | None, ...] = ()
+    slices: tuple[AxisSlice, ...] = ()
+
+    @property
+    def dims(self) -> int:
+        """Number of pooled axes."""
+        return len(self.kernel_size or self.output_size)
+
+
+def fixed(
+    dims: int,
+    kernel_size: object,
+    stride: object = None,
+    padding: object = 0,
+    dilation: object = 1,
+    ceil_mode: object = False,
+) -> WindowSpec:
+    """Windows of one size at equal distances.
+
+    Parameters
+    ----------
+    dims : int
+        Number of pooled axes: 1, 2 or 3.
+    kernel_size, stride, dilation : int or sequence of int
+        One number for all axes, or one per axis. Default stride: the kernel size.
+    padding : int, sequence of int, sequence of (low, high), "valid" or "same"
+        Any size.
+    ceil_mode : bool
+        If True, use ceil instead of floor to compute the output size, so that a last, partial
+        window is kept.
+
+    Returns
+    -------
+    WindowSpec
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument has another form, another length than 1 or `dims`, or is out of range.
+    """
+    if (  # the usual call, recognised first: it must not take longer than a small pooling
+        type(kernel_size) is type(padding) is type(dilation) is int
+        and (stride is None or type(stride) is int)
+        and type(ceil_mode) is bool
+    ):
+        step = kernel_size if stride is None else stride
+        if min(kernel_size, step, padding + 1, dilation) > 0 and (
+            max(kernel_size, step, padding, dilation) < LIMIT
+        ):
+            return WindowSpec(
+                WindowKind.FIXED,
+                (kernel_size,) * dims,
+                (step,) * dims,
+                ((padding, padding),) * dims,
+                (dilation,) * dims,
+                ceil_mode,
+            )
+    kernel = positive("kernel_size", kernel_size, dims)
+    # PyTorch takes an empty stride for none
+    unset = stride is None or (is_sequence(stride) and not len(stride))
+    strides = kernel if unset else positive("stride", stride, dims)
+    dilations = positive("dilation", dilation, dims)
+    pairs = padding_pairs(padding, dims)
+    ceil = flag("ceil_mode", ceil_mode)
+    return WindowSpec(WindowKind.FIXED, kernel, strides, pairs, dilations, ceil)
+
+
+def adaptive(dims: int, output_size: object) -> WindowSpec:
+    """As many bins as asked for, whatever the size of the input.
+
+    Parameters
+    ----------
+    dims : int
+        Number of pooled axes: 1, 2 or 3.
+    output_size : int, None, or sequence of them
+        Outputs along each axis; None keeps the size of the input.
+
+    Returns
+    -------
+    WindowSpec
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it has another form, or a number is not positive or too large.
+    """
+    accepted = f"{one_or_each(dims)} (None keeps the size of the input)"
+    plain = to_python(output_size)
+    sizes = list(plain) if is_sequence(plain) else [plain] * dims
+    if len(sizes) == 1:
+        sizes *= dims
+    if len(sizes) != dims:
+        raise ValueError(f"output_size must be {accepted}, got {brief(output_size)}")
+    outputs = tuple(
+        None if s is None else integer("output_size", s, output_size, accepted) for s in sizes
+    )
+    numbers = [1, *(n for n in outputs if n is not None)]
+    if min(numbers) < 1:
+        raise ValueError(f"output_size must be positive, got {brief(output_size)}")
+    check_limit("output_size", numbers, output_size)
+    return WindowSpec(WindowKind.ADAPTIVE, output_size=outputs)
+
+
+def fractional(dims: int, kernel_size: object, output_size: object) -> WindowSpec:
+    """As many windows of one size as asked for, which begin where random samples say.
+
+    Parameters
+    ----------
+    dims : int
+        Number of pooled axes: 1, 2 or 3.
+    kernel_size, output_size : int or sequence of int
+        Size of the windows, and outputs along each axis.
+
+    Returns
+    -------
+    WindowSpec
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not made of positive integers.
+    """
+    kernel = positive("kernel_size", kernel_size, dims)
+    outputs = positive("output_size", output_size, dims)
+    return WindowSpec(WindowKind.FRACTIONAL, kernel, output_size=outputs)
+
+
+def whole(dims: int) -> WindowSpec:
+    """One window over everything."""
+    return WindowSpec(WindowKind.GLOBAL, output_size=(1,) * dims)
+
+
+# A spec as a flat list of integers, for what can carry nothing else: PyTorch's custom operators.
+# [kind, same padding (0 or 1), ceil_mode (0 or 1), then the kind's numbers, each for every axis].
+
+_NUMBERS = {
+    WindowKind.FIXED: ("kernel_size", "stride", "low", "high", "dilation"),
+    WindowKind.ADAPTIVE: ("output_size",),
+    WindowKind.FRACTIONAL: ("kernel_size", "output_size"),
+    WindowKind.GLOBAL: ("output_size",),
+}
+_AS_MANY_AS_INPUTS = 0  # in place of None
+
+
+def flatten(spec: WindowSpec) -> list[int]:
+    """The spec as a list of integers; `unflatten` rebuilds it."""
+    same = spec.padding == "same"
+    pairs = ((0, 0),) * spec.dims if spec.padding == "same" else spec.padding
+    numbers = [int(spec.kind), int(same), int(spec.ceil_mode), *spec.kernel_size, *spec.stride]
+    if spec.kind is WindowKind.FIXED:
+        numbers += [*(low for low, _ in pairs), *(high for _, high in pairs)]
+    outputs = [_AS_MANY_AS_INPUTS if n is None else n for n in spec.output_size]
+    return [*numbers, *spec.dilation, *outputs]
+
+
+def unflatten(numbers: Sequence[int]) -> WindowSpec:
+    """The spec that `flatten` turned into these integers, checked.
+
+    Raises
+    ------
+    ValueError
+        If no spec has this form: whoever calls a custom operator directly may pass anything.
+    """
+    kinds = {int(kind): kind for kind in WindowKind}
+    kind = kinds.get(numbers[0]) if len(numbers) > 3 else None
+    if kind is None or {*numbers[1:3]} - {0, 1}:
+        raise _wrong(numbers)
+    names, rest = _NUMBERS[kind], tuple(numbers[3:])
+    dims = len(rest) // len(names)
+    if dims not in (1, 2, 3) or len(rest) != dims * len(names) or max(rest) >= LIMIT:
+        raise _wrong(numbers)
+    each = {name: rest[k * dims : (k + 1) * dims] for k, name in enumerate(names)}
+    same, ceil = bool(numbers[1]), bool(numbers[2])
+    least = {"low": 0, "high": 0, "output_size": 0 if kind is WindowKind.ADAPTIVE else 1}
+    if any(min(values) < least.get(name, 1) for name, values in each.items()):
+        raise _wrong(numbers)
+    kernel = each.get("kernel_size", ())
+    if kind is WindowKind.FIXED:
+        if same and any((*each["low"], *each["high"])):
+            raise _wrong(numbers)
+        pairs = tuple(zip(each["low"], each["high"], strict=True))
+        padding: Pairs | Literal["same"] = "same" if same else pairs
+        return WindowSpec(kind, kernel, each["stride"], padding, each["dilation"], ceil)
+    if same or ceil or (kind is WindowKind.GLOBAL and max(rest) > 1):
+        raise _wrong(numbers)
+    outputs = tuple(None if n == _AS_MANY_AS_INPUTS else n for n in each["output_size"])
+    return WindowSpec(kind, kernel, output_size=outputs)
+
+
+def _wrong(numbers: Sequence[int]) -> ValueError:
+    return ValueError(
+        "window must hold a kind (0 fixed, 1 adaptive, 2 fractional, 3 global), same padding and "
+        "ceil_mode (0 or 1 each), then for each of 1, 2 or 3 axes kernel sizes, strides, low "
+        "padding, high padding and dilations (fixed), output sizes, 0 for that of the input "
+        "(adaptive), kernel sizes and output sizes (fractional) or ones (global), each number "
+        f"below 2**61; got {brief(list(numbers))}"
+    )
