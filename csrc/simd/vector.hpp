@@ -38,22 +38,15 @@ struct VectorOf {
 template <class T, int W>
 using Vec = typename VectorOf<T, W>::type;
 
-// The next smaller width of a piece of a row. Not every width is worth its code: types without
-// specialised algorithms have whole vectors and single elements only.
-template <class T>
-constexpr i64 next_width(i64 width) {
-  if (!kSpecialised<T> || width <= 2) return 1;
-  return width / 4;
-}
-
-// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T.
+// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T. Not every width is
+// worth its code.
 template <class T, class F>
 void lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
   i64 i = 0;
   const auto pieces = [&](auto self, auto width) -> void {
     for (; i + width <= n; i += width) body(width, i);
-    if constexpr (width() > 1) self(self, Const<next_width<T>(width())>{});
+    if constexpr (width() > 1) self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
   };
   pieces(pieces, Const<most>{});
 }
@@ -64,7 +57,7 @@ void sweep_lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
   const auto pieces = [&](auto self, auto width) -> void {
     if constexpr (width() > 1) {
-      if (n < width) return self(self, Const<next_width<T>(width())>{});
+      if (n < width) return self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
     }
     i64 i = 0;
     for (; i + width <= n; i += width) body(width, i);
