@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow fuzz sanitize sanitize-threads check stubs lint format bench compare pictures docs
+.PHONY: help install test test-slow fuzz sanitize sanitize-threads check stubs lint format bench build-times compare pictures docs
 
 help: ## List the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ bench: ## Time everything beside its peers; write the tables and plots of README
 	poolgrad bench --jax --out docs
 	poolgrad bench --algorithms --out docs
 	python docs/make_tables.py
+
+build-times: ## Build the kernels and print what each translation unit costs
+	python docs/measure_build.py
 
 compare: ## Compare downsamplings on the digits; write the tables of docs/choosing.md
 	poolgrad compare --out runs/compare

@@ -1,4 +1,5 @@
-// Backward of an average: each output's gradient, over its divisor, to every input of its window.
+// Backward of averages: adds the gradient of each output, divided by its divisor, to every input of
+// its window.
 #pragma once
 
 #include "backward/tiles.hpp"

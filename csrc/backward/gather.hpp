@@ -1,5 +1,5 @@
-// Backward for windows that overlap little: every input row prefetches the output rows that cover
-// it. Every input is written once, as the sum of what reaches it in ascending order of outputs.
+// Gather backward, for windows that overlap little: each input row is computed from the output rows
+// whose windows hold it. Every input is written once, as a sum in ascending order of outputs.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -10,7 +10,7 @@
 namespace poolgrad {
 namespace {
 
-// Asks for what follows columns of row (od, oh) of what outputs sent.
+// Prefetches the elements after `columns` of row (od, oh).
 [[maybe_unused]] POOLGRAD_INLINE void prefetch_after(const View& v, const char* plane, i64 od,
                                                      i64 oh, Range columns, i64 inner) {
   const i64 size = size_of(v.dtype);
@@ -98,7 +98,8 @@ class Gather {
   // One phase: the inputs at distances of a stride.
   struct Phase {
     i64 inputs = 0, count = 0;
-    i64 place[kMostSenders], shift[kMostSenders];  // whom they ask, in ascending order of outputs
+    i64 place[kMostSenders],
+        shift[kMostSenders];  // the outputs that they are computed from, ascending
   };
 
   void prepare() {
@@ -216,7 +217,7 @@ class Gather {
     });
   }
 
-  // Whether a row of inputs prefetches just those whom the row before prefetches.
+  // Whether a row of inputs is computed from the same outputs as the row before.
   bool same_senders(i64 h) {
     const auto &own = heights_[h], &before = heights_[h - 1];
     return std::equal(own.begin(), own.end(), before.begin(), before.end(),
@@ -254,7 +255,7 @@ class Gather {
     sum(to, own.inputs, senders_, count_ * own.count, own.count);
   }
 
-  // Whom the inputs of a phase ask, from its input `number` on.
+  // The outputs that inputs of a phase are computed from, from its input `number` on.
   void ask_columns(const Phase& own, i64 number, Sender* next) const {
     for (i64 r = 0; r < count_; ++r) {
       for (i64 k = 0; k < own.count; ++k) {
@@ -301,7 +302,7 @@ class Gather {
   const bool apart_;
   T* made_;  // the last row of inputs
   RowWriter<T> gx_;
-  const bool streams_;  // the rows that are made so go past the caches
+  const bool streams_;  // such rows are written with non-temporal stores
   i64 first_, last_, length_, slots_[2];
   Range real_;
   Kept* kept_;

@@ -65,8 +65,8 @@ class BackBands {
   static constexpr i64 kMostRows = 16, kMargin = 64;
   static constexpr i64 kSpare = 2;  // lines on both sides, so that all that is read is there
 
-  // A band of gradients, and of routes: column `lo_` of its first line, and how far lines are
-  // apart; of what is not routed, column `lo_` of each line, and its divisor.
+  // The gradients and routes of a block of rows: column `lo_` of the first row and the pitch;
+  // without routes, column `lo_` of each row and its divisor.
   struct Sent {
     const T* gradients;
     const std::uint8_t* routes;
@@ -235,13 +235,13 @@ class BackBands {
   };
 
   // ... or the same share to all. A line is divided as it is read, a vector for each distance; of
-  // three neighbours the one amid the others is made of their lanes.
+  // three neighbours, the middle vector is a shuffle of the other two.
   template <i64 K, i64 S, i64 P, i64 W>
   struct Alike {
     using V = Vec<T, static_cast<int>(W)>;
     using Mask = decltype(V{} < V{});
-    // The nearest output that an input of some phase prefetches, counted from `base`, and how many
-    // follow.
+    // The first output whose gradient an input of some phase receives, counted from `base`, and the
+    // number of such outputs.
     static constexpr i64 kFirst = P >= K - 1 ? (P - K + S) / S : -((K - 1 - P) / S);
     static constexpr i64 kMany = (S - 1 + P) / S - kFirst + 1;
 

@@ -1,4 +1,4 @@
-// What sends values along routes, winners and indices, compiled once per instruction set.
+// Gradients along routes, tie masks and indices, compiled once per instruction set.
 #include "backward/routes.hpp"
 
 #include <atomic>

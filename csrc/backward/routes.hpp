@@ -1,5 +1,5 @@
-// Backward of a selecting reduction: each output's gradient goes along its route. And the way
-// there: what a tangent of the input becomes.
+// Pullback of selecting reductions along routes (scatter), their forward derivative (gather), and
+// routes as indices.
 #pragma once
 
 #include "backward/register_blocked.hpp"
@@ -8,9 +8,9 @@
 namespace poolgrad {
 namespace {
 
-// Any windows: every output adds its gradient where its route says. Costs the same for any kernel.
-// LogStepDoubling often have the same winner, and so wait for each other's sums: several planes
-// side by side do not.
+// Scatter, for any windows: adds the gradient of every output at the input that its route names.
+// Neighbouring outputs often have the same winner, so that their additions depend on each other;
+// additions to several planes in turn do not.
 template <class T, class R>
 class Scatter {
  public:

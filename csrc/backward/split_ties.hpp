@@ -1,6 +1,5 @@
-// ties="split": all inputs equal to the winner share the gradient. What is kept is one bit a place,
-// "this one won": still no input. These loops visit every place of every window; the usual rules
-// of ties do not come here.
+// ties="split": all inputs equal to the maximum share the gradient. The residual is one bit for
+// each tap of each window. These loops visit every tap; the other tie rules do not use them.
 #pragma once
 
 #include "backward/tiles.hpp"

@@ -1,5 +1,5 @@
-// Unpooling: every value goes where its index says, in a plane of zeros. Of values with the same
-// index the last one stays, and only it gets the gradient.
+// Unpooling: scatters values to their indices in a plane of zeros. The last of several values with
+// the same index stays, and only that one gets the gradient.
 #pragma once
 
 #include "geometry/view.hpp"

@@ -1,4 +1,4 @@
-// Backward of the reductions in operators/nonlinear.hpp and of the mixture: each output's gradient,
+// Backward of the nonlinear reductions and of mixed pooling: adds the gradient of each output,
 // times the derivative of the output by the input, to every input of its window.
 #pragma once
 
@@ -12,11 +12,11 @@
 namespace poolgrad {
 namespace {
 
-// What is known of an output when one of its inputs is weighed.
+// The operands of an output in the derivative by one of its inputs.
 template <class V, class P>
 struct Known {
   V kept[kMostKept], theta;
-  P route;  // of the mixture: the place that won
+  P route;  // of mixed pooling
 };
 
 // dy/dx = sign(x) (|x| / m)^(p - 1) factor; kept: m, factor
@@ -82,7 +82,7 @@ struct PositiveWeight {
   }
 };
 
-// a [this one won] + (1 - a) / n; kept: 1 / n
+// a + (1 - a) / n for the maximum, (1 - a) / n for the others; kept: 1 / n
 template <class A>
 struct MixedWeight {
   static constexpr int kKept = 1;
@@ -95,18 +95,18 @@ struct MixedWeight {
   }
 };
 
-// Where an operator's arrays lie.
+// The arrays of an operator.
 struct Weighed {
-  const View *gy, *x, *routes;  // x: null for the mixture; routes: for it only
-  const View* kept;             // as many as the operator keeps
-  Divisor divisor;              // of the mixture's average
+  const View *gy, *x, *routes;  // x: null for mixed pooling; routes: null for the others
+  const View* kept;             // the residuals
+  Divisor divisor;              // of the average in mixed pooling
 };
 
 // Mixed: whether the weights depend on the routes, else on the inputs.
 template <class A, bool Mixed>
 class WeightedBackward {
  public:
-  // The inner loops for one kind of weights, and how many numbers they keep of each window.
+  // The inner loops of one operator, and the number of residuals of each window.
   using Loop = void (WeightedBackward::*)(A* to, const A* x, i64 first, i64 n, u32 place) const;
   struct Loops {
     int kept;
@@ -177,7 +177,7 @@ class WeightedBackward {
  private:
   i64 columns() const { return (piece_.hi[2] - piece_.lo[2]) * p_.inner; }
 
-  // The rows of output row (od, oh).
+  // Reads the gradients and residuals of output row (od, oh).
   void fetch(const Weighed& from, i64 plane, i64 od, i64 oh) {
     const Range outs = phases_.outputs();
     const auto row = [&](const View& v, auto* buffer) {
@@ -202,7 +202,7 @@ class WeightedBackward {
     return of;
   }
 
-  // to[i] += g[i] * weight of x[i] in window i
+  // to[i] += g[i] * weight of x[i] in window i.
   template <class Weight>
   POOLGRAD_LOOP void add_windows(A* to, const A* x, i64 first, i64 n, u32 place) const {
     lanes<A>(n, [&](auto w, i64 i) {
@@ -216,7 +216,7 @@ class WeightedBackward {
     });
   }
 
-  // The same for neighbours in one window: x[t] is at place `place` + t.
+  // The same for neighbours in one window: x[t] is tap `place` + t.
   template <class Weight>
   POOLGRAD_LOOP void add_window(A* to, const A* x, i64 output, i64 n, u32 place) const {
     long_lanes<A>(n, [&](auto w, i64 t, auto how) {
@@ -264,7 +264,7 @@ class WeightedBackward {
   const Plan& p_;
   const InputTile piece_;
   const Loops loops_;
-  const bool by_window_;  // few outputs, or windows that are no simple pattern
+  const bool by_window_;  // few outputs, or irregular windows
   Phases<A> phases_, inputs_;
   RowWriter<A> gx_;
   int whole_ = 0;
@@ -274,7 +274,7 @@ class WeightedBackward {
   const u32* r_ = nullptr;
 };
 
-// whole: p, if it is the same small whole number for all channels
+// whole: p, if it is the same whole number for all channels, else 0.
 template <class A, bool Mixed>
 void weighted_backward(const Work& work, const Weighed& from, Parameter theta, int whole,
                        const typename WeightedBackward<A, Mixed>::Loops& loops, Dense gx) {

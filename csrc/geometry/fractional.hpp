@@ -1,5 +1,5 @@
-// Where the windows of fractional pooling begin (Graham 2014): PyTorch's sequence, in arithmetic of
-// the samples' own type, so that the same samples give the same windows.
+// Computes where the windows of fractional pooling begin (Graham 2014), in the arithmetic of the
+// samples' type, as PyTorch does, so that the same samples give the same windows.
 #pragma once
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// An array as the kernels see it: any dtype, any strides, read row by row.
+// A strided array of any dtype, read row by row.
 #pragma once
 
 #include "base/dtype.hpp"
@@ -7,7 +7,7 @@ namespace poolgrad {
 
 inline constexpr int kMostAxes = 64;
 
-// Strides count elements. Leading axes that lie one behind the other are merged.
+// Strides in elements. Contiguous leading axes are merged.
 struct View {
   const char* data = nullptr;
   Dtype dtype = Dtype::float32;

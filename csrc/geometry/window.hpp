@@ -1,4 +1,4 @@
-// One axis of windows, and how the windows of a whole array lie: no arithmetic on values here.
+// Geometry of windows: along one axis, and in a whole array.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@ namespace poolgrad {
 using i64 = std::int64_t;
 using u32 = std::uint32_t;
 
-// A place that no input holds: "routed nowhere".
+// The route of a window without an input.
 inline constexpr u32 kNowhere = 0xFFFFFFFFu;
 
-// The real inputs of one window along one axis: begin, begin + dilation, ... (`taps` of them).
+// The valid inputs of one window along one axis: begin, begin + dilation, ... (`taps` of them).
 struct Span {
-  i64 begin;   // first real input
-  i64 place;   // which place of the window that input takes
-  i64 taps;    // how many real inputs the window holds
-  i64 extent;  // how many of its places lie inside the padded input
+  i64 begin;   // first valid input
+  i64 place;   // its tap index
+  i64 taps;    // valid inputs of the window
+  i64 extent;  // taps inside the padded input
 };
 
 // Windows along one axis: of one size at equal distances, adaptive bins (which may overlap), or of
@@ -32,7 +32,7 @@ struct Span {
 struct Axis {
   i64 in = 1, out = 1;
   i64 kernel = 1, stride = 1, lo = 0, hi = 0, dilation = 1;
-  i64 full_lo = 0, full_hi = 1;  // outputs whose window holds `kernel` real inputs, evenly spaced
+  i64 full_lo = 0, full_hi = 1;  // outputs whose window holds `kernel` valid inputs, evenly spaced
   bool overlap = false;          // some input lies in more than one window
   bool adaptive = false;         // bins: see below
   bool placed = false;           // windows begin where a table says,

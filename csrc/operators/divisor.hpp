@@ -1,4 +1,4 @@
-// The number that an average divides its sum by.
+// Divisors of averages.
 #pragma once
 
 #include "geometry/window.hpp"
@@ -6,9 +6,9 @@
 namespace poolgrad {
 namespace {
 
-// What an average divides by: the places inside the padded input, or the real inputs only, or one
-// number for all. A product over the axes, so it is kept as a row for the width and a factor for
-// each (depth, height).
+// The divisor of an average: the taps inside the padded input, the valid inputs, or one number for
+// all windows. It is a product over the axes, so it is stored as a row for the width and a factor
+// for each (depth, height).
 struct Divisor {
   bool count_padding;
   double fixed;  // 0: count
@@ -30,7 +30,7 @@ struct Divisor {
   }
 };
 
-// Division of the rows of outputs by what they are averages of.
+// Divides rows of sums by their divisors.
 struct Quotient {
   const Plan& windows;
   Divisor divisor;

@@ -1,10 +1,18 @@
-// The mixture a * max + (1 - a) * avg, forward: both reductions over each row while it is at hand.
+// Mixed pooling: computes a * max + (1 - a) * average, both reductions over each row in one pass.
 #pragma once
 
+#include "base/instruction_set.hpp"
+#include "kernels.hpp"
 #include "operators/extreme.hpp"
 #include "operators/sum.hpp"
 
 namespace poolgrad {
+
+void POOLGRAD_TABLE(mixed)(const Work&, const View& x, Parameter alpha, bool count_padding, Dense y,
+                           Dense routes, void* sensitivity);
+void POOLGRAD_TABLE(mixed_backward)(const Work&, const View& gy, const View& routes,
+                                    Parameter alpha, bool count_padding, Dense gx);
+
 namespace {
 
 template <class A>

@@ -1,5 +1,4 @@
-// The blending reductions whose weights depend on the input, and their backward passes, compiled
-// once per instruction set.
+// Nonlinear reductions and their backward passes, compiled once per instruction set.
 #include "backward/weights.hpp"
 #include "base/instruction_set.hpp"
 #include "base/partition.hpp"
@@ -8,7 +7,7 @@
 namespace poolgrad {
 namespace {
 
-// p, if it is the same small whole number for all channels.
+// Returns p if it is the same whole number of 1 to 4 for all channels, else 0.
 template <class A>
 int whole_power(Blend blend, Parameter theta) {
   if (blend != Blend::lp && blend != Blend::lp_mean) return 0;

@@ -1,7 +1,7 @@
-// Blending reductions whose weights depend on the input, forward. A window is summed up in a cell:
-// its largest term m, and sums of terms relative to m, so that nothing overflows. Cells of parts
-// are merged into the cell of the whole, so these reductions are separable, too; that of a small
-// window is made at once, of its n inputs x, which it may change.
+// Computes reductions whose weights depend on the input: power mean, log-mean-exp, soft pooling and
+// the expected value of a draw. A cell is a partial reduction: the largest term m, and sums of
+// terms relative to m, so that nothing overflows. Two cells can be merged, so the reductions are
+// separable. The cell of a small window is computed from all of its inputs at once.
 #pragma once
 
 #include "operators/settings.hpp"
@@ -16,9 +16,9 @@ struct Cell {
   V m, s, t, w, h;
 };
 
-// Powers and exponentials have one kind of cell. With z <= 0 for each input, 0 for the largest:
+// Powers and exponentials use the same cell. With z <= 0 for each input, 0 for the largest:
 //   s = sum e^z, t = sum z e^z, w = sum (e^z - 1), h = sum (z e^z - e^z + 1).
-// The last two tell small windows of z from none: s - n and t - w would lose all their digits.
+// w and h stay accurate when all z are near 0, where s - n and t - w cancel.
 
 // z e^z - e^z + 1, about z^2 / 2
 template <class A, int W>
@@ -33,14 +33,14 @@ POOLGRAD_INLINE Vec<A, W> second_order(const Exp<Vec<A, W>>& e) {
   return z < A(-0.5) ? z * e.value() - e.less_one() : sum * z * z;
 }
 
-// Merges two cells, hi the one with the larger m; e: of the distance to lo's m; value: the same, or
-// better known.
+// Merges two cells; hi has the larger m. e: the exponential of the difference of their m; value:
+// the same, or a more accurate one.
 template <class A, int W>
 Cell<Vec<A, W>> merge_sums(Cell<Vec<A, W>> hi, const Cell<Vec<A, W>>& lo, const Exp<Vec<A, W>>& e,
                            Vec<A, W> value, const Settings<A>& set) {
   using V = Vec<A, W>;
   const V moved = e.x * value, count = lo.s - lo.w;
-  hi.m = lo.m == lo.m ? hi.m : lo.m;  // a NaN is no smaller than anything
+  hi.m = lo.m == lo.m ? hi.m : lo.m;  // so that a NaN in either cell stays
   hi.s += value * lo.s;
   hi.t += value * lo.t + moved * lo.s;
   hi.w += value * lo.w + e.less_one() * count;
@@ -48,9 +48,9 @@ Cell<Vec<A, W>> merge_sums(Cell<Vec<A, W>> hi, const Cell<Vec<A, W>>& lo, const 
   return hi;
 }
 
-// The cell of n inputs whose largest is known, term by term, in two cells by turns: less is rounded
-// than in one, and they do not wait for each other. At first s has the scales, and w the other
-// parts, so that both sums come from two additions.
+// Accumulates terms relative to a given m alternately in two cells: this rounds less than one
+// accumulator, and the two do not depend on each other. Until end(), s sums the scales of the
+// exponentials and w their remainders, so that both sums take one addition each.
 template <class V>
 struct Terms {
   Cell<V> cell{}, other{};
@@ -87,15 +87,15 @@ struct Terms {
   }
 
  private:
-  // A NaN is no smaller than anything.
+  // So that a NaN among the terms becomes the result.
   template <class Set>
   static V or_nan(V m, V s) {
     return Set::finite ? m : s == s ? m : s;
   }
 };
 
-// Calls each(term, whose turn it is) for terms First ... n. If the compiler knows n, it may keep
-// them in registers.
+// Calls each(term, cell index) for terms First ... n. If n is a compile-time constant, the terms
+// may stay in registers.
 template <i64 First, class F>
 POOLGRAD_INLINE void by_turns(Const<First>, i64 n, F&& each) {
   i64 t = First;
@@ -173,7 +173,7 @@ struct Powers {
   }
 
  private:
-  // Relative to a power of two near m: nothing is divided, and nothing rounded but the powers.
+  // Terms relative to a power of two near m: no division, and only the powers are rounded.
   template <class V, class N, class Set, i64 W>
   POOLGRAD_INLINE static Cell<V> scaled_powers(const V* x, N n, V m, V p, const Set& set,
                                                Const<W>) {
@@ -195,7 +195,7 @@ struct Powers {
 // m = max x (of -x, if r < 0), z = |r| (x - m)
 template <class A>
 struct Exponentials {
-  static constexpr bool kInRegisters = true;  // the inputs, if they are as few as most often
+  static constexpr bool kInRegisters = true;  // the four inputs of a 2x2 window
   template <class V, i64 W>
   static Cell<V> lift(V x, V r, Const<W>) {
     return {r < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
@@ -204,7 +204,7 @@ struct Exponentials {
   static Cell<V> merge(Cell<V> hi, Cell<V> lo, V r, const Settings<A>& set, Const<W>) {
     put_in_order(hi, lo);
     const V rate = r < A(0) ? -r : r;
-    const V z = lo.m == hi.m ? V{} : rate * (lo.m - hi.m);  // infinities are no distance apart
+    const V z = lo.m == hi.m ? V{} : rate * (lo.m - hi.m);  // equal infinities
     const Exp<V> e = exponentials<A, W>(z);
     return merge_sums<A, W>(hi, lo, e, e.value(), set);
   }
@@ -214,7 +214,7 @@ struct Exponentials {
     const V rate = turned ? -r : r, sign = turned ? V{} - A(1) : V{} + A(1);
     V m = x[0] * sign;
     by_turns(Const<1>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
-      const V own = x[t] * sign;  // the largest leaves: its exponential is one
+      const V own = x[t] * sign;  // m is left out: its exponential is one
       const auto larger = own > m;
       x[t] = larger ? m : own;
       m = larger ? own : m;
@@ -223,7 +223,7 @@ struct Exponentials {
     terms.cell.s += A(1);
     by_turns(Const<1>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       V z = rate * (x[t] - m);
-      if (!Set::finite) z = x[t] == m ? V{} : z;  // infinities are no distance apart
+      if (!Set::finite) z = x[t] == m ? V{} : z;  // equal infinities
       terms.template add<A, W>(turn, exponentials<A, W, Set::finite>(z), set);
     });
     return terms.end_sums(m, static_cast<A>(n), set);
@@ -245,7 +245,8 @@ struct Positives {
   static Cell<V> merge(Cell<V> hi, Cell<V> lo, V, const Settings<A>&, Const<W>) {
     put_in_order(hi, lo);
     const V q = lo.m == hi.m ? V{} + A(1) : lo.m / hi.m;
-    const auto alone = (lo.m == A(0)) & (hi.m > A(0));  // the other's s is no sum of this kind
+    const auto alone =
+        (lo.m == A(0)) & (hi.m > A(0));  // s of a window without positive inputs is another sum
     hi.s += alone ? V{} : q * lo.s;
     hi.t += q * q * lo.t;
     hi.m = lo.m == lo.m ? hi.m : lo.m;
@@ -294,7 +295,8 @@ void store_cell(const CellRow<A>& row, i64 i, const Cell<V>& cell, How how = {})
 // Reduces one window of many neighbours: each lane takes every W-th of them, then lanes are merged.
 template <class A, class Kind>
 POOLGRAD_LOOP void fold_across(CellRow<A> to, const A* from, i64 taps) {
-  constexpr i64 W = 64 / static_cast<i64>(sizeof(A));  // on every machine the same
+  constexpr i64 W =
+      64 / static_cast<i64>(sizeof(A));  // the same on every machine, for the same rounding
   constexpr int kParts = CellRow<A>::kParts;
   using V = Vec<A, W>;
   using One = Vec<A, 1>;

@@ -1,5 +1,5 @@
-// From the cells of operators/nonlinear.hpp to outputs, to what the backward pass keeps of each
-// window, and to the derivative by the parameter.
+// Computes outputs, residuals for the backward pass and derivatives by the parameter from the cells
+// of operators/nonlinear.hpp.
 #pragma once
 
 #include "forward/row_writer.hpp"
@@ -17,18 +17,18 @@ struct Outcome {
   A *y, *kept[kMostKept], *sensitivity;
 };
 
-// A row of outputs, and what they depend on beside the input.
+// A row of outputs and its operands besides the input.
 template <class A>
 struct Line {
   Settings<A> set;
-  const A* counts;  // counts[i] * rows: the real inputs of window i
+  const A* counts;  // counts[i] * rows: the valid inputs of window i
   A rows;
   Outcome<A> out;
 };
 
-// t / s - log(s / n), the part of a derivative by theta that both kinds share. In small windows of
-// z it is h / s - g(v) with g(v) = log(1 + v) - v / (1 + v), which is about v^2 / 2. `level`: that
-// logarithm, as good for small v.
+// t / s - log(s / n), the common part of the derivatives by theta. Where all z are near 0 it is
+// computed as h / s - g(v) with g(v) = log(1 + v) - v / (1 + v), which is about v^2 / 2. level:
+// log(s / n), accurate for small v.
 template <class A, int W, class V>
 POOLGRAD_INLINE V slope_of(const Cell<V>& c, V count, V level) {
   const V v = c.w / count, near = A(1) + v;
@@ -44,7 +44,7 @@ POOLGRAD_INLINE V slope_of(const Cell<V>& c, V count, V level) {
   return v > A(-0.5) ? c.h / (count * near) - g : c.t / c.s - level;
 }
 
-// Outputs i, i + 1, ... of a row, from the cells of their windows.
+// Computes outputs i, i + 1, ... of a row from the cells of their windows.
 template <class A, class Kind, int W, class Set, class How>
 POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
                                   const Cell<Vec<A, W>>& c, How how) {
@@ -128,7 +128,7 @@ POOLGRAD_LOOP void finish_row(const Line<A>& line, CellRow<A> cells, i64 n) {
   });
 }
 
-// All inputs of windows side by side in the lanes of vectors.
+// All inputs of as many windows as a vector has lanes.
 template <class A>
 struct WindowInputs {
   Vec<A, kVectorBytes / sizeof(A)> input[kMostNonlinearTaps];
@@ -156,7 +156,7 @@ POOLGRAD_LOOP void store_window(const Line<A>& line, i64 i, WindowInputs<A>& inp
   finish_lanes<A, Kind, W>(line, line.set, i, reduce_window<A, Kind>(line, i, inputs, how), how);
 }
 
-// Two vectors: each waits for its own results most of the time.
+// Two vectors of windows, whose dependent operations overlap.
 template <class A, class Kind>
 POOLGRAD_LOOP void store_two_windows(const Line<A>& line, i64 i, WindowInputs<A>& one,
                                      WindowInputs<A>& other) {
@@ -195,7 +195,7 @@ struct SmallNonlinear {
     Target at(i64 offset) const { return {line, first + offset}; }
   };
   static constexpr bool kByLines = false;
-  static constexpr bool kPads = false;  // there is nothing that adds nothing
+  static constexpr bool kPads = false;  // no value leaves a result unchanged
   static constexpr bool kHeavy = true;
   static constexpr bool kPairs = true;
   static constexpr A kFill = A(0);
@@ -230,8 +230,8 @@ struct SmallNonlinear {
     to.line->set.loops->store_pair(*to.line, to.first + i, one, other);
   }
 
-  // Squares of N finite inputs. Calls f with what the compiler is to know of them, if that is worth
-  // its code, and returns what f returns.
+  // Square windows of N finite inputs: calls f with the settings as compile-time constants and
+  // returns its result, or false if there is no specialised code for these settings.
   static constexpr bool kKnowsSquares = kSpecialised<A>;
   template <int N, class F>
   static bool if_known(Target to, F&& f) {
@@ -247,7 +247,7 @@ struct SmallNonlinear {
   using KindOf = std::conditional_t<Set::blend == Blend::lp, Powers<A>, Exponentials<A>>;
   template <class V>
   using Summed = poolgrad::Cell<V>;
-  // `seen`: NaN, if an input is not finite, or their sum, or theta.
+  // Adds NaN to `seen` if an input, the sum of the inputs or theta is not finite.
   template <class Set, class V, std::size_t N>
   POOLGRAD_INLINE static Summed<V> sum(Target to, i64 i, V (&inputs)[N], const Set& set, V& seen) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
@@ -265,7 +265,7 @@ struct SmallNonlinear {
   }
 };
 
-// Calls begin(at, n) before elements at ... at + n of the line are computed: it sets line.out.
+// Computes a row. Calls begin(at, n), which sets line.out, before elements at ... at + n.
 template <class A, class Begin>
 void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const Line<A>& line,
                  CellRow<A>, Begin&& begin) {
@@ -291,7 +291,7 @@ struct NonlinearState {
   RowWriter<A> y, kept[kMostKept], sensitivity;
 };
 
-// One plane's tile.
+// Computes a tile of one plane.
 template <class A, class Windows>
 void nonlinear_tile(const Plan& p, const Tile& tile, NonlinearState<A, Windows>& state, i64 plane) {
   Line<A>& line = state.line;

@@ -1,4 +1,4 @@
-// What the arithmetic of a blending reduction depends on beside the input.
+// Settings of the nonlinear reductions.
 #pragma once
 
 #include "simd/vector.hpp"
@@ -7,7 +7,7 @@ namespace poolgrad {
 
 enum class Blend { lp, lp_mean, lse, soft, expected };
 
-inline constexpr int kMostKept = 3;  // numbers that an operator keeps of each window
+inline constexpr int kMostKept = 3;  // residuals of each window
 
 namespace {
 
@@ -23,12 +23,11 @@ struct Settings {
   bool mean = false;                     // whether y is a mean of powers, not their sum
   bool sensitive = false;                // whether the derivative by theta is wanted
   bool t = false, w = false, h = false;  // which sums are wanted beside s
-  static constexpr bool finite = false;  // whether all inputs are, and theta
-  static constexpr int places = 0;       // what all windows hold, if the compiler knows it
+  static constexpr bool finite = false;  // all inputs and theta are finite
+  static constexpr int places = 0;       // inputs of every window, if a compile-time constant
 };
 
-// The same of windows of N finite inputs, where the compiler knows the rest, too; P: p, if it is
-// such a number.
+// The settings as compile-time constants, for windows of N finite inputs. P: p, if it is 2 or 3.
 template <Blend B, int N, int P = 0>
 struct Fixed {
   static constexpr bool finite = true;
@@ -50,13 +49,13 @@ Settings<A> settings_of(const Loops<A>* loops, Blend blend, const A* theta, int 
   return {loops, theta, blend, whole, mean, sensitive, t, w, slope};
 }
 
-// Below, a parameter makes no difference, but its square vanishes.
+// Parameters are not taken nearer to 0: the result would be the same, but their square underflows.
 template <class A>
 constexpr A least_parameter() {
   return sizeof(A) == 4 ? A(1e-18) : A(1e-150);
 }
 
-// How many numbers of each window the backward pass needs.
+// The number of residuals of each window.
 [[maybe_unused]] inline int kept_of(Blend blend) {
   return blend == Blend::soft || blend == Blend::expected ? 3 : 2;
 }

@@ -1,8 +1,6 @@
-// Averages and the mixture with the maximum, and their backward passes, compiled once per
-// instruction set.
+// Averages and their gradients, compiled once per instruction set.
 #include "backward/equal_shares.hpp"
 #include "backward/register_blocked.hpp"
-#include "backward/weights.hpp"
 #include "base/instruction_set.hpp"
 #include "base/partition.hpp"
 #include "forward/column_sums.hpp"
@@ -152,56 +150,14 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
   });
 }
 
-void mixed(const Work& work, const View& x, Parameter alpha, bool count_padding, Dense y,
-           Dense routes, void* sensitivity) {
-  const Plan& p = *work.plan;
-  const Divisor divide{count_padding, 0};
-  (void)choose({.task = Task::mixed, .plan = &p});  // there is one algorithm
-  by_sum(x.dtype, [&](auto a) {
-    using A = decltype(a);
-    using Op = MaxAndSum<A>;
-    using State = MixedState<A>;
-    const bool holes = routes.data && has_empty_windows(p);
-    over_outputs(
-        work,
-        [&](const Tile& tile, Arena& arena) {
-          const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-          return State{Separable<Op>(p, x, tile, {}, Op{}, arena),
-                       Op::take(arena, n),
-                       arena.take<A>(n),
-                       arena.take<A>(n),
-                       arena.take<A>(n),
-                       holes};
-        },
-        [&](State& state, i64 plane, const Tile& tile) {
-          divide.fill_row(p, tile.lo[2], tile.hi[2], state.counts);
-          fill_parameter(p, alpha, plane, tile.hi[2] - tile.lo[2], state.theta);
-          state.machine.start(plane_of(x, plane));
-          mixed_tile<A>(p, tile, divide, state, y, routes, static_cast<A*>(sensitivity),
-                        plane * p.out_plane());
-        });
-  });
-}
-
-void mixed_backward(const Work& work, const View& gy, const View& routes, Parameter alpha,
-                    bool count_padding, Dense gx) {
-  (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
-  by_sum(gy.dtype, [&](auto a) {
-    using A = decltype(a);
-    const Weighed from{&gy, nullptr, &routes, nullptr, {count_padding, 0}};
-    constexpr auto loops = WeightedBackward<A, true>::template loops<MixedWeight<A>>();
-    weighted_backward<A, true>(work, from, alpha, 0, loops, gx);
-  });
-}
-
 }  // namespace
 
 extern const BlendKernels POOLGRAD_TABLE(blend_kernels);
 const BlendKernels POOLGRAD_TABLE(blend_kernels) = {
     average,
     average_backward,
-    mixed,
-    mixed_backward,
+    POOLGRAD_TABLE(mixed),
+    POOLGRAD_TABLE(mixed_backward),
 };
 
 }  // namespace poolgrad

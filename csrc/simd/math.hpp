@@ -1,6 +1,6 @@
-// exp, log and powers for the compiler's vectors: the same operations, so the same bits, on every
-// machine. Polynomials on a reduced argument, as in Muller, Elementary Functions, 2016: the best
-// for exp (Remez), a series for log; errors of about one unit in the last place.
+// exp, log and powers of vectors, with the same bits on every machine. Polynomials after argument
+// reduction (Muller, Elementary Functions, 2016): minimax for exp, a series for log. Errors are
+// about one unit in the last place.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@ template <>
 struct Format<float> {
   using Bits = std::int32_t;
   static constexpr int mantissa = 23, bias = 127, log_terms = 5;
-  static constexpr int second_terms = 10, slope_terms = 8;  // of the series in curve and finish
+  static constexpr int second_terms = 10, slope_terms = 8;  // of series in operators/nonlinear*.hpp
   static constexpr float exp_series[] = {0x1.fffffcp-2f, 0x1.555492p-3f, 0x1.5558f2p-5f,
                                          0x1.123a2p-7f, 0x1.6a23dp-10f};
   static constexpr float ln2_hi = 0x1.62e4p-1f, ln2_lo = 0x1.7f7d1cp-20f;
@@ -58,7 +58,7 @@ struct Exp {
   V less_one() const { return part + (scale - 1); }  // without cancellation
 };
 
-// Of x <= 0: 0 below the normal numbers, NaN for NaN; Number: there is none.
+// exp(x) for x <= 0: 0 where it is below the normal numbers, NaN for NaN. Number: x is not NaN.
 template <class A, int W, bool Number = false>
 POOLGRAD_INLINE Exp<Vec<A, W>> exponentials(Vec<A, W> x) {
   using F = Format<A>;
@@ -81,7 +81,7 @@ POOLGRAD_INLINE Exp<Vec<A, W>> exponentials(Vec<A, W> x) {
   return {x, scale, scale * fraction};
 }
 
-// Of any x; never infinite.
+// exp(x) for any x, at most the largest finite result.
 template <class A, int W>
 POOLGRAD_INLINE Vec<A, W> exponential(Vec<A, W> x) {
   constexpr A largest = Format<A>::largest;
@@ -95,7 +95,7 @@ POOLGRAD_INLINE Vec<A, W> magnitude(Vec<A, W> x) {
   return x;
 }
 
-// log(x) for x > 0; `less_one`: x - 1, better known than from x; Normal: x is, and no infinity.
+// log(x) for x > 0. less_one: x - 1, more accurate than from x. Normal: x is normal and finite.
 template <class A, int W, bool Normal = false>
 POOLGRAD_INLINE Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
   using F = Format<A>;
@@ -131,7 +131,7 @@ POOLGRAD_INLINE Vec<A, W> logarithm(Vec<A, W> x) {
   return logarithm_near<A, W>(x, x - A(1));
 }
 
-// log(lo / hi) for 0 < lo <= hi, as good for numbers that are nearly equal.
+// log(lo / hi) for 0 < lo <= hi, also accurate where they are nearly equal.
 template <class A, int W>
 POOLGRAD_INLINE Vec<A, W> log_ratio(Vec<A, W> lo, Vec<A, W> hi) {
   return logarithm_near<A, W>(lo / hi, (lo - hi) / hi);

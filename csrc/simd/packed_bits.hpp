@@ -1,4 +1,4 @@
-// Small numbers, of 2 or 4 bits, four or two to a byte.
+// Packs numbers of 2 or 4 bits into bytes.
 #pragma once
 
 #include "base/thread_pool.hpp"
@@ -8,7 +8,7 @@
 namespace poolgrad {
 namespace {
 
-// So many bytes that share one, as one number.
+// The bytes that are packed into one, as one integer.
 template <int Bits>
 using Share = std::conditional_t<Bits == 2, u32, std::uint16_t>;
 template <int Bits>
@@ -32,7 +32,7 @@ V squeezed(V v) {
   return packed;
 }
 
-// The other way; nowhere: all ones become the largest byte.
+// Unpacks. nowhere: numbers of all ones become 255.
 template <int Bits, class V>
 V spread(V packed, bool nowhere) {
   V v{};

@@ -1,4 +1,4 @@
-// Memory that is asked for before it is needed.
+// Software prefetch.
 #pragma once
 
 #include "simd/vector.hpp"

@@ -1,5 +1,5 @@
-// The one file that knows how wide a vector is. Vectors are the compiler's own (GCC and Clang), so
-// the same code serves every instruction set; lanes() cuts a row into the widest pieces that fit.
+// Vectors of the compiler (GCC and Clang): loads, stores, shuffles, and loops over rows. No other
+// file depends on the width of a vector.
 #pragma once
 
 #include <cstring>
@@ -24,8 +24,8 @@ inline constexpr int kVectorBytes = 32;
 inline constexpr int kVectorBytes = 16;
 #endif
 
-// So many neighbours of one output are worth being taken side by side. No fewer than any vector has
-// lanes.
+// From so many taps on, the taps of one output are reduced in the lanes of vectors. At least the
+// lanes of any vector.
 inline constexpr i64 kAcross = 16;
 
 template <i64 N>
@@ -38,34 +38,26 @@ struct VectorOf {
 template <class T, int W>
 using Vec = typename VectorOf<T, W>::type;
 
-// Elements of the next smaller vector that pieces of a row are made of. Not all sizes are worth
-// their code: types without specialised algorithms have whole vectors and single elements.
-template <class T>
-constexpr i64 next_width(i64 width) {
-  if (!kSpecialised<T> || width <= 2) return 1;
-  return width / 4;
-}
-
-// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T.
+// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T. Not every width is
+// worth its code.
 template <class T, class F>
 void lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
   i64 i = 0;
   const auto pieces = [&](auto self, auto width) -> void {
     for (; i + width <= n; i += width) body(width, i);
-    if constexpr (width() > 1) self(self, Const<next_width<T>(width())>{});
+    if constexpr (width() > 1) self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
   };
   pieces(pieces, Const<most>{});
 }
 
-// The same, but the last piece overlaps the one before instead of being cut up: the body must give
-// the same results for an element however often it is called.
+// The same, but the last piece overlaps the one before: the body must be idempotent.
 template <class T, class F>
 void sweep_lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
   const auto pieces = [&](auto self, auto width) -> void {
     if constexpr (width() > 1) {
-      if (n < width) return self(self, Const<next_width<T>(width())>{});
+      if (n < width) return self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
     }
     i64 i = 0;
     for (; i + width <= n; i += width) body(width, i);
@@ -86,9 +78,9 @@ void store(T* to, V v) {
   std::memcpy(to, &v, sizeof(V));
 }
 
-// Past the caches, to where a vector's size divides the address (else the program ends), as part of
-// a cache line that is written at once. Others see it after store_fence(). Narrow vectors are
-// stored.
+// Non-temporal store, one of those that fill a cache line. `to` must be aligned to the size of the
+// vector; a misaligned address faults. Other threads see the value after store_fence(). Narrow
+// vectors are stored as usual.
 inline constexpr int kLineBytes = 64;
 template <class V, class T>
 POOLGRAD_INLINE void store_nontemporal(T* to, V v) {
@@ -112,13 +104,13 @@ POOLGRAD_INLINE void store_nontemporal(T* to, V v) {
 #endif
 }
 
-// A copy of few elements, for which a call of memcpy would cost as much.
+// Copies few elements, without the cost of calling memcpy.
 template <class T>
 void copy_run(const T* from, T* to, i64 n) {
   sweep_lanes<T>(n, [&](auto w, i64 i) { store(to + i, load<Vec<T, w()>>(from + i)); });
 }
 
-// The first `lanes` lanes of a vector; if loaded, the others are zero.
+// Loads and stores the first `lanes` lanes of a vector. Lanes that are not loaded are zero.
 template <class V, class T>
 POOLGRAD_INLINE V load_first(const T* from, i64 lanes) {
   constexpr i64 W = sizeof(V) / sizeof(T);
@@ -159,7 +151,7 @@ POOLGRAD_INLINE void store_first(T* to, V v, i64 lanes) {
   for (i64 j = 0; j < lanes; ++j) to[j] = v[j];
 }
 
-// Loads and stores of a whole vector, and of its first lanes only; the others are zero.
+// Access to whole vectors, and to their first lanes only: lanes that are not loaded are zero.
 struct Whole {
   template <class V, class T>
   V load(const T* from, i64 step = 1) const {
@@ -188,15 +180,15 @@ struct Part {
   }
 };
 
-// Calls body(Const<W>, i, how to load and store) for i = 0 .. n: for bodies that are too long to be
-// compiled for several widths. All lanes are masked, though only the last vector needs it.
+// Calls body(Const<W>, i, access) for i = 0 .. n, where `access` masks the lanes beyond n: for
+// bodies that are too long to be compiled for several widths.
 template <class T, class F>
 void long_lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
   for (i64 i = 0; i < n; i += most) body(Const<most>{}, i, Part{smaller(most, n - i)});
 }
 
-// Whether any lane of what a comparison gives is set.
+// Returns whether any lane of a comparison is set.
 template <class M>
 POOLGRAD_INLINE bool any(M mask) {
 #if defined(__AVX512F__)
@@ -217,7 +209,7 @@ POOLGRAD_INLINE bool any(M mask) {
   }
 }
 
-// Lanes `by`, `by` + 1, ... of two vectors, one behind the other; `by`: at most a vector.
+// Lanes `by`, `by` + 1, ... of the concatenation of two vectors.
 template <int By, class V>
 POOLGRAD_INLINE V slide(V a, V b) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(a[0]));
@@ -242,8 +234,8 @@ POOLGRAD_INLINE V slide(V a, V b, i64 by) {
 #endif
 }
 
-// The lanes as another type, by steps of twice or half the size: GCC 12 does larger ones lane by
-// lane.
+// Converts lanes to another type in steps of twice or half the size: GCC 12 converts lane by lane
+// in larger steps.
 template <class To, class V>
 auto convert(V v) {
   using From = std::remove_cvref_t<decltype(v[0])>;
@@ -294,9 +286,9 @@ POOLGRAD_INLINE V load_apart(const T* from, i64 step) {
   }
 }
 
-// from[0], from[2], from[4], ... and nothing beyond the last but, unless `odd`, one element: they
-// are every second element of a wider piece, the odd ones of the piece that begins one before
-// `from`.
+// from[0], from[2], from[4], ... by a shuffle. If `odd`, they are the odd elements of the piece
+// that begins one before `from`, and nothing beyond the last is read; else one element beyond it
+// is.
 template <class V, class T>
 POOLGRAD_INLINE V load_second(const T* from, bool odd) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
@@ -311,7 +303,7 @@ POOLGRAD_INLINE V load_second(const T* from, bool odd) {
   }
 }
 
-// from[t], from[t + 3], from[t + 6], ..., for t = 0, 1 or 2: of three pieces one behind the other.
+// from[t], from[t + 3], from[t + 6], ..., for t = 0, 1 or 2, by shuffles of three vectors.
 template <class V, class T>
 POOLGRAD_INLINE V load_third(const T* from, i64 t) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
@@ -347,7 +339,7 @@ POOLGRAD_INLINE void store_pairs(T* to, V even, V odd) {
   }
 }
 
-// The same of whole rows: n of each.
+// Interleaves two rows of n elements.
 template <class T>
 POOLGRAD_LOOP void zip(const T* __restrict even, const T* __restrict odd, T* __restrict to, i64 n) {
   lanes<T>(n, [&](auto w, i64 i) {
@@ -356,7 +348,7 @@ POOLGRAD_LOOP void zip(const T* __restrict even, const T* __restrict odd, T* __r
   });
 }
 
-// The other way.
+// Separates the even and the odd elements of a row.
 template <class T>
 POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __restrict odd, i64 n) {
   constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
@@ -372,22 +364,24 @@ POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __rest
   for (; i < n; ++i) even[i] = from[2 * i], odd[i] = from[2 * i + 1];
 }
 
-// How a sweep finds input t of output i: the inputs of the next output lie ...
-struct Next {  // ... one further,
-  i64 gap;     // (from one input of a window to its next)
+// Loads tap t of outputs i, i + 1, ... The taps of the next output lie one element further.
+struct Next {
+  i64 gap;  // between taps
   template <class V, class T>
   V get(const T* from, i64 i, i64 t) const {
     return load<V>(from + i + t * gap);
   }
 };
-struct Second {  // ... two further, in windows of at least two neighbours,
-  bool begins;   // whether the first input swept over is the first of the window
+// They lie two elements further, in windows of at least two neighbours.
+struct Second {
+  bool begins;  // whether the first tap is the first of the window
   template <class V, class T>
   V get(const T* from, i64 i, i64 t) const {
     return load_second<V>(from + 2 * i + t, t > 0 || !begins);
   }
 };
-struct Apart {  // ... or anywhere.
+// They lie `step` elements further.
+struct Apart {
   i64 step, gap;
   template <class V, class T>
   V get(const T* from, i64 i, i64 t) const {
