@@ -41,6 +41,7 @@ bench: ## Time everything beside its peers; write the tables and plots of README
 	poolgrad bench --out docs
 	poolgrad bench --networks --out docs
 	poolgrad bench --jax --out docs
+	poolgrad bench --algorithms --out docs
 	python docs/make_tables.py
 
 compare: ## Compare downsamplings on the digits; write the tables of docs/choosing.md

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from poolgrad.bench import algorithms
 from poolgrad.bench.report import markdown, read_csv
 
 HERE = Path(__file__).parent
@@ -78,6 +79,8 @@ def main() -> None:
     write_between(readme, "bench", f"{markdown(report, IN_README)}\n\n{KERNELS % 'docs/'}")
     full = f"{markdown(report)}\n\n{BARS % ''}\n\n{KERNELS % ''}"
     write_between(HERE / "performance.md", "bench", full)
+    ablation = algorithms.markdown(*algorithms.read_csv(HERE / "algorithms.csv"))
+    write_between(HERE / "performance.md", "algorithms", ablation)
     networks = read_csv(HERE / "networks.csv")
     write_between(readme, "networks", markdown(networks, NETWORKS_IN_README))
     write_between(HERE / "pytorch.md", "networks", markdown(networks))

@@ -43,7 +43,7 @@ def x() -> torch.Tensor:
     return torch.linspace(-1, 2, 2 * 3 * 8 * 8).view(SHAPE)
 
 
-def argument(name: str) -> torch.Tensor | None:
+def operand(name: str) -> torch.Tensor | None:
     """The tensor beside the input, if there is one."""
     return {
         "lp": torch.tensor(3.0),
@@ -64,7 +64,7 @@ def _call(op: str, right: dict[str, Any], spoilt: dict[str, Any]) -> Any:
 
 
 def pooled(name: str, **spoilt: Any) -> Any:
-    right = {"x": x(), "argument": argument(name), "window": window(name)}
+    right = {"x": x(), "operand": operand(name), "window": window(name)}
     return _call(name, right, spoilt)
 
 
@@ -72,7 +72,7 @@ def _kept(name: str) -> dict[str, Any]:
     """What goes with a forward that was right: its arguments, a gradient, and what it keeps."""
     made = pooled(name)
     y, *residual = made if isinstance(made, tuple) else (made,)
-    right = {"x": x(), "argument": argument(name), "window": window(name), "gy": torch.ones_like(y)}
+    right = {"x": x(), "operand": operand(name), "window": window(name), "gy": torch.ones_like(y)}
     return right | {"t": x()} | {f"residual{k}": r for k, r in enumerate(residual)}
 
 

@@ -25,8 +25,9 @@ pytest.importorskip("rich", reason="the lab extra is not installed")
 from rich.console import Console  # noqa: E402
 
 import poolgrad  # noqa: E402
+from poolgrad import algorithms as kernel_algorithms  # noqa: E402
+from poolgrad.bench import algorithms, measure, networks, pictures, report, rows  # noqa: E402
 from poolgrad.bench import jax as jax_rows  # noqa: E402
-from poolgrad.bench import measure, networks, pictures, report, rows  # noqa: E402
 from poolgrad.bench.result import OWN, Result  # noqa: E402
 from poolgrad.bench.rows import Limits, Row  # noqa: E402
 from poolgrad.cli import app  # noqa: E402
@@ -310,6 +311,8 @@ def test_readme_and_docs_have_a_place_for_them(
     report.write_csv(tmp_path / "docs/networks.csv", REPORT._replace(results=[network]))
     own = replace(WON, name=jax_rows.ROWS[0].name, peers={OWN: 4e-3}, limits=Limits())
     report.write_csv(tmp_path / "docs/jax.csv", REPORT._replace(results=[own]))
+    machine = {**REPORT.machine, "instruction set": "neon"}
+    algorithms.write_csv(tmp_path / "docs/algorithms.csv", machine, ABLATION)
     for name in ("compare.csv", "segment.csv"):
         (tmp_path / "docs" / name).write_text((ROOT / "docs" / name).read_text())
     tables.main()
@@ -320,6 +323,7 @@ def test_readme_and_docs_have_a_place_for_them(
     assert f"| {own.name} | 2 |" in jax
     assert "**lost**" in readme
     assert "**lost**" in performance
+    assert "| wide 3.00 |" in performance
     assert choosing == (ROOT / "docs/choosing.md").read_text()  # the table is that of the file
 
 
@@ -465,3 +469,56 @@ def test_an_unknown_instruction_set_is_told_in_one_line(tmp_path: Path) -> None:
     assert refused.stderr.startswith("poolgrad: POOLGRAD_ISA must be one of")
     assert refused.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+ABLATION = [
+    algorithms.Timed("wide", "van_herk_2d", {"van_herk_2d": 1e-3, "separable": 3e-3}),
+    algorithms.Timed("small", "unrolled", {"separable": 1e-3, "unrolled": 2e-3}),
+    algorithms.Timed("draw", "window_selection", {"window_selection": 1e-3}),
+]
+
+
+def test_what_each_algorithm_wins(tmp_path: Path) -> None:
+    machine = {**REPORT.machine, "instruction set": "neon (of neon)"}
+    path = tmp_path / "algorithms.csv"
+    algorithms.write_csv(path, machine, ABLATION)
+    assert algorithms.read_csv(path) == (machine, ABLATION)
+    lines = algorithms.markdown(machine, ABLATION).splitlines()
+    assert "| `van_herk_2d` | 1 | 3.00 | wide 3.00 |" in lines
+    assert "| `unrolled` | 1 | 0.50 | small 0.50 |" in lines
+    assert "| `separable` | 2 |  | none |" in lines
+    assert "| `window_selection` | 1 |  | 1 row that no other algorithm handles |" in lines
+    assert "with 2 threads and neon kernels" in lines[-1]
+    assert "small: separable takes 0.50 times as long as unrolled" in lines[-1]
+    assert "wide: " not in lines[-1]
+
+
+@pytest.mark.usefixtures("few")
+def test_the_ablation_of_a_few_rows(tmp_path: Path) -> None:
+    done = bench(tmp_path, "--algorithms", "--rows", "max 3x3 s1 batch 4")
+    assert done.exit_code == 0, done.output
+    assert "algorithms.csv" in done.stdout
+    _, timed = algorithms.read_csv(tmp_path / "algorithms.csv")
+    assert [one.row for one in timed] == [r.name for r in rows.select(["max 3x3 s1 batch 4"])]
+    for one in timed:
+        assert {one.chosen, "separable"} <= set(one.seconds)
+
+
+def test_a_row_is_computed_by_the_algorithm_that_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: dict[str, set[str]] = {}
+
+    def take_turns(calls: Any, turns: int) -> dict[str, list[float]]:
+        for name, (call, context) in calls.items():
+            with context():
+                used[name] = {step.algorithm for step in kernel_algorithms.steps(call)}
+        return {name: [1.0] for name in calls}
+
+    monkeypatch.setattr(algorithms, "take_turns", take_turns)
+    for direction in ("forward", "values", "backward"):
+        for layout in ("NCHW", "NHWC"):
+            call = {"kernel_size": 3, "stride": 1}
+            row = Row("", "max_pool2d", (call, call), (2, 3, 20, 40), layout, direction)
+            made = algorithms.measure(row, 2, 1)
+            assert made.chosen in made.seconds
+            assert used == {name: {name} for name in made.seconds}
+            used.clear()

@@ -62,8 +62,7 @@ def missing_gradient_check(operator: str, case: Case) -> list[str]:
     except KeyError:
         return [f"a definition in poolgrad.reference: {operator}"]
     slopes = differences(FRONT_ENDS["numpy"].pool, case, gy)
-    argument = OPERATORS[operator].argument
-    learned = {argument.name} if argument and argument.kind == "learned" else set()
+    learned = {OPERATORS[operator].operand.name} if OPERATORS[operator].learned else set()
     lost = []
     if not np.allclose(definition.gx, slopes.gx, atol=check.DIFFERENCES_TOLERANCE):
         lost.append("a definition that goes with the kernel")

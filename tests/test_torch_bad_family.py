@@ -93,12 +93,12 @@ MALFORMED = {
 WINDOWS = {
     "dilation that overflows": f"WHERE(NAME, window={numbers(kernel_size=2**40, dilation=2**40)})",
 }
-ARGUMENTS = {
-    "argument without elements": "WHERE(NAME, argument=argument(NAME).flatten()[:0])",
-    "argument of two elements": "WHERE(NAME, argument=argument(NAME).flatten()[:1].repeat(2))",
-    "argument of very many": "WHERE(NAME, argument=argument(NAME).flatten()[:1].repeat(9999))",
-    "argument of another dtype": "WHERE(NAME, argument=argument(NAME).to(torch.int32))",
-    "complex argument": "WHERE(NAME, argument=argument(NAME).to(torch.complex64))",
+OPERANDS = {
+    "operand without elements": "WHERE(NAME, operand=operand(NAME).flatten()[:0])",
+    "operand of two elements": "WHERE(NAME, operand=operand(NAME).flatten()[:1].repeat(2))",
+    "operand of very many": "WHERE(NAME, operand=operand(NAME).flatten()[:1].repeat(9999))",
+    "operand of another dtype": "WHERE(NAME, operand=operand(NAME).to(torch.int32))",
+    "complex operand": "WHERE(NAME, operand=operand(NAME).to(torch.complex64))",
 }
 INPUTS = {
     "complex input": "pooled(NAME, x=x().to(torch.complex64))",
@@ -145,7 +145,7 @@ def pooled_and_pulled(
 
 
 REFUSED = each(ALL, GRADIENTS) | pooled_and_pulled(ALL, WINDOWS)
-REFUSED |= pooled_and_pulled(ARGUED, ARGUMENTS) | each(ALL, INPUTS) | each(CURVED, SAVED)
+REFUSED |= pooled_and_pulled(ARGUED, OPERANDS) | each(ALL, INPUTS) | each(CURVED, SAVED)
 del REFUSED["fractional_max, large shape"]  # its windows say how many outputs: any input will do
 for operator in ALL:
     REFUSED |= residuals(operator)
@@ -155,16 +155,16 @@ NUMBERS = {
     "mixed": ("float('nan')", "float('inf')"),
 }
 REFUSED |= {
-    f"{name}, {call} with {value}": f"{call}({name!r}, argument=torch.tensor({value}))"
+    f"{name}, {call} with {value}": f"{call}({name!r}, operand=torch.tensor({value}))"
     for name, values in NUMBERS.items()
     for call in ("pooled", "pulled")
     for value in values
 }
 REFUSED |= {
-    "max_unpool, pooled to nowhere": "pooled('max_unpool', argument=torch.full(SHAPE, -1))",
-    "max_unpool, pulled from nowhere": "pulled('max_unpool', argument=torch.full(SHAPE, -1))",
-    "max_unpool, pushed too far": "pushed('max_unpool', argument=torch.full(SHAPE, 256))",
-    "stochastic, negative seed": "pooled('stochastic', argument=torch.tensor(-1))",
+    "max_unpool, pooled to nowhere": "pooled('max_unpool', operand=torch.full(SHAPE, -1))",
+    "max_unpool, pulled from nowhere": "pulled('max_unpool', operand=torch.full(SHAPE, -1))",
+    "max_unpool, pushed too far": "pushed('max_unpool', operand=torch.full(SHAPE, 256))",
+    "stochastic, negative seed": "pooled('stochastic', operand=torch.tensor(-1))",
     "stochastic, NaN": "pooled('stochastic', x=x() * float('nan'))",
     "stochastic, inf": "pooled('stochastic', x=x() * float('inf'))",
     "stochastic, windows of padding": f"pooled('stochastic', window={OF_PADDING})",
@@ -202,15 +202,15 @@ ANSWERED |= {
         "residual0=torch.full([*HALF, 1], 255, dtype=torch.uint8))"
     ),
     "max_unpool, no inputs": (
-        "pooled('max_unpool', x=torch.ones(0, 3, 8, 8), argument=torch.zeros(0, 3, 8, 8).long())"
+        "pooled('max_unpool', x=torch.ones(0, 3, 8, 8), operand=torch.zeros(0, 3, 8, 8).long())"
     ),
-    "lp, expanded argument": "pooled('lp', argument=torch.tensor([2.0]).expand(3))",
+    "lp, expanded operand": "pooled('lp', operand=torch.tensor([2.0]).expand(3))",
     "mixed, expanded gradient": "pulled('mixed', gy=torch.ones(1, 1, 1, 1).expand(HALF))",
 }  # fmt: skip
 # Outside [0, 1) a sample has no meaning: an error, or windows that lie inside all the same.
 EITHER = {
     f"fractional_max, {call} with samples of {value}": (
-        f"{call}('fractional_max', argument=torch.full((2, 3, 2), {value}))"
+        f"{call}('fractional_max', operand=torch.full((2, 3, 2), {value}))"
     )
     for call in ("pooled", "pulled", "pushed")
     for value in ("float('nan')", "float('inf')", "1e30", "-1e30", "1.0", "-1.0", "3e9")

@@ -31,7 +31,7 @@ class Spread {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
         const bool covered = sum_rows(gy, gradients, divisor, d, h);
         const i64 first = plane + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
-        A* row = gx_.room(first, columns);
+        A* row = gx_.reserve(first, columns);
         if (!covered || by_window_)
           std::memset(row, 0, static_cast<std::size_t>(columns) * sizeof(A));
         if (covered && by_window_) {
@@ -112,7 +112,7 @@ class Spread {
   const bool by_window_;
   Phases<A> phases_;
   i64 n_;
-  Sink<A> gx_;
+  RowWriter<A> gx_;
   A *gradients_, *sums_, *width_divisors_;
 };
 

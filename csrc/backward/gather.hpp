@@ -1,46 +1,21 @@
-// Backward for windows that overlap little: every input row asks the output rows that cover it.
-// Every input is written once, as the sum of what reaches it in ascending order of outputs.
+// Backward for windows that overlap little: every input row prefetches the output rows that cover
+// it. Every input is written once, as the sum of what reaches it in ascending order of outputs.
 #pragma once
 
 #include "backward/tiles.hpp"
+#include "choose.hpp"
 #include "forward/row_writer.hpp"
 #include "operators/sum.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMostSenders = 32;  // outputs that an input may ask
-inline constexpr i64 kMostPhases = 16;   // strides of a row
-
-// In how many windows an input may lie.
-[[maybe_unused]] inline i64 most_windows(const Axis& a) {
-  return a.dilation == 1 ? ceil_div(a.kernel, a.stride) : a.kernel;
-}
-
-// Whether no two windows share an input, and these are too wide for phases.
-[[maybe_unused]] inline bool is_apart(const Axis& a) {
-  return a.dilation == 1 && a.stride >= a.kernel && a.stride > 8;
-}
-
-// Whether inputs lie in few windows, and these are a simple pattern.
-[[maybe_unused]] inline bool is_gathered(const Plan& p, bool routed) {
-  const bool spread = !routed && is_apart(p.axis[2]);
-  i64 senders = 1;
-  for (const Axis& a : p.axis) {
-    if (!a.regular() || (a.kernel > 1024 && !spread) ||
-        (a.kernel - 1) * a.dilation / a.stride >= 16)
-      return false;
-    senders *= most_windows(a);
-  }
-  return senders <= kMostSenders && (spread || p.axis[2].stride <= (p.inner > 1 ? kMostPhases : 8));
-}
-
 // Asks for what follows columns of row (od, oh) of what outputs sent.
-[[maybe_unused]] POOLGRAD_INLINE void ask_after(const View& v, const char* plane, i64 od, i64 oh,
-                                                Range columns, i64 inner) {
+[[maybe_unused]] POOLGRAD_INLINE void prefetch_after(const View& v, const char* plane, i64 od,
+                                                     i64 oh, Range columns, i64 inner) {
   const i64 size = size_of(v.dtype);
   const i64 at = (od * v.depth + oh * v.height + columns.lo * v.width) * size;
-  ask(plane + at + kAheadBytes, (columns.hi - columns.lo) * inner * size);
+  prefetch(plane + at + kAheadBytes, (columns.hi - columns.lo) * inner * size);
 }
 
 // A row of gradients as inputs see it: on both sides there is room for outputs that do not exist.
@@ -98,14 +73,14 @@ class Gather {
         count_ = 0;
         for (const auto& od : depths_[d]) {
           for (const auto& oh : heights_[h]) {
-            ask(od.output, oh.output,
-                (od.place * p_.axis[1].kernel + oh.place) * p_.axis[2].kernel);
+            add_sender(od.output, oh.output,
+                       (od.place * p_.axis[1].kernel + oh.place) * p_.axis[2].kernel);
           }
         }
         if (apart_) expand(at, n);
         else if (p_.inner > 1) pixels(at);
-        else if (p_.axis[2].stride == 1) phase(0, gx_.room(at, n));
-        else interleave(gx_.room(at, n));
+        else if (p_.axis[2].stride == 1) phase(0, gx_.reserve(at, n));
+        else interleave(gx_.reserve(at, n));
       }
     }
   }
@@ -153,7 +128,7 @@ class Gather {
     return slots;
   }
 
-  void ask(i64 od, i64 oh, i64 place) {
+  void add_sender(i64 od, i64 oh, i64 place) {
     const i64 slot = (od & (slots_[0] - 1)) * slots_[1] + (oh & (slots_[1] - 1));
     const i64 key = od * p_.axis[1].out + oh;
     Place* places = Routed ? places_ + slot * length_ : nullptr;
@@ -169,8 +144,8 @@ class Gather {
     std::fill(gradient, gradient + before, T(0));
     std::fill(gradient + before + n, gradient + length_, T(0));
     if (n == 0) return gradient;
-    ask_after(*gy_, gradient_plane_, od, oh, real_, p_.inner);
-    if constexpr (Routed) ask_after(*routing_, route_plane_, od, oh, real_, p_.inner);
+    prefetch_after(*gy_, gradient_plane_, od, oh, real_, p_.inner);
+    if constexpr (Routed) prefetch_after(*routing_, route_plane_, od, oh, real_, p_.inner);
     T* to = gradient + before;
     const T* g = row_of(*gy_, gradient_plane_, p_.inner, od, oh, real_.lo, real_.hi, to);
     if constexpr (Routed) {
@@ -241,7 +216,7 @@ class Gather {
     });
   }
 
-  // Whether a row of inputs asks just those whom the row before asks.
+  // Whether a row of inputs prefetches just those whom the row before prefetches.
   bool same_senders(i64 h) {
     const auto &own = heights_[h], &before = heights_[h - 1];
     return std::equal(own.begin(), own.end(), before.begin(), before.end(),
@@ -314,7 +289,7 @@ class Gather {
     for (i64 column = 0, begin = 0, number = 0; column < columns(); ++column, at += p_.inner) {
       ask_columns(phase_[begin], number, senders_);
       const i64 line = phase_[begin].count;
-      sum(gx_.room(at, p_.inner), p_.inner, senders_, count_ * line, line);
+      sum(gx_.reserve(at, p_.inner), p_.inner, senders_, count_ * line, line);
       if (++begin == stride) begin = 0, ++number;
     }
   }
@@ -325,7 +300,7 @@ class Gather {
   bool ready_ = false;
   const bool apart_;
   T* made_;  // the last row of inputs
-  Sink<T> gx_;
+  RowWriter<T> gx_;
   const bool streams_;  // the rows that are made so go past the caches
   i64 first_, last_, length_, slots_[2];
   Range real_;

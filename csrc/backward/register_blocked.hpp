@@ -8,15 +8,6 @@
 namespace poolgrad {
 namespace {
 
-// Whether all inputs of a row get their gradients in whole vectors.
-template <class T>
-bool is_banded_back(const Plan& p) {
-  const auto nothing = [](auto...) {};
-  const Axis& width = p.axis[2];
-  return is_square(p) && width.dilation == 1 && p.axis[1].in > 1 && by_shape(width, nothing) &&
-         by_width<T>(width.in / width.stride, nothing);
-}
-
 // Routed: only the output whose route is the input's place sends its gradient.
 template <class T, bool Routed>
 class BackBands {
@@ -29,7 +20,7 @@ class BackBands {
         depths_(p.axis[0], piece.lo[0], piece.hi[0], most_windows(p.axis[0]), arena),
         most_(
             larger(p.axis[2].stride,
-                   smaller(kMostRows, kBandBytes / (p.axis[2].in * static_cast<i64>(sizeof(T)))))),
+                   smaller(kMostRows, kBlockBytes / (p.axis[2].in * static_cast<i64>(sizeof(T)))))),
         gx_(gx, most_ * p.axis[2].in, arena),
         streams_(!p.axis[0].overlap &&
                  gx_.streams(p.axis[2].in, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
@@ -65,7 +56,7 @@ class BackBands {
       for (i64 h = piece_.lo[1], count; h < piece_.hi[1]; h += count) {
         count = smaller(most_, piece_.hi[1] - h);
         const i64 at = plane * p_.in_plane() + (d * p_.axis[1].in + h) * n;
-        band(d, h, count, gx_.room(at, count * n, false));
+        band(d, h, count, gx_.reserve(at, count * n, false));
       }
     }
   }
@@ -249,7 +240,7 @@ class BackBands {
   struct Alike {
     using V = Vec<T, static_cast<int>(W)>;
     using Mask = decltype(V{} < V{});
-    // The nearest output that an input of some phase asks, counted from `base`, and how many
+    // The nearest output that an input of some phase prefetches, counted from `base`, and how many
     // follow.
     static constexpr i64 kFirst = P >= K - 1 ? (P - K + S) / S : -((K - 1 - P) / S);
     static constexpr i64 kMany = (S - 1 + P) / S - kFirst + 1;
@@ -333,8 +324,8 @@ class BackBands {
       POOLGRAD_UNROLL
       for (i64 c = 0; c < S; ++c) line.send(c, sums);
       line.close();
-      ask(gradients_next), gradients_next += gradient_step;
-      if constexpr (Routed) ask(routes_next), routes_next += route_step;
+      prefetch(gradients_next), gradients_next += gradient_step;
+      if constexpr (Routed) prefetch(routes_next), routes_next += route_step;
       POOLGRAD_UNROLL
       for (i64 j = 0; j < S; ++j) {
         T* to = rows_[q * S + j] + column;
@@ -344,9 +335,9 @@ class BackBands {
         POOLGRAD_UNROLL
         for (i64 c = 0; c < S; ++c) {
           if (streams && to != nowhere_ + column) {
-            if (column + c * W >= from) stream(to + c * W, made[c]);
+            if (column + c * W >= from) store_nontemporal(to + c * W, made[c]);
           } else {
-            if (fresh) ask(to + lines * S * p_.axis[2].in + c * W);
+            if (fresh) prefetch(to + lines * S * p_.axis[2].in + c * W);
             store(to + c * W, made[c]);
           }
         }
@@ -365,7 +356,7 @@ class BackBands {
   const InputTile piece_;
   Senders depths_;
   const i64 most_;  // rows of inputs at once
-  Sink<T> gx_;
+  RowWriter<T> gx_;
   const bool streams_;
   i64 lo_, pitch_, lines_, copied_;  // the first column of a band; of lines
   Range real_;                       // the columns of outputs that there are

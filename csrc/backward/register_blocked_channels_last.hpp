@@ -9,12 +9,6 @@
 namespace poolgrad {
 namespace {
 
-template <class T>
-bool is_pixelled_back(const Plan& p, const View& gy, const View& routes) {
-  return is_pixelled<T>(p) && p.axis[1].in > 1 && gy.dtype == DtypeOf<T>::value && gy.inner == 1 &&
-         routes.dtype == Dtype::uint8 && routes.inner == 1;
-}
-
 // Only the output whose route is the input's place sends its gradient.
 template <class T>
 class BackPixels {
@@ -24,7 +18,7 @@ class BackPixels {
   BackPixels(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
       : p_(p),
         piece_(piece),
-        columns_(larger(1, kPixelBand / (p.inner * p.axis[2].stride))),
+        columns_(larger(1, kChannelsLastBlock / (p.inner * p.axis[2].stride))),
         length_(columns_ * p.axis[2].stride * p.inner),
         gx_(gx, length_, arena),
         streams_(gx_.streams(p.inner, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))),
@@ -54,7 +48,7 @@ class BackPixels {
           const i64 h = a * height.stride - height.lo + r;
           const bool real = h >= piece_.lo[1] && h < piece_.hi[1];
           const i64 at = first_of(plane, h, b * width.stride - width.lo);
-          rows_[r] = here && real ? gx_.room(at, (next - b) * width.stride * p_.inner, false)
+          rows_[r] = here && real ? gx_.reserve(at, (next - b) * width.stride * p_.inner, false)
                                   : staged_ + r * length_;
         }
         by_shape(width,
@@ -114,8 +108,8 @@ class BackPixels {
             const V gradient = load<V>(own.gradient + channel);
             const auto route = convert<Place>(load<Bytes>(own.route + channel));
             if (i == kReach - 1) {
-              ask(own.gradient + channel + kAhead<T>);
-              ask(own.route + channel + kAhead<T>);
+              prefetch(own.gradient + channel + kAhead<T>);
+              prefetch(own.route + channel + kAhead<T>);
             }
             POOLGRAD_UNROLL
             for (i64 k = 0; k < kHigh * S; ++k) {
@@ -129,9 +123,9 @@ class BackPixels {
         for (i64 k = 0; k < kHigh * S; ++k) {
           T* result = to[k / S] + at + k % S * p_.inner + channel;
           if (streams) {
-            stream(result, sums[k / S][k % S]);
+            store_nontemporal(result, sums[k / S][k % S]);
           } else {
-            ask(result + kAhead<T>);
+            prefetch(result + kAhead<T>);
             store(result, sums[k / S][k % S]);
           }
         }
@@ -157,7 +151,7 @@ class BackPixels {
   const Plan& p_;
   const InputTile piece_;
   const i64 columns_, length_;  // blocks at a time; elements of a row of them
-  Sink<T> gx_;
+  RowWriter<T> gx_;
   const bool streams_;
   T *staged_, *nothing_;
   T** rows_;  // where rows of blocks go

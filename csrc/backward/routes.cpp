@@ -14,19 +14,28 @@ namespace {
 
 void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
   const Plan& p = *work.plan;
+  const Algorithm algorithm = choose({.task = Task::routes_backward,
+                                      .plan = &p,
+                                      .input = layout_of(gy, p),
+                                      .routes = layout_of(routes, p),
+                                      .threads = work.threads,
+                                      .vector_bytes = kVectorBytes,
+                                      .general_only = kGeneralOnly});
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     const auto by_inputs = [&](auto kind) {
       using How = typename decltype(kind)::type;
       over_inputs(
           work, [&](const InputTile& piece, Arena& arena) { return How(p, piece, gx, arena); },
-          [&](How& kit, i64 plane, const InputTile&) { kit.run(gy, &routes, {}, plane); });
+          [&](How& state, i64 plane, const InputTile&) { state.run(gy, &routes, {}, plane); });
     };
     if constexpr (!kGeneralOnly) {
-      if (is_banded_back<A>(p)) return by_inputs(std::type_identity<BackBands<A, true>>{});
-      if (is_pixelled_back<A>(p, gy, routes)) return by_inputs(std::type_identity<BackPixels<A>>{});
+      if (algorithm == Algorithm::register_blocked_backward)
+        return by_inputs(std::type_identity<BackBands<A, true>>{});
+      if (algorithm == Algorithm::register_blocked_channels_last_backward)
+        return by_inputs(std::type_identity<BackPixels<A>>{});
     }
-    if (is_gathered(p, true)) return by_inputs(std::type_identity<Gather<A, true>>{});
+    if (algorithm == Algorithm::gather) return by_inputs(std::type_identity<Gather<A, true>>{});
     by_route(routes.dtype, [&](auto r) {
       using How = Scatter<A, decltype(r)>;
       over_inputs_of_planes(
@@ -34,8 +43,8 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
           [&](const InputTile& piece, i64 planes, Arena& arena) {
             return How(p, piece, planes, is<A>(gx), arena);
           },
-          [&](How& kit, i64 first, i64 last, const InputTile&) {
-            kit.run(gy, routes, gx, first, last);
+          [&](How& state, i64 first, i64 last, const InputTile&) {
+            state.run(gy, routes, gx, first, last);
           });
     });
   });
@@ -47,18 +56,18 @@ void follow(const Work& work, const View& tangent, const View& routes, Dense y) 
     by_route(routes.dtype, [&](auto r) {
       using A = decltype(a);
       using R = decltype(r);
-      struct Kit {
+      struct State {
         R* buffer;
         A* row;
       };
       over_outputs(
           work,
           [&](const Tile&, Arena& arena) {
-            return Kit{arena.take<R>(p.out_row()), arena.take<A>(p.out_row())};
+            return State{arena.take<R>(p.out_row()), arena.take<A>(p.out_row())};
           },
-          [&](Kit& kit, i64 plane, const Tile& tile) {
+          [&](State& state, i64 plane, const Tile& tile) {
             follow_routes<A, R>(p, tile, tangent, plane_of(tangent, plane), routes,
-                                plane_of(routes, plane), kit.buffer, kit.row, y,
+                                plane_of(routes, plane), state.buffer, state.row, y,
                                 plane * p.out_plane());
           });
     });
@@ -69,19 +78,19 @@ void indices(const Work& work, const View& routes, i64* to) {
   const Plan& p = *work.plan;
   by_route(routes.dtype, [&](auto r) {
     using R = decltype(r);
-    struct Kit {
+    struct State {
       Places places;
       R* buffer;
     };
     over_outputs(
         work,
         [&](const Tile&, Arena& a) {
-          return Kit{Places(p, p.axis[1].in * p.axis[2].in, p.axis[2].in, 1, a),
-                     a.take<R>(p.out_row())};
+          return State{Places(p, p.axis[1].in * p.axis[2].in, p.axis[2].in, 1, a),
+                       a.take<R>(p.out_row())};
         },
-        [&](Kit& kit, i64 plane, const Tile& tile) {
-          kit.places.fill();
-          routes_to_indices<R>(p, tile, routes, plane_of(routes, plane), kit.places, kit.buffer,
+        [&](State& state, i64 plane, const Tile& tile) {
+          state.places.fill();
+          routes_to_indices<R>(p, tile, routes, plane_of(routes, plane), state.places, state.buffer,
                                to + plane * p.out_plane());
         });
   });
@@ -91,19 +100,19 @@ void split_backward(const Work& work, const View& gy, const std::uint8_t* winner
   const Plan& p = *work.plan;
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    struct Kit {
+    struct State {
       Rows<A> rows;
       PieceSums<A> sums;
     };
     over_inputs(
         work,
         [&](const InputTile& piece, Arena& arena) {
-          return Kit{Rows<A>(p, arena), PieceSums<A>(p, piece, is<A>(gx), arena)};
+          return State{Rows<A>(p, arena), PieceSums<A>(p, piece, is<A>(gx), arena)};
         },
-        [&](Kit& kit, i64 plane, const InputTile& piece) {
+        [&](State& state, i64 plane, const InputTile& piece) {
           share_gradients<A>(p, piece, gy, plane_of(gy, plane),
-                             winners + plane * p.out_plane() * p.winner_bytes(), kit.rows, kit.sums,
-                             gx, plane * p.in_plane());
+                             winners + plane * p.out_plane() * p.winner_bytes(), state.rows,
+                             state.sums, gx, plane * p.in_plane());
         });
   });
 }

@@ -9,8 +9,8 @@ namespace poolgrad {
 namespace {
 
 // Any windows: every output adds its gradient where its route says. Costs the same for any kernel.
-// Neighbours often have the same winner, and so wait for each other's sums: several planes side by
-// side do not.
+// LogStepDoubling often have the same winner, and so wait for each other's sums: several planes
+// side by side do not.
 template <class T, class R>
 class Scatter {
  public:
@@ -153,7 +153,7 @@ class Scatter {
       using V = Vec<Index, w()>;
       using G = Vec<T, w()>;
       const auto place = convert<u32>(load<Vec<R, w()>>(routes + i));
-      ask(gradients + i + kAhead<T>), ask(routes + i + kAhead<R>);
+      prefetch(gradients + i + kAhead<T>), prefetch(routes + i + kAhead<R>);
       // A half more than a whole number: so far from the next that no rounding gets there.
       const auto quotient = [](V of, float by) {
         return convert<Index>((convert<float>(of) + 0.5f) * by);

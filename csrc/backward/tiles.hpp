@@ -225,7 +225,7 @@ class PieceSums {
   void upto(i64 end) {
     end = smaller(end, last_);
     if (end <= done_) return;
-    ask(sums_ + end, (end - done_) * static_cast<i64>(sizeof(T)));
+    prefetch(sums_ + end, (end - done_) * static_cast<i64>(sizeof(T)));
     std::memset(sums_ + done_, 0, static_cast<std::size_t>(end - done_) * sizeof(T));
     done_ = end;
   }

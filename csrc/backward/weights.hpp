@@ -102,23 +102,36 @@ struct Weighed {
   Divisor divisor;              // of the mixture's average
 };
 
-template <class A, class Weight>
-class Weigh {
+// Mixed: whether the weights depend on the routes, else on the inputs.
+template <class A, bool Mixed>
+class WeightedBackward {
  public:
-  static constexpr bool kMixed = std::is_same_v<Weight, MixedWeight<A>>;
+  // The inner loops for one kind of weights, and how many numbers they keep of each window.
+  using Loop = void (WeightedBackward::*)(A* to, const A* x, i64 first, i64 n, u32 place) const;
+  struct Loops {
+    int kept;
+    Loop windows, window;
+  };
+  template <class Weight>
+  static constexpr Loops loops() {
+    return {Weight::kKept, &WeightedBackward::template add_windows<Weight>,
+            &WeightedBackward::template add_window<Weight>};
+  }
 
-  Weigh(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
+  WeightedBackward(const Plan& p, const InputTile& piece, Dense gx, const Loops& loops,
+                   Arena& arena)
       : p_(p),
         piece_(piece),
+        loops_(loops),
         by_window_(p.inner > 1 || p.axis[2].kernel > 16 || !has_phases(p.axis[2])),
         phases_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_, arena),
-        inputs_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_ && !kMixed, arena),
+        inputs_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_ && !Mixed, arena),
         gx_(gx, columns(), arena) {
     const i64 n = (phases_.outputs().hi - phases_.outputs().lo) * p.inner;
     gradients_ = arena.take<A>(n);
     for (A*& row : kept_) row = arena.take<A>(n);
-    columns_ = kMixed ? arena.take<A>(n) : nullptr;
-    routes_ = kMixed ? arena.take<u32>(n) : nullptr;
+    columns_ = Mixed ? arena.take<A>(n) : nullptr;
+    routes_ = Mixed ? arena.take<u32>(n) : nullptr;
     theta_ = arena.take<A>(n);
     x_ = arena.take<A>(larger(1, columns()));
   }
@@ -130,15 +143,15 @@ class Weigh {
   void run(const Weighed& from, i64 plane, int whole, i64 target) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     whole_ = whole;
-    if (kMixed) from.divisor.fill_row(p_, phases_.outputs().lo, phases_.outputs().hi, columns_);
+    if (Mixed) from.divisor.fill_row(p_, phases_.outputs().lo, phases_.outputs().hi, columns_);
     for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
       for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
         const i64 first = target + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
-        A* row = gx_.room(first, columns());
+        A* row = gx_.reserve(first, columns());
         if (by_window_) std::memset(row, 0, static_cast<std::size_t>(columns()) * sizeof(A));
         else phases_.clear();
         const A* x = x_;
-        if (!kMixed) {
+        if (!Mixed) {
           x = row_of(*from.x, plane_of(*from.x, plane), p_.inner, d, h, piece_.lo[2], piece_.hi[2],
                      x_);
           if (!by_window_) inputs_.load(x, A(0));
@@ -171,45 +184,49 @@ class Weigh {
       return row_of(v, plane_of(v, plane), p_.inner, od, oh, outs.lo, outs.hi, buffer);
     };
     g_ = row(*from.gy, gradients_);
-    if constexpr (kMixed) {
+    if constexpr (Mixed) {
       r_ = row(*from.routes, routes_);
       const A rows = static_cast<A>(from.divisor.of_rows(p_, od, oh));
       for (i64 i = 0; i < outputs() * p_.inner; ++i) kept_[0][i] = A(1) / (rows * columns_[i]);
       k_[0] = kept_[0];
     } else {
-      for (int k = 0; k < Weight::kKept; ++k) k_[k] = row(from.kept[k], kept_[k]);
+      for (int k = 0; k < loops_.kept; ++k) k_[k] = row(from.kept[k], kept_[k]);
     }
   }
 
-  template <class V, class P, class Get>
+  template <int Kept, class V, class P, class Get>
   Known<V, P> known(Get&& get) const {
     Known<V, P> of{};
-    for (int k = 0; k < Weight::kKept; ++k) of.kept[k] = get(k_[k]);
+    for (int k = 0; k < Kept; ++k) of.kept[k] = get(k_[k]);
     of.theta = get(theta_);
     return of;
   }
 
   // to[i] += g[i] * weight of x[i] in window i
-  POOLGRAD_LOOP void weigh(A* to, const A* x, i64 first, i64 n, u32 place) const {
+  template <class Weight>
+  POOLGRAD_LOOP void add_windows(A* to, const A* x, i64 first, i64 n, u32 place) const {
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
-      auto of = known<V, Vec<u32, w()>>([&](const A* row) { return load<V>(row + first + i); });
-      if constexpr (kMixed) of.route = load<Vec<u32, w()>>(r_ + first + i);
-      const V value = kMixed ? V{} : load<V>(x + i);
+      using P = Vec<u32, w()>;
+      auto of = known<Weight::kKept, V, P>([&](const A* row) { return load<V>(row + first + i); });
+      if constexpr (Mixed) of.route = load<P>(r_ + first + i);
+      const V value = Mixed ? V{} : load<V>(x + i);
       const V weight = Weight::template weight<w()>(value, of, place, whole_);
       store(to + i, load<V>(to + i) + weight * load<V>(g_ + first + i));
     });
   }
 
   // The same for neighbours in one window: x[t] is at place `place` + t.
-  POOLGRAD_LOOP void weigh_window(A* to, const A* x, i64 output, i64 n, u32 place) const {
+  template <class Weight>
+  POOLGRAD_LOOP void add_window(A* to, const A* x, i64 output, i64 n, u32 place) const {
     long_lanes<A>(n, [&](auto w, i64 t, auto how) {
       using V = Vec<A, w()>;
-      auto of = known<V, Vec<u32, w()>>([&](const A* row) { return V{} + row[output]; });
-      if constexpr (kMixed) {
+      auto of =
+          known<Weight::kKept, V, Vec<u32, w()>>([&](const A* row) { return V{} + row[output]; });
+      if constexpr (Mixed) {
         for (int j = 0; j < w(); ++j) of.route[j] = r_[output] - static_cast<u32>(t + j);
       }
-      const V value = kMixed ? V{} : how.template load<V>(x + t);
+      const V value = Mixed ? V{} : how.template load<V>(x + t);
       const V weight = Weight::template weight<w()>(value, of, place, whole_);
       how.store(to + t, how.template load<V>(to + t) + weight * g_[output]);
     });
@@ -217,8 +234,8 @@ class Weigh {
 
   void into_phases(i64 place) {
     for (i64 kw = p_.axis[2].kernel - 1; kw >= 0; --kw) {
-      weigh(phases_.at(kw), kMixed ? nullptr : inputs_.at(kw), 0, outputs(),
-            static_cast<u32>(place + kw));
+      (this->*loops_.windows)(phases_.at(kw), Mixed ? nullptr : inputs_.at(kw), 0, outputs(),
+                              static_cast<u32>(place + kw));
     }
   }
 
@@ -233,10 +250,12 @@ class Weigh {
       const auto at = [&](i64 t) { return (s.begin + t * width.dilation - lo) * inner; };
       const auto place_at = [&](i64 t) { return static_cast<u32>(place + s.place + t); };
       if (inner == 1 && width.dilation == 1 && end > skip) {
-        weigh_window(row + at(skip), x + at(skip), o - outs.lo, end - skip, place_at(skip));
+        (this->*loops_.window)(row + at(skip), x + at(skip), o - outs.lo, end - skip,
+                               place_at(skip));
       } else {
         for (i64 t = skip; t < end; ++t) {
-          weigh(row + at(t), x + at(t), (o - outs.lo) * inner, inner, place_at(t));
+          (this->*loops_.windows)(row + at(t), x + at(t), (o - outs.lo) * inner, inner,
+                                  place_at(t));
         }
       }
     }
@@ -244,9 +263,10 @@ class Weigh {
 
   const Plan& p_;
   const InputTile piece_;
+  const Loops loops_;
   const bool by_window_;  // few outputs, or windows that are no simple pattern
   Phases<A> phases_, inputs_;
-  Sink<A> gx_;
+  RowWriter<A> gx_;
   int whole_ = 0;
   A *gradients_, *kept_[kMostKept], *columns_, *theta_, *x_;
   u32* routes_;
@@ -255,16 +275,17 @@ class Weigh {
 };
 
 // whole: p, if it is the same small whole number for all channels
-template <class A, class Weight>
-void weigh(const Work& work, const Weighed& from, Parameter theta, int whole, Dense gx) {
+template <class A, bool Mixed>
+void weighted_backward(const Work& work, const Weighed& from, Parameter theta, int whole,
+                       const typename WeightedBackward<A, Mixed>::Loops& loops, Dense gx) {
   const Plan& p = *work.plan;
-  using Kit = Weigh<A, Weight>;
+  using State = WeightedBackward<A, Mixed>;
   over_inputs(
-      work, [&](const InputTile& piece, Arena& arena) { return Kit(p, piece, gx, arena); },
-      [&](Kit& kit, i64 plane, const InputTile&) {
-        const A least = Kit::kMixed ? A(0) : least_parameter<A>();
-        fill_parameter(p, theta, plane, kit.outputs(), kit.theta(), least);
-        kit.run(from, plane, whole, plane * p.in_plane());
+      work, [&](const InputTile& piece, Arena& arena) { return State(p, piece, gx, loops, arena); },
+      [&](State& state, i64 plane, const InputTile&) {
+        const A least = Mixed ? A(0) : least_parameter<A>();
+        fill_parameter(p, theta, plane, state.outputs(), state.theta(), least);
+        state.run(from, plane, whole, plane * p.in_plane());
       },
       true);
 }

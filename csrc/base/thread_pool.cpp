@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cfenv>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/scratch.hpp"
@@ -222,6 +224,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenPolls{100};
 
+thread_local TaskCount* counted = nullptr;
+
 }  // namespace
 
 Polled::Polled(bool (*interrupted)(void*), void* context)
@@ -245,7 +249,15 @@ bool share_threads(const char* library) {
   return p && p->join(library);
 }
 
+TaskCount* count_tasks(TaskCount* count) { return std::exchange(counted, count); }
+
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
+  if (counted) {
+    const i64 used = tasks < threads ? tasks : threads;
+    counted->tasks += tasks;
+    counted->threads = std::max(counted->threads, static_cast<int>(used));
+    if (counted->dry) return;
+  }
   if (threads > 1 && tasks > 1) {
     Pool* p = the_pool();
     const int useful = tasks < threads ? static_cast<int>(tasks) : threads;

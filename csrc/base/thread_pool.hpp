@@ -13,6 +13,16 @@ namespace poolgrad {
 // child starts a new pool.
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context);
 
+// How many tasks run_tasks() was given, and threads that had one; dry: it runs none of them.
+struct TaskCount {
+  i64 tasks = 0;
+  int threads = 0;
+  bool dry = false;
+};
+
+// From now on run_tasks() on this thread counts in `count`, unless null; returns where it did.
+TaskCount* count_tasks(TaskCount* count);
+
 // RAII guard: parallel regions started on this thread use poolgrad's pool instead of OpenMP, which
 // would start a team of threads for every calling thread and so oversubscribe the processors.
 class OwnThreads {

@@ -1,5 +1,5 @@
-// Sums over windows that share little: the rows of a window are added first, which goes over whole
-// rows of inputs, then the sums along the width, once.
+// Column sums first: averages of windows that share little. Adds the rows of a window, over whole
+// rows of inputs, then adds along the width once.
 #pragma once
 
 #include "operators/sum.hpp"
@@ -7,18 +7,12 @@
 namespace poolgrad {
 namespace {
 
-[[maybe_unused]] inline bool is_by_columns(const Plan& p, const View& x) {
-  const auto apart = [](const Axis& a) { return a.adaptive || !a.overlap; };
-  return p.inner_axis < 0 && x.width == 1 && apart(p.axis[0]) && apart(p.axis[1]) &&
-         p.axis[1].kernel > 1;
-}
-
 template <class A>
-class Columns {
+class ColumnSums {
  public:
   using Row = typename Sum<A>::Row;
 
-  Columns(const Plan& plan, const View& x, const Tile& tile, Arena& arena)
+  ColumnSums(const Plan& plan, const View& x, const Tile& tile, Arena& arena)
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan.axis[1]), arena),
@@ -46,14 +40,14 @@ class Columns {
     }
     for (i64 i = 0; i < depth.taps; ++i) {
       const i64 d = depth.begin + i * p_.axis[0].dilation;
-      in_groups(height.taps, [&](auto size, auto first, i64 begin) {
-        Row rows[kGroup];
+      in_groups<Sum<A>>(height.taps, [&](auto size, auto first, i64 begin) {
+        Row rows[kMostFolded];
         for (i64 t = 0; t < size; ++t) {
           const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
           rows[t] = {const_cast<A*>(reader_.row(d, h)) + first_};
         }
-        if (first() && i == 0) Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, first);
-        else Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, std::false_type{});
+        if (first && i == 0) Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, first);
+        else Sum<A>::fold_rows({sums_}, n, rows, 0, 0, size, is_first<Sum<A>, false>());
       });
     }
     for (i64 o = tile_.lo[2]; o < tile_.hi[2]; ++o) {
@@ -67,7 +61,7 @@ class Columns {
 
  private:
   static Reading<A> reading(const Axis& height) {
-    return {false, nullptr, false, A(0), 1, (kGroup - 1) * height.dilation + 1};
+    return {false, nullptr, false, A(0), 1, (kMostFolded - 1) * height.dilation + 1};
   }
 
   const Plan& p_;

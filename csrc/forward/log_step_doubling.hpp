@@ -1,21 +1,39 @@
-// Rows of inputs, reduced along the width.
+// Reduces rows of inputs along the width: folds taps, or log-step doubling in memory.
 #pragma once
 
 #include <type_traits>
 
+#include "choose.hpp"
 #include "forward/log_step_doubling_registers.hpp"
 #include "forward/row_reader.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kGroup =
-    4;  // inputs folded in one sweep, so that the result stays in registers
+// Whether the size of a group is a compile-time constant of the loops over it. Operators without
+// specialised algorithms are compiled for any size.
+template <class Op>
+inline constexpr bool kKnowsSizes =
+    kSpecialised<typename Op::In> && !requires { requires Op::kAnySize; };
+template <class Op, i64 N>
+constexpr auto group_size() {
+  if constexpr (kKnowsSizes<Op>) return Const<N>{};
+  else return N;
+}
+template <class Op, bool First>
+constexpr auto is_first() {
+  if constexpr (kKnowsSizes<Op>) return std::bool_constant<First>{};
+  else return First;
+}
 
-// Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up; the
-// first two are compile-time constants.
-template <class F>
+// Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up.
+template <class Op, class F>
 void in_groups(i64 taps, F&& fold) {
+  if constexpr (!kKnowsSizes<Op>) {
+    for (i64 begin = 0; begin < taps; begin += kMostFolded)
+      fold(smaller(taps - begin, kMostFolded), begin == 0, begin);
+    return;
+  }
   const auto sized = [&](auto first, i64 begin, i64 size) {
     switch (size) {
       case 1:
@@ -28,17 +46,14 @@ void in_groups(i64 taps, F&& fold) {
         return fold(Const<4>{}, first, begin);
     }
   };
-  sized(std::true_type{}, 0, smaller(taps, kGroup));
-  for (i64 begin = kGroup; begin < taps; begin += kGroup) {
-    sized(std::false_type{}, begin, smaller(taps - begin, kGroup));
+  sized(std::true_type{}, 0, smaller(taps, kMostFolded));
+  for (i64 begin = kMostFolded; begin < taps; begin += kMostFolded) {
+    sized(std::false_type{}, begin, smaller(taps - begin, kMostFolded));
   }
 }
 
-// Whether windows along an axis share so much that sums of 2, 4, 8, ... neighbours are worth
-// making: then the cost grows with the logarithm of the kernel.
-[[maybe_unused]] inline bool is_wide(const Axis& a) { return a.overlap && a.kernel > kGroup; }
-
-// `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step` elements apart.
+// Log-step doubling: `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step`
+// elements apart.
 template <class Op>
 void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step,
                typename Op::Row doubled, typename Op::Row to) {
@@ -55,34 +70,35 @@ void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step
       Op::fold_inputs(doubled, n, from, 1, gap, 2, 0);
     } else {  // in place: what is read lies at or after what is written
       const typename Op::Row halves[2] = {doubled, Op::at(doubled, half * gap)};
-      Op::fold_rows(doubled, n, halves, 0, half, Const<2>{}, std::true_type{});
+      Op::fold_rows(doubled, n, halves, 0, half, group_size<Op, 2>(), is_first<Op, true>());
     }
     if (Op::kIdempotent && 2 * size > a.kernel) {  // two that overlap do no harm
       const i64 rest = a.kernel - size;
       const typename Op::Row both[2] = {doubled, Op::at(doubled, rest * gap)};
-      Op::fold_rows(to, outputs, both, 0, rest, Const<2>{}, std::true_type{});
+      Op::fold_rows(to, outputs, both, 0, rest, group_size<Op, 2>(), is_first<Op, true>());
     }
     if (Op::kIdempotent || !(a.kernel & size)) continue;
     const typename Op::Row more = Op::at(doubled, done * gap);
-    if (done == 0) Op::fold_rows(to, outputs, &more, 0, 0, Const<1>{}, std::true_type{});
-    else Op::fold_rows(to, outputs, &more, done, 0, Const<1>{}, std::false_type{});
+    if (done == 0)
+      Op::fold_rows(to, outputs, &more, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
+    else Op::fold_rows(to, outputs, &more, done, 0, group_size<Op, 1>(), is_first<Op, false>());
     done += size;
   }
 }
 
 template <class Op>
-class Width {
+class WidthReduction {
  public:
   using T = typename Op::In;
   using Row = typename Op::Row;
 
-  POOLGRAD_LOOP Width(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
-                      const Op& op, Arena& arena)
+  POOLGRAD_LOOP WidthReduction(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
+                               const Op& op, Arena& arena)
       : p_(plan),
         tile_(tile),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),
         step_(reader_.step()),
-        doubles_(Op::kDoubles && is_wide(plan.axis[2]) && plan.axis[2].regular() &&
+        doubles_(Op::kDoubles && shares_much(plan.axis[2]) && plan.axis[2].regular() &&
                  step_ == plan.inner && is_near(plan.axis[2])),
         doubled_(doubles_ ? op.take(arena, columns_read() * plan.inner) : Row{}),
         spaced_(doubles_ && plan.axis[2].stride > 1 ? op.take(arena, columns_read() * plan.inner)
@@ -90,12 +106,12 @@ class Width {
 
   void start(const char* plane) { reader_.start(plane); }
 
-  // Input row (d, h) into one row of outputs.
+  // Reduces input row (d, h) into one row of outputs.
   void row(i64 d, i64 h, Row into) { reduce(reader_.row(d, h), into); }
 
  private:
   static Reading<T> reading(const Plan& p, Reading<T> how) {
-    if constexpr (Op::kDoubles) how.pad = is_wide(p.axis[2]), how.fill = Op::kFill;
+    if constexpr (Op::kDoubles) how.pad = shares_much(p.axis[2]), how.fill = Op::kFill;
     return how;
   }
 
@@ -146,7 +162,7 @@ class Width {
     return (tile_.hi[2] - tile_.lo[2] - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
   }
 
-  // Full windows of neighbours along a row.
+  // Computes full windows of neighbours along a row.
   void double_up(const T* from, i64 count, Row into) {
     const Axis& a = p_.axis[2];
     const i64 inner = p_.inner;
@@ -154,7 +170,8 @@ class Width {
     poolgrad::double_up<Op>(a, from, ((count - 1) * a.stride + 1) * inner, inner, doubled_, to);
     for (i64 o = 0; a.stride > 1 && o < count; ++o) {
       const Row own = Op::at(to, o * a.stride * inner);
-      Op::fold_rows(Op::at(into, o * inner), inner, &own, 0, 0, Const<1>{}, std::true_type{});
+      Op::fold_rows(Op::at(into, o * inner), inner, &own, 0, 0, group_size<Op, 1>(),
+                    is_first<Op, true>());
     }
   }
 

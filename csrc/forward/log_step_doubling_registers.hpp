@@ -1,5 +1,5 @@
-// Rows reduced along the width, vector by vector: of neighbours that lie one behind the other, and
-// of pixels with channels last.
+// Reduces rows along the width in registers: log-step doubling over neighbouring columns, and van
+// Herk/Gil-Werman over pixels with channels last.
 #pragma once
 
 #include "base/dtype.hpp"
@@ -8,53 +8,53 @@
 namespace poolgrad {
 namespace {
 
-// Log-step doubling in registers: reductions of 1, 2, 4, ... neighbours. A row is read once, from
-// its last vector to its first, and lanes slide in from the vector after.
+// Log-step doubling in registers: partial reductions of 1, 2, 4, ... neighbours. A row is read
+// once, from its last vector to its first; lanes slide in from the vector after.
 template <class Op>
-class Neighbours {
+class LogStepDoubling {
  public:
   using T = typename Op::In;
   static constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
   using V = Vec<T, W>;
 
-  explicit Neighbours(i64 kernel) : kernel_(kernel) {
+  explicit LogStepDoubling(i64 kernel) : kernel_(kernel) {
     while (2 * size_ <= kernel) size_ *= 2;
   }
 
   // Whether the reductions that a window needs are few enough for the registers.
   bool fits() const { return size_ >= 1 << kFirstLevel && size_ <= 2 * W; }
 
-  // Calls sink(line, i, cell, lanes) for outputs i, i + 1, ... of some rows, `pitch` apart, from
-  // the last vector of each to its first, and sink.next(line) after each; `line`: the first.
-  template <class Sink>
-  void make(const T* from, i64 pitch, i64 rows, i64 outputs, const Sink& sink,
-            typename Sink::Line line) const {
-    by_level<kFirstLevel>(from, pitch, rows, outputs, sink, line);
+  // Calls visit(line, i, cell, lanes) for outputs i, i + 1, ... of some rows, `pitch` apart, from
+  // the last vector of each row to its first, and visit.next(line) after each row. line: the first.
+  template <class Visitor>
+  void make(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
+            typename Visitor::Line line) const {
+    by_level<kFirstLevel>(from, pitch, rows, outputs, visit, line);
   }
 
  private:
   static constexpr int kFirstLevel = 2;  // smaller windows are seldom wide in the other direction
   using Cell = typename Op::template Cell<V>;
 
-  template <int Level, class Sink>
-  void by_level(const T* from, i64 pitch, i64 rows, i64 outputs, const Sink& sink,
-                typename Sink::Line line) const {
-    if (size_ == i64{1} << Level) return sweep<Level>(from, pitch, rows, outputs, sink, line);
-    if constexpr (1 << Level < 2 * W) by_level<Level + 1>(from, pitch, rows, outputs, sink, line);
+  template <int Level, class Visitor>
+  void by_level(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
+                typename Visitor::Line line) const {
+    if (size_ == i64{1} << Level) return sweep<Level>(from, pitch, rows, outputs, visit, line);
+    if constexpr (1 << Level < 2 * W) by_level<Level + 1>(from, pitch, rows, outputs, visit, line);
   }
 
-  template <int Levels, class Sink>
-  POOLGRAD_LOOP void sweep(const T* from, i64 pitch, i64 rows, i64 outputs, const Sink& given,
-                           typename Sink::Line line) const {
+  template <int Levels, class Visitor>
+  POOLGRAD_LOOP void sweep(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& given,
+                           typename Visitor::Line line) const {
     const i64 kernel = kernel_, read = outputs + kernel - 1;
-    const Sink sink = given;  // in registers
+    const Visitor visit = given;  // in registers
     Cell next[Levels + 1]{}, after{};
     const auto vector = [&](i64 i, V input, i64 lanes) __attribute__((always_inline)) {
       Cell known = Op::begin(input), sum = known;
       [&]<int... L>(std::integer_sequence<int, L...>) __attribute__((always_inline)) {
         (step<L, L == Levels>(kernel, known, next[L], after, sum), ...);
       }(std::make_integer_sequence<int, Levels + 1>{});
-      if (lanes > 0) sink(line, i, sum, lanes);
+      if (lanes > 0) visit(line, i, sum, lanes);
     };
     for (i64 row = 0; row < rows; ++row, from += pitch) {
       i64 i = (read - 1) / W * W;
@@ -62,12 +62,12 @@ class Neighbours {
         vector(i, load_first<V>(from + i, read - i), outputs - i);
       }
       for (; i >= 0; i -= W) vector(i, load<V>(from + i), W);
-      sink.next(line);
+      visit.next(line);
     }
   }
 
-  // From 2^L neighbours to twice as many; what windows need of them goes to their sum. `next`,
-  // `after`: of the two vectors that follow.
+  // Doubles the partial reductions of 2^L neighbours and adds what the windows need of them to
+  // `sum`. next, after: partial reductions of the two following vectors.
   template <int L, bool kLast>
   POOLGRAD_INLINE static void step(i64 kernel, Cell& known, Cell& next, Cell& after, Cell& sum) {
     constexpr int size = 1 << L;
@@ -102,18 +102,18 @@ class Neighbours {
   i64 size_ = 1;
 };
 
-// The same of rows of pixels, a vector of channels each, by blocks of a window's width, as
-// forward/van_herk_2d.hpp has them for the height: calls sink(line, i, cell, lanes) for each pixel.
-// `ends`: memory for the partial reductions of a block.
-template <class Op, class Sink>
+// Van Herk/Gil-Werman along rows of pixels, a vector of channels each, in blocks of a window's
+// width: calls visit(line, i, cell, lanes) for each pixel. ends: memory for the suffixes of a
+// block.
+template <class Op, class Visitor>
 POOLGRAD_LOOP void along_pixels(const Axis& a, const typename Op::In* from, i64 pitch, i64 rows,
-                                i64 columns, i64 lanes, typename Op::Row ends, const Sink& given,
-                                typename Sink::Line line) {
+                                i64 columns, i64 lanes, typename Op::Row ends, const Visitor& given,
+                                typename Visitor::Line line) {
   using T = typename Op::In;
   constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
   using Cell = typename Op::template Cell<Vec<T, W>>;
   const i64 kernel = a.kernel, dilation = a.dilation, gap = dilation * W;
-  const Sink sink = given;  // in registers
+  const Visitor visit = given;  // in registers
   const auto part = [&](i64 begin) __attribute__((always_inline)) {
     const T* block = from + begin * W;
     const auto input = [&](i64 j) __attribute__((always_inline)) {
@@ -126,7 +126,7 @@ POOLGRAD_LOOP void along_pixels(const Axis& a, const typename Op::In* from, i64 
       Op::merge(cell, sum);
       Op::store_cell(Op::at(ends, j * W), sum = cell, 0, W);
     }
-    sink(line, begin * W, sum, lanes);
+    visit(line, begin * W, sum, lanes);
     const i64 windows = smaller(kernel, ceil_div(columns - begin, dilation));
     for (i64 j = 1; j < windows; ++j) {  // the window that begins with j
       const Cell next = input(kernel + j - 1);
@@ -134,10 +134,10 @@ POOLGRAD_LOOP void along_pixels(const Axis& a, const typename Op::In* from, i64 
       else Op::merge(sum, next);
       Cell cell = Op::template load_cell<Cell>(Op::at(ends, j * W), 0);
       Op::merge(cell, sum);
-      sink(line, begin * W + j * gap, Op::moved_back(cell, static_cast<u32>(j)), lanes);
+      visit(line, begin * W + j * gap, Op::moved_back(cell, static_cast<u32>(j)), lanes);
     }
   };
-  for (i64 r = 0; r < rows; ++r, from += pitch, sink.next(line)) {
+  for (i64 r = 0; r < rows; ++r, from += pitch, visit.next(line)) {
     for (i64 first = 0; first < smaller(dilation, columns); ++first) {
       for (i64 begin = first; begin < columns; begin += kernel * dilation) part(begin);
     }

@@ -10,10 +10,10 @@ namespace poolgrad {
 namespace {
 
 template <class A, class Picker, class Prepare>
-void pick(const Work& work, const View& x, Dense y, Dense routes, const View& order, bool lone,
+void pick(const Work& work, const View& x, Dense y, Dense routes, const View& order, bool zero_ties,
           Prepare&& prepare) {
   const Plan& p = *work.plan;
-  using Kit = PickKit<A, Picker>;
+  using State = WindowSelectionState<A, Picker>;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& a) {
@@ -21,22 +21,24 @@ void pick(const Work& work, const View& x, Dense y, Dense routes, const View& or
         Picker picker(p, windows, a);
         prepare(picker);
         const i64 n = windows.stride();
-        return Kit{windows, picker, a.take<A>(n), a.take<u32>(n), a.take<u32>(n)};
+        return State{windows, picker, a.take<A>(n), a.take<u32>(n), a.take<u32>(n)};
       },
-      [&](Kit& kit, i64 plane, const Tile& tile) {
-        pick_tile(p, tile, kit, plane_of(x, plane), order, outer_offset(order, plane), lone, y,
-                  routes, plane * p.out_plane());
+      [&](State& state, i64 plane, const Tile& tile) {
+        select_tile_of_windows(p, tile, state, plane_of(x, plane), order,
+                               outer_offset(order, plane), zero_ties, y, routes,
+                               plane * p.out_plane());
       },
       true);
 }
 
 template <class A>
-void median(const Work& work, const View& x, Dense y, Dense routes, bool lone) {
+void median(const Work& work, const View& x, Dense y, Dense routes, bool zero_ties) {
   const Plan& p = *work.plan;
-  if (!has_few_places(p) || p.places > kMostSorted) {
-    pick<A, Median<A>>(work, x, y, routes, View{}, lone, [](auto&) {});
+  const Algorithm algorithm = choose({.task = Task::median, .plan = &p});
+  if (algorithm == Algorithm::sorting_network) {
+    small_windows<MedianNetwork<A>>(work, algorithm, x, y, routes, Select::median, zero_ties);
   } else {
-    small_windows<Middle<A>>(work, x, y, routes, Select::median, lone);
+    pick<A, Median<A>>(work, x, y, routes, View{}, zero_ties, [](auto&) {});
   }
 }
 
@@ -66,13 +68,14 @@ bool all_finite(const Work& work, const View& x) {
 }  // namespace
 
 void POOLGRAD_TABLE(select_median)(const Work& work, const View& x, Dense y, Dense routes,
-                                   bool lone) {
-  by_order(x.dtype, [&](auto a) { median<decltype(a)>(work, x, y, routes, lone); });
+                                   bool zero_ties) {
+  by_order(x.dtype, [&](auto a) { median<decltype(a)>(work, x, y, routes, zero_ties); });
 }
 
 bool POOLGRAD_TABLE(select_draw)(const Work& work, const View& x, Dense y, Dense routes,
                                  const View& order, std::uint64_t seed) {
   if (!all_finite(work, x)) return false;
+  (void)choose({.task = Task::draw, .plan = work.plan});  // there is one algorithm
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     pick<A, Draw<A>>(work, x, y, routes, order, false, [&](Draw<A>& picker) {

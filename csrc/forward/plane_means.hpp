@@ -1,5 +1,5 @@
-// Averages of whole planes, one output each: several planes at a time, so that the sum of one need
-// not wait for its own last addition.
+// Averages of whole planes, one output each: several planes at a time, so that an addition need not
+// wait for the previous one.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -8,19 +8,7 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kPlanes = 8;                 // at a time
-inline constexpr i64 kMostCopied = i64{1} << 12;  // elements of a plane
-
-[[maybe_unused]] inline bool is_plane(const Plan& p) {
-  return p.inner == 1 && is_whole(p.axis[0]) && is_whole(p.axis[1]) && is_whole(p.axis[2]);
-}
-
-// Whether several planes may be read at a time: where they lie, or as copies that are not large.
-template <class A>
-bool are_together(const Plan& flat, const View& x) {
-  const bool in_place = x.dtype == DtypeOf<A>::value && x.width == 1;
-  return is_plane(flat) && flat.in_rows() == 1 && (in_place || flat.axis[2].in <= kMostCopied);
-}
+inline constexpr i64 kPlanes = 8;  // at a time
 
 template <class A>
 A divisor_of_plane(const Plan& p, Divisor divisor) {
@@ -36,7 +24,7 @@ class PlaneMeans {
       : n_(flat.axis[2].in),
         divisor_(divisor_of_plane<A>(flat, divisor)),
         y_(y, kPlanes, arena),
-        copies_(arena.take<A>(kPlanes * smaller(n_, kMostCopied))) {}
+        copies_(arena.take<A>(kPlanes * smaller(n_, kMostCopiedPlane))) {}
 
   void run(const View& x, i64 first, i64 last) {
     i64 plane = first;
@@ -49,17 +37,17 @@ class PlaneMeans {
   void some(const View& x, i64 first) {
     const A* planes[N];
     for (i64 k = 0; k < N; ++k) {
-      A* copy = copies_ + k * smaller(n_, kMostCopied);
+      A* copy = copies_ + k * smaller(n_, kMostCopiedPlane);
       planes[k] = row_of(x, plane_of(x, first + k), 1, 0, 0, 0, n_, copy);
     }
     A sums[N];
-    if (n_ <= kMostPlaces) in_order<N>(planes, sums);
+    if (n_ <= kMostTaps) in_order<N>(planes, sums);
     else across<N>(planes, sums);
-    A* y = y_.room(first, N);
+    A* y = y_.reserve(first, N);
     for (i64 k = 0; k < N; ++k) y[k] = (A(0) + sums[k]) / divisor_;
   }
 
-  // As PyTorch adds them.
+  // Adds in the order in which PyTorch does.
   template <i64 N>
   POOLGRAD_LOOP void in_order(const A* const* planes, A* sums) const {
     const A* plane[N];
@@ -72,7 +60,7 @@ class PlaneMeans {
     for (i64 k = 0; k < N; ++k) sums[k] = sum[k];
   }
 
-  // As Sum::across adds the numbers of one.
+  // Adds in the order of Sum::across.
   template <i64 N>
   POOLGRAD_LOOP void across(const A* const* planes, A* sums) const {
     constexpr i64 W = kAcross, kTogether = smaller(N, 4);
@@ -94,26 +82,29 @@ class PlaneMeans {
 
   const i64 n_;
   const A divisor_;
-  Sink<A> y_;
+  RowWriter<A> y_;
   A* copies_;
 };
 
-// Backward: all inputs of a plane get the same.
+// Backward: all inputs of a plane get the same gradient.
 template <class A>
 class PlaneGradients {
  public:
   PlaneGradients(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
-      : p_(p), first_(piece_begin(p, piece)), n_(piece_size(piece)), gx_(gx, kMostCopied, arena) {}
+      : p_(p),
+        first_(piece_begin(p, piece)),
+        n_(piece_size(piece)),
+        gx_(gx, kMostCopiedPlane, arena) {}
 
   void run(const View& gy, const View*, Divisor divisor, i64 plane) {
     A own;
     const A gradient = *row_of(gy, plane_of(gy, plane), 1, 0, 0, 0, 1, &own);
     const A each = gradient / divisor_of_plane<A>(p_, divisor) + A(0);  // as if added to nothing
-    for (i64 done = 0; done < n_; done += kMostCopied) {
-      const i64 n = smaller(kMostCopied, n_ - done);
-      A* to = gx_.room(plane * p_.in_plane() + first_ + done, n, false);
+    for (i64 done = 0; done < n_; done += kMostCopiedPlane) {
+      const i64 n = smaller(kMostCopiedPlane, n_ - done);
+      A* to = gx_.reserve(plane * p_.in_plane() + first_ + done, n, false);
       sweep_lanes<A>(n, [&](auto w, i64 i) {
-        ask(to + i + kAhead<A>);
+        prefetch(to + i + kAhead<A>);
         store(to + i, Vec<A, w()>{} + each);
       });
     }
@@ -131,7 +122,7 @@ class PlaneGradients {
 
   const Plan& p_;
   const i64 first_, n_;
-  Sink<A> gx_;
+  RowWriter<A> gx_;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Small windows over several rows of outputs at once: vectors walk down the columns, and what
-// windows have in common of a row of inputs is reduced once, in registers.
+// Register blocking: computes several rows of outputs of small square windows at once. Vectors walk
+// down the columns; each row of inputs is reduced along the width once, in registers, for all
+// windows that hold it.
 #pragma once
 
 #include "forward/unrolled.hpp"
@@ -7,10 +8,11 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMostBanded = 8;            // rows of outputs at once,
-inline constexpr i64 kBandBytes = i64{1} << 14;  // of so many bytes of inputs
+inline constexpr i64 kMostBlockedRows = 8;        // rows of outputs at once,
+inline constexpr i64 kBlockBytes = i64{1} << 14;  // of so many bytes of inputs
 
-// Calls f with kernel and stride, if they are among those that there is code for, up to a stride.
+// Calls f with kernel and stride as compile-time constants, if they are compiled (up to a stride).
+// Returns whether they are.
 template <i64 MostStride = 2, class F>
 bool by_shape(const Axis& a, F&& f) {
   if constexpr (MostStride > 2) {
@@ -27,7 +29,7 @@ bool by_shape(const Axis& a, F&& f) {
   return true;
 }
 
-// The same with the widest vector that n elements fill, down to half of what there is.
+// Calls f with the widest vector that n elements fill, down to half of the machine's.
 template <class T, class F>
 bool by_width(i64 n, F&& f) {
   constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -37,37 +39,30 @@ bool by_width(i64 n, F&& f) {
   return true;
 }
 
-// Whether windows are squares.
-[[maybe_unused]] inline bool is_square(const Plan& p) {
-  const Axis &height = p.axis[1], &width = p.axis[2];
-  return p.inner == 1 && has_few_places(p) && height.kernel == width.kernel &&
-         height.stride == width.stride && height.dilation == width.dilation;
-}
-
 // Whether partial reductions of a window can be merged.
 template <class Op>
 concept Merges = requires { typename Op::AssumeNoNaN; };
 
-// The reduction that is used while no NaN was met.
+// The operator that is used until a NaN is met.
 template <class Op>
-struct Optimistic {
+struct WithoutNaN {
   using type = Op;
 };
 template <Merges Op>
-struct Optimistic<Op> {
+struct WithoutNaN<Op> {
   using type = typename Op::AssumeNoNaN;
 };
 
-// Whether the order in which parts of a window are merged matters.
+// Whether the order of merges changes the rounding.
 template <class Op>
 concept Rounds = Op::kRounds;
 
-// Whether what is read is to be added one by one, where windows share no line.
+// Whether inputs are added one by one where windows share no line.
 template <class Op>
 concept TakesInOrder = Rounds<Op> && !Op::kByLines;
 
-// One depth of the windows of a band: its first place, and, if other windows hold it too, room for
-// what is known of it alone, a cell for each row of outputs; `known`: they are there.
+// One depth of the windows of a block: its first tap and, if other windows hold this depth too,
+// memory for its partial reductions, one for each row of outputs. known: they are already there.
 template <class Cell>
 struct Slice {
   u32 place;
@@ -75,14 +70,14 @@ struct Slice {
   bool known;
 };
 
-// Windows below each other, side by side in vectors: each line of inputs is reduced once for all
-// windows that hold it. start(depth) gives a Slice, line(value) the next line's places, ahead() may
-// prefetch, store(row, cell) is given what is made. O::trace collects the inputs in `seen`, so that
-// O::has_nan(seen) tells afterwards whether one of them was NaN.
+// Reduces a column of windows, W columns side by side: each line of inputs is reduced once for all
+// windows that hold it. start(depth) returns a Slice, line(value) loads the taps of the next line,
+// ahead() may prefetch, store(row, cell) takes a result. O::trace accumulates the inputs in `seen`,
+// so that O::has_nan(seen) detects NaNs afterwards.
 template <class O, i64 K, i64 S, class V, class Start, class Line, class Ahead, class Store>
 POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Line&& line,
                                Ahead&& ahead, Store&& store) {
-  typename O::template Cell<V> made[kMostBanded], lines[K];
+  typename O::template Cell<V> made[kMostBlockedRows], lines[K];
   for (i64 k = 0; k < depths; ++k) {
     const auto slice = start(k);
     const bool alone = slice.known || (slice.cells && k > 0), further = k > 0 && !alone;
@@ -147,8 +142,8 @@ POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Lin
   }
 }
 
-// Calls some(depth, row), which says how many rows it makes, until those of the tile are made; of
-// all depths before the next rows if it is `deep`.
+// Calls some(depth, row), which returns how many rows it computed, until the tile is complete.
+// deep: all depths of some rows come before the next rows.
 template <class F>
 void over_rows(const Tile& tile, bool deep, F&& some) {
   const i64 end = tile.hi[1];
@@ -163,23 +158,23 @@ void over_rows(const Tile& tile, bool deep, F&& some) {
   }
 }
 
-// Op: first and take make a cell of one line of a window's places, merge adds a later line to it,
-// store writes it, trace and has_nan find NaNs among the inputs: Op itself may assume that there is
-// none. `fill`: wins nowhere.
+// Op provides `first` and `take` for the partial reduction of one line of taps, `merge` for a later
+// line, `store` for a result, and `trace` and `has_nan` to detect NaNs: Op itself may assume that
+// there is none. fill: padding.
 template <class Op>
-class Bands {
+class RegisterBlocked {
  public:
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  POOLGRAD_LOOP Bands(const Plan& plan, const View& x, const Tile& tile, bool negate, T fill,
-                      Arena& arena)
-      : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && is_banded(plan, tile)) {
+  POOLGRAD_LOOP RegisterBlocked(const Plan& plan, const View& x, bool used, bool negate, T fill,
+                                Arena& arena)
+      : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && used) {
     if (!used_) return;
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
     const i64 reach = (width.out - 1) * width.stride + span(width);
     before_ = larger(0, width.lo), after_ = larger(0, reach - width.lo - width.in);
-    // Beside a row of inputs, only one row before it and one behind it are sure to be there.
+    // Memory beside a row of inputs is only known to exist for one row before and one row after it.
     const i64 most = smaller(span(width), x.height);
     const bool near = before_ <= most && after_ <= most;
     readable_ = !negate && near && x.dtype == DtypeOf<T>::value && x.width == 1 &&
@@ -187,28 +182,28 @@ class Bands {
     lo_ = larger(0, -width.lo), hi_ = larger(lo_, smaller(width.in, reach - width.lo));
     pitch_ = ceil_div(reach, kLine) * kLine;
     depths_ = smaller(depth.kernel, depth.in);
-    rows_ = kBandBytes / (depths_ * height.stride * pitch_ * static_cast<i64>(sizeof(T)));
-    rows_ = larger(1, smaller(kMostBanded, rows_));
+    rows_ = kBlockBytes / (depths_ * height.stride * pitch_ * static_cast<i64>(sizeof(T)));
+    rows_ = larger(1, smaller(kMostBlockedRows, rows_));
     lines_ = (rows_ - 1) * height.stride + span(height);
     copies_ = arena.take<T>(depths_ * lines_ * pitch_);
     from_ = arena.take<From>(depths_);
     at_ = arena.take<const T*>(depths_ * lines_);
     if constexpr (kCompiled) {
-      const i64 cells = ceil_div(width.out, kLanes) * kMostBanded;
+      const i64 cells = ceil_div(width.out, kLanes) * kMostBlockedRows;
       own_cells_ = cells * static_cast<i64>(sizeof(typename Op::template Cell<Vec<T, kLanes>>));
     }
-    // Depths made alone are merged in another order.
+    // Depths that are reduced on their own are merged in another order.
     deep_ =
         !Rounds<Op> && depth.kernel > depth.stride && depth.dilation == 1 && height.dilation == 1;
     cells_ = arena.take<char>(deep_ ? kSlots * own_cells_ : 0);
   }
 
-  // How many rows are made at once; 0: none can be.
+  // Rows of outputs that are computed at once; 0: the algorithm is not used.
   i64 rows() const { return used_ ? rows_ : 0; }
 
   i64 length() const { return p_.axis[2].out; }
 
-  // Whether bands are best made one behind the other, as they share inputs.
+  // Whether the blocks of all depths share inputs and should be computed one after the other.
   bool deep() const { return used_ && deep_; }
 
   void start(const char* plane) {
@@ -217,8 +212,8 @@ class Bands {
     forget();
   }
 
-  // Makes rows oh ... oh + rows of the outputs, one behind the other. False: an input is NaN, or
-  // the windows hold no input, and the outputs mean nothing.
+  // Computes rows oh ... oh + rows of outputs. Returns false if an input is NaN or the windows hold
+  // no input; the outputs are then meaningless.
   POOLGRAD_LOOP bool make(i64 od, i64 oh, i64 rows, Target to) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const Span s = span_of(depth, od);
@@ -250,7 +245,7 @@ class Bands {
     return made;
   }
 
-  // Whether an output of a row may be the fill, not an input.
+  // Whether an output of a row may be the padding instead of an input.
   bool is_suspect(i64 oh, Target row) const {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const bool full = oh >= height.full_lo && oh < height.full_hi;
@@ -265,25 +260,15 @@ class Bands {
  private:
   static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
   static constexpr i64 kMostStride = sizeof(T) < 4 ? 2 : 3;  // bytes are not shuffled so freely
-  static constexpr i64 kMostApart = 4;                       // places of a window that has gaps
 
-  // From the first place of a window to the last.
+  // Columns from the first tap of a window to the last.
   static i64 span(const Axis& a) { return (a.kernel - 1) * a.dilation + 1; }
-
-  static bool is_banded(const Plan& p, const Tile& tile) {
-    const Axis& width = p.axis[2];
-    const bool whole = tile.lo[2] == 0 && tile.hi[2] == width.out;
-    const auto nothing = [](auto...) {};
-    const bool close = width.dilation == 1 || (width.stride == 1 && width.dilation <= kMostApart);
-    return is_square(p) && close && whole && by_shape<kMostStride>(width, nothing) &&
-           by_width<T>(width.out, nothing);
-  }
 
   static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
   static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
   static constexpr i64 kSlots = 4;  // neighbouring depths of which more than one is needed later
 
-  // The lines of inputs of a band, at one depth; what will be read next; its slice.
+  // The input lines of a block at one depth, the memory to prefetch, and the depth's slice.
   struct From {
     const T* const* at;
     const char* next;
@@ -298,9 +283,9 @@ class Bands {
     return plane_ + (d * x_.depth + h * x_.height) * size_of(x_.dtype);
   }
 
-  // Where lines of inputs from `first` on begin, with what a first window has of padding. They are
-  // read where they lie, if what lies around them may be read, too; else copied to where there is
-  // what changes nothing around them.
+  // Finds where lines of inputs begin, from line `first` on, including the padding of the first
+  // window. Lines are read in place if the memory around them may be read, else copied between
+  // padding.
   POOLGRAD_LOOP void find_lines(i64 k, i64 d, i64 first, i64 lines) {
     const i64 in = p_.axis[1].in, lo = p_.axis[2].lo;
     const bool bare = before_ + after_ == 0;
@@ -317,7 +302,7 @@ class Bands {
     }
   }
 
-  // Which of W outputs from `at` on have an input at place t of a line.
+  // Mask of the W outputs from `at` on that have an input at tap t of a line.
   template <i64 S, class V>
   auto inside(i64 at, i64 t) const {
     using Mask = decltype(V{} < V{});
@@ -332,8 +317,8 @@ class Bands {
     return (lane >= lanes_below(0)) & (lane < lanes_below(p_.axis[2].in));
   }
 
-  // Makes `rows` rows of n outputs, W of a row at a time, unless an input is NaN. Windows with gaps
-  // share lines with every `step`-th row.
+  // Computes `rows` rows of n outputs, W columns at a time. Returns false if an input is NaN.
+  // Dilated windows share lines with every `step`-th row.
   template <i64 K, i64 S, i64 W>
   POOLGRAD_LOOP bool walk(Target to, i64 n, i64 rows, i64 depths) const {
     using V = Vec<T, static_cast<int>(W)>;
@@ -355,9 +340,9 @@ class Bands {
                                  line = own.at + from;
                                  next = own.next + (i / W * rows + from * rows / step) * kShare;
                                  Cell* cells = reinterpret_cast<Cell*>(own.cells);
-                                 return Slice<Cell>{own.place,
-                                                    cells ? cells + i / W * kMostBanded : nullptr,
-                                                    own.known};
+                                 return Slice<Cell>{
+                                     own.place, cells ? cells + i / W * kMostBlockedRows : nullptr,
+                                     own.known};
                                },
                                [&](V* value) {
                                  POOLGRAD_UNROLL
@@ -371,12 +356,12 @@ class Bands {
                                },
                                [&] {
                                  for (i64 b = 0; b < kShare; b += 64, next += 64)
-                                   deep_ ? ask_near(next) : ask(next);
+                                   deep_ ? prefetch_near(next) : prefetch(next);
                                },
                                [&](i64 q, const auto& cell) {
                                  const i64 row = from + q * step;
                                  Op::store(to.line(row, n), at, cell);
-                                 ask(to.line(row + rows, n).y + at);
+                                 prefetch(to.line(row + rows, n).y + at);
                                });
       }
     }
@@ -394,7 +379,7 @@ class Bands {
   T* copies_ = nullptr;
   From* from_ = nullptr;
   const T** at_ = nullptr;  // the lines of all depths
-  // What is known of depths that later outputs need, too: of those from line `first_` on.
+  // Partial reductions of depths that later outputs need, too: those from line `first_` on.
   bool deep_ = false;
   char* cells_ = nullptr;
   i64 own_cells_ = 0, first_ = 0, held_[kSlots];

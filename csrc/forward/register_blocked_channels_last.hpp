@@ -1,6 +1,6 @@
-// Small windows in images with channels last: bands as in forward/register_blocked.hpp, a vector of
-// channels of one pixel at a time. For windows that lie inside the input only; rows of such are
-// long, so the others are few.
+// Register blocking for channels last: as forward/register_blocked.hpp, a vector of channels of one
+// pixel at a time. Only windows inside the input; the others are few and are left to unrolled
+// windows.
 #pragma once
 
 #include "forward/register_blocked.hpp"
@@ -8,45 +8,33 @@
 namespace poolgrad {
 namespace {
 
-// Rows of outputs at once, which share lines of inputs: more of them would meet in the same sets of
-// the first cache. At larger strides they share too little to be worth so many streams of memory.
-inline constexpr i64 kMostPixelRows = 4;
-inline constexpr i64 kPixelBand = i64{1} << 10;  // elements of a row that are made at a time
-
-// Whether windows are squares without gaps, and there is at least a vector of channels.
-template <class T>
-bool is_pixelled(const Plan& p) {
-  const Axis &height = p.axis[1], &width = p.axis[2];
-  return p.inner >= kVectorBytes / static_cast<i64>(sizeof(T)) && is_point(p.axis[0]) &&
-         has_few_places(p) && height.kernel == width.kernel && height.stride == width.stride &&
-         height.dilation == 1 && width.dilation == 1 && by_shape(width, [](auto...) {});
-}
+// Rows of outputs at once, which share lines of inputs: more rows would map to the same sets of the
+// first cache. At larger strides rows share too little to be worth so many memory streams.
+inline constexpr i64 kMostChannelsLastRows = 4;
+inline constexpr i64 kChannelsLastBlock = i64{1}
+                                          << 10;  // elements of a row that are made at a time
 
 template <class Op>
-class Pixels {
+class RegisterBlockedChannelsLast {
  public:
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  Pixels(const Plan& plan, const View& x, bool negate, T fill)
-      : p_(plan),
-        x_(x),
-        fill_(fill),
-        used_(kCompiled && is_pixelled<T>(plan) && !negate && x.dtype == DtypeOf<T>::value &&
-              x.inner == 1) {}
+  RegisterBlockedChannelsLast(const Plan& plan, const View& x, bool used, T fill)
+      : p_(plan), x_(x), fill_(fill), used_(kCompiled && used) {}
 
-  // How many rows from `oh` on are made at once; 0: none can be.
+  // Rows of outputs from `oh` on that are computed at once; 0: none.
   i64 rows(i64 oh, i64 end) const {
     const Axis& height = p_.axis[1];
     if (!used_ || oh < height.full_lo) return 0;
     return larger(0, smaller(most(), smaller(end, height.full_hi) - oh));
   }
-  i64 most() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMostPixelRows : 1; }
+  i64 most() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMostChannelsLastRows : 1; }
 
-  i64 columns() const { return larger(1, kPixelBand / p_.inner); }  // at once
+  i64 columns() const { return larger(1, kChannelsLastBlock / p_.inner); }  // at once
 
-  // Makes columns lo ... hi of the rows, which lie `length` elements apart. False: an input is NaN,
-  // which Op assumes not to be, and the outputs mean nothing.
+  // Computes columns lo ... hi of the rows, which lie `length` elements apart. Returns false if an
+  // input is NaN; the outputs are then meaningless.
   bool make(i64 oh, i64 rows, i64 lo, i64 hi, Target to, i64 length) const {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const T* from = reinterpret_cast<const T*>(plane_) +
@@ -66,7 +54,7 @@ class Pixels {
  private:
   static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
 
-  // False: an input is NaN.
+  // Returns false if an input is NaN.
   template <i64 K, i64 S>
   POOLGRAD_LOOP bool walk(const T* first, Target to, i64 length, i64 pixels, i64 rows) const {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -87,13 +75,13 @@ class Pixels {
               POOLGRAD_UNROLL
               for (i64 t = 0; t < K; ++t) value[t] = load<V>(from + t * step);
               POOLGRAD_UNROLL
-              for (i64 t = K - S; t < K; ++t) ask(from + t * step + kAhead<T>);
+              for (i64 t = K - S; t < K; ++t) prefetch(from + t * step + kAhead<T>);
               from += pitch;
             },
             [] {},
             [&](i64 q, const auto& cell) {
               const auto line = to.line(q, length);
-              ask(line.y + at + kAhead<T>);
+              prefetch(line.y + at + kAhead<T>);
               Op::store(line, at, cell);
             });
       }

@@ -1,5 +1,5 @@
-// How forward machines get their inputs: row by row, as numbers of one type, copied only where that
-// is needed.
+// Reads rows of inputs as numbers of one type; copies only where dtype, strides or padding require
+// it.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 namespace poolgrad {
 namespace {
 
-// Turns the order of numbers round, one of type A or a vector of them; integers without overflow.
-// Two bytes are the bits of a float.
+// Reverses the order of numbers (one of type A, or a vector of them), without overflow for
+// integers. Two-byte values are the bits of a float.
 template <class A, class V>
 POOLGRAD_INLINE V opposites(V value) {
   if constexpr (kFloat<A>) return -value;
@@ -26,7 +26,7 @@ A opposite(A value) {
   return opposites<A>(value);
 }
 
-// Columns [lo, hi) of row (d, h) of a plane without channels, to where `to` says.
+// Copies columns [lo, hi) of row (d, h) of a plane without channels.
 template <class A>
 POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i64 lo, i64 hi,
                               bool negate, A* to) {
@@ -39,12 +39,12 @@ POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i6
   if (from != to && !negate) std::copy(from, from + n, to);
 }
 
-// Whether windows reach so little beyond the input that what lies there may be written out.
+// Whether windows reach so little beyond the input that the padding may be written out.
 [[maybe_unused]] inline bool is_near(const Axis& a) {
   return !a.regular() || (a.m - 1) * a.stride + (a.kernel - 1) * a.dilation < 2 * a.n + 64;
 }
 
-// What a Reader does beside reading.
+// What a Reader does in addition to reading.
 template <class A>
 struct Reading {
   bool negate = false;                 // turn numbers round, for a minimum
@@ -111,7 +111,7 @@ class Reader {
     if (key > seen) {
       seen = key;
       const i64 at = (d * x_.depth + h * x_.height + lo_ * x_.width) * size_of(x_.dtype);
-      ask(plane_ + at + kAheadBytes, bytes_);
+      prefetch(plane_ + at + kAheadBytes, bytes_);
     }
     if (direct_) return at(d, h);
     const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);
@@ -126,7 +126,7 @@ class Reader {
     const A* row;
   };
 
-  // So many slots that neighbours fall into different ones; a power of two, as divisions are slow.
+  // Slots of a ring in which neighbouring rows are distinct: a power of two, as divisions are slow.
   static i64 ring(i64 rows) {
     i64 slots = 1;
     while (slots < rows) slots *= 2;

@@ -1,4 +1,5 @@
-// Where results go.
+// Writes rows and patches of results: in place where dtype and layout allow it, else through a
+// buffer.
 #pragma once
 
 #include "base/buffer_cache.hpp"
@@ -9,28 +10,28 @@
 namespace poolgrad {
 namespace {
 
-// Rows that are made one after the other, as they lie in memory: in place, or, if their elements
-// are of another type, in a small buffer.
+// Writer of rows that are computed in memory order: in place or, if the array has another dtype,
+// through a small buffer.
 template <class T>
-class Sink {
+class RowWriter {
  public:
   // row: elements of the longest row
-  Sink(Dense to, i64 row, Arena& arena)
+  RowWriter(Dense to, i64 row, Arena& arena)
       : to_(to), buffer_(to.data && !is<T>(to) ? arena.take<T>(row + kChunk) : nullptr) {}
-  Sink(const Sink&) = delete;
-  Sink& operator=(const Sink&) = delete;
-  ~Sink() {
+  RowWriter(const RowWriter&) = delete;
+  RowWriter& operator=(const RowWriter&) = delete;
+  ~RowWriter() {
     flush();
-    if (streams_) drain();
+    if (streams_) store_fence();
   }
 
-  // Room for elements first .. first + n of the array; what was made before is complete. Null, if
-  // there is no array. The room after this one is asked for, unless its maker does that.
-  T* room(i64 first, i64 n, bool asks = true) {
+  // Returns memory for elements first .. first + n of the array; earlier rows are complete. Null
+  // without an array. prefetches: also prefetches the memory that follows.
+  T* reserve(i64 first, i64 n, bool prefetches = true) {
     if (!to_.data) return nullptr;
     if (!buffer_) {
       T* here = as<T>(to_, first);
-      if (asks) ask(here + larger(n, kAhead<T>), n * static_cast<i64>(sizeof(T)));
+      if (prefetches) prefetch(here + larger(n, kAhead<T>), n * static_cast<i64>(sizeof(T)));
       return here;
     }
     if (first != first_ + count_ || count_ >= kChunk) {
@@ -42,11 +43,12 @@ class Sink {
     return here;
   }
 
-  // Whether rows are made where they belong, in any order.
+  // Whether rows are computed in place, in any order.
   bool in_place() const { return to_.data && !buffer_; }
 
-  // Whether the array, of so many bytes, is best written past the caches, and may be: each of its
-  // rows (of so many elements) begins and ends with a cache line. Who writes so writes whole rows.
+  // Whether the array, of so many bytes, is written with non-temporal stores: if it is large
+  // enough, and each of its rows (of so many elements) begins and ends with a cache line. Only
+  // whole rows may then be written.
   bool streams(i64 row, i64 bytes) {
     const auto lines = [](auto n) { return n % kLineBytes == 0; };
     streams_ = in_place() && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
@@ -55,16 +57,16 @@ class Sink {
     return streams_;
   }
 
-  // Elements first ... first + n, made elsewhere; streams: they are a whole row, and are written
-  // past the caches.
+  // Writes elements first ... first + n from memory elsewhere. streams: they are a whole row, and
+  // non-temporal stores are used.
   void put(i64 first, const T* from, i64 n, bool streams = false) {
     if (!to_.data) return;
     if (buffer_) return write(to_, first, from, n);
     T* to = as<T>(to_, first);
     sweep_lanes<T>(n, [&](auto w, i64 i) {
       const auto values = load<Vec<T, w()>>(from + i);
-      if (streams) return stream(to + i, values);
-      ask(to + i + kAhead<T>);
+      if (streams) return store_nontemporal(to + i, values);
+      prefetch(to + i + kAhead<T>);
       store(to + i, values);
     });
   }
@@ -83,22 +85,22 @@ class Sink {
   bool streams_ = false;
 };
 
-// Where strips of rows lie: elements of some memory.
+// Addresses of strips of rows, in elements.
 struct Grid {
   i64 first, row, strip;
   i64 at(i64 q, i64 s) const { return first + q * row + s * strip; }
 };
 
-// Where rows of a patch are made: where they belong, or in a buffer, a vector for each strip.
+// Writer of the rows of a patch: in place, or through a buffer with a vector for each strip.
 template <class T>
-class Landing {
+class TileWriter {
  public:
   static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
 
-  Landing(Dense to, i64 most, Arena& arena)
+  TileWriter(Dense to, i64 most, Arena& arena)
       : to_(to), buffer_(is<T>(to) ? nullptr : arena.take<T>(most)) {}
 
-  // begin: where the array's row begins whose part is made
+  // begin: the index of the first element of the array's row that the patch is part of.
   template <class Patch>
   void open(const Plan& p, const Patch& patch, i64 begin) {
     const i64 first = begin + patch.tile.lo[2] * p.inner + patch.channel;
@@ -111,7 +113,7 @@ class Landing {
   Grid here{}, array{};  // strips among the values, and in the array
   i64 ahead = 0;         // so much further lies what should be asked for before it is made
 
-  // What lies in the buffer goes where it belongs.
+  // Writes the buffer to the array.
   template <class Patch>
   void close(const Patch& patch, i64 rows) const {
     const i64 last = patch.strips - 1;

@@ -1,5 +1,5 @@
-// Forward passes of the selecting reductions, compiled once per instruction set: chooses an
-// algorithm; has the general one.
+// Forward passes of maximum, minimum and median, compiled once per instruction set: the call of
+// choose(), and separable filtering, which serves every window.
 #include <memory>
 
 #include "backward/split_ties.hpp"
@@ -11,41 +11,58 @@
 namespace poolgrad {
 namespace {
 
-// Any windows. wanted(plane): whether a plane is to be made.
-template <class A, bool Keep, bool Lone, class Wanted>
+// Separable filtering of the planes for which wanted(plane) is true.
+template <class A, bool WithRoutes, bool ZeroTies, class Wanted>
 void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which, Wanted&& wanted) {
   const Plan& p = *work.plan;
-  const bool negate = which == Select::smallest, holes = Keep && has_empty_windows(p);
-  using Kit = SelectKit<A, Keep, Lone>;
+  const bool negate = which == Select::smallest, holes = WithRoutes && has_empty_windows(p);
+  using State = SeparableState<A, WithRoutes, ZeroTies>;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& a) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        return Kit{{p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, Keep, Lone>::take(a, n)};
+        return State{
+            {p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, WithRoutes, ZeroTies>::take(a, n)};
       },
-      [&](Kit& kit, i64 plane, const Tile& tile) {
+      [&](State& state, i64 plane, const Tile& tile) {
         if (!wanted(plane)) return;
-        kit.machine.start(plane_of(x, plane));
-        select_tile(p, tile, kit, routes, plane * p.out_plane(), which, holes);
+        state.separable.start(plane_of(x, plane));
+        select_tile(p, tile, state, routes, plane * p.out_plane(), which, holes);
       });
 }
 
-void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes, bool lone) {
+void forward(const Work& whole, Select which, const View& x, Dense y, Dense routes,
+             bool zero_ties) {
   const Plan plan = flattened(*whole.plan, x);
   const Work work{&plan, whole.threads};
-  if (which == Select::median) return POOLGRAD_TABLE(select_median)(work, x, y, routes, lone);
-  const bool zero = lone && routes.data && is_floating(x.dtype);  // integers have no gradient
+  if (which == Select::median) return POOLGRAD_TABLE(select_median)(work, x, y, routes, zero_ties);
+  const bool zero = zero_ties && routes.data && is_floating(x.dtype);  // integers have no gradient
+  const Algorithm algorithm = choose({.task = Task::extreme,
+                                      .plan = &plan,
+                                      .input = layout_of(x, plan),
+                                      .zero_ties = zero,
+                                      .negated = which == Select::smallest,
+                                      .threads = work.threads,
+                                      .vector_bytes = kVectorBytes,
+                                      .general_only = kGeneralOnly});
   std::unique_ptr<std::atomic<bool>[]> left;  // planes that the specialised algorithm did not make
   if constexpr (!kGeneralOnly) {
-    if (!zero && !is_wide(x.dtype)) {
-      if (is_direct(plan)) return POOLGRAD_TABLE(select_small)(work, which, x, y, routes);
-      if (is_sheet(plan)) {
+    switch (algorithm) {
+      case Algorithm::unrolled:
+      case Algorithm::unrolled_joined_rows:
+      case Algorithm::register_blocked:
+      case Algorithm::register_blocked_channels_last:
+        return POOLGRAD_TABLE(select_small)(work, algorithm, which, x, y, routes);
+      case Algorithm::van_herk_2d:
+      case Algorithm::transposed_planes:
         left = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(plan.outer));
-        POOLGRAD_TABLE(select_wide)(work, which, x, y, routes, left.get());
+        POOLGRAD_TABLE(select_wide)(work, algorithm, which, x, y, routes, left.get());
         if (std::none_of(left.get(), left.get() + plan.outer,
                          [](const auto& l) { return l.load(); }))
           return;
-      }
+        break;
+      default:
+        break;
     }
   }
   const auto wanted = [&](i64 plane) { return !left || left.get()[plane]; };

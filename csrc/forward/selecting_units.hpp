@@ -1,26 +1,34 @@
-// The selecting reductions, forward: what each translation unit has for the others.
+// Declares what the translation units of the selecting reductions provide to each other.
 #pragma once
 
 #include <atomic>
 
 #include "base/instruction_set.hpp"
+#include "choose.hpp"
 #include "kernels.hpp"
 
 namespace poolgrad {
 
-// Small windows, as is_direct() has them, of float16, bfloat16, float32 and uint8.
-void POOLGRAD_TABLE(select_small)(const Work&, Select, const View& x, Dense y, Dense routes);
+// Maximum and minimum by Algorithm::unrolled, unrolled_joined_rows, register_blocked or
+// register_blocked_channels_last. float16, bfloat16 and uint8 are compared as they are, all other
+// dtypes as float32.
+void POOLGRAD_TABLE(select_small)(const Work&, Algorithm, Select, const View& x, Dense y,
+                                  Dense routes);
+// The same of float16 and bfloat16, in a unit of its own.
+void POOLGRAD_TABLE(select_small_two_bytes)(const Work&, Algorithm, Select, const View& x, Dense y,
+                                            Dense routes);
 
-// Wide windows, as is_sheet() has them, compared as float32. left[plane] becomes true for each
-// plane that is not made, as the sum of its inputs, or of those of a plane reduced together with
-// it, is not finite: the general algorithm makes it.
-void POOLGRAD_TABLE(select_wide)(const Work&, Select, const View& x, Dense y, Dense routes,
-                                 std::atomic<bool>* left);
+// Maximum and minimum by Algorithm::van_herk_2d or transposed_planes, compared as float32.
+// left[plane] becomes true for each plane that is not computed, because the sum of its inputs, or
+// of those of a plane reduced together with it, is not finite.
+void POOLGRAD_TABLE(select_wide)(const Work&, Algorithm, Select, const View& x, Dense y,
+                                 Dense routes, std::atomic<bool>* left);
 
 // The median.
-void POOLGRAD_TABLE(select_median)(const Work&, const View& x, Dense y, Dense routes, bool lone);
+void POOLGRAD_TABLE(select_median)(const Work&, const View& x, Dense y, Dense routes,
+                                   bool zero_ties);
 
-// The random draw: false, and nothing done, unless x is finite.
+// The random draw. Returns false, and writes nothing, if an input is not finite.
 bool POOLGRAD_TABLE(select_draw)(const Work&, const View& x, Dense y, Dense routes,
                                  const View& order, std::uint64_t seed);
 

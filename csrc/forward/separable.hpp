@@ -1,7 +1,7 @@
-// The forward machine: windows are boxes, so a reduction goes along the width first, then the
-// height, then the depth (the order that keeps "first winner" row-major). A reduced row that
-// several windows share is computed once and kept while they need it; wide windows are made of
-// reductions of 2, 4, 8, ... neighbours.
+// Separable filtering: windows are boxes, so inputs are reduced along the width, then the height,
+// then the depth, the order in which the first winner is the first in row-major order. A reduced
+// row that several windows share is computed once and cached; wide windows are composed of
+// reductions of 2, 4, 8, ... neighbours (log-step doubling).
 #pragma once
 
 #include "forward/log_step_doubling.hpp"
@@ -15,8 +15,8 @@ namespace {
   return level;
 }
 
-// Reduced rows that several windows need, kept by key: at level l those of 2^l neighbours. When no
-// two windows share a row, just kGroup of them in turn.
+// Cache of reduced rows that several windows need, by key: level l holds those of 2^l neighbours.
+// Where no two windows share a row, it is a ring of kMostFolded rows.
 template <class Op>
 class RowCache {
  public:
@@ -25,19 +25,19 @@ class RowCache {
   // n: elements of a row; lines: independent sequences of rows, one beside the other
   POOLGRAD_LOOP RowCache(const Axis& a, i64 lines, i64 n, const Op& op, Arena& arena)
       : shared(a.overlap),
-        top(is_wide(a) ? log2_floor(smaller(a.kernel, a.in)) : 0),
+        top(shares_much(a) ? log2_floor(smaller(a.kernel, a.in)) : 0),
         n_(n),
         lines_(lines) {
     for (int level = 0; level <= top; ++level) {
       const i64 size = i64{1} << level, rest = smaller(a.kernel, a.in) - size;
       // how far apart the first and the last use of a row are
       const i64 apart = (level == top || !Op::kIdempotent ? larger(rest, size) : size) * a.dilation;
-      const i64 wanted = !shared                  ? kGroup
+      const i64 wanted = !shared                  ? kMostFolded
                          : level == 0 && top == 0 ? (a.kernel - 1) * a.dilation + 1
                                                   : apart + 1;
       i64 slots = 1;
       while (slots < wanted && slots < a.in) slots *= 2;
-      if (!shared) slots = kGroup;
+      if (!shared) slots = kMostFolded;
       first_[level] = slots_;
       mask_[level] = slots - 1;
       slots_ += slots * lines;
@@ -94,7 +94,7 @@ class Separable {
     height_rows_.forget();
   }
 
-  // The reduced row (od, oh): in `into`, or where it already lies.
+  // Returns the reduced row (od, oh): in `into`, or in the cache.
   Row row(i64 od, i64 oh, Row into) {
     const i64 below = p_.axis[1].kernel * p_.axis[2].kernel;
     const i64 line = height_rows_.shared ? oh - tile_.lo[1] : 0;
@@ -111,8 +111,8 @@ class Separable {
                  });
   }
 
-  // Folds the rows of output `o` along one axis. make(index, target) makes one of them and says
-  // where it lies: in `target`, unless it is there already. Kept rows are known by `key` + index.
+  // Folds the rows of output `o` along one axis. make(index, target) computes one of them and
+  // returns where it lies: in `target`, or in the cache, under `key` + index.
   template <class Make>
   Row along(RowCache<Op>& cache, const Axis& a, i64 o, i64 key, i64 line, i64 below, Row into,
             Make&& make) {
@@ -127,8 +127,8 @@ class Separable {
     };
     if (s.taps == 1 && s.place == 0) return kept(0, s.begin);
     if (cache.top > 0) return climb(a, s, below, into, kept);
-    in_groups(s.taps, [&](auto size, auto first, i64 begin) {
-      Row rows[kGroup];
+    in_groups<Op>(s.taps, [&](auto size, auto first, i64 begin) {
+      Row rows[kMostFolded];
       for (i64 t = 0; t < size; ++t) {
         const i64 index = s.begin + (begin + t) * a.dilation;
         rows[t] = cache.shared ? kept(0, index) : make_at(make, index, cache.at(0, t, line).row);
@@ -138,17 +138,17 @@ class Separable {
     return into;
   }
 
-  // Rows that lie elsewhere may be made again before they are used: they are copied.
+  // Cached rows may be overwritten before they are used: they are copied.
   template <class Make>
   Row make_at(Make& make, i64 index, Row target) const {
     const Row made = make(index, target);
     if (made.v != target.v) {
-      Op::fold_rows(target, n_, &made, 0, 0, Const<1>{}, std::true_type{});
+      Op::fold_rows(target, n_, &made, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
     }
     return target;
   }
 
-  // The reduction of 2^level neighbours from `index` on.
+  // Returns the reduction of 2^level neighbours from `index` on.
   template <class Make>
   Row rung(RowCache<Op>& cache, const Axis& a, int level, i64 index, i64 key, i64 line, i64 below,
            Make& make) {
@@ -163,12 +163,12 @@ class Separable {
     const Row halves[2] = {
         rung(cache, a, level - 1, index, key, line, below, make),
         rung(cache, a, level - 1, index + half * a.dilation, key, line, below, make)};
-    Op::fold_rows(slot.row, n_, halves, 0, half * below, Const<2>{}, std::true_type{});
+    Op::fold_rows(slot.row, n_, halves, 0, half * below, group_size<Op, 2>(), is_first<Op, true>());
     return slot.row;
   }
 
-  // A window from reductions of 2^level neighbours: two that overlap where that does no harm, else
-  // one for each bit of its size.
+  // Composes a window of reductions of 2^level neighbours: two that overlap if Op is idempotent,
+  // else one for each bit of the window's size.
   template <class Kept>
   Row climb(const Axis& a, const Span& s, i64 below, Row into, Kept& kept) {
     int level = log2_floor(s.taps);
@@ -176,16 +176,17 @@ class Separable {
     const Row first = kept(level, s.begin);
     if (rest == 0 && s.place == 0) return first;
     if (rest == 0) {
-      Op::fold_rows(into, n_, &first, place, 0, Const<1>{}, std::true_type{});
+      Op::fold_rows(into, n_, &first, place, 0, group_size<Op, 1>(), is_first<Op, true>());
     } else if constexpr (Op::kIdempotent) {
       const Row both[2] = {first, kept(level, s.begin + rest * a.dilation)};
-      Op::fold_rows(into, n_, both, place, rest * below, Const<2>{}, std::true_type{});
+      Op::fold_rows(into, n_, both, place, rest * below, group_size<Op, 2>(), is_first<Op, true>());
     } else {
-      Op::fold_rows(into, n_, &first, place, 0, Const<1>{}, std::true_type{});
+      Op::fold_rows(into, n_, &first, place, 0, group_size<Op, 1>(), is_first<Op, true>());
       for (i64 done = s.taps - rest; level-- > 0;) {
         if (!(s.taps >> level & 1)) continue;
         const Row next = kept(level, s.begin + done * a.dilation);
-        Op::fold_rows(into, n_, &next, place + done * below, 0, Const<1>{}, std::false_type{});
+        Op::fold_rows(into, n_, &next, place + done * below, 0, group_size<Op, 1>(),
+                      is_first<Op, false>());
         done += i64{1} << level;
       }
     }
@@ -195,7 +196,7 @@ class Separable {
   const Plan& p_;
   const Tile tile_;
   const i64 n_;
-  Width<Op> width_;
+  WidthReduction<Op> width_;
   RowCache<Op> width_rows_, height_rows_;
 };
 

@@ -1,6 +1,6 @@
-// Wide windows in planes so narrow that their rows would leave much of each vector idle: of as many
-// planes as a vector has lanes one is made, turned so that each vector holds a pixel of all of
-// them; what is made of it is turned back.
+// Transposed planes: wide windows in planes so narrow that rows would leave lanes idle. Transposes
+// as many planes as a vector has lanes into one plane whose vectors hold one pixel of each, reduces
+// that, and transposes the results back.
 #pragma once
 
 #include "base/partition.hpp"
@@ -9,7 +9,7 @@
 namespace poolgrad {
 namespace {
 
-// Transposes a square of W vectors of W lanes: each step moves the bits of (row, lane) by one.
+// Transposes a square of W vectors of W lanes; each step rotates the bits of (row, lane) by one.
 template <class V, int W>
 POOLGRAD_INLINE void transpose(V (&square)[W]) {
   POOLGRAD_UNROLL
@@ -22,12 +22,12 @@ POOLGRAD_INLINE void transpose(V (&square)[W]) {
   }
 }
 
-template <class T, bool Keep>
-class TurnedKit {
+template <class T, bool WithRoutes>
+class TransposedPlanes {
  public:
   static constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
 
-  TurnedKit(const Plan& p, const View& x, Dense y, Dense routes, bool negate, Arena& arena)
+  TransposedPlanes(const Plan& p, const View& x, Dense y, Dense routes, bool negate, Arena& arena)
       : p_(p),
         x_(x),
         y_(y),
@@ -35,27 +35,17 @@ class TurnedKit {
         turned_(turned(p)),
         pixels_(arena.take<T>(turned_.in_plane())),
         made_(arena.take<T>(turned_.out_plane())),
-        winners_(arena.take<u32>(Keep ? turned_.out_plane() : 0)),
+        winners_(arena.take<u32>(WithRoutes ? turned_.out_plane() : 0)),
         inputs_(is_as_it_is(x) ? nullptr : arena.take<T>(turned_.in_plane())),
         outputs_(is<T>(y) ? nullptr : arena.take<T>(turned_.out_plane())),
         view_(view_of(p, pixels_)),
         kit_(turned_, view_, whole(p), {reinterpret_cast<char*>(made_), DtypeOf<T>::value}, negate,
              arena) {}
-  TurnedKit(const TurnedKit&) = delete;
-  TurnedKit& operator=(const TurnedKit&) = delete;
+  TransposedPlanes(const TransposedPlanes&) = delete;
+  TransposedPlanes& operator=(const TransposedPlanes&) = delete;
 
-  // Whether that is of use: more than a quarter of the lanes would be idle, there are planes for
-  // all threads, their rows lie one behind the other, and what is turned stays in the second cache.
-  static bool is_of_use(const Plan& p, const View& x, int threads) {
-    const i64 n = p.axis[2].out, lanes = ceil_div(n, W) * W;
-    const bool dense = x.width == 1 && (x.height == p.axis[2].in || p.axis[1].in == 1);
-    const i64 in = p.in_plane(), out = p.out_plane();
-    return p.inner == 1 && dense && p.outer >= W * threads && 4 * (lanes - n) > lanes && in >= W &&
-           out >= W && larger(in, out) <= kMostTurned / kVectorBytes;
-  }
-
-  // Makes planes first ... last. Calls leave(plane) for those that are not made, as an input of one
-  // of them is not finite.
+  // Computes planes first ... last. Calls leave(plane) for those that are not computed, because an
+  // input of one of them is not finite.
   template <class Leave>
   void make(i64 first, i64 last, Select which, bool holes, Leave&& leave) {
     const Dense winners{reinterpret_cast<char*>(winners_), Dtype::uint32};
@@ -71,8 +61,7 @@ class TurnedKit {
   }
 
  private:
-  static constexpr i64 kMostTurned = i64{1} << 17;  // bytes
-  static_assert(kMostTurned / kVectorBytes <=
+  static_assert(kMostTransposedBytes / kVectorBytes <=
                 kWorthAThread / kPartsAThread);  // else planes are cut
 
   static bool is_as_it_is(const View& x) { return x.dtype == DtypeOf<T>::value; }
@@ -93,7 +82,7 @@ class TurnedKit {
     return tile;
   }
 
-  // Lanes without a plane repeat the last.
+  // Transposes planes; lanes without a plane repeat the last.
   void turn(i64 plane, int planes) {
     const i64 n = p_.in_plane();
     const T* from[W];
@@ -112,7 +101,7 @@ class TurnedKit {
       POOLGRAD_UNROLL
       for (int k = 0; k < W; ++k) {
         square[k] = load<V>(from[k] + at);
-        if (!inputs_) ask(from[k] + at + W * n);  // the next planes, if they follow these
+        if (!inputs_) prefetch(from[k] + at + W * n);  // the next planes, if they follow these
       }
       transpose(square);
       POOLGRAD_UNROLL
@@ -126,20 +115,20 @@ class TurnedKit {
     separate(made_, n, planes,
              [=, in_place = !outputs_](int k, i64 at, auto value) __attribute__((always_inline)) {
                store(values + k * n + at, value);
-               if (in_place) ask(values + (W + k) * n + at);
+               if (in_place) prefetch(values + (W + k) * n + at);
              });
     if (outputs_) write(y_, first, outputs_, planes * n);
-    if (!Keep) return;
+    if (!WithRoutes) return;
     const i64 bytes = p_.route_bytes;
     separate(winners_, n, planes,
              [=, to = routes_](int k, i64 at, auto where) __attribute__((always_inline)) {
                const i64 here = first + k * n + at;
                put_routes(where, to, here, W);
-               ask(as<char>(to, (here + W * n) * bytes));
+               prefetch(as<char>(to, (here + W * n) * bytes));
              });
   }
 
-  // put(plane, where, values) for W values at a time.
+  // Calls put(plane, position, values) for W values at a time.
   template <class U, class Put>
   POOLGRAD_LOOP void separate(const U* from, i64 n, int planes, Put put) const {
     using V = Vec<U, W>;
@@ -164,7 +153,7 @@ class TurnedKit {
   u32* winners_;
   T *inputs_, *outputs_;  // numbers of another type than those of the arrays
   const View view_;
-  WideKit<T, Keep> kit_;
+  WideWindowsState<T, WithRoutes> kit_;
 };
 
 }  // namespace

@@ -1,37 +1,21 @@
-// Small windows, forward: all places of a window at once, in registers; nothing is kept between
-// rows. What they read is counted once for each window that reads it, so it pays only while
-// windows share little.
+// Unrolled windows: reads all taps of each window and reduces them in registers. Nothing is kept
+// between rows, so a tap is read once for every window that holds it: of use where windows share
+// little.
 #pragma once
 
 #include "base/instruction_set.hpp"
+#include "choose.hpp"
 #include "forward/row_writer.hpp"
 #include "forward/separable.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMostPlaces = 64;
-inline constexpr i64 kNarrow = 32;   // outputs of a row that is too short for a sweep of its own,
-inline constexpr i64 kSwept = 2048;  // and of the rows of a sweep, with what lies between them
-inline constexpr i64 kPiece = 512;   // elements of a row of pixels that are made at a time
+inline constexpr i64 kSwept = 2048;  // outputs of a sweep over joined rows, gaps included
+inline constexpr i64 kChannelsLastElements =
+    512;  // elements of a row of pixels that are made at a time
 
-[[maybe_unused]] inline bool has_few_places(const Plan& p) {
-  for (const Axis& a : p.axis) {
-    if (!a.regular()) return false;
-  }
-  return p.places <= kMostPlaces;
-}
-
-// Whether that is cheaper than reducing along one axis after the other.
-[[maybe_unused]] inline bool is_direct(const Plan& p) {
-  i64 distinct = 1;  // places of a window that no window before it had
-  for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
-  return has_few_places(p) && p.places <= larger(4 * distinct, distinct > 1        ? 25
-                                                               : p.inner_axis >= 0 ? 16
-                                                                                   : 12);
-}
-
-// Place t of a line of windows that lie S apart: its places are `step` apart, if S is 1, else one.
+// Loads tap t of W windows that lie S columns apart. Taps are `step` apart where S is 1, else one.
 template <i64 S, class V, class T>
 POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
   if constexpr (S == 1) return load<V>(from + t * step);
@@ -39,25 +23,33 @@ POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
   else return load_third<V>(from, t);
 }
 
-// Whether there is code for squares of finite inputs, of which the compiler knows the rest.
+// Whether Op has code for square windows of finite inputs whose other settings are compile-time
+// constants.
 template <class Op>
 concept KnowsSquares = requires { requires Op::kKnowsSquares; };
 
-// Whether two vectors of outputs are made at a time.
+// Whether storing a cell takes so long that it is compiled for one width: the last lanes are
+// masked.
 template <class Op>
-concept MakesPairs = kSpecialised<typename Op::In> && requires { Op::kPairs; };
+concept Heavy = requires { requires Op::kHeavy; };
 
-// Op: first, take and store what is known of a window's places, lane by lane; Target: where outputs
-// go; kFill: what changes no result, unless that is_suspect; kPads: whether there is such a thing;
-// kNarrow: whether outputs know nothing of their column; kByLines: whether lines of places are
-// reduced one by one, and then merged, so that the same is rounded everywhere.
+// Whether two vectors of outputs are computed at a time.
 template <class Op>
-class Direct {
+concept MakesPairs = kSpecialised<typename Op::In> && requires { requires Op::kPairs; };
+
+// Op provides `first`, `take` and `store` for the partial reduction of a window, lane by lane.
+// Target: the output rows. kFill: padding that changes no result, unless is_suspect() says that an
+// output may be the padding itself. kPads: whether there is such a value. kByLines: each line of
+// taps is reduced on its own, then lines are merged, so that all algorithms round alike.
+template <class Op>
+class Unrolled {
  public:
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  POOLGRAD_LOOP Direct(const Plan& plan, const View& x, const Tile& tile, bool negate, Arena& arena)
+  // joins_rows: sweep_rows() will be called instead of row().
+  POOLGRAD_LOOP Unrolled(const Plan& plan, const View& x, const Tile& tile, bool negate,
+                         bool joins_rows, Arena& arena)
       : p_(plan),
         x_(x),
         tile_(tile),
@@ -65,10 +57,11 @@ class Direct {
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
         step_(reader_.step()),
         even_(plan.inner == 1 && reader_.direct() && fits(plan.axis[2])),
-        narrow_(is_narrow(plan, tile)),
+        narrow_(joins_rows),
         in_place_(!negate && fits(plan.axis[1]) && fits(plan.axis[2]) &&
                   x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
-        piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2] : larger(1, kPiece / plan.inner)),
+        piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2]
+                               : larger(1, kChannelsLastElements / plan.inner)),
         pitch_(in_place_ ? plan.axis[2].in : span(plan.axis[2])),
         rows_swept_(smaller(tile.hi[1] - tile.lo[1], larger(1, kSwept / pitch_))),
         laid_(narrow_ && !in_place_ ? arena.take<T>(reach(rows_swept_) * pitch_) : nullptr) {}
@@ -76,7 +69,7 @@ class Direct {
   void start(const char* plane) { reader_.start(plane); }
 
   // Calls use(first element, elements, make) for one piece of a row after the other; make(target)
-  // makes it.
+  // computes the piece.
   template <class Use>
   void row(i64 od, i64 oh, Use&& use) {
     if (even_ && is_full(p_.axis[0], od) && is_full(p_.axis[1], oh)) return even_row(od, oh, use);
@@ -94,16 +87,15 @@ class Direct {
     outputs(lo, hi, to);
   }
 
-  // Narrow planes: many rows in one sweep. Where both strides are s, output (oh, ow) reads from
-  // s * (oh * pitch + ow) on, if rows of inputs and of outputs lie `pitch` apart: it is output
-  // oh * pitch + ow of one long row. What lies between the rows of outputs means nothing.
-  bool narrow() const { return narrow_; }
+  // Narrow planes: many rows in one sweep. Where both strides are s, output (oh, ow) reads from s *
+  // (oh * pitch + ow) on, if rows of inputs and of outputs lie `pitch` apart: it is output oh *
+  // pitch + ow of one long row. The values between two rows of outputs are meaningless.
   i64 pitch() const { return pitch_; }
   i64 rows_swept() const { return rows_swept_; }  // at a time
   i64 swept(i64 rows) const { return (rows - 1) * pitch_ + p_.axis[2].out; }
 
-  // Rows oh ... oh + rows. False: where only padding seems to have been found, they are to be made
-  // one by one.
+  // Computes rows oh ... oh + rows. Returns false if an output equals the padding: these rows must
+  // be computed one by one.
   bool sweep_rows(const char* plane, i64 oh, i64 rows, Target to) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 first = (oh * height.stride - height.lo) * pitch_ - width.lo;
@@ -136,7 +128,7 @@ class Direct {
     });
   }
 
-  // All windows are full, and rows lie where they always do: the taps of an earlier row, moved.
+  // All windows are full and rows are equally spaced: the taps of an earlier row, at an offset.
   template <class Use>
   void even_row(i64 od, i64 oh, Use&& use) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
@@ -157,8 +149,8 @@ class Direct {
       }
     }
     for (i64 i = 0; i < depth.kernel; ++i) {
-      ask(at + i * depth.dilation * x_.depth + kAhead<T>,
-          height.stride * x_.height * static_cast<i64>(sizeof(T)));
+      prefetch(at + i * depth.dilation * x_.depth + kAhead<T>,
+               height.stride * x_.height * static_cast<i64>(sizeof(T)));
     }
     const i64 n = tile_.hi[2] - tile_.lo[2];
     const Taps taps{even_taps_, depth.kernel * height.kernel * kernel, kernel};
@@ -168,7 +160,7 @@ class Direct {
     });
   }
 
-  // Outputs lo ... hi of the row.
+  // Computes outputs lo ... hi of the row.
   void outputs(i64 lo, i64 hi, Target to) {
     const Axis& a = p_.axis[2];
     if (count_ == 0) return Op::clear(to, (hi - lo) * p_.inner);
@@ -195,30 +187,19 @@ class Direct {
     i64 count, line;  // all of them, and those of a line
   };
 
-  // From the first place of the first window to the last of the last.
+  // Columns from the first tap of the first window to the last tap of the last.
   static i64 span(const Axis& a) {
     return (a.out - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
   }
   static bool fits(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
 
-  static bool is_narrow(const Plan& p, const Tile& tile) {
-    const Axis &height = p.axis[1], &width = p.axis[2];
-    const bool whole = tile.lo[2] == 0 && tile.hi[2] == width.out;
-    // Of a tall plane only if most of what is swept are outputs, and windows are not tall as well.
-    const bool small = span(height) <= 4 * kNarrow;
-    const bool dense = height.stride <= 2 && (height.kernel - 1) * height.dilation < 4 * kNarrow;
-    return Op::kNarrow && p.inner == 1 && whole && is_point(p.axis[0]) && height.out > 1 &&
-           height.stride == width.stride && width.out <= kNarrow && span(width) <= 4 * kNarrow &&
-           (small || dense);
-  }
-
-  // So many rows of inputs are reached from rows of outputs.
+  // Rows of inputs that the windows of `rows` rows of outputs cover.
   i64 reach(i64 rows) const {
     const Axis& a = p_.axis[1];
     return (rows - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
   }
 
-  // What rows of outputs reach, in rows that lie `pitch` apart, with what never wins around it.
+  // Copies the rows of inputs that the windows cover, `pitch` apart, with padding around them.
   POOLGRAD_LOOP const T* laid_out(const char* plane, i64 oh, i64 rows) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 lo = larger(0, -width.lo), hi = smaller(width.in, pitch_ - width.lo);
@@ -234,7 +215,8 @@ class Direct {
     return laid_;
   }
 
-  // Whether rows copied to where there is room around them cost less than outputs one by one.
+  // Whether copying rows with padding around them costs less than computing edge outputs one by
+  // one.
   static bool is_worth_padding(const Plan& p) {
     const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
     const i64 edges = width.full_lo + width.out - width.full_hi;
@@ -248,16 +230,16 @@ class Direct {
             Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
   }
 
-  // One output, of all channels.
+  // Computes one output of all channels.
   void one(i64 o, Target to) {
     const Axis& a = p_.axis[2];
     const Span s = span_of(a, o);
     if (s.taps == 0) return Op::clear(to, p_.inner);
     const i64 n = tap(s.begin, s.taps, a.dilation, s.place);
-    sweep(to, p_.inner, 0, {taps_, n, s.taps}, Next{0}, Const<1>{});
+    sweep_next(to, p_.inner, 0, {taps_, n, s.taps});
   }
 
-  // Outputs whose windows are full.
+  // Computes outputs whose windows are full.
   void columns(i64 lo, i64 hi, Target to) {
     const Axis& a = p_.axis[2];
     const i64 n = hi - lo, first = lo * a.stride - a.lo, step = a.stride * step_;
@@ -267,14 +249,14 @@ class Direct {
     const Taps taps{taps_, tap(first, kernel, a.dilation, 0), kernel};
     if (channels) {
       for (i64 o = 0; o < n; ++o) {
-        sweep(to.at(o * p_.inner), p_.inner, o * step, taps, Next{0}, Const<1>{});
+        sweep_next(to.at(o * p_.inner), p_.inner, o * step, taps);
       }
     } else {
       sweep_row(to, n, 0, taps, step, neighbours ? a.kernel : 0);
     }
   }
 
-  // `count` places of each line, from column `first` on, which is place `place` of a line.
+  // Lists `count` taps of each line, from column `first` on, which is tap `place` of a line.
   i64 tap(i64 first, i64 count, i64 dilation, i64 place) {
     i64 n = 0;
     for (i64 r = 0; r < count_; ++r) {
@@ -286,14 +268,22 @@ class Direct {
     return n;
   }
 
-  // Whether neighbours are read together: at stride 2 they are sorted out at once. Where arithmetic
-  // takes most of the time it matters little, and rare types do without the code for it.
-  static constexpr bool kReadsTogether = kSpecialised<T> || !requires { Op::kHeavy; };
+  // Whether neighbouring taps are loaded together: at stride 2 one shuffle separates them. Where
+  // arithmetic takes most of the time this matters little, and rare types do without the code.
+  static constexpr bool kReadsTogether = kSpecialised<T> || !Heavy<Op>;
   static bool is_paired(const Axis& a) {
     return kReadsTogether && a.dilation == 1 && a.stride <= 2 && (a.kernel == 2 || a.kernel == 3);
   }
 
-  // `together`: so many neighbours are read at each of the taps; 0: each tap is one of them.
+  // Computes neighbouring outputs of neighbouring inputs.
+  static void sweep_next(Target to, i64 n, i64 offset, Taps taps) {
+    if constexpr (Heavy<Op>) {
+      if (n < kLanes) return sweep_part(to, n, offset, taps, 1, 1);
+    }
+    sweep(to, n, offset, taps, Next{0}, Const<1>{});
+  }
+
+  // together: the number of neighbours that are loaded at each tap; 0: each tap is one input.
   static void sweep_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
     if constexpr (KnowsSquares<Op>) {
       const auto squares = [&](auto kernel, auto stride) {
@@ -306,6 +296,9 @@ class Direct {
       if (squares(Const<2>{}, Const<2>{}) || squares(Const<3>{}, Const<2>{})) return;
       if (squares(Const<3>{}, Const<1>{})) return;
     }
+    if constexpr (Heavy<Op>) {
+      if (n < kLanes) return sweep_part(to, n, offset, taps, step, larger(1, together));
+    }
     if constexpr (kReadsTogether) {
       if (together == 2 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<2>{});
       if (together == 3 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<3>{});
@@ -316,7 +309,7 @@ class Direct {
     else sweep(to, n, offset, taps, Apart{step, 0}, Const<1>{});
   }
 
-  // Outputs of taps, all moved by `offset`, at each of which `width` neighbours are read.
+  // Computes outputs from taps at `offset`, at each of which `width` neighbours are loaded.
   template <class Distance, class Width>
   POOLGRAD_LOOP static void sweep(Target to, i64 n, i64 offset, Taps taps, Distance distance,
                                   Width width) {
@@ -352,15 +345,37 @@ class Direct {
       }
       if (n >= 2 * kLanes) return;
     }
-    sweep_lanes<T>(n, [&](auto w, i64 i) {
+    const auto make = [&](auto w, i64 i) {
       auto cell = cell_of(w, i);
-      Op::template store<Vec<T, w()>>(to, i, cell);
-    });
+      if constexpr (Heavy<Op>) Op::template store<Vec<T, w()>>(to, i, cell, w);
+      else Op::template store<Vec<T, w()>>(to, i, cell);
+    };
+    if constexpr (Heavy<Op>) {
+      for (i64 i = 0; i < n; i += kLanes) make(Const<kLanes>{}, smaller(i, n - kLanes));
+    } else {
+      sweep_lanes<T>(n, make);
+    }
   }
 
-  // The same of K neighbours at each of K taps, S apart, all of which the compiler keeps in
-  // registers. Four vectors take turns: each waits for its own results most of the time. False: not
-  // all inputs are finite, and the outputs mean nothing.
+  // Fewer outputs than a vector has lanes.
+  POOLGRAD_LOOP static void sweep_part(Target to, i64 n, i64 offset, Taps taps, i64 step,
+                                       i64 width) {
+    using V = Vec<T, kLanes>;
+    const auto input = [&](i64 r, i64 t) {
+      return Part{n}.template load<V>(taps.list[r].at + offset + t, step);
+    };
+    auto cell = Op::template first<V>(input(0, 0), taps.list[0].place);
+    for (i64 r = 0; r < taps.count; ++r) {
+      for (i64 t = r == 0; t < width; ++t) {
+        Op::template take<V>(cell, input(r, t), taps.list[r].place + static_cast<u32>(t));
+      }
+    }
+    Op::template store<V>(to, 0, cell, n);
+  }
+
+  // The same for K neighbours at each of K taps, S apart, all in registers. Four vectors are
+  // interleaved, because each waits for its own results most of the time. Returns false if an input
+  // is not finite; the outputs are then meaningless.
   template <i64 K, i64 S, class Set>
   POOLGRAD_LOOP static bool sweep_squares(Target to, i64 n, i64 offset, Taps taps, Set set) {
     using V = Vec<T, kLanes>;
@@ -401,7 +416,7 @@ class Direct {
   bool surrounded_ = false;    // by what never wins
   i64 count_ = 0;              // rows that the windows of a row of outputs reach
   const T* origin_ = nullptr;  // where even_taps_ begin
-  Tap rows_[kMostPlaces], taps_[kMostPlaces], even_taps_[kMostPlaces];
+  Tap rows_[kMostTaps], taps_[kMostTaps], even_taps_[kMostTaps];
 };
 
 }  // namespace

@@ -1,49 +1,36 @@
-// Wide windows of neighbouring outputs in a plane. Rows of inputs are reduced along the width, then
-// along the height by the method of van Herk (1992) and of Gil and Werman (1993): rows fall into
-// blocks of a window's height, so each window is the end of one block and the beginning of the
-// next; with both made row by row it takes three operations, however high it is. The halves share
-// no row, so the method serves sums as well. Two of the operations are done while a row is reduced
-// along the width, in registers: an output is made as soon as its last input is read. With channels
-// last, where a vector holds channels of one pixel, maxima along the width are made in the same
-// way.
+// Two-dimensional van Herk/Gil-Werman method (van Herk 1992; Gil & Werman 1993) for wide windows of
+// neighbouring outputs. Rows of inputs are reduced along the width by log-step doubling, then along
+// the height: rows are divided into blocks of a window's height, so each window is a suffix of one
+// block and a prefix of the next. With both computed row by row this takes three operations,
+// whatever the height. Suffix and prefix share no row, so the method serves sums as well. Two of
+// the operations are done while a row is in registers: an output is complete as soon as its last
+// input is read. With channels last, where a vector holds channels of one pixel, maxima along the
+// width use the same method.
 #pragma once
 
 #include <optional>
 
+#include "choose.hpp"
 #include "forward/log_step_doubling.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMostShared = 1 << 13;   // places of windows
-inline constexpr i64 kSheetBytes = 1 << 19;   // of a block of rows,
-inline constexpr i64 kGroupLength = 1 << 10;  // elements of rows that are read together
+inline constexpr i64 kVanHerkBytes = 1 << 19;  // of a block of rows,
+inline constexpr i64 kGroupLength = 1 << 10;   // elements of rows that are read together
 
-// From the first place of a window to the last.
-[[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
-
-// Whether that is of use. By the shape of windows alone: nothing else may decide how sums are
-// rounded.
-[[maybe_unused]] inline bool is_sheet(const Plan& p) {
-  const Axis &height = p.axis[1], &width = p.axis[2];
-  return is_point(p.axis[0]) && height.regular() && width.regular() && is_wide(height) &&
-         height.dilation == 1 && 4 * height.stride <= height.kernel && width.stride == 1 &&
-         height.kernel <= 2 * height.n + 64 && reach(width) <= 2 * width.m + 64 &&
-         p.places <= kMostShared;
-}
-
-// Op: load, merge and store partial reductions of a window, lane by lane. kNeedsFinite: a plane
-// with a NaN or an infinity is not reduced.
+// Op loads, merges and stores partial reductions of a window, lane by lane. kNeedsFinite: planes
+// with a NaN or an infinity are not reduced.
 template <class Op>
-class Sheet {
+class VanHerk2d {
  public:
   using T = typename Op::In;
   using Row = typename Op::Row;
   static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
   using V = Vec<T, W>;
 
-  // What is made on its own, so that blocks stay in the second cache: some columns of a tile and,
-  // with channels last, a vector of channels.
+  // The part of a tile that is computed at a time, so that blocks stay in the second cache: some
+  // columns and, with channels last, a vector of channels.
   struct Patch {
     Tile tile;
     i64 channel, channels;  // all of them, if they are few
@@ -55,8 +42,8 @@ class Sheet {
     }
   };
 
-  Sheet(const Plan& plan, const View& x, const Tile& tile, const Reading<T>& how, const Op& op,
-        Arena& arena)
+  VanHerk2d(const Plan& plan, const View& x, const Tile& tile, const Reading<T>& how, const Op& op,
+            Arena& arena)
       : p_(plan),
         x_(x),
         tile_(tile),
@@ -83,22 +70,22 @@ class Sheet {
     }
     scratch_ = arena.take<char>(static_cast<i64>(bytes));
   }
-  Sheet(const Sheet&) = delete;
-  Sheet& operator=(const Sheet&) = delete;
+  VanHerk2d(const VanHerk2d&) = delete;
+  VanHerk2d& operator=(const VanHerk2d&) = delete;
 
   i64 patches() const { return pieces_ * vectors_; }
 
-  // Rows of outputs that are made together, and elements of them, at most.
+  // Rows of outputs that are computed together at most, and their elements.
   i64 most_rows() const {
     const Axis& a = p_.axis[1];
     return smaller(tile_.hi[1] - tile_.lo[1], ceil_div(a.kernel, a.stride));
   }
   i64 most() const { return most_rows() * pitch_of(columns_); }
 
-  // Makes a patch of a plane, some rows at a time: open(patch, first row, rows) gives emit(row,
-  // strip, cell, by how much its place is too great, lanes), which is called in any order, then
-  // close(patch, first row, rows). False: Op needs finite inputs, and one is not; the patch is not
-  // complete.
+  // Computes a patch of a plane, some rows at a time. open(patch, first row, rows) returns
+  // emit(row, strip, cell, offset of the tap index, lanes), which is called in any order;
+  // close(patch, first row, rows) follows. Returns false if Op needs finite inputs and one is not;
+  // the patch is then incomplete.
   template <class Open, class Close>
   bool make(const char* plane, i64 k, Open&& open, Close&& close) {
     const Axis& a = p_.axis[1];
@@ -125,7 +112,7 @@ class Sheet {
     const i64 all = tile_.hi[2] - tile_.lo[2], shared = reach(p_.axis[2]);
     Arena measure;
     (void)op.take(measure, p_.axis[1].kernel * 64);
-    const i64 room = kSheetBytes / static_cast<i64>(measure.used()) * 64 / side_;
+    const i64 room = kVanHerkBytes / static_cast<i64>(measure.used()) * 64 / side_;
     const i64 most = larger(larger(1, room - shared), shared);
     const i64 even = ceil_div(all, ceil_div(all, most));
     return side_ > 1 ? even : ceil_div(even, kLine) * kLine;
@@ -163,7 +150,7 @@ class Sheet {
     return patch_;
   }
 
-  // The rows of a block that are inputs, and of use.
+  // The rows of a block that are inputs and needed.
   Range real_rows(i64 block) const {
     const Axis& a = p_.axis[1];
     const i64 first = block * a.kernel - shift_ - a.lo;
@@ -172,9 +159,9 @@ class Sheet {
     return {lo, larger(lo, smaller(a.kernel, end - first))};
   }
 
-  // What becomes of rows that are reduced along the width. A row of the block before holds what is
-  // known from there to its end; a window that begins with it is complete with what is known of the
-  // rows above the new one, which takes its place.
+  // Takes rows that are reduced along the width. Row j of the previous block holds the suffix from
+  // j on; the window that begins with it is complete when merged with the prefix of the new block.
+  // The new row then replaces row j.
   template <bool kMakes, class Emit>
   struct Pass {
     using Cell = typename Op::template Cell<V>;
@@ -217,8 +204,8 @@ class Sheet {
     }
   };
 
-  // Reads rows of a block, and makes the outputs whose windows begin in the block before. False: an
-  // input is not finite.
+  // Reads rows of a block and computes the outputs whose windows begin in the previous block.
+  // Returns false if an input is not finite.
   template <bool kMakes, class Emit>
   bool rows_of(i64 block, i64 oh, i64 outputs, i64 rows, const Emit& emit) {
     const Axis& a = p_.axis[1];
@@ -256,8 +243,8 @@ class Sheet {
     Op::clear(Op::at(block_, line.row * pitch_), pitch_);
   }
 
-  // Rows of inputs to `raw_`, amid what never wins. False: Op needs finite inputs, and a sum of
-  // them is not finite.
+  // Copies rows of inputs to `raw_`, between padding. Returns false if Op needs finite inputs and
+  // the sum of the inputs is not finite.
   POOLGRAD_LOOP bool copy(i64 h, i64 rows) {
     const i64 step = reader_->step(), columns = real_.hi - real_.lo;
     const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // what will be copied next
@@ -266,7 +253,7 @@ class Sheet {
       i64 i = 0;
       for (; i + W <= n; i += W) {
         const V v = load<V>(from + i);
-        ask(from + i + ahead);
+        prefetch(from + i + ahead);
         store(to + i, v);
         if constexpr (Op::kNeedsFinite) seen += v;
       }
@@ -286,7 +273,7 @@ class Sheet {
     return !Op::kNeedsFinite || !any(seen - seen != T(0));
   }
 
-  // Rows, reduced along the width, vector by vector.
+  // Reduces rows along the width, vector by vector.
   template <bool kMakes, class Emit>
   void along_width(const T* from, i64 rows, const Pass<kMakes, Emit>& pass,
                    typename Pass<kMakes, Emit>::Line line) const {
@@ -297,7 +284,7 @@ class Sheet {
                               line);
     }
     const i64 outputs = columns * side_;
-    const Neighbours<Op> near(a.kernel);
+    const LogStepDoubling<Op> near(a.kernel);
     if (side_ == 1 && a.dilation == 1 && near.fits()) {
       return near.make(from, pitch_, rows, outputs, pass, line);
     }
@@ -317,7 +304,7 @@ class Sheet {
     }
   }
 
-  // Each row of a block becomes what is known of the block from that row on.
+  // Turns each row of a block into the suffix of the block from that row on.
   void add_up(i64 block) const {
     i64 s = 0;
     for (; s + kStrips <= patch_.strips; s += kStrips) add_up_strips<kStrips>(block, s);

@@ -43,7 +43,8 @@ struct Axis {
   // input 0 number `before`.
   i64 first = 0, before = 0, n = 1, m = 1;
 
-  bool regular() const { return !adaptive && !placed; }
+  // Inlined everywhere: units of different instruction sets share no function.
+  POOLGRAD_INLINE bool regular() const { return !adaptive && !placed; }
 };
 
 // Everything a kernel needs to know about an array besides its strides. The three pooled axes are
@@ -84,6 +85,20 @@ namespace {
   a.full_hi = larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach + a.lo, a.stride) + 1));
   a.overlap = a.m > 1 && a.stride <= reach;
   return a;
+}
+
+// The axis whose windows over the outputs are the outputs that hold each input: windows of stride 1
+// share so much that the gradient of an average is such an average of gradients.
+[[maybe_unused]] inline Axis transposed(const Axis& a) {
+  Axis t = a;
+  t.in = a.out;
+  t.out = a.in;
+  t.n = a.m;
+  t.m = a.n;
+  t.first = a.before;
+  t.before = a.first;
+  const i64 lo = (a.kernel - 1) * a.dilation - a.lo;
+  return regular_axis(t, 1, lo, 0, a.dilation);
 }
 
 // Whether an axis is one input, the window of the one output: nothing, no padding either, is there

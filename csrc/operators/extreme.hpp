@@ -1,4 +1,5 @@
-// Selecting reductions, forward: one input of a window wins; its place is the route.
+// The maximum, and the minimum as the maximum of the opposites: one input of a window wins, and its
+// tap index is the route.
 #pragma once
 
 #include "forward/register_blocked_channels_last.hpp"
@@ -6,7 +7,7 @@
 namespace poolgrad {
 namespace {
 
-// Below everything that an input can be; for floating types equal to the lowest.
+// The lowest value of a type; -infinity for floats.
 template <class T>
 constexpr T lowest() {
   return kFloat<T> ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
@@ -16,42 +17,45 @@ constexpr T highest() {
   return kFloat<T> ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
 }
 
-// Values, and the places where they were found.
+// Values and the tap indices of the inputs that they come from.
 template <class T>
-struct Found {
+struct ValuesAndTaps {
   T* v;
   u32* r;
 };
 
-// The maximum. A later input wins only if it is greater, so the first of equals stays; a NaN wins
-// over everything before it, so the last NaN stays. Keep: remember the place. Lone: a window whose
-// maximum occurs more than once is routed nowhere (ties="zero").
-// NaNs: there may be some.
-template <class T, bool Keep, bool Lone, bool NaNs = kFloat<T>>
+// The maximum. A later input wins only if it is greater, so the first of equal inputs wins; a NaN
+// wins over everything before it, so the last NaN wins. WithRoutes: tap indices are computed, too.
+// ZeroTies: a window whose maximum occurs more than once is routed nowhere (ties="zero"). NaNs:
+// inputs may be NaN.
+template <class T, bool WithRoutes, bool ZeroTies, bool NaNs = kFloat<T>>
 struct Max {
   using In = T;
-  using Row = Found<T>;
+  using Row = ValuesAndTaps<T>;
 
-  static constexpr bool kIdempotent = !Lone;
+  static constexpr bool kIdempotent = !ZeroTies;
+  static constexpr bool kAnySize = ZeroTies;  // seldom used
   static constexpr bool kDoubles = true;
   static constexpr bool kRounds = false;  // merging in another order changes nothing
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // infinities are like the fill
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Row row, i64 n) {
     bool found = false;
-    for (i64 i = 0; Keep && i < n; ++i) found |= row.v[i] == lowest<T>();
+    for (i64 i = 0; WithRoutes && i < n; ++i) found |= row.v[i] == lowest<T>();
     return found;
   }
 
   static Row take(Arena& arena, i64 n) {
-    return {arena.take<T>(n), Keep ? arena.take<u32>(n) : nullptr};
+    return {arena.take<T>(n), WithRoutes ? arena.take<u32>(n) : nullptr};
   }
   static Row slot(Row row, i64 offset) { return at(row, offset); }
-  static Row at(Row row, i64 offset) { return {row.v + offset, Keep ? row.r + offset : nullptr}; }
+  static Row at(Row row, i64 offset) {
+    return {row.v + offset, WithRoutes ? row.r + offset : nullptr};
+  }
 
   POOLGRAD_LOOP static void clear(Row row, i64 n) {
     for (i64 i = 0; i < n; ++i) row.v[i] = lowest<T>();
-    if constexpr (Keep) {
+    if constexpr (WithRoutes) {
       for (i64 i = 0; i < n; ++i) row.r[i] = kNowhere;
     }
   }
@@ -62,12 +66,12 @@ struct Max {
     const auto mask = [](auto m) { return convert<Mask>(m); };
     auto wins = value > best;
     if constexpr (NaNs) wins |= value != value;
-    if constexpr (Lone) where = mask(value == best) ? P{} + kNowhere : where;
-    if constexpr (Keep) where = mask(wins) ? place : where;
+    if constexpr (ZeroTies) where = mask(value == best) ? P{} + kNowhere : where;
+    if constexpr (WithRoutes) where = mask(wins) ? place : where;
     best = wins ? value : best;
   }
 
-  // Whether ReLU makes zero of a number.
+  // Whether the ReLU of a value is zero.
   template <class V>
   static auto is_cut(V value) {
     return value <= V{};
@@ -78,15 +82,16 @@ struct Max {
     using Mask = std::make_signed_t<std::remove_cvref_t<decltype(where[0])>>;
     const auto cut = is_cut(best);
     best = cut ? V{} : best;
-    if constexpr (Keep) where = convert<Mask>(cut) ? P{} + kNowhere : where;
+    if constexpr (WithRoutes) where = convert<Mask>(cut) ? P{} + kNowhere : where;
   }
 
   template <class P>
   static P moved(P where, u32 by) {
-    return Lone ? (where == kNowhere ? where : where + by) : where + by;
+    return ZeroTies ? (where == kNowhere ? where : where + by) : where + by;
   }
 
-  // What is known of parts of windows, side by side; places are moved when it is read or written.
+  // Partial reductions of W windows; tap indices are shifted when a partial reduction is loaded or
+  // stored.
   template <class V>
   struct Cell {
     V best;
@@ -96,26 +101,26 @@ struct Max {
   static Cell<V> begin(V value, u32 place = 0) {
     Cell<V> cell{};
     cell.best = value;
-    if constexpr (Keep) cell.where += place;
+    if constexpr (WithRoutes) cell.where += place;
     return cell;
   }
-  // f of what two know.
+  // Applies f to the members of two partial reductions.
   template <class C, class F>
   static C each(const C& a, const C& b, F&& f) {
     C both{};
     both.best = f(a.best, b.best);
-    if constexpr (Keep) both.where = f(a.where, b.where);
+    if constexpr (WithRoutes) both.where = f(a.where, b.where);
     return both;
   }
   template <class C>
   static C moved_back(C cell, u32 by) {
-    if constexpr (Keep) cell.where = moved(cell.where, -by);
+    if constexpr (WithRoutes) cell.where = moved(cell.where, -by);
     return cell;
   }
   template <class C>
   static C load_cell(Row from, u32 by) {
     C cell{load<decltype(C::best)>(from.v), {}};
-    if constexpr (Keep) cell.where = moved(load<decltype(C::where)>(from.r), by);
+    if constexpr (WithRoutes) cell.where = moved(load<decltype(C::where)>(from.r), by);
     return cell;
   }
   template <class C>
@@ -125,32 +130,32 @@ struct Max {
   template <class C>
   static void store_cell(Row to, const C& cell, u32 back, i64 lanes) {
     store_first(to.v, cell.best, lanes);
-    if constexpr (Keep) store_first(to.r, moved(cell.where, -back), lanes);
+    if constexpr (WithRoutes) store_first(to.r, moved(cell.where, -back), lanes);
   }
 
   template <class Size, class First, class Distance>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, u32 place, Size,
-                                  First) {
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, u32 place,
+                                  Size size, First first) {
     lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       using P = Vec<u32, w()>;
-      V best = First::value ? distance.template get<V>(from, i, 0) : load<V>(to.v + i);
-      P where = First::value || !Keep ? P{} + place : load<P>(to.r + i);
-      for (i64 t = First::value; t < Size::value; ++t) {
+      V best = first ? distance.template get<V>(from, i, 0) : load<V>(to.v + i);
+      P where = first || !WithRoutes ? P{} + place : load<P>(to.r + i);
+      for (i64 t = first; t < size; ++t) {
         challenge(best, where, distance.template get<V>(from, i, t),
                   P{} + (place + static_cast<u32>(t)));
       }
       store(to.v + i, best);
-      if constexpr (Keep) store(to.r + i, where);
+      if constexpr (WithRoutes) store(to.r + i, where);
     });
   }
 
-  // One output over many neighbours: the largest number of each piece, then the first place where
-  // the largest of all is, in the first piece that has it. So memory is read as fast as it comes.
+  // One output over many neighbours: finds the largest value of each piece, then the first index of
+  // the largest of all in the first piece that has it, so that memory is read at full speed.
   POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 place) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kStretch = 64 * W, kStrands = 4;
     using V = Vec<T, W>;
-    if (Lone || taps < kStretch) return lane_by_lane(to, from, taps, place);
+    if (ZeroTies || taps < kStretch) return lane_by_lane(to, from, taps, place);
     V all = V{} + lowest<T>(), seen{};
     i64 piece = 0;
     for (i64 begin = 0; begin < taps; begin += kStretch) {
@@ -163,7 +168,7 @@ struct Max {
         for (i64 k = 0; k < kStrands; ++k) {
           const T* here = from + first + i + k * W;
           const V value = load<V>(here);
-          ask(here + kAhead<T>);
+          prefetch(here + kAhead<T>);
           most[k] = value > most[k] ? value : most[k];
           if constexpr (NaNs) sum += value;
         }
@@ -185,10 +190,10 @@ struct Max {
     for (const i64 last = piece + kStretch - W; t < last && !any(load<V>(from + t) == all);) t += W;
     for (const i64 last = t + W - 1; t < last && from[t] != all[0];) ++t;
     to.v[0] = from[t];
-    if constexpr (Keep) to.r[0] = place + static_cast<u32>(t);
+    if constexpr (WithRoutes) to.r[0] = place + static_cast<u32>(t);
   }
 
-  // The same with NaNs and lone winners: each lane looks at every W-th of them, then lanes are
+  // The same with NaNs and with ZeroTies: each lane reduces every W-th input, then the lanes are
   // compared.
   POOLGRAD_LOOP static void lane_by_lane(Row to, const T* from, i64 taps, u32 place) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -200,7 +205,7 @@ struct Max {
     P where = here;
     i64 t = W;
     for (; t + W <= taps; t += W) {
-      ask(from + t + kAhead<T>);
+      prefetch(from + t + kAhead<T>);
       challenge(best, where, load<V>(from + t), here += W);
     }
     T winner = best[0];
@@ -210,7 +215,7 @@ struct Max {
       // among equals the first place stays, among NaNs the last
       const bool before = value == winner && other < route;
       const bool after = value != value && winner != winner && other > route;
-      const bool shared = Lone && value == winner;
+      const bool shared = ZeroTies && value == winner;
       if (beaten || before || after) route = other;
       if (shared) route = kNowhere;
       if (beaten) winner = value;
@@ -218,7 +223,7 @@ struct Max {
     for (i64 j = 1; j < W; ++j) compare(best[j], where[j]);
     for (; t < taps; ++t) compare(from[t], place + static_cast<u32>(t));
     to.v[0] = winner;
-    if constexpr (Keep) to.r[0] = route;
+    if constexpr (WithRoutes) to.r[0] = route;
   }
 
   // to[i] = max over t of from[i * step + t * gap], whose places are place, place + 1, ...
@@ -226,7 +231,7 @@ struct Max {
                                         i64 place, bool = true) {
     if (n == 1 && gap == 1 && taps >= kAcross)
       return across(to, from, taps, static_cast<u32>(place));
-    in_groups(taps, [&](auto size, auto first, i64 begin) {
+    in_groups<Max>(taps, [&](auto size, auto first, i64 begin) {
       const T* here = from + begin * gap;
       const u32 where = static_cast<u32>(place + begin);
       by_distance(step, gap, taps, first,
@@ -234,48 +239,48 @@ struct Max {
     });
   }
 
-  // The same over `size` rows; row t's places are moved by place + t * places_apart.
+  // The same over `size` rows; the tap indices of row t are shifted by place + t * places_apart.
   template <class Size, class First>
   POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart,
-                                      Size, First) {
-    Row from[Size::value];
-    for (i64 t = 0; t < Size::value; ++t) from[t] = rows[t];
+                                      Size size, First first) {
+    Row from[kMostFolded];
+    for (i64 t = 0; t < size; ++t) from[t] = rows[t];
     lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       using P = Vec<u32, w()>;
       const auto place_at = [&](i64 t) {
-        if constexpr (!Keep) return P{};
+        if constexpr (!WithRoutes) return P{};
         else return moved(load<P>(from[t].r + i), static_cast<u32>(place + t * places_apart));
       };
-      V best = load<V>(First::value ? from[0].v + i : to.v + i);
-      P where = First::value ? place_at(0) : Keep ? load<P>(to.r + i) : P{};
-      for (i64 t = First::value; t < Size::value; ++t) {
+      V best = load<V>(first ? from[0].v + i : to.v + i);
+      P where = first ? place_at(0) : WithRoutes ? load<P>(to.r + i) : P{};
+      for (i64 t = first; t < size; ++t) {
         challenge(best, where, load<V>(from[t].v + i), place_at(t));
       }
       store(to.v + i, best);
-      if constexpr (Keep) store(to.r + i, where);
+      if constexpr (WithRoutes) store(to.r + i, where);
     });
   }
 };
 
-// Where outputs and their routes go.
-template <class T, bool Keep>
+// Pointers to outputs and their routes.
+template <class T, bool WithRoutes>
 struct Winners {
   T* y;
   std::uint8_t* routes;
-  Winners at(i64 offset) const { return {y + offset, Keep ? routes + offset : nullptr}; }
+  Winners at(i64 offset) const { return {y + offset, WithRoutes ? routes + offset : nullptr}; }
   Winners line(i64 row, i64 length) const { return at(row * length); }
 };
 
-// The same in registers, for windows of at most 255 places. NaNs: there may be some.
-template <class T, bool Keep, bool NaNs = kFloat<T>>
-struct Best {
+// The same in registers, for windows of at most 255 taps.
+template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
+struct SmallMax {
   using In = T;
-  using AssumeNoNaN = Best<T, Keep, false>;
+  using AssumeNoNaN = SmallMax<T, WithRoutes, false>;
   using Place = std::conditional_t<sizeof(T) == 1, std::uint8_t, u32>;
-  using Target = Winners<T, Keep>;
+  using Target = Winners<T, WithRoutes>;
   static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
-  static constexpr bool kByLines = false, kNarrow = true, kPads = true;
+  static constexpr bool kByLines = false, kPads = true;
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
   static bool is_suspect(Target to, i64 i) { return to.y[i] == lowest<T>(); }
   template <class V>
@@ -287,7 +292,7 @@ struct Best {
 
   static void clear(Target to, i64 n) {
     for (i64 i = 0; i < n; ++i) to.y[i] = lowest<T>();
-    if (Keep) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
+    if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
   }
   template <class V>
   static Cell<V> first(V value, u32 place) {
@@ -303,12 +308,12 @@ struct Best {
   }
   template <class V>
   static auto is_cut(V value) {
-    return Max<T, Keep, false>::is_cut(value);
+    return Max<T, WithRoutes, false>::is_cut(value);
   }
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {
     poolgrad::store(to.y + i, cell.best);
-    if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+    if constexpr (WithRoutes) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
   }
 
   // A sum of inputs is NaN if one of them is (or if infinities of both signs are among them).
@@ -324,11 +329,12 @@ struct Best {
  private:
   template <class C, class V, class P>
   static void challenge(C& cell, V value, P place) {
-    Max<T, Keep, false, NaNs>::challenge(cell.best, cell.where, value, place);
+    Max<T, WithRoutes, false, NaNs>::challenge(cell.best, cell.where, value, place);
   }
 };
 
-// The first lanes of `where` to route `first` and those after it; kNowhere becomes the largest.
+// Stores the first lanes of `where` as route `first` and those after it; kNowhere becomes the
+// largest number of the type.
 template <class P>
 POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
   if (to.dtype == Dtype::uint8)
@@ -338,7 +344,7 @@ POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
   else store_first(as<u32>(to, first), where, lanes);
 }
 
-// The same of a row.
+// Stores a row of routes.
 [[maybe_unused]] POOLGRAD_LOOP inline void store_routes(const u32* from, Dense to, i64 first,
                                                         i64 n) {
   lanes<u32>(n,
@@ -355,7 +361,7 @@ POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
   return false;
 }
 
-// Outputs of row (od, oh) whose window holds no input are routed nowhere.
+// Routes outputs of row (od, oh) whose window holds no input to nowhere.
 [[maybe_unused]] inline void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, u32* r) {
   const bool none = span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0;
   for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o, r += p.inner) {

@@ -1,4 +1,4 @@
-// The maximum of floats of two bytes, found from their bits: twice as many fit into a vector, and
+// The maximum of float16 and bfloat16, compared as integers: twice as many fit into a vector, and
 // none is converted.
 #pragma once
 
@@ -7,7 +7,7 @@
 namespace poolgrad {
 namespace {
 
-// Of the infinities; a NaN has more.
+// The bits of infinity; those of a NaN are greater.
 template <class S>
 inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Half> ? 0x7C00 : 0x7F80;
 
@@ -19,12 +19,12 @@ auto key_of_bits(V bits) {
   return ((own & 0x7FFF) ^ sign) - sign;
 }
 
-// The maximum of either type, if no input is NaN. Nothing here depends on the type but the fill.
-template <bool Keep>
-struct FiniteBits {
+// The maximum of either type if no input is NaN. Only the fill depends on the type.
+template <bool WithRoutes>
+struct TwoByteMaxOfNumbers {
   using In = std::uint16_t;
-  using AssumeNoNaN = FiniteBits;
-  using Target = Winners<In, Keep>;
+  using AssumeNoNaN = TwoByteMaxOfNumbers;
+  using Target = Winners<In, WithRoutes>;
 
   template <class V>
   struct Cell {
@@ -46,15 +46,15 @@ struct FiniteBits {
     const auto wins = later.key > cell.key;
     cell.best = wins ? later.best : cell.best;
     cell.key = wins ? later.key : cell.key;
-    if constexpr (Keep) cell.where = wins ? later.where + static_cast<In>(moved) : cell.where;
+    if constexpr (WithRoutes) cell.where = wins ? later.where + static_cast<In>(moved) : cell.where;
   }
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {
     poolgrad::store(to.y + i, cell.best);
-    if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+    if constexpr (WithRoutes) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
   }
 
-  // The largest magnitude: above that of the fill, which is an infinity, only NaNs are.
+  // The largest magnitude: only NaNs are greater than the fill, which is an infinity.
   template <class V>
   static V trace(V seen, V bits) {
     const V a = seen & 0x7FFF, b = bits & 0x7FFF;
@@ -66,13 +66,13 @@ struct FiniteBits {
   }
 };
 
-template <class S, bool Keep>
-struct BestBits {
+template <class S, bool WithRoutes>
+struct TwoByteMax {
   using In = std::uint16_t;
-  using AssumeNoNaN = FiniteBits<Keep>;
-  using Target = Winners<In, Keep>;
+  using AssumeNoNaN = TwoByteMaxOfNumbers<WithRoutes>;
+  using Target = Winners<In, WithRoutes>;
   static Target target(In* y, std::uint8_t* routes, bool) { return {y, routes}; }
-  static constexpr bool kByLines = false, kNarrow = true, kPads = true;
+  static constexpr bool kByLines = false, kPads = true;
   static constexpr In kFill = 0x8000 | kInfinity<S>;  // the lowest
 
   template <class V>
@@ -86,7 +86,7 @@ struct BestBits {
   static bool is_suspect(Target to, i64 i) { return to.y[i] == kFill; }
   static void clear(Target to, i64 n) {
     std::fill(to.y, to.y + n, kFill);
-    if (Keep) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
+    if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
   }
 
   // Integers in the order of the numbers: both zeros are 0, and every NaN is kNaN.
@@ -98,7 +98,8 @@ struct BestBits {
     const K size = own & 0x7FFF;
     return size > static_cast<std::int16_t>(kInfinity<S>) ? K{} + kNaN : (size ^ sign) - sign;
   }
-  // A NaN is above all that came before, another NaN, too.
+  // The key that a later input must exceed: a NaN wins over everything before it, another NaN
+  // included.
   template <class K>
   static K bar(K key) {
     return key == kNaN ? K{} + static_cast<std::int16_t>(kNaN - 1) : key;
@@ -123,7 +124,7 @@ struct BestBits {
   template <class V>
   static void store(Target to, i64 i, const Cell<V>& cell) {
     poolgrad::store(to.y + i, cell.best);
-    if constexpr (Keep) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+    if constexpr (WithRoutes) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
   }
 
  private:
@@ -133,7 +134,7 @@ struct BestBits {
     const auto wins = key > cell.beaten_by;
     cell.best = wins ? bits : cell.best;
     cell.beaten_by = wins ? bar(key) : cell.beaten_by;
-    if constexpr (Keep) cell.where = wins ? place : cell.where;
+    if constexpr (WithRoutes) cell.where = wins ? place : cell.where;
   }
 };
 

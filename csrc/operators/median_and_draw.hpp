@@ -1,6 +1,6 @@
-// Selecting reductions that look at a whole window at once: the median of windows that are too
-// large for operators/median_network.hpp, and a random draw. The windows of several outputs are
-// gathered side by side, one output a lane.
+// Reductions that need all inputs of a window at once: the median of windows too large for
+// operators/median_network.hpp, and the random draw. Gathers the windows of several outputs side by
+// side, one output a lane.
 #pragma once
 
 #include "operators/extreme.hpp"
@@ -10,8 +10,8 @@ namespace {
 
 inline constexpr i64 kGathered = 1 << 15;  // inputs gathered at once: they stay in the cache
 
-// The inputs of the windows of neighbouring outputs of one row: values[t * stride + i] is real
-// input t (in row-major order) of output i. What is beyond the last real input of a window is
+// The inputs of the windows of neighbouring outputs of one row: values[t * stride + i] is valid
+// input t (in row-major order) of output i. Elements beyond the last valid input of a window are
 // `fill`.
 template <class A>
 class Windows {
@@ -57,7 +57,7 @@ class Windows {
     }
   }
 
-  // The place that real input t takes in the window of output (od, oh, o).
+  // The tap index of valid input t in the window of output (od, oh, o).
   u32 place(i64 od, i64 oh, i64 o, u32 t) const {
     if (t == kNowhere) return kNowhere;
     const Span sd = span_of(p_.axis[0], od), sh = span_of(p_.axis[1], oh);
@@ -93,8 +93,8 @@ struct Keys {
   }
 };
 
-// The lower of the two middle values of each window, found bit by bit from the highest: as many
-// passes over the windows as a key has bits, none of them with a branch.
+// Radix median: finds the lower of the two middle values of each window bit by bit from the
+// highest, in as many passes over the windows as a key has bits, without branches.
 template <class A>
 class Median {
  public:
@@ -109,9 +109,9 @@ class Median {
 
   static constexpr A kFill = A(0);
 
-  // winners[i]: the first real input of window i that equals its median, or kNowhere if `lone` and
-  // there are several; y[i]: the median.
-  void pick(const Windows<A>& windows, i64, i64 n, bool lone, A* y, u32* winners) {
+  // winners[i]: the first valid input of window i that equals its median, or kNowhere if there are
+  // several and `zero_ties` is set; y[i]: the median.
+  void pick(const Windows<A>& windows, i64, i64 n, bool zero_ties, A* y, u32* winners) {
     const i64 step = windows.stride(), most = windows.real();
     constexpr int kBits = static_cast<int>(sizeof(Key)) * 8;
     for (i64 i = 0; i < n; ++i) {
@@ -144,7 +144,7 @@ class Median {
     for (i64 i = 0; i < n; ++i) {
       // The windows of a stored program have not been validated: one may lie in the padding.
       y[i] = winners[i] == kNowhere ? A(0) : windows.values[winners[i] * step + i];
-      if (lone && below_[i] > 1) winners[i] = kNowhere;
+      if (zero_ties && below_[i] > 1) winners[i] = kNowhere;
     }
     if constexpr (kFloat<A>) last_nan(windows, n, y, winners);
   }
@@ -174,7 +174,7 @@ class Median {
 };
 
 // A number in [0, 1) for each output: splitmix64 (Steele, Lea & Flood 2014) of its index, so that
-// it does not matter who computes which output.
+// the result does not depend on threads.
 [[maybe_unused]] inline double uniform(std::uint64_t seed, i64 index) {
   std::uint64_t z = seed + (static_cast<std::uint64_t>(index) + 1) * 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -240,32 +240,33 @@ class Draw {
 };
 
 template <class A, class Picker>
-struct PickKit {
+struct WindowSelectionState {
   Windows<A> windows;
   Picker picker;
   A* y;
   u32 *winners, *routes;
 };
 
-// One plane's tile; `index`: of the plane's first output in logical order.
+// Computes a tile of one plane; index: of the plane's first output in logical order.
 template <class A, class Picker>
-void pick_tile(const Plan& p, const Tile& tile, PickKit<A, Picker>& kit, const char* inputs,
-               const View& order, i64 index, bool lone, Dense y, Dense routes, i64 plane) {
+void select_tile_of_windows(const Plan& p, const Tile& tile, WindowSelectionState<A, Picker>& state,
+                            const char* inputs, const View& order, i64 index, bool zero_ties,
+                            Dense y, Dense routes, i64 plane) {
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      for (i64 lo = tile.lo[2]; lo < tile.hi[2]; lo += kit.windows.most()) {
-        const i64 hi = smaller(tile.hi[2], lo + kit.windows.most()), n = (hi - lo) * p.inner;
-        kit.windows.gather(inputs, od, oh, lo, hi, Picker::kFill);
-        kit.picker.pick(kit.windows,
-                        index + od * order.depth + oh * order.height + lo * order.width, n, lone,
-                        kit.y, kit.winners);
+      for (i64 lo = tile.lo[2]; lo < tile.hi[2]; lo += state.windows.most()) {
+        const i64 hi = smaller(tile.hi[2], lo + state.windows.most()), n = (hi - lo) * p.inner;
+        state.windows.gather(inputs, od, oh, lo, hi, Picker::kFill);
+        state.picker.pick(state.windows,
+                          index + od * order.depth + oh * order.height + lo * order.width, n,
+                          zero_ties, state.y, state.winners);
         const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
-        write(y, first, kit.y, n);
+        write(y, first, state.y, n);
         if (!routes.data) continue;
         for (i64 i = 0; i < n; ++i) {
-          kit.routes[i] = kit.windows.place(od, oh, lo + i / p.inner, kit.winners[i]);
+          state.routes[i] = state.windows.place(od, oh, lo + i / p.inner, state.winners[i]);
         }
-        store_routes(kit.routes, routes, first, n);
+        store_routes(state.routes, routes, first, n);
       }
     }
   }

@@ -1,16 +1,15 @@
-// The median of small windows, all inputs at once: a sorting network finds its value, and where it
-// lies is looked up.
+// The median of small windows: a sorting network finds the value, then the taps are searched for
+// it.
 #pragma once
 
+#include "choose.hpp"
 #include "operators/extreme.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr int kMostSorted = 25;  // inputs of a window
-
-// Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, 5.3.4): which
-// two of N values are compared, one pair after the other.
+// Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, 5.3.4): the
+// pairs of N values that are compared, in order.
 template <int N>
 struct Network {
   int low[N * N], high[N * N], size = 0;
@@ -37,8 +36,7 @@ void exchange(V& low, V& high) {
   high = a < b ? b : a;
 }
 
-// The lower of the two middle values. What of the network does not lead there, the compiler leaves
-// out.
+// The lower of the two middle values. The compiler removes comparisons that do not lead to it.
 template <int N, class V>
 V middle_of(const V* values) {
   constexpr Network<N> network;
@@ -52,7 +50,8 @@ V middle_of(const V* values) {
   return v[(N - 1) / 2];
 }
 
-// The same of any number of values, which are filled up on both sides of the middle; there is room.
+// The same for any number of values, padded on both sides of the middle; the array has space for
+// that.
 template <class T, class V>
 POOLGRAD_LOOP V middle_of_any(V* values, int count) {
   const auto filled = [&](auto size) {
@@ -70,7 +69,7 @@ POOLGRAD_LOOP V middle_of_any(V* values, int count) {
 }
 
 template <class T>
-struct Middle {
+struct MedianNetwork {
   using In = T;
   using Mask = std::conditional_t<sizeof(T) == 1, std::int8_t,
                                   std::conditional_t<sizeof(T) == 4, std::int32_t, i64>>;
@@ -78,12 +77,15 @@ struct Middle {
   struct Target {
     T* y;
     std::uint8_t* routes;  // or null: places are not wanted
-    bool lone;             // a window whose median occurs more than once is routed nowhere
-    Target at(i64 offset) const { return {y + offset, routes ? routes + offset : nullptr, lone}; }
+    bool zero_ties;        // a window whose median occurs more than once is routed nowhere
+    Target at(i64 offset) const {
+      return {y + offset, routes ? routes + offset : nullptr, zero_ties};
+    }
   };
-  static Target target(T* y, std::uint8_t* routes, bool lone) { return {y, routes, lone}; }
+  static Target target(T* y, std::uint8_t* routes, bool zero_ties) {
+    return {y, routes, zero_ties};
+  }
   static constexpr bool kByLines = false;
-  static constexpr bool kNarrow = false;
   static constexpr bool kPads = false;  // padding is no part of a window
   static constexpr bool kHeavy = true;
   static constexpr T kFill = T(0);
@@ -112,14 +114,15 @@ struct Middle {
   }
 
   template <class V>
-  static void store(Target to, i64 i, Cell<V>& cell) {
-    if (cell.count == 4) look_up(to, i, cell, middle_of<4>(cell.value), Const<4>{});
-    else look_up(to, i, cell, middle_of_any<T>(cell.value, cell.count), cell.count);
+  static void store(Target to, i64 i, Cell<V>& cell, i64 lanes) {
+    const Part how{lanes};
+    if (cell.count == 4) look_up(to, i, cell, middle_of<4>(cell.value), Const<4>{}, how);
+    else look_up(to, i, cell, middle_of_any<T>(cell.value, cell.count), cell.count, how);
   }
 
-  // Of equal inputs the first wins, of NaNs, which win over everything, the last.
+  // The first of equal inputs wins; NaNs win over everything, and the last of them wins.
   template <class V, class Count>
-  static void look_up(Target to, i64 i, const Cell<V>& cell, V found, Count count) {
+  static void look_up(Target to, i64 i, const Cell<V>& cell, V found, Count count, Part how) {
     using P = Vec<Place, static_cast<int>(sizeof(V) / sizeof(T))>;
     V y = found;
     P where{};
@@ -128,7 +131,7 @@ struct Middle {
       y = equal ? cell.value[t] : y;  // zeros have signs
       where = equal ? P{} + cell.place[t] : where;
     }
-    if (to.lone) {
+    if (to.zero_ties) {
       P equals{};
       for (i64 t = 0; t < count; ++t) equals -= bits_as<P>(cell.value[t] == found);
       where = equals > 1 ? ~P{} : where;
@@ -138,8 +141,8 @@ struct Middle {
       y = nan ? cell.value[t] : y;
       where = nan ? P{} + cell.place[t] : where;
     }
-    poolgrad::store(to.y + i, y);
-    if (to.routes) poolgrad::store(to.routes + i, convert<std::uint8_t>(where));
+    how.store(to.y + i, y);
+    if (to.routes) how.store(to.routes + i, convert<std::uint8_t>(where));
   }
 };
 

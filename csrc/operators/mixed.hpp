@@ -22,6 +22,7 @@ struct MaxAndSum {
 
   static constexpr bool kIdempotent = false;
   static constexpr bool kDoubles = false;  // not along a row
+  static constexpr bool kAnySize = true;
 
   static Row take(Arena& arena, i64 n) {
     return {arena.take<A>(n), arena.take<u32>(n), arena.take<A>(n)};
@@ -33,23 +34,23 @@ struct MaxAndSum {
     Total::clear(row.total(), n);
   }
   static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps, i64 place,
-                          bool lone = true) {
+                          bool zero_ties = true) {
     Most::fold_inputs(to.most(), n, from, step, gap, taps, place);
-    Total::fold_inputs(to.total(), n, from, step, gap, taps, place, lone);
+    Total::fold_inputs(to.total(), n, from, step, gap, taps, place, zero_ties);
   }
   template <class Size, class First>
   static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart, Size size,
                         First first) {
-    typename Most::Row most[Size::value];
-    typename Total::Row total[Size::value];
-    for (i64 t = 0; t < Size::value; ++t) most[t] = rows[t].most(), total[t] = rows[t].total();
+    typename Most::Row most[kMostFolded];
+    typename Total::Row total[kMostFolded];
+    for (i64 t = 0; t < size; ++t) most[t] = rows[t].most(), total[t] = rows[t].total();
     Most::fold_rows(to.most(), n, most, place, places_apart, size, first);
     Total::fold_rows(to.total(), n, total, place, places_apart, size, first);
   }
 };
 
 template <class A>
-struct MixedKit {
+struct MixedState {
   Separable<MaxAndSum<A>> machine;
   typename MaxAndSum<A>::Row row;
   A *theta, *counts, *y;
@@ -58,25 +59,25 @@ struct MixedKit {
 
 // One plane's tile; `sensitivity`: max - avg, the derivative by a.
 template <class A>
-void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedKit<A>& kit, Dense y,
+void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedState<A>& state, Dense y,
                 Dense routes, A* sensitivity, i64 plane) {
-  const i64 n = kit.machine.length();
+  const i64 n = state.machine.length();
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      const auto made = kit.machine.row(od, oh, kit.row);
+      const auto made = state.machine.row(od, oh, state.row);
       const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
-      A* to = is<A>(y) ? as<A>(y, first) : kit.y;
+      A* to = is<A>(y) ? as<A>(y, first) : state.y;
       for (i64 i = 0; i < n; ++i) {
-        const A mean = (A(0) + made.sum[i]) / (rows * kit.counts[i]), a = kit.theta[i];
+        const A mean = (A(0) + made.sum[i]) / (rows * state.counts[i]), a = state.theta[i];
         const A blend = a * made.v[i] + (A(1) - a) * mean;
         // At its ends a mixture is one of the two, also where the other is infinite.
         to[i] = a == A(1) ? made.v[i] : a == A(0) ? mean : blend;
         if (sensitivity) sensitivity[first + i] = made.v[i] - mean;
       }
-      if (to == kit.y) write(y, first, to, n);
+      if (to == state.y) write(y, first, to, n);
       if (routes.data) {
-        if (kit.holes) route_empty(p, tile, od, oh, made.r);
+        if (state.holes) route_empty(p, tile, od, oh, made.r);
         store_routes(made.r, routes, first, n);
       }
     }

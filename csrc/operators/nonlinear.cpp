@@ -22,22 +22,23 @@ int whole_power(Blend blend, Parameter theta) {
   return 0;
 }
 
-template <class A, template <class> class Kind, class Windows, class Make>
-void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
-              void* const* kept, void* sensitivity, Make&& make) {
+template <class A, class Windows, class Make>
+void over_tiles(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
+                void* const* kept, void* sensitivity, Make&& make) {
   const Plan& p = *work.plan;
-  using Kit = CurvedKit<A, Kind, Windows>;
+  using State = NonlinearState<A, Windows>;
   const int whole = whole_power<A>(blend, theta);
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
         A *own = arena.take<A>(n), *counts = arena.take<A>(n);
-        const Curved<A, Kind> op{settings_of(blend, own, whole, sensitivity != nullptr)};
+        const Nonlinear<A> op{
+            settings_of(loops_of<A>(blend), blend, own, whole, sensitivity != nullptr)};
         const auto dense = [](void* to) {
           return Dense{static_cast<char*>(to), DtypeOf<A>::value};
         };
-        return Kit{
+        return State{
             make(tile, op, arena),
             op.take(arena, n),
             {op.set, counts, A(0), {}},
@@ -47,55 +48,49 @@ void curve_by(const Work& work, Blend blend, const View& x, Parameter theta, Den
             {{dense(kept[0]), n, arena}, {dense(kept[1]), n, arena}, {dense(kept[2]), n, arena}},
             {dense(sensitivity), n, arena}};
       },
-      [&](Kit& kit, i64 plane, const Tile& tile) {
-        Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], kit.counts);
-        fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], kit.theta, least_parameter<A>());
-        kit.windows.start(plane_of(x, plane));
-        curved_tile<A, Kind>(p, tile, kit, plane * p.out_plane());
+      [&](State& state, i64 plane, const Tile& tile) {
+        Divisor{false, 0}.fill_row(p, tile.lo[2], tile.hi[2], state.counts);
+        fill_parameter(p, theta, plane, tile.hi[2] - tile.lo[2], state.theta, least_parameter<A>());
+        state.windows.start(plane_of(x, plane));
+        nonlinear_tile(p, tile, state, plane * p.out_plane());
       },
       true);
 }
 
-template <class A, template <class> class Kind>
-void curve(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
-           void* const* kept, void* sensitivity) {
-  const Plan& p = *work.plan;
-  using Op = Curved<A, Kind>;
-  using Small = Direct<Near<A, Kind>>;
-  using Large = Separable<Op>;
-  if (is_small(p)) {
-    curve_by<A, Kind, Small>(
-        work, blend, x, theta, y, kept, sensitivity,
-        [&](const Tile& tile, const Op&, Arena& arena) { return Small(p, x, tile, false, arena); });
-  } else {
-    curve_by<A, Kind, Large>(work, blend, x, theta, y, kept, sensitivity,
-                             [&](const Tile& tile, const Op& op, Arena& arena) {
-                               return Large(p, x, tile, {}, op, arena);
-                             });
-  }
-}
-
 void forward(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
              void* const* kept, void* sensitivity) {
+  const Plan& p = *work.plan;
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
-    if (blend == Blend::expected) curve<A, Positives>(work, blend, x, theta, y, kept, sensitivity);
-    else if (blend == Blend::lp || blend == Blend::lp_mean)
-      curve<A, Powers>(work, blend, x, theta, y, kept, sensitivity);
-    else curve<A, Exponentials>(work, blend, x, theta, y, kept, sensitivity);
+    using Small = Unrolled<SmallNonlinear<A>>;
+    using Large = Separable<Nonlinear<A>>;
+    if (choose({.task = Task::nonlinear, .plan = &p}) == Algorithm::unrolled) {
+      over_tiles<A, Small>(work, blend, x, theta, y, kept, sensitivity,
+                           [&](const Tile& tile, const auto&, Arena& arena) {
+                             return Small(p, x, tile, false, false, arena);
+                           });
+    } else {
+      over_tiles<A, Large>(work, blend, x, theta, y, kept, sensitivity,
+                           [&](const Tile& tile, const auto& op, Arena& arena) {
+                             return Large(p, x, tile, {}, op, arena);
+                           });
+    }
   });
 }
 
 void backward(const Work& work, Blend blend, const View& gy, const View& x, Parameter theta,
               const View* kept, Dense gx) {
+  (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     const Weighed from{&gy, &x, nullptr, kept, {false, 0}};
     const int whole = whole_power<A>(blend, theta);
-    if (blend == Blend::lse) weigh<A, ExponentialWeight<A>>(work, from, theta, whole, gx);
-    else if (blend == Blend::soft) weigh<A, SoftWeight<A>>(work, from, theta, whole, gx);
-    else if (blend == Blend::expected) weigh<A, PositiveWeight<A>>(work, from, theta, whole, gx);
-    else weigh<A, PowerWeight<A>>(work, from, theta, whole, gx);
+    using Backward = WeightedBackward<A, false>;
+    const auto loops = blend == Blend::lse        ? Backward::template loops<ExponentialWeight<A>>()
+                       : blend == Blend::soft     ? Backward::template loops<SoftWeight<A>>()
+                       : blend == Blend::expected ? Backward::template loops<PositiveWeight<A>>()
+                                                  : Backward::template loops<PowerWeight<A>>();
+    weighted_backward<A, false>(work, from, theta, whole, loops, gx);
   });
 }
 

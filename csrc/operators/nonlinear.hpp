@@ -268,26 +268,126 @@ struct Positives {
   }
 };
 
-template <class A, template <class> class Kind>
-struct Curved {
-  using In = A;
+// A row of cells, each member of which is an array. `set.theta` belongs to the first cell.
+template <class A>
+struct CellRow {
   static constexpr int kParts = 4;
-  struct Row {
-    A *v, *part[kParts];
-    Settings<A> set;
-  };
+  A *v, *part[kParts];
+  Settings<A> set;
+};
+
+template <class V, class A, class How = Whole>
+Cell<V> load_cell(const CellRow<A>& row, i64 i, How how = {}) {
+  return {how.template load<V>(row.v + i), how.template load<V>(row.part[0] + i),
+          how.template load<V>(row.part[1] + i), how.template load<V>(row.part[2] + i),
+          how.template load<V>(row.part[3] + i)};
+}
+template <class V, class A, class How = Whole>
+void store_cell(const CellRow<A>& row, i64 i, const Cell<V>& cell, How how = {}) {
+  how.store(row.v + i, cell.m);
+  how.store(row.part[0] + i, cell.s);
+  how.store(row.part[1] + i, cell.t);
+  how.store(row.part[2] + i, cell.w);
+  how.store(row.part[3] + i, cell.h);
+}
+
+// Reduces one window of many neighbours: each lane takes every W-th of them, then lanes are merged.
+template <class A, class Kind>
+POOLGRAD_LOOP void fold_across(CellRow<A> to, const A* from, i64 taps) {
+  constexpr i64 W = 64 / static_cast<i64>(sizeof(A));  // on every machine the same
+  constexpr int kParts = CellRow<A>::kParts;
+  using V = Vec<A, W>;
+  using One = Vec<A, 1>;
+  const V p = V{} + to.set.theta[0];
+  const One own = load<One>(to.set.theta);
+  Cell<V> cells = Kind::lift(load<V>(from), p, Const<W>{});
+  i64 t = W;
+  for (; t + W <= taps; t += W) {
+    const auto next = Kind::lift(load<V>(from + t), p, Const<W>{});
+    cells = Kind::merge(cells, next, p, to.set, Const<W>{});
+  }
+  A lane[1 + kParts][W];
+  const CellRow<A> lanes_row{lane[0], {lane[1], lane[2], lane[3], lane[4]}, to.set};
+  store_cell(lanes_row, 0, cells);
+  Cell<One> cell = load_cell<One>(lanes_row, 0);
+  for (i64 j = 1; j < W; ++j) {
+    cell = Kind::merge(cell, load_cell<One>(lanes_row, j), own, to.set, Const<1>{});
+  }
+  for (; t < taps; ++t) {
+    const auto next = Kind::lift(load<One>(from + t), own, Const<1>{});
+    cell = Kind::merge(cell, next, own, to.set, Const<1>{});
+  }
+  store_cell(to, 0, cell);
+}
+
+template <class A, class Kind>
+POOLGRAD_LOOP void fold_inputs(CellRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
+                               bool lone) {
+  if (lone && n == 1 && gap == 1 && taps >= kAcross) return fold_across<A, Kind>(to, from, taps);
+  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+    using V = Vec<A, w()>;
+    const V p = how.template load<V>(to.set.theta + i);
+    const auto input = [&](i64 t) {
+      const A* here = from + i * step + t * gap;
+      return Kind::lift(how.template load<V>(here, step), p, w);
+    };
+    Cell<V> cell = input(0);
+    for (i64 t = 1; t < taps; ++t) cell = Kind::merge(cell, input(t), p, to.set, w);
+    store_cell(to, i, cell, how);
+  });
+}
+
+template <class A, class Kind>
+POOLGRAD_LOOP void fold_cells(CellRow<A> to, i64 n, const CellRow<A>* rows, i64 size, bool first) {
+  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+    using V = Vec<A, w()>;
+    const V p = how.template load<V>(to.set.theta + i);
+    Cell<V> cell = load_cell<V>(first ? rows[0] : to, i, how);
+    for (i64 t = first; t < size; ++t) {
+      cell = Kind::merge(cell, load_cell<V>(rows[t], i, how), p, to.set, w);
+    }
+    store_cell(to, i, cell, how);
+  });
+}
+
+template <class A>
+struct Line;
+template <class A>
+struct WindowInputs;
+
+// The inner loops of a reduction. Tiles, rows and edges are compiled once for all reductions and
+// call these.
+template <class A>
+struct Loops {
+  // Of each of n outputs, the cell of `taps` inputs that lie `gap` apart; outputs lie `step` apart.
+  void (*fold_inputs)(CellRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps, bool lone);
+  // Merges n cells of `size` rows, and of `to` unless these are the first.
+  void (*fold_cells)(CellRow<A> to, i64 n, const CellRow<A>* rows, i64 size, bool first);
+  // From cells to outputs.
+  void (*finish)(const Line<A>& line, CellRow<A> cells, i64 n);
+  // From all inputs of windows to outputs: of one vector's lanes, and of two vectors.
+  void (*store)(const Line<A>& line, i64 i, WindowInputs<A>& inputs, i64 lanes);
+  void (*store_pair)(const Line<A>& line, i64 i, WindowInputs<A>& one, WindowInputs<A>& other);
+};
+
+// The operator that Separable runs.
+template <class A>
+struct Nonlinear {
+  using In = A;
+  using Row = CellRow<A>;
 
   Settings<A> set;
 
   static constexpr bool kIdempotent = false;
   static constexpr bool kDoubles = false;  // not along a row
+  static constexpr bool kAnySize = true;
 
   Row take(Arena& arena, i64 n) const {
     Row row{arena.take<A>(n), {}, set};
     for (A*& part : row.part) part = arena.take<A>(n);
     return row;
   }
-  // Another row, and another place in the same row: there theta is another, too.
+  // Another row, and another output of the same row: there theta is another, too.
   static Row slot(Row row, i64 offset) {
     row.v += offset;
     for (A*& part : row.part) part += offset;
@@ -298,85 +398,16 @@ struct Curved {
     row.set.theta += offset;
     return row;
   }
-  POOLGRAD_LOOP static void clear(Row row, i64 n) {
-    for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
-    for (A* part : row.part) {
-      for (i64 i = 0; i < n; ++i) part[i] = A(0);
-    }
+  static void clear(Row row, i64 n) {
+    std::fill(row.v, row.v + n, A(0));
+    for (A* part : row.part) std::fill(part, part + n, A(0));
   }
-
-  template <class V, class How = Whole>
-  static Cell<V> load_cell(const Row& row, i64 i, How how = {}) {
-    return {how.template load<V>(row.v + i), how.template load<V>(row.part[0] + i),
-            how.template load<V>(row.part[1] + i), how.template load<V>(row.part[2] + i),
-            how.template load<V>(row.part[3] + i)};
+  static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps, i64,
+                          bool lone = true) {
+    to.set.loops->fold_inputs(to, n, from, step, gap, taps, lone);
   }
-  template <class V, class How = Whole>
-  static void store_cell(const Row& row, i64 i, const Cell<V>& cell, How how = {}) {
-    how.store(row.v + i, cell.m);
-    how.store(row.part[0] + i, cell.s);
-    how.store(row.part[1] + i, cell.t);
-    how.store(row.part[2] + i, cell.w);
-    how.store(row.part[3] + i, cell.h);
-  }
-
-  POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
-                                        i64, bool lone = true) {
-    if (lone && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
-    long_lanes<A>(n, [&](auto w, i64 i, auto how) {
-      using V = Vec<A, w()>;
-      const V p = how.template load<V>(to.set.theta + i);
-      const auto input = [&](i64 t) {
-        const A* here = from + i * step + t * gap;
-        return Kind<A>::lift(how.template load<V>(here, step), p, w);
-      };
-      Cell<V> cell = input(0);
-      for (i64 t = 1; t < taps; ++t) cell = Kind<A>::merge(cell, input(t), p, to.set, w);
-      store_cell(to, i, cell, how);
-    });
-  }
-
-  // One output over many neighbours: each lane takes every W-th of them, then lanes are merged.
-  POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
-    constexpr i64 W = 64 / static_cast<i64>(sizeof(A));  // on every machine the same
-    using V = Vec<A, W>;
-    using One = Vec<A, 1>;
-    const V p = V{} + to.set.theta[0];
-    const One own = load<One>(to.set.theta);
-    Cell<V> cells = Kind<A>::lift(load<V>(from), p, Const<W>{});
-    i64 t = W;
-    for (; t + W <= taps; t += W) {
-      const auto next = Kind<A>::lift(load<V>(from + t), p, Const<W>{});
-      cells = Kind<A>::merge(cells, next, p, to.set, Const<W>{});
-    }
-    A lane[1 + kParts][W];
-    const Row lanes_row{lane[0], {lane[1], lane[2], lane[3], lane[4]}, to.set};
-    store_cell(lanes_row, 0, cells);
-    Cell<One> cell = load_cell<One>(lanes_row, 0);
-    for (i64 j = 1; j < W; ++j) {
-      cell = Kind<A>::merge(cell, load_cell<One>(lanes_row, j), own, to.set, Const<1>{});
-    }
-    for (; t < taps; ++t) {
-      const auto next = Kind<A>::lift(load<One>(from + t), own, Const<1>{});
-      cell = Kind<A>::merge(cell, next, own, to.set, Const<1>{});
-    }
-    store_cell(to, 0, cell);
-  }
-
-  template <class Size, class First>
-  static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size size, First first) {
-    fold_cells(to, n, rows, size, first);
-  }
-  POOLGRAD_LOOP static void fold_cells(Row to, i64 n, const Row* rows, i64 size, bool first) {
-    long_lanes<A>(n, [&](auto w, i64 i, auto how) {
-      using V = Vec<A, w()>;
-      const V p = how.template load<V>(to.set.theta + i);
-      Cell<V> cell = load_cell<V>(first ? rows[0] : to, i, how);
-      for (i64 t = first; t < size; ++t) {
-        cell = Kind<A>::merge(cell, load_cell<V>(rows[t], i, how), p, to.set, w);
-      }
-      store_cell(to, i, cell, how);
-    });
+  static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, i64 size, bool first) {
+    to.set.loops->fold_cells(to, n, rows, size, first);
   }
 };
 

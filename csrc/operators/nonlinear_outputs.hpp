@@ -45,7 +45,7 @@ POOLGRAD_INLINE V slope_of(const Cell<V>& c, V count, V level) {
 }
 
 // Outputs i, i + 1, ... of a row, from the cells of their windows.
-template <class A, template <class> class Kind, int W, class Set, class How>
+template <class A, class Kind, int W, class Set, class How>
 POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
                                   const Cell<Vec<A, W>>& c, How how) {
   using V = Vec<A, W>;
@@ -60,7 +60,7 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
   if (!Set::places) count = how.template load<V>(line.counts + i) * line.rows;
   const V theta = how.template load<V>(line.set.theta + i);
   V y, sensitivity{};
-  if constexpr (std::is_same_v<Kind<A>, Powers<A>>) {
+  if constexpr (std::is_same_v<Kind, Powers<A>>) {
     const bool mean = set.mean;
     const V share = mean ? one / count : one, sum = mean ? c.s / count : c.s;
     V root = sum, level{};
@@ -89,7 +89,7 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
       const V slope = mean ? slope_of<A, W>(c, count, near) : c.t / c.s - level;
       sensitivity = y == A(0) ? V{} : y * (slope / theta / theta);
     }
-  } else if constexpr (std::is_same_v<Kind<A>, Exponentials<A>>) {
+  } else if constexpr (std::is_same_v<Kind, Exponentials<A>>) {
     const bool soft = set.blend == Blend::soft;
     V inverse{};
     if (soft || out.kept[1]) inverse = one / c.s;
@@ -120,28 +120,74 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
   if (sensitive) how.store(out.sensitivity + i, sensitivity);
 }
 
-template <class A, template <class> class Kind>
-POOLGRAD_LOOP void finish(const Line<A>& line, typename Curved<A, Kind>::Row cells, i64 n) {
+template <class A, class Kind>
+POOLGRAD_LOOP void finish_row(const Line<A>& line, CellRow<A> cells, i64 n) {
   long_lanes<A>(n, [&](auto w, i64 i, auto how) {
-    const auto cell = Curved<A, Kind>::template load_cell<Vec<A, w()>>(cells, i, how);
+    const auto cell = load_cell<Vec<A, w()>>(cells, i, how);
     finish_lanes<A, Kind, w()>(line, line.set, i, cell, how);
   });
 }
 
-inline constexpr i64 kSmall = 16;  // inputs of a window
+// All inputs of windows side by side in the lanes of vectors.
+template <class A>
+struct WindowInputs {
+  Vec<A, kVectorBytes / sizeof(A)> input[kMostNonlinearTaps];
+  i64 count;
+};
 
-// Whether windows are small enough for that. What counts is what they hold: padding must not change
-// how sums are rounded.
-[[maybe_unused]] inline bool is_small(const Plan& p) {
-  for (const Axis& a : p.axis) {
-    if (!a.regular()) return false;
+template <class A, class Kind, class How>
+POOLGRAD_INLINE auto reduce_window(const Line<A>& line, i64 i, WindowInputs<A>& of, How how) {
+  constexpr int W = kVectorBytes / sizeof(A);
+  using V = Vec<A, W>;
+  const V theta = how.template load<V>(line.set.theta + i);
+  if constexpr (Kind::kInRegisters) {
+    if (of.count == 4) {
+      V x[4] = {of.input[0], of.input[1], of.input[2], of.input[3]};
+      return Kind::whole(x, Const<4>{}, theta, line.set, Const<W>{});
+    }
   }
-  return most_real(p) <= kSmall;
+  return Kind::whole(of.input, of.count, theta, line.set, Const<W>{});
 }
 
-// All inputs of a window at once.
-template <class A, template <class> class Kind>
-struct Near {
+template <class A, class Kind>
+POOLGRAD_LOOP void store_window(const Line<A>& line, i64 i, WindowInputs<A>& inputs, i64 lanes) {
+  constexpr int W = kVectorBytes / sizeof(A);
+  const Part how{lanes};
+  finish_lanes<A, Kind, W>(line, line.set, i, reduce_window<A, Kind>(line, i, inputs, how), how);
+}
+
+// Two vectors: each waits for its own results most of the time.
+template <class A, class Kind>
+POOLGRAD_LOOP void store_two_windows(const Line<A>& line, i64 i, WindowInputs<A>& one,
+                                     WindowInputs<A>& other) {
+  constexpr int W = kVectorBytes / sizeof(A);
+  const Whole how;
+  const auto first = reduce_window<A, Kind>(line, i, one, how);
+  const auto second = reduce_window<A, Kind>(line, i + W, other, how);
+  finish_lanes<A, Kind, W>(line, line.set, i, first, how);
+  finish_lanes<A, Kind, W>(line, line.set, i + W, second, how);
+}
+
+template <class A, class Kind>
+constexpr Loops<A> loops() {
+  Loops<A> all{fold_inputs<A, Kind>, fold_cells<A, Kind>, finish_row<A, Kind>,
+               store_window<A, Kind>, nullptr};
+  if constexpr (kSpecialised<A>) all.store_pair = store_two_windows<A, Kind>;
+  return all;
+}
+template <class A, class Kind>
+inline constexpr Loops<A> kLoops = loops<A, Kind>();
+
+template <class A>
+const Loops<A>* loops_of(Blend blend) {
+  if (blend == Blend::expected) return &kLoops<A, Positives<A>>;
+  if (blend == Blend::lp || blend == Blend::lp_mean) return &kLoops<A, Powers<A>>;
+  return &kLoops<A, Exponentials<A>>;
+}
+
+// The operator that Unrolled runs: small windows, all inputs of a window at once.
+template <class A>
+struct SmallNonlinear {
   using In = A;
   struct Target {
     const Line<A>* line;
@@ -149,17 +195,14 @@ struct Near {
     Target at(i64 offset) const { return {line, first + offset}; }
   };
   static constexpr bool kByLines = false;
-  static constexpr bool kNarrow = false;
   static constexpr bool kPads = false;  // there is nothing that adds nothing
   static constexpr bool kHeavy = true;
+  static constexpr bool kPairs = true;
   static constexpr A kFill = A(0);
   static bool is_suspect(Target, i64) { return true; }
 
   template <class V>
-  struct Cell {
-    V input[kSmall];
-    i64 count;
-  };
+  using Cell = WindowInputs<A>;
 
   static void clear(Target to, i64 n) {
     const auto& out = to.line->out;
@@ -168,37 +211,40 @@ struct Near {
     }
   }
   template <class V>
-  static Cell<V> first(V value, u32) {
-    Cell<V> cell;
+  static WindowInputs<A> first(V value, u32) {
+    WindowInputs<A> cell;
     cell.input[0] = value;
     cell.count = 1;
     return cell;
   }
   template <class V>
-  static void take(Cell<V>& cell, V value, u32) {
+  static void take(WindowInputs<A>& cell, V value, u32) {
     cell.input[cell.count++] = value;
   }
   template <class V>
-  POOLGRAD_LOOP static void store(Target to, i64 i, Cell<V>& inputs) {
-    finish(to, i, whole(to, i, inputs), to.line->set);
+  static void store(Target to, i64 i, WindowInputs<A>& inputs, i64 lanes) {
+    to.line->set.loops->store(*to.line, to.first + i, inputs, lanes);
+  }
+  template <class V>
+  static void store_pair(Target to, i64 i, WindowInputs<A>& one, WindowInputs<A>& other) {
+    to.line->set.loops->store_pair(*to.line, to.first + i, one, other);
   }
 
   // Squares of N finite inputs. Calls f with what the compiler is to know of them, if that is worth
-  // its code, and says what f says.
-  static constexpr bool kKnowsSquares =
-      kSpecialised<A> || (!kGeneralOnly && std::is_same_v<Kind<A>, Powers<A>>);
+  // its code, and returns what f returns.
+  static constexpr bool kKnowsSquares = kSpecialised<A>;
   template <int N, class F>
   static bool if_known(Target to, F&& f) {
     const Settings<A>& set = to.line->set;
     if (set.sensitive || set.mean) return false;
-    if constexpr (std::is_same_v<Kind<A>, Exponentials<A>>) {
-      return set.blend == Blend::lse ? f(Fixed<Blend::lse, N>{}) : f(Fixed<Blend::soft, N>{});
-    } else if constexpr (std::is_same_v<Kind<A>, Powers<A>>) {
-      if (set.whole == 2) return f(Fixed<Blend::lp, N, 2>{});
-      if (set.whole == 3) return f(Fixed<Blend::lp, N, 3>{});
-    }
+    if (set.blend == Blend::lse) return f(Fixed<Blend::lse, N>{});
+    if (set.blend == Blend::soft) return f(Fixed<Blend::soft, N>{});
+    if (set.blend == Blend::lp && set.whole == 2) return f(Fixed<Blend::lp, N, 2>{});
+    if (set.blend == Blend::lp && set.whole == 3) return f(Fixed<Blend::lp, N, 3>{});
     return false;
   }
+  template <class Set>
+  using KindOf = std::conditional_t<Set::blend == Blend::lp, Powers<A>, Exponentials<A>>;
   template <class V>
   using Summed = poolgrad::Cell<V>;
   // `seen`: NaN, if an input is not finite, or their sum, or theta.
@@ -210,79 +256,56 @@ struct Near {
     POOLGRAD_UNROLL
     for (std::size_t t = 0; t < N; ++t) total += inputs[t];
     seen += total - total;
-    return Kind<A>::whole(inputs, Const<N>{}, theta, set, Const<W>{});
+    return KindOf<Set>::whole(inputs, Const<N>{}, theta, set, Const<W>{});
   }
   template <class V, class Set>
   POOLGRAD_INLINE static void finish(Target to, i64 i, const Summed<V>& cell, const Set& set) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
-    finish_lanes<A, Kind, W>(*to.line, set, to.first + i, cell, Whole{});
-  }
-
-  // Two vectors: each waits for its own results most of the time.
-  static constexpr bool kPairs = true;
-  template <class V>
-  POOLGRAD_LOOP static void store_pair(Target to, i64 i, Cell<V>& one, Cell<V>& other) {
-    constexpr i64 W = sizeof(V) / sizeof(A);
-    const auto first = whole(to, i, one), second = whole(to, i + W, other);
-    finish(to, i, first, to.line->set), finish(to, i + W, second, to.line->set);
-  }
-
- private:
-  template <class V>
-  POOLGRAD_INLINE static poolgrad::Cell<V> whole(Target to, i64 i, Cell<V>& inputs) {
-    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
-    const V theta = load<V>(to.line->set.theta + to.first + i);
-    const Settings<A>& set = to.line->set;
-    if constexpr (Kind<A>::kInRegisters) {
-      if (inputs.count == 4) {
-        V x[4] = {inputs.input[0], inputs.input[1], inputs.input[2], inputs.input[3]};
-        return Kind<A>::whole(x, Const<4>{}, theta, set, Const<W>{});
-      }
-    }
-    return Kind<A>::whole(inputs.input, inputs.count, theta, set, Const<W>{});
+    finish_lanes<A, KindOf<Set>, W>(*to.line, set, to.first + i, cell, Whole{});
   }
 };
 
-// place(at, n): gives elements at ... of the line their place
-template <class A, template <class> class Kind, class Place>
-void make_row(Direct<Near<A, Kind>>& windows, i64 od, i64 oh, const Line<A>& line,
-              typename Curved<A, Kind>::Row, Place&& place) {
+// Calls begin(at, n) before elements at ... at + n of the line are computed: it sets line.out.
+template <class A, class Begin>
+void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const Line<A>& line,
+                 CellRow<A>, Begin&& begin) {
   windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
-    place(at, n);
+    begin(at, n);
     make({&line, at});
   });
 }
-template <class A, template <class> class Kind, class Place>
-void make_row(Separable<Curved<A, Kind>>& windows, i64 od, i64 oh, const Line<A>& line,
-              typename Curved<A, Kind>::Row cells, Place&& place) {
-  place(0, windows.length());
-  finish<A, Kind>(line, windows.row(od, oh, cells), windows.length());
+template <class A, class Begin>
+void compute_row(Separable<Nonlinear<A>>& windows, i64 od, i64 oh, const Line<A>& line,
+                 CellRow<A> cells, Begin&& begin) {
+  begin(0, windows.length());
+  line.set.loops->finish(line, windows.row(od, oh, cells), windows.length());
 }
 
-template <class A, template <class> class Kind, class Windows>
-struct CurvedKit {
+// Per-task state.
+template <class A, class Windows>
+struct NonlinearState {
   Windows windows;
-  typename Curved<A, Kind>::Row cells;  // a row
+  CellRow<A> cells;  // a row
   Line<A> line;
   A *theta, *counts;  // the line's
-  Sink<A> y, kept[kMostKept], sensitivity;
+  RowWriter<A> y, kept[kMostKept], sensitivity;
 };
 
 // One plane's tile.
-template <class A, template <class> class Kind, class Windows>
-void curved_tile(const Plan& p, const Tile& tile, CurvedKit<A, Kind, Windows>& kit, i64 plane) {
-  Line<A>& line = kit.line;
+template <class A, class Windows>
+void nonlinear_tile(const Plan& p, const Tile& tile, NonlinearState<A, Windows>& state, i64 plane) {
+  Line<A>& line = state.line;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
-      make_row<A, Kind>(kit.windows, od, oh, line, kit.cells, [&](i64 at, i64 n) {
-        const auto rooms = [&](Sink<A>& sink) {
-          A* room = sink.room(first + at, n);
-          return room ? room - at : nullptr;
+      compute_row(state.windows, od, oh, line, state.cells, [&](i64 at, i64 n) {
+        const auto allocate = [&](RowWriter<A>& writer) {
+          A* row = writer.reserve(first + at, n);
+          return row ? row - at : nullptr;
         };
-        line.out = {rooms(kit.y), {}, rooms(kit.sensitivity)};
-        for (int k = 0; k < kMostKept; ++k) line.out.kept[k] = rooms(kit.kept[k]);
+        line.out = {allocate(state.y), {}, allocate(state.sensitivity)};
+        for (int k = 0; k < kMostKept; ++k) line.out.kept[k] = allocate(state.kept[k]);
       });
     }
   }

@@ -12,8 +12,12 @@ inline constexpr int kMostKept = 3;  // numbers that an operator keeps of each w
 namespace {
 
 template <class A>
+struct Loops;
+
+template <class A>
 struct Settings {
-  const A* theta = nullptr;  // one number for each output of a row: p, or r
+  const Loops<A>* loops = nullptr;  // of the reduction
+  const A* theta = nullptr;         // one number for each output of a row: p, or r
   Blend blend = Blend::lp;
   int whole = 0;                         // p, if it is the same small whole number everywhere
   bool mean = false;                     // whether y is a mean of powers, not their sum
@@ -38,11 +42,12 @@ struct Fixed {
 // theta: of a row; whole: p, if it is a small whole number; sensitive: whether the derivative by
 // theta is wanted.
 template <class A>
-Settings<A> settings_of(Blend blend, const A* theta, int whole, bool sensitive) {
+Settings<A> settings_of(const Loops<A>* loops, Blend blend, const A* theta, int whole,
+                        bool sensitive) {
   const bool mean = blend == Blend::lp_mean, near = blend == Blend::lse || (mean && !whole);
   const bool slope = sensitive && blend != Blend::lp;
   const bool t = sensitive || blend == Blend::soft, w = near || slope;
-  return {theta, blend, whole, mean, sensitive, t, w, slope};
+  return {loops, theta, blend, whole, mean, sensitive, t, w, slope};
 }
 
 // Below, a parameter makes no difference, but its square vanishes.

@@ -1,4 +1,4 @@
-// Blending reductions, forward: every input of a window has a weight.
+// The average: sums of the inputs of windows, divided by their number.
 #pragma once
 
 #include "forward/register_blocked.hpp"
@@ -30,13 +30,13 @@ struct Sum {
   }
 
   template <class Size, class First, class Distance>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const A* from, Distance distance, u32, Size,
-                                  First) {
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const A* from, Distance distance, u32, Size size,
+                                  First first) {
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
       const auto input = [&](i64 t) { return distance.template get<V>(from, i, t); };
-      V sum = First::value ? input(0) : load<V>(to.v + i);
-      for (i64 t = First::value; t < Size::value; ++t) sum += input(t);
+      V sum = first ? input(0) : load<V>(to.v + i);
+      for (i64 t = first; t < size; ++t) sum += input(t);
       store(to.v + i, sum);
     });
   }
@@ -70,7 +70,7 @@ struct Sum {
     store_first(to.v, cell.sum, lanes);
   }
 
-  // Of all lanes: of the halves of a vector, their halves, and so on.
+  // Horizontal reduction of a vector: halves are added, then their halves, and so on.
   template <class V>
   POOLGRAD_INLINE static A total(const V& lanes) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
@@ -83,13 +83,13 @@ struct Sum {
     }
   }
 
-  // One output over many neighbours: each lane adds every W-th of them, then the lanes are added.
+  // One output over many neighbours: each lane adds every W-th input, then the lanes are added.
   POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
     constexpr i64 W = kAcross;  // on every machine, so that every machine rounds alike
     Vec<A, W> sums{};
     i64 t = 0;
     for (; t + W <= taps; t += W) {
-      ask(from + t + kAhead<A>);
+      prefetch(from + t + kAhead<A>);
       sums += load<Vec<A, W>>(from + t);
     }
     A sum = total(sums);
@@ -100,7 +100,7 @@ struct Sum {
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                                         i64, bool lone = true) {
     if (lone && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
-    in_groups(taps, [&](auto size, auto first, i64 begin) {
+    in_groups<Sum>(taps, [&](auto size, auto first, i64 begin) {
       const A* here = from + begin * gap;
       by_distance(step, gap, taps, first,
                   [&](auto distance) { sweep(to, n, here, distance, 0, size, first); });
@@ -108,25 +108,25 @@ struct Sum {
   }
 
   template <class Size, class First>
-  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size, First) {
-    const A* from[Size::value];
-    for (i64 t = 0; t < Size::value; ++t) from[t] = rows[t].v;
+  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size size,
+                                      First first) {
+    const A* from[kMostFolded];
+    for (i64 t = 0; t < size; ++t) from[t] = rows[t].v;
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
-      V sum = load<V>(First::value ? from[0] + i : to.v + i);
-      for (i64 t = First::value; t < Size::value; ++t) sum += load<V>(from[t] + i);
+      V sum = load<V>(first ? from[0] + i : to.v + i);
+      for (i64 t = first; t < size; ++t) sum += load<V>(from[t] + i);
       store(to.v + i, sum);
     });
   }
 };
 
-// The average in registers. Lines: of sums of lines, which windows may share; else inputs are added
-// in row-major order, as PyTorch adds them.
+// The average in registers. Lines: sums of lines of taps, which windows may share, are added; else
+// inputs are added in row-major order, as PyTorch does.
 template <class A, bool Lines>
 struct Mean {
   using In = A;
   using AssumeNoNaN = Mean;  // a sum with a NaN is NaN
-  static constexpr bool kNarrow = false;
   static constexpr bool kPads = true;
   static constexpr bool kByLines = Lines, kRounds = true;
   static constexpr A kFill = A(0);
@@ -169,14 +169,14 @@ struct Mean {
   static void store(Target to, i64 i, const Cell<V>& cell) {
     divide(to, i, cell.sum);
   }
-  // A sum begins with 0, so that one of nothing but -0.0 is 0.0.
+  // A sum begins with 0, so that a sum of -0.0 only is 0.0.
   template <class V>
   static void divide(Target to, i64 i, V sum) {
     poolgrad::store(to.y + i, (V{} + sum) / (*to.rows * load<V>(to.columns + i)));
   }
 };
 
-// What the outputs of a row are divided by, but for what they share.
+// The divisors of a row of outputs, without the factor that all outputs of the row share.
 template <class A>
 struct ColumnDivisors {
   A* row;
@@ -189,61 +189,61 @@ struct ColumnDivisors {
   }
 };
 
-// Rows of sums, one by one.
+// Per-task state of averages that are computed row by row.
 template <class A, class Windows>
-struct MeanKit {
+struct MeanState {
   Windows windows;
-  Sink<A> y;
+  RowWriter<A> y;
   A* row;
   ColumnDivisors<A> columns;
 
   static bool deep() { return false; }
   void start(const char* plane) { windows.start(plane); }
 
-  // Makes rows of n outputs from oh on, `most` or fewer, and says how many; rows_of(oh): a row's
-  // divisor.
+  // Computes rows of n outputs from oh on, at most `most`, and returns how many; rows_of(oh)
+  // returns a row's divisor.
   template <class RowsOf>
   i64 make(i64 od, i64 oh, i64, i64 first, i64 n, RowsOf&& rows_of) {
     const A* sums = windows.row(od, oh, {row}).v;
     const A rows = rows_of(oh);
-    const typename Mean<A, true>::Target line{y.room(first, n, false), columns.row, &rows};
+    const typename Mean<A, true>::Target line{y.reserve(first, n, false), columns.row, &rows};
     sweep_lanes<A>(n, [&](auto w, i64 i) {
-      ask(line.y + i + kAhead<A>);
+      prefetch(line.y + i + kAhead<A>);
       Mean<A, true>::divide(line, i, load<Vec<A, w()>>(sums + i));
     });
     return 1;
   }
 };
 
-// The same of small windows.
+// Per-task state of averages of small windows.
 template <class A, bool Lines>
-struct SmallMeanKit {
-  Direct<Mean<A, Lines>> windows;
-  Bands<Mean<A, Lines>> bands;
-  Sink<A> y;
+struct SmallMeanState {
+  Unrolled<Mean<A, Lines>> windows;
+  RegisterBlocked<Mean<A, Lines>> blocked;
+  RowWriter<A> y;
   A* rows;
   ColumnDivisors<A> columns;
 
-  bool deep() const { return bands.deep(); }
+  bool deep() const { return blocked.deep(); }
   void start(const char* plane) {
     windows.start(plane);
-    bands.start(plane);
+    blocked.start(plane);
   }
 
   template <class RowsOf>
   i64 make(i64 od, i64 oh, i64 most, i64 first, i64, RowsOf&& rows_of) {
-    const i64 count = bands.rows() > 0 ? smaller(most, bands.rows()) : 1;
+    const i64 count = blocked.rows() > 0 ? smaller(most, blocked.rows()) : 1;
     for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
     using Target = typename Mean<A, Lines>::Target;
-    if (!bands.rows()) {
+    if (!blocked.rows()) {
       windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
-        make(Target{y.room(first + at, n), columns.row + at, rows});
+        make(Target{y.reserve(first + at, n), columns.row + at, rows});
       });
       return 1;
     }
-    const i64 length = bands.length();
-    const Target all{y.room(first, count * length, false), columns.row, rows};
-    if (bands.make(od, oh, count, all)) return count;
+    const i64 length = blocked.length();
+    const Target all{y.reserve(first, count * length, false), columns.row, rows};
+    if (blocked.make(od, oh, count, all)) return count;
     for (i64 q = 0; q < count; ++q) {
       windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(all.line(q, length).at(at)); });
     }
@@ -251,57 +251,57 @@ struct SmallMeanKit {
   }
 };
 
-template <class Kit>
-void average_tile(const Plan& p, const Tile& tile, Kit& kit, Divisor divisor, i64 plane) {
-  kit.columns.fill(p, divisor, tile.lo[2], tile.hi[2]);
+template <class State>
+void average_tile(const Plan& p, const Tile& tile, State& state, Divisor divisor, i64 plane) {
+  state.columns.fill(p, divisor, tile.lo[2], tile.hi[2]);
   const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-  over_rows(tile, kit.deep(), [&](i64 od, i64 oh) {
+  over_rows(tile, state.deep(), [&](i64 od, i64 oh) {
     const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-    return kit.make(od, oh, tile.hi[1] - oh, first, n, [&](i64 row) {
-      return static_cast<std::remove_pointer_t<decltype(kit.columns.row)>>(
+    return state.make(od, oh, tile.hi[1] - oh, first, n, [&](i64 row) {
+      return static_cast<std::remove_pointer_t<decltype(state.columns.row)>>(
           divisor.of_rows(p, od, row));
     });
   });
 }
 
-// The same of wide windows.
+// Per-task state of averages of wide windows.
 template <class A>
-struct WideMeanKit {
-  WideMeanKit(const Plan& p, const View& x, const Tile& tile, Dense to, const Quotient* quotient,
-              Arena& arena)
-      : sheet(p, x, tile, {false, quotient}, {}, arena),
-        y(to, sheet.most(), arena),
-        rows(arena.take<A>(sheet.most_rows())),
+struct WideMeanState {
+  WideMeanState(const Plan& p, const View& x, const Tile& tile, Dense to, const Quotient* quotient,
+                Arena& arena)
+      : van_herk(p, x, tile, {false, quotient}, {}, arena),
+        y(to, van_herk.most(), arena),
+        rows(arena.take<A>(van_herk.most_rows())),
         columns{arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner)} {}
 
-  Sheet<Sum<A>> sheet;
-  Landing<A> y;
+  VanHerk2d<Sum<A>> van_herk;
+  TileWriter<A> y;
   A* rows;
   ColumnDivisors<A> columns;
 };
 
 template <class A>
-void wide_average_tile(const Plan& p, WideMeanKit<A>& kit, const char* inputs, Divisor divisor,
+void wide_average_tile(const Plan& p, WideMeanState<A>& state, const char* inputs, Divisor divisor,
                        i64 plane) {
-  using V = typename Sheet<Sum<A>>::V;
-  using Patch = typename Sheet<Sum<A>>::Patch;
+  using V = typename VanHerk2d<Sum<A>>::V;
+  using Patch = typename VanHerk2d<Sum<A>>::Patch;
   const auto open = [&](const Patch& patch, i64 oh, i64 rows) {
-    kit.columns.fill(p, divisor, patch.tile.lo[2], patch.tile.hi[2]);
-    for (i64 q = 0; q < rows; ++q) kit.rows[q] = static_cast<A>(divisor.of_rows(p, 0, oh + q));
-    kit.y.open(p, patch, plane + oh * p.out_row());
-    return [by_pixel = patch.by_pixel, values = kit.y.values(), here = kit.y.here,
-            strip = kit.y.array.strip, ahead = kit.y.ahead, of_rows = kit.rows,
-            columns = kit.columns.row](i64 q, i64 s, const auto& cell, u32, i64 lanes)
+    state.columns.fill(p, divisor, patch.tile.lo[2], patch.tile.hi[2]);
+    for (i64 q = 0; q < rows; ++q) state.rows[q] = static_cast<A>(divisor.of_rows(p, 0, oh + q));
+    state.y.open(p, patch, plane + oh * p.out_row());
+    return [by_pixel = patch.by_pixel, values = state.y.values(), here = state.y.here,
+            strip = state.y.array.strip, ahead = state.y.ahead, of_rows = state.rows,
+            columns = state.columns.row](i64 q, i64 s, const auto& cell, u32, i64 lanes)
                __attribute__((always_inline)) {
                  A* y = values + here.at(q, s);
-                 ask(y + ahead);
+                 prefetch(y + ahead);
                  const A* own = columns + s * strip;
                  const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
                  store_first(y, (V{} + cell.sum) / (of_rows[q] * of_columns), lanes);
                };
   };
-  const auto close = [&](const Patch& patch, i64, i64 rows) { kit.y.close(patch, rows); };
-  for (i64 k = 0; k < kit.sheet.patches(); ++k) kit.sheet.make(inputs, k, open, close);
+  const auto close = [&](const Patch& patch, i64, i64 rows) { state.y.close(patch, rows); };
+  for (i64 k = 0; k < state.van_herk.patches(); ++k) state.van_herk.make(inputs, k, open, close);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The Python module `_kernels`. src/poolgrad validates arguments; the checks in this folder guard
 // memory only.
 #include "base/buffer_cache.hpp"
+#include "choose.hpp"
 #include "python/call_key.hpp"
 #include "python/call_steps.hpp"
 #include "python/plan.hpp"
@@ -32,6 +33,32 @@ NB_MODULE(_kernels_of_main, m) {
     for (const Kernels* k : available_kernels()) names.emplace_back(k->name);
     return names;
   });
+  m.def("algorithms", [] {
+    std::vector<std::string> names;
+    for (int k = 0; k < kAlgorithms; ++k) names.emplace_back(name_of(static_cast<Algorithm>(k)));
+    return names;
+  });
+  m.def(
+      "force_algorithm",
+      [](const std::string& name) {
+        if (!force_algorithm(name.c_str()))
+          throw nb::value_error(("no algorithm is called " + name).c_str());
+      },
+      nb::arg("name"));
+  m.def(
+      "trace",
+      [](const nb::callable& call, bool dry) {
+        const Trace trace(dry);
+        call();
+        nb::list made;
+        for (int i = 0; i < trace.size(); ++i) {
+          const Trace::Choice& choice = trace[i];
+          made.append(
+              nb::make_tuple(name_of(choice.algorithm), choice.count.tasks, choice.count.threads));
+        }
+        return made;
+      },
+      nb::arg("call"), nb::arg("dry"));
   nb::class_<CachedBlock>(m, "Memory", nb::type_slots(block_slots))
       .def(nb::init<std::size_t>(), nb::arg("bytes"));
   m.def("limit_cache", &limit_cache, nb::arg("bytes"));

@@ -16,16 +16,16 @@ template <class T>
 inline constexpr i64 kAhead = kAheadBytes / static_cast<i64>(sizeof(T));
 
 // Where what lies further behind it is not what comes next.
-POOLGRAD_INLINE void ask_near(const void* at) { __builtin_prefetch(at); }
-POOLGRAD_INLINE void ask(const void* at) {
+POOLGRAD_INLINE void prefetch_near(const void* at) { __builtin_prefetch(at); }
+POOLGRAD_INLINE void prefetch(const void* at) {
   constexpr i64 kFurther = 4096;
-  ask_near(at);
+  prefetch_near(at);
   __builtin_prefetch(static_cast<const char*>(at) + kFurther, 0, 2);
 }
-[[maybe_unused]] POOLGRAD_INLINE void ask(const void* at, i64 bytes) {
+[[maybe_unused]] POOLGRAD_INLINE void prefetch(const void* at, i64 bytes) {
   constexpr i64 kMost = 4096;  // longer rows are guessed well
   if (bytes > kMost) return;
-  for (i64 i = 0; i < bytes; i += 64) ask(static_cast<const char*>(at) + i);
+  for (i64 i = 0; i < bytes; i += 64) prefetch(static_cast<const char*>(at) + i);
 }
 
 }  // namespace

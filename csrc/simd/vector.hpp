@@ -10,6 +10,7 @@
 #include <immintrin.h>
 #endif
 
+#include "base/instruction_set.hpp"
 #include "geometry/window.hpp"
 
 namespace poolgrad {
@@ -37,15 +38,22 @@ struct VectorOf {
 template <class T, int W>
 using Vec = typename VectorOf<T, W>::type;
 
-// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T. Not all sizes are worth
-// their code.
+// Elements of the next smaller vector that pieces of a row are made of. Not all sizes are worth
+// their code: types without specialised algorithms have whole vectors and single elements.
+template <class T>
+constexpr i64 next_width(i64 width) {
+  if (!kSpecialised<T> || width <= 2) return 1;
+  return width / 4;
+}
+
+// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T.
 template <class T, class F>
 void lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
   i64 i = 0;
   const auto pieces = [&](auto self, auto width) -> void {
     for (; i + width <= n; i += width) body(width, i);
-    if constexpr (width() > 1) self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
+    if constexpr (width() > 1) self(self, Const<next_width<T>(width())>{});
   };
   pieces(pieces, Const<most>{});
 }
@@ -57,7 +65,7 @@ void sweep_lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
   const auto pieces = [&](auto self, auto width) -> void {
     if constexpr (width() > 1) {
-      if (n < width) return self(self, Const<(width() > 2 ? width() / 4 : 1)>{});
+      if (n < width) return self(self, Const<next_width<T>(width())>{});
     }
     i64 i = 0;
     for (; i + width <= n; i += width) body(width, i);
@@ -79,10 +87,11 @@ void store(T* to, V v) {
 }
 
 // Past the caches, to where a vector's size divides the address (else the program ends), as part of
-// a cache line that is written at once. Others see it after drain(). Narrow vectors are stored.
+// a cache line that is written at once. Others see it after store_fence(). Narrow vectors are
+// stored.
 inline constexpr int kLineBytes = 64;
 template <class V, class T>
-POOLGRAD_INLINE void stream(T* to, V v) {
+POOLGRAD_INLINE void store_nontemporal(T* to, V v) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(V) == 64) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<__m512i>(v));
@@ -97,7 +106,7 @@ POOLGRAD_INLINE void stream(T* to, V v) {
 #endif
   store(to, v);
 }
-[[maybe_unused]] inline void drain() {
+[[maybe_unused]] inline void store_fence() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
@@ -179,14 +188,12 @@ struct Part {
   }
 };
 
-// Calls body(Const<W>, i, how to load and store) for i = 0 .. n: for loops that are too long to be
-// compiled for many widths.
+// Calls body(Const<W>, i, how to load and store) for i = 0 .. n: for bodies that are too long to be
+// compiled for several widths. All lanes are masked, though only the last vector needs it.
 template <class T, class F>
 void long_lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
-  i64 i = 0;
-  for (; i + most <= n; i += most) body(Const<most>{}, i, Whole{});
-  if (i < n) body(Const<most>{}, i, Part{n - i});
+  for (i64 i = 0; i < n; i += most) body(Const<most>{}, i, Part{smaller(most, n - i)});
 }
 
 // Whether any lane of what a comparison gives is set.
@@ -278,9 +285,13 @@ auto convert(V v) {
 template <class V, class T>
 POOLGRAD_INLINE V load_apart(const T* from, i64 step) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
-  V v;
-  for (int j = 0; j < W; ++j) v[j] = from[j * step];
-  return v;
+  if constexpr (W == 1) {
+    return V{*from};
+  } else {
+    V v;
+    for (int j = 0; j < W; ++j) v[j] = from[j * step];
+    return v;
+  }
 }
 
 // from[0], from[2], from[4], ... and nothing beyond the last but, unless `odd`, one element: they

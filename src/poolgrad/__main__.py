@@ -6,12 +6,25 @@
 import sys
 
 
+def _failed(error: Exception) -> int:
+    print(f"poolgrad: {error}", file=sys.stderr)
+    return 2
+
+
 def main() -> None:
     """Run the command line."""
     if sys.argv[1:] == ["info"]:
         from poolgrad.environment import report
 
         print(report())
+        return
+    if sys.argv[1:3] == ["info", "--plan"] and len(sys.argv) == 4:
+        from poolgrad import algorithms
+
+        try:
+            print(algorithms.report(sys.argv[3]))
+        except (RuntimeError, TypeError, ValueError) as error:
+            sys.exit(_failed(error))
         return
     from poolgrad.cli import app
 

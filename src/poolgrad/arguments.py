@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.contract import FLOATS, INTEGERS
 from poolgrad.core import Layout
+from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.windows import brief
 
 Array = NDArray[Any]

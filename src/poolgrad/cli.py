@@ -455,6 +455,13 @@ def bench(
         bool,
         typer.Option("--jax", help="Time JAX with its own pooling and with poolgrad's."),
     ] = False,
+    algorithms: Annotated[
+        bool,
+        typer.Option(
+            "--algorithms",
+            help="Time the kernels alone, each row with every algorithm that handles it.",
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write to.")] = Path(
         "bench"
     ),
@@ -463,10 +470,13 @@ def bench(
 
     The time of a copy of as many bytes as the operation must move is called the floor. The folder
     gets bench.csv, bench.png and bench_kernels.png; with `--networks`, networks.csv; with `--jax`,
-    jax.csv.
+    jax.csv; with `--algorithms`, algorithms.csv.
     """
-    if networks and jax:
-        _fail("--networks and --jax are two benchmarks; give one of them", code=2)
+    if networks + jax + algorithms > 1:
+        _fail(
+            "--networks, --jax and --algorithms are benchmarks of their own; give one of them",
+            code=2,
+        )
     name = "networks" if networks else "jax" if jax else "bench"
     with _clear_errors():
         from rich.console import Console
@@ -484,9 +494,12 @@ def bench(
         import torch
 
         from poolgrad.bench import files, measure
-    timed = _measurement(name)
     threads = threads or torch.get_num_threads()
     turns = measure.QUICK_TURNS if quick else measure.TURNS
+    if algorithms:
+        _ablation(chosen, threads, turns, out)
+        return
+    timed = _measurement(name)
     console, results, stopped = Console(), [], False
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as if by Ctrl-C
     try:
@@ -512,6 +525,25 @@ def bench(
     if stopped:
         typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)
         raise typer.Exit(130)
+
+
+def _ablation(rows: Sequence[Any], threads: int, turns: int, out: Path) -> None:
+    """Time the rows with every algorithm, print what each wins, and write the times."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from poolgrad.bench import algorithms, report
+
+    console = Console()
+    timed = [
+        algorithms.measure(row, threads, turns)
+        for row in track(rows, "timing", console=console, transient=True)
+    ]
+    machine = report.machine(threads, turns)
+    console.print(algorithms.markdown(machine, timed), markup=False, highlight=False)
+    file = out / "algorithms.csv"
+    algorithms.write_csv(file, machine, timed)
+    _print_files("written:", [file])
 
 
 def _select_rows(name: str, parts: Sequence[str], dtype: str) -> Sequence[Any]:
@@ -716,8 +748,33 @@ def explain(
 
 
 @app.command()
-def info() -> None:
-    """Print versions, processor, instruction set, threads and front ends: for bug reports."""
+def info(
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Describe one call instead: a function, the shape of its input and options, such"
+            ' as `"max_pool2d 32x64x112x112 k3 s2 p1 float32"`. Kernel, stride, padding, dilation'
+            " and output size are `k3` or `k3x5`, `s2`, `p1`, `d2` and `o7`; further options are"
+            " `same`, `ceil`, `channels_last` (the last size is that of the channels), a dtype,"
+            " `threads=2`, `packed`, other arguments of the function such as `ties=zero`, and"
+            " `routes`, which makes the forward pass store what the backward pass needs.",
+        ),
+    ] = None,
+) -> None:
+    """Print versions, processor, instruction set, threads and front ends: for bug reports.
+
+    With `--plan`, print the algorithms that compute one call, forward and backward, into how many
+    tasks they divide it, on how many threads, and how many bytes they move. Nothing is computed.
+    """
+    if plan is not None:
+        from poolgrad import algorithms
+
+        try:
+            typer.echo(algorithms.report(plan))
+        except (TypeError, ValueError) as error:
+            _fail(str(error), code=2)
+        return
     from poolgrad.environment import report
 
     typer.echo(report())

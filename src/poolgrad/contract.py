@@ -1,16 +1,17 @@
-"""What an operator is, and what functions, front ends and operators say to each other."""
+"""The operator interface, and `Request`: what a public function asks of a front end."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from poolgrad.core import Layout, Plan
+from poolgrad.dtypes import FLOATS, INTEGERS
+from poolgrad.operands import NOTHING, Operand, Samples
 from poolgrad.windows import Window, WindowSpec, require_valid_inputs
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool")
+__all__ = ["FLOATS", "INTEGERS", "NOTHING", "Buffer", "Operator", "Request", "Samples"]
 
 
 class Buffer(NamedTuple):
@@ -26,54 +27,61 @@ def per_output(layout: Layout, dtype: str) -> Buffer:
     return Buffer(layout.out_shape, layout.order, dtype)
 
 
-class Option(NamedTuple):
-    """A number or word beside the windows that an operator's kernels take.
-
-    `stored`: it changes no result, only how what is kept lies in memory.
-    """
-
-    name: str
-    type: type
-    default: Any
-    stored: bool = False
+# The options of operators: numbers and words besides the windows. Each class is the options of one
+# or several operators, in the order of the last arguments of their methods.
 
 
-def unpacked(options: tuple[Any, ...]) -> tuple[Any, ...]:
+class NoOptions(NamedTuple):
+    """No options."""
+
+
+class Routing(NamedTuple):
+    """How routes are stored: ``"bytes"`` or ``"packed"``."""
+
+    routes: str = "bytes"
+
+
+class Selection(NamedTuple):
+    """Which of equal winners get the gradient, and how routes are stored."""
+
+    ties: str = "first"
+    routes: str = "bytes"
+
+
+class Averaging(NamedTuple):
+    """What a sum is divided by; a divisor of 0 stands for the number of inputs."""
+
+    count_include_pad: bool = True
+    divisor: int = 0
+
+
+class PowerMean(NamedTuple):
+    """Whether the mean of powers is taken instead of their sum."""
+
+    mean: bool = False
+
+
+class Mixing(NamedTuple):
+    """Whether padding counts as zeros in the mean."""
+
+    count_include_pad: bool = True
+
+
+STORAGE_OPTIONS = ("routes",)  # change no result, only how the residual is stored
+
+
+def unpacked(options: Any) -> Any:
     """The options with routes in bytes."""
-    return tuple("bytes" if value == "packed" else value for value in options)
+    return options._replace(routes="bytes")
 
 
-def indexed(options: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The options with which a selecting operator keeps what indices are made of.
+def indexed(options: Any) -> Any:
+    """The options with which a selecting operator keeps what indices are made from.
 
-    An index is of one winner, whatever becomes of gradients.
+    An index is that of one winner, whichever inputs get the gradient.
     """
-    ties = ("split", "zero")
-    return tuple("first" if value in ties else value for value in unpacked(options))
-
-
-class Argument(NamedTuple):
-    """An array beside the input.
-
-    Attributes
-    ----------
-    name : str
-        What the public functions call it.
-    kind : str
-        ``"learned"``: a real number, or one for each channel; it has a gradient. ``"seed"``: what a
-        draw is made from. ``"samples"``: where fractional windows begin. ``"indices"``: positions
-        in the planes of the output.
-    """
-
-    name: str
-    kind: Literal["learned", "seed", "samples", "indices"]
-
-
-class Samples(NamedTuple):
-    """Where fractional windows begin: samples as they were given, or what they are drawn from."""
-
-    given: Any
-    generator: Any
+    first = {"ties": "first"} if "ties" in options._fields else {}
+    return options._replace(routes="bytes", **first)
 
 
 class Windows(NamedTuple):
@@ -123,21 +131,21 @@ class Operator(ABC):
 
     Given what its forward keeps (its *residual*), the derivative of an operator is a linear map of
     tangents: `push`, with `pull` its transpose. Where that map depends neither on the input nor on
-    a learned argument, nothing else is needed for derivatives of any order. An operator where it
+    a learned parameter, nothing else is needed for derivatives of any order. An operator where it
     does is `curved`: its pull takes the input, too, and further derivatives come from `compose`.
 
     Attributes
     ----------
     name : str
         Its name in the table, in ``torch.ops.poolgrad`` and in `poolgrad.reference`.
-    options : tuple of Option
-        What it takes beside the windows, in the order of its methods' last arguments.
-    argument : Argument or None
-        The array that it takes beside the input.
+    options : type
+        The NamedTuple of its options, in the order of its methods' last arguments.
+    operand : Operand
+        Its extra operand; `NOTHING` if it has none.
     selecting : bool
         Whether one input of a window wins (then there are routes, ties and indices).
     curved : bool
-        Whether its derivative depends on the input or on a learned argument.
+        Whether its derivative depends on the input or on a learned parameter.
     integers : bool
         Whether it takes integers.
     windowed : bool
@@ -145,8 +153,8 @@ class Operator(ABC):
     """
 
     name: ClassVar[str]
-    options: ClassVar[tuple[Option, ...]] = ()
-    argument: ClassVar[Argument | None] = None
+    options: ClassVar[type[Any]] = NoOptions
+    operand: ClassVar[Operand] = NOTHING
     selecting: ClassVar[bool] = False
     curved: ClassVar[bool] = False
     integers: ClassVar[bool] = False
@@ -154,8 +162,8 @@ class Operator(ABC):
 
     @property
     def learned(self) -> bool:
-        """Whether its argument has a gradient: then the last residual is the output's slope."""
-        return self.argument is not None and self.argument.kind == "learned"
+        """Whether its operand has a gradient."""
+        return self.operand.has_gradient
 
     def accepts(self, dtype: str) -> bool:
         """Whether the input may be of this dtype."""
@@ -182,8 +190,8 @@ class Operator(ABC):
         """How many bits a packed route has; 0 where routes are whole bytes, or there are none."""
         return 0
 
-    def check_argument(self, values: list[float]) -> None:  # noqa: B027 - most have nothing to say
-        """Raise for values that a learned argument cannot have."""
+    def check_operand(self, values: list[float]) -> None:  # noqa: B027 - most accept all numbers
+        """Raise for values that a learned parameter cannot have."""
 
     @abstractmethod
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
@@ -194,7 +202,7 @@ class Operator(ABC):
         self,
         plan: Plan,
         x: Any,
-        argument: Any,
+        operand: Any,
         y: Any,
         residual: tuple[Any, ...],
         threads: int,
@@ -202,7 +210,7 @@ class Operator(ABC):
     ) -> None:
         """Fill the output and, unless it is an empty tuple, the residual.
 
-        A learned argument comes as (array, length), a seed as an integer.
+        The operand has the form of `Operand.kernel_form`.
         """
 
     @abstractmethod
@@ -211,7 +219,7 @@ class Operator(ABC):
         plan: Plan,
         gy: Any,
         x: Any,
-        argument: Any,
+        operand: Any,
         residual: tuple[Any, ...],
         gx: Any,
         threads: int,
@@ -223,7 +231,7 @@ class Operator(ABC):
         self,
         plan: Plan,
         t: Any,
-        argument: Any,
+        operand: Any,
         residual: tuple[Any, ...],
         y: Any,
         threads: int,
@@ -303,10 +311,10 @@ class Request:
         The input.
     spec : WindowSpec
         The windows.
-    options : tuple
-        Values of the operator's options.
-    arguments : tuple
-        The array beside the input, if the operator takes one, as it was given.
+    options : NamedTuple
+        The operator's options.
+    operands : tuple
+        The caller's value of the extra operand, if the operator has one.
     channels_last : bool
         Whether the pooled axes are those before the last.
     keepdims : bool
@@ -320,8 +328,8 @@ class Request:
     operator: str
     x: Any
     spec: WindowSpec
-    options: tuple[Any, ...] = ()
-    arguments: tuple[Any, ...] = ()
+    options: Any
+    operands: tuple[Any, ...] = ()
     channels_last: bool = False
     keepdims: bool = True
     return_indices: bool = False

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments, recipes
 from poolgrad.contract import Buffer, Operator, Request, Samples, indexed
-from poolgrad.core import LARGE, Kind, Memory, Plan, get_num_threads, inner_axis
+from poolgrad.core import LARGE, Kind, Memory, get_num_threads, inner_axis
+from poolgrad.operands import Parameter, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared, prepare
+from poolgrad.windows import Window
 
 Array = NDArray[Any]
 
@@ -68,31 +70,15 @@ def allocate(buffer: Buffer) -> Array:
 
 
 def prepared(request: Request, x: Array) -> Prepared:
-    """The operator and plan for this input."""
+    """The checked call for this input."""
     strides = tuple(s // x.itemsize for s in x.strides)
-    inner = inner_axis(x.shape, strides, request.spec, request.channels_last)
-    return prepare(
-        request.operator,
-        request.spec,
-        request.options,
-        x.shape,
-        request.channels_last,
-        inner,
-        x.dtype.name,
-    )
+    last = request.channels_last
+    inner = inner_axis(x.shape, strides, request.spec, last)
+    name = x.dtype.name
+    return prepare(request.operator, request.spec, request.options, x.shape, last, inner, name)
 
 
-# The array beside the input
-
-
-def _learned(value: Any, ready: Prepared) -> tuple[Array, int]:
-    plan, operator = ready.plan, ready.operator
-    name = operator.argument.name if operator.argument else ""
-    given = arguments.real_numbers(name, value)
-    numbers = given.astype(np.float64).ravel().tolist()
-    operator.check_argument(numbers)
-    arguments.check_length(name, given.shape, plan.channels)
-    return np.array(arguments.within(numbers, plan.sum_dtype), plan.sum_dtype), len(numbers)
+# The extra operand
 
 
 def _generator(value: Any) -> np.random.Generator:
@@ -104,45 +90,42 @@ def _generator(value: Any) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def _seed(value: Any) -> int:
-    seed = arguments.seed(value)
-    return int(_generator(value).integers(2**63)) if seed is None else seed
+class _Converter:
+    """Makes NumPy arrays of the values of operands; see `operands.Converter`."""
+
+    def parameter(self, operand: Parameter, value: Any, x: Array, ready: Prepared) -> Array:
+        return operand.checked(value, ready).ravel()
+
+    def seed(self, value: Any, x: Array) -> int:
+        seed = arguments.seed(value)
+        return int(_generator(value).integers(2**63)) if seed is None else seed
+
+    def samples(self, operand: WindowSamples, value: Samples, x: Array, ready: Prepared) -> Array:
+        kind = x.dtype if x.dtype.kind in "fV" else np.dtype(np.float32)
+        shape = arguments.samples_shape(ready.layout)
+        if value.given is None:
+            samples = _generator(value.generator).random(shape)
+        else:
+            samples = operand.checked(value.given, ready.layout)
+        rounded = samples.astype(kind).reshape(shape)
+        return handed(rounded.clip(max=arguments.below_one(kind.name)).astype(kind))
+
+    def indices(self, value: Any, x: Array) -> Array:
+        given = asarray(value, name="indices")
+        arguments.check_indices(given.dtype, given.shape, x.shape)
+        return given
 
 
-def _samples(value: Samples, plan: Plan, dtype: np.dtype[Any]) -> Array:
-    kind = dtype if dtype.kind in "fV" else np.dtype(np.float32)
-    shape = arguments.samples_shape(plan)
-    if value.given is None:
-        samples = _generator(value.generator).random(shape)
-    else:
-        samples = arguments.floating_samples(value.given)
-        arguments.check_samples_shape(samples.shape, plan)
-        outside = samples[~((samples >= 0) & (samples < 1))]
-        if outside.size:
-            raise ValueError(f"_random_samples must be in [0, 1), got {outside.flat[0]}")
-    rounded = samples.astype(kind).reshape(shape)
-    return rounded.clip(max=arguments.below_one(kind.name)).astype(kind)
+_CONVERTER = _Converter()
 
 
-def _indices(value: Any, x: Array) -> Array:
-    given = asarray(value, name="indices")
-    arguments.check_indices(given.dtype, given.shape, x.shape)
-    return given
-
-
-def argument_of(request: Request, ready: Prepared, x: Array) -> Any:
-    """The array beside the input, checked, as the kernels take it."""
-    argument = ready.operator.argument
-    if argument is None:
+def operand_of(request: Request, ready: Prepared, x: Array) -> Any:
+    """The extra operand, checked, as the kernels take it."""
+    operand = ready.operator.operand
+    if not operand.count:
         return None
-    (value,) = request.arguments
-    if argument.kind == "learned":
-        return _learned(value, ready)
-    if argument.kind == "seed":
-        return _seed(value)
-    if argument.kind == "samples":
-        return handed(_samples(value, ready.plan, x.dtype))
-    return _indices(value, x)
+    array = operand.convert(_CONVERTER, request.operands[0], x, ready)
+    return operand.kernel_form(array, np.size(array), int)
 
 
 # Pooling
@@ -154,32 +137,27 @@ class Call(NamedTuple):
     request: Request
     x: Array
     ready: Prepared
-    argument: Any
+    operand: Any
 
     def run(self, y: Array, residual: tuple[Array, ...]) -> None:
         """Fill the output and the residual."""
-        operator, plan = self.ready.operator, self.ready.plan
         kept = tuple(map(handed, residual))
-        options = self.request.options
-        operator.forward(
-            plan, handed(self.x), self.argument, handed(y), kept, get_num_threads(), *options
-        )
+        self.ready.forward(handed(self.x), self.operand, handed(y), kept, get_num_threads())
 
     def output(self) -> Array:
-        """Room for the output."""
-        plan = self.ready.plan
-        return allocate(Buffer(plan.out_shape, plan.order, plan.out_dtype))
+        """Allocate the output."""
+        return allocate(self.ready.output)
 
     def shaped(self, y: Array) -> Array:
         """The result without its pooled axes, unless they are to be kept."""
-        return y if self.request.keepdims else y.squeeze(self.ready.plan.pooled)
+        return y if self.request.keepdims else y.squeeze(self.ready.layout.pooled)
 
 
 def call(request: Request) -> Call:
-    """What a public function describes, with everything checked."""
+    """Check the call that a public function describes."""
     x = asarray(request.x, OPERATORS[request.operator])
     ready = prepared(request, x)
-    return Call(request, x, ready, argument_of(request, ready, x))
+    return Call(request, x, ready, operand_of(request, ready, x))
 
 
 _KIND = Kind(
@@ -204,13 +182,11 @@ def recipe(request: Request) -> Callable[[Array], Array] | None:
     """See `recipes`."""
     if not recipes.may_repeat(request):
         return None
-    x = asarray(request.x, OPERATORS[request.operator])
-    if x is not request.x or handed(x) is not x:
+    made = call(request)
+    if made.x is not request.x or handed(made.x) is not made.x:
         return None
-    ready = prepared(request, x)
-    argument = argument_of(request, ready, x)
-    pool = recipes.forward(ready, request.options, _maker, get_num_threads, argument)
-    return recipes.squeezed(request, ready, pool)
+    pool = recipes.forward(made.ready, _maker, get_num_threads, made.operand)
+    return recipes.squeezed(request, made.ready, pool)
 
 
 def perform(request: Request) -> Any:
@@ -225,39 +201,36 @@ def perform(request: Request) -> Any:
 
 def _with_indices(request: Request) -> tuple[Array, Array]:
     """The output and, for each, the flat position of its (first) winner in its plane."""
-    prepared(request, asarray(request.x, OPERATORS[request.operator]))
-    request = replace(request, options=indexed(request.options))
-    made = call(request)
+    OPERATORS[request.operator].check(Window(()), *request.options)  # before they are replaced
+    made = call(replace(request, options=indexed(request.options)))
     y = made.output() if request.out is None else _target(request.out, made)
     (routes,) = map(allocate, made.ready.residual)
     made.run(y, (routes,))
-    indices = indices_of(made.ready, made.argument, routes)
+    indices = indices_of(made.ready, made.operand, routes)
     return _into(request.out, made.shaped(y)), made.shaped(indices)
 
 
-def routes_of(request: Request, ready: Prepared, kept: Array) -> Array:
+def routes_of(ready: Prepared, kept: Array) -> Array:
     """Routes as one number for each output; read-only."""
-    plan = ready.plan
-    if not ready.operator.route_bits(plan.window, *request.options):
+    if not ready.route_bits:
         return kept
-    routes = allocate(Buffer(plan.out_shape, plan.order, plan.route_dtype))
-    plan.kernels.unpack_routes(kept, handed(routes), get_num_threads())
+    routes = allocate(ready.per_output(ready.layout.route_dtype))
+    ready.plan.kernels.unpack_routes(kept, handed(routes), get_num_threads())
     routes.flags.writeable = False
     return routes
 
 
-def indices_of(ready: Prepared, argument: Any, routes: Array) -> Array:
+def indices_of(ready: Prepared, operand: Any, routes: Array) -> Array:
     """Routes as flat positions in their plane."""
-    plan = ready.plan
-    indices = allocate(Buffer(plan.out_shape, plan.order, "int64"))
-    samples = argument if plan.window.fractional else None
-    plan.kernels.route_indices(routes, indices, samples, get_num_threads())
+    indices = allocate(ready.per_output("int64"))
+    samples = operand if ready.operator.operand.places_windows else None
+    ready.plan.kernels.route_indices(routes, indices, samples, get_num_threads())
     return indices
 
 
 def _target(out: Any, made: Call) -> Array:
     """Where to pool to: `out` itself, if the kernels can write it as it lies."""
-    plan, dtype = made.ready.plan, dtype_named(made.ready.plan.out_dtype)
+    plan, dtype = made.ready.layout, dtype_named(made.ready.layout.out_dtype)
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out must be a NumPy array without a mask, got {type(out).__qualname__}")
     if out.shape != plan.out_shape:
@@ -266,7 +239,7 @@ def _target(out: Any, made: Call) -> Array:
         raise TypeError(f"out must be of dtype {dtype}, got {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out must be writeable, got a read-only array")
-    beside = made.x, *(a for a in (made.argument,) if isinstance(a, np.ndarray))
+    beside = made.x, *(a for a in (made.operand,) if isinstance(a, np.ndarray))
     if any(np.may_share_memory(out, a) for a in beside):
         return made.output()
     fits = out.flags.aligned and out.transpose(plan.order).flags.c_contiguous

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments
 from poolgrad import numpy as front
-from poolgrad.contract import FLOATS, Buffer, Request
+from poolgrad.contract import FLOATS, Request
 from poolgrad.core import get_num_threads
 from poolgrad.functional.public import front_end
 from poolgrad.numpy import Call
@@ -42,19 +42,19 @@ class Pullback:
     def __init__(self, call: Call, residual: tuple[Array, ...]) -> None:
         operator = call.ready.operator
         self._ready = call.ready
-        self._argument = call.argument
+        self._operand = call.operand
         self._request = replace(call.request, x=None)  # the input must not stay for its sake
         self._x = front.handed(call.x) if operator.curved else None
         self._residual = residual
-        self._dtype = front.dtype_named(call.ready.plan.out_dtype)
+        self._dtype = front.dtype_named(call.ready.layout.out_dtype)
         for array in residual:
             array.flags.writeable = False
 
     def __repr__(self) -> str:
-        plan = self._ready.plan
+        layout = self._ready.layout
         return (
             f"<Pullback of {self._request.operator} pooling: "
-            f"gradients of {self._shape} to {plan.in_shape}, {self._dtype}>"
+            f"gradients of {self._shape} to {layout.in_shape}, {self._dtype}>"
         )
 
     def __call__(self, gy: Any) -> Array:
@@ -79,7 +79,7 @@ class Pullback:
         return self._pull(self._ready, self._cotangent(gy))
 
     def parameters(self, gy: Any) -> dict[str, Array]:
-        """The gradient of what the operator has to learn.
+        """The gradient of a learned parameter.
 
         Parameters
         ----------
@@ -89,44 +89,38 @@ class Pullback:
         Returns
         -------
         dict of str to array
-            For each learned argument (`norm_type`, `r`, `alpha`) its gradient, summed over
+            For each learned parameter (`norm_type`, `r`, `alpha`) its gradient, summed over
             everything that shares it, in its shape; float64 if the input is, else float32. Empty
             if there is none.
         """
-        operator, plan = self._ready.operator, self._ready.plan
+        operator, layout = self._ready.operator, self._ready.layout
         gradient = self._cotangent(gy)
-        if not operator.learned or operator.argument is None:
+        if not operator.learned:
             return {}
-        shape = np.shape(self._request.arguments[0])
-        others = tuple(a for a in range(gradient.ndim) if not (shape and a == plan.channel))
+        shape = np.shape(self._request.operands[0])
+        others = operator.operand.summed_axes(shape, layout)
         with np.errstate(over="ignore", invalid="ignore"):
-            slopes = gradient.astype(plan.sum_dtype) * self._residual[-1]
-            total = slopes.sum(others, dtype=np.float64).astype(plan.sum_dtype)
-        return {operator.argument.name: np.asarray(total).reshape(shape)}
+            slopes = gradient.astype(layout.sum_dtype) * self._residual[-1]
+            total = slopes.sum(others, dtype=np.float64).astype(layout.sum_dtype)
+        return {operator.operand.name: np.asarray(total).reshape(shape)}
 
     def _cotangent(self, gy: Any) -> Array:
         given = arguments.cotangent(gy, self._dtype, self._shape)
-        return front.asarray(given, name="gy").reshape(self._ready.plan.out_shape)
+        return front.asarray(given, name="gy").reshape(self._ready.layout.out_shape)
 
     @property
     def _shape(self) -> tuple[int, ...]:
-        plan = self._ready.plan
+        layout = self._ready.layout
         if self._request.keepdims:
-            return plan.out_shape
-        return tuple(s for a, s in enumerate(plan.out_shape) if a not in plan.pooled)
+            return layout.out_shape
+        return tuple(s for a, s in enumerate(layout.out_shape) if a not in layout.pooled)
 
     def _pull(self, ready: Prepared, gy: Array) -> Array:
-        plan = ready.plan
-        gx = front.allocate(Buffer(plan.in_shape, plan.order, plan.dtype))
-        ready.operator.pull(
-            plan, front.handed(gy), self._x, self._argument, self._handed_residual,
-            front.handed(gx), get_num_threads(), *self._request.options,
-        )  # fmt: skip
+        gx = front.allocate(ready.input)
+        residual = tuple(map(front.handed, self._residual))
+        threads = get_num_threads()
+        ready.pull(front.handed(gy), self._x, self._operand, residual, front.handed(gx), threads)
         return gx
-
-    @property
-    def _handed_residual(self) -> tuple[Array, ...]:
-        return tuple(map(front.handed, self._residual))
 
     @property
     def routes(self) -> Array:
@@ -144,9 +138,9 @@ class Pullback:
             raise TypeError(
                 f"{self._request.operator} pooling has no routes: no single input of a window wins"
             )
-        if "split" in self._request.options:
+        if getattr(self._request.options, "ties", None) == "split":
             raise TypeError('ties="split" has no routes: a window may have several winners')
-        return front.routes_of(self._request, self._ready, self._residual[0])
+        return front.routes_of(self._ready, self._residual[0])
 
     def mask(self) -> Array:
         """How many windows each input won: 0 or 1 where windows do not overlap.
@@ -164,21 +158,21 @@ class Pullback:
             raise TypeError(
                 f"{self._request.operator} pooling has no winners: no single input of a window wins"
             )
-        plan = self._ready.plan
-        if "split" in self._request.options:
+        layout = self._ready.layout
+        if getattr(self._request.options, "ties", None) == "split":
             _, columns, _ = self._entries()
-            wins = np.bincount(columns, minlength=math.prod(plan.in_shape))
-            return wins.reshape(plan.in_shape)
-        indices = front.indices_of(self._ready, self._argument, self._residual[0])
-        inner = math.prod(plan.window.out)  # counted plane by plane, pooled axes last
-        last = range(indices.ndim - len(plan.pooled), indices.ndim)
-        flat = np.moveaxis(indices, plan.pooled, last).reshape(-1, inner)
-        size = math.prod(a.size for a in plan.window.axes)
+            wins = np.bincount(columns, minlength=math.prod(layout.in_shape))
+            return wins.reshape(layout.in_shape)
+        indices = front.indices_of(self._ready, self._operand, self._residual[0])
+        inner = math.prod(layout.window.out)  # counted plane by plane, pooled axes last
+        last = range(indices.ndim - len(layout.pooled), indices.ndim)
+        flat = np.moveaxis(indices, layout.pooled, last).reshape(-1, inner)
+        size = math.prod(a.size for a in layout.window.axes)
         wins = np.zeros((len(flat), size), np.int64)
         np.add.at(wins, (np.nonzero(flat >= 0)[0], flat[flat >= 0]), 1)
-        lead = [s for a, s in enumerate(plan.in_shape) if a not in plan.pooled]
-        moved = wins.reshape(*lead, *(a.size for a in plan.window.axes))
-        return np.ascontiguousarray(np.moveaxis(moved, last, plan.pooled))
+        lead = [s for a, s in enumerate(layout.in_shape) if a not in layout.pooled]
+        moved = wins.reshape(*lead, *(a.size for a in layout.window.axes))
+        return np.ascontiguousarray(np.moveaxis(moved, last, layout.pooled))
 
     def matrix(self) -> csr_array:
         """The Jacobian: ``d y.ravel()[i] / d x.ravel()[j]`` in row i, column j.
@@ -199,8 +193,8 @@ class Pullback:
             from scipy.sparse import coo_array
         except ImportError as error:
             raise ImportError("Pullback.matrix needs SciPy: pip install scipy") from error
-        plan = self._ready.plan
-        shape = (math.prod(plan.out_shape), math.prod(plan.in_shape))
+        layout = self._ready.layout
+        shape = (math.prod(layout.out_shape), math.prod(layout.in_shape))
         rows, columns, values = self._entries()
         if self._dtype.itemsize < 4:  # SciPy knows no smaller floats
             values = values.astype(np.float32)
@@ -208,26 +202,26 @@ class Pullback:
 
     def _entries(self) -> tuple[Array, Array, Array]:
         """Row, column and value of every number of the Jacobian that is not zero."""
-        plan = self._ready.plan
-        local = self._ready.operator.windowed and not plan.window.fractional
-        colours = [_colours(a) if local else a.out for a in plan.window.axes]
+        layout = self._ready.layout
+        local = self._ready.operator.windowed and not layout.window.fractional
+        colours = [_colours(a) if local else a.out for a in layout.window.axes]
         rows, columns, values = [], [], []
         for colour in np.ndindex(*colours):
-            gy = np.zeros(plan.out_shape, self._dtype)
+            gy = np.zeros(layout.out_shape, self._dtype)
             chosen = [slice(None)] * gy.ndim
-            for axis, c, n in zip(plan.pooled, colour, colours, strict=True):
+            for axis, c, n in zip(layout.pooled, colour, colours, strict=True):
                 chosen[axis] = slice(c, None, n)
             gy[tuple(chosen)] = 1
             gx = self._pull(self._ready, gy)
             where = list(np.nonzero(gx))
             values.append(gx[tuple(where)])
-            columns.append(np.ravel_multi_index(where, plan.in_shape))
+            columns.append(np.ravel_multi_index(where, layout.in_shape))
             for axis, window, c, n in zip(
-                plan.pooled, plan.window.axes, colour, colours, strict=True
+                layout.pooled, layout.window.axes, colour, colours, strict=True
             ):
                 # else one output of each plane was asked
                 where[axis] = _owner(window, c, n)[where[axis]] if local else 0 * where[axis] + c
-            rows.append(np.ravel_multi_index(where, plan.out_shape))
+            rows.append(np.ravel_multi_index(where, layout.out_shape))
         return np.concatenate(rows), np.concatenate(columns), np.concatenate(values)
 
 

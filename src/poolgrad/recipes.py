@@ -49,7 +49,7 @@ KNOWN: dict[type, Known] = {}  # by the exact type of an array
 
 def may_repeat(request: Request) -> bool:
     """Whether such a call reads and writes the input, what it returns and numbers, and no more."""
-    plain = all(type(value) in (int, float) for value in request.arguments)
+    plain = all(type(value) in (int, float) for value in request.operands)
     return request.out is None and not request.return_indices and plain
 
 
@@ -103,7 +103,9 @@ def steps(
         For each array that is read, a function that raises an error if the kernels cannot read it.
     """
     holes = tuple(object() for _ in range(given + len(made) + 1))
-    calls = recorded(ready.plan, lambda plan: run(plan, holes[:given], holes[given:-1], holes[-1]))
+    calls = recorded(
+        ready.layout, lambda plan: run(plan, holes[:given], holes[given:-1], holes[-1])
+    )
     checked = [(check, (hole,)) for check, hole in zip(checks, holes, strict=False)]
     bound = [(getattr(ready.plan.kernels, name), args) for name, args in calls]
     return Steps((*checked, *bound), holes, tuple(map(maker, made)), threads).run
@@ -111,10 +113,9 @@ def steps(
 
 def forward(
     ready: Prepared,
-    options: tuple[Any, ...],
     maker: _Maker,
     threads: Callable[[], int],
-    argument: Any = None,
+    operand: Any = None,
     keep: bool = False,
     checks: Sequence[Callable[[Any], None]] = (),
 ) -> Callable[[Any], Any]:
@@ -122,45 +123,43 @@ def forward(
 
     It gives the output or, to `keep`, a tuple of the output and what `pull` needs.
     """
-    plan, operator = ready.plan, ready.operator
+    operator = ready.operator
     unwanted = (None,) * (keep and operator.learned)
 
     def run(plan: Plan, given: Any, made: Any, count: Any) -> None:
         kept = (*made[1:], *unwanted)
-        operator.forward(plan, given[0], argument, made[0], kept, count, *options)
+        operator.forward(plan, given[0], operand, made[0], kept, count, *ready.options)
 
-    output = Buffer(plan.out_shape, plan.order, plan.out_dtype)
-    return steps(ready, (output, *needed(ready) * keep), 1, run, maker, threads, checks)
+    return steps(ready, (ready.output, *needed(ready) * keep), 1, run, maker, threads, checks)
 
 
 def needed(ready: Prepared) -> tuple[Buffer, ...]:
-    """The residual without that of a learned argument: numbers need no gradient."""
+    """The residual without that of a learned parameter: numbers need no gradient."""
     return ready.residual[:-1] if ready.operator.learned else ready.residual
 
 
 def pull(
     ready: Prepared,
-    options: tuple[Any, ...],
     maker: _Maker,
     threads: Callable[[], int],
-    argument: Any = None,
+    operand: Any = None,
     checks: Sequence[Callable[[Any], None]] = (),
 ) -> Callable[..., Any]:
     """Its pullback: takes the gradient, the input if the operator is curved, and what was kept."""
-    plan, operator = ready.plan, ready.operator
+    operator = ready.operator
     first = 1 + operator.curved
 
     def run(plan: Plan, given: Any, made: Any, count: Any) -> None:
         x = given[1] if operator.curved else None
-        operator.pull(plan, given[0], x, argument, given[first:], made[0], count, *options)
+        residual = given[first:]
+        operator.pull(plan, given[0], x, operand, residual, made[0], count, *ready.options)
 
-    target = Buffer(plan.in_shape, plan.order, plan.dtype)
-    return steps(ready, (target,), first + len(needed(ready)), run, maker, threads, checks)
+    return steps(ready, (ready.input,), first + len(needed(ready)), run, maker, threads, checks)
 
 
 def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The same without the pooled axes, unless they are to be kept."""
     if request.keepdims:
         return pool
-    pooled = ready.plan.pooled
+    pooled = ready.layout.pooled
     return lambda x: pool(x).squeeze(pooled)

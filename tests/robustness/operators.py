@@ -6,7 +6,7 @@ Such a call must raise an error or return a result, and access nothing outside i
 from __future__ import annotations
 
 import torch
-from raw_ops import ALL, WINDOWS, _kept, argument, pooled, pulled, pushed, window, x
+from raw_ops import ALL, WINDOWS, _kept, operand, pooled, pulled, pushed, window, x
 from robustness.calls import Draw, Seeded
 
 from poolgrad.windows import adaptive, fixed, flatten
@@ -69,7 +69,7 @@ def spoilt(seed: int) -> tuple[str, str, dict[str, object]]:
     op = name + {"pooled": "", "pulled": "_pull", "pushed": "_push"}[direction]
     if not hasattr(torch.ops.poolgrad, op):  # of nonlinear operators there is no push
         direction, op = "pulled", f"{name}_pull"
-    right = {"x": x(), "argument": argument(name)}
+    right = {"x": x(), "operand": operand(name)}
     if direction != "pooled":
         right |= _kept(name)
     replaced: dict[str, object] = {}
@@ -85,7 +85,7 @@ def spoilt(seed: int) -> tuple[str, str, dict[str, object]]:
             replaced[which] = draw.choice(_NUMBERS)
         elif isinstance(value, torch.Tensor):
             replaced[which] = _tensor(draw, value)
-        elif which == "argument":
+        elif which == "operand":
             replaced[which] = torch.zeros(draw.choice([0, 1, 3]))
         elif which == "ties":
             replaced[which] = draw.choice(["first", "split", "zero", "other"])

@@ -31,12 +31,12 @@ class Answer(NamedTuple):
 class FrontEnd(NamedTuple):
     """How a framework's arrays are pooled, and how that is differentiated.
 
-    `lacks`: kinds of arguments that it cannot take, so that it has no operator with these.
+    `chunked`: its arrays come in chunks, so that it lacks operators whose operand cannot be cut.
     """
 
     pool: Callable[[Case], Array]
     answer: Callable[[Case, Array], Answer]
-    lacks: tuple[str, ...] = ()
+    chunked: bool = False
 
 
 def textbook(case: Case) -> tuple[Answer, Array]:
@@ -178,7 +178,7 @@ FRONT_ENDS = {
     "numpy": FrontEnd(_numpy_pool, _numpy_answer),
     "torch": FrontEnd(_torch_pool, _torch_answer),
     "jax": FrontEnd(_jax_pool, _jax_answer),
-    "dask": FrontEnd(_dask_pool, _dask_answer, lacks=("seed", "samples")),
+    "dask": FrontEnd(_dask_pool, _dask_answer, chunked=True),
 }
 
 
@@ -189,5 +189,4 @@ def installed() -> list[str]:
 
 def takes(front_end: str, case: Case) -> bool:
     """Whether a front end has the operator of a call."""
-    argument = OPERATORS[case.operator].argument
-    return argument is None or argument.kind not in FRONT_ENDS[front_end].lacks
+    return OPERATORS[case.operator].operand.is_cut or not FRONT_ENDS[front_end].chunked

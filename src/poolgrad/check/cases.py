@@ -89,8 +89,8 @@ class Case:
     @property
     def learned(self) -> str | None:
         """The argument that has a gradient."""
-        argument = OPERATORS[self.operator].argument
-        return argument.name if argument and argument.kind == "learned" else None
+        operator = OPERATORS[self.operator]
+        return operator.operand.name if operator.learned else None
 
     def of(self, x: Array | None = None, **kwargs: Any) -> Case:
         """The same call of another input, or with some other arguments."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from poolgrad import numpy as front
 from poolgrad.contract import Buffer, Operator, Request, indexed, unpacked
-from poolgrad.core import Layout, lay_out
+from poolgrad.core import Layout
 from poolgrad.dask import tasks, unpool
 from poolgrad.dask.graph import Graph, Parts, Position, asarray, cotangent, span
 from poolgrad.dask.segments import segments, taking
@@ -103,25 +103,21 @@ class _Asked:
 
     def __init__(self, request: Request) -> None:
         self.operator: Operator = OPERATORS[request.operator]
-        kind = self.operator.argument.kind if self.operator.argument else None
-        if kind in ("seed", "samples"):
+        if not self.operator.operand.is_cut:
             raise TypeError(
                 f"{request.operator} pooling is not for Dask arrays: what is drawn for one chunk "
                 "depends on all others"
             )
         x = asarray("x", request.x)
-        if not self.operator.accepts(x.dtype.name):
-            raise self.operator.refuse_dtype(x.dtype)
         self.x, self.request = x, replace(request, x=None, keepdims=True)
         self._squeezed = not request.keepdims
-        dtypes = x.dtype.name, self.operator.result(x.dtype.name)
-        self.layout: Layout = lay_out(request.spec, x.shape, request.channels_last, -1, *dtypes)
-        self.operator.check(self.layout.window, *request.options)
-        if kind == "learned":  # so that mistakes are found here, not where it is computed
-            whole = np.broadcast_to(np.zeros((), x.dtype), x.shape)
-            front.argument_of(request, front.prepared(request, whole), whole)
-            learned = tuple(map(np.asarray, request.arguments))
-            self.request = replace(self.request, arguments=learned)
+        whole = np.broadcast_to(np.zeros((), x.dtype), x.shape)
+        self._ready = front.prepared(request, whole)
+        self.layout: Layout = self._ready.layout
+        if request.operands:  # so that mistakes are found here, not where it is computed
+            front.operand_of(request, self._ready, whole)
+            operands = tuple(map(np.asarray, request.operands))
+            self.request = replace(self.request, operands=operands)
         self._axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
         along = {a: segments(axis, x.chunks[a]) for a, axis in self._axes.items()}
         self._segments = along
@@ -144,28 +140,27 @@ class _Asked:
 
     def _graph(self, name: str, *what: Any) -> Graph:
         asked = self.request
-        whole = (self.x.name, asked.spec, asked.options, asked.arguments, asked.channels_last)
+        whole = (self.x.name, asked.spec, asked.options, asked.operands, asked.channels_last)
         return Graph(f"{asked.operator}-{name}", *whole, *what)
 
     def _at(self, position: Position) -> Request:
-        """The request of the chunk there: a learned argument is cut as the channels are."""
-        (given,) = self.request.arguments or (None,)
-        if np.size(given) == 1:  # also where there are no channels
-            return self.request
+        """The request of the chunk there: a learned parameter is cut as the channels are."""
         channel = self.layout.channel
+        if not self.request.operands or channel < 0:
+            return self.request
         sizes, at = self.x.chunks[channel], position[channel]
         begin = sum(sizes[:at])
-        part = np.asarray(given)[begin : begin + sizes[at]]
-        return replace(self.request, arguments=(part,))
+        part = self.operator.operand.part(self.request.operands[0], begin, begin + sizes[at])
+        return replace(self.request, operands=(part,))
 
     def forward(self, residual: bool = False, indices: bool = False) -> list[Any]:
         """The output, and what else is asked for."""
-        layout, operator = self.layout, self.operator
+        layout = self.layout
         if residual and self.x.dtype.kind not in "fV":
             raise TypeError(f"x must be of a floating dtype to have a gradient, got {self.x.dtype}")
         buffers = [Buffer(layout.out_shape, (), layout.out_dtype)]
         if residual:
-            buffers += operator.residual(layout, *self.request.options)
+            buffers += self._ready.residual
         elif indices:
             buffers.append(Buffer(layout.out_shape, (), "int64"))
         graph = self._graph("forward", residual, indices)
@@ -180,17 +175,16 @@ class _Asked:
         return graph.arrays(buffers, self._chunks, [self.x])
 
     def parameters(self, gy: Any, residual: Sequence[Any]) -> dict[str, Any]:
-        """The gradient of a learned argument, by its name."""
+        """The gradient of a learned parameter, by its name."""
         operator, layout = self.operator, self.layout
-        if not operator.learned or operator.argument is None:
+        if not operator.learned:
             return {}
-        given = np.shape(self.request.arguments[0])
-        each = np.prod(given) > 1
+        given = np.shape(self.request.operands[0])
         wide = self._cotangent(gy).astype(layout.sum_dtype)
         slopes = da.map_blocks(tasks.times, wide, residual[-1], dtype=layout.sum_dtype)
-        others = tuple(a for a in range(slopes.ndim) if not (each and a == layout.channel))
+        others = operator.operand.summed_axes(given, layout)
         total = da.reduction(slopes, tasks.summed, tasks.summed, axis=others, dtype="float64")
-        return {operator.argument.name: total.astype(layout.sum_dtype).reshape(given)}
+        return {operator.operand.name: total.astype(layout.sum_dtype).reshape(given)}
 
     def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
         """The gradient of the input."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import numpy as front
-from poolgrad.contract import Buffer, Request
+from poolgrad.contract import Request
 from poolgrad.core import get_num_threads
 from poolgrad.dask.graph import Position
 from poolgrad.dask.segments import Segment
@@ -27,7 +27,7 @@ def forward(request: Request, here: Sequence[Segment], sizes: Position, keep: st
     residual = tuple(map(front.allocate, call.ready.residual)) if keep else ()
     call.run(y, residual)
     if keep == "indices":
-        found = front.indices_of(call.ready, call.argument, residual[0])
+        found = front.indices_of(call.ready, call.operand, residual[0])
         residual = (_global(found, [s.inputs for s in here], sizes),)
     return (y, *residual) if residual else y
 
@@ -64,15 +64,14 @@ def pull(
     like = np.empty(size, front.dtype_named(dtype))
     local = replace(request, x=like, spec=_sliced(request, segments))
     ready = front.prepared(local, like)
-    part = front.allocate(Buffer(ready.plan.in_shape, ready.plan.order, ready.plan.dtype))
+    part = front.allocate(ready.input)
     residual = tuple(
         front.handed(_laid_out(r, b.order)) for r, b in zip(kept, ready.residual, strict=False)
     )
-    operator.pull(
-        ready.plan, front.handed(gy), None if x is None else front.handed(x),
-        front.argument_of(local, ready, like), residual, front.handed(part),
-        get_num_threads(), *request.options,
-    )  # fmt: skip
+    values = None if x is None else front.handed(x)
+    given = front.operand_of(local, ready, like)
+    threads = get_num_threads()
+    ready.pull(front.handed(gy), values, given, residual, front.handed(part), threads)
     return _share(part, segments, chunk, shape)
 
 

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments
 from poolgrad.contract import Request
-from poolgrad.core import lay_out
 from poolgrad.dask.graph import Position, asarray, cotangent, picked
 from poolgrad.numpy import dtype_named
-from poolgrad.operators import OPERATORS
+from poolgrad.operators import prepare
 
 Array = NDArray[Any]
 Chunks = tuple[tuple[int, ...], ...]
@@ -45,12 +44,10 @@ class Asked:
     """
 
     def __init__(self, request: Request) -> None:
-        x, operator = asarray("x", request.x), OPERATORS[request.operator]
-        if not operator.accepts(x.dtype.name):
-            raise operator.refuse_dtype(x.dtype)
-        name = x.dtype.name
-        layout = lay_out(request.spec, x.shape, request.channels_last, -1, name, name)
-        indices = asarray("indices", da.asarray(request.arguments[0]))
+        x, last = asarray("x", request.x), request.channels_last
+        name, spec, options = request.operator, request.spec, request.options
+        layout = prepare(name, spec, options, x.shape, last, -1, x.dtype.name).layout
+        indices = asarray("indices", da.asarray(request.operands[0]))
         arguments.check_indices(indices.dtype, indices.shape, x.shape)
         self._pooled, self._x = layout.pooled, x
         outs = dict(zip(layout.pooled, layout.window.axes, strict=True))

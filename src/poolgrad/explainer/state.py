@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import arguments, reference
-from poolgrad.contract import Request
+from poolgrad.contract import STORAGE_OPTIONS, Request
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import brief, resolve
 
@@ -139,7 +139,7 @@ def _unpooling(request: Request, sizes: tuple[int, ...]) -> dict[str, Any]:
     _check_most("the output", out, MOST_SIDE)
     stride = [max(1, m // n) for m, n in zip(out, sizes, strict=True)]
     kernel = [m - (n - 1) * s for m, n, s in zip(out, sizes, stride, strict=True)]
-    indices = np.asarray(request.arguments[0], np.int64)
+    indices = np.asarray(request.operands[0], np.int64)
     return {
         "kernel": [1, *kernel][-2:],
         "stride": [1, *stride][-2:],
@@ -150,18 +150,18 @@ def _unpooling(request: Request, sizes: tuple[int, ...]) -> dict[str, Any]:
 def _options(request: Request) -> dict[str, Any]:
     operator = OPERATORS[request.operator]
     options = {
-        option.name: value
-        for option, value in zip(operator.options, request.options, strict=True)
-        if not option.stored
+        name: value
+        for name, value in request.options._asdict().items()
+        if name not in STORAGE_OPTIONS
     }
     if "divisor" in options:
         options["divisor_override"] = options.pop("divisor") or None
-    if operator.learned and operator.argument is not None:
-        name = operator.argument.name
-        numbers = np.unique(values(name, request.arguments[0]))
+    if operator.learned:
+        name = operator.operand.name
+        numbers = np.unique(values(name, request.operands[0]))
         if len(numbers) != 1:
             raise ValueError(
-                f"{name} must be one number to be shown, got {brief(request.arguments[0])}"
+                f"{name} must be one number to be shown, got {brief(request.operands[0])}"
             )
         options[name] = float(numbers[0])
     return options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from poolgrad.contract import Request, Samples
+from poolgrad.contract import Averaging, NoOptions, PowerMean, Request, Samples
 from poolgrad.functional.public import (
     choices,
     in_dimensions,
@@ -103,7 +103,7 @@ def _adaptive_avg_pool(
     ({threes})
     """
     last = flag("channels_last", channels_last)
-    return Request("avg", x, adaptive(dims, output_size), (True, 0), (), last, True, False, out)
+    return Request("avg", x, adaptive(dims, output_size), Averaging(), (), last, True, False, out)
 
 
 def _everything(x: Any, name: str, channels_last: bool) -> WindowSpec:
@@ -195,7 +195,7 @@ def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = Fa
     """
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
     spec = _everything(x, "global_avg_pool", last)
-    return Request("avg", x, spec, (True, 0), (), last, keep)
+    return Request("avg", x, spec, Averaging(), (), last, keep)
 
 
 def _global_lp_pool(
@@ -239,7 +239,7 @@ def _global_lp_pool(
     >>> poolgrad.{name}(np.array([[[3.0, -4.0]]]))
     array([[5.]])
     """
-    options = (flag("mean", mean),)
+    options = PowerMean(flag("mean", mean))
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
     spec = _everything(x, "global_lp_pool", last)
     return Request("lp", x, spec, options, (norm_type,), last, keep)
@@ -281,7 +281,7 @@ def _global_lse_pool(
     """
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
     spec = _everything(x, "global_lse_pool", last)
-    return Request("lse", x, spec, (), (r,), last, keep)
+    return Request("lse", x, spec, NoOptions(), (r,), last, keep)
 
 
 def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:

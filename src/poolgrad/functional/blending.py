@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import Request
+from poolgrad.contract import Averaging, Mixing, NoOptions, PowerMean, Request
 from poolgrad.functional.public import divisor, in_dimensions
 from poolgrad.windows import Ints, Padding, fixed, flag
 
@@ -61,7 +61,8 @@ def _avg_pool(
     ({threes})
     """
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    options = (flag("count_include_pad", count_include_pad), divisor(divisor_override))
+    counted = flag("count_include_pad", count_include_pad)
+    options = Averaging(counted, divisor(divisor_override))
     last = flag("channels_last", channels_last)
     return Request("avg", x, spec, options, (), last, True, False, out)
 
@@ -121,7 +122,7 @@ def _lp_pool(
     array({open} 5., 13.{close})
     """
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    options = (flag("mean", mean),)
+    options = PowerMean(flag("mean", mean))
     last = flag("channels_last", channels_last)
     return Request("lp", x, spec, options, (norm_type,), last, True, False, out)
 
@@ -177,7 +178,7 @@ def _lse_pool(
     """
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     last = flag("channels_last", channels_last)
-    return Request("lse", x, spec, (), (r,), last, True, False, out)
+    return Request("lse", x, spec, NoOptions(), (r,), last, True, False, out)
 
 
 def _soft_pool(
@@ -225,7 +226,7 @@ def _soft_pool(
     """
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     last = flag("channels_last", channels_last)
-    return Request("soft", x, spec, (), (), last, True, False, out)
+    return Request("soft", x, spec, NoOptions(), (), last, True, False, out)
 
 
 def _mixed_pool(
@@ -280,7 +281,7 @@ def _mixed_pool(
     array({open}2.5, 5. {close})
     """
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    options = (flag("count_include_pad", count_include_pad),)
+    options = Mixing(flag("count_include_pad", count_include_pad))
     last = flag("channels_last", channels_last)
     return Request("mixed", x, spec, options, (alpha,), last, True, False, out)
 

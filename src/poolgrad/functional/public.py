@@ -14,7 +14,7 @@ from inspect import signature as signature_of
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from poolgrad.contract import Request
+from poolgrad.contract import Request, Selection
 from poolgrad.core import first_pooled
 from poolgrad.functional.wording import fill
 from poolgrad.recipes import KNOWN, Recipes
@@ -245,9 +245,9 @@ def word(name: str, value: object) -> str:
     return value
 
 
-def choices(ties: object, routes: object) -> tuple[str, str]:
-    """The values of the options of a winner: who gets the gradient, and how that is kept."""
-    return word("ties", ties), word("routes", routes)
+def choices(ties: object, routes: object) -> Selection:
+    """The options of selecting operators: which winners get the gradient, how that is kept."""
+    return Selection(word("ties", ties), word("routes", routes))
 
 
 def divisor(value: object) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import Request
+from poolgrad.contract import NoOptions, Request, Routing
 from poolgrad.functional.public import choices, in_dimensions, word
 from poolgrad.windows import Ints, Padding, fixed, flag
 
@@ -307,12 +307,12 @@ def _stochastic_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    kept = (word("routes", routes),)
+    kept = Routing(word("routes", routes))
     if flag("training", training):
         return Request("stochastic", x, spec, kept, (generator,), last, True, indices, out)
     if indices:
         raise ValueError("return_indices=True needs training=True: a mean has no winners")
-    return Request("expected", x, spec, (), (), last, True, False, out)
+    return Request("expected", x, spec, NoOptions(), (), last, True, False, out)
 
 
 max_pool1d, max_pool2d, max_pool3d = in_dimensions(_max_pool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import Request
+from poolgrad.contract import NoOptions, Request
 from poolgrad.functional.public import in_dimensions, pooled_sizes, shape_of
 from poolgrad.windows import Ints, adaptive, axis_names, fixed, flag, per_axis
 
@@ -103,7 +103,7 @@ def _max_unpool(
     """
     last = flag("channels_last", channels_last)
     sizes = _output_sizes(dims, x, kernel_size, stride, padding, output_size, last)
-    return Request("max_unpool", x, adaptive(dims, sizes), (), (indices,), last)
+    return Request("max_unpool", x, adaptive(dims, sizes), NoOptions(), (indices,), last)
 
 
 max_unpool1d, max_unpool2d, max_unpool3d = in_dimensions(_max_unpool)

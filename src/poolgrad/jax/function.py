@@ -16,9 +16,9 @@ from poolgrad.core import Layout, first_pooled
 from poolgrad.jax.pooling import Pooling, has_wide_numbers
 from poolgrad.jax.primitives import bound, forward_p
 from poolgrad.jax.tables import indices
+from poolgrad.operands import Parameter, WindowSamples
+from poolgrad.operators import Prepared
 from poolgrad.windows import WindowKind
-
-Given = tuple[Any, ...]
 
 
 def perform(request: Request) -> Any:
@@ -29,10 +29,12 @@ def perform(request: Request) -> Any:
         return _channels_moved(request)
     x = asarray(request.x)
     pool = _pooling(request, x)
-    layout = pool.layout(x.shape, x.dtype.name)
+    ready = pool.prepared(x.shape, x.dtype.name)
+    layout = ready.layout
     if pool.operator.result(x.dtype.name) == "float64" and not has_wide_numbers():
         x = x.astype(jnp.float32)  # integers have no wider mean where there are no wider numbers
-    given = _given(pool, request, x, layout)
+    operand = pool.operator.operand
+    given = tuple(operand.convert(_CONVERTER, v, x, ready) for v in request.operands)
     if not request.return_indices:
         return _shaped(bound(forward_p, x, *given, pool=pool, keep=0)[0], request, layout)
     plain = pool._replace(options=indexed(pool.options))
@@ -61,7 +63,8 @@ def asarray(x: Any) -> Array:
 def _pooling(request: Request, x: Array) -> Pooling:
     first_pooled(x.shape, request.spec.dims, request.channels_last)
     options = request.options
-    if "split" in options and not jnp.issubdtype(x.dtype, jnp.floating):
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    if not floating and getattr(options, "ties", None) == "split":
         options = indexed(options)  # integers have no gradient that could be split
     return Pooling(request.operator, request.spec, options, request.channels_last)
 
@@ -78,47 +81,11 @@ def _shaped(y: Array, request: Request, layout: Layout) -> Array:
     return y if request.keepdims else y.squeeze(layout.pooled)
 
 
-# The array beside the input
-
-
-def _given(pool: Pooling, request: Request, x: Array, layout: Layout) -> Given:
-    if not pool.given:
-        return ()
-    (value,) = request.arguments
-    if pool.kind == "learned":
-        return (_learned(pool, value, layout),)
-    if pool.kind == "seed":
-        return (_seed(value),)
-    if pool.kind == "samples":
-        return (_samples(pool, value, layout),)
-    return (_indices(value, x),)
+# The extra operand
 
 
 def _is_abstract(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
-
-
-def _learned(pool: Pooling, value: Any, layout: Layout) -> Array:
-    argument = pool.operator.argument
-    assert argument is not None
-    name, dtype = argument.name, layout.sum_dtype
-    if _is_abstract(value):
-        if not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer)):
-            raise arguments.refuse_numbers(name, value.dtype)
-        arguments.check_length(name, value.shape, layout.channels)
-        least, most = arguments.SIZES[dtype]
-        if value.dtype == jnp.float64:  # the only one with numbers that others have not
-            size = jnp.abs(value)
-            odd = (size != 0) & jnp.isfinite(size) & ((size < least) | (size > most))
-            value = jnp.where(odd, jnp.copysign(jnp.clip(size, least, most), value), value)
-        held: Array = value.astype(dtype).reshape(_alone(value.shape))
-        return held
-    given = arguments.real_numbers(name, value)
-    numbers = given.astype(np.float64).ravel().tolist()
-    pool.operator.check_argument(numbers)
-    arguments.check_length(name, given.shape, layout.channels)
-    within = arguments.within(numbers, dtype)
-    return jnp.asarray(np.array(within, dtype).reshape(_alone(given.shape)))
 
 
 def _alone(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -137,47 +104,67 @@ def _is_key(value: Any) -> bool:
     return raw or jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _seed(value: Any) -> Any:
-    """64 bits, the lower half first."""
-    if _is_key(value):
-        return jax.random.bits(value, (2,), jnp.uint32)
-    seed = arguments.seed(value)
-    if seed is None:
-        if value is None:
-            raise TypeError(
-                f"generator must be a {_GENERATOR} or a seed: JAX draws from nothing else"
-            )
-        raise arguments.refuse_generator(_GENERATOR, value)
-    return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+class _Converter:
+    """Makes arrays of JAX of the values of operands; see `operands.Converter`."""
+
+    def parameter(self, operand: Parameter, value: Any, x: Array, ready: Prepared) -> Array:
+        layout = ready.layout
+        name, dtype = operand.name, layout.sum_dtype
+        if not _is_abstract(value):
+            numbers = operand.checked(value, ready)
+            return jnp.asarray(numbers.reshape(_alone(numbers.shape)))
+        if not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer)):
+            raise arguments.refuse_numbers(name, value.dtype)
+        arguments.check_length(name, value.shape, layout.channels)
+        least, most = arguments.SIZES[dtype]
+        if value.dtype == jnp.float64:  # the only one with numbers that others have not
+            size = jnp.abs(value)
+            odd = (size != 0) & jnp.isfinite(size) & ((size < least) | (size > most))
+            value = jnp.where(odd, jnp.copysign(jnp.clip(size, least, most), value), value)
+        held: Array = value.astype(dtype).reshape(_alone(value.shape))
+        return held
+
+    def seed(self, value: Any, x: Array) -> Any:
+        """64 bits, the lower half first."""
+        if _is_key(value):
+            return jax.random.bits(value, (2,), jnp.uint32)
+        seed = arguments.seed(value)
+        if seed is None:
+            if value is None:
+                raise TypeError(
+                    f"generator must be a {_GENERATOR} or a seed: JAX draws from nothing else"
+                )
+            raise arguments.refuse_generator(_GENERATOR, value)
+        return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+
+    def samples(self, operand: WindowSamples, value: Samples, x: Array, ready: Prepared) -> Array:
+        layout = ready.layout
+        dtype = jnp.dtype(layout.dtype)
+        dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.dtype(jnp.float32)
+        shape, most = arguments.samples_shape(layout), arguments.below_one(dtype.name)
+        given = value.given
+        if given is None:
+            key = value.generator
+            if not _is_key(key):
+                low, high = self.seed(key, x)
+                key = jax.random.fold_in(jax.random.key(int(low)), int(high))
+            given = jax.random.uniform(key, shape, dtype if dtype.itemsize > 2 else jnp.float32)
+        elif _is_abstract(given):
+            arguments.check_samples_dtype(given.dtype.name)
+            arguments.check_samples_shape(given.shape, layout)
+        else:
+            given = operand.checked(given, layout)
+        samples = jnp.minimum(jnp.asarray(given).astype(dtype), jnp.asarray(most, dtype))
+        leading = (s for a, s in enumerate(layout.in_shape) if a not in layout.pooled)
+        return jax.lax.stop_gradient(samples.reshape(*leading, len(layout.pooled)))
+
+    def indices(self, value: Any, x: Array) -> Array:
+        if not isinstance(value, Array | np.ndarray):
+            raise TypeError(f"indices must be an array, got {type(value).__qualname__}")
+        # What JAX calls int64 is int32 unless it was told otherwise.
+        wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
+        arguments.check_indices(wide, value.shape, x.shape)
+        return jnp.asarray(value)
 
 
-def _samples(pool: Pooling, value: Samples, layout: Layout) -> Array:
-    dtype = jnp.dtype(layout.dtype)
-    dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.dtype(jnp.float32)
-    shape, most = arguments.samples_shape(layout), arguments.below_one(dtype.name)
-    given = value.given
-    if given is None:
-        key = value.generator
-        if not _is_key(key):
-            low, high = _seed(key)
-            key = jax.random.fold_in(jax.random.key(int(low)), int(high))
-        given = jax.random.uniform(key, shape, dtype if dtype.itemsize > 2 else jnp.float32)
-    else:
-        if not _is_abstract(given):
-            given = arguments.floating_samples(given)
-            outside = given[~((given >= 0) & (given < 1))]
-            if outside.size:
-                raise ValueError(f"_random_samples must be in [0, 1), got {outside.flat[0]}")
-        arguments.check_samples_dtype(given.dtype.name)
-        arguments.check_samples_shape(given.shape, layout)
-    samples = jnp.minimum(jnp.asarray(given).astype(dtype), jnp.asarray(most, dtype))
-    return jax.lax.stop_gradient(samples.reshape(pool.samples(layout)))
-
-
-def _indices(value: Any, x: Array) -> Array:
-    if not isinstance(value, Array | np.ndarray):
-        raise TypeError(f"indices must be an array, got {type(value).__qualname__}")
-    # What JAX calls int64 is int32 unless it was told otherwise.
-    wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
-    arguments.check_indices(wide, value.shape, x.shape)
-    return jnp.asarray(value)
+_CONVERTER = _Converter()

@@ -58,8 +58,8 @@ def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
     def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
         missing = len(pool.operator.residual(plan, *pool.options)) - keep
         residual = (*made[1:], *(None,) * missing) if keep else ()
-        argument = _argument(pool, arrays[1:])
-        pool.operator.forward(plan, arrays[0], argument, made[0], residual, _THREADS, *pool.options)
+        operand = _operand(pool, arrays[1:])
+        pool.operator.forward(plan, arrays[0], operand, made[0], residual, _THREADS, *pool.options)
 
     return _call(pool, _same, made, run, (x, *_given(pool, given)), beside=1)
 
@@ -73,8 +73,8 @@ def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
     first = 1 + pool.given
 
     def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
-        argument, kept = _argument(pool, arrays[1:first]), tuple(arrays[first:])
-        pool.operator.push(plan, arrays[0], argument, kept, made[0], _THREADS, *pool.options)
+        operand, kept = _operand(pool, arrays[1:first]), tuple(arrays[first:])
+        pool.operator.push(plan, arrays[0], operand, kept, made[0], _THREADS, *pool.options)
 
     held = (t, *_given(pool, given), *residual)
     return _call(pool, _same, lambda layout: [_output(layout)], run, held, beside=1)
@@ -88,8 +88,8 @@ def pull(gy: Array, *args: Array, pool: Pooling, sizes: tuple[int, ...], learned
 
     def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
         values = arrays[1] if pool.operator.curved else None
-        argument, kept = _argument(pool, arrays[first:second]), tuple(arrays[second:])
-        way = (plan, arrays[0], values, argument, kept, made[0], _THREADS)
+        operand, kept = _operand(pool, arrays[first:second]), tuple(arrays[second:])
+        way = (plan, arrays[0], values, operand, kept, made[0], _THREADS)
         pool.operator.pull(*way, *pool.options)
 
     def before(shape: Shape) -> Shape:
@@ -99,7 +99,8 @@ def pull(gy: Array, *args: Array, pool: Pooling, sizes: tuple[int, ...], learned
     gradients = _call(pool, before, lambda layout: [_input(layout)], run, held, beside=first)
     if learned:
         layout = pool.layout(before(gy.shape), gy.dtype.name)
-        gradients.append(_summed(gy.astype(residual[-1].dtype) * residual[-1], given[0], layout))
+        slopes = gy.astype(residual[-1].dtype) * residual[-1]
+        gradients.append(_summed(pool, slopes, given[0], layout))
     return gradients
 
 
@@ -115,20 +116,18 @@ def _input(layout: Layout) -> Buffer:
     return Buffer(layout.in_shape, layout.order, layout.dtype)
 
 
-def _summed(slopes: Array, argument: Array, layout: Layout) -> Array:
-    """The gradient of a learned argument, from that of each output."""
-    others = tuple(a for a in range(slopes.ndim) if not (argument.ndim and a == layout.channel))
-    return slopes.sum(others, dtype=jnp.float64).astype(argument.dtype)
+def _summed(pool: Pooling, slopes: Array, theta: Array, layout: Layout) -> Array:
+    """The gradient of a learned parameter, from that of each output."""
+    others = pool.operator.operand.summed_axes(theta.shape, layout)
+    return slopes.sum(others, dtype=jnp.float64).astype(theta.dtype)
 
 
 _THREADS: Any = object()  # stands for as many as XLA has
 
 
 def _given(pool: Pooling, given: Sequence[Array]) -> tuple[Array, ...]:
-    """The array beside the input as the kernels read it."""
-    if pool.kind == "indices":
-        return tuple(i.astype(jnp.int64) for i in given)
-    return tuple(given)
+    """The extra operand as the kernels read it: JAX may have no 64-bit integers outside of here."""
+    return tuple(i.astype(jnp.int64) if i.dtype == jnp.int32 else i for i in given)
 
 
 class _Hole:
@@ -141,11 +140,12 @@ class _Hole:
 _Holes = Sequence[_Hole]
 
 
-def _argument(pool: Pooling, holes: _Holes) -> Any:
-    """What stands for the array beside the input, as an operator's methods take it."""
+def _operand(pool: Pooling, holes: _Holes) -> Any:
+    """The placeholder of the extra operand, as an operator's methods take it."""
     if not holes:
         return None
-    return (holes[0], holes[0].array.size) if pool.kind == "learned" else holes[0]
+    (hole,) = holes
+    return pool.operator.operand.kernel_form(hole, hole.array.size, lambda hole: hole)
 
 
 def _call(

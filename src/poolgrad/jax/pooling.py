@@ -1,4 +1,4 @@
-"""What the primitives are told of a pooling: an operator and its windows, without any array."""
+"""`Pooling`: the static parameters of the primitives, without shapes or arrays."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from poolgrad.contract import Buffer, Operator
-from poolgrad.core import Layout, first_pooled, lay_out
-from poolgrad.operators import OPERATORS
+from poolgrad.core import Layout, first_pooled
+from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.windows import WindowKind, WindowSpec
 
 
@@ -21,7 +21,7 @@ class Pooling(NamedTuple):
 
     name: str
     spec: WindowSpec
-    options: tuple[Any, ...]
+    options: Any
     channels_last: bool
 
     @property
@@ -30,15 +30,9 @@ class Pooling(NamedTuple):
         return OPERATORS[self.name]
 
     @property
-    def kind(self) -> str | None:
-        """What kind of array the operator takes beside the input."""
-        argument = self.operator.argument
-        return argument.kind if argument else None
-
-    @property
     def given(self) -> int:
-        """How many arrays the operator takes beside the input."""
-        return int(self.operator.argument is not None)
+        """How many arrays the operator takes besides the input."""
+        return self.operator.operand.count
 
     def inner(self, shape: tuple[int, ...]) -> int:
         """See `core.inner_axis`."""
@@ -46,24 +40,17 @@ class Pooling(NamedTuple):
             return -1
         return len(shape) - 1
 
-    def layout(self, shape: tuple[int, ...], dtype: str) -> Layout:
-        """The layout of an input of this shape and dtype, checked.
+    def prepared(self, shape: tuple[int, ...], dtype: str) -> Prepared:
+        """The checked call for an input of this shape and dtype; see `operators.prepare`."""
+        inner = self.inner(shape)
+        return prepare(self.name, self.spec, self.options, shape, self.channels_last, inner, dtype)
 
-        Raises
-        ------
-        TypeError, ValueError
-            For anything that is wrong with windows, shape, dtype or options.
-        """
-        operator = self.operator
-        if not operator.accepts(dtype):
-            raise operator.refuse_dtype(dtype)
-        result = operator.result(dtype)
-        layout = lay_out(self.spec, shape, self.channels_last, self.inner(shape), dtype, result)
-        operator.check(layout.window, *self.options)
-        return layout
+    def layout(self, shape: tuple[int, ...], dtype: str) -> Layout:
+        """The layout of an input of this shape and dtype; errors are those of `prepared`."""
+        return self.prepared(shape, dtype).layout
 
     def residual(self, layout: Layout, learned: bool) -> tuple[Buffer, ...]:
-        """What forward keeps; what only a learned argument's gradient needs if that is wanted."""
+        """The residual; with `learned` also what the gradient of a learned parameter needs."""
         buffers = self.operator.residual(layout, *self.options)
         return buffers[:-1] if self.operator.learned and not learned else buffers
 
@@ -78,17 +65,12 @@ class Pooling(NamedTuple):
         return shape[first : first + self.spec.dims]
 
     def held(self, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-        """The input (None unless the operator is curved), the argument and the residual.
+        """The input (None unless the operator is nonlinear), the operand and the residual.
 
         `args`: of a push or pull, without what it is linear in.
         """
         first, second = int(self.operator.curved), int(self.operator.curved) + self.given
         return (args[0] if first else None), args[first:second], args[second:]
-
-    def samples(self, layout: Layout) -> tuple[int, ...]:
-        """The shape of the samples that place an input's windows: a row for each plane."""
-        leading = (s for a, s in enumerate(layout.in_shape) if a not in layout.pooled)
-        return (*leading, len(layout.pooled))
 
 
 def has_wide_numbers() -> bool:

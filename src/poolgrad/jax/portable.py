@@ -27,7 +27,7 @@ def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
     tables = _tables(pool, layout, given)
     values = tables.unfold(pooled_last(pool, x))
     if operator.selecting:
-        draw = _drawn(pool, layout, given[0]) if pool.kind == "seed" else None
+        draw = _drawn(pool, layout, given[0]) if pool.operator.operand.is_positional else None
         windows = tables.windows._replace(values=values)
         choice = operator.choose(jnp, windows, draw, *pool.options)
         winner = jnp.take_along_axis(values, choice.tap[..., None], -1)[..., 0]
@@ -94,7 +94,7 @@ def _learned(pool: Pooling, given: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def _tables(pool: Pooling, layout: Layout, given: tuple[Array, ...]) -> Tables:
     sizes = pool.sizes(layout.in_shape)
-    return tables_of(pool, sizes, given[0] if pool.kind == "samples" else None)
+    return tables_of(pool, sizes, given[0] if pool.operator.operand.places_windows else None)
 
 
 # Draws

@@ -199,8 +199,9 @@ def _batch(primitive: Primitive, first: int, args: Values, dims: Values, **how: 
     front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
     alone = primitive is not forward_p and how["learned"]  # its gradient is not to be added up
     beside = range(first, first + pool.given)
-    shared = pool.kind == "learned" and all(dims[k] is None for k in beside)
-    if alone or pool.kind == "seed" or (pool.kind == "learned" and not shared):
+    operand = pool.operator.operand
+    shared = operand.is_shared and all(dims[k] is None for k in beside)
+    if alone or operand.is_positional or (operand.is_shared and not shared):
         batched = [a for a, d in zip(front, dims, strict=True) if d is not None]
 
         def one(own: Values) -> Any:

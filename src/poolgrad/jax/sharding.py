@@ -37,10 +37,11 @@ def spread(
         Which of the arguments is the operator's own, if it has one.
     """
     made = jax.eval_shape(local, *given)
-    apart = pool.kind != "seed"
+    operand = pool.operator.operand
+    apart = not operand.is_positional
     common = [a if apart and a not in pooled else None for a in range(given[0].ndim)]
     leading = [a for a in common if a is not None]
-    own = {"learned": leading[-1:], "samples": leading}.get(pool.kind or "", common)
+    own = operand.axes(leading, common)
 
     def shared(arrays: Sequence[Any], at: int) -> list[list[int | None]]:
         """For each axis of each array, the axis of the first one that it goes with."""

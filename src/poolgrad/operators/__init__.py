@@ -1,56 +1,153 @@
 """The table of operators: each is defined here, once, for every front end.
 
-An operator says what its forward keeps for the backward (its *residual*), which kernels compute it,
-its pullback and its pushforward, and, if it is curved, how to write it with an array library's own
-operations. A front end allocates what `Buffer` describes and hands all arrays over as the kernels
-take them.
+An operator states what its forward pass keeps for the backward pass (its *residual*), which kernels
+compute it, its pullback and its pushforward, and, if it is nonlinear, its formula in an array
+library's own operations. `prepare` checks a call and lays out its arrays; a front end allocates the
+buffers that it describes, and passes arrays to the operator.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
 
 from poolgrad.contract import Buffer, Operator
-from poolgrad.core import Plan, lay_out, plan
+from poolgrad.core import Layout, Plan, lay_out, plan
 from poolgrad.operators.blending import BLENDING
 from poolgrad.operators.selecting import SELECTING
-from poolgrad.windows import WindowSpec
+from poolgrad.windows import WindowKind, WindowSpec
 
-__all__ = ["OPERATORS", "Prepared", "prepare"]
+__all__ = ["OPERATORS", "Prepared", "prepare", "prepare_uncached"]
 
 OPERATORS: dict[str, Operator] = {op.name: op for op in (*SELECTING, *BLENDING)}
 
 
-class Prepared(NamedTuple):
-    """An operator ready to run on one kind of array."""
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A checked call of an operator on one kind of array, without the arrays.
+
+    Attributes
+    ----------
+    operator : Operator
+        The entry of the table.
+    spec : WindowSpec
+        The windows.
+    options : NamedTuple
+        The operator's options by name.
+    channels_last : bool
+        Whether the pooled axes are those before the last.
+    inner : int
+        The axis that lies innermost in memory, if it is not pooled; else -1.
+    layout : Layout
+        The windows of this input, shapes, dtypes and memory formats.
+    residual : tuple of Buffer
+        What the forward pass keeps.
+    """
 
     operator: Operator
-    plan: Plan
+    spec: WindowSpec
+    options: Any
+    channels_last: bool
+    inner: int
+    layout: Layout
     residual: tuple[Buffer, ...]
 
+    @property
+    def output(self) -> Buffer:
+        """The output."""
+        return Buffer(self.layout.out_shape, self.layout.order, self.layout.out_dtype)
 
-@lru_cache(maxsize=4096)
-def prepare(
+    @property
+    def input(self) -> Buffer:
+        """The gradient of the input."""
+        return Buffer(self.layout.in_shape, self.layout.order, self.layout.dtype)
+
+    def per_output(self, dtype: str) -> Buffer:
+        """One number for each output."""
+        return Buffer(self.layout.out_shape, self.layout.order, dtype)
+
+    @property
+    def route_bits(self) -> int:
+        """Bits of a packed route; 0 where routes are whole bytes, or there are none."""
+        return self.operator.route_bits(self.layout.window, *self.options)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The compiled kernels for this layout."""
+        return plan(self.layout, self.inner, self.route_bits)
+
+    def forward(self, x: Any, operand: Any, y: Any, residual: Any, threads: Any) -> None:
+        """Fill the output and, unless it is an empty tuple, the residual."""
+        self.operator.forward(self.plan, x, operand, y, residual, threads, *self.options)
+
+    def pull(self, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: Any) -> None:
+        """Fill the gradient of the input."""
+        self.operator.pull(self.plan, gy, x, operand, residual, gx, threads, *self.options)
+
+    def push(self, t: Any, operand: Any, residual: Any, y: Any, threads: Any) -> None:
+        """Fill the tangent of the output."""
+        self.operator.push(self.plan, t, operand, residual, y, threads, *self.options)
+
+
+def prepare_uncached(
     name: str,
     spec: WindowSpec,
-    options: tuple[Any, ...],
+    options: Any,
     shape: tuple[int, ...],
     channels_last: bool,
     inner: int,
     dtype: str,
 ) -> Prepared:
-    """The plan of an operator, checked; remembered for each set of arguments.
+    """Check a call, and lay out its arrays. Sizes may be a framework's symbolic integers.
+
+    Parameters
+    ----------
+    name : str
+        The operator's name in the table.
+    spec : WindowSpec
+        The windows.
+    options : NamedTuple
+        The operator's options.
+    shape : tuple of int
+        Of the input.
+    channels_last : bool
+        Whether the pooled axes are those before the last.
+    inner : int
+        What `core.inner_axis` returns for the input.
+    dtype : str
+        Of the input.
 
     Raises
     ------
     TypeError, ValueError
-        For anything that is wrong with windows, shape, dtype or options.
+        If windows, shape, dtype or options are not accepted.
     """
     operator = OPERATORS[name]
+    if (spec.kind is WindowKind.FRACTIONAL) != operator.operand.places_windows:
+        words = "must" if operator.operand.places_windows else "must not"
+        raise ValueError(f"window {words} be fractional for the operator {name}, got {spec}")
     if not operator.accepts(dtype):
         raise operator.refuse_dtype(dtype)
     layout = lay_out(spec, shape, channels_last, inner, dtype, operator.result(dtype))
     operator.check(layout.window, *options)
-    made = plan(layout, inner, operator.route_bits(layout.window, *options))
-    return Prepared(operator, made, operator.residual(made, *options))
+    residual = operator.residual(layout, *options)
+    return Prepared(operator, spec, options, channels_last, inner, layout, residual)
+
+
+_prepare_cached = lru_cache(maxsize=4096)(prepare_uncached)
+
+
+def prepare(
+    name: str,
+    spec: WindowSpec,
+    options: Any,
+    shape: tuple[int, ...],
+    channels_last: bool,
+    inner: int,
+    dtype: str,
+) -> Prepared:
+    """`prepare_uncached`, cached unless a size is symbolic: not all of these are hashable."""
+    plain = all(type(size) is int for size in shape)
+    function = _prepare_cached if plain else prepare_uncached
+    return function(name, spec, options, shape, channels_last, inner, dtype)

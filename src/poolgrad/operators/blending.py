@@ -8,8 +8,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from poolgrad.contract import Argument, Buffer, Operator, Option, Windows, per_output
+from poolgrad.contract import (
+    Averaging,
+    Buffer,
+    Mixing,
+    Operator,
+    PowerMean,
+    Windows,
+    per_output,
+)
 from poolgrad.core import Layout, Plan
+from poolgrad.operands import Parameter
 from poolgrad.windows import Window, require_valid_inputs
 
 __all__ = ["BLENDING"]
@@ -19,7 +28,7 @@ class Avg(Operator):
     """The mean of each window."""
 
     name = "avg"
-    options = (Option("count_include_pad", bool, True), Option("divisor", int, 0))
+    options = Averaging
     integers = True
 
     def result(self, dtype: str) -> str:
@@ -37,21 +46,21 @@ class Avg(Operator):
         return ()
 
     def forward(
-        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         padding, divisor = options
         plan.kernels.average(x, y, padding, divisor, threads)
 
     def pull(
-        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         padding, divisor = options
         plan.kernels.average_backward(gy, gx, padding, divisor, threads)
 
     def push(
-        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         padding, divisor = options
@@ -90,19 +99,19 @@ class _Curved(Operator):
         return (per_output(layout, layout.sum_dtype),) * (self.kept + self.learned)
 
     def forward(
-        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         slope = residual[-1] if residual and self.learned else None
         kept = list(residual[: self.kept])
-        theta, count = argument or _ones(plan.sum_dtype)
+        theta, count = operand or _ones(plan.sum_dtype)
         plan.kernels.curved(self.kernel(*options), x, theta, count, y, kept, slope, threads)
 
     def pull(
-        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
-        theta, count = argument or _ones(plan.sum_dtype)
+        theta, count = operand or _ones(plan.sum_dtype)
         kept = list(residual[: self.kept])
         kernel = plan.kernels.curved_backward
         kernel(self.kernel(*options), gy, x, theta, count, kept, gx, threads)
@@ -131,8 +140,8 @@ class Lp(_Curved):
     """The p-norm of each window, or its generalised mean."""
 
     name = "lp"
-    options = (Option("mean", bool, False),)
-    argument = Argument("norm_type", "learned")
+    options = PowerMean
+    operand = Parameter("norm_type")
     kept = 2
 
     def check(self, window: Window, *options: Any) -> None:
@@ -140,7 +149,7 @@ class Lp(_Curved):
         if mean:
             require_valid_inputs(window)
 
-    def check_argument(self, values: list[float]) -> None:
+    def check_operand(self, values: list[float]) -> None:
         for value in values:
             if not value > 0:
                 raise ValueError(f"norm_type must be positive, got {value}")
@@ -169,10 +178,10 @@ class Lse(_Curved):
     """The logarithm of the mean exponential of each window."""
 
     name = "lse"
-    argument = Argument("r", "learned")
+    operand = Parameter("r")
     kept = 2
 
-    def check_argument(self, values: list[float]) -> None:
+    def check_operand(self, values: list[float]) -> None:
         _finite("r", values)
         if 0 in values:
             raise ValueError("r must not be 0; the limit there is the mean: use avg_pool")
@@ -227,29 +236,29 @@ class Mixed(Operator):
     """A share of the maximum and the rest of the mean."""
 
     name = "mixed"
-    options = (Option("count_include_pad", bool, True),)
-    argument = Argument("alpha", "learned")
+    options = Mixing
+    operand = Parameter("alpha")
     curved = True
 
-    def check_argument(self, values: list[float]) -> None:
+    def check_operand(self, values: list[float]) -> None:
         _finite("alpha", values)
 
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
         return (per_output(layout, layout.route_dtype), per_output(layout, layout.sum_dtype))
 
     def forward(
-        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
-        (alpha, count), (padding,) = argument, options
+        (alpha, count), (padding,) = operand, options
         routes, slope = residual or (None, None)
         plan.kernels.mixed(x, alpha, count, padding, y, routes, slope, threads)
 
     def pull(
-        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
-        (alpha, count), (padding,) = argument, options
+        (alpha, count), (padding,) = operand, options
         plan.kernels.mixed_backward(gy, alpha, count, padding, residual[0], gx, threads)
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:

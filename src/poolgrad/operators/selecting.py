@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from poolgrad.contract import Argument, Buffer, Choice, Operator, Option, Windows, per_output
+from poolgrad.contract import Buffer, Choice, Operator, Routing, Selection, Windows, per_output
 from poolgrad.core import Layout, Plan
+from poolgrad.operands import Indices, Seed, WindowSamples
 from poolgrad.windows import Window, has_empty_windows, require_valid_inputs
 
 __all__ = ["SELECTING"]
@@ -20,7 +21,7 @@ class _Routed(Operator):
     """
 
     selecting = True
-    options: ClassVar[tuple[Option, ...]] = (Option("routes", str, "bytes", stored=True),)
+    options: ClassVar[type[Any]] = Routing
 
     def check(self, window: Window, *options: Any) -> None:
         *_, routes = options
@@ -47,13 +48,13 @@ class _Routed(Operator):
         return (Buffer((*shape,), layout.order, "uint8"),)
 
     def pull(
-        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         plan.kernels.route_backward(gy, residual[0], gx, None, threads)
 
     def push(
-        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         plan.kernels.route_follow(t, residual[0], y, None, threads)
@@ -81,7 +82,7 @@ def _is_nan(values: Any) -> Any:
 class Extreme(_Routed):
     """The winner by an order of the inputs; of equal winners, `ties` says who gets the gradient."""
 
-    options = (Option("ties", str, "first"), *_Routed.options)
+    options = Selection
     integers = True
     order: ClassVar[str]
 
@@ -97,7 +98,8 @@ class Extreme(_Routed):
             raise ValueError(f'ties must be "first", "split" or "zero", got {ties!r}')
 
     def nowhere(self, *options: Any) -> bool:
-        return "zero" in options
+        ties, _ = options
+        return bool(ties == "zero")
 
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
         if options[0] == "split":
@@ -106,33 +108,33 @@ class Extreme(_Routed):
         return super().residual(layout, *options)
 
     def forward(
-        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         kernels, (ties, _) = plan.kernels, options
         if ties == "split":
-            kernels.select(self.order, x, y, None, False, argument, threads)
+            kernels.select(self.order, x, y, None, False, operand, threads)
             if residual:
-                kernels.split_winners(self.order, x, y, residual[0], argument, threads)
+                kernels.split_winners(self.order, x, y, residual[0], operand, threads)
             return
         routes = residual[0] if residual else None
-        kernels.select(self.order, x, y, routes, ties == "zero", argument, threads)
+        kernels.select(self.order, x, y, routes, ties == "zero", operand, threads)
 
     def pull(
-        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         split = options[0] == "split"
         kernel = plan.kernels.split_backward if split else plan.kernels.route_backward
-        kernel(gy, residual[0], gx, argument, threads)
+        kernel(gy, residual[0], gx, operand, threads)
 
     def push(
-        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         split = options[0] == "split"
         kernel = plan.kernels.split_follow if split else plan.kernels.route_follow
-        kernel(t, residual[0], y, argument, threads)
+        kernel(t, residual[0], y, operand, threads)
 
     def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
         """The value that wins where there is no NaN, and that of a window without inputs."""
@@ -223,24 +225,24 @@ class FractionalMax(Max):
     """The largest input of each window, of windows that samples place."""
 
     name = "fractional_max"
-    argument = Argument("_random_samples", "samples")
+    operand = WindowSamples("_random_samples")
 
 
 class Stochastic(_Routed):
     """One input of each window, drawn with a probability proportional to its positive part."""
 
     name = "stochastic"
-    argument = Argument("generator", "seed")
+    operand = Seed("generator")
 
     def check(self, window: Window, *options: Any) -> None:
         super().check(window, *options)
         require_valid_inputs(window)
 
     def forward(
-        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
-        plan.kernels.draw(x, y, residual[0] if residual else None, argument, threads)
+        plan.kernels.draw(x, y, residual[0] if residual else None, operand, threads)
 
     def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
         real, taps = windows.real, xp.arange(windows.values.shape[-1])
@@ -262,7 +264,7 @@ class MaxUnpool(Operator):
     """Every value where its index says, among zeros: not a reduction, the way back of one."""
 
     name = "max_unpool"
-    argument = Argument("indices", "indices")
+    operand = Indices("indices")
     integers = True
     windowed = False
 
@@ -270,22 +272,22 @@ class MaxUnpool(Operator):
         return ()
 
     def forward(
-        self, plan: Plan, x: Any, argument: Any, y: Any, residual: Any, threads: int,
+        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
-        plan.kernels.unpool(x, argument, y, threads)
+        plan.kernels.unpool(x, operand, y, threads)
 
     def pull(
-        self, plan: Plan, gy: Any, x: Any, argument: Any, residual: Any, gx: Any, threads: int,
+        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
-        plan.kernels.unpool_backward(gy, argument, gx, threads)
+        plan.kernels.unpool_backward(gy, operand, gx, threads)
 
     def push(
-        self, plan: Plan, t: Any, argument: Any, residual: Any, y: Any, threads: int,
+        self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
-        plan.kernels.unpool(t, argument, y, threads)
+        plan.kernels.unpool(t, operand, y, threads)
 
 
 SELECTING = (Max(), ReLUMax(), Min(), Median(), Stochastic(), FractionalMax(), MaxUnpool())

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from poolgrad import operators as table
-from poolgrad.contract import FLOATS, INTEGERS, Operator, Request, Samples
+from poolgrad.contract import FLOATS, INTEGERS, STORAGE_OPTIONS, Operator, Request, Samples
+from poolgrad.operands import Indices, Operand, Parameter, Seed, WindowSamples
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
 from poolgrad.windows import Axis, Window, resolve
 
@@ -53,13 +54,13 @@ class Pullback:
         self._leading = tuple(n for axis, n in enumerate(x.shape) if axis not in self._pooled)
         self._channelled = self._leading or (1,)  # an input without channels has one
         if operator.learned:
-            self._theta = _learned(operator, request.arguments[0], self._channelled)
+            self._theta = _learned(operator, request.operands[0], self._channelled)
 
         planes = self._flat(x)
         if x.dtype.name in FLOATS:
             planes = planes.astype(np.float64)
         with np.errstate(all="ignore"):
-            if self._takes("indices"):
+            if self._takes(Indices):
                 out = tuple(n for n in request.spec.output_size if n is not None)
                 self._entries = list(self._unpool(request, planes, out))
             else:
@@ -91,7 +92,7 @@ class Pullback:
 
     def parameters(self, gy: Array) -> dict[str, Array]:
         """The gradients of the learned arguments, by name, in the shape of each."""
-        if not self._operator.learned or self._operator.argument is None:
+        if not self._operator.learned:
             return {}
         gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
         slopes = np.zeros(len(gy))
@@ -102,12 +103,11 @@ class Pullback:
             shared = tuple(range(len(self._channelled) - self._theta.ndim))
             total = slopes.reshape(self._channelled).sum(shared)
             dtype = np.float64 if self._dtype == np.float64 else np.float32
-            return {self._operator.argument.name: np.asarray(total, dtype)}
+            return {self._operator.operand.name: np.asarray(total, dtype)}
 
-    def _takes(self, kind: str) -> bool:
-        """Whether the operator's argument is of this kind."""
-        argument = self._operator.argument
-        return argument is not None and argument.kind == kind
+    def _takes(self, kind: type[Operand]) -> bool:
+        """Whether the operator's operand is of this kind."""
+        return isinstance(self._operator.operand, kind)
 
     def _flat(self, array: Array) -> Array:
         """Leading axes made one, pooled axes last."""
@@ -121,20 +121,20 @@ class Pullback:
 
     def _pool(self, request: Request, planes: Array, window: Window) -> Iterator[Entry]:
         self._operator.check(window, *request.options)
-        given = zip(self._operator.options, request.options, strict=True)
-        formula = [value for option, value in given if not option.stored]
+        given = request.options._asdict().items()
+        formula = [value for name, value in given if name not in STORAGE_OPTIONS]
         axes: list[Sequence[Axis | Shifted]] = [window.axes] * len(planes)
         theta, u = np.zeros(len(planes)), np.zeros((len(planes), *window.out))
-        if self._takes("learned"):
+        if self._takes(Parameter):
             theta = np.broadcast_to(self._theta, self._channelled).reshape(-1)
-        if self._takes("seed"):
+        if self._takes(Seed):
             if not np.isfinite(planes).all():
                 raise ValueError("x must be finite")
             order = self._back(np.empty(u.shape)).shape  # of the outputs, as the caller sees them
             index = np.arange(u.size, dtype=np.uint64).reshape(order)
-            u = self._flat(uniform(_seed(request.arguments[0]), index))
-        if self._takes("samples"):
-            samples = _samples(request.arguments[0], self._leading, self._dtype, len(window.axes))
+            u = self._flat(uniform(_seed(request.operands[0]), index))
+        if self._takes(WindowSamples):
+            samples = _samples(request.operands[0], self._leading, self._dtype, len(window.axes))
             axes = [_shifted(window, sample) for sample in samples]
         for plane, values in enumerate(planes):
             for output in np.ndindex(*window.out):
@@ -145,7 +145,7 @@ class Pullback:
                 yield Entry(plane, output, inputs, places, pooled)
 
     def _unpool(self, request: Request, planes: Array, out: Position) -> Iterator[Entry]:
-        indices = np.asarray(request.arguments[0])
+        indices = np.asarray(request.operands[0])
         shape, plane = np.shape(request.x), int(np.prod(out))
         if indices.dtype != np.int64:
             raise TypeError(f"indices must be of dtype int64, got {indices.dtype}")
@@ -244,7 +244,7 @@ def _samples(samples: Samples, leading: Position, dtype: np.dtype[Any], dims: in
 
 def _learned(operator: Operator, given: Any, leading: Position) -> Array:
     """A learned parameter, one number or one for each channel."""
-    name = operator.argument.name if operator.argument else ""
+    name = operator.operand.name
     theta = np.asarray(given)
     if theta.dtype.name not in FLOATS + INTEGERS or theta.dtype.kind == "b":
         raise TypeError(
@@ -253,7 +253,7 @@ def _learned(operator: Operator, given: Any, leading: Position) -> Array:
     if theta.shape not in ((), leading[-1:]):
         raise ValueError(f"{name} must be a number or one for each channel, got {theta.shape}")
     theta = theta.astype(np.float64)
-    operator.check_argument(theta.ravel().tolist())
+    operator.check_operand(theta.ravel().tolist())
     return theta
 
 

@@ -2,70 +2,79 @@
 
 For an operator ``name`` there are, in ``torch.ops.poolgrad``,
 
-* ``name(x, [argument], window, channels_last, *options) -> (y, *residual)``,
-* ``name_pull(gy, [x], [argument], *residual, window, shape, channels_last, inner, *options)
-  -> gx``, which takes the input if the operator is curved, and gives a learned argument's gradient,
-  too,
-* ``name_push(t, [argument], *residual, window, channels_last, inner, *options) -> ty``, unless it
-  is curved.
+* ``name(x, [operand], window, channels_last, *options, [tracked]) -> (y, *residual)``,
+* ``name_pull(gy, [x], [operand], *residual, window, shape, channels_last, inner, *options) -> gx``,
+  which takes the input if the operator is nonlinear, and returns the gradient of a learned
+  parameter, too,
+* ``name_push(t, [operand], *residual, window, channels_last, inner, *options) -> ty``, unless it
+  is nonlinear.
 
-A pooling whose residual is given is linear unless it is curved, so the last two are each other's
-derivative, and gradients of any order follow. Those of curved operators come from `composed`. The
-derivatives are written once and told to PyTorch twice: to the dispatcher, so that ``torch.compile``
-takes the operators whole, and as ``autograd.Function``, which is what the transformations of
-``torch.func`` ask for.
+Schemas can carry integers only: `window` is a flattened `WindowSpec`. `_rebuild` turns the
+arguments of such a call into a `Static`, `_flat` a `Static` into arguments; everything else passes
+the `Static`.
+
+A pooling whose residual is given is linear unless it is nonlinear in the input, so the last two are
+each other's derivative, and gradients of any order follow. Those of nonlinear operators come from
+`composed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from poolgrad.contract import FLOATS, Buffer, Operator
 from poolgrad.core import Layout, lay_out
-from poolgrad.operators import OPERATORS, Prepared, prepare
+from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.torch import composed
 from poolgrad.torch.arrays import (
-    as_argument,
+    DTYPES,
+    as_operand,
     check_memory,
     compact,
     empty,
     inner_of,
     laid_out,
     name_of,
+    prepared,
     readable,
     room,
     spec_of,
 )
 from poolgrad.torch.batching import batch
-from poolgrad.torch.derivatives import LIBRARY, refuse_nested_forward, save, told
-from poolgrad.windows import WindowKind, WindowSpec, fixed
+from poolgrad.torch.derivatives import (
+    LIBRARY,
+    differentiable,
+    refuse_nested_forward,
+    save,
+)
+from poolgrad.windows import fixed, flatten
 
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
 
 Tensors = tuple[Tensor, ...]
-_Make = Callable[[Buffer, Tensor], Tensor]  # `room` for the kernels, `empty` for who only asks
+_Make = Callable[[Buffer, Tensor], Tensor]  # `room` for the kernels, `empty` for fake tensors
 
 
-def _output(layout: Layout, like: Tensor, make: _Make) -> Tensor:
-    return make(Buffer(layout.out_shape, layout.order, layout.out_dtype), like)
+class Static:
+    """What a call needs besides tensors.
 
+    Attributes
+    ----------
+    ready : Prepared
+        The checked call.
+    tracked : bool
+        Whether a learned parameter needs a gradient.
+    """
 
-def _input(layout: Layout, like: Tensor, make: _Make) -> Tensor:
-    return make(Buffer(layout.in_shape, layout.order, layout.dtype), like)
+    __slots__ = ("ready", "tracked")
 
-
-class Where(NamedTuple):
-    """Which windows of what, the arguments that follow the tensors of a pull or a push."""
-
-    window: list[int]  # a flattened `WindowSpec`
-    shape: list[int]  # of the input; only a pull is told
-    channels_last: bool
-    inner: int
-    options: tuple[Any, ...]
+    def __init__(self, ready: Prepared, tracked: bool = True) -> None:
+        self.ready, self.tracked = ready, tracked or not ready.operator.learned
 
 
 class Adapter:
@@ -74,10 +83,11 @@ class Adapter:
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
         self.name = operator.name
-        self.given = int(operator.argument is not None)  # tensors beside the input
-        self.kept = len(operator.residual(_example(), *(o.default for o in operator.options)))
-        options = "".join(f", {_WORDS[o.type]} {o.name}" for o in operator.options)
-        given = "Tensor argument, " * self.given
+        self.given = operator.operand.count
+        defaults = operator.options._field_defaults
+        self.kept = len(operator.residual(_example(), *defaults.values()))
+        options = "".join(f", {_WORDS[type(v)]} {name}" for name, v in defaults.items())
+        given = "Tensor operand, " * self.given
         held = "Tensor x, " * operator.curved + given
         held += "".join(f"Tensor residual{k}, " for k in range(self.kept))
         outputs = ", ".join(["Tensor"] * (1 + self.kept))
@@ -89,70 +99,85 @@ class Adapter:
             "_pull": f"(Tensor gy, {held}{window}, SymInt[] shape, {last}) -> {gradients}",
             "_push": f"(Tensor t, {held}{window}, {last}) -> Tensor",
         }
+        linear = 1 + self.given + self.kept
+        self._tensors = {
+            "": 1 + self.given,
+            "_pull": linear + operator.curved,
+            "_push": linear,
+        }
         if operator.curved:
             del schemas["_push"]
+        runs = {"": self.forward, "_pull": self.pull, "_push": self.push}
+        fakes = {"": self.fake_forward, "_pull": self.fake_pull, "_push": self.fake_push}
         self.ops = {}
         for suffix, schema in schemas.items():
             LIBRARY.define(f"{self.name}{suffix}{schema}")
             op = self.ops[suffix] = getattr(torch.ops.poolgrad, self.name + suffix).default
-            what = suffix.strip("_") or "forward"
-            LIBRARY.impl(self.name + suffix, getattr(self, what), "CPU")
-            torch.library.register_fake(op, getattr(self, f"fake_{what}"), lib=LIBRARY)
+            LIBRARY.impl(self.name + suffix, self._of_schema(suffix, runs[suffix]), "CPU")
+            fake = self._of_schema(suffix, fakes[suffix])
+            torch.library.register_fake(op, fake, lib=LIBRARY)
         self._differentiate()
         batch(operator, self.ops, self.kept, LIBRARY)
 
+    # The arguments of a schema
+
+    def _of_schema(self, suffix: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that takes the arguments of a schema, and calls `run`."""
+        tensors = self._tensors[suffix]
+        return lambda *args: run(self._rebuild(suffix, *args), *args[:tensors])
+
+    def _flat(self, suffix: str, static: Static) -> tuple[Any, ...]:
+        """The arguments after the tensors."""
+        ready = static.ready
+        spec, last = flatten(ready.spec), ready.channels_last
+        if suffix == "_pull":
+            return (spec, list(ready.layout.in_shape), last, ready.inner, *ready.options)
+        if suffix == "_push":
+            return (spec, last, ready.inner, *ready.options)
+        return self.arguments(ready.spec, ready.options, last, static.tracked)
+
+    def arguments(self, spec: Any, options: Any, last: bool, tracked: bool) -> tuple[Any, ...]:
+        """The arguments of the forward operator after its tensors."""
+        return (flatten(spec), last, *options, *(tracked,) * self.operator.learned)
+
+    def _rebuild(self, suffix: str, *args: Any) -> Static:
+        """The call that the arguments of a schema describe, checked."""
+        first, (window, *rest) = args[0], args[self._tensors[suffix] :]
+        spec, shape, tracked = spec_of(window), tuple(first.shape), True
+        if suffix == "":
+            last, *options = rest
+            tracked = not self.operator.learned or options.pop()
+            inner = inner_of(first, spec, last)
+        else:
+            if name_of(first.dtype) not in FLOATS:
+                raise TypeError(f"gradients must be of a floating dtype, got {first.dtype}")
+            if suffix == "_pull":
+                shape, *rest = rest
+            last, inner, *options = rest
+        named = self.operator.options(*options)
+        dtype = name_of(first.dtype)
+        ready = prepared(self.name, spec, named, tuple(shape), last, inner, dtype)
+        return Static(ready, tracked)
+
+    def _held(self, held: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        """Input, operand and residual, which follow the first tensor of a pull or push."""
+        first = int(self.operator.curved)
+        second = first + self.given
+        return held[:first], held[first:second], held[second:]
+
     # What runs on the CPU
 
-    def _ready(self, x: Tensor, where: Where, gradient: bool = False) -> Prepared:
-        if gradient and name_of(x.dtype) not in FLOATS:
-            raise TypeError(f"gradients must be of a floating dtype, got {x.dtype}")
-        return prepare(
-            self.name,
-            self._spec(where.window),
-            where.options,
-            tuple(where.shape),
-            where.channels_last,
-            where.inner,
-            name_of(x.dtype),
-        )
-
-    def _spec(self, window: list[int]) -> WindowSpec:
-        """The windows.
-
-        Raises
-        ------
-        ValueError
-            If they are fractional, and the operator takes no samples, or the other way round.
-        """
-        spec, argument = spec_of(window), self.operator.argument
-        sampled = argument is not None and argument.kind == "samples"
-        if (spec.kind is WindowKind.FRACTIONAL) != sampled:
-            words = "must" if sampled else "must not"
-            raise ValueError(
-                f"window {words} be fractional for the operator {self.name}, got {window}"
-            )
-        return spec
-
-    def forward(self, x: Tensor, *args: Any) -> Any:
+    def forward(self, static: Static, x: Tensor, *given: Tensor) -> Any:
         """The output and the residual."""
-        where, tracked = self._asked(x, args)
-        self._check_memory("x", x, args[: self.given])
-        ready, given = self._ready(x, where), compact(args[: self.given])
-        argument = as_argument(ready, given)
-        x, y = readable(x), _output(ready.plan, x, room)
-        residual = self._residual(ready.residual, x, tracked, room)
+        ready = static.ready
+        self._check_memory("x", x, given)
+        operand = as_operand(ready, compact(given))
+        x, y = readable(x), room(ready.output, x)
+        residual = self._residual(static, x, room)
         kept: list[Any] = list(residual)
-        if not tracked:
+        if not static.tracked:
             kept[-1] = None
-        ready.operator.forward(
-            ready.plan,
-            x,
-            argument,
-            y,
-            tuple(kept),
-            torch.get_num_threads(),
-            *where.options,
-        )
+        ready.forward(x, operand, y, tuple(kept), torch.get_num_threads())
         return (y, *residual) if residual else y
 
     def _check_memory(
@@ -163,150 +188,105 @@ class Adapter:
         for tensor in x:
             check_memory("x", tensor)
         for tensor in given:
-            check_memory(self.operator.argument.name, tensor)  # type: ignore[union-attr]
+            check_memory(self.operator.operand.name, tensor)
         for tensor in residual:
             check_memory("residual", tensor)
 
-    def _asked(self, x: Tensor, args: tuple[Any, ...]) -> tuple[Where, bool]:
-        """Where to pool, and whether a learned argument is to have a gradient."""
-        window, last, *options = args[self.given :]
-        tracked = not self.operator.learned or options.pop()
-        inner = inner_of(x, spec_of(window), last)
-        return Where(window, list(x.shape), last, inner, (*options,)), tracked
-
-    def _residual(
-        self, buffers: tuple[Buffer, ...], x: Tensor, tracked: bool, make: _Make
-    ) -> tuple[Tensor, ...]:
-        if tracked:
+    def _residual(self, static: Static, x: Tensor, make: _Make) -> Tensors:
+        buffers = static.ready.residual
+        if static.tracked:
             return tuple(make(b, x) for b in buffers)
-        slope = make(Buffer((0,), (0,), buffers[-1].dtype), x)  # what needs no gradient has none
+        slope = make(Buffer((0,), (0,), buffers[-1].dtype), x)  # no gradient needs no derivative
         return (*(make(b, x) for b in buffers[:-1]), slope)
 
-    def pull(self, gy: Tensor, *args: Any) -> Any:
-        """The gradient of the input, and of a learned argument."""
-        x, given, residual, where = self._split(args)
+    def pull(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
+        """The gradient of the input, and of a learned parameter."""
+        ready, layout = static.ready, static.ready.layout
+        x, given, residual = self._held(held)
         self._check_memory("gy", gy, given, x, residual)
         given = compact(given)
-        ready = self._ready(gy, where, gradient=True)
-        if gy.shape != ready.plan.out_shape:
-            raise ValueError(f"gy must have shape {ready.plan.out_shape}, got {tuple(gy.shape)}")
-        if x and (x[0].dtype != gy.dtype or x[0].shape != ready.plan.in_shape):
+        dtype = DTYPES[layout.dtype]
+        if gy.shape != layout.out_shape or gy.dtype != dtype:
             raise ValueError(
-                f"x must be {gy.dtype} of shape {ready.plan.in_shape}, "
+                f"gy must have shape {layout.out_shape} and dtype {dtype}, "
+                f"got {tuple(gy.shape)} and {gy.dtype}"
+            )
+        if x and (x[0].dtype != gy.dtype or x[0].shape != layout.in_shape):
+            raise ValueError(
+                f"x must be {gy.dtype} of shape {layout.in_shape}, "
                 f"got {x[0].dtype} of shape {tuple(x[0].shape)}"
             )
         tracked = not self.operator.learned or residual[-1].shape != (0,)
         known = self.kept if tracked else self.kept - 1  # the rest is a slope that was not wanted
         residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
-        argument, x = as_argument(ready, given), tuple(map(readable, x))
-        gy, gx = readable(gy), _input(ready.plan, gy, room)
-        ready.operator.pull(
-            ready.plan,
-            gy,
-            x[0] if x else None,
-            argument,
-            residual,
-            gx,
-            torch.get_num_threads(),
-            *where.options,
-        )
+        operand, x = as_operand(ready, given), tuple(map(readable, x))
+        gy, gx = readable(gy), room(ready.input, gy)
+        threads = torch.get_num_threads()
+        ready.pull(gy, x[0] if x else None, operand, residual, gx, threads)
         if not self.operator.learned:
             return gx
         if not tracked:
             return gx, torch.zeros_like(given[0])
         slopes = gy.to(residual[-1].dtype) * residual[-1]
-        each = given[0].shape == (ready.plan.channels,)  # may be one or none, too
-        channel = ready.plan.channel if each else -1
-        others = [a for a in range(slopes.dim()) if a != channel]
+        others = self.operator.operand.summed_axes(tuple(given[0].shape), layout)
         total = slopes.sum(others, dtype=torch.float64) if others else slopes
         return gx, total.to(given[0].dtype).reshape(given[0].shape)
 
-    def push(self, t: Tensor, *args: Any) -> Tensor:
+    def push(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
         """The tangent of the output."""
-        _, given, residual, where = self._split(args, t.shape)
+        ready = static.ready
+        _, given, residual = self._held(held)
         self._check_memory("t", t, given, (), residual)
-        given = compact(given)
-        ready = self._ready(t, where, gradient=True)
         residual = laid_out(residual, ready.residual)
-        argument = as_argument(ready, given)
-        t, y = readable(t), _output(ready.plan, t, room)
-        ready.operator.push(
-            ready.plan,
-            t,
-            argument,
-            residual,
-            y,
-            torch.get_num_threads(),
-            *where.options,
-        )
+        operand = as_operand(ready, compact(given))
+        t, y = readable(t), room(ready.output, t)
+        ready.push(t, operand, residual, y, torch.get_num_threads())
         return y
 
-    # What comes out, without running; sizes may be symbols
+    # Shapes without data; sizes may be symbolic
 
-    def _layout(self, x: Tensor, where: Where) -> Layout:
-        dtype = name_of(x.dtype)
-        if not self.operator.accepts(dtype):
-            raise self.operator.refuse_dtype(dtype)
-        layout = lay_out(
-            self._spec(where.window),
-            tuple(where.shape),
-            where.channels_last,
-            where.inner,
-            dtype,
-            self.operator.result(dtype),
-        )
-        self.operator.check(layout.window, *where.options)
-        return layout
-
-    def fake_forward(self, x: Tensor, *args: Any) -> Any:
+    def fake_forward(self, static: Static, x: Tensor, *given: Tensor) -> Any:
         """An output and a residual of the right shapes."""
-        where, tracked = self._asked(x, args)
-        layout = self._layout(x, where)
-        y = _output(layout, x, empty)
-        buffers = self.operator.residual(layout, *where.options)
-        residual = self._residual(buffers, x, tracked, empty)
+        y, residual = empty(static.ready.output, x), self._residual(static, x, empty)
         return (y, *residual) if residual else y
 
-    def fake_pull(self, gy: Tensor, *args: Any) -> Any:
+    def fake_pull(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
         """Gradients of the right shapes."""
-        _, given, _, where = self._split(args)
-        gx = _input(self._layout(gy, where), gy, empty)
-        return (gx, torch.empty_like(given[0])) if self.operator.learned else gx
+        gx = empty(static.ready.input, gy)
+        return (gx, torch.empty_like(self._held(held)[1][0])) if self.operator.learned else gx
 
-    def fake_push(self, t: Tensor, *args: Any) -> Tensor:
+    def fake_push(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
         """A tangent of the right shape."""
-        where = self._split(args, t.shape)[-1]
-        return _output(self._layout(t, where), t, empty)
-
-    def _split(self, args: tuple[Any, ...], shape: Any = None) -> tuple[Any, Any, Any, Where]:
-        """Input, argument, residual and the rest of what follows the first tensor.
-
-        `shape`: of the input, if the arguments do not say it.
-        """
-        first, second = int(self.operator.curved), int(self.operator.curved) + self.given
-        third = second + self.kept
-        window, *rest = args[third:]
-        size = shape if shape is not None else rest.pop(0)
-        where = Where(window, size, rest[0], rest[1], tuple(rest[2:]))
-        return args[:first], args[first:second], args[second:third], where
+        return empty(static.ready.output, t)
 
     # Derivatives
+
+    def _defined(self, suffix: str, run: Any, keep: Any, backward: Any, jvp: Any) -> Any:
+        return differentiable(
+            self.ops[suffix],
+            self._tensors[suffix],
+            run,
+            partial(self._flat, suffix),
+            partial(self._rebuild, suffix),
+            keep,
+            backward,
+            jvp,
+        )
 
     def _differentiate(self) -> None:
         operator, given = self.operator, self.given
 
-        def keep_forward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            ctx.where, _ = self._asked(inputs[0], inputs[1:])
+        def keep_forward(ctx: Any, static: Static, inputs: Tensors, output: Any) -> None:
+            ctx.static = static
             ctx.set_materialize_grads(False)
             residual = output[1:] if self.kept else ()
             ctx.mark_non_differentiable(*residual)
-            save(ctx, (*inputs[: 1 + given][not operator.curved :], *residual), inputs)
+            save(ctx, (*inputs[: 1 + given][not operator.curved :], *residual))
 
         def pulled(ctx: Any, gy: Tensor | None, *unused: Any) -> Any:
             if gy is None:
                 return (None,) * ctx.inputs
-            where = ctx.where
-            gradients = self.pull_of(gy, *ctx.saved_tensors, *where[:4], *where.options)
+            gradients = self.pull_of(ctx.static, gy, *ctx.saved_tensors)
             gradients = gradients if isinstance(gradients, tuple) else (gradients,)
             return (*gradients, *(None,) * (ctx.inputs - len(gradients)))
 
@@ -314,18 +294,13 @@ class Adapter:
             self._differentiate_curved(keep_forward, pulled)
             return
 
-        def keep_pull(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            _, arguments, residual, ctx.where = self._split(inputs[1:])
-            save(ctx, (*arguments, *residual), inputs)
-
-        def keep_push(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            _, arguments, residual, ctx.where = self._split(inputs[1:], inputs[0].shape)
-            save(ctx, (*arguments, *residual), inputs)
+        def keep_held(ctx: Any, static: Static, inputs: Tensors, output: Any) -> None:
+            ctx.static = static
+            save(ctx, inputs[1:])
 
         def pushed(ctx: Any, t: Tensor) -> Tensor:
-            window, _, last, inner, options = ctx.where
-            pooled: Tensor = self.push_of(t, *ctx.saved_tensors, window, last, inner, *options)
-            return pooled
+            y: Tensor = self.push_of(ctx.static, t, *ctx.saved_tensors)
+            return y
 
         def pushed_back(ctx: Any, t: Tensor) -> Any:
             return (pushed(ctx, t), *(None,) * (ctx.inputs - 1))
@@ -339,23 +314,18 @@ class Adapter:
         def pushed_on(ctx: Any, t: Tensor, *unused: Any) -> Any:
             return pushed(ctx, t)
 
-        held = 1 + given + self.kept
-        self.forward_of = told(
-            self.ops[""], self.forward, 1 + given, keep_forward, pulled, pushed_ahead
-        )
-        self.pull_of = told(
-            self.ops["_pull"], self.pull, held, keep_pull, pushed_back, pulled_ahead
-        )
-        self.push_of = told(self.ops["_push"], self.push, held, keep_push, pulled, pushed_on)
+        self.forward_of = self._defined("", self.forward, keep_forward, pulled, pushed_ahead)
+        self.pull_of = self._defined("_pull", self.pull, keep_held, pushed_back, pulled_ahead)
+        self.push_of = self._defined("_push", self.push, keep_held, pulled, pushed_on)
 
     def _differentiate_curved(self, keep_forward: Any, pulled: Any) -> None:
         """The derivatives of forward that the kernels do not compute, and those of pull."""
-        operator, given = self.operator, self.given
+        operator = self.operator
         variables = 1 + operator.learned  # what forward is differentiated by
 
         def pool_of(ctx: Any) -> Any:
-            window, _, last, _, options = ctx.where
-            return composed.define(operator, spec_of(window), last, options)
+            ready: Prepared = ctx.static.ready
+            return composed.define(operator, ready.spec, ready.channels_last, ready.options)
 
         def ahead(function: Any, values: Any, tangents: Any) -> Any:
             pairs = zip(values, tangents, strict=False)
@@ -367,9 +337,9 @@ class Adapter:
             y = ahead(pool_of(ctx), ctx.saved_tensors[:variables], tangents)
             return (y, *(None,) * self.kept)
 
-        def keep_pull(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            ctx.where = self._split(inputs[1:])[-1]
-            save(ctx, inputs[: 1 + variables], inputs)
+        def keep_pull(ctx: Any, static: Static, inputs: Tensors, output: Any) -> None:
+            ctx.static = static
+            save(ctx, inputs[: 1 + variables])
 
         def pulled_back(ctx: Any, *cotangents: Any) -> Any:
             function = composed.pull_back(pool_of(ctx))
@@ -380,13 +350,8 @@ class Adapter:
             result = ahead(composed.pull_back(pool_of(ctx)), ctx.saved_tensors, tangents)
             return result if operator.learned else result[0]
 
-        held = 2 + given + self.kept
-        self.forward_of = told(
-            self.ops[""], self.forward, 1 + given, keep_forward, pulled, pushed_ahead
-        )
-        self.pull_of = told(
-            self.ops["_pull"], self.pull, held, keep_pull, pulled_back, pulled_ahead
-        )
+        self.forward_of = self._defined("", self.forward, keep_forward, pulled, pushed_ahead)
+        self.pull_of = self._defined("_pull", self.pull, keep_pull, pulled_back, pulled_ahead)
 
 
 def _example() -> Layout:

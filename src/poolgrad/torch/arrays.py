@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from poolgrad.arguments import samples_shape
-from poolgrad.contract import FLOATS, Buffer
+from poolgrad.contract import Buffer
 from poolgrad.core import LARGE, Kind, Memory, inner_axis, share_threads
-from poolgrad.operators import Prepared
+from poolgrad.operators import Prepared, prepare, prepare_uncached
 from poolgrad.windows import WindowSpec, unflatten
 
 _KNOWN = (
@@ -171,6 +170,29 @@ def inner_of(x: Tensor, spec: WindowSpec, channels_last: bool) -> int:
         return inner_axis.__wrapped__(*where)
 
 
+def prepared(
+    name: str,
+    spec: WindowSpec,
+    options: Any,
+    shape: tuple[int, ...],
+    channels_last: bool,
+    inner: int,
+    dtype: str,
+) -> Prepared:
+    """See `operators.prepare`; a compiler cannot trace a cache."""
+    function = prepare_uncached if torch.compiler.is_compiling() else prepare
+    return function(name, spec, options, shape, channels_last, inner, dtype)
+
+
+def is_in_graph() -> bool:
+    """Whether a compiler or TorchScript records what is called.
+
+    A TorchScript graph stores operators; it would store an `autograd.Function` as a Python object,
+    which cannot be saved.
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def empty(buffer: Buffer, like: Tensor) -> Tensor:
     """The tensor that a buffer describes, not initialised."""
     dtype = DTYPES[buffer.dtype]
@@ -242,35 +264,26 @@ def compact(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(readable(t.contiguous()) for t in given)
 
 
-def as_argument(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
-    """The tensor beside the input as an operator's methods take it.
+def as_operand(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
+    """The extra operand as an operator's methods take it; it must be contiguous.
 
-    It must be contiguous. Whoever calls ``torch.ops.poolgrad`` directly may
-    give any tensor: memory is guarded here.
+    Raises
+    ------
+    ValueError
+        If its dtype or shape is wrong: a direct call of ``torch.ops.poolgrad`` may pass any tensor.
     """
     if not given:
         return None
-    operator, plan, (tensor,) = ready.operator, ready.plan, given
-    assert operator.argument is not None
-    kind, name = operator.argument.kind, operator.argument.name
-    dtype = torch.int64
-    sizes: list[tuple[int, ...]] = [(1,)]
-    if kind == "learned":
-        dtype, sizes = DTYPES[plan.sum_dtype], [(1,), (plan.channels,)]
-    elif kind == "samples":
-        dtype = DTYPES[plan.dtype] if plan.dtype in FLOATS else torch.float32
-        sizes = [(math.prod(samples_shape(plan)),)]
-    elif kind == "indices":
-        sizes = [plan.in_shape]
-    shape = tuple(tensor.shape) if kind == "indices" else (tensor.numel(),)
-    if tensor.dtype != dtype or shape not in sizes:
+    operator, (tensor,) = ready.operator, given
+    operand = operator.operand
+    name, shapes, is_flat = operand.accepted(ready.layout)
+    dtype = DTYPES[name]
+    shape = (tensor.numel(),) if is_flat else tuple(tensor.shape)
+    if tensor.dtype != dtype or shape not in shapes:
         raise ValueError(
-            f"{name} must be {dtype} of {' or '.join(map(str, sizes))} elements, "
+            f"{operand.name} must be {dtype} of {' or '.join(map(str, shapes))} elements, "
             f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
-    if kind == "seed":
-        return int(tensor)
-    if kind == "learned":
-        operator.check_argument(tensor.reshape(-1).tolist())
-        return tensor.reshape(-1), tensor.numel()
-    return tensor if kind == "indices" else tensor.reshape(-1)
+    if operand.has_gradient:
+        operator.check_operand(tensor.reshape(-1).tolist())
+    return operand.kernel_form(tensor.reshape(-1) if is_flat else tensor, tensor.numel(), int)

@@ -44,7 +44,7 @@ def batch(operator: Operator, ops: dict[str, Any], kept: int, library: Any) -> N
     library : torch.library.Library
         Where they are defined.
     """
-    given, curved = int(operator.argument is not None), int(operator.curved)
+    given, curved = operator.operand.count, int(operator.curved)
     held = 1 + curved + given + kept
     _batch_one(operator, ops, "", 1 + given, 1, {}, library)
     where = {"shape": 1, "inner": 3}
@@ -58,28 +58,27 @@ def _batch_one(
     ops: dict[str, Any],
     suffix: str,
     tensors: int,
-    argument: int,
+    operand: int,
     at: dict[str, int],
     library: Any,
 ) -> None:
     """Batch one of them.
 
-    Its first `tensors` arguments are tensors, the one beside the input is number `argument`, and
-    `at` says which of the others depend on the number of axes.
+    Its first `tensors` arguments are tensors, the extra operand is number `operand`, and `at` says
+    which of the others depend on the number of axes.
     """
     op = ops[suffix]
-    # One for all of the batch. Numbers for each of the batch cannot be given at once, and a learned
-    # argument's gradient must not be summed over the batch.
-    shared = operator.argument is not None and operator.argument.kind in ("learned", "seed")
+    # The gradient of a learned parameter must not be summed over the batch.
+    shared = operator.operand.is_shared
     apart = suffix == "_pull" and operator.learned
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         size, dims = info.batch_size, in_dims[:tensors]
-        if apart or (shared and dims[argument] is not None):
+        if apart or (shared and dims[operand] is not None):
             out = _one_by_one(op, size, dims, args)
         else:
             moved = [
-                t if shared and k == argument else _lead(t, d, size)
+                t if shared and k == operand else _lead(t, d, size)
                 for k, (t, d) in enumerate(zip(args[:tensors], dims, strict=True))
             ]
             rest = list(args[tensors:])

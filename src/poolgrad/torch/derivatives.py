@@ -1,59 +1,91 @@
-"""How PyTorch is told of an operator's derivatives: twice, and gone round where both agree."""
+"""Registers an operator's derivatives: with PyTorch's dispatcher, and as an `autograd.Function`.
+
+``torch.compile`` takes the operators of the dispatcher whole; the transformations of ``torch.func``
+need the `autograd.Function`. A tensor that is neither transformed nor traced needs neither.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from poolgrad.torch.arrays import KIND, applied, is_nested_forward
+from poolgrad.torch.arrays import KIND, applied, is_in_graph, is_nested_forward
 
 LIBRARY = torch.library.Library("poolgrad", "DEF")
 
 
-class _Static:
-    """Arguments that are no tensors, as one: PyTorch's transformations take lists apart."""
+def differentiable(
+    op: Any,
+    tensors: int,
+    run: Callable[..., Any],
+    flat: Callable[[Any], tuple[Any, ...]],
+    rebuild: Callable[..., Any],
+    keep: Callable[..., None],
+    backward: Callable[..., Any],
+    jvp: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Register the derivatives of an operator, and return a function that calls it.
 
-    def __init__(self, *values: Any) -> None:
-        self.values = values
+    Parameters
+    ----------
+    op : OpOverload
+        The operator of the dispatcher.
+    tensors : int
+        How many of its first arguments are tensors.
+    run : callable
+        ``run(static, *tensors)``: the computation on the CPU.
+    flat, rebuild : callable
+        The other arguments of `op` from the static part of a call, and that from all arguments of
+        `op`. The static part is any object but a list, tuple or dict, which PyTorch takes apart.
+    keep : callable
+        ``keep(ctx, static, tensors, output)``: stores what the derivatives need.
+    backward, jvp : callable
+        The derivatives, as those of an `autograd.Function`; `backward` returns ``ctx.inputs``
+        values.
 
-
-def told(op: Any, run: Any, tensors: int, keep: Any, backward: Any, jvp: Any) -> Any:
-    """The operator, with its derivatives `backward` and `jvp`, and what they `keep`.
-
-    Its first `tensors` arguments are tensors; `run` is what it comes to on the CPU.
+    Returns
+    -------
+    callable
+        ``call(static, *tensors)``.
     """
-    torch.library.register_autograd(op, backward, setup_context=keep, lib=LIBRARY)
+
+    def keep_flat(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.inputs = len(inputs)
+        keep(ctx, rebuild(*inputs), inputs[:tensors], output)
+
+    torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=LIBRARY)
     anyhow = (None,) * tensors
 
     def forward(*args: Any) -> Any:
-        given = (*args[:-1], *args[-1].values)
-        return run(*given) if KIND.hold(args[:-1], anyhow) else op(*given)
+        *given, static = args
+        if KIND.hold((*given,), anyhow):
+            return run(static, *given)
+        return op(*given, *flat(static))
 
     def function_keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        keep(ctx, (*inputs[:-1], *inputs[-1].values), output)
+        ctx.inputs = len(inputs)
+        keep(ctx, inputs[-1], inputs[:-1], output)
 
     members = {
         "forward": staticmethod(forward),
         "setup_context": staticmethod(function_keep),
-        "backward": staticmethod(lambda ctx, *gs: (*backward(ctx, *gs)[:tensors], None)),
+        "backward": staticmethod(backward),
         "jvp": staticmethod(jvp),
         "generate_vmap_rule": True,
     }
     function: Any = type(op.name(), (torch.autograd.Function,), members)
 
-    def call(*args: Any) -> Any:
-        # A TorchScript graph stores the operator; it would store an `autograd.Function` as a Python
-        # object, which cannot be saved.
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-            return op(*args)
-        given, static = args[:tensors], _Static(*args[tensors:])
+    def call(static: Any, *given: Tensor) -> Any:
+        if is_in_graph():
+            return op(*given, *flat(static))
         if not KIND.hold(given, anyhow):
             return function.apply(*given, static)
         if torch.is_grad_enabled() and any(t.requires_grad for t in given):
             return applied(function)(*given, static)
-        return run(*args)
+        return run(static, *given)
 
     return call
 
@@ -73,8 +105,7 @@ def refuse_nested_forward() -> None:
         )
 
 
-def save(ctx: Any, kept: tuple[Tensor, ...], inputs: tuple[Any, ...]) -> None:
-    """Keep tensors for either direction."""
-    ctx.inputs = len(inputs)
+def save(ctx: Any, kept: tuple[Tensor, ...]) -> None:
+    """Save tensors for either direction."""
     ctx.save_for_backward(*kept)
     ctx.save_for_forward(*kept)

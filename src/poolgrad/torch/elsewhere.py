@@ -16,9 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from poolgrad.contract import Request, Samples
-from poolgrad.core import lay_out
-from poolgrad.operators import OPERATORS
-from poolgrad.torch.arrays import name_of, pads_little
+from poolgrad.torch.arrays import name_of, pads_little, prepared
 from poolgrad.windows import WindowKind
 
 HERE = ("cpu", "meta")  # the devices whose tensors our operators take
@@ -42,8 +40,8 @@ def perform(request: Request, here: Callable[[Request], Any]) -> Any:
         raise NotImplementedError(
             "compiled, this pooling has no forward mode: PyTorch would take its tangent for zero"
         )
-    beside = tuple(map(_brought, request.arguments))
-    made = here(replace(request, x=x.cpu(), arguments=beside))
+    beside = tuple(map(_brought, request.operands))
+    made = here(replace(request, x=x.cpu(), operands=beside))
     return tuple(y.to(x.device) for y in made) if isinstance(made, tuple) else made.to(x.device)
 
 
@@ -58,12 +56,9 @@ def _brought(value: Any) -> Any:
 
 def _check(request: Request) -> None:
     """The errors that a tensor of this device would give."""
-    operator, dtype = OPERATORS[request.operator], name_of(request.x.dtype)
-    if not operator.accepts(dtype):
-        raise operator.refuse_dtype(dtype)
-    shape, last = tuple(request.x.shape), request.channels_last
-    layout = lay_out(request.spec, shape, last, -1, dtype, operator.result(dtype))
-    operator.check(layout.window, *request.options)
+    x, last = request.x, request.channels_last
+    name, spec, options = request.operator, request.spec, request.options
+    prepared(name, spec, options, tuple(x.shape), last, -1, name_of(x.dtype))
 
 
 def _pytorchs(request: Request) -> Callable[[Tensor], Any] | None:
@@ -93,7 +88,7 @@ def _function(request: Request) -> Callable[[Tensor], Any] | None:
     dims = spec.dims
     kind = request.operator.removeprefix("relu_")
     given: dict[str, Any] = {}
-    if kind == "max" and options[0] == "first":
+    if kind == "max" and options.ties == "first":
         given["return_indices"] = request.return_indices
     elif kind != "avg":
         return None
@@ -108,7 +103,7 @@ def _function(request: Request) -> Callable[[Tensor], Any] | None:
     if not symmetric or not pads_little(padding, spec.kernel_size, spec.dilation):
         return None
     if kind == "avg":
-        given["count_include_pad"], divisor = options
+        given["count_include_pad"], divisor = options.count_include_pad, options.divisor
         if {*spec.dilation} != {1} or (dims == 1 and divisor):
             return None
         if divisor:

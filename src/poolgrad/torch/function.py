@@ -10,30 +10,30 @@ import torch
 from torch import Tensor
 
 from poolgrad import arguments
-from poolgrad.contract import Buffer, Operator, Request, Samples, indexed, unpacked
-from poolgrad.core import Layout, lay_out
-from poolgrad.operators import OPERATORS, prepare
+from poolgrad.contract import Request, Samples, Selection, indexed, unpacked
+from poolgrad.operands import Parameter, WindowSamples
+from poolgrad.operators import Prepared
 from poolgrad.recipes import may_repeat
 from poolgrad.torch import elsewhere, recipes
-from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
+from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
     DTYPES,
-    as_argument,
+    as_operand,
     check_memory,
     compact,
     empty,
     inner_of,
+    is_in_graph,
     is_transformed_graph,
     laid_out,
     name_of,
+    prepared,
     room,
     shape_of,
     spec_of,
 )
 from poolgrad.torch.derivatives import LIBRARY
-from poolgrad.windows import flatten
-
-_PLAIN = ("first", "bytes")  # how maxima are routed that have indices
+from poolgrad.windows import WindowKind, flatten
 
 
 def _define_indices() -> Any:
@@ -42,24 +42,22 @@ def _define_indices() -> Any:
     `samples`: those that placed the windows, or an empty tensor.
     """
 
-    def fake(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
-        name = name_of(x.dtype)
+    def ready_for(x: Tensor, window: list[int], last: bool) -> Prepared:
         spec = spec_of(window)
-        inner = inner_of(x, spec, last)
-        layout = lay_out(spec, tuple(x.shape), last, inner, name, name)
-        return empty(Buffer(layout.out_shape, layout.order, "int64"), routes)
+        name = "fractional_max" if spec.kind is WindowKind.FRACTIONAL else "max"
+        inner, dtype = inner_of(x, spec, last), name_of(x.dtype)
+        return prepared(name, spec, Selection(), tuple(x.shape), last, inner, dtype)
+
+    def fake(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
+        return empty(ready_for(x, window, last).per_output("int64"), routes)
 
     def run(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
         check_memory("routes", routes)
         check_memory("samples", samples)
-        spec = spec_of(window)
-        where = (tuple(x.shape), last, inner_of(x, spec, last), name_of(x.dtype))
-        ready = prepare("max", spec, _PLAIN, *where)
+        ready = ready_for(x, window, last)
         (routes,) = laid_out((routes,), ready.residual)
-        indices = room(Buffer(ready.plan.out_shape, ready.plan.order, "int64"), routes)
-        placed, given = None, compact((samples,))
-        if ready.plan.window.fractional:
-            placed = as_argument(prepare("fractional_max", spec, _PLAIN, *where), given)
+        indices = room(ready.per_output("int64"), routes)
+        placed = as_operand(ready, compact((samples,) * ready.operator.operand.count))
         threads = torch.get_num_threads()
         ready.plan.kernels.route_indices(routes, indices, placed, threads)
         return indices
@@ -88,36 +86,16 @@ def _define_indices() -> Any:
 _route_indices = _define_indices()
 
 
-# The tensor beside the input
+# The extra operand
 
 
 def _narrowed(value: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """The value in a narrower type, by the rule of `arguments.within`."""
+    """The value in a narrower type, by `arguments.within`."""
     least, largest = arguments.SIZES[name_of(dtype)]
     size = value.detach().abs()
     odd = (size != 0) & size.isfinite() & ((size < least) | (size > largest))
     value = torch.where(odd, size.clamp(least, largest).copysign(value), value)
     return value.to(device=like.device, dtype=dtype)
-
-
-def _learned(operator: Operator, value: Any, x: Tensor, layout: Layout) -> Tensor:
-    name = operator.argument.name if operator.argument else ""
-    dtype = DTYPES[layout.sum_dtype]
-    if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
-        operator.check_argument([float(value)])
-        (number,) = arguments.within([float(value)], layout.sum_dtype)
-        return torch.full((), number, dtype=dtype, device=x.device)
-    given = value
-    if not isinstance(given, Tensor):  # float64 because PyTorch does not take all that NumPy has
-        given = torch.as_tensor(arguments.real_numbers(name, given).astype(np.float64))
-    if given.is_complex() or given.dtype == torch.bool:
-        raise arguments.refuse_numbers(name, given.dtype)
-    arguments.check_length(name, shape_of(given), layout.channels)
-    if layout.channel < 0:  # one channel without an axis: a number
-        given = given.reshape(())
-    if given.dtype == torch.float64 and dtype == torch.float32:
-        return _narrowed(given, dtype, x).contiguous()
-    return given.to(device=x.device, dtype=dtype).contiguous()
 
 
 def known_generator(value: Any) -> torch.Generator | int | None:
@@ -136,62 +114,73 @@ def known_generator(value: Any) -> torch.Generator | int | None:
     return seed
 
 
-def _seed(value: Any, x: Tensor) -> Tensor:
-    known = known_generator(value)
-    if isinstance(known, int):
-        return torch.full((), known, dtype=torch.int64)
-    return torch.randint(2**63 - 1, (), generator=known)
+class _Converter:
+    """Makes tensors of the values of operands; see `operands.Converter`."""
 
+    def parameter(self, operand: Parameter, value: Any, x: Tensor, ready: Prepared) -> Tensor:
+        layout = ready.layout
+        dtype = DTYPES[layout.sum_dtype]
+        if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
+            ready.operator.check_operand([float(value)])
+            (number,) = arguments.within([float(value)], layout.sum_dtype)
+            return torch.full((), number, dtype=dtype, device=x.device)
+        given = value
+        if not isinstance(given, Tensor):  # float64: PyTorch lacks some of NumPy's dtypes
+            numbers = arguments.real_numbers(operand.name, given)
+            given = torch.as_tensor(numbers.astype(np.float64))
+        if given.is_complex() or given.dtype == torch.bool:
+            raise arguments.refuse_numbers(operand.name, given.dtype)
+        arguments.check_length(operand.name, shape_of(given), layout.channels)
+        if layout.channel < 0:  # one channel without an axis: a number
+            given = given.reshape(())
+        if given.dtype == torch.float64 and dtype == torch.float32:
+            return _narrowed(given, dtype, x).contiguous()
+        return given.to(device=x.device, dtype=dtype).contiguous()
 
-def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:
-    dtype = x.dtype if x.dtype.is_floating_point else torch.float32
-    shape, most = arguments.samples_shape(layout), arguments.below_one(name_of(dtype))
-    if value.given is None:
-        known = known_generator(value.generator)
+    def seed(self, value: Any, x: Tensor) -> Tensor:
+        known = known_generator(value)
         if isinstance(known, int):
-            known = torch.Generator(x.device).manual_seed(known)
-        own: Any = {"generator": known} if known is not None else {}  # compilers take no None
-        drawn: Tensor = torch.rand(shape, dtype=dtype, device=x.device, **own)
-        return drawn.clamp(max=most)  # compiled code draws float32 and rounds
-    given = value.given
-    if not isinstance(given, Tensor):
-        given = torch.as_tensor(arguments.floating_samples(given).astype(np.float64))
-    arguments.check_samples_dtype(name_of(given.dtype))
-    arguments.check_samples_shape(shape_of(given), layout)
-    given = given.to(x.device)
-    samples = given.to(dtype)
-    if given.dtype != dtype:  # rounding takes no sample into [0, 1) or out: the kernels check them
-        samples = torch.where(given < 1, samples.clamp(max=most), samples)
-        negative = samples.clamp(max=-torch.finfo(dtype).tiny)
-        samples = torch.where(given < 0, negative, samples)
-    return samples.reshape(shape).contiguous()
+            return torch.full((), known, dtype=torch.int64)
+        return torch.randint(2**63 - 1, (), generator=known)
+
+    def samples(self, operand: WindowSamples, value: Samples, x: Tensor, ready: Prepared) -> Tensor:
+        layout = ready.layout
+        dtype = x.dtype if x.dtype.is_floating_point else torch.float32
+        shape, most = arguments.samples_shape(layout), arguments.below_one(name_of(dtype))
+        if value.given is None:
+            known = known_generator(value.generator)
+            if isinstance(known, int):
+                known = torch.Generator(x.device).manual_seed(known)
+            own: Any = {"generator": known} if known is not None else {}  # compilers take no None
+            drawn: Tensor = torch.rand(shape, dtype=dtype, device=x.device, **own)
+            return drawn.clamp(max=most)  # compiled code draws float32 and rounds
+        given = value.given
+        if not isinstance(given, Tensor):
+            given = torch.as_tensor(arguments.floating_samples(given).astype(np.float64))
+        arguments.check_samples_dtype(name_of(given.dtype))
+        arguments.check_samples_shape(shape_of(given), layout)
+        given = given.to(x.device)
+        samples = given.to(dtype)
+        if given.dtype != dtype:  # rounding takes no sample into [0, 1) or out: the kernels check
+            samples = torch.where(given < 1, samples.clamp(max=most), samples)
+            negative = samples.clamp(max=-torch.finfo(dtype).tiny)
+            samples = torch.where(given < 0, negative, samples)
+        return samples.reshape(shape).contiguous()
+
+    def indices(self, value: Any, x: Tensor) -> Tensor:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"indices must be a tensor, got {type(value).__qualname__}")
+        arguments.check_indices(value.dtype, shape_of(value), shape_of(x))
+        return value
 
 
-def _indices(value: Any, x: Tensor) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"indices must be a tensor, got {type(value).__qualname__}")
-    arguments.check_indices(value.dtype, shape_of(value), shape_of(x))
-    return value
+_CONVERTER = _Converter()
 
 
-def _argument_of(request: Request, x: Tensor) -> tuple[Tensor, ...]:
-    """The tensor beside the input, if there is one."""
-    operator = OPERATORS[request.operator]
-    argument = operator.argument
-    if argument is None:
-        return ()
-    (value,) = request.arguments
-    if argument.kind == "seed":
-        return (_seed(value, x),)
-    if argument.kind == "indices":
-        return (_indices(value, x),)
-    dtype = name_of(x.dtype)
-    if not operator.accepts(dtype):
-        raise operator.refuse_dtype(dtype)
-    layout = lay_out(request.spec, shape_of(x), request.channels_last, -1, dtype, dtype)
-    if argument.kind == "samples":
-        return (_samples(value, x, layout),)
-    return (_learned(operator, value, x, layout),)
+def _operands(request: Request, ready: Prepared) -> tuple[Tensor, ...]:
+    """The extra operand, if there is one."""
+    operand, x = ready.operator.operand, request.x
+    return tuple(operand.convert(_CONVERTER, value, x, ready) for value in request.operands)
 
 
 def asarray(x: Tensor) -> Tensor:
@@ -212,13 +201,8 @@ def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
     """See `recipes`."""
     if not may_repeat(request):
         return None
-    x, spec = request.x, request.spec
-    last, options = request.channels_last, _options(request, x)
-    where = Where(flatten(spec), list(x.shape), last, inner_of(x, spec, last), options)
-    ready = prepare(
-        request.operator, request.spec, options, tuple(x.shape), last, where.inner, name_of(x.dtype)
-    )
-    return recipes.recipe(request, ready, where, _argument_of(request, x))
+    ready = _prepared(request)
+    return recipes.recipe(request, ready, _operands(request, ready))
 
 
 def perform(request: Request) -> Any:
@@ -239,44 +223,57 @@ def vjp(request: Request) -> Any:
     )
 
 
+def _options(request: Request) -> Any:
+    """The options; integers have no gradient that could be split."""
+    options = request.options
+    if options._fields == Selection._fields and not request.x.is_floating_point():
+        options = options._replace(ties="first") if options.ties == "split" else options
+    return unpacked(options) if request.return_indices else options
+
+
+def _prepared(request: Request) -> Prepared:
+    """The checked call."""
+    x, spec, last = request.x, request.spec, request.channels_last
+    # A graph may run on another memory format than the tensor at hand.
+    inner = -1 if is_in_graph() else inner_of(x, spec, last)
+    where = (shape_of(x), last, inner, name_of(x.dtype))
+    return prepared(request.operator, spec, _options(request), *where)
+
+
+def _forward(request: Request) -> tuple[Any, tuple[Tensor, ...]]:
+    """What the forward operator returns, and its extra operand."""
+    adapter, x = ADAPTERS[request.operator], request.x
+    # Python's numbers need no gradient.
+    tracked = not all(isinstance(value, int | float) for value in request.operands)
+    if not is_in_graph():
+        ready = _prepared(request)
+        given = _operands(request, ready)
+        return adapter.forward_of(Static(ready, tracked), x, *given), given
+    # The operator of the graph checks the call, when it is traced and when it is run.
+    operand = adapter.operator.operand
+    ready_if = _prepared(request) if operand.uses_layout else None
+    given = tuple(operand.convert(_CONVERTER, v, x, ready_if) for v in request.operands)
+    rest = adapter.arguments(request.spec, _options(request), request.channels_last, tracked)
+    return adapter.ops[""](x, *given, *rest), given
+
+
 def _perform(request: Request) -> Any:
-    x = request.x
-    window = flatten(request.spec)
-    adapter = ADAPTERS[request.operator]
-    given = _argument_of(request, x)
-    if request.return_indices:
-        return _with_indices(request, adapter, x, given, window)
-    options = _options(request, x)
-    if adapter.operator.learned:  # numbers need no gradient
-        options = (*options, not isinstance(request.arguments[0], int | float))
-    y = adapter.forward_of(x, *given, window, request.channels_last, *options)
-    if adapter.kept:
-        y = y[0]
-    return y if request.keepdims else _squeezed(y, request)
-
-
-def _options(request: Request, x: Tensor) -> tuple[Any, ...]:
-    """Integers have no gradient that could be split."""
-    if x.is_floating_point() or "split" not in request.options:
-        return request.options
-    return indexed(request.options)
+    x, adapter = request.x, ADAPTERS[request.operator]
+    made, given = _forward(request)
+    y = made[0] if adapter.kept else made
+    if not request.return_indices:
+        return y if request.keepdims else _squeezed(y, request)
+    routes, options, last = made[1], _options(request), request.channels_last
+    if options != indexed(options):
+        rest = adapter.arguments(request.spec, indexed(options), last, True)
+        routes = adapter.ops[""](x.detach(), *given, *rest)[1]
+    samples = given[0] if adapter.operator.operand.places_windows else x.new_empty(0)
+    found = _route_indices(x.detach(), routes, samples, flatten(request.spec), last)
+    if request.keepdims:
+        return y, found
+    return _squeezed(y, request), _squeezed(found, request)
 
 
 def _squeezed(y: Tensor, request: Request) -> Tensor:
     first = y.dim() - request.spec.dims - request.channels_last
     return y.squeeze(tuple(range(first, first + request.spec.dims)))
-
-
-def _with_indices(
-    request: Request, adapter: Adapter, x: Tensor, given: tuple[Tensor, ...], window: list[int]
-) -> tuple[Tensor, Tensor]:
-    last, options = request.channels_last, unpacked(_options(request, x))
-    y, routes = adapter.forward_of(x, *given, window, last, *options)
-    if options != indexed(options):
-        routes = adapter.ops[""](x.detach(), *given, window, last, *indexed(options))[1]
-    placed = isinstance(request.arguments[0] if given else None, Samples)
-    samples = given[0] if placed else x.new_empty(0)
-    indices = _route_indices(x.detach(), routes, samples, window, last)
-    if request.keepdims:
-        return y, indices
-    return _squeezed(y, request), _squeezed(indices, request)

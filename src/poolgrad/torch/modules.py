@@ -99,14 +99,14 @@ class Pool(nn.Module):
         operator.check(Window(()), *request.options)
         if "generator" in given:
             known_generator(given["generator"])
-        if operator.argument is None or not operator.learned:
+        if not operator.learned:
             return given
-        name = operator.argument.name
+        name = operator.operand.name
         value = given[name]
         if isinstance(value, list | tuple | np.ndarray):
             numbers = real_numbers(name, value).astype(np.float64)
             value = torch.as_tensor(numbers, dtype=torch.get_default_dtype())
-        operator.check_argument(_numbers(name, value))
+        operator.check_operand(_numbers(name, value))
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             value = nn.Buffer(value)
         return {**given, name: value}
@@ -349,7 +349,7 @@ class _Global(Pool):
 # The classes
 
 _AXES = {1: "the last axis", 2: "the last two axes", 3: "the last three axes"}
-_LEARNED = {o.argument.name for o in OPERATORS.values() if o.argument and o.learned}
+_LEARNED = {o.operand.name for o in OPERATORS.values() if o.learned}
 _SELDOM = ("return_indices", "count_include_pad", "_random_samples")
 
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from poolgrad import recipes
 from poolgrad.contract import Buffer, Request
 from poolgrad.operators import Prepared
-from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
+from poolgrad.torch.adapter import ADAPTERS, Adapter, Static
 from poolgrad.torch.arrays import (
     DTYPES,
     KIND,
     applied,
-    as_argument,
+    as_operand,
     check_memory,
     empty,
     room,
@@ -73,25 +73,21 @@ def _memory_check(name: str, like: Tensor) -> Callable[[Tensor], None]:
     return check
 
 
-def recipe(
-    request: Request, ready: Prepared, where: Where, given: Tensors
-) -> Callable[[Tensor], Tensor] | None:
-    """See `recipes`; `where` and `given`, the argument, are what the pull of this call is told."""
+def recipe(request: Request, ready: Prepared, given: Tensors) -> Callable[[Tensor], Tensor]:
+    """See `recipes`; `given` is the extra operand, if there is one."""
     if request.x.requires_grad and _is_grad_enabled():
-        pool = _differentiable(ready, where, given, request.x)
+        pool = _differentiable(ready, given, request.x)
     else:
-        argument = as_argument(ready, given)
+        operand = as_operand(ready, given)
         threads, checks = torch.get_num_threads, (_memory_check("x", request.x),)
-        pool = recipes.forward(ready, where.options, _maker, threads, argument, checks=checks)
+        pool = recipes.forward(ready, _maker, threads, operand, checks=checks)
     return recipes.squeezed(request, ready, pool)
 
 
-def _differentiable(
-    ready: Prepared, where: Where, given: Tensors, x: Tensor
-) -> Callable[[Tensor], Tensor]:
+def _differentiable(ready: Prepared, given: Tensors, x: Tensor) -> Callable[[Tensor], Tensor]:
     adapter = ADAPTERS[ready.operator.name]
     apply = _function(adapter)
-    steps = _Steps(adapter, ready, where, given, x)
+    steps = _Steps(adapter, ready, given, x)
     return lambda x: apply(x, steps)
 
 
@@ -123,33 +119,27 @@ class _Steps:
     ----------
     adapter, ready
         The operator.
-    where : Where
-        What its pull is told.
     given : tuple of Tensor
-        Its argument, a number.
+        Its extra operand, a number.
     x : Tensor
         A tensor of that kind.
     """
 
-    def __init__(
-        self, adapter: Adapter, ready: Prepared, where: Where, given: Tensors, x: Tensor
-    ) -> None:
-        operator, plan, threads = ready.operator, ready.plan, torch.get_num_threads
-        argument, kept = as_argument(ready, given), recipes.needed(ready)
+    def __init__(self, adapter: Adapter, ready: Prepared, given: Tensors, x: Tensor) -> None:
+        operator, layout, threads = ready.operator, ready.layout, torch.get_num_threads
+        operand, kept = as_operand(ready, given), recipes.needed(ready)
         read = _memory_check("x", x)
-        self._run = recipes.forward(
-            ready, where.options, _maker, threads, argument, keep=True, checks=(read,)
-        )
+        self._run = recipes.forward(ready, _maker, threads, operand, keep=True, checks=(read,))
         checks: list[Callable[[Tensor], None]] = [partial(check_memory, "gy")]
         checks += [read] * operator.curved
         checks += [_memory_check("residual", empty(b, _CPU)) for b in kept]
-        self._pull = recipes.pull(ready, where.options, _maker, threads, argument, checks)
+        self._pull = recipes.pull(ready, _maker, threads, operand, checks)
         self._curved, self._keeps = operator.curved, bool(kept)
-        self._shape, self._dtype = plan.out_shape, DTYPES[plan.out_dtype]
+        self._shape, self._dtype = layout.out_shape, DTYPES[layout.out_dtype]
         saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in kept))
         self._parts = (None, *map(KIND.parts, saved))
-        self._adapter, self._where, self._given = adapter, where, given
-        self._slope = (x.new_empty(0, dtype=DTYPES[plan.sum_dtype]),) * operator.learned
+        self._adapter, self._static, self._given = adapter, Static(ready), given
+        self._slope = (x.new_empty(0, dtype=DTYPES[layout.sum_dtype]),) * operator.learned
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensors]:
         """The output, and what the pull needs."""
@@ -161,9 +151,8 @@ class _Steps:
     def pull(self, gy: Tensor, saved: Tensors) -> Tensor:
         """The gradient of the input."""
         if not self._expects(gy, saved):
-            where, held = self._where, (*saved[: self._curved], *self._given)
-            held = (*held, *saved[self._curved :], *self._slope)
-            made = self._adapter.pull_of(gy, *held, *where[:4], *where.options)
+            held = (*saved[: self._curved], *self._given, *saved[self._curved :], *self._slope)
+            made = self._adapter.pull_of(self._static, gy, *held)
             gradient: Tensor = made[0] if self._slope else made
             return gradient
         gx: Tensor = self._pull(gy, *saved)

@@ -25,7 +25,7 @@ from poolgrad.contract import Buffer
 from poolgrad.core import Regions
 from poolgrad.regions import Bins, check_images, check_input, check_table, output_shape
 from poolgrad.torch.arrays import check_memory, compact, name_of, room
-from poolgrad.torch.derivatives import LIBRARY, save, told
+from poolgrad.torch.derivatives import LIBRARY, differentiable, save
 from poolgrad.windows import brief
 
 _ONNX_OPSET = 16  # of the operator RoiAlign with coordinate_transformation_mode
@@ -242,13 +242,13 @@ def _only_first(ctx: Any, gradient: Tensor | None) -> Any:
 def _keep_align(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, boxes, size, *ctx.scale = inputs
     ctx.shape, ctx.size = tuple(x.shape), tuple(size)
-    save(ctx, (boxes,), inputs)
+    save(ctx, (boxes,))
 
 
 def _keep_align_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     gy, boxes, shape, *ctx.scale = inputs
     ctx.shape, ctx.size = tuple(shape), tuple(gy.shape[2:])
-    save(ctx, (boxes,), inputs)
+    save(ctx, (boxes,))
 
 
 def _aligned(ctx: Any, t: Tensor, *unused: Any) -> Tensor:
@@ -266,19 +266,19 @@ def _keep_pool(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.shape = tuple(x.shape)
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
-    save(ctx, (output[1], boxes), inputs)
+    save(ctx, (output[1], boxes))
 
 
 def _keep_pool_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _, indices, boxes, shape = inputs
     ctx.shape = tuple(shape)
-    save(ctx, (indices, boxes), inputs)
+    save(ctx, (indices, boxes))
 
 
 def _keep_gather(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     t, indices, boxes = inputs
     ctx.shape = tuple(t.shape)
-    save(ctx, (indices, boxes), inputs)
+    save(ctx, (indices, boxes))
 
 
 def _gathered(ctx: Any, t: Tensor, *unused: Any) -> Tensor:
@@ -295,7 +295,31 @@ def _pool_gradient(ctx: Any, gy: Tensor | None, *unused: Any) -> Any:
     return _only_first(ctx, None if gy is None else _scattered(ctx, gy))
 
 
-_align_of = told(
+class _Values:
+    """The arguments of an operator after its tensors; opaque to PyTorch's transformations."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+
+def _differentiable(
+    op: Any, run: Any, tensors: int, keep: Any, backward: Any, jvp: Any
+) -> Callable[..., Any]:
+    """An operator with its derivatives: see `derivatives.differentiable`."""
+    call = differentiable(
+        op,
+        tensors,
+        run=lambda static, *given: run(*given, *static.values),
+        flat=lambda static: static.values,
+        rebuild=lambda *args: _Values(*args[tensors:]),
+        keep=lambda ctx, static, given, output: keep(ctx, (*given, *static.values), output),
+        backward=backward,
+        jvp=jvp,
+    )
+    return lambda *args: call(_Values(*args[tensors:]), *args[:tensors])
+
+
+_align_of = _differentiable(
     _OPS["roi_align"],
     _align,
     2,
@@ -303,7 +327,7 @@ _align_of = told(
     lambda ctx, gy: _only_first(ctx, _aligned_back(ctx, gy)),
     _aligned,
 )
-_align_backward_of = told(
+_align_backward_of = _differentiable(
     _OPS["roi_align_backward"],
     _align_backward,
     2,
@@ -311,7 +335,7 @@ _align_backward_of = told(
     lambda ctx, t: _only_first(ctx, _aligned(ctx, t)),
     _aligned_back,
 )
-_pool_of = told(
+_pool_of = _differentiable(
     _OPS["roi_pool"],
     _pool,
     2,
@@ -319,7 +343,7 @@ _pool_of = told(
     _pool_gradient,
     lambda ctx, t, *unused: (_gathered(ctx, t), None),
 )
-_pool_backward_of = told(
+_pool_backward_of = _differentiable(
     _OPS["roi_pool_backward"],
     _pool_backward,
     3,
@@ -327,7 +351,7 @@ _pool_backward_of = told(
     lambda ctx, t: _only_first(ctx, _gathered(ctx, t)),
     _scattered,
 )
-_pool_gather_of = told(
+_pool_gather_of = _differentiable(
     _OPS["roi_pool_gather"],
     _pool_gather,
     3,

@@ -1,0 +1,159 @@
+// Chooses the algorithm of a kernel call. All choices are made here, by one table in choose.cpp:
+// its rows are walked in order, and the first algorithm that handles the call and is expected to be
+// the fastest is taken.
+//
+// Two decisions depend on values and are therefore made while an algorithm runs, not here:
+// - Algorithms that assume finite inputs (register_blocked, register_blocked_channels_last,
+//   van_herk_2d and transposed_planes of a maximum, squares of nonlinear operators) sum what they
+//   read. Where the sum is not finite, the rows are computed again by `unrolled`, or the plane by
+//   `separable`.
+// - `unrolled` pads short rows with the lowest number. An output that equals it is computed again
+//   from its valid inputs.
+#pragma once
+
+#include "base/dtype.hpp"
+#include "base/thread_pool.hpp"
+#include "geometry/view.hpp"
+
+namespace poolgrad {
+
+enum class Algorithm {
+  // forward
+  plane_means,
+  unrolled,
+  unrolled_joined_rows,
+  register_blocked,
+  register_blocked_channels_last,
+  van_herk_2d,
+  transposed_planes,
+  column_sums,
+  separable,
+  sorting_network,
+  window_selection,
+  // backward
+  plane_gradients,
+  register_blocked_backward,
+  register_blocked_channels_last_backward,
+  gather,
+  transposed_van_herk_2d,
+  transposed_separable,
+  scatter_routes,
+  scatter_equal_shares,
+  scatter_weights,
+};
+inline constexpr int kAlgorithms = static_cast<int>(Algorithm::scatter_weights) + 1;
+
+// What is computed.
+enum class Task {
+  extreme,  // maximum, minimum, maximum of a ReLU
+  median,
+  draw,
+  average,
+  nonlinear,
+  mixed,
+  routes_backward,
+  average_backward,
+  weights_backward,  // of nonlinear operators and of mixed pooling
+};
+
+// How an array that is read lies in memory.
+struct ArrayLayout {
+  Dtype dtype = Dtype::float32;
+  bool contiguous_width = false;     // neighbouring columns are neighbours in memory
+  bool contiguous_rows = false;      // a plane has no gaps between its rows
+  bool contiguous_channels = false;  // with channels last: neighbours in memory
+};
+
+// A kernel call.
+struct Call {
+  Task task;
+  const Plan* plan;        // flattened(), where the kernel flattens it
+  ArrayLayout input{};     // x, or the gradient of the output
+  ArrayLayout routes{};    // that are read
+  bool zero_ties = false;  // routes of tied inputs lead nowhere
+  bool negated = false;    // a minimum, computed as the maximum of the negated inputs
+  int threads = 1;
+  int vector_bytes = 16;      // of the instruction set,
+  bool general_only = false;  // whose build lacks the specialised algorithms
+};
+
+// Limits of the code of the algorithms.
+inline constexpr i64 kMostTaps = 64;                   // of a window: unrolled, register-blocked
+inline constexpr int kMostSorted = 25;                 // of a window: sorting network
+inline constexpr i64 kMostNonlinearTaps = 16;          // of a window: unrolled nonlinear operators
+inline constexpr i64 kMostVanHerkTaps = i64{1} << 13;  // of a window
+inline constexpr i64 kMostTransposedBytes = i64{1} << 17;  // of a vector of planes
+inline constexpr i64 kMostCopiedPlane = i64{1} << 12;      // elements: plane means
+inline constexpr i64 kMostSenders = 32;                    // windows that hold an input: gather
+inline constexpr i64 kMostPhases = 16;                     // stride of a row: gather
+inline constexpr i64 kMostFolded = 4;                      // inputs that are reduced at a time
+
+Algorithm choose(const Call& call);
+
+const char* name_of(Algorithm algorithm);
+
+// For tests and benchmarks: from now on, every call that `algorithm` handles uses it; the table
+// decides about all others. An empty name ends this. False: there is no such algorithm.
+bool force_algorithm(const char* name);
+
+// What is chosen on this thread while a Trace lives, and the tasks that each call is divided into.
+class Trace {
+ public:
+  struct Choice {
+    Algorithm algorithm;
+    TaskCount count;
+  };
+
+  // dry: calls are planned only; no array is read or written.
+  explicit Trace(bool dry);
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+  ~Trace();
+
+  void add(Algorithm algorithm);
+  int size() const { return size_; }
+  const Choice& operator[](int i) const { return choices_[i]; }
+
+ private:
+  static constexpr int kMost = 16;  // choices that are kept
+
+  Trace* outer_;
+  TaskCount* outer_count_;
+  TaskCount before_;  // tasks before the first choice
+  int size_ = 0;
+  Choice choices_[kMost];
+};
+
+namespace {
+
+[[maybe_unused]] inline ArrayLayout layout_of(const View& v, const Plan& p) {
+  return {v.dtype, v.width == 1, v.width == 1 && (v.height == p.axis[2].in || p.axis[1].in == 1),
+          v.inner == 1};
+}
+
+// Whether windows along an axis share so much that partial reductions of 2, 4, 8, ... neighbours
+// are worth their memory.
+[[maybe_unused]] inline bool shares_much(const Axis& a) {
+  return a.overlap && a.kernel > kMostFolded;
+}
+
+// In how many windows along an axis an input may lie.
+[[maybe_unused]] inline i64 most_windows(const Axis& a) {
+  return a.dilation == 1 ? ceil_div(a.kernel, a.stride) : a.kernel;
+}
+
+// Whether no two windows along an axis share an input, and these are too wide for phases.
+[[maybe_unused]] inline bool is_apart(const Axis& a) {
+  return a.dilation == 1 && a.stride >= a.kernel && a.stride > 8;
+}
+
+// Whether no input lies in two windows.
+[[maybe_unused]] inline bool shares_nothing(const Plan& p) {
+  return !p.axis[0].overlap && !p.axis[1].overlap && !p.axis[2].overlap;
+}
+
+// Distance from the first tap of a window to its last.
+[[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
+
+}  // namespace
+}  // namespace poolgrad

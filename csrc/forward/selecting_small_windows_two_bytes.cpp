@@ -1,0 +1,15 @@
+// Maximum and minimum of small windows of float16 and bfloat16, compiled once per instruction set.
+#include "forward/selecting_small_windows.hpp"
+#include "operators/extreme_two_byte.hpp"
+
+namespace poolgrad {
+
+void POOLGRAD_TABLE(select_small_two_bytes)(const Work& work, Algorithm algorithm, Select which,
+                                            const View& x, Dense y, Dense routes) {
+  if (x.dtype == Dtype::float16)
+    reduce<TwoByteMax<Half, true>, TwoByteMax<Half, false>>(work, algorithm, x, y, routes, which);
+  else
+    reduce<TwoByteMax<Brain, true>, TwoByteMax<Brain, false>>(work, algorithm, x, y, routes, which);
+}
+
+}  // namespace poolgrad

@@ -1,0 +1,321 @@
+"""The algorithms of the kernels: which of them computes a call, and how to force another.
+
+``csrc/choose.cpp`` chooses; the names here are those of its table. Needs nothing but NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from poolgrad import _kernels, core
+from poolgrad import numpy as front
+from poolgrad.contract import FLOATS, INTEGERS, Buffer, Request
+from poolgrad.functional.public import FUNCTIONS
+
+
+class Step(NamedTuple):
+    """One kernel call: its algorithm, the tasks that it is divided into, threads that have some."""
+
+    algorithm: str
+    tasks: int
+    threads: int
+
+
+def names() -> list[str]:
+    """The names of all algorithms, forward and backward."""
+    return list(_kernels.algorithms())
+
+
+@contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Use this algorithm for every call that it handles: for tests and benchmarks.
+
+    Calls that it does not handle are computed as always: see `steps` for what was used. Holds for
+    all threads of the process.
+
+    Raises
+    ------
+    ValueError
+        If there is no algorithm of this name.
+    """
+    if name not in names():
+        raise ValueError(f"an algorithm is one of {', '.join(names())}, got {name!r}")
+    _kernels.force_algorithm(name)
+    try:
+        yield
+    finally:
+        _kernels.force_algorithm("")
+
+
+def steps(call: Callable[[], Any], dry: bool = False) -> list[Step]:
+    """The kernel calls that `call` makes on this thread.
+
+    Parameters
+    ----------
+    call : callable
+        Takes no arguments.
+    dry : bool
+        Plan the kernel calls only: no array is read or written.
+    """
+    return [Step(*step) for step in _kernels.trace(call, dry)]
+
+
+class Prepared(NamedTuple):
+    """A call of a public function with a NumPy array, whose kernels can be run again.
+
+    Attributes
+    ----------
+    forward, backward : callable
+        Run the kernels. `forward` stores what `backward` needs if that was asked for.
+    forward_bytes, backward_bytes : int
+        Bytes that must be moved: every array that is read or written, once.
+    out_shape : tuple of int
+        Of the output.
+    differentiable : bool
+        Whether there is a backward pass for this dtype.
+    """
+
+    forward: Callable[[], None]
+    backward: Callable[[], None]
+    forward_bytes: int
+    backward_bytes: int
+    out_shape: tuple[int, ...]
+    differentiable: bool
+
+
+def _bytes(buffers: Sequence[Buffer]) -> int:
+    return sum(math.prod(b.shape) * front.dtype_named(b.dtype).itemsize for b in buffers)
+
+
+def prepare(
+    function: Callable[..., Any],
+    x: np.ndarray,
+    arguments: Mapping[str, Any],
+    threads: int,
+    stored: bool = True,
+) -> Prepared:
+    """Allocate what a call needs, so that its kernels can be run without anything around them.
+
+    Parameters
+    ----------
+    function : callable
+        A public pooling function.
+    x : NumPy array
+        The input.
+    arguments : mapping
+        Further arguments of the function.
+    threads : int
+        Threads of the kernels.
+    stored : bool
+        Whether the forward pass stores what the backward pass needs.
+    """
+    request: Request = function.describe(x, **arguments)  # type: ignore[attr-defined]
+    made = front.call(request)
+    operator, plan, residual = made.ready.operator, made.ready.plan, made.ready.residual
+    y, kept = made.output(), tuple(map(front.handed, map(front.allocate, residual)))
+    gx = front.allocate(Buffer(plan.in_shape, plan.order, plan.dtype))
+    own, out, gradient = front.handed(made.x), front.handed(y), front.handed(gx)
+    options = request.options
+
+    def forward() -> None:
+        held = kept if stored else ()
+        operator.forward(plan, own, made.argument, out, held, threads, *options)
+
+    def backward() -> None:
+        given = own if operator.curved else None
+        operator.pull(plan, out, given, made.argument, kept, gradient, threads, *options)
+
+    written = y.nbytes + (_bytes(residual) if stored else 0)
+    read = y.nbytes + _bytes(residual) + (made.x.nbytes if operator.curved else 0)
+    return Prepared(
+        forward,
+        backward,
+        made.x.nbytes + written,
+        read + gx.nbytes,
+        plan.out_shape,
+        made.x.dtype.name in FLOATS,
+    )
+
+
+# `poolgrad info --plan`
+
+FORM = (
+    "a plan is a pooling function, the shape of the input, and options: kernel k3 or k3x5, stride "
+    "s2, padding p1, dilation d2, same, ceil, output size o7, a dtype, channels_last, routes, "
+    "packed, threads=2, or another argument of the function such as ties=zero; for example "
+    '"max_pool2d 32x64x112x112 k3 s2 p1 float32"'
+)
+_SIZES = {"k": "kernel_size", "s": "stride", "p": "padding", "d": "dilation", "o": "output_size"}
+_FLAGS: dict[str, tuple[str, Any]] = {
+    "ceil": ("ceil_mode", True),
+    "channels_last": ("channels_last", True),
+    "packed": ("routes", "packed"),
+    "same": ("padding", "same"),
+}
+_DEFAULTS: dict[str, Any] = {"norm_type": 2.0}  # of arguments that functions require
+_WITHOUT = ("unpool", "fractional")  # indices or samples decide, too
+
+
+class Plan(NamedTuple):
+    """A call as ``poolgrad info --plan`` describes it.
+
+    Attributes
+    ----------
+    function : str
+        The name of a public function.
+    shape : tuple of int
+        Of the input, axes in the order in which the function takes them.
+    dtype : str
+        Of the input.
+    arguments : dict
+        Further arguments of the function.
+    stored : bool
+        Whether the forward pass stores what the backward pass needs.
+    threads : int or None
+        None for those of NumPy arrays.
+    """
+
+    function: str
+    shape: tuple[int, ...]
+    dtype: str
+    arguments: dict[str, Any]
+    stored: bool
+    threads: int | None
+
+
+def _refused(token: str, why: str) -> ValueError:
+    return ValueError(f"{token!r} {why}; {FORM}")
+
+
+def _numbers(token: str, digits: str) -> tuple[int, ...]:
+    sizes = digits.split("x")
+    if not all(size.isascii() and size.isdecimal() and len(size) < 19 for size in sizes):
+        raise _refused(token, "is no size, such as 3 or 3x5")
+    return tuple(map(int, sizes))
+
+
+def _value(text: str) -> Any:
+    """The Python value of an argument: a bool, an integer, a real number or a word."""
+    words = {"True": True, "true": True, "False": False, "false": False}
+    if text in words:
+        return words[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _argument(function: str, token: str) -> tuple[str, Any]:
+    """The name and the value of the argument that an option stands for."""
+    name, equals, text = token.partition("=")
+    value: Any
+    if token in _FLAGS:
+        name, value = _FLAGS[token]
+    elif equals:
+        value = _value(text)
+    elif token[0] in _SIZES and token[1:2].isdecimal():
+        name, sizes = _SIZES[token[0]], _numbers(token, token[1:])
+        value = sizes if len(sizes) > 1 else sizes[0]
+    else:
+        raise _refused(token, "is no option")
+    known = signature(FUNCTIONS[function]).parameters
+    if name not in known or name in ("x", "out", "return_indices", "generator"):
+        raise _refused(token, f"is no argument of {function}")
+    return name, value
+
+
+def parse(text: str) -> Plan:
+    """The call that a plan describes; see `FORM`.
+
+    Raises
+    ------
+    ValueError
+        If the plan has another form, with what is accepted.
+    """
+    function, *tokens = text.split() or [""]
+    if function not in FUNCTIONS or any(word in function for word in _WITHOUT):
+        raise _refused(function, "is no pooling function whose plan depends on shapes alone")
+    if not tokens:
+        raise _refused(text, "has no shape")
+    shape = _numbers(tokens[0], tokens[0])
+    if not all(shape):
+        raise _refused(tokens[0], "has an axis without elements")
+    known = signature(FUNCTIONS[function]).parameters
+    arguments = {name: value for name, value in _DEFAULTS.items() if name in known}
+    dtype, stored, threads = "float32", False, None
+    for token in tokens[1:]:
+        if token in (*FLOATS, *INTEGERS):
+            dtype = token
+        elif token == "routes":
+            stored = True
+        elif token.startswith("threads="):
+            (threads, *more) = _numbers(token, token[len("threads=") :])
+            if more or not threads:
+                raise _refused(token, "is no number of threads")
+        else:
+            name, value = _argument(function, token)
+            arguments[name] = value
+    return Plan(function, shape, dtype, arguments, stored or "routes" in arguments, threads)
+
+
+def _amount(number: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number} bytes"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _described(run: Callable[[], None], moved: int) -> str:
+    made = steps(run, dry=True)
+    ways = [
+        f"{step.algorithm}, {_counted(step.tasks, 'task')} on {_counted(step.threads, 'thread')}"
+        for step in made
+    ]
+    return f"{'; '.join(ways)}, {_amount(moved)} moved"
+
+
+def describe(text: str) -> dict[str, str]:
+    """What the kernels would do for a plan, by name, in the order in which it is printed.
+
+    The calls are planned by the kernels themselves, without reading or writing an array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the plan has another form, or the function refuses its arguments.
+    """
+    plan = parse(text)
+    threads = plan.threads or core.get_num_threads()
+    try:
+        x = np.empty(plan.shape, front.dtype_named(plan.dtype))
+        made = prepare(FUNCTIONS[plan.function], x, plan.arguments, threads, plan.stored)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{plan.dtype} arrays need {error.name}, which is not installed") from None
+    except MemoryError:
+        raise ValueError(f"arrays for an input of shape {plan.shape} do not fit memory") from None
+    found = {
+        "plan": " ".join(text.split()),
+        "output": "x".join(map(str, made.out_shape)),
+        "instruction set": core.instruction_set(),
+        "forward": _described(made.forward, made.forward_bytes),
+    }
+    if made.differentiable:
+        found["backward"] = _described(made.backward, made.backward_bytes)
+    return found
+
+
+def report(text: str) -> str:
+    """Return `describe` as lines of text."""
+    return "\n".join(f"{name + ':':19}{value}" for name, value in describe(text).items())

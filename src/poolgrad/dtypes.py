@@ -1,0 +1,4 @@
+"""Names of the dtypes that arrays may have."""
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bool")

@@ -1,0 +1,242 @@
+"""Extra operands: what an operator takes besides the input, one class for each kind.
+
+A class states what a front end and the kernels must know of an operand: its checks, its form in a
+kernel call, how it is batched, sharded and cut into chunks, and the shape of its gradient. A front
+end converts the caller's value in the methods of `Converter`, and asks for no kind.
+"""
+
+# ruff: noqa: D102 - the base class documents the methods
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poolgrad import arguments
+from poolgrad.dtypes import FLOATS
+
+if TYPE_CHECKING:
+    from poolgrad.core import Layout
+    from poolgrad.operators import Prepared
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+
+class Samples(NamedTuple):
+    """The caller's description of fractional windows: samples, or a generator to draw them from."""
+
+    given: Any
+    generator: Any
+
+
+class Converter(Protocol):
+    """How a front end makes its own arrays of the caller's values; each is checked.
+
+    `x` is the input, `ready` the checked call.
+    """
+
+    def parameter(self, operand: Parameter, value: Any, x: Any, ready: Prepared) -> Any:
+        """A number, or one for each channel, in the dtype of sums."""
+
+    def seed(self, value: Any, x: Any) -> Any:
+        """A seed, or one drawn from a generator."""
+
+    def samples(self, operand: WindowSamples, value: Samples, x: Any, ready: Prepared) -> Any:
+        """Samples in [0, 1), in the dtype of the input."""
+
+    def indices(self, value: Any, x: Any) -> Any:
+        """Integers of the shape of the input."""
+
+
+class Operand(ABC):
+    """An extra operand.
+
+    Attributes
+    ----------
+    name : str
+        Its name in the public functions.
+    count : int
+        Number of arrays besides the input: 1, or 0 if there is no operand.
+    has_gradient : bool
+        Whether it is learned. Then the last residual is the derivative of each output by it.
+    is_shared : bool
+        Whether one operand serves all of a batch. If it is itself batched, the elements of the
+        batch are computed one by one.
+    is_positional : bool
+        Whether an output depends on its position in the whole array, so that no part of the array
+        can be computed by itself.
+    places_windows : bool
+        Whether it determines where fractional windows begin.
+    uses_layout : bool
+        Whether its conversion depends on the layout of the input.
+    is_cut : bool
+        Whether a chunk of the input can be pooled with a part of the operand.
+    """
+
+    count: ClassVar[int] = 1
+    has_gradient: ClassVar[bool] = False
+    is_shared: ClassVar[bool] = False
+    is_positional: ClassVar[bool] = False
+    places_windows: ClassVar[bool] = False
+    uses_layout: ClassVar[bool] = False
+    is_cut: ClassVar[bool] = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+        """The front end's array for the caller's value, checked.
+
+        `ready`, the checked call, may be None unless `uses_layout`.
+        """
+
+    @abstractmethod
+    def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
+        """What a kernel call takes: dtype, shapes, and whether they are of the flattened array."""
+
+    def kernel_form(self, array: Any, size: int, number: Callable[[Any], Any]) -> Any:
+        """The operand as the methods of an operator take it.
+
+        `size`: its number of elements; `number` reads a single one.
+        """
+        return array
+
+    def axes(self, leading: list[int], every: list[int | None]) -> list[int | None]:
+        """For each axis of the operand, the axis of the input that it belongs to.
+
+        `leading`: the axes that are not pooled; `every`: all axes, None for pooled ones.
+        """
+        return every
+
+    def summed_axes(self, shape: Shape, layout: Layout) -> tuple[int, ...]:
+        """The axes of the output over which a gradient of this shape is summed."""
+        raise NotImplementedError
+
+    def part(self, value: Any, begin: int, stop: int) -> Any:
+        """The operand of some channels of the input."""
+        return value
+
+
+class _Nothing(Operand):
+    """In place of an operand, where an operator has none."""
+
+    count = 0
+
+    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+        return None
+
+    def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
+        raise NotImplementedError
+
+
+NOTHING = _Nothing("")
+
+
+class Parameter(Operand):
+    """A learned parameter: a real number, or one for each channel."""
+
+    has_gradient = True
+    is_shared = True
+    uses_layout = True
+
+    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+        return front.parameter(self, value, x, ready)
+
+    def checked(self, value: Any, ready: Prepared) -> Array:
+        """The caller's numbers in the dtype of sums.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If they are not real numbers, not one or one for each channel, or out of range.
+        """
+        layout = ready.layout
+        given = arguments.real_numbers(self.name, value)
+        numbers = given.astype(np.float64).ravel().tolist()
+        ready.operator.check_operand(numbers)
+        arguments.check_length(self.name, given.shape, layout.channels)
+        within = arguments.within(numbers, layout.sum_dtype)
+        return np.array(within, layout.sum_dtype).reshape(given.shape)
+
+    def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
+        return layout.sum_dtype, [(1,), (layout.channels,)], True
+
+    def kernel_form(self, array: Any, size: int, number: Callable[[Any], Any]) -> Any:
+        return array, size
+
+    def axes(self, leading: list[int], every: list[int | None]) -> list[int | None]:
+        return [*leading[-1:]]
+
+    def summed_axes(self, shape: Shape, layout: Layout) -> tuple[int, ...]:
+        channel = layout.channel if shape == (layout.channels,) else -1
+        return tuple(a for a in range(len(layout.out_shape)) if a != channel)
+
+    def part(self, value: Any, begin: int, stop: int) -> Any:
+        return value if np.size(value) == 1 else np.asarray(value)[begin:stop]
+
+
+class Seed(Operand):
+    """The seed of a random draw, one for each output."""
+
+    is_shared = True
+    is_positional = True
+    is_cut = False
+
+    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+        return front.seed(value, x)
+
+    def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
+        return "int64", [(1,)], True
+
+    def kernel_form(self, array: Any, size: int, number: Callable[[Any], Any]) -> Any:
+        return number(array)
+
+
+class WindowSamples(Operand):
+    """Random samples that determine where fractional windows begin."""
+
+    places_windows = True
+    uses_layout = True
+    is_cut = False
+
+    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+        return front.samples(self, value, x, ready)
+
+    def checked(self, value: Any, layout: Layout) -> Array:
+        """The caller's samples.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If their dtype or shape is wrong, or one lies outside [0, 1).
+        """
+        given = arguments.floating_samples(value)
+        arguments.check_samples_shape(given.shape, layout)
+        outside = given[~((given >= 0) & (given < 1))]
+        if outside.size:
+            raise ValueError(f"_random_samples must be in [0, 1), got {outside.flat[0]}")
+        return given
+
+    def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
+        dtype = layout.dtype if layout.dtype in FLOATS else "float32"
+        return dtype, [(math.prod(arguments.samples_shape(layout)),)], True
+
+    def axes(self, leading: list[int], every: list[int | None]) -> list[int | None]:
+        return [*leading]
+
+
+class Indices(Operand):
+    """For each input its flat position in the plane of the output."""
+
+    def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
+        return front.indices(value, x)
+
+    def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
+        return "int64", [layout.in_shape], False
