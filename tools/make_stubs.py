@@ -50,7 +50,7 @@ from typing import Any
 
 from torch import nn
 
-from poolgrad.torch.modules import Maximum, Pool
+from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
 from poolgrad.windows import Ints, Padding
 """
 
@@ -138,15 +138,14 @@ def functions_stub() -> str:
 
 def module(made: Any) -> str:
     """The stub of a module class."""
-    from poolgrad.torch.modules import Maximum, Pool
+    from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
 
-    ours = "Maximum" if issubclass(made, Maximum) else "Pool"
+    ours = next(base.__name__ for base in (Lip, Maximum, Unpool, Pool) if issubclass(made, base))
     theirs = [f"nn.{b.__name__}" for b in made.__bases__ if not issubclass(b, Pool)]
     bases = [ours, *theirs]
     own = inspect.signature(made).parameters.values()
     init = definition("__init__", ["self", *parameters(own, {})], "None", "    ")
-    ignored = "  # type: ignore[misc]" if len(bases) > 1 else ""
-    return f"class {made.__name__}({', '.join(bases)}):{ignored}\n{init}"
+    return f"class {made.__name__}({', '.join(bases)}):\n{init}"
 
 
 def modules_stub() -> str:

@@ -4,55 +4,55 @@ from typing import Any
 
 from torch import nn
 
-from poolgrad.torch.modules import Maximum, Pool
+from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
 from poolgrad.windows import Ints, Padding
 
-class AdaptiveAvgPool1d(Pool, nn.AdaptiveAvgPool1d):  # type: ignore[misc]
+class AdaptiveAvgPool1d(Pool, nn.AdaptiveAvgPool1d):
     def __init__(self, output_size: Any, *, channels_last: bool = False) -> None: ...
-class AdaptiveAvgPool2d(Pool, nn.AdaptiveAvgPool2d):  # type: ignore[misc]
+class AdaptiveAvgPool2d(Pool, nn.AdaptiveAvgPool2d):
     def __init__(self, output_size: Any, *, channels_last: bool = False) -> None: ...
-class AdaptiveAvgPool3d(Pool, nn.AdaptiveAvgPool3d):  # type: ignore[misc]
+class AdaptiveAvgPool3d(Pool, nn.AdaptiveAvgPool3d):
     def __init__(self, output_size: Any, *, channels_last: bool = False) -> None: ...
-class AdaptiveMaxPool1d(Pool, nn.AdaptiveMaxPool1d):  # type: ignore[misc]
+class AdaptiveMaxPool1d(Pool, nn.AdaptiveMaxPool1d):
     def __init__(
         self, output_size: Any, return_indices: bool = False, *, ties: str = 'first',
         routes: str = 'bytes', channels_last: bool = False,
     ) -> None: ...
-class AdaptiveMaxPool2d(Pool, nn.AdaptiveMaxPool2d):  # type: ignore[misc]
+class AdaptiveMaxPool2d(Pool, nn.AdaptiveMaxPool2d):
     def __init__(
         self, output_size: Any, return_indices: bool = False, *, ties: str = 'first',
         routes: str = 'bytes', channels_last: bool = False,
     ) -> None: ...
-class AdaptiveMaxPool3d(Pool, nn.AdaptiveMaxPool3d):  # type: ignore[misc]
+class AdaptiveMaxPool3d(Pool, nn.AdaptiveMaxPool3d):
     def __init__(
         self, output_size: Any, return_indices: bool = False, *, ties: str = 'first',
         routes: str = 'bytes', channels_last: bool = False,
     ) -> None: ...
-class AvgPool1d(Pool, nn.AvgPool1d):  # type: ignore[misc]
+class AvgPool1d(Pool, nn.AvgPool1d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None, *, dilation: Ints = 1, channels_last: bool = False,
     ) -> None: ...
-class AvgPool2d(Pool, nn.AvgPool2d):  # type: ignore[misc]
+class AvgPool2d(Pool, nn.AvgPool2d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None, *, dilation: Ints = 1, channels_last: bool = False,
     ) -> None: ...
-class AvgPool3d(Pool, nn.AvgPool3d):  # type: ignore[misc]
+class AvgPool3d(Pool, nn.AvgPool3d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None, *, dilation: Ints = 1, channels_last: bool = False,
     ) -> None: ...
-class FractionalMaxPool2d(Pool, nn.FractionalMaxPool2d):  # type: ignore[misc]
+class FractionalMaxPool2d(Pool, nn.FractionalMaxPool2d):
     def __init__(
         self, kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None,
         return_indices: bool = False, _random_samples: Any = None, *, generator: Any = None,
         ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
     ) -> None: ...
-class FractionalMaxPool3d(Pool, nn.FractionalMaxPool3d):  # type: ignore[misc]
+class FractionalMaxPool3d(Pool, nn.FractionalMaxPool3d):
     def __init__(
         self, kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None,
         return_indices: bool = False, _random_samples: Any = None, *, generator: Any = None,
@@ -106,19 +106,19 @@ class GlobalMaxPool3d(Pool):
         self, keepdims: bool = False, return_indices: bool = False, *, ties: str = 'first',
         routes: str = 'bytes', channels_last: bool = False,
     ) -> None: ...
-class LPPool1d(Pool, nn.LPPool1d):  # type: ignore[misc]
+class LPPool1d(Pool, nn.LPPool1d):
     def __init__(
         self, norm_type: Any, kernel_size: Ints, stride: Ints | None = None,
         ceil_mode: bool = False, *, padding: Padding = 0, dilation: Ints = 1, mean: bool = False,
         channels_last: bool = False,
     ) -> None: ...
-class LPPool2d(Pool, nn.LPPool2d):  # type: ignore[misc]
+class LPPool2d(Pool, nn.LPPool2d):
     def __init__(
         self, norm_type: Any, kernel_size: Ints, stride: Ints | None = None,
         ceil_mode: bool = False, *, padding: Padding = 0, dilation: Ints = 1, mean: bool = False,
         channels_last: bool = False,
     ) -> None: ...
-class LPPool3d(Pool, nn.LPPool3d):  # type: ignore[misc]
+class LPPool3d(Pool, nn.LPPool3d):
     def __init__(
         self, norm_type: Any, kernel_size: Ints, stride: Ints | None = None,
         ceil_mode: bool = False, *, padding: Padding = 0, dilation: Ints = 1, mean: bool = False,
@@ -139,50 +139,50 @@ class LSEPool3d(Pool):
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, ceil_mode: bool = False, *, r: Any = 1.0, channels_last: bool = False,
     ) -> None: ...
-class LipPool1d(Pool):
+class LipPool1d(Lip):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, ceil_mode: bool = False, *, channels_last: bool = False,
     ) -> None: ...
-class LipPool2d(Pool):
+class LipPool2d(Lip):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, ceil_mode: bool = False, *, channels_last: bool = False,
     ) -> None: ...
-class LipPool3d(Pool):
+class LipPool3d(Lip):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, ceil_mode: bool = False, *, channels_last: bool = False,
     ) -> None: ...
-class MaxPool1d(Maximum, nn.MaxPool1d):  # type: ignore[misc]
+class MaxPool1d(Maximum, nn.MaxPool1d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
         ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
     ) -> None: ...
-class MaxPool2d(Maximum, nn.MaxPool2d):  # type: ignore[misc]
+class MaxPool2d(Maximum, nn.MaxPool2d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
         ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
     ) -> None: ...
-class MaxPool3d(Maximum, nn.MaxPool3d):  # type: ignore[misc]
+class MaxPool3d(Maximum, nn.MaxPool3d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
         ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
     ) -> None: ...
-class MaxUnpool1d(Pool, nn.MaxUnpool1d):  # type: ignore[misc]
+class MaxUnpool1d(Unpool, nn.MaxUnpool1d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0, *,
         channels_last: bool = False,
     ) -> None: ...
-class MaxUnpool2d(Pool, nn.MaxUnpool2d):  # type: ignore[misc]
+class MaxUnpool2d(Unpool, nn.MaxUnpool2d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0, *,
         channels_last: bool = False,
     ) -> None: ...
-class MaxUnpool3d(Pool, nn.MaxUnpool3d):  # type: ignore[misc]
+class MaxUnpool3d(Unpool, nn.MaxUnpool3d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0, *,
         channels_last: bool = False,
