@@ -36,6 +36,18 @@ def position(row, lane, depth, height, width, CHANNELS_LAST: tl.constexpr):
 
 
 @triton.jit
+def element(row, w, c, lanes, width, row_w, CHANNELS_LAST: tl.constexpr):
+    """Where the elements of a tile lie in a contiguous array of this width.
+
+    `row_w`: the rows for each line of the width, a few more if routes are packed.
+    """
+    if CHANNELS_LAST:
+        return (row // row_w * width + w) * lanes + c
+    else:
+        return row * width + w
+
+
+@triton.jit
 def window_range(
     o, size, first_ptr, table, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
 ):
@@ -53,12 +65,62 @@ def window_range(
 
 
 @triton.jit
+def windows_of(
+    plane, od, oh, ow, in_d, in_h, in_w, out_d, out_h, first_ptr, tables,
+    SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
+    KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
+):  # fmt: skip
+    """`window_range` of these outputs along each axis; `tables`: entries of a plane's table."""
+    table = plane * tables
+    first_d, end_d = window_range(od, in_d, first_ptr, table, SD, LD, KIND_D)
+    first_h, end_h = window_range(oh, in_h, first_ptr, table + out_d, SH, LH, KIND_H)
+    first_w, end_w = window_range(ow, in_w, first_ptr, table + out_d + out_h, SW, LW, KIND_W)
+    return first_d, end_d, first_h, end_h, first_w, end_w
+
+
+@triton.jit
+def tap_at(
+    t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+    KH: tl.constexpr, KW: tl.constexpr, DD: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+):  # fmt: skip
+    """Offset of tap `t` from the first element of a plane, and whether the tap is an input."""
+    d = first_d + t // (KH * KW) * DD
+    h = first_h + t // KW % KH * DH
+    w = first_w + t % KW * DW
+    valid = (d >= 0) & (d < end_d) & (h >= 0) & (h < end_h) & (w >= 0) & (w < end_w)
+    return d * s_d + h * s_h + w * s_w, valid
+
+
+@triton.jit
 def last_window(i, size, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
     """The last window that can hold input `i`; those before it follow in descending order."""
     if KIND == ADAPTIVE:
         return ((i + 1) * S + size - 1) // size - 1
     else:
         return (i + LO) // S
+
+
+@triton.jit
+def last_windows(
+    plane, d, h, w, ok, in_d, in_h, in_w, last_ptr,
+    SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
+    KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
+):  # fmt: skip
+    """`last_window` over these inputs along each axis; from a table if windows come from one."""
+    if KIND_W == TABLE:
+        table = plane * (in_d + in_h + in_w)
+        last_d = tl.load(last_ptr + table + d, mask=ok, other=0)
+        last_h = tl.load(last_ptr + table + in_d + h, mask=ok, other=0)
+        last_w = tl.load(last_ptr + table + in_d + in_h + w, mask=ok, other=0)
+        return last_d, last_h, last_w
+    else:
+        return (
+            last_window(d, in_d, SD, LD, KIND_D),
+            last_window(h, in_h, SH, LH, KIND_H),
+            last_window(w, in_w, SW, LW, KIND_W),
+        )
 
 
 @triton.jit

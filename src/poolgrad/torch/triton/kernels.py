@@ -11,6 +11,7 @@ from torch import Tensor
 from poolgrad.core import Layout
 from poolgrad.torch.triton import selecting
 from poolgrad.torch.triton.launch import (
+    Tiles,
     View,
     axes_of,
     constants,
@@ -61,9 +62,9 @@ class Kernels:
         """Fill the output and the routes; `lone`: an extreme that occurs twice has no route."""
         if which == "median":
             return self._select_rank(x, y, routes, lone)
-        order, first = _ORDERS[which], self._first_inputs(samples)
-        bits = {"ORDER": order, "BOOL": x.dtype == torch.bool}
         given, made = view(x, self.layout), self._output(y)
+        first = self._first_inputs(samples, given.tensor)
+        bits = {"ORDER": _ORDERS[which], "BOOL": x.dtype == torch.bool}
         if self._is_plane() and self.places > UNROLLED and not lone and not self.bits:
             return self._select_planes(given, made, routes, bits)
         wide = [a for a, axis in enumerate(self.axes) if axis.kernel > 1]
@@ -129,28 +130,140 @@ class Kernels:
         self, gy: Tensor, routes: Tensor, gx: Tensor, samples: Tensor | None, threads: int
     ) -> None:
         """Fill the gradient of the input."""
-        first = self._first_inputs(samples)
-        last = first if samples is None else self._last_windows(first)
         given, made = view(gy, self.layout), self._input(gx)
+        first = self._first_inputs(samples, given.tensor)
+        last = first if samples is None else self._last_windows(first)
         index = index_type(given, made, axes=self.axes)
-        over = [windows_over(a) for a in self.axes]
-        unroll = math.prod(over) <= UNROLLED and samples is None
+        over = self._windows_over(samples)
+        unroll = math.prod(over.values()) <= UNROLLED and samples is None
         pairs = unroll and not self.channels_last and _in_pairs(self.axes[2])
         d, h, w = self.sizes
-        lanes = self.channels if self.channels_last else w
+        cut = self._tiles_of(self.sizes, w, index)
         if pairs:
-            lanes = (w + self.axes[2].lo + 1) // 2
-        rows = self.planes * d * h * (w if self.channels_last else 1)
-        cut = tiles(rows, lanes, self.channels_last, index)
+            cut = tiles(self.planes * d * h, (w + self.axes[2].lo + 1) // 2, False, index)
         launch(
             selecting.route_backward, cut.grid, given.tensor, routes, first, last,
-            cut.rows, cut.lanes, d, h, w, *self.out, w, given.p, *given.strides,
-            made.tensor,
-            **constants(self.axes), TD=over[0], TH=over[1], TW=over[2],
+            *self._sizes(cut, given, w), made.tensor,
+            **constants(self.axes), **over,
             SUM=sum_type(gx.dtype), BITS=self.bits, PAIRS=pairs, UNROLL=unroll, **cut.constants,
         )  # fmt: skip
 
+    def route_follow(
+        self, t: Tensor, routes: Tensor, y: Tensor, samples: Tensor | None, threads: int
+    ) -> None:
+        """Fill the tangent of the output."""
+        self._by_outputs(
+            selecting.route_follow, t, (routes,), samples, (), (self._output(y).tensor,),
+            POSITIONS=False, BITS=self.bits,
+        )  # fmt: skip
+
+    def route_indices(
+        self, routes: Tensor, indices: Tensor, samples: Tensor | None, threads: int
+    ) -> None:
+        """Fill the flat positions of the winners in their planes; -1 if there is none."""
+        self._by_outputs(
+            selecting.route_follow, routes, (routes,), samples, (), (indices,),
+            POSITIONS=True, BITS=self.bits,
+        )  # fmt: skip
+
+    def _select_rank(self, x: Tensor, y: Tensor, routes: Tensor | None, lone: bool) -> None:
+        signed = x.dtype.is_floating_point or x.dtype.is_signed
+        made = self._output(y).tensor
+        self._by_outputs(
+            selecting.select_rank, x, (), None, (), (made, made if routes is None else routes),
+            padded=True, ZERO_TIES=lone, ROUTES=routes is not None, BITS=self.bits,
+            KEY_BITS=8 * x.itemsize + (not signed),
+        )  # fmt: skip
+
+    def draw(
+        self, x: Tensor, y: Tensor, routes: Tensor | None, seed: Tensor, threads: int
+    ) -> None:
+        """Fill a random choice of each window, of a probability given by its positive part."""
+        made = self._output(y).tensor
+        numbers = view(torch.empty(self.layout.out_shape, device="meta"), self.layout)
+        self._by_outputs(
+            selecting.draw, x, (), None, (numbers.p, *numbers.strides),
+            (made, made if routes is None else routes), extra=(seed.to(x.device).reshape(1),),
+            padded=True, ROUTES=routes is not None, BITS=self.bits,
+        )  # fmt: skip
+
+    def split_winners(
+        self, which: str, x: Tensor, y: Tensor, winners: Tensor, samples: Tensor | None,
+        threads: int,
+    ) -> None:  # fmt: skip
+        """Fill one bit for each tap that wins."""
+        self._by_outputs(
+            selecting.split_winners, x, (self._output(y).tensor,), samples, (), (winners,),
+            POSITIVE=which == "relu_max", BYTES=winners.shape[-1],
+        )  # fmt: skip
+
+    def split_backward(
+        self, gy: Tensor, winners: Tensor, gx: Tensor, samples: Tensor | None, threads: int
+    ) -> None:
+        """Fill the gradient of the input from equal shares."""
+        size = winners.shape[-1]
+        wide = torch.float64 if gy.dtype == torch.float64 else torch.float32
+        shares = gy.new_empty(winners.numel() // size, dtype=wide)
+        given = view(gy, self.layout)
+        shared = contiguous(shares, self.planes, self.out, self.channels)
+        made, index = self._input(gx), index_type(given, self._input(gx), axes=self.axes)
+        cut = self._tiles_of(self.out, self.out[2], index)
+        launch(
+            selecting.split_shares, cut.grid, given.tensor, winners,
+            *self._sizes(cut, given, self.out[2]), shares, BYTES=size, **cut.constants,
+        )  # fmt: skip
+        first = self._first_inputs(samples, shares)
+        last = first if samples is None else self._last_windows(first)
+        cut = self._tiles_of(self.sizes, self.sizes[2], index)
+        launch(
+            selecting.split_backward, cut.grid, shares, winners, first, last,
+            *self._sizes(cut, shared, self.sizes[2]), made.tensor,
+            **constants(self.axes), **self._windows_over(samples), BYTES=size, **cut.constants,
+        )  # fmt: skip
+
+    def split_follow(
+        self, t: Tensor, winners: Tensor, y: Tensor, samples: Tensor | None, threads: int
+    ) -> None:
+        """Fill the tangent of the output from equal shares."""
+        self._by_outputs(
+            selecting.split_follow, t, (winners,), samples, (), (y,),
+            SUM=sum_type(y.dtype), BYTES=winners.shape[-1],
+        )  # fmt: skip
+
     # What all have in common
+
+    def _by_outputs(
+        self, kernel: Any, x: Tensor, beside: tuple[Tensor, ...], samples: Tensor | None,
+        numbers: tuple[int, ...], made: tuple[Tensor, ...], extra: tuple[Tensor, ...] = (),
+        padded: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
+        """Launch a kernel whose tiles are outputs; `padded`: it may write packed routes."""
+        given = view(x, self.layout)
+        bits, w = self.bits if padded else 0, self.out[2]
+        row_w = -(-w // (8 // bits)) * (8 // bits) if bits and self.channels_last else w
+        index = index_type(
+            given, contiguous(made[0], self.planes, self.out, self.channels), axes=self.axes
+        )
+        cut = self._tiles_of(self.out, row_w, index)
+        launch(
+            kernel, cut.grid, given.tensor, *beside, self._first_inputs(samples, given.tensor), *extra,
+            *self._sizes(cut, given, row_w), *numbers, *made,
+            **constants(self.axes), **options, **cut.constants,
+        )  # fmt: skip
+
+    def _tiles_of(self, sizes: tuple[int, ...], row_w: int, index: Any) -> Tiles:
+        """The tiles of outputs or inputs of these sizes."""
+        rows = self.planes * sizes[0] * sizes[1] * (row_w if self.channels_last else 1)
+        lanes = self.channels if self.channels_last else sizes[2]
+        return tiles(rows, lanes, self.channels_last, index)
+
+    def _sizes(self, cut: Tiles, given: View, row_w: int) -> tuple[int, ...]:
+        """The numbers that every kernel takes: tiles, sizes of both sides, and strides."""
+        return (cut.rows, cut.lanes, *self.sizes, *self.out, row_w, given.p, *given.strides)
+
+    def _windows_over(self, samples: Tensor | None) -> dict[str, int]:
+        coarse = samples is not None and samples.itemsize == 2
+        return {f"T{n}": windows_over(a, coarse) for n, a in zip("DHW", self.axes, strict=True)}
 
     def _is_plane(self) -> bool:
         """Whether every plane is one window."""
@@ -165,8 +278,39 @@ class Kernels:
     def _input(self, gx: Tensor) -> View:
         return contiguous(_storage(gx), self.planes, self.sizes, self.channels)
 
-    def _first_inputs(self, samples: Tensor | None) -> Tensor:
-        raise NotImplementedError
+    def _first_inputs(self, samples: Tensor | None, like: Tensor) -> Tensor:
+        """For each plane, the first inputs of its windows along depth, height and width.
+
+        The sequence of Graham (2014) as PyTorch computes it, in the type of the samples: one sample
+        for each axis, of two axes the width first.
+        """
+        if samples is None:
+            return like  # never read
+        placed = [a for a in self.axes if a.table]
+        each = samples.reshape(self.planes, len(placed))
+        torch._assert_async(((each >= 0) & (each < 1)).all(), "_random_samples must be in [0, 1)")
+        each = each.flip(1) if len(placed) == 2 else each
+        parts = [each.new_zeros((self.planes, 3 - len(placed)), dtype=torch.int64)]
+        for number, a in enumerate(placed):
+            sample, last = each[:, number, None], a.size - a.kernel
+            if a.out > 1:
+                spread = torch.full_like(sample, last) / torch.full_like(sample, a.out - 1)
+                steps = torch.arange(a.out - 1, device=each.device).to(each.dtype)
+                begin = ((steps + sample) * spread).to(torch.int64)
+                parts.append((begin - (sample * spread).to(torch.int64)).clamp(0, last))
+            parts.append(torch.full_like(sample, last, dtype=torch.int64))
+        return torch.cat(parts, 1).to(torch.int32)
+
+    def _last_windows(self, first: Tensor) -> Tensor:
+        """For each plane, the last window that begins at or before each input of each axis."""
+        parts, begin = [], 0
+        for a in self.axes:
+            begins = first[:, begin : begin + a.out].contiguous()
+            inputs = torch.arange(a.size, dtype=torch.int32, device=first.device)
+            inputs = inputs.expand(self.planes, a.size).contiguous()
+            parts.append(torch.searchsorted(begins, inputs, right=True) - 1)
+            begin += a.out
+        return torch.cat(parts, 1).to(torch.int32).contiguous()
 
 
 def _storage(tensor: Tensor) -> Tensor:

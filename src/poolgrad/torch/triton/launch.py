@@ -132,12 +132,15 @@ def constants(axes: tuple[Axis, Axis, Axis]) -> dict[str, int]:
     return found
 
 
-def windows_over(axis: Axis) -> int:
-    """The largest number of windows of an axis that hold one input."""
+def windows_over(axis: Axis, coarse: bool = False) -> int:
+    """The largest number of windows of an axis that hold one input.
+
+    `coarse`: windows are placed by samples of so few digits that many may begin at one input.
+    """
     if axis.adaptive:
         most = -(-axis.out // axis.size) + 1
     elif axis.table:
-        most = axis.out  # samples that are rounded may place many windows at one input
+        most = axis.out if coarse else axis.kernel + 1
     else:
         most = (axis.kernel - 1) * axis.dilation // axis.stride + 1
     return min(most, axis.out)

@@ -24,34 +24,22 @@ import triton
 import triton.language as tl
 
 from poolgrad.torch.triton.geometry import (
-    ADAPTIVE,
-    TABLE,
     divided,
+    element,
     last_window,
+    last_windows,
     position,
+    tap_at,
     tap_of,
     tile,
     wide,
-    window_range,
+    windows_of,
 )
 
 # Which input wins.
 MAX = tl.constexpr(0)
 MIN = tl.constexpr(1)
 RELU_MAX = tl.constexpr(2)
-
-
-@triton.jit
-def tap_at(
-    t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
-    KH: tl.constexpr, KW: tl.constexpr, DD: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-):  # fmt: skip
-    """Offset of tap `t` from the first element of a plane, and whether the tap is an input."""
-    d = first_d + t // (KH * KW) * DD
-    h = first_h + t // KW % KH * DH
-    w = first_w + t % KW * DW
-    valid = (d >= 0) & (d < end_d) & (h >= 0) & (h < end_h) & (w >= 0) & (w < end_w)
-    return d * s_d + h * s_h + w * s_w, valid
 
 
 @triton.jit
@@ -169,10 +157,10 @@ def select(
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes) & (ow < out_w)
-    table = plane * (out_d + out_h + out_w)
-    first_d, end_d = window_range(od, in_d, first_ptr, table, SD, LD, KIND_D)
-    first_h, end_h = window_range(oh, in_h, first_ptr, table + out_d, SH, LH, KIND_H)
-    first_w, end_w = window_range(ow, in_w, first_ptr, table + out_d + out_h, SW, LW, KIND_W)
+    first_d, end_d, first_h, end_h, first_w, end_w = windows_of(
+        plane, od, oh, ow, in_d, in_h, in_w, out_d, out_h, first_ptr, out_d + out_h + out_w,
+        SD, SH, SW, LD, LH, LW, KIND_D, KIND_H, KIND_W,
+    )  # fmt: skip
     origin = plane // planes * s_n + plane % planes * s_p + c * s_c
     best = tl.zeros((ROWS, LANES), x_ptr.dtype.element_ty)
     tap = tl.full((ROWS, LANES), -1, INDEX)
@@ -231,10 +219,7 @@ def select(
                 best, tap, several = challenge(best, tap, several, value, t, valid, ORDER)
     if LAST:
         best, tap = winner(best, tap, several, ORDER, ZERO_TIES, BOOL)
-    if CHANNELS_LAST:
-        at = (row // row_w * out_w + ow) * lanes + c
-    else:
-        at = row * out_w + ow
+    at = element(row, ow, c, lanes, out_w, row_w, CHANNELS_LAST)
     tl.store(y_ptr + at, best, mask=ok)
     if ROUTES:
         store_routes(
@@ -328,7 +313,7 @@ def route_backward(
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, d, h, w, c = position(row, lane, in_d, in_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes)
-    table, over = plane * (out_d + out_h + out_w), plane * (in_d + in_h + in_w)
+    table = plane * (out_d + out_h + out_w)
     origin = plane // planes * s_n + plane % planes * s_p + c * s_c
     total = tl.zeros((ROWS, LANES), SUM)
     if PAIRS:
@@ -362,14 +347,10 @@ def route_backward(
             inside &= column >= 0
         tl.store(gx_ptr + row * in_w + column, gx.to(gx_ptr.dtype.element_ty), mask=inside)
     else:
-        if KIND_W == TABLE:
-            last_d = tl.load(last_ptr + over + d, mask=ok, other=0)
-            last_h = tl.load(last_ptr + over + in_d + h, mask=ok, other=0)
-            last_w = tl.load(last_ptr + over + in_d + in_h + w, mask=ok, other=0)
-        else:
-            last_d = last_window(d, in_d, SD, LD, KIND_D)
-            last_h = last_window(h, in_h, SH, LH, KIND_H)
-            last_w = last_window(w, in_w, SW, LW, KIND_W)
+        last_d, last_h, last_w = last_windows(
+            plane, d, h, w, ok, in_d, in_h, in_w, last_ptr, SD, SH, SW, LD, LH, LW,
+            KIND_D, KIND_H, KIND_W,
+        )  # fmt: skip
         if UNROLL:
             for k in tl.static_range(TD * TH * TW):
                 total = gathered(
@@ -419,3 +400,385 @@ def gathered(
     )  # fmt: skip
     wins = inside & (route == (td * KH + th) * KW + tw)
     return add_if(total, gy_ptr, origin + od * s_d + oh * s_h + ow * s_w, wins)
+
+
+@triton.jit
+def ordered_key(value):
+    """An int64 that orders values as they are ordered; -0 and +0 have the same."""
+    if value.dtype.is_floating():
+        B: tl.constexpr = value.dtype.primitive_bitwidth
+        if B == 64:
+            bits = value.to(tl.int64, bitcast=True)
+        elif B == 32:
+            bits = value.to(tl.int32, bitcast=True).to(tl.int64)
+        else:
+            bits = value.to(tl.int16, bitcast=True).to(tl.int64)
+        low: tl.constexpr = 2 ** (B - 1) - 1
+        key = tl.where(bits < 0, bits ^ low, bits)
+        return tl.where(wide(value) == 0, 0, key)
+    else:
+        return value.to(tl.int64)
+
+
+@triton.jit
+def select_rank(
+    x_ptr, first_ptr,
+    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c,
+    y_ptr, route_ptr,
+    KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
+    DD: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
+    ZERO_TIES: tl.constexpr, ROUTES: tl.constexpr, BITS: tl.constexpr, KEY_BITS: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The lower median of each window and its tap: the middle key is found bit by bit."""
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
+    ok = (row < rows) & (lane < lanes) & (ow < out_w)
+    first_d, end_d, first_h, end_h, first_w, end_w = windows_of(
+        plane, od, oh, ow, in_d, in_h, in_w, out_d, out_h, first_ptr, out_d + out_h + out_w,
+        SD, SH, SW, LD, LH, LW, KIND_D, KIND_H, KIND_W,
+    )  # fmt: skip
+    origin = plane // planes * s_n + plane % planes * s_p + c * s_c
+    at = element(row, ow, c, lanes, out_w, row_w, CHANNELS_LAST)
+    count = tl.zeros((ROWS, LANES), tl.int32)
+    nan_tap = tl.full((ROWS, LANES), -1, INDEX)
+    for t in range(KD * KH * KW):
+        there, valid = tap_at(
+            t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+            KH, KW, DD, DH, DW,
+        )  # fmt: skip
+        value = wide(tl.load(x_ptr + origin + there, mask=ok & valid, other=0))
+        count += valid.to(tl.int32)
+        nan_tap = tl.where(valid & (value != value), t, nan_tap)
+    rank = (count - 1) // 2
+    # The largest number below which lie at most `rank` keys, from the least one up.
+    middle = tl.zeros((ROWS, LANES), tl.int64) + (-1 << (KEY_BITS - 1))
+    for b in range(KEY_BITS):
+        higher = middle + (tl.full((), 1, tl.int64) << (KEY_BITS - 1 - b))
+        below = tl.zeros((ROWS, LANES), tl.int32)
+        for t in range(KD * KH * KW):
+            there, valid = tap_at(
+                t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+                KH, KW, DD, DH, DW,
+            )  # fmt: skip
+            key = ordered_key(tl.load(x_ptr + origin + there, mask=ok & valid, other=0))
+            below += (valid & (key < higher)).to(tl.int32)
+        middle = tl.where(below <= rank, higher, middle)
+    tap = tl.full((ROWS, LANES), -1, INDEX)
+    equal = tl.zeros((ROWS, LANES), tl.int32)
+    for t in range(KD * KH * KW):
+        there, valid = tap_at(
+            t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+            KH, KW, DD, DH, DW,
+        )  # fmt: skip
+        key = ordered_key(tl.load(x_ptr + origin + there, mask=ok & valid, other=0))
+        hit = valid & (key == middle)
+        tap = tl.where(hit & (tap < 0), t, tap)
+        equal += hit.to(tl.int32)
+    tap = tl.where(nan_tap >= 0, nan_tap, tap)
+    there, valid = tap_at(
+        tap, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w, KH, KW, DD, DH, DW
+    )
+    tl.store(y_ptr + at, tl.load(x_ptr + origin + there, mask=ok & valid, other=0), mask=ok)
+    if ROUTES:
+        if ZERO_TIES:
+            tap = tl.where((equal > 1) & (nan_tap < 0), -1, tap)
+        store_routes(
+            route_ptr, tap, row, lane, rows, lanes, ok, at, BITS, CHANNELS_LAST, ROWS, LANES
+        )
+
+
+@triton.jit
+def uniform(seed, index):
+    """A number in [0, 1) for each index: splitmix64 (Steele, Lea & Flood 2014)."""
+    z = (index.to(tl.int64) + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + seed.to(tl.uint64)
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return ((z ^ (z >> 31)) >> 11).to(tl.int64).to(tl.float64) * 2.0**-53
+
+
+@triton.jit
+def draw(
+    x_ptr, first_ptr, seed_ptr,
+    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c,
+    i_planes, i_p, i_n, i_d, i_h, i_w, i_c,
+    y_ptr, route_ptr,
+    KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
+    DD: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
+    ROUTES: tl.constexpr, BITS: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """One input of each window, drawn with a probability proportional to its positive part.
+
+    `i_planes` ... `i_c`: strides of the outputs in logical order, which number the draws. Probabilities
+    are added up in float64, scaled down where their sum would overflow.
+    """
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
+    ok = (row < rows) & (lane < lanes) & (ow < out_w)
+    first_d, end_d, first_h, end_h, first_w, end_w = windows_of(
+        plane, od, oh, ow, in_d, in_h, in_w, out_d, out_h, first_ptr, out_d + out_h + out_w,
+        SD, SH, SW, LD, LH, LW, KIND_D, KIND_H, KIND_W,
+    )  # fmt: skip
+    origin = plane // planes * s_n + plane % planes * s_p + c * s_c
+    at = element(row, ow, c, lanes, out_w, row_w, CHANNELS_LAST)
+    largest = tl.zeros((ROWS, LANES), tl.float64)
+    count = tl.zeros((ROWS, LANES), tl.int32)
+    for t in range(KD * KH * KW):
+        there, valid = tap_at(
+            t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+            KH, KW, DD, DH, DW,
+        )  # fmt: skip
+        value = tl.load(x_ptr + origin + there, mask=ok & valid, other=0).to(tl.float64)
+        count += valid.to(tl.int32)
+        largest = tl.where(valid & (value > largest), value, largest)
+    scale = tl.where(largest > 2.0**900, 2.0**-100, tl.full((), 1.0, tl.float64))
+    total = tl.zeros((ROWS, LANES), tl.float64)
+    for t in range(KD * KH * KW):
+        there, valid = tap_at(
+            t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+            KH, KW, DD, DH, DW,
+        )  # fmt: skip
+        value = tl.load(x_ptr + origin + there, mask=ok & valid, other=0).to(tl.float64)
+        total += tl.where(valid & (value > 0), value * scale, 0.0)
+    number = plane // i_planes * i_n + plane % i_planes * i_p
+    number += od * i_d + oh * i_h + ow * i_w + c * i_c
+    u = uniform(tl.load(seed_ptr), number)
+    limit, alike = u * total, (u * count).to(tl.int32)
+    below = tl.zeros((ROWS, LANES), tl.float64)
+    seen = tl.zeros((ROWS, LANES), tl.int32)
+    tap = tl.full((ROWS, LANES), -1, INDEX)
+    for t in range(KD * KH * KW):
+        there, valid = tap_at(
+            t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+            KH, KW, DD, DH, DW,
+        )  # fmt: skip
+        value = tl.load(x_ptr + origin + there, mask=ok & valid, other=0).to(tl.float64)
+        positive = valid & (value > 0)
+        drawn = positive & (below <= limit)  # until the sum passes the limit
+        even = valid & (seen == alike)  # where nothing is positive
+        tap = tl.where(tl.where(total > 0, drawn, even), t, tap)
+        below += tl.where(positive, value * scale, 0.0)
+        seen += valid.to(tl.int32)
+    there, valid = tap_at(
+        tap, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w, KH, KW, DD, DH, DW
+    )
+    tl.store(y_ptr + at, tl.load(x_ptr + origin + there, mask=ok & valid, other=0), mask=ok)
+    if ROUTES:
+        store_routes(
+            route_ptr, tap, row, lane, rows, lanes, ok, at, BITS, CHANNELS_LAST, ROWS, LANES
+        )
+
+
+@triton.jit
+def route_follow(
+    t_ptr, route_ptr, first_ptr,
+    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c,
+    y_ptr,
+    KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
+    DD: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
+    POSITIONS: tl.constexpr, BITS: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The tangent at each winner, 0 if there is none; or its flat position in the plane, or -1."""
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
+    ok = (row < rows) & (lane < lanes) & (ow < out_w)
+    first_d, end_d, first_h, end_h, first_w, end_w = windows_of(
+        plane, od, oh, ow, in_d, in_h, in_w, out_d, out_h, first_ptr, out_d + out_h + out_w,
+        SD, SH, SW, LD, LH, LW, KIND_D, KIND_H, KIND_W,
+    )  # fmt: skip
+    origin = plane // planes * s_n + plane % planes * s_p + c * s_c
+    at = element(row, ow, c, lanes, out_w, row_w, CHANNELS_LAST)
+    t = load_route(
+        route_ptr, plane, od, oh, ow, c, out_d, out_h, out_w, lanes, ok, BITS, CHANNELS_LAST, INDEX
+    )
+    won = ok & (t >= 0) & (t < KD * KH * KW)
+    if POSITIONS:
+        d, h = first_d + t // (KH * KW) * DD, first_h + t // KW % KH * DH
+        index = ((d * in_h + h) * in_w + first_w + t % KW * DW).to(tl.int64)
+        tl.store(y_ptr + at, tl.where(won, index, -1), mask=ok)
+    else:
+        there, valid = tap_at(
+            t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w, KH, KW, DD, DH, DW
+        )
+        value = tl.load(t_ptr + origin + there, mask=won & valid, other=0)
+        tl.store(y_ptr + at, tl.where(won & valid, value, 0.0), mask=ok)
+
+
+@triton.jit
+def split_winners(
+    x_ptr, y_ptr, first_ptr,
+    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c,
+    bits_ptr,
+    KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
+    DD: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
+    POSITIVE: tl.constexpr, BYTES: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """One bit for each tap that equals the output, or for the last NaN; `POSITIVE`: no zeros."""
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
+    ok = (row < rows) & (lane < lanes) & (ow < out_w)
+    first_d, end_d, first_h, end_h, first_w, end_w = windows_of(
+        plane, od, oh, ow, in_d, in_h, in_w, out_d, out_h, first_ptr, out_d + out_h + out_w,
+        SD, SH, SW, LD, LH, LW, KIND_D, KIND_H, KIND_W,
+    )  # fmt: skip
+    origin = plane // planes * s_n + plane % planes * s_p + c * s_c
+    at = element(row, ow, c, lanes, out_w, row_w, CHANNELS_LAST)
+    best = wide(tl.load(y_ptr + at, mask=ok, other=0))
+    nan_tap = tl.full((ROWS, LANES), -1, INDEX)
+    for t in range(KD * KH * KW):
+        there, valid = tap_at(
+            t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+            KH, KW, DD, DH, DW,
+        )  # fmt: skip
+        value = wide(tl.load(x_ptr + origin + there, mask=ok & valid, other=0))
+        nan_tap = tl.where(valid & (value != value), t, nan_tap)
+    for b in range(BYTES):
+        byte = tl.zeros((ROWS, LANES), tl.int32)
+        for j in tl.static_range(8):
+            t = row * 0 + (b * 8 + j)
+            there, valid = tap_at(
+                t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+                KH, KW, DD, DH, DW,
+            )  # fmt: skip
+            valid &= t < KD * KH * KW
+            value = wide(tl.load(x_ptr + origin + there, mask=ok & valid, other=0))
+            wins = value == best
+            if POSITIVE:
+                wins &= value != 0
+            wins = valid & tl.where(nan_tap >= 0, t == nan_tap, wins)
+            byte |= wins.to(tl.int32) << j
+        tl.store(bits_ptr + at * BYTES + b, byte.to(tl.uint8), mask=ok)
+
+
+@triton.jit
+def winners_of(bits_ptr, at, ok, BYTES: tl.constexpr):
+    """The number of winners of each output."""
+    count = tl.zeros_like(at).to(tl.int32)
+    for b in range(BYTES):
+        byte = tl.load(bits_ptr + at * BYTES + b, mask=ok, other=0).to(tl.int32)
+        for j in tl.static_range(8):
+            count += byte >> j & 1
+    return count
+
+
+@triton.jit
+def split_shares(
+    gy_ptr, bits_ptr,
+    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c,
+    share_ptr,
+    BYTES: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The share of its cotangent that an output sends to each of its winners."""
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
+    ok = (row < rows) & (lane < lanes)
+    origin = plane // planes * s_n + plane % planes * s_p + c * s_c
+    at = element(row, ow, c, lanes, out_w, row_w, CHANNELS_LAST)
+    g = tl.load(gy_ptr + origin + od * s_d + oh * s_h + ow * s_w, mask=ok, other=0)
+    count = tl.maximum(winners_of(bits_ptr, at, ok, BYTES), 1)
+    share_type = share_ptr.dtype.element_ty
+    tl.store(share_ptr + at, divided(g.to(share_type), count.to(share_type)), mask=ok)
+
+
+@triton.jit
+def split_backward(
+    share_ptr, bits_ptr, first_ptr, last_ptr,
+    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c,
+    gx_ptr,
+    KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
+    DD: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
+    TD: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BYTES: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The sum of the shares of the windows that an input wins, alone or with others."""
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    plane, d, h, w, c = position(row, lane, in_d, in_h, row_w, CHANNELS_LAST)
+    ok = (row < rows) & (lane < lanes)
+    table = plane * (out_d + out_h + out_w)
+    last_d, last_h, last_w = last_windows(
+        plane, d, h, w, ok, in_d, in_h, in_w, last_ptr, SD, SH, SW, LD, LH, LW,
+        KIND_D, KIND_H, KIND_W,
+    )  # fmt: skip
+    total = tl.zeros((ROWS, LANES), share_ptr.dtype.element_ty)
+    for k in range(TD * TH * TW):
+        od = last_d - (TD - 1 - k // (TH * TW))
+        oh = last_h - (TH - 1 - k // TW % TH)
+        ow = last_w - (TW - 1 - k % TW)
+        td, in_depth = tap_of(d, od, in_d, out_d, first_ptr, table, KD, SD, LD, DD, KIND_D)
+        th, in_height = tap_of(
+            h, oh, in_h, out_h, first_ptr, table + out_d, KH, SH, LH, DH, KIND_H
+        )
+        tw, in_width = tap_of(
+            w, ow, in_w, out_w, first_ptr, table + out_d + out_h, KW, SW, LW, DW, KIND_W
+        )
+        inside = ok & in_depth & in_height & in_width
+        tap = (td * KH + th) * KW + tw
+        line = (plane * out_d + od) * out_h + oh
+        at = (line * out_w + ow) * lanes + c if CHANNELS_LAST else line * out_w + ow
+        byte = tl.load(bits_ptr + at * BYTES + tap // 8, mask=inside, other=0).to(tl.int32)
+        wins = inside & ((byte >> (tap % 8).to(tl.int32) & 1) == 1)
+        total += tl.where(wins, tl.load(share_ptr + at, mask=wins, other=0), 0.0)
+    tl.store(gx_ptr + row * lanes + lane, total.to(gx_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def split_follow(
+    t_ptr, bits_ptr, first_ptr,
+    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c,
+    y_ptr,
+    KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
+    DD: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+    KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
+    SUM: tl.constexpr, BYTES: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The mean of the tangents at the winners of each window, 0 if there is none."""
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
+    ok = (row < rows) & (lane < lanes) & (ow < out_w)
+    first_d, end_d, first_h, end_h, first_w, end_w = windows_of(
+        plane, od, oh, ow, in_d, in_h, in_w, out_d, out_h, first_ptr, out_d + out_h + out_w,
+        SD, SH, SW, LD, LH, LW, KIND_D, KIND_H, KIND_W,
+    )  # fmt: skip
+    origin = plane // planes * s_n + plane % planes * s_p + c * s_c
+    at = element(row, ow, c, lanes, out_w, row_w, CHANNELS_LAST)
+    total = tl.zeros((ROWS, LANES), SUM)
+    for t in range(KD * KH * KW):
+        there, valid = tap_at(
+            t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+            KH, KW, DD, DH, DW,
+        )  # fmt: skip
+        byte = tl.load(bits_ptr + at * BYTES + t // 8, mask=ok, other=0).to(tl.int32)
+        wins = ok & valid & ((byte >> t % 8 & 1) == 1)
+        value = tl.load(t_ptr + origin + there, mask=wins, other=0).to(SUM)
+        total += tl.where(wins, value, 0.0)
+    count = tl.maximum(winners_of(bits_ptr, at, ok, BYTES), 1)
+    tl.store(y_ptr + at, divided(total, count.to(SUM)).to(y_ptr.dtype.element_ty), mask=ok)
