@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from poolgrad.core import Layout
-from poolgrad.torch.triton import selecting
+from poolgrad.torch.triton import selecting, weighted
 from poolgrad.torch.triton.launch import (
     Tiles,
     View,
@@ -113,17 +114,11 @@ class Kernels:
     def _select_planes(
         self, x: View, y: View, routes: Tensor | None, order: dict[str, Any]
     ) -> None:
-        index = index_type(x, y)
-        lanes = self.channels if self.channels_last else 1
-        width = 32 if self.channels_last else 1
-        size = math.prod(self.sizes)
-        taps = min(1024 // width, max(16, 1 << (size - 1).bit_length()))
-        height = max(1, 1024 // (width * taps))
-        grid = -(-y.planes // height) * -(-lanes // width)
+        cut, index = self._tiles_of_planes(), index_type(x, y)
         launch(
-            selecting.select_planes, grid, x.tensor, y.planes, lanes, *self.sizes, x.p, *x.strides,
-            y.tensor, y.tensor if routes is None else routes,
-            **order, ROUTES=routes is not None, INDEX=index, ROWS=height, LANES=width, TAPS=taps,
+            selecting.select_planes, cut.grid, x.tensor, cut.rows, cut.lanes, *self.sizes,
+            x.p, *x.strides, y.tensor, y.tensor if routes is None else routes,
+            **order, ROUTES=routes is not None, INDEX=index, **cut.constants,
         )  # fmt: skip
 
     def route_backward(
@@ -230,6 +225,177 @@ class Kernels:
             SUM=sum_type(y.dtype), BYTES=winners.shape[-1],
         )  # fmt: skip
 
+    # Weighted operators
+
+    def average(
+        self, x: Tensor, y: Tensor, count_padding: bool, divisor: float, threads: int
+    ) -> None:
+        """Fill the mean of each window; wide windows are summed one axis after the other."""
+        given, made = view(x, self.layout), self._output(y)
+        if self._is_plane() and self.places > UNROLLED:
+            cut, index = self._tiles_of_planes(), index_type(given, made)
+            launch(
+                weighted.average_planes, cut.grid, given.tensor, cut.rows, cut.lanes,
+                *self.sizes, given.p, *given.strides, float(divisor or self.places), made.tensor,
+                SUM=sum_type(y.dtype), INDEX=index, **cut.constants,
+            )  # fmt: skip
+            return
+        index = index_type(given, made, axes=self.axes)
+        for axes, last in self._passes(reverse=True):
+            out = tuple(a.out for a in axes)
+            target = made if last else self._partial(y, out)
+            cut = self._tiles_of(out, out[2], index)
+            unroll = math.prod(a.kernel for a in axes) <= UNROLLED
+            pairs = unroll and not self.channels_last and _in_pairs(axes[2]) and axes[2].kernel > 1
+            launch(
+                weighted.average, cut.grid, given.tensor,
+                cut.rows, cut.lanes, *(a.size for a in axes), *out, out[2], given.p, *given.strides,
+                float(divisor), target.tensor,
+                **constants(axes), **_paddings(axes), **_dividing(divisor, last),
+                SUM=sum_type(y.dtype), PADDED=count_padding, PAIRS=pairs, UNROLL=unroll,
+                **cut.constants,
+            )  # fmt: skip
+            given = target
+
+    def average_backward(
+        self, gy: Tensor, gx: Tensor, count_padding: bool, divisor: float, threads: int
+    ) -> None:
+        """Fill the gradient of the input, one axis after the other where windows are wide."""
+        given, made = view(gy, self.layout), self._input(gx)
+        index = index_type(given, made, axes=self.axes)
+        for axes, last in self._passes(reverse=False):
+            sizes = tuple(a.size for a in axes)
+            target = made if last else self._partial(gx, sizes)
+            cut = self._tiles_of(sizes, sizes[2], index)
+            over = {f"T{n}": windows_over(a) for n, a in zip("DHW", axes, strict=True)}
+            launch(
+                weighted.average_backward, cut.grid, given.tensor,
+                cut.rows, cut.lanes, *sizes, *(a.out for a in axes), sizes[2],
+                given.p, *given.strides, float(divisor), target.tensor,
+                **constants(axes), **_paddings(axes), **over, **_dividing(divisor, last),
+                SUM=sum_type(gx.dtype), PADDED=count_padding, **cut.constants,
+            )  # fmt: skip
+            given = target
+
+    def mixed(
+        self, x: Tensor, alpha: Tensor, count: int, count_padding: bool, y: Tensor,
+        routes: Tensor | None, sensitivity: Tensor | None, threads: int,
+    ) -> None:  # fmt: skip
+        """Fill a share of the maximum and the rest of the mean, from the kernels of both."""
+        wide = _wide(y.dtype)
+        most, mean = torch.empty_like(y), torch.empty_like(y, dtype=wide)
+        self.select("max", x, most, routes, False, None, threads)
+        self.average(x, mean, count_padding, 0, threads)
+        a, most = self._by_channel(alpha, count, wide), most.to(wide)
+        blend = torch.where(a == 1, most, torch.where(a == 0, mean, a * most + (1 - a) * mean))
+        y.copy_(blend)
+        if sensitivity is not None:
+            sensitivity.copy_(most - mean)
+
+    def mixed_backward(
+        self, gy: Tensor, alpha: Tensor, count: int, count_padding: bool, routes: Tensor,
+        gx: Tensor, threads: int,
+    ) -> None:  # fmt: skip
+        """Fill the gradient of the input."""
+        wide = _wide(gx.dtype)
+        a = self._by_channel(alpha, count, wide)
+        of_most, of_mean = torch.empty_like(gx, dtype=wide), torch.empty_like(gx, dtype=wide)
+        self.route_backward(gy, routes, of_most, None, threads)
+        self.average_backward(gy, of_mean, count_padding, 0, threads)
+        gx.copy_(a * of_most + (1 - a) * of_mean)
+
+    def curved(
+        self, which: str, x: Tensor, theta: Any, count: int, y: Tensor, kept: list[Tensor],
+        sensitivity: Tensor | None, threads: int,
+    ) -> None:  # fmt: skip
+        """Fill outputs of a nonlinear operator, what backward needs, and the parameter's slope."""
+        given, made = view(x, self.layout), self._output(y)
+        index = index_type(given, made, axes=self.axes)
+        cut = self._tiles_of(self.out, self.out[2], index)
+        parameter, numbers, learned = self._parameter(theta, count, x)
+        kinds = {"lp": 0, "lp_mean": 0, "lse": 1, "soft": 2, "expected": 3}
+        beside = [*kept, *(made.tensor,) * (3 - len(kept))]
+        launch(
+            weighted.nonlinear, cut.grid, given.tensor, parameter,
+            *self._sizes(cut, given, self.out[2]), *numbers,
+            made.tensor, *beside, made.tensor if sensitivity is None else sensitivity,
+            **constants(self.axes), KIND=kinds[which], MEAN=which == "lp_mean", LEARNED=learned,
+            SUM=sum_type(x.dtype), KEEP=bool(kept), SLOPE=sensitivity is not None,
+            **cut.constants,
+        )  # fmt: skip
+
+    def curved_backward(
+        self, which: str, gy: Tensor, x: Tensor, theta: Any, count: int, kept: list[Tensor],
+        gx: Tensor, threads: int,
+    ) -> None:  # fmt: skip
+        """Fill the gradient of the input of a nonlinear operator."""
+        given, read, made = view(gy, self.layout), view(x, self.layout), self._input(gx)
+        index = index_type(given, read, made, axes=self.axes)
+        cut = self._tiles_of(self.sizes, self.sizes[2], index)
+        parameter, numbers, learned = self._parameter(theta, count, x)
+        kinds = {"lp": 0, "lp_mean": 0, "lse": 1, "soft": 2, "expected": 3}
+        launch(
+            weighted.nonlinear_backward, cut.grid, given.tensor, read.tensor, parameter,
+            *kept, *kept[-1:] * (3 - len(kept)),
+            *self._sizes(cut, given, self.sizes[2]), *numbers, read.p, *read.strides,
+            made.tensor, **constants(self.axes), **self._windows_over(None),
+            KIND=kinds[which], LEARNED=learned, SUM=sum_type(gx.dtype), **cut.constants,
+        )  # fmt: skip
+
+    def _passes(self, reverse: bool) -> Iterator[tuple[Axes, bool]]:
+        """The windows of each pass over an average, and whether it is the last one.
+
+        One pass if windows are small, else one for each axis with windows of several taps.
+        """
+        several = [k for k, a in enumerate(self.axes) if a.kernel > 1]
+        if self.places <= UNROLLED or len(several) < 2:
+            yield self.axes, True
+            return
+        order = several[::-1]
+        sizes = list(self.sizes if reverse else self.out)
+        for k in order:
+            one = (sizes[0], sizes[1], sizes[2])
+            yield _only(self.axes, k, one), k == order[-1]
+            sizes[k] = self.axes[k].out if reverse else self.axes[k].size
+
+    def _partial(self, like: Tensor, sizes: tuple[int, ...]) -> View:
+        """Memory for sums of these sizes."""
+        shape = (self.planes, *sizes, self.channels)
+        made = like.new_empty(shape, dtype=_wide(like.dtype))
+        return contiguous(made, self.planes, sizes, self.channels)
+
+    def _by_channel(self, values: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        """A learned argument in a shape that goes with inputs and outputs."""
+        shape = [1] * len(self.layout.in_shape)
+        if count > 1:
+            shape[self.layout.channel] = count
+        return values.to(dtype).reshape(shape)
+
+    def _parameter(
+        self, theta: Any, count: int, like: Tensor
+    ) -> tuple[Tensor, tuple[int, int], int]:
+        """A learned argument as `weighted.theta_of` reads it: memory, sizes, kind."""
+        if not isinstance(theta, Tensor):
+            return like, (1, 1), 0
+        layout = self.layout
+        if count == 1:
+            return theta, (1, 1), 1
+        if self.channels_last and layout.channel == layout.order[-1]:
+            return theta, (count, 1), 3
+        outer = layout.order[: len(layout.order) - len(layout.pooled) - self.channels_last]
+        below = outer[outer.index(layout.channel) + 1 :]
+        return theta, (count, math.prod(layout.in_shape[a] for a in below)), 2
+
+    def _tiles_of_planes(self) -> Tiles:
+        """Tiles of whole planes: several planes or channels, some of their elements at a time."""
+        lanes = self.channels if self.channels_last else 1
+        width = 32 if self.channels_last else 1
+        size = math.prod(self.sizes)
+        taps = min(1024 // width, max(16, 1 << (size - 1).bit_length()))
+        height = max(1, 1024 // (width * taps))
+        grid = -(-self.planes // height) * -(-lanes // width)
+        return Tiles(self.planes, lanes, grid, {"ROWS": height, "LANES": width, "TAPS": taps})
+
     # What all have in common
 
     def _by_outputs(
@@ -327,3 +493,17 @@ def _only(axes: Axes, pooled: int, sizes: tuple[int, int, int]) -> Axes:
 def _in_pairs(axis: Axis) -> bool:
     """Whether windows of a width begin at every second input, so that pairs of inputs go along."""
     return axis.stride == 2 and axis.dilation == 1 and not axis.adaptive and not axis.table
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _paddings(axes: Axes) -> dict[str, int]:
+    """High paddings, which count in averages."""
+    return {f"H{n}": a.hi for n, a in zip("DHW", axes, strict=True)}
+
+
+def _dividing(divisor: float, last: bool) -> dict[str, bool]:
+    """How a pass divides: by its own windows' taps, or the last one by a given number."""
+    return {"DIVIDE": not divisor, "FIXED": bool(divisor) and last}
