@@ -27,7 +27,7 @@ from poolgrad.contract import FLOATS, Buffer, Operator
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.rule import FRACTIONAL, Rule
-from poolgrad.torch import composed
+from poolgrad.torch import composed, triton
 from poolgrad.torch.arrays import (
     as_argument,
     check_memory,
@@ -42,6 +42,7 @@ from poolgrad.torch.arrays import (
 )
 from poolgrad.torch.batching import batch
 from poolgrad.torch.derivatives import LIBRARY, refuse_nested_forward, save, told
+from poolgrad.torch.devices import on_device
 
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
 
@@ -95,7 +96,7 @@ class Adapter:
             LIBRARY.define(f"{self.name}{suffix}{schema}")
             op = self.ops[suffix] = getattr(torch.ops.poolgrad, self.name + suffix).default
             what = suffix.strip("_") or "forward"
-            LIBRARY.impl(self.name + suffix, getattr(self, what), "CPU")
+            on_device(op, getattr(self, what), LIBRARY)
             torch.library.register_fake(op, getattr(self, f"fake_{what}"), lib=LIBRARY)
         self._differentiate()
         batch(operator, self.ops, self.kept, LIBRARY)
@@ -105,7 +106,8 @@ class Adapter:
     def _ready(self, x: Tensor, where: Where, gradient: bool = False) -> Prepared:
         if gradient and name_of(x.dtype) not in FLOATS:
             raise TypeError(f"gradients must be of a floating dtype, got {x.dtype}")
-        return prepare(
+        ready = prepare if x.is_cpu else triton.prepare
+        return ready(
             self.name,
             self._rule(where),
             where.options,

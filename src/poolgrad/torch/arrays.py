@@ -17,6 +17,7 @@ from poolgrad.contract import FLOATS, Buffer
 from poolgrad.core import LARGE, Kind, Memory, inner_axis, share_threads
 from poolgrad.operators import Prepared
 from poolgrad.rule import Rule
+from poolgrad.torch import triton
 
 _KNOWN = (
     "float16", "bfloat16", "float32", "float64",
@@ -94,7 +95,7 @@ def pools(x: Any) -> bool:
         )
     return is_plain(x) or (
         type(x) in (Tensor, torch.nn.Parameter)
-        and (x.is_cpu or x.is_meta)
+        and (x.is_cpu or x.is_meta or (x.is_cuda and triton.is_available()))
         and x.layout is torch.strided
         and not x.is_quantized
         and not x.is_nested
@@ -188,7 +189,7 @@ def small(buffer: Buffer) -> bool:
 
 def room(buffer: Buffer, like: Tensor) -> Tensor:
     """The same in memory that is used again, for what the kernels write."""
-    if small(buffer):
+    if small(buffer) or not like.is_cpu:  # PyTorch's allocators of other devices do that
         return empty(buffer, like)
     dtype = DTYPES[buffer.dtype]
     memory = torch.frombuffer(Memory(math.prod(buffer.shape) * dtype.itemsize), dtype=dtype)
@@ -213,7 +214,7 @@ def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[T
 def readable(tensor: Tensor) -> Tensor:
     """The tensor as the kernels can read it: negative views are negated, misaligned ones copied."""
     tensor = tensor.resolve_neg()
-    return tensor.clone() if _misplacement(tensor) else tensor
+    return tensor.clone() if tensor.is_cpu and _misplacement(tensor) else tensor
 
 
 def check_memory(name: str, tensor: Tensor) -> None:
@@ -222,6 +223,8 @@ def check_memory(name: str, tensor: Tensor) -> None:
     PyTorch lets anyone free or shrink a storage (`UntypedStorage.resize_`) under its tensors, and
     raises RuntimeError where they are read, too.
     """
+    if type(tensor) not in (Tensor, torch.nn.Parameter):  # a compiler's, which has no memory
+        return
     least = tensor.numel() if tensor.is_contiguous() else span(tensor)
     held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     if least and held < least:
@@ -270,8 +273,9 @@ def as_argument(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
             f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
     if kind == "seed":
-        return int(tensor)
+        return int(tensor) if tensor.is_cpu else tensor
     if kind == "learned":
-        operator.check_argument(tensor.reshape(-1).tolist())
+        if tensor.is_cpu:  # the host would wait for another device
+            operator.check_argument(tensor.reshape(-1).tolist())
         return tensor.reshape(-1), tensor.numel()
     return tensor if kind == "indices" else tensor.reshape(-1)

@@ -18,9 +18,11 @@ from torch.nn import functional
 from poolgrad.contract import Request, Samples
 from poolgrad.core import lay_out
 from poolgrad.operators import OPERATORS
+from poolgrad.torch import triton
 from poolgrad.torch.arrays import name_of, pads_little
 
-HERE = ("cpu", "meta")  # the devices whose tensors our operators take
+# The devices whose tensors our operators take; ROCm's are called "cuda", too.
+HERE = ("cpu", "meta", *(("cuda",) if triton.is_available() else ()))
 
 
 def perform(request: Request, here: Callable[[Request], Any]) -> Any:

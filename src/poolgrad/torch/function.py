@@ -14,7 +14,7 @@ from poolgrad.contract import Buffer, Operator, Request, Samples, indexed, unpac
 from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, prepare
 from poolgrad.recipes import may_repeat
-from poolgrad.torch import elsewhere, recipes
+from poolgrad.torch import elsewhere, recipes, triton
 from poolgrad.torch.adapter import ADAPTERS, Adapter, Where
 from poolgrad.torch.arrays import (
     DTYPES,
@@ -31,6 +31,7 @@ from poolgrad.torch.arrays import (
     shape_of,
 )
 from poolgrad.torch.derivatives import LIBRARY
+from poolgrad.torch.devices import on_device
 
 _PLAIN = ("first", "bytes")  # how maxima are routed that have indices
 
@@ -51,12 +52,13 @@ def _define_indices() -> Any:
         check_memory("routes", routes)
         check_memory("samples", samples)
         where = (tuple(x.shape), last, inner_of(x, rule, last), name_of(x.dtype))
-        ready = prepare("max", grouped(rule), _PLAIN, *where)
+        made = prepare if x.is_cpu else triton.prepare
+        ready = made("max", grouped(rule), _PLAIN, *where)
         (routes,) = laid_out((routes,), ready.residual)
         indices = room(Buffer(ready.plan.out_shape, ready.plan.order, "int64"), routes)
         placed, given = None, compact((samples,))
         if ready.plan.window.placed:
-            placed = as_argument(prepare("fractional_max", grouped(rule), _PLAIN, *where), given)
+            placed = as_argument(made("fractional_max", grouped(rule), _PLAIN, *where), given)
         threads = torch.get_num_threads()
         ready.plan.kernels.route_indices(routes, indices, placed, threads)
         return indices
@@ -76,7 +78,7 @@ def _define_indices() -> Any:
         " -> Tensor"
     )
     op = torch.ops.poolgrad.route_indices.default
-    LIBRARY.impl("route_indices", run, "CPU")
+    on_device(op, run, LIBRARY)
     torch.library.register_fake(op, fake, lib=LIBRARY)
     torch.library.register_vmap(op, batched, lib=LIBRARY)
     return op
@@ -136,8 +138,9 @@ def known_generator(value: Any) -> torch.Generator | int | None:
 def _seed(value: Any, x: Tensor) -> Tensor:
     known = known_generator(value)
     if isinstance(known, int):
-        return torch.full((), known, dtype=torch.int64)
-    return torch.randint(2**63 - 1, (), generator=known)
+        return torch.full((), known, dtype=torch.int64, device=x.device)
+    device = x.device if known is None else known.device
+    return torch.randint(2**63 - 1, (), generator=known, device=device)
 
 
 def _samples(value: Samples, x: Tensor, layout: Layout) -> Tensor:

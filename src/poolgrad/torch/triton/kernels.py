@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from poolgrad.core import Layout
-from poolgrad.torch.triton import selecting, weighted
+from poolgrad.torch.triton import selecting, unpool, weighted
 from poolgrad.torch.triton.launch import (
+    TILE,
     Tiles,
     View,
     axes_of,
@@ -224,6 +225,45 @@ class Kernels:
             selecting.split_follow, t, (winners,), samples, (), (y,),
             SUM=sum_type(y.dtype), BYTES=winners.shape[-1],
         )  # fmt: skip
+
+    # Unpooling
+
+    def unpool(self, x: Tensor, indices: Tensor, y: Tensor, threads: int) -> None:
+        """Fill the output with zeros and every input where its index says."""
+        targets, places = self._targets(indices)
+        y.zero_()
+        self._scatter(unpool.unpool, self._in_memory_order(x), targets, places, self._output(y))
+
+    def unpool_backward(self, gy: Tensor, indices: Tensor, gx: Tensor, threads: int) -> None:
+        """Fill the gradient of the input."""
+        targets, places = self._targets(indices)
+        self._scatter(
+            unpool.unpool_backward, self._in_memory_order(gy), targets, places, self._input(gx)
+        )
+
+    def _scatter(
+        self, kernel: Any, values: Tensor, targets: Tensor, places: Tensor, made: View
+    ) -> None:
+        count = targets.numel()
+        grid = -(-count // TILE)
+        launch(kernel, grid, values, targets, places, count, made.tensor, BLOCK=TILE)
+
+    def _targets(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The sorted positions of inputs in the output's memory, and where each stood before."""
+        size = math.prod(self.out)
+        torch._assert_async(
+            ((indices >= 0) & (indices < size)).all(), f"indices must be from 0 to {size - 1}"
+        )
+        flat = self._in_memory_order(indices).reshape(self.planes, -1, self.channels)
+        device = indices.device
+        plane = torch.arange(self.planes, device=device).reshape(-1, 1, 1)
+        channel = torch.arange(self.channels, device=device)
+        target = (plane * size + flat) * self.channels + channel
+        ordered, place = torch.sort(target.reshape(-1), stable=True)
+        return ordered, place
+
+    def _in_memory_order(self, tensor: Tensor) -> Tensor:
+        return _storage(tensor).permute(self.layout.order).contiguous()
 
     # Weighted operators
 
