@@ -16,6 +16,12 @@ TABLE = tl.constexpr(2)
 
 
 @triton.jit
+def aligned(n, UNIT: tl.constexpr):
+    """The multiple `n` of `UNIT`, so that the compiler knows it: wide accesses need that."""
+    return n // UNIT * UNIT
+
+
+@triton.jit
 def tile(lanes, ROWS: tl.constexpr, LANES: tl.constexpr, INDEX: tl.constexpr):
     """Rows (ROWS, 1) and lanes (1, LANES) of this program's tile."""
     program = tl.program_id(0).to(INDEX)

@@ -22,6 +22,7 @@ from poolgrad.torch.triton.launch import (
     launch,
     sum_type,
     tiles,
+    units,
     view,
     windows_over,
 )
@@ -109,7 +110,7 @@ class Kernels:
             y.tensor, y.tensor if routes is None else routes,
             **constants(axes), **order, ZERO_TIES=lone, PRIOR=0 if prior is None else taps,
             LAST=last, ROUTES=routes is not None, BITS=bits, PAIRS=pairs, UNROLL=unroll,
-            **cut.constants,
+            **cut.constants, **units(cut, x, axes[2].size, w),
         )  # fmt: skip
 
     def _select_planes(
@@ -136,12 +137,15 @@ class Kernels:
         d, h, w = self.sizes
         cut = self._tiles_of(self.sizes, w, index)
         if pairs:
-            cut = tiles(self.planes * d * h, (w + self.axes[2].lo + 1) // 2, False, index)
+            ahead = (self.axes[2].lo + 1) // 2
+            over["TW"] = (self.axes[2].kernel - 1 + 2 * ahead - self.axes[2].lo) // 2 + 1
+            cut = tiles(self.planes * d * h, (w + 1) // 2, False, index)
         launch(
             selecting.route_backward, cut.grid, given.tensor, routes, first, last,
             *self._sizes(cut, given, w), made.tensor,
             **constants(self.axes), **over,
             SUM=sum_type(gx.dtype), BITS=self.bits, PAIRS=pairs, UNROLL=unroll, **cut.constants,
+            **units(cut, given, w, self.out[2]),
         )  # fmt: skip
 
     def route_follow(
@@ -172,14 +176,15 @@ class Kernels:
         )  # fmt: skip
 
     def draw(
-        self, x: Tensor, y: Tensor, routes: Tensor | None, seed: Tensor, threads: int
+        self, x: Tensor, y: Tensor, routes: Tensor | None, seed: Tensor | int, threads: int
     ) -> None:
         """Fill a random choice of each window, of a probability given by its positive part."""
         made = self._output(y).tensor
+        drawn = seed if isinstance(seed, Tensor) else torch.tensor(seed, device=x.device)
         numbers = view(torch.empty(self.layout.out_shape, device="meta"), self.layout)
         self._by_outputs(
             selecting.draw, x, (), None, (numbers.p, *numbers.strides),
-            (made, made if routes is None else routes), extra=(seed.to(x.device).reshape(1),),
+            (made, made if routes is None else routes), extra=(drawn.reshape(1),),
             padded=True, ROUTES=routes is not None, BITS=self.bits,
         )  # fmt: skip
 
@@ -207,6 +212,7 @@ class Kernels:
         launch(
             selecting.split_shares, cut.grid, given.tensor, winners,
             *self._sizes(cut, given, self.out[2]), shares, BYTES=size, **cut.constants,
+            **self._units(cut, given),
         )  # fmt: skip
         first = self._first_inputs(samples, shares)
         last = first if samples is None else self._last_windows(first)
@@ -215,6 +221,7 @@ class Kernels:
             selecting.split_backward, cut.grid, shares, winners, first, last,
             *self._sizes(cut, shared, self.sizes[2]), made.tensor,
             **constants(self.axes), **self._windows_over(samples), BYTES=size, **cut.constants,
+            **self._units(cut, shared),
         )  # fmt: skip
 
     def split_follow(
@@ -293,7 +300,7 @@ class Kernels:
                 float(divisor), target.tensor,
                 **constants(axes), **_paddings(axes), **_dividing(divisor, last),
                 SUM=sum_type(y.dtype), PADDED=count_padding, PAIRS=pairs, UNROLL=unroll,
-                **cut.constants,
+                **cut.constants, **units(cut, given, axes[2].size, out[2]),
             )  # fmt: skip
             given = target
 
@@ -314,6 +321,7 @@ class Kernels:
                 given.p, *given.strides, float(divisor), target.tensor,
                 **constants(axes), **_paddings(axes), **over, **_dividing(divisor, last),
                 SUM=sum_type(gx.dtype), PADDED=count_padding, **cut.constants,
+                **units(cut, given, sizes[2], axes[2].out),
             )  # fmt: skip
             given = target
 
@@ -361,7 +369,7 @@ class Kernels:
             made.tensor, *beside, made.tensor if sensitivity is None else sensitivity,
             **constants(self.axes), KIND=kinds[which], MEAN=which == "lp_mean", LEARNED=learned,
             SUM=sum_type(x.dtype), KEEP=bool(kept), SLOPE=sensitivity is not None,
-            **cut.constants,
+            **cut.constants, **self._units(cut, given),
         )  # fmt: skip
 
     def curved_backward(
@@ -380,6 +388,7 @@ class Kernels:
             *self._sizes(cut, given, self.sizes[2]), *numbers, read.p, *read.strides,
             made.tensor, **constants(self.axes), **self._windows_over(None),
             KIND=kinds[which], LEARNED=learned, SUM=sum_type(gx.dtype), **cut.constants,
+            **self._units(cut, given),
         )  # fmt: skip
 
     def _passes(self, reverse: bool) -> Iterator[tuple[Axes, bool]]:
@@ -454,7 +463,7 @@ class Kernels:
         launch(
             kernel, cut.grid, given.tensor, *beside, self._first_inputs(samples, given.tensor), *extra,
             *self._sizes(cut, given, row_w), *numbers, *made,
-            **constants(self.axes), **options, **cut.constants,
+            **constants(self.axes), **options, **cut.constants, **self._units(cut, given),
         )  # fmt: skip
 
     def _tiles_of(self, sizes: tuple[int, ...], row_w: int, index: Any) -> Tiles:
@@ -466,6 +475,9 @@ class Kernels:
     def _sizes(self, cut: Tiles, given: View, row_w: int) -> tuple[int, ...]:
         """The numbers that every kernel takes: tiles, sizes of both sides, and strides."""
         return (cut.rows, cut.lanes, *self.sizes, *self.out, row_w, given.p, *given.strides)
+
+    def _units(self, cut: Tiles, given: View) -> dict[str, int]:
+        return units(cut, given, self.sizes[2], self.out[2])
 
     def _windows_over(self, samples: Tensor | None) -> dict[str, int]:
         coarse = samples is not None and samples.itemsize == 2

@@ -177,6 +177,23 @@ def tiles(rows: int, lanes: int, last: bool, index: Any, tile: int = TILE) -> Ti
     return Tiles(rows, lanes, grid, found)
 
 
+def units(cut: Tiles, given: View, in_w: int, out_w: int) -> dict[str, int]:
+    """The powers of two up to 16 that divide what addresses are made of.
+
+    Triton itself tells its compiler only of multiples of 16; rows of 56 two-byte elements are
+    aligned to 128 bits, too.
+    """
+    steps = given.strides[:4] + (given.strides[4:5] if cut.constants["CHANNELS_LAST"] else ())
+    return {
+        "LANE_UNIT": _power_of_two(cut.lanes), "IN_UNIT": _power_of_two(in_w),
+        "OUT_UNIT": _power_of_two(out_w), "UNIT": _power_of_two(*steps),
+    }  # fmt: skip
+
+
+def _power_of_two(*numbers: int) -> int:
+    return math.gcd(16, *numbers)
+
+
 def sum_type(dtype: torch.dtype) -> Any:
     """The type that sums of this type are kept in."""
     return tl.float64 if dtype == torch.float64 else tl.float32

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from poolgrad.torch.triton.geometry import (
+    aligned,
     divided,
     element,
     last_window,
@@ -147,6 +148,7 @@ def select(
     PRIOR: tl.constexpr, LAST: tl.constexpr, ROUTES: tl.constexpr, BITS: tl.constexpr,
     PAIRS: tl.constexpr, UNROLL: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The extreme of each window and its tap.
 
@@ -154,6 +156,10 @@ def select(
     `prior_ptr` holds the winning tap of each input, -1 for none. `LAST`: nothing is pooled after.
     `PAIRS`: along a width of stride 2, neighbouring taps come from one contiguous load.
     """
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes) & (ow < out_w)
@@ -283,13 +289,6 @@ def select_planes(
 
 
 @triton.jit
-def add_if(total, gy_ptr, at, wins):
-    """The sum with the cotangents of the windows that an input wins."""
-    g = tl.load(gy_ptr + at, mask=wins, other=0)
-    return total + tl.where(wins, g.to(total.dtype), 0.0)
-
-
-@triton.jit
 def route_backward(
     gy_ptr, route_ptr, first_ptr, last_ptr,
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
@@ -303,13 +302,18 @@ def route_backward(
     TD: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr,
     SUM: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr, UNROLL: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the input: each input sums the cotangents of the windows it wins.
 
     `TD, TH, TW`: how many windows of each axis may hold one input. `last_ptr`: of windows from a
-    table, the last one over each input. `PAIRS`: along a width of stride 2, a lane is two inputs,
-    which the same windows hold: block ``q`` is the inputs ``2 q - LW`` and ``2 q - LW + 1``.
+    table, the last one over each input. `PAIRS`: along a width of stride 2, lane ``q`` is the two
+    inputs ``2 q`` and ``2 q + 1``.
     """
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, d, h, w, c = position(row, lane, in_d, in_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes)
@@ -318,6 +322,7 @@ def route_backward(
     total = tl.zeros((ROWS, LANES), SUM)
     if PAIRS:
         right = tl.zeros((ROWS, LANES), SUM)
+        AHEAD: tl.constexpr = (LW + 1) // 2  # the last window over inputs 2 q and 2 q + 1 is q + AHEAD
         for kd in tl.static_range(TD):
             od = last_window(d, in_d, SD, LD, KIND_D) - (TD - 1 - kd)
             td, in_depth = tap_of(d, od, in_d, out_d, first_ptr, table, KD, SD, LD, DD, KIND_D)
@@ -326,7 +331,8 @@ def route_backward(
                 th, in_height = tap_of(h, oh, in_h, out_h, first_ptr, table, KH, SH, LH, DH, KIND_H)
                 for kw in tl.static_range(TW):
                     back = TW - 1 - kw
-                    ow = lane - back
+                    left = LW - 2 * AHEAD + 2 * back  # the tap of input 2 q
+                    ow = lane + (AHEAD - back)
                     inside = ok & in_depth & in_height & (ow >= 0) & (ow < out_w)
                     route = load_route(
                         route_ptr, plane, od, oh, ow, c, out_d, out_h, out_w, lanes, inside,
@@ -335,16 +341,15 @@ def route_backward(
                     g = tl.load(
                         gy_ptr + origin + od * s_d + oh * s_h + ow * s_w, mask=inside, other=0
                     ).to(SUM)
-                    tap = (td * KH + th) * KW + 2 * back
-                    total += tl.where(inside & (route == tap), g, 0.0)
-                    if 2 * back + 1 < KW:
+                    tap = (td * KH + th) * KW + left
+                    if left >= 0 and left < KW:
+                        total += tl.where(inside & (route == tap), g, 0.0)
+                    if left + 1 < KW:
                         right += tl.where(inside & (route == tap + 1), g, 0.0)
         block = tl.program_id(0).to(INDEX) % tl.cdiv(lanes, LANES) * (2 * LANES)
-        column = (block + tl.arange(0, 2 * LANES))[None, :] - LW
+        column = (block + tl.arange(0, 2 * LANES))[None, :]
         gx = tl.reshape(tl.join(total, right), (ROWS, 2 * LANES))
         inside = (row < rows) & (column < in_w)
-        if LW > 0:
-            inside &= column >= 0
         tl.store(gx_ptr + row * in_w + column, gx.to(gx_ptr.dtype.element_ty), mask=inside)
     else:
         last_d, last_h, last_w = last_windows(
@@ -357,7 +362,7 @@ def route_backward(
                     total, k, last_d, last_h, last_w, gy_ptr, route_ptr, first_ptr, table,
                     plane, d, h, w, c, ok, lanes, in_d, in_h, in_w, out_d, out_h, out_w,
                     origin, s_d, s_h, s_w, KD, KH, KW, SD, SH, SW, LD, LH, LW, DD, DH, DW,
-                    KIND_D, KIND_H, KIND_W, TD, TH, TW, BITS, CHANNELS_LAST, INDEX,
+                    KIND_D, KIND_H, KIND_W, TD, TH, TW, BITS, CHANNELS_LAST, INDEX, not UNROLL,
                 )  # fmt: skip
         else:
             for k in range(TD * TH * TW):
@@ -365,7 +370,7 @@ def route_backward(
                     total, k, last_d, last_h, last_w, gy_ptr, route_ptr, first_ptr, table,
                     plane, d, h, w, c, ok, lanes, in_d, in_h, in_w, out_d, out_h, out_w,
                     origin, s_d, s_h, s_w, KD, KH, KW, SD, SH, SW, LD, LH, LW, DD, DH, DW,
-                    KIND_D, KIND_H, KIND_W, TD, TH, TW, BITS, CHANNELS_LAST, INDEX,
+                    KIND_D, KIND_H, KIND_W, TD, TH, TW, BITS, CHANNELS_LAST, INDEX, not UNROLL,
                 )  # fmt: skip
         at = row * lanes + lane
         tl.store(gx_ptr + at, total.to(gx_ptr.dtype.element_ty), mask=ok)
@@ -382,9 +387,12 @@ def gathered(
     DD: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
     TD: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr,
-    BITS: tl.constexpr, CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr,
+    BITS: tl.constexpr, CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, SPARSE: tl.constexpr,
 ):  # fmt: skip
-    """The sum with the cotangent of the k-th window over each input, if the input wins it."""
+    """The sum with the cotangent of the k-th window over each input, if the input wins it.
+
+    `SPARSE`: only those cotangents are loaded, one by one; else all of them, many at a time.
+    """
     od = last_d - (TD - 1 - k // (TH * TW))
     oh = last_h - (TH - 1 - k // TW % TH)
     ow = last_w - (TW - 1 - k % TW)
@@ -399,7 +407,9 @@ def gathered(
         BITS, CHANNELS_LAST, INDEX,
     )  # fmt: skip
     wins = inside & (route == (td * KH + th) * KW + tw)
-    return add_if(total, gy_ptr, origin + od * s_d + oh * s_h + ow * s_w, wins)
+    at = origin + od * s_d + oh * s_h + ow * s_w
+    g = tl.load(gy_ptr + at, mask=wins if SPARSE else inside, other=0)
+    return total + tl.where(wins, g.to(total.dtype), 0.0)
 
 
 @triton.jit
@@ -433,8 +443,13 @@ def select_rank(
     KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
     ZERO_TIES: tl.constexpr, ROUTES: tl.constexpr, BITS: tl.constexpr, KEY_BITS: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The lower median of each window and its tap: the middle key is found bit by bit."""
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes) & (ow < out_w)
@@ -515,12 +530,17 @@ def draw(
     KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
     ROUTES: tl.constexpr, BITS: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """One input of each window, drawn with a probability proportional to its positive part.
 
     `i_planes` ... `i_c`: strides of the outputs in logical order, which number the draws. Probabilities
     are added up in float64, scaled down where their sum would overflow.
     """
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes) & (ow < out_w)
@@ -591,8 +611,13 @@ def route_follow(
     KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
     POSITIONS: tl.constexpr, BITS: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The tangent at each winner, 0 if there is none; or its flat position in the plane, or -1."""
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes) & (ow < out_w)
@@ -631,8 +656,13 @@ def split_winners(
     KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
     POSITIVE: tl.constexpr, BYTES: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """One bit for each tap that equals the output, or for the last NaN; `POSITIVE`: no zeros."""
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes) & (ow < out_w)
@@ -688,8 +718,13 @@ def split_shares(
     share_ptr,
     BYTES: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The share of its cotangent that an output sends to each of its winners."""
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes)
@@ -714,8 +749,13 @@ def split_backward(
     KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
     TD: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BYTES: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The sum of the shares of the windows that an input wins, alone or with others."""
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, d, h, w, c = position(row, lane, in_d, in_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes)
@@ -759,8 +799,13 @@ def split_follow(
     KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
     SUM: tl.constexpr, BYTES: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The mean of the tangents at the winners of each window, 0 if there is none."""
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes) & (ow < out_w)

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from poolgrad.torch.triton.geometry import (
+    aligned,
     ADAPTIVE,
     divided,
     element,
@@ -92,11 +93,16 @@ def average(
     SUM: tl.constexpr, DIVIDE: tl.constexpr, FIXED: tl.constexpr, PADDED: tl.constexpr,
     PAIRS: tl.constexpr, UNROLL: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The sum of each window, divided by the number of its taps or by `divisor` (`FIXED`).
 
     `DIVIDE`: whether to divide along these axes; `PAIRS` as in `selecting.select`.
     """
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes)
@@ -194,8 +200,13 @@ def average_backward(
     TD: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr,
     SUM: tl.constexpr, DIVIDE: tl.constexpr, FIXED: tl.constexpr, PADDED: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the input along these axes: the sum of the windows' equal shares."""
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, d, h, w, c = position(row, lane, in_d, in_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes)
@@ -310,8 +321,13 @@ def nonlinear(
     KIND: tl.constexpr, MEAN: tl.constexpr, LEARNED: tl.constexpr, SUM: tl.constexpr,
     KEEP: tl.constexpr, SLOPE: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Outputs, what backward needs of each window (`KEEP`), and dy / dtheta (`SLOPE`)."""
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, od, oh, ow, c = position(row, lane, out_d, out_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes)
@@ -409,8 +425,13 @@ def nonlinear_backward(
     TD: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr,
     KIND: tl.constexpr, LEARNED: tl.constexpr, SUM: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the input: the sum over its windows of gy times dy / dx."""
+    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
+    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     plane, d, h, w, c = position(row, lane, in_d, in_h, row_w, CHANNELS_LAST)
     ok = (row < rows) & (lane < lanes)
