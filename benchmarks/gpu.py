@@ -108,8 +108,9 @@ def measure(out: Path) -> None:
                 x = _input(row, dtype, layout, "cuda")
                 ours, eager = _directions(row.ours, x), _directions(row.theirs, x)
                 compiled = _directions(torch.compile(row.theirs), x)
+                floors = _floor(x, row.ours(x), 1), _floor(x, row.ours(x), 2)
                 for direction, time in ours.items():
-                    floor = _floor(x, row.ours(x), 2 if direction == "both" else 1)
+                    floor = floors[direction == "both"]
                     numbers = (time, eager[direction], compiled[direction], floor)
                     ratios = (eager[direction] / time, floor / time)
                     key = (row.name, str(dtype).removeprefix("torch."), layout, direction)

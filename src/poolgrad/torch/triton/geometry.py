@@ -54,9 +54,7 @@ def element(row, w, c, lanes, width, row_w, CHANNELS_LAST: tl.constexpr):
 
 
 @triton.jit
-def window_range(
-    o, size, first_ptr, table, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
-):
+def window_range(o, size, first_ptr, table, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
     """First tap of window `o` as a position in the input, and the end of its valid positions.
 
     `S`: the stride, or the number of adaptive bins. `first_ptr + table` : the first inputs of the

@@ -461,7 +461,8 @@ class Kernels:
         )
         cut = self._tiles_of(self.out, row_w, index)
         launch(
-            kernel, cut.grid, given.tensor, *beside, self._first_inputs(samples, given.tensor), *extra,
+            kernel, cut.grid,
+            given.tensor, *beside, self._first_inputs(samples, given.tensor), *extra,
             *self._sizes(cut, given, row_w), *numbers, *made,
             **constants(self.axes), **options, **cut.constants, **self._units(cut, given),
         )  # fmt: skip

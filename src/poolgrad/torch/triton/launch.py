@@ -15,8 +15,10 @@ from torch import Tensor
 from poolgrad.core import Layout
 from poolgrad.window import Axis
 
-TILE = 1024  # elements of a tile: with four warps, 128 bits of a 2-byte type for each thread
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # a * b + c is rounded twice on every device
+TILE = 1024  # elements of a tile
+THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type
+WARPS = THREADS // (64 if torch.version.hip else 32)
+CONTRACTION = {"enable_fp_fusion": False}  # a * b + c is rounded twice on every device
 
 
 class View(NamedTuple):
@@ -70,10 +72,10 @@ def launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
     if _records:
         _records[-1].append(Launch(kernel, grid, args, constants))
     elif _traced:
-        torch.library.wrap_triton(kernel)[(grid,)](*args, **constants, num_warps=4)
+        torch.library.wrap_triton(kernel)[(grid,)](*args, **constants, num_warps=WARPS)
     elif args[0].is_cuda:
         with torch.cuda.device(args[0].device):
-            kernel[(grid,)](*args, **constants, **OPTIONS)
+            kernel[(grid,)](*args, **constants, num_warps=WARPS, **CONTRACTION)
     else:
         kernel[(grid,)](*args, **constants)  # the interpreter
 
@@ -115,7 +117,7 @@ def contiguous(tensor: Tensor, planes: int, sizes: Any, channels: int) -> View:
 def axes_of(layout: Layout) -> tuple[Axis, Axis, Axis]:
     """Depth, height and width; axes that are not pooled have one window of one tap."""
     axes = layout.window.axes
-    return ((Axis(1, 1, 1),) * (3 - len(axes)) + axes)  # type: ignore[return-value]
+    return (Axis(1, 1, 1),) * (3 - len(axes)) + axes  # type: ignore[return-value]
 
 
 def kind(axis: Axis) -> int:
@@ -150,7 +152,7 @@ def index_type(*views: View, axes: tuple[Axis, ...] = ()) -> Any:
     """The type of offsets: int64 if some element lies 2**31 elements or more from the first."""
     large = any(a.size * a.out >= 2**31 - 1 for a in axes)
     for v in views:
-        shape = (v.p, max(v.planes // v.p, 1), *v.sizes, v.channels)
+        shape = (v.p, v.planes // max(v.p, 1), *v.sizes, v.channels)
         reach = sum((n - 1) * abs(s) for n, s in zip(shape, v.strides, strict=True))
         large |= max(reach, v.planes * math.prod(v.sizes) * v.channels) >= 2**31 - TILE * 8
     return tl.int64 if large else tl.int32

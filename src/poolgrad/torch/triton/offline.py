@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from poolgrad.torch.triton.launch import OPTIONS, Launch
+from poolgrad.torch.triton.launch import CONTRACTION, THREADS, Launch
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -62,17 +62,15 @@ def source_of(launched: Launch) -> ASTSource:
 
 def compiled(launched: Launch, target: str) -> Compiled:
     """Compile the kernel of a launch for one of `TARGETS`."""
-    made = triton.compile(source_of(launched), target=TARGETS[target], options=OPTIONS)
+    gpu = TARGETS[target]
+    options = {"num_warps": THREADS // gpu.warp_size} | CONTRACTION
+    made = triton.compile(source_of(launched), target=gpu, options=options)
     shared = made.metadata.shared
     if target.startswith("hip"):
         text = made.asm["amdgcn"]
         registers = int(_found(r"\.vgpr_count:\s+(\d+)", text))
         spilled = int(_found(r"\.private_segment_fixed_size:\s+(\d+)", text))
-        loads, stores = (
-            max((32 * int(n or 1) for n in re.findall(rf"(?:global|buffer)_{what}_dword(?:x(\d))?", text)),
-                default=0)
-            for what in ("load", "store")
-        )  # fmt: skip
+        loads, stores = (_widest_of_words(what, text) for what in ("load", "store"))
         return Compiled(registers, spilled, shared, loads, stores)
     ptx = made.asm["ptx"]
     registers, spilled = _resources(made.asm["cubin"])
@@ -83,6 +81,12 @@ def compiled(launched: Launch, target: str) -> Compiled:
 def _found(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     return match[1] if match else "-1"
+
+
+def _widest_of_words(what: str, text: str) -> int:
+    """The bits of the widest access of global memory in AMD's assembly."""
+    found = re.findall(rf"(?:global|buffer)_{what}_dword(?:x(\d))?", text)
+    return max((32 * int(n or 1) for n in found), default=0)
 
 
 def _widest(what: str, ptx: str) -> int:

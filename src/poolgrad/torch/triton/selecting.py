@@ -156,8 +156,10 @@ def select(
     `prior_ptr` holds the winning tap of each input, -1 for none. `LAST`: nothing is pooled after.
     `PAIRS`: along a width of stride 2, neighbouring taps come from one contiguous load.
     """
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -283,9 +285,7 @@ def select_planes(
     most, taps = winner(most, taps, taps < 0, ORDER, False, BOOL)
     tl.store(y_ptr + row * lanes + lane, most, mask=ok)
     if ROUTES:
-        tl.store(
-            route_ptr + row * lanes + lane, taps.to(route_ptr.dtype.element_ty), mask=ok
-        )
+        tl.store(route_ptr + row * lanes + lane, taps.to(route_ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit
@@ -310,8 +310,10 @@ def route_backward(
     table, the last one over each input. `PAIRS`: along a width of stride 2, lane ``q`` is the two
     inputs ``2 q`` and ``2 q + 1``.
     """
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -322,7 +324,8 @@ def route_backward(
     total = tl.zeros((ROWS, LANES), SUM)
     if PAIRS:
         right = tl.zeros((ROWS, LANES), SUM)
-        AHEAD: tl.constexpr = (LW + 1) // 2  # the last window over inputs 2 q and 2 q + 1 is q + AHEAD
+        # The last window over inputs 2 q and 2 q + 1 is q + AHEAD.
+        AHEAD: tl.constexpr = (LW + 1) // 2
         for kd in tl.static_range(TD):
             od = last_window(d, in_d, SD, LD, KIND_D) - (TD - 1 - kd)
             td, in_depth = tap_of(d, od, in_d, out_d, first_ptr, table, KD, SD, LD, DD, KIND_D)
@@ -446,8 +449,10 @@ def select_rank(
     LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The lower median of each window and its tap: the middle key is found bit by bit."""
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -534,11 +539,13 @@ def draw(
 ):  # fmt: skip
     """One input of each window, drawn with a probability proportional to its positive part.
 
-    `i_planes` ... `i_c`: strides of the outputs in logical order, which number the draws. Probabilities
-    are added up in float64, scaled down where their sum would overflow.
+    `i_planes` ... `i_c`: strides of the outputs in logical order, which number the draws.
+    Probabilities are added up in float64, scaled down where their sum would overflow.
     """
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -614,8 +621,10 @@ def route_follow(
     LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The tangent at each winner, 0 if there is none; or its flat position in the plane, or -1."""
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -659,8 +668,10 @@ def split_winners(
     LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """One bit for each tap that equals the output, or for the last NaN; `POSITIVE`: no zeros."""
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -721,8 +732,10 @@ def split_shares(
     LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The share of its cotangent that an output sends to each of its winners."""
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -752,8 +765,10 @@ def split_backward(
     LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The sum of the shares of the windows that an input wins, alone or with others."""
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -770,9 +785,7 @@ def split_backward(
         oh = last_h - (TH - 1 - k // TW % TH)
         ow = last_w - (TW - 1 - k % TW)
         td, in_depth = tap_of(d, od, in_d, out_d, first_ptr, table, KD, SD, LD, DD, KIND_D)
-        th, in_height = tap_of(
-            h, oh, in_h, out_h, first_ptr, table + out_d, KH, SH, LH, DH, KIND_H
-        )
+        th, in_height = tap_of(h, oh, in_h, out_h, first_ptr, table + out_d, KH, SH, LH, DH, KIND_H)
         tw, in_width = tap_of(
             w, ow, in_w, out_w, first_ptr, table + out_d + out_h, KW, SW, LW, DW, KIND_W
         )
@@ -802,8 +815,10 @@ def split_follow(
     LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The mean of the tangents at the winners of each window, 0 if there is none."""
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)

@@ -1,4 +1,4 @@
-"""Kernels of max-unpooling: ``y[index[p]] = x[p]`` in planes of zeros; the last of equal indices wins.
+"""Kernels of max-unpooling: ``y[index[p]] = x[p]``, else 0; the last of equal indices wins.
 
 The host sorts the targets with a stable sort. Of a run of equal targets in the sorted order only
 the last one is stored, so no two programs write one element: no atomics, the same bits in every

@@ -12,21 +12,22 @@ relative to ``m``, so that nothing overflows. With ``z <= 0`` for each input and
 ==========  ============================  =================================  ====================
 operator    z                             y                                  kept for backward
 ==========  ============================  =================================  ====================
-lp          p log(abs(x) / m)             m (s / n)^(1 / p), n = 1 if no mean m, (s / n)^(1/p - 1) / n
+lp          p log(abs(x) / m)             m (s / n)^(1 / p)                  m, dy / dx at m
 lse         abs(r) (x - m), of -x: r < 0  m + log(s / n) / abs(r)            m, 1 / s
 soft        x - m                         m + t / s                          m, 1 / s, t / s
 expected    (q = max(x, 0) / m)           m sum q^2 / sum q                  m, 1 / sum q, y / m
 ==========  ============================  =================================  ====================
 
-`w` and `h` give the derivative by `p` or `r` without cancellation where all ``z`` are small.
+`n` is the number of inputs, and 1 for lp without `mean`. `w` and `h` give the derivative by `p` or
+`r` without cancellation where all ``z`` are small.
 """
 
 import triton
 import triton.language as tl
 
 from poolgrad.torch.triton.geometry import (
-    aligned,
     ADAPTIVE,
+    aligned,
     divided,
     element,
     last_windows,
@@ -99,8 +100,10 @@ def average(
 
     `DIVIDE`: whether to divide along these axes; `PAIRS` as in `selecting.select`.
     """
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -203,8 +206,10 @@ def average_backward(
     LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the input along these axes: the sum of the windows' equal shares."""
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -324,8 +329,10 @@ def nonlinear(
     LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Outputs, what backward needs of each window (`KEEP`), and dy / dtheta (`SLOPE`)."""
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
@@ -337,9 +344,7 @@ def nonlinear(
     )  # fmt: skip
     origin = plane // planes * s_n + plane % planes * s_p + c * s_c
     theta = theta_of(theta_ptr, plane, c, LEARNED, channels, below)
-    m = tl.zeros((ROWS, LANES), SUM) + (
-        -float("inf") if KIND == LSE or KIND == SOFT else 0.0
-    )
+    m = tl.zeros((ROWS, LANES), SUM) + (-float("inf") if KIND == LSE or KIND == SOFT else 0.0)
     n = tl.zeros((ROWS, LANES), SUM)
     for k in range(KD * KH * KW):
         at, valid = tap_at(
@@ -428,8 +433,10 @@ def nonlinear_backward(
     LANE_UNIT: tl.constexpr, IN_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the input: the sum over its windows of gy times dy / dx."""
-    lanes, in_w, out_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT), aligned(out_w, OUT_UNIT)
-    s_p, s_n, s_d, s_h = aligned(s_p, UNIT), aligned(s_n, UNIT), aligned(s_d, UNIT), aligned(s_h, UNIT)
+    lanes, in_w = aligned(lanes, LANE_UNIT), aligned(in_w, IN_UNIT)
+    out_w = aligned(out_w, OUT_UNIT)
+    s_p, s_n = aligned(s_p, UNIT), aligned(s_n, UNIT)
+    s_d, s_h = aligned(s_d, UNIT), aligned(s_h, UNIT)
     if CHANNELS_LAST:
         s_w = aligned(s_w, UNIT)
     row, lane = tile(lanes, ROWS, LANES, INDEX)
