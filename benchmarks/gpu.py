@@ -140,7 +140,7 @@ def _networks() -> Any:
         for change in (lambda m: m, lambda m: (convert(m), m)[1]):
             torch.manual_seed(0)
             network = change(make().cuda())
-            step = lambda network=network: network(x).sum().backward()  # noqa: E731
+            step = lambda network=network, x=x: network(x).sum().backward()  # noqa: E731
             step()
             torch.cuda.reset_peak_memory_stats()
             step()
