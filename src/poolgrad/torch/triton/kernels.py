@@ -118,8 +118,8 @@ class Kernels:
     ) -> None:
         cut, index = self._tiles_of_planes(), index_type(x, y)
         launch(
-            selecting.select_planes, cut.grid, x.tensor, cut.rows, cut.lanes, *self.sizes,
-            x.p, *x.strides, y.tensor, y.tensor if routes is None else routes,
+            selecting.select_planes, cut.grid, x.tensor, cut.rows, cut.lanes, *_flattened(x),
+            y.tensor, y.tensor if routes is None else routes,
             **order, ROUTES=routes is not None, INDEX=index, **cut.constants,
         )  # fmt: skip
 
@@ -283,7 +283,7 @@ class Kernels:
             cut, index = self._tiles_of_planes(), index_type(given, made)
             launch(
                 weighted.average_planes, cut.grid, given.tensor, cut.rows, cut.lanes,
-                *self.sizes, given.p, *given.strides, float(divisor or self.places), made.tensor,
+                *_flattened(given), float(divisor or self.places), made.tensor,
                 SUM=sum_type(y.dtype), INDEX=index, **cut.constants,
             )  # fmt: skip
             return
@@ -530,6 +530,14 @@ class Kernels:
             parts.append(torch.searchsorted(begins, inputs, right=True) - 1)
             begin += a.out
         return torch.cat(parts, 1).to(torch.int32).contiguous()
+
+
+def _flattened(v: View) -> tuple[int, ...]:
+    """Sizes and strides of planes, as one long axis if their elements lie at equal distances."""
+    (d, h, w), (s_p, s_n, s_d, s_h, s_w, s_c) = v.sizes, v.strides
+    if (h == 1 or s_h == w * s_w) and (d == 1 or s_d == h * w * s_w):
+        return (1, 1, d * h * w, v.p, s_p, s_n, 0, 0, s_w, s_c)
+    return (*v.sizes, v.p, *v.strides)
 
 
 def _storage(tensor: Tensor) -> Tensor:

@@ -695,17 +695,17 @@ def split_winners(
     for b in range(BYTES):
         byte = tl.zeros((ROWS, LANES), tl.int32)
         for j in tl.static_range(8):
-            t = row * 0 + (b * 8 + j)
+            number = row * 0 + (b * 8 + j)
             there, valid = tap_at(
-                t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
+                number, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
                 KH, KW, DD, DH, DW,
             )  # fmt: skip
-            valid &= t < KD * KH * KW
+            valid &= number < KD * KH * KW
             value = wide(tl.load(x_ptr + origin + there, mask=ok & valid, other=0))
             wins = value == best
             if POSITIVE:
                 wins &= value != 0
-            wins = valid & tl.where(nan_tap >= 0, t == nan_tap, wins)
+            wins = valid & tl.where(nan_tap >= 0, number == nan_tap, wins)
             byte |= wins.to(tl.int32) << j
         tl.store(bits_ptr + at * BYTES + b, byte.to(tl.uint8), mask=ok)
 
