@@ -25,7 +25,7 @@ def run(*command: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "hip:gfx942"])
-def test_every_variant_compiles_without_spills(target: str) -> None:
+def test_every_variant_compiles(target: str) -> None:
     run("-m", "poolgrad.torch.triton.variants", target)
 
 
