@@ -462,6 +462,17 @@ def bench(
             help="Time the kernels alone, each row with every algorithm that handles it.",
         ),
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="`cpu`, or with `--dry-run` also `cuda`.", metavar="NAME")
+    ] = "cpu",
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="With `--device cuda`: print the bytes that each kernel moves and the time that"
+            " memory alone takes, by data sheets; nothing runs.",
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write to.")] = Path(
         "bench"
     ),
@@ -477,6 +488,8 @@ def bench(
             "--networks, --jax and --algorithms are benchmarks of their own; give one of them",
             code=2,
         )
+    if device != "cpu" or dry_run:
+        return _print_gpu_model(device, dry_run)
     name = "networks" if networks else "jax" if jax else "bench"
     with _clear_errors():
         from rich.console import Console
@@ -544,6 +557,20 @@ def _ablation(rows: Sequence[Any], threads: int, turns: int, out: Path) -> None:
     file = out / "algorithms.csv"
     algorithms.write_csv(file, machine, timed)
     _print_files("written:", [file])
+
+
+def _print_gpu_model(device: str, dry_run: bool) -> None:
+    if device != "cuda" or not dry_run:
+        _fail(
+            "--device must be cpu, or cuda together with --dry-run "
+            f"(benchmarks/gpu.sh measures on a GPU), got {device}",
+            code=2,
+        )
+    if find_spec("triton") is None:
+        _fail("--device cuda needs triton: pip install triton", code=2)
+    with _clear_errors():
+        from poolgrad.torch.triton.variants import print_model
+    print_model()
 
 
 def _select_rows(name: str, parts: Sequence[str], dtype: str) -> Sequence[Any]:

@@ -33,7 +33,6 @@ from poolgrad.core import Layout, lay_out
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.torch import composed
 from poolgrad.torch.arrays import (
-    DISPATCH_KEYS,
     DTYPES,
     as_operand,
     check_memory,
@@ -48,6 +47,7 @@ from poolgrad.torch.arrays import (
     room,
     spec_of,
     stored,
+    with_kernels_for,
 )
 from poolgrad.torch.batching import batch
 from poolgrad.torch.derivatives import (
@@ -56,6 +56,7 @@ from poolgrad.torch.derivatives import (
     refuse_nested_forward,
     save,
 )
+from poolgrad.torch.devices import register
 from poolgrad.windows import fixed, flatten
 
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
@@ -117,8 +118,7 @@ class Adapter:
         for suffix, schema in schemas.items():
             LIBRARY.define(f"{self.name}{suffix}{schema}")
             op = self.ops[suffix] = getattr(torch.ops.poolgrad, self.name + suffix).default
-            for key in DISPATCH_KEYS:
-                LIBRARY.impl(self.name + suffix, self._of_schema(suffix, runs[suffix]), key)
+            register(op, self._of_schema(suffix, runs[suffix]), LIBRARY)
             fake = self._of_schema(suffix, fakes[suffix])
             torch.library.register_fake(op, fake, lib=LIBRARY)
         self._differentiate()
@@ -170,13 +170,13 @@ class Adapter:
         second = first + self.given
         return held[:first], held[first:second], held[second:]
 
-    # What runs: our kernels on the CPU, `poolgrad.portable` on other devices
+    # What runs: kernels on the CPU and, by Triton, on GPUs; `poolgrad.portable` on other devices
 
     def forward(self, static: Static, x: Tensor, *given: Tensor) -> Any:
         """The output and the residual."""
-        ready = static.ready
         if not has_kernels(x):
             return self._portable_forward(static, x, self._operand(given, x))
+        ready = with_kernels_for(static.ready, x)
         self._check_memory("x", x, given)
         operand = as_operand(ready, compact(given))
         x, y = readable(x), room(ready.output, x)
@@ -238,6 +238,7 @@ class Adapter:
         x, given, residual = self._held(held)
         if not has_kernels(gy):
             return self._portable_pull(ready, gy, x, given, residual)
+        ready = with_kernels_for(ready, gy)
         self._check_memory("gy", gy, given, x, residual)
         given = compact(given)
         dtype = DTYPES[layout.dtype]
@@ -275,6 +276,7 @@ class Adapter:
             operand = self._operand(given, t)
             y = portable.push(self.operator, ready.layout, t, operand, residual, ready.options)
             return stored(ready.output, y)
+        ready = with_kernels_for(ready, t)
         self._check_memory("t", t, given, (), residual)
         residual = laid_out(residual, ready.residual)
         operand = as_operand(ready, compact(given))

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from poolgrad.contract import Buffer
 from poolgrad.core import LARGE, Kind, Memory, inner_axis, share_threads
 from poolgrad.operators import Prepared, prepare, prepare_uncached
+from poolgrad.torch import triton
 from poolgrad.windows import WindowSpec, unflatten
 
 _KNOWN = (
@@ -73,13 +74,14 @@ def kind(told: bool) -> Kind:
 KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
 
 
-# The devices on which our operators run: the CPU by the kernels, all others by `poolgrad.portable`.
-DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse1")
-
-
 def has_kernels(x: Tensor) -> bool:
-    """Whether the compiled kernels reach the memory of a tensor."""
-    return x.is_cpu
+    """Whether there are kernels for the device of a tensor; else `poolgrad.portable` serves it."""
+    return x.is_cpu or (x.is_cuda and triton.is_available())
+
+
+def with_kernels_for(ready: Prepared, x: Tensor) -> Prepared:
+    """The call with kernels for the device of a tensor."""
+    return ready if x.is_cpu else triton.on_device(ready)
 
 
 def is_plain(x: Any) -> bool:
@@ -101,7 +103,7 @@ def pools(x: Any) -> bool:
         )
     return is_plain(x) or (
         type(x) in (Tensor, torch.nn.Parameter)
-        and (x.is_cpu or x.is_meta)
+        and (x.is_cpu or x.is_meta or (x.is_cuda and triton.is_available()))
         and x.layout is torch.strided
         and not x.is_quantized
         and not x.is_nested
@@ -224,7 +226,7 @@ def small(buffer: Buffer) -> bool:
 
 def room(buffer: Buffer, like: Tensor) -> Tensor:
     """The same in memory that is used again, for what the kernels write."""
-    if small(buffer):
+    if small(buffer) or not like.is_cpu:  # PyTorch's allocators of other devices do that
         return empty(buffer, like)
     dtype = DTYPES[buffer.dtype]
     memory = torch.frombuffer(Memory(math.prod(buffer.shape) * dtype.itemsize), dtype=dtype)
@@ -249,7 +251,7 @@ def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[T
 def readable(tensor: Tensor) -> Tensor:
     """The tensor as the kernels can read it: negative views are negated, misaligned ones copied."""
     tensor = tensor.resolve_neg()
-    return tensor.clone() if _misplacement(tensor) else tensor
+    return tensor.clone() if tensor.is_cpu and _misplacement(tensor) else tensor
 
 
 def check_memory(name: str, tensor: Tensor) -> None:
@@ -258,6 +260,8 @@ def check_memory(name: str, tensor: Tensor) -> None:
     PyTorch lets anyone free or shrink a storage (`UntypedStorage.resize_`) under its tensors, and
     raises RuntimeError where they are read, too.
     """
+    if type(tensor) not in (Tensor, torch.nn.Parameter):  # a compiler's, which has no memory
+        return
     least = tensor.numel() if tensor.is_contiguous() else span(tensor)
     held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     if least and held < least:
@@ -299,6 +303,12 @@ def as_operand(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
             f"{operand.name} must be {dtype} of {' or '.join(map(str, shapes))} elements, "
             f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
-    if operand.has_gradient:
+    if operand.has_gradient and tensor.is_cpu:  # the host would wait for another device
         operator.check_operand(tensor.reshape(-1).tolist())
-    return operand.kernel_form(tensor.reshape(-1) if is_flat else tensor, tensor.numel(), int)
+    number = int if tensor.is_cpu else _unread
+    return operand.kernel_form(tensor.reshape(-1) if is_flat else tensor, tensor.numel(), number)
+
+
+def _unread(tensor: Tensor) -> Tensor:
+    """A number that stays on its device."""
+    return tensor

@@ -18,7 +18,6 @@ from poolgrad.recipes import may_repeat
 from poolgrad.torch import recipes
 from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
-    DISPATCH_KEYS,
     DTYPES,
     as_operand,
     check_memory,
@@ -35,8 +34,10 @@ from poolgrad.torch.arrays import (
     shape_of,
     spec_of,
     stored,
+    with_kernels_for,
 )
 from poolgrad.torch.derivatives import LIBRARY
+from poolgrad.torch.devices import register
 from poolgrad.windows import WindowKind, flatten
 
 
@@ -63,7 +64,7 @@ def _define_indices() -> Any:
             return stored(ready.per_output("int64"), found)
         check_memory("routes", routes)
         check_memory("samples", samples)
-        ready = ready_for(x, window, last)
+        ready = with_kernels_for(ready_for(x, window, last), x)
         (routes,) = laid_out((routes,), ready.residual)
         indices = room(ready.per_output("int64"), routes)
         placed = as_operand(ready, compact((samples,) * ready.operator.operand.count))
@@ -86,8 +87,7 @@ def _define_indices() -> Any:
         "bool channels_last) -> Tensor"
     )
     op = torch.ops.poolgrad.route_indices.default
-    for key in DISPATCH_KEYS:
-        LIBRARY.impl("route_indices", run, key)
+    register(op, run, LIBRARY)
     torch.library.register_fake(op, fake, lib=LIBRARY)
     torch.library.register_vmap(op, batched, lib=LIBRARY)
     return op
@@ -150,7 +150,7 @@ class _Converter:
     def seed(self, value: Any, x: Tensor) -> Tensor:
         known = known_generator(value)
         if isinstance(known, int):
-            return torch.full((), known, dtype=torch.int64)
+            return torch.full((), known, dtype=torch.int64, device=x.device)
         device = x.device if known is None else known.device
         return torch.randint(2**63 - 1, (), generator=known, device=device)
 

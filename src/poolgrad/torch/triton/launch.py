@@ -1,0 +1,206 @@
+"""From tensors to the arguments of a kernel: memory views, tiles, and the launch itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from poolgrad.core import Layout
+from poolgrad.windows import Axis
+
+TILE = 1024  # elements of a tile
+THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type
+WARPS = THREADS // (64 if torch.version.hip else 32)
+CONTRACTION = {"enable_fp_fusion": False}  # a * b + c is rounded twice on every device
+
+
+class View(NamedTuple):
+    """A tensor with the axes (n, p, depth, height, width, channel): sizes and strides."""
+
+    tensor: Tensor
+    planes: int  # of the axes that are not pooled, n and p together
+    sizes: tuple[int, int, int]  # depth, height, width
+    channels: int
+    strides: tuple[int, ...]  # p, n, depth, height, width, channel
+    p: int  # the size of axis p
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel, as recorded instead of being run."""
+
+    kernel: Any
+    grid: int
+    args: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+_records: list[list[Launch]] = []
+_traced: list[None] = []
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Record launches instead of running them; tensors may be of the device ``meta``."""
+    _records.append([])
+    try:
+        yield _records[-1]
+    finally:
+        _records.pop()
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Make launches visible to the compiler that is tracing (`torch.library.wrap_triton`)."""
+    _traced.append(None)
+    try:
+        yield
+    finally:
+        _traced.pop()
+
+
+def launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
+    """Run a kernel with `grid` programs; the last pointers are those it writes."""
+    if not grid:
+        return
+    if _records:
+        _records[-1].append(Launch(kernel, grid, args, constants))
+    elif _traced:
+        torch.library.wrap_triton(kernel)[(grid,)](*args, **constants, num_warps=WARPS)
+    elif args[0].is_cuda:
+        with torch.cuda.device(args[0].device):
+            kernel[(grid,)](*args, **constants, num_warps=WARPS, **CONTRACTION)
+    else:
+        kernel[(grid,)](*args, **constants)  # the interpreter
+
+
+def view(tensor: Tensor, layout: Layout) -> View:
+    """The memory view of an input or output of this layout; a copy if it has too many strides."""
+    if tensor.dtype == torch.bool:
+        tensor = tensor.view(torch.uint8)
+    order, pooled = layout.order, layout.pooled
+    inner = order[-1:] if order[-1] not in pooled else ()
+    outer = [(tensor.shape[a], tensor.stride(a)) for a in order[: len(order) - len(inner)]]
+    merged: list[tuple[int, int]] = []
+    for size, stride in outer[: len(outer) - len(pooled)]:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    if len(merged) > 2:
+        back = [order.index(a) for a in range(len(order))]
+        return view(tensor.permute(order).contiguous().permute(back), layout)
+    (n, s_n), (p, s_p) = [(1, 0)] * (2 - len(merged)) + merged
+    missing = 3 - len(pooled)
+    sizes = (1,) * missing + tuple(tensor.shape[a] for a in pooled)
+    strides = (0,) * missing + tuple(tensor.stride(a) for a in pooled)
+    channels = tensor.shape[inner[0]] if inner else 1
+    last = tensor.stride(inner[0]) if inner else 0
+    return View(tensor, n * p, sizes, channels, (s_p, s_n, *strides, last), p)  # type: ignore[arg-type]
+
+
+def contiguous(tensor: Tensor, planes: int, sizes: Any, channels: int) -> View:
+    """The memory view of a tensor whose elements lie in the order of the axes."""
+    d, h, w = sizes
+    strides = (d * h * w * channels, 0, h * w * channels, w * channels, channels, 1)
+    return View(tensor, planes, (d, h, w), channels, strides, planes)
+
+
+def axes_of(layout: Layout) -> tuple[Axis, Axis, Axis]:
+    """Depth, height and width; axes that are not pooled have one window of one tap."""
+    axes = layout.window.axes
+    return (Axis(1, 1, 1),) * (3 - len(axes)) + axes  # type: ignore[return-value]
+
+
+def kind(axis: Axis) -> int:
+    """What places the windows of an axis, as `geometry` calls it."""
+    return 1 if axis.adaptive else 2 if axis.fractional else 0
+
+
+def constants(axes: tuple[Axis, Axis, Axis]) -> dict[str, int]:
+    """The constants of a kernel that describe windows."""
+    found: dict[str, int] = {}
+    for name, a in zip("DHW", axes, strict=True):
+        found |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"L{name}": a.lo}
+        found |= {f"D{name}": a.dilation, f"KIND_{name}": kind(a)}
+    return found
+
+
+def windows_over(axis: Axis, coarse: bool = False) -> int:
+    """The largest number of windows of an axis that hold one input.
+
+    `coarse`: windows are placed by samples of so few digits that many may begin at one input.
+    """
+    if axis.adaptive:
+        most = -(-axis.out // axis.size) + 1
+    elif axis.fractional:
+        most = axis.out if coarse else axis.kernel + 1
+    else:
+        most = (axis.kernel - 1) * axis.dilation // axis.stride + 1
+    return min(most, axis.out)
+
+
+def index_type(*views: View, axes: tuple[Axis, ...] = ()) -> Any:
+    """The type of offsets: int64 if some element lies 2**31 elements or more from the first."""
+    large = any(a.size * a.out >= 2**31 - 1 for a in axes)
+    for v in views:
+        shape = (v.p, v.planes // max(v.p, 1), *v.sizes, v.channels)
+        reach = sum((n - 1) * abs(s) for n, s in zip(shape, v.strides, strict=True))
+        large |= max(reach, v.planes * math.prod(v.sizes) * v.channels) >= 2**31 - TILE * 8
+    return tl.int64 if large else tl.int32
+
+
+class Tiles(NamedTuple):
+    """How the elements of an array are cut into tiles."""
+
+    rows: int
+    lanes: int
+    grid: int
+    constants: dict[str, Any]
+
+
+def tiles(rows: int, lanes: int, last: bool, index: Any, tile: int = TILE) -> Tiles:
+    """The tiles of an array of so many rows and lanes; `last`: lanes are channels.
+
+    Of the powers of two up to 128, as many lanes as waste the fewest of them.
+    """
+    width = min((128, 64, 32, 16, 8), key=lambda n: (-(-lanes // n) * n, -n))
+    height = tile // width
+    grid = -(-rows // height) * -(-lanes // width)
+    found = {"CHANNELS_LAST": last, "INDEX": index, "ROWS": height, "LANES": width}
+    return Tiles(rows, lanes, grid, found)
+
+
+def units(cut: Tiles, given: View, in_w: int, out_w: int) -> dict[str, int]:
+    """The powers of two up to 16 that divide what addresses are made of.
+
+    Triton itself tells its compiler only of multiples of 16; rows of 56 two-byte elements are
+    aligned to 128 bits, too.
+    """
+    steps = given.strides[:4] + (given.strides[4:5] if cut.constants["CHANNELS_LAST"] else ())
+    return {
+        "LANE_UNIT": _power_of_two(cut.lanes), "IN_UNIT": _power_of_two(in_w),
+        "OUT_UNIT": _power_of_two(out_w), "UNIT": _power_of_two(*steps),
+    }  # fmt: skip
+
+
+def _power_of_two(*numbers: int) -> int:
+    return math.gcd(16, *numbers)
+
+
+def sum_type(dtype: torch.dtype) -> Any:
+    """The type that sums of this type are kept in."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def is_interpreted() -> bool:
+    """Whether kernels are run by Triton's interpreter, on the CPU (``TRITON_INTERPRET=1``)."""
+    return bool(triton.knobs.runtime.interpret)

@@ -1,0 +1,106 @@
+"""Compile recorded launches for a GPU that is not there, and read what the compiler made of them.
+
+`triton.compile` needs no device. From the binary come registers, spills and shared memory, from the
+PTX the widest load and store.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from poolgrad.torch.triton.launch import CONTRACTION, THREADS, Launch
+
+TARGETS = {
+    "cuda:80": GPUTarget("cuda", 80, 32),
+    "cuda:90": GPUTarget("cuda", 90, 32),
+    "hip:gfx942": GPUTarget("hip", "gfx942", 64),
+}
+_POINTERS = {
+    torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32",
+    torch.float64: "*fp64", torch.int8: "*i8", torch.uint8: "*u8", torch.int16: "*i16",
+    torch.uint16: "*u16", torch.int32: "*i32", torch.uint32: "*u32", torch.int64: "*i64",
+}  # fmt: skip
+
+
+class Compiled(NamedTuple):
+    """What a compiler made of a kernel; -1 where a target does not tell."""
+
+    registers: int
+    spilled: int  # bytes
+    shared: int  # bytes of shared memory
+    load_bits: int
+    store_bits: int
+
+
+def source_of(launched: Launch) -> ASTSource:
+    """The kernel with the types of a launch, specialised as Triton does when it runs it."""
+    names = launched.kernel.arg_names
+    signature, constants, attributes = {}, dict(launched.constants), {}
+    for number, (name, value) in enumerate(zip(names, launched.args, strict=False)):
+        if isinstance(value, torch.Tensor):
+            signature[name] = _POINTERS[value.dtype]
+            attributes[(number,)] = [["tt.divisibility", 16]]
+        elif value == 1:
+            constants[name] = 1
+        else:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                attributes[(number,)] = [["tt.divisibility", 16]]
+    signature |= dict.fromkeys(constants, "constexpr")
+    ordered = {name: signature[name] for name in names}
+    return ASTSource(launched.kernel, ordered, constants, attributes)
+
+
+def compiled(launched: Launch, target: str) -> Compiled:
+    """Compile the kernel of a launch for one of `TARGETS`."""
+    gpu = TARGETS[target]
+    options = {"num_warps": THREADS // gpu.warp_size} | CONTRACTION
+    made = triton.compile(source_of(launched), target=gpu, options=options)
+    shared = made.metadata.shared
+    if target.startswith("hip"):
+        text = made.asm["amdgcn"]
+        registers = int(_found(r"\.vgpr_count:\s+(\d+)", text))
+        spilled = int(_found(r"\.private_segment_fixed_size:\s+(\d+)", text))
+        loads, stores = (_widest_of_words(what, text) for what in ("load", "store"))
+        return Compiled(registers, spilled, shared, loads, stores)
+    ptx = made.asm["ptx"]
+    registers, spilled = _resources(made.asm["cubin"])
+    loads, stores = (_widest(what, ptx) for what in ("ld", "st"))
+    return Compiled(registers, spilled, shared, loads, stores)
+
+
+def _found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    return match[1] if match else "-1"
+
+
+def _widest_of_words(what: str, text: str) -> int:
+    """The bits of the widest access of global memory in AMD's assembly."""
+    found = re.findall(rf"(?:global|buffer)_{what}_dword(?:x(\d))?", text)
+    return max((32 * int(n or 1) for n in found), default=0)
+
+
+def _widest(what: str, ptx: str) -> int:
+    """The bits of the widest access of global memory."""
+    pattern = rf"{what}\.global[\w.:]*?(?:\.v(\d))?\.[bfus](\d+)"
+    return max((int(n or 1) * int(bits) for n, bits in re.findall(pattern, ptx)), default=0)
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its stack, where registers are spilled."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command: list[Any] = [tool, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(_found(r"REG:(\d+)", text)), int(_found(r"STACK:(\d+)", text))

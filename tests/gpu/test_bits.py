@@ -1,0 +1,164 @@
+"""Selecting kernels against the compiled CPU kernels: the same bits, routes and gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import poolgrad.torch.triton as package  # noqa: E402
+from poolgrad.contract import Selection  # noqa: E402
+from poolgrad.operators import prepare  # noqa: E402
+from poolgrad.torch.arrays import empty, inner_of, name_of  # noqa: E402
+from poolgrad.windows import WindowSpec, adaptive, fixed, whole  # noqa: E402
+
+
+class Windows(NamedTuple):
+    """Windows and the shape that they pool; the comment is why they are here."""
+
+    name: str
+    spec: WindowSpec
+    shape: tuple[int, ...]
+
+
+WINDOWS = [
+    Windows("2x2 stride 2", fixed(2, 2), (2, 3, 8, 10)),  # pairs from one load
+    Windows("3x3 stride 2", fixed(2, 3, 2, 1), (2, 3, 9, 11)),  # an odd padding, a lone tap
+    Windows("3x3 stride 1", fixed(2, 3, 1, 1), (1, 2, 7, 6)),  # windows that overlap
+    Windows("4x4 stride 2", fixed(2, 4, 2, 1), (1, 2, 9, 9)),  # two pairs, cut at both ends
+    Windows("dilated", fixed(2, 2, 1, 1, 2), (1, 2, 7, 6)),
+    Windows("ceil_mode", fixed(2, 3, 2, 0, 1, True), (1, 2, 8, 8)),
+    Windows("padding only", fixed(2, (3, 2), (2, 1), ((5, 0), (0, 4))), (1, 2, 7, 6)),
+    Windows("separable", fixed(2, (9, 7), (1, 2), 3), (1, 2, 14, 13)),
+    Windows("adaptive", adaptive(2, (3, 4)), (1, 2, 7, 9)),
+    Windows("more bins than inputs", adaptive(2, (9, 4)), (1, 2, 7, 9)),
+    Windows("planes", whole(2), (3, 4, 9, 9)),  # a tree reduction
+    Windows("1-D", fixed(1, 3, 2, 1), (2, 3, 9)),
+    Windows("3-D", fixed(3, 3, 2, 1), (1, 2, 5, 5, 6)),
+]
+
+
+def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Few numbers, so that there are ties; of floats also NaN, an infinity and -0."""
+    x = torch.randint(-3, 4, shape, generator=torch.manual_seed(len(shape)))
+    if dtype == torch.bool:
+        return x > 0
+    x = x.to(dtype)
+    if dtype.is_floating_point:
+        flat = x.view(-1)
+        flat[::17], flat[::13], flat[::11] = float("nan"), -float("inf"), -0.0
+    return x
+
+
+def pooled(on_gpu: bool, name: str, windows: Windows, x: Any, options: tuple[str, str]) -> Any:
+    """Output, residual, gradient and tangent."""
+    inner = inner_of(x, windows.spec, False)
+    where = (tuple(x.shape), False, inner, name_of(x.dtype))
+    ready = prepare(name, windows.spec, Selection(*options), *where)
+    ready = package.on_device(ready) if on_gpu else ready
+    layout = ready.layout
+    y = empty(ready.output, x)
+    residual = tuple(empty(b, x) for b in ready.residual)
+    ready.forward(x, None, y, residual, 1)
+    if not x.is_floating_point():
+        return y, *residual
+    numbers = torch.manual_seed(1)
+    # Whole numbers: the interpreter cuts sums off where it should round them to bfloat16.
+    gy = torch.randint(-4, 5, layout.out_shape, generator=numbers).to(x.device, x.dtype)
+    t = torch.randint(-4, 5, layout.in_shape, generator=numbers).to(x.device, x.dtype)
+    gx = empty(ready.input, x)
+    ready.pull(gy, None, None, residual, gx, 1)
+    tangent = torch.empty_like(y)
+    ready.push(t, None, residual, tangent, 1)
+    return y, *residual, gx, tangent
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    same = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(same[tensor.itemsize])
+
+
+def assert_same_bits(
+    name: str, windows: Windows, x: torch.Tensor, options: tuple[str, str], device: str
+) -> None:
+    expected = pooled(False, name, windows, x, options)
+    # `to` keeps strides that leave no gaps; others are kept by the CPU, where nothing is copied.
+    made = pooled(True, name, windows, x.to(device), options)
+    for a, b in zip(made, expected, strict=True):
+        assert torch.equal(bits(a), bits(b))
+
+
+OPTIONS = [("first", "bytes"), ("first", "packed"), ("zero", "bytes"), ("split", "bytes")]
+
+
+def laid_out(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    if not channels_last:
+        return x
+    last = [0, *range(2, x.dim()), 1]
+    back = [last.index(a) for a in range(x.dim())]
+    return x.permute(last).contiguous().permute(back)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+@pytest.mark.parametrize("windows", WINDOWS, ids=lambda w: w.name)
+@pytest.mark.parametrize("name", ["max", "min", "relu_max"])
+def test_extremes(
+    name: str, windows: Windows, options: tuple[str, str], channels_last: bool, device: str
+) -> None:
+    four = ("3x3 stride 2", "padding only", "separable", "planes")
+    if name != "max" and windows.name not in four:
+        pytest.skip("the kernels differ in one comparison, which four kinds of windows show")
+    x = laid_out(values(windows.shape, torch.float32), channels_last)
+    assert_same_bits(name, windows, x, options, device)
+
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int16]
+DTYPES += [torch.uint16, torch.int32, torch.uint32, torch.int64, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["max", "min", "median"])
+def test_dtypes(name: str, dtype: torch.dtype, device: str) -> None:
+    own = 0 if name == "median" else 6  # a median needs an input in every window
+    for windows in (WINDOWS[1], WINDOWS[own]):
+        assert_same_bits(name, windows, values(windows.shape, dtype), OPTIONS[0], device)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+@pytest.mark.parametrize("windows", [WINDOWS[1], WINDOWS[8], WINDOWS[11]], ids=lambda w: w.name)
+def test_median(windows: Windows, options: tuple[str, str], device: str) -> None:
+    assert_same_bits("median", windows, values(windows.shape, torch.float32), options, device)
+
+
+@pytest.mark.parametrize("windows", [WINDOWS[0], WINDOWS[7], WINDOWS[10]], ids=lambda w: w.name)
+def test_64_bit_offsets(windows: Windows, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of tensors of 2**31 elements, on few."""
+    from poolgrad.torch.triton import kernels, launch
+
+    monkeypatch.setattr(kernels, "index_type", lambda *_, **__: launch.tl.int64)
+    assert_same_bits("max", windows, values(windows.shape, torch.float32), OPTIONS[0], device)
+
+
+def test_strides_are_read_as_they_are(device: str) -> None:
+    """A slice of channels, a crop, and three axes of planes that cannot be merged."""
+    windows = Windows("", fixed(2, 3, 2, 1), ())
+    full = values((4, 6, 4, 11, 12), torch.float32)
+    for x in (full[0, :, 1:3, 1:, 2:], full[::2, 1:5, ::2], full[..., ::2], full.movedim(1, 0)):
+        assert_same_bits("max", windows, x, OPTIONS[0], device)
+
+
+def test_an_empty_batch_launches_nothing(device: str) -> None:
+    assert_same_bits("max", WINDOWS[0], values((0, 3, 8, 10), torch.float32), OPTIONS[0], device)
+
+
+def test_no_kernel_has_atomics() -> None:
+    folder = Path(package.__file__).parent
+    sources = [p for p in folder.glob("*.py") if "triton.jit" in p.read_text()]
+    assert len(sources) == 4
+    assert not [p.name for p in sources if "atomic_" in p.read_text()]

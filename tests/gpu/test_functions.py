@@ -1,0 +1,81 @@
+"""Every public function on the Triton kernels: values, gradients and indices of the textbook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from robustness.calls import example  # noqa: E402
+
+from poolgrad import reference  # noqa: E402
+from poolgrad.functional import FUNCTIONS  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("on_triton")
+NAMES = [name for name in FUNCTIONS if not name.startswith("roi")]
+
+
+def call(name: str, channels_last: bool) -> tuple[np.ndarray, dict[str, Any]]:
+    """An input and arguments as arrays."""
+    shape, kwargs = example(name, channels_last)
+    return np.random.default_rng(3).standard_normal(shape), kwargs
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_gradients_are_the_textbooks(
+    name: str, channels_last: bool, device: str
+) -> None:
+    x, kwargs = call(name, channels_last)
+    expected, pullback = reference.vjp(getattr(reference, name), x, **kwargs)
+    cotangent = np.random.default_rng(4).standard_normal(expected.shape)
+    leaf = torch.tensor(x, device=device, requires_grad=True)
+    tensors = {
+        k: torch.tensor(v, device=device) if isinstance(v, np.ndarray) else v
+        for k, v in kwargs.items()
+    }
+    y = FUNCTIONS[name](leaf, **tensors)
+    y.backward(torch.tensor(cotangent, device=device).reshape(y.shape))
+    np.testing.assert_allclose(y.detach().cpu(), expected, rtol=1e-10, atol=1e-12)
+    gradients = pullback(cotangent)
+    gradient = gradients[0] if isinstance(gradients, tuple) else gradients
+    np.testing.assert_allclose(leaf.grad.cpu(), gradient, rtol=1e-9, atol=1e-11)
+
+
+INDEXED = ["max_pool2d", "min_pool1d", "median_pool2d", "adaptive_max_pool3d"]
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_are_the_textbooks(name: str, device: str) -> None:
+    x, kwargs = call(name, channels_last=False)
+    _, expected = getattr(reference, name)(x, **kwargs, return_indices=True)
+    _, indices = FUNCTIONS[name](torch.tensor(x, device=device), **kwargs, return_indices=True)
+    np.testing.assert_array_equal(indices.cpu(), expected)
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "lse_pool2d"])
+def test_double_backward_agrees_with_differences(name: str, device: str) -> None:
+    x, kwargs = call(name, channels_last=False)
+    small = torch.tensor(x, device=device)[:1, :1, :4, :4].requires_grad_()
+    kwargs = {"kernel_size": 2} | ({"r": 2.0} if name.startswith("lse") else {})
+
+    def squared(t: torch.Tensor) -> torch.Tensor:
+        return FUNCTIONS[name](t, **kwargs).square()
+
+    assert torch.autograd.gradgradcheck(squared, small)
+
+
+def test_functional_transformations_and_deterministic_mode(device: str) -> None:
+    x = torch.randn(2, 3, 6, 6, device=device, dtype=torch.float64)
+    pool = FUNCTIONS["max_pool2d"]
+    torch.use_deterministic_algorithms(True)
+    try:
+        batched = torch.func.vmap(lambda t: pool(t, 2))(x)
+        gradient = torch.func.grad(lambda t: pool(t, 2).sum())(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(batched, torch.nn.functional.max_pool2d(x, 2))
+    assert gradient.sum() == 2 * 3 * 9
