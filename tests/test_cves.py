@@ -32,60 +32,69 @@ RAW = {
         "pulled('max', gy=torch.ones(0, 0, 0, 0), shape=[0, 0, 0, 0], "
         "residual0=torch.zeros(0, 0, 0, 0, dtype=torch.uint8))"
     ),
-    "29576 no depth": "pooled('max', x=torch.ones(2, 3, 0, 8, 8), rule=[2, 2, 0, 0, 1, 0] * 3)",
+    "29576 no depth": (
+        "pooled('max', x=torch.ones(2, 3, 0, 8, 8), "
+        "window=[0, 0, 0, 2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 1, 1, 1])"
+    ),
     "29576 twice back": (
         "pushed('max', t=torch.ones(2, 3, 0, 0), residual0=torch.zeros(1, dtype=torch.uint8))"
     ),
     "29577 batch of the shape": "pulled('avg', shape=[2000, 3, 8, 8])",
     "29577 channels of the shape": "pulled('avg', shape=[2, 3000, 8, 8])",
-    "29578 few samples": "pulled('fractional_max', argument=torch.rand(1, 1, 2))",
-    "29578 no samples": "pulled('fractional_max', argument=torch.rand(0, 3, 2))",
-    "29578 forward": "pooled('fractional_max', argument=torch.rand(2))",
+    "29578 few samples": "pulled('fractional_max', operand=torch.rand(1, 1, 2))",
+    "29578 no samples": "pulled('fractional_max', operand=torch.rand(0, 3, 2))",
+    "29578 forward": "pooled('fractional_max', operand=torch.rand(2))",
     "29579 empty gradient": "pulled('max', gy=torch.ones(0, 0, 0, 0))",
     "29579 empty routes": "pulled('max', residual0=torch.zeros(0, 0, 0, 0, dtype=torch.uint8))",
     "37651 empty input": "pulled('fractional_max', shape=[2, 3, 0, 0])",
     "37651 large output": "pulled('fractional_max', gy=torch.ones(2, 3, 9, 9))",
     "37674 empty input": "pulled('max', shape=[0, 0, 0, 0])",
     "37674 empty curved input": "pulled('soft', x=torch.ones(0, 0, 0, 0))",
-    "41196 kernel 0": "pooled('max', rule=[2, 1, 0, 0, 1, 0, -2, 1, 0, 0, 1, 0])",
-    "41196 kernel 0 of an average": "pooled('avg', rule=[-1, 1, 0, 0, 1, 0] * 2)",
-    "21735 no outputs": "pooled('fractional_max', rule=[2, 0, 0, 0, 1, 2] * 2)",
-    "21735 kernel 0": "pooled('fractional_max', rule=[0, 0, 0, 0, 1, 2] * 2)",
-    "21739 empty argument": "pooled('mixed', argument=torch.empty(0))",
-    "21739 empty norm": "pooled('lp', argument=torch.empty(0))",
-    "21739 empty seed": "pooled('stochastic', argument=torch.empty(0, dtype=torch.int64))",
-    "41900 more outputs than inputs": "pooled('fractional_max', rule=[2, 900, 0, 0, 1, 2] * 2)",
-    "41900 samples far outside": "pooled('fractional_max', argument=torch.full((2, 3, 2), 1e30))",
-    "41900 negative samples": "pooled('fractional_max', argument=torch.full((2, 3, 2), -9e9))",
-    "41900 samples that are no number": (
-        "pooled('fractional_max', argument=torch.full((2, 3, 2), float('nan')))"
+    "41196 kernel 0": "pooled('max', window=[0, 0, 0, 2, -2, 1, 1, 0, 0, 0, 0, 1, 1])",
+    "41196 kernel 0 of an average": (
+        "pooled('avg', "
+        "window=[0, 0, 0, -1, -1, 1, 1, 0, 0, 0, 0, 1, 1])"
     ),
-    "25664 other kernel": "pulled('avg', rule=[1, 1, 0, 0, 1, 0] * 2)",
+    "21735 no outputs": "pooled('fractional_max', window=[2, 0, 0, 2, 2, 0, 0])",
+    "21735 kernel 0": "pooled('fractional_max', window=[2, 0, 0, 0, 0, 0, 0])",
+    "21739 empty argument": "pooled('mixed', operand=torch.empty(0))",
+    "21739 empty norm": "pooled('lp', operand=torch.empty(0))",
+    "21739 empty seed": "pooled('stochastic', operand=torch.empty(0, dtype=torch.int64))",
+    "41900 more outputs than inputs": "pooled('fractional_max', window=[2, 0, 0, 2, 2, 900, 900])",
+    "41900 samples far outside": "pooled('fractional_max', operand=torch.full((2, 3, 2), 1e30))",
+    "41900 negative samples": "pooled('fractional_max', operand=torch.full((2, 3, 2), -9e9))",
+    "41900 samples that are no number": (
+        "pooled('fractional_max', operand=torch.full((2, 3, 2), float('nan')))"
+    ),
+    "25664 other kernel": "pulled('avg', window=[0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1])",
     "25664 small gradient": "pulled('avg', gy=torch.ones(1))",
     "25664 large shape": "pulled('avg', shape=[2, 3, 8000, 8000])",
     "25801 four ratios": "poolgrad.fractional_max_pool2d(x(), 2, output_ratio=(0.5,) * 4)",
     "140923": (
         "pulled('max', gy=torch.ones(9, 7, 9, 9), shape=[5, 7, 9, 9], "
-        "residual0=torch.full((5, 7, 9, 9), 5, dtype=torch.uint8), rule=[3, 1, 1, 1, 1, 0] * 2)"
+        "residual0=torch.full((5, 7, 9, 9), 5, dtype=torch.uint8), "
+        "window=[0, 0, 0, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1])"
     ),
     "142459": (
         "pulled('max', gy=torch.ones(1, 2, 1, 3, 2), shape=[1, 2, 3, 6, 5], "
-        "residual0=torch.zeros(0, 2, 1, 3, 2, dtype=torch.uint8), rule=[3, 2, 0, 0, 1, 1] * 3)"
+        "residual0=torch.zeros(0, 2, 1, 3, 2, dtype=torch.uint8), "
+        "window=[0, 0, 1, 3, 3, 3, 2, 2, 2, 0, 0, 0, 0, 0, 0, 1, 1, 1])"
     ),
-    "50960 one axis": "pooled('max', rule=[0, 9132760301568586890, 0, 0, 1, 0])",
+    "50960 one axis": "pooled('max', window=[1, 0, 0, 9132760301568586890])",
     "50960 three axes": (
-        "pooled('max', x=torch.ones(2, 2, 2, 2, 2), rule=[0, 4799942556533499770, 0, 0, 1, 0] * 3)"
+        "pooled('max', x=torch.ones(2, 2, 2, 2, 2), "
+        "window=[1, 0, 0, 4799942556533499770, 4799942556533499770, 4799942556533499770])"
     ),
-    "50960 product": "pooled('avg', rule=[0, 2**31, 0, 0, 1, 0] * 2)",
-    "152913 beyond": "pooled('max_unpool', argument=torch.full(SHAPE, 256))",
-    "152913 far beyond": "pooled('max_unpool', argument=torch.full(SHAPE, 2**40))",
-    "152913 wraps around": "pooled('max_unpool', argument=torch.full(SHAPE, 2**61 + 1))",
-    "152913 low bits": "pooled('max_unpool', argument=torch.full(SHAPE, 2**32 + 3))",
-    "152913 negative": "pooled('max_unpool', argument=torch.full(SHAPE, -(2**40)))",
-    "152913 back": "pulled('max_unpool', argument=torch.full(SHAPE, 2**40))",
-    "152913 back to before": "pulled('max_unpool', argument=torch.full(SHAPE, -1))",
-    "152913 ahead": "pushed('max_unpool', argument=torch.full(SHAPE, 2**40))",
-    "152913 one index": "pooled('max_unpool', argument=torch.zeros(1, dtype=torch.int64))",
+    "50960 product": "pooled('avg', window=[1, 0, 0, 2**31, 2**31])",
+    "152913 beyond": "pooled('max_unpool', operand=torch.full(SHAPE, 256))",
+    "152913 far beyond": "pooled('max_unpool', operand=torch.full(SHAPE, 2**40))",
+    "152913 wraps around": "pooled('max_unpool', operand=torch.full(SHAPE, 2**61 + 1))",
+    "152913 low bits": "pooled('max_unpool', operand=torch.full(SHAPE, 2**32 + 3))",
+    "152913 negative": "pooled('max_unpool', operand=torch.full(SHAPE, -(2**40)))",
+    "152913 back": "pulled('max_unpool', operand=torch.full(SHAPE, 2**40))",
+    "152913 back to before": "pulled('max_unpool', operand=torch.full(SHAPE, -1))",
+    "152913 ahead": "pushed('max_unpool', operand=torch.full(SHAPE, 2**40))",
+    "152913 one index": "pooled('max_unpool', operand=torch.zeros(1, dtype=torch.int64))",
     "152913 gradient of another shape": "pulled('max_unpool', gy=torch.ones(2, 3, 1, 1))",
 }  # fmt: skip
 ANSWERED = {"29573 batch 0"}  # nothing is wrong with no image

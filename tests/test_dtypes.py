@@ -168,7 +168,9 @@ def test_floats_and_their_gradients_keep_their_dtype(
     gx = pullback(gy)
     assert (y.dtype, gx.dtype, gx.shape) == (dtype, dtype, shape)
     kind = np.float64 if dtype == np.float64 else np.float32
-    assert all(p.dtype == kind and p.shape == (3,) for p in pullback.parameters(gy).values())
+    for parameter, gradient in pullback.parameters(gy).items():
+        assert gradient.shape == (shape if parameter == "logits" else (3,))
+        assert parameter == "logits" or gradient.dtype == kind
     exact, back = front.vjp(name, wide(x), **kwargs)
     if OPERATOR[name] in SELECTING and OPERATOR[name] != "fractional_max":
         np.testing.assert_array_equal(wide(y), exact)
@@ -342,6 +344,7 @@ def test_out(dtype: Any) -> None:
     [
         (name, np.dtype(dtype))
         for name in FUNCTIONS
+        if not name.startswith("lip")  # an exponential of each library
         for dtype in (FLOATS + INTEGERS if OPERATOR[name] in OF_INTEGERS else FLOATS)
     ],
     ids=str,

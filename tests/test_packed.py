@@ -10,6 +10,7 @@ from fronts import torch
 from refusal import refused
 
 import poolgrad
+from poolgrad.windows import fixed, flatten
 
 EMPTY = {"padding": 3}  # windows of two by two that hold padding only
 
@@ -147,8 +148,8 @@ def test_tensors(name: str, channels_last: bool) -> None:
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 def test_residuals_of_other_shapes_are_refused() -> None:
     x = torch.randn(1, 2, 8, 8)
-    y, routes = torch.ops.poolgrad.max(x, [2, 2, 0, 0, 1, 0] * 2, False, "first", "packed")
-    where = ([2, 2, 0, 0, 1, 0] * 2, [1, 2, 8, 8], False, -1, "first")
+    y, routes = torch.ops.poolgrad.max(x, flatten(fixed(2, 2)), False, "first", "packed")
+    where = (flatten(fixed(2, 2)), [1, 2, 8, 8], False, -1, "first")
     torch.ops.poolgrad.max_pull(y, routes, *where, "packed")
     with pytest.raises(ValueError, match="residual must be uint8 of shape"):
         torch.ops.poolgrad.max_pull(y, routes, *where, "bytes")

@@ -108,6 +108,9 @@ BY_HAND = [
     # 1/4 * 6 + 3/4 * 8/4
     ByHand("mixed", (True,), [2.0, 6], 3, [0.1875, 0.4375], {"theta": 0.25, "extent": 4}, 4),
     ByHand("mixed", (False,), [2.0, 6], 4.5, [0.375, 0.625], {"theta": 0.25, "extent": 4}, 2),
+    ByHand("range", (), [1.0, 3, -2, 3], 5, [0, 1, -1, 0]),
+    # weights 1 : 2; (1 + 8) / 3
+    ByHand("lip", (), [1.0, 4], 3, [1 / 3, 2 / 3], {"beside": np.array([0, LN2])}),
     # the first of two winners; alpha may be anything: 2 * 6 - 16/3
     ByHand("mixed", (True,), [6.0, 4, 6], 20 / 3, [5 / 3, -1 / 3, -1 / 3], {"theta": 2.0}, 2 / 3),
 ]  # fmt: skip
@@ -236,6 +239,8 @@ def test_every_function_takes_every_float(name: str, dtype: Any) -> None:
         kwargs["output_size"] = 2
     if name.startswith("lp"):
         kwargs["norm_type"] = 2
+    if name.startswith("lip"):
+        kwargs["logits"] = np.zeros_like(x)
     if "unpool" in name:
         kwargs["indices"] = np.broadcast_to(np.arange(16).reshape(4, 4), x.shape)
     y, pullback = reference.vjp(getattr(reference, name), x, **kwargs)

@@ -17,7 +17,7 @@ CODE = """
 import sys
 sys.path.insert(0, FOLDER)
 import torch, poolgrad
-from raw_ops import pooled, pulled, pushed, argument, x as image
+from raw_ops import pooled, pulled, pushed, operand, x as image
 from torch.nn import functional as F
 from poolgrad.torch import accelerate, convert
 
@@ -84,8 +84,8 @@ for spoil in (freed, shrunk):
 
 for name in ("lp", "mixed", "stochastic", "fractional_max", "max_unpool"):
     for call in (pooled, pulled):
-        beside = freed(argument(name).clone())
-        refuses("must have memory", lambda: call(name, argument=beside))
+        beside = freed(operand(name).clone())
+        refuses("must have memory", lambda: call(name, operand=beside))
     refuses("x must have memory", lambda: pooled(name, x=freed(image().clone())))
 refuses("t must have memory", lambda: pushed("max", t=freed(image().clone())))
 """

@@ -28,8 +28,9 @@ OURS = [
     for kind in ("ReLUMax", "Min", "Median", "Stochastic", "LSE", "Soft", "Mixed")
     for dims in (1, 2, 3)
 ]
+COMPOSED = [f"{kind}Pool{dims}d" for kind in ("Range", "Lip") for dims in (1, 2, 3)]
 GLOBAL = [f"Global{kind}Pool{dims}d" for kind in ("Max", "Avg", "LP", "LSE") for dims in (1, 2, 3)]
-EVERY = [*PYTORCHS, *OURS, *GLOBAL]
+EVERY = [*PYTORCHS, *OURS, *COMPOSED, *GLOBAL]
 
 
 def dims_of(name: str) -> int:
@@ -53,6 +54,8 @@ def made(name: str, **extras: Any) -> Any:
 
 def called(layer: Any, x: torch.Tensor) -> torch.Tensor:
     name = type(layer).__name__
+    if name.startswith("Lip"):
+        return layer(x, x.cos())
     if name not in UNPOOL:
         return layer(x)
     pool = getattr(poolgrad, f"max_pool{dims_of(name)}d")

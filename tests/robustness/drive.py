@@ -80,7 +80,8 @@ def answers(made: Call, allocator: Allocator) -> list[np.ndarray]:
     if case.x.dtype.name in FLOATS:
         y, pullback = poolgrad.vjp(function, x, *case.args, **kwargs)
         # What was kept is read where it may not be written.
-        pullback._residual = tuple(placed(allocator, r) for r in pullback._residual)
+        if hasattr(pullback, "_residual"):  # a composed operator keeps it in its parts
+            pullback._residual = tuple(placed(allocator, r) for r in pullback._residual)
         values = made.cotangent.make(y.shape, y.dtype)
         gy = placed(allocator, made.cotangent_layout.make(values)) if y.ndim else values
         results = [y, pullback(gy), *pullback.parameters(gy).values()]

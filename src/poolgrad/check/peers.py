@@ -31,7 +31,7 @@ def peer(case: Case, gy: Array) -> Answer | None:
         """The call with channels first, as PyTorch takes them; there are no ties in the input."""
         if channels_last:
             t = t.movedim(-1, 1)
-            kwargs |= {k: v.movedim(-1, 1) for k, v in kwargs.items() if k == "indices"}
+            kwargs |= {k: v.movedim(-1, 1) for k, v in kwargs.items() if k in ("indices", "logits")}
         y = _POOLS[case.operator](case, t, **kwargs)
         return y.movedim(1, -1) if channels_last and y.dim() > 2 else y
 
@@ -48,7 +48,7 @@ def _has(case: Case) -> bool:
         return "padding" not in given  # of several values for one place, it gives each a gradient
     if operator in ("max", "relu_max", "avg", "mixed"):
         return True
-    return operator in _POOLS and not given.keys() & {"padding", "ceil_mode"}
+    return operator in _POOLS and not given.keys() & {"padding", "ceil_mode", "dilation"}
 
 
 def _of_that_name(case: Case, t: Any, **kwargs: Any) -> Any:
@@ -79,7 +79,7 @@ def _of_windows(formula: Callable[..., Any]) -> Callable[..., Any]:
             size = kernel or t.shape[axis]
             t = t.unfold(axis, size, stride or size)
         windows = t.flatten(len(axes) + 2)
-        if case.learned:
+        if case.learned in kwargs:
             kwargs[case.learned] = kwargs[case.learned].reshape(-1, *[1] * case.dims)
         y = formula(windows, **kwargs)
         return y if keepdims else y.squeeze(tuple(axes))
@@ -117,6 +117,12 @@ def _lse(w: Any, r: Any) -> Any:
     return ((r[..., None] * w).logsumexp(-1) - math.log(w.shape[-1])) / r
 
 
+def _lip(case: Case, t: Any, logits: Any, **windows: Any) -> Any:
+    total = _of_windows(lambda w: w.sum(-1))
+    weights = (logits - logits.detach().amax()).exp()
+    return total(case, t * weights, **windows) / total(case, weights, **windows)
+
+
 def _expected(w: Any, **unused: Any) -> Any:
     positive = w.relu()
     total = positive.sum(-1)
@@ -137,4 +143,6 @@ _POOLS: dict[str, Callable[..., Any]] = {
     "soft": _of_windows(lambda w: (w.softmax(-1) * w).sum(-1)),
     "lse": _of_windows(_lse),
     "expected": _of_windows(_expected),
+    "range": _of_windows(lambda w: w.amax(-1) - w.amin(-1)),
+    "lip": _lip,
 }
