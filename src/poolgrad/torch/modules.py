@@ -99,9 +99,9 @@ class Pool(nn.Module):
         operator.check(Window(()), *request.options)
         if "generator" in given:
             known_generator(given["generator"])
-        if not operator.learned:
-            return given
         name = operator.operand.name
+        if not operator.learned or name not in given:  # or it comes with each call
+            return given
         value = given[name]
         if isinstance(value, list | tuple | np.ndarray):
             numbers = real_numbers(name, value).astype(np.float64)
