@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -47,6 +48,7 @@ def test_mypy_infers_the_types(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_frameworks
 @pytest.mark.skipif(find_spec("pyright") is None, reason="pyright is not installed")
+@pytest.mark.skipif(which("node") is None, reason="pyright needs node, which is not installed")
 def test_pyright_infers_the_types(tmp_path: Path) -> None:
     import poolgrad
 
