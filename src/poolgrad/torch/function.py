@@ -312,11 +312,13 @@ def _perform(request: Request) -> Any:
 
 def _differentiable(request: Request) -> Any:
     """The pooling in operations of PyTorch, of which a compiler has all transformations."""
+    from poolgrad.torch.graph import pool_in_graph  # imports the compiler, which takes a second
+
     ready = _prepared(request)
     given = _operands(request, ready)
     options = unpacked(ready.options) if "routes" in ready.options._fields else ready.options
     both = request.return_indices
-    made = _in_graph(
+    made = pool_in_graph(
         request.x,
         given[0] if given else None,
         request.operator,
@@ -328,28 +330,6 @@ def _differentiable(request: Request) -> Any:
     if request.keepdims:
         return made
     return tuple(_squeezed(m, request) for m in made) if both else _squeezed(made, request)
-
-
-@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]  # which Dynamo cannot look into, but transformations can
-def _in_graph(
-    x: Tensor,
-    operand: Any,
-    name: str,
-    window: list[int],
-    last: bool,
-    with_indices: bool,
-    *options: Any,
-) -> Any:
-    named = ADAPTERS[name].operator.options(*options)
-    where = (tuple(x.shape), last, -1, name_of(x.dtype))
-    ready = prepared(name, spec_of(window), named, *where)
-    operator, layout = ready.operator, ready.layout
-    y, routes = portable.differentiable(operator, layout, x, operand, named)
-    if not with_indices:
-        return y
-    if named != indexed(named):
-        _, routes = portable.forward(operator, layout, x, operand, indexed(named))
-    return y, portable.indices(layout, routes[0], operand if layout.window.fractional else None)
 
 
 def _squeezed(y: Tensor, request: Request) -> Tensor:
