@@ -161,7 +161,7 @@ def test_an_algorithm_computes_what_the_textbook_defines(algorithm: str, functio
     for _ in range(TRIES):
         x, arguments = drawn_call(random, function, dtypes)
         try:
-            made = algorithms.prepare(pool, x, arguments, threads=2)
+            made = algorithms.bind(pool, x, arguments, threads=2)
         except ValueError:  # windows that do not fit
             continue
         with algorithms.forced(algorithm):
@@ -194,7 +194,7 @@ def test_every_algorithm_is_tested() -> None:
 
 def test_a_call_that_the_forced_algorithm_does_not_handle_is_computed_as_always() -> None:
     x = np.zeros((1, 1, 9, 9), np.float32)
-    made = algorithms.prepare(poolgrad.max_pool2d, x, {"kernel_size": 9}, 1)
+    made = algorithms.bind(poolgrad.max_pool2d, x, {"kernel_size": 9}, 1)
     always = algorithms.steps(made.forward)
     with algorithms.forced("sorting_network"):
         assert algorithms.steps(made.forward) == always
@@ -202,7 +202,7 @@ def test_a_call_that_the_forced_algorithm_does_not_handle_is_computed_as_always(
 
 def test_an_algorithm_is_forced_until_the_block_ends_however_it_ends() -> None:
     x = np.zeros((1, 1, 8, 40), np.float32)
-    made = algorithms.prepare(poolgrad.max_pool2d, x, {"kernel_size": 2}, 1)
+    made = algorithms.bind(poolgrad.max_pool2d, x, {"kernel_size": 2}, 1)
     always = algorithms.steps(made.forward)
 
     def interrupted() -> None:
@@ -226,7 +226,7 @@ def test_an_unknown_algorithm_is_refused() -> None:
 @pytest.mark.parametrize("function", ["max_pool2d", "avg_pool2d", "median_pool2d", "lse_pool2d"])
 def test_a_dry_run_plans_what_a_run_does_and_writes_nothing(function: str) -> None:
     x = np.ones((64, 8, 30, 30), np.float32)
-    made = algorithms.prepare(getattr(poolgrad, function), x, {"kernel_size": 3, "stride": 1}, 2)
+    made = algorithms.bind(getattr(poolgrad, function), x, {"kernel_size": 3, "stride": 1}, 2)
     for run in (made.forward, made.backward):
         planned = algorithms.steps(run, dry=True)
         assert planned == algorithms.steps(run)

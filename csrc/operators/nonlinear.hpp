@@ -324,8 +324,9 @@ POOLGRAD_LOOP void fold_across(CellRow<A> to, const A* from, i64 taps) {
 
 template <class A, class Kind>
 POOLGRAD_LOOP void fold_inputs(CellRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
-                               bool lone) {
-  if (lone && n == 1 && gap == 1 && taps >= kAcross) return fold_across<A, Kind>(to, from, taps);
+                               bool may_reduce_across) {
+  if (may_reduce_across && n == 1 && gap == 1 && taps >= kAcross)
+    return fold_across<A, Kind>(to, from, taps);
   long_lanes<A>(n, [&](auto w, i64 i, auto how) {
     using V = Vec<A, w()>;
     const V p = how.template load<V>(to.set.theta + i);
@@ -362,7 +363,8 @@ struct WindowInputs;
 template <class A>
 struct Loops {
   // Of each of n outputs, the cell of `taps` inputs that lie `gap` apart; outputs lie `step` apart.
-  void (*fold_inputs)(CellRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps, bool lone);
+  void (*fold_inputs)(CellRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
+                      bool may_reduce_across);
   // Merges n cells of `size` rows, and of `to` unless these are the first.
   void (*fold_cells)(CellRow<A> to, i64 n, const CellRow<A>* rows, i64 size, bool first);
   // From cells to outputs.
@@ -405,8 +407,8 @@ struct Nonlinear {
     for (A* part : row.part) std::fill(part, part + n, A(0));
   }
   static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps, i64,
-                          bool lone = true) {
-    to.set.loops->fold_inputs(to, n, from, step, gap, taps, lone);
+                          bool may_reduce_across = true) {
+    to.set.loops->fold_inputs(to, n, from, step, gap, taps, may_reduce_across);
   }
   static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, i64 size, bool first) {
     to.set.loops->fold_cells(to, n, rows, size, first);

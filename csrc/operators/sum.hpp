@@ -98,8 +98,8 @@ struct Sum {
   }
 
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
-                                        i64, bool lone = true) {
-    if (lone && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
+                                        i64, bool may_reduce_across = true) {
+    if (may_reduce_across && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
     in_groups<Sum>(taps, [&](auto size, auto first, i64 begin) {
       const A* here = from + begin * gap;
       by_distance(step, gap, taps, first,

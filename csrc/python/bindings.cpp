@@ -98,7 +98,8 @@ NB_MODULE(_kernels_of_main, m) {
       .def("unpack_routes", &BoundPlan::unpack_routes, nb::arg("packed"), nb::arg("routes"),
            nb::arg("threads"))
       .def("select", &BoundPlan::select, nb::arg("which"), nb::arg("x"), nb::arg("y"),
-           nb::arg("routes").none(), nb::arg("lone"), nb::arg("samples").none(), nb::arg("threads"))
+           nb::arg("routes").none(), nb::arg("zero_ties"), nb::arg("samples").none(),
+           nb::arg("threads"))
       .def("draw", &BoundPlan::draw, nb::arg("x"), nb::arg("y"), nb::arg("routes").none(),
            nb::arg("seed"), nb::arg("threads"))
       .def("route_backward", &BoundPlan::route_backward, nb::arg("gy"), nb::arg("routes"),

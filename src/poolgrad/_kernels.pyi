@@ -72,7 +72,7 @@ class Plan:
         x: _Array,
         y: _Array,
         routes: _Array | None,
-        lone: bool,
+        zero_ties: bool,
         samples: _Array | None,
         threads: int,
     ) -> None: ...

@@ -66,7 +66,7 @@ def steps(call: Callable[[], Any], dry: bool = False) -> list[Step]:
     return [Step(*step) for step in _kernels.trace(call, dry)]
 
 
-class Prepared(NamedTuple):
+class KernelCall(NamedTuple):
     """A call of a public function with a NumPy array, whose kernels can be run again.
 
     Attributes
@@ -93,13 +93,13 @@ def _bytes(buffers: Sequence[Buffer]) -> int:
     return sum(math.prod(b.shape) * front.dtype_named(b.dtype).itemsize for b in buffers)
 
 
-def prepare(
+def bind(
     function: Callable[..., Any],
     x: np.ndarray,
     arguments: Mapping[str, Any],
     threads: int,
     stored: bool = True,
-) -> Prepared:
+) -> KernelCall:
     """Allocate what a call needs, so that its kernels can be run without anything around them.
 
     Parameters
@@ -133,7 +133,7 @@ def prepare(
 
     written = y.nbytes + (_bytes(residual) if stored else 0)
     read = y.nbytes + _bytes(residual) + (made.x.nbytes if operator.curved else 0)
-    return Prepared(
+    return KernelCall(
         forward,
         backward,
         made.x.nbytes + written,
@@ -300,7 +300,7 @@ def describe(text: str) -> dict[str, str]:
     threads = plan.threads or core.get_num_threads()
     try:
         x = np.empty(plan.shape, front.dtype_named(plan.dtype))
-        made = prepare(FUNCTIONS[plan.function], x, plan.arguments, threads, plan.stored)
+        made = bind(FUNCTIONS[plan.function], x, plan.arguments, threads, plan.stored)
     except ModuleNotFoundError as error:
         raise ValueError(f"{plan.dtype} arrays need {error.name}, which is not installed") from None
     except MemoryError:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from poolgrad.contract import FLOATS, ComposedOperator, Request
-from poolgrad.core import Layout, lay_out
-from poolgrad.operators import OPERATORS
+from poolgrad.core import Layout
+from poolgrad.operators import OPERATORS, prepare
 
 
 class Functions(NamedTuple):
@@ -59,12 +59,9 @@ class _Composition:
         assert isinstance(operator, ComposedOperator)
         self.operator, self.front, self.request = operator, front, request
         self.x = front.operand("x", request.x)
-        dtype = front.dtype_name(self.x)
-        if not operator.accepts(dtype):
-            raise operator.refuse_dtype(dtype)
-        shape, last = tuple(self.x.shape), request.channels_last
-        self.layout: Layout = lay_out(request.spec, shape, last, -1, dtype, dtype)
-        operator.check(self.layout.window, *request.options)
+        where = tuple(self.x.shape), request.channels_last, -1, front.dtype_name(self.x)
+        ready = prepare(request.operator, request.spec, request.options, *where)
+        self.layout: Layout = ready.layout
         self.operand = self._operand()
         self.functions: Functions = front.functions(self.x)._replace(
             pooled=self.layout.pooled,

@@ -35,9 +35,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 import poolgrad.torch
+from poolgrad.windows import fixed, flatten
 
 def pool(x):
-    return torch.ops.poolgrad.max(x, [3, 2, 1, 1, 1, 0] * 2, False, "first", "bytes")
+    return torch.ops.poolgrad.max(x, flatten(fixed(2, 3, 2, 1)), False, "first", "bytes")
 
 with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
     for device in ("cuda", "cpu"):

@@ -62,7 +62,7 @@ def _call(row: Row, threads: int) -> Callable[[], Any]:
     for arguments in row.calls:
         function = getattr(poolgrad, row.function)
         stored = row.direction != "values"
-        made = algorithms.prepare(function, x, {**arguments, **more}, threads, stored)
+        made = algorithms.bind(function, x, {**arguments, **more}, threads, stored)
         made.forward()
         runs.append(made.backward if row.direction == "backward" else made.forward)
     return runs[0] if len(runs) == 1 else lambda: [run() for run in runs]
