@@ -143,7 +143,7 @@ def test_a_plan_says_what_the_kernels_do() -> None:
     shown = plan(text)
     x = np.random.default_rng(0).standard_normal((8, 16, 64, 64)).astype(np.float32)
     windows = {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2}
-    made = algorithms.prepare(poolgrad.max_pool2d, x, windows, 2)
+    made = algorithms.bind(poolgrad.max_pool2d, x, windows, 2)
     for name, run in (("forward", made.forward), ("backward", made.backward)):
         (step,) = algorithms.steps(run)
         assert shown[name].startswith(f"{step.algorithm}, {step.tasks} tasks on 2 threads, ")
