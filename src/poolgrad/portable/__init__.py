@@ -25,7 +25,7 @@ engine.py
 front.py
     The front end for libraries that have none of their own: values, `vjp`.
 
-`tests/test_portable.py` compares it with `poolgrad.reference`, by arrays of PyTorch, JAX and
+`tests/exactness/test_portable.py` compares it with `poolgrad.reference`, by arrays of PyTorch, JAX and
 array-api-strict; ``poolgrad check`` has it as the front end ``portable``.
 """
 
