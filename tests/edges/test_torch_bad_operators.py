@@ -1,7 +1,7 @@
 """Raw PyTorch operators, called with wrong arguments: an error, never a crash.
 
-As `test_torch_bad_calls` for the maximum. Each call is a right one with one thing spoilt; all run
-in a child process, which must live on.
+Such calls crashed PyTorch (#140923, #142459, #152913) and TensorFlow. Each call is a right one with
+one thing changed; all run in a child process, which must go on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from raw_ops import ALL, CURVED, LEARNED, ROUTED, outcomes  # noqa: E402
+from raw_ops import ALL, CURVED, FIXED, LEARNED, ROUTED, SHAPE, outcomes  # noqa: E402
 
 from poolgrad.windows import adaptive, fixed, flatten, fractional  # noqa: E402
 
@@ -26,7 +26,8 @@ def numbers(
     return [0, same, ceil_mode, *(n for number in each for n in (number, number))]
 
 
-assert numbers() == flatten(fixed(2, 2))
+OPS = torch.ops.poolgrad
+assert numbers() == FIXED
 OF_PADDING = numbers(kernel_size=1, stride=1, low=2, high=2)
 
 ARGUED = (*LEARNED, "stochastic", "fractional_max", "max_unpool")
@@ -144,7 +145,28 @@ def pooled_and_pulled(
     return made
 
 
-REFUSED = each(ALL, GRADIENTS) | pooled_and_pulled(ALL, WINDOWS)
+TANGENTS = {
+    "tangent of another shape": "pushed(NAME, t=torch.ones(2, 3, 80, 80))",
+    "tangent of another rank": "pushed(NAME, t=torch.ones(8))",
+    "tangent with an inner axis out of range": "pushed(NAME, inner=9)",
+}
+INDICES = {  # what is changed in a call that makes indices of routes
+    "other routes": "torch.zeros([*HALF, 1], dtype=torch.uint8), torch.empty(0), FIXED",
+    "floats": "torch.ones(HALF), torch.empty(0), FIXED",
+    "no windows": "KEPT, torch.empty(0), []",
+    "windows with stride 0": f"KEPT, torch.empty(0), {numbers(stride=0)}",
+    "fractional windows without samples": "KEPT, torch.empty(0), WINDOWS['fractional_max']",
+}
+
+
+def indices_of(changed: str) -> str:
+    changed = changed.replace("KEPT", "torch.zeros(HALF, dtype=torch.uint8)")
+    return f"torch.ops.poolgrad.route_indices(x(), {changed}, False)"
+
+
+REFUSED = each(ALL, GRADIENTS) | each(PUSHED, TANGENTS)
+REFUSED |= {f"indices of {what}": indices_of(changed) for what, changed in INDICES.items()}
+REFUSED |= pooled_and_pulled(ALL, WINDOWS)
 REFUSED |= pooled_and_pulled(ARGUED, OPERANDS) | each(ALL, INPUTS) | each(CURVED, SAVED)
 del REFUSED["fractional_max, large shape"]  # its windows say how many outputs: any input will do
 for operator in ALL:
@@ -164,6 +186,10 @@ REFUSED |= {
     "max_unpool, pooled to nowhere": "pooled('max_unpool', operand=torch.full(SHAPE, -1))",
     "max_unpool, pulled from nowhere": "pulled('max_unpool', operand=torch.full(SHAPE, -1))",
     "max_unpool, pushed too far": "pushed('max_unpool', operand=torch.full(SHAPE, 256))",
+    "max, routes without memory": (
+        "pulled('max', residual0=torch.zeros(HALF, dtype=torch.uint8).to('meta')).sum().item()"
+    ),
+    "avg, windows of padding": f"pooled('avg', window={OF_PADDING}, count_include_pad=False)",
     "stochastic, negative seed": "pooled('stochastic', operand=torch.tensor(-1))",
     "stochastic, NaN": "pooled('stochastic', x=x() * float('nan'))",
     "stochastic, inf": "pooled('stochastic', x=x() * float('inf'))",
@@ -194,6 +220,16 @@ ANSWERED = each(ROUTED, FAR) | each(CURVED[:-1], JUNK)
 ANSWERED |= {
     "mixed, routes beyond": "pulled('mixed', residual0=torch.full(HALF, 254, dtype=torch.uint8))",
     "mixed, slopes of NaN": "pulled('mixed', residual1=torch.full(HALF, float('nan')))",
+    "max, routes into the padding": (
+        f"pulled('max', window={numbers(low=1, high=1)}, gy=torch.ones(2, 3, 5, 5), "
+        "residual0=torch.zeros(2, 3, 5, 5, dtype=torch.uint8))"
+    ),
+    "max, expanded routes": (
+        "pulled('max', residual0=torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(HALF))"
+    ),
+    "indices of routes beyond": indices_of(
+        "torch.full(HALF, 254, dtype=torch.uint8), torch.empty(0), FIXED"
+    ),
     "min, bits beyond": (
         "pulled('min', ties='split', residual0=torch.full([*HALF, 1], 255, dtype=torch.uint8))"
     ),
@@ -282,3 +318,34 @@ def test_what_was_tampered_with_stays_inside(said: dict[str, str], name: str) ->
 @pytest.mark.parametrize("name", EITHER)
 def test_samples_outside_stay_inside(said: dict[str, str], name: str) -> None:
     assert said[name].startswith(("answered", "refused with ValueError")), said[name]
+
+
+# Right calls
+
+
+def test_bits_of_any_strides() -> None:
+    """What ties="split" keeps may come back from a hook in another layout."""
+    x = torch.randint(0, 2, (2, 3, 8, 8)).float()
+    y, bits = OPS.max(x, FIXED, False, "split", "bytes")
+    gy = torch.ones_like(y)
+    expected = OPS.max_pull(gy, bits, FIXED, SHAPE, False, -1, "split", "bytes")
+    flipped = bits.flip(0).flip(0)
+    strided = bits.movedim(0, -1).contiguous().movedim(-1, 0)
+    for kept in (flipped, strided, bits.repeat_interleave(2, 1)[:, ::2]):
+        assert torch.equal(kept, bits)
+        assert torch.equal(
+            OPS.max_pull(gy, kept, FIXED, SHAPE, False, -1, "split", "bytes"), expected
+        )
+        assert torch.equal(OPS.max_push(x, kept, FIXED, False, -1, "split", "bytes"), y)
+
+
+def test_routes_of_any_strides() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    y, routes = OPS.max(x, FIXED, False, "first", "bytes")
+    expected = OPS.max_pull(y, routes, FIXED, SHAPE, False, -1, "first", "bytes")
+    strided = routes.movedim(0, -1).contiguous().movedim(-1, 0)
+    for kept in (strided, routes.repeat_interleave(2, 1)[:, ::2]):
+        assert torch.equal(
+            OPS.max_pull(y, kept, FIXED, SHAPE, False, -1, "first", "bytes"), expected
+        )
+        assert torch.equal(OPS.max_push(x, kept, FIXED, False, -1, "first", "bytes"), y)

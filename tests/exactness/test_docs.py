@@ -264,6 +264,25 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
 
 
+def test_every_test_that_is_named_exists() -> None:
+    root = DOCS.parent
+    pages = [*PAGES, root / "CONTRIBUTING.md", *(root / "csrc").rglob("README.md")]
+    for page in pages:
+        for name in re.findall(r"tests/[\w/*]+\.py", page.read_text()):
+            assert list(root.glob(name)), f"{page.relative_to(root)} names {name}"
+
+
+def test_every_test_in_the_table_of_promises_exists() -> None:
+    """A name without a folder lies in the folder of the name before it."""
+    tests = DOCS.parent / "tests"
+    for line in (tests / "README.md").read_text().splitlines():
+        folder = ""
+        for name in re.findall(r"`(?!examples/)([\w/*]+\.py)`", line):
+            folder = f"{name.rpartition('/')[0]}/" if "/" in name else folder
+            paths = (name, f"{folder}{name}")
+            assert any(list(tests.glob(path)) for path in paths), f"{name} in: {line}"
+
+
 def test_every_public_name_is_in_the_api_reference() -> None:
     pages = "".join(page.read_text() for page in (DOCS / "api").iterdir())
     listed = re.findall(r"^::: poolgrad\.(\S+)$", pages, re.MULTILINE)
