@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from expected_errors import refused
-from frontend_calls import NUMPY, Front, torch
-from robustness.calls import INTEGERS as WHOLE
+from frontend_calls import Front, torch
 
 import poolgrad
 
@@ -213,45 +212,6 @@ def test_indices_of_a_mean(front: Front) -> None:
     for value in (1, None, "yes"):
         with refused(TypeError, "training must be True or False, got", repr(value)):
             front.call("stochastic_pool2d", X, 2, training=value)
-
-
-# Dtypes
-
-BLENDING = {
-    "lp_pool2d": (2.0, 2), "lse_pool2d": (2,), "soft_pool2d": (2,), "mixed_pool2d": (2,),
-    "global_lp_pool": (), "global_lse_pool": (),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fun", BLENDING)
-@pytest.mark.parametrize("dtype", [np.dtype(d).name for d in WHOLE])
-def test_integers_have_no_weights(front: Front, fun: str, dtype: str) -> None:
-    accepted = "x must be of dtype float16, bfloat16, float32 or float64 for"
-    with refused(TypeError, accepted, dtype):
-        front.call(fun, X.astype(dtype), *BLENDING[fun])
-
-
-@draws
-@pytest.mark.parametrize("dtype", [np.dtype(d).name for d in WHOLE])
-def test_integers_are_no_probabilities(front: Front, dtype: str) -> None:
-    accepted = "x must be of dtype float16, bfloat16, float32 or float64 for"
-    with refused(TypeError, accepted, dtype):
-        front.call("stochastic_pool2d", X.astype(dtype), 2)
-
-
-INTEGERS_TAKEN = {
-    "max_pool2d": (2,), "relu_max_pool2d": (2,), "min_pool2d": (2,), "median_pool2d": (2,),
-    "avg_pool2d": (2,), "fractional_max_pool2d": (2, 2), "global_max_pool": (),
-    "max_unpool2d": (X.astype("i8"), 2),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fun", INTEGERS_TAKEN)
-@pytest.mark.parametrize("dtype", [np.dtype(d).name for d in WHOLE])
-def test_integers_have_no_gradient(fun: str, dtype: str) -> None:
-    with refused(TypeError, "x must be of a floating dtype to have a gradient, got", dtype):
-        poolgrad.vjp(getattr(poolgrad, fun), X.astype(dtype), *INTEGERS_TAKEN[fun])
-    assert NUMPY.run(fun, X.astype(dtype), *INTEGERS_TAKEN[fun]).size > 0
 
 
 # Before any work

@@ -169,8 +169,16 @@ REFUSED |= {f"indices of {what}": indices_of(changed) for what, changed in INDIC
 REFUSED |= pooled_and_pulled(ALL, WINDOWS)
 REFUSED |= pooled_and_pulled(ARGUED, OPERANDS) | each(ALL, INPUTS) | each(CURVED, SAVED)
 del REFUSED["fractional_max, large shape"]  # its windows say how many outputs: any input will do
+del REFUSED["fractional_max, tangent of another shape"], REFUSED["avg, tangent of another shape"]
 for operator in ALL:
     REFUSED |= residuals(operator)
+REFUSED |= {
+    f"fractional_max, {call} with samples of {value}": (
+        f"{call}('fractional_max', operand=torch.full((2, 3, 2), {value}))"
+    )
+    for call in ("pooled", "pulled", "pushed")
+    for value in ("float('nan')", "float('inf')", "1e30", "-1e30", "1.0", "-1.0", "3e9")
+}
 NUMBERS = {
     "lp": ("0.0", "-1.0", "float('nan')", "-float('inf')"),
     "lse": ("0.0", "float('nan')", "float('inf')"),
@@ -186,9 +194,6 @@ REFUSED |= {
     "max_unpool, pooled to nowhere": "pooled('max_unpool', operand=torch.full(SHAPE, -1))",
     "max_unpool, pulled from nowhere": "pulled('max_unpool', operand=torch.full(SHAPE, -1))",
     "max_unpool, pushed too far": "pushed('max_unpool', operand=torch.full(SHAPE, 256))",
-    "max, routes without memory": (
-        "pulled('max', residual0=torch.zeros(HALF, dtype=torch.uint8).to('meta')).sum().item()"
-    ),
     "avg, windows of padding": f"pooled('avg', window={OF_PADDING}, count_include_pad=False)",
     "stochastic, negative seed": "pooled('stochastic', operand=torch.tensor(-1))",
     "stochastic, NaN": "pooled('stochastic', x=x() * float('nan'))",
@@ -243,14 +248,6 @@ ANSWERED |= {
     "lp, expanded operand": "pooled('lp', operand=torch.tensor([2.0]).expand(3))",
     "mixed, expanded gradient": "pulled('mixed', gy=torch.ones(1, 1, 1, 1).expand(HALF))",
 }  # fmt: skip
-# Outside [0, 1) a sample has no meaning: an error, or windows that lie inside all the same.
-EITHER = {
-    f"fractional_max, {call} with samples of {value}": (
-        f"{call}('fractional_max', operand=torch.full((2, 3, 2), {value}))"
-    )
-    for call in ("pooled", "pulled", "pushed")
-    for value in ("float('nan')", "float('inf')", "1e30", "-1e30", "1.0", "-1.0", "3e9")
-}
 WRONG_WINDOWS = pooled_and_pulled(ALL, MALFORMED)
 WRONG_WINDOWS |= pooled_and_pulled(PUSHED, MALFORMED, ("pushed",))
 _draw = random.Random(0)
@@ -269,7 +266,7 @@ RANDOM_WINDOWS = {
     for base in (fixed(2, 2), fixed(2, 3, 2, "same", 1, True), adaptive(2, 4), fractional(2, 2, 4))
     for window in (_changed(flatten(base)) for _ in range(4))
 }
-CASES = RIGHT | REFUSED | ANSWERED | EITHER | WRONG_WINDOWS | RANDOM_WINDOWS
+CASES = RIGHT | REFUSED | ANSWERED | WRONG_WINDOWS | RANDOM_WINDOWS
 
 
 @pytest.fixture(scope="module")
@@ -313,11 +310,6 @@ def test_random_windows_are_refused_or_answered(said: dict[str, str], operator: 
 @pytest.mark.parametrize("name", ANSWERED)
 def test_what_was_tampered_with_stays_inside(said: dict[str, str], name: str) -> None:
     assert said[name].startswith("answered"), said[name]
-
-
-@pytest.mark.parametrize("name", EITHER)
-def test_samples_outside_stay_inside(said: dict[str, str], name: str) -> None:
-    assert said[name].startswith(("answered", "refused with ValueError")), said[name]
 
 
 # Right calls

@@ -20,7 +20,8 @@ pytest.importorskip("jax", reason="JAX is not installed")
 dask = pytest.importorskip("dask", reason="Dask is not installed")
 
 import dask.array as da  # noqa: E402
-from jax_calls import BLENDING, CLOSE, known, native  # noqa: E402
+from frontend_calls import native  # noqa: E402
+from jax_calls import BLENDING, CLOSE, known  # noqa: E402
 
 import poolgrad  # noqa: E402
 
