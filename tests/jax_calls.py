@@ -23,7 +23,7 @@ KINDS = (
     "lse", "soft", "expected", "mixed", "adaptive_max", "adaptive_avg", "global_max", "global_lp",
 )  # fmt: skip
 CLOSE = {"float64": 1e-10, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
-BLENDING = ("avg", "lp", "lse", "soft", "expected", "mixed")
+WEIGHTED = ("avg", "lp", "lse", "soft", "expected", "mixed")
 
 
 def compare(case: Case) -> None:
@@ -34,7 +34,7 @@ def compare(case: Case) -> None:
         assert str(theirs) == str(ours)
     else:
         # Shares of a gradient are no whole numbers: their sum depends on its order.
-        summed = case.operator in BLENDING or case.kwargs.get("ties") == "split"
+        summed = case.operator in WEIGHTED or case.kwargs.get("ties") == "split"
         same(ours, theirs, summed)
 
 
@@ -78,7 +78,7 @@ def known(x: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def elsewhere() -> Iterator[None]:
+def without_kernels() -> Iterator[None]:
     """As if the processor were a device without kernels of ours."""
     kept = mlir._platform_specific_lowerings["cpu"]  # JAX has no way to take one back
     ways: dict[Any, Callable[..., Any]] = {

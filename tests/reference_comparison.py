@@ -31,7 +31,7 @@ TOLERANCE = {
     "float32": 8 * ULP["float32"],
     "float64": 8 * ULP["float64"],
 }
-BLENDED = [*FINITE, *(v for v in VALUES if v.id in {"nan", "all-nan"})]
+WEIGHTED_VALUES = [*FINITE, *(v for v in VALUES if v.id in {"nan", "all-nan"})]
 SELECTING = ("max", "relu_max", "min", "median", "stochastic", "fractional_max", "max_unpool")
 
 
@@ -71,7 +71,7 @@ def largest(array: np.ndarray) -> float:
 
 
 def scale_of(case: Case) -> np.ndarray:
-    """The largest magnitude in each window of a blending call."""
+    """The largest magnitude in each window of a call of a weighted operator."""
     kept = ("channels_last", "keepdims", "kernel_size", "stride", "padding", "dilation")
     kwargs = {k: v for k, v in case.kwargs.items() if k in (*kept, "ceil_mode")}
     stem = next((p for p in ("adaptive_", "global_") if case.fun.startswith(p)), "")
@@ -111,11 +111,11 @@ def compare(case: Case, fronts: list[Front]) -> None:
         else:
             closely(y, expected, scale_of(case))
         if back is not None:
-            against = compare_routed if case.operator in SELECTING else compare_blended
+            against = compare_selecting if case.operator in SELECTING else compare_weighted
             against(case, pullback, back, case.gradient(y.shape))
 
 
-def compare_routed(case: Case, pullback: Any, back: reference.Pullback, gy: np.ndarray) -> None:
+def compare_selecting(case: Case, pullback: Any, back: reference.Pullback, gy: np.ndarray) -> None:
     if case.kwargs.get("ties") == "split":  # thirds
         return closely(pullback(gy), back(gy), largest(gy))
     exactly(pullback(gy), back(gy))
@@ -123,7 +123,7 @@ def compare_routed(case: Case, pullback: Any, back: reference.Pullback, gy: np.n
         check_routes(pullback, back)
 
 
-def compare_blended(case: Case, pullback: Any, back: reference.Pullback, gy: np.ndarray) -> None:
+def compare_weighted(case: Case, pullback: Any, back: reference.Pullback, gy: np.ndarray) -> None:
     if not np.isfinite(case.x.astype(float)).all() and case.operator != "avg":
         return  # gradients through infinities and NaN are not specified
     if not np.isfinite(back.y.astype(float)).all():
@@ -162,9 +162,9 @@ KINDS = {  # beside the kind, what may be in the array
     **dict.fromkeys(("max", "relu_max", "min", "median", "fractional_max", "max_unpool"), VALUES),
     **dict.fromkeys(("adaptive_max", "global_max"), VALUES),
     **dict.fromkeys(("avg", "adaptive_avg", "global_avg", "stochastic"), FINITE),
-    **dict.fromkeys(("lp", "lse", "soft", "expected", "mixed"), BLENDED),
-    "range": BLENDED,
+    **dict.fromkeys(("lp", "lse", "soft", "expected", "mixed"), WEIGHTED_VALUES),
+    "range": WEIGHTED_VALUES,
     # The gradient of logits divides values by weights: of huge ones it overflows.
-    "lip": [v for v in BLENDED if v.id not in ("huge", "subnormal")],
-    **dict.fromkeys(("global_lp", "global_lse"), BLENDED),
+    "lip": [v for v in WEIGHTED_VALUES if v.id not in ("huge", "subnormal")],
+    **dict.fromkeys(("global_lp", "global_lse"), WEIGHTED_VALUES),
 }

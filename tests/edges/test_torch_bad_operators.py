@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from raw_ops import ALL, CURVED, FIXED, LEARNED, ROUTED, SHAPE, outcomes  # noqa: E402
+from raw_ops import ALL, FIXED, LEARNED, NONLINEAR, ROUTED, SHAPE, outcomes  # noqa: E402
 
 from poolgrad.windows import adaptive, fixed, flatten, fractional  # noqa: E402
 
@@ -167,7 +167,7 @@ def indices_of(changed: str) -> str:
 REFUSED = each(ALL, GRADIENTS) | each(PUSHED, TANGENTS)
 REFUSED |= {f"indices of {what}": indices_of(changed) for what, changed in INDICES.items()}
 REFUSED |= pooled_and_pulled(ALL, WINDOWS)
-REFUSED |= pooled_and_pulled(ARGUED, OPERANDS) | each(ALL, INPUTS) | each(CURVED, SAVED)
+REFUSED |= pooled_and_pulled(ARGUED, OPERANDS) | each(ALL, INPUTS) | each(NONLINEAR, SAVED)
 del REFUSED["fractional_max, large shape"]  # its windows say how many outputs: any input will do
 del REFUSED["fractional_max, tangent of another shape"], REFUSED["avg, tangent of another shape"]
 for operator in ALL:
@@ -221,7 +221,7 @@ JUNK = {
     for k in range(3)
     for value in ("float('nan')", "float('inf')", "-3e38", "1e-45")
 }
-ANSWERED = each(ROUTED, FAR) | each(CURVED[:-1], JUNK)
+ANSWERED = each(ROUTED, FAR) | each(NONLINEAR[:-1], JUNK)
 ANSWERED |= {
     "mixed, routes beyond": "pulled('mixed', residual0=torch.full(HALF, 254, dtype=torch.uint8))",
     "mixed, slopes of NaN": "pulled('mixed', residual1=torch.full(HALF, float('nan')))",

@@ -21,7 +21,7 @@ dask = pytest.importorskip("dask", reason="Dask is not installed")
 
 import dask.array as da  # noqa: E402
 from frontend_calls import native  # noqa: E402
-from jax_calls import BLENDING, CLOSE, known  # noqa: E402
+from jax_calls import CLOSE, WEIGHTED, known  # noqa: E402
 
 import poolgrad  # noqa: E402
 
@@ -58,7 +58,7 @@ def _both(function: Any, x: Any, kwargs: dict[str, Any], args: Any, gradient: An
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_to_numpy(kind: str) -> None:
     plain = kind.removeprefix("adaptive_").removeprefix("global_")
-    values = FINITE if plain in BLENDING else VALUES
+    values = FINITE if plain in WEIGHTED else VALUES
     dtypes = FLOATS + INTEGERS if plain in OF_INTEGERS else FLOATS
 
     @settings(max_examples=examples(10))
@@ -82,7 +82,7 @@ def test_equal_to_numpy(kind: str) -> None:
             # Learned arguments: a sum over all outputs in float64. Powers of whole numbers are
             # products, if all channels of a chunk have the same. One channel alone lies in memory
             # as if there were none.
-            alone = case.kwargs.get("channels_last") and 1 in chunks[-1] and plain in BLENDING
+            alone = case.kwargs.get("channels_last") and 1 in chunks[-1] and plain in WEIGHTED
             rounded = k == 2 or alone or np.size(case.kwargs.get("norm_type")) > 1
             tolerance = CLOSE.get(b.dtype.name, 0.0) if rounded else 0.0
             np.testing.assert_allclose(known(found), known(b), tolerance, tolerance)

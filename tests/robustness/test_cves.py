@@ -50,7 +50,7 @@ RAW = {
     "37651 empty input": "pulled('fractional_max', shape=[2, 3, 0, 0])",
     "37651 large output": "pulled('fractional_max', gy=torch.ones(2, 3, 9, 9))",
     "37674 empty input": "pulled('max', shape=[0, 0, 0, 0])",
-    "37674 empty curved input": "pulled('soft', x=torch.ones(0, 0, 0, 0))",
+    "37674 empty input of soft pooling": "pulled('soft', x=torch.ones(0, 0, 0, 0))",
     "41196 kernel 0": "pooled('max', window=[0, 0, 0, 2, -2, 1, 1, 0, 0, 0, 0, 1, 1])",
     "41196 kernel 0 of an average": (
         "pooled('avg', "
