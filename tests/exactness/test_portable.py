@@ -64,10 +64,10 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch is None:
         pytest.skip("PyTorch is not installed")
     poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the front end exists from the first tensor on
-    from poolgrad.recipes import KNOWN
+    from poolgrad.call_cache import LOOKUPS
     from poolgrad.torch import adapter, function
 
-    monkeypatch.delitem(KNOWN, torch.Tensor)
+    monkeypatch.delitem(LOOKUPS, torch.Tensor)
     for module in (adapter, function):
         monkeypatch.setattr(module, "has_kernels", lambda x: False)
 

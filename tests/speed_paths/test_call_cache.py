@@ -13,7 +13,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import poolgrad  # noqa: E402
-from poolgrad import numpy, recipes  # noqa: E402
+from poolgrad import call_cache, numpy  # noqa: E402
 from poolgrad.core import Kind, Steps  # noqa: E402
 from poolgrad.torch.arrays import kind  # noqa: E402
 
@@ -87,7 +87,7 @@ def test_equal_arguments_of_another_type_are_still_refused(kind: object) -> None
 
 
 def key_of(*args: object, **kwargs: object) -> object:
-    return recipes.KNOWN[type(args[0])].key(args, kwargs)
+    return call_cache.LOOKUPS[type(args[0])].key(args, kwargs)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
@@ -124,9 +124,9 @@ def test_what_may_change_has_no_key() -> None:
     assert key_of(X, **{Name("stride"): 2}) is None
     assert key_of(X, *range(1000)) is None
     for odd in (X.view(type("Own", (np.ndarray,), {})), [1.0]):
-        assert type(odd) not in recipes.KNOWN
-        assert recipes.KNOWN[np.ndarray].key((odd, 2), {}) is None
-    assert recipes.KNOWN[np.ndarray].key((), {}) is None
+        assert type(odd) not in call_cache.LOOKUPS
+        assert call_cache.LOOKUPS[np.ndarray].key((odd, 2), {}) is None
+    assert call_cache.LOOKUPS[np.ndarray].key((), {}) is None
     record = np.zeros(4, np.dtype([("a", "u1"), ("x", "f4")]))["x"]
     assert key_of(record, 2) is None
 
@@ -144,10 +144,10 @@ def test_the_number_of_threads_is_asked_for_each_time() -> None:
 
 
 def test_no_more_than_so_many_are_kept() -> None:
-    kept = recipes.Recipes()
-    for k in range(3 * recipes._MOST):
+    kept = call_cache.CallCache()
+    for k in range(3 * call_cache._MAX_CALLS):
         kept.keep(k, str)
-        assert len(kept) <= recipes._MOST
+        assert len(kept) <= call_cache._MAX_CALLS
     kept.keep("none", None)
     assert "none" not in kept
 
