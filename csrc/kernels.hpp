@@ -1,6 +1,6 @@
-// The table of functions that each instruction set provides; python/ and xla/ call kernels through
-// it. Its structs are trivially copyable: they pass between code that is compiled for different
-// instruction sets, whose functions the linker must not merge.
+// Declares the table of kernels that each instruction set provides; python/ and xla/ call kernels
+// through it. Its structs are trivially copyable: they pass between code that is compiled for
+// different instruction sets, whose functions the linker must not merge.
 #pragma once
 
 #include "geometry/view.hpp"
@@ -13,12 +13,6 @@ namespace poolgrad {
 struct Work {
   const Plan* plan = nullptr;
   int threads = 1;
-};
-
-// A real number, or one for each channel, in the type of the arithmetic (float or double).
-struct Parameter {
-  const void* values = nullptr;
-  i64 count = 1;
 };
 
 // rectified: the ReLU of the maximum

@@ -9,7 +9,7 @@ namespace {
 
 // Returns p if it is the same whole number of 1 to 4 for all channels, else 0.
 template <class A>
-int whole_power(Blend blend, Parameter theta) {
+int integer_power(Blend blend, Parameter theta) {
   if (blend != Blend::lp && blend != Blend::lp_mean) return 0;
   const A* values = static_cast<const A*>(theta.values);
   for (i64 i = 0; i < theta.count; ++i) {

@@ -1,5 +1,5 @@
-// Pooling of regions of interest as Python calls it. src/poolgrad validates arguments; the checks
-// here guard memory and validate the boxes, whose values only the kernels read.
+// Calls the kernels of region-of-interest pooling for Python. src/poolgrad validates arguments; the
+// checks here guard memory and validate the boxes, whose values only the kernels read.
 #pragma once
 
 #include <algorithm>
@@ -41,10 +41,10 @@ class BoundRegions {
 
   void pool(ArraySource x, ArraySource y, ArraySource indices, int threads) const {
     const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize()),
-        places(indices, Use::write, sizeof(std::int32_t));
+        positions(indices, Use::write, sizeof(std::int32_t));
     const char* input = from.contiguous(inputs());
     char* output = to.contiguous(outputs());
-    auto* index = reinterpret_cast<std::int32_t*>(places.contiguous(outputs()));
+    auto* index = reinterpret_cast<std::int32_t*>(positions.contiguous(outputs()));
     run(threads, [&](auto t, int workers) {
       using T = decltype(t);
       RegionKernels<T>::pool(maps_, regions_, factor_, reinterpret_cast<const T*>(input),
@@ -54,10 +54,10 @@ class BoundRegions {
 
   void pool_backward(ArraySource gy, ArraySource indices, ArraySource gx, int threads) const {
     const Array from(gy, Use::read, itemsize()), to(gx, Use::write, itemsize()),
-        places(indices, Use::read, sizeof(std::int32_t));
+        positions(indices, Use::read, sizeof(std::int32_t));
     const char* gradient = from.contiguous(outputs());
     char* target = to.contiguous(inputs());
-    const auto* index = reinterpret_cast<const std::int32_t*>(places.contiguous(outputs()));
+    const auto* index = reinterpret_cast<const std::int32_t*>(positions.contiguous(outputs()));
     bool valid = true;
     run(threads, [&](auto t, int workers) {
       using T = decltype(t);
@@ -69,10 +69,10 @@ class BoundRegions {
 
   void pool_gather(ArraySource x, ArraySource indices, ArraySource y, int threads) const {
     const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize()),
-        places(indices, Use::read, sizeof(std::int32_t));
+        positions(indices, Use::read, sizeof(std::int32_t));
     const char* input = from.contiguous(inputs());
     char* output = to.contiguous(outputs());
-    const auto* index = reinterpret_cast<const std::int32_t*>(places.contiguous(outputs()));
+    const auto* index = reinterpret_cast<const std::int32_t*>(positions.contiguous(outputs()));
     bool valid = true;
     run(threads, [&](auto t, int workers) {
       using T = decltype(t);
@@ -108,17 +108,6 @@ class BoundRegions {
   }
 
  private:
-  static constexpr i64 kMost = std::numeric_limits<i64>::max() / 8;  // elements of any dtype
-
-  static void require(bool fine, const char* message) {
-    if (!fine) throw nb::value_error(message);
-  }
-  // The product of two numbers that are not negative.
-  static i64 product(i64 a, i64 b) {
-    require(b == 0 || a <= kMost / b, "a size is too large");
-    return a * b;
-  }
-
   void require_valid_indices(bool valid) const {
     if (valid) return;
     throw nb::value_error(("indices must be -1 or from 0 to " + std::to_string(maps_.plane() - 1) +
@@ -139,17 +128,13 @@ class BoundRegions {
     return {count(), maps_.channels, maps_.bin_rows, maps_.bin_columns};
   }
 
-  // Runs a kernel without the GIL; Ctrl-C ends it between two tasks.
+  // Calls kernel(T{}, threads) with the type of the elements.
   template <class F>
   void run(int threads, F&& kernel) const {
-    const int workers = std::clamp(threads, 1, 1024);
-    try {
-      const WithoutGil released;
-      if (wide_) kernel(double{}, workers);
-      else kernel(float{}, workers);
-    } catch (const Interrupted&) {
-      throw nb::python_error();
-    }
+    const int workers = std::clamp(threads, 1, kMostThreads);
+    const WithoutGil released;
+    if (wide_) kernel(double{}, workers);
+    else kernel(float{}, workers);
   }
 
   RegionMaps maps_;
