@@ -1,5 +1,5 @@
-// Reads the memory layout of an array through the buffer protocol or through DLPack's exchange API
-// (the attribute `__dlpack_c_exchange_api__` of a type).
+// Memory layout of an array, read through the buffer protocol or through DLPack's exchange API (the
+// attribute `__dlpack_c_exchange_api__` of a type).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,7 +24,7 @@ inline i64 element_size(const DLTensor& tensor) {
   return i64{tensor.dtype.bits} / 8 * tensor.dtype.lanes;
 }
 
-// Returns the export function of the tensors of a type; null if the type has none.
+// The export function of the tensors of a type; null if the type offers none.
 inline DLTensorExport export_function_of(PyObject* type) {
   static PyObject* const attribute = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
   static PyObject* cached_type = nullptr;  // most arrays of a process are of one type
@@ -47,7 +47,7 @@ inline DLTensorExport export_function_of(PyObject* type) {
   return cached = found;
 }
 
-// Exports a tensor. False if it cannot be exported or is not in the memory of the CPU.
+// False if the tensor cannot be exported or is not in this machine's memory.
 inline bool export_tensor(DLTensorExport function, nb::handle tensor, DLTensor& to) {
   if (function(tensor.ptr(), &to) != 0) {
     PyErr_Clear();
@@ -59,7 +59,7 @@ inline bool export_tensor(DLTensorExport function, nb::handle tensor, DLTensor& 
   return (to.strides || to.ndim == 0) && (to.data || elements == 0);
 }
 
-// Encodes the layout of an array as a Python bytes object, which is part of the key of a call.
+// The layout of an array as a Python bytes object, which is part of the key of a call.
 class LayoutKey {
  public:
   void add(i64 number) { numbers_[count_++] = number; }

@@ -71,17 +71,18 @@ NB_MODULE(_kernels_of_main, m) {
     } catch (const Interrupted&) {
     }
   });
-  nb::class_<TensorSpec>(m, "TensorSpec")
+  nb::class_<TensorSpec>(m, "Kind")
       .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple,
                     std::optional<std::string>>(),
            nb::arg("type"), nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"),
            nb::arg("told") = nb::none())
-      .def("key", &TensorSpec::key)
-      .def("call", &TensorSpec::call)
-      .def("parts", &TensorSpec::parts)
-      .def("hold", &TensorSpec::hold);
-  nb::class_<BoundCalls>(m, "BoundCalls")
-      .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object>())
+      .def("key", &TensorSpec::key, nb::arg("args"), nb::arg("kwargs"))
+      .def("call", &TensorSpec::call, nb::arg("kept"), nb::arg("args"), nb::arg("kwargs"))
+      .def("parts", &TensorSpec::parts, nb::arg("array"))
+      .def("hold", &TensorSpec::hold, nb::arg("arrays"), nb::arg("parts"));
+  nb::class_<BoundCalls>(m, "Steps")
+      .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object>(), nb::arg("calls"),
+           nb::arg("holes"), nb::arg("makers"), nb::arg("threads"))
       .def("run", &BoundCalls::run);
   nb::class_<BoundPlan>(m, "Plan")
       .def(nb::init<const std::vector<std::vector<i64>>&, const std::vector<i64>&,

@@ -1,4 +1,4 @@
-// Computes cache keys of calls from the layout and state of the array and from all other arguments.
+// Cache keys of calls: the layout and state of the array, and all other arguments.
 #pragma once
 
 #include <nanobind/stl/optional.h>
@@ -12,7 +12,7 @@
 namespace poolgrad {
 namespace {
 
-// Builds a tuple from new references.
+// Collects new references and makes a tuple of them.
 class TupleBuilder {
  public:
   TupleBuilder() = default;
@@ -57,9 +57,8 @@ class TupleBuilder {
 // - parts: properties of the array that are part of the key; modes: those of the global state.
 // - plain: (property of the array, required value): a call with another value, or an error, has no
 //   key; quiet: (property of the global state, required value).
-// - told: how the layout of an array is read, which becomes the first part of the key: "by
-// exchange"
-//   (DLPack) or "by buffer"; None: `parts` contain the layout.
+// - told: how the layout of an array is read, which is the first part of the key: "by exchange"
+//   (DLPack) or "by buffer"; None: by `parts`.
 class TensorSpec {
  public:
   TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& plain,
@@ -67,13 +66,12 @@ class TensorSpec {
       : type_(std::move(type)), parts_(list_of(parts)), modes_(list_of(modes)) {
     has_buffer_ = told == "by buffer";
     if (told == "by exchange") export_ = export_function_of(type_.ptr());
-    if (told && !has_buffer_ && !export_)
-      throw nb::type_error("arrays of this type do not export their layout");
+    if (told && !has_buffer_ && !export_) throw nb::type_error("arrays of this type do not say so");
     for (nb::handle pair : plain) plain_.push_back(requirement(pair));
     for (nb::handle pair : quiet) quiet_.push_back(requirement(pair));
   }
 
-  // Returns a tuple that is equal for two calls only if they differ at most in the elements of the
+  // A tuple that is equal for two calls only if they differ in nothing but the elements of the
   // array, their first argument. None if a call has no key.
   nb::object key(const nb::tuple& args, const nb::dict& kwargs) const {
     if (args.empty() || !is_plain(args[0]) || !is_quiet()) return nb::none();
@@ -82,8 +80,7 @@ class TensorSpec {
     for (const nb::object& mode : modes_) {
       if (!key.take(value_of(mode).release().ptr())) return nb::none();
     }
-    // Each value follows its types, and the name of an argument is not a type: keys are
-    // unambiguous.
+    // Each value follows its types, and the name of an argument is no type: keys are unambiguous.
     for (std::size_t a = 1; a < args.size(); ++a) {
       if (!add_value(args[a], key)) return nb::none();
     }
@@ -96,24 +93,25 @@ class TensorSpec {
     return key.tuple();
   }
 
-  // Calls the cached function of this call's key with the array; None if there is none.
-  nb::object call(const nb::dict& cache, const nb::tuple& args, const nb::dict& kwargs) const {
+  // Calls the function that the cache has for the key of this call, with the array; None if it has
+  // none.
+  nb::object call(const nb::dict& kept, const nb::tuple& args, const nb::dict& kwargs) const {
     nb::object own = key(args, kwargs);
     if (own.is_none()) return own;
-    PyObject* found = PyDict_GetItemWithError(cache.ptr(), own.ptr());
+    PyObject* found = PyDict_GetItemWithError(kept.ptr(), own.ptr());
     if (!found && PyErr_Occurred()) throw nb::python_error();
     if (!found) return nb::none();
-    const nb::object function = nb::borrow(found);  // survives if the cache drops it meanwhile
+    const nb::object function = nb::borrow(found);  // lives on if the cache drops it meanwhile
     return value_of(function, args[0]);
   }
 
-  // Returns the parts of the key that an array determines; None if it has no key.
+  // The parts of the key that an array determines; None if it has no key.
   nb::object parts(nb::handle array) const {
     TupleBuilder key;
     return is_plain(array) && add_parts(array, key) ? key.tuple() : nb::none();
   }
 
-  // Whether each array has these parts of a key or, where they are None, any parts.
+  // Whether each array has these parts of a key or, where they are None, has any.
   bool hold(const nb::tuple& arrays, const nb::tuple& parts) const {
     if (arrays.size() != parts.size() || !is_quiet()) return false;
     for (std::size_t a = 0; a < arrays.size(); ++a) {
@@ -192,8 +190,8 @@ class TensorSpec {
     });
   }
 
-  // Adds the types (of a tuple: also those of its items) and the value: the types, since True == 1.
-  // False if the value is mutable.
+  // Adds the types (of a tuple: also those of its items) and the value, since True == 1. False if
+  // the value is mutable.
   static bool add_value(nb::handle value, TupleBuilder& key) {
     return add_types(value, key) && key.add(value.ptr());
   }

@@ -1,4 +1,4 @@
-// Runs a recorded sequence of kernel calls again, with other arrays of the same layout.
+// Bound calls: a recorded sequence of kernel calls, run again with other arrays of the same layout.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,8 +12,8 @@ namespace {
 
 class BoundCalls {
  public:
-  // calls: (function, arguments) of each; holes: the placeholders among the arguments, or in a list
-  // among them: for the given arrays, for the arrays that `makers` allocate and for the number of
+  // calls: (function, arguments) of each; holes: the placeholders in the arguments, or in a list
+  // among them, for the given arrays, for the arrays that `makers` allocate and for the number of
   // threads
   BoundCalls(const nb::tuple& calls, const nb::tuple& holes, const nb::tuple& makers,
              nb::object threads)

@@ -24,7 +24,7 @@ class Memory:
     def __init__(self, bytes: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-class TensorSpec:
+class Kind:
     def __init__(
         self,
         type: type,
@@ -44,7 +44,7 @@ class TensorSpec:
     def parts(self, array: Any) -> tuple[Any, ...] | None: ...
     def hold(self, arrays: tuple[Any, ...], parts: tuple[tuple[Any, ...] | None, ...]) -> bool: ...
 
-class BoundCalls:
+class Steps:
     def __init__(
         self,
         calls: tuple[tuple[Callable[..., None], tuple[Any, ...]], ...],

@@ -26,9 +26,9 @@ except ImportError as error:  # pragma: no cover - only in a broken installation
 # A result of so many bytes or more lies in memory that is used again.
 LARGE = 1 << 20
 Memory = _kernels.Memory
-Kind = _kernels.TensorSpec
+Kind = _kernels.Kind
 Regions = _kernels.Regions
-Steps = _kernels.BoundCalls
+Steps = _kernels.Steps
 
 _MOST_THREADS = 4096
 _MOST_ELEMENTS = (2**63 - 1) // 8
