@@ -175,7 +175,7 @@ Vec<std::uint16_t, W> narrow_lanes(Half, Vec<float, W> f) {
 #endif
 
 template <class S, class A>
-void widen_run(const S* from, A* to, i64 n) {
+POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
   } else if constexpr (std::is_same_v<S, Half> || std::is_same_v<S, Brain>) {
@@ -189,7 +189,7 @@ void widen_run(const S* from, A* to, i64 n) {
 
 // Integers are clamped: the identity of a reduction (no input) may be outside their range.
 template <class A, class S>
-void narrow_run(const A* from, S* to, i64 n, A highest) {
+POOLGRAD_LOOP void narrow_run(const A* from, S* to, i64 n, A highest) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
   } else if constexpr (std::is_same_v<S, Half> || std::is_same_v<S, Brain>) {
