@@ -178,7 +178,7 @@ Vec<std::uint16_t, W> narrow_lanes(Float16, Vec<float, W> f) {
 
 // Converts n elements to the type that is computed in.
 template <class S, class A>
-void widen_run(const S* from, A* to, i64 n) {
+POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
   } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
@@ -193,7 +193,7 @@ void widen_run(const S* from, A* to, i64 n) {
 // Converts n numbers to elements. Integers are clamped to at most `highest`: the identity of a
 // reduction (no input) may be outside their range.
 template <class A, class S>
-void narrow_run(const A* from, S* to, i64 n, A highest) {
+POOLGRAD_LOOP void narrow_run(const A* from, S* to, i64 n, A highest) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
   } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
