@@ -17,7 +17,7 @@ from importlib.util import find_spec
 
 import profiles  # noqa: F401
 import pytest
-from fronts import FRONTS, Front
+from frontend_calls import FRONTS, Front
 
 import poolgrad
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from expected_errors import attempt
 from jax.interpreters import mlir
-from refusal import attempt
 from robustness.calls import Case
 
 import poolgrad

@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from fronts import torch
+from frontend_calls import torch
 from processes import assert_runs
 from profiles import examples
 
