@@ -71,20 +71,16 @@ struct Partition {
 template <class Box, class Make, class Use>
 class TileTasks {
  public:
-  TileTasks(const Work& work, Make& make, Use& use)
-      : plan_(*work.plan), partition_(plan_, work.threads, kOutputs), make_(make), use_(use) {}
-
-  void run(bool independent, i64 group) {
+  TileTasks(const Work& work, Make& make, Use& use, bool independent, i64 group)
+      : plan_(*work.plan), partition_(plan_, work.threads, kOutputs), make_(make), use_(use) {
     partition_.group_planes(group, plan_.outer);
     if (independent) partition_.divide_planes(plan_, kOutputs);
-    const i64 groups = ceil_div(plan_.outer, partition_.planes);
-    run_tasks(groups * partition_.parts, partition_.threads, run_task, this);
   }
 
- private:
-  static constexpr bool kOutputs = std::is_same_v<Box, Tile>;
+  i64 count() const { return ceil_div(plan_.outer, partition_.planes) * partition_.parts; }
+  int threads() const { return partition_.threads; }
 
-  static void run_task(void* tasks, i64 task) {
+  static void run(void* tasks, i64 task) {
     const TileTasks& self = *static_cast<TileTasks*>(tasks);
     const Plan& p = self.plan_;
     const auto [planes, parts, axis, threads] = self.partition_;
@@ -114,6 +110,9 @@ class TileTasks {
     }
   }
 
+ private:
+  static constexpr bool kOutputs = std::is_same_v<Box, Tile>;
+
   const Plan& plan_;
   Partition partition_;
   Make& make_;
@@ -127,14 +126,16 @@ class TileTasks {
 template <class Make, class Use>
 void over_outputs(const Work& work, Make&& make, Use&& use, bool independent = false,
                   i64 group = 1) {
-  TileTasks<Tile, Make, Use>(work, make, use).run(independent, group);
+  TileTasks<Tile, Make, Use> tasks(work, make, use, independent, group);
+  run_tasks(tasks.count(), tasks.threads(), tasks.run, &tasks);
 }
 
 // The same for the inputs: state = make(tile, arena) or make(tile, planes, arena).
 template <class Make, class Use>
 void over_inputs(const Work& work, Make&& make, Use&& use, bool independent = false,
                  i64 group = 1) {
-  TileTasks<InputTile, Make, Use>(work, make, use).run(independent, group);
+  TileTasks<InputTile, Make, Use> tasks(work, make, use, independent, group);
+  run_tasks(tasks.count(), tasks.threads(), tasks.run, &tasks);
 }
 
 }  // namespace

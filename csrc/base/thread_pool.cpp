@@ -80,8 +80,14 @@ class Pool {
         shares_[k].end = tasks * (k + 1) / threads;
       }
     }
-    if (team_.start && own_threads == 0 && threads <= team_.size()) with_team();
-    else with_workers(threads);
+    if (team_.start && own_threads == 0 && threads <= team_.size()) {
+      with_team();
+    } else {
+      wake_workers(threads - 1);
+      work(0);
+      std::unique_lock<std::mutex> lock(mutex_);
+      done_.wait(lock, [this] { return running_ == 0; });
+    }
     const End end = end_.exchange(End::complete);
     if (end == End::interrupted) throw Interrupted();
     if (end == End::failed) throw std::bad_alloc();
@@ -116,18 +122,14 @@ class Pool {
     team_.start(member, this, 0, 0);
   }
 
-  void with_workers(int threads) {
+  void wake_workers(int count) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      grow(threads - 1);
-      wanted_ = threads - 1 < workers_ ? threads - 1 : workers_;
-      running_ = wanted_;
+      grow(count);
+      running_ = wanted_ = std::min(count, workers_);
       ++round_;
     }
     wake_.notify_all();
-    work(0);
-    std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return running_ == 0; });
   }
 
   void grow(int workers) {

@@ -95,7 +95,7 @@ void backward(const Work& work, Blend blend, const View& gy, const View& x, Para
 
 }  // namespace
 
-extern const CurveKernels POOLGRAD_TABLE(curve_kernels);
-const CurveKernels POOLGRAD_TABLE(curve_kernels) = {forward, backward};
+extern const NonlinearKernels POOLGRAD_TABLE(nonlinear_kernels);
+const NonlinearKernels POOLGRAD_TABLE(nonlinear_kernels) = {forward, backward};
 
 }  // namespace poolgrad

@@ -152,8 +152,8 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
 
 }  // namespace
 
-extern const BlendKernels POOLGRAD_TABLE(blend_kernels);
-const BlendKernels POOLGRAD_TABLE(blend_kernels) = {
+extern const WeightedKernels POOLGRAD_TABLE(weighted_kernels);
+const WeightedKernels POOLGRAD_TABLE(weighted_kernels) = {
     average,
     average_backward,
     POOLGRAD_TABLE(mixed),

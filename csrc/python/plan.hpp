@@ -54,7 +54,7 @@ class BoundPlan : public RoutedLayout {
 
   void route_follow(ArraySource t, ArraySource routes, ArraySource y, ArraySource samples,
                     int threads) const {
-    along_routes(kernels().route->follow, false, t, routes, y, samples, threads);
+    along_routes(kernels().route->jvp, false, t, routes, y, samples, threads);
   }
 
   void route_indices(ArraySource routes, ArraySource indices, ArraySource samples,
@@ -90,7 +90,7 @@ class BoundPlan : public RoutedLayout {
 
   void split_follow(ArraySource t, ArraySource winners, ArraySource y, ArraySource samples,
                     int threads) const {
-    along_winners(kernels().route->split_follow, false, t, winners, y, samples, threads);
+    along_winners(kernels().route->split_jvp, false, t, winners, y, samples, threads);
   }
 
   void unpool(ArraySource x, ArraySource indices, ArraySource y, int threads) const {
@@ -102,12 +102,12 @@ class BoundPlan : public RoutedLayout {
   }
 
   void average(ArraySource x, ArraySource y, bool count_padding, i64 divisor, int threads) const {
-    average_by(kernels().blend->average, false, x, y, count_padding, divisor, threads);
+    average_by(kernels().weighted->average, false, x, y, count_padding, divisor, threads);
   }
 
   void average_backward(ArraySource gy, ArraySource gx, bool count_padding, i64 divisor,
                         int threads) const {
-    average_by(kernels().blend->average_backward, true, gy, gx, count_padding, divisor, threads);
+    average_by(kernels().weighted->average_backward, true, gy, gx, count_padding, divisor, threads);
   }
 
   void mixed(ArraySource x, ArraySource alpha, i64 count, bool count_padding, ArraySource y,
@@ -122,8 +122,8 @@ class BoundPlan : public RoutedLayout {
     void* slopes = dense(slope, sum_dtype(), outputs()).data;
     const Parameter parameter = parameter_of(share, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().blend->mixed(planes.work, arrays.source, parameter, count_padding, arrays.target,
-                             routing, slopes);
+      kernels().weighted->mixed(planes.work, arrays.source, parameter, count_padding, arrays.target,
+                                routing, slopes);
     });
   }
 
@@ -136,8 +136,8 @@ class BoundPlan : public RoutedLayout {
     const View routing = outputs_of(kept, route_dtype());
     const Parameter parameter = parameter_of(share, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().blend->mixed_backward(planes.work, arrays.source, routing, parameter, count_padding,
-                                      arrays.target);
+      kernels().weighted->mixed_backward(planes.work, arrays.source, routing, parameter,
+                                         count_padding, arrays.target);
     });
   }
 
@@ -160,8 +160,8 @@ class BoundPlan : public RoutedLayout {
     void* slopes = dense(slope, sum_dtype(), outputs()).data;
     const Parameter parameter = parameter_of(own, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().curve->forward(planes.work, blend, arrays.source, parameter, arrays.target, rows,
-                               slopes);
+      kernels().nonlinear->forward(planes.work, blend, arrays.source, parameter, arrays.target,
+                                   rows, slopes);
     });
   }
 
@@ -183,8 +183,8 @@ class BoundPlan : public RoutedLayout {
     const View input = inputs_of(values, in_);
     const Parameter parameter = parameter_of(own, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().curve->backward(planes.work, blend, arrays.source, input, parameter, views,
-                                arrays.target);
+      kernels().nonlinear->backward(planes.work, blend, arrays.source, input, parameter, views,
+                                    arrays.target);
     });
   }
 
