@@ -8,11 +8,11 @@
 namespace poolgrad {
 namespace {
 
-// The bytes that are packed into one byte, as one integer (kPacked of them).
+// The bytes that are packed into one byte, as one integer (kNumbersPerByte of them).
 template <int Bits>
 using Unpacked = std::conditional_t<Bits == 2, u32, std::uint16_t>;
 template <int Bits>
-inline constexpr i64 kPacked = 8 / Bits;
+inline constexpr i64 kNumbersPerByte = 8 / Bits;
 
 // The same number in every byte.
 template <int Bits>
@@ -24,7 +24,7 @@ constexpr Unpacked<Bits> broadcast(u32 byte) {
 template <int Bits, class V>
 V pack_bytes(V v) {
   V packed{};
-  for (int j = 0; j < kPacked<Bits>; ++j) {
+  for (int j = 0; j < kNumbersPerByte<Bits>; ++j) {
     // In a variable: under -fsanitize=shift, GCC 12 takes the shift for an int, not for an
     // Unpacked.
     const auto ones = static_cast<Unpacked<Bits>>(((1u << Bits) - 1) << j * Bits);
@@ -37,7 +37,7 @@ V pack_bytes(V v) {
 template <int Bits, class V>
 V unpack_bytes(V packed, bool nowhere) {
   V v{};
-  for (int j = 0; j < kPacked<Bits>; ++j) v |= packed << j * (8 - Bits);
+  for (int j = 0; j < kNumbersPerByte<Bits>; ++j) v |= packed << j * (8 - Bits);
   v &= broadcast<Bits>((1 << Bits) - 1);
   if (!nowhere) return v;
   const V ones = (v + broadcast<Bits>(1)) >> Bits & broadcast<Bits>(1);
@@ -50,12 +50,12 @@ POOLGRAD_LOOP void pack_row(const std::uint8_t* from, std::uint8_t* to, i64 n) {
   constexpr int W = kVectorBytes / static_cast<int>(sizeof(Unpacked<Bits>));
   using V = Vec<Unpacked<Bits>, W>;
   i64 i = 0;
-  for (; i + W * kPacked<Bits> <= n; i += W * kPacked<Bits>, to += W) {
+  for (; i + W * kNumbersPerByte<Bits> <= n; i += W * kNumbersPerByte<Bits>, to += W) {
     store(to, convert<std::uint8_t>(pack_bytes<Bits>(load<V>(from + i))));
   }
-  for (; i < n; i += kPacked<Bits>) {
+  for (; i < n; i += kNumbersPerByte<Bits>) {
     Vec<Unpacked<Bits>, 1> v{};
-    std::memcpy(&v, from + i, static_cast<std::size_t>(smaller(kPacked<Bits>, n - i)));
+    std::memcpy(&v, from + i, static_cast<std::size_t>(smaller(kNumbersPerByte<Bits>, n - i)));
     *to++ = static_cast<std::uint8_t>(pack_bytes<Bits>(v)[0]);
   }
 }
@@ -63,21 +63,21 @@ template <int Bits>
 POOLGRAD_LOOP void unpack_row(const std::uint8_t* from, std::uint8_t* to, i64 n, bool nowhere) {
   constexpr int W = kVectorBytes / static_cast<int>(sizeof(Unpacked<Bits>));
   i64 i = 0;
-  for (; i + W * kPacked<Bits> <= n; i += W * kPacked<Bits>, from += W) {
+  for (; i + W * kNumbersPerByte<Bits> <= n; i += W * kNumbersPerByte<Bits>, from += W) {
     store(to + i,
           unpack_bytes<Bits>(convert<Unpacked<Bits>>(load<Vec<std::uint8_t, W>>(from)), nowhere));
   }
-  for (; i < n; i += kPacked<Bits>) {
+  for (; i < n; i += kNumbersPerByte<Bits>) {
     const auto v = unpack_bytes<Bits>(Vec<Unpacked<Bits>, 1>{*from++}, nowhere);
-    std::memcpy(to + i, &v, static_cast<std::size_t>(smaller(kPacked<Bits>, n - i)));
+    std::memcpy(to + i, &v, static_cast<std::size_t>(smaller(kNumbersPerByte<Bits>, n - i)));
   }
 }
 
 // Packs and unpacks rows of pixels of several numbers each.
 template <int Bits>
 POOLGRAD_LOOP void pack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n, i64 inner) {
-  for (i64 i = 0; i < n; i += kPacked<Bits>, to += inner) {
-    const i64 last = smaller(kPacked<Bits>, n - i);
+  for (i64 i = 0; i < n; i += kNumbersPerByte<Bits>, to += inner) {
+    const i64 last = smaller(kNumbersPerByte<Bits>, n - i);
     for (i64 j = 0; j < last; ++j) {
       const std::uint8_t* own = from + (i + j) * inner;
       for (i64 c = 0; c < inner; ++c) {
@@ -91,8 +91,8 @@ template <int Bits>
 POOLGRAD_LOOP void unpack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n, i64 inner,
                                  bool nowhere) {
   constexpr std::uint8_t kOnes = (1 << Bits) - 1;
-  for (i64 i = 0; i < n; i += kPacked<Bits>, from += inner) {
-    for (i64 j = 0; j < smaller(kPacked<Bits>, n - i); ++j, to += inner) {
+  for (i64 i = 0; i < n; i += kNumbersPerByte<Bits>, from += inner) {
+    for (i64 j = 0; j < smaller(kNumbersPerByte<Bits>, n - i); ++j, to += inner) {
       for (i64 c = 0; c < inner; ++c) {
         const auto v = static_cast<std::uint8_t>(from[c] >> (j * Bits) & kOnes);
         to[c] = nowhere && v == kOnes ? std::uint8_t{0xFF} : v;
