@@ -163,7 +163,7 @@ def test_adaptive_bins_are_pytorchs() -> None:
 def test_huge_plans_cost_nothing() -> None:
     compiled = plan_of(fixed(3, (3, 2, 1), (1, 2, 3)), 2**20, 2**20, 2**19)
     assert compiled.out_shape == (2**20 - 2, 2**19, (2**19 - 1) // 3 + 1)
-    assert compiled.kernels.places == 6
+    assert compiled.kernels.taps == 6
     assert compiled.kernels.route_bytes == 1
     assert compiled.kernels.span(1, 2**19 - 1) == (2**20 - 2, 0, 2, 2)
 
