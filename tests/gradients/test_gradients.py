@@ -75,7 +75,7 @@ def test_pullback_against_differences(
     x = apart(shape).astype(np.float64)
     y, pullback = front.vjp(fun, x, *args, **kwargs)
     gy = np.random.default_rng(1).standard_normal(y.shape)
-    # Steps in JAX and Dask take milliseconds each; that they have NumPy's values is tested elsewhere.
+    # A step in JAX or Dask takes milliseconds; test_reference compares their values.
     run = front.run if front in (NUMPY, TORCH) else NUMPY.run
     expected = differences(lambda v: run(fun, v, *args, **kwargs), x, gy)
     # float64: a difference of numbers near 100 loses 1e-14 * 100 / STEP
