@@ -128,6 +128,7 @@ def image(sizes: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(sizes).standard_normal((2, 3, *sizes)).astype(np.float32)
 
 
+@pytest.mark.slow_in("jax", "dask")
 @peers
 @windows
 @pytest.mark.parametrize("count_include_pad", [False, True])
@@ -151,6 +152,7 @@ NORMS = {
 }
 
 
+@pytest.mark.slow_in("jax", "dask")
 @pytest.mark.parametrize(("peer", "sizes", "theirs", "ours"), NORMS.values(), ids=NORMS)
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_norm(front: Front, peer: Any, sizes: Any, theirs: Any, ours: Any, p: int) -> None:
@@ -161,6 +163,7 @@ def test_norm(front: Front, peer: Any, sizes: Any, theirs: Any, ours: Any, p: in
     np.testing.assert_allclose(y, expected, rtol=2e-6)
 
 
+@pytest.mark.slow_in("jax", "dask")
 @peers
 @windows
 @pytest.mark.parametrize("storage_order", [0, 1], ids=["row major", "column major"])
