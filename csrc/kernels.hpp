@@ -57,7 +57,7 @@ struct RouteKernels {
   bool (*unpool_backward)(const Work&, const View& gy, const View& indices, Dense gx, i64* invalid);
 };
 
-struct BlendKernels {
+struct WeightedKernels {
   void (*average)(const Work&, const View& x, Dense y, bool count_padding, double divisor);
   void (*average_backward)(const Work&, const View& gy, Dense gx, bool count_padding,
                            double divisor);
@@ -68,12 +68,12 @@ struct BlendKernels {
                          bool count_padding, Dense gx);
 };
 
-struct CurveKernels {
+struct NonlinearKernels {
   // kept (the residual) and sensitivity (dy/dtheta): in the type of the arithmetic, each may be
   // null
-  void (*forward)(const Work&, Blend, const View& x, Parameter theta, Dense y, void* const* kept,
-                  void* sensitivity);
-  void (*backward)(const Work&, Blend, const View& gy, const View& x, Parameter theta,
+  void (*forward)(const Work&, NonlinearOp, const View& x, Parameter theta, Dense y,
+                  void* const* kept, void* sensitivity);
+  void (*backward)(const Work&, NonlinearOp, const View& gy, const View& x, Parameter theta,
                    const View* kept, Dense gx);
 };
 
@@ -81,8 +81,8 @@ struct Kernels {
   const char* name;
   const SelectKernels* select;
   const RouteKernels* route;
-  const BlendKernels* blend;
-  const CurveKernels* curve;
+  const WeightedKernels* blend;
+  const NonlinearKernels* curve;
 };
 
 }  // namespace poolgrad

@@ -225,12 +225,12 @@ class BoundPlan : public RoutedLayout {
               const std::vector<ArraySource>& kept, ArraySource sensitivity, int threads) const {
     require_no_samples();
     require_one_dtype();
-    const Blend blend = blend_named(which);
+    const NonlinearOp blend = nonlinear_op_named(which);
     const Array from(x, Use::read, size(in_)), own(theta, Use::read, size(sum_dtype())),
         to(y, Use::write, size(out_));
-    if (kept.size() > kMostKept) throw nb::value_error("too many arrays are kept");
-    std::optional<Array> held[kMostKept];
-    void* rows[kMostKept] = {};
+    if (kept.size() > kMaxResiduals) throw nb::value_error("too many arrays are kept");
+    std::optional<Array> held[kMaxResiduals];
+    void* rows[kMaxResiduals] = {};
     for (std::size_t k = 0; k < kept.size(); ++k) {
       held[k].emplace(kept[k], Use::write_if_given, size(sum_dtype()));
       rows[k] = dense(*held[k], sum_dtype(), outputs()).data;
@@ -250,14 +250,14 @@ class BoundPlan : public RoutedLayout {
                        int threads) const {
     require_no_samples();
     require_one_dtype();
-    const Blend blend = blend_named(which);
+    const NonlinearOp blend = nonlinear_op_named(which);
     const Array from(gy, Use::read, size(out_)), values(x, Use::read, size(in_)),
         own(theta, Use::read, size(sum_dtype())), to(gx, Use::write, size(in_));
-    if (static_cast<int>(kept.size()) != kept_of(blend)) {
+    if (static_cast<int>(kept.size()) != residuals_of(blend)) {
       throw nb::value_error("another number of arrays is kept");
     }
-    std::optional<Array> held[kMostKept];
-    View views[kMostKept];
+    std::optional<Array> held[kMaxResiduals];
+    View views[kMaxResiduals];
     for (std::size_t k = 0; k < kept.size(); ++k) {
       held[k].emplace(kept[k], Use::read, size(sum_dtype()));
       views[k] = outputs_of(*held[k], sum_dtype());
