@@ -278,7 +278,7 @@ auto convert(V v) {
 }
 
 // Loads from[0], from[2], from[4], ... by a shuffle of two vectors. odd: the vectors begin one
-// element before `from` and end with the last element that is wanted; else with one more.
+// element before `from` and end with the last element of the result; else one element later.
 template <class V, class T>
 POOLGRAD_INLINE V load_stride_2(const T* from, bool odd) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
