@@ -266,4 +266,4 @@ def test_stopped_by_the_user(few_digits: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.strip().endswith("stopped; the same command goes on")
+    assert said.strip().endswith("stopped; run the same command again to resume")
