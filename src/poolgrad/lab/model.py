@@ -22,7 +22,7 @@ _EPSILON = 1e-4
 
 @dataclass(frozen=True)
 class Design:
-    """What the networks of one command have in common.
+    """The design that the networks of one command share.
 
     Attributes
     ----------
@@ -218,7 +218,7 @@ def _convolution(
     }
     if design.normalisation == "weights":
         return [ScaledConv2d(channels, filters, 3, **places), nn.ReLU()]
-    # The normalisation has its own bias.
+    # The normalisation has a bias.
     return [
         nn.Conv2d(channels, filters, 3, bias=False, **places),
         nn.BatchNorm2d(filters, momentum=momentum),

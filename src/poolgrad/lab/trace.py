@@ -93,7 +93,7 @@ def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Trace:
 def share_of(
     layer: nn.Module, settings: Settings, before: Tensor, channel: int
 ) -> tuple[Plane, NDArray[np.int64] | None]:
-    """How much each value of a map has to do with what a downsampling makes of it.
+    """Return the influence of each value of a map on the output of a downsampling.
 
     Parameters
     ----------

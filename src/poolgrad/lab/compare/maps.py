@@ -41,7 +41,7 @@ class Strip:
 
 
 def group_by_image(examples: Sequence[Example]) -> list[list[Example]]:
-    """Return the examples of each test image together, images and methods in their order."""
+    """Group the examples by test image, and keep the order of images and methods."""
     groups: dict[tuple[object, ...], list[Example]] = {}
     for example in examples:
         image = np.ascontiguousarray(example.image)
@@ -125,7 +125,7 @@ def draw_sheet(strips: Sequence[Strip], labels: Sequence[str]) -> bytes:
 
 
 def _place(axes: Axes, pixels: Pixels, left: float, top: float, side: float) -> None:
-    """Draw pixels into a square, whole and in their proportions."""
+    """Draw pixels into a square, with their aspect ratio."""
     height, width = (side * extent / max(pixels.shape[:2]) for extent in pixels.shape[:2])
     left, top = left + (side - width) / 2, top + (side - height) / 2
     box = (left, left + width, top + height, top)

@@ -202,7 +202,7 @@ def _label_points(
     points: Sequence[tuple[float, float]],
     labels: Sequence[str],
 ) -> None:
-    """Write names beside points; a name that finds no room there stands further away, on a line.
+    """Write names beside points; where there is no space, further away with a leader line.
 
     Greedy: every name takes the position, out of 16 directions and some distances, that overlaps
     the fewest names and points, and of these the nearest.
@@ -347,7 +347,7 @@ def _label_ends(
 def draw_learning(
     comparison: Comparison, summaries: Sequence[Summary], styles: Styles, width: int
 ) -> Picture | None:
-    """Draw the validation score over the epochs, one panel a method: mean and range over seeds.
+    """Draw the validation score over the epochs, one panel per method: mean and range over seeds.
 
     Parameters
     ----------
@@ -371,7 +371,7 @@ def draw_learning(
     cell, extent = (width + 12) / columns, 150 if narrow else 190
     canvas = Canvas(width, rows * extent + 4)
     last = max(epochs[-1] for epochs, *_ in found.values())
-    # The first epochs, far below the others, would press these together.
+    # The first epochs are far below the others and would compress their range.
     late = [v for e, *lines in found.values() for line in lines for v in line[e > last / 4]]
     limits = _limits([Estimate(v, v, v) for v in late], 1.0)
     for i, (key, (epochs, low, mean, high)) in enumerate(found.items()):
@@ -435,7 +435,7 @@ def draw_costs(
         spreads = [cost.spread(s.cost) if s.cost and cost.spread else 0.0 for s in summaries]
         spreads = [v if math.isfinite(v) else 0.0 for v in spreads]
         ends = [v + w for v, w in zip(values, spreads, strict=True) if math.isfinite(v)]
-        axes.set_xlim(0, 1.75 * max([*ends, 0.0]) or 1.0)  # room for the numbers
+        axes.set_xlim(0, 1.75 * max([*ends, 0.0]) or 1.0)  # space for the numbers
         axes.set_ylim(bar * len(summaries), 0)
         axes.axvline(0, color=GREY, linewidth=1.2)
         canvas.text(0 if narrow else left, top - 18, cost.title, 11.5, INK, weight="bold")

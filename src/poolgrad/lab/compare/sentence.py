@@ -8,7 +8,7 @@ from poolgrad.lab.compare.results import Estimate, Failure, Summary
 from poolgrad.lab.compare.statistics import Scores, best
 from poolgrad.lab.settings import counted
 
-# Below so many test images, or above so wide intervals, little can be told.
+# With fewer test images, or wider intervals, the report warns.
 FEW_IMAGES = 30
 WIDE = 0.05
 FEW_SEEDS = 3
@@ -30,7 +30,7 @@ def sentence(
     metric: str,
     consistency: Mapping[str, Scores],
 ) -> str:
-    """The result in one sentence.
+    """Return the result in one sentence.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def listed(items: Sequence[str]) -> str:
 def warnings(
     summaries: Sequence[Summary], failures: Sequence[Failure], tested: int, seeds: int, metric: str
 ) -> list[str]:
-    """What the results cannot tell, in sentences with numbers.
+    """Return the limits of the results, in sentences with numbers.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from torch.nn import functional
 from poolgrad.lab.learner import Batch, Learner, own_part
 from poolgrad.lab.segment.scores import VOID
 
-_SHIFT = 1 / 16  # how far images are moved, as a share of their side
+_SHIFT = 1 / 16  # longest shift, as a share of the side
 
 
 def move(images: Tensor, masks: Tensor, randomness: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def batch_iou(scores: Tensor, masks: Tensor) -> Tensor:
 
 
 class MaskLearner(Learner):
-    """Trains a network to give every pixel its class.
+    """Trains a network to classify every pixel.
 
     The loss is `mask_loss`. Logs `train_loss`, `train_accuracy` (of the moved
     images, while they are learned), `val_loss` and `val_accuracy` for every epoch, where accuracy

@@ -28,11 +28,11 @@ from poolgrad.lab.segment.scores import boundary_width, image_scores
 from poolgrad.lab.segment.trace import follow
 from poolgrad.lab.segment.unet import UNet, matched_widths, parameter_count
 
-_EVALUATION_PIXELS = 2**18  # of a batch that is not learned from
+_EVALUATION_PIXELS = 2**18  # of a batch in evaluation
 
 
 def run_one(job: Job, data: masked.MaskedImages, folder: Path) -> tuple[RunResult, list[Example]]:
-    """Train, from the last checkpoint on, and test.
+    """Train from the last checkpoint, and test.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def _example(
     index: int,
     scores: Mapping[str, NDArray[np.float64]],
 ) -> Example:
-    """The example of a test image: its place in the test part, and its index in the data."""
+    """Return the example of a test image: its position in the test part, its index in the data."""
     found = follow(network, job.method, job.settings, data.images[index])
     return Example(
         method=job.method,

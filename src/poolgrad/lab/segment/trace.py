@@ -15,7 +15,7 @@ from poolgrad.lab.segment.unet import Resampling, UNet
 from poolgrad.lab.settings import Settings
 from poolgrad.lab.trace import Plane, share_of
 
-# Entries of the lab's table that the variants of their own names downsample with.
+# Entries of the lab's table that the variants use for downsampling.
 _POOLS = {"max_unpool": "max", "max_upsample": "max", "dilated": "none"}
 
 
