@@ -29,11 +29,10 @@ def perform(request: Request) -> Any:
         raise TypeError("out is accepted only if x is a NumPy array, got a Dask array x")
     if _places(request):
         return unpool.Asked(request).y
-    if request.return_indices:
-        request = replace(request, options=indexed(request.options))
     asked = _Asked(request)
     if not request.return_indices:
         return asked.shaped(asked.forward()[0])
+    asked = _Asked(replace(request, options=indexed(request.options)))
     y, indices = asked.forward(indices=True)
     return asked.shaped(y), asked.shaped(indices)
 

@@ -47,7 +47,11 @@ class Asked:
         x, last = asarray("x", request.x), request.channels_last
         name, spec, options = request.operator, request.spec, request.options
         layout = prepare(name, spec, options, x.shape, last, -1, x.dtype.name).layout
-        indices = asarray("indices", da.asarray(request.operands[0]))
+        indices = request.operands[0]
+        if not isinstance(indices, da.Array):
+            form = "an array or lists of equal lengths"
+            indices = da.asarray(arguments.plain("indices", indices, form))
+        indices = asarray("indices", indices)
         arguments.check_indices(indices.dtype, indices.shape, x.shape)
         self._pooled, self._x = layout.pooled, x
         outs = dict(zip(layout.pooled, layout.window.axes, strict=True))

@@ -183,6 +183,8 @@ class _Converter:
     def indices(self, value: Any, x: Array) -> Array:
         if not isinstance(value, Array | np.ndarray):
             raise TypeError(f"indices must be an array, got {type(value).__qualname__}")
+        if isinstance(value, np.ndarray):  # which may have a mask
+            value = arguments.plain("indices", value, "an array")
         # JAX converts int64 to int32 unless 64-bit types are enabled.
         wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
         arguments.check_indices(wide, value.shape, x.shape)

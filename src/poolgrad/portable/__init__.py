@@ -25,7 +25,7 @@ engine.py
 front.py
     The front end for libraries that have none of their own: values, `vjp`.
 
-`tests/test_portable.py` compares the results with `poolgrad.reference`, for arrays of PyTorch,
+`tests/exactness/test_portable.py` compares the results with `poolgrad.reference`, for arrays of PyTorch,
 JAX and array-api-strict; ``poolgrad check`` includes the front end ``portable``.
 """
 
