@@ -304,7 +304,9 @@ def describe(text: str) -> dict[str, str]:
     except ModuleNotFoundError as error:
         raise ValueError(f"{plan.dtype} arrays need {error.name}, which is not installed") from None
     except MemoryError:
-        raise ValueError(f"arrays for an input of shape {plan.shape} do not fit memory") from None
+        raise ValueError(
+            f"arrays for an input of shape {plan.shape} do not fit into memory"
+        ) from None
     found = {
         "plan": " ".join(text.split()),
         "output": "x".join(map(str, made.out_shape)),

@@ -426,8 +426,8 @@ def roi_align(
 def _check_vjp(name: str, input: object) -> None:
     if _is_tensor(name, input):
         raise TypeError(
-            "vjp is for NumPy and Dask; tensors are differentiable as they are: use y.backward() "
-            "or torch.func.vjp"
+            "vjp supports NumPy and Dask arrays; PyTorch differentiates its own tensors: use "
+            "y.backward() or torch.func.vjp"
         )
 
 

@@ -146,7 +146,7 @@ def test_another_comparison_is_not_mixed_in(
     finished: tuple[Path, Result], few_digits: Path, option: str, value: object
 ) -> None:
     line = refused("--data", few_digits, "--out", finished[0], *OPTIONS, option, value)
-    assert f"poolgrad: {option}: the comparison in {finished[0]} was begun with" in line
+    assert f"poolgrad: {option}: the comparison in {finished[0]} was started with" in line
 
 
 def test_changed_data_are_not_mixed_in(

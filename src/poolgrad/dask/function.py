@@ -139,7 +139,7 @@ class _Asked:
         self.operator: Operator = OPERATORS[request.operator]
         if not self.operator.operand.is_cut:
             raise TypeError(
-                f"{request.operator} pooling is not for Dask arrays: what is drawn for one chunk "
+                f"{request.operator} pooling does not support Dask arrays: the draw of one chunk "
                 "depends on all others"
             )
         x = asarray("x", request.x)

@@ -138,7 +138,7 @@ def explain(
     """
     if isinstance(fun, Pullback):
         if args or kwargs:
-            raise TypeError("fun is a pullback, which has its arguments already: give no others")
+            raise TypeError("fun is a pullback, which takes no further arguments")
         if shape_of(x) != fun._ready.plan.in_shape:
             raise ValueError(
                 f"x must have the shape of the pullback's input, {fun._ready.plan.in_shape}, "

@@ -279,5 +279,5 @@ def divisor(value: object) -> int:
             f"divisor_override must not be zero, as every sum is divided by it, got {value!r}"
         )
     if abs(value) >= _MOST:
-        raise ValueError(f"divisor_override must be less than 2**63 in size, got {value!r}")
+        raise ValueError(f"divisor_override must be less than 2**63 in magnitude, got {value!r}")
     return value

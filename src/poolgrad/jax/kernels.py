@@ -42,7 +42,7 @@ def register() -> None:
         jax.ffi.register_ffi_target(TARGET, handlers, platform="cpu")
     except Exception as error:
         raise ImportError(
-            f"this jaxlib ({version('jaxlib')}) does not take poolgrad's kernels, which were "
+            f"this jaxlib ({version('jaxlib')}) does not support poolgrad's kernels, which were "
             f"built for another version of XLA's interface: {error}. Build poolgrad again "
             "with this jaxlib installed"
         ) from error

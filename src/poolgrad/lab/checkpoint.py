@@ -55,8 +55,8 @@ def finished_epochs(folder: RunFolder, network: nn.Module, settings: Settings) -
         content = torch.load(path, weights_only=True)
     except Exception as error:  # another kind of file can fail in any way
         raise LabError(
-            f"{path} cannot be read ({type(error).__name__}): it is damaged, or no checkpoint of"
-            " poolgrad's"
+            f"{path} cannot be read ({type(error).__name__}): it is damaged, or not a checkpoint"
+            " of poolgrad"
         ) from error
     try:
         check_entries(content, _ENTRIES, path, others=True)

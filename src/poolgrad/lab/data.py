@@ -231,7 +231,7 @@ def _load_npz(path: Path) -> LabelledImages:
                     raise LabError(f"{path} has no array {name!r}; it has {found}")
                 arrays[name] = file[name]
                 if not isinstance(arrays[name], np.ndarray):  # np.load returns other files as bytes
-                    raise LabError(f"{path}: {name} is no array")
+                    raise LabError(f"{path}: {name} is not an array")
     except LabError:
         raise
     except Exception as error:  # zip, zlib, npy headers, pickles: each has its own exceptions

@@ -223,7 +223,8 @@ def open_folder(
                 f" {result['test_accuracy']:.4f}; choose another --out, or remove it"
             )
         raise LabError(
-            f"{folder.path} holds an unfinished run; go on with --resume, or choose another --out"
+            f"{folder.path} holds an unfinished run; resume it with --resume, or choose another"
+            " --out"
         )
     begun = Settings.from_stored(stored["settings"], folder.settings)
     settings = Settings.from_options(join_stored(begun.as_dict(), options, folder.path))

@@ -257,7 +257,7 @@ def join_stored(
         if name != "data" and stored.get(name) != value:
             raise LabError(
                 f"{flag(name)}: the run in {folder} was started with {stored.get(name)}, not"
-                f" {value}; leave the option out to go on, or choose another --out"
+                f" {value}; leave the option out to resume, or choose another --out"
             )
     return {name: value for name, value in {**stored, **options}.items() if value is not None}
 

@@ -48,7 +48,7 @@ class Run:
     finished_epochs
         How many epochs the checkpoint in the folder has behind it; 0 without one.
     threads
-        How many to train with: those that the run was begun with, for the sake of its last bits.
+        Number of threads: that with which the run was started, so that results keep their bits.
     """
 
     settings: Settings

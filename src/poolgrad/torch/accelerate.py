@@ -235,13 +235,13 @@ class accelerate:
         Raises
         ------
         TypeError
-            If it is no function, or one that is left and entered again.
+            If it is not a function, or a generator or coroutine function.
         """
         self.stop()
         if not callable(function) or any(is_such(function) for is_such in _ENTERED_AGAIN):
             raise TypeError(
-                "accelerate() decorates functions, and has no end in generators and coroutines: "
-                f"use it as a context manager there, got {function!r}"
+                "accelerate() cannot decorate generators and coroutines: use it as a context "
+                f"manager inside them, got {function!r}"
             )
 
         @wraps(function)

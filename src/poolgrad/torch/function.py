@@ -256,8 +256,8 @@ def perform(request: Request) -> Any:
 def vjp(request: Request) -> Any:
     """Raise an error, because autograd differentiates tensors."""
     raise TypeError(
-        "vjp is for NumPy and Dask; tensors are differentiable as they are: use y.backward() or "
-        "torch.func.vjp"
+        "vjp supports NumPy and Dask arrays; PyTorch differentiates its own tensors: use "
+        "y.backward() or torch.func.vjp"
     )
 
 

@@ -79,7 +79,7 @@ class Axis(NamedTuple):
     def taps(self, output: int) -> list[tuple[int, int]]:
         """``(tap, input)`` for every valid input of one window, in order."""
         if self.fractional:
-            raise ValueError("where fractional windows begin differs from plane to plane")
+            raise ValueError("the positions of fractional windows differ from plane to plane")
         if self.adaptive:
             return list(enumerate(range(*self.bins(output))))
         start = output * self.stride - self.lo
@@ -130,9 +130,7 @@ class Window:
 
 def _adaptive_axis(name: str, size: int, out: int) -> Axis:
     if size * out > _INT64_MAX // 2:
-        raise ValueError(
-            f"output_size asks for {out} outputs along the {name}, more than fit memory"
-        )
+        raise ValueError(f"output_size of {out} along the {name} would overflow memory")
     if size % out == 0:
         return Axis(size, out, size // out, size // out)
     # Bins begin at multiples of gcd / out: the widest reaches into one input more than most.

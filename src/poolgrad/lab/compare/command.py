@@ -280,13 +280,13 @@ def _check_same(plan: Plan, described: Described, stored: Mapping[str, Any], out
         before = stored["options"].get(name)
         if name != "data" and before != value:  # data may have moved
             raise LabError(
-                f"{flag(name)}: the comparison in {out} was begun with {shorten(before)}, not"
-                f" {shorten(value)}; give that, or choose another --out"
+                f"{flag(name)}: the comparison in {out} was started with {shorten(before)}, not"
+                f" {shorten(value)}; pass that value, or choose another --out"
             )
     if stored["data"] != json.loads(json.dumps(described.identity)):
         raise LabError(
-            f"--data: {plan.data} is not what the comparison in {out} was begun with; choose"
-            " another --out"
+            f"--data: {plan.data} is not what the comparison in {out} was started with;"
+            " choose another --out"
         )
 
 

@@ -326,8 +326,7 @@ def names(option: str, text: str, accepted: Sequence[str]) -> tuple[str, ...]:
     if unknown or not given:
         got = shorten(unknown[0] if unknown else text)
         raise LabError(
-            f"{flag(option)} must be names of {', '.join(accepted)}, with commas between them; got"
-            f" {got}"
+            f"{flag(option)} must be names of {', '.join(accepted)}, separated by commas; got {got}"
         )
     return tuple(dict.fromkeys(given))
 
