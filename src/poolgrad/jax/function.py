@@ -43,7 +43,7 @@ def perform(request: Request) -> Any:
     if plain != pool:  # the gradient depends on `ties`, the indices do not
         (y,) = bound(forward_p, x, *given, pool=pool, keep=0)
     found = engine.indices(
-        layout, routes, given[0] if pool.operator.operand.places_windows else None
+        layout, routes, given[0] if pool.operator.operand.determines_windows else None
     )
     return _shaped(y, request, layout), _shaped(found, request, layout)
 

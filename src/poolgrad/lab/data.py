@@ -189,11 +189,11 @@ def _load_digits() -> LabelledImages:
 def _translated(data: LabelledImages, side: int) -> LabelledImages:
     """Place each image at a random position on an empty canvas that contains the whole image."""
     height, width = data.size
-    places = np.random.default_rng(_POSITIONS_SEED).integers(
+    positions = np.random.default_rng(_POSITIONS_SEED).integers(
         0, (side - height + 1, side - width + 1), (len(data.images), 2)
     )
     images = np.zeros((len(data.images), data.images.shape[1], side, side), data.images.dtype)
-    for canvas, image, (row, column) in zip(images, data.images, places, strict=True):
+    for canvas, image, (row, column) in zip(images, data.images, positions, strict=True):
         canvas[:, row : row + height, column : column + width] = image
     return LabelledImages(images, data.labels, data.classes)
 

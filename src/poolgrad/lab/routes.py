@@ -168,8 +168,8 @@ class _View:
         # The drawn windows, and the rows and columns that they cover: those before or beyond the
         # map are padding.
         self._outputs = tuple(
-            self._windows_around(int(place), extent, count)
-            for place, extent, count in zip(
+            self._windows_around(int(position), extent, count)
+            for position, extent, count in zip(
                 strongest, trace.before.shape, trace.after.shape, strict=True
             )
         )
@@ -182,12 +182,12 @@ class _View:
         # The frames of overlapping windows are indistinguishable, so one is drawn for all.
         self._framed = [max(every, key=self._interest)] if self._overlap else every
 
-    def _windows_around(self, place: int, extent: int, count: int) -> range:
-        """All windows along an axis, or as many as fit, the one at `place` in their middle."""
+    def _windows_around(self, position: int, extent: int, count: int) -> range:
+        """All windows along an axis, or as many as fit, the one at `position` in their middle."""
         if extent <= _SHOWN:
             return range(count)
         fitting = min(max(_SHOWN - self._kernel, 0) // self._stride + 1, count)
-        nearest = (place + self._padding - (self._kernel - 1) / 2) / self._stride
+        nearest = (position + self._padding - (self._kernel - 1) / 2) / self._stride
         first = min(max(round(nearest) - fitting // 2, 0), count - fitting)
         return range(first, first + fitting)
 

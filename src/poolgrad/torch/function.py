@@ -305,7 +305,7 @@ def _perform(request: Request) -> Any:
     if options != indexed(options):
         rest = adapter.arguments(request.spec, indexed(options), last, True)
         routes = adapter.ops[""](x.detach(), *given, *rest)[1]
-    samples = given[0] if adapter.operator.operand.places_windows else x.new_empty(0)
+    samples = given[0] if adapter.operator.operand.determines_windows else x.new_empty(0)
     found = _route_indices(x.detach(), routes, samples, flatten(request.spec), last)
     if request.keepdims:
         return y, found

@@ -77,7 +77,7 @@ class Session:
         with self._client(waiting) as client:  # before the costs, because the address may be wrong
             measured = self._costs(start)
             failures = damaged + self._run(start, client, waiting, finished, measured)
-        order = {job.name: place for place, job in enumerate(jobs)}
+        order = {job.name: index for index, job in enumerate(jobs)}
         failures.sort(key=lambda f: order[f.name])
         comparison = self.gather(jobs, failures, measured)
         return comparison, self.write(comparison)

@@ -208,16 +208,18 @@ def _label_points(
     the fewest names and points, and of these the nearest.
     """
     extent = np.asarray(size)
-    places = axes.transLimits.transform(points) * extent
-    taken = [_box(place, 9, 9) for place in places]
+    positions = axes.transLimits.transform(points) * extent
+    taken = [_box(position, 9, 9) for position in positions]
     angles = np.arange(16) * (2 * np.pi / 16)
     back = axes.transLimits.inverted()
-    for place, label in sorted(zip(places, labels, strict=True), key=lambda pair: -pair[0][0]):
+    for position, label in sorted(
+        zip(positions, labels, strict=True), key=lambda pair: -pair[0][0]
+    ):
         wide = _CHARACTER * len(label)
         candidates = []
         for far, angle in product((13, 24, 38, 54, 74, 100), angles):
             direction = np.array([np.cos(angle), np.sin(angle)])
-            centre = place + direction * (far + np.array([wide / 2, 3]) * abs(direction))
+            centre = position + direction * (far + np.array([wide / 2, 3]) * abs(direction))
             box = _box(centre, wide, 15)
             outside = box[0] < -4 or box[1] < 2 or box[2] > extent[0] + 14 or box[3] > extent[1] + 8
             cost = far + 60 * sum(_overlap(box, other) for other in taken) + 1000 * outside
@@ -225,7 +227,7 @@ def _label_points(
             candidates.append((cost, far, centre))
         _, far, centre = min(candidates, key=lambda candidate: candidate[0])
         taken.append(_box(centre, wide, 15))
-        (x, y), (label_x, label_y) = back.transform([place / extent, centre / extent])
+        (x, y), (label_x, label_y) = back.transform([position / extent, centre / extent])
         arrow = {"arrowstyle": "-", "color": GREY, "linewidth": 0.7, "shrinkB": 5}
         axes.annotate(
             label,
@@ -327,12 +329,12 @@ def draw_shifts(
 def _label_ends(
     canvas: Canvas,
     axes: Axes,
-    place: tuple[float, float, float, float],
+    position: tuple[float, float, float, float],
     lines: Sequence[tuple[float, Style]],
     room: float,
 ) -> None:
     """Write the names of lines at their right ends, joined to them by thin lines."""
-    left, top, width, height = place
+    left, top, width, height = position
     low, high = axes.get_ylim()
     finite = [(value, style) for value, style in lines if np.isfinite(value)]
     ends = [top + height * (high - value) / (high - low) for value, _ in finite]

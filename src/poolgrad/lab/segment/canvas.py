@@ -63,16 +63,16 @@ def _draw(digits: Plane, random: np.random.Generator) -> tuple[Plane, NDArray[np
         grown = ndimage.zoom(digit, side / len(digit), order=1, mode="nearest", grid_mode=True)
         for _ in range(_TRIALS):
             row, column = random.integers(0, SIDE - side + 1, 2)
-            place = slice(row, row + side), slice(column, column + side)
-            if not taken[place].any():
+            region = slice(row, row + side), slice(column, column + side)
+            if not taken[region].any():
                 break
         else:
             continue
         cover = np.zeros((SIDE, SIDE))
-        cover[place] = grown
+        cover[region] = grown
         canvas = _paint(canvas, cover, random)
         mask |= cover >= 0.5
-        taken[place] = True
+        taken[region] = True
     canvas += _NOISE * random.standard_normal(canvas.shape)
     return canvas.clip(0, 1), mask
 

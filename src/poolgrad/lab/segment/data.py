@@ -161,20 +161,20 @@ def _pairs(folder: Path) -> tuple[list[Path], list[Path]]:
     """The image files and, in the same order, their masks."""
     found: dict[str, dict[str, Path]] = {}
     for part in ("images", "masks"):
-        place = folder / part
-        if not place.is_dir():
+        path = folder / part
+        if not path.is_dir():
             raise LabError(
                 f"--data {folder} has no folder {part}; expected {folder}/images and"
                 f" {folder}/masks with equally named files"
             )
         names: dict[str, Path] = {}
-        for file in image_files(place):
-            name = str(file.relative_to(place).with_suffix(""))
+        for file in image_files(path):
+            name = str(file.relative_to(path).with_suffix(""))
             if name in names:
                 raise LabError(f"{file} has the same name as {names[name]}; rename one of them")
             names[name] = file
         if not names:
-            raise LabError(f"{place} holds no images")
+            raise LabError(f"{path} holds no images")
         found[part] = names
     images, masks = found["images"], found["masks"]
     for name, file in images.items():

@@ -28,12 +28,12 @@ def move(images: Tensor, masks: Tensor, randomness: torch.Generator) -> tuple[Te
         The same shapes; what comes in from outside repeats the border.
     """
     moved = []
-    places = []
+    positions = []
     for size in images.shape[2:]:
         most = int(size * _SHIFT)
         distances = torch.randint(-most, most + 1, (len(images), 1), generator=randomness)
-        places.append((torch.arange(size) + distances).clamp(0, size - 1))
-    rows, columns = places[0][:, :, None], places[1][:, None, :]
+        positions.append((torch.arange(size) + distances).clamp(0, size - 1))
+    rows, columns = positions[0][:, :, None], positions[1][:, None, :]
     which = torch.arange(len(images))[:, None, None]
     for each in (images.movedim(1, -1), masks):
         moved.append(each[which, rows, columns])

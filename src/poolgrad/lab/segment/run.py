@@ -116,7 +116,7 @@ def _example(
     network: nn.Sequential,
     job: Job,
     data: masked.MaskedImages,
-    place: int,
+    position: int,
     index: int,
     scores: Mapping[str, NDArray[np.float64]],
 ) -> Example:
@@ -133,7 +133,8 @@ def _example(
         winners=found.winners,
         label=f"image {index}",
         predicted=(
-            f"IoU {scores['iou'][place]:.3f}, boundary IoU {scores['boundary_iou'][place]:.3f}"
+            f"IoU {scores['iou'][position]:.3f},"
+            f" boundary IoU {scores['boundary_iou'][position]:.3f}"
         ),
         true_mask=data.masks[index],
         predicted_mask=found.mask,
