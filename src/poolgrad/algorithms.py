@@ -72,7 +72,7 @@ class KernelCall(NamedTuple):
     Attributes
     ----------
     forward, backward : callable
-        Run the kernels. `forward` stores what `backward` needs if that was asked for.
+        Run the kernels. `forward` stores what `backward` needs, if requested.
     forward_bytes, backward_bytes : int
         Bytes that must be moved: every array that is read or written, once.
     out_shape : tuple of int

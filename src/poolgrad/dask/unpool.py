@@ -29,13 +29,13 @@ Chunks = tuple[tuple[int, ...], ...]
 _Dealt = tuple[Array, Array, Array, Array]  # planes, positions, values, and their sources
 
 
-class Asked:
+class Unpooling:
     """A validated unpooling of a Dask array.
 
     Parameters
     ----------
     request : Request
-        What a public function asks.
+        The call of a public function.
 
     Attributes
     ----------

@@ -163,15 +163,15 @@ def _call(
     pool : Pooling
         The operator.
     in_shape : callable
-        The shape of the input, from that of the first array.
+        Returns the shape of the input, from that of the first array.
     made : callable
-        The arrays that are made, for a layout.
+        Returns the buffers of the results, for a layout.
     run : callable
-        Calls the operator, with a plan, what stands for the given arrays, and for those made.
+        Calls the operator with a plan and placeholders of the inputs and of the results.
     given : tuple of array
-        What is read.
+        The inputs.
     beside : int
-        Which of these is the operator's own argument, if it has one.
+        Index of the extra operand among the inputs, if there is one.
     """
 
     def local(*given: Array) -> list[Array]:
@@ -197,7 +197,7 @@ def _run(
 ) -> None:
     """Call one kernel and add the arrays that it writes to `values`.
 
-    `whole`: an array of the input's shape. csrc/xla/README.md describes the attributes of the call.
+    `whole` is an array of the input's shape. csrc/xla/README.md describes the attributes.
     """
     args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in asked if a is not _THREADS]
     values |= {

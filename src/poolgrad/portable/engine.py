@@ -138,7 +138,7 @@ def compose(
     theta : array or None
         The learned parameter.
     geometry : Geometry, optional
-        That of the layout, if it is known.
+        The geometry of the layout, if it is known.
 
     Returns
     -------

@@ -29,7 +29,7 @@ class Taps(NamedTuple):
     inputs : int array, shape (outputs, taps) or (planes, outputs, taps)
         The input of each tap; 0 where there is none.
     valid : bool array, shape (outputs, taps)
-        Which taps lie in the input.
+        Whether each tap lies in the input.
     numbers : int array, shape (outputs, taps)
         The number of each tap in its window.
     extent : int array, shape (outputs, 1)
@@ -72,7 +72,7 @@ class Geometry:
     layout : Layout
         The windows, and the shape of the input.
     like : array
-        An array on the device where the tables are to be.
+        An array on the device of the tables.
     samples : array, shape (..., pooled axes), optional
         The samples that determine the positions of fractional windows, a row for each plane.
     """

@@ -94,8 +94,8 @@ def is_plain(x: Any) -> bool:
 def pools(x: Any) -> bool:
     """Whether to use poolgrad's operators where PyTorch's compute the same.
 
-    They are not for other devices, for subclasses that know PyTorch's operators only, or for what
-    has no memory of its own; nor for programs that are exported, which run where we are not.
+    They are not used for other devices, for tensor subclasses, for tensors without memory, or in
+    exported programs, which must run without poolgrad.
     """
     if torch.compiler.is_compiling():
         return not (
@@ -198,7 +198,7 @@ def prepared(
 
 
 def is_in_graph() -> bool:
-    """Whether a compiler or TorchScript records what is called.
+    """Whether a compiler or TorchScript records calls.
 
     A TorchScript graph stores operators; it would store an `autograd.Function` as a Python object,
     which cannot be saved.

@@ -44,7 +44,7 @@ from poolgrad.windows import WindowKind, flatten
 def _define_indices() -> Any:
     """``route_indices``: converts routes to flat positions in the plane of `x`; no gradient.
 
-    `samples`: those that placed the windows, or an empty tensor.
+    `samples` are those of fractional windows, or an empty tensor.
     """
 
     def ready_for(x: Tensor, window: list[int], last: bool) -> Prepared:
@@ -202,7 +202,7 @@ def asarray(x: Tensor) -> Tensor:
     Raises
     ------
     TypeError
-        If its numbers do not lie in memory one by one.
+        If the tensor is not dense.
     """
     if x.layout is not torch.strided or x.is_quantized or x.is_nested:
         came = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)

@@ -38,7 +38,7 @@ def integer(name: str, value: object, shown: object, accepted: str) -> int:
     Raises
     ------
     TypeError
-        If it is none; the message shows the whole argument, `shown`.
+        If `value` is not an integer; the message shows the whole argument, `shown`.
     """
     try:
         if not isinstance(value, bool):
