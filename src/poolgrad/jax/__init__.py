@@ -205,6 +205,7 @@ def reuse_memory(limit: int = 1 << 30) -> bool:
     process (glibc's ``mallopt``) keep blocks of up to `limit` bytes, and at most `limit` free
     bytes, in one arena for all threads. It speeds up all of XLA on CPUs, not only poolgrad's
     kernels. Call it before anything else, because threads that already have an arena keep it.
+
     Parameters
     ----------
     limit : int

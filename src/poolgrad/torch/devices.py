@@ -19,7 +19,8 @@ def register(op: Any, run: Callable[..., Any], library: Any) -> None:
 
     A compiler does not trace into the operator on the CPU. On a GPU with Triton it traces through
     `run` to the launches of Triton kernels, as through a `torch.library.triton_op`, so that
-    inductor can schedule them; except for symbolic sizes, because kernels are chosen by size."""
+    inductor can schedule them; except for symbolic sizes, because kernels are chosen by size.
+    """
     name = op.name().split("::")[1]
     for key in _DISPATCH_KEYS:
         library.impl(name, run, key)
