@@ -94,7 +94,7 @@ def measure(row: Row, threads: int, turns: int) -> Result:
     row : Row
         Which.
     threads : int
-        Not asked: XLA takes all processors, and our kernels as many as XLA.
+        Ignored: XLA uses all processors, and poolgrad's kernels as many as XLA.
     turns : int
         How often each is timed.
 

@@ -57,7 +57,7 @@ class Row:
     beside : Row, optional
         Another row whose time this one is a share of.
     peers : bool
-        False where PyTorch takes so long that nobody would wait for it.
+        False if PyTorch takes too long to be timed.
     """
 
     title: str

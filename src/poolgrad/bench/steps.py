@@ -72,12 +72,12 @@ def pooling_bytes(network: nn.Module, x: Tensor) -> int:
     pooling: dict[int, int] = {}
     others = _storages(network.parameters())
     nodes = [y.grad_fn for y in forward(network, x) if y.grad_fn is not None]
-    seen = {*nodes}
+    visited = {*nodes}
     while nodes:
         node = nodes.pop()
         (pooling if is_pooling(node.name()) else others).update(_storages(_saved_by(node)))
-        later = [n for n, _ in node.next_functions if n is not None and n not in seen]
-        seen.update(later)
+        later = [n for n, _ in node.next_functions if n is not None and n not in visited]
+        visited.update(later)
         nodes += later
     return sum(size for address, size in pooling.items() if address not in others)
 

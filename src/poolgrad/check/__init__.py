@@ -139,13 +139,13 @@ def check_function(name: str, front_end: str, dtype: str, channels_last: bool) -
     Row
     """
     row = Row(name, front_end, dtype, "channels last" if channels_last else "channels first")
-    asked = FRONT_ENDS[front_end]
+    front = FRONT_ENDS[front_end]
     for case, gy, definition, theirs in _expected(name, dtype, channels_last):
         if not takes(front_end, case):
             continue
         try:
-            got = asked.answer(case, gy)
-            slopes = differences(asked.pool, case, gy) if dtype == "float64" else None
+            got = front.answer(case, gy)
+            slopes = differences(front.pool, case, gy) if dtype == "float64" else None
         except Exception as error:  # reported in the table, next to the passed checks
             row.failure = f"{type(error).__name__}: {error}, in {case}"
             continue

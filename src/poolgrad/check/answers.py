@@ -183,8 +183,8 @@ def _dask_answer(case: Case, gy: Array) -> Answer:
     import dask
 
     y, pullback = vjp(FUNCTIONS[case.name], _dask_array(case), **case.kwargs)
-    asked = y, pullback(gy), pullback.parameters(gy)
-    return Answer(*dask.compute(*asked, scheduler="synchronous"))
+    results = y, pullback(gy), pullback.parameters(gy)
+    return Answer(*dask.compute(*results, scheduler="synchronous"))
 
 
 def _standard(value: Any) -> Any:

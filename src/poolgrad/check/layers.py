@@ -32,7 +32,7 @@ class LayerCase(NamedTuple):
         Of the input; its elements are distinct, and far from each other in terms of a step of a
         finite difference.
     others : callable
-        Returns what the layer is called with beside the input; not differentiated.
+        Returns further arguments of a call, which are not differentiated.
     """
 
     make: Callable[[], nn.Module]

@@ -190,7 +190,7 @@ def _call(
 
 def _run(
     name: str,
-    asked: Sequence[Any],
+    arguments: Sequence[Any],
     values: dict[_Hole, Array],
     whole: _Hole,
     plan: dict[str, Any],
@@ -199,7 +199,7 @@ def _run(
 
     `whole` is an array of the input's shape. csrc/xla/README.md describes the attributes.
     """
-    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in asked if a is not _THREADS]
+    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in arguments if a is not _THREADS]
     values |= {
         a: jnp.full(a.array.shape, a.array.item(), a.array.dtype)
         for a in args

@@ -163,8 +163,8 @@ class _View:
         self._trace = trace
         windows = DOWNSAMPLINGS[settings.pool].windows(settings.kernel, settings.stride)
         self._kernel, self._stride, self._padding = windows
-        seen = abs(trace.returned * trace.before)
-        strongest = np.unravel_index(seen.argmax(), seen.shape)
+        influence = abs(trace.returned * trace.before)
+        strongest = np.unravel_index(influence.argmax(), influence.shape)
         # The drawn windows, and the rows and columns that they cover: those before or beyond the
         # map are padding.
         self._outputs = tuple(

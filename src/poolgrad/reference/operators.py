@@ -194,7 +194,7 @@ OPERATORS: dict[str, Callable[..., Pooled]] = {
     "mixed": mixed,
     "range": range,
     "lip": lip,
-    "fractional_max": max,  # it only has its windows elsewhere
+    "fractional_max": max,  # only its windows differ
 }
 
 

@@ -44,7 +44,7 @@ def kind(exchange: bool) -> Kind:
 
     If `exchange`, the memory of tensors is read by DLPack's exchange functions.
     """
-    asked = (
+    attributes = (
         ("is_cpu", True),
         ("layout", torch.strided),
         ("is_quantized", False),
@@ -58,7 +58,7 @@ def kind(exchange: bool) -> Kind:
         plain=(
             (Tensor.is_neg, False),
             (torch._is_functional_tensor, False),
-            *(() if exchange else asked),
+            *(() if exchange else attributes),
         ),
         modes=(torch.is_grad_enabled,),
         quiet=(

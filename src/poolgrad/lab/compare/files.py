@@ -97,7 +97,7 @@ def write_protocol(comparison: Comparison, command: str, path: Path) -> None:
         source = f" ({entry.source})" if entry and entry.source else ""
         lines.append(f"- `{method}`: {entry.title if entry else titled}{source}")
     if comparison.warnings:
-        lines += ["", "## What these results cannot tell", ""]
+        lines += ["", "## Limits of these results", ""]
         lines += [f"- {warning}" for warning in comparison.warnings]
     if comparison.failures:
         lines += ["", "## Failed runs", ""]

@@ -115,8 +115,8 @@ def draw_sheet(strips: Sequence[Strip], labels: Sequence[str]) -> bytes:
             if segmented:
                 predicted = predicted.partition(",")[0]  # the first of its scores
             short = predicted if len(predicted) < 22 else predicted[:21] + "…"
-            told = short if segmented else f"predicted: {short}"
-            canvas.text(10, middle + 10, told, 11, GREY)
+            caption = short if segmented else f"predicted: {short}"
+            canvas.text(10, middle + 10, caption, 11, GREY)
         for j, pixels in enumerate(strip.maps):
             _place(axes, pixels, names + cell * j, top + cell * i, cell - 10)
     axes.set(xlim=(0, canvas.width), ylim=(canvas.height, 0))

@@ -1,7 +1,7 @@
 """Charts of a comparison: differences, consistency, shifts, learning curves, costs.
 
 Every function returns a `Canvas` of the given width and the text that stands for the picture where
-it cannot be seen.
+it cannot be viewed.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def _label_ends(
     axes: Axes,
     position: tuple[float, float, float, float],
     lines: Sequence[tuple[float, Style]],
-    room: float,
+    space: float,
 ) -> None:
     """Write the names of lines at their right ends, joined to them by thin lines."""
     left, top, width, height = position
@@ -343,7 +343,7 @@ def _label_ends(
     for end, y, (_, style) in zip(ends, heights, finite, strict=True):
         canvas.line([left + width * last + 5, left + width + 8], [end, y], GREY, 0.6)
         canvas.mark(left + width + 15, y, style, 5.5)
-        canvas.text(left + width + 24, y, _fit(style.label, room), _LABEL - 0.5)
+        canvas.text(left + width + 24, y, _fit(style.label, space), _LABEL - 0.5)
 
 
 def draw_learning(
@@ -469,9 +469,9 @@ def _names_width(summaries: Sequence[Summary], styles: Styles) -> float:
     return 34 + _CHARACTER * max(len(styles[key_of(s)].label) for s in summaries)
 
 
-def _fit(label: str, room: float) -> str:
+def _fit(label: str, space: float) -> str:
     """The label, cut off where it is longer than some pixels."""
-    most = max(int(room / _CHARACTER), 4)
+    most = max(int(space / _CHARACTER), 4)
     return label if len(label) <= most else label[: most - 1] + "…"
 
 

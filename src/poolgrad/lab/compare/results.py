@@ -245,7 +245,7 @@ class Comparison:
     summaries, runs, failures, examples
         The results, in the order of the methods.
     warnings
-        Sentences on what the results cannot tell.
+        Sentences on the limits of the results.
     sentence
         The result in one sentence.
     """

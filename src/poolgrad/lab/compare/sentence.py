@@ -73,12 +73,12 @@ def _scores(summaries: Sequence[Summary], baseline: Summary, metric: str) -> lis
     for some, word in ((better, "better"), (worse, "worse")):
         if some:
             verb = "is" if len(some) == 1 else "are"
-            told = "" if parts else f" than {named} in {metric} ({its})"
+            versus = "" if parts else f" than {named} in {metric} ({its})"
             apart = listed([f"{name_of(s)} by {_size(s)}" for s in some])
             if len(some) == 1:
-                apart = f"{name_of(some[0])} {verb} {word}{told} by {_size(some[0])}"
+                apart = f"{name_of(some[0])} {verb} {word}{versus} by {_size(some[0])}"
             else:
-                apart = f"{verb} {word}{told}: {apart}"
+                apart = f"{verb} {word}{versus}: {apart}"
                 apart = f"{listed([name_of(s) for s in some])} {apart}"
             parts.append(apart)
     return parts
@@ -140,7 +140,7 @@ def warnings(
     tested
         Number of test images.
     seeds
-        How many seeds were asked for.
+        The requested number of seeds.
     metric
         Name of the score.
     """
