@@ -34,13 +34,13 @@ class _Operator(NamedTuple):
     Attributes
     ----------
     name : str
-        What it is called in ``torch.ops.aten``.
+        Name in ``torch.ops.aten``.
     function : str
-        Our public function.
+        Name of poolgrad's function.
     names : tuple of str
-        Its arguments after the input, as our function calls them.
+        The arguments after the input, by the names of poolgrad's function.
     indices : bool
-        Whether it gives indices, too.
+        Whether the operator also returns indices.
     """
 
     name: str
@@ -173,20 +173,20 @@ _switch = _Switch()
 class accelerate:
     """Compute every pooling of PyTorch on the CPU with poolgrad: functions, modules, callers.
 
-    Called, it holds until `stop`; as a context manager until the end of the block; as a decorator
-    while the function runs. It may be nested. It holds for all threads of the process: turn it on
+    It is active until `stop`; as a context manager, until the end of the block; as a decorator,
+    while the function runs. It may be nested. It applies to all threads of the process: start it
     before other threads pool.
 
-    The operators are those that PyTorch's functions and modules end in: ``max_pool``, ``avg_pool``,
-    ``adaptive_max_pool``, ``adaptive_avg_pool`` and ``fractional_max_pool`` in one to three
-    dimensions, and so ``lp_pool`` and ``local_response_norm``. Results, indices and gradients are
-    PyTorch's, and what it refuses is refused in its words. What our kernels do not pool (integers,
-    other devices, tensor subclasses, what `torch.func` transforms or `torch.compile` traces) goes
-    to the kernel that was there before.
+    It replaces the kernels of the operators that PyTorch's functions and modules call:
+    ``max_pool``, ``avg_pool``, ``adaptive_max_pool``, ``adaptive_avg_pool`` and
+    ``fractional_max_pool`` in one to three dimensions, and therefore also ``lp_pool`` and
+    ``local_response_norm``. Results, indices, gradients and errors are those of PyTorch. PyTorch's
+    kernels compute what poolgrad's do not support: integers, other devices, tensor subclasses,
+    transformations of `torch.func`, and programs that `torch.compile` traces.
 
     See Also
     --------
-    convert : The same for modules, which may then be saved so.
+    convert : Replaces the modules of a network, which can then be saved.
 
     Examples
     --------
@@ -235,13 +235,13 @@ class accelerate:
         Raises
         ------
         TypeError
-            If it is no function, or one that is left and entered again.
+            If it is not a function, or a generator or coroutine function.
         """
         self.stop()
         if not callable(function) or any(is_such(function) for is_such in _ENTERED_AGAIN):
             raise TypeError(
-                "accelerate() decorates functions, and has no end in generators and coroutines: "
-                f"use it as a context manager there, got {function!r}"
+                "accelerate() cannot decorate generators and coroutines: use it as a context "
+                f"manager inside them, got {function!r}"
             )
 
         @wraps(function)

@@ -44,7 +44,7 @@ def kind(exchange: bool) -> Kind:
 
     If `exchange`, the memory of tensors is read by DLPack's exchange functions.
     """
-    asked = (
+    attributes = (
         ("is_cpu", True),
         ("layout", torch.strided),
         ("is_quantized", False),
@@ -58,7 +58,7 @@ def kind(exchange: bool) -> Kind:
         plain=(
             (Tensor.is_neg, False),
             (torch._is_functional_tensor, False),
-            *(() if exchange else asked),
+            *(() if exchange else attributes),
         ),
         modes=(torch.is_grad_enabled,),
         quiet=(
@@ -94,8 +94,8 @@ def is_plain(x: Any) -> bool:
 def pools(x: Any) -> bool:
     """Whether to use poolgrad's operators where PyTorch's compute the same.
 
-    They are not for other devices, for subclasses that know PyTorch's operators only, or for what
-    has no memory of its own; nor for programs that are exported, which run where we are not.
+    They are not used for other devices, for tensor subclasses, for tensors without memory, or in
+    exported programs, which must run without poolgrad.
     """
     if torch.compiler.is_compiling():
         return not (
@@ -198,7 +198,7 @@ def prepared(
 
 
 def is_in_graph() -> bool:
-    """Whether a compiler or TorchScript records what is called.
+    """Whether a compiler or TorchScript records calls.
 
     A TorchScript graph stores operators; it would store an `autograd.Function` as a Python object,
     which cannot be saved.
