@@ -1,5 +1,7 @@
 """The front end for JAX: the functions of `poolgrad` take its arrays; here are Flax's names.
 
+`poolgrad.jax.nn` has modules for Flax NNX and Equinox.
+
 ``from poolgrad.jax import max_pool`` takes the place of ``flax.linen.max_pool`` and
 ``flax.nnx.max_pool``: channels last, a stride of one unless another is given.
 
@@ -21,7 +23,9 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence, Sized
-from typing import Any, ParamSpec
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 try:
     from jax import Array
@@ -40,6 +44,18 @@ if core.xla_handler() is not None:  # else pooling raises the error
     from poolgrad.jax import kernels as kernels
 
 __all__ = ["avg_pool", "max_pool", "min_pool", "reuse_memory"]
+
+if TYPE_CHECKING:
+    from poolgrad.jax import nn as nn
+else:
+
+    def __getattr__(name: str) -> ModuleType:
+        """Import the modules when they are first used: it takes longer than one pooling."""
+        if name == "nn":
+            return import_module("poolgrad.jax.nn")
+        own = sys.modules[__name__]
+        raise AttributeError(f"module 'poolgrad.jax' has no attribute {name!r}", name=name, obj=own)
+
 
 Padding = str | Sequence[tuple[int, int]]
 P = ParamSpec("P")
