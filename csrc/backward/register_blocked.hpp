@@ -314,7 +314,7 @@ class BackBands {
       } else if constexpr (S == 1) {
         sums[j][0] = load<V>(row);
       } else {
-        sums[j][0] = load_second<V>(row, false), sums[j][1] = load_second<V>(row + 1, true);
+        sums[j][0] = load_stride_2<V>(row, false), sums[j][1] = load_stride_2<V>(row + 1, true);
       }
     };
     POOLGRAD_UNROLL
@@ -331,7 +331,7 @@ class BackBands {
         T* to = rows_[q * S + j] + column;
         V made[S];
         if constexpr (S == 1) made[0] = sums[j][0];
-        else riffle(sums[j][0], sums[j][1], made);
+        else interleave(sums[j][0], sums[j][1], made);
         POOLGRAD_UNROLL
         for (i64 c = 0; c < S; ++c) {
           if (streams && to != nowhere_ + column) {

@@ -18,8 +18,8 @@ class Scatter {
 
   // planes: how many there will be
   Scatter(const Plan& p, const InputTile& piece, i64 planes, bool in_place, Arena& arena)
-      : Scatter(p, piece, p.inner < kAcross ? smaller(kTogether, planes) : 1, in_place, arena,
-                std::make_index_sequence<kTogether>{}) {}
+      : Scatter(p, piece, p.inner < kTapsAcrossLanes ? smaller(kTogether, planes) : 1, in_place,
+                arena, std::make_index_sequence<kTogether>{}) {}
 
   void run(const View& gy, const View& routing, Dense gx, i64 first, i64 last) {
     if (!ready_) prepare();
@@ -85,7 +85,7 @@ class Scatter {
     for (const Axis& a : p.axis) {
       all *= static_cast<double>(a.in + (a.kernel - 1) * a.dilation + (a.lo < 0 ? -a.lo : a.lo));
     }
-    return all < 0x1p30 && p.places <= 1 << 16;
+    return all < 0x1p30 && p.taps <= 1 << 16;
   }
 
   void prepare() {
@@ -145,15 +145,15 @@ class Scatter {
     const auto next = static_cast<Index>(next_), line = static_cast<Index>(line_);
     const auto slice = static_cast<Index>(slice_);
     const auto inputs = static_cast<u32>(own.sums.last() - own.sums.first());
-    const auto places = static_cast<u32>(p_.places);
+    const auto places = static_cast<u32>(p_.taps);
     const T* const gradients = own.g + begin;
     const R* const routes = own.r + begin;
     const Index* const columns = columns_ + begin;
-    sweep_lanes<Index>(n, [&](auto w, i64 i) {
+    overlapping_lanes<Index>(n, [&](auto w, i64 i) {
       using V = Vec<Index, w()>;
       using G = Vec<T, w()>;
       const auto place = convert<u32>(load<Vec<R, w()>>(routes + i));
-      prefetch(gradients + i + kAhead<T>), prefetch(routes + i + kAhead<R>);
+      prefetch(gradients + i + kPrefetchElements<T>), prefetch(routes + i + kPrefetchElements<R>);
       // A half more than a whole number: so far from the next that no rounding gets there.
       const auto quotient = [](V of, float by) {
         return convert<Index>((convert<float>(of) + 0.5f) * by);
@@ -178,7 +178,7 @@ class Scatter {
       const i64 column = start_of(p_.axis[2], outs_.lo + i / p_.inner) * p_.inner + i % p_.inner;
       const i64 to =
           from + column + place * next_ + down * line_ + down / p_.axis[1].kernel * slice_;
-      if (place < p_.places && to >= 0 && to < inputs) own.first_sum[to] += own.g[i];
+      if (place < p_.taps && to >= 0 && to < inputs) own.first_sum[to] += own.g[i];
     }
   }
 
@@ -218,7 +218,7 @@ void follow_routes(const Plan& p, const Tile& tile, const View& x, const char* t
             const u32 place = *r, line = place / kw;
             const i64 d = input(0, od, line / kh), h = input(1, oh, line % kh);
             const i64 w = input(2, o, place % kw);
-            const bool real = place < p.places && d >= 0 && d < p.axis[0].in && h >= 0 &&
+            const bool real = place < p.taps && d >= 0 && d < p.axis[0].in && h >= 0 &&
                               h < p.axis[1].in && w >= 0 && w < p.axis[2].in;
             *to = T(0);
             if (real) {
@@ -246,7 +246,7 @@ void routes_to_indices(const Plan& p, const Tile& tile, const View& routing, con
         const i64 start = row * p.axis[2].in + start_of(p.axis[2], o);
         for (i64 c = 0; c < p.inner; ++c, ++r) {
           const R place = *r;  // read once: another thread may change it
-          *to++ = place < p.places ? start + places[place] : -1;
+          *to++ = place < p.taps ? start + places[place] : -1;
         }
       }
     }

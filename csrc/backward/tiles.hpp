@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "base/scratch.hpp"
-#include "geometry/tile.hpp"
 #include "geometry/view.hpp"
 #include "simd/prefetch.hpp"
 
@@ -50,7 +49,7 @@ class Phases {
   // row[start + i * s] = sums[i]; there are no sums beyond `valid`, but there may be columns.
   POOLGRAD_LOOP void store(T* row) const {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
-    if (pairs) zip(strands_[even()].sums, strands_[1 - even()].sums, row, pairs);
+    if (pairs) interleave_rows(strands_[even()].sums, strands_[1 - even()].sums, row, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
       const Strand& own = strands_[phase];
       for (i64 i = pairs; i < own.valid; ++i) row[own.start + i * s] = own.sums[i];
@@ -61,7 +60,7 @@ class Phases {
   // The other way: a row into phases, `fill` where there is no column.
   POOLGRAD_LOOP void load(const T* row, T fill) {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
-    if (pairs) unzip(row, strands_[even()].sums, strands_[1 - even()].sums, pairs);
+    if (pairs) deinterleave_row(row, strands_[even()].sums, strands_[1 - even()].sums, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
       const Strand& own = strands_[phase];
       T* const begin = sums_ + phase * length_;
@@ -121,7 +120,7 @@ class Senders {
       begins_[i - lo_] = count;
       const Range outs = covering(a_, i);
       for (i64 o = outs.lo; o < outs.hi; ++o) {
-        const i64 place = place_of(a_, span_of(a_, o), i);
+        const i64 place = tap_of(a_, span_of(a_, o), i);
         if (place >= 0) all_[count++] = {o, place};
       }
     }
@@ -149,9 +148,9 @@ class Places {
         depth_(depth * p.axis[0].dilation),
         height_(height * p.axis[1].dilation),
         width_(width * p.axis[2].dilation),
-        table_(p.places <= smaller(kTable, p.outer * p.out_plane()) ? arena.take<i64>(p.places)
-                                                                    : nullptr),
-        places_(p.places) {}
+        table_(p.taps <= smaller(kTable, p.outer * p.out_plane()) ? arena.take<i64>(p.taps)
+                                                                  : nullptr),
+        places_(p.taps) {}
 
   void fill() {
     for (i64 k = 0; table_ && k < places_; ++k) table_[k] = compute(k);

@@ -18,25 +18,26 @@
 namespace poolgrad {
 namespace {
 
-constexpr std::size_t kPage = std::size_t{2} << 20;  // a huge page, where the system has them
+constexpr std::size_t kPage = std::size_t{2} << 20;  // a huge page of x86-64
 
-struct Block {
+struct MemoryBlock {
   char* data;
   std::size_t size;
 };
 
-// Everything that the cache stores. `blocks` has room for every block that exists, so that
-// returning one never allocates.
+// The state of the cache. `blocks` has capacity for every block that exists, so that returning one
+// never allocates.
 struct Cache {
   std::mutex mutex;
-  std::vector<Block> blocks;  // unused ones, the longest unused first
-  std::size_t live = 0;       // blocks in use
+  std::vector<MemoryBlock> blocks;  // unused ones, the longest unused first
+  std::size_t live = 0;             // blocks in use
   std::size_t used = 0, kept = 0, limit = 0;
 
+  // Frees unused blocks, oldest first, until at most `most` bytes are kept.
   void drop(std::size_t most) {
     std::size_t count = 0;
     while (kept > most) {
-      const Block& oldest = blocks[count++];
+      const MemoryBlock& oldest = blocks[count++];
       kept -= oldest.size;
       std::free(oldest.data);
     }
@@ -68,14 +69,14 @@ const bool fork_waits = [] {
 char* fresh(std::size_t size) {
   void* data = std::aligned_alloc(kPage, size);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  if (data) madvise(data, size, MADV_HUGEPAGE);  // fewer pages to clear; no matter if refused
+  if (data) madvise(data, size, MADV_HUGEPAGE);  // fewer page faults; may fail
 #endif
   return static_cast<char*>(data);
 }
 
-// What is larger stays in no cache anyway: the last cache of AMD's processors from Zen 5 on. Others
-// are not known to write well past their caches.
-std::size_t longest_cached() {
+// Results above this size are written by non-temporal stores: the size of the last-level cache on
+// AMD's processors from Zen 5 on, where such stores are known to gain; infinite on others.
+std::size_t default_stream_limit() {
 #if defined(__x86_64__)
   constexpr unsigned kZen5 = 0x1A, kCaches = 0x8000001D, kLast = 3;
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -91,7 +92,7 @@ std::size_t longest_cached() {
   return SIZE_MAX;
 #endif
 }
-std::size_t stream_limit = longest_cached();  // changed while the module is loaded, not later
+std::size_t stream_limit = default_stream_limit();  // changed while the module is loaded, not later
 
 }  // namespace
 

@@ -1,4 +1,3 @@
-// Chooses the instruction set whose kernels run.
 #include "base/dispatch.hpp"
 
 #include <cstdlib>

@@ -121,11 +121,11 @@ class Separable {
       Op::clear(into, n_);
       return into;
     }
-    if (s.taps == 1 && s.place == 0 && !cache.shared) return make(s.begin, into);
+    if (s.taps == 1 && s.first_tap == 0 && !cache.shared) return make(s.begin, into);
     const auto kept = [&](int level, i64 index) {
       return rung(cache, a, level, index, key, line, below, make);
     };
-    if (s.taps == 1 && s.place == 0) return kept(0, s.begin);
+    if (s.taps == 1 && s.first_tap == 0) return kept(0, s.begin);
     if (cache.top > 0) return climb(a, s, below, into, kept);
     in_groups<Op>(s.taps, [&](auto size, auto first, i64 begin) {
       Row rows[kMostFolded];
@@ -133,7 +133,7 @@ class Separable {
         const i64 index = s.begin + (begin + t) * a.dilation;
         rows[t] = cache.shared ? kept(0, index) : make_at(make, index, cache.at(0, t, line).row);
       }
-      Op::fold_rows(into, n_, rows, (s.place + begin) * below, below, size, first);
+      Op::fold_rows(into, n_, rows, (s.first_tap + begin) * below, below, size, first);
     });
     return into;
   }
@@ -172,9 +172,9 @@ class Separable {
   template <class Kept>
   Row climb(const Axis& a, const Span& s, i64 below, Row into, Kept& kept) {
     int level = log2_floor(s.taps);
-    const i64 rest = s.taps - (i64{1} << level), place = s.place * below;
+    const i64 rest = s.taps - (i64{1} << level), place = s.first_tap * below;
     const Row first = kept(level, s.begin);
-    if (rest == 0 && s.place == 0) return first;
+    if (rest == 0 && s.first_tap == 0) return first;
     if (rest == 0) {
       Op::fold_rows(into, n_, &first, place, 0, group_size<Op, 1>(), is_first<Op, true>());
     } else if constexpr (Op::kIdempotent) {

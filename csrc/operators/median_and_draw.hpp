@@ -19,7 +19,7 @@ class Windows {
   Windows(const Plan& p, const View& x, const Tile& tile, Arena& arena)
       : p_(p),
         x_(x),
-        real_(most_real(p)),
+        real_(max_valid_inputs(p)),
         most_(larger(1, smaller(tile.hi[2] - tile.lo[2], kGathered / (real_ * p.inner)))) {
     lanes_ = most_ * p.inner;
     values = arena.take<A>(real_ * lanes_);
@@ -62,8 +62,9 @@ class Windows {
     if (t == kNowhere) return kNowhere;
     const Span sd = span_of(p_.axis[0], od), sh = span_of(p_.axis[1], oh);
     const Span sw = span_of(p_.axis[2], o);
-    const i64 line = t / sw.taps, d = sd.place + line / sh.taps, h = sh.place + line % sh.taps;
-    return static_cast<u32>((d * p_.axis[1].kernel + h) * p_.axis[2].kernel + sw.place +
+    const i64 line = t / sw.taps, d = sd.first_tap + line / sh.taps,
+              h = sh.first_tap + line % sh.taps;
+    return static_cast<u32>((d * p_.axis[1].kernel + h) * p_.axis[2].kernel + sw.first_tap +
                             t % sw.taps);
   }
 

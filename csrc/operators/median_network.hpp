@@ -115,14 +115,14 @@ struct MedianNetwork {
 
   template <class V>
   static void store(Target to, i64 i, Cell<V>& cell, i64 lanes) {
-    const Part how{lanes};
+    const FirstLanes how{lanes};
     if (cell.count == 4) look_up(to, i, cell, middle_of<4>(cell.value), Const<4>{}, how);
     else look_up(to, i, cell, middle_of_any<T>(cell.value, cell.count), cell.count, how);
   }
 
   // The first of equal inputs wins; NaNs win over everything, and the last of them wins.
   template <class V, class Count>
-  static void look_up(Target to, i64 i, const Cell<V>& cell, V found, Count count, Part how) {
+  static void look_up(Target to, i64 i, const Cell<V>& cell, V found, Count count, FirstLanes how) {
     using P = Vec<Place, static_cast<int>(sizeof(V) / sizeof(T))>;
     V y = found;
     P where{};

@@ -9,7 +9,7 @@ namespace {
 
 // Returns p if it is the same whole number of 1 to 4 for all channels, else 0.
 template <class A>
-int whole_power(Blend blend, Parameter theta) {
+int integer_power(Blend blend, Parameter theta) {
   if (blend != Blend::lp && blend != Blend::lp_mean) return 0;
   const A* values = static_cast<const A*>(theta.values);
   for (i64 i = 0; i < theta.count; ++i) {
@@ -95,7 +95,7 @@ void backward(const Work& work, Blend blend, const View& gy, const View& x, Para
 
 }  // namespace
 
-extern const CurveKernels POOLGRAD_TABLE(curve_kernels);
-const CurveKernels POOLGRAD_TABLE(curve_kernels) = {forward, backward};
+extern const NonlinearKernels POOLGRAD_TABLE(nonlinear_kernels);
+const NonlinearKernels POOLGRAD_TABLE(nonlinear_kernels) = {forward, backward};
 
 }  // namespace poolgrad

@@ -30,7 +30,7 @@ POOLGRAD_INLINE Vec<A, W> second_order(const Exp<Vec<A, W>>& e) {
   V sum = V{} + inverse.factorial[terms] * static_cast<A>(terms - 1);
   POOLGRAD_UNROLL
   for (int k = terms - 1; k >= 2; --k) sum = sum * z + inverse.factorial[k] * static_cast<A>(k - 1);
-  return z < A(-0.5) ? z * e.value() - e.less_one() : sum * z * z;
+  return z < A(-0.5) ? z * e.value() - e.minus_one() : sum * z * z;
 }
 
 // Merges two cells; hi has the larger m. e: the exponential of the difference of their m; value:
@@ -43,7 +43,7 @@ Cell<Vec<A, W>> merge_sums(Cell<Vec<A, W>> hi, const Cell<Vec<A, W>>& lo, const 
   hi.m = lo.m == lo.m ? hi.m : lo.m;  // so that a NaN in either cell stays
   hi.s += value * lo.s;
   hi.t += value * lo.t + moved * lo.s;
-  hi.w += value * lo.w + e.less_one() * count;
+  hi.w += value * lo.w + e.minus_one() * count;
   if (set.h) hi.h += value * lo.h + moved * lo.w + count * second_order<A, W>(e);
   return hi;
 }
@@ -134,7 +134,7 @@ struct Powers {
     put_in_order(hi, lo);
     const auto equal = lo.m == hi.m;
     if (set.whole && !set.t) {
-      hi.s += whole_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
+      hi.s += integer_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
       hi.m = lo.m == lo.m ? hi.m : lo.m;
       return hi;
     }
@@ -142,7 +142,7 @@ struct Powers {
     z = equal ? V{} : lo.m == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
     const Exp<V> e = exponentials<A, W>(z);
     const V q = equal ? V{} + A(1) : lo.m / hi.m;
-    return merge_sums<A, W>(hi, lo, e, set.whole ? whole_power(q, set.whole) : e.value(), set);
+    return merge_sums<A, W>(hi, lo, e, set.whole ? integer_power(q, set.whole) : e.value(), set);
   }
   template <class V, class N, class Set, i64 W>
   POOLGRAD_INLINE static Cell<V> whole(V* x, N n, V p, const Set& set, Const<W>) {
@@ -157,7 +157,7 @@ struct Powers {
     by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const auto equal = x[t] == m;
       if (set.whole) {
-        const V q = equal ? V{} + A(1) : x[t] / m, power = whole_power(q, set.whole);
+        const V q = equal ? V{} + A(1) : x[t] / m, power = integer_power(q, set.whole);
         powers.add(turn, power, V{});
       }
       if (by_log) {
@@ -178,14 +178,14 @@ struct Powers {
   POOLGRAD_INLINE static Cell<V> scaled_powers(const V* x, N n, V m, V p, const Set& set,
                                                Const<W>) {
     const auto endless = m > std::numeric_limits<A>::max();
-    const Scale<V> scale = scale_of<A, W>(m);
+    const PowerOfTwo<V> scale = scale_of<A, W>(m);
     V down = scale.down;
     if (!Set::finite) down = endless ? V{} : down;
     Terms<V> terms;
     by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       V q = x[t] * down;
       if (!Set::finite) q = (endless & (x[t] == m)) ? V{} + A(1) : q;
-      const V power = whole_power(q, set.whole);
+      const V power = integer_power(q, set.whole);
       terms.add(turn, power, set.t ? p * logarithm<A, W>(q) * power : V{});
     });
     return terms.end((endless | (m == A(0))) ? m : scale.up, set);
@@ -277,13 +277,13 @@ struct CellRow {
   Settings<A> set;
 };
 
-template <class V, class A, class How = Whole>
+template <class V, class A, class How = AllLanes>
 Cell<V> load_cell(const CellRow<A>& row, i64 i, How how = {}) {
   return {how.template load<V>(row.v + i), how.template load<V>(row.part[0] + i),
           how.template load<V>(row.part[1] + i), how.template load<V>(row.part[2] + i),
           how.template load<V>(row.part[3] + i)};
 }
-template <class V, class A, class How = Whole>
+template <class V, class A, class How = AllLanes>
 void store_cell(const CellRow<A>& row, i64 i, const Cell<V>& cell, How how = {}) {
   how.store(row.v + i, cell.m);
   how.store(row.part[0] + i, cell.s);
@@ -325,9 +325,9 @@ POOLGRAD_LOOP void fold_across(CellRow<A> to, const A* from, i64 taps) {
 template <class A, class Kind>
 POOLGRAD_LOOP void fold_inputs(CellRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                                bool may_reduce_across) {
-  if (may_reduce_across && n == 1 && gap == 1 && taps >= kAcross)
+  if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
     return fold_across<A, Kind>(to, from, taps);
-  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+  masked_lanes<A>(n, [&](auto w, i64 i, auto how) {
     using V = Vec<A, w()>;
     const V p = how.template load<V>(to.set.theta + i);
     const auto input = [&](i64 t) {
@@ -342,7 +342,7 @@ POOLGRAD_LOOP void fold_inputs(CellRow<A> to, i64 n, const A* from, i64 step, i6
 
 template <class A, class Kind>
 POOLGRAD_LOOP void fold_cells(CellRow<A> to, i64 n, const CellRow<A>* rows, i64 size, bool first) {
-  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+  masked_lanes<A>(n, [&](auto w, i64 i, auto how) {
     using V = Vec<A, w()>;
     const V p = how.template load<V>(to.set.theta + i);
     Cell<V> cell = load_cell<V>(first ? rows[0] : to, i, how);

@@ -81,7 +81,7 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
     keep(0, c.m);
     if (out.kept[1]) {  // root^(1 - p) / n
       keep(1, whole == 0  ? share * exponential<A, W>(level / theta - level)
-              : whole > 1 ? share / whole_power(root, whole - 1)
+              : whole > 1 ? share / integer_power(root, whole - 1)
                           : share);
     }
     if (sensitive) {
@@ -122,7 +122,7 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
 
 template <class A, class Kind>
 POOLGRAD_LOOP void finish_row(const Line<A>& line, CellRow<A> cells, i64 n) {
-  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+  masked_lanes<A>(n, [&](auto w, i64 i, auto how) {
     const auto cell = load_cell<Vec<A, w()>>(cells, i, how);
     finish_lanes<A, Kind, w()>(line, line.set, i, cell, how);
   });
@@ -152,7 +152,7 @@ POOLGRAD_INLINE auto reduce_window(const Line<A>& line, i64 i, WindowInputs<A>& 
 template <class A, class Kind>
 POOLGRAD_LOOP void store_window(const Line<A>& line, i64 i, WindowInputs<A>& inputs, i64 lanes) {
   constexpr int W = kVectorBytes / sizeof(A);
-  const Part how{lanes};
+  const FirstLanes how{lanes};
   finish_lanes<A, Kind, W>(line, line.set, i, reduce_window<A, Kind>(line, i, inputs, how), how);
 }
 
@@ -161,7 +161,7 @@ template <class A, class Kind>
 POOLGRAD_LOOP void store_two_windows(const Line<A>& line, i64 i, WindowInputs<A>& one,
                                      WindowInputs<A>& other) {
   constexpr int W = kVectorBytes / sizeof(A);
-  const Whole how;
+  const AllLanes how;
   const auto first = reduce_window<A, Kind>(line, i, one, how);
   const auto second = reduce_window<A, Kind>(line, i + W, other, how);
   finish_lanes<A, Kind, W>(line, line.set, i, first, how);
@@ -261,7 +261,7 @@ struct SmallNonlinear {
   template <class V, class Set>
   POOLGRAD_INLINE static void finish(Target to, i64 i, const Summed<V>& cell, const Set& set) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
-    finish_lanes<A, KindOf<Set>, W>(*to.line, set, to.first + i, cell, Whole{});
+    finish_lanes<A, KindOf<Set>, W>(*to.line, set, to.first + i, cell, AllLanes{});
   }
 };
 

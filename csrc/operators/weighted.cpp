@@ -77,8 +77,8 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
     using Far = Separable<Sum<A>>;
     switch (algorithm) {
       case Algorithm::plane_means:
-        return over_outputs_of_planes(
-            work, 1, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
+        return over_outputs(
+            work, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
             [&](auto& state, i64 first, i64 last, const Tile&) { state.run(x, first, last); });
       case Algorithm::register_blocked:
       case Algorithm::unrolled:  // the order of additions depends on the shape of windows only
@@ -152,8 +152,8 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
 
 }  // namespace
 
-extern const BlendKernels POOLGRAD_TABLE(blend_kernels);
-const BlendKernels POOLGRAD_TABLE(blend_kernels) = {
+extern const WeightedKernels POOLGRAD_TABLE(weighted_kernels);
+const WeightedKernels POOLGRAD_TABLE(weighted_kernels) = {
     average,
     average_backward,
     POOLGRAD_TABLE(mixed),

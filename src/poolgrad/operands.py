@@ -1,8 +1,8 @@
-"""Extra operands: what an operator takes besides the input, one class for each kind.
+"""Extra operands: the arguments of an operator besides the input, one class for each kind.
 
-A class states what a front end and the kernels must know of an operand: its checks, its form in a
-kernel call, how it is batched, sharded and cut into chunks, and the shape of its gradient. A front
-end converts the caller's value in the methods of `Converter`, and asks for no kind.
+A class defines the checks of an operand, its form in a kernel call, how it is batched, sharded and
+cut into chunks, and the shape of its gradient. A front end converts the caller's values in the
+methods of `Converter` and does not distinguish the classes otherwise.
 """
 
 # ruff: noqa: D102 - the base class documents the methods
@@ -36,22 +36,22 @@ class Samples(NamedTuple):
 
 
 class Converter(Protocol):
-    """How a front end makes its own arrays of the caller's values; each is checked.
+    """Checks the caller's values and converts them to arrays of a front end.
 
     `x` is the input, `ready` the checked call.
     """
 
     def parameter(self, operand: Parameter, value: Any, x: Any, ready: Prepared) -> Any:
-        """A number, or one for each channel, in the dtype of sums."""
+        """Convert a number, or one for each channel, to the dtype of sums."""
 
     def seed(self, value: Any, x: Any) -> Any:
-        """A seed, or one drawn from a generator."""
+        """Return a seed, or draw one from a generator."""
 
     def samples(self, operand: WindowSamples, value: Samples, x: Any, ready: Prepared) -> Any:
-        """Samples in [0, 1), in the dtype of the input."""
+        """Return samples in [0, 1), in the dtype of the input."""
 
     def indices(self, value: Any, x: Any) -> Any:
-        """Integers of the shape of the input."""
+        """Return indices of the shape of the input."""
 
 
 class Operand(ABC):
@@ -60,13 +60,14 @@ class Operand(ABC):
     Attributes
     ----------
     name : str
-        Its name in the public functions.
+        Name of the argument in the public functions.
     count : int
         Number of arrays besides the input: 1, or 0 if there is no operand.
     has_gradient : bool
-        Whether it is learned. Then the last residual is the derivative of each output by it.
+        Whether the operand is learned. Then the last residual is the derivative of each output with
+        respect to it.
     is_shared : bool
-        Whether one operand serves all of a batch. If it is itself batched, the elements of the
+        Whether a whole batch has one operand. If the operand is batched, too, the elements of the
         batch are computed one by one.
     is_positional : bool
         Whether an output depends on its position in the whole array, so that no part of the array
@@ -125,7 +126,7 @@ class Operand(ABC):
 
 
 class _Nothing(Operand):
-    """In place of an operand, where an operator has none."""
+    """The operand of operators that have none."""
 
     count = 0
 
@@ -233,7 +234,7 @@ class WindowSamples(Operand):
 
 
 class Indices(Operand):
-    """For each input its flat position in the plane of the output."""
+    """The flat position of each input in the plane of the output."""
 
     def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
         return front.indices(value, x)
@@ -243,7 +244,7 @@ class Indices(Operand):
 
 
 class Companion(Operand):
-    """A second array of the shape of the input, with a gradient; of composed operators."""
+    """A second array of the shape of the input, with a gradient, for composed operators."""
 
     has_gradient = True
 

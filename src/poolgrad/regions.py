@@ -38,7 +38,7 @@ _BOXES = (
 
 
 class Bins(NamedTuple):
-    """The arguments of `roi_align` beside the arrays; `roi_pool` uses the first two."""
+    """The arguments of `roi_align` other than arrays; `roi_pool` uses the first two."""
 
     output_size: tuple[int, int]
     spatial_scale: float
@@ -49,7 +49,7 @@ class Bins(NamedTuple):
 def bins(
     output_size: object, spatial_scale: object, sampling_ratio: object = 0, aligned: object = False
 ) -> Bins:
-    """The checked arguments; a `sampling_ratio` of 0 is an adaptive one.
+    """Check the arguments; a `sampling_ratio` of 0 is adaptive.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def bins(
 
 
 def check_input(dtype: str, shape: tuple[int, ...]) -> None:
-    """Raise unless an input of this dtype and shape has regions; sizes may be symbolic integers.
+    """Raise an error unless an input of this dtype and shape is supported; sizes may be symbolic.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def check_input(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def check_table(dtype: str, shape: tuple[int, ...], columns: int = 5, name: str = "boxes") -> None:
-    """Raise unless these are boxes: an array of real numbers of shape (K, `columns`)."""
+    """Raise an error unless boxes are an array of real numbers of shape (K, `columns`)."""
     if dtype not in (*FLOATS, *INTEGERS, "uint64") or dtype == "bool":
         raise TypeError(f"{name} must be made of real numbers, got {dtype}")
     if len(shape) != 2 or shape[1] != columns:
@@ -106,7 +106,7 @@ def check_table(dtype: str, shape: tuple[int, ...], columns: int = 5, name: str 
 
 
 def check_images(given: int, images: int) -> None:
-    """Raise unless there is one array of boxes for each image."""
+    """Raise an error unless there is one array of boxes for each image."""
     if given != images:
         raise ValueError(
             f"boxes must have one array for each of {images} images, got a list of {given}"
@@ -116,9 +116,9 @@ def check_images(given: int, images: int) -> None:
 def output_shape(
     count: int, shape: tuple[int, ...], output_size: Sequence[int]
 ) -> tuple[int, int, int, int]:
-    """The shape of the output of `count` regions, unless it would overflow memory."""
+    """Return the shape of the output of `count` regions, unless it would overflow memory."""
     made = (count, shape[1], output_size[0], output_size[1])
-    known = [size for size in made if isinstance(size, int)]  # of symbols nobody can tell
+    known = [size for size in made if isinstance(size, int)]  # symbolic sizes are skipped
     if math.prod(known) > _MOST_ELEMENTS:
         raise ValueError(f"output_size {tuple(output_size)} would overflow memory")
     return made
@@ -128,7 +128,7 @@ def output_shape(
 
 
 def _table(boxes: object, images: int) -> Float64:
-    """Boxes of either form as one contiguous float64 array of shape (K, 5)."""
+    """Convert boxes of either form to one contiguous float64 array of shape (K, 5)."""
     if not isinstance(boxes, list | tuple):
         given = arguments.plain("boxes", boxes, "an array of shape (K, 5) or a list of arrays")
         check_table(given.dtype.name, given.shape)
@@ -148,7 +148,7 @@ def _table(boxes: object, images: int) -> Float64:
 
 
 class _Call:
-    """Feature maps of NumPy and boxes in them, ready for the kernels."""
+    """A call of the kernels for NumPy feature maps and boxes."""
 
     def __init__(self, input: Any, boxes: object, wanted: Bins) -> None:
         x = front.asarray(input, name="input")
@@ -162,33 +162,33 @@ class _Call:
         self._x: Array | None = x
 
     def taken(self) -> Array:
-        """The input as the kernels read it; the call does not keep it."""
+        """Return the input in the form that the kernels read, without storing it."""
         assert self._x is not None
         x, self._x = self._x, None
         return np.ascontiguousarray(x, self.dtype)
 
-    def room(self, shape: tuple[int, ...], dtype: str = "") -> Array:
-        """A contiguous array for the kernels to write."""
+    def allocate(self, shape: tuple[int, ...], dtype: str = "") -> Array:
+        """Allocate a contiguous array for the kernels to write."""
         return front.allocate(Buffer(shape, tuple(range(len(shape))), dtype or self.dtype.name))
 
     def finished(self, made: Array) -> Array:
-        """A result of the kernels in the dtype of the input."""
+        """Convert a result of the kernels to the dtype of the input."""
         return made.astype(self.input_dtype, copy=False)
 
     def pool(self) -> tuple[Array, Array]:
-        y, indices = self.room(self.output_shape), self.room(self.output_shape, "int32")
+        y, indices = self.allocate(self.output_shape), self.allocate(self.output_shape, "int32")
         self.regions.pool(self.taken(), y, indices, get_num_threads())
         return self.finished(y), indices
 
     def align(self) -> Array:
-        y, wanted = self.room(self.output_shape), self.wanted
+        y, wanted = self.allocate(self.output_shape), self.wanted
         threads = get_num_threads()
         self.regions.align(self.taken(), y, wanted.sampling_ratio, wanted.aligned, threads)
         return self.finished(y)
 
 
 class RegionPullback:
-    """The gradient of the input of `roi_pool` or `roi_align`, given that of the output.
+    """The pullback of `roi_pool` or `roi_align`.
 
     Made by `poolgrad.vjp`. It keeps a copy of the boxes and, for `roi_pool`, four bytes for each
     output, but not the input. Boxes have no gradient.
@@ -213,7 +213,7 @@ class RegionPullback:
         )
 
     def __call__(self, gy: Any) -> Array:
-        """The gradient of the input.
+        """Compute the gradient of the input.
 
         Parameters
         ----------
@@ -235,7 +235,7 @@ class RegionPullback:
         call, threads = self._call, get_num_threads()
         given = arguments.cotangent(gy, call.input_dtype, call.output_shape)
         gradient = np.ascontiguousarray(given.reshape(call.output_shape), call.dtype)
-        gx = call.room(call.input_shape)
+        gx = call.allocate(call.input_shape)
         if self._indices is None:
             ratio, aligned = call.wanted.sampling_ratio, call.wanted.aligned
             call.regions.align_backward(gradient, gx, ratio, aligned, threads)
@@ -245,7 +245,7 @@ class RegionPullback:
 
     @property
     def indices(self) -> Array:
-        """The flat position of each bin's maximum in its plane of the input; int32, read-only.
+        """Flat position of the maximum of each bin in its plane of the input; int32, read-only.
 
         It is -1 for a bin without inputs, whose gradient goes nowhere.
 
@@ -269,7 +269,7 @@ def _torch() -> ModuleType:
 
 
 def _is_tensor(name: str, input: object) -> bool:
-    """Whether the input is a tensor of PyTorch; an error if it is for neither library."""
+    """Whether the input is a PyTorch tensor; raises an error for arrays of other libraries."""
     known = library(input)
     if known not in ("numpy", "torch"):
         raise TypeError(
@@ -455,7 +455,7 @@ def _align_vjp(
     return call.align(), RegionPullback(call, None)
 
 
-# How `poolgrad.vjp` differentiates each of them.
+# The functions that `poolgrad.vjp` calls for each of them.
 VJPS: dict[Callable[..., Any], Callable[..., tuple[Array, RegionPullback]]] = {
     roi_pool: _pool_vjp,
     roi_align: _align_vjp,

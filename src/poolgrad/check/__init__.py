@@ -1,9 +1,9 @@
 """Gradient checks of every public function in every front end that is installed.
 
-Outputs, gradients and the gradients of learned arguments are held against three things: the
-textbook definition in `poolgrad.reference`, central finite differences in float64, and PyTorch's
-own operations where it has some. The layers of `poolgrad.torch.layers` are held against finite
-differences, for their input and every parameter, and against the same call again.
+Outputs, gradients and the gradients of learned arguments are compared with the reference
+implementation in `poolgrad.reference`, with central finite differences in float64, and with
+PyTorch's own operations where there are any. The layers of `poolgrad.torch.layers` are compared
+with finite differences, for their input and every parameter, and with a repeated call.
 """
 
 from __future__ import annotations

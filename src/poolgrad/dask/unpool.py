@@ -1,7 +1,7 @@
-"""Values put where their indices say, chunk by chunk: the way back of a maximum.
+"""Max unpooling of Dask arrays, chunk by chunk.
 
-An index may be anywhere in its plane, so each chunk of the input deals its values out to the chunks
-of the output; only values travel, no chunk does.
+An index may be anywhere in its plane, so each chunk of the input distributes its values over the
+chunks of the output. Only values are transferred, not chunks.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from poolgrad.operators import prepare
 
 Array = NDArray[Any]
 Chunks = tuple[tuple[int, ...], ...]
-_Dealt = tuple[Array, Array, Array, Array]  # planes, places, values, and where these come from
+_Dealt = tuple[Array, Array, Array, Array]  # planes, positions, values, and their sources
 
 
 class Asked:
-    """One unpooling of a Dask array, checked.
+    """A validated unpooling of a Dask array.
 
     Parameters
     ----------
@@ -47,7 +47,11 @@ class Asked:
         x, last = asarray("x", request.x), request.channels_last
         name, spec, options = request.operator, request.spec, request.options
         layout = prepare(name, spec, options, x.shape, last, -1, x.dtype.name).layout
-        indices = asarray("indices", da.asarray(request.operands[0]))
+        indices = request.operands[0]
+        if not isinstance(indices, da.Array):
+            form = "an array or lists of equal lengths"
+            indices = da.asarray(arguments.plain("indices", indices, form))
+        indices = asarray("indices", indices)
         arguments.check_indices(indices.dtype, indices.shape, x.shape)
         self._pooled, self._x = layout.pooled, x
         outs = dict(zip(layout.pooled, layout.window.axes, strict=True))
@@ -58,17 +62,17 @@ class Asked:
         self.y, self._owners = _scatter(x, indices.rechunk(x.chunks), chunks, self._pooled, 0)
 
     def parameters(self, gy: Any, residual: Sequence[Any]) -> dict[str, Any]:
-        """Nothing: there is nothing to learn."""
+        """Return an empty dict: unpooling has no learned parameter."""
         return {}
 
     def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
-        """The gradient of the input: each value of `gy` goes where that of the output came from."""
+        """Return the gradient of the input: each value of `gy` goes to the source of the output."""
         given = cotangent(gy, self.y.shape, self.y.dtype.name).rechunk(self.y.chunks)
         return _scatter(given, self._owners, self._x.chunks, self._pooled, -1)[0]
 
 
 def _scaled(chunks: Sequence[int], size: int, out: int) -> tuple[int, ...]:
-    """As many chunks of an axis of another size, if it has so many."""
+    """Return the same number of chunks for an axis of another size, if it is large enough."""
     bounds = sorted({end * out // size for end in np.cumsum(chunks)} - {0})
     return tuple(int(n) for n in np.diff([0, *bounds]))
 
@@ -76,9 +80,9 @@ def _scaled(chunks: Sequence[int], size: int, out: int) -> tuple[int, ...]:
 def _scatter(
     values: Any, indices: Any, chunks: Chunks, pooled: tuple[int, ...], least: int
 ) -> tuple[Any, Any]:
-    """Values where their indices say, among zeros, and where they come from, or -1.
+    """Return the values at their indices, among zeros, and the source of each, or -1.
 
-    Of several for one place the last one stands there. `least`: what an index may be; -1 is none.
+    The last of several values with one index is kept. `least` is the lowest index; -1 means none.
     """
     name = "unpool-" + tokenize(values.name, indices.name, chunks, pooled)
     sizes = tuple(values.shape[a] for a in pooled)
@@ -129,7 +133,7 @@ def _replaced(position: Position, axes: tuple[int, ...], values: Position) -> Po
     return tuple(changed.get(a, p) for a, p in enumerate(position))
 
 
-# What the tasks do, with NumPy arrays
+# The functions that tasks run on NumPy arrays
 
 
 def _planes(array: Array, pooled: tuple[int, ...]) -> Array:
@@ -140,7 +144,7 @@ def _planes(array: Array, pooled: tuple[int, ...]) -> Array:
 
 
 def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
-    """For each chunk of the output's planes, what goes there."""
+    """Return the values for each chunk of the planes of the output."""
     pooled, begins, sizes, outs, bounds, least = how
     flat, where = _planes(values, pooled), _planes(indices, pooled)
     wrong = where[(where < least) | (where >= math.prod(outs))]
@@ -171,10 +175,10 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
 
 
 def _place(how: tuple[Any, ...], *parts: _Dealt) -> tuple[Array, Array]:
-    """One chunk of the output, and for each of its places who stands there."""
+    """Return one chunk of the output, and the source of each of its elements."""
     shape, pooled, dtype = how
     planes, places, values, sources = (np.concatenate(c) for c in zip(*parts, strict=True))
-    order = np.argsort(sources, kind="stable")  # the last one stays
+    order = np.argsort(sources, kind="stable")  # the last is kept
     inner = [shape[a] for a in pooled]
     outer = [s for a, s in enumerate(shape) if a not in pooled]
     made = []

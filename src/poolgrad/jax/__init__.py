@@ -1,9 +1,8 @@
-"""The front end for JAX: the functions of `poolgrad` take its arrays; here are Flax's names.
+"""The front end for JAX, and functions with the names and signatures of Flax.
 
+The functions of `poolgrad` take JAX arrays. ``from poolgrad.jax import max_pool`` replaces
+``flax.linen.max_pool`` and ``flax.nnx.max_pool``: channels last, stride one by default.
 `poolgrad.jax.nn` has modules for Flax NNX and Equinox.
-
-``from poolgrad.jax import max_pool`` takes the place of ``flax.linen.max_pool`` and
-``flax.nnx.max_pool``: channels last, a stride of one unless another is given.
 
     >>> import jax, jax.numpy as jnp
     >>> from poolgrad.jax import max_pool
@@ -39,8 +38,8 @@ from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.public import named
 from poolgrad.windows import brief, positive
 
-if core.xla_handler() is not None:  # else pooling raises the error
-    # Registers the kernels with XLA: a stored program may call them before anything is pooled.
+if core.xla_handler() is not None:  # otherwise pooling raises the error
+    # Registers the kernels with XLA, because a stored program may call them first.
     from poolgrad.jax import kernels as kernels
 
 __all__ = ["avg_pool", "max_pool", "min_pool", "reuse_memory"]
@@ -82,7 +81,7 @@ def _pool(
 
 
 def _named(function: Callable[P, Array]) -> Callable[P, Array]:
-    """The function with errors about its arguments that name the one that was meant."""
+    """Return the function with errors that suggest the name of a misspelt argument."""
     return named(function, function.__name__)
 
 
@@ -214,7 +213,7 @@ def avg_pool(
 
 
 def reuse_memory(limit: int = 1 << 30) -> bool:
-    """Let the C library keep what XLA gives back on CPUs, instead of returning it to the system.
+    """Make the C library keep memory that XLA frees on CPUs, instead of returning it to the system.
 
     XLA takes new memory for every result, and the system clears it first: that costs as much time
     as the pooling of a large array, forward and backward. This tells the allocator of the process

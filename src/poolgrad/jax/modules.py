@@ -23,8 +23,8 @@ from jax.typing import ArrayLike
 from poolgrad.arguments import real_numbers, refuse_numbers
 from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
+from poolgrad.functional.docstrings import of_module
 from poolgrad.functional.public import bind
-from poolgrad.functional.wording import of_module
 from poolgrad.jax.function import is_key, perform
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import Window, brief, flag
@@ -55,7 +55,7 @@ class Pool:
     function: ClassVar[Callable[..., Any]]
     dims: ClassVar[int]
     at_call: ClassVar[tuple[str, ...]] = ("x", "out", "generator", "_random_samples")
-    note: ClassVar[str] = "It is called with `x`; a `key` is accepted and not used."
+    note: ClassVar[str] = "A call takes `x`; a `key` is accepted and not used."
     _leaves: tuple[str, ...]  # the names of the arguments that are leaves
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -74,7 +74,7 @@ class Pool:
             nnx.register_data_type(type(self))
 
     def _check(self, given: dict[str, Any]) -> None:
-        """Raise for arguments that are wrong for every input."""
+        """Raise an error if the arguments are wrong for every input."""
         request = self._describe(_Input((2**31,) * (self.dims + 2)), given)
         operator = OPERATORS[request.operator]
         operator.check(Window(()), *request.options)
@@ -84,7 +84,7 @@ class Pool:
                 operator.check_operand(np.asarray(value, np.float64).ravel().tolist())
 
     def _describe(self, x: Any, given: dict[str, Any]) -> Request:
-        """The request to pool `x`, without the arguments that a call adds."""
+        """Return the description of a call, without the arguments that only a call takes."""
         function = signature(self.function).parameters
         added = (n for n in self.at_call if n in function and n != "x")
         required = {n: None for n in added if function[n].default is Parameter.empty}
@@ -95,17 +95,17 @@ class Pool:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """The input, pooled."""
+        """Return the input, pooled."""
         return self.function(jnp.asarray(x), **self._arguments())
 
 
 class Random(Pool):
     """A pooling that draws random numbers in every call."""
 
-    note = "It is called with `x` and a `key` of `jax.random`."
+    note = "A call takes `x` and a `key` of `jax.random`."
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """The input, pooled with random numbers from the key."""
+        """Return the input, pooled with random numbers from the key."""
         return self._drawn(x, key, self._arguments())
 
     def _drawn(self, x: ArrayLike, key: Any, given: dict[str, Any]) -> Any:
@@ -121,14 +121,15 @@ class Stochastic(Random):
     """A random input of each window in training, the weighted mean otherwise."""
 
     note = (
-        "It is called with `x` and a `key` of `jax.random`. A call may override `training`.\n"
-        "Without training the result is the mean, without indices, and no key is needed."
+        "A call takes `x`, a `key` of `jax.random`\n"
+        "and optionally `training`, in place of the argument of the constructor. If it is False, the\n"
+        "result is the mean, without indices, and no key is needed."
     )
 
     def __call__(
         self, x: ArrayLike, *, key: Array | None = None, training: bool | None = None
     ) -> Any:
-        """A random input of each window, or their mean."""
+        """Return a random input of each window, or the weighted mean."""
         given = self._arguments()
         if training is not None:
             given["training"] = flag("training", training)
@@ -141,12 +142,12 @@ class Unpool(Pool):
     """Unpooling, which takes indices in every call."""
 
     at_call = (*Pool.at_call, "indices", "output_size")
-    note = "It is called with `x`, its `indices` and, unless it is the default, `output_size`."
+    note = "A call takes `x`, its `indices` and optionally\n`output_size`."
 
     def __call__(
         self, x: ArrayLike, indices: ArrayLike, output_size: Any = None, *, key: Array | None = None
     ) -> Array:
-        """The values at their indices, zeros elsewhere."""
+        """Return the values at their indices, and zeros elsewhere."""
         given = self._arguments() | {"output_size": output_size}
         y: Array = self.function(jnp.asarray(x), indices, **given)
         return y
@@ -156,10 +157,10 @@ class Lip(Pool):
     """Local importance pooling, which takes logits in every call."""
 
     at_call = (*Pool.at_call, "logits")
-    note = "It is called with `x` and its `logits`."
+    note = "A call takes `x` and its `logits`."
 
     def __call__(self, x: ArrayLike, logits: ArrayLike, *, key: Array | None = None) -> Array:
-        """The mean of each window, weighted with the softmax of the logits."""
+        """Return the mean of each window, weighted with the softmax of the logits."""
         y: Array = self.function(jnp.asarray(x), logits, **self._arguments())
         return y
 
@@ -167,10 +168,10 @@ class Lip(Pool):
 class Global(Pool):
     """Pooling over all axes but the channels and any number of leading axes."""
 
-    note = f"{Pool.note} There may be any number of leading axes."
+    note = f"{Pool.note}\nThere may be any number of leading axes."
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """The input, pooled."""
+        """Return the input, pooled."""
         # The function would count one leading axis more or less as pooled.
         request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
         return perform(replace(request, x=jnp.asarray(x)))
@@ -186,7 +187,7 @@ class _Input(NamedTuple):
 
 
 def _hashable(value: object) -> Any:
-    """The value with tuples for lists and arrays: the structure of a pytree is hashed."""
+    """Return the value with tuples for lists and arrays: JAX hashes the structure of a pytree."""
     value = to_python(value)
     return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
@@ -196,13 +197,13 @@ def _is_number(value: object) -> bool:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The array of a variable of Flax NNX, or the value itself."""
+    """Return the array that a variable of Flax NNX holds, or the value itself."""
     is_variable = not isinstance(value, Array) and hasattr(value, "__jax_array__")
     return value.__jax_array__() if is_variable else value
 
 
 def _learned(name: str, value: Any) -> Any:
-    """A number as a float; anything else as an array of floats, or as the variable that holds one.
+    """Return a number as a float, anything else as an array of floats or the variable that has one.
 
     Raises
     ------
@@ -260,11 +261,16 @@ def _register(kind: type[Pool]) -> None:
 
 # The classes
 
+_LEAF = "An array as a learned argument is a leaf of the pytree; a number is a constant."
+_CHANNELS_LAST = """\
+channels_last : bool
+    If True (default), the pooled axes are those before the last one, as in Flax. If False, they are
+    the last ones, as in Equinox."""
 _WORDS = {"lp": "LP", "lse": "LSE", "relu": "ReLU"}
 
 
 def modules() -> Iterator[type[Pool]]:
-    """The classes of modules, for each public function in one, two and three dimensions."""
+    """Make the classes of modules, for each public function and number of pooled axes."""
     for name, function in FUNCTIONS.items():
         words = name.split("_")
         title = "".join(_WORDS.get(word, word[0].upper() + word[1:]) for word in words)
@@ -275,7 +281,7 @@ def modules() -> Iterator[type[Pool]]:
 
 
 def _base(function: Callable[..., Any]) -> type[Pool]:
-    """The base class for a function, by what a call takes besides the input."""
+    """Return the base class for a function, by what a call takes besides the input."""
     kinds = {"training": Stochastic, "generator": Random, "indices": Unpool, "logits": Lip}
     takes = signature(function).parameters
     return next((kind for name, kind in kinds.items() if name in takes), Pool)
@@ -284,8 +290,13 @@ def _base(function: Callable[..., Any]) -> type[Pool]:
 def _module(name: str, function: Callable[..., Any], base: type[Pool], dims: int) -> type[Pool]:
     takes = [p for n, p in signature(function).parameters.items() if n not in base.at_call]
     takes = [p.replace(default=True) if p.name == "channels_last" else p for p in takes]
+    names = [p.name for p in takes]
+    notes = [f"The module that calls `poolgrad.{function.__name__}`. {base.note}"]
+    if not _LEARNED.isdisjoint(names):
+        notes.append(_LEAF)
+    documented = [name for name in names if name != "channels_last"]
     members = {
-        "__doc__": of_module(function, dims, [p.name for p in takes], [base.note]),
+        "__doc__": "\n".join([of_module(function, dims, documented, notes), _CHANNELS_LAST]),
         "__signature__": Signature(takes),
         "function": staticmethod(function),
         "dims": dims,

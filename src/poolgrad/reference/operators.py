@@ -1,6 +1,6 @@
 """The formulas: each operator as a function of one window.
 
-All arithmetic is in float64; integers, of which an operator only chooses one, stay integers.
+All arithmetic is in float64, except that selecting operators keep integers as integers.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def stochastic(window: Inside) -> Pooled:
 
 
 def avg(window: Inside, count_include_pad: bool, divisor: int) -> Pooled:
-    """The sum of the values over their number, or over that of the window's places."""
+    """The sum of the values divided by their number, or by the number of taps."""
     x = window.values
     n = divisor or (window.extent if count_include_pad else len(x))
     return Pooled(x.sum(dtype=np.float64) / n, np.full(len(x), 1 / n))

@@ -17,7 +17,7 @@ def _lead(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 
 def _one_by_one(op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-    """The operator for each of the batch, and all results together."""
+    """Apply the operator to each element of the batch and stack the results."""
     results = []
     for n in range(size):
         own = [
@@ -31,7 +31,7 @@ def _one_by_one(op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, .
 
 
 def batch(operator: Operator, ops: dict[str, Any], kept: int, library: Any) -> None:
-    """Tell PyTorch how to batch an operator, its pull and its push.
+    """Register the batching rules of an operator, its pull and its push.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def _batch_one(
     at: dict[str, int],
     library: Any,
 ) -> None:
-    """Batch one of them.
+    """Register the batching rule of one of these operators.
 
     Its first `tensors` arguments are tensors, the extra operand is number `operand`, and `at` says
     which of the others depend on the number of axes.
@@ -88,7 +88,10 @@ def _batch_one(
                 rest[at["inner"]] += 1
             out = op(*moved, *rest)
             if not suffix and operator.learned and out[-1].shape == (0,):
-                out = (*out[:-1], out[-1].new_empty(size, 0))  # no slope, of each of the batch
+                out = (
+                    *out[:-1],
+                    out[-1].new_empty(size, 0),
+                )  # an empty slope for each element of the batch
         return (out, (0,) * len(out)) if isinstance(out, tuple) else (out, 0)
 
     torch.library.register_vmap(op, rule, lib=library)

@@ -1,8 +1,8 @@
-"""An unmodified network's pooling modules become ours, and PyTorch's again.
+"""Converts the pooling modules of a network to poolgrad's, and back.
 
-A module changes its class and nothing else: it stays the object that it was, so names, hooks,
-shared modules and references to it are kept without being known. As our classes are subclasses of
-PyTorch's, ``isinstance`` holds.
+Only the class of a module changes. It stays the same object, so that names, hooks, shared modules
+and references to it are kept. poolgrad's classes are subclasses of PyTorch's, so ``isinstance``
+holds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _THEIRS: dict[type[nn.Module], type[nn.Module]] = {
     ours: theirs for theirs, ours in SUBCLASSES.items()
 }
 
-# Functions of PyTorch that pool: those of its modules, and what calls them.
+# PyTorch's pooling functions: those of its modules, and functions that call them.
 _FUNCTIONS = frozenset(
     f"{name}_pool{d}d{more}"
     for d in (1, 2, 3)
@@ -33,7 +33,7 @@ _FUNCTIONS = frozenset(
 
 @dataclass(frozen=True)
 class Module:
-    """A module of a network, as reports name it.
+    """A module of a network in a report.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Report:
-    """What `convert` or `revert` did; printed as a list.
+    """The result of `convert` or `revert`; printed as a list.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Report:
 
 
 def convert(model: nn.Module, *, fuse: bool = False) -> Report:
-    """Make PyTorch's pooling modules in a network ours, in place.
+    """Replace PyTorch's pooling modules in a network by poolgrad's, in place.
 
     They give the same numbers, faster, and keep less for the way back. Hooks, names, shared
     modules, ``state_dict`` keys and the training flag stay; ``isinstance`` holds, as our classes
@@ -180,7 +180,7 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
 
 
 def revert(model: nn.Module) -> Report:
-    """Make the modules that `convert` replaced PyTorch's again, in place.
+    """Undo `convert`: replace poolgrad's modules by PyTorch's, in place.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def revert(model: nn.Module) -> Report:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
-    """Every module of a network once, with all its names."""
+    """Yield every module of a network once, with all its names."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__qualname__}")
     names: dict[nn.Module, list[str]] = {}
@@ -218,7 +218,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Why a pooling module of PyTorch's cannot become ours; empty if it can."""
+    """Return why a pooling module of PyTorch cannot be replaced; empty if it can."""
     if type(module) not in SUBCLASSES:
         return "a subclass may do something else"
     if "forward" in vars(module):
@@ -230,7 +230,7 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _called(module: nn.Module) -> tuple[str, ...]:
-    """The functions that pool which a module's own methods name."""
+    """Return the names of the pooling functions that a module's own methods call."""
     if isinstance(module, nn.LocalResponseNorm):
         return ("local_response_norm",)
     found: set[str] = set()

@@ -1,7 +1,7 @@
 """Registers an operator's derivatives: with PyTorch's dispatcher, and as an `autograd.Function`.
 
-``torch.compile`` takes the operators of the dispatcher whole; the transformations of ``torch.func``
-need the `autograd.Function`. A tensor that is neither transformed nor traced needs neither.
+``torch.compile`` uses the operators of the dispatcher; the transformations of ``torch.func`` need
+the `autograd.Function`. A tensor that is neither transformed nor traced needs neither.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def differentiable(
 
 
 def refuse_nested_forward() -> None:
-    """Refuse what PyTorch would compute without the outer tangents.
+    """Raise an error where PyTorch would ignore the outer tangents.
 
     Raises
     ------
@@ -106,6 +106,6 @@ def refuse_nested_forward() -> None:
 
 
 def save(ctx: Any, kept: tuple[Tensor, ...]) -> None:
-    """Save tensors for either direction."""
+    """Save tensors for the vjp and the jvp."""
     ctx.save_for_backward(*kept)
     ctx.save_for_forward(*kept)

@@ -1,6 +1,6 @@
-"""A pooling inside a compiled transformation, in operations of PyTorch.
+"""Pools inside a compiled transformation with operations of PyTorch.
 
-Imported by `function` while a graph is made: it imports the compiler.
+`function` imports this module only while a graph is made, because it imports the compiler.
 """
 
 from __future__ import annotations

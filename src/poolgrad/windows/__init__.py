@@ -7,7 +7,7 @@
 | `resolve.py` | `Window`: the windows of an input of known size; every shape rule |
 
 Every front end uses these, so that output sizes and error messages agree; the rules are those of
-docs/semantics.md. Tests: tests/test_windows.py and tests/test_geometry.py.
+docs/semantics.md. Tests: tests/exactness/test_windows.py and tests/exactness/test_geometry.py.
 """
 
 from poolgrad.windows.arguments import Ints, Padding, brief, flag, per_axis, positive

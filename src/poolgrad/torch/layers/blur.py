@@ -57,8 +57,8 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     pads = [*width, *height]
     if mode == "zeros":
         return F.pad(x, pads)
-    room = [size - int(mode == "reflect") for size in x.shape[-2:]]
-    if mode == "replicate" or (max(height) <= room[0] and max(width) <= room[1]):
+    limits = [size - int(mode == "reflect") for size in x.shape[-2:]]
+    if mode == "replicate" or (max(height) <= limits[0] and max(width) <= limits[1]):
         return F.pad(x, pads, mode=mode)
     for axis, (before, after) in ((-2, height), (-1, width)):
         size = x.shape[axis]
