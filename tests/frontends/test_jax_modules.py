@@ -7,6 +7,8 @@ import dataclasses
 import doctest
 import inspect
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,6 +97,12 @@ def test_signature_documentation_and_copies(name: str) -> None:
     assert jax.tree.leaves(pool) == []
     with pytest.raises(dataclasses.FrozenInstanceError):
         pool.channels_last = False
+
+
+def test_modules_of_two_dimensions_are_in_the_api_reference() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "api" / "jax.md").read_text()
+    listed = re.findall(r"^::: poolgrad\.jax\.nn\.(\w+)$", page, re.MULTILINE)
+    assert sorted(listed) == sorted(name for name in nn.__all__ if name.endswith("2d"))
 
 
 def test_every_public_pooling_has_modules() -> None:

@@ -122,7 +122,7 @@ class Stochastic(Random):
 
     note = (
         "A call takes `x`, a `key` of `jax.random`\n"
-        "and optionally `training`, in place of the argument of the constructor. If it is False, the\n"
+        "and optionally `training`, instead of the argument of the constructor. If False, the\n"
         "result is the mean, without indices, and no key is needed."
     )
 
