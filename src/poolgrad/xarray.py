@@ -47,12 +47,12 @@ def vjp(request: Request) -> tuple[Any, Any]:
 
 
 def asarray(x: Any) -> Any:
-    """The array inside."""
+    """Return the array inside a DataArray."""
     return x.data
 
 
 def _inside(request: Request) -> Request:
-    """The same for the arrays inside; extra operands are transposed to the dimensions of `x`."""
+    """Return the same request for the arrays inside; extra operands get the dimensions of `x`."""
     x = request.x
 
     def plain(value: Any) -> Any:
@@ -65,7 +65,7 @@ def _inside(request: Request) -> Request:
 
 
 def _outside(request: Request, y: Any) -> Any:
-    """The result with the names of the input, and those of its coordinates that it has."""
+    """Return the result as a DataArray with the names and coordinates of the input."""
     x, dims = request.x, request.spec.dims
     first = first_pooled(x.shape, dims, request.channels_last)
     pooled = x.dims[first : first + dims]
@@ -86,10 +86,10 @@ def _outside(request: Request, y: Any) -> Any:
 
 
 def _tiles(spec: WindowSpec, sizes: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]:
-    """The size of the windows along each pooled axis that they tile, else 0."""
+    """Return the size of the windows along each pooled axis that they tile, else 0."""
     if spec.kind is not WindowKind.FIXED or spec.padding == "same" or spec.ceil_mode:
         return []
     axes = zip(spec.kernel_size, spec.stride, spec.padding, spec.dilation, strict=True)
     plain = [k if (s, p, d) == (k, (0, 0), 1) else 0 for k, s, p, d in axes]
-    # Unpooling has the same windows, and more outputs than windows.
+    # Unpooling has windows of the same kind, and other numbers of outputs.
     return [k if k and n // k == m else 0 for k, n, m in zip(plain, sizes, outputs, strict=True)]

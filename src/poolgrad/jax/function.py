@@ -119,7 +119,7 @@ _GENERATOR = "key of jax.random"
 
 
 def is_key(value: Any) -> bool:
-    """Whether this is a key of jax.random."""
+    """Return whether `value` is a key of jax.random."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return False
