@@ -50,6 +50,12 @@ def _dask() -> ModuleType:
     return function
 
 
+def _xarray() -> ModuleType:
+    from poolgrad import xarray
+
+    return xarray
+
+
 def _portable() -> ModuleType:
     from poolgrad.portable import front
 
@@ -58,7 +64,7 @@ def _portable() -> ModuleType:
 
 # First part of the name of an array's module -> function that imports the array's front end.
 _FRONT_ENDS = {"numpy": _numpy, "torch": _torch, "jax": _jax, "jaxlib": _jax, "dask": _dask}
-_FRONT_ENDS |= {"cupy": _portable, "array API": _portable}
+_FRONT_ENDS |= {"cupy": _portable, "array API": _portable, "xarray": _xarray}
 _found: dict[type, ModuleType] = {}
 
 _MOST = 2**63
@@ -70,9 +76,9 @@ def front_end(x: object) -> ModuleType:
     """Return the front end for arrays of this type, which is imported on first use.
 
     Arrays of CuPy, and of any other library that follows the array API standard
-    (``__array_namespace__``), are pooled by `poolgrad.portable`. Lists, and objects that can
-    only be converted to a NumPy array (``__array__``, ``__array_interface__``), are pooled as NumPy
-    arrays.
+    (``__array_namespace__``), are pooled by `poolgrad.portable`; the array inside a DataArray of
+    xarray by its own front end. Lists, and objects that can only be converted to a NumPy array
+    (``__array__``, ``__array_interface__``), are pooled as NumPy arrays.
 
     Raises
     ------
@@ -98,7 +104,7 @@ def library(x: object) -> str:
         return "numpy"
     if hasattr(x, "__torch_function__"):  # a check that tracing compilers support, too
         return "torch"
-    # A subclass that is defined elsewhere is pooled as an array of its base class's library.
+    # A subclass of another module is pooled as an array of its base class's library.
     origins = [c.__module__.partition(".")[0] for c in (kind, *kind.__mro__)]
     origin = next((o for o in origins if o in _FRONT_ENDS), "")
     if origin and hasattr(x, "shape"):  # these libraries define more than arrays
@@ -279,5 +285,5 @@ def divisor(value: object) -> int:
             f"divisor_override must not be zero, as every sum is divided by it, got {value!r}"
         )
     if abs(value) >= _MOST:
-        raise ValueError(f"divisor_override must be less than 2**63 in size, got {value!r}")
+        raise ValueError(f"divisor_override must be less than 2**63 in magnitude, got {value!r}")
     return value

@@ -43,7 +43,7 @@ def perform(request: Request) -> Any:
     if plain != pool:  # the gradient depends on `ties`, the indices do not
         (y,) = bound(forward_p, x, *given, pool=pool, keep=0)
     found = engine.indices(
-        layout, routes, given[0] if pool.operator.operand.places_windows else None
+        layout, routes, given[0] if pool.operator.operand.determines_windows else None
     )
     return _shaped(y, request, layout), _shaped(found, request, layout)
 
@@ -51,7 +51,7 @@ def perform(request: Request) -> Any:
 def vjp(request: Request) -> Any:
     """Raise an error, because JAX differentiates its own arrays."""
     raise TypeError(
-        "vjp is for NumPy and Dask; arrays of JAX are differentiable as they are: use jax.vjp or "
+        "vjp supports NumPy and Dask arrays; JAX differentiates its own arrays: use jax.vjp or "
         "jax.grad"
     )
 
@@ -118,7 +118,8 @@ def _alone(shape: tuple[int, ...]) -> tuple[int, ...]:
 _GENERATOR = "key of jax.random"
 
 
-def _is_key(value: Any) -> bool:
+def is_key(value: Any) -> bool:
+    """Return whether `value` is a key of jax.random."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return False
@@ -132,6 +133,8 @@ class _Converter:
     def parameter(self, operand: Parameter, value: Any, x: Array, ready: Prepared) -> Array:
         layout = ready.layout
         name, dtype = operand.name, layout.sum_dtype
+        if not isinstance(value, Array) and hasattr(value, "__jax_array__"):  # of Flax NNX
+            value = value.__jax_array__()
         if not _is_abstract(value):
             numbers = operand.checked(value, ready)
             return jnp.asarray(numbers.reshape(_alone(numbers.shape)))
@@ -148,13 +151,13 @@ class _Converter:
 
     def seed(self, value: Any, x: Array) -> Any:
         """Return the two 32-bit halves of a 64-bit number, the lower half first."""
-        if _is_key(value):
+        if is_key(value):
             return jax.random.bits(value, (2,), jnp.uint32)
         seed = arguments.seed(value)
         if seed is None:
             if value is None:
                 raise TypeError(
-                    f"generator must be a {_GENERATOR} or a seed: JAX draws from nothing else"
+                    f"generator must be a {_GENERATOR} or a seed for JAX arrays, got None"
                 )
             raise arguments.refuse_generator(_GENERATOR, value)
         return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
@@ -167,7 +170,7 @@ class _Converter:
         given = value.given
         if given is None:
             key = value.generator
-            if not _is_key(key):
+            if not is_key(key):
                 low, high = self.seed(key, x)
                 key = jax.random.fold_in(jax.random.key(int(low)), int(high))
             given = jax.random.uniform(key, shape, dtype if dtype.itemsize > 2 else jnp.float32)

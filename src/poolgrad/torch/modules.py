@@ -7,7 +7,6 @@ classes for one, two and three pooled axes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
@@ -23,6 +22,7 @@ from poolgrad.arguments import real_numbers
 from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
+from poolgrad.functional.docstrings import of_module
 from poolgrad.functional.public import bind, front_end
 from poolgrad.operators import OPERATORS
 from poolgrad.torch.arrays import pads_little, pools
@@ -41,26 +41,26 @@ class Pool(nn.Module):
     function : callable
         The public function.
     dims : int
-        How many axes it pools.
+        Number of pooled axes.
     names : tuple of str
-        The arguments that the constructor takes.
+        The arguments of the constructor.
     inherited : tuple of str
-        The arguments that the constructor of PyTorch's class keeps.
+        The arguments that the constructor of PyTorch's class stores.
     added : dict
-        The arguments that PyTorch's class does not have, with their defaults. A plain dictionary:
-        compilers refuse a signature's mapping proxy.
+        The arguments that PyTorch's class does not have, with their defaults. A plain dictionary,
+        because compilers do not support a mapping proxy.
     shown : tuple of str
-        The arguments that are printed, whatever they are.
+        The arguments that are always printed.
     at_call : tuple of str
         The arguments of the function that the constructor does not take.
     note : str
-        What else there is to say of the modules.
+        A sentence for the docstring.
     cast_apart : bool
-        Whether PyTorch's autocast makes its input float32.
+        Whether PyTorch's autocast converts the input to float32.
     checked : CallCache
-        Calls of converted modules that do as PyTorch's do: they need not be looked at again.
+        Cached calls of converted modules whose results equal PyTorch's.
     converted : bool
-        Whether it was PyTorch's: then it does as PyTorch's does, whatever it is given.
+        Whether the module was PyTorch's; then it behaves as PyTorch's for all inputs.
     """
 
     __signature__: ClassVar[Signature]  # of the constructor; each argument becomes an attribute
@@ -377,7 +377,6 @@ class Global(Pool):
 
 # The classes
 
-_AXES = {1: "the last axis", 2: "the last two axes", 3: "the last three axes"}
 _LEARNED = {o.operand.name for o in OPERATORS.values() if o.learned}
 _SELDOM = ("return_indices", "count_include_pad", "_random_samples")
 
@@ -449,13 +448,8 @@ def _documentation(
     function: Callable[..., Any], dims: int, takes: Signature, theirs: tuple[type, ...], note: str
 ) -> str:
     """Return the docstring of a module, made from that of its function."""
-    words = (function.__doc__ or "").replace("every axis but batch and channels", _AXES[dims])
-    summary, _, rest = words.partition("\n\nParameters\n----------\n")
-    entries = re.split(r"\n(?=\S)", rest.partition("\n\nReturns\n")[0])
-    kept = [e for e in entries if not takes.parameters.keys().isdisjoint(re.split(", | : ", e))]
     kinds = "".join(f", a `torch.nn.{c.__name__}`" for c in theirs)
     notes = [f"The module that calls `poolgrad.{function.__name__}`{kinds}.", note]
     if not takes.parameters.keys().isdisjoint(_LEARNED):
         notes.append("A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned.")
-    sections = [summary, "\n".join(filter(None, notes))]
-    return "\n\n".join([*sections, "\n".join(["Parameters", "----------", *kept])])
+    return of_module(function, dims, takes.parameters, notes)
