@@ -1,4 +1,4 @@
-"""One way to ask every front end: NumPy arrays in, NumPy arrays out, a tensor in between or not."""
+"""Calls of every front end in one form: NumPy arrays in, NumPy arrays out."""
 
 from __future__ import annotations
 
@@ -11,16 +11,30 @@ import poolgrad
 
 try:
     import torch
-except ImportError:  # the NumPy half of the suite runs without it
+except ImportError:  # the tests of NumPy arrays run without it
     torch = None  # type: ignore[assignment]
+try:
+    import jax
+except ImportError:
+    jax = None  # type: ignore[assignment]
+try:
+    import dask
+    import dask.array as da
+except ImportError:
+    dask = None  # type: ignore[assignment]
 
 
 class Front(NamedTuple):
-    """A front end: how to pool, and how to pool and get the way back."""
+    """A front end.
+
+    `run(fun, x, ...)` pools, `vjp(fun, x, ...)` pools and returns the pullback; both convert every
+    array. `call(fun, x, ...)` converts the input alone and passes other arguments as they are.
+    """
 
     name: str
     run: Callable[..., Any]
     vjp: Callable[..., tuple[np.ndarray, Any]]
+    call: Callable[..., Any]
 
 
 def find(fun: str) -> Callable[..., Any]:
@@ -57,22 +71,26 @@ def _vjp_numpy(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
     return poolgrad.vjp(find(fun), x, *args, **kwargs)
 
 
-class TorchPullback:
-    """Autograd, asked as `poolgrad.Pullback` is."""
+class FrameworkPullback:
+    """A pullback of a framework's arrays, called as `poolgrad.Pullback` is.
 
-    def __init__(self, y: Any, x: Any, learned: dict[str, Any]) -> None:
-        self.y, self.x, self.learned = y, x, learned
+    `pull(gy, names)` returns the gradients of ``"x"`` or of learned arguments, by name.
+    """
+
+    def __init__(self, pull: Callable[..., dict[str, np.ndarray]], learned: list[str]) -> None:
+        self._pull, self._learned = pull, learned
 
     def __call__(self, gy: np.ndarray) -> np.ndarray:
-        return as_array(self._pull(gy, self.x)[0])
+        return self._pull(gy, ["x"])["x"]
 
     def parameters(self, gy: np.ndarray) -> dict[str, np.ndarray]:
         """The gradients of learned arguments, by name."""
-        given = self._pull(gy, *self.learned.values()) if self.learned else ()
-        return {name: as_array(g) for name, g in zip(self.learned, given, strict=True)}
+        return self._pull(gy, self._learned) if self._learned else {}
 
-    def _pull(self, gy: np.ndarray, *leaves: Any) -> Any:
-        return torch.autograd.grad(self.y, leaves, as_tensor(gy), retain_graph=True)
+
+def _arrays(result: Any, convert: Callable[[Any], np.ndarray]) -> Any:
+    """One array, or values and indices."""
+    return tuple(map(convert, result)) if isinstance(result, tuple) else convert(result)
 
 
 def _given(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -86,8 +104,11 @@ def _given(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_torch(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
-    made = find(fun)(as_tensor(x), *args, **_given(kwargs))
-    return tuple(map(as_array, made)) if isinstance(made, tuple) else as_array(made)
+    return _call_torch(fun, x, *args, **_given(kwargs))
+
+
+def _call_torch(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
+    return _arrays(find(fun)(as_tensor(x), *args, **kwargs), as_array)
 
 
 def _vjp_torch(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +121,81 @@ def _vjp_torch(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
         if name == "logits" or (name in LEARNED and _is_real(value))
     }
     y = find(fun)(leaf, *args, **kwargs | learned)
-    return as_array(y), TorchPullback(y, leaf, learned)
+    leaves = {"x": leaf, **learned}
+
+    def pull(gy: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+        found = torch.autograd.grad(
+            y, [leaves[name] for name in names], as_tensor(gy), retain_graph=True
+        )
+        return dict(zip(names, map(as_array, found), strict=True))
+
+    return as_array(y), FrameworkPullback(pull, list(learned))
+
+
+def native(x: Any) -> Any:
+    """The array in the byte order of this machine, which frameworks require."""
+    if type(x) is not np.ndarray or x.dtype.isnative:
+        return x
+    return x.astype(x.dtype.newbyteorder("="))
+
+
+def _run_jax(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
+    return _call_jax(fun, x, *args, **{k: native(v) for k, v in kwargs.items()})
+
+
+def _call_jax(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
+    with jax.enable_x64(True):
+        leaf = jax.numpy.asarray(native(np.asarray(x)))
+        return _arrays(find(fun)(leaf, *args, **kwargs), np.asarray)
+
+
+def _vjp_jax(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
+    with jax.enable_x64(True):
+        leaf = jax.numpy.asarray(native(np.asarray(x)))
+        given = {k: native(v) for k, v in kwargs.items()}
+        kind = np.float64 if leaf.dtype == np.float64 else np.float32
+        learned = {
+            k: jax.numpy.asarray(v, v.dtype if k == "logits" else kind)
+            for k, v in given.items()
+            if k == "logits" or (k in LEARNED and _is_real(v))
+        }
+        y, pullback = jax.vjp(
+            lambda x, learned: find(fun)(x, *args, **given | learned), leaf, learned
+        )
+
+    def pull(gy: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+        with jax.enable_x64(True):
+            gx, others = pullback(jax.numpy.asarray(native(gy)))
+            found = {"x": gx, **others}
+            return {name: np.asarray(found[name]) for name in names}
+
+    return np.asarray(y), FrameworkPullback(pull, list(learned))
+
+
+def _chunked(x: np.ndarray) -> Any:
+    """The array in chunks that windows cross."""
+    x = native(np.asarray(x))
+    return da.from_array(x, chunks=tuple(max(1, -(-size // 2)) for size in x.shape))
+
+
+def _computed(lazy: Any) -> np.ndarray:
+    return np.asarray(lazy.compute(scheduler="synchronous"))
+
+
+def _run_dask(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
+    return _arrays(find(fun)(_chunked(x), *args, **kwargs), _computed)
+
+
+def _vjp_dask(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
+    y, pullback = poolgrad.vjp(find(fun), _chunked(x), *args, **kwargs)
+
+    def pull(gy: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+        if names == ["x"]:
+            return {"x": _computed(pullback(gy))}
+        return {k: _computed(v) for k, v in pullback.parameters(gy).items()}
+
+    learned = [k for k, v in kwargs.items() if k == "logits" or (k in LEARNED and _is_real(v))]
+    return _computed(y), FrameworkPullback(pull, learned)
 
 
 def _is_real(value: Any) -> bool:
@@ -111,6 +206,12 @@ def _is_real(value: Any) -> bool:
 
 
 LEARNED = ("norm_type", "r", "alpha", "logits")
-NUMPY = Front("numpy", _run_numpy, _vjp_numpy)
-TORCH = Front("torch", _run_torch, _vjp_torch)
-FRONTS = [NUMPY] if torch is None else [NUMPY, TORCH]
+NUMPY = Front("numpy", _run_numpy, _vjp_numpy, _run_numpy)
+TORCH = Front("torch", _run_torch, _vjp_torch, _call_torch)
+JAX = Front("jax", _run_jax, _vjp_jax, _call_jax)
+DASK = Front("dask", _run_dask, _vjp_dask, _run_dask)
+FRONTS = [
+    front
+    for front, library in ((NUMPY, np), (TORCH, torch), (JAX, jax), (DASK, dask))
+    if library is not None
+]

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from expected_errors import refused
-from frontend_calls import NUMPY, Front, as_tensor, torch
-from robustness.calls import INTEGERS as WHOLE
+from frontend_calls import Front, torch
 
 import poolgrad
 
@@ -34,18 +33,14 @@ def image(fun: str) -> np.ndarray:
     return np.arange(2.0 * 4**dims).reshape(1, 2, *(4,) * dims)
 
 
-def run(front: Front, fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
-    """Pool; all but the input goes to poolgrad as it is, which `front.run` would convert."""
-    given = as_tensor(x) if front.name == "torch" else x
-    return getattr(poolgrad, fun)(given, *args, **kwargs)
-
-
 def ask(front: Front, name: str, fun: str, size: int | None, value: Any, **more: Any) -> Any:
     sizes = () if size is None else (size,)
     if fun.startswith("lp"):
-        return run(front, fun, image(fun), value, *sizes, **more)
-    return run(front, fun, image(fun), *sizes, **{name: value}, **more)
+        return front.call(fun, image(fun), value, *sizes, **more)
+    return front.call(fun, image(fun), *sizes, **{name: value}, **more)
 
+
+draws = pytest.mark.without(dask="the draws for one chunk would depend on all other chunks")
 
 # Numbers out of range
 
@@ -136,14 +131,13 @@ def test_tensors_of_parameters_that_are_not_real(
 # Windows without any input
 
 NEED_INPUT = {
-    "median": {}, "lse": {}, "soft": {}, "stochastic": {},
+    "median": {}, "lse": {}, "soft": {},
     "expected": {"training": False}, "lp": {"norm_type": 2.0, "mean": True},
     "mixed": {"count_include_pad": False},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", NEED_INPUT)
-@pytest.mark.parametrize(
+WITHOUT_INPUT = pytest.mark.parametrize(
     ("windows", "axis"),
     [
         ({"kernel_size": 2, "stride": 1, "padding": ((0, 0), (3, 0))}, "width"),
@@ -152,15 +146,28 @@ NEED_INPUT = {
         ({"kernel_size": 2, "stride": 1, "padding": (0, 3), "dilation": (1, 6)}, "width"),
     ],
 )
+
+
+@pytest.mark.parametrize("kind", NEED_INPUT)
+@WITHOUT_INPUT
 def test_windows_without_any_input(front: Front, kind: str, windows: Any, axis: str) -> None:
     fun = "stochastic_pool2d" if kind == "expected" else f"{kind}_pool2d"
     with pytest.raises(ValueError, match=f"padding leaves window .* along the {axis} without"):
-        run(front, fun, X, **windows, **NEED_INPUT[kind])
+        front.call(fun, X, **windows, **NEED_INPUT[kind])
+
+
+@draws
+@WITHOUT_INPUT
+def test_windows_without_anything_to_draw(front: Front, windows: Any, axis: str) -> None:
+    with pytest.raises(ValueError, match=f"padding leaves window .* along the {axis} without"):
+        front.call("stochastic_pool2d", X, **windows, generator=0)
 
 
 # Draws
 
 
+@draws
+@pytest.mark.without(jax="a computation that runs raises another error: test_jax_arguments.py")
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 @pytest.mark.parametrize("place", [0, 13, 31])
@@ -171,7 +178,7 @@ def test_probabilities_that_are_no_numbers(
     x.flat[place] = value
     for fun, shape in (("stochastic_pool1d", (2, 16)), ("stochastic_pool2d", X.shape)):
         with pytest.raises(ValueError, match=r"^x must be finite"):
-            run(front, fun, x.reshape(shape), 2, generator=0)
+            front.call(fun, x.reshape(shape), 2, generator=0)
 
 
 BAD_GENERATORS = [
@@ -181,13 +188,14 @@ BAD_GENERATORS = [
 ]  # fmt: skip
 
 
+@draws
 @pytest.mark.parametrize(
     ("value", "error"), BAD_GENERATORS, ids=[repr(v)[:14] for v, _ in BAD_GENERATORS]
 )
 def test_generators(front: Front, value: Any, error: type[Exception]) -> None:
     for fun, args in (("stochastic_pool2d", (2,)), ("fractional_max_pool2d", (2, 2))):
         with pytest.raises(error, match=r"^generator must be"):
-            run(front, fun, X, *args, generator=value)
+            front.call(fun, X, *args, generator=value)
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
@@ -200,76 +208,10 @@ def test_generators_of_the_other_framework() -> None:
 
 def test_indices_of_a_mean(front: Front) -> None:
     with refused(ValueError, "return_indices", "training"):
-        run(front, "stochastic_pool2d", X, 2, return_indices=True, training=False)
+        front.call("stochastic_pool2d", X, 2, return_indices=True, training=False)
     for value in (1, None, "yes"):
         with refused(TypeError, "training must be True or False, got", repr(value)):
-            run(front, "stochastic_pool2d", X, 2, training=value)
-
-
-# Bins, ties, dtypes
-
-
-@pytest.mark.parametrize("fun", ["adaptive_max_pool", "adaptive_avg_pool"])
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_adaptive_sizes(front: Front, fun: str, dims: int) -> None:
-    x = np.ones((1, 1, *(2,) * dims))
-    for value in (0, -1, -(2**40), (1,) * (dims - 1) + (0,)):
-        with refused(ValueError, "output_size must be positive, got", repr(value)):
-            run(front, f"{fun}{dims}d", x, value)
-    for value in (2**61, 2**200, (2**61,) * dims):
-        with refused(ValueError, "output_size must be less than", repr(value)):
-            run(front, f"{fun}{dims}d", x, value)
-    for value in (2**60, (2**60,) * dims, *([2**31] if dims > 1 else [])):
-        with pytest.raises(ValueError, match="memory"):
-            run(front, f"{fun}{dims}d", x, value)
-
-
-TIED = [
-    ("min_pool2d", (2,)),
-    ("relu_max_pool2d", (2,)),
-    ("median_pool2d", (2,)),
-    ("fractional_max_pool2d", (2, 2)),
-]
-
-
-@pytest.mark.parametrize(("fun", "args"), TIED)
-def test_unknown_ties(front: Front, fun: str, args: Any) -> None:
-    for value in ("last", "First", ""):
-        with refused(ValueError, 'ties must be "first", "split" or "zero", got', repr(value)):
-            run(front, fun, X, *args, ties=value)
-    with pytest.raises(ValueError, match=r'^ties="all" .*not a subgradient'):
-        run(front, fun, X, *args, ties="all")
-    with refused(TypeError, "ties must be a string, got", None):
-        run(front, fun, X, *args, ties=None)
-
-
-BLENDING = {
-    "lp_pool2d": (2.0, 2), "lse_pool2d": (2,), "soft_pool2d": (2,), "stochastic_pool2d": (2,),
-    "mixed_pool2d": (2,), "global_lp_pool": (), "global_lse_pool": (),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fun", BLENDING)
-@pytest.mark.parametrize("dtype", [np.dtype(d).name for d in WHOLE])
-def test_integers_have_no_weights(front: Front, fun: str, dtype: str) -> None:
-    accepted = "x must be of dtype float16, bfloat16, float32 or float64 for"
-    with refused(TypeError, accepted, dtype):
-        run(front, fun, X.astype(dtype), *BLENDING[fun])
-
-
-INTEGERS_TAKEN = {
-    "max_pool2d": (2,), "relu_max_pool2d": (2,), "min_pool2d": (2,), "median_pool2d": (2,),
-    "avg_pool2d": (2,), "fractional_max_pool2d": (2, 2), "global_max_pool": (),
-    "max_unpool2d": (X.astype("i8"), 2),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fun", INTEGERS_TAKEN)
-@pytest.mark.parametrize("dtype", [np.dtype(d).name for d in WHOLE])
-def test_integers_have_no_gradient(fun: str, dtype: str) -> None:
-    with refused(TypeError, "x must be of a floating dtype to have a gradient, got", dtype):
-        poolgrad.vjp(getattr(poolgrad, fun), X.astype(dtype), *INTEGERS_TAKEN[fun])
-    assert NUMPY.run(fun, X.astype(dtype), *INTEGERS_TAKEN[fun]).size > 0
+            front.call("stochastic_pool2d", X, 2, training=value)
 
 
 # Before any work
@@ -312,3 +254,125 @@ def test_nothing_large_is_allocated_before_an_error(fun: str, args: Any, kwargs:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+# Fractional windows
+
+
+@draws
+@pytest.mark.parametrize("fun", ["fractional_max_pool2d", "fractional_max_pool3d"])
+def test_both_and_neither_of_size_and_ratio(front: Front, fun: str) -> None:
+    x = np.ones((1, 2, *(4,) * int(fun[-2])))
+    for kwargs in ({}, {"output_size": 2, "output_ratio": 0.5}):
+        with pytest.raises(ValueError, match=r"^exactly one of output_size and output_ratio must"):
+            front.call(fun, x, 2, **kwargs)
+
+
+@draws
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (0, ValueError), (1, ValueError), (0.0, ValueError), (1.0, ValueError), (-0.5, ValueError),
+        (NAN, ValueError), (INF, ValueError), ((0.5, 1.0), ValueError), ((0.0, 0.5), ValueError),
+        ((0.5, 0.5, 0.5), ValueError), ((), ValueError), (0.2, ValueError), (10**400, ValueError),
+        ("0.5", TypeError), (True, TypeError), (0.5j, TypeError), (("0.5", 0.5), TypeError),
+        ({0.5}, TypeError), (b"5", TypeError), ((0.5, None), TypeError), (object(), TypeError),
+    ],
+    ids=lambda v: v.__name__ if isinstance(v, type) else repr(v)[:16],
+)  # fmt: skip
+def test_output_ratio(front: Front, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^output_ratio\b"):
+        front.call("fractional_max_pool2d", X, 1, output_ratio=value)
+
+
+@draws
+@pytest.mark.parametrize("value", [-0.1, -1e-30, 1.0, 1.5, NAN, INF, -INF, 1e30])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_samples_outside(front: Front, value: float, dtype: str) -> None:
+    samples = np.full((1, 2, 2), 0.5, dtype)
+    samples[0, 1, 0] = value
+    given: Any = torch.from_numpy(samples) if front.name == "torch" else samples
+    with pytest.raises(ValueError, match=r"^_random_samples must be in \[0, 1\)"):
+        front.call("fractional_max_pool2d", X, 2, 2, _random_samples=given)
+
+
+@draws
+@pytest.mark.parametrize("dtype", ["i8", "i4", "?", "c16", "U1", "O"])
+def test_samples_of_another_dtype(front: Front, dtype: str) -> None:
+    given: Any = np.zeros((1, 2, 2), dtype)
+    if front.name == "torch" and dtype not in ("U1", "O"):
+        given = torch.from_numpy(given)
+    with pytest.raises(TypeError, match=r"^_random_samples\b"):
+        front.call("fractional_max_pool2d", X, 2, 2, _random_samples=given)
+
+
+@draws
+@pytest.mark.parametrize(
+    "value",
+    [0.5, "half", object(), [[0.5], [0.5, 0.5]], np.ma.zeros((1, 2, 2))],
+    ids=["float", "str", "object", "ragged", "masked"],
+)
+def test_samples_that_are_no_samples(front: Front, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^_random_samples\b"):
+        front.call("fractional_max_pool2d", X, 2, 2, _random_samples=value)
+
+
+# Unpooling
+
+Y = np.ones((1, 2, 2, 2))
+ZEROS = np.zeros((1, 2, 2, 2), np.int64)
+
+
+def as_given(front: Front, indices: Any) -> Any:
+    known = isinstance(indices, np.ndarray) and indices.dtype.kind in "iufb"
+    return torch.from_numpy(indices) if front.name == "torch" and known else indices
+
+
+@pytest.mark.parametrize("dtype", ["i4", "i2", "u1", "f4", "f8", "?"])
+def test_unpool_indices_of_another_dtype(front: Front, dtype: str) -> None:
+    name = {"?": "bool"}.get(dtype, np.dtype(dtype).name)
+    with refused(TypeError, "indices must be of dtype int64, got", name):
+        front.call("max_unpool2d", Y, as_given(front, ZEROS.astype(dtype)), 2)
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (1, 2, 2), (1, 2, 2, 1), (2, 2, 2, 2), (0, 2, 2, 2)])
+def test_unpool_indices_of_another_shape(front: Front, shape: tuple[int, ...]) -> None:
+    with refused(ValueError, "indices must have the shape of x", f"{Y.shape}, got {shape}"):
+        front.call("max_unpool2d", Y, as_given(front, np.zeros(shape, np.int64)), 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 0, "0", [[0], [0, 1]], object(), np.ma.zeros((1, 2, 2, 2), dtype=np.int64)],
+    ids=["none", "int", "str", "ragged", "object", "masked"],
+)
+def test_unpool_indices_that_are_no_array(front: Front, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^indices\b"):
+        front.call("max_unpool2d", Y, value, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ((7, 7), ValueError), ((1, 4), ValueError), ((4, 6), ValueError), (0, ValueError),
+        ((4,) * 3, ValueError), ((1, 2, 4, 4, 4), ValueError), (2.0, TypeError), ("4", TypeError),
+        (True, TypeError), ((4, "4"), TypeError), (-4, ValueError), (2**63, ValueError),
+    ],
+    ids=lambda v: v.__name__ if isinstance(v, type) else repr(v),
+)  # fmt: skip
+def test_unpool_output_size(front: Front, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^output_size\b"):
+        front.call("max_unpool2d", Y, as_given(front, ZEROS), 2, output_size=value)
+
+
+def test_unpool_windows(front: Front) -> None:
+    for kwargs, name in (
+        ({"kernel_size": 0}, "kernel_size"), ({"kernel_size": 2, "stride": 0}, "stride"),
+        ({"kernel_size": 2, "padding": -1}, "padding"), ({"kernel_size": 2.0}, "kernel_size"),
+        ({"kernel_size": 2, "padding": "same"}, "padding"), ({"kernel_size": (2,) * 3}, "kernel"),
+        ({"kernel_size": 2, "padding": [(0, 1), (0, 1)]}, "padding"),
+        ({"kernel_size": 1, "padding": 1}, "kernel_size 1 with padding 1"),
+        ({"kernel_size": 2, "stride": 2**60}, "an output"),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=rf"^{name}"):
+            front.call("max_unpool2d", Y, as_given(front, ZEROS), **kwargs)

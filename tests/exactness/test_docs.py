@@ -44,6 +44,7 @@ REGIONS = ["roi_pool", "roi_align"]  # which have a page of their own
 MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
 MODULES += ["explainer", "reference", "windows"]
 MODULES += [name for name in ("jax", "dask") if find_spec(name)]
+MODULES += ["jax.nn"] if find_spec("jax") else []
 if torch is not None:
     MODULES += ["torch", "torch.function", "torch.modules"]
     LAYERS = pkgutil.iter_modules(importlib.import_module("poolgrad.torch.layers").__path__)
@@ -129,7 +130,8 @@ def run_block(code: str, names: dict[str, Any]) -> int:
 def test_code_of_pages_runs(page: Path) -> None:
     names: dict[str, Any] = {}
     for code in CODE.findall(page.read_text()):
-        used = {name for name in ("jax", "torch", "dask") if re.search(rf"\b{name}\b", code)}
+        packages = ("jax", "torch", "dask", "flax", "equinox", "xarray")
+        used = {name for name in packages if re.search(rf"\b{name}\b", code)}
         if all(map(find_spec, used)):
             run_block(code, names)
 
@@ -262,6 +264,25 @@ def test_links_lead_somewhere(page: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+
+
+def test_every_test_that_is_named_exists() -> None:
+    root = DOCS.parent
+    pages = [*PAGES, root / "CONTRIBUTING.md", *(root / "csrc").rglob("README.md")]
+    for page in pages:
+        for name in re.findall(r"tests/[\w/*]+\.py", page.read_text()):
+            assert list(root.glob(name)), f"{page.relative_to(root)} names {name}"
+
+
+def test_every_test_in_the_table_of_promises_exists() -> None:
+    """A name without a folder lies in the folder of the name before it."""
+    tests = DOCS.parent / "tests"
+    for line in (tests / "README.md").read_text().splitlines():
+        folder = ""
+        for name in re.findall(r"`(?!examples/)([\w/*]+\.py)`", line):
+            folder = f"{name.rpartition('/')[0]}/" if "/" in name else folder
+            paths = (name, f"{folder}{name}")
+            assert any(list(tests.glob(path)) for path in paths), f"{name} in: {line}"
 
 
 def test_every_public_name_is_in_the_api_reference() -> None:

@@ -10,6 +10,7 @@ from frontend_calls import Front, torch
 
 import poolgrad
 
+pytestmark = pytest.mark.without(dask="the draws for one chunk would depend on all other chunks")
 RAMP = np.arange(10.0)
 
 
@@ -85,6 +86,11 @@ def test_generators(front: Front) -> None:
     a, b, c = (front.run("fractional_max_pool2d", x, 2, 6, generator=s) for s in (1, 1, 2))
     np.testing.assert_array_equal(a, b)
     assert not np.array_equal(a, c)
+
+
+@pytest.mark.without(jax="JAX draws with a key or a seed only")
+def test_without_a_generator_every_call_draws_anew(front: Front) -> None:
+    x = np.random.default_rng(4).standard_normal((2, 3, 15, 15))
     anew = [front.run("fractional_max_pool2d", x, 2, 6) for _ in range(2)]
     assert not np.array_equal(*anew)
 

@@ -19,16 +19,16 @@ EPS = {np.float32: 2.0**-23, np.float64: 2.0**-52}
 PARAMETER = {"lp": "norm_type", "lse": "r", "mixed": "alpha"}
 each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
-# Operator, its parameter, further arguments: every way in which a curved kernel works.
-CURVED: list[tuple[str, float | None, dict[str, Any]]] = [
+# Operator, its parameter, further arguments: every algorithm of the kernel.
+NONLINEAR: list[tuple[str, float | None, dict[str, Any]]] = [
     *(("lp", p, {"mean": mean}) for p in (0.5, 1, 2, 3.5, 1e3, 1e6, INF) for mean in (False, True)),
     *(("lse", r, {}) for r in (1, -1, 1e3, -1e3, 1e-3, 1e-30)),
     *(("mixed", a, {}) for a in (0, 0.25, 1, -3)),
     ("soft", None, {}),
     ("stochastic", None, {"training": False}),
 ]
-IDS = [f"{k}-{v}-{'-'.join(map(str, e.values()))}" for k, v, e in CURVED]
-curved = pytest.mark.parametrize(("kind", "value", "extras"), CURVED, ids=IDS)
+IDS = [f"{k}-{v}-{'-'.join(map(str, e.values()))}" for k, v, e in NONLINEAR]
+nonlinear = pytest.mark.parametrize(("kind", "value", "extras"), NONLINEAR, ids=IDS)
 
 
 def given(kind: str, value: Any, extras: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def window(
 # The ends of the range
 
 
-@curved
+@nonlinear
 @each_dtype
 def test_large_inputs_give_finite_gradients(
     front: Front, dtype: Any, kind: str, value: Any, extras: Any
@@ -65,7 +65,7 @@ def test_large_inputs_give_finite_gradients(
         assert abs(y) <= 20 * big  # of four inputs the norm with p = 1/2 is 16 times as large
 
 
-@curved
+@nonlinear
 @each_dtype
 def test_small_inputs_give_finite_gradients(
     front: Front, dtype: Any, kind: str, value: Any, extras: Any
@@ -81,7 +81,7 @@ def test_small_inputs_give_finite_gradients(
                 assert slope == 0
 
 
-@curved
+@nonlinear
 @pytest.mark.parametrize("size", [1, 2, 3, 9, 40, 200])
 def test_nan_anywhere_makes_the_output_nan(
     front: Front, size: int, kind: str, value: Any, extras: Any
@@ -265,7 +265,7 @@ def slopes(f: Callable[[np.ndarray], float], x: np.ndarray, step: float = 1e-5) 
     return out
 
 
-SMOOTH = [c for c in CURVED if c[1] not in (INF, 1e3, 1e6, -1e3, 1e-30)]
+SMOOTH = [c for c in NONLINEAR if c[1] not in (INF, 1e3, 1e6, -1e3, 1e-30)]
 LAYOUTS = [("channels-first", False, False), ("channels-last", True, False),
            ("channels-innermost", False, True)]  # fmt: skip
 

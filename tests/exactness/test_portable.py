@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exactness.test_reference import KINDS, compare
 from frontend_calls import Front, find, torch
 from hypothesis import given, settings
 from profiles import examples
+from reference_comparison import KINDS, compare
 from robustness.calls import INTEGERS, Case, dtypes_of, example
 from strategies import cases
 
@@ -54,7 +54,7 @@ def _vjp(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
     return np.asarray(y), StrictPullback(pullback)
 
 
-STRICT = Front("array API", _run, _vjp)
+STRICT = Front("array API", _run, _vjp, _run)
 _STRICT_DTYPES = (np.float32, np.float64, *INTEGERS)
 
 
@@ -64,10 +64,10 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch is None:
         pytest.skip("PyTorch is not installed")
     poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the front end exists from the first tensor on
-    from poolgrad.recipes import KNOWN
+    from poolgrad.call_cache import LOOKUPS
     from poolgrad.torch import adapter, function
 
-    monkeypatch.delitem(KNOWN, torch.Tensor)
+    monkeypatch.delitem(LOOKUPS, torch.Tensor)
     for module in (adapter, function):
         monkeypatch.setattr(module, "has_kernels", lambda x: False)
 
@@ -261,3 +261,18 @@ def test_samples_given_and_drawn() -> None:
     np.testing.assert_array_equal(first, again)
     with pytest.raises(ValueError, match=r"_random_samples must be in \[0, 1\), got 1.5"):
         pool(as_strict(x), 2, 4, _random_samples=np.full((1, 2, 2), 1.5))
+
+
+def test_values_of_operands_are_clipped_or_dropped_where_they_cannot_be_checked() -> None:
+    x = np.random.default_rng(0).random((1, 2, 9, 9))
+    samples = np.array([[[-0.5, 1.5], [0.5, 2.0]]])
+    pool = poolgrad.fractional_max_pool2d
+    y = pool(as_strict(x), 2, 4, _random_samples=as_strict(samples))
+    inside = np.clip(samples, 0, 1 - 2.0**-53)
+    np.testing.assert_array_equal(np.asarray(y), pool(x, 2, 4, _random_samples=inside))
+
+    ones, indices = np.ones((1, 1, 2, 2)), np.array([[[[0, 99], [-1, 3]]]])
+    y, pullback = poolgrad.vjp(poolgrad.max_unpool2d, as_strict(ones), as_strict(indices), 2)
+    assert np.flatnonzero(np.asarray(y)).tolist() == [0, 3]
+    gy = np.arange(1.0, 17).reshape(1, 1, 4, 4)
+    assert np.asarray(pullback(as_strict(gy))).tolist() == [[[[1, 0], [0, 4]]]]

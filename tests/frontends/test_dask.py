@@ -20,7 +20,8 @@ pytest.importorskip("jax", reason="JAX is not installed")
 dask = pytest.importorskip("dask", reason="Dask is not installed")
 
 import dask.array as da  # noqa: E402
-from jax_calls import BLENDING, CLOSE, known, native  # noqa: E402
+from frontend_calls import native  # noqa: E402
+from jax_calls import CLOSE, WEIGHTED, known  # noqa: E402
 
 import poolgrad  # noqa: E402
 
@@ -57,7 +58,7 @@ def _both(function: Any, x: Any, kwargs: dict[str, Any], args: Any, gradient: An
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_to_numpy(kind: str) -> None:
     plain = kind.removeprefix("adaptive_").removeprefix("global_")
-    values = FINITE if plain in BLENDING else VALUES
+    values = FINITE if plain in WEIGHTED else VALUES
     dtypes = FLOATS + INTEGERS if plain in OF_INTEGERS else FLOATS
 
     @settings(max_examples=examples(10))
@@ -81,7 +82,7 @@ def test_equal_to_numpy(kind: str) -> None:
             # Learned arguments: a sum over all outputs in float64. Powers of whole numbers are
             # products, if all channels of a chunk have the same. One channel alone lies in memory
             # as if there were none.
-            alone = case.kwargs.get("channels_last") and 1 in chunks[-1] and plain in BLENDING
+            alone = case.kwargs.get("channels_last") and 1 in chunks[-1] and plain in WEIGHTED
             rounded = k == 2 or alone or np.size(case.kwargs.get("norm_type")) > 1
             tolerance = CLOSE.get(b.dtype.name, 0.0) if rounded else 0.0
             np.testing.assert_allclose(known(found), known(b), tolerance, tolerance)
@@ -276,7 +277,7 @@ def test_refused() -> None:
         poolgrad.max_pool2d(x[x[:, 0] > 0], 2)
     for name, kwargs in (("stochastic", {}), ("fractional_max", {"output_size": 2})):
         function = getattr(poolgrad, f"{name}_pool2d")
-        with pytest.raises(TypeError, match=rf"{name} pooling is not for Dask arrays"):
+        with pytest.raises(TypeError, match=rf"{name} pooling does not support Dask arrays"):
             function(x, 2, **kwargs)
     with pytest.raises(TypeError, match="out is accepted only if x is a NumPy array"):
         poolgrad.max_pool2d(x, 2, out=np.empty((4, 4)))

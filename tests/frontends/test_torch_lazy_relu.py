@@ -158,7 +158,7 @@ def test_what_is_changed_after_fusing_does_as_it_would_have(change: Callable[[An
 
 def test_changes_of_the_input_are_not_overlooked() -> None:
     x = torch.randn(2, 3)
-    late = fusion.Deferred.of(x)
+    late = fusion.LazyReLU.of(x)
     x.add_(1)
     with pytest.raises(RuntimeError, match="changed in place before its output was read"):
         late.sum()
@@ -177,7 +177,7 @@ def test_changes_of_the_input_are_not_overlooked() -> None:
 )  # fmt: skip
 def test_who_reads_what_is_not_made_reads_a_relu(read: Callable[[torch.Tensor], Any]) -> None:
     x = torch.randn(3, 4, requires_grad=True)
-    late = fusion.Deferred.of(x)
+    late = fusion.LazyReLU.of(x)
     assert isinstance(late, torch.Tensor)
     assert torch.equal(read(late), read(x.relu()))
     assert repr(late) == repr(late.value())

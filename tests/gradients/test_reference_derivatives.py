@@ -24,7 +24,7 @@ NAN, INF = np.nan, np.inf
 # Differences
 
 WINDOWS = [[0.7, -1.3, 2.2, 0.4], [-0.9, -2.0, -0.3], [5.0], [1.1, 30.0, 0.01, -4.0, 2.0]]
-BLENDS: list[tuple[str, tuple[Any, ...], float]] = [
+WEIGHTED: list[tuple[str, tuple[Any, ...], float]] = [
     *(("lp", (mean,), p) for mean in (False, True) for p in (0.7, 1.0, 2.0, 3.5, 40.0)),
     *(("lse", (), r) for r in (1.0, -1.0, 0.01, 7.0, -0.5)),
     *(("mixed", (pad,), alpha) for pad in (False, True) for alpha in (0.0, 0.3, 1.0, -2.0)),
@@ -45,8 +45,8 @@ def slopes(f: Callable[[np.ndarray], float], x: np.ndarray, step: float = 1e-5) 
 
 
 @pytest.mark.parametrize("x", WINDOWS, ids=str)
-@pytest.mark.parametrize(("name", "options", "theta"), BLENDS)
-def test_blends_against_differences(
+@pytest.mark.parametrize(("name", "options", "theta"), WEIGHTED)
+def test_weighted_reductions_against_differences(
     name: str, options: tuple[Any, ...], theta: float, x: list[float]
 ) -> None:
     def f(x: np.ndarray, theta: float = theta) -> float:

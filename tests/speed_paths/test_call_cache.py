@@ -13,7 +13,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import poolgrad  # noqa: E402
-from poolgrad import numpy, recipes  # noqa: E402
+from poolgrad import call_cache, numpy  # noqa: E402
 from poolgrad.core import Kind, Steps  # noqa: E402
 from poolgrad.torch.arrays import kind  # noqa: E402
 
@@ -45,7 +45,7 @@ def test_a_number_beside_the_input_gives_what_a_tensor_gives(
     pool, x = getattr(poolgrad, name), torch.tensor(X, dtype=torch.float64)
     whole = x.clone().requires_grad_()
     tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in number.items()}
-    expected = pool(whole, kernel_size=3, **tensors)  # has no recipe
+    expected = pool(whole, kernel_size=3, **tensors)  # is not in the cache
     (gradient,) = torch.autograd.grad(expected.square().sum(), whole)
     for _ in range(3):
         again = x.clone().requires_grad_()
@@ -87,7 +87,7 @@ def test_equal_arguments_of_another_type_are_still_refused(kind: object) -> None
 
 
 def key_of(*args: object, **kwargs: object) -> object:
-    return recipes.KNOWN[type(args[0])].key(args, kwargs)
+    return call_cache.LOOKUPS[type(args[0])].key(args, kwargs)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
@@ -124,9 +124,9 @@ def test_what_may_change_has_no_key() -> None:
     assert key_of(X, **{Name("stride"): 2}) is None
     assert key_of(X, *range(1000)) is None
     for odd in (X.view(type("Own", (np.ndarray,), {})), [1.0]):
-        assert type(odd) not in recipes.KNOWN
-        assert recipes.KNOWN[np.ndarray].key((odd, 2), {}) is None
-    assert recipes.KNOWN[np.ndarray].key((), {}) is None
+        assert type(odd) not in call_cache.LOOKUPS
+        assert call_cache.LOOKUPS[np.ndarray].key((odd, 2), {}) is None
+    assert call_cache.LOOKUPS[np.ndarray].key((), {}) is None
     record = np.zeros(4, np.dtype([("a", "u1"), ("x", "f4")]))["x"]
     assert key_of(record, 2) is None
 
@@ -144,10 +144,10 @@ def test_the_number_of_threads_is_asked_for_each_time() -> None:
 
 
 def test_no_more_than_so_many_are_kept() -> None:
-    kept = recipes.Recipes()
-    for k in range(3 * recipes._MOST):
+    kept = call_cache.CallCache()
+    for k in range(3 * call_cache._MAX_CALLS):
         kept.keep(k, str)
-        assert len(kept) <= recipes._MOST
+        assert len(kept) <= call_cache._MAX_CALLS
     kept.keep("none", None)
     assert "none" not in kept
 
@@ -272,7 +272,7 @@ def test_what_pytorch_watches_goes_the_long_way() -> None:
     assert seen == [None] * 8
 
 
-def test_gradients_after_a_recipe() -> None:
+def test_gradients_after_a_cached_call() -> None:
     x = torch.tensor(X, requires_grad=True)
     with torch.no_grad():
         poolgrad.max_pool2d(x, 3)
@@ -283,7 +283,7 @@ def test_gradients_after_a_recipe() -> None:
         assert int((gx != 0).sum()) == y.numel()
 
 
-# One operator of each sort: routes, shares of ties, no residual, a curved one; and what it takes.
+# One operator of each sort: routes, shares of ties, no residual, a nonlinear one; its arguments.
 SORTS = {
     "max_pool2d": {"kernel_size": 3, "stride": 2},
     "min_pool2d": {"kernel_size": 2, "ties": "split"},
@@ -295,7 +295,7 @@ by_sort = pytest.mark.parametrize("name", SORTS)
 
 
 def twice(name: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same call twice: the second has a recipe."""
+    """The same call twice: the second is in the cache."""
     pool = getattr(poolgrad, name)
     return pool(x, **SORTS[name]), pool(x, **SORTS[name])
 
@@ -313,7 +313,7 @@ def test_the_second_call_takes_another_way() -> None:
 
 
 @by_sort
-def test_gradients_of_a_recipe(name: str) -> None:
+def test_gradients_of_a_cached_call(name: str) -> None:
     x = leaf()
     long, short = twice(name, x)
     assert torch.equal(long, short)
@@ -326,7 +326,7 @@ def test_gradients_of_a_recipe(name: str) -> None:
 
 
 @by_sort
-def test_further_derivatives_of_a_recipe(name: str) -> None:
+def test_further_derivatives_of_a_cached_call(name: str) -> None:
     x = leaf()
     long, short = twice(name, x)
     gy = torch.randn_like(long, requires_grad=True)
@@ -340,7 +340,7 @@ def test_further_derivatives_of_a_recipe(name: str) -> None:
 
 
 @by_sort
-def test_many_gradients_of_a_recipe_at_once(name: str) -> None:
+def test_many_gradients_of_a_cached_call_at_once(name: str) -> None:
     x = leaf()
     long, short = twice(name, x)
     gys = torch.randn(4, *long.shape, dtype=long.dtype)
@@ -352,16 +352,16 @@ def test_many_gradients_of_a_recipe_at_once(name: str) -> None:
 
 
 @by_sort
-def test_what_a_recipe_saves_may_come_back_lying_otherwise(name: str) -> None:
+def test_what_a_cached_call_saves_may_come_back_lying_otherwise(name: str) -> None:
     x = leaf()
     (expected,) = torch.autograd.grad(twice(name, x)[1].square().sum(), x)
 
-    def elsewhere(t: torch.Tensor) -> torch.Tensor:
+    def moved(t: torch.Tensor) -> torch.Tensor:
         room = t.new_empty([2 * s for s in t.shape])
         return room[tuple(slice(None, None, 2) for _ in t.shape)].copy_(t)
 
     packed = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, elsewhere):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, moved):
         y = twice(name, x)[1]
     assert bool(packed) == (name != "avg_pool2d")
     assert torch.equal(torch.autograd.grad(y.square().sum(), x)[0], expected)
@@ -380,7 +380,7 @@ def test_what_was_saved_and_then_changed_is_refused() -> None:
         torch.autograd.grad(y.sum(), x)
 
 
-def test_a_recipe_keeps_no_input() -> None:
+def test_a_cached_call_keeps_no_input() -> None:
     x = leaf(torch.float32)
     pointer = torch.multiprocessing.reductions.StorageWeakRef(x.untyped_storage())
     twice("soft_pool2d", x)

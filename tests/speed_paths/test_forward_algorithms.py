@@ -1,7 +1,7 @@
 """Forward algorithms, chosen by the shape of the window, against the reference, bit for bit.
 
-Which machine makes a window depends on its size, on how much windows share and on how arrays lie in
-memory; what they find must not.
+The algorithm depends on the size of a window, on how many inputs windows share and on the memory
+layout; the result must not.
 """
 
 from typing import Any

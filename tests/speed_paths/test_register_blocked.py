@@ -1,7 +1,7 @@
 """Register-blocked small windows against the reference: blocks of rows, every compiled shape.
 
-What is read where it lies and what is copied, whole vectors and halves of them, columns that are
-made twice, both parities of the first column, NaNs that a band is first made without.
+Rows that are read in place or copied, whole vectors and halves of them, columns that are computed
+twice, both parities of the first column, blocks with NaNs, which are computed again.
 """
 
 from itertools import product

@@ -18,7 +18,7 @@ WINDOWS: list[tuple[Any, Any, Any, Any]] = [  # kernel, stride, padding, dilatio
     ((1, 3), 1, (0, 1), (1, 2)),
     ((3, 2), (1, 3), (1, 0), 1),
 ]
-BLENDS: dict[str, tuple[str, dict[str, Any], str]] = {
+CALLS: dict[str, tuple[str, dict[str, Any], str]] = {
     **{f"lp {p}": ("lp", {"norm_type": p}, "norm_type") for p in (1.0, 2.0, 3.0, 4.0, 2.5)},
     **{
         f"mean {p}": ("lp", {"norm_type": p, "mean": True}, "norm_type")
@@ -36,11 +36,11 @@ NEAR = {np.float32: 4e-6, np.float64: 1e-13}
 def test_a_lone_number_is_its_own_norm(dtype: Any, norm_type: float) -> None:
     """Also where its power would be no number: the largest, the smallest, and infinity."""
     limits = np.finfo(dtype)
-    lone = [limits.max, limits.max / 2, limits.tiny, limits.smallest_subnormal, 1, 3, np.inf, 0]
-    x = np.zeros((1, 1, 2, 2 * len(lone)), dtype)
-    x[0, 0, 1, ::2] = [-value for value in lone]
+    alone = [limits.max, limits.max / 2, limits.tiny, limits.smallest_subnormal, 1, 3, np.inf, 0]
+    x = np.zeros((1, 1, 2, 2 * len(alone)), dtype)
+    x[0, 0, 1, ::2] = [-value for value in alone]
     y, back = poolgrad.vjp(poolgrad.lp_pool2d, x, norm_type, 2)
-    np.testing.assert_allclose(y[0, 0, 0], np.array(lone, dtype), rtol=4 * limits.eps)
+    np.testing.assert_allclose(y[0, 0, 0], np.array(alone, dtype), rtol=4 * limits.eps)
     gradient = np.zeros_like(x)
     gradient[0, 0, 1, :-2:2] = -1
     np.testing.assert_allclose(back(np.ones_like(y)), gradient, rtol=8 * limits.eps)
@@ -49,10 +49,10 @@ def test_a_lone_number_is_its_own_norm(dtype: Any, norm_type: float) -> None:
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("blend", BLENDS)
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("last", [False, True])
-def test_like_the_reference(window: tuple[Any, Any, Any, Any], blend: str, last: bool) -> None:
-    kind, argument, name = BLENDS[blend]
+def test_like_the_reference(window: tuple[Any, Any, Any, Any], call: str, last: bool) -> None:
+    kind, argument, name = CALLS[call]
     kernel, stride, padding, dilation = window
     kwargs = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
     kwargs |= {"channels_last": last} | argument
@@ -77,9 +77,9 @@ def test_like_the_reference(window: tuple[Any, Any, Any, Any], blend: str, last:
             np.testing.assert_allclose(slope, truth, rtol=40 * near, atol=40 * near)
 
 
-@pytest.mark.parametrize("blend", BLENDS)
-def test_both_memory_formats_give_the_same_bits(blend: str) -> None:
-    kind, argument, _ = BLENDS[blend]
+@pytest.mark.parametrize("call", CALLS)
+def test_both_memory_formats_give_the_same_bits(call: str) -> None:
+    kind, argument, _ = CALLS[call]
     x = np.random.default_rng(5).standard_normal((2, 3, 8, 37)).astype(np.float32)
     pool = getattr(poolgrad, f"{kind}_pool2d")
     kwargs = {"kernel_size": 3, "stride": 2, "padding": 1}
@@ -103,12 +103,12 @@ def test_windows_of_outputs_that_are_streamed() -> None:
 
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 1), (3, 1, 1)], ids=str)
 @pytest.mark.parametrize("dtype", NEAR)
-@pytest.mark.parametrize("blend", BLENDS)
+@pytest.mark.parametrize("call", CALLS)
 def test_what_is_not_finite_leaves_the_other_windows_of_its_row(
-    blend: str, dtype: Any, window: tuple[int, int, int]
+    call: str, dtype: Any, window: tuple[int, int, int]
 ) -> None:
     """Squares of finite inputs have code of their own, which finds the same bits."""
-    kind, argument, _ = BLENDS[blend]
+    kind, argument, _ = CALLS[call]
     pool = getattr(poolgrad, f"{kind}_pool2d")
     kernel, stride, padding = window
     kwargs = {"kernel_size": kernel, "stride": stride, "padding": padding} | argument

@@ -124,7 +124,7 @@ def test_averages(window: tuple, last: int, count: bool) -> None:
 def test_many_blocks_of_rows(
     kind: str, memory: torch.memory_format, kernel: tuple[int, int], stride: Any, padding: Any
 ) -> None:
-    """Several bands of blocks, and with many channels several pieces of a row."""
+    """Several blocks of rows, and with many channels several pieces of a row."""
     values = image(kind, (1, 70, 103, 61), "float32")
     values[..., -9:] = np.abs(values[..., -9:])  # some columns without what is looked for
     x = torch.from_numpy(values).contiguous(memory_format=memory).requires_grad_()

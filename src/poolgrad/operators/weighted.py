@@ -1,4 +1,4 @@
-"""Operators where every input of a window has a weight."""
+"""Weighted operators: every input of a window has a weight."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from poolgrad.core import Layout, Plan
 from poolgrad.operands import Parameter
 from poolgrad.windows import Window, require_valid_inputs
 
-__all__ = ["BLENDING"]
+__all__ = ["WEIGHTED"]
 
 
 def _count(xp: Any, windows: Windows, padding: bool, dtype: Any) -> Any:
@@ -96,18 +96,18 @@ class Avg(Operator):
 
 @lru_cache
 def _ones(dtype: str) -> tuple[Any, int]:
-    """For operators without a parameter, which are those of others where it is 1."""
+    """The parameter of operators without one: their kernels take a parameter of 1."""
     return np.ones(1, dtype), 1
 
 
 class _Curved(Operator):
-    """Every input has a weight, which depends on the inputs."""
+    """Nonlinear operators: the weights depend on the inputs."""
 
     curved = True
-    kept: ClassVar[int]  # numbers that the backward pass needs of each window
+    kept: ClassVar[int]  # residual numbers for each window
 
     def kernel(self, *options: Any) -> str:
-        """What the kernels call it."""
+        """Return the name of the kernel."""
         return self.name
 
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
@@ -139,7 +139,7 @@ def _finite(name: str, values: list[float]) -> None:
 
 
 def _relative(xp: Any, sizes: Any) -> tuple[Any, Any]:
-    """The numbers of each window over about the largest, and the factor that undoes this.
+    """Return the numbers of each window divided by about the largest, and the factor to undo it.
 
     The factor is a constant for derivatives: dividing by the largest itself, they divide by its
     square, which overflows or vanishes long before it does.
@@ -173,7 +173,7 @@ class Lp(_Curved):
         return "lp_mean" if options == (True,) else "lp"
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
-        # Not where it is 0, either: there libraries differ about the derivative of a size.
+        # Also excludes 0, where libraries define the derivative of the absolute value differently.
         size = xp.where(windows.valid & (windows.values != 0), xp.abs(windows.values), 0.0)
         size, unit = _relative(xp, size)
         largest = xp.max(size, axis=-1)
@@ -214,7 +214,7 @@ class Lse(_Curved):
         apart = xp.where(valid, terms - xp.expand_dims(largest, axis=-1), 0.0)
         total = xp.sum(xp.where(valid, xp.exp(apart), 0.0), axis=-1)
         far = (largest + xp.log(total / count)) / rate
-        # Near the mean that would cancel: the first cumulants, of what is small here.
+        # Near the mean the formula would cancel, so the first cumulants are used.
         small = xp.where(xp.expand_dims(near, axis=-1), centred, 0.0)
         second, third, fourth = (xp.sum(small**k, axis=-1) / count for k in (2, 3, 4))
         r, fourth = xp.where(near, argument, 0.0), fourth - 3 * second * second
@@ -236,14 +236,14 @@ class Soft(_Curved):
 
 
 class Expected(_Curved):
-    """The mean of what `Stochastic` would draw."""
+    """The expected value of `Stochastic`."""
 
     name = "expected"
     kept = 3
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
         positive = xp.where(windows.valid & (windows.values > 0), windows.values, 0.0)
-        positive, unit = _relative(xp, positive)  # so that no square overflows
+        positive, unit = _relative(xp, positive)  # so that squares do not overflow
         total = xp.sum(positive, axis=-1)
         squares = xp.sum(positive * positive, axis=-1)
         drawn = squares * unit / xp.where(total > 0, total, 1.0)
@@ -251,7 +251,7 @@ class Expected(_Curved):
 
 
 class Mixed(Operator):
-    """A share of the maximum and the rest of the mean."""
+    """A mixture of the maximum and the mean of each window."""
 
     name = "mixed"
     options = Mixing
@@ -285,11 +285,11 @@ class Mixed(Operator):
         first = equal & (xp.cumulative_sum(xp.astype(equal, xp.int32), axis=-1) == 1)
         most = xp.sum(xp.where(first, windows.values, 0.0), axis=-1)
         total, (padding,) = _sum(xp, windows), options
-        # At its ends a mixture is one of the two, also where the other is infinite.
+        # For alpha of 0 or 1 the result is one of the two, even if the other is infinite.
         most = xp.where((argument == 0) & (xp.abs(most) == math.inf), 0.0, most)
         total = xp.where((argument == 1) & (xp.abs(total) == math.inf), 0.0, total)
         count = _count(xp, windows, padding, windows.values.dtype)
         return argument * most + (1 - argument) * total / count
 
 
-BLENDING = (Avg(), Lp(), Lse(), Soft(), Expected(), Mixed())
+WEIGHTED = (Avg(), Lp(), Lse(), Soft(), Expected(), Mixed())

@@ -1,4 +1,4 @@
-"""Poolings where every input of a window has a part in the output: means of many kinds."""
+"""Public functions of weighted reductions, in which every input of a window has a weight."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _avg_pool(
     {x}
     {windows}
     count_include_pad : bool
-        Whether padding counts as zeros; else only real inputs are averaged.
+        If True (default), padding counts as zeros; if False, only valid inputs are averaged.
     divisor_override : int, optional
-        Divide every sum by this number instead.
+        Divisor of every sum, in place of the number of inputs; an integer other than 0.
     {channels_last}
     {out}
 
@@ -44,12 +44,12 @@ def _avg_pool(
     Raises
     ------
     {raises}
-        Also if ``count_include_pad=False`` leaves a window with nothing to average.
+        Also if ``count_include_pad=False`` and a window holds padding only.
 
     Notes
     -----
-    The rules are those of ``torch.nn.functional.{name}``, without its limit on padding;
-    dilation as in ONNX AveragePool-19.
+    The rules are those of ``torch.nn.functional.{name}``, without its limit on padding.
+    Dilation is that of ONNX AveragePool-19.
 
     Examples
     --------
@@ -81,38 +81,41 @@ def _lp_pool(
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
-    """Norm of every window of {axes}: ``sum(|x|**p) ** (1 / p)``.
+    """p-norm of every window of {axes}: ``sum(|x|**p) ** (1 / p)``.
 
     Parameters
     ----------
     {x_real}
     norm_type : float or array, shape (C,)
-        The power p, above 0; ``inf`` gives the largest ``|x|``.
+        The power p, positive; ``inf`` gives the largest ``|x|``.
         {learned}
     {windows}
     mean : bool
-        Whether to take the mean in place of the sum, over the real inputs: the power mean. It goes
-        from the average (p = 1, of x >= 0) to the maximum (p = inf).
+        If True, compute the mean of the powers of valid inputs instead of their sum: the power
+        mean, which is the average for p = 1 (and x >= 0) and the maximum for p = inf. Default:
+        False.
     {channels_last}
     {out}
 
     Returns
     -------
     {y}
-        A window with a NaN gives NaN, one without any input 0.
+        A window with a NaN gives NaN; a window without any input gives 0.
 
     Raises
     ------
     {raises}
-        Also if padding leaves a mean without any input.
+        Also if ``mean=True`` and a window holds padding only.
 
     Notes
     -----
-    ONNX LpPool-22. ``torch.nn.functional.lp_pool{dims}d`` gives the same where x >= 0 or p is even
-    and no window is cut off; it has no absolute value. With ``mean=True`` and a learned p: GeM,
-    Radenovic, Tolias & Chum, Fine-tuning CNN image retrieval with no human annotation, 2018.
+    The operator is ONNX LpPool-22. ``torch.nn.functional.lp_pool{dims}d`` takes no absolute value:
+    it gives the same where x >= 0 or p is even, and no window extends beyond the input. With
+    ``mean=True`` and a learned p it is GeM pooling: Radenovic, Tolias & Chum, Fine-tuning CNN image
+    retrieval with no human annotation, 2018.
 
-    Where x is 0 its gradient is 0, and of an all-zero window that of p too.
+    The gradient of an input that is 0 is defined as 0. A window of zeros contributes nothing to
+    the gradient of p.
 
     Examples
     --------
@@ -142,15 +145,15 @@ def _lse_pool(
 ) -> Request:
     """Log-mean-exp of every window of {axes}: ``log(mean(exp(r * x))) / r``.
 
-    It lies between the average (r near 0) and the maximum (r large); the minimum for negative r.
-    Only real inputs are averaged. Large values do not overflow.
+    The result is near the average for r near 0, near the maximum for large r, and near the minimum
+    for large negative r. Only valid inputs are averaged. Large values do not overflow.
 
     Parameters
     ----------
     {x_real}
     {windows}
     r : float or array, shape (C,)
-        How sharply the largest inputs dominate; finite, not 0.
+        Sharpness: for larger r, large inputs dominate more. Finite, not 0; default: 1.
         {learned}
     {channels_last}
     {out}
@@ -195,7 +198,7 @@ def _soft_pool(
 ) -> Request:
     """Softmax-weighted mean of every window of {axes}: ``sum(exp(x) * x) / sum(exp(x))``.
 
-    Only real inputs have a weight. Large values do not overflow.
+    Only valid inputs have a weight. Large values do not overflow.
 
     Parameters
     ----------
@@ -243,7 +246,7 @@ def _mixed_pool(
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
-    """Mix of maximum and mean of every window of {axes}.
+    """Mixture of maximum and mean of every window of {axes}.
 
     It is ``alpha * max + (1 - alpha) * mean``.
 
@@ -252,9 +255,9 @@ def _mixed_pool(
     {x_real}
     {windows}
     count_include_pad : bool
-        Whether padding counts as zeros in the mean; it never is the maximum.
+        If True (default), padding counts as zeros in the mean. It is never the maximum.
     alpha : float or array, shape (C,)
-        The part of the maximum; any finite number.
+        The weight of the maximum, any finite number; default: 0.5.
         {learned}
     {channels_last}
     {out}
@@ -270,8 +273,8 @@ def _mixed_pool(
 
     Notes
     -----
-    Of equal winners the first gets the gradient of the maximum. Lee, Gallagher & Tu, Generalizing
-    pooling functions in convolutional neural networks: mixed, gated, and tree, 2016.
+    Among equal maxima, the first gets the gradient of the maximum. Lee, Gallagher & Tu,
+    Generalizing pooling functions in convolutional neural networks: mixed, gated, and tree, 2016.
 
     Examples
     --------
@@ -299,7 +302,7 @@ def _range_pool(
 ) -> Request:
     """Largest minus smallest input of every window of {axes}: the morphological gradient.
 
-    It is high at edges and in textured regions, and 0 where all inputs of a window are equal.
+    The result is high at edges and in textured regions, and 0 where all inputs are equal.
 
     Parameters
     ----------
@@ -318,8 +321,8 @@ def _range_pool(
 
     Notes
     -----
-    Of equal winners the first gets the gradient. Rivest, Soille & Beucher, Morphological gradients,
-    1993.
+    Among equal inputs, the first gets the gradient. Rivest, Soille & Beucher, Morphological
+    gradients, 1993.
 
     Examples
     --------
@@ -346,16 +349,16 @@ def _lip_pool(
 ) -> Request:
     """Mean of every window of {axes}, weighted with the softmax of logits.
 
-    It is ``sum(exp(logits) * x) / sum(exp(logits))`` over the inputs of a window. Logits of 0 give
-    the average, the logits ``x`` soft pooling.
+    It is ``sum(exp(logits) * x) / sum(exp(logits))`` over the valid inputs of a window. Logits of 0
+    give the average; logits equal to ``x`` give soft pooling.
 
     Parameters
     ----------
     {x_real}
     logits : array, shape of `x`
-        The logarithm of the importance of each input; any floating dtype. It has a gradient, too.
-        A weight of less than ``2**-100`` (float64: ``2**-1000``) times the largest of its plane
-        counts as that.
+        The logarithm of the weight of each input, of any floating dtype. It has a gradient, too.
+        Weights smaller than ``2**-100`` (float64: ``2**-1000``) times the largest weight of their
+        plane are replaced by that value.
     {windows}
     {channels_last}
 
@@ -370,7 +373,7 @@ def _lip_pool(
 
     Notes
     -----
-    Gao, Wang & Wu, LIP: Local importance-based pooling, 2019. There a network computes the logits.
+    Gao, Wang & Wu, LIP: Local importance-based pooling, 2019; their logits come from a network.
 
     Examples
     --------

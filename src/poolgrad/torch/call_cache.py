@@ -1,7 +1,7 @@
-"""Recipes of tensors: what is not transformed and not watched goes straight to the kernels.
+"""Cached calls of tensors, which skip the dispatcher while PyTorch neither transforms nor traces.
 
-A gradient costs one `torch.autograd.Function` on that way; PyTorch's dispatcher, and whatever else
-the operators of `adapter` are made for, is asked only where it has something to say.
+A cached call with a gradient costs one `torch.autograd.Function`. All other calls go through the
+operators of `adapter` and PyTorch's dispatcher.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad import recipes
+from poolgrad import call_cache
 from poolgrad.contract import Buffer, Request
 from poolgrad.operators import Prepared
 from poolgrad.torch.adapter import ADAPTERS, Adapter, Static
 from poolgrad.torch.arrays import (
     DTYPES,
     KIND,
+    allocate,
     applied,
     as_operand,
     check_memory,
     empty,
-    room,
     small,
     span,
 )
@@ -36,33 +36,33 @@ _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_ena
 _call, _key = KIND.call, KIND.key
 
 
-# A compiler that traces these is not to look into them.
+# While a compiler traces, no call is cached.
 
 
-def call(kept: recipes.Recipes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """See `recipes.Known`."""
+def call(kept: call_cache.CallCache, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a cached call; see `Lookup`."""
     return None if _is_compiling() else _call(kept, args, kwargs)
 
 
 def key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """See `recipes.Known`."""
+    """Return the key of a call; see `Lookup`."""
     return None if _is_compiling() else _key(args, kwargs)
 
 
-recipes.KNOWN[Tensor] = recipes.Known(call, key)
+call_cache.LOOKUPS[Tensor] = call_cache.Lookup(call, key)
 
 _CPU = torch.empty(0)
 
 
 def _maker(buffer: Buffer) -> Callable[[], Tensor]:
     if not small(buffer):
-        return partial(room, buffer, _CPU)
-    strides = empty(buffer, _CPU).stride()  # told these, PyTorch sees sooner what it was told
+        return partial(allocate, buffer, _CPU)
+    strides = empty(buffer, _CPU).stride()  # known strides save time in PyTorch
     return partial(torch.empty_strided, buffer.shape, strides, dtype=DTYPES[buffer.dtype])
 
 
 def _memory_check(name: str, like: Tensor) -> Callable[[Tensor], None]:
-    """`check_memory` of tensors with the shape, strides and dtype of this one, in less time."""
+    """Return a faster `check_memory` for tensors with the shape, strides and dtype of this one."""
     size = like.itemsize
     least = span(like) * size
 
@@ -73,15 +73,15 @@ def _memory_check(name: str, like: Tensor) -> Callable[[Tensor], None]:
     return check
 
 
-def recipe(request: Request, ready: Prepared, given: Tensors) -> Callable[[Tensor], Tensor]:
-    """See `recipes`; `given` is the extra operand, if there is one."""
+def bound_call(request: Request, ready: Prepared, given: Tensors) -> Callable[[Tensor], Tensor]:
+    """Bind a call; see `call_cache`. `given` holds the extra operand, if there is one."""
     if request.x.requires_grad and _is_grad_enabled():
         pool = _differentiable(ready, given, request.x)
     else:
         operand = as_operand(ready, given)
         threads, checks = torch.get_num_threads, (_memory_check("x", request.x),)
-        pool = recipes.forward(ready, _maker, threads, operand, checks=checks)
-    return recipes.squeezed(request, ready, pool)
+        pool = call_cache.forward(ready, _maker, threads, operand, checks=checks)
+    return call_cache.squeezed(request, ready, pool)
 
 
 def _differentiable(ready: Prepared, given: Tensors, x: Tensor) -> Callable[[Tensor], Tensor]:
@@ -97,7 +97,7 @@ def _function(adapter: Adapter) -> Any:
 
 
 class _Function(torch.autograd.Function):
-    """Forward and backward of one tensor; every further derivative is that of the pull."""
+    """Forward and backward pass; higher derivatives are those of the pullback operator."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, steps: _Steps) -> Tensor:
@@ -113,7 +113,7 @@ class _Function(torch.autograd.Function):
 
 
 class _Steps:
-    """Both passes of an operator on one kind of tensor.
+    """Forward and backward pass of an operator, bound to one layout of the input.
 
     Parameters
     ----------
@@ -122,18 +122,18 @@ class _Steps:
     given : tuple of Tensor
         Its extra operand, a number.
     x : Tensor
-        A tensor of that kind.
+        A tensor with that layout.
     """
 
     def __init__(self, adapter: Adapter, ready: Prepared, given: Tensors, x: Tensor) -> None:
         operator, layout, threads = ready.operator, ready.layout, torch.get_num_threads
-        operand, kept = as_operand(ready, given), recipes.needed(ready)
+        operand, kept = as_operand(ready, given), call_cache.needed(ready)
         read = _memory_check("x", x)
-        self._run = recipes.forward(ready, _maker, threads, operand, keep=True, checks=(read,))
+        self._run = call_cache.forward(ready, _maker, threads, operand, keep=True, checks=(read,))
         checks: list[Callable[[Tensor], None]] = [partial(check_memory, "gy")]
         checks += [read] * operator.curved
         checks += [_memory_check("residual", empty(b, _CPU)) for b in kept]
-        self._pull = recipes.pull(ready, _maker, threads, operand, checks)
+        self._pull = call_cache.pull(ready, _maker, threads, operand, checks)
         self._curved, self._keeps = operator.curved, bool(kept)
         self._shape, self._dtype = layout.out_shape, DTYPES[layout.out_dtype]
         saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in kept))
@@ -142,14 +142,14 @@ class _Steps:
         self._slope = (x.new_empty(0, dtype=DTYPES[layout.sum_dtype]),) * operator.learned
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensors]:
-        """The output, and what the pull needs."""
+        """Return the output and the residual."""
         if not self._keeps:
             return self._run(x), ()
         y, *residual = self._run(x)
         return y, (x, *residual) if self._curved else (*residual,)
 
     def pull(self, gy: Tensor, saved: Tensors) -> Tensor:
-        """The gradient of the input."""
+        """Return the gradient of the input."""
         if not self._expects(gy, saved):
             held = (*saved[: self._curved], *self._given, *saved[self._curved :], *self._slope)
             made = self._adapter.pull_of(self._static, gy, *held)
@@ -159,7 +159,7 @@ class _Steps:
         return gx
 
     def _expects(self, gy: Tensor, saved: Tensors) -> bool:
-        """Whether all this came as it was made, and nobody asks for the derivative of the pull."""
+        """Whether the layouts are as bound and the pullback itself needs no derivative."""
         return (
             not _is_compiling()
             and not _is_grad_enabled()
