@@ -65,9 +65,9 @@ struct WeightedKernels {
 struct NonlinearKernels {
   // kept (the residual) and sensitivity (dy/dtheta): in the type of the arithmetic, each may be
   // null
-  void (*forward)(const Work&, Blend, const View& x, Parameter theta, Dense y, void* const* kept,
-                  void* sensitivity);
-  void (*backward)(const Work&, Blend, const View& gy, const View& x, Parameter theta,
+  void (*forward)(const Work&, NonlinearOp, const View& x, Parameter theta, Dense y,
+                  void* const* kept, void* sensitivity);
+  void (*backward)(const Work&, NonlinearOp, const View& gy, const View& x, Parameter theta,
                    const View* kept, Dense gx);
 };
 

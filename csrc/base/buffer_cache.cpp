@@ -101,13 +101,13 @@ void limit_streams(std::size_t bytes) { stream_limit = bytes; }
 
 CachedBlock::CachedBlock(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
   if (bytes > SIZE_MAX - kPage) throw std::bad_alloc();
-  const std::size_t wanted = (bytes + kPage - 1) / kPage * kPage;
+  const std::size_t rounded = (bytes + kPage - 1) / kPage * kPage;
   const Locked cache;
   cache->blocks.reserve(cache->blocks.size() + cache->live + 1);
   const auto none = cache->blocks.end();
   auto best = none;
   for (auto block = cache->blocks.begin(); block != none; ++block) {
-    const bool fits = block->size >= wanted && block->size / 2 <= wanted;
+    const bool fits = block->size >= rounded && block->size / 2 <= rounded;
     if (fits && (best == none || block->size <= best->size)) best = block;
   }
   if (best != none) {
@@ -116,13 +116,13 @@ CachedBlock::CachedBlock(std::size_t bytes) : data_(nullptr), bytes_(bytes), siz
     cache->kept -= size_;
     cache->blocks.erase(best);
   } else {
-    data_ = fresh(wanted);
+    data_ = fresh(rounded);
     if (!data_) {
       cache->drop(0);
-      data_ = fresh(wanted);
+      data_ = fresh(rounded);
     }
     if (!data_) throw std::bad_alloc();
-    size_ = wanted;
+    size_ = rounded;
   }
   cache->used += size_;
   ++cache->live;

@@ -1,4 +1,4 @@
-// Names the kernels of one instruction set, and says which types have specialised algorithms there.
+// Names the kernels of one instruction set, and lists the types that have specialised algorithms.
 #pragma once
 
 // POOLGRAD_TABLE(kernels) is kernels_avx2, kernels_avx512, ...

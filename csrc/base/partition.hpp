@@ -122,7 +122,7 @@ class TileTasks {
 // Computes the outputs in tasks: state = make(tile, arena), in the scratch memory of the thread,
 // then use(state, plane, tile) for each plane of the task, or use(state, first plane, last, tile)
 // once. independent: outputs share no intermediate results, so that tasks may have any length.
-// group: a task has a multiple of so many planes, if there are enough.
+// group: number of planes of which each task has a multiple, if there are enough.
 template <class Make, class Use>
 void over_outputs(const Work& work, Make&& make, Use&& use, bool independent = false,
                   i64 group = 1) {

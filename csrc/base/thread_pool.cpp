@@ -142,12 +142,12 @@ class Pool {
     }
   }
 
-  void loop(int id, std::uint64_t seen) {
+  void loop(int id, std::uint64_t round) {
     for (;;) {
       {
         std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return round_ != seen; });
-        seen = round_;
+        wake_.wait(lock, [&] { return round_ != round; });
+        round = round_;
         if (id >= wanted_) continue;
       }
       {

@@ -87,7 +87,7 @@ class RowWriter {
 };
 
 // Addresses of strips of rows, in elements.
-struct Grid {
+struct StripLayout {
   i64 first, row, strip;
   i64 at(i64 q, i64 s) const { return first + q * row + s * strip; }
 };
@@ -106,13 +106,13 @@ class TileWriter {
   void open(const Plan& p, const Patch& patch, i64 begin) {
     const i64 first = begin + patch.tile.lo[2] * p.inner + patch.channel;
     array = {first, p.out_row(), patch.by_pixel ? p.inner : W};
-    here = buffer_ ? Grid{0, patch.strips * W, W} : array;
+    here = buffer_ ? StripLayout{0, patch.strips * W, W} : array;
     ahead = patch.by_pixel ? kPixelsAhead * array.strip : kRowsAhead * array.row;
   }
   T* values() const { return buffer_ ? buffer_ : as<T>(to_, 0); }
 
-  Grid here{}, array{};  // strips among the values, and in the array
-  i64 ahead = 0;         // so much further lies what should be asked for before it is made
+  StripLayout here{}, array{};  // strips among the values, and in the array
+  i64 ahead = 0;                // so much further lies what should be asked for before it is made
 
   // Writes the buffer to the array.
   template <class Patch>

@@ -245,12 +245,12 @@ inline Select selection_named(std::string_view name) {
   return value_named(kSelections, name, "selection");
 }
 
-inline Blend blend_named(std::string_view name) {
-  static constexpr std::pair<std::string_view, Blend> kBlends[] = {
-      {"lp", Blend::lp},     {"lp_mean", Blend::lp_mean},   {"lse", Blend::lse},
-      {"soft", Blend::soft}, {"expected", Blend::expected},
+inline NonlinearOp nonlinear_op_named(std::string_view name) {
+  static constexpr std::pair<std::string_view, NonlinearOp> kNonlinearOps[] = {
+      {"lp", NonlinearOp::lp},     {"lp_mean", NonlinearOp::lp_mean},   {"lse", NonlinearOp::lse},
+      {"soft", NonlinearOp::soft}, {"expected", NonlinearOp::expected},
   };
-  return value_named(kBlends, name, "blend");
+  return value_named(kNonlinearOps, name, "nonlinear reduction");
 }
 
 }  // namespace

@@ -146,13 +146,13 @@ class BoundPlan : public RoutedLayout {
               const std::vector<ArraySource>& kept, ArraySource sensitivity, int threads) const {
     require_no_samples();
     require_one_dtype();
-    const Blend blend = blend_named(which);
+    const NonlinearOp op = nonlinear_op_named(which);
     const SourceAndTarget arrays(*this, false, x, y);
     const Array own(theta, Use::read, size(sum_dtype())),
         slope(sensitivity, Use::write_if_given, size(sum_dtype()));
-    require(kept.size() <= kMostKept, "too many arrays are kept");
-    std::optional<Array> held[kMostKept];
-    void* rows[kMostKept] = {};
+    require(kept.size() <= kMaxResiduals, "too many arrays are kept");
+    std::optional<Array> held[kMaxResiduals];
+    void* rows[kMaxResiduals] = {};
     for (std::size_t k = 0; k < kept.size(); ++k) {
       held[k].emplace(kept[k], Use::write_if_given, size(sum_dtype()));
       rows[k] = dense(*held[k], sum_dtype(), outputs()).data;
@@ -160,8 +160,8 @@ class BoundPlan : public RoutedLayout {
     void* slopes = dense(slope, sum_dtype(), outputs()).data;
     const Parameter parameter = parameter_of(own, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().nonlinear->forward(planes.work, blend, arrays.source, parameter, arrays.target,
-                                   rows, slopes);
+      kernels().nonlinear->forward(planes.work, op, arrays.source, parameter, arrays.target, rows,
+                                   slopes);
     });
   }
 
@@ -170,12 +170,12 @@ class BoundPlan : public RoutedLayout {
                        int threads) const {
     require_no_samples();
     require_one_dtype();
-    const Blend blend = blend_named(which);
+    const NonlinearOp op = nonlinear_op_named(which);
     const SourceAndTarget arrays(*this, true, gy, gx);
     const Array values(x, Use::read, size(in_)), own(theta, Use::read, size(sum_dtype()));
-    require(static_cast<int>(kept.size()) == kept_of(blend), "another number of arrays is kept");
-    std::optional<Array> held[kMostKept];
-    View views[kMostKept];
+    require(static_cast<int>(kept.size()) == residuals_of(op), "another number of arrays is kept");
+    std::optional<Array> held[kMaxResiduals];
+    View views[kMaxResiduals];
     for (std::size_t k = 0; k < kept.size(); ++k) {
       held[k].emplace(kept[k], Use::read, size(sum_dtype()));
       views[k] = outputs_of(*held[k], sum_dtype());
@@ -183,7 +183,7 @@ class BoundPlan : public RoutedLayout {
     const View input = inputs_of(values, in_);
     const Parameter parameter = parameter_of(own, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().nonlinear->backward(planes.work, blend, arrays.source, input, parameter, views,
+      kernels().nonlinear->backward(planes.work, op, arrays.source, input, parameter, views,
                                     arrays.target);
     });
   }

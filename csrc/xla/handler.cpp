@@ -212,7 +212,7 @@ void bind_kernel(void (BoundPlan::*)(Parameters...) const, KernelCall& call) {
   const auto require = [](bool valid, const char* message) {
     if (!valid) throw std::invalid_argument(message);
   };
-  require(call.list <= (Needed::has_list ? kMostKept : 0), "a call has too long a list");
+  require(call.list <= (Needed::has_list ? kMaxResiduals : 0), "a call has too long a list");
   require(call.arrays.size() == Needed::arrays + call.list, "a call has another number of arrays");
   require(call.integers.size() == Needed::integers, "a call has another number of integers");
   require(call.option.empty() != Needed::has_option, "a call has another number of options");

@@ -72,7 +72,7 @@ class KernelCall(NamedTuple):
     Attributes
     ----------
     forward, backward : callable
-        Run the kernels. `forward` stores what `backward` needs if that was asked for.
+        Run the kernels. `forward` stores what `backward` needs, if requested.
     forward_bytes, backward_bytes : int
         Bytes that must be moved: every array that is read or written, once.
     out_shape : tuple of int
@@ -304,7 +304,9 @@ def describe(text: str) -> dict[str, str]:
     except ModuleNotFoundError as error:
         raise ValueError(f"{plan.dtype} arrays need {error.name}, which is not installed") from None
     except MemoryError:
-        raise ValueError(f"arrays for an input of shape {plan.shape} do not fit memory") from None
+        raise ValueError(
+            f"arrays for an input of shape {plan.shape} do not fit into memory"
+        ) from None
     found = {
         "plan": " ".join(text.split()),
         "output": "x".join(map(str, made.out_shape)),

@@ -114,7 +114,7 @@ def convert_indices(
     Raises
     ------
     TypeError, ValueError
-        With the argument named, what is accepted and what came; also for indices that are not in
+        If an argument has an unsuitable type or value; also for indices that are not in
         their own plane. (Tensors that are being traced are not checked.)
 
     Notes

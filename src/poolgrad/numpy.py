@@ -254,7 +254,7 @@ def routes_of(ready: Prepared, kept: Array) -> Array:
 def indices_of(ready: Prepared, operand: Any, routes: Array) -> Array:
     """Convert routes to flat positions in their plane."""
     indices = allocate(ready.per_output("int64"))
-    samples = operand if ready.operator.operand.places_windows else None
+    samples = operand if ready.operator.operand.determines_windows else None
     ready.plan.kernels.route_indices(routes, indices, samples, get_num_threads())
     return indices
 

@@ -72,7 +72,7 @@ class Operand(ABC):
     is_positional : bool
         Whether an output depends on its position in the whole array, so that no part of the array
         can be computed by itself.
-    places_windows : bool
+    determines_windows : bool
         Whether it determines where fractional windows begin.
     uses_layout : bool
         Whether its conversion depends on the layout of the input.
@@ -84,7 +84,7 @@ class Operand(ABC):
     has_gradient: ClassVar[bool] = False
     is_shared: ClassVar[bool] = False
     is_positional: ClassVar[bool] = False
-    places_windows: ClassVar[bool] = False
+    determines_windows: ClassVar[bool] = False
     uses_layout: ClassVar[bool] = False
     is_cut: ClassVar[bool] = True
 
@@ -93,35 +93,35 @@ class Operand(ABC):
 
     @abstractmethod
     def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
-        """The front end's array for the caller's value, checked.
+        """Check the caller's value and convert it to an array of the front end.
 
-        `ready`, the checked call, may be None unless `uses_layout`.
+        `ready`, the prepared call, may be None unless `uses_layout`.
         """
 
     @abstractmethod
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
-        """What a kernel call takes: dtype, shapes, and whether they are of the flattened array."""
+        """Return dtype and shapes for a kernel, and whether the array is flattened first."""
 
     def kernel_form(self, array: Any, size: int, number: Callable[[Any], Any]) -> Any:
-        """The operand as the methods of an operator take it.
+        """Return the operand in the form that an operator's methods take.
 
-        `size`: its number of elements; `number` reads a single one.
+        `size` is its number of elements; `number` reads a single element.
         """
         return array
 
     def axes(self, leading: list[int], every: list[int | None]) -> list[int | None]:
-        """For each axis of the operand, the axis of the input that it belongs to.
+        """Return, for each axis of the operand, the corresponding axis of the input.
 
-        `leading`: the axes that are not pooled; `every`: all axes, None for pooled ones.
+        `leading` lists the axes that are not pooled; `every` lists all axes, None if pooled.
         """
         return every
 
     def summed_axes(self, shape: Shape, layout: Layout) -> tuple[int, ...]:
-        """The axes of the output over which a gradient of this shape is summed."""
+        """Return the axes of the output over which a gradient of this shape is summed."""
         raise NotImplementedError
 
     def part(self, value: Any, begin: int, stop: int) -> Any:
-        """The operand of some channels of the input."""
+        """Return the part of the operand for some channels of the input."""
         return value
 
 
@@ -151,12 +151,12 @@ class Parameter(Operand):
         return front.parameter(self, value, x, ready)
 
     def checked(self, value: Any, ready: Prepared) -> Array:
-        """The caller's numbers in the dtype of sums.
+        """Check the caller's numbers and convert them to the dtype of sums.
 
         Raises
         ------
         TypeError, ValueError
-            If they are not real numbers, not one or one for each channel, or out of range.
+            If they are not real numbers, out of range, or not one number or one for each channel.
         """
         layout = ready.layout
         given = arguments.real_numbers(self.name, value)
@@ -203,7 +203,7 @@ class Seed(Operand):
 class WindowSamples(Operand):
     """Random samples that determine where fractional windows begin."""
 
-    places_windows = True
+    determines_windows = True
     uses_layout = True
     is_cut = False
 

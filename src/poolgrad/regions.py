@@ -190,13 +190,15 @@ class _Call:
 class RegionPullback:
     """The pullback of `roi_pool` or `roi_align`.
 
-    Made by `poolgrad.vjp`. It keeps a copy of the boxes and, for `roi_pool`, four bytes for each
-    output, but not the input. Boxes have no gradient.
+    Returned by `poolgrad.vjp`. It stores a copy of the boxes and, for `roi_pool`, four bytes for
+    each output, but not the input. Boxes have no gradient.
 
     Parameters
     ----------
-    call, indices
-        Of the forward pass.
+    call : _Call
+        The call of the forward pass.
+    indices : array or None
+        The positions of the maxima, for `roi_pool`.
     """
 
     def __init__(self, call: _Call, indices: Array | None) -> None:
@@ -218,8 +220,8 @@ class RegionPullback:
         Parameters
         ----------
         gy : array, shape (K, C, output height, output width)
-            The gradient of the output (the cotangent), of any floating dtype: it is converted to
-            that of the output.
+            The gradient of the output (the cotangent), of any floating dtype; it is converted to
+            the dtype of the output.
 
         Returns
         -------
@@ -230,7 +232,7 @@ class RegionPullback:
         Raises
         ------
         TypeError, ValueError
-            If `gy` has another shape than the output, or is not made of real numbers.
+            If `gy` does not have the shape of the output or a floating dtype.
         """
         call, threads = self._call, get_num_threads()
         given = arguments.cotangent(gy, call.input_dtype, call.output_shape)
@@ -247,7 +249,7 @@ class RegionPullback:
     def indices(self) -> Array:
         """Flat position of the maximum of each bin in its plane of the input; int32, read-only.
 
-        It is -1 for a bin without inputs, whose gradient goes nowhere.
+        It is -1 for a bin without inputs, which has no gradient.
 
         Raises
         ------
@@ -297,24 +299,24 @@ def roi_pool(
         A batch of feature maps; float16, bfloat16, float32 or float64, of any strides.
     boxes : array or tensor, shape (K, 5), or a list of N of them, shape (L, 4)
         Each row is ``(x1, y1, x2, y2)``, with ``x1 <= x2`` and ``y1 <= y2``; in the first form the
-        index of an image comes before. Of any real dtype. Boxes may reach beyond the feature map.
+        index of an image precedes it. Any real dtype. Boxes may extend beyond the feature map.
     output_size : int or (int, int)
         The number of bins along the height and the width.
     spatial_scale : float
-        What box coordinates are multiplied by; 1/16 if a feature map has a sixteenth of the rows
-        and columns of the image that the boxes belong to.
+        Factor of box coordinates; 1/16 if the feature map has a sixteenth of the rows and columns
+        of the image that the boxes belong to. Default: 1.
 
     Returns
     -------
     array or tensor, shape (K, C, output height, output width)
-        Of the dtype of `input`; the memory is contiguous. A bin that lies outside the feature map
-        gives 0 and has no gradient.
+        Contiguous, with the dtype of `input`. A bin outside the feature map gives 0 and has no
+        gradient.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument has another form, if a box has a NaN, an infinity or a coordinate of more
-        than 2**30, or corners in the wrong order, or if its image does not exist.
+        If an argument has another form, or if a box has a NaN, an infinity, a coordinate of more
+        than 2**30, corners in the wrong order, or an image that does not exist.
 
     See Also
     --------
@@ -323,12 +325,11 @@ def roi_pool(
     Notes
     -----
     Girshick, Fast R-CNN, 2015. Arguments and geometry are those of ``torchvision.ops.roi_pool``,
-    computed in float64 for a float64 input, else in float32. As everywhere in poolgrad, and other
-    than there, a NaN wins, and a bin that holds nothing but ``-inf`` gives it. Of equal inputs the
-    first gets the gradient.
+    computed in float64 for a float64 input, else in float32. Unlike in torchvision, NaN wins, and a
+    bin of ``-inf`` gives ``-inf``. Among equal inputs the first gets the gradient.
 
-    Of NumPy arrays the gradient is ``poolgrad.vjp(poolgrad.roi_pool, input, boxes, ...)``; tensors
-    are differentiated by PyTorch, twice as well. Boxes have no gradient.
+    For NumPy arrays, ``poolgrad.vjp(poolgrad.roi_pool, input, boxes, ...)`` computes the gradient;
+    PyTorch differentiates tensors, any number of times. Boxes have no gradient.
 
     Examples
     --------
@@ -364,35 +365,35 @@ def roi_align(
         A batch of feature maps; float16, bfloat16, float32 or float64, of any strides.
     boxes : array or tensor, shape (K, 5), or a list of N of them, shape (L, 4)
         Each row is ``(x1, y1, x2, y2)``, with ``x1 <= x2`` and ``y1 <= y2``; in the first form the
-        index of an image comes before. Of any real dtype. Boxes may reach beyond the feature map.
+        index of an image precedes it. Any real dtype. Boxes may extend beyond the feature map.
     output_size : int or (int, int)
         The number of bins along the height and the width.
     spatial_scale : float
-        What box coordinates are multiplied by; 1/16 if a feature map has a sixteenth of the rows
-        and columns of the image that the boxes belong to.
+        Factor of box coordinates; 1/16 if the feature map has a sixteenth of the rows and columns
+        of the image that the boxes belong to. Default: 1.
     sampling_ratio : int
-        The number of points in a bin along each axis, at most 65536. If it is not positive, a bin
-        has as many points as pixels, rounded up.
+        The number of points in a bin along each axis, at most 65536. If it is not positive
+        (default: -1), it is the number of pixels of a bin, rounded up.
     aligned : bool
-        Whether the centre of the first pixel has the coordinate 0.5, so that half a pixel is
-        subtracted from scaled boxes. If not, as in the first implementations, regions of less than
-        a pixel become one pixel wide (or high).
+        If True, half a pixel is subtracted from scaled boxes, because the centre of the first pixel
+        has the coordinate 0.5. If False (default), as in the first implementations, regions of less
+        than a pixel become one pixel wide (or high).
 
     Returns
     -------
     array or tensor, shape (K, C, output height, output width)
-        Of the dtype of `input`; the memory is contiguous. A point more than a pixel outside the
-        feature map counts as 0 and has no gradient.
+        Contiguous, with the dtype of `input`. A point more than a pixel outside the feature map
+        counts as 0 and has no gradient.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument has another form, if a box has a NaN, an infinity or a coordinate of more
-        than 2**30, or corners in the wrong order, or if its image does not exist.
+        If an argument has another form, or if a box has a NaN, an infinity, a coordinate of more
+        than 2**30, corners in the wrong order, or an image that does not exist.
 
     See Also
     --------
-    roi_pool : Maxima of bins of whole pixels.
+    roi_pool : Maxima of bins, with rounded coordinates.
 
     Notes
     -----
@@ -400,8 +401,8 @@ def roi_align(
     computed in float64 for a float64 input, else in float32. An input that no point touches has no
     influence, even if it is infinite or NaN.
 
-    Of NumPy arrays the gradient is ``poolgrad.vjp(poolgrad.roi_align, input, boxes, ...)``; tensors
-    are differentiated by PyTorch, any number of times: the result is linear in `input`. Boxes have
+    For NumPy arrays, ``poolgrad.vjp(poolgrad.roi_align, input, boxes, ...)`` computes the gradient;
+    PyTorch differentiates tensors, any number of times: the result is linear in `input`. Boxes have
     no gradient.
 
     Examples
@@ -426,8 +427,8 @@ def roi_align(
 def _check_vjp(name: str, input: object) -> None:
     if _is_tensor(name, input):
         raise TypeError(
-            "vjp is for NumPy and Dask; tensors are differentiable as they are: use y.backward() "
-            "or torch.func.vjp"
+            "vjp supports NumPy and Dask arrays; PyTorch differentiates its own tensors: use "
+            "y.backward() or torch.func.vjp"
         )
 
 

@@ -197,7 +197,7 @@ def test_vjp() -> None:
         with pytest.raises(TypeError, match="vjp takes no return_indices and no out"):
             poolgrad.vjp(poolgrad.max_pool2d, X, 2, **kwargs)
     if torch is not None:
-        with pytest.raises(TypeError, match="vjp is for NumPy and Dask"):
+        with pytest.raises(TypeError, match="vjp supports NumPy and Dask"):
             poolgrad.vjp(poolgrad.max_pool2d, as_tensor(X), 2)
 
 

@@ -277,7 +277,7 @@ def test_refused() -> None:
         poolgrad.max_pool2d(x[x[:, 0] > 0], 2)
     for name, kwargs in (("stochastic", {}), ("fractional_max", {"output_size": 2})):
         function = getattr(poolgrad, f"{name}_pool2d")
-        with pytest.raises(TypeError, match=rf"{name} pooling is not for Dask arrays"):
+        with pytest.raises(TypeError, match=rf"{name} pooling does not support Dask arrays"):
             function(x, 2, **kwargs)
     with pytest.raises(TypeError, match="out is accepted only if x is a NumPy array"):
         poolgrad.max_pool2d(x, 2, out=np.empty((4, 4)))

@@ -106,9 +106,9 @@ def test_refused_as_numpy_arrays_are(name: str, args: Any, kwargs: dict[str, Any
 def test_refused_for_jax_only() -> None:
     with pytest.raises(TypeError, match="out is accepted only if x is a NumPy array"):
         poolgrad.max_pool2d(X, 2, out=np.empty((2, 6, 4, 1)))
-    with pytest.raises(TypeError, match=r"vjp is for NumPy and Dask.*jax\.vjp"):
+    with pytest.raises(TypeError, match=r"vjp supports NumPy and Dask.*jax\.vjp"):
         poolgrad.vjp(poolgrad.max_pool2d, X, 2)
-    with refused(TypeError, "generator", "JAX draws from nothing else"):
+    with refused(TypeError, "generator", "got None"):
         poolgrad.stochastic_pool2d(X, 2)
     with refused(TypeError, "x", "key"):
         poolgrad.max_pool1d(jax.random.split(jax.random.key(0), 4), 2)
@@ -148,7 +148,7 @@ def test_kernels_for_another_xla(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("FFI handler API version mismatch")
 
     monkeypatch.setattr("jax.ffi.register_ffi_target", refuse)
-    with pytest.raises(ImportError, match=r"does not take poolgrad's kernels.*version mismatch"):
+    with pytest.raises(ImportError, match=r"does not support poolgrad's kernels.*version mismatch"):
         kernels.register()
 
 

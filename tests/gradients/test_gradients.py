@@ -75,7 +75,9 @@ def test_pullback_against_differences(
     x = apart(shape).astype(np.float64)
     y, pullback = front.vjp(fun, x, *args, **kwargs)
     gy = np.random.default_rng(1).standard_normal(y.shape)
-    expected = differences(lambda v: front.run(fun, v, *args, **kwargs), x, gy)
+    # A step in JAX or Dask takes milliseconds; test_reference compares their values.
+    run = front.run if front in (NUMPY, TORCH) else NUMPY.run
+    expected = differences(lambda v: run(fun, v, *args, **kwargs), x, gy)
     # float64: a difference of numbers near 100 loses 1e-14 * 100 / STEP
     np.testing.assert_allclose(pullback(gy), expected, rtol=1e-6, atol=1e-6)
     assert np.abs(expected).max() > 0.01
@@ -177,13 +179,13 @@ def test_gradcheck(
     )
 
 
-@needs_torch
+@pytest.mark.without(numpy="compared with itself")
 @calls
 def test_front_ends_agree(
-    fun: str, shape: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    front: Front, fun: str, shape: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     x = apart(shape).astype(np.float32)
-    made = [f.vjp(fun, x, *args, **kwargs) for f in (NUMPY, TORCH)]
+    made = [f.vjp(fun, x, *args, **kwargs) for f in (NUMPY, front)]
     np.testing.assert_array_equal(made[0][0], made[1][0], strict=True)
     gy = np.random.default_rng(3).standard_normal(made[0][0].shape).astype(np.float32)
     np.testing.assert_array_equal(made[0][1](gy), made[1][1](gy), strict=True)

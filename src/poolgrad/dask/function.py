@@ -28,23 +28,23 @@ def perform(request: Request) -> Any:
     if request.out is not None:
         raise TypeError("out is accepted only if x is a NumPy array, got a Dask array x")
     if _places(request):
-        return unpool.Asked(request).y
-    asked = _Asked(request)
+        return unpool.Unpooling(request).y
+    pooling = _Pooling(request)
     if not request.return_indices:
-        return asked.shaped(asked.forward()[0])
-    asked = _Asked(replace(request, options=indexed(request.options)))
-    y, indices = asked.forward(indices=True)
-    return asked.shaped(y), asked.shaped(indices)
+        return pooling.shaped(pooling.forward()[0])
+    pooling = _Pooling(replace(request, options=indexed(request.options)))
+    y, indices = pooling.forward(indices=True)
+    return pooling.shaped(y), pooling.shaped(indices)
 
 
 def vjp(request: Request) -> tuple[Any, Any]:
     """Return the lazy output and its pullback."""
     if _places(request):
-        placed = unpool.Asked(request)
+        placed = unpool.Unpooling(request)
         return placed.y, Pullback(placed, ())
-    asked = _Asked(replace(request, options=unpacked(request.options)))
-    y, *residual = asked.forward(residual=True)
-    return asked.shaped(y), Pullback(asked, residual)
+    pooling = _Pooling(replace(request, options=unpacked(request.options)))
+    y, *residual = pooling.forward(residual=True)
+    return pooling.shaped(y), Pullback(pooling, residual)
 
 
 def operand(name: str, value: Any) -> Any:
@@ -89,17 +89,19 @@ def _places(request: Request) -> bool:
 class Pullback:
     """The pullback of a pooling of Dask arrays; gradients are lazy.
 
-    Made by `poolgrad.vjp`. What the forward pass keeps is computed with it, and again for a
-    gradient that is computed by itself.
+    Returned by `poolgrad.vjp`. The residual is computed together with the output, or again for a
+    gradient that is computed alone.
 
     Parameters
     ----------
-    asked, residual
-        Of the forward pass.
+    call : _Pooling or Unpooling
+        The call of the forward pass.
+    residual : sequence of dask.array.Array
+        The arrays that the forward pass stores.
     """
 
-    def __init__(self, asked: _Asked | unpool.Asked, residual: Sequence[Any]) -> None:
-        self._asked, self._residual = asked, residual
+    def __init__(self, call: _Pooling | unpool.Unpooling, residual: Sequence[Any]) -> None:
+        self._call, self._residual = call, residual
 
     def __call__(self, gy: Any) -> Any:
         """Return the gradient of the input, in the chunks of the input.
@@ -107,8 +109,9 @@ class Pullback:
         Parameters
         ----------
         gy : array, shape of the output
-            The gradient of the output (the cotangent), of Dask or NumPy and of any floating dtype:
-            it is converted to that of the output. A number, if the output has one element.
+            The gradient of the output (the cotangent), a Dask or NumPy array of any floating dtype;
+            it is converted to the dtype of the output. If the output has one element, a number is
+            accepted.
 
         Returns
         -------
@@ -117,29 +120,29 @@ class Pullback:
         Raises
         ------
         TypeError, ValueError
-            If `gy` has another shape than the output, or is not made of real numbers.
+            If `gy` does not have the shape of the output or a floating dtype.
         """
-        return self._asked.pull(gy, self._residual)
+        return self._call.pull(gy, self._residual)
 
     def parameters(self, gy: Any) -> dict[str, Any]:
         """Return the gradients of learned parameters; see `poolgrad.Pullback.parameters`."""
-        return self._asked.parameters(gy, self._residual)
+        return self._call.parameters(gy, self._residual)
 
 
-class _Asked:
+class _Pooling:
     """A validated pooling of a Dask array.
 
     Parameters
     ----------
     request : Request
-        What a public function asks.
+        The call of a public function.
     """
 
     def __init__(self, request: Request) -> None:
         self.operator: Operator = OPERATORS[request.operator]
         if not self.operator.operand.is_cut:
             raise TypeError(
-                f"{request.operator} pooling is not for Dask arrays: what is drawn for one chunk "
+                f"{request.operator} pooling does not support Dask arrays: the draw of one chunk "
                 "depends on all others"
             )
         x = asarray("x", request.x)
@@ -173,9 +176,15 @@ class _Asked:
         return gy.reshape(layout.out_shape).rechunk(self._chunks)
 
     def _graph(self, name: str, *what: Any) -> Graph:
-        asked = self.request
-        whole = (self.x.name, asked.spec, asked.options, asked.operands, asked.channels_last)
-        return Graph(f"{asked.operator}-{name}", *whole, *what)
+        request = self.request
+        whole = (
+            self.x.name,
+            request.spec,
+            request.options,
+            request.operands,
+            request.channels_last,
+        )
+        return Graph(f"{request.operator}-{name}", *whole, *what)
 
     def _at(self, position: Position) -> Request:
         """Return the request of a chunk; a learned parameter is cut like the channels."""

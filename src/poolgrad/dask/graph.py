@@ -29,7 +29,7 @@ def asarray(name: str, array: Any) -> Any:
     Raises
     ------
     TypeError, ValueError
-        If they are not of NumPy, or it does not know how large they are.
+        If the chunks are not NumPy arrays, or their sizes are unknown.
     """
     if not isinstance(array, da.Array):  # Dask has more collections
         raise TypeError(f"{name} must be a dask.array.Array, got {type(array).__qualname__}")
@@ -50,7 +50,7 @@ def cotangent(gy: Any, shape: Position, dtype: str) -> Any:
     Raises
     ------
     TypeError, ValueError
-        If it cannot be that; see `arguments.check_cotangent`.
+        See `arguments.check_cotangent`.
     """
     kind = dtype_named(dtype)
     if not isinstance(gy, da.Array):
@@ -87,9 +87,9 @@ class Graph:
     Parameters
     ----------
     name : str
-        What it is; begins the names of its tasks.
+        Prefix of the names of the tasks.
     *what
-        All that its results depend on.
+        Everything that the results depend on.
     """
 
     def __init__(self, name: str, *what: Any) -> None:

@@ -84,13 +84,13 @@ def _share(
     """Return the values of a chunk from the inputs of segments; 0 outside the segments."""
     if [s.inputs for s in segments] == list(chunk.values()):
         return part
-    inside, place = [slice(None)] * part.ndim, [slice(None)] * part.ndim
+    inside, target = [slice(None)] * part.ndim, [slice(None)] * part.ndim
     for (axis, (start, stop)), segment in zip(chunk.items(), segments, strict=True):
         begin, end = segment.inputs
         lo, hi = max(start, begin), min(stop, end)
-        inside[axis], place[axis] = slice(lo - begin, hi - begin), slice(lo - start, hi - start)
+        inside[axis], target[axis] = slice(lo - begin, hi - begin), slice(lo - start, hi - start)
     gx = np.zeros(shape, part.dtype)  # not a view, which would keep the larger array alive
-    gx[tuple(place)] = part[tuple(inside)]
+    gx[tuple(target)] = part[tuple(inside)]
     return gx
 
 

@@ -29,13 +29,13 @@ Chunks = tuple[tuple[int, ...], ...]
 _Dealt = tuple[Array, Array, Array, Array]  # planes, positions, values, and their sources
 
 
-class Asked:
+class Unpooling:
     """A validated unpooling of a Dask array.
 
     Parameters
     ----------
     request : Request
-        What a public function asks.
+        The call of a public function.
 
     Attributes
     ----------
@@ -108,18 +108,18 @@ def _scatter(
             (f"{name}-dealt", *_replaced(at, pooled, source), *target)
             for source in np.ndindex(*(len(values.chunks[a]) for a in pooled))
         ]
-        key = (f"{name}-place", *at)
+        key = (f"{name}-position", *at)
         kind = (shape, pooled, values.dtype.name)
         placing[key] = Task(key, _place, kind, *map(TaskRef, own))
     graph = HighLevelGraph.from_collections(f"{name}-deal", dealing, dependencies=[values, indices])
     layers: dict[str, Any] = dict(graph.layers)
     needs = dict(graph.dependencies)
-    place = f"{name}-place"
-    layers |= {f"{name}-dealt": dealt, place: placing}
-    needs |= {f"{name}-dealt": {f"{name}-deal"}, place: {f"{name}-dealt"}}
+    placed = f"{name}-position"
+    layers |= {f"{name}-dealt": dealt, placed: placing}
+    needs |= {f"{name}-dealt": {f"{name}-deal"}, placed: {f"{name}-dealt"}}
     for k in range(2):
-        layers[f"{name}-{k}"] = picked(f"{name}-{k}", place, k, chunks)
-        needs[f"{name}-{k}"] = {place}
+        layers[f"{name}-{k}"] = picked(f"{name}-{k}", placed, k, chunks)
+        needs[f"{name}-{k}"] = {placed}
     graph = HighLevelGraph(layers, needs)
     y, owners = (
         da.Array(graph, f"{name}-{k}", chunks, meta=np.empty((0,) * values.ndim, dtype))
@@ -156,8 +156,8 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
     here = np.indices([values.shape[a] for a in pooled]).reshape(len(pooled), -1)
     sources = np.ravel_multi_index(tuple(here + np.array(begins)[:, None]), sizes)
     planes, columns = np.nonzero(where >= 0)
-    places = np.unravel_index(where[planes, columns], outs)
-    blocks = [np.searchsorted(b, p, "right") - 1 for b, p in zip(bounds, places, strict=True)]
+    positions = np.unravel_index(where[planes, columns], outs)
+    blocks = [np.searchsorted(b, p, "right") - 1 for b, p in zip(bounds, positions, strict=True)]
     counts = [len(b) - 1 for b in bounds]
     block = np.ravel_multi_index(tuple(blocks), counts)
     order = np.argsort(block, kind="stable")
@@ -166,7 +166,7 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
     for k, at in enumerate(np.ndindex(*counts)):
         own = order[ends[k] : ends[k + 1]]
         shape = [b[i + 1] - b[i] for b, i in zip(bounds, at, strict=True)]
-        local = [p[own] - b[i] for p, b, i in zip(places, bounds, at, strict=True)]
+        local = [p[own] - b[i] for p, b, i in zip(positions, bounds, at, strict=True)]
         inside = 0 not in shape
         flat_places = np.ravel_multi_index(tuple(local), shape) if inside else own
         chosen = planes[own], columns[own]
@@ -177,14 +177,14 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
 def _place(how: tuple[Any, ...], *parts: _Dealt) -> tuple[Array, Array]:
     """Return one chunk of the output, and the source of each of its elements."""
     shape, pooled, dtype = how
-    planes, places, values, sources = (np.concatenate(c) for c in zip(*parts, strict=True))
+    planes, positions, values, sources = (np.concatenate(c) for c in zip(*parts, strict=True))
     order = np.argsort(sources, kind="stable")  # the last is kept
     inner = [shape[a] for a in pooled]
     outer = [s for a, s in enumerate(shape) if a not in pooled]
     made = []
     for column, empty in ((values, np.zeros((), dtype_named(dtype))), (sources, np.array(-1))):
         flat = np.full((math.prod(outer), math.prod(inner)), empty)
-        flat[planes[order], places[order]] = column[order]
+        flat[planes[order], positions[order]] = column[order]
         last = range(len(shape) - len(pooled), len(shape))
         made.append(np.moveaxis(flat.reshape(*outer, *inner), last, pooled))
     return made[0], made[1]

@@ -104,7 +104,7 @@ def library(x: object) -> str:
         return "numpy"
     if hasattr(x, "__torch_function__"):  # a check that tracing compilers support, too
         return "torch"
-    # A subclass that is defined elsewhere is pooled as an array of its base class's library.
+    # A subclass of another module is pooled as an array of its base class's library.
     origins = [c.__module__.partition(".")[0] for c in (kind, *kind.__mro__)]
     origin = next((o for o in origins if o in _FRONT_ENDS), "")
     if origin and hasattr(x, "shape"):  # these libraries define more than arrays
@@ -285,5 +285,5 @@ def divisor(value: object) -> int:
             f"divisor_override must not be zero, as every sum is divided by it, got {value!r}"
         )
     if abs(value) >= _MOST:
-        raise ValueError(f"divisor_override must be less than 2**63 in size, got {value!r}")
+        raise ValueError(f"divisor_override must be less than 2**63 in magnitude, got {value!r}")
     return value

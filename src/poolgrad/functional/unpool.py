@@ -31,7 +31,7 @@ def _output_sizes(
     if output_size is None:
         if min(default) < 1:
             raise ValueError(
-                f"kernel_size {kernel_size!r} with padding {padding!r} would make an output of "
+                f"kernel_size {kernel_size!r} with padding {padding!r} would give an output of "
                 f"{default} from an input of {sizes}"
             )
         return default

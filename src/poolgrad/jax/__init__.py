@@ -100,21 +100,21 @@ def max_pool(
         float16, bfloat16, float32, float64, int8, uint8, int16, uint16, int32, uint32, int64 or
         bool.
     window_shape : sequence of int
-        Size of the windows along each of one to three spatial axes.
+        Number of taps of a window along each of one to three spatial axes.
     strides : sequence of int, optional
-        Distances between windows; 1 if not given.
+        Distances between windows; default: 1.
     padding : "SAME", "VALID" or sequence of (low, high)
-        Places beside the input. They never win.
+        Padding, which never wins; default: "VALID", without padding.
 
     Returns
     -------
     array, shape (..., *outputs, features)
-        In the dtype of the input; of equal winners the first one gets the gradient.
+        Same dtype as the input. Among equal winners, the first gets the gradient.
 
     Raises
     ------
     TypeError, ValueError
-        With the argument named, what is accepted, and what came.
+        If an argument has another type or value, or the windows do not fit the input.
 
     Notes
     -----
@@ -148,12 +148,12 @@ def min_pool(
     Returns
     -------
     array, shape (..., *outputs, features)
-        In the dtype of the input.
+        Same dtype as the input.
 
     Raises
     ------
     TypeError, ValueError
-        With the argument named, what is accepted, and what came.
+        If an argument has another type or value, or the windows do not fit the input.
 
     Notes
     -----
@@ -183,19 +183,19 @@ def avg_pool(
     Parameters
     ----------
     inputs, window_shape, strides, padding
-        See `max_pool`. Padding counts as zeros.
+        See `max_pool`.
     count_include_pad : bool
-        Whether it counts at all.
+        If True (default), padding counts as zeros; if False, it does not count.
 
     Returns
     -------
     array, shape (..., *outputs, features)
-        In the dtype of the input; of integers, floats.
+        Same dtype as the input; means of integers are floats.
 
     Raises
     ------
     TypeError, ValueError
-        With the argument named, what is accepted, and what came.
+        If an argument has another type or value, or the windows do not fit the input.
 
     Notes
     -----
@@ -215,21 +215,21 @@ def avg_pool(
 def reuse_memory(limit: int = 1 << 30) -> bool:
     """Make the C library keep memory that XLA frees on CPUs, instead of returning it to the system.
 
-    XLA takes new memory for every result, and the system clears it first: that costs as much time
-    as the pooling of a large array, forward and backward. This tells the allocator of the process
-    (glibc's ``mallopt``) to keep blocks of up to so many bytes, and as many free bytes in all, in
-    one place for all threads. It speeds up everything that XLA computes on CPUs, not our kernels
-    only. Call it first of all: threads that have memory of their own already keep that.
+    XLA allocates new memory for every result, and the operating system clears it first, which takes
+    as long as pooling a large array, forward and backward. This function makes the allocator of the
+    process (glibc's ``mallopt``) keep blocks of up to `limit` bytes, and at most `limit` free
+    bytes, in one arena for all threads. It speeds up all of XLA on CPUs, not only poolgrad's
+    kernels. Call it before anything else, because threads that already have an arena keep it.
 
     Parameters
     ----------
     limit : int
-        Bytes, at most 2**31 - 1.
+        Bytes, at most 2**31 - 1; default: 1 GiB.
 
     Returns
     -------
     bool
-        Whether the C library knows this.
+        Whether the C library supports this.
 
     Raises
     ------

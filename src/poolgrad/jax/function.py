@@ -43,7 +43,7 @@ def perform(request: Request) -> Any:
     if plain != pool:  # the gradient depends on `ties`, the indices do not
         (y,) = bound(forward_p, x, *given, pool=pool, keep=0)
     found = engine.indices(
-        layout, routes, given[0] if pool.operator.operand.places_windows else None
+        layout, routes, given[0] if pool.operator.operand.determines_windows else None
     )
     return _shaped(y, request, layout), _shaped(found, request, layout)
 
@@ -51,7 +51,7 @@ def perform(request: Request) -> Any:
 def vjp(request: Request) -> Any:
     """Raise an error, because JAX differentiates its own arrays."""
     raise TypeError(
-        "vjp is for NumPy and Dask; arrays of JAX are differentiable as they are: use jax.vjp or "
+        "vjp supports NumPy and Dask arrays; JAX differentiates its own arrays: use jax.vjp or "
         "jax.grad"
     )
 
@@ -157,7 +157,7 @@ class _Converter:
         if seed is None:
             if value is None:
                 raise TypeError(
-                    f"generator must be a {_GENERATOR} or a seed: JAX draws from nothing else"
+                    f"generator must be a {_GENERATOR} or a seed for JAX arrays, got None"
                 )
             raise arguments.refuse_generator(_GENERATOR, value)
         return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)

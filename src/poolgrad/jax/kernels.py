@@ -42,7 +42,7 @@ def register() -> None:
         jax.ffi.register_ffi_target(TARGET, handlers, platform="cpu")
     except Exception as error:
         raise ImportError(
-            f"this jaxlib ({version('jaxlib')}) does not take poolgrad's kernels, which were "
+            f"this jaxlib ({version('jaxlib')}) does not support poolgrad's kernels, which were "
             f"built for another version of XLA's interface: {error}. Build poolgrad again "
             "with this jaxlib installed"
         ) from error
@@ -163,15 +163,15 @@ def _call(
     pool : Pooling
         The operator.
     in_shape : callable
-        The shape of the input, from that of the first array.
+        Returns the shape of the input, from that of the first array.
     made : callable
-        The arrays that are made, for a layout.
+        Returns the buffers of the results, for a layout.
     run : callable
-        Calls the operator, with a plan, what stands for the given arrays, and for those made.
+        Calls the operator with a plan and placeholders of the inputs and of the results.
     given : tuple of array
-        What is read.
+        The inputs.
     beside : int
-        Which of these is the operator's own argument, if it has one.
+        Index of the extra operand among the inputs, if there is one.
     """
 
     def local(*given: Array) -> list[Array]:
@@ -190,16 +190,16 @@ def _call(
 
 def _run(
     name: str,
-    asked: Sequence[Any],
+    arguments: Sequence[Any],
     values: dict[_Hole, Array],
     whole: _Hole,
     plan: dict[str, Any],
 ) -> None:
     """Call one kernel and add the arrays that it writes to `values`.
 
-    `whole`: an array of the input's shape. csrc/xla/README.md describes the attributes of the call.
+    `whole` is an array of the input's shape. csrc/xla/README.md describes the attributes.
     """
-    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in asked if a is not _THREADS]
+    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in arguments if a is not _THREADS]
     values |= {
         a: jnp.full(a.array.shape, a.array.item(), a.array.dtype)
         for a in args

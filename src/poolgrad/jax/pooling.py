@@ -16,7 +16,7 @@ from poolgrad.windows import WindowKind, WindowSpec
 class Pooling(NamedTuple):
     """An operator of the table and its windows.
 
-    Arrays of JAX lie as their axes are ordered, so that this and a shape say all of a layout.
+    JAX arrays are in row-major order, so that these fields and a shape determine the layout.
     """
 
     name: str

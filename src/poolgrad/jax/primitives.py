@@ -42,8 +42,8 @@ pull_p = Primitive("poolgrad_pull")
 def bound(primitive: Primitive, *args: Any, **how: Any) -> list[Any]:
     """Compute the results of a primitive.
 
-    Where only some of them differ from device to device (in ``shard_map``), all are said to, so
-    that the gradients of the others are added up over the devices.
+    If only some arguments vary over devices (in ``shard_map``), all are marked as varying, so that
+    the gradients of the others are summed over the devices.
     """
     axes = [jax.typeof(a).mat.varying for a in args]
     missing = [tuple(frozenset().union(*axes) - own) for own in axes]
@@ -138,8 +138,8 @@ def _derivative(
 ) -> Any:
     """Compute values and tangents of a map that is linear in its first arguments.
 
-    `again` is the map; `curve` makes of the values of these the same map as a function of the
-    input and, if there is one, the learned argument.
+    `again` is the map; `curve` returns, for the values of the first arguments, the map as a
+    function of the input and, if there is one, the learned argument.
     """
     outputs = again(*primals)
     rest, total = primals[linear:], _zeros(outputs)
@@ -198,9 +198,8 @@ def _batch(primitive: Primitive, first: int, args: Values, dims: Values, **how: 
     pool: Pooling = how["pool"]
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
-    alone = (
-        primitive is not forward_p and how["learned"]
-    )  # its gradient must not be summed over the batch
+    # The gradient of a learned argument must not be summed over the batch.
+    alone = primitive is not forward_p and how["learned"]
     beside = range(first, first + pool.given)
     operand = pool.operator.operand
     shared = operand.is_shared and all(dims[k] is None for k in beside)

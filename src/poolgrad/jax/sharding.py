@@ -26,15 +26,15 @@ def spread(
     Parameters
     ----------
     pool : Pooling
-        The operator. One that draws needs all of the batch: who draws what depends on it.
+        The operator. A random draw needs the whole batch, because the draws depend on it.
     local : callable
-        From arrays to arrays, of whatever size their axes are that are not pooled.
+        Function of arrays, for any sizes of the axes that are not pooled.
     given : sequence of array
-        Its arguments, the first one of the rank of the input.
+        Its arguments; the first has the rank of the input.
     pooled : tuple of int
-        The axes that stay together.
+        The pooled axes, which are not sharded.
     beside : int
-        Which of the arguments is the operator's own, if it has one.
+        Index of the extra operand among the arguments, if there is one.
     """
     made = jax.eval_shape(local, *given)
     operand = pool.operator.operand

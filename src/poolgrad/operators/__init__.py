@@ -127,8 +127,8 @@ def prepare_uncached(
         If windows, shape, dtype or options are not accepted.
     """
     operator = OPERATORS[name]
-    if (spec.kind is WindowKind.FRACTIONAL) != operator.operand.places_windows:
-        words = "must" if operator.operand.places_windows else "must not"
+    if (spec.kind is WindowKind.FRACTIONAL) != operator.operand.determines_windows:
+        words = "must" if operator.operand.determines_windows else "must not"
         raise ValueError(f"window {words} be fractional for the operator {name}, got {spec}")
     if not operator.accepts(dtype):
         raise operator.refuse_dtype(dtype)

@@ -25,8 +25,8 @@ engine.py
 front.py
     The front end for libraries that have none of their own: values, `vjp`.
 
-`tests/exactness/test_portable.py` compares the results with `poolgrad.reference`, for arrays of PyTorch,
-JAX and array-api-strict; ``poolgrad check`` includes the front end ``portable``.
+`tests/exactness/test_portable.py` compares the results with `poolgrad.reference`, for arrays of
+PyTorch, JAX and array-api-strict; ``poolgrad check`` includes the front end ``portable``.
 """
 
 from poolgrad.portable.engine import compose, differentiable, forward, indices, pull, push

@@ -138,7 +138,7 @@ def compose(
     theta : array or None
         The learned parameter.
     geometry : Geometry, optional
-        That of the layout, if it is known.
+        The geometry of the layout, if it is known.
 
     Returns
     -------
@@ -186,7 +186,7 @@ def indices(layout: Layout, kept: Any, samples: Any = None) -> Any:
 
 
 def _geometry(xp: Any, operator: Operator, layout: Layout, like: Any, operand: Any) -> Geometry:
-    return Geometry(xp, layout, like, operand if operator.operand.places_windows else None)
+    return Geometry(xp, layout, like, operand if operator.operand.determines_windows else None)
 
 
 def _kept(
@@ -328,14 +328,14 @@ def _owners(xp: Any, layout: Layout, indices: Any) -> tuple[Any, Any, Any]:
     flat = xp.reshape(where, (count, math.prod(where.shape[1:])))
     begin = xp.arange(count, **placed(indices))[:, None] * plane
     inside = (flat >= 0) & (flat < plane)
-    places = xp.where(inside, flat + begin, count * plane)
-    places = xp.reshape(places, (math.prod(flat.shape),))
-    order = xp.argsort(places, stable=True)
-    ranked = xp.take(places, order, axis=0)
+    positions = xp.where(inside, flat + begin, count * plane)
+    positions = xp.reshape(positions, (math.prod(flat.shape),))
+    order = xp.argsort(positions, stable=True)
+    ranked = xp.take(positions, order, axis=0)
     every = xp.arange(count * plane, **placed(indices))
     last = xp.searchsorted(ranked, every, side="right") - 1
     last = xp.maximum(last, 0)
-    return xp.take(order, last, axis=0), xp.take(ranked, last, axis=0) == every, places
+    return xp.take(order, last, axis=0), xp.take(ranked, last, axis=0) == every, positions
 
 
 def _unpooled(xp: Any, layout: Layout, x: Any, indices: Any) -> Any:
@@ -355,11 +355,11 @@ def _unpooled_back(xp: Any, layout: Layout, gy: Any, indices: Any) -> Any:
     shape = (moved.shape[0], *sizes)
     if math.prod(shape) == 0:
         return restored(xp, layout, xp.zeros(shape, dtype=gy.dtype, **placed(gy)))
-    owners, _, places = _owners(xp, layout, indices)
-    inside = places < owners.shape[0]
-    places = xp.where(inside, places, 0)
-    each = xp.arange(places.shape[0], **placed(gy))
-    own = inside & (xp.take(owners, places, axis=0) == each)
-    flat = xp.take(xp.reshape(moved, (math.prod(moved.shape),)), places, axis=0)
+    owners, _, positions = _owners(xp, layout, indices)
+    inside = positions < owners.shape[0]
+    positions = xp.where(inside, positions, 0)
+    each = xp.arange(positions.shape[0], **placed(gy))
+    own = inside & (xp.take(owners, positions, axis=0) == each)
+    flat = xp.take(xp.reshape(moved, (math.prod(moved.shape),)), positions, axis=0)
     gx = xp.where(own, flat, xp.zeros_like(flat))
     return restored(xp, layout, xp.reshape(gx, shape))

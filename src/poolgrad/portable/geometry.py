@@ -29,7 +29,7 @@ class Taps(NamedTuple):
     inputs : int array, shape (outputs, taps) or (planes, outputs, taps)
         The input of each tap; 0 where there is none.
     valid : bool array, shape (outputs, taps)
-        Which taps lie in the input.
+        Whether each tap lies in the input.
     numbers : int array, shape (outputs, taps)
         The number of each tap in its window.
     extent : int array, shape (outputs, 1)
@@ -72,7 +72,7 @@ class Geometry:
     layout : Layout
         The windows, and the shape of the input.
     like : array
-        An array on the device where the tables are to be.
+        An array on the device of the tables.
     samples : array, shape (..., pooled axes), optional
         The samples that determine the positions of fractional windows, a row for each plane.
     """
@@ -217,17 +217,17 @@ def _fixed_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
 def _fixed_holders(xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Return output, tap (without padding) and validity of the windows that contain each input."""
     kernel, stride, dilation = axis.kernel, axis.stride, axis.dilation
-    place = inputs + axis.lo
+    position = inputs + axis.lo
     most = min((kernel - 1) * dilation // stride + 1, axis.out)
     if kernel < most:  # few taps, far apart: one candidate window for each tap
         taps = kernel - 1 - xp.arange(kernel, **where)[None, :]
-        begin = place - taps * dilation
+        begin = position - taps * dilation
         outputs = begin // stride
         valid = (begin >= 0) & (begin % stride == 0) & (outputs < axis.out)
     else:
-        first = xp.maximum(-((dilation * (kernel - 1) - place) // stride), 0)
+        first = xp.maximum(-((dilation * (kernel - 1) - position) // stride), 0)
         outputs = first + xp.arange(most, **where)[None, :]
-        begin = place - outputs * stride
+        begin = position - outputs * stride
         taps = begin // dilation
         valid = (begin >= 0) & (begin % dilation == 0) & (taps < kernel) & (outputs < axis.out)
     return outputs, taps - _skipped(xp, axis, outputs), valid

@@ -170,7 +170,7 @@ class Adapter:
         second = first + self.given
         return held[:first], held[first:second], held[second:]
 
-    # Implementations: kernels on the CPU and, with Triton, on GPUs; `poolgrad.portable` elsewhere
+    # Implementations: kernels on CPUs and, with Triton, on GPUs; otherwise `poolgrad.portable`
 
     def forward(self, static: Static, x: Tensor, *given: Tensor) -> Any:
         """Compute the output and the residual."""

@@ -44,7 +44,7 @@ def kind(exchange: bool) -> Kind:
 
     If `exchange`, the memory of tensors is read by DLPack's exchange functions.
     """
-    asked = (
+    attributes = (
         ("is_cpu", True),
         ("layout", torch.strided),
         ("is_quantized", False),
@@ -58,7 +58,7 @@ def kind(exchange: bool) -> Kind:
         plain=(
             (Tensor.is_neg, False),
             (torch._is_functional_tensor, False),
-            *(() if exchange else asked),
+            *(() if exchange else attributes),
         ),
         modes=(torch.is_grad_enabled,),
         quiet=(
@@ -91,11 +91,25 @@ def is_plain(x: Any) -> bool:
     return bool(KIND.hold((x,), (None,)))
 
 
+def is_plain_anywhere(x: Any) -> bool:
+    """`is_plain`, or the same of a tensor on a GPU for which there are kernels."""
+    return is_plain(x) or (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.is_cuda
+        and pools(x)
+        and not x.is_neg()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and forward_ad._current_level < 0
+    )
+
+
 def pools(x: Any) -> bool:
     """Whether to use poolgrad's operators where PyTorch's compute the same.
 
-    They are not for other devices, for subclasses that know PyTorch's operators only, or for what
-    has no memory of its own; nor for programs that are exported, which run where we are not.
+    They are not used for other devices, for tensor subclasses, for tensors without memory, or in
+    exported programs, which must run without poolgrad.
     """
     if torch.compiler.is_compiling():
         return not (
@@ -198,7 +212,7 @@ def prepared(
 
 
 def is_in_graph() -> bool:
-    """Whether a compiler or TorchScript records what is called.
+    """Whether a compiler or TorchScript records calls.
 
     A TorchScript graph stores operators; it would store an `autograd.Function` as a Python object,
     which cannot be saved.

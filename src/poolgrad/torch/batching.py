@@ -38,11 +38,11 @@ def batch(operator: Operator, ops: dict[str, Any], kept: int, library: Any) -> N
     operator : Operator
         An entry of the table.
     ops : dict
-        Its operators in PyTorch, by the endings of their names.
+        Its operators in PyTorch, by the suffixes of their names.
     kept : int
-        How many tensors its residual has.
+        Number of tensors of the residual.
     library : torch.library.Library
-        Where they are defined.
+        The library that defines the operators.
     """
     given, curved = operator.operand.count, int(operator.curved)
     held = 1 + curved + given + kept
@@ -64,8 +64,8 @@ def _batch_one(
 ) -> None:
     """Register the batching rule of one of these operators.
 
-    Its first `tensors` arguments are tensors, the extra operand is number `operand`, and `at` says
-    which of the others depend on the number of axes.
+    The first `tensors` arguments are tensors, the extra operand has index `operand`, and `at` lists
+    the other arguments that depend on the number of axes.
     """
     op = ops[suffix]
     # The gradient of a learned parameter must not be summed over the batch.

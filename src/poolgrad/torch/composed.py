@@ -49,8 +49,8 @@ def pull_back(pool: Callable[..., Tensor]) -> Callable[..., Tensors]:
 def push_forward(function: Callable[..., Any], arguments: Tensors, tangents: Tensors) -> Any:
     """Compute the jvp of a function from its pullback alone.
 
-    A pullback is linear, so its own pullback is the way forward: this needs no forward mode inside
-    a forward mode.
+    A pullback is linear, so the pullback of the pullback is the jvp. This needs no nested forward
+    mode.
     """
     y, pull, *_ = torch.func.vjp(function, *arguments)
     zero = torch.zeros_like(y) if isinstance(y, Tensor) else tuple(map(torch.zeros_like, y))

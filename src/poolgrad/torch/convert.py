@@ -38,11 +38,11 @@ class Module:
     Attributes
     ----------
     names : tuple of str
-        Where it is in the network: several, if it is shared; `""` is the network itself.
+        Names in the network, several if the module is shared; `""` is the network itself.
     kind : str
-        Its class, before.
+        Name of the class before the conversion.
     reason : str
-        Why it was left alone; which functions it calls; empty, if there is nothing to say.
+        Why it was not replaced, or which functions it calls; may be empty.
     """
 
     names: tuple[str, ...]
@@ -61,16 +61,16 @@ class Report:
     Attributes
     ----------
     replaced : tuple of Module
-        Those whose class was changed.
+        Modules whose class was changed.
     left : tuple of Module
-        Pooling modules that stay what they are, and why.
+        Pooling modules that were not replaced, and why.
     calls : tuple of Module
-        Modules that call functions that pool, which no change of modules reaches; as far as their
-        own code names them.
+        Modules whose own code calls pooling functions, which `convert` cannot replace.
     fused : tuple of Module
-        Maxima that do the work of the ReLU before them, too, and where that is.
+        Maxima that were fused with a ReLU, and the names of the ReLUs.
     untraced : str
-        Why ReLUs were looked for in `nn.Sequential` only; empty, if it was everywhere.
+        Why the network could not be traced, so that only `nn.Sequential` was searched for ReLUs;
+        empty if it was traced.
     """
 
     replaced: tuple[Module, ...] = ()
@@ -96,46 +96,47 @@ class Report:
 def convert(model: nn.Module, *, fuse: bool = False) -> Report:
     """Replace PyTorch's pooling modules in a network by poolgrad's, in place.
 
-    They give the same numbers, faster, and keep less for the way back. Hooks, names, shared
-    modules, ``state_dict`` keys and the training flag stay; ``isinstance`` holds, as our classes
-    are subclasses of PyTorch's. What our kernels do not pool (tensors of other devices, tensor
-    subclasses, quantized and integer averages) and what is exported goes to PyTorch's operators.
+    The new modules compute the same results in less time and store less for the backward pass.
+    Hooks, names, shared modules, ``state_dict`` keys and the training flag are kept. ``isinstance``
+    holds, because poolgrad's classes are subclasses of PyTorch's. PyTorch's operators compute what
+    poolgrad's kernels do not support (tensors on other devices, tensor subclasses, quantized and
+    integer averages), and are used in exported programs.
 
     Parameters
     ----------
     model : nn.Module
         The network, or one pooling module. It is changed.
     fuse : bool
-        Whether a maximum is to do the work of an `nn.ReLU` that nothing else reads, too: then what
-        is between them is neither made nor kept. `torch.fx` traces a copy of the network to find
-        such pairs; one that cannot be traced is fused where they are neighbours in an
-        `nn.Sequential`. Whoever reads a ReLU's output in another way still gets it.
+        If True, also fuse each maximum that is the only reader of an `nn.ReLU` with it: the tensor
+        between them is neither computed nor stored. `torch.fx` traces a copy of the network to find
+        such pairs; in a network that cannot be traced, only neighbours in an `nn.Sequential` are
+        fused. Any other reader of a ReLU's output still gets it. Default: False.
 
     Returns
     -------
     Report
-        What was replaced, what was left and why, which modules call functions that pool, and what
-        was fused.
+        The modules that were replaced, those that were not and why, the modules that call pooling
+        functions, and the fused modules.
 
     Raises
     ------
     TypeError
-        If `model` is no module, or `fuse` not True or False.
+        If `model` is not a module, or `fuse` is not True or False.
 
     See Also
     --------
-    revert : The way back.
-    accelerate : The same for functions.
+    revert : Undoes the conversion.
+    accelerate : Replaces pooling functions, too.
 
     Notes
     -----
-    Fused, a maximum is that of `relu_max_pool2d`: what the two give, but for the sign of zeros.
+    A fused maximum computes `relu_max_pool2d`: the same values, except that -0 becomes +0.
 
-    Only modules of exactly PyTorch's classes are replaced: a subclass may do something else. An
-    `nn.LPPool2d` raises to a power and loses signs only if the power is even, where ours always
-    takes absolute values: it is replaced if `norm_type` is even and `ceil_mode` False.
-    `nn.MaxUnpool2d` is never replaced: of several values with one index, which overlapping windows
-    of the maximum before it make, PyTorch gives the gradient to all and ours to the one that stays.
+    Only modules of exactly PyTorch's classes are replaced, because a subclass may compute something
+    else. An `nn.LPPool2d` is replaced if `norm_type` is even and `ceil_mode` is False: PyTorch
+    takes no absolute values, while poolgrad does. `nn.MaxUnpool2d` is never replaced: if several
+    values have the same index, PyTorch gives the gradient to all of them, poolgrad to the one that
+    is kept.
 
     Examples
     --------
@@ -185,17 +186,17 @@ def revert(model: nn.Module) -> Report:
     Parameters
     ----------
     model : nn.Module
-        The network, or a copy of it. It is changed; modules that were ours from the beginning stay.
+        The network, or a copy of it. It is changed; modules that were created as poolgrad's stay.
 
     Returns
     -------
     Report
-        What was replaced.
+        The modules that were replaced.
 
     Raises
     ------
     TypeError
-        If `model` is no module.
+        If `model` is not a module.
     """
     replaced = []
     for names, module in _modules(model):

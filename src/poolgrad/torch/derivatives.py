@@ -96,12 +96,12 @@ def refuse_nested_forward() -> None:
     Raises
     ------
     NotImplementedError
-        In a forward mode inside a forward mode.
+        If forward mode is nested.
     """
     if is_nested_forward():
         raise NotImplementedError(
-            "this pooling has no forward mode inside a forward mode (jvp of jvp, jacfwd of jacfwd):"
-            " take one of them in reverse, as torch.func.hessian does"
+            "this pooling does not support nested forward mode (jvp of jvp, jacfwd of jacfwd): use "
+            "reverse mode for one of them, as torch.func.hessian does"
         )
 
 

@@ -17,9 +17,9 @@ _DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse
 def register(op: Any, run: Callable[..., Any], library: Any) -> None:
     """Register `run` as the implementation of an operator.
 
-    A compiler takes the operator whole on the CPU. On a GPU with Triton it traces through `run`
-    down to the launches of Triton kernels, as through a `torch.library.triton_op`, so that inductor
-    can place and order them; not where sizes are symbols, because kernels are chosen by size.
+    A compiler does not trace into the operator on the CPU. On a GPU with Triton it traces through
+    `run` to the launches of Triton kernels, as through a `torch.library.triton_op`, so that
+    inductor can schedule them; except for symbolic sizes, because kernels are chosen by size.
     """
     name = op.name().split("::")[1]
     for key in _DISPATCH_KEYS:

@@ -44,7 +44,7 @@ from poolgrad.windows import WindowKind, flatten
 def _define_indices() -> Any:
     """``route_indices``: converts routes to flat positions in the plane of `x`; no gradient.
 
-    `samples`: those that placed the windows, or an empty tensor.
+    `samples` are those of fractional windows, or an empty tensor.
     """
 
     def ready_for(x: Tensor, window: list[int], last: bool) -> Prepared:
@@ -202,7 +202,7 @@ def asarray(x: Tensor) -> Tensor:
     Raises
     ------
     TypeError
-        If its numbers do not lie in memory one by one.
+        If the tensor is not dense.
     """
     if x.layout is not torch.strided or x.is_quantized or x.is_nested:
         came = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)
@@ -256,8 +256,8 @@ def perform(request: Request) -> Any:
 def vjp(request: Request) -> Any:
     """Raise an error, because autograd differentiates tensors."""
     raise TypeError(
-        "vjp is for NumPy and Dask; tensors are differentiable as they are: use y.backward() or "
-        "torch.func.vjp"
+        "vjp supports NumPy and Dask arrays; PyTorch differentiates its own tensors: use "
+        "y.backward() or torch.func.vjp"
     )
 
 
@@ -305,7 +305,7 @@ def _perform(request: Request) -> Any:
     if options != indexed(options):
         rest = adapter.arguments(request.spec, indexed(options), last, True)
         routes = adapter.ops[""](x.detach(), *given, *rest)[1]
-    samples = given[0] if adapter.operator.operand.places_windows else x.new_empty(0)
+    samples = given[0] if adapter.operator.operand.determines_windows else x.new_empty(0)
     found = _route_indices(x.detach(), routes, samples, flatten(request.spec), last)
     if request.keepdims:
         return y, found

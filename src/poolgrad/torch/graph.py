@@ -27,7 +27,7 @@ def pool_in_graph(
     with_indices: bool,
     *options: Any,
 ) -> Any:
-    """Return the output, and the indices if asked, as PyTorch can differentiate them."""
+    """Return the output and, if requested, the indices, in differentiable operations."""
     named = ADAPTERS[name].operator.options(*options)
     where = (tuple(x.shape), last, -1, name_of(x.dtype))
     ready = prepared(name, spec_of(window), named, *where)

@@ -41,26 +41,26 @@ class Pool(nn.Module):
     function : callable
         The public function.
     dims : int
-        How many axes it pools.
+        Number of pooled axes.
     names : tuple of str
-        The arguments that the constructor takes.
+        The arguments of the constructor.
     inherited : tuple of str
-        The arguments that the constructor of PyTorch's class keeps.
+        The arguments that the constructor of PyTorch's class stores.
     added : dict
-        The arguments that PyTorch's class does not have, with their defaults. A plain dictionary:
-        compilers refuse a signature's mapping proxy.
+        The arguments that PyTorch's class does not have, with their defaults. A plain dictionary,
+        because compilers do not support a mapping proxy.
     shown : tuple of str
-        The arguments that are printed, whatever they are.
+        The arguments that are always printed.
     at_call : tuple of str
         The arguments of the function that the constructor does not take.
     note : str
-        What else there is to say of the modules.
+        A sentence for the docstring.
     cast_apart : bool
-        Whether PyTorch's autocast makes its input float32.
+        Whether PyTorch's autocast converts the input to float32.
     checked : CallCache
-        Calls of converted modules that do as PyTorch's do: they need not be looked at again.
+        Cached calls of converted modules whose results equal PyTorch's.
     converted : bool
-        Whether it was PyTorch's: then it does as PyTorch's does, whatever it is given.
+        Whether the module was PyTorch's; then it behaves as PyTorch's for all inputs.
     """
 
     __signature__: ClassVar[Signature]  # of the constructor; each argument becomes an attribute

@@ -125,8 +125,8 @@ def _pool_backward(gy: Tensor, indices: Tensor, boxes: Tensor, shape: Sequence[i
     kernels = _Kernels(gy.dtype, shape, boxes, gy.shape[2:])
     _like("gy", gy, kernels.out_shape, gy.dtype)
     gx = kernels.allocate(kernels.shape)
-    places = _places(indices, kernels)
-    kernels.regions.pool_backward(kernels.read("gy", gy), places, gx, kernels.threads)
+    flat = _compact_indices(indices, kernels)
+    kernels.regions.pool_backward(kernels.read("gy", gy), flat, gx, kernels.threads)
     return kernels.finished(gx)
 
 
@@ -135,8 +135,8 @@ def _pool_gather(t: Tensor, indices: Tensor, boxes: Tensor) -> Tensor:
     _check(t, boxes, size)
     kernels = _Kernels(t.dtype, t.shape, boxes, size)
     y = kernels.allocate(kernels.out_shape)
-    places = _places(indices, kernels)
-    kernels.regions.pool_gather(kernels.read("t", t), places, y, kernels.threads)
+    flat = _compact_indices(indices, kernels)
+    kernels.regions.pool_gather(kernels.read("t", t), flat, y, kernels.threads)
     return kernels.finished(y)
 
 
@@ -153,11 +153,11 @@ def _bins_of(indices: Tensor) -> tuple[int, int]:
     return indices.shape[2], indices.shape[3]
 
 
-def _places(indices: Tensor, kernels: _Kernels) -> Tensor:
+def _compact_indices(indices: Tensor, kernels: _Kernels) -> Tensor:
     _like("indices", indices, kernels.out_shape, torch.int32)
     check_memory("indices", indices)
-    (places,) = compact((indices,))
-    return places
+    (flat,) = compact((indices,))
+    return flat
 
 
 # Shapes without data; sizes may be symbolic
