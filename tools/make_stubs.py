@@ -183,7 +183,7 @@ def jax_modules_stub() -> str:
     """The stub of `poolgrad.jax.nn`."""
     from poolgrad.jax import nn
 
-    names = ",\n".join(f'    "{name}"' for name in nn.__all__)
+    names = ",\n".join(f'    "{name}"' for name in sorted(nn.__all__))
     texts = [jax_module(getattr(nn, name)) for name in nn.__all__]
     return "\n".join([JAX_HEAD, *texts, "", f"__all__ = [\n{names},\n]", ""])
 

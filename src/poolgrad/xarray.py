@@ -22,7 +22,7 @@ _AVERAGED = "iufmM"  # kinds of dtypes: integers, floats, differences of times, 
 
 
 def perform(request: Request) -> Any:
-    """Compute what a public function describes."""
+    """Compute the call of a public function."""
     inside = _inside(request)
     front = front_end(inside.x)
     composed = OPERATORS[inside.operator].composed
@@ -42,7 +42,7 @@ def vjp(request: Request) -> tuple[Any, Any]:
     elif hasattr(front, "pullback_of"):
         y, pullback = front.pullback_of(inside)
     else:
-        y, pullback = front.vjp(inside)  # which refuses
+        y, pullback = front.vjp(inside)  # raises the error
     return _outside(request, y), pullback
 
 
@@ -52,7 +52,7 @@ def asarray(x: Any) -> Any:
 
 
 def _inside(request: Request) -> Request:
-    """Return the same request for the arrays inside; extra operands get the dimensions of `x`."""
+    """Return the request for the arrays inside; extra operands get the dimensions of `x`."""
     x = request.x
 
     def plain(value: Any) -> Any:
@@ -91,5 +91,5 @@ def _tiles(spec: WindowSpec, sizes: tuple[int, ...], outputs: tuple[int, ...]) -
         return []
     axes = zip(spec.kernel_size, spec.stride, spec.padding, spec.dilation, strict=True)
     plain = [k if (s, p, d) == (k, (0, 0), 1) else 0 for k, s, p, d in axes]
-    # Unpooling has windows of the same kind, and other numbers of outputs.
+    # The windows of unpooling have the same kind but other numbers of outputs.
     return [k if k and n // k == m else 0 for k, n, m in zip(plain, sizes, outputs, strict=True)]

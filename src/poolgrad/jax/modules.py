@@ -144,7 +144,7 @@ class Unpool(Pool):
     at_call = (*Pool.at_call, "indices", "output_size")
     note = "A call takes `x`, its `indices` and optionally\n`output_size`."
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, x: ArrayLike, indices: ArrayLike, output_size: Any = None, *, key: Array | None = None
     ) -> Array:
         """Return the values at their indices, and zeros elsewhere."""
@@ -159,7 +159,9 @@ class Lip(Pool):
     at_call = (*Pool.at_call, "logits")
     note = "A call takes `x` and its `logits`."
 
-    def __call__(self, x: ArrayLike, logits: ArrayLike, *, key: Array | None = None) -> Array:
+    def __call__(  # type: ignore[override]
+        self, x: ArrayLike, logits: ArrayLike, *, key: Array | None = None
+    ) -> Array:
         """Return the mean of each window, weighted with the softmax of the logits."""
         y: Array = self.function(jnp.asarray(x), logits, **self._arguments())
         return y

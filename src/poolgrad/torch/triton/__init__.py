@@ -19,7 +19,7 @@ from poolgrad.operators import Prepared
 @lru_cache(maxsize=1)
 def is_available() -> bool:
     """Whether there is a Triton whose kernels take tuples, as PyTorch 2.7 and newer require."""
-    return find_spec("triton") is not None and torch.__version__ >= (2, 7)
+    return find_spec("triton") is not None and torch.__version__ >= "2.7"
 
 
 @lru_cache(maxsize=4096)

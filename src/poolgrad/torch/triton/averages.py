@@ -94,9 +94,10 @@ def average(
     total = tl.zeros((ROWS, LANES), SUM)
     if PAIRS:
         both = double_lanes(lanes, LANES, INDEX)
+        WIDTH: tl.constexpr = K[2]
         for line in tl.static_range(K[0] * K[1]):
-            for k in tl.static_range(K[2]):
-                if k % 2 == LO[2] % 2 and k + 1 < K[2]:
+            for k in tl.static_range(WIDTH):
+                if k % 2 == LO[2] % 2 and k + 1 < WIDTH:
                     even, _, odd, _ = load_pair(
                         x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
                         K, LO, DIL, ROWS, LANES,

@@ -128,10 +128,11 @@ def select(
     tied = tl.zeros((ROWS, LANES), tl.int1)
     if PAIRS:
         both = double_lanes(lanes, LANES, INDEX)
+        WIDTH: tl.constexpr = K[2]
         for line in tl.static_range(K[0] * K[1]):
-            for k in tl.static_range(K[2]):
+            for k in tl.static_range(WIDTH):
                 t = line * K[2] + k
-                if k % 2 == LO[2] % 2 and k + 1 < K[2]:
+                if k % 2 == LO[2] % 2 and k + 1 < WIDTH:
                     even, in_even, odd, in_odd = load_pair(
                         x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
                         K, LO, DIL, ROWS, LANES,

@@ -135,18 +135,21 @@ def route_backward(
         right = tl.zeros((ROWS, LANES), SUM)
         # The last window over inputs 2 q and 2 q + 1 is q + AHEAD.
         AHEAD: tl.constexpr = (LO[2] + 1) // 2
-        for kd in tl.static_range(OVER[0]):
-            od = last_window(d, size[0], S[0], LO[0], KIND[0]) - (OVER[0] - 1 - kd)
+        DEPTH: tl.constexpr = OVER[0]
+        HEIGHT: tl.constexpr = OVER[1]
+        WIDTH: tl.constexpr = OVER[2]
+        for kd in tl.static_range(DEPTH):
+            od = last_window(d, size[0], S[0], LO[0], KIND[0]) - (DEPTH - 1 - kd)
             td, in_depth = tap_of(
                 d, od, size[0], out[0], first_ptr, 0, K[0], S[0], LO[0], DIL[0], KIND[0]
             )
-            for kh in tl.static_range(OVER[1]):
-                oh = last_window(h, size[1], S[1], LO[1], KIND[1]) - (OVER[1] - 1 - kh)
+            for kh in tl.static_range(HEIGHT):
+                oh = last_window(h, size[1], S[1], LO[1], KIND[1]) - (HEIGHT - 1 - kh)
                 th, in_height = tap_of(
                     h, oh, size[1], out[1], first_ptr, 0, K[1], S[1], LO[1], DIL[1], KIND[1]
                 )
-                for kw in tl.static_range(OVER[2]):
-                    back = OVER[2] - 1 - kw
+                for kw in tl.static_range(WIDTH):
+                    back = WIDTH - 1 - kw
                     left = LO[2] - 2 * AHEAD + 2 * back  # the tap of input 2 q
                     ow = lane + (AHEAD - back)
                     inside = ok & in_depth & in_height & (ow >= 0) & (ow < out[2])

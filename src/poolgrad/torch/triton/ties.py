@@ -62,14 +62,14 @@ def split_winners(
     for b in range(BYTES):
         byte = tl.zeros((ROWS, LANES), tl.int32)
         for j in tl.static_range(8):
-            t = row * 0 + (b * 8 + j)
-            x, valid = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
-            valid &= t < K[0] * K[1] * K[2]
+            number = row * 0 + (b * 8 + j)
+            x, valid = load_tap(x_ptr, number, window, origin, strides, ok, K, DIL)
+            valid &= number < K[0] * K[1] * K[2]
             value = wide(x)
             wins = value == best
             if POSITIVE:
                 wins &= value != 0
-            wins = valid & tl.where(nan_tap >= 0, t == nan_tap, wins)
+            wins = valid & tl.where(nan_tap >= 0, number == nan_tap, wins)
             byte |= wins.to(tl.int32) << j
         tl.store(mask_ptr + at * BYTES + b, byte.to(tl.uint8), mask=ok)
 
