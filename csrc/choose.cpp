@@ -27,7 +27,7 @@ bool has_few_taps(const Plan& p) {
   for (const Axis& a : p.axis) {
     if (!a.regular()) return false;
   }
-  return p.places <= kMostTaps;
+  return p.taps <= kMaxTaps;
 }
 
 // Whether reading all taps of each window is cheaper than reducing along one axis after the other.
@@ -35,7 +35,7 @@ bool shares_little(const Plan& p) {
   i64 distinct = 1;  // taps of a window that no window before it had
   for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
   const i64 most = distinct > 1 ? 25 : p.inner_axis >= 0 ? 16 : 12;
-  return has_few_taps(p) && p.places <= larger(4 * distinct, most);
+  return has_few_taps(p) && p.taps <= larger(4 * distinct, most);
 }
 
 // The squares that are compiled: kernel and stride.
@@ -52,9 +52,9 @@ bool is_compiled_square(const Plan& p, i64 most_stride) {
 bool has_whole_rows(const Call& call) {
   const Plan& p = *call.plan;
   if (p.axis[0].out > 1 || p.axis[1].out > 1) return true;
-  Cut cut(p, call.threads, true);
-  if (call.task == Task::extreme) cut.shorten(p, true);
-  return cut.parts == 1;
+  Partition partition(p, call.threads, true);
+  if (call.task == Task::extreme) partition.divide_planes(p, true);
+  return partition.parts == 1;
 }
 
 // --- What an algorithm handles ---
@@ -69,12 +69,12 @@ bool is_specialised(const Call& call) {
 bool handles_plane_means(const Call& call) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
-  const bool whole = p.inner == 1 && p.in_rows() == 1 && is_whole(p.axis[0]) &&
-                     is_whole(p.axis[1]) && is_whole(width);
+  const bool whole = p.inner == 1 && p.in_rows() == 1 && is_global(p.axis[0]) &&
+                     is_global(p.axis[1]) && is_global(width);
   const bool read_in_place =
       (call.input.dtype == Dtype::float32 || call.input.dtype == Dtype::float64) &&
       call.input.contiguous_width;
-  return whole && (read_in_place || width.in <= kMostCopiedPlane);
+  return whole && (read_in_place || width.in <= kMaxCopiedPlane);
 }
 
 bool handles_unrolled(const Call& call) { return has_few_taps(*call.plan); }
@@ -86,7 +86,7 @@ bool handles_unrolled_nonlinear(const Call& call) {
     if (!a.regular()) return false;
   }
   // What counts is what windows hold: padding must not change how sums are rounded.
-  return most_real(*call.plan) <= kMostNonlinearTaps;
+  return max_valid_inputs(*call.plan) <= kMaxNonlinearTaps;
 }
 
 bool handles_joined_rows(const Call& call) {
@@ -98,9 +98,9 @@ bool handles_joined_rows(const Call& call) {
 bool handles_register_blocked(const Call& call, i64 bytes) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
-  constexpr i64 kMostGap = 4;                 // dilation
+  constexpr i64 kMaxDilation = 4;             // dilation
   const i64 most_stride = bytes < 4 ? 2 : 3;  // bytes are not shuffled so freely
-  const bool close = width.dilation == 1 || (width.stride == 1 && width.dilation <= kMostGap);
+  const bool close = width.dilation == 1 || (width.stride == 1 && width.dilation <= kMaxDilation);
   return p.inner == 1 && close && is_compiled_square(p, most_stride) &&
          width.out >= lanes(call, bytes) / 2 && has_whole_rows(call);
 }
@@ -128,11 +128,11 @@ bool handles_van_herk_2d(const Axis& depth, const Axis& height, const Axis& widt
   return is_point(depth) && height.regular() && width.regular() && height.kernel > 1 &&
          height.dilation == 1 && height.stride <= height.kernel && width.stride == 1 &&
          height.kernel <= 2 * height.n + 64 && reach(width) <= 2 * width.m + 64 &&
-         taps <= kMostVanHerkTaps;
+         taps <= kMaxVanHerkTaps;
 }
 bool handles_van_herk_2d(const Call& call) {
   const Plan& p = *call.plan;
-  return handles_van_herk_2d(p.axis[0], p.axis[1], p.axis[2], p.places);
+  return handles_van_herk_2d(p.axis[0], p.axis[1], p.axis[2], p.taps);
 }
 bool handles_van_herk_2d_extreme(const Call& call) {
   return is_specialised(call) && handles_van_herk_2d(call);
@@ -143,7 +143,7 @@ bool handles_transposed_planes(const Call& call) {
   const i64 in = p.in_plane(), out = p.out_plane(), planes = lanes(call, sizeof(float));
   return handles_van_herk_2d_extreme(call) && p.inner == 1 && call.input.contiguous_rows &&
          in >= planes && out >= planes &&
-         larger(in, out) <= kMostTransposedBytes / call.vector_bytes;
+         larger(in, out) <= kMaxTransposedBytes / call.vector_bytes;
 }
 
 bool handles_column_sums(const Call& call) {
@@ -151,22 +151,23 @@ bool handles_column_sums(const Call& call) {
 }
 
 bool handles_sorting_network(const Call& call) {
-  return has_few_taps(*call.plan) && call.plan->places <= kMostSorted;
+  return has_few_taps(*call.plan) && call.plan->taps <= kMaxSorted;
 }
 
 bool handles_plane_gradients(const Call& call) {
   const Plan& p = *call.plan;
-  return p.inner == 1 && is_whole(p.axis[0]) && is_whole(p.axis[1]) && is_whole(p.axis[2]);
+  return p.inner == 1 && is_global(p.axis[0]) && is_global(p.axis[1]) && is_global(p.axis[2]);
 }
 
 bool handles_gather(const Plan& p, bool routed) {
-  const bool spread = !routed && is_apart(p.axis[2]);
-  i64 senders = 1;
+  const bool disjoint = !routed && is_disjoint(p.axis[2]);
+  i64 inverse_taps = 1;
   for (const Axis& a : p.axis) {
-    if (!a.regular() || (a.kernel > 1024 && !spread) || reach(a) / a.stride >= 16) return false;
-    senders *= most_windows(a);
+    if (!a.regular() || (a.kernel > 1024 && !disjoint) || reach(a) / a.stride >= 16) return false;
+    inverse_taps *= max_windows(a);
   }
-  return senders <= kMostSenders && (spread || p.axis[2].stride <= (p.inner > 1 ? kMostPhases : 8));
+  return inverse_taps <= kMaxInverseTaps &&
+         (disjoint || p.axis[2].stride <= (p.inner > 1 ? kMaxPhases : 8));
 }
 bool handles_gather_of_routes(const Call& call) { return handles_gather(*call.plan, true); }
 bool handles_gather_of_averages(const Call& call) { return handles_gather(*call.plan, false); }
@@ -202,7 +203,7 @@ bool handles_transposed_van_herk_2d(const Call& call) {
   const Plan& p = *call.plan;
   return handles_transposed(call) &&
          handles_van_herk_2d(transposed(p.axis[0]), transposed(p.axis[1]), transposed(p.axis[2]),
-                             p.places);
+                             p.taps);
 }
 
 // --- When it is expected to be the fastest of those further down ---
@@ -244,7 +245,7 @@ bool wins_joined_rows(const Call& call) {
 bool wins_gather_of_routes(const Call& call) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
-  return p.inner == 1 && p.places <= 5 && width.stride <= 2 &&
+  return p.inner == 1 && p.taps <= 5 && width.stride <= 2 &&
          width.in >= 4 * lanes(call, summed_bytes(call.input.dtype));
 }
 
@@ -271,7 +272,7 @@ bool wins_transposed_tiny_planes(const Call& call) {
   const Plan& p = *call.plan;
   constexpr i64 kFewTaps = 4;
   return has_many_planes(call) && 2 * p.axis[2].out <= lanes(call, sizeof(float)) &&
-         p.axis[1].stride == 1 && p.places > kFewTaps;
+         p.axis[1].stride == 1 && p.taps > kFewTaps;
 }
 
 bool wins_column_sums(const Call& call) {

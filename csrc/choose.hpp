@@ -78,15 +78,15 @@ struct Call {
 };
 
 // Limits of the code of the algorithms.
-inline constexpr i64 kMostTaps = 64;                   // of a window: unrolled, register-blocked
-inline constexpr int kMostSorted = 25;                 // of a window: sorting network
-inline constexpr i64 kMostNonlinearTaps = 16;          // of a window: unrolled nonlinear operators
-inline constexpr i64 kMostVanHerkTaps = i64{1} << 13;  // of a window
-inline constexpr i64 kMostTransposedBytes = i64{1} << 17;  // of a vector of planes
-inline constexpr i64 kMostCopiedPlane = i64{1} << 12;      // elements: plane means
-inline constexpr i64 kMostSenders = 32;                    // windows that hold an input: gather
-inline constexpr i64 kMostPhases = 16;                     // stride of a row: gather
-inline constexpr i64 kMostFolded = 4;                      // inputs that are reduced at a time
+inline constexpr i64 kMaxTaps = 64;                   // of a window: unrolled, register-blocked
+inline constexpr int kMaxSorted = 25;                 // of a window: sorting network
+inline constexpr i64 kMaxNonlinearTaps = 16;          // of a window: unrolled nonlinear operators
+inline constexpr i64 kMaxVanHerkTaps = i64{1} << 13;  // of a window
+inline constexpr i64 kMaxTransposedBytes = i64{1} << 17;  // of a vector of planes
+inline constexpr i64 kMaxCopiedPlane = i64{1} << 12;      // elements: plane means
+inline constexpr i64 kMaxInverseTaps = 32;                // windows that hold an input: gather
+inline constexpr i64 kMaxPhases = 16;                     // stride of a row: gather
+inline constexpr i64 kMaxFolded = 4;                      // inputs that are reduced at a time
 
 Algorithm choose(const Call& call);
 
@@ -134,16 +134,16 @@ namespace {
 // Whether windows along an axis share so much that partial reductions of 2, 4, 8, ... neighbours
 // are worth their memory.
 [[maybe_unused]] inline bool shares_much(const Axis& a) {
-  return a.overlap && a.kernel > kMostFolded;
+  return a.overlap && a.kernel > kMaxFolded;
 }
 
 // In how many windows along an axis an input may lie.
-[[maybe_unused]] inline i64 most_windows(const Axis& a) {
+[[maybe_unused]] inline i64 max_windows(const Axis& a) {
   return a.dilation == 1 ? ceil_div(a.kernel, a.stride) : a.kernel;
 }
 
 // Whether no two windows along an axis share an input, and these are too wide for phases.
-[[maybe_unused]] inline bool is_apart(const Axis& a) {
+[[maybe_unused]] inline bool is_disjoint(const Axis& a) {
   return a.dilation == 1 && a.stride >= a.kernel && a.stride > 8;
 }
 

@@ -9,15 +9,15 @@ namespace poolgrad {
 namespace {
 
 template <class A>
-class Spread {
+class ScatterEqualShares {
  public:
-  Spread(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
+  ScatterEqualShares(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
       : p_(p),
-        piece_(piece),
+        tile_(tile),
         by_window_(p.inner > 1 || p.axis[2].kernel > 8 || !has_phases(p.axis[2])),
-        phases_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_, arena),
+        phases_(p.axis[2], tile.lo[2], tile.hi[2], !by_window_, arena),
         n_((phases_.outputs().hi - phases_.outputs().lo) * p.inner),
-        gx_(gx, (piece.hi[2] - piece.lo[2]) * p.inner, arena) {
+        gx_(gx, (tile.hi[2] - tile.lo[2]) * p.inner, arena) {
     gradients_ = arena.take<A>(n_);
     sums_ = arena.take<A>(n_);
     width_divisors_ = arena.take<A>(n_);
@@ -26,18 +26,18 @@ class Spread {
   void run(const View& gy, const char* gradients, Divisor divisor, i64 plane) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const Range outs = phases_.outputs();
-    const i64 columns = (piece_.hi[2] - piece_.lo[2]) * p_.inner;
+    const i64 columns = (tile_.hi[2] - tile_.lo[2]) * p_.inner;
     divisor.fill_row(p_, outs.lo, outs.hi, width_divisors_);
-    for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
-      for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
-        const bool covered = sum_rows(gy, gradients, divisor, d, h);
-        const i64 first = plane + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
+    for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
+      for (i64 h = tile_.lo[1]; h < tile_.hi[1]; ++h) {
+        const bool any_window = sum_rows(gy, gradients, divisor, d, h);
+        const i64 first = plane + ((d * height.in + h) * width.in + tile_.lo[2]) * p_.inner;
         A* row = gx_.reserve(first, columns);
-        if (!covered || by_window_)
+        if (!any_window || by_window_)
           std::memset(row, 0, static_cast<std::size_t>(columns) * sizeof(A));
-        if (covered && by_window_) {
-          windows_into(row);
-        } else if (covered) {
+        if (any_window && by_window_) {
+          add_windows(row);
+        } else if (any_window) {
           phases_.clear();
           for (i64 kw = width.kernel - 1; kw >= 0; --kw) add(phases_.at(kw), sums_, n_);
           phases_.store(row);
@@ -56,39 +56,39 @@ class Spread {
     const Axis &depth = p_.axis[0], &height = p_.axis[1];
     const Range outs = phases_.outputs();
     const Range depths = covering(depth, d), heights = covering(height, h);
-    bool covered = false;
+    bool any_window = false;
     for (i64 od = depths.lo; od < depths.hi; ++od) {
-      if (place_of(depth, span_of(depth, od), d) < 0) continue;
+      if (tap_of(depth, span_of(depth, od), d) < 0) continue;
       for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
-        if (place_of(height, span_of(height, oh), h) < 0) continue;
+        if (tap_of(height, span_of(height, oh), h) < 0) continue;
         const A* __restrict g =
             row_of(gy, gradients, p_.inner, od, oh, outs.lo, outs.hi, gradients_);
         const A rows = static_cast<A>(divisor.of_rows(p_, od, oh));
         A* __restrict sums = sums_;
         const A* __restrict columns = width_divisors_;
-        if (covered) {
+        if (any_window) {
           for (i64 i = 0; i < n_; ++i) sums[i] += g[i] / (rows * columns[i]);
         } else {
           for (i64 i = 0; i < n_; ++i) sums[i] = g[i] / (rows * columns[i]);
         }
-        covered = true;
+        any_window = true;
       }
     }
-    return covered;
+    return any_window;
   }
 
-  void windows_into(A* row) {
+  void add_windows(A* row) {
     const Axis& width = p_.axis[2];
     const Range outs = phases_.outputs();
-    const i64 lo = piece_.lo[2], hi = piece_.hi[2], inner = p_.inner;
+    const i64 lo = tile_.lo[2], hi = tile_.hi[2], inner = p_.inner;
     for (i64 o = outs.lo; o < outs.hi; ++o) {
       const Span s = span_of(width, o);
       const A* sums = sums_ + (o - outs.lo) * inner;
-      const auto places = [&](i64 distance) {  // divisions are slow, and rarely needed
+      const auto taps_before = [&](i64 distance) {  // divisions are slow, and rarely needed
         return width.dilation == 1 ? distance : ceil_div(distance, width.dilation);
       };
-      const i64 skip = larger(0, places(lo - s.begin));
-      const i64 end = smaller(s.taps, places(hi - s.begin));
+      const i64 skip = larger(0, taps_before(lo - s.begin));
+      const i64 end = smaller(s.taps, taps_before(hi - s.begin));
       if (inner == 1) {
         A* to = row + s.begin - lo;
         if (width.dilation == 1) {
@@ -108,7 +108,7 @@ class Spread {
   }
 
   const Plan& p_;
-  const InputTile piece_;
+  const InputTile tile_;
   // Few outputs, or windows that are no simple pattern: window by window. Else place by place.
   const bool by_window_;
   Phases<A> phases_;

@@ -10,38 +10,38 @@ namespace {
 
 // Routed: only the output whose route is the input's place sends its gradient.
 template <class T, bool Routed>
-class BackBands {
+class RegisterBlockedBackward {
  public:
-  using Place = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
+  using WideRoute = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
 
-  BackBands(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
+  RegisterBlockedBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
       : p_(p),
-        piece_(piece),
-        depths_(p.axis[0], piece.lo[0], piece.hi[0], most_windows(p.axis[0]), arena),
-        most_(
+        tile_(tile),
+        depths_(p.axis[0], tile.lo[0], tile.hi[0], max_windows(p.axis[0]), arena),
+        max_rows_(
             larger(p.axis[2].stride,
-                   smaller(kMostRows, kBlockBytes / (p.axis[2].in * static_cast<i64>(sizeof(T)))))),
-        gx_(gx, most_ * p.axis[2].in, arena),
+                   smaller(kMaxRows, kBlockBytes / (p.axis[2].in * static_cast<i64>(sizeof(T)))))),
+        gx_(gx, max_rows_ * p.axis[2].in, arena),
         streams_(!p.axis[0].overlap &&
                  gx_.streams(p.axis[2].in, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
     const Axis& a = p.axis[2];
     lo_ = ceil_div(a.lo - a.kernel + 1, a.stride);
     const i64 end = floor_div(a.in - 1 + a.lo, a.stride) + 1;
-    real_ = {larger(0, lo_), larger(larger(0, lo_), smaller(a.out, end))};
+    valid_ = {larger(0, lo_), larger(larger(0, lo_), smaller(a.out, end))};
     pitch_ = ceil_div(end - lo_, kMargin) * kMargin;
     readable_ = lo_ >= 0 && end <= a.out;
-    near_ = lo_ > -a.out && end < 2 * a.out;
-    lines_ = (most_ + a.kernel) / a.stride + 2;
-    const i64 depths = most_windows(p.axis[0]);
+    overreadable_ = lo_ > -a.out && end < 2 * a.out;
+    lines_ = (max_rows_ + a.kernel) / a.stride + 2;
+    const i64 depths = max_windows(p.axis[0]);
     copied_ = depths * lines_ * pitch_;
     gradients_ = arena.take<T>(copied_);
     routes_ = Routed ? arena.take<std::uint8_t>(copied_) : nullptr;
-    sent_ = arena.take<Sent>(depths);
+    lines_by_depth_ = arena.take<GradientLines>(depths);
     wide_ = Routed ? arena.take<u32>(pitch_) : nullptr;
     divisors_ = Routed ? nullptr : arena.take<T>(pitch_);
     row_divisors_ = Routed ? nullptr : arena.take<T>(depths * lines_);
     at_ = Routed ? nullptr : arena.take<const T*>(depths * lines_);
-    nowhere_ = arena.take<T>(a.in);
+    discarded_ = arena.take<T>(a.in);
     rows_ = arena.take<T*>((lines_ + 2) * a.stride + a.kernel);
   }
 
@@ -52,26 +52,26 @@ class BackBands {
     gradient_plane_ = plane_of(gy, plane);
     if constexpr (Routed) route_plane_ = plane_of(*routes, plane);
     const i64 n = p_.axis[2].in;
-    for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
-      for (i64 h = piece_.lo[1], count; h < piece_.hi[1]; h += count) {
-        count = smaller(most_, piece_.hi[1] - h);
-        const i64 at = plane * p_.in_plane() + (d * p_.axis[1].in + h) * n;
-        band(d, h, count, gx_.reserve(at, count * n, false));
+    for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
+      for (i64 h = tile_.lo[1], count; h < tile_.hi[1]; h += count) {
+        count = smaller(max_rows_, tile_.hi[1] - h);
+        const i64 route = plane * p_.in_plane() + (d * p_.axis[1].in + h) * n;
+        block(d, h, count, gx_.reserve(route, count * n, false));
       }
     }
   }
 
  private:
-  static constexpr i64 kMostRows = 16, kMargin = 64;
+  static constexpr i64 kMaxRows = 16, kMargin = 64;
   static constexpr i64 kSpare = 2;  // lines on both sides, so that all that is read is there
 
   // The gradients and routes of a block of rows: column `lo_` of the first row and the pitch;
   // without routes, column `lo_` of each row and its divisor.
-  struct Sent {
+  struct GradientLines {
     const T* gradients;
     const std::uint8_t* routes;
     i64 gradient_pitch, route_pitch;
-    u32 place;  // the first of the windows' places at this depth
+    u32 tap;  // the first of the windows' places at this depth
     const T* const* lines;
     const T* divisors;
     const char *gradients_next, *routes_next;  // where the next band lies in the arrays
@@ -82,29 +82,29 @@ class BackBands {
     depths_.fill();
     std::fill(gradients_, gradients_ + copied_, T(0));
     if (Routed) std::memset(routes_, 0xFF, static_cast<std::size_t>(copied_));
-    std::fill(nowhere_, nowhere_ + p_.axis[2].in, T(0));
+    std::fill(discarded_, discarded_ + p_.axis[2].in, T(0));
     if constexpr (!Routed) {
       std::fill(divisors_, divisors_ + pitch_, T(1));
-      divisor_.fill_row(p_, real_.lo, real_.hi, divisors_ + real_.lo - lo_);
+      divisor_.fill_row(p_, valid_.lo, valid_.hi, divisors_ + valid_.lo - lo_);
     }
   }
 
   // Inputs h ... h + count at depth d.
-  void band(i64 d, i64 h, i64 count, T* to) {
+  void block(i64 d, i64 h, i64 count, T* to) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 begin = h + height.lo, n = width.in;
     const i64 first = ceil_div(begin - height.kernel + 1, height.stride);
     const i64 lines = floor_div(begin + count - 1, height.stride) + 1 - first;
     for (i64 j = 0; j < (lines + 1) * height.stride + height.kernel; ++j) {
       const i64 row = first * height.stride + j - begin;
-      rows_[j] = row >= 0 && row < count ? to + row * n : nowhere_;
+      rows_[j] = row >= 0 && row < count ? to + row * n : discarded_;
     }
-    const auto senders = depths_[d];
-    if (senders.begin() == senders.end()) return std::fill(to, to + count * n, T(0));
+    const auto inverse_taps = depths_[d];
+    if (inverse_taps.begin() == inverse_taps.end()) return std::fill(to, to + count * n, T(0));
     i64 depths = 0;
-    for (const auto& depth : senders) {
-      sent_[depths] = sent_by(depth.output, first, lines, depths * lines_);
-      sent_[depths].place = static_cast<u32>(depth.place * height.kernel * width.kernel);
+    for (const auto& depth : inverse_taps) {
+      lines_by_depth_[depths] = gradient_lines(depth.output, first, lines, depths * lines_);
+      lines_by_depth_[depths].tap = static_cast<u32>(depth.tap * height.kernel * width.kernel);
       ++depths;
     }
     by_shape(width, [&](auto kernel, auto stride) {
@@ -115,8 +115,11 @@ class BackBands {
           const bool even = (column + width.lo) % stride == 0;
           for (i64 k = 0; k < depths; ++k) {
             const bool fresh = k == 0;
-            if (even) walk<kernel(), stride(), 0, w()>(column, i, sent_[k], lines, fresh);
-            else walk<kernel(), stride(), stride() - 1, w()>(column, i, sent_[k], lines, fresh);
+            if (even)
+              accumulate<kernel(), stride(), 0, w()>(column, i, lines_by_depth_[k], lines, fresh);
+            else
+              accumulate<kernel(), stride(), stride() - 1, w()>(column, i, lines_by_depth_[k],
+                                                                lines, fresh);
           }
         }
       });
@@ -126,31 +129,31 @@ class BackBands {
   // Lines of gradients from `first` on: where they lie, or copied to lines from `line` on, with
   // zeros around them. Where routes lead nowhere, it is all the same what is read as a gradient:
   // the end of the line before, too.
-  Sent sent_by(i64 od, i64 first, i64 lines, i64 line) {
+  GradientLines gradient_lines(i64 od, i64 first, i64 lines, i64 line) {
     const View& g = *gy_;
-    const i64 outs = p_.axis[1].out, at = line * pitch_;
+    const i64 outs = p_.axis[1].out, route = line * pitch_;
     const bool plain = g.dtype == DtypeOf<T>::value && g.width == 1;
     const bool inside = plain && readable_ && first >= 0 && first + lines <= outs;
-    const auto* sent =
+    const auto* source =
         reinterpret_cast<const T*>(gradient_plane_) + od * g.depth + first * g.height + lo_;
-    Sent band{gradients_ + at,
-              routes_ + at,
-              pitch_,
-              pitch_,
-              0,
-              at_ + line,
-              row_divisors_ + line,
-              row_at(g, gradient_plane_, od, first + lines),
-              nullptr};
-    const bool dense = plain && near_ && g.height == p_.axis[2].out;
+    GradientLines block{gradients_ + route,
+                        routes_ + route,
+                        pitch_,
+                        pitch_,
+                        0,
+                        at_ + line,
+                        row_divisors_ + line,
+                        row_at(g, gradient_plane_, od, first + lines),
+                        nullptr};
+    const bool dense = plain && overreadable_ && g.height == p_.axis[2].out;
     if constexpr (Routed) {
       const View& r = *routing_;
-      band.routes_next = row_at(r, route_plane_, od, first + lines);
+      block.routes_next = row_at(r, route_plane_, od, first + lines);
       if (inside && r.dtype == Dtype::uint8 && r.width == 1) {
-        band.gradients = sent, band.gradient_pitch = g.height;
-        band.routes = reinterpret_cast<const std::uint8_t*>(row_at(r, route_plane_, od, first));
-        band.route_pitch = r.height;
-        return band;
+        block.gradients = source, block.gradient_pitch = g.height;
+        block.routes = reinterpret_cast<const std::uint8_t*>(row_at(r, route_plane_, od, first));
+        block.route_pitch = r.height;
+        return block;
       }
     } else {
       for (i64 i = 0; i < lines; ++i) {
@@ -159,15 +162,15 @@ class BackBands {
         const bool real = oh >= 0 && oh < outs, amid = dense && oh > 0 && oh + 1 < outs;
         const bool there = amid || (real && plain && readable_);
         if (!there) copy(od, oh, line + i, true);
-        at_[line + i] = there ? sent + i * g.height : gradients_ + at + i * pitch_;
+        at_[line + i] = there ? source + i * g.height : gradients_ + route + i * pitch_;
         row_divisors_[line + i] = real ? static_cast<T>(divisor_.of_rows(p_, od, oh)) : T(1);
       }
-      return band;
+      return block;
     }
     const bool within = dense && first > kSpare && first + lines < outs - kSpare;
     for (i64 i = 0; i < lines; ++i) copy(od, first + i, line + i, !within);
-    if (within) band.gradients = sent, band.gradient_pitch = g.height;
-    return band;
+    if (within) block.gradients = source, block.gradient_pitch = g.height;
+    return block;
   }
 
   // Column `lo_` of a row, which need not exist.
@@ -177,22 +180,22 @@ class BackBands {
 
   // One line; its gradients only if they are not read where they lie.
   POOLGRAD_LOOP void copy(i64 od, i64 oh, i64 line, bool gradients) {
-    const i64 n = real_.hi - real_.lo, offset = line * pitch_ + real_.lo - lo_;
+    const i64 n = valid_.hi - valid_.lo, offset = line * pitch_ + valid_.lo - lo_;
     T* to = gradients_ + offset;
-    std::uint8_t* place = Routed ? routes_ + offset : nullptr;
+    std::uint8_t* tap = Routed ? routes_ + offset : nullptr;
     if (oh < 0 || oh >= p_.axis[1].out) {
-      if (Routed) std::memset(place, 0xFF, static_cast<std::size_t>(n));
+      if (Routed) std::memset(tap, 0xFF, static_cast<std::size_t>(n));
       return std::fill(to, to + n, T(0));
     }
-    if (gradients) copy_row(*gy_, gradient_plane_, od, oh, real_.lo, real_.hi, false, to);
+    if (gradients) copy_row(*gy_, gradient_plane_, od, oh, valid_.lo, valid_.hi, false, to);
     if constexpr (Routed) {
       const View& r = *routing_;
       if (r.dtype == Dtype::uint8 && r.width == 1) {
         const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_);
-        copy_run(from + od * r.depth + oh * r.height + real_.lo, place, n);
+        copy_run(from + od * r.depth + oh * r.height + valid_.lo, tap, n);
       } else {
-        const u32* from = row_of(r, route_plane_, 1, od, oh, real_.lo, real_.hi, wide_);
-        for (i64 i = 0; i < n; ++i) place[i] = static_cast<std::uint8_t>(smaller(from[i], 0xFF));
+        const u32* from = row_of(r, route_plane_, 1, od, oh, valid_.lo, valid_.hi, wide_);
+        for (i64 i = 0; i < n; ++i) tap[i] = static_cast<std::uint8_t>(smaller(from[i], 0xFF));
       }
     }
   }
@@ -200,23 +203,23 @@ class BackBands {
   // What a line of outputs sends to the inputs of phase c; `base`: the output, counted from `lo_`,
   // that the first input begins with. Each sends to where its route leads, ...
   template <i64 K, i64 S, i64 P, i64 W>
-  struct Along {
+  struct RoutedLine {
     using V = Vec<T, static_cast<int>(W)>;
-    using At = Vec<Place, static_cast<int>(W)>;
+    using Routes = Vec<WideRoute, static_cast<int>(W)>;
 
     const T* g;
     const std::uint8_t* r;
     i64 gradient_pitch, route_pitch;
-    At wanted[K][K];
+    Routes wanted[K][K];
 
-    Along(const BackBands&, const Sent& sent, i64 base)
-        : g(sent.gradients + base),
-          r(sent.routes + base),
-          gradient_pitch(sent.gradient_pitch),
-          route_pitch(sent.route_pitch) {
+    RoutedLine(const RegisterBlockedBackward&, const GradientLines& source, i64 base)
+        : g(source.gradients + base),
+          r(source.routes + base),
+          gradient_pitch(source.gradient_pitch),
+          route_pitch(source.route_pitch) {
       POOLGRAD_UNROLL
       for (i64 k = 0; k < K * K; ++k)
-        wanted[k / K][k % K] = At{} + (sent.place + static_cast<u32>(k));
+        wanted[k / K][k % K] = Routes{} + (source.tap + static_cast<u32>(k));
     }
     void open(i64) {}
     void close() { g += gradient_pitch, r += route_pitch; }
@@ -227,9 +230,10 @@ class BackBands {
         if ((c + P - k) % S != 0) continue;
         const i64 away = (c + P - k) / S;
         const V gradient = load<V>(g + away);
-        const At at = convert<Place>(load<Vec<std::uint8_t, static_cast<int>(W)>>(r + away));
+        const Routes route =
+            convert<WideRoute>(load<Vec<std::uint8_t, static_cast<int>(W)>>(r + away));
         POOLGRAD_UNROLL
-        for (i64 j = 0; j < K; ++j) sums[j][c] += at == wanted[j][k] ? gradient : V{};
+        for (i64 j = 0; j < K; ++j) sums[j][c] += route == wanted[j][k] ? gradient : V{};
       }
     }
   };
@@ -237,7 +241,7 @@ class BackBands {
   // ... or the same share to all. A line is divided as it is read, a vector for each distance; of
   // three neighbours, the middle vector is a shuffle of the other two.
   template <i64 K, i64 S, i64 P, i64 W>
-  struct Alike {
+  struct AverageLine {
     using V = Vec<T, static_cast<int>(W)>;
     using Mask = decltype(V{} < V{});
     // The first output whose gradient an input of some phase receives, counted from `base`, and the
@@ -252,10 +256,10 @@ class BackBands {
     V divisors[kMany], share[kMany];
     Mask real[kMany];
 
-    Alike(const BackBands& of, const Sent& sent, i64 base)
-        : lines(sent.lines), rows(sent.divisors), first(base + kFirst) {
+    AverageLine(const RegisterBlockedBackward& of, const GradientLines& source, i64 base)
+        : lines(source.lines), rows(source.divisors), first(base + kFirst) {
       using I = std::remove_cvref_t<decltype(Mask{}[0])>;
-      const i64 begin = of.real_.lo - of.lo_, end = of.real_.hi - of.lo_;
+      const i64 begin = of.valid_.lo - of.lo_, end = of.valid_.hi - of.lo_;
       edge = first < begin || first + kMany - 1 + W > end;
       for (i64 k = 0; k < kMany; ++k) {
         divisors[k] = load<V>(of.divisors_ + first + k);
@@ -295,15 +299,17 @@ class BackBands {
   // The inputs from `column` on of all rows, W of each phase; those before `from` are there
   // already. P: which phase comes first, 0 or S - 1. Sums are made in ascending order of outputs.
   template <i64 K, i64 S, i64 P, i64 W>
-  POOLGRAD_LOOP void walk(i64 column, i64 from, Sent sent, i64 lines, bool fresh) const {
+  POOLGRAD_LOOP void accumulate(i64 column, i64 from, GradientLines source, i64 lines,
+                                bool fresh) const {
     using V = Vec<T, static_cast<int>(W)>;
     const i64 base = floor_div(column + p_.axis[2].lo, S) - lo_;
     const i64 gradient_step = gy_->height * size_of(gy_->dtype);
     const i64 route_step = Routed ? routing_->height * size_of(routing_->dtype) : 0;
-    const char* gradients_next = sent.gradients_next + base * gy_->width * size_of(gy_->dtype);
+    const char* gradients_next = source.gradients_next + base * gy_->width * size_of(gy_->dtype);
     const char* routes_next =
-        Routed ? sent.routes_next + base * routing_->width * size_of(routing_->dtype) : nullptr;
-    std::conditional_t<Routed, Along<K, S, P, W>, Alike<K, S, P, W>> line(*this, sent, base);
+        Routed ? source.routes_next + base * routing_->width * size_of(routing_->dtype) : nullptr;
+    std::conditional_t<Routed, RoutedLine<K, S, P, W>, AverageLine<K, S, P, W>> line(*this, source,
+                                                                                     base);
     constexpr bool kLines = S * W * sizeof(T) % kLineBytes == 0;
     const bool streams = kLines && streams_;
     V sums[K][S];
@@ -314,7 +320,7 @@ class BackBands {
       } else if constexpr (S == 1) {
         sums[j][0] = load<V>(row);
       } else {
-        sums[j][0] = load_second<V>(row, false), sums[j][1] = load_second<V>(row + 1, true);
+        sums[j][0] = load_stride_2<V>(row, false), sums[j][1] = load_stride_2<V>(row + 1, true);
       }
     };
     POOLGRAD_UNROLL
@@ -329,16 +335,16 @@ class BackBands {
       POOLGRAD_UNROLL
       for (i64 j = 0; j < S; ++j) {
         T* to = rows_[q * S + j] + column;
-        V made[S];
-        if constexpr (S == 1) made[0] = sums[j][0];
-        else riffle(sums[j][0], sums[j][1], made);
+        V sums_in_order[S];
+        if constexpr (S == 1) sums_in_order[0] = sums[j][0];
+        else interleave(sums[j][0], sums[j][1], sums_in_order);
         POOLGRAD_UNROLL
         for (i64 c = 0; c < S; ++c) {
-          if (streams && to != nowhere_ + column) {
-            if (column + c * W >= from) store_nontemporal(to + c * W, made[c]);
+          if (streams && to != discarded_ + column) {
+            if (column + c * W >= from) store_nontemporal(to + c * W, sums_in_order[c]);
           } else {
             if (fresh) prefetch(to + lines * S * p_.axis[2].in + c * W);
-            store(to + c * W, made[c]);
+            store(to + c * W, sums_in_order[c]);
           }
         }
       }
@@ -353,21 +359,21 @@ class BackBands {
   }
 
   const Plan& p_;
-  const InputTile piece_;
-  Senders depths_;
-  const i64 most_;  // rows of inputs at once
+  const InputTile tile_;
+  InverseTaps depths_;
+  const i64 max_rows_;  // rows of inputs at once
   RowWriter<T> gx_;
   const bool streams_;
   i64 lo_, pitch_, lines_, copied_;  // the first column of a band; of lines
-  Range real_;                       // the columns of outputs that there are
-  bool readable_, near_;  // lines may be read where they lie, or with what lies beside them
+  Range valid_;                      // the columns of outputs that there are
+  bool readable_, overreadable_;  // lines may be read where they lie, or with what lies beside them
   bool ready_ = false;
-  T *gradients_, *divisors_, *row_divisors_, *nowhere_;
+  T *gradients_, *divisors_, *row_divisors_, *discarded_;
   const T** at_;  // lines that are not routed
   std::uint8_t* routes_;
   u32* wide_;
-  T** rows_;    // where rows of inputs go
-  Sent* sent_;  // by each of the depths that reach them
+  T** rows_;                       // where rows of inputs go
+  GradientLines* lines_by_depth_;  // by each of the depths that reach them
   const View *gy_ = nullptr, *routing_ = nullptr;
   const char *gradient_plane_ = nullptr, *route_plane_ = nullptr;
   Divisor divisor_{};

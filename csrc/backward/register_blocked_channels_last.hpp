@@ -11,62 +11,63 @@ namespace {
 
 // Only the output whose route is the input's place sends its gradient.
 template <class T>
-class BackPixels {
+class RegisterBlockedChannelsLastBackward {
  public:
-  using Place = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
+  using WideRoute = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
 
-  BackPixels(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
+  RegisterBlockedChannelsLastBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
       : p_(p),
-        piece_(piece),
+        tile_(tile),
         columns_(larger(1, kChannelsLastBlock / (p.inner * p.axis[2].stride))),
         length_(columns_ * p.axis[2].stride * p.inner),
         gx_(gx, length_, arena),
         streams_(gx_.streams(p.inner, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))),
         staged_(arena.take<T>(kSquares * p.axis[1].stride * length_)),
-        nothing_(arena.take<T>(p.inner)),
+        zero_gradients_(arena.take<T>(p.inner)),
         rows_(arena.take<T*>(kSquares * p.axis[1].stride)),
-        nowhere_(arena.take<std::uint8_t>(p.inner)) {}
+        no_routes_(arena.take<std::uint8_t>(p.inner)) {}
 
   void run(const View& gy, const View* routes, Divisor, i64 plane) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     gy_ = &gy, routing_ = routes;
     gradients_ = reinterpret_cast<const T*>(plane_of(gy, plane));
     routes_ = reinterpret_cast<const std::uint8_t*>(plane_of(*routes, plane));
-    std::fill(nothing_, nothing_ + p_.inner, T(0));
-    std::memset(nowhere_, 0xFF, static_cast<std::size_t>(p_.inner));
-    const i64 last = floor_div(piece_.hi[1] - 1 + height.lo, height.stride);
+    std::fill(zero_gradients_, zero_gradients_ + p_.inner, T(0));
+    std::memset(no_routes_, 0xFF, static_cast<std::size_t>(p_.inner));
+    const i64 last = floor_div(tile_.hi[1] - 1 + height.lo, height.stride);
     const i64 end = floor_div(width.in - 1 + width.lo, width.stride) + 1;
     const i64 full_lo = ceil_div(width.lo, width.stride);  // the others reach beyond the row
     const i64 full_hi = floor_div(width.in + width.lo, width.stride);
-    for (i64 a = floor_div(piece_.lo[1] + height.lo, height.stride); a <= last; a += kSquares) {
+    for (i64 a = floor_div(tile_.lo[1] + height.lo, height.stride); a <= last; a += kSquares) {
       for (i64 b = floor_div(width.lo, width.stride), next; b < end; b = next) {
         next = smaller(end, b + columns_);
         if (b < full_lo) next = smaller(next, full_lo);
         else if (b < full_hi) next = smaller(next, full_hi);
-        const bool here = gx_.in_place() && b >= full_lo && next <= full_hi;
+        const bool in_place = gx_.in_place() && b >= full_lo && next <= full_hi;
         for (i64 r = 0; r < kSquares * height.stride; ++r) {
           const i64 h = a * height.stride - height.lo + r;
-          const bool real = h >= piece_.lo[1] && h < piece_.hi[1];
+          const bool real = h >= tile_.lo[1] && h < tile_.hi[1];
           const i64 at = first_of(plane, h, b * width.stride - width.lo);
-          rows_[r] = here && real ? gx_.reserve(at, (next - b) * width.stride * p_.inner, false)
-                                  : staged_ + r * length_;
+          rows_[r] = in_place && real ? gx_.reserve(at, (next - b) * width.stride * p_.inner, false)
+                                      : staged_ + r * length_;
         }
-        by_shape(width,
-                 [&](auto kernel, auto stride) { blocks<kernel(), stride()>(a, b, next, here); });
-        if (!here) finish(plane, a, b, next);
+        by_shape(width, [&](auto kernel, auto stride) {
+          compute_blocks<kernel(), stride()>(a, b, next, in_place);
+        });
+        if (!in_place) copy_valid(plane, a, b, next);
       }
     }
   }
 
  private:
   // What an output sends: nothing, if there is no such output.
-  struct Sender {
+  struct Source {
     const T* gradient;
     const std::uint8_t* route;
   };
-  Sender sender(i64 oh, i64 ow) const {
+  Source source_of(i64 oh, i64 ow) const {
     if (oh < 0 || oh >= p_.axis[1].out || ow < 0 || ow >= p_.axis[2].out)
-      return {nothing_, nowhere_};
+      return {zero_gradients_, no_routes_};
     return {gradients_ + oh * gy_->height + ow * gy_->width,
             routes_ + oh * routing_->height + ow * routing_->width};
   }
@@ -78,17 +79,17 @@ class BackPixels {
   // Blocks b ... end of a row of them, to `rows_`; here: where they belong. Sums are made in
   // ascending order of outputs.
   template <i64 K, i64 S>
-  POOLGRAD_LOOP void blocks(i64 a, i64 b, i64 end, bool here) const {
+  POOLGRAD_LOOP void compute_blocks(i64 a, i64 b, i64 end, bool in_place) const {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
     constexpr i64 kReach = (K + S - 1) / S, kRows = kSquares + kReach - 1, kHigh = kSquares * S;
     using V = Vec<T, static_cast<int>(W)>;
     using Bytes = Vec<std::uint8_t, static_cast<int>(W)>;
-    const bool streams = kVectorBytes % kLineBytes == 0 && here && streams_;
-    Sender from[kRows][kReach];  // of outputs (a - kReach + 1, b - kReach + 1) and on
-    const auto senders = [&](i64 column, i64 i) {
-      for (i64 j = 0; j < kRows; ++j) from[j][i] = sender(a - kReach + 1 + j, column);
+    const bool streams = kVectorBytes % kLineBytes == 0 && in_place && streams_;
+    Source from[kRows][kReach];  // of outputs (a - kReach + 1, b - kReach + 1) and on
+    const auto read_sources = [&](i64 column, i64 i) {
+      for (i64 j = 0; j < kRows; ++j) from[j][i] = source_of(a - kReach + 1 + j, column);
     };
-    for (i64 i = 1; i < kReach; ++i) senders(b - kReach + i, i);
+    for (i64 i = 1; i < kReach; ++i) read_sources(b - kReach + i, i);
     T* to[kHigh];
     std::copy(rows_, rows_ + kHigh, to);
     for (i64 at = 0; b < end; ++b, at += S * p_.inner) {
@@ -96,7 +97,7 @@ class BackPixels {
         POOLGRAD_UNROLL
         for (i64 i = 0; i + 1 < kReach; ++i) from[j][i] = from[j][i + 1];
       }
-      senders(b, kReach - 1);
+      read_sources(b, kReach - 1);
       for (i64 c = 0; c < p_.inner; c += W) {
         const i64 channel = smaller(c, p_.inner - W);
         V sums[kHigh][S]{};
@@ -104,18 +105,18 @@ class BackPixels {
         for (i64 j = 0; j < kRows; ++j) {
           POOLGRAD_UNROLL
           for (i64 i = 0; i < kReach; ++i) {
-            const Sender& own = from[j][i];
+            const Source& own = from[j][i];
             const V gradient = load<V>(own.gradient + channel);
-            const auto route = convert<Place>(load<Bytes>(own.route + channel));
+            const auto route = convert<WideRoute>(load<Bytes>(own.route + channel));
             if (i == kReach - 1) {
-              prefetch(own.gradient + channel + kAhead<T>);
-              prefetch(own.route + channel + kAhead<T>);
+              prefetch(own.gradient + channel + kPrefetchElements<T>);
+              prefetch(own.route + channel + kPrefetchElements<T>);
             }
             POOLGRAD_UNROLL
             for (i64 k = 0; k < kHigh * S; ++k) {
               const i64 kh = k / S - (j - kReach + 1) * S, kw = k % S + (kReach - 1 - i) * S;
               if (kh < 0 || kh >= K || kw >= K) continue;
-              sums[k / S][k % S] += route == static_cast<Place>(kh * K + kw) ? gradient : V{};
+              sums[k / S][k % S] += route == static_cast<WideRoute>(kh * K + kw) ? gradient : V{};
             }
           }
         }
@@ -125,7 +126,7 @@ class BackPixels {
           if (streams) {
             store_nontemporal(result, sums[k / S][k % S]);
           } else {
-            prefetch(result + kAhead<T>);
+            prefetch(result + kPrefetchElements<T>);
             store(result, sums[k / S][k % S]);
           }
         }
@@ -134,13 +135,13 @@ class BackPixels {
   }
 
   // What of those are inputs of the piece, to where they belong.
-  void finish(i64 plane, i64 a, i64 b, i64 end) {
+  void copy_valid(i64 plane, i64 a, i64 b, i64 end) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 begin = b * width.stride - width.lo;
     const i64 lo = larger(0, begin), hi = smaller(width.in, end * width.stride - width.lo);
     for (i64 r = 0; r < kSquares * height.stride; ++r) {
       const i64 h = a * height.stride - height.lo + r;
-      if (h < piece_.lo[1] || h >= piece_.hi[1] || lo >= hi) continue;
+      if (h < tile_.lo[1] || h >= tile_.hi[1] || lo >= hi) continue;
       gx_.put(first_of(plane, h, lo), staged_ + r * length_ + (lo - begin) * p_.inner,
               (hi - lo) * p_.inner);
     }
@@ -149,13 +150,13 @@ class BackPixels {
   static constexpr i64 kSquares = 2;
 
   const Plan& p_;
-  const InputTile piece_;
+  const InputTile tile_;
   const i64 columns_, length_;  // blocks at a time; elements of a row of them
   RowWriter<T> gx_;
   const bool streams_;
-  T *staged_, *nothing_;
+  T *staged_, *zero_gradients_;
   T** rows_;  // where rows of blocks go
-  std::uint8_t* nowhere_;
+  std::uint8_t* no_routes_;
   const View *gy_ = nullptr, *routing_ = nullptr;
   const T* gradients_ = nullptr;
   const std::uint8_t* routes_ = nullptr;

@@ -23,29 +23,31 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
                                       .general_only = kGeneralOnly});
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    const auto by_inputs = [&](auto kind) {
-      using How = typename decltype(kind)::type;
+    const auto run_over_inputs = [&](auto kind) {
+      using Backward = typename decltype(kind)::type;
       over_inputs(
-          work, [&](const InputTile& piece, Arena& arena) { return How(p, piece, gx, arena); },
-          [&](How& state, i64 plane, const InputTile&) { state.run(gy, &routes, {}, plane); });
+          work, [&](const InputTile& tile, Arena& arena) { return Backward(p, tile, gx, arena); },
+          [&](Backward& state, i64 plane, const InputTile&) { state.run(gy, &routes, {}, plane); });
     };
     if constexpr (!kGeneralOnly) {
       if (algorithm == Algorithm::register_blocked_backward)
-        return by_inputs(std::type_identity<BackBands<A, true>>{});
+        return run_over_inputs(std::type_identity<RegisterBlockedBackward<A, true>>{});
       if (algorithm == Algorithm::register_blocked_channels_last_backward)
-        return by_inputs(std::type_identity<BackPixels<A>>{});
+        return run_over_inputs(std::type_identity<RegisterBlockedChannelsLastBackward<A>>{});
     }
-    if (algorithm == Algorithm::gather) return by_inputs(std::type_identity<Gather<A, true>>{});
+    if (algorithm == Algorithm::gather)
+      return run_over_inputs(std::type_identity<Gather<A, true>>{});
     by_route(routes.dtype, [&](auto r) {
-      using How = Scatter<A, decltype(r)>;
-      over_inputs_of_planes(
-          work, How::kTogether,
-          [&](const InputTile& piece, i64 planes, Arena& arena) {
-            return How(p, piece, planes, is<A>(gx), arena);
+      using Backward = ScatterRoutes<A, decltype(r)>;
+      over_inputs(
+          work,
+          [&](const InputTile& tile, i64 planes, Arena& arena) {
+            return Backward(p, tile, planes, is<A>(gx), arena);
           },
-          [&](How& state, i64 first, i64 last, const InputTile&) {
+          [&](Backward& state, i64 first, i64 last, const InputTile&) {
             state.run(gy, routes, gx, first, last);
-          });
+          },
+          false, Backward::kPlanesTogether);
     });
   });
 }
@@ -79,19 +81,19 @@ void indices(const Work& work, const View& routes, i64* to) {
   by_route(routes.dtype, [&](auto r) {
     using R = decltype(r);
     struct State {
-      Places places;
+      TapOffsets offsets;
       R* buffer;
     };
     over_outputs(
         work,
         [&](const Tile&, Arena& a) {
-          return State{Places(p, p.axis[1].in * p.axis[2].in, p.axis[2].in, 1, a),
+          return State{TapOffsets(p, p.axis[1].in * p.axis[2].in, p.axis[2].in, 1, a),
                        a.take<R>(p.out_row())};
         },
         [&](State& state, i64 plane, const Tile& tile) {
-          state.places.fill();
-          routes_to_indices<R>(p, tile, routes, plane_of(routes, plane), state.places, state.buffer,
-                               to + plane * p.out_plane());
+          state.offsets.fill();
+          routes_to_indices<R>(p, tile, routes, plane_of(routes, plane), state.offsets,
+                               state.buffer, to + plane * p.out_plane());
         });
   });
 }
@@ -101,18 +103,18 @@ void split_backward(const Work& work, const View& gy, const std::uint8_t* winner
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     struct State {
-      Rows<A> rows;
-      PieceSums<A> sums;
+      TieRows<A> rows;
+      TileSums<A> sums;
     };
     over_inputs(
         work,
-        [&](const InputTile& piece, Arena& arena) {
-          return State{Rows<A>(p, arena), PieceSums<A>(p, piece, is<A>(gx), arena)};
+        [&](const InputTile& tile, Arena& arena) {
+          return State{TieRows<A>(p, arena), TileSums<A>(p, tile, is<A>(gx), arena)};
         },
-        [&](State& state, i64 plane, const InputTile& piece) {
-          share_gradients<A>(p, piece, gy, plane_of(gy, plane),
-                             winners + plane * p.out_plane() * p.winner_bytes(), state.rows,
-                             state.sums, gx, plane * p.in_plane());
+        [&](State& state, i64 plane, const InputTile& tile) {
+          split_ties_backward<A>(p, tile, gy, plane_of(gy, plane),
+                                 winners + plane * p.out_plane() * p.winner_bytes(), state.rows,
+                                 state.sums, gx, plane * p.in_plane());
         });
   });
 }
@@ -122,9 +124,9 @@ void split_follow(const Work& work, const View& tangent, const std::uint8_t* win
   by_sum(tangent.dtype, [&](auto a) {
     using A = decltype(a);
     over_outputs(
-        work, [&](const Tile&, Arena& arena) { return Rows<A>(p, arena); },
-        [&](Rows<A>& rows, i64 plane, const Tile& tile) {
-          follow_winners<A>(p, tile, tangent, plane_of(tangent, plane),
+        work, [&](const Tile&, Arena& arena) { return TieRows<A>(p, arena); },
+        [&](TieRows<A>& rows, i64 plane, const Tile& tile) {
+          split_ties_jvp<A>(p, tile, tangent, plane_of(tangent, plane),
                             winners + plane * p.out_plane() * p.winner_bytes(), rows, y,
                             plane * p.out_plane());
         });
@@ -177,11 +179,10 @@ bool unpool_backward(const Work& work, const View& gy, const View& where, Dense 
   by_size(gy.dtype, [&](auto t) {
     using T = decltype(t);
     parallel_for(p.outer, work.threads, [&](i64 plane) {
-      with_scratch([&](Arena& a) { return a.take<u32>(p.out_plane() / p.inner); },
-                   [&](u32* owner) {
-                     unpool_plane_back<T>(p, gy, plane_of(gy, plane), where, plane_of(where, plane),
-                                          owner, as<T>(gx, plane * p.in_plane()));
-                   });
+      const auto bytes = static_cast<std::size_t>(p.out_plane() / p.inner) * sizeof(u32);
+      unpool_plane_back<T>(p, gy, plane_of(gy, plane), where, plane_of(where, plane),
+                           reinterpret_cast<u32*>(thread_scratch(bytes)),
+                           as<T>(gx, plane * p.in_plane()));
     });
   });
   return true;

@@ -12,24 +12,24 @@ namespace {
 // Neighbouring outputs often have the same winner, so that their additions depend on each other;
 // additions to several planes in turn do not.
 template <class T, class R>
-class Scatter {
+class ScatterRoutes {
  public:
-  static constexpr i64 kTogether = 8;  // planes
+  static constexpr i64 kPlanesTogether = 8;  // planes
 
   // planes: how many there will be
-  Scatter(const Plan& p, const InputTile& piece, i64 planes, bool in_place, Arena& arena)
-      : Scatter(p, piece, p.inner < kAcross ? smaller(kTogether, planes) : 1, in_place, arena,
-                std::make_index_sequence<kTogether>{}) {}
+  ScatterRoutes(const Plan& p, const InputTile& tile, i64 planes, bool in_place, Arena& arena)
+      : ScatterRoutes(p, tile, p.inner < kTapsAcrossLanes ? smaller(kPlanesTogether, planes) : 1,
+                      in_place, arena, std::make_index_sequence<kPlanesTogether>{}) {}
 
   void run(const View& gy, const View& routing, Dense gx, i64 first, i64 last) {
     if (!ready_) prepare();
-    for (i64 plane = first; plane < last; plane += together_) {
-      const i64 count = smaller(together_, last - plane);
+    for (i64 plane = first; plane < last; plane += planes_together_) {
+      const i64 count = smaller(planes_together_, last - plane);
       for (i64 j = 0; j < count; ++j) planes_[j].start(gy, routing, gx, plane + j);
-      rows_reaching(p_, piece_, [&](i64 od, i64 oh) {
+      each_row_reaching(p_, tile_, [&](i64 od, i64 oh) {
         for (i64 j = 0; j < count; ++j) read(gy, routing, od, oh, planes_[j]);
-        if (near_) return send_all(od, oh, planes_, count, Const<kTogether>{});
-        for (i64 j = 0; j < count; ++j) far(od, oh, planes_[j]);
+        if (fits_index_) return send_all(od, oh, planes_, count, Const<kPlanesTogether>{});
+        for (i64 j = 0; j < count; ++j) send_one_by_one(od, oh, planes_[j]);
       });
       for (i64 j = 0; j < count; ++j) planes_[j].sums.finish(gx, (plane + j) * p_.in_plane());
     }
@@ -40,9 +40,9 @@ class Scatter {
   static constexpr i64 kChunk = 64;  // outputs of a row of a plane at a time
 
   struct Plane {
-    Plane(const Plan& p, const InputTile& piece, bool used, bool in_place, Arena& arena)
+    Plane(const Plan& p, const InputTile& tile, bool used, bool in_place, Arena& arena)
         : plan(p),
-          sums(p, piece, in_place || !used, arena),
+          sums(p, tile, in_place || !used, arena),
           gradient_row(arena.take<T>(used ? p.out_row() : 0)),
           route_row(arena.take<R>(used ? p.out_row() : 0)) {}
 
@@ -52,7 +52,7 @@ class Scatter {
     }
 
     const Plan& plan;
-    PieceSums<T> sums;
+    TileSums<T> sums;
     T *gradient_row, *first_sum = nullptr;
     R* route_row;
     const char *gradients = nullptr, *routes = nullptr;
@@ -61,18 +61,18 @@ class Scatter {
   };
 
   template <std::size_t... J>
-  Scatter(const Plan& p, const InputTile& piece, i64 together, bool in_place, Arena& arena,
-          std::index_sequence<J...>)
+  ScatterRoutes(const Plan& p, const InputTile& tile, i64 together, bool in_place, Arena& arena,
+                std::index_sequence<J...>)
       : p_(p),
-        piece_(piece),
-        together_(together),
-        planes_{Plane(p, piece, static_cast<i64>(J) < together, in_place, arena)...},
-        outs_{covering(p.axis[2], piece.lo[2]).lo, covering(p.axis[2], piece.hi[2] - 1).hi},
+        tile_(tile),
+        planes_together_(together),
+        planes_{Plane(p, tile, static_cast<i64>(J) < together, in_place, arena)...},
+        outs_{covering(p.axis[2], tile.lo[2]).lo, covering(p.axis[2], tile.hi[2] - 1).hi},
         n_((outs_.hi - outs_.lo) * p.inner),
         columns_(arena.take<Index>(n_)),
-        values_(arena.take<T>(kTogether * kChunk)),
-        at_(arena.take<Index>(kTogether * kChunk)),
-        near_(is_near(p)) {
+        values_(arena.take<T>(kPlanesTogether * kChunk)),
+        targets_(arena.take<Index>(kPlanesTogether * kChunk)),
+        fits_index_(fits_index(p)) {
     const i64 rows = p.axis[2].in * p.inner, slices = p.axis[1].in * rows;
     next_ = p.axis[2].dilation * p.inner;
     line_ = p.axis[1].dilation * rows - p.axis[2].kernel * next_;
@@ -80,17 +80,17 @@ class Scatter {
   }
 
   // Whether all that a route may lead to is counted in few bits.
-  static bool is_near(const Plan& p) {
+  static bool fits_index(const Plan& p) {
     double all = static_cast<double>(p.inner);
     for (const Axis& a : p.axis) {
       all *= static_cast<double>(a.in + (a.kernel - 1) * a.dilation + (a.lo < 0 ? -a.lo : a.lo));
     }
-    return all < 0x1p30 && p.places <= 1 << 16;
+    return all < 0x1p30 && p.taps <= 1 << 16;
   }
 
   void prepare() {
     ready_ = true;
-    for (i64 o = outs_.lo, i = 0; near_ && o < outs_.hi; ++o) {
+    for (i64 o = outs_.lo, i = 0; fits_index_ && o < outs_.hi; ++o) {
       const i64 start = start_of(p_.axis[2], o) * p_.inner;
       for (i64 c = 0; c < p_.inner; ++c) columns_[i++] = static_cast<Index>(start + c);
     }
@@ -113,19 +113,20 @@ class Scatter {
   // needed.
   template <class Count>
   POOLGRAD_LOOP void send(i64 od, i64 oh, const Plane* planes, Count count) const {
-    constexpr i64 kOutputs = kTogether / count() * kChunk;
+    constexpr i64 kOutputs = kPlanesTogether / count() * kChunk;
     T* sums[count()];
     for (i64 j = 0; j < count; ++j) sums[j] = planes[j].first_sum;
     const auto from = static_cast<Index>(start_of_row(od, oh));
     const T* const values = values_;
-    const Index* const at = at_;
+    const Index* const target = targets_;
     for (i64 begin = 0; begin < n_; begin += kOutputs) {
       const i64 n = smaller(kOutputs, n_ - begin);
       for (i64 j = 0; j < count; ++j) {
-        aim(planes[j], begin, n, from, values_ + j * kOutputs, at_ + j * kOutputs);
+        find_targets(planes[j], begin, n, from, values_ + j * kOutputs, targets_ + j * kOutputs);
       }
       for (i64 i = 0; i < n; ++i) {
-        for (i64 j = 0; j < count(); ++j) sums[j][at[j * kOutputs + i]] += values[j * kOutputs + i];
+        for (i64 j = 0; j < count(); ++j)
+          sums[j][target[j * kOutputs + i]] += values[j * kOutputs + i];
       }
     }
   }
@@ -137,33 +138,33 @@ class Scatter {
 
   // Where gradients `begin` and on of a row go, counted from the first input of the piece. Those
   // that do not go there are 0, and go anywhere.
-  POOLGRAD_INLINE void aim(const Plane& own, i64 begin, i64 n, Index from, T* __restrict values,
-                           Index* __restrict at) const {
+  POOLGRAD_INLINE void find_targets(const Plane& own, i64 begin, i64 n, Index from,
+                                    T* __restrict values, Index* __restrict target) const {
     const bool deep = p_.axis[0].kernel > 1;
     const float lines = 1.0f / static_cast<float>(p_.axis[2].kernel);
     const float slices = 1.0f / static_cast<float>(p_.axis[1].kernel);
     const auto next = static_cast<Index>(next_), line = static_cast<Index>(line_);
     const auto slice = static_cast<Index>(slice_);
     const auto inputs = static_cast<u32>(own.sums.last() - own.sums.first());
-    const auto places = static_cast<u32>(p_.places);
+    const auto taps = static_cast<u32>(p_.taps);
     const T* const gradients = own.g + begin;
     const R* const routes = own.r + begin;
     const Index* const columns = columns_ + begin;
-    sweep_lanes<Index>(n, [&](auto w, i64 i) {
+    overlapping_lanes<Index>(n, [&](auto w, i64 i) {
       using V = Vec<Index, w()>;
       using G = Vec<T, w()>;
-      const auto place = convert<u32>(load<Vec<R, w()>>(routes + i));
-      prefetch(gradients + i + kAhead<T>), prefetch(routes + i + kAhead<R>);
+      const auto tap = convert<u32>(load<Vec<R, w()>>(routes + i));
+      prefetch(gradients + i + kPrefetchElements<T>), prefetch(routes + i + kPrefetchElements<R>);
       // A half more than a whole number: so far from the next that no rounding gets there.
       const auto quotient = [](V of, float by) {
         return convert<Index>((convert<float>(of) + 0.5f) * by);
       };
-      const V one = reinterpret_cast<V>(place), down = quotient(one, lines);
+      const V one = reinterpret_cast<V>(tap), down = quotient(one, lines);
       V to = load<V>(columns + i) + from + one * next + down * line;
       if (deep) to += quotient(down, slices) * slice;
       const V inside =
-          reinterpret_cast<V>((place < places) & (reinterpret_cast<Vec<u32, w()>>(to) < inputs));
-      store(at + i, to & inside);
+          reinterpret_cast<V>((tap < taps) & (reinterpret_cast<Vec<u32, w()>>(to) < inputs));
+      store(target + i, to & inside);
       store(values + i, convert<std::conditional_t<sizeof(T) == 8, i64, Index>>(inside)
                             ? load<G>(gradients + i)
                             : G{});
@@ -171,27 +172,26 @@ class Scatter {
   }
 
   // The same of huge planes and windows, one by one.
-  void far(i64 od, i64 oh, const Plane& own) const {
+  void send_one_by_one(i64 od, i64 oh, const Plane& own) const {
     const i64 from = start_of_row(od, oh), inputs = own.sums.last() - own.sums.first();
     for (i64 i = 0; i < n_; ++i) {
-      const i64 place = static_cast<i64>(own.r[i]), down = place / p_.axis[2].kernel;
+      const i64 tap = static_cast<i64>(own.r[i]), down = tap / p_.axis[2].kernel;
       const i64 column = start_of(p_.axis[2], outs_.lo + i / p_.inner) * p_.inner + i % p_.inner;
-      const i64 to =
-          from + column + place * next_ + down * line_ + down / p_.axis[1].kernel * slice_;
-      if (place < p_.places && to >= 0 && to < inputs) own.first_sum[to] += own.g[i];
+      const i64 to = from + column + tap * next_ + down * line_ + down / p_.axis[1].kernel * slice_;
+      if (tap < p_.taps && to >= 0 && to < inputs) own.first_sum[to] += own.g[i];
     }
   }
 
   const Plan& p_;
-  const InputTile piece_;
-  const i64 together_;  // so many planes are used
-  Plane planes_[kTogether];
+  const InputTile tile_;
+  const i64 planes_together_;  // so many planes are used
+  Plane planes_[kPlanesTogether];
   const Range outs_;  // the outputs of a row that reach the piece
   const i64 n_;
   Index* columns_;  // where their windows begin
   T* values_;       // of chunks of rows of several planes: what is added ...
-  Index* at_;       // ... where
-  const bool near_;
+  Index* targets_;  // ... where
+  const bool fits_index_;
   i64 next_, line_, slice_;  // to the next place, what is more to the next line, and depth
   bool ready_ = false;
 };
@@ -202,9 +202,9 @@ template <class T, class R>
 void follow_routes(const Plan& p, const Tile& tile, const View& x, const char* tangents,
                    const View& routing, const char* routes, R* buffer, T* row, Dense y, i64 plane) {
   const u32 kh = static_cast<u32>(p.axis[1].kernel), kw = static_cast<u32>(p.axis[2].kernel);
-  const auto input = [&](int axis, i64 output, i64 place) {
+  const auto input = [&](int axis, i64 output, i64 tap) {
     const Axis& a = p.axis[axis];
-    return start_of(a, output) + place * a.dilation;
+    return start_of(a, output) + tap * a.dilation;
   };
   by_element<T>(x.dtype, [&](auto s) {
     using S = decltype(s);
@@ -215,13 +215,13 @@ void follow_routes(const Plan& p, const Tile& tile, const View& x, const char* t
         T* to = row;
         for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
           for (i64 c = 0; c < p.inner; ++c, ++r, ++to) {
-            const u32 place = *r, line = place / kw;
+            const u32 tap = *r, line = tap / kw;
             const i64 d = input(0, od, line / kh), h = input(1, oh, line % kh);
-            const i64 w = input(2, o, place % kw);
-            const bool real = place < p.places && d >= 0 && d < p.axis[0].in && h >= 0 &&
-                              h < p.axis[1].in && w >= 0 && w < p.axis[2].in;
+            const i64 w = input(2, o, tap % kw);
+            const bool valid = tap < p.taps && d >= 0 && d < p.axis[0].in && h >= 0 &&
+                               h < p.axis[1].in && w >= 0 && w < p.axis[2].in;
             *to = T(0);
-            if (real) {
+            if (valid) {
               widen_run(from + d * x.depth + h * x.height + w * x.width + c * x.inner, to, 1);
             }
           }
@@ -236,7 +236,7 @@ void follow_routes(const Plan& p, const Tile& tile, const View& x, const char* t
 // The routes as flat positions in the (unpadded) plane, -1 for nowhere.
 template <class R>
 void routes_to_indices(const Plan& p, const Tile& tile, const View& routing, const char* routes,
-                       const Places& places, R* buffer, i64* indices) {
+                       const TapOffsets& taps, R* buffer, i64* indices) {
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const R* r = row_of(routing, routes, p.inner, od, oh, tile.lo[2], tile.hi[2], buffer);
@@ -245,8 +245,8 @@ void routes_to_indices(const Plan& p, const Tile& tile, const View& routing, con
       for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o) {
         const i64 start = row * p.axis[2].in + start_of(p.axis[2], o);
         for (i64 c = 0; c < p.inner; ++c, ++r) {
-          const R place = *r;  // read once: another thread may change it
-          *to++ = place < p.places ? start + places[place] : -1;
+          const R tap = *r;  // read once: another thread may change it
+          *to++ = tap < p.taps ? start + taps[tap] : -1;
         }
       }
     }

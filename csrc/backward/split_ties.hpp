@@ -11,21 +11,21 @@ namespace {
 // Calls each(output, place, column) along a row, for outputs [lo, hi) and each channel; the output
 // is counted from output `lo`.
 template <class F>
-void each_place(const Plan& p, i64 lo, i64 hi, i64 first_place, F&& each) {
+void each_tap(const Plan& p, i64 lo, i64 hi, i64 first_tap, F&& each) {
   for (i64 o = lo; o < hi; ++o) {
     const Span s = span_of(p.axis[2], o);
     for (i64 t = 0; t < s.taps; ++t) {
-      const i64 place = first_place + s.place + t, w = s.begin + t * p.axis[2].dilation;
-      for (i64 c = 0; c < p.inner; ++c) each((o - lo) * p.inner + c, place, w * p.inner + c);
+      const i64 tap = first_tap + s.first_tap + t, w = s.begin + t * p.axis[2].dilation;
+      for (i64 c = 0; c < p.inner; ++c) each((o - lo) * p.inner + c, tap, w * p.inner + c);
     }
   }
 }
 
 // What these loops read and make rows of.
 template <class T>
-struct Rows {
+struct TieRows {
   T *inputs, *outputs, *sums;
-  Rows(const Plan& p, Arena& arena)
+  TieRows(const Plan& p, Arena& arena)
       : inputs(arena.take<T>(p.axis[2].in * p.inner)),
         outputs(arena.take<T>(p.out_row())),
         sums(arena.take<T>(p.out_row())) {}
@@ -37,8 +37,8 @@ struct Rows {
 
 // positive: nobody wins a zero.
 template <class T>
-void mark_winners(const Plan& p, const Tile& tile, const View& x, const char* inputs, const View& y,
-                  const char* outputs, bool positive, Rows<T>& rows, std::uint8_t* winners) {
+void mark_ties(const Plan& p, const Tile& tile, const View& x, const char* inputs, const View& y,
+               const char* outputs, bool positive, TieRows<T>& rows, std::uint8_t* winners) {
   const i64 bytes = p.winner_bytes(), lo = tile.lo[2], hi = tile.hi[2];
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
@@ -48,13 +48,13 @@ void mark_winners(const Plan& p, const Tile& tile, const View& x, const char* in
       std::memset(bits, 0, static_cast<std::size_t>((hi - lo) * p.inner * bytes));
       each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
         const T* row = row_of(x, inputs, p.inner, d, h, 0, p.axis[2].in, rows.inputs);
-        each_place(p, lo, hi, line, [&](i64 output, i64 place, i64 at) {
+        each_tap(p, lo, hi, line, [&](i64 output, i64 tap, i64 at) {
           std::uint8_t* own = bits + output * bytes;
           const bool nan = row[at] != row[at];
           if (nan) std::memset(own, 0, static_cast<std::size_t>(bytes));  // the last one stays
           const bool wins = row[at] == best[output] && !(positive && row[at] == T(0));
           if (nan || wins) {
-            own[place / 8] = static_cast<std::uint8_t>(own[place / 8] | 1u << (place % 8));
+            own[tap / 8] = static_cast<std::uint8_t>(own[tap / 8] | 1u << (tap % 8));
           }
         });
       });
@@ -70,13 +70,13 @@ T count_winners(const std::uint8_t* bits, i64 bytes) {
 }
 
 template <class T>
-void share_gradients(const Plan& p, const InputTile& piece, const View& gy, const char* gradients,
-                     const std::uint8_t* winners, Rows<T>& rows, PieceSums<T>& sums, Dense gx,
-                     i64 plane) {
+void split_ties_backward(const Plan& p, const InputTile& tile, const View& gy,
+                         const char* gradients, const std::uint8_t* winners, TieRows<T>& rows,
+                         TileSums<T>& sums, Dense gx, i64 plane) {
   const i64 bytes = p.winner_bytes();
-  const Range outs = {covering(p.axis[2], piece.lo[2]).lo, covering(p.axis[2], piece.hi[2] - 1).hi};
+  const Range outs = {covering(p.axis[2], tile.lo[2]).lo, covering(p.axis[2], tile.hi[2] - 1).hi};
   T* to = sums.start(gx, plane);
-  rows_reaching(p, piece, [&](i64 od, i64 oh) {
+  each_row_reaching(p, tile, [&](i64 od, i64 oh) {
     sums.reach(od, oh);
     const T* g = row_of(gy, gradients, p.inner, od, oh, outs.lo, outs.hi, rows.outputs);
     const std::uint8_t* bits =
@@ -86,9 +86,9 @@ void share_gradients(const Plan& p, const InputTile& piece, const View& gy, cons
     }
     each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
       const i64 row = (d * p.axis[1].in + h) * p.axis[2].in * p.inner;
-      each_place(p, outs.lo, outs.hi, line, [&](i64 output, i64 place, i64 column) {
+      each_tap(p, outs.lo, outs.hi, line, [&](i64 output, i64 tap, i64 column) {
         const i64 at = row + column;
-        if (bit(bits + output * bytes, place) && at >= sums.first() && at < sums.last()) {
+        if (bit(bits + output * bytes, tap) && at >= sums.first() && at < sums.last()) {
           to[at] += rows.sums[output];
         }
       });
@@ -98,8 +98,8 @@ void share_gradients(const Plan& p, const InputTile& piece, const View& gy, cons
 }
 
 template <class T>
-void follow_winners(const Plan& p, const Tile& tile, const View& x, const char* tangents,
-                    const std::uint8_t* winners, Rows<T>& rows, Dense y, i64 plane) {
+void split_ties_jvp(const Plan& p, const Tile& tile, const View& x, const char* tangents,
+                    const std::uint8_t* winners, TieRows<T>& rows, Dense y, i64 plane) {
   const i64 bytes = p.winner_bytes(), lo = tile.lo[2], hi = tile.hi[2], n = (hi - lo) * p.inner;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
@@ -108,8 +108,8 @@ void follow_winners(const Plan& p, const Tile& tile, const View& x, const char* 
       std::memset(rows.sums, 0, static_cast<std::size_t>(n) * sizeof(T));
       each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
         const T* row = row_of(x, tangents, p.inner, d, h, 0, p.axis[2].in, rows.inputs);
-        each_place(p, lo, hi, line, [&](i64 output, i64 place, i64 at) {
-          if (bit(bits + output * bytes, place)) rows.sums[output] += row[at];
+        each_tap(p, lo, hi, line, [&](i64 output, i64 tap, i64 at) {
+          if (bit(bits + output * bytes, tap)) rows.sums[output] += row[at];
         });
       });
       for (i64 i = 0; i < n; ++i) {

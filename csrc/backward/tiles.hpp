@@ -7,18 +7,17 @@
 #include <cstring>
 
 #include "base/scratch.hpp"
-#include "geometry/tile.hpp"
 #include "geometry/view.hpp"
 #include "simd/prefetch.hpp"
 
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMostStrands = 64;
+inline constexpr i64 kMaxStoredPhases = 64;
 
 // Whether phases are worth their memory: not for windows thinly spread over a wide padded input.
 [[maybe_unused]] inline bool has_phases(const Axis& a) {
-  return a.regular() && a.stride <= kMostStrands && (a.kernel - 1) * a.dilation <= a.in;
+  return a.regular() && a.stride <= kMaxStoredPhases && (a.kernel - 1) * a.dilation <= a.in;
 }
 
 // A row of gradient under construction. Along a regular width with stride s, output o sends to
@@ -34,7 +33,7 @@ class Phases {
     outputs_.hi = larger(outputs_.lo, last.hi);
     length_ = outputs_.hi - outputs_.lo + (a.kernel - 1) * a.dilation / a.stride + 1;
     sums_ = used ? arena.take<T>(length_ * a.stride) : nullptr;
-    for (i64 phase = 0; used && phase < a.stride; ++phase) strands_[phase] = strand(phase);
+    for (i64 phase = 0; used && phase < a.stride; ++phase) phases_[phase] = phase_of(phase);
   }
 
   Range outputs() const { return outputs_; }  // those that reach the columns
@@ -42,17 +41,17 @@ class Phases {
   void clear() { std::memset(sums_, 0, static_cast<std::size_t>(length_ * a_.stride) * sizeof(T)); }
 
   // Where output outputs().lo sends what belongs to a place; the next outputs follow.
-  T* at(i64 place) {
-    const i64 away = place * a_.dilation;
+  T* at(i64 tap) {
+    const i64 away = tap * a_.dilation;
     return sums_ + away % a_.stride * length_ + away / a_.stride;
   }
 
   // row[start + i * s] = sums[i]; there are no sums beyond `valid`, but there may be columns.
   POOLGRAD_LOOP void store(T* row) const {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
-    if (pairs) zip(strands_[even()].sums, strands_[1 - even()].sums, row, pairs);
+    if (pairs) interleave_rows(phases_[even()].sums, phases_[1 - even()].sums, row, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const Strand& own = strands_[phase];
+      const Phase& own = phases_[phase];
       for (i64 i = pairs; i < own.valid; ++i) row[own.start + i * s] = own.sums[i];
       for (i64 i = own.valid; i < own.count; ++i) row[own.start + i * s] = T(0);
     }
@@ -61,9 +60,9 @@ class Phases {
   // The other way: a row into phases, `fill` where there is no column.
   POOLGRAD_LOOP void load(const T* row, T fill) {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
-    if (pairs) unzip(row, strands_[even()].sums, strands_[1 - even()].sums, pairs);
+    if (pairs) deinterleave_row(row, phases_[even()].sums, phases_[1 - even()].sums, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const Strand& own = strands_[phase];
+      const Phase& own = phases_[phase];
       T* const begin = sums_ + phase * length_;
       std::fill(begin, own.sums, fill);
       for (i64 i = pairs; i < own.valid; ++i) own.sums[i] = row[own.start + i * s];
@@ -73,46 +72,46 @@ class Phases {
 
  private:
   // The columns of a phase, and the first of their sums.
-  struct Strand {
+  struct Phase {
     i64 start, count, valid;
     T* sums;
   };
-  Strand strand(i64 phase) const {
+  Phase phase_of(i64 phase) const {
     const i64 s = a_.stride, shift = lo_ + a_.lo - outputs_.lo * s, n = hi_ - lo_;
     const i64 start = (phase - shift % s + s) % s;
     const i64 count = start < n ? (n - start + s - 1) / s : 0;
     const i64 from = smaller(length_, (start + shift) / s);
     return {start, count, smaller(count, length_ - from), sums_ + phase * length_ + from};
   }
-  i64 even() const { return strands_[0].start; }  // of two phases, that of the first column
-  i64 pairs() const { return smaller(strands_[0].valid, strands_[1].valid); }
+  i64 even() const { return phases_[0].start; }  // of two phases, that of the first column
+  i64 pairs() const { return smaller(phases_[0].valid, phases_[1].valid); }
 
   const Axis& a_;
   i64 lo_, hi_, length_ = 0;
   Range outputs_{};
   T* sums_ = nullptr;
-  Strand strands_[kMostStrands];
+  Phase phases_[kMaxStoredPhases];
 };
 
 // For inputs [lo, hi) of an axis: the outputs whose windows they lie in, ascending, and at which
 // place. Worked out once for many planes: divisions are slow.
-class Senders {
+class InverseTaps {
  public:
-  struct Sender {
-    i64 output, place;
+  struct InverseTap {
+    i64 output, tap;
   };
   struct List {
-    const Sender *first, *last;
-    const Sender* begin() const { return first; }
-    const Sender* end() const { return last; }
+    const InverseTap *first, *last;
+    const InverseTap* begin() const { return first; }
+    const InverseTap* end() const { return last; }
   };
 
   // No input lies in more than `most` windows.
-  Senders(const Axis& a, i64 lo, i64 hi, i64 most, Arena& arena)
+  InverseTaps(const Axis& a, i64 lo, i64 hi, i64 most, Arena& arena)
       : a_(a),
         lo_(lo),
         hi_(hi),
-        all_(arena.take<Sender>((hi - lo) * most)),
+        all_(arena.take<InverseTap>((hi - lo) * most)),
         begins_(arena.take<i64>(hi - lo + 1)) {}
 
   void fill() {
@@ -121,8 +120,8 @@ class Senders {
       begins_[i - lo_] = count;
       const Range outs = covering(a_, i);
       for (i64 o = outs.lo; o < outs.hi; ++o) {
-        const i64 place = place_of(a_, span_of(a_, o), i);
-        if (place >= 0) all_[count++] = {o, place};
+        const i64 tap = tap_of(a_, span_of(a_, o), i);
+        if (tap >= 0) all_[count++] = {o, tap};
       }
     }
     begins_[hi_ - lo_] = count;
@@ -133,40 +132,40 @@ class Senders {
  private:
   const Axis& a_;
   i64 lo_, hi_;
-  Sender* all_;
+  InverseTap* all_;
   i64* begins_;
 };
 
 // Where the places of a window lie in memory, counted from where the window begins.
-class Places {
+class TapOffsets {
  public:
-  static constexpr i64 kTable = 1 << 16;  // more places than this, or than are asked for, are
-                                          // computed, not looked up
+  static constexpr i64 kMaxTable = 1 << 16;  // more places than this, or than are asked for, are
+                                             // computed, not looked up
 
-  Places(const Plan& p, i64 depth, i64 height, i64 width, Arena& arena)
+  TapOffsets(const Plan& p, i64 depth, i64 height, i64 width, Arena& arena)
       : kh_(p.axis[1].kernel),
         kw_(p.axis[2].kernel),
         depth_(depth * p.axis[0].dilation),
         height_(height * p.axis[1].dilation),
         width_(width * p.axis[2].dilation),
-        table_(p.places <= smaller(kTable, p.outer * p.out_plane()) ? arena.take<i64>(p.places)
-                                                                    : nullptr),
-        places_(p.places) {}
+        table_(p.taps <= smaller(kMaxTable, p.outer * p.out_plane()) ? arena.take<i64>(p.taps)
+                                                                     : nullptr),
+        taps_(p.taps) {}
 
   void fill() {
-    for (i64 k = 0; table_ && k < places_; ++k) table_[k] = compute(k);
+    for (i64 k = 0; table_ && k < taps_; ++k) table_[k] = compute(k);
   }
-  i64 operator[](i64 place) const { return table_ ? table_[place] : compute(place); }
+  i64 operator[](i64 tap) const { return table_ ? table_[tap] : compute(tap); }
 
  private:
-  i64 compute(i64 place) const {
-    const i64 row = place / kw_;
-    return row / kh_ * depth_ + row % kh_ * height_ + place % kw_ * width_;
+  i64 compute(i64 tap) const {
+    const i64 row = tap / kw_;
+    return row / kh_ * depth_ + row % kh_ * height_ + tap % kw_ * width_;
   }
 
   i64 kh_, kw_, depth_, height_, width_;
   i64* table_;
-  i64 places_;
+  i64 taps_;
 };
 
 // Where the window of output `o` would begin if all its places held inputs.
@@ -176,11 +175,10 @@ class Places {
 
 // Calls each(od, oh) for all output rows that reach a piece, in ascending order.
 template <class F>
-void rows_reaching(const Plan& p, const InputTile& piece, F&& each) {
-  const Range depths = {covering(p.axis[0], piece.lo[0]).lo,
-                        covering(p.axis[0], piece.hi[0] - 1).hi};
-  const Range heights = {covering(p.axis[1], piece.lo[1]).lo,
-                         covering(p.axis[1], piece.hi[1] - 1).hi};
+void each_row_reaching(const Plan& p, const InputTile& tile, F&& each) {
+  const Range depths = {covering(p.axis[0], tile.lo[0]).lo, covering(p.axis[0], tile.hi[0] - 1).hi};
+  const Range heights = {covering(p.axis[1], tile.lo[1]).lo,
+                         covering(p.axis[1], tile.hi[1] - 1).hi};
   for (i64 od = depths.lo; od < depths.hi; ++od) {
     for (i64 oh = heights.lo; oh < heights.hi; ++oh) each(od, oh);
   }
@@ -189,12 +187,12 @@ void rows_reaching(const Plan& p, const InputTile& piece, F&& each) {
 // The sums of a piece of a plane, zeroed piecewise just before they are first added to: the array
 // itself, or a buffer where its elements are too small for sums.
 template <class T>
-class PieceSums {
+class TileSums {
  public:
-  PieceSums(const Plan& p, const InputTile& piece, bool in_place, Arena& arena) : p_(p) {
+  TileSums(const Plan& p, const InputTile& tile, bool in_place, Arena& arena) : p_(p) {
     row_ = p.axis[2].in * p.inner;
-    first_ = ((piece.lo[0] * p.axis[1].in) + piece.lo[1]) * row_ + piece.lo[2] * p.inner;
-    last_ = ((piece.hi[0] - 1) * p.axis[1].in + piece.hi[1] - 1) * row_ + piece.hi[2] * p.inner;
+    first_ = ((tile.lo[0] * p.axis[1].in) + tile.lo[1]) * row_ + tile.lo[2] * p.inner;
+    last_ = ((tile.hi[0] - 1) * p.axis[1].in + tile.hi[1] - 1) * row_ + tile.hi[2] * p.inner;
     buffer_ = in_place ? nullptr : arena.take<T>(last_ - first_);
   }
 
@@ -213,16 +211,16 @@ class PieceSums {
     if (d.taps == 0 || h.taps == 0) return;
     const i64 depth = d.begin + (d.taps - 1) * p_.axis[0].dilation;
     const i64 height = h.begin + (h.taps - 1) * p_.axis[1].dilation;
-    upto((depth * p_.axis[1].in + height + 1) * row_);
+    zero_until((depth * p_.axis[1].in + height + 1) * row_);
   }
 
   void finish(Dense gx, i64 plane) {
-    upto(last_);
+    zero_until(last_);
     if (buffer_) write(gx, plane + first_, buffer_, last_ - first_);
   }
 
  private:
-  void upto(i64 end) {
+  void zero_until(i64 end) {
     end = smaller(end, last_);
     if (end <= done_) return;
     prefetch(sums_ + end, (end - done_) * static_cast<i64>(sizeof(T)));

@@ -14,8 +14,8 @@ namespace {
 
 // The operands of an output in the derivative by one of its inputs.
 template <class V, class P>
-struct Known {
-  V kept[kMostKept], theta;
+struct OutputOperands {
+  V kept[kMaxResiduals], theta;
   P route;  // of mixed pooling
 };
 
@@ -29,7 +29,7 @@ struct PowerWeight {
     const V size = x < A(0) ? -x : x, one = V{} + A(1), m = of.kept[0];
     V power = one;
     if (whole > 1) {
-      power = whole_power(size == m ? one : size / m, whole - 1);
+      power = integer_power(size == m ? one : size / m, whole - 1);
     } else if (whole == 0) {
       const V z = (of.theta - A(1)) * log_ratio<A, W>(size, m);
       power = size == m ? one : exponential<A, W>(z);
@@ -46,8 +46,8 @@ struct ExponentialWeight {
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
     using V = Vec<A, W>;
-    const auto turned = of.theta < A(0);
-    const V value = turned ? -x : x, rate = turned ? -of.theta : of.theta;
+    const auto negated = of.theta < A(0);
+    const V value = negated ? -x : x, rate = negated ? -of.theta : of.theta;
     const V z = value == of.kept[0] ? V{} : rate * (value - of.kept[0]);
     return exponentials<A, W>(z).value() * of.kept[1];
   }
@@ -87,16 +87,16 @@ template <class A>
 struct MixedWeight {
   static constexpr int kKept = 1;
   template <int W, class K>
-  static Vec<A, W> weight(Vec<A, W>, const K& of, u32 place, int) {
+  static Vec<A, W> weight(Vec<A, W>, const K& of, u32 tap, int) {
     using V = Vec<A, W>;
     using Lane = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;
-    const auto won = convert<Lane>(of.route == place);
-    return (won ? of.theta : V{}) + (A(1) - of.theta) * of.kept[0];
+    const auto is_winner = convert<Lane>(of.route == tap);
+    return (is_winner ? of.theta : V{}) + (A(1) - of.theta) * of.kept[0];
   }
 };
 
 // The arrays of an operator.
-struct Weighed {
+struct WeightedOperands {
   const View *gy, *x, *routes;  // x: null for mixed pooling; routes: null for the others
   const View* kept;             // the residuals
   Divisor divisor;              // of the average in mixed pooling
@@ -107,7 +107,7 @@ template <class A, bool Mixed>
 class WeightedBackward {
  public:
   // The inner loops of one operator, and the number of residuals of each window.
-  using Loop = void (WeightedBackward::*)(A* to, const A* x, i64 first, i64 n, u32 place) const;
+  using Loop = void (WeightedBackward::*)(A* to, const A* x, i64 first, i64 n, u32 tap) const;
   struct Loops {
     int kept;
     Loop windows, window;
@@ -118,14 +118,13 @@ class WeightedBackward {
             &WeightedBackward::template add_window<Weight>};
   }
 
-  WeightedBackward(const Plan& p, const InputTile& piece, Dense gx, const Loops& loops,
-                   Arena& arena)
+  WeightedBackward(const Plan& p, const InputTile& tile, Dense gx, const Loops& loops, Arena& arena)
       : p_(p),
-        piece_(piece),
+        tile_(tile),
         loops_(loops),
         by_window_(p.inner > 1 || p.axis[2].kernel > 16 || !has_phases(p.axis[2])),
-        phases_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_, arena),
-        inputs_(p.axis[2], piece.lo[2], piece.hi[2], !by_window_ && !Mixed, arena),
+        phases_(p.axis[2], tile.lo[2], tile.hi[2], !by_window_, arena),
+        inputs_(p.axis[2], tile.lo[2], tile.hi[2], !by_window_ && !Mixed, arena),
         gx_(gx, columns(), arena) {
     const i64 n = (phases_.outputs().hi - phases_.outputs().lo) * p.inner;
     gradients_ = arena.take<A>(n);
@@ -140,33 +139,33 @@ class WeightedBackward {
   A* theta() { return theta_; }
   i64 outputs() const { return phases_.outputs().hi - phases_.outputs().lo; }
 
-  void run(const Weighed& from, i64 plane, int whole, i64 target) {
+  void run(const WeightedOperands& from, i64 plane, int whole, i64 target) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     whole_ = whole;
     if (Mixed) from.divisor.fill_row(p_, phases_.outputs().lo, phases_.outputs().hi, columns_);
-    for (i64 d = piece_.lo[0]; d < piece_.hi[0]; ++d) {
-      for (i64 h = piece_.lo[1]; h < piece_.hi[1]; ++h) {
-        const i64 first = target + ((d * height.in + h) * width.in + piece_.lo[2]) * p_.inner;
+    for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
+      for (i64 h = tile_.lo[1]; h < tile_.hi[1]; ++h) {
+        const i64 first = target + ((d * height.in + h) * width.in + tile_.lo[2]) * p_.inner;
         A* row = gx_.reserve(first, columns());
         if (by_window_) std::memset(row, 0, static_cast<std::size_t>(columns()) * sizeof(A));
         else phases_.clear();
         const A* x = x_;
         if (!Mixed) {
-          x = row_of(*from.x, plane_of(*from.x, plane), p_.inner, d, h, piece_.lo[2], piece_.hi[2],
+          x = row_of(*from.x, plane_of(*from.x, plane), p_.inner, d, h, tile_.lo[2], tile_.hi[2],
                      x_);
           if (!by_window_) inputs_.load(x, A(0));
         }
         const Range depths = covering(depth, d), heights = covering(height, h);
         for (i64 od = depths.lo; od < depths.hi; ++od) {
-          const i64 kd = place_of(depth, span_of(depth, od), d);
+          const i64 kd = tap_of(depth, span_of(depth, od), d);
           if (kd < 0) continue;
           for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
-            const i64 kh = place_of(height, span_of(height, oh), h);
+            const i64 kh = tap_of(height, span_of(height, oh), h);
             if (kh < 0) continue;
-            fetch(from, plane, od, oh);
-            const i64 place = (kd * height.kernel + kh) * width.kernel;
-            if (by_window_) into_row(x, row, place);
-            else into_phases(place);
+            read_outputs(from, plane, od, oh);
+            const i64 tap = (kd * height.kernel + kh) * width.kernel;
+            if (by_window_) add_to_row(x, row, tap);
+            else add_to_phases(tap);
           }
         }
         if (!by_window_) phases_.store(row);
@@ -175,10 +174,10 @@ class WeightedBackward {
   }
 
  private:
-  i64 columns() const { return (piece_.hi[2] - piece_.lo[2]) * p_.inner; }
+  i64 columns() const { return (tile_.hi[2] - tile_.lo[2]) * p_.inner; }
 
   // Reads the gradients and residuals of output row (od, oh).
-  void fetch(const Weighed& from, i64 plane, i64 od, i64 oh) {
+  void read_outputs(const WeightedOperands& from, i64 plane, i64 od, i64 oh) {
     const Range outs = phases_.outputs();
     const auto row = [&](const View& v, auto* buffer) {
       return row_of(v, plane_of(v, plane), p_.inner, od, oh, outs.lo, outs.hi, buffer);
@@ -195,8 +194,8 @@ class WeightedBackward {
   }
 
   template <int Kept, class V, class P, class Get>
-  Known<V, P> known(Get&& get) const {
-    Known<V, P> of{};
+  OutputOperands<V, P> operands(Get&& get) const {
+    OutputOperands<V, P> of{};
     for (int k = 0; k < Kept; ++k) of.kept[k] = get(k_[k]);
     of.theta = get(theta_);
     return of;
@@ -204,84 +203,83 @@ class WeightedBackward {
 
   // to[i] += g[i] * weight of x[i] in window i.
   template <class Weight>
-  POOLGRAD_LOOP void add_windows(A* to, const A* x, i64 first, i64 n, u32 place) const {
+  POOLGRAD_LOOP void add_windows(A* to, const A* x, i64 first, i64 n, u32 tap) const {
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
       using P = Vec<u32, w()>;
-      auto of = known<Weight::kKept, V, P>([&](const A* row) { return load<V>(row + first + i); });
+      auto of =
+          operands<Weight::kKept, V, P>([&](const A* row) { return load<V>(row + first + i); });
       if constexpr (Mixed) of.route = load<P>(r_ + first + i);
       const V value = Mixed ? V{} : load<V>(x + i);
-      const V weight = Weight::template weight<w()>(value, of, place, whole_);
+      const V weight = Weight::template weight<w()>(value, of, tap, whole_);
       store(to + i, load<V>(to + i) + weight * load<V>(g_ + first + i));
     });
   }
 
   // The same for neighbours in one window: x[t] is tap `place` + t.
   template <class Weight>
-  POOLGRAD_LOOP void add_window(A* to, const A* x, i64 output, i64 n, u32 place) const {
-    long_lanes<A>(n, [&](auto w, i64 t, auto how) {
+  POOLGRAD_LOOP void add_window(A* to, const A* x, i64 output, i64 n, u32 tap) const {
+    masked_lanes<A>(n, [&](auto w, i64 t, auto how) {
       using V = Vec<A, w()>;
-      auto of =
-          known<Weight::kKept, V, Vec<u32, w()>>([&](const A* row) { return V{} + row[output]; });
+      auto of = operands<Weight::kKept, V, Vec<u32, w()>>(
+          [&](const A* row) { return V{} + row[output]; });
       if constexpr (Mixed) {
         for (int j = 0; j < w(); ++j) of.route[j] = r_[output] - static_cast<u32>(t + j);
       }
       const V value = Mixed ? V{} : how.template load<V>(x + t);
-      const V weight = Weight::template weight<w()>(value, of, place, whole_);
+      const V weight = Weight::template weight<w()>(value, of, tap, whole_);
       how.store(to + t, how.template load<V>(to + t) + weight * g_[output]);
     });
   }
 
-  void into_phases(i64 place) {
+  void add_to_phases(i64 tap) {
     for (i64 kw = p_.axis[2].kernel - 1; kw >= 0; --kw) {
       (this->*loops_.windows)(phases_.at(kw), Mixed ? nullptr : inputs_.at(kw), 0, outputs(),
-                              static_cast<u32>(place + kw));
+                              static_cast<u32>(tap + kw));
     }
   }
 
-  void into_row(const A* x, A* row, i64 place) {
+  void add_to_row(const A* x, A* row, i64 tap) {
     const Axis& width = p_.axis[2];
     const Range outs = phases_.outputs();
-    const i64 lo = piece_.lo[2], hi = piece_.hi[2], inner = p_.inner;
+    const i64 lo = tile_.lo[2], hi = tile_.hi[2], inner = p_.inner;
     for (i64 o = outs.lo; o < outs.hi; ++o) {
       const Span s = span_of(width, o);
       const i64 skip = larger(0, ceil_div(lo - s.begin, width.dilation));
       const i64 end = smaller(s.taps, ceil_div(hi - s.begin, width.dilation));
       const auto at = [&](i64 t) { return (s.begin + t * width.dilation - lo) * inner; };
-      const auto place_at = [&](i64 t) { return static_cast<u32>(place + s.place + t); };
+      const auto tap_at = [&](i64 t) { return static_cast<u32>(tap + s.first_tap + t); };
       if (inner == 1 && width.dilation == 1 && end > skip) {
-        (this->*loops_.window)(row + at(skip), x + at(skip), o - outs.lo, end - skip,
-                               place_at(skip));
+        (this->*loops_.window)(row + at(skip), x + at(skip), o - outs.lo, end - skip, tap_at(skip));
       } else {
         for (i64 t = skip; t < end; ++t) {
-          (this->*loops_.windows)(row + at(t), x + at(t), (o - outs.lo) * inner, inner,
-                                  place_at(t));
+          (this->*loops_.windows)(row + at(t), x + at(t), (o - outs.lo) * inner, inner, tap_at(t));
         }
       }
     }
   }
 
   const Plan& p_;
-  const InputTile piece_;
+  const InputTile tile_;
   const Loops loops_;
   const bool by_window_;  // few outputs, or irregular windows
   Phases<A> phases_, inputs_;
   RowWriter<A> gx_;
   int whole_ = 0;
-  A *gradients_, *kept_[kMostKept], *columns_, *theta_, *x_;
+  A *gradients_, *kept_[kMaxResiduals], *columns_, *theta_, *x_;
   u32* routes_;
-  const A *g_ = nullptr, *k_[kMostKept] = {};
+  const A *g_ = nullptr, *k_[kMaxResiduals] = {};
   const u32* r_ = nullptr;
 };
 
 // whole: p, if it is the same whole number for all channels, else 0.
 template <class A, bool Mixed>
-void weighted_backward(const Work& work, const Weighed& from, Parameter theta, int whole,
+void weighted_backward(const Work& work, const WeightedOperands& from, Parameter theta, int whole,
                        const typename WeightedBackward<A, Mixed>::Loops& loops, Dense gx) {
   const Plan& p = *work.plan;
   using State = WeightedBackward<A, Mixed>;
   over_inputs(
-      work, [&](const InputTile& piece, Arena& arena) { return State(p, piece, gx, loops, arena); },
+      work, [&](const InputTile& tile, Arena& arena) { return State(p, tile, gx, loops, arena); },
       [&](State& state, i64 plane, const InputTile&) {
         const A least = Mixed ? A(0) : least_parameter<A>();
         fill_parameter(p, theta, plane, state.outputs(), state.theta(), least);

@@ -41,7 +41,7 @@ class ColumnSums {
     for (i64 i = 0; i < depth.taps; ++i) {
       const i64 d = depth.begin + i * p_.axis[0].dilation;
       in_groups<Sum<A>>(height.taps, [&](auto size, auto first, i64 begin) {
-        Row rows[kMostFolded];
+        Row rows[kMaxFolded];
         for (i64 t = 0; t < size; ++t) {
           const i64 h = height.begin + (begin + t) * p_.axis[1].dilation;
           rows[t] = {const_cast<A*>(reader_.row(d, h)) + first_};
@@ -60,8 +60,8 @@ class ColumnSums {
   }
 
  private:
-  static Reading<A> reading(const Axis& height) {
-    return {false, nullptr, false, A(0), 1, (kMostFolded - 1) * height.dilation + 1};
+  static ReadOptions<A> reading(const Axis& height) {
+    return {false, nullptr, false, A(0), 1, (kMaxFolded - 1) * height.dilation + 1};
   }
 
   const Plan& p_;

@@ -13,25 +13,25 @@ namespace {
 // Whether the size of a group is a compile-time constant of the loops over it. Operators without
 // specialised algorithms are compiled for any size.
 template <class Op>
-inline constexpr bool kKnowsSizes =
+inline constexpr bool kHasFixedGroupSizes =
     kSpecialised<typename Op::In> && !requires { requires Op::kAnySize; };
 template <class Op, i64 N>
 constexpr auto group_size() {
-  if constexpr (kKnowsSizes<Op>) return Const<N>{};
+  if constexpr (kHasFixedGroupSizes<Op>) return Const<N>{};
   else return N;
 }
 template <class Op, bool First>
 constexpr auto is_first() {
-  if constexpr (kKnowsSizes<Op>) return std::bool_constant<First>{};
+  if constexpr (kHasFixedGroupSizes<Op>) return std::bool_constant<First>{};
   else return First;
 }
 
 // Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up.
 template <class Op, class F>
 void in_groups(i64 taps, F&& fold) {
-  if constexpr (!kKnowsSizes<Op>) {
-    for (i64 begin = 0; begin < taps; begin += kMostFolded)
-      fold(smaller(taps - begin, kMostFolded), begin == 0, begin);
+  if constexpr (!kHasFixedGroupSizes<Op>) {
+    for (i64 begin = 0; begin < taps; begin += kMaxFolded)
+      fold(smaller(taps - begin, kMaxFolded), begin == 0, begin);
     return;
   }
   const auto sized = [&](auto first, i64 begin, i64 size) {
@@ -46,9 +46,9 @@ void in_groups(i64 taps, F&& fold) {
         return fold(Const<4>{}, first, begin);
     }
   };
-  sized(std::true_type{}, 0, smaller(taps, kMostFolded));
-  for (i64 begin = kMostFolded; begin < taps; begin += kMostFolded) {
-    sized(std::false_type{}, begin, smaller(taps - begin, kMostFolded));
+  sized(std::true_type{}, 0, smaller(taps, kMaxFolded));
+  for (i64 begin = kMaxFolded; begin < taps; begin += kMaxFolded) {
+    sized(std::false_type{}, begin, smaller(taps - begin, kMaxFolded));
   }
 }
 
@@ -92,14 +92,14 @@ class WidthReduction {
   using T = typename Op::In;
   using Row = typename Op::Row;
 
-  POOLGRAD_LOOP WidthReduction(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
-                               const Op& op, Arena& arena)
+  POOLGRAD_LOOP WidthReduction(const Plan& plan, const View& x, const Tile& tile,
+                               ReadOptions<T> options, const Op& op, Arena& arena)
       : p_(plan),
         tile_(tile),
-        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, how), arena),
+        reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, options), arena),
         step_(reader_.step()),
         doubles_(Op::kDoubles && shares_much(plan.axis[2]) && plan.axis[2].regular() &&
-                 step_ == plan.inner && is_near(plan.axis[2])),
+                 step_ == plan.inner && has_little_padding(plan.axis[2])),
         doubled_(doubles_ ? op.take(arena, columns_read() * plan.inner) : Row{}),
         spaced_(doubles_ && plan.axis[2].stride > 1 ? op.take(arena, columns_read() * plan.inner)
                                                     : Row{}) {}
@@ -110,9 +110,9 @@ class WidthReduction {
   void row(i64 d, i64 h, Row into) { reduce(reader_.row(d, h), into); }
 
  private:
-  static Reading<T> reading(const Plan& p, Reading<T> how) {
-    if constexpr (Op::kDoubles) how.pad = shares_much(p.axis[2]), how.fill = Op::kFill;
-    return how;
+  static ReadOptions<T> reading(const Plan& p, ReadOptions<T> options) {
+    if constexpr (Op::kDoubles) options.pad = shares_much(p.axis[2]), options.fill = Op::kFill;
+    return options;
   }
 
   void reduce(const T* row, Row into) {
@@ -126,7 +126,7 @@ class WidthReduction {
       const Span s = span_of(a, o);
       const Row at = Op::at(into, (o - lo) * inner);
       if (s.taps == 0) return Op::clear(at, inner);
-      Op::fold_inputs(at, inner, row + s.begin * step_, 1, gap, s.taps, s.place);
+      Op::fold_inputs(at, inner, row + s.begin * step_, 1, gap, s.taps, s.first_tap);
     };
     const i64 first = all ? lo : full_lo, count = all ? hi - lo : full_hi - full_lo;
     if (count > 0) {
@@ -135,7 +135,8 @@ class WidthReduction {
       const Row at = Op::at(into, (first - lo) * inner);
       if (doubles_) {
         if constexpr (Op::kDoubles) double_up(from, count, at);
-      } else if (inner == 1 && (gap > 1 || a.kernel < kAcross || 2 * a.stride < a.kernel)) {
+      } else if (inner == 1 &&
+                 (gap > 1 || a.kernel < kTapsAcrossLanes || 2 * a.stride < a.kernel)) {
         Op::fold_inputs(at, count, from, a.stride * step_, gap, a.kernel, 0, a.m == 1);
       } else if (a.stride == 1 && step_ == inner) {
         Op::fold_inputs(at, count * inner, from, 1, gap, a.kernel, 0);
@@ -148,8 +149,8 @@ class WidthReduction {
     }
     const auto edges = [&](i64 begin, i64 end) {
       if constexpr (Op::kDoubles) {  // where padding does no harm, they are made already
-        const Row made = Op::at(into, (begin - lo) * inner);
-        if (all && !Op::is_suspect(made, (end - begin) * inner)) return;
+        const Row reduced = Op::at(into, (begin - lo) * inner);
+        if (all && !Op::may_be_padding(reduced, (end - begin) * inner)) return;
       }
       for (i64 o = begin; o < end; ++o) edge(o);
     };

@@ -34,7 +34,7 @@ class LogStepDoubling {
 
  private:
   static constexpr int kFirstLevel = 2;  // smaller windows are seldom wide in the other direction
-  using Cell = typename Op::template Cell<V>;
+  using Partial = typename Op::template Partial<V>;
 
   template <int Level, class Visitor>
   void by_level(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
@@ -48,11 +48,11 @@ class LogStepDoubling {
                            typename Visitor::Line line) const {
     const i64 kernel = kernel_, read = outputs + kernel - 1;
     const Visitor visit = given;  // in registers
-    Cell next[Levels + 1]{}, after{};
+    Partial next[Levels + 1]{}, after{};
     const auto vector = [&](i64 i, V input, i64 lanes) __attribute__((always_inline)) {
-      Cell known = Op::begin(input), sum = known;
+      Partial doubled = Op::begin(input), sum = doubled;
       [&]<int... L>(std::integer_sequence<int, L...>) __attribute__((always_inline)) {
-        (step<L, L == Levels>(kernel, known, next[L], after, sum), ...);
+        (step<L, L == Levels>(kernel, doubled, next[L], after, sum), ...);
       }(std::make_integer_sequence<int, Levels + 1>{});
       if (lanes > 0) visit(line, i, sum, lanes);
     };
@@ -69,9 +69,10 @@ class LogStepDoubling {
   // Doubles the partial reductions of 2^L neighbours and adds what the windows need of them to
   // `sum`. next, after: partial reductions of the two following vectors.
   template <int L, bool kLast>
-  POOLGRAD_INLINE static void step(i64 kernel, Cell& known, Cell& next, Cell& after, Cell& sum) {
+  POOLGRAD_INLINE static void step(i64 kernel, Partial& doubled, Partial& next, Partial& after,
+                                   Partial& sum) {
     constexpr int size = 1 << L;
-    const Cell own = known;
+    const Partial own = doubled;
     const auto apart = [&](i64 by) __attribute__((always_inline)) {
       const auto slid = [](i64 lanes) {
         return [lanes](auto a, auto b) { return slide(a, b, lanes); };
@@ -92,7 +93,7 @@ class LogStepDoubling {
     }
     if constexpr (!kLast) {
       const auto more = Op::each(own, next, [](auto a, auto b) { return slide<size>(a, b); });
-      Op::merge(known, more, static_cast<u32>(size));
+      Op::merge(doubled, more, static_cast<u32>(size));
     }
     if constexpr (size > W) after = next;
     next = own;
@@ -106,12 +107,12 @@ class LogStepDoubling {
 // width: calls visit(line, i, cell, lanes) for each pixel. ends: memory for the suffixes of a
 // block.
 template <class Op, class Visitor>
-POOLGRAD_LOOP void along_pixels(const Axis& a, const typename Op::In* from, i64 pitch, i64 rows,
-                                i64 columns, i64 lanes, typename Op::Row ends, const Visitor& given,
-                                typename Visitor::Line line) {
+POOLGRAD_LOOP void van_herk_along_pixels(const Axis& a, const typename Op::In* from, i64 pitch,
+                                         i64 rows, i64 columns, i64 lanes, typename Op::Row ends,
+                                         const Visitor& given, typename Visitor::Line line) {
   using T = typename Op::In;
   constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
-  using Cell = typename Op::template Cell<Vec<T, W>>;
+  using Partial = typename Op::template Partial<Vec<T, W>>;
   const i64 kernel = a.kernel, dilation = a.dilation, gap = dilation * W;
   const Visitor visit = given;  // in registers
   const auto part = [&](i64 begin) __attribute__((always_inline)) {
@@ -119,22 +120,22 @@ POOLGRAD_LOOP void along_pixels(const Axis& a, const typename Op::In* from, i64 
     const auto input = [&](i64 j) __attribute__((always_inline)) {
       return Op::begin(load<Vec<T, W>>(block + j * gap), static_cast<u32>(j));
     };
-    Cell sum = input(kernel - 1);
-    Op::store_cell(Op::at(ends, (kernel - 1) * W), sum, 0, W);
+    Partial sum = input(kernel - 1);
+    Op::store_partial(Op::at(ends, (kernel - 1) * W), sum, 0, W);
     for (i64 j = kernel - 1; j-- > 0;) {  // what is known from j to the block's end
-      Cell cell = input(j);
-      Op::merge(cell, sum);
-      Op::store_cell(Op::at(ends, j * W), sum = cell, 0, W);
+      Partial partial = input(j);
+      Op::merge(partial, sum);
+      Op::store_partial(Op::at(ends, j * W), sum = partial, 0, W);
     }
     visit(line, begin * W, sum, lanes);
     const i64 windows = smaller(kernel, ceil_div(columns - begin, dilation));
     for (i64 j = 1; j < windows; ++j) {  // the window that begins with j
-      const Cell next = input(kernel + j - 1);
+      const Partial next = input(kernel + j - 1);
       if (j == 1) sum = next;
       else Op::merge(sum, next);
-      Cell cell = Op::template load_cell<Cell>(Op::at(ends, j * W), 0);
-      Op::merge(cell, sum);
-      visit(line, begin * W + j * gap, Op::moved_back(cell, static_cast<u32>(j)), lanes);
+      Partial partial = Op::template load_partial<Partial>(Op::at(ends, j * W), 0);
+      Op::merge(partial, sum);
+      visit(line, begin * W + j * gap, Op::shifted_back(partial, static_cast<u32>(j)), lanes);
     }
   };
   for (i64 r = 0; r < rows; ++r, from += pitch, visit.next(line)) {

@@ -9,19 +9,19 @@
 namespace poolgrad {
 namespace {
 
-template <class A, class Picker, class Prepare>
-void pick(const Work& work, const View& x, Dense y, Dense routes, const View& order, bool zero_ties,
-          Prepare&& prepare) {
+template <class A, class Selector, class Prepare>
+void select_inputs(const Work& work, const View& x, Dense y, Dense routes, const View& order,
+                   bool zero_ties, Prepare&& prepare) {
   const Plan& p = *work.plan;
-  using State = WindowSelectionState<A, Picker>;
+  using State = WindowSelectionState<A, Selector>;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& a) {
-        Windows<A> windows(p, x, tile, a);
-        Picker picker(p, windows, a);
-        prepare(picker);
+        GatheredWindows<A> windows(p, x, tile, a);
+        Selector selector(p, windows, a);
+        prepare(selector);
         const i64 n = windows.stride();
-        return State{windows, picker, a.take<A>(n), a.take<u32>(n), a.take<u32>(n)};
+        return State{windows, selector, a.take<A>(n), a.take<u32>(n), a.take<u32>(n)};
       },
       [&](State& state, i64 plane, const Tile& tile) {
         select_tile_of_windows(p, tile, state, plane_of(x, plane), order,
@@ -38,7 +38,7 @@ void median(const Work& work, const View& x, Dense y, Dense routes, bool zero_ti
   if (algorithm == Algorithm::sorting_network) {
     small_windows<MedianNetwork<A>>(work, algorithm, x, y, routes, Select::median, zero_ties);
   } else {
-    pick<A, Median<A>>(work, x, y, routes, View{}, zero_ties, [](auto&) {});
+    select_inputs<A, RadixMedian<A>>(work, x, y, routes, View{}, zero_ties, [](auto&) {});
   }
 }
 
@@ -78,9 +78,9 @@ bool POOLGRAD_TABLE(select_draw)(const Work& work, const View& x, Dense y, Dense
   (void)choose({.task = Task::draw, .plan = work.plan});  // there is one algorithm
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
-    pick<A, Draw<A>>(work, x, y, routes, order, false, [&](Draw<A>& picker) {
-      picker.seed = seed;
-      picker.order = order;
+    select_inputs<A, RandomDraw<A>>(work, x, y, routes, order, false, [&](RandomDraw<A>& selector) {
+      selector.seed = seed;
+      selector.order = order;
     });
   });
   return true;

@@ -24,24 +24,24 @@ class PlaneMeans {
       : n_(flat.axis[2].in),
         divisor_(divisor_of_plane<A>(flat, divisor)),
         y_(y, kPlanes, arena),
-        copies_(arena.take<A>(kPlanes * smaller(n_, kMostCopiedPlane))) {}
+        copies_(arena.take<A>(kPlanes * smaller(n_, kMaxCopiedPlane))) {}
 
   void run(const View& x, i64 first, i64 last) {
     i64 plane = first;
-    for (; plane + kPlanes <= last; plane += kPlanes) some<kPlanes>(x, plane);
-    for (; plane < last; ++plane) some<1>(x, plane);
+    for (; plane + kPlanes <= last; plane += kPlanes) reduce_planes<kPlanes>(x, plane);
+    for (; plane < last; ++plane) reduce_planes<1>(x, plane);
   }
 
  private:
   template <i64 N>
-  void some(const View& x, i64 first) {
+  void reduce_planes(const View& x, i64 first) {
     const A* planes[N];
     for (i64 k = 0; k < N; ++k) {
-      A* copy = copies_ + k * smaller(n_, kMostCopiedPlane);
+      A* copy = copies_ + k * smaller(n_, kMaxCopiedPlane);
       planes[k] = row_of(x, plane_of(x, first + k), 1, 0, 0, 0, n_, copy);
     }
     A sums[N];
-    if (n_ <= kMostTaps) in_order<N>(planes, sums);
+    if (n_ <= kMaxTaps) in_order<N>(planes, sums);
     else across<N>(planes, sums);
     A* y = y_.reserve(first, N);
     for (i64 k = 0; k < N; ++k) y[k] = (A(0) + sums[k]) / divisor_;
@@ -63,7 +63,7 @@ class PlaneMeans {
   // Adds in the order of Sum::across.
   template <i64 N>
   POOLGRAD_LOOP void across(const A* const* planes, A* sums) const {
-    constexpr i64 W = kAcross, kTogether = smaller(N, 4);
+    constexpr i64 W = kTapsAcrossLanes, kTogether = smaller(N, 4);
     for (i64 begin = 0; begin < N; begin += kTogether) {
       const A* const* plane = planes + begin;
       Vec<A, W> lane[kTogether]{};
@@ -90,33 +90,30 @@ class PlaneMeans {
 template <class A>
 class PlaneGradients {
  public:
-  PlaneGradients(const Plan& p, const InputTile& piece, Dense gx, Arena& arena)
-      : p_(p),
-        first_(piece_begin(p, piece)),
-        n_(piece_size(piece)),
-        gx_(gx, kMostCopiedPlane, arena) {}
+  PlaneGradients(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
+      : p_(p), first_(tile_begin(p, tile)), n_(tile_size(tile)), gx_(gx, kMaxCopiedPlane, arena) {}
 
   void run(const View& gy, const View*, Divisor divisor, i64 plane) {
     A own;
     const A gradient = *row_of(gy, plane_of(gy, plane), 1, 0, 0, 0, 1, &own);
-    const A each = gradient / divisor_of_plane<A>(p_, divisor) + A(0);  // as if added to nothing
-    for (i64 done = 0; done < n_; done += kMostCopiedPlane) {
-      const i64 n = smaller(kMostCopiedPlane, n_ - done);
+    const A share = gradient / divisor_of_plane<A>(p_, divisor) + A(0);  // as if added to nothing
+    for (i64 done = 0; done < n_; done += kMaxCopiedPlane) {
+      const i64 n = smaller(kMaxCopiedPlane, n_ - done);
       A* to = gx_.reserve(plane * p_.in_plane() + first_ + done, n, false);
-      sweep_lanes<A>(n, [&](auto w, i64 i) {
-        prefetch(to + i + kAhead<A>);
-        store(to + i, Vec<A, w()>{} + each);
+      overlapping_lanes<A>(n, [&](auto w, i64 i) {
+        prefetch(to + i + kPrefetchElements<A>);
+        store(to + i, Vec<A, w()>{} + share);
       });
     }
   }
 
  private:
-  static i64 piece_begin(const Plan& p, const InputTile& piece) {
-    return (piece.lo[0] * p.axis[1].in + piece.lo[1]) * p.axis[2].in + piece.lo[2];
+  static i64 tile_begin(const Plan& p, const InputTile& tile) {
+    return (tile.lo[0] * p.axis[1].in + tile.lo[1]) * p.axis[2].in + tile.lo[2];
   }
-  static i64 piece_size(const InputTile& piece) {
+  static i64 tile_size(const InputTile& tile) {
     i64 n = 1;
-    for (int a = 0; a < 3; ++a) n *= piece.hi[a] - piece.lo[a];
+    for (int a = 0; a < 3; ++a) n *= tile.hi[a] - tile.lo[a];
     return n;
   }
 

@@ -8,14 +8,14 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMostBlockedRows = 8;        // rows of outputs at once,
+inline constexpr i64 kMaxBlockedRows = 8;         // rows of outputs at once,
 inline constexpr i64 kBlockBytes = i64{1} << 14;  // of so many bytes of inputs
 
 // Calls f with kernel and stride as compile-time constants, if they are compiled (up to a stride).
 // Returns whether they are.
-template <i64 MostStride = 2, class F>
+template <i64 MaxStride = 2, class F>
 bool by_shape(const Axis& a, F&& f) {
-  if constexpr (MostStride > 2) {
+  if constexpr (MaxStride > 2) {
     if (a.kernel == 3 && a.stride == 3) {
       f(Const<3>{}, Const<3>{});
       return true;
@@ -59,83 +59,83 @@ concept Rounds = Op::kRounds;
 
 // Whether inputs are added one by one where windows share no line.
 template <class Op>
-concept TakesInOrder = Rounds<Op> && !Op::kByLines;
+concept AddsInOrder = Rounds<Op> && !Op::kByLines;
 
 // One depth of the windows of a block: its first tap and, if other windows hold this depth too,
 // memory for its partial reductions, one for each row of outputs. known: they are already there.
-template <class Cell>
+template <class Partial>
 struct Slice {
-  u32 place;
-  Cell* cells;
-  bool known;
+  u32 first_tap;
+  Partial* partials;
+  bool cached;
 };
 
 // Reduces a column of windows, W columns side by side: each line of inputs is reduced once for all
 // windows that hold it. start(depth) returns a Slice, line(value) loads the taps of the next line,
 // ahead() may prefetch, store(row, cell) takes a result. O::trace accumulates the inputs in `seen`,
-// so that O::has_nan(seen) detects NaNs afterwards.
+// so that O::found_nan(seen) detects NaNs afterwards.
 template <class O, i64 K, i64 S, class V, class Start, class Line, class Ahead, class Store>
-POOLGRAD_INLINE void walk_down(i64 rows, i64 depths, V& seen, Start&& start, Line&& line,
-                               Ahead&& ahead, Store&& store) {
-  typename O::template Cell<V> made[kMostBlockedRows], lines[K];
+POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& start, Line&& line,
+                                    Ahead&& prefetch_next, Store&& store) {
+  typename O::template Partial<V> partials_in_depth[kMaxBlockedRows], lines[K];
   for (i64 k = 0; k < depths; ++k) {
     const auto slice = start(k);
-    const bool alone = slice.known || (slice.cells && k > 0), further = k > 0 && !alone;
-    const u32 place = alone ? 0 : slice.place;
+    const bool separate = slice.cached || (slice.partials && k > 0), continues = k > 0 && !separate;
+    const u32 first_tap = separate ? 0 : slice.first_tap;
     const auto reduce = [&]() __attribute__((always_inline)) {
       V value[K];
       line(value);
-      auto cell = O::first(value[0], place);
+      auto partial = O::first(value[0], first_tap);
       POOLGRAD_UNROLL
-      for (i64 t = 1; t < K; ++t) O::take(cell, value[t], place + static_cast<u32>(t));
+      for (i64 t = 1; t < K; ++t) O::take(partial, value[t], first_tap + static_cast<u32>(t));
       V sum = value[0];
       POOLGRAD_UNROLL
-      for (i64 t = 1; t < K; ++t) sum = O::trace(sum, value[t]);
-      seen = O::trace(seen, sum);
-      return cell;
+      for (i64 t = 1; t < K; ++t) sum = O::check_nan(sum, value[t]);
+      nan_check = O::check_nan(nan_check, sum);
+      return partial;
     };
-    const auto finish = [&](i64 q, auto cell) __attribute__((always_inline)) {
-      if (alone && k > 0) {
-        auto all = made[q];
-        O::merge(all, cell, slice.place);
-        cell = all;
+    const auto finish = [&](i64 q, auto partial) __attribute__((always_inline)) {
+      if (separate && k > 0) {
+        auto all = partials_in_depth[q];
+        O::merge(all, partial, slice.first_tap);
+        partial = all;
       }
-      if (k + 1 < depths) made[q] = cell;
-      else store(q, cell);
+      if (k + 1 < depths) partials_in_depth[q] = partial;
+      else store(q, partial);
     };
-    if (slice.known) {
-      for (i64 q = 0; q < rows; ++q) finish(q, slice.cells[q]);
+    if (slice.cached) {
+      for (i64 q = 0; q < rows; ++q) finish(q, slice.partials[q]);
       continue;
     }
-    if constexpr (S >= K && TakesInOrder<O>) {
+    if constexpr (S >= K && AddsInOrder<O>) {
       for (i64 q = 0; q < rows; ++q) {
-        ahead();
-        auto cell = made[q];
+        prefetch_next();
+        auto partial = partials_in_depth[q];
         POOLGRAD_UNROLL
         for (i64 r = 0; r < K; ++r) {
           V value[K];
           line(value);
-          if (k + r == 0) cell = O::first(value[0], 0);
-          else O::take(cell, value[0], 0);
+          if (k + r == 0) partial = O::first(value[0], 0);
+          else O::take(partial, value[0], 0);
           POOLGRAD_UNROLL
-          for (i64 t = 1; t < K; ++t) O::take(cell, value[t], 0);
+          for (i64 t = 1; t < K; ++t) O::take(partial, value[t], 0);
         }
-        finish(q, cell);
+        finish(q, partial);
       }
       continue;
     }
     POOLGRAD_UNROLL
     for (i64 t = 0; t < K - S; ++t) lines[t] = reduce();
     for (i64 q = 0; q < rows; ++q) {
-      ahead();
+      prefetch_next();
       POOLGRAD_UNROLL
       for (i64 t = K - S; t < K; ++t) lines[t] = reduce();
-      auto cell = further ? made[q] : lines[0];
-      if (further) O::merge(cell, lines[0], 0);
+      auto partial = continues ? partials_in_depth[q] : lines[0];
+      if (continues) O::merge(partial, lines[0], 0);
       POOLGRAD_UNROLL
-      for (i64 t = 1; t < K; ++t) O::merge(cell, lines[t], static_cast<u32>(t * K));
-      if (alone) slice.cells[q] = cell;
-      finish(q, cell);
+      for (i64 t = 1; t < K; ++t) O::merge(partial, lines[t], static_cast<u32>(t * K));
+      if (separate) slice.partials[q] = partial;
+      finish(q, partial);
       POOLGRAD_UNROLL
       for (i64 t = 0; t < K - S; ++t) lines[t] = lines[t + S];
     }
@@ -159,7 +159,7 @@ void over_rows(const Tile& tile, bool deep, F&& some) {
 }
 
 // Op provides `first` and `take` for the partial reduction of one line of taps, `merge` for a later
-// line, `store` for a result, and `trace` and `has_nan` to detect NaNs: Op itself may assume that
+// line, `store` for a result, and `trace` and `found_nan` to detect NaNs: Op itself may assume that
 // there is none. fill: padding.
 template <class Op>
 class RegisterBlocked {
@@ -183,19 +183,20 @@ class RegisterBlocked {
     pitch_ = ceil_div(reach, kLine) * kLine;
     depths_ = smaller(depth.kernel, depth.in);
     rows_ = kBlockBytes / (depths_ * height.stride * pitch_ * static_cast<i64>(sizeof(T)));
-    rows_ = larger(1, smaller(kMostBlockedRows, rows_));
+    rows_ = larger(1, smaller(kMaxBlockedRows, rows_));
     lines_ = (rows_ - 1) * height.stride + span(height);
     copies_ = arena.take<T>(depths_ * lines_ * pitch_);
-    from_ = arena.take<From>(depths_);
-    at_ = arena.take<const T*>(depths_ * lines_);
+    depth_lines_ = arena.take<DepthLines>(depths_);
+    lines_at_ = arena.take<const T*>(depths_ * lines_);
     if constexpr (kCompiled) {
-      const i64 cells = ceil_div(width.out, kLanes) * kMostBlockedRows;
-      own_cells_ = cells * static_cast<i64>(sizeof(typename Op::template Cell<Vec<T, kLanes>>));
+      const i64 partials = ceil_div(width.out, kLanes) * kMaxBlockedRows;
+      partial_bytes_ =
+          partials * static_cast<i64>(sizeof(typename Op::template Partial<Vec<T, kLanes>>));
     }
     // Depths that are reduced on their own are merged in another order.
     deep_ =
         !Rounds<Op> && depth.kernel > depth.stride && depth.dilation == 1 && height.dilation == 1;
-    cells_ = arena.take<char>(deep_ ? kSlots * own_cells_ : 0);
+    partials_ = arena.take<char>(deep_ ? kSlots * partial_bytes_ : 0);
   }
 
   // Rows of outputs that are computed at once; 0: the algorithm is not used.
@@ -209,7 +210,7 @@ class RegisterBlocked {
   void start(const char* plane) {
     if (used_ && !plane_) std::fill(copies_, copies_ + depths_ * lines_ * pitch_, fill_);
     plane_ = plane;
-    forget();
+    clear_cache();
   }
 
   // Computes rows oh ... oh + rows of outputs. Returns false if an input is NaN or the windows hold
@@ -220,33 +221,37 @@ class RegisterBlocked {
     const i64 n = width.out, lines = (rows - 1) * height.stride + span(height);
     if (s.taps == 0) return false;
     const i64 first = oh * height.stride - height.lo;
-    if (first != first_) forget();
+    if (first != first_) clear_cache();
     first_ = first;
     for (i64 k = 0; k < s.taps; ++k) {
       const i64 d = s.begin + k * depth.dilation;
-      const u32 place = static_cast<u32>((s.place + k) * height.kernel * width.kernel);
+      const u32 first_tap = static_cast<u32>((s.first_tap + k) * height.kernel * width.kernel);
       const bool last = depth.out > 1 && oh + rows >= height.out;  // of this depth
       const i64 below = last ? -height.lo : first + rows * height.stride;
       const char* next = line_of(deep_ || last ? d + depth.stride : d, deep_ ? first : below);
       const i64 slot = d % kSlots;
-      const bool known = deep_ && held_[slot] == d, kept = deep_ && s.place + k >= depth.stride;
-      if (!known) find_lines(k, d, first, lines);
-      from_[k] = {at_ + k * lines_, next, place,
-                  known || (k > 0 && kept) ? cells_ + slot * own_cells_ : nullptr, known};
-      if (k > 0 && kept) held_[slot] = d;
+      const bool cached = deep_ && cached_depths_[slot] == d,
+                 kept = deep_ && s.first_tap + k >= depth.stride;
+      if (!cached) find_lines(k, d, first, lines);
+      depth_lines_[k] = {lines_at_ + k * lines_, next, first_tap,
+                         cached || (k > 0 && kept) ? partials_ + slot * partial_bytes_ : nullptr,
+                         cached};
+      if (k > 0 && kept) cached_depths_[slot] = d;
     }
-    bool made = false;
+    bool partials_in_depth = false;
     if constexpr (kCompiled) {
-      by_shape<kMostStride>(height, [&](auto kernel, auto stride) {
-        by_width<T>(n, [&](auto w) { made = walk<kernel(), stride(), w()>(to, n, rows, s.taps); });
+      by_shape<kMaxStride>(height, [&](auto kernel, auto stride) {
+        by_width<T>(n, [&](auto w) {
+          partials_in_depth = compute<kernel(), stride(), w()>(to, n, rows, s.taps);
+        });
       });
     }
-    if (!made) forget();
-    return made;
+    if (!partials_in_depth) clear_cache();
+    return partials_in_depth;
   }
 
   // Whether an output of a row may be the padding instead of an input.
-  bool is_suspect(i64 oh, Target row) const {
+  bool may_be_padding(i64 oh, Target row) const {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const bool full = oh >= height.full_lo && oh < height.full_hi;
     bool found = false;
@@ -259,7 +264,7 @@ class RegisterBlocked {
 
  private:
   static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
-  static constexpr i64 kMostStride = sizeof(T) < 4 ? 2 : 3;  // bytes are not shuffled so freely
+  static constexpr i64 kMaxStride = sizeof(T) < 4 ? 2 : 3;  // bytes are not shuffled so freely
 
   // Columns from the first tap of a window to the last.
   static i64 span(const Axis& a) { return (a.kernel - 1) * a.dilation + 1; }
@@ -269,15 +274,15 @@ class RegisterBlocked {
   static constexpr i64 kSlots = 4;  // neighbouring depths of which more than one is needed later
 
   // The input lines of a block at one depth, the memory to prefetch, and the depth's slice.
-  struct From {
+  struct DepthLines {
     const T* const* at;
     const char* next;
-    u32 place;
-    char* cells;
-    bool known;
+    u32 first_tap;
+    char* partials;
+    bool cached;
   };
 
-  void forget() { std::fill(held_, held_ + kSlots, -1); }
+  void clear_cache() { std::fill(cached_depths_, cached_depths_ + kSlots, -1); }
 
   const char* line_of(i64 d, i64 h) const {
     return plane_ + (d * x_.depth + h * x_.height) * size_of(x_.dtype);
@@ -292,11 +297,11 @@ class RegisterBlocked {
     for (i64 i = 0; i < lines; ++i) {
       const i64 h = first + i, line = k * lines_ + i;
       if (readable_ && (bare ? h >= 0 && h < in : h > 0 && h + 1 < in)) {
-        at_[line] = reinterpret_cast<const T*>(line_of(d, h)) - lo;
+        lines_at_[line] = reinterpret_cast<const T*>(line_of(d, h)) - lo;
         continue;
       }
       T* copy = copies_ + line * pitch_;
-      at_[line] = copy;
+      lines_at_[line] = copy;
       if (h < 0 || h >= in) std::fill(copy + lo_ + lo, copy + hi_ + lo, fill_);
       else copy_row(x_, plane_, d, h, lo_, hi_, negate_, copy + lo_ + lo);
     }
@@ -320,52 +325,51 @@ class RegisterBlocked {
   // Computes `rows` rows of n outputs, W columns at a time. Returns false if an input is NaN.
   // Dilated windows share lines with every `step`-th row.
   template <i64 K, i64 S, i64 W>
-  POOLGRAD_LOOP bool walk(Target to, i64 n, i64 rows, i64 depths) const {
+  POOLGRAD_LOOP bool compute(Target to, i64 n, i64 rows, i64 depths) const {
     using V = Vec<T, static_cast<int>(W)>;
-    using Cell = typename Op::template Cell<V>;
+    using Partial = typename Op::template Partial<V>;
     constexpr i64 kShare = S * S * W * static_cast<i64>(sizeof(T));  // new inputs of a piece
     const i64 step = S == 1 ? p_.axis[1].dilation : 1;
-    V seen{};
+    V nan_check{};
     for (i64 i = 0; i < n; i += W) {
       const i64 at = smaller(i, n - W);
       const bool edge = readable_ && (at * S < before_ || n - W < at + after_);
-      decltype(V{} < V{}) known[K]{};
-      for (i64 t = 0; edge && t < K; ++t) known[t] = inside<S, V>(at, t);
+      decltype(V{} < V{}) cached[K]{};
+      for (i64 t = 0; edge && t < K; ++t) cached[t] = inside<S, V>(at, t);
       for (i64 from = 0; from < smaller(step, rows); ++from) {
         const T* const* line = nullptr;
         const char* next = nullptr;
-        walk_down<Op, K, S, V>((rows - from + step - 1) / step, depths, seen,
-                               [&](i64 k) {
-                                 const From& own = from_[k];
-                                 line = own.at + from;
-                                 next = own.next + (i / W * rows + from * rows / step) * kShare;
-                                 Cell* cells = reinterpret_cast<Cell*>(own.cells);
-                                 return Slice<Cell>{
-                                     own.place, cells ? cells + i / W * kMostBlockedRows : nullptr,
-                                     own.known};
-                               },
-                               [&](V* value) {
-                                 POOLGRAD_UNROLL
-                                 for (i64 t = 0; t < K; ++t)
-                                   value[t] = load_every<S, V>(*line + at * S, t, step);
-                                 line += step;
-                                 if (!edge) return;
-                                 POOLGRAD_UNROLL
-                                 for (i64 t = 0; t < K; ++t)
-                                   value[t] = known[t] ? value[t] : V{} + fill_;
-                               },
-                               [&] {
-                                 for (i64 b = 0; b < kShare; b += 64, next += 64)
-                                   deep_ ? prefetch_near(next) : prefetch(next);
-                               },
-                               [&](i64 q, const auto& cell) {
-                                 const i64 row = from + q * step;
-                                 Op::store(to.line(row, n), at, cell);
-                                 prefetch(to.line(row + rows, n).y + at);
-                               });
+        reduce_columns<Op, K, S, V>(
+            (rows - from + step - 1) / step, depths, nan_check,
+            [&](i64 k) {
+              const DepthLines& own = depth_lines_[k];
+              line = own.at + from;
+              next = own.next + (i / W * rows + from * rows / step) * kShare;
+              Partial* partials = reinterpret_cast<Partial*>(own.partials);
+              return Slice<Partial>{own.first_tap,
+                                    partials ? partials + i / W * kMaxBlockedRows : nullptr,
+                                    own.cached};
+            },
+            [&](V* value) {
+              POOLGRAD_UNROLL
+              for (i64 t = 0; t < K; ++t) value[t] = load_every<S, V>(*line + at * S, t, step);
+              line += step;
+              if (!edge) return;
+              POOLGRAD_UNROLL
+              for (i64 t = 0; t < K; ++t) value[t] = cached[t] ? value[t] : V{} + fill_;
+            },
+            [&] {
+              for (i64 b = 0; b < kShare; b += 64, next += 64)
+                deep_ ? prefetch_line(next) : prefetch(next);
+            },
+            [&](i64 q, const auto& partial) {
+              const i64 row = from + q * step;
+              Op::store(to.line(row, n), at, partial);
+              prefetch(to.line(row + rows, n).y + at);
+            });
       }
     }
-    return !Op::has_nan(seen, fill_);
+    return !Op::found_nan(nan_check, fill_);
   }
 
   const Plan& p_;
@@ -377,12 +381,12 @@ class RegisterBlocked {
   i64 before_ = 0, after_ = 0;  // columns of padding that windows hold
   i64 lo_ = 0, hi_ = 0, pitch_ = 0, depths_ = 0, rows_ = 0, lines_ = 0;
   T* copies_ = nullptr;
-  From* from_ = nullptr;
-  const T** at_ = nullptr;  // the lines of all depths
+  DepthLines* depth_lines_ = nullptr;
+  const T** lines_at_ = nullptr;  // the lines of all depths
   // Partial reductions of depths that later outputs need, too: those from line `first_` on.
   bool deep_ = false;
-  char* cells_ = nullptr;
-  i64 own_cells_ = 0, first_ = 0, held_[kSlots];
+  char* partials_ = nullptr;
+  i64 partial_bytes_ = 0, first_ = 0, cached_depths_[kSlots];
   const char* plane_ = nullptr;
 };
 

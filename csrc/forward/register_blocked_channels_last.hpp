@@ -10,7 +10,7 @@ namespace {
 
 // Rows of outputs at once, which share lines of inputs: more rows would map to the same sets of the
 // first cache. At larger strides rows share too little to be worth so many memory streams.
-inline constexpr i64 kMostChannelsLastRows = 4;
+inline constexpr i64 kMaxChannelsLastRows = 4;
 inline constexpr i64 kChannelsLastBlock = i64{1}
                                           << 10;  // elements of a row that are made at a time
 
@@ -29,7 +29,7 @@ class RegisterBlockedChannelsLast {
     if (!used_ || oh < height.full_lo) return 0;
     return larger(0, smaller(most(), smaller(end, height.full_hi) - oh));
   }
-  i64 most() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMostChannelsLastRows : 1; }
+  i64 most() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMaxChannelsLastRows : 1; }
 
   i64 columns() const { return larger(1, kChannelsLastBlock / p_.inner); }  // at once
 
@@ -40,13 +40,13 @@ class RegisterBlockedChannelsLast {
     const T* from = reinterpret_cast<const T*>(plane_) +
                     (oh * height.stride - height.lo) * x_.height +
                     (lo * width.stride - width.lo) * x_.width;
-    bool made = false;
+    bool computed = false;
     if constexpr (kCompiled) {
       by_shape(height, [&](auto kernel, auto stride) {
-        made = walk<kernel(), stride()>(from, to, length, hi - lo, rows);
+        computed = compute<kernel(), stride()>(from, to, length, hi - lo, rows);
       });
     }
-    return made;
+    return computed;
   }
 
   void start(const char* plane) { plane_ = plane; }
@@ -56,37 +56,37 @@ class RegisterBlockedChannelsLast {
 
   // Returns false if an input is NaN.
   template <i64 K, i64 S>
-  POOLGRAD_LOOP bool walk(const T* first, Target to, i64 length, i64 pixels, i64 rows) const {
+  POOLGRAD_LOOP bool compute(const T* first, Target to, i64 length, i64 pixels, i64 rows) const {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
     using V = Vec<T, static_cast<int>(W)>;
     const i64 step = x_.width, pitch = x_.height;
-    V seen{};
+    V nan_check{};
     for (i64 o = 0; o < pixels; ++o) {
       for (i64 c = 0; c < p_.inner; c += W) {
         const i64 channel = smaller(c, p_.inner - W), at = o * p_.inner + channel;
         const T* from = nullptr;
-        walk_down<Op, K, S, V>(
-            rows, 1, seen,
+        reduce_columns<Op, K, S, V>(
+            rows, 1, nan_check,
             [&](i64) {
               from = first + o * S * step + channel;
-              return Slice<typename Op::template Cell<V>>{0, nullptr, false};
+              return Slice<typename Op::template Partial<V>>{0, nullptr, false};
             },
             [&](V* value) {
               POOLGRAD_UNROLL
               for (i64 t = 0; t < K; ++t) value[t] = load<V>(from + t * step);
               POOLGRAD_UNROLL
-              for (i64 t = K - S; t < K; ++t) prefetch(from + t * step + kAhead<T>);
+              for (i64 t = K - S; t < K; ++t) prefetch(from + t * step + kPrefetchElements<T>);
               from += pitch;
             },
             [] {},
-            [&](i64 q, const auto& cell) {
+            [&](i64 q, const auto& partial) {
               const auto line = to.line(q, length);
-              prefetch(line.y + at + kAhead<T>);
-              Op::store(line, at, cell);
+              prefetch(line.y + at + kPrefetchElements<T>);
+              Op::store(line, at, partial);
             });
       }
     }
-    return !Op::has_nan(seen, fill_);
+    return !Op::found_nan(nan_check, fill_);
   }
 
   const Plan& p_;

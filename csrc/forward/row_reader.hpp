@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/scratch.hpp"
-#include "geometry/tile.hpp"
 #include "geometry/view.hpp"
 #include "operators/divisor.hpp"
 #include "simd/prefetch.hpp"
@@ -40,13 +39,13 @@ POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i6
 }
 
 // Whether windows reach so little beyond the input that the padding may be written out.
-[[maybe_unused]] inline bool is_near(const Axis& a) {
+[[maybe_unused]] inline bool has_little_padding(const Axis& a) {
   return !a.regular() || (a.m - 1) * a.stride + (a.kernel - 1) * a.dilation < 2 * a.n + 64;
 }
 
 // What a Reader does in addition to reading.
 template <class A>
-struct Reading {
+struct ReadOptions {
   bool negate = false;                 // turn numbers round, for a minimum
   const Quotient* quotient = nullptr;  // divide
   bool pad = false;                    // `fill` stands where a window reaches beyond the row,
@@ -58,13 +57,13 @@ struct Reading {
 template <class A>
 class Reader {
  public:
-  POOLGRAD_LOOP Reader(const Plan& p, const View& x, i64 lo, i64 hi, const Reading<A>& how,
+  POOLGRAD_LOOP Reader(const Plan& p, const View& x, i64 lo, i64 hi, const ReadOptions<A>& options,
                        Arena& arena)
       : x_(x),
-        how_(how),
+        options_(options),
         inner_(p.inner),
         rows_(p.axis[1].in),
-        direct_(!how.negate && !how.quotient && x.dtype == DtypeOf<A>::value &&
+        direct_(!options.negate && !options.quotient && x.dtype == DtypeOf<A>::value &&
                 (p.inner == 1 || x.inner == 1)) {
     const Axis& a = p.axis[2];
     from_ = lo_ = a.in, hi_ = 0;
@@ -76,17 +75,17 @@ class Reader {
       lo_ = smaller(lo_, larger(0, begin)), hi_ = larger(hi_, smaller(a.in, end));
     }
     hi_ = larger(lo_, hi_);
-    padded_ = how.pad && (from_ < lo_ || to_ > hi_) && is_near(a);
+    padded_ = options.pad && (from_ < lo_ || to_ > hi_) && has_little_padding(a);
     if (!padded_) from_ = lo_, to_ = hi_;
     direct_ &= !padded_;
-    depth_mask_ = ring(how.depths) - 1, height_mask_ = ring(how.heights) - 1;
+    depth_mask_ = ring(options.depths) - 1, height_mask_ = ring(options.heights) - 1;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
     length_ = (to_ - from_) * p.inner;
     bytes_ = (hi_ - lo_) * (p.inner > 1 ? p.inner : x.width) * size_of(x.dtype);
     if (direct_) return;
-    if (how.quotient) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
+    if (options.quotient) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
     buffers_ = arena.take<A>(slots * length_);
-    kept_ = arena.take<Kept>(slots);
+    cached_ = arena.take<CachedRow>(slots);
   }
 
   i64 step() const { return direct_ ? x_.width : inner_; }  // from one column to the next
@@ -95,10 +94,10 @@ class Reader {
 
   void start(const char* plane) {
     plane_ = plane;
-    for (i64& seen : seen_) seen = -1;
+    for (i64& prefetched : prefetched_) prefetched = -1;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
-    for (i64 k = 0; !direct_ && k < slots; ++k) kept_[k].key = -1;
-    if (how_.quotient) how_.quotient->fill_row(lo_, hi_, divisors_);
+    for (i64 k = 0; !direct_ && k < slots; ++k) cached_[k].key = -1;
+    if (options_.quotient) options_.quotient->fill_row(lo_, hi_, divisors_);
   }
 
   const A* at(i64 d, i64 h) const {  // of a direct reader
@@ -107,21 +106,21 @@ class Reader {
   // Row (d, h); the pointer is to column 0.
   const A* row(i64 d, i64 h) {
     const i64 key = d * rows_ + h;
-    i64& seen = seen_[d & 3];
-    if (key > seen) {
-      seen = key;
+    i64& prefetched = prefetched_[d & 3];
+    if (key > prefetched) {
+      prefetched = key;
       const i64 at = (d * x_.depth + h * x_.height + lo_ * x_.width) * size_of(x_.dtype);
-      prefetch(plane_ + at + kAheadBytes, bytes_);
+      prefetch(plane_ + at + kPrefetchBytes, bytes_);
     }
     if (direct_) return at(d, h);
     const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);
-    Kept& kept = kept_[slot];
-    if (kept.key != key) kept = {key, read(d, h, buffers_ + slot * length_)};
-    return kept.row;
+    CachedRow& cached = cached_[slot];
+    if (cached.key != key) cached = {key, read(d, h, buffers_ + slot * length_)};
+    return cached.row;
   }
 
  private:
-  struct Kept {
+  struct CachedRow {
     i64 key;
     const A* row;
   };
@@ -135,34 +134,34 @@ class Reader {
 
   const A* read(i64 d, i64 h, A* buffer) const {
     const i64 n = (hi_ - lo_) * inner_;
-    A* real = buffer + (lo_ - from_) * inner_;
-    const A* from = n > 0 ? row_of(x_, plane_, inner_, d, h, lo_, hi_, real) : real;
-    if (how_.negate) {
-      for (i64 i = 0; i < n; ++i) real[i] = opposite(from[i]);
-      from = real;
+    A* valid = buffer + (lo_ - from_) * inner_;
+    const A* from = n > 0 ? row_of(x_, plane_, inner_, d, h, lo_, hi_, valid) : valid;
+    if (options_.negate) {
+      for (i64 i = 0; i < n; ++i) valid[i] = opposite(from[i]);
+      from = valid;
     }
-    if (kFloat<A> && how_.quotient) {
-      const A rows = static_cast<A>(how_.quotient->of_rows(d, h));
-      for (i64 i = 0; i < n; ++i) real[i] = static_cast<A>(from[i] / (rows * divisors_[i]));
-      from = real;
+    if (kFloat<A> && options_.quotient) {
+      const A rows = static_cast<A>(options_.quotient->of_rows(d, h));
+      for (i64 i = 0; i < n; ++i) valid[i] = static_cast<A>(from[i] / (rows * divisors_[i]));
+      from = valid;
     }
     if (padded_) {
-      if (from != real) std::memcpy(real, from, static_cast<std::size_t>(n) * sizeof(A));
-      std::fill(buffer, real, how_.fill);
-      std::fill(real + n, buffer + length_, how_.fill);
-      from = real;
+      if (from != valid) std::memcpy(valid, from, static_cast<std::size_t>(n) * sizeof(A));
+      std::fill(buffer, valid, options_.fill);
+      std::fill(valid + n, buffer + length_, options_.fill);
+      from = valid;
     }
     return from - lo_ * inner_;
   }
 
   const View& x_;
-  const Reading<A> how_;
+  const ReadOptions<A> options_;
   i64 inner_, lo_, hi_, from_, to_ = 0, rows_, length_ = 0, depth_mask_, height_mask_;
   bool direct_, padded_ = false;
   const char* plane_ = nullptr;
-  i64 bytes_, seen_[4];  // of a row; the last row of each of four depths
+  i64 bytes_, prefetched_[4];  // of a row; the last row of each of four depths
   A *buffers_ = nullptr, *divisors_ = nullptr;
-  Kept* kept_ = nullptr;
+  CachedRow* cached_ = nullptr;
 };
 
 }  // namespace

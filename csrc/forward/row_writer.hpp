@@ -31,7 +31,8 @@ class RowWriter {
     if (!to_.data) return nullptr;
     if (!buffer_) {
       T* here = as<T>(to_, first);
-      if (prefetches) prefetch(here + larger(n, kAhead<T>), n * static_cast<i64>(sizeof(T)));
+      if (prefetches)
+        prefetch(here + larger(n, kPrefetchElements<T>), n * static_cast<i64>(sizeof(T)));
       return here;
     }
     if (first != first_ + count_ || count_ >= kChunk) {
@@ -63,10 +64,10 @@ class RowWriter {
     if (!to_.data) return;
     if (buffer_) return write(to_, first, from, n);
     T* to = as<T>(to_, first);
-    sweep_lanes<T>(n, [&](auto w, i64 i) {
+    overlapping_lanes<T>(n, [&](auto w, i64 i) {
       const auto values = load<Vec<T, w()>>(from + i);
       if (streams) return store_nontemporal(to + i, values);
-      prefetch(to + i + kAhead<T>);
+      prefetch(to + i + kPrefetchElements<T>);
       store(to + i, values);
     });
   }
@@ -86,7 +87,7 @@ class RowWriter {
 };
 
 // Addresses of strips of rows, in elements.
-struct Grid {
+struct StripLayout {
   i64 first, row, strip;
   i64 at(i64 q, i64 s) const { return first + q * row + s * strip; }
 };
@@ -105,13 +106,13 @@ class TileWriter {
   void open(const Plan& p, const Patch& patch, i64 begin) {
     const i64 first = begin + patch.tile.lo[2] * p.inner + patch.channel;
     array = {first, p.out_row(), patch.by_pixel ? p.inner : W};
-    here = buffer_ ? Grid{0, patch.strips * W, W} : array;
+    here = buffer_ ? StripLayout{0, patch.strips * W, W} : array;
     ahead = patch.by_pixel ? kPixelsAhead * array.strip : kRowsAhead * array.row;
   }
   T* values() const { return buffer_ ? buffer_ : as<T>(to_, 0); }
 
-  Grid here{}, array{};  // strips among the values, and in the array
-  i64 ahead = 0;         // so much further lies what should be asked for before it is made
+  StripLayout here{}, array{};  // strips among the values, and in the array
+  i64 ahead = 0;                // so much further lies what should be asked for before it is made
 
   // Writes the buffer to the array.
   template <class Patch>

@@ -13,7 +13,8 @@ namespace {
 
 // Separable filtering of the planes for which wanted(plane) is true.
 template <class A, bool WithRoutes, bool ZeroTies, class Wanted>
-void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which, Wanted&& wanted) {
+void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which,
+            Wanted&& is_wanted) {
   const Plan& p = *work.plan;
   const bool negate = which == Select::smallest, holes = WithRoutes && has_empty_windows(p);
   using State = SeparableState<A, WithRoutes, ZeroTies>;
@@ -25,7 +26,7 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
             {p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, WithRoutes, ZeroTies>::take(a, n)};
       },
       [&](State& state, i64 plane, const Tile& tile) {
-        if (!wanted(plane)) return;
+        if (!is_wanted(plane)) return;
         state.separable.start(plane_of(x, plane));
         select_tile(p, tile, state, routes, plane * p.out_plane(), which, holes);
       });
@@ -65,12 +66,12 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
         break;
     }
   }
-  const auto wanted = [&](i64 plane) { return !left || left.get()[plane]; };
+  const auto is_wanted = [&](i64 plane) { return !left || left.get()[plane]; };
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
-    if (!routes.data) reduce<A, false, false>(work, x, y, routes, which, wanted);
-    else if (zero) reduce<A, true, kFloat<A>>(work, x, y, routes, which, wanted);
-    else reduce<A, true, false>(work, x, y, routes, which, wanted);
+    if (!routes.data) reduce<A, false, false>(work, x, y, routes, which, is_wanted);
+    else if (zero) reduce<A, true, kFloat<A>>(work, x, y, routes, which, is_wanted);
+    else reduce<A, true, false>(work, x, y, routes, which, is_wanted);
   });
 }
 
@@ -80,11 +81,11 @@ void split_winners(const Work& work, Select which, const View& x, const View& y,
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     over_outputs(
-        work, [&](const Tile&, Arena& arena) { return Rows<A>(p, arena); },
-        [&](Rows<A>& rows, i64 plane, const Tile& tile) {
-          mark_winners<A>(p, tile, x, plane_of(x, plane), y, plane_of(y, plane),
-                          which == Select::rectified, rows,
-                          winners + plane * p.out_plane() * p.winner_bytes());
+        work, [&](const Tile&, Arena& arena) { return TieRows<A>(p, arena); },
+        [&](TieRows<A>& rows, i64 plane, const Tile& tile) {
+          mark_ties<A>(p, tile, x, plane_of(x, plane), y, plane_of(y, plane),
+                       which == Select::rectified, rows,
+                       winners + plane * p.out_plane() * p.winner_bytes());
         },
         true);
   });

@@ -18,7 +18,7 @@ POOLGRAD_LOOP void pack_by(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
   const R* end = to + rows * n;
   for (i64 row = 0; row < rows; ++row, from += pitch, to += n) {
     for (i64 i = 0; i < n; i += W) {
-      if constexpr (sizeof(R) * W >= 64) prefetch(to + i + kAhead<R>);
+      if constexpr (sizeof(R) * W >= 64) prefetch(to + i + kPrefetchElements<R>);
       if (to + i + W <= end) store(to + i, convert<R>(load<V>(from + i)));
       else std::transform(from + i, from + n, to + i, [](T v) { return static_cast<R>(v); });
     }
@@ -33,7 +33,7 @@ void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
 
 // Whether a ReLU may follow the reduction: maxima only.
 template <class Op>
-concept Rectifies = requires(Vec<typename Op::In, 1> v) { Op::is_cut(v); };
+concept Rectifies = requires(Vec<typename Op::In, 1> v) { Op::relu_is_zero(v); };
 
 // Converts maxima to the requested outputs: negates them for a minimum, or applies the ReLU, whose
 // zeros are routed nowhere.
@@ -44,14 +44,14 @@ POOLGRAD_LOOP void finish(Select which, T* y, R* routes, i64 n) {
   }
   if constexpr (Rectifies<Op>) {
     if (which != Select::rectified) return;
-    sweep_lanes<T>(n, [&](auto w, i64 i) {
+    overlapping_lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       using P = Vec<R, w()>;
       const V value = load<V>(y + i);
-      const auto cut = Op::is_cut(value);
-      store(y + i, cut ? V{} : value);
+      const auto zero = Op::relu_is_zero(value);
+      store(y + i, zero ? V{} : value);
       if (!routes) return;
-      const auto nowhere = bits_as<P>(convert<std::make_signed_t<R>>(cut));
+      const auto nowhere = bits_as<P>(convert<std::make_signed_t<R>>(zero));
       store(routes + i, load<P>(routes + i) | nowhere);
     });
   }
@@ -100,15 +100,15 @@ struct WideWindowsState {
 template <bool WithRoutes>
 struct RouteWriter {
   Dense routes;
-  Grid array;
+  StripLayout array;
   i64 ahead, bytes;
 
   template <class P>
-  POOLGRAD_INLINE void operator()(i64 q, i64 s, P where, i64 lanes) const {
+  POOLGRAD_INLINE void operator()(i64 q, i64 s, P best_tap, i64 lanes) const {
     if constexpr (WithRoutes) {
       const i64 at = array.at(q, s);
       prefetch(as<std::uint8_t>(routes, (at + ahead) * bytes));
-      put_routes(where, routes, at, lanes);
+      put_routes(best_tap, routes, at, lanes);
     }
   }
 };
@@ -126,15 +126,16 @@ bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char
     return [=, values = state.y.values(), here = state.y.here, ahead = state.y.ahead,
             write_routes =
                 RouteWriter<WithRoutes>{routes, state.y.array, state.y.ahead, p.route_bytes}](
-               i64 q, i64 s, const auto& cell, u32 back, i64 lanes) __attribute__((always_inline)) {
-      T* y = values + here.at(q, s);
-      prefetch(y + ahead);
-      auto best = negate ? opposites<T>(cell.best) : cell.best;
-      auto where = Op::moved(cell.where, -back);
-      if (rectify) Op::rectify(best, where);
-      store_first(y, best, lanes);
-      write_routes(q, s, where, lanes);
-    };
+               i64 q, i64 s, const auto& partial, u32 back, i64 lanes)
+               __attribute__((always_inline)) {
+                 T* y = values + here.at(q, s);
+                 prefetch(y + ahead);
+                 auto best = negate ? opposites<T>(partial.best) : partial.best;
+                 auto best_tap = Op::shifted(partial.best_tap, -back);
+                 if (rectify) Op::rectify(best, best_tap);
+                 store_first(y, best, lanes);
+                 write_routes(q, s, best_tap, lanes);
+               };
   };
   const auto close = [&](const Patch& patch, i64 oh, i64 rows) {
     for (i64 q = 0; WithRoutes && holes && q < rows;
@@ -171,16 +172,16 @@ struct SmallWindowsState {
         narrow(algorithm == Algorithm::unrolled_joined_rows),
         y(to, most(p, tile), arena),
         routes(kept, most(p, tile), arena),
-        staged{} {
-    const i64 n = narrow ? windows.swept(windows.rows_swept()) + kPacked
+        buffer{} {
+    const i64 n = narrow ? windows.joined_length(windows.max_joined_rows()) + kPacked
                          : pixels.most() * pixels.columns() * p.inner;
-    staged.y = arena.take<T>(n);
-    if (keep) staged.routes = arena.take<std::uint8_t>(n);
+    buffer.y = arena.take<T>(n);
+    if (keep) buffer.routes = arena.take<std::uint8_t>(n);
   }
 
   // Outputs that are computed at a time.
   i64 most(const Plan& p, const Tile& tile) const {
-    return (narrow ? windows.rows_swept() : larger(1, blocked.rows())) * length(p, tile);
+    return (narrow ? windows.max_joined_rows() : larger(1, blocked.rows())) * length(p, tile);
   }
 
   static i64 length(const Plan& p, const Tile& tile) { return (tile.hi[2] - tile.lo[2]) * p.inner; }
@@ -197,7 +198,7 @@ struct SmallWindowsState {
   const bool keep, narrow;
   RowWriter<T> y;
   RowWriter<std::uint8_t> routes;
-  typename Op::Target staged;  // rows of a narrow plane, or outputs of some pixels
+  typename Op::Target buffer;  // rows of a narrow plane, or outputs of some pixels
 };
 
 // Computes rows from (od, oh) on with channels last, as many columns at once as the first cache
@@ -213,17 +214,17 @@ void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
     const i64 full_lo = larger(lo, smaller(hi, width.full_lo));
     const i64 full_hi = larger(full_lo, smaller(hi, width.full_hi));
     const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
-    auto to = state.staged;
+    auto to = state.buffer;
     if (here) {
       to = Op::target(state.y.reserve(first, n, false),
                       state.keep ? state.routes.reserve(first, n, false) : nullptr, false);
     }
     const i64 offset = (full_lo - lo) * p.inner;
-    const bool made =
+    const bool computed =
         full_lo == full_hi || state.pixels.make(oh, rows, full_lo, full_hi, to.at(offset), pitch);
     for (i64 q = 0; q < rows; ++q) {
       const auto row = to.at(q * pitch);
-      if (!made) state.windows.part(od, oh + q, full_lo, full_hi, row.at(offset));
+      if (!computed) state.windows.part(od, oh + q, full_lo, full_hi, row.at(offset));
       if (lo < full_lo) state.windows.part(od, oh + q, lo, full_lo, row);
       if (full_hi < hi) {
         state.windows.part(od, oh + q, full_hi, hi, row.at((full_hi - lo) * p.inner));
@@ -241,7 +242,7 @@ template <class Op>
 void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& state,
                         const char* inputs, i64 plane, Select which, bool zero_ties) {
   const i64 length = state.length(p, tile), most = larger(1, state.blocked.rows());
-  const auto place = [&](i64 first, i64 n, auto&& make) {
+  const auto write_rows = [&](i64 first, i64 n, auto&& make) {
     auto* y = state.y.reserve(first, n, !state.blocked.rows());
     std::uint8_t* routes = state.keep ? state.routes.reserve(first, n) : nullptr;
     make(Op::target(y, routes, zero_ties));
@@ -250,24 +251,24 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
   if (state.narrow) {
     const i64 pitch = state.windows.pitch(), end = tile.hi[1];
     for (i64 oh = tile.lo[1], rows; oh < end; oh += rows) {
-      rows = smaller(state.windows.rows_swept(), end - oh);
+      rows = smaller(state.windows.max_joined_rows(), end - oh);
       const i64 first = plane + oh * length;
-      if (state.windows.sweep_rows(inputs, oh, rows, state.staged)) {
-        place(first, rows * length, [&](typename Op::Target to) {
-          pack(state.staged.y, pitch, to.y, rows, length);
-          if (state.keep) pack(state.staged.routes, pitch, to.routes, rows, length);
+      if (state.windows.compute_joined_rows(inputs, oh, rows, state.buffer)) {
+        write_rows(first, rows * length, [&](typename Op::Target to) {
+          pack(state.buffer.y, pitch, to.y, rows, length);
+          if (state.keep) pack(state.buffer.routes, pitch, to.routes, rows, length);
         });
         continue;
       }
       for (i64 q = 0; q < rows; ++q) {
         state.windows.row(0, oh + q, [&](i64 at, i64 n, auto&& make) {
-          place(first + q * length + at, n, make);
+          write_rows(first + q * length + at, n, make);
         });
       }
     }
     return;
   }
-  const auto some = [&](i64 od, i64 oh) {  // rows from (od, oh) on: how many
+  const auto compute_rows = [&](i64 od, i64 oh) {  // rows from (od, oh) on: how many
     i64 rows = state.pixels.rows(oh, tile.hi[1]);
     if (rows > 0) {
       channels_last_rows(p, tile, state, plane, od, oh, rows, which);
@@ -276,20 +277,21 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
     rows = smaller(most, tile.hi[1] - oh);
     const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
     if (!state.blocked.rows()) {
-      state.windows.row(od, oh, [&](i64 at, i64 n, auto&& make) { place(first + at, n, make); });
+      state.windows.row(od, oh,
+                        [&](i64 at, i64 n, auto&& make) { write_rows(first + at, n, make); });
       return rows;
     }
-    place(first, rows * length, [&](typename Op::Target to) {
-      const bool made = state.blocked.make(od, oh, rows, to);
+    write_rows(first, rows * length, [&](typename Op::Target to) {
+      const bool computed = state.blocked.make(od, oh, rows, to);
       for (i64 q = 0; q < rows; ++q) {
         const auto row = to.at(q * length);
-        if (made && !(state.keep && state.blocked.is_suspect(oh + q, row))) continue;
+        if (computed && !(state.keep && state.blocked.may_be_padding(oh + q, row))) continue;
         state.windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(row.at(at)); });
       }
     });
     return rows;
   };
-  over_rows(tile, state.blocked.deep(), some);
+  over_rows(tile, state.blocked.deep(), compute_rows);
 }
 
 // Computes all outputs.

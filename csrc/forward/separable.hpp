@@ -16,7 +16,7 @@ namespace {
 }
 
 // Cache of reduced rows that several windows need, by key: level l holds those of 2^l neighbours.
-// Where no two windows share a row, it is a ring of kMostFolded rows.
+// Where no two windows share a row, it is a ring of kMaxFolded rows.
 template <class Op>
 class RowCache {
  public:
@@ -25,19 +25,20 @@ class RowCache {
   // n: elements of a row; lines: independent sequences of rows, one beside the other
   POOLGRAD_LOOP RowCache(const Axis& a, i64 lines, i64 n, const Op& op, Arena& arena)
       : shared(a.overlap),
-        top(shares_much(a) ? log2_floor(smaller(a.kernel, a.in)) : 0),
+        max_level(shares_much(a) ? log2_floor(smaller(a.kernel, a.in)) : 0),
         n_(n),
         lines_(lines) {
-    for (int level = 0; level <= top; ++level) {
+    for (int level = 0; level <= max_level; ++level) {
       const i64 size = i64{1} << level, rest = smaller(a.kernel, a.in) - size;
       // how far apart the first and the last use of a row are
-      const i64 apart = (level == top || !Op::kIdempotent ? larger(rest, size) : size) * a.dilation;
-      const i64 wanted = !shared                  ? kMostFolded
-                         : level == 0 && top == 0 ? (a.kernel - 1) * a.dilation + 1
-                                                  : apart + 1;
+      const i64 apart =
+          (level == max_level || !Op::kIdempotent ? larger(rest, size) : size) * a.dilation;
+      const i64 wanted = !shared                        ? kMaxFolded
+                         : level == 0 && max_level == 0 ? (a.kernel - 1) * a.dilation + 1
+                                                        : apart + 1;
       i64 slots = 1;
       while (slots < wanted && slots < a.in) slots *= 2;
-      if (!shared) slots = kMostFolded;
+      if (!shared) slots = kMaxFolded;
       first_[level] = slots_;
       mask_[level] = slots - 1;
       slots_ += slots * lines;
@@ -46,7 +47,7 @@ class RowCache {
     keys_ = arena.take<i64>(slots_);
   }
 
-  void forget() {
+  void clear() {
     for (i64 k = 0; k < slots_; ++k) keys_[k] = -1;
   }
 
@@ -60,7 +61,7 @@ class RowCache {
   }
 
   const bool shared;
-  const int top;  // the highest level
+  const int max_level;  // the highest level
 
  private:
   i64 n_, lines_, slots_ = 0, first_[64], mask_[64];
@@ -74,12 +75,12 @@ class Separable {
   using T = typename Op::In;
   using Row = typename Op::Row;
 
-  POOLGRAD_LOOP Separable(const Plan& plan, const View& x, const Tile& tile, Reading<T> how,
+  POOLGRAD_LOOP Separable(const Plan& plan, const View& x, const Tile& tile, ReadOptions<T> options,
                           const Op& op, Arena& arena)
       : p_(plan),
         tile_(tile),
         n_((tile.hi[2] - tile.lo[2]) * plan.inner),
-        width_(plan, x, tile, how, op, arena),
+        width_(plan, x, tile, options, op, arena),
         width_rows_(plan.axis[1], 1, n_, op, arena),
         height_rows_(plan.axis[0], plan.axis[0].overlap ? tile.hi[1] - tile.lo[1] : 1, n_, op,
                      arena) {}
@@ -90,8 +91,8 @@ class Separable {
 
   void start(const char* plane) {
     width_.start(plane);
-    width_rows_.forget();
-    height_rows_.forget();
+    width_rows_.clear();
+    height_rows_.clear();
   }
 
   // Returns the reduced row (od, oh): in `into`, or in the cache.
@@ -121,26 +122,26 @@ class Separable {
       Op::clear(into, n_);
       return into;
     }
-    if (s.taps == 1 && s.place == 0 && !cache.shared) return make(s.begin, into);
-    const auto kept = [&](int level, i64 index) {
-      return rung(cache, a, level, index, key, line, below, make);
+    if (s.taps == 1 && s.first_tap == 0 && !cache.shared) return make(s.begin, into);
+    const auto cached = [&](int level, i64 index) {
+      return cached_row(cache, a, level, index, key, line, below, make);
     };
-    if (s.taps == 1 && s.place == 0) return kept(0, s.begin);
-    if (cache.top > 0) return climb(a, s, below, into, kept);
+    if (s.taps == 1 && s.first_tap == 0) return cached(0, s.begin);
+    if (cache.max_level > 0) return compose(a, s, below, into, cached);
     in_groups<Op>(s.taps, [&](auto size, auto first, i64 begin) {
-      Row rows[kMostFolded];
+      Row rows[kMaxFolded];
       for (i64 t = 0; t < size; ++t) {
         const i64 index = s.begin + (begin + t) * a.dilation;
-        rows[t] = cache.shared ? kept(0, index) : make_at(make, index, cache.at(0, t, line).row);
+        rows[t] = cache.shared ? cached(0, index) : copy_to(make, index, cache.at(0, t, line).row);
       }
-      Op::fold_rows(into, n_, rows, (s.place + begin) * below, below, size, first);
+      Op::fold_rows(into, n_, rows, (s.first_tap + begin) * below, below, size, first);
     });
     return into;
   }
 
   // Cached rows may be overwritten before they are used: they are copied.
   template <class Make>
-  Row make_at(Make& make, i64 index, Row target) const {
+  Row copy_to(Make& make, i64 index, Row target) const {
     const Row made = make(index, target);
     if (made.v != target.v) {
       Op::fold_rows(target, n_, &made, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
@@ -150,42 +151,42 @@ class Separable {
 
   // Returns the reduction of 2^level neighbours from `index` on.
   template <class Make>
-  Row rung(RowCache<Op>& cache, const Axis& a, int level, i64 index, i64 key, i64 line, i64 below,
-           Make& make) {
+  Row cached_row(RowCache<Op>& cache, const Axis& a, int level, i64 index, i64 key, i64 line,
+                 i64 below, Make& make) {
     const auto slot = cache.at(level, index, line);
     if (*slot.key == key + index) return slot.row;
     *slot.key = key + index;
     if (level == 0) {
-      make_at(make, index, slot.row);
+      copy_to(make, index, slot.row);
       return slot.row;
     }
     const i64 half = i64{1} << (level - 1);
     const Row halves[2] = {
-        rung(cache, a, level - 1, index, key, line, below, make),
-        rung(cache, a, level - 1, index + half * a.dilation, key, line, below, make)};
+        cached_row(cache, a, level - 1, index, key, line, below, make),
+        cached_row(cache, a, level - 1, index + half * a.dilation, key, line, below, make)};
     Op::fold_rows(slot.row, n_, halves, 0, half * below, group_size<Op, 2>(), is_first<Op, true>());
     return slot.row;
   }
 
   // Composes a window of reductions of 2^level neighbours: two that overlap if Op is idempotent,
   // else one for each bit of the window's size.
-  template <class Kept>
-  Row climb(const Axis& a, const Span& s, i64 below, Row into, Kept& kept) {
+  template <class Cached>
+  Row compose(const Axis& a, const Span& s, i64 below, Row into, Cached& cached) {
     int level = log2_floor(s.taps);
-    const i64 rest = s.taps - (i64{1} << level), place = s.place * below;
-    const Row first = kept(level, s.begin);
-    if (rest == 0 && s.place == 0) return first;
+    const i64 rest = s.taps - (i64{1} << level), tap = s.first_tap * below;
+    const Row first = cached(level, s.begin);
+    if (rest == 0 && s.first_tap == 0) return first;
     if (rest == 0) {
-      Op::fold_rows(into, n_, &first, place, 0, group_size<Op, 1>(), is_first<Op, true>());
+      Op::fold_rows(into, n_, &first, tap, 0, group_size<Op, 1>(), is_first<Op, true>());
     } else if constexpr (Op::kIdempotent) {
-      const Row both[2] = {first, kept(level, s.begin + rest * a.dilation)};
-      Op::fold_rows(into, n_, both, place, rest * below, group_size<Op, 2>(), is_first<Op, true>());
+      const Row both[2] = {first, cached(level, s.begin + rest * a.dilation)};
+      Op::fold_rows(into, n_, both, tap, rest * below, group_size<Op, 2>(), is_first<Op, true>());
     } else {
-      Op::fold_rows(into, n_, &first, place, 0, group_size<Op, 1>(), is_first<Op, true>());
+      Op::fold_rows(into, n_, &first, tap, 0, group_size<Op, 1>(), is_first<Op, true>());
       for (i64 done = s.taps - rest; level-- > 0;) {
         if (!(s.taps >> level & 1)) continue;
-        const Row next = kept(level, s.begin + done * a.dilation);
-        Op::fold_rows(into, n_, &next, place + done * below, 0, group_size<Op, 1>(),
+        const Row next = cached(level, s.begin + done * a.dilation);
+        Op::fold_rows(into, n_, &next, tap + done * below, 0, group_size<Op, 1>(),
                       is_first<Op, false>());
         done += i64{1} << level;
       }

@@ -16,7 +16,7 @@ POOLGRAD_INLINE void transpose(V (&square)[W]) {
   for (int done = 1; done < W; done *= 2) {
     V next[W];
     POOLGRAD_UNROLL
-    for (int k = 0; k < W / 2; ++k) riffle(square[k], square[k + W / 2], next + 2 * k);
+    for (int k = 0; k < W / 2; ++k) interleave(square[k], square[k + W / 2], next + 2 * k);
     POOLGRAD_UNROLL
     for (int k = 0; k < W; ++k) square[k] = next[k];
   }
@@ -32,15 +32,15 @@ class TransposedPlanes {
         x_(x),
         y_(y),
         routes_(routes),
-        turned_(turned(p)),
-        pixels_(arena.take<T>(turned_.in_plane())),
-        made_(arena.take<T>(turned_.out_plane())),
-        winners_(arena.take<u32>(WithRoutes ? turned_.out_plane() : 0)),
-        inputs_(is_as_it_is(x) ? nullptr : arena.take<T>(turned_.in_plane())),
-        outputs_(is<T>(y) ? nullptr : arena.take<T>(turned_.out_plane())),
+        transposed_plan_(transposed_plan(p)),
+        pixels_(arena.take<T>(transposed_plan_.in_plane())),
+        maxima_(arena.take<T>(transposed_plan_.out_plane())),
+        winners_(arena.take<u32>(WithRoutes ? transposed_plan_.out_plane() : 0)),
+        inputs_(is_as_it_is(x) ? nullptr : arena.take<T>(transposed_plan_.in_plane())),
+        outputs_(is<T>(y) ? nullptr : arena.take<T>(transposed_plan_.out_plane())),
         view_(view_of(p, pixels_)),
-        kit_(turned_, view_, whole(p), {reinterpret_cast<char*>(made_), DtypeOf<T>::value}, negate,
-             arena) {}
+        state_(transposed_plan_, view_, whole(p),
+               {reinterpret_cast<char*>(maxima_), DtypeOf<T>::value}, negate, arena) {}
   TransposedPlanes(const TransposedPlanes&) = delete;
   TransposedPlanes& operator=(const TransposedPlanes&) = delete;
 
@@ -51,9 +51,9 @@ class TransposedPlanes {
     const Dense winners{reinterpret_cast<char*>(winners_), Dtype::uint32};
     for (i64 plane = first; plane < last; plane += W) {
       const int planes = static_cast<int>(smaller(W, last - plane));
-      turn(plane, planes);
-      if (wide_tile(turned_, kit_, view_.data, winners, 0, which, holes)) {
-        turn_back(plane, planes);
+      transpose_in(plane, planes);
+      if (wide_tile(transposed_plan_, state_, view_.data, winners, 0, which, holes)) {
+        transpose_out(plane, planes);
       } else {
         for (int k = 0; k < planes; ++k) leave(plane + k);
       }
@@ -61,12 +61,12 @@ class TransposedPlanes {
   }
 
  private:
-  static_assert(kMostTransposedBytes / kVectorBytes <=
-                kWorthAThread / kPartsAThread);  // else planes are cut
+  static_assert(kMaxTransposedBytes / kVectorBytes <=
+                kElementsPerThread / kPartsPerThread);  // else planes are cut
 
   static bool is_as_it_is(const View& x) { return x.dtype == DtypeOf<T>::value; }
 
-  static Plan turned(Plan p) {
+  static Plan transposed_plan(Plan p) {
     p.inner = W, p.outer = 1, p.route_bytes = sizeof(u32);
     return p;
   }
@@ -83,7 +83,7 @@ class TransposedPlanes {
   }
 
   // Transposes planes; lanes without a plane repeat the last.
-  void turn(i64 plane, int planes) {
+  void transpose_in(i64 plane, int planes) {
     const i64 n = p_.in_plane();
     const T* from[W];
     for (int k = 0; k < W; ++k) {
@@ -109,10 +109,10 @@ class TransposedPlanes {
     }
   }
 
-  void turn_back(i64 plane, int planes) {
+  void transpose_out(i64 plane, int planes) {
     const i64 n = p_.out_plane(), first = plane * n;
     T* values = outputs_ ? outputs_ : as<T>(y_, first);
-    separate(made_, n, planes,
+    separate(maxima_, n, planes,
              [=, in_place = !outputs_](int k, i64 at, auto value) __attribute__((always_inline)) {
                store(values + k * n + at, value);
                if (in_place) prefetch(values + (W + k) * n + at);
@@ -121,9 +121,9 @@ class TransposedPlanes {
     if (!WithRoutes) return;
     const i64 bytes = p_.route_bytes;
     separate(winners_, n, planes,
-             [=, to = routes_](int k, i64 at, auto where) __attribute__((always_inline)) {
+             [=, to = routes_](int k, i64 at, auto route) __attribute__((always_inline)) {
                const i64 here = first + k * n + at;
-               put_routes(where, to, here, W);
+               put_routes(route, to, here, W);
                prefetch(as<char>(to, (here + W * n) * bytes));
              });
   }
@@ -148,12 +148,12 @@ class TransposedPlanes {
   const Plan& p_;
   const View& x_;
   const Dense y_, routes_;
-  const Plan turned_;
-  T *pixels_, *made_;  // inputs and outputs, turned
+  const Plan transposed_plan_;
+  T *pixels_, *maxima_;  // inputs and outputs, turned
   u32* winners_;
   T *inputs_, *outputs_;  // numbers of another type than those of the arrays
   const View view_;
-  WideWindowsState<T, WithRoutes> kit_;
+  WideWindowsState<T, WithRoutes> state_;
 };
 
 }  // namespace

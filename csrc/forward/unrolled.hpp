@@ -11,7 +11,7 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kSwept = 2048;  // outputs of a sweep over joined rows, gaps included
+inline constexpr i64 kJoinedOutputs = 2048;  // outputs of a sweep over joined rows, gaps included
 inline constexpr i64 kChannelsLastElements =
     512;  // elements of a row of pixels that are made at a time
 
@@ -19,14 +19,14 @@ inline constexpr i64 kChannelsLastElements =
 template <i64 S, class V, class T>
 POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
   if constexpr (S == 1) return load<V>(from + t * step);
-  else if constexpr (S == 2) return load_second<V>(from + t, t > 0);
-  else return load_third<V>(from, t);
+  else if constexpr (S == 2) return load_stride_2<V>(from + t, t > 0);
+  else return load_stride_3<V>(from, t);
 }
 
 // Whether Op has code for square windows of finite inputs whose other settings are compile-time
 // constants.
 template <class Op>
-concept KnowsSquares = requires { requires Op::kKnowsSquares; };
+concept HasFixedSquares = requires { requires Op::kHasFixedSquares; };
 
 // Whether storing a cell takes so long that it is compiled for one width: the last lanes are
 // masked.
@@ -38,8 +38,8 @@ template <class Op>
 concept MakesPairs = kSpecialised<typename Op::In> && requires { requires Op::kPairs; };
 
 // Op provides `first`, `take` and `store` for the partial reduction of a window, lane by lane.
-// Target: the output rows. kFill: padding that changes no result, unless is_suspect() says that an
-// output may be the padding itself. kPads: whether there is such a value. kByLines: each line of
+// Target: the output rows. kFill: padding that changes no result, unless may_be_padding() says that
+// an output may be the padding itself. kPads: whether there is such a value. kByLines: each line of
 // taps is reduced on its own, then lines are merged, so that all algorithms round alike.
 template <class Op>
 class Unrolled {
@@ -47,7 +47,7 @@ class Unrolled {
   using T = typename Op::In;
   using Target = typename Op::Target;
 
-  // joins_rows: sweep_rows() will be called instead of row().
+  // joins_rows: compute_joined_rows() will be called instead of row().
   POOLGRAD_LOOP Unrolled(const Plan& plan, const View& x, const Tile& tile, bool negate,
                          bool joins_rows, Arena& arena)
       : p_(plan),
@@ -56,15 +56,16 @@ class Unrolled {
         negate_(negate),
         reader_(plan, x, tile.lo[2], tile.hi[2], reading(plan, negate), arena),
         step_(reader_.step()),
-        even_(plan.inner == 1 && reader_.direct() && fits(plan.axis[2])),
-        narrow_(joins_rows),
-        in_place_(!negate && fits(plan.axis[1]) && fits(plan.axis[2]) &&
+        uniform_(plan.inner == 1 && reader_.direct() && has_no_padding(plan.axis[2])),
+        joins_rows_(joins_rows),
+        in_place_(!negate && has_no_padding(plan.axis[1]) && has_no_padding(plan.axis[2]) &&
                   x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
         piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2]
                                : larger(1, kChannelsLastElements / plan.inner)),
         pitch_(in_place_ ? plan.axis[2].in : span(plan.axis[2])),
-        rows_swept_(smaller(tile.hi[1] - tile.lo[1], larger(1, kSwept / pitch_))),
-        laid_(narrow_ && !in_place_ ? arena.take<T>(reach(rows_swept_) * pitch_) : nullptr) {}
+        max_joined_rows_(smaller(tile.hi[1] - tile.lo[1], larger(1, kJoinedOutputs / pitch_))),
+        padded_copy_(joins_rows_ && !in_place_ ? arena.take<T>(reach(max_joined_rows_) * pitch_)
+                                               : nullptr) {}
 
   void start(const char* plane) { reader_.start(plane); }
 
@@ -72,8 +73,9 @@ class Unrolled {
   // computes the piece.
   template <class Use>
   void row(i64 od, i64 oh, Use&& use) {
-    if (even_ && is_full(p_.axis[0], od) && is_full(p_.axis[1], oh)) return even_row(od, oh, use);
-    find_rows(od, oh);
+    if (uniform_ && is_full(p_.axis[0], od) && is_full(p_.axis[1], oh))
+      return compute_uniform_row(od, oh, use);
+    list_rows(od, oh);
     const i64 from = tile_.lo[2];
     for (i64 lo = from, hi; lo < tile_.hi[2]; lo = hi) {
       hi = smaller(tile_.hi[2], lo + piece_);
@@ -83,7 +85,7 @@ class Unrolled {
 
   // Columns lo ... hi of a row.
   void part(i64 od, i64 oh, i64 lo, i64 hi, Target to) {
-    find_rows(od, oh);
+    list_rows(od, oh);
     outputs(lo, hi, to);
   }
 
@@ -91,16 +93,16 @@ class Unrolled {
   // (oh * pitch + ow) on, if rows of inputs and of outputs lie `pitch` apart: it is output oh *
   // pitch + ow of one long row. The values between two rows of outputs are meaningless.
   i64 pitch() const { return pitch_; }
-  i64 rows_swept() const { return rows_swept_; }  // at a time
-  i64 swept(i64 rows) const { return (rows - 1) * pitch_ + p_.axis[2].out; }
+  i64 max_joined_rows() const { return max_joined_rows_; }  // at a time
+  i64 joined_length(i64 rows) const { return (rows - 1) * pitch_ + p_.axis[2].out; }
 
   // Computes rows oh ... oh + rows. Returns false if an output equals the padding: these rows must
   // be computed one by one.
-  bool sweep_rows(const char* plane, i64 oh, i64 rows, Target to) {
+  bool compute_joined_rows(const char* plane, i64 oh, i64 rows, Target to) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 first = (oh * height.stride - height.lo) * pitch_ - width.lo;
     const T* from =
-        in_place_ ? reinterpret_cast<const T*>(plane) + first : laid_out(plane, oh, rows);
+        in_place_ ? reinterpret_cast<const T*>(plane) + first : copy_padded(plane, oh, rows);
     const bool together = is_paired(width);
     i64 taps = 0;
     for (i64 kh = 0; kh < height.kernel; ++kh) {
@@ -110,10 +112,10 @@ class Unrolled {
       }
     }
     const Taps all{taps_, taps, together ? 1 : width.kernel};
-    sweep_row(to, swept(rows), 0, all, width.stride, together ? width.kernel : 0);
+    sweep_row(to, joined_length(rows), 0, all, width.stride, together ? width.kernel : 0);
     bool found = false;
     for (i64 row = 0; !in_place_ && row < rows; ++row) {
-      for (i64 i = 0; i < width.out; ++i) found |= Op::is_suspect(to.at(row * pitch_), i);
+      for (i64 i = 0; i < width.out; ++i) found |= Op::may_be_padding(to.at(row * pitch_), i);
     }
     return !found;
   }
@@ -121,16 +123,16 @@ class Unrolled {
  private:
   static bool is_full(const Axis& a, i64 o) { return o >= a.full_lo && o < a.full_hi; }
 
-  void find_rows(i64 od, i64 oh) {
+  void list_rows(i64 od, i64 oh) {
     count_ = 0;
-    each_line(p_, od, oh, [&](i64 place, i64 d, i64 h) {
-      rows_[count_++] = {reader_.row(d, h), static_cast<u32>(place)};
+    each_line(p_, od, oh, [&](i64 tap_index, i64 d, i64 h) {
+      rows_[count_++] = {reader_.row(d, h), static_cast<u32>(tap_index)};
     });
   }
 
   // All windows are full and rows are equally spaced: the taps of an earlier row, at an offset.
   template <class Use>
-  void even_row(i64 od, i64 oh, Use&& use) {
+  void compute_uniform_row(i64 od, i64 oh, Use&& use) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const i64 d = od * depth.stride - depth.lo, h = oh * height.stride - height.lo;
     const T* at = reader_.at(d, h) + (tile_.lo[2] * width.stride - width.lo) * step_;
@@ -142,18 +144,18 @@ class Unrolled {
           const i64 line = i * height.kernel + j;
           const T* row = at + i * depth.dilation * x_.depth + j * height.dilation * x_.height;
           for (i64 t = 0; t < kernel; ++t) {
-            even_taps_[line * kernel + t] = {row + t * width.dilation * step_,
-                                             static_cast<u32>(line * width.kernel + t)};
+            uniform_taps_[line * kernel + t] = {row + t * width.dilation * step_,
+                                                static_cast<u32>(line * width.kernel + t)};
           }
         }
       }
     }
     for (i64 i = 0; i < depth.kernel; ++i) {
-      prefetch(at + i * depth.dilation * x_.depth + kAhead<T>,
+      prefetch(at + i * depth.dilation * x_.depth + kPrefetchElements<T>,
                height.stride * x_.height * static_cast<i64>(sizeof(T)));
     }
     const i64 n = tile_.hi[2] - tile_.lo[2];
-    const Taps taps{even_taps_, depth.kernel * height.kernel * kernel, kernel};
+    const Taps taps{uniform_taps_, depth.kernel * height.kernel * kernel, kernel};
     use(0, n, [&](Target to) {
       sweep_row(to, n, at - origin_, taps, width.stride * step_,
                 kernel < width.kernel ? width.kernel : 0);
@@ -170,7 +172,7 @@ class Unrolled {
     if (all) columns(lo, hi, to);
     else if (full_lo < full_hi) columns(full_lo, full_hi, to.at((full_lo - lo) * p_.inner));
     const auto edge = [&](i64 o) {  // unless the padding did no harm there
-      if (!all || Op::is_suspect(to, o - lo)) one(o, to.at((o - lo) * p_.inner));
+      if (!all || Op::may_be_padding(to, o - lo)) one(o, to.at((o - lo) * p_.inner));
     };
     for (i64 o = lo; o < full_lo; ++o) edge(o);
     for (i64 o = full_hi; o < hi; ++o) edge(o);
@@ -180,7 +182,7 @@ class Unrolled {
 
   struct Tap {
     const T* at;
-    u32 place;
+    u32 tap_index;
   };
   struct Taps {
     const Tap* list;
@@ -191,7 +193,7 @@ class Unrolled {
   static i64 span(const Axis& a) {
     return (a.out - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
   }
-  static bool fits(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
+  static bool has_no_padding(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
 
   // Rows of inputs that the windows of `rows` rows of outputs cover.
   i64 reach(i64 rows) const {
@@ -200,19 +202,20 @@ class Unrolled {
   }
 
   // Copies the rows of inputs that the windows cover, `pitch` apart, with padding around them.
-  POOLGRAD_LOOP const T* laid_out(const char* plane, i64 oh, i64 rows) {
+  POOLGRAD_LOOP const T* copy_padded(const char* plane, i64 oh, i64 rows) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 lo = larger(0, -width.lo), hi = smaller(width.in, pitch_ - width.lo);
-    const bool moves = rows_swept_ < height.out;  // padding lies elsewhere each time
-    if (!surrounded_) std::fill(laid_, laid_ + reach(rows_swept_) * pitch_, Op::kFill);
-    surrounded_ = true;
+    const bool moves = max_joined_rows_ < height.out;  // padding lies elsewhere each time
+    if (!padding_filled_)
+      std::fill(padded_copy_, padded_copy_ + reach(max_joined_rows_) * pitch_, Op::kFill);
+    padding_filled_ = true;
     for (i64 r = 0, h = oh * height.stride - height.lo; r < reach(rows); ++r, ++h) {
-      T* row = laid_ + r * pitch_;
+      T* row = padded_copy_ + r * pitch_;
       const bool real = h >= 0 && h < height.in;
       if (real && lo < hi) copy_row(x_, plane, 0, h, lo, hi, negate_, row + lo + width.lo);
       if (!real && moves) std::fill(row, row + pitch_, Op::kFill);
     }
-    return laid_;
+    return padded_copy_;
   }
 
   // Whether copying rows with padding around them costs less than computing edge outputs one by
@@ -221,10 +224,10 @@ class Unrolled {
     const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
     const i64 edges = width.full_lo + width.out - width.full_hi;
     const i64 copied = (depth.out > 1 ? depth.kernel : 1) * smaller(height.stride, height.kernel);
-    return p.inner == 1 && 5 * edges * (p.places + 8) > copied * (width.in / 16 + 16);
+    return p.inner == 1 && 5 * edges * (p.taps + 8) > copied * (width.in / 16 + 16);
   }
 
-  static Reading<T> reading(const Plan& p, bool negate) {
+  static ReadOptions<T> reading(const Plan& p, bool negate) {
     const auto reach = [](const Axis& a) { return smaller(a.in, (a.kernel - 1) * a.dilation + 1); };
     return {negate,    nullptr,          Op::kPads && is_worth_padding(p),
             Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
@@ -235,7 +238,7 @@ class Unrolled {
     const Axis& a = p_.axis[2];
     const Span s = span_of(a, o);
     if (s.taps == 0) return Op::clear(to, p_.inner);
-    const i64 n = tap(s.begin, s.taps, a.dilation, s.place);
+    const i64 n = list_taps(s.begin, s.taps, a.dilation, s.first_tap);
     sweep_next(to, p_.inner, 0, {taps_, n, s.taps});
   }
 
@@ -246,7 +249,7 @@ class Unrolled {
     const bool channels = p_.inner > 1;
     const bool neighbours = !channels && step_ == 1 && is_paired(a);
     const i64 kernel = neighbours ? 1 : a.kernel;
-    const Taps taps{taps_, tap(first, kernel, a.dilation, 0), kernel};
+    const Taps taps{taps_, list_taps(first, kernel, a.dilation, 0), kernel};
     if (channels) {
       for (i64 o = 0; o < n; ++o) {
         sweep_next(to.at(o * p_.inner), p_.inner, o * step, taps);
@@ -257,12 +260,12 @@ class Unrolled {
   }
 
   // Lists `count` taps of each line, from column `first` on, which is tap `place` of a line.
-  i64 tap(i64 first, i64 count, i64 dilation, i64 place) {
+  i64 list_taps(i64 first, i64 count, i64 dilation, i64 tap_index) {
     i64 n = 0;
     for (i64 r = 0; r < count_; ++r) {
       for (i64 t = 0; t < count; ++t) {
         taps_[n++] = {rows_[r].at + (first + t * dilation) * step_,
-                      rows_[r].place + static_cast<u32>(place + t)};
+                      rows_[r].tap_index + static_cast<u32>(tap_index + t)};
       }
     }
     return n;
@@ -280,16 +283,16 @@ class Unrolled {
     if constexpr (Heavy<Op>) {
       if (n < kLanes) return sweep_part(to, n, offset, taps, 1, 1);
     }
-    sweep(to, n, offset, taps, Next{0}, Const<1>{});
+    sweep(to, n, offset, taps, StrideOne{0}, Const<1>{});
   }
 
   // together: the number of neighbours that are loaded at each tap; 0: each tap is one input.
   static void sweep_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
-    if constexpr (KnowsSquares<Op>) {
+    if constexpr (HasFixedSquares<Op>) {
       const auto squares = [&](auto kernel, auto stride) {
         constexpr int kPlaces = kernel() * kernel();
         return taps.count == kernel && together == kernel && step == stride && n >= kLanes &&
-               Op::template if_known<kPlaces>(to, [&](auto set) {
+               Op::template if_fixed<kPlaces>(to, [&](auto set) {
                  return sweep_squares<kernel(), stride()>(to, n, offset, taps, set);
                });
       };
@@ -300,60 +303,63 @@ class Unrolled {
       if (n < kLanes) return sweep_part(to, n, offset, taps, step, larger(1, together));
     }
     if constexpr (kReadsTogether) {
-      if (together == 2 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<2>{});
-      if (together == 3 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<3>{});
-      if (together == 2) return sweep(to, n, offset, taps, Next{1}, Const<2>{});
-      if (together == 3) return sweep(to, n, offset, taps, Next{1}, Const<3>{});
+      if (together == 2 && step == 2)
+        return sweep(to, n, offset, taps, StrideTwo{true}, Const<2>{});
+      if (together == 3 && step == 2)
+        return sweep(to, n, offset, taps, StrideTwo{true}, Const<3>{});
+      if (together == 2) return sweep(to, n, offset, taps, StrideOne{1}, Const<2>{});
+      if (together == 3) return sweep(to, n, offset, taps, StrideOne{1}, Const<3>{});
     }
-    if (step == 1) sweep(to, n, offset, taps, Next{0}, Const<1>{});
-    else sweep(to, n, offset, taps, Apart{step, 0}, Const<1>{});
+    if (step == 1) sweep(to, n, offset, taps, StrideOne{0}, Const<1>{});
+    else sweep(to, n, offset, taps, AnyStride{step, 0}, Const<1>{});
   }
 
   // Computes outputs from taps at `offset`, at each of which `width` neighbours are loaded.
   template <class Distance, class Width>
   POOLGRAD_LOOP static void sweep(Target to, i64 n, i64 offset, Taps taps, Distance distance,
                                   Width width) {
-    const auto cell_of = [&](auto w, i64 i) {
+    const auto partial_of = [&](auto w, i64 i) {
       using V = Vec<T, w()>;
-      const auto input = [&](const Tap& tap, i64 t) {
-        return distance.template get<V>(tap.at + offset, i, t);
+      const auto input = [&](const Tap& list_taps, i64 t) {
+        return distance.template get<V>(list_taps.at + offset, i, t);
       };
       const auto reduced = [&](const Tap* list, i64 count) {
-        auto cell = Op::template first<V>(input(list[0], 0), list[0].place);
+        auto partial = Op::template first<V>(input(list[0], 0), list[0].tap_index);
         for (i64 r = 0; r < count; ++r) {
           for (i64 t = r == 0; t < width; ++t) {
-            Op::template take<V>(cell, input(list[r], t), list[r].place + static_cast<u32>(t));
+            Op::template take<V>(partial, input(list[r], t),
+                                 list[r].tap_index + static_cast<u32>(t));
           }
         }
-        return cell;
+        return partial;
       };
-      auto cell = reduced(taps.list, Op::kByLines ? taps.line : taps.count);
+      auto partial = reduced(taps.list, Op::kByLines ? taps.line : taps.count);
       if constexpr (Op::kByLines) {
         for (i64 r = taps.line; r < taps.count; r += taps.line) {
-          Op::merge(cell, reduced(taps.list + r, taps.line), 0);
+          Op::merge(partial, reduced(taps.list + r, taps.line), 0);
         }
       }
-      return cell;
+      return partial;
     };
     if constexpr (MakesPairs<Op>) {
       using V = Vec<T, kLanes>;
       const Const<kLanes> w;
       for (i64 i = 0; n >= 2 * kLanes && i < n; i += 2 * kLanes) {
         const i64 at = smaller(i, n - 2 * kLanes);
-        auto one = cell_of(w, at), other = cell_of(w, at + kLanes);
+        auto one = partial_of(w, at), other = partial_of(w, at + kLanes);
         Op::template store_pair<V>(to, at, one, other);
       }
       if (n >= 2 * kLanes) return;
     }
     const auto make = [&](auto w, i64 i) {
-      auto cell = cell_of(w, i);
-      if constexpr (Heavy<Op>) Op::template store<Vec<T, w()>>(to, i, cell, w);
-      else Op::template store<Vec<T, w()>>(to, i, cell);
+      auto partial = partial_of(w, i);
+      if constexpr (Heavy<Op>) Op::template store<Vec<T, w()>>(to, i, partial, w);
+      else Op::template store<Vec<T, w()>>(to, i, partial);
     };
     if constexpr (Heavy<Op>) {
       for (i64 i = 0; i < n; i += kLanes) make(Const<kLanes>{}, smaller(i, n - kLanes));
     } else {
-      sweep_lanes<T>(n, make);
+      overlapping_lanes<T>(n, make);
     }
   }
 
@@ -362,15 +368,15 @@ class Unrolled {
                                        i64 width) {
     using V = Vec<T, kLanes>;
     const auto input = [&](i64 r, i64 t) {
-      return Part{n}.template load<V>(taps.list[r].at + offset + t, step);
+      return FirstLanes{n}.template load<V>(taps.list[r].at + offset + t, step);
     };
-    auto cell = Op::template first<V>(input(0, 0), taps.list[0].place);
+    auto partial = Op::template first<V>(input(0, 0), taps.list[0].tap_index);
     for (i64 r = 0; r < taps.count; ++r) {
       for (i64 t = r == 0; t < width; ++t) {
-        Op::template take<V>(cell, input(r, t), taps.list[r].place + static_cast<u32>(t));
+        Op::template take<V>(partial, input(r, t), taps.list[r].tap_index + static_cast<u32>(t));
       }
     }
-    Op::template store<V>(to, 0, cell, n);
+    Op::template store<V>(to, 0, partial, n);
   }
 
   // The same for K neighbours at each of K taps, S apart, all in registers. Four vectors are
@@ -381,7 +387,7 @@ class Unrolled {
     using V = Vec<T, kLanes>;
     const T* line[K];
     for (i64 r = 0; r < K; ++r) line[r] = taps.list[r].at + offset;
-    V seen{};
+    V finite_check{};
     const auto make = [&](auto vectors, i64 i) __attribute__((always_inline)) {
       constexpr i64 kMany = vectors();
       const auto at = [&](i64 k) { return smaller(i + k * kLanes, n - kLanes); };
@@ -392,7 +398,7 @@ class Unrolled {
         POOLGRAD_UNROLL
         for (i64 t = 0; t < K * K; ++t)
           inputs[t] = load_every<S, V>(line[t / K] + at(k) * S, t % K, 1);
-        sums[k] = Op::sum(to, at(k), inputs, set, seen);
+        sums[k] = Op::sum(to, at(k), inputs, set, finite_check);
       }
       POOLGRAD_UNROLL
       for (i64 k = 0; k < kMany; ++k) Op::finish(to, at(k), sums[k], set);
@@ -400,7 +406,7 @@ class Unrolled {
     i64 i = 0;
     for (; i + 2 * kLanes < n; i += 4 * kLanes) make(Const<4>{}, i);
     if (i < n) make(Const<2>{}, i);
-    return !any(seen != seen);
+    return !any(finite_check != finite_check);
   }
 
   const Plan& p_;
@@ -409,14 +415,14 @@ class Unrolled {
   const bool negate_;
   Reader<T> reader_;
   const i64 step_;
-  const bool even_;
-  const bool narrow_, in_place_;
-  const i64 piece_, pitch_, rows_swept_;
-  T* laid_;
-  bool surrounded_ = false;    // by what never wins
-  i64 count_ = 0;              // rows that the windows of a row of outputs reach
-  const T* origin_ = nullptr;  // where even_taps_ begin
-  Tap rows_[kMostTaps], taps_[kMostTaps], even_taps_[kMostTaps];
+  const bool uniform_;
+  const bool joins_rows_, in_place_;
+  const i64 piece_, pitch_, max_joined_rows_;
+  T* padded_copy_;
+  bool padding_filled_ = false;  // by what never wins
+  i64 count_ = 0;                // rows that the windows of a row of outputs reach
+  const T* origin_ = nullptr;    // where uniform_taps_ begin
+  Tap rows_[kMaxTaps], taps_[kMaxTaps], uniform_taps_[kMaxTaps];
 };
 
 }  // namespace

@@ -42,14 +42,14 @@ class VanHerk2d {
     }
   };
 
-  VanHerk2d(const Plan& plan, const View& x, const Tile& tile, const Reading<T>& how, const Op& op,
-            Arena& arena)
+  VanHerk2d(const Plan& plan, const View& x, const Tile& tile, const ReadOptions<T>& options,
+            const Op& op, Arena& arena)
       : p_(plan),
         x_(x),
         tile_(tile),
-        how_(how),
+        options_(options),
         by_pixel_(plan.inner > 1 && 2 * plan.inner >= W),
-        side_(by_pixel_ ? W : plan.inner),
+        column_elements_(by_pixel_ ? W : plan.inner),
         vectors_(by_pixel_ ? ceil_div(plan.inner, W) : 1),
         columns_(columns_at_a_time(op)),
         shift_(plan.axis[1].first * plan.axis[1].stride % plan.axis[1].kernel) {
@@ -65,7 +65,7 @@ class VanHerk2d {
     for (i64 k = 0; k < pieces_; ++k) {
       const Tile part = part_of(k);
       Arena measure;
-      Reader<T>(plan, x, part.lo[2], part.hi[2], how, measure);
+      Reader<T>(plan, x, part.lo[2], part.hi[2], options, measure);
       bytes = measure.used() > bytes ? measure.used() : bytes;
     }
     scratch_ = arena.take<char>(static_cast<i64>(bytes));
@@ -94,7 +94,7 @@ class VanHerk2d {
     i64 block = (patch.tile.lo[1] * a.stride + shift_) / a.kernel;
     if (!rows_of<false>(block, 0, 0, a.kernel, [](auto&&...) {})) return false;
     for (i64 oh = patch.tile.lo[1], rows; oh < end; oh += rows) {
-      add_up(block++);
+      compute_suffixes(block++);
       rows = smaller(end, ceil_div(block * a.kernel - shift_, a.stride)) - oh;
       const bool more = oh + rows < end;
       const i64 needed =
@@ -112,14 +112,16 @@ class VanHerk2d {
     const i64 all = tile_.hi[2] - tile_.lo[2], shared = reach(p_.axis[2]);
     Arena measure;
     (void)op.take(measure, p_.axis[1].kernel * 64);
-    const i64 room = kVanHerkBytes / static_cast<i64>(measure.used()) * 64 / side_;
+    const i64 room = kVanHerkBytes / static_cast<i64>(measure.used()) * 64 / column_elements_;
     const i64 most = larger(larger(1, room - shared), shared);
     const i64 even = ceil_div(all, ceil_div(all, most));
-    return side_ > 1 ? even : ceil_div(even, kLine) * kLine;
+    return column_elements_ > 1 ? even : ceil_div(even, kLine) * kLine;
   }
 
   // Elements from one row to the next: whole vectors.
-  i64 pitch_of(i64 columns) const { return ceil_div((columns + reach(p_.axis[2])) * side_, W) * W; }
+  i64 pitch_of(i64 columns) const {
+    return ceil_div((columns + reach(p_.axis[2])) * column_elements_, W) * W;
+  }
 
   Tile part_of(i64 k) const {
     Tile part = tile_;
@@ -133,17 +135,17 @@ class VanHerk2d {
     const Tile part = part_of(piece);
     const i64 columns = part.hi[2] - part.lo[2];
     const i64 channels = by_pixel_ ? smaller(W, p_.inner - channel) : p_.inner;
-    patch_ = {part, channel, channels, by_pixel_, ceil_div(columns * side_, W)};
+    patch_ = {part, channel, channels, by_pixel_, ceil_div(columns * column_elements_, W)};
     pitch_ = pitch_of(columns);
     if (piece != piece_) {
       piece_ = piece;
       Arena arena(scratch_);
-      reader_.emplace(p_, x_, part.lo[2], part.hi[2], how_, arena);
+      reader_.emplace(p_, x_, part.lo[2], part.hi[2], options_, arena);
       const Axis& a = p_.axis[2];
       origin_ = part.lo[2] - a.lo;
       const i64 read = columns + reach(a);
-      real_.lo = smaller(read, larger(0, -origin_));
-      real_.hi = larger(real_.lo, smaller(read, a.in - origin_));
+      valid_.lo = smaller(read, larger(0, -origin_));
+      valid_.hi = larger(valid_.lo, smaller(read, a.in - origin_));
       std::fill(raw_, raw_ + group_ * pitch_, Op::kFill);
     }
     reader_->start(plane);
@@ -151,7 +153,7 @@ class VanHerk2d {
   }
 
   // The rows of a block that are inputs and needed.
-  Range real_rows(i64 block) const {
+  Range valid_rows(i64 block) const {
     const Axis& a = p_.axis[1];
     const i64 first = block * a.kernel - shift_ - a.lo;
     const i64 end = smaller(a.in, (tile_.hi[1] - 1) * a.stride - a.lo + a.kernel);
@@ -164,38 +166,39 @@ class VanHerk2d {
   // The new row then replaces row j.
   template <bool kMakes, class Emit>
   struct Pass {
-    using Cell = typename Op::template Cell<V>;
+    using Partial = typename Op::template Partial<V>;
     struct Line {
       i64 row, q;  // of the block, and of the outputs that are to be made: the next one
     };
     const Emit emit;
     const Row block, above;
-    const i64 pitch, rows, places;     // a block's rows, and the places of one
-    const i64 first, stride, outputs;  // where windows begin, and how many
-    const i64 real;                    // the first row of inputs
+    const i64 pitch, rows, taps_per_row;  // a block's rows, and the places of one
+    const i64 first, stride, outputs;     // where windows begin, and how many
+    const i64 valid;                      // the first row of inputs
 
     POOLGRAD_INLINE bool makes(Line at) const {
       return kMakes && at.q < outputs && at.row == first + at.q * stride;
     }
-    POOLGRAD_INLINE void operator()(Line at, i64 i, const Cell& cell, i64 lanes) const {
+    POOLGRAD_INLINE void operator()(Line at, i64 i, const Partial& partial, i64 lanes) const {
       make(at, i, lanes);
-      Op::store_cell(Op::at(block, at.row * pitch + i), cell, 0, W);
+      Op::store_partial(Op::at(block, at.row * pitch + i), partial, 0, W);
       if constexpr (kMakes) {  // places from the first row of the block before
-        const u32 below = static_cast<u32>(places * (rows + at.row));
-        Cell all = Op::moved_back(cell, -below);
-        if (at.row > real) {
-          all = Op::template load_cell<Cell>(Op::at(above, i), 0);
-          Op::merge(all, cell, below);
+        const u32 below = static_cast<u32>(taps_per_row * (rows + at.row));
+        Partial all = Op::shifted_back(partial, -below);
+        if (at.row > valid) {
+          all = Op::template load_partial<Partial>(Op::at(above, i), 0);
+          Op::merge(all, partial, below);
         }
-        Op::store_cell(Op::at(above, i), all, 0, W);
+        Op::store_partial(Op::at(above, i), all, 0, W);
       }
     }
     POOLGRAD_INLINE void make(Line at, i64 i, i64 lanes) const {
       if constexpr (kMakes) {
         if (!makes(at)) return;
-        Cell cell = Op::template load_cell<Cell>(Op::at(block, at.row * pitch + i), 0);
-        if (at.row > real) Op::merge(cell, Op::template load_cell<Cell>(Op::at(above, i), 0));
-        emit(at.q, i / W, cell, static_cast<u32>(places * at.row), lanes);
+        Partial partial = Op::template load_partial<Partial>(Op::at(block, at.row * pitch + i), 0);
+        if (at.row > valid)
+          Op::merge(partial, Op::template load_partial<Partial>(Op::at(above, i), 0));
+        emit(at.q, i / W, partial, static_cast<u32>(taps_per_row * at.row), lanes);
       }
     }
     POOLGRAD_INLINE void next(Line& at) const {
@@ -209,7 +212,7 @@ class VanHerk2d {
   template <bool kMakes, class Emit>
   bool rows_of(i64 block, i64 oh, i64 outputs, i64 rows, const Emit& emit) {
     const Axis& a = p_.axis[1];
-    const Range real = real_rows(block);
+    const Range valid = valid_rows(block);
     const Pass<kMakes, Emit> pass{emit,
                                   block_,
                                   above_,
@@ -219,10 +222,10 @@ class VanHerk2d {
                                   oh * a.stride + shift_ - (block - 1) * a.kernel,
                                   a.stride,
                                   outputs,
-                                  real.lo < real.hi ? real.lo : a.kernel};
+                                  valid.lo < valid.hi ? valid.lo : a.kernel};
     typename Pass<kMakes, Emit>::Line at{0, 0};
     while (at.row < rows) {
-      const i64 n = at.row < real.lo ? 0 : smaller(group_, smaller(real.hi, rows) - at.row);
+      const i64 n = at.row < valid.lo ? 0 : smaller(group_, smaller(valid.hi, rows) - at.row);
       if (n > 0) {
         if (!copy(block * a.kernel - shift_ - a.lo + at.row, n)) return false;
         along_width(raw_, n, pass, at);
@@ -246,31 +249,32 @@ class VanHerk2d {
   // Copies rows of inputs to `raw_`, between padding. Returns false if Op needs finite inputs and
   // the sum of the inputs is not finite.
   POOLGRAD_LOOP bool copy(i64 h, i64 rows) {
-    const i64 step = reader_->step(), columns = real_.hi - real_.lo;
+    const i64 step = reader_->step(), columns = valid_.hi - valid_.lo;
     const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // what will be copied next
-    V seen{};
+    V finite_check{};
     const auto run = [&](const T* from, T* to, i64 n) __attribute__((always_inline)) {
       i64 i = 0;
       for (; i + W <= n; i += W) {
         const V v = load<V>(from + i);
         prefetch(from + i + ahead);
         store(to + i, v);
-        if constexpr (Op::kNeedsFinite) seen += v;
+        if constexpr (Op::kNeedsFinite) finite_check += v;
       }
       if (i == n) return;
       const V v = load_first<V>(from + i, n - i);
       store_first(to + i, v, n - i);
-      if constexpr (Op::kNeedsFinite) seen += v;
+      if constexpr (Op::kNeedsFinite) finite_check += v;
     };
     for (i64 r = 0; r < rows; ++r) {
       const T* row = reader_->direct() ? reader_->at(0, h + r) : reader_->row(0, h + r);
-      const T* from = row + (origin_ + real_.lo) * step + patch_.channel;
-      T* to = raw_ + r * pitch_ + real_.lo * side_;
-      if (step == side_) run(from, to, columns * side_);
+      const T* from = row + (origin_ + valid_.lo) * step + patch_.channel;
+      T* to = raw_ + r * pitch_ + valid_.lo * column_elements_;
+      if (step == column_elements_) run(from, to, columns * column_elements_);
       else
-        for (i64 c = 0; c < columns; ++c) run(from + c * step, to + c * side_, patch_.channels);
+        for (i64 c = 0; c < columns; ++c)
+          run(from + c * step, to + c * column_elements_, patch_.channels);
     }
-    return !Op::kNeedsFinite || !any(seen - seen != T(0));
+    return !Op::kNeedsFinite || !any(finite_check - finite_check != T(0));
   }
 
   // Reduces rows along the width, vector by vector.
@@ -280,16 +284,16 @@ class VanHerk2d {
     const Axis& a = p_.axis[2];
     const i64 columns = patch_.tile.hi[2] - patch_.tile.lo[2];
     if (by_pixel_ && !Op::kRounds) {
-      return along_pixels<Op>(a, from, pitch_, rows, columns, patch_.channels, doubled_, pass,
-                              line);
+      return van_herk_along_pixels<Op>(a, from, pitch_, rows, columns, patch_.channels, doubled_,
+                                       pass, line);
     }
-    const i64 outputs = columns * side_;
+    const i64 outputs = columns * column_elements_;
     const LogStepDoubling<Op> near(a.kernel);
-    if (side_ == 1 && a.dilation == 1 && near.fits()) {
+    if (column_elements_ == 1 && a.dilation == 1 && near.fits()) {
       return near.make(from, pitch_, rows, outputs, pass, line);
     }
     for (i64 r = 0; r < rows; ++r, from += pitch_, pass.next(line)) {
-      double_up<Op>(a, from, outputs, side_, doubled_, row_);
+      double_up<Op>(a, from, outputs, column_elements_, doubled_, row_);
       through(pass, line);
     }
   }
@@ -297,39 +301,40 @@ class VanHerk2d {
   template <bool kMakes, class Emit>
   POOLGRAD_LOOP void through(const Pass<kMakes, Emit>& given,
                              typename Pass<kMakes, Emit>::Line line) const {
-    using Cell = typename Op::template Cell<V>;
+    using Partial = typename Op::template Partial<V>;
     const auto pass = given;  // in registers
     for (i64 s = 0; s < patch_.strips; ++s) {
-      pass(line, s * W, Op::template load_cell<Cell>(Op::at(row_, s * W), 0), patch_.lanes(s));
+      pass(line, s * W, Op::template load_partial<Partial>(Op::at(row_, s * W), 0),
+           patch_.lanes(s));
     }
   }
 
   // Turns each row of a block into the suffix of the block from that row on.
-  void add_up(i64 block) const {
+  void compute_suffixes(i64 block) const {
     i64 s = 0;
-    for (; s + kStrips <= patch_.strips; s += kStrips) add_up_strips<kStrips>(block, s);
-    for (; s < patch_.strips; ++s) add_up_strips<1>(block, s);
+    for (; s + kStrips <= patch_.strips; s += kStrips) compute_suffix_strips<kStrips>(block, s);
+    for (; s < patch_.strips; ++s) compute_suffix_strips<1>(block, s);
   }
 
   template <i64 Strips>
-  POOLGRAD_LOOP void add_up_strips(i64 block, i64 s) const {
-    using Cell = typename Op::template Cell<V>;
+  POOLGRAD_LOOP void compute_suffix_strips(i64 block, i64 s) const {
+    using Partial = typename Op::template Partial<V>;
     const i64 pitch = pitch_;
     const u32 line = static_cast<u32>(p_.axis[2].kernel);
-    const Range real = real_rows(block);
+    const Range valid = valid_rows(block);
     const Row own = Op::at(block_, s * W);
     const auto at = [&](i64 j, i64 k) { return Op::at(own, j * pitch + k * W); };
-    Cell sums[Strips]{};
-    for (i64 j = real.hi; j-- > real.lo;) {
+    Partial sums[Strips]{};
+    for (i64 j = valid.hi; j-- > valid.lo;) {
       POOLGRAD_UNROLL
       for (i64 k = 0; k < Strips; ++k) {
-        Cell cell = Op::template load_cell<Cell>(at(j, k), line * static_cast<u32>(j));
-        if (j < real.hi - 1) Op::merge(cell, sums[k]);
-        Op::store_cell(at(j, k), sums[k] = cell, 0, W);
+        Partial partial = Op::template load_partial<Partial>(at(j, k), line * static_cast<u32>(j));
+        if (j < valid.hi - 1) Op::merge(partial, sums[k]);
+        Op::store_partial(at(j, k), sums[k] = partial, 0, W);
       }
     }
-    for (i64 j = 0; real.lo < real.hi && j < real.lo; ++j) {
-      for (i64 k = 0; k < Strips; ++k) Op::store_cell(at(j, k), sums[k], 0, W);
+    for (i64 j = 0; valid.lo < valid.hi && j < valid.lo; ++j) {
+      for (i64 k = 0; k < Strips; ++k) Op::store_partial(at(j, k), sums[k], 0, W);
     }
   }
 
@@ -338,13 +343,14 @@ class VanHerk2d {
   const Plan& p_;
   const View& x_;
   const Tile tile_;
-  const Reading<T> how_;
-  const bool by_pixel_;                 // a strip is a pixel
-  const i64 side_, vectors_, columns_;  // elements of a column; vectors of channels; of a patch
-  const i64 shift_;                     // rows of the first block that belong to other windows
-  i64 pieces_ = 1, group_ = 1;          // rows that are read together
-  Row block_{};                         // a block's rows,
-  Row above_{};                         // what is known of the rows of the next, so far
+  const ReadOptions<T> options_;
+  const bool by_pixel_;  // a strip is a pixel
+  const i64 column_elements_, vectors_,
+      columns_;                 // elements of a column; vectors of channels; of a patch
+  const i64 shift_;             // rows of the first block that belong to other windows
+  i64 pieces_ = 1, group_ = 1;  // rows that are read together
+  Row block_{};                 // a block's rows,
+  Row above_{};                 // what is known of the rows of the next, so far
   Row row_{}, doubled_{};
   T* raw_ = nullptr;
   char* scratch_ = nullptr;  // the reader's
@@ -352,7 +358,7 @@ class VanHerk2d {
   Patch patch_{};
   i64 piece_ = -1, pitch_ = 0;
   i64 origin_ = 0;  // the input column where the first window of a row begins,
-  Range real_{};    // columns from there on that are inputs
+  Range valid_{};   // columns from there on that are inputs
 };
 
 }  // namespace

@@ -39,7 +39,7 @@ struct Max {
   static constexpr bool kRounds = false;  // merging in another order changes nothing
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // infinities are like the fill
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
-  static bool is_suspect(Row row, i64 n) {
+  static bool may_be_padding(Row row, i64 n) {
     bool found = false;
     for (i64 i = 0; WithRoutes && i < n; ++i) found |= row.v[i] == lowest<T>();
     return found;
@@ -61,102 +61,102 @@ struct Max {
   }
 
   template <class V, class P>
-  static void challenge(V& best, P& where, V value, P place) {
-    using Mask = std::make_signed_t<std::remove_cvref_t<decltype(where[0])>>;
+  static void keep_greater(V& best, P& best_tap, V value, P tap) {
+    using Mask = std::make_signed_t<std::remove_cvref_t<decltype(best_tap[0])>>;
     const auto mask = [](auto m) { return convert<Mask>(m); };
     auto wins = value > best;
     if constexpr (NaNs) wins |= value != value;
-    if constexpr (ZeroTies) where = mask(value == best) ? P{} + kNowhere : where;
-    if constexpr (WithRoutes) where = mask(wins) ? place : where;
+    if constexpr (ZeroTies) best_tap = mask(value == best) ? P{} + kNowhere : best_tap;
+    if constexpr (WithRoutes) best_tap = mask(wins) ? tap : best_tap;
     best = wins ? value : best;
   }
 
   // Whether the ReLU of a value is zero.
   template <class V>
-  static auto is_cut(V value) {
+  static auto relu_is_zero(V value) {
     return value <= V{};
   }
 
   template <class V, class P>
-  static void rectify(V& best, P& where) {
-    using Mask = std::make_signed_t<std::remove_cvref_t<decltype(where[0])>>;
-    const auto cut = is_cut(best);
-    best = cut ? V{} : best;
-    if constexpr (WithRoutes) where = convert<Mask>(cut) ? P{} + kNowhere : where;
+  static void rectify(V& best, P& best_tap) {
+    using Mask = std::make_signed_t<std::remove_cvref_t<decltype(best_tap[0])>>;
+    const auto zero = relu_is_zero(best);
+    best = zero ? V{} : best;
+    if constexpr (WithRoutes) best_tap = convert<Mask>(zero) ? P{} + kNowhere : best_tap;
   }
 
   template <class P>
-  static P moved(P where, u32 by) {
-    return ZeroTies ? (where == kNowhere ? where : where + by) : where + by;
+  static P shifted(P best_tap, u32 by) {
+    return ZeroTies ? (best_tap == kNowhere ? best_tap : best_tap + by) : best_tap + by;
   }
 
   // Partial reductions of W windows; tap indices are shifted when a partial reduction is loaded or
   // stored.
   template <class V>
-  struct Cell {
+  struct Partial {
     V best;
-    Vec<u32, static_cast<int>(sizeof(V) / sizeof(T))> where;
+    Vec<u32, static_cast<int>(sizeof(V) / sizeof(T))> best_tap;
   };
   template <class V>
-  static Cell<V> begin(V value, u32 place = 0) {
-    Cell<V> cell{};
-    cell.best = value;
-    if constexpr (WithRoutes) cell.where += place;
-    return cell;
+  static Partial<V> begin(V value, u32 tap = 0) {
+    Partial<V> partial{};
+    partial.best = value;
+    if constexpr (WithRoutes) partial.best_tap += tap;
+    return partial;
   }
   // Applies f to the members of two partial reductions.
   template <class C, class F>
   static C each(const C& a, const C& b, F&& f) {
     C both{};
     both.best = f(a.best, b.best);
-    if constexpr (WithRoutes) both.where = f(a.where, b.where);
+    if constexpr (WithRoutes) both.best_tap = f(a.best_tap, b.best_tap);
     return both;
   }
   template <class C>
-  static C moved_back(C cell, u32 by) {
-    if constexpr (WithRoutes) cell.where = moved(cell.where, -by);
-    return cell;
+  static C shifted_back(C partial, u32 by) {
+    if constexpr (WithRoutes) partial.best_tap = shifted(partial.best_tap, -by);
+    return partial;
   }
   template <class C>
-  static C load_cell(Row from, u32 by) {
-    C cell{load<decltype(C::best)>(from.v), {}};
-    if constexpr (WithRoutes) cell.where = moved(load<decltype(C::where)>(from.r), by);
-    return cell;
+  static C load_partial(Row from, u32 by) {
+    C partial{load<decltype(C::best)>(from.v), {}};
+    if constexpr (WithRoutes) partial.best_tap = shifted(load<decltype(C::best_tap)>(from.r), by);
+    return partial;
   }
   template <class C>
-  static void merge(C& cell, const C& later, u32 by = 0) {
-    challenge(cell.best, cell.where, later.best, moved(later.where, by));
+  static void merge(C& partial, const C& later, u32 by = 0) {
+    keep_greater(partial.best, partial.best_tap, later.best, shifted(later.best_tap, by));
   }
   template <class C>
-  static void store_cell(Row to, const C& cell, u32 back, i64 lanes) {
-    store_first(to.v, cell.best, lanes);
-    if constexpr (WithRoutes) store_first(to.r, moved(cell.where, -back), lanes);
+  static void store_partial(Row to, const C& partial, u32 back, i64 lanes) {
+    store_first(to.v, partial.best, lanes);
+    if constexpr (WithRoutes) store_first(to.r, shifted(partial.best_tap, -back), lanes);
   }
 
   template <class Size, class First, class Distance>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, u32 place,
+  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, u32 tap,
                                   Size size, First first) {
     lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       using P = Vec<u32, w()>;
       V best = first ? distance.template get<V>(from, i, 0) : load<V>(to.v + i);
-      P where = first || !WithRoutes ? P{} + place : load<P>(to.r + i);
+      P best_tap = first || !WithRoutes ? P{} + tap : load<P>(to.r + i);
       for (i64 t = first; t < size; ++t) {
-        challenge(best, where, distance.template get<V>(from, i, t),
-                  P{} + (place + static_cast<u32>(t)));
+        keep_greater(best, best_tap, distance.template get<V>(from, i, t),
+                     P{} + (tap + static_cast<u32>(t)));
       }
       store(to.v + i, best);
-      if constexpr (WithRoutes) store(to.r + i, where);
+      if constexpr (WithRoutes) store(to.r + i, best_tap);
     });
   }
 
   // One output over many neighbours: finds the largest value of each piece, then the first index of
   // the largest of all in the first piece that has it, so that memory is read at full speed.
-  POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 place) {
+  POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 tap) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kStretch = 64 * W, kStrands = 4;
     using V = Vec<T, W>;
-    if (ZeroTies || taps < kStretch) return lane_by_lane(to, from, taps, place);
-    V all = V{} + lowest<T>(), seen{};
+    if (ZeroTies || taps < kStretch) return lane_by_lane(to, from, taps, tap);
+    V all = V{} + lowest<T>(), nan_check{};
     i64 piece = 0;
     for (i64 begin = 0; begin < taps; begin += kStretch) {
       const i64 first = smaller(begin, taps - kStretch);  // the last one overlaps the one before
@@ -166,13 +166,13 @@ struct Max {
         V sum{};
         POOLGRAD_UNROLL
         for (i64 k = 0; k < kStrands; ++k) {
-          const T* here = from + first + i + k * W;
-          const V value = load<V>(here);
-          prefetch(here + kAhead<T>);
+          const T* lane_tap = from + first + i + k * W;
+          const V value = load<V>(lane_tap);
+          prefetch(lane_tap + kPrefetchElements<T>);
           most[k] = value > most[k] ? value : most[k];
           if constexpr (NaNs) sum += value;
         }
-        if constexpr (NaNs) seen += sum;
+        if constexpr (NaNs) nan_check += sum;
       }
       V best = most[0];
       for (const V& strand : most) best = strand > best ? strand : best;
@@ -183,33 +183,33 @@ struct Max {
       piece = first;
     }
     if constexpr (NaNs) {
-      if (any(seen != seen)) return lane_by_lane(to, from, taps, place);
+      if (any(nan_check != nan_check)) return lane_by_lane(to, from, taps, tap);
     }
     // Bounded: if another thread changes the input meanwhile, its maximum may be gone.
     i64 t = piece;
     for (const i64 last = piece + kStretch - W; t < last && !any(load<V>(from + t) == all);) t += W;
     for (const i64 last = t + W - 1; t < last && from[t] != all[0];) ++t;
     to.v[0] = from[t];
-    if constexpr (WithRoutes) to.r[0] = place + static_cast<u32>(t);
+    if constexpr (WithRoutes) to.r[0] = tap + static_cast<u32>(t);
   }
 
   // The same with NaNs and with ZeroTies: each lane reduces every W-th input, then the lanes are
   // compared.
-  POOLGRAD_LOOP static void lane_by_lane(Row to, const T* from, i64 taps, u32 place) {
+  POOLGRAD_LOOP static void lane_by_lane(Row to, const T* from, i64 taps, u32 tap) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
     using V = Vec<T, W>;
     using P = Vec<u32, W>;
     V best = load<V>(from);
-    P here;
-    for (i64 j = 0; j < W; ++j) here[j] = place + static_cast<u32>(j);
-    P where = here;
+    P lane_tap;
+    for (i64 j = 0; j < W; ++j) lane_tap[j] = tap + static_cast<u32>(j);
+    P best_tap = lane_tap;
     i64 t = W;
     for (; t + W <= taps; t += W) {
-      prefetch(from + t + kAhead<T>);
-      challenge(best, where, load<V>(from + t), here += W);
+      prefetch(from + t + kPrefetchElements<T>);
+      keep_greater(best, best_tap, load<V>(from + t), lane_tap += W);
     }
     T winner = best[0];
-    u32 route = where[0];
+    u32 route = best_tap[0];
     const auto compare = [&](T value, u32 other) {
       const bool beaten = value > winner || (value != value && winner == winner);
       // among equals the first place stays, among NaNs the last
@@ -220,56 +220,56 @@ struct Max {
       if (shared) route = kNowhere;
       if (beaten) winner = value;
     };
-    for (i64 j = 1; j < W; ++j) compare(best[j], where[j]);
-    for (; t < taps; ++t) compare(from[t], place + static_cast<u32>(t));
+    for (i64 j = 1; j < W; ++j) compare(best[j], best_tap[j]);
+    for (; t < taps; ++t) compare(from[t], tap + static_cast<u32>(t));
     to.v[0] = winner;
     if constexpr (WithRoutes) to.r[0] = route;
   }
 
   // to[i] = max over t of from[i * step + t * gap], whose places are place, place + 1, ...
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
-                                        i64 place, bool = true) {
-    if (n == 1 && gap == 1 && taps >= kAcross)
-      return across(to, from, taps, static_cast<u32>(place));
+                                        i64 tap, bool = true) {
+    if (n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
+      return across(to, from, taps, static_cast<u32>(tap));
     in_groups<Max>(taps, [&](auto size, auto first, i64 begin) {
-      const T* here = from + begin * gap;
-      const u32 where = static_cast<u32>(place + begin);
-      by_distance(step, gap, taps, first,
-                  [&](auto distance) { sweep(to, n, here, distance, where, size, first); });
+      const T* lane_tap = from + begin * gap;
+      const u32 best_tap = static_cast<u32>(tap + begin);
+      by_stride(step, gap, taps, first,
+                [&](auto distance) { sweep(to, n, lane_tap, distance, best_tap, size, first); });
     });
   }
 
-  // The same over `size` rows; the tap indices of row t are shifted by place + t * places_apart.
+  // The same over `size` rows; the tap indices of row t are shifted by place + t * taps_per_row.
   template <class Size, class First>
-  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart,
+  POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64 tap, i64 taps_per_row,
                                       Size size, First first) {
-    Row from[kMostFolded];
+    Row from[kMaxFolded];
     for (i64 t = 0; t < size; ++t) from[t] = rows[t];
     lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       using P = Vec<u32, w()>;
-      const auto place_at = [&](i64 t) {
+      const auto tap_at = [&](i64 t) {
         if constexpr (!WithRoutes) return P{};
-        else return moved(load<P>(from[t].r + i), static_cast<u32>(place + t * places_apart));
+        else return shifted(load<P>(from[t].r + i), static_cast<u32>(tap + t * taps_per_row));
       };
       V best = load<V>(first ? from[0].v + i : to.v + i);
-      P where = first ? place_at(0) : WithRoutes ? load<P>(to.r + i) : P{};
+      P best_tap = first ? tap_at(0) : WithRoutes ? load<P>(to.r + i) : P{};
       for (i64 t = first; t < size; ++t) {
-        challenge(best, where, load<V>(from[t].v + i), place_at(t));
+        keep_greater(best, best_tap, load<V>(from[t].v + i), tap_at(t));
       }
       store(to.v + i, best);
-      if constexpr (WithRoutes) store(to.r + i, where);
+      if constexpr (WithRoutes) store(to.r + i, best_tap);
     });
   }
 };
 
 // Pointers to outputs and their routes.
 template <class T, bool WithRoutes>
-struct Winners {
+struct MaxTarget {
   T* y;
   std::uint8_t* routes;
-  Winners at(i64 offset) const { return {y + offset, WithRoutes ? routes + offset : nullptr}; }
-  Winners line(i64 row, i64 length) const { return at(row * length); }
+  MaxTarget at(i64 offset) const { return {y + offset, WithRoutes ? routes + offset : nullptr}; }
+  MaxTarget line(i64 row, i64 length) const { return at(row * length); }
 };
 
 // The same in registers, for windows of at most 255 taps.
@@ -277,17 +277,17 @@ template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
 struct SmallMax {
   using In = T;
   using AssumeNoNaN = SmallMax<T, WithRoutes, false>;
-  using Place = std::conditional_t<sizeof(T) == 1, std::uint8_t, u32>;
-  using Target = Winners<T, WithRoutes>;
+  using TapIndex = std::conditional_t<sizeof(T) == 1, std::uint8_t, u32>;
+  using Target = MaxTarget<T, WithRoutes>;
   static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
   static constexpr bool kByLines = false, kPads = true;
   static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
-  static bool is_suspect(Target to, i64 i) { return to.y[i] == lowest<T>(); }
+  static bool may_be_padding(Target to, i64 i) { return to.y[i] == lowest<T>(); }
   template <class V>
-  struct Cell {
+  struct Partial {
     static constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
     V best;
-    Vec<Place, W> where;
+    Vec<TapIndex, W> best_tap;
   };
 
   static void clear(Target to, i64 n) {
@@ -295,53 +295,54 @@ struct SmallMax {
     if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
   }
   template <class V>
-  static Cell<V> first(V value, u32 place) {
-    return {value, Vec<Place, Cell<V>::W>{} + static_cast<Place>(place)};
+  static Partial<V> first(V value, u32 tap) {
+    return {value, Vec<TapIndex, Partial<V>::W>{} + static_cast<TapIndex>(tap)};
   }
   template <class V>
-  static void take(Cell<V>& cell, V value, u32 place) {
-    challenge(cell, value, first<V>(value, place).where);
+  static void take(Partial<V>& partial, V value, u32 tap) {
+    keep_greater(partial, value, first<V>(value, tap).best_tap);
   }
   template <class C>
-  static void merge(C& cell, const C& later, u32 moved) {
-    challenge(cell, later.best, later.where + static_cast<Place>(moved));
+  static void merge(C& partial, const C& later, u32 shifted) {
+    keep_greater(partial, later.best, later.best_tap + static_cast<TapIndex>(shifted));
   }
   template <class V>
-  static auto is_cut(V value) {
-    return Max<T, WithRoutes, false>::is_cut(value);
+  static auto relu_is_zero(V value) {
+    return Max<T, WithRoutes, false>::relu_is_zero(value);
   }
   template <class V>
-  static void store(Target to, i64 i, const Cell<V>& cell) {
-    poolgrad::store(to.y + i, cell.best);
-    if constexpr (WithRoutes) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+  static void store(Target to, i64 i, const Partial<V>& partial) {
+    poolgrad::store(to.y + i, partial.best);
+    if constexpr (WithRoutes)
+      poolgrad::store(to.routes + i, convert<std::uint8_t>(partial.best_tap));
   }
 
   // A sum of inputs is NaN if one of them is (or if infinities of both signs are among them).
   template <class V>
-  static V trace(V seen, V value) {
-    return kFloat<T> ? seen + value : seen;
+  static V check_nan(V nan_check, V value) {
+    return kFloat<T> ? nan_check + value : nan_check;
   }
   template <class V>
-  static bool has_nan(V seen, T) {
-    return kFloat<T> && any(seen != seen);
+  static bool found_nan(V nan_check, T) {
+    return kFloat<T> && any(nan_check != nan_check);
   }
 
  private:
   template <class C, class V, class P>
-  static void challenge(C& cell, V value, P place) {
-    Max<T, WithRoutes, false, NaNs>::challenge(cell.best, cell.where, value, place);
+  static void keep_greater(C& partial, V value, P tap) {
+    Max<T, WithRoutes, false, NaNs>::keep_greater(partial.best, partial.best_tap, value, tap);
   }
 };
 
 // Stores the first lanes of `where` as route `first` and those after it; kNowhere becomes the
 // largest number of the type.
 template <class P>
-POOLGRAD_INLINE void put_routes(P where, Dense to, i64 first, i64 lanes) {
+POOLGRAD_INLINE void put_routes(P best_tap, Dense to, i64 first, i64 lanes) {
   if (to.dtype == Dtype::uint8)
-    store_first(as<std::uint8_t>(to, first), convert<std::uint8_t>(where), lanes);
+    store_first(as<std::uint8_t>(to, first), convert<std::uint8_t>(best_tap), lanes);
   else if (to.dtype == Dtype::uint16)
-    store_first(as<std::uint16_t>(to, first), convert<std::uint16_t>(where), lanes);
-  else store_first(as<u32>(to, first), where, lanes);
+    store_first(as<std::uint16_t>(to, first), convert<std::uint16_t>(best_tap), lanes);
+  else store_first(as<u32>(to, first), best_tap, lanes);
 }
 
 // Stores a row of routes.

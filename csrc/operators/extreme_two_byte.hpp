@@ -9,7 +9,7 @@ namespace {
 
 // The bits of infinity; those of a NaN are greater.
 template <class S>
-inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Half> ? 0x7C00 : 0x7F80;
+inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Float16> ? 0x7C00 : 0x7F80;
 
 // Integers in the order of the numbers; both zeros are 0.
 template <class V>
@@ -21,69 +21,71 @@ auto key_of_bits(V bits) {
 
 // The maximum of either type if no input is NaN. Only the fill depends on the type.
 template <bool WithRoutes>
-struct TwoByteMaxOfNumbers {
+struct TwoByteMaxNoNaN {
   using In = std::uint16_t;
-  using AssumeNoNaN = TwoByteMaxOfNumbers;
-  using Target = Winners<In, WithRoutes>;
+  using AssumeNoNaN = TwoByteMaxNoNaN;
+  using Target = MaxTarget<In, WithRoutes>;
 
   template <class V>
-  struct Cell {
+  struct Partial {
     V best;
     Vec<std::int16_t, static_cast<int>(sizeof(V) / sizeof(In))> key;
-    V where;
+    V best_tap;
   };
 
   template <class V>
-  static Cell<V> first(V bits, u32 place) {
-    return {bits, key_of_bits(bits), V{} + static_cast<In>(place)};
+  static Partial<V> first(V bits, u32 tap) {
+    return {bits, key_of_bits(bits), V{} + static_cast<In>(tap)};
   }
   template <class V>
-  static void take(Cell<V>& cell, V bits, u32 place) {
-    merge(cell, first(bits, place), 0);
+  static void take(Partial<V>& partial, V bits, u32 tap) {
+    merge(partial, first(bits, tap), 0);
   }
   template <class V>
-  static void merge(Cell<V>& cell, const Cell<V>& later, u32 moved) {
-    const auto wins = later.key > cell.key;
-    cell.best = wins ? later.best : cell.best;
-    cell.key = wins ? later.key : cell.key;
-    if constexpr (WithRoutes) cell.where = wins ? later.where + static_cast<In>(moved) : cell.where;
+  static void merge(Partial<V>& partial, const Partial<V>& later, u32 shifted) {
+    const auto wins = later.key > partial.key;
+    partial.best = wins ? later.best : partial.best;
+    partial.key = wins ? later.key : partial.key;
+    if constexpr (WithRoutes)
+      partial.best_tap = wins ? later.best_tap + static_cast<In>(shifted) : partial.best_tap;
   }
   template <class V>
-  static void store(Target to, i64 i, const Cell<V>& cell) {
-    poolgrad::store(to.y + i, cell.best);
-    if constexpr (WithRoutes) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+  static void store(Target to, i64 i, const Partial<V>& partial) {
+    poolgrad::store(to.y + i, partial.best);
+    if constexpr (WithRoutes)
+      poolgrad::store(to.routes + i, convert<std::uint8_t>(partial.best_tap));
   }
 
   // The largest magnitude: only NaNs are greater than the fill, which is an infinity.
   template <class V>
-  static V trace(V seen, V bits) {
-    const V a = seen & 0x7FFF, b = bits & 0x7FFF;
+  static V check_nan(V nan_check, V bits) {
+    const V a = nan_check & 0x7FFF, b = bits & 0x7FFF;
     return a > b ? a : b;
   }
   template <class V>
-  static bool has_nan(V seen, In fill) {
-    return any(seen > (V{} + static_cast<In>(fill & 0x7FFF)));
+  static bool found_nan(V nan_check, In fill) {
+    return any(nan_check > (V{} + static_cast<In>(fill & 0x7FFF)));
   }
 };
 
 template <class S, bool WithRoutes>
 struct TwoByteMax {
   using In = std::uint16_t;
-  using AssumeNoNaN = TwoByteMaxOfNumbers<WithRoutes>;
-  using Target = Winners<In, WithRoutes>;
+  using AssumeNoNaN = TwoByteMaxNoNaN<WithRoutes>;
+  using Target = MaxTarget<In, WithRoutes>;
   static Target target(In* y, std::uint8_t* routes, bool) { return {y, routes}; }
   static constexpr bool kByLines = false, kPads = true;
   static constexpr In kFill = 0x8000 | kInfinity<S>;  // the lowest
 
   template <class V>
-  struct Cell {
+  struct Partial {
     static constexpr int W = static_cast<int>(sizeof(V) / sizeof(In));
     V best;
-    Vec<std::int16_t, W> beaten_by;  // every key above this
-    V where;
+    Vec<std::int16_t, W> threshold;  // every key above this
+    V best_tap;
   };
 
-  static bool is_suspect(Target to, i64 i) { return to.y[i] == kFill; }
+  static bool may_be_padding(Target to, i64 i) { return to.y[i] == kFill; }
   static void clear(Target to, i64 n) {
     std::fill(to.y, to.y + n, kFill);
     if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
@@ -93,7 +95,7 @@ struct TwoByteMax {
   static constexpr std::int16_t kNaN = 0x7FFF;
   template <class V>
   static auto key_of(V bits) {
-    using K = decltype(Cell<V>::beaten_by);
+    using K = decltype(Partial<V>::threshold);
     const K own = bits_as<K>(bits), sign = own >> 15;
     const K size = own & 0x7FFF;
     return size > static_cast<std::int16_t>(kInfinity<S>) ? K{} + kNaN : (size ^ sign) - sign;
@@ -101,40 +103,41 @@ struct TwoByteMax {
   // The key that a later input must exceed: a NaN wins over everything before it, another NaN
   // included.
   template <class K>
-  static K bar(K key) {
+  static K threshold_of(K key) {
     return key == kNaN ? K{} + static_cast<std::int16_t>(kNaN - 1) : key;
   }
 
   template <class V>
-  static Cell<V> first(V bits, u32 place) {
-    return {bits, bar(key_of(bits)), V{} + static_cast<In>(place)};
+  static Partial<V> first(V bits, u32 tap) {
+    return {bits, threshold_of(key_of(bits)), V{} + static_cast<In>(tap)};
   }
   template <class V>
-  static void take(Cell<V>& cell, V bits, u32 place) {
-    challenge(cell, bits, V{} + static_cast<In>(place));
+  static void take(Partial<V>& partial, V bits, u32 tap) {
+    keep_greater(partial, bits, V{} + static_cast<In>(tap));
   }
   template <class V>
-  static void merge(Cell<V>& cell, const Cell<V>& later, u32 moved) {
-    challenge(cell, later.best, later.where + static_cast<In>(moved));
+  static void merge(Partial<V>& partial, const Partial<V>& later, u32 shifted) {
+    keep_greater(partial, later.best, later.best_tap + static_cast<In>(shifted));
   }
   template <class V>
-  static auto is_cut(V bits) {
+  static auto relu_is_zero(V bits) {
     return key_of(bits) <= 0;
   }
   template <class V>
-  static void store(Target to, i64 i, const Cell<V>& cell) {
-    poolgrad::store(to.y + i, cell.best);
-    if constexpr (WithRoutes) poolgrad::store(to.routes + i, convert<std::uint8_t>(cell.where));
+  static void store(Target to, i64 i, const Partial<V>& partial) {
+    poolgrad::store(to.y + i, partial.best);
+    if constexpr (WithRoutes)
+      poolgrad::store(to.routes + i, convert<std::uint8_t>(partial.best_tap));
   }
 
  private:
   template <class V>
-  static void challenge(Cell<V>& cell, V bits, V place) {
+  static void keep_greater(Partial<V>& partial, V bits, V tap) {
     const auto key = key_of(bits);
-    const auto wins = key > cell.beaten_by;
-    cell.best = wins ? bits : cell.best;
-    cell.beaten_by = wins ? bar(key) : cell.beaten_by;
-    if constexpr (WithRoutes) cell.where = wins ? place : cell.where;
+    const auto wins = key > partial.threshold;
+    partial.best = wins ? bits : partial.best;
+    partial.threshold = wins ? threshold_of(key) : partial.threshold;
+    if constexpr (WithRoutes) partial.best_tap = wins ? tap : partial.best_tap;
   }
 };
 

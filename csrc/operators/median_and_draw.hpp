@@ -14,27 +14,28 @@ inline constexpr i64 kGathered = 1 << 15;  // inputs gathered at once: they stay
 // input t (in row-major order) of output i. Elements beyond the last valid input of a window are
 // `fill`.
 template <class A>
-class Windows {
+class GatheredWindows {
  public:
-  Windows(const Plan& p, const View& x, const Tile& tile, Arena& arena)
+  GatheredWindows(const Plan& p, const View& x, const Tile& tile, Arena& arena)
       : p_(p),
         x_(x),
-        real_(most_real(p)),
-        most_(larger(1, smaller(tile.hi[2] - tile.lo[2], kGathered / (real_ * p.inner)))) {
-    lanes_ = most_ * p.inner;
-    values = arena.take<A>(real_ * lanes_);
+        max_inputs_(max_valid_inputs(p)),
+        max_outputs_(
+            larger(1, smaller(tile.hi[2] - tile.lo[2], kGathered / (max_inputs_ * p.inner)))) {
+    lanes_ = max_outputs_ * p.inner;
+    values = arena.take<A>(max_inputs_ * lanes_);
     counts = arena.take<u32>(lanes_);
     row_ = arena.take<A>(p.axis[2].in * p.inner);
   }
 
-  i64 most() const { return most_; }     // outputs along the width that fit
-  i64 stride() const { return lanes_; }  // from one input of a window to its next
-  i64 real() const { return real_; }     // the most inputs that a window may hold
+  i64 max_outputs() const { return max_outputs_; }  // outputs along the width that fit
+  i64 stride() const { return lanes_; }             // from one input of a window to its next
+  i64 max_inputs() const { return max_inputs_; }    // the most inputs that a window may hold
 
   void gather(const char* plane, i64 od, i64 oh, i64 lo, i64 hi, A fill) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const Span sd = span_of(depth, od), sh = span_of(height, oh);
-    for (i64 i = 0; i < real_ * lanes_; ++i) values[i] = fill;
+    for (i64 i = 0; i < max_inputs_ * lanes_; ++i) values[i] = fill;
     for (i64 i = 0; i < sd.taps; ++i) {
       for (i64 j = 0; j < sh.taps; ++j) {
         const A* row = row_of(x_, plane, p_.inner, sd.begin + i * depth.dilation,
@@ -58,12 +59,13 @@ class Windows {
   }
 
   // The tap index of valid input t in the window of output (od, oh, o).
-  u32 place(i64 od, i64 oh, i64 o, u32 t) const {
+  u32 tap_of(i64 od, i64 oh, i64 o, u32 t) const {
     if (t == kNowhere) return kNowhere;
     const Span sd = span_of(p_.axis[0], od), sh = span_of(p_.axis[1], oh);
     const Span sw = span_of(p_.axis[2], o);
-    const i64 line = t / sw.taps, d = sd.place + line / sh.taps, h = sh.place + line % sh.taps;
-    return static_cast<u32>((d * p_.axis[1].kernel + h) * p_.axis[2].kernel + sw.place +
+    const i64 line = t / sw.taps, d = sd.first_tap + line / sh.taps,
+              h = sh.first_tap + line % sh.taps;
+    return static_cast<u32>((d * p_.axis[1].kernel + h) * p_.axis[2].kernel + sw.first_tap +
                             t % sw.taps);
   }
 
@@ -73,7 +75,7 @@ class Windows {
  private:
   const Plan& p_;
   const View& x_;
-  i64 real_, most_, lanes_;
+  i64 max_inputs_, max_outputs_, lanes_;
   A* row_;
 };
 
@@ -96,13 +98,13 @@ struct Keys {
 // Radix median: finds the lower of the two middle values of each window bit by bit from the
 // highest, in as many passes over the windows as a key has bits, without branches.
 template <class A>
-class Median {
+class RadixMedian {
  public:
   using Key = typename Keys<A>::Key;
   using Bits = std::make_unsigned_t<Key>;
 
-  Median(const Plan&, const Windows<A>& windows, Arena& arena)
-      : keys_(arena.take<Key>(windows.real() * windows.stride())),
+  RadixMedian(const Plan&, const GatheredWindows<A>& windows, Arena& arena)
+      : keys_(arena.take<Key>(windows.max_inputs() * windows.stride())),
         found_(arena.take<Key>(windows.stride())),
         rank_(arena.take<Key>(windows.stride())),
         below_(arena.take<Key>(windows.stride())) {}
@@ -111,29 +113,31 @@ class Median {
 
   // winners[i]: the first valid input of window i that equals its median, or kNowhere if there are
   // several and `zero_ties` is set; y[i]: the median.
-  void pick(const Windows<A>& windows, i64, i64 n, bool zero_ties, A* y, u32* winners) {
-    const i64 step = windows.stride(), most = windows.real();
+  void select_inputs(const GatheredWindows<A>& windows, i64, i64 n, bool zero_ties, A* y,
+                     u32* winners) {
+    const i64 step = windows.stride(), max_outputs = windows.max_inputs();
     constexpr int kBits = static_cast<int>(sizeof(Key)) * 8;
     for (i64 i = 0; i < n; ++i) {
       rank_[i] = (static_cast<Key>(windows.counts[i]) - 1) / 2;
       found_[i] = std::numeric_limits<Key>::min();
     }
-    for (i64 t = 0; t < most; ++t) {
+    for (i64 t = 0; t < max_outputs; ++t) {
       for (i64 i = 0; i < n; ++i) {
-        const bool real = static_cast<u32>(t) < windows.counts[i];
-        keys_[t * step + i] = real ? Keys<A>::of(windows.values[t * step + i]) : Keys<A>::kMost;
+        const bool max_inputs = static_cast<u32>(t) < windows.counts[i];
+        keys_[t * step + i] =
+            max_inputs ? Keys<A>::of(windows.values[t * step + i]) : Keys<A>::kMost;
       }
     }
     for (int b = kBits - 1; b >= 0; --b) {
       const Key bit = static_cast<Key>(Bits{1} << b);
       for (i64 i = 0; i < n; ++i) below_[i] = 0;
-      for (i64 t = 0; t < most; ++t) count_below(keys_ + t * step, bit, n);
+      for (i64 t = 0; t < max_outputs; ++t) count_below(keys_ + t * step, bit, n);
       for (i64 i = 0; i < n; ++i) {  // the largest key with no more than `rank` keys below it
         found_[i] = below_[i] <= rank_[i] ? (found_[i] ^ bit) : found_[i];
       }
     }
     for (i64 i = 0; i < n; ++i) winners[i] = kNowhere, below_[i] = 0;
-    for (i64 t = most - 1; t >= 0; --t) {
+    for (i64 t = max_outputs - 1; t >= 0; --t) {
       for (i64 i = 0; i < n; ++i) {
         const bool equal =
             keys_[t * step + i] == found_[i] && static_cast<u32>(t) < windows.counts[i];
@@ -159,8 +163,8 @@ class Median {
     });
   }
 
-  static void last_nan(const Windows<A>& windows, i64 n, A* y, u32* winners) {
-    for (i64 t = 0; t < windows.real(); ++t) {
+  static void last_nan(const GatheredWindows<A>& windows, i64 n, A* y, u32* winners) {
+    for (i64 t = 0; t < windows.max_inputs(); ++t) {
       for (i64 i = 0; i < n; ++i) {
         const A value = windows.values[t * windows.stride() + i];
         if (value == value || static_cast<u32>(t) >= windows.counts[i]) continue;
@@ -184,9 +188,9 @@ class Median {
 
 // One input of each window, drawn with a probability proportional to its positive part.
 template <class A>
-class Draw {
+class RandomDraw {
  public:
-  Draw(const Plan& p, const Windows<A>& windows, Arena& arena)
+  RandomDraw(const Plan& p, const GatheredWindows<A>& windows, Arena& arena)
       : p_(p),
         sums_(arena.take<double>(windows.stride())),
         largest_(arena.take<double>(windows.stride())) {}
@@ -196,17 +200,18 @@ class Draw {
   View order;  // its strides: where an output stands among all, in logical order
 
   // `first`: the index of the first output; outputs and channels follow at order's strides.
-  void pick(const Windows<A>& windows, i64 first, i64 n, bool, A* y, u32* winners) {
+  void select_inputs(const GatheredWindows<A>& windows, i64 first, i64 n, bool, A* y,
+                     u32* winners) {
     const i64 step = windows.stride();
     for (i64 i = 0; i < n; ++i) sums_[i] = largest_[i] = 0;
-    for (i64 t = 0; t < windows.real(); ++t) {
+    for (i64 t = 0; t < windows.max_inputs(); ++t) {
       for (i64 i = 0; i < n; ++i) {
         const double w = weight(windows.values[t * step + i]);
         largest_[i] = w > largest_[i] ? w : largest_[i];
       }
     }
     for (i64 i = 0; i < n; ++i) largest_[i] = largest_[i] > kHuge ? kSmaller : 1.0;
-    for (i64 t = 0; t < windows.real(); ++t) {
+    for (i64 t = 0; t < windows.max_inputs(); ++t) {
       for (i64 i = 0; i < n; ++i) {
         sums_[i] += largest_[i] * weight(windows.values[t * step + i]);
       }
@@ -239,32 +244,34 @@ class Draw {
   double *sums_, *largest_;  // the largest weight, then what all are multiplied with
 };
 
-template <class A, class Picker>
+template <class A, class Selector>
 struct WindowSelectionState {
-  Windows<A> windows;
-  Picker picker;
+  GatheredWindows<A> windows;
+  Selector selector;
   A* y;
   u32 *winners, *routes;
 };
 
 // Computes a tile of one plane; index: of the plane's first output in logical order.
-template <class A, class Picker>
-void select_tile_of_windows(const Plan& p, const Tile& tile, WindowSelectionState<A, Picker>& state,
-                            const char* inputs, const View& order, i64 index, bool zero_ties,
-                            Dense y, Dense routes, i64 plane) {
+template <class A, class Selector>
+void select_tile_of_windows(const Plan& p, const Tile& tile,
+                            WindowSelectionState<A, Selector>& state, const char* inputs,
+                            const View& order, i64 index, bool zero_ties, Dense y, Dense routes,
+                            i64 plane) {
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      for (i64 lo = tile.lo[2]; lo < tile.hi[2]; lo += state.windows.most()) {
-        const i64 hi = smaller(tile.hi[2], lo + state.windows.most()), n = (hi - lo) * p.inner;
-        state.windows.gather(inputs, od, oh, lo, hi, Picker::kFill);
-        state.picker.pick(state.windows,
-                          index + od * order.depth + oh * order.height + lo * order.width, n,
-                          zero_ties, state.y, state.winners);
+      for (i64 lo = tile.lo[2]; lo < tile.hi[2]; lo += state.windows.max_outputs()) {
+        const i64 hi = smaller(tile.hi[2], lo + state.windows.max_outputs()),
+                  n = (hi - lo) * p.inner;
+        state.windows.gather(inputs, od, oh, lo, hi, Selector::kFill);
+        state.selector.select_inputs(
+            state.windows, index + od * order.depth + oh * order.height + lo * order.width, n,
+            zero_ties, state.y, state.winners);
         const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
         write(y, first, state.y, n);
         if (!routes.data) continue;
         for (i64 i = 0; i < n; ++i) {
-          state.routes[i] = state.windows.place(od, oh, lo + i / p.inner, state.winners[i]);
+          state.routes[i] = state.windows.tap_of(od, oh, lo + i / p.inner, state.winners[i]);
         }
         store_routes(state.routes, routes, first, n);
       }

@@ -11,10 +11,10 @@ namespace {
 // Batcher's odd-even merge sort (Knuth, The Art of Computer Programming, volume 3, 5.3.4): the
 // pairs of N values that are compared, in order.
 template <int N>
-struct Network {
+struct SortingNetwork {
   int low[N * N], high[N * N], size = 0;
 
-  constexpr Network() : low{}, high{} {
+  constexpr SortingNetwork() : low{}, high{} {
     for (int merged = 1; merged < N; merged *= 2) {
       for (int apart = merged; apart > 0; apart /= 2) {
         for (int begin = apart % merged; begin + apart < N; begin += 2 * apart) {
@@ -39,7 +39,7 @@ void exchange(V& low, V& high) {
 // The lower of the two middle values. The compiler removes comparisons that do not lead to it.
 template <int N, class V>
 V middle_of(const V* values) {
-  constexpr Network<N> network;
+  constexpr SortingNetwork<N> network;
   V v[N];
   [&]<int... I>(std::integer_sequence<int, I...>) {
     ((v[I] = values[I]), ...);
@@ -65,7 +65,7 @@ POOLGRAD_LOOP V middle_of_any(V* values, int count) {
   if (count <= 4) return filled(Const<4>{});
   if (count <= 9) return filled(Const<9>{});
   if (count <= 16) return filled(Const<16>{});
-  return filled(Const<kMostSorted>{});
+  return filled(Const<kMaxSorted>{});
 }
 
 template <class T>
@@ -73,7 +73,7 @@ struct MedianNetwork {
   using In = T;
   using Mask = std::conditional_t<sizeof(T) == 1, std::int8_t,
                                   std::conditional_t<sizeof(T) == 4, std::int32_t, i64>>;
-  using Place = std::make_unsigned_t<Mask>;
+  using TapIndex = std::make_unsigned_t<Mask>;
   struct Target {
     T* y;
     std::uint8_t* routes;  // or null: places are not wanted
@@ -89,60 +89,64 @@ struct MedianNetwork {
   static constexpr bool kPads = false;  // padding is no part of a window
   static constexpr bool kHeavy = true;
   static constexpr T kFill = T(0);
-  static bool is_suspect(Target, i64) { return true; }
+  static bool may_be_padding(Target, i64) { return true; }
 
   template <class V>
-  struct Cell {
-    V value[kMostSorted];
-    Place place[kMostSorted];
+  struct Partial {
+    V value[kMaxSorted];
+    TapIndex tap[kMaxSorted];
     int count;
   };
 
   static void clear(Target to, i64 n) { std::fill(to.y, to.y + n, T(0)); }  // no window is empty
 
   template <class V>
-  static Cell<V> first(V value, u32 place) {
-    Cell<V> cell;
-    cell.count = 0;
-    take(cell, value, place);
-    return cell;
+  static Partial<V> first(V value, u32 tap) {
+    Partial<V> partial;
+    partial.count = 0;
+    take(partial, value, tap);
+    return partial;
   }
   template <class V>
-  static void take(Cell<V>& cell, V value, u32 place) {
-    cell.value[cell.count] = value;
-    cell.place[cell.count++] = static_cast<Place>(place);
+  static void take(Partial<V>& partial, V value, u32 tap) {
+    partial.value[partial.count] = value;
+    partial.tap[partial.count++] = static_cast<TapIndex>(tap);
   }
 
   template <class V>
-  static void store(Target to, i64 i, Cell<V>& cell, i64 lanes) {
-    const Part how{lanes};
-    if (cell.count == 4) look_up(to, i, cell, middle_of<4>(cell.value), Const<4>{}, how);
-    else look_up(to, i, cell, middle_of_any<T>(cell.value, cell.count), cell.count, how);
+  static void store(Target to, i64 i, Partial<V>& partial, i64 lanes) {
+    const FirstLanes how{lanes};
+    if (partial.count == 4)
+      store_median(to, i, partial, middle_of<4>(partial.value), Const<4>{}, how);
+    else
+      store_median(to, i, partial, middle_of_any<T>(partial.value, partial.count), partial.count,
+                   how);
   }
 
   // The first of equal inputs wins; NaNs win over everything, and the last of them wins.
   template <class V, class Count>
-  static void look_up(Target to, i64 i, const Cell<V>& cell, V found, Count count, Part how) {
-    using P = Vec<Place, static_cast<int>(sizeof(V) / sizeof(T))>;
+  static void store_median(Target to, i64 i, const Partial<V>& partial, V found, Count count,
+                           FirstLanes how) {
+    using P = Vec<TapIndex, static_cast<int>(sizeof(V) / sizeof(T))>;
     V y = found;
-    P where{};
+    P route{};
     for (i64 t = count; t-- > 0;) {
-      const auto equal = cell.value[t] == found;
-      y = equal ? cell.value[t] : y;  // zeros have signs
-      where = equal ? P{} + cell.place[t] : where;
+      const auto equal = partial.value[t] == found;
+      y = equal ? partial.value[t] : y;  // zeros have signs
+      route = equal ? P{} + partial.tap[t] : route;
     }
     if (to.zero_ties) {
       P equals{};
-      for (i64 t = 0; t < count; ++t) equals -= bits_as<P>(cell.value[t] == found);
-      where = equals > 1 ? ~P{} : where;
+      for (i64 t = 0; t < count; ++t) equals -= bits_as<P>(partial.value[t] == found);
+      route = equals > 1 ? ~P{} : route;
     }
     for (i64 t = 0; kFloat<T> && t < count; ++t) {
-      const auto nan = cell.value[t] != cell.value[t];
-      y = nan ? cell.value[t] : y;
-      where = nan ? P{} + cell.place[t] : where;
+      const auto nan = partial.value[t] != partial.value[t];
+      y = nan ? partial.value[t] : y;
+      route = nan ? P{} + partial.tap[t] : route;
     }
     how.store(to.y + i, y);
-    if (to.routes) how.store(to.routes + i, convert<std::uint8_t>(where));
+    if (to.routes) how.store(to.routes + i, convert<std::uint8_t>(route));
   }
 };
 

@@ -31,7 +31,7 @@ void POOLGRAD_TABLE(mixed)(const Work& work, const View& x, Parameter alpha, boo
         [&](State& state, i64 plane, const Tile& tile) {
           divide.fill_row(p, tile.lo[2], tile.hi[2], state.counts);
           fill_parameter(p, alpha, plane, tile.hi[2] - tile.lo[2], state.theta);
-          state.machine.start(plane_of(x, plane));
+          state.separable.start(plane_of(x, plane));
           mixed_tile<A>(p, tile, divide, state, y, routes, static_cast<A*>(sensitivity),
                         plane * p.out_plane());
         });
@@ -43,7 +43,7 @@ void POOLGRAD_TABLE(mixed_backward)(const Work& work, const View& gy, const View
   (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    const Weighed from{&gy, nullptr, &routes, nullptr, {count_padding, 0}};
+    const WeightedOperands from{&gy, nullptr, &routes, nullptr, {count_padding, 0}};
     constexpr auto loops = WeightedBackward<A, true>::template loops<MixedWeight<A>>();
     weighted_backward<A, true>(work, from, alpha, 0, loops, gx);
   });

@@ -18,13 +18,13 @@ namespace {
 template <class A>
 struct MaxAndSum {
   using In = A;
-  using Most = Max<A, true, false>;
+  using Maximum = Max<A, true, false>;
   using Total = Sum<A>;
   struct Row {
     A* v;
     u32* r;
     A* sum;
-    typename Most::Row most() const { return {v, r}; }
+    typename Maximum::Row maximum() const { return {v, r}; }
     typename Total::Row total() const { return {sum}; }
   };
 
@@ -38,28 +38,28 @@ struct MaxAndSum {
   static Row slot(Row row, i64 offset) { return at(row, offset); }
   static Row at(Row row, i64 offset) { return {row.v + offset, row.r + offset, row.sum + offset}; }
   static void clear(Row row, i64 n) {
-    Most::clear(row.most(), n);
+    Maximum::clear(row.maximum(), n);
     Total::clear(row.total(), n);
   }
-  static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps, i64 place,
-                          bool zero_ties = true) {
-    Most::fold_inputs(to.most(), n, from, step, gap, taps, place);
-    Total::fold_inputs(to.total(), n, from, step, gap, taps, place, zero_ties);
+  static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps, i64 tap,
+                          bool may_reduce_across = true) {
+    Maximum::fold_inputs(to.maximum(), n, from, step, gap, taps, tap);
+    Total::fold_inputs(to.total(), n, from, step, gap, taps, tap, may_reduce_across);
   }
   template <class Size, class First>
-  static void fold_rows(Row to, i64 n, const Row* rows, i64 place, i64 places_apart, Size size,
+  static void fold_rows(Row to, i64 n, const Row* rows, i64 tap, i64 taps_per_row, Size size,
                         First first) {
-    typename Most::Row most[kMostFolded];
-    typename Total::Row total[kMostFolded];
-    for (i64 t = 0; t < size; ++t) most[t] = rows[t].most(), total[t] = rows[t].total();
-    Most::fold_rows(to.most(), n, most, place, places_apart, size, first);
-    Total::fold_rows(to.total(), n, total, place, places_apart, size, first);
+    typename Maximum::Row maximum[kMaxFolded];
+    typename Total::Row total[kMaxFolded];
+    for (i64 t = 0; t < size; ++t) maximum[t] = rows[t].maximum(), total[t] = rows[t].total();
+    Maximum::fold_rows(to.maximum(), n, maximum, tap, taps_per_row, size, first);
+    Total::fold_rows(to.total(), n, total, tap, taps_per_row, size, first);
   }
 };
 
 template <class A>
 struct MixedState {
-  Separable<MaxAndSum<A>> machine;
+  Separable<MaxAndSum<A>> separable;
   typename MaxAndSum<A>::Row row;
   A *theta, *counts, *y;
   bool holes;  // there are windows without an input
@@ -69,24 +69,24 @@ struct MixedState {
 template <class A>
 void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedState<A>& state, Dense y,
                 Dense routes, A* sensitivity, i64 plane) {
-  const i64 n = state.machine.length();
+  const i64 n = state.separable.length();
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-      const auto made = state.machine.row(od, oh, state.row);
+      const auto reduced = state.separable.row(od, oh, state.row);
       const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
       A* to = is<A>(y) ? as<A>(y, first) : state.y;
       for (i64 i = 0; i < n; ++i) {
-        const A mean = (A(0) + made.sum[i]) / (rows * state.counts[i]), a = state.theta[i];
-        const A blend = a * made.v[i] + (A(1) - a) * mean;
+        const A mean = (A(0) + reduced.sum[i]) / (rows * state.counts[i]), a = state.theta[i];
+        const A mixture = a * reduced.v[i] + (A(1) - a) * mean;
         // At its ends a mixture is one of the two, also where the other is infinite.
-        to[i] = a == A(1) ? made.v[i] : a == A(0) ? mean : blend;
-        if (sensitivity) sensitivity[first + i] = made.v[i] - mean;
+        to[i] = a == A(1) ? reduced.v[i] : a == A(0) ? mean : mixture;
+        if (sensitivity) sensitivity[first + i] = reduced.v[i] - mean;
       }
       if (to == state.y) write(y, first, to, n);
       if (routes.data) {
-        if (state.holes) route_empty(p, tile, od, oh, made.r);
-        store_routes(made.r, routes, first, n);
+        if (state.holes) route_empty(p, tile, od, oh, reduced.r);
+        store_routes(reduced.r, routes, first, n);
       }
     }
   }

@@ -9,8 +9,8 @@ namespace {
 
 // Returns p if it is the same whole number of 1 to 4 for all channels, else 0.
 template <class A>
-int whole_power(Blend blend, Parameter theta) {
-  if (blend != Blend::lp && blend != Blend::lp_mean) return 0;
+int common_whole_power(NonlinearOp blend, Parameter theta) {
+  if (blend != NonlinearOp::lp && blend != NonlinearOp::lp_mean) return 0;
   const A* values = static_cast<const A*>(theta.values);
   for (i64 i = 0; i < theta.count; ++i) {
     if (values[i] != values[0]) return 0;
@@ -22,18 +22,18 @@ int whole_power(Blend blend, Parameter theta) {
 }
 
 template <class A, class Windows, class Make>
-void over_tiles(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
-                void* const* kept, void* sensitivity, Make&& make) {
+void compute_tiles(const Work& work, NonlinearOp blend, const View& x, Parameter theta, Dense y,
+                   void* const* kept, void* sensitivity, Make&& make) {
   const Plan& p = *work.plan;
   using State = NonlinearState<A, Windows>;
-  const int whole = whole_power<A>(blend, theta);
+  const int whole = common_whole_power<A>(blend, theta);
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
         A *own = arena.take<A>(n), *counts = arena.take<A>(n);
         const Nonlinear<A> op{
-            settings_of(loops_of<A>(blend), blend, own, whole, sensitivity != nullptr)};
+            make_settings(loops_of<A>(blend), blend, own, whole, sensitivity != nullptr)};
         const auto dense = [](void* to) {
           return Dense{static_cast<char*>(to), DtypeOf<A>::value};
         };
@@ -56,7 +56,7 @@ void over_tiles(const Work& work, Blend blend, const View& x, Parameter theta, D
       true);
 }
 
-void forward(const Work& work, Blend blend, const View& x, Parameter theta, Dense y,
+void forward(const Work& work, NonlinearOp blend, const View& x, Parameter theta, Dense y,
              void* const* kept, void* sensitivity) {
   const Plan& p = *work.plan;
   by_sum(x.dtype, [&](auto a) {
@@ -64,38 +64,39 @@ void forward(const Work& work, Blend blend, const View& x, Parameter theta, Dens
     using Small = Unrolled<SmallNonlinear<A>>;
     using Large = Separable<Nonlinear<A>>;
     if (choose({.task = Task::nonlinear, .plan = &p}) == Algorithm::unrolled) {
-      over_tiles<A, Small>(work, blend, x, theta, y, kept, sensitivity,
-                           [&](const Tile& tile, const auto&, Arena& arena) {
-                             return Small(p, x, tile, false, false, arena);
-                           });
+      compute_tiles<A, Small>(work, blend, x, theta, y, kept, sensitivity,
+                              [&](const Tile& tile, const auto&, Arena& arena) {
+                                return Small(p, x, tile, false, false, arena);
+                              });
     } else {
-      over_tiles<A, Large>(work, blend, x, theta, y, kept, sensitivity,
-                           [&](const Tile& tile, const auto& op, Arena& arena) {
-                             return Large(p, x, tile, {}, op, arena);
-                           });
+      compute_tiles<A, Large>(work, blend, x, theta, y, kept, sensitivity,
+                              [&](const Tile& tile, const auto& op, Arena& arena) {
+                                return Large(p, x, tile, {}, op, arena);
+                              });
     }
   });
 }
 
-void backward(const Work& work, Blend blend, const View& gy, const View& x, Parameter theta,
+void backward(const Work& work, NonlinearOp blend, const View& gy, const View& x, Parameter theta,
               const View* kept, Dense gx) {
   (void)choose({.task = Task::weights_backward, .plan = work.plan});  // there is one algorithm
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    const Weighed from{&gy, &x, nullptr, kept, {false, 0}};
-    const int whole = whole_power<A>(blend, theta);
+    const WeightedOperands from{&gy, &x, nullptr, kept, {false, 0}};
+    const int whole = common_whole_power<A>(blend, theta);
     using Backward = WeightedBackward<A, false>;
-    const auto loops = blend == Blend::lse        ? Backward::template loops<ExponentialWeight<A>>()
-                       : blend == Blend::soft     ? Backward::template loops<SoftWeight<A>>()
-                       : blend == Blend::expected ? Backward::template loops<PositiveWeight<A>>()
-                                                  : Backward::template loops<PowerWeight<A>>();
+    const auto loops = blend == NonlinearOp::lse ? Backward::template loops<ExponentialWeight<A>>()
+                       : blend == NonlinearOp::soft ? Backward::template loops<SoftWeight<A>>()
+                       : blend == NonlinearOp::expected
+                           ? Backward::template loops<PositiveWeight<A>>()
+                           : Backward::template loops<PowerWeight<A>>();
     weighted_backward<A, false>(work, from, theta, whole, loops, gx);
   });
 }
 
 }  // namespace
 
-extern const CurveKernels POOLGRAD_TABLE(curve_kernels);
-const CurveKernels POOLGRAD_TABLE(curve_kernels) = {forward, backward};
+extern const NonlinearKernels POOLGRAD_TABLE(nonlinear_kernels);
+const NonlinearKernels POOLGRAD_TABLE(nonlinear_kernels) = {forward, backward};
 
 }  // namespace poolgrad

@@ -12,7 +12,7 @@ namespace poolgrad {
 namespace {
 
 template <class V>
-struct Cell {
+struct Partial {
   V m, s, t, w, h;
 };
 
@@ -30,21 +30,21 @@ POOLGRAD_INLINE Vec<A, W> second_order(const Exp<Vec<A, W>>& e) {
   V sum = V{} + inverse.factorial[terms] * static_cast<A>(terms - 1);
   POOLGRAD_UNROLL
   for (int k = terms - 1; k >= 2; --k) sum = sum * z + inverse.factorial[k] * static_cast<A>(k - 1);
-  return z < A(-0.5) ? z * e.value() - e.less_one() : sum * z * z;
+  return z < A(-0.5) ? z * e.value() - e.minus_one() : sum * z * z;
 }
 
 // Merges two cells; hi has the larger m. e: the exponential of the difference of their m; value:
 // the same, or a more accurate one.
 template <class A, int W>
-Cell<Vec<A, W>> merge_sums(Cell<Vec<A, W>> hi, const Cell<Vec<A, W>>& lo, const Exp<Vec<A, W>>& e,
-                           Vec<A, W> value, const Settings<A>& set) {
+Partial<Vec<A, W>> merge_sums(Partial<Vec<A, W>> hi, const Partial<Vec<A, W>>& lo,
+                              const Exp<Vec<A, W>>& e, Vec<A, W> value, const Settings<A>& set) {
   using V = Vec<A, W>;
-  const V moved = e.x * value, count = lo.s - lo.w;
+  const V shifted = e.x * value, count = lo.s - lo.w;
   hi.m = lo.m == lo.m ? hi.m : lo.m;  // so that a NaN in either cell stays
   hi.s += value * lo.s;
-  hi.t += value * lo.t + moved * lo.s;
-  hi.w += value * lo.w + e.less_one() * count;
-  if (set.h) hi.h += value * lo.h + moved * lo.w + count * second_order<A, W>(e);
+  hi.t += value * lo.t + shifted * lo.s;
+  hi.w += value * lo.w + e.minus_one() * count;
+  if (set.h) hi.h += value * lo.h + shifted * lo.w + count * second_order<A, W>(e);
   return hi;
 }
 
@@ -53,10 +53,10 @@ Cell<Vec<A, W>> merge_sums(Cell<Vec<A, W>> hi, const Cell<Vec<A, W>>& lo, const 
 // exponentials and w their remainders, so that both sums take one addition each.
 template <class V>
 struct Terms {
-  Cell<V> cell{}, other{};
+  Partial<V> partial{}, other{};
 
-  Cell<V>& at(Const<0>) { return cell; }
-  Cell<V>& at(Const<1>) { return other; }
+  Partial<V>& at(Const<0>) { return partial; }
+  Partial<V>& at(Const<1>) { return other; }
 
   template <class A, int W, class Turn, class Set>
   POOLGRAD_INLINE void add(Turn turn, const Exp<Vec<A, W>>& e, const Set& set) {
@@ -72,13 +72,13 @@ struct Terms {
   }
 
   template <class Set>
-  Cell<V> end(V m, const Set&) const {
-    const V s = cell.s + other.s;
-    return {or_nan<Set>(m, s), s, cell.t + other.t, cell.w + other.w, cell.h + other.h};
+  Partial<V> end(V m, const Set&) const {
+    const V s = partial.s + other.s;
+    return {or_nan<Set>(m, s), s, partial.t + other.t, partial.w + other.w, partial.h + other.h};
   }
   template <class A, class Set>
-  Cell<V> end_sums(V m, A n, const Set& set) const {
-    Cell<V> all = end(m, set);
+  Partial<V> end_sums(V m, A n, const Set& set) const {
+    Partial<V> all = end(m, set);
     const V parts = all.w;
     all.w += all.s - n;
     all.s += parts;
@@ -110,15 +110,15 @@ POOLGRAD_INLINE void by_turns(Const<First>, Const<N>, F&& each) {
 }
 
 template <class V>
-void put_in_order(Cell<V>& hi, Cell<V>& lo) {
+void put_in_order(Partial<V>& hi, Partial<V>& lo) {
   const auto wrong = hi.m < lo.m;
-  const Cell<V> a = hi, b = lo;
-  const auto exchange = [&](V Cell<V>::* part) {
+  const Partial<V> a = hi, b = lo;
+  const auto exchange = [&](V Partial<V>::* part) {
     hi.*part = wrong ? b.*part : a.*part;
     lo.*part = wrong ? a.*part : b.*part;
   };
-  exchange(&Cell<V>::m), exchange(&Cell<V>::s), exchange(&Cell<V>::t);
-  exchange(&Cell<V>::w), exchange(&Cell<V>::h);
+  exchange(&Partial<V>::m), exchange(&Partial<V>::s), exchange(&Partial<V>::t);
+  exchange(&Partial<V>::w), exchange(&Partial<V>::h);
 }
 
 // m = max |x|, z = p log(|x| / m)
@@ -126,15 +126,15 @@ template <class A>
 struct Powers {
   static constexpr bool kInRegisters = false;
   template <class V, i64 W>
-  static Cell<V> lift(V x, V, Const<W>) {
+  static Partial<V> lift(V x, V, Const<W>) {
     return {x < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
   }
   template <class V, i64 W>
-  static Cell<V> merge(Cell<V> hi, Cell<V> lo, V p, const Settings<A>& set, Const<W>) {
+  static Partial<V> merge(Partial<V> hi, Partial<V> lo, V p, const Settings<A>& set, Const<W>) {
     put_in_order(hi, lo);
     const auto equal = lo.m == hi.m;
     if (set.whole && !set.t) {
-      hi.s += whole_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
+      hi.s += integer_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
       hi.m = lo.m == lo.m ? hi.m : lo.m;
       return hi;
     }
@@ -142,10 +142,10 @@ struct Powers {
     z = equal ? V{} : lo.m == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
     const Exp<V> e = exponentials<A, W>(z);
     const V q = equal ? V{} + A(1) : lo.m / hi.m;
-    return merge_sums<A, W>(hi, lo, e, set.whole ? whole_power(q, set.whole) : e.value(), set);
+    return merge_sums<A, W>(hi, lo, e, set.whole ? integer_power(q, set.whole) : e.value(), set);
   }
   template <class V, class N, class Set, i64 W>
-  POOLGRAD_INLINE static Cell<V> whole(V* x, N n, V p, const Set& set, Const<W>) {
+  POOLGRAD_INLINE static Partial<V> all_at_once(V* x, N n, V p, const Set& set, Const<W>) {
     V m{};
     by_turns(Const<0>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
       x[t] = magnitude<A, W>(x[t]);
@@ -157,7 +157,7 @@ struct Powers {
     by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const auto equal = x[t] == m;
       if (set.whole) {
-        const V q = equal ? V{} + A(1) : x[t] / m, power = whole_power(q, set.whole);
+        const V q = equal ? V{} + A(1) : x[t] / m, power = integer_power(q, set.whole);
         powers.add(turn, power, V{});
       }
       if (by_log) {
@@ -167,28 +167,28 @@ struct Powers {
       }
     });
     if (!by_log) return powers.end(m, set);
-    Cell<V> cell = terms.end_sums(m, static_cast<A>(n), set);
-    if (set.whole) cell.s = powers.end(m, set).s;
-    return cell;
+    Partial<V> partial = terms.end_sums(m, static_cast<A>(n), set);
+    if (set.whole) partial.s = powers.end(m, set).s;
+    return partial;
   }
 
  private:
   // Terms relative to a power of two near m: no division, and only the powers are rounded.
   template <class V, class N, class Set, i64 W>
-  POOLGRAD_INLINE static Cell<V> scaled_powers(const V* x, N n, V m, V p, const Set& set,
-                                               Const<W>) {
-    const auto endless = m > std::numeric_limits<A>::max();
-    const Scale<V> scale = scale_of<A, W>(m);
+  POOLGRAD_INLINE static Partial<V> scaled_powers(const V* x, N n, V m, V p, const Set& set,
+                                                  Const<W>) {
+    const auto infinite = m > std::numeric_limits<A>::max();
+    const PowerOfTwo<V> scale = scale_of<A, W>(m);
     V down = scale.down;
-    if (!Set::finite) down = endless ? V{} : down;
+    if (!Set::finite) down = infinite ? V{} : down;
     Terms<V> terms;
     by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       V q = x[t] * down;
-      if (!Set::finite) q = (endless & (x[t] == m)) ? V{} + A(1) : q;
-      const V power = whole_power(q, set.whole);
+      if (!Set::finite) q = (infinite & (x[t] == m)) ? V{} + A(1) : q;
+      const V power = integer_power(q, set.whole);
       terms.add(turn, power, set.t ? p * logarithm<A, W>(q) * power : V{});
     });
-    return terms.end((endless | (m == A(0))) ? m : scale.up, set);
+    return terms.end((infinite | (m == A(0))) ? m : scale.up, set);
   }
 };
 
@@ -197,11 +197,11 @@ template <class A>
 struct Exponentials {
   static constexpr bool kInRegisters = true;  // the four inputs of a 2x2 window
   template <class V, i64 W>
-  static Cell<V> lift(V x, V r, Const<W>) {
+  static Partial<V> lift(V x, V r, Const<W>) {
     return {r < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
   }
   template <class V, i64 W>
-  static Cell<V> merge(Cell<V> hi, Cell<V> lo, V r, const Settings<A>& set, Const<W>) {
+  static Partial<V> merge(Partial<V> hi, Partial<V> lo, V r, const Settings<A>& set, Const<W>) {
     put_in_order(hi, lo);
     const V rate = r < A(0) ? -r : r;
     const V z = lo.m == hi.m ? V{} : rate * (lo.m - hi.m);  // equal infinities
@@ -209,9 +209,9 @@ struct Exponentials {
     return merge_sums<A, W>(hi, lo, e, e.value(), set);
   }
   template <class V, class N, class Set, i64 W>
-  POOLGRAD_INLINE static Cell<V> whole(V* x, N n, V r, const Set& set, Const<W>) {
-    const auto turned = r < A(0);
-    const V rate = turned ? -r : r, sign = turned ? V{} - A(1) : V{} + A(1);
+  POOLGRAD_INLINE static Partial<V> all_at_once(V* x, N n, V r, const Set& set, Const<W>) {
+    const auto negated = r < A(0);
+    const V rate = negated ? -r : r, sign = negated ? V{} - A(1) : V{} + A(1);
     V m = x[0] * sign;
     by_turns(Const<1>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
       const V own = x[t] * sign;  // m is left out: its exponential is one
@@ -220,7 +220,7 @@ struct Exponentials {
       m = larger ? own : m;
     });
     Terms<V> terms;
-    terms.cell.s += A(1);
+    terms.partial.s += A(1);
     by_turns(Const<1>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       V z = rate * (x[t] - m);
       if (!Set::finite) z = x[t] == m ? V{} : z;  // equal infinities
@@ -236,13 +236,13 @@ template <class A>
 struct Positives {
   static constexpr bool kInRegisters = false;
   template <class V, i64 W>
-  static Cell<V> lift(V x, V, Const<W>) {
+  static Partial<V> lift(V x, V, Const<W>) {
     const V one = V{} + A(1);
     const auto positive = x > A(0);
     return {positive ? x : x <= A(0) ? V{} : x, positive ? one : x, positive ? one : V{}, V{}, V{}};
   }
   template <class V, i64 W>
-  static Cell<V> merge(Cell<V> hi, Cell<V> lo, V, const Settings<A>&, Const<W>) {
+  static Partial<V> merge(Partial<V> hi, Partial<V> lo, V, const Settings<A>&, Const<W>) {
     put_in_order(hi, lo);
     const V q = lo.m == hi.m ? V{} + A(1) : lo.m / hi.m;
     const auto alone =
@@ -253,7 +253,7 @@ struct Positives {
     return hi;
   }
   template <class V, i64 W>
-  POOLGRAD_INLINE static Cell<V> whole(V* x, i64 n, V, const Settings<A>& set, Const<W>) {
+  POOLGRAD_INLINE static Partial<V> all_at_once(V* x, i64 n, V, const Settings<A>& set, Const<W>) {
     V m{}, total{};
     for (i64 t = 0; t < n; ++t) m = x[t] > m ? x[t] : m;
     Terms<V> terms;
@@ -262,99 +262,100 @@ struct Positives {
       terms.add(turn, own, own * own);
       total += x[t];
     });
-    Cell<V> cell = terms.end(m, set);
-    cell.s = m == A(0) ? total : cell.s;
-    cell.m = cell.s == cell.s ? cell.m : cell.s;
-    return cell;
+    Partial<V> partial = terms.end(m, set);
+    partial.s = m == A(0) ? total : partial.s;
+    partial.m = partial.s == partial.s ? partial.m : partial.s;
+    return partial;
   }
 };
 
 // A row of cells, each member of which is an array. `set.theta` belongs to the first cell.
 template <class A>
-struct CellRow {
+struct PartialRow {
   static constexpr int kParts = 4;
   A *v, *part[kParts];
   Settings<A> set;
 };
 
-template <class V, class A, class How = Whole>
-Cell<V> load_cell(const CellRow<A>& row, i64 i, How how = {}) {
-  return {how.template load<V>(row.v + i), how.template load<V>(row.part[0] + i),
-          how.template load<V>(row.part[1] + i), how.template load<V>(row.part[2] + i),
-          how.template load<V>(row.part[3] + i)};
+template <class V, class A, class Access = AllLanes>
+Partial<V> load_partial(const PartialRow<A>& row, i64 i, Access access = {}) {
+  return {access.template load<V>(row.v + i), access.template load<V>(row.part[0] + i),
+          access.template load<V>(row.part[1] + i), access.template load<V>(row.part[2] + i),
+          access.template load<V>(row.part[3] + i)};
 }
-template <class V, class A, class How = Whole>
-void store_cell(const CellRow<A>& row, i64 i, const Cell<V>& cell, How how = {}) {
-  how.store(row.v + i, cell.m);
-  how.store(row.part[0] + i, cell.s);
-  how.store(row.part[1] + i, cell.t);
-  how.store(row.part[2] + i, cell.w);
-  how.store(row.part[3] + i, cell.h);
+template <class V, class A, class Access = AllLanes>
+void store_partial(const PartialRow<A>& row, i64 i, const Partial<V>& partial, Access access = {}) {
+  access.store(row.v + i, partial.m);
+  access.store(row.part[0] + i, partial.s);
+  access.store(row.part[1] + i, partial.t);
+  access.store(row.part[2] + i, partial.w);
+  access.store(row.part[3] + i, partial.h);
 }
 
 // Reduces one window of many neighbours: each lane takes every W-th of them, then lanes are merged.
-template <class A, class Kind>
-POOLGRAD_LOOP void fold_across(CellRow<A> to, const A* from, i64 taps) {
+template <class A, class Reduction>
+POOLGRAD_LOOP void fold_across(PartialRow<A> to, const A* from, i64 taps) {
   constexpr i64 W =
       64 / static_cast<i64>(sizeof(A));  // the same on every machine, for the same rounding
-  constexpr int kParts = CellRow<A>::kParts;
+  constexpr int kParts = PartialRow<A>::kParts;
   using V = Vec<A, W>;
   using One = Vec<A, 1>;
   const V p = V{} + to.set.theta[0];
   const One own = load<One>(to.set.theta);
-  Cell<V> cells = Kind::lift(load<V>(from), p, Const<W>{});
+  Partial<V> partials = Reduction::lift(load<V>(from), p, Const<W>{});
   i64 t = W;
   for (; t + W <= taps; t += W) {
-    const auto next = Kind::lift(load<V>(from + t), p, Const<W>{});
-    cells = Kind::merge(cells, next, p, to.set, Const<W>{});
+    const auto next = Reduction::lift(load<V>(from + t), p, Const<W>{});
+    partials = Reduction::merge(partials, next, p, to.set, Const<W>{});
   }
   A lane[1 + kParts][W];
-  const CellRow<A> lanes_row{lane[0], {lane[1], lane[2], lane[3], lane[4]}, to.set};
-  store_cell(lanes_row, 0, cells);
-  Cell<One> cell = load_cell<One>(lanes_row, 0);
+  const PartialRow<A> lanes_row{lane[0], {lane[1], lane[2], lane[3], lane[4]}, to.set};
+  store_partial(lanes_row, 0, partials);
+  Partial<One> partial = load_partial<One>(lanes_row, 0);
   for (i64 j = 1; j < W; ++j) {
-    cell = Kind::merge(cell, load_cell<One>(lanes_row, j), own, to.set, Const<1>{});
+    partial = Reduction::merge(partial, load_partial<One>(lanes_row, j), own, to.set, Const<1>{});
   }
   for (; t < taps; ++t) {
-    const auto next = Kind::lift(load<One>(from + t), own, Const<1>{});
-    cell = Kind::merge(cell, next, own, to.set, Const<1>{});
+    const auto next = Reduction::lift(load<One>(from + t), own, Const<1>{});
+    partial = Reduction::merge(partial, next, own, to.set, Const<1>{});
   }
-  store_cell(to, 0, cell);
+  store_partial(to, 0, partial);
 }
 
-template <class A, class Kind>
-POOLGRAD_LOOP void fold_inputs(CellRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
+template <class A, class Reduction>
+POOLGRAD_LOOP void fold_inputs(PartialRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                                bool may_reduce_across) {
-  if (may_reduce_across && n == 1 && gap == 1 && taps >= kAcross)
-    return fold_across<A, Kind>(to, from, taps);
-  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+  if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
+    return fold_across<A, Reduction>(to, from, taps);
+  masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
     using V = Vec<A, w()>;
-    const V p = how.template load<V>(to.set.theta + i);
+    const V p = access.template load<V>(to.set.theta + i);
     const auto input = [&](i64 t) {
       const A* here = from + i * step + t * gap;
-      return Kind::lift(how.template load<V>(here, step), p, w);
+      return Reduction::lift(access.template load<V>(here, step), p, w);
     };
-    Cell<V> cell = input(0);
-    for (i64 t = 1; t < taps; ++t) cell = Kind::merge(cell, input(t), p, to.set, w);
-    store_cell(to, i, cell, how);
+    Partial<V> partial = input(0);
+    for (i64 t = 1; t < taps; ++t) partial = Reduction::merge(partial, input(t), p, to.set, w);
+    store_partial(to, i, partial, access);
   });
 }
 
-template <class A, class Kind>
-POOLGRAD_LOOP void fold_cells(CellRow<A> to, i64 n, const CellRow<A>* rows, i64 size, bool first) {
-  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
+template <class A, class Reduction>
+POOLGRAD_LOOP void fold_partials(PartialRow<A> to, i64 n, const PartialRow<A>* rows, i64 size,
+                                 bool first) {
+  masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
     using V = Vec<A, w()>;
-    const V p = how.template load<V>(to.set.theta + i);
-    Cell<V> cell = load_cell<V>(first ? rows[0] : to, i, how);
+    const V p = access.template load<V>(to.set.theta + i);
+    Partial<V> partial = load_partial<V>(first ? rows[0] : to, i, access);
     for (i64 t = first; t < size; ++t) {
-      cell = Kind::merge(cell, load_cell<V>(rows[t], i, how), p, to.set, w);
+      partial = Reduction::merge(partial, load_partial<V>(rows[t], i, access), p, to.set, w);
     }
-    store_cell(to, i, cell, how);
+    store_partial(to, i, partial, access);
   });
 }
 
 template <class A>
-struct Line;
+struct RowOperands;
 template <class A>
 struct WindowInputs;
 
@@ -363,22 +364,23 @@ struct WindowInputs;
 template <class A>
 struct Loops {
   // Of each of n outputs, the cell of `taps` inputs that lie `gap` apart; outputs lie `step` apart.
-  void (*fold_inputs)(CellRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
+  void (*fold_inputs)(PartialRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                       bool may_reduce_across);
   // Merges n cells of `size` rows, and of `to` unless these are the first.
-  void (*fold_cells)(CellRow<A> to, i64 n, const CellRow<A>* rows, i64 size, bool first);
+  void (*fold_partials)(PartialRow<A> to, i64 n, const PartialRow<A>* rows, i64 size, bool first);
   // From cells to outputs.
-  void (*finish)(const Line<A>& line, CellRow<A> cells, i64 n);
+  void (*finish)(const RowOperands<A>& line, PartialRow<A> partials, i64 n);
   // From all inputs of windows to outputs: of one vector's lanes, and of two vectors.
-  void (*store)(const Line<A>& line, i64 i, WindowInputs<A>& inputs, i64 lanes);
-  void (*store_pair)(const Line<A>& line, i64 i, WindowInputs<A>& one, WindowInputs<A>& other);
+  void (*store)(const RowOperands<A>& line, i64 i, WindowInputs<A>& inputs, i64 lanes);
+  void (*store_pair)(const RowOperands<A>& line, i64 i, WindowInputs<A>& one,
+                     WindowInputs<A>& other);
 };
 
 // The operator that Separable runs.
 template <class A>
 struct Nonlinear {
   using In = A;
-  using Row = CellRow<A>;
+  using Row = PartialRow<A>;
 
   Settings<A> set;
 
@@ -411,7 +413,7 @@ struct Nonlinear {
     to.set.loops->fold_inputs(to, n, from, step, gap, taps, may_reduce_across);
   }
   static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, i64 size, bool first) {
-    to.set.loops->fold_cells(to, n, rows, size, first);
+    to.set.loops->fold_partials(to, n, rows, size, first);
   }
 };
 

@@ -13,24 +13,24 @@ namespace {
 
 // One row of outputs; each pointer but `y` may be null.
 template <class A>
-struct Outcome {
-  A *y, *kept[kMostKept], *sensitivity;
+struct RowOutputs {
+  A *y, *kept[kMaxResiduals], *sensitivity;
 };
 
 // A row of outputs and its operands besides the input.
 template <class A>
-struct Line {
+struct RowOperands {
   Settings<A> set;
   const A* counts;  // counts[i] * rows: the valid inputs of window i
   A rows;
-  Outcome<A> out;
+  RowOutputs<A> out;
 };
 
 // t / s - log(s / n), the common part of the derivatives by theta. Where all z are near 0 it is
 // computed as h / s - g(v) with g(v) = log(1 + v) - v / (1 + v), which is about v^2 / 2. level:
 // log(s / n), accurate for small v.
 template <class A, int W, class V>
-POOLGRAD_INLINE V slope_of(const Cell<V>& c, V count, V level) {
+POOLGRAD_INLINE V slope_of(const Partial<V>& c, V count, V level) {
   const V v = c.w / count, near = A(1) + v;
   constexpr int terms = Format<A>::slope_terms;
   V sum{};
@@ -45,22 +45,22 @@ POOLGRAD_INLINE V slope_of(const Cell<V>& c, V count, V level) {
 }
 
 // Computes outputs i, i + 1, ... of a row from the cells of their windows.
-template <class A, class Kind, int W, class Set, class How>
-POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
-                                  const Cell<Vec<A, W>>& c, How how) {
+template <class A, class Reduction, int W, class Set, class Access>
+POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i64 i,
+                                  const Partial<Vec<A, W>>& c, Access access) {
   using V = Vec<A, W>;
-  const Outcome<A>& out = line.out;
+  const RowOutputs<A>& out = line.out;
   const int whole = set.whole;
   const bool sensitive = set.sensitive;
   const auto keep = [&](int k, V value) {
-    if (out.kept[k]) how.store(out.kept[k] + i, value);
+    if (out.kept[k]) access.store(out.kept[k] + i, value);
   };
   const V one = V{} + A(1);
   V count = V{} + static_cast<A>(Set::places);
-  if (!Set::places) count = how.template load<V>(line.counts + i) * line.rows;
-  const V theta = how.template load<V>(line.set.theta + i);
+  if (!Set::places) count = access.template load<V>(line.counts + i) * line.rows;
+  const V theta = access.template load<V>(line.set.theta + i);
   V y, sensitivity{};
-  if constexpr (std::is_same_v<Kind, Powers<A>>) {
+  if constexpr (std::is_same_v<Reduction, Powers<A>>) {
     const bool mean = set.mean;
     const V share = mean ? one / count : one, sum = mean ? c.s / count : c.s;
     V root = sum, level{};
@@ -81,7 +81,7 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
     keep(0, c.m);
     if (out.kept[1]) {  // root^(1 - p) / n
       keep(1, whole == 0  ? share * exponential<A, W>(level / theta - level)
-              : whole > 1 ? share / whole_power(root, whole - 1)
+              : whole > 1 ? share / integer_power(root, whole - 1)
                           : share);
     }
     if (sensitive) {
@@ -89,8 +89,8 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
       const V slope = mean ? slope_of<A, W>(c, count, near) : c.t / c.s - level;
       sensitivity = y == A(0) ? V{} : y * (slope / theta / theta);
     }
-  } else if constexpr (std::is_same_v<Kind, Exponentials<A>>) {
-    const bool soft = set.blend == Blend::soft;
+  } else if constexpr (std::is_same_v<Reduction, Exponentials<A>>) {
+    const bool soft = set.blend == NonlinearOp::soft;
     V inverse{};
     if (soft || out.kept[1]) inverse = one / c.s;
     keep(0, c.m);
@@ -100,12 +100,12 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
       y = c.m + shift;
       keep(2, shift);
     } else {
-      const auto turned = theta < A(0);
-      const V rate = turned ? -theta : theta;
+      const auto negated = theta < A(0);
+      const V rate = negated ? -theta : theta;
       const V share = one / count;
       const V level = logarithm_near<A, W, Set::finite>(c.s * share, c.w * share);
       const V size = c.m + level / rate;
-      y = turned ? -size : size;
+      y = negated ? -size : size;
       if (sensitive) sensitivity = slope_of<A, W>(c, count, level) / rate / rate;
     }
   } else {
@@ -116,72 +116,75 @@ POOLGRAD_INLINE void finish_lanes(const Line<A>& line, const Set& set, i64 i,
     keep(1, none ? one / count : inverse);
     keep(2, ratio);
   }
-  how.store(out.y + i, y);
-  if (sensitive) how.store(out.sensitivity + i, sensitivity);
+  access.store(out.y + i, y);
+  if (sensitive) access.store(out.sensitivity + i, sensitivity);
 }
 
-template <class A, class Kind>
-POOLGRAD_LOOP void finish_row(const Line<A>& line, CellRow<A> cells, i64 n) {
-  long_lanes<A>(n, [&](auto w, i64 i, auto how) {
-    const auto cell = load_cell<Vec<A, w()>>(cells, i, how);
-    finish_lanes<A, Kind, w()>(line, line.set, i, cell, how);
+template <class A, class Reduction>
+POOLGRAD_LOOP void finish_row(const RowOperands<A>& line, PartialRow<A> partials, i64 n) {
+  masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
+    const auto partial = load_partial<Vec<A, w()>>(partials, i, access);
+    finish_lanes<A, Reduction, w()>(line, line.set, i, partial, access);
   });
 }
 
 // All inputs of as many windows as a vector has lanes.
 template <class A>
 struct WindowInputs {
-  Vec<A, kVectorBytes / sizeof(A)> input[kMostNonlinearTaps];
+  Vec<A, kVectorBytes / sizeof(A)> input[kMaxNonlinearTaps];
   i64 count;
 };
 
-template <class A, class Kind, class How>
-POOLGRAD_INLINE auto reduce_window(const Line<A>& line, i64 i, WindowInputs<A>& of, How how) {
+template <class A, class Reduction, class Access>
+POOLGRAD_INLINE auto reduce_window(const RowOperands<A>& line, i64 i, WindowInputs<A>& of,
+                                   Access access) {
   constexpr int W = kVectorBytes / sizeof(A);
   using V = Vec<A, W>;
-  const V theta = how.template load<V>(line.set.theta + i);
-  if constexpr (Kind::kInRegisters) {
+  const V theta = access.template load<V>(line.set.theta + i);
+  if constexpr (Reduction::kInRegisters) {
     if (of.count == 4) {
       V x[4] = {of.input[0], of.input[1], of.input[2], of.input[3]};
-      return Kind::whole(x, Const<4>{}, theta, line.set, Const<W>{});
+      return Reduction::all_at_once(x, Const<4>{}, theta, line.set, Const<W>{});
     }
   }
-  return Kind::whole(of.input, of.count, theta, line.set, Const<W>{});
+  return Reduction::all_at_once(of.input, of.count, theta, line.set, Const<W>{});
 }
 
-template <class A, class Kind>
-POOLGRAD_LOOP void store_window(const Line<A>& line, i64 i, WindowInputs<A>& inputs, i64 lanes) {
+template <class A, class Reduction>
+POOLGRAD_LOOP void store_window(const RowOperands<A>& line, i64 i, WindowInputs<A>& inputs,
+                                i64 lanes) {
   constexpr int W = kVectorBytes / sizeof(A);
-  const Part how{lanes};
-  finish_lanes<A, Kind, W>(line, line.set, i, reduce_window<A, Kind>(line, i, inputs, how), how);
+  const FirstLanes access{lanes};
+  finish_lanes<A, Reduction, W>(line, line.set, i,
+                                reduce_window<A, Reduction>(line, i, inputs, access), access);
 }
 
 // Two vectors of windows, whose dependent operations overlap.
-template <class A, class Kind>
-POOLGRAD_LOOP void store_two_windows(const Line<A>& line, i64 i, WindowInputs<A>& one,
+template <class A, class Reduction>
+POOLGRAD_LOOP void store_two_windows(const RowOperands<A>& line, i64 i, WindowInputs<A>& one,
                                      WindowInputs<A>& other) {
   constexpr int W = kVectorBytes / sizeof(A);
-  const Whole how;
-  const auto first = reduce_window<A, Kind>(line, i, one, how);
-  const auto second = reduce_window<A, Kind>(line, i + W, other, how);
-  finish_lanes<A, Kind, W>(line, line.set, i, first, how);
-  finish_lanes<A, Kind, W>(line, line.set, i + W, second, how);
+  const AllLanes access;
+  const auto first = reduce_window<A, Reduction>(line, i, one, access);
+  const auto second = reduce_window<A, Reduction>(line, i + W, other, access);
+  finish_lanes<A, Reduction, W>(line, line.set, i, first, access);
+  finish_lanes<A, Reduction, W>(line, line.set, i + W, second, access);
 }
 
-template <class A, class Kind>
+template <class A, class Reduction>
 constexpr Loops<A> loops() {
-  Loops<A> all{fold_inputs<A, Kind>, fold_cells<A, Kind>, finish_row<A, Kind>,
-               store_window<A, Kind>, nullptr};
-  if constexpr (kSpecialised<A>) all.store_pair = store_two_windows<A, Kind>;
+  Loops<A> all{fold_inputs<A, Reduction>, fold_partials<A, Reduction>, finish_row<A, Reduction>,
+               store_window<A, Reduction>, nullptr};
+  if constexpr (kSpecialised<A>) all.store_pair = store_two_windows<A, Reduction>;
   return all;
 }
-template <class A, class Kind>
-inline constexpr Loops<A> kLoops = loops<A, Kind>();
+template <class A, class Reduction>
+inline constexpr Loops<A> kLoops = loops<A, Reduction>();
 
 template <class A>
-const Loops<A>* loops_of(Blend blend) {
-  if (blend == Blend::expected) return &kLoops<A, Positives<A>>;
-  if (blend == Blend::lp || blend == Blend::lp_mean) return &kLoops<A, Powers<A>>;
+const Loops<A>* loops_of(NonlinearOp blend) {
+  if (blend == NonlinearOp::expected) return &kLoops<A, Positives<A>>;
+  if (blend == NonlinearOp::lp || blend == NonlinearOp::lp_mean) return &kLoops<A, Powers<A>>;
   return &kLoops<A, Exponentials<A>>;
 }
 
@@ -190,7 +193,7 @@ template <class A>
 struct SmallNonlinear {
   using In = A;
   struct Target {
-    const Line<A>* line;
+    const RowOperands<A>* line;
     i64 first;
     Target at(i64 offset) const { return {line, first + offset}; }
   };
@@ -199,10 +202,10 @@ struct SmallNonlinear {
   static constexpr bool kHeavy = true;
   static constexpr bool kPairs = true;
   static constexpr A kFill = A(0);
-  static bool is_suspect(Target, i64) { return true; }
+  static bool may_be_padding(Target, i64) { return true; }
 
   template <class V>
-  using Cell = WindowInputs<A>;
+  using Partial = WindowInputs<A>;
 
   static void clear(Target to, i64 n) {
     const auto& out = to.line->out;
@@ -212,14 +215,14 @@ struct SmallNonlinear {
   }
   template <class V>
   static WindowInputs<A> first(V value, u32) {
-    WindowInputs<A> cell;
-    cell.input[0] = value;
-    cell.count = 1;
-    return cell;
+    WindowInputs<A> partial;
+    partial.input[0] = value;
+    partial.count = 1;
+    return partial;
   }
   template <class V>
-  static void take(WindowInputs<A>& cell, V value, u32) {
-    cell.input[cell.count++] = value;
+  static void take(WindowInputs<A>& partial, V value, u32) {
+    partial.input[partial.count++] = value;
   }
   template <class V>
   static void store(Target to, i64 i, WindowInputs<A>& inputs, i64 lanes) {
@@ -232,21 +235,21 @@ struct SmallNonlinear {
 
   // Square windows of N finite inputs: calls f with the settings as compile-time constants and
   // returns its result, or false if there is no specialised code for these settings.
-  static constexpr bool kKnowsSquares = kSpecialised<A>;
+  static constexpr bool kHasFixedSquares = kSpecialised<A>;
   template <int N, class F>
-  static bool if_known(Target to, F&& f) {
+  static bool if_fixed(Target to, F&& f) {
     const Settings<A>& set = to.line->set;
     if (set.sensitive || set.mean) return false;
-    if (set.blend == Blend::lse) return f(Fixed<Blend::lse, N>{});
-    if (set.blend == Blend::soft) return f(Fixed<Blend::soft, N>{});
-    if (set.blend == Blend::lp && set.whole == 2) return f(Fixed<Blend::lp, N, 2>{});
-    if (set.blend == Blend::lp && set.whole == 3) return f(Fixed<Blend::lp, N, 3>{});
+    if (set.blend == NonlinearOp::lse) return f(Fixed<NonlinearOp::lse, N>{});
+    if (set.blend == NonlinearOp::soft) return f(Fixed<NonlinearOp::soft, N>{});
+    if (set.blend == NonlinearOp::lp && set.whole == 2) return f(Fixed<NonlinearOp::lp, N, 2>{});
+    if (set.blend == NonlinearOp::lp && set.whole == 3) return f(Fixed<NonlinearOp::lp, N, 3>{});
     return false;
   }
   template <class Set>
-  using KindOf = std::conditional_t<Set::blend == Blend::lp, Powers<A>, Exponentials<A>>;
+  using ReductionOf = std::conditional_t<Set::blend == NonlinearOp::lp, Powers<A>, Exponentials<A>>;
   template <class V>
-  using Summed = poolgrad::Cell<V>;
+  using Summed = poolgrad::Partial<V>;
   // Adds NaN to `seen` if an input, the sum of the inputs or theta is not finite.
   template <class Set, class V, std::size_t N>
   POOLGRAD_INLINE static Summed<V> sum(Target to, i64 i, V (&inputs)[N], const Set& set, V& seen) {
@@ -256,56 +259,56 @@ struct SmallNonlinear {
     POOLGRAD_UNROLL
     for (std::size_t t = 0; t < N; ++t) total += inputs[t];
     seen += total - total;
-    return KindOf<Set>::whole(inputs, Const<N>{}, theta, set, Const<W>{});
+    return ReductionOf<Set>::all_at_once(inputs, Const<N>{}, theta, set, Const<W>{});
   }
   template <class V, class Set>
-  POOLGRAD_INLINE static void finish(Target to, i64 i, const Summed<V>& cell, const Set& set) {
+  POOLGRAD_INLINE static void finish(Target to, i64 i, const Summed<V>& partial, const Set& set) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
-    finish_lanes<A, KindOf<Set>, W>(*to.line, set, to.first + i, cell, Whole{});
+    finish_lanes<A, ReductionOf<Set>, W>(*to.line, set, to.first + i, partial, AllLanes{});
   }
 };
 
 // Computes a row. Calls begin(at, n), which sets line.out, before elements at ... at + n.
 template <class A, class Begin>
-void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const Line<A>& line,
-                 CellRow<A>, Begin&& begin) {
+void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const RowOperands<A>& line,
+                 PartialRow<A>, Begin&& begin) {
   windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
     begin(at, n);
     make({&line, at});
   });
 }
 template <class A, class Begin>
-void compute_row(Separable<Nonlinear<A>>& windows, i64 od, i64 oh, const Line<A>& line,
-                 CellRow<A> cells, Begin&& begin) {
+void compute_row(Separable<Nonlinear<A>>& windows, i64 od, i64 oh, const RowOperands<A>& line,
+                 PartialRow<A> partials, Begin&& begin) {
   begin(0, windows.length());
-  line.set.loops->finish(line, windows.row(od, oh, cells), windows.length());
+  line.set.loops->finish(line, windows.row(od, oh, partials), windows.length());
 }
 
 // Per-task state.
 template <class A, class Windows>
 struct NonlinearState {
   Windows windows;
-  CellRow<A> cells;  // a row
-  Line<A> line;
+  PartialRow<A> partials;  // a row
+  RowOperands<A> line;
   A *theta, *counts;  // the line's
-  RowWriter<A> y, kept[kMostKept], sensitivity;
+  RowWriter<A> y, kept[kMaxResiduals], sensitivity;
 };
 
 // Computes a tile of one plane.
 template <class A, class Windows>
 void nonlinear_tile(const Plan& p, const Tile& tile, NonlinearState<A, Windows>& state, i64 plane) {
-  Line<A>& line = state.line;
+  RowOperands<A>& line = state.line;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
-      compute_row(state.windows, od, oh, line, state.cells, [&](i64 at, i64 n) {
+      compute_row(state.windows, od, oh, line, state.partials, [&](i64 at, i64 n) {
         const auto allocate = [&](RowWriter<A>& writer) {
           A* row = writer.reserve(first + at, n);
           return row ? row - at : nullptr;
         };
         line.out = {allocate(state.y), {}, allocate(state.sensitivity)};
-        for (int k = 0; k < kMostKept; ++k) line.out.kept[k] = allocate(state.kept[k]);
+        for (int k = 0; k < kMaxResiduals; ++k) line.out.kept[k] = allocate(state.kept[k]);
       });
     }
   }

@@ -5,9 +5,9 @@
 
 namespace poolgrad {
 
-enum class Blend { lp, lp_mean, lse, soft, expected };
+enum class NonlinearOp { lp, lp_mean, lse, soft, expected };
 
-inline constexpr int kMostKept = 3;  // residuals of each window
+inline constexpr int kMaxResiduals = 3;  // residuals of each window
 
 namespace {
 
@@ -18,7 +18,7 @@ template <class A>
 struct Settings {
   const Loops<A>* loops = nullptr;  // of the reduction
   const A* theta = nullptr;         // one number for each output of a row: p, or r
-  Blend blend = Blend::lp;
+  NonlinearOp blend = NonlinearOp::lp;
   int whole = 0;                         // p, if it is the same small whole number everywhere
   bool mean = false;                     // whether y is a mean of powers, not their sum
   bool sensitive = false;                // whether the derivative by theta is wanted
@@ -28,24 +28,25 @@ struct Settings {
 };
 
 // The settings as compile-time constants, for windows of N finite inputs. P: p, if it is 2 or 3.
-template <Blend B, int N, int P = 0>
+template <NonlinearOp B, int N, int P = 0>
 struct Fixed {
   static constexpr bool finite = true;
   static constexpr int places = N;
-  static constexpr Blend blend = B;
+  static constexpr NonlinearOp blend = B;
   static constexpr int whole = P;
   static constexpr bool mean = false, sensitive = false;
-  static constexpr bool t = B == Blend::soft, w = B == Blend::lse, h = false;
+  static constexpr bool t = B == NonlinearOp::soft, w = B == NonlinearOp::lse, h = false;
 };
 
 // theta: of a row; whole: p, if it is a small whole number; sensitive: whether the derivative by
 // theta is wanted.
 template <class A>
-Settings<A> settings_of(const Loops<A>* loops, Blend blend, const A* theta, int whole,
-                        bool sensitive) {
-  const bool mean = blend == Blend::lp_mean, near = blend == Blend::lse || (mean && !whole);
-  const bool slope = sensitive && blend != Blend::lp;
-  const bool t = sensitive || blend == Blend::soft, w = near || slope;
+Settings<A> make_settings(const Loops<A>* loops, NonlinearOp blend, const A* theta, int whole,
+                          bool sensitive) {
+  const bool mean = blend == NonlinearOp::lp_mean,
+             near = blend == NonlinearOp::lse || (mean && !whole);
+  const bool slope = sensitive && blend != NonlinearOp::lp;
+  const bool t = sensitive || blend == NonlinearOp::soft, w = near || slope;
   return {loops, theta, blend, whole, mean, sensitive, t, w, slope};
 }
 
@@ -56,8 +57,8 @@ constexpr A least_parameter() {
 }
 
 // The number of residuals of each window.
-[[maybe_unused]] inline int kept_of(Blend blend) {
-  return blend == Blend::soft || blend == Blend::expected ? 3 : 2;
+[[maybe_unused]] inline int residuals_of(NonlinearOp blend) {
+  return blend == NonlinearOp::soft || blend == NonlinearOp::expected ? 3 : 2;
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ struct Sum {
   static constexpr bool kRounds = true;        // so the order of sums matters
   static constexpr bool kNeedsFinite = false;  // sums of infinities and NaNs need no care
   static constexpr A kFill = A(0);
-  static bool is_suspect(Row, i64) { return false; }
+  static bool may_be_padding(Row, i64) { return false; }
 
   static Row take(Arena& arena, i64 n) { return {arena.take<A>(n)}; }
   static Row slot(Row row, i64 offset) { return at(row, offset); }
@@ -42,11 +42,11 @@ struct Sum {
   }
 
   template <class V>
-  struct Cell {
+  struct Partial {
     V sum;
   };
   template <class V>
-  static Cell<V> begin(V value, u32 = 0) {
+  static Partial<V> begin(V value, u32 = 0) {
     return {value};
   }
   template <class C, class F>
@@ -54,20 +54,20 @@ struct Sum {
     return {f(a.sum, b.sum)};
   }
   template <class C>
-  static C moved_back(const C& cell, u32) {
-    return cell;
+  static C shifted_back(const C& partial, u32) {
+    return partial;
   }
   template <class C>
-  static C load_cell(Row from, u32) {
+  static C load_partial(Row from, u32) {
     return {load<decltype(C::sum)>(from.v)};
   }
   template <class C>
-  static void merge(C& cell, const C& later, u32 = 0) {
-    cell.sum += later.sum;
+  static void merge(C& partial, const C& later, u32 = 0) {
+    partial.sum += later.sum;
   }
   template <class C>
-  static void store_cell(Row to, const C& cell, u32, i64 lanes) {
-    store_first(to.v, cell.sum, lanes);
+  static void store_partial(Row to, const C& partial, u32, i64 lanes) {
+    store_first(to.v, partial.sum, lanes);
   }
 
   // Horizontal reduction of a vector: halves are added, then their halves, and so on.
@@ -85,11 +85,11 @@ struct Sum {
 
   // One output over many neighbours: each lane adds every W-th input, then the lanes are added.
   POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
-    constexpr i64 W = kAcross;  // on every machine, so that every machine rounds alike
+    constexpr i64 W = kTapsAcrossLanes;  // on every machine, so that every machine rounds alike
     Vec<A, W> sums{};
     i64 t = 0;
     for (; t + W <= taps; t += W) {
-      prefetch(from + t + kAhead<A>);
+      prefetch(from + t + kPrefetchElements<A>);
       sums += load<Vec<A, W>>(from + t);
     }
     A sum = total(sums);
@@ -99,18 +99,19 @@ struct Sum {
 
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                                         i64, bool may_reduce_across = true) {
-    if (may_reduce_across && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
+    if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
+      return across(to, from, taps);
     in_groups<Sum>(taps, [&](auto size, auto first, i64 begin) {
       const A* here = from + begin * gap;
-      by_distance(step, gap, taps, first,
-                  [&](auto distance) { sweep(to, n, here, distance, 0, size, first); });
+      by_stride(step, gap, taps, first,
+                [&](auto distance) { sweep(to, n, here, distance, 0, size, first); });
     });
   }
 
   template <class Size, class First>
   POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64, i64, Size size,
                                       First first) {
-    const A* from[kMostFolded];
+    const A* from[kMaxFolded];
     for (i64 t = 0; t < size; ++t) from[t] = rows[t].v;
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
@@ -137,37 +138,37 @@ struct Mean {
     Target line(i64 row, i64 length) const { return {y + row * length, columns, rows + row}; }
   };
   template <class V>
-  struct Cell {
+  struct Partial {
     V sum;
   };
 
-  static bool is_suspect(Target, i64) { return false; }
+  static bool may_be_padding(Target, i64) { return false; }
   static void clear(Target to, i64 n) {  // -0.0 where the divisor is negative
     for (i64 i = 0; i < n; ++i) to.y[i] = A(0) / (*to.rows * to.columns[i]);
   }
   template <class V>
-  static Cell<V> first(V value, u32) {
+  static Partial<V> first(V value, u32) {
     return {value};
   }
   template <class V>
-  static void take(Cell<V>& cell, V value, u32) {
-    cell.sum += value;
+  static void take(Partial<V>& partial, V value, u32) {
+    partial.sum += value;
   }
   template <class C>
-  static void merge(C& cell, const C& later, u32) {
-    cell.sum += later.sum;
+  static void merge(C& partial, const C& later, u32) {
+    partial.sum += later.sum;
   }
   template <class V>
-  static V trace(V seen, V) {
-    return seen;
+  static V check_nan(V nan_check, V) {
+    return nan_check;
   }
   template <class V>
-  static bool has_nan(V, A) {
+  static bool found_nan(V, A) {
     return false;
   }
   template <class V>
-  static void store(Target to, i64 i, const Cell<V>& cell) {
-    divide(to, i, cell.sum);
+  static void store(Target to, i64 i, const Partial<V>& partial) {
+    divide(to, i, partial.sum);
   }
   // A sum begins with 0, so that a sum of -0.0 only is 0.0.
   template <class V>
@@ -207,8 +208,8 @@ struct MeanState {
     const A* sums = windows.row(od, oh, {row}).v;
     const A rows = rows_of(oh);
     const typename Mean<A, true>::Target line{y.reserve(first, n, false), columns.row, &rows};
-    sweep_lanes<A>(n, [&](auto w, i64 i) {
-      prefetch(line.y + i + kAhead<A>);
+    overlapping_lanes<A>(n, [&](auto w, i64 i) {
+      prefetch(line.y + i + kPrefetchElements<A>);
       Mean<A, true>::divide(line, i, load<Vec<A, w()>>(sums + i));
     });
     return 1;
@@ -291,13 +292,13 @@ void wide_average_tile(const Plan& p, WideMeanState<A>& state, const char* input
     state.y.open(p, patch, plane + oh * p.out_row());
     return [by_pixel = patch.by_pixel, values = state.y.values(), here = state.y.here,
             strip = state.y.array.strip, ahead = state.y.ahead, of_rows = state.rows,
-            columns = state.columns.row](i64 q, i64 s, const auto& cell, u32, i64 lanes)
+            columns = state.columns.row](i64 q, i64 s, const auto& partial, u32, i64 lanes)
                __attribute__((always_inline)) {
                  A* y = values + here.at(q, s);
                  prefetch(y + ahead);
                  const A* own = columns + s * strip;
                  const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
-                 store_first(y, (V{} + cell.sum) / (of_rows[q] * of_columns), lanes);
+                 store_first(y, (V{} + partial.sum) / (of_rows[q] * of_columns), lanes);
                };
   };
   const auto close = [&](const Patch& patch, i64, i64 rows) { state.y.close(patch, rows); };

@@ -26,7 +26,7 @@ void average_by(const Work& work, const View& x, Divisor divisor, Make&& make) {
 }
 
 template <class A, class Windows, class Make>
-void average_far(const Work& work, const View& x, Dense y, Divisor divisor, Make&& make) {
+void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor, Make&& make) {
   const Plan& p = *work.plan;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
     const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
@@ -35,8 +35,8 @@ void average_far(const Work& work, const View& x, Dense y, Divisor divisor, Make
 }
 
 template <class A>
-void average_wide(const Work& work, const View& x, Dense y, Divisor divisor,
-                  const Quotient* quotient) {
+void average_by_van_herk(const Work& work, const View& x, Dense y, Divisor divisor,
+                         const Quotient* quotient) {
   const Plan& p = *work.plan;
   using State = WideMeanState<A>;
   over_outputs(
@@ -47,7 +47,8 @@ void average_wide(const Work& work, const View& x, Dense y, Divisor divisor,
 }
 
 template <class A, bool Lines>
-void average_near(const Work& work, Algorithm algorithm, const View& x, Dense y, Divisor divisor) {
+void average_small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y,
+                           Divisor divisor) {
   const Plan& p = *work.plan;
   using Op = Mean<A, Lines>;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
@@ -74,26 +75,28 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
                                       .general_only = kGeneralOnly});
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
-    using Far = Separable<Sum<A>>;
+    using SeparableSum = Separable<Sum<A>>;
     switch (algorithm) {
       case Algorithm::plane_means:
-        return over_outputs_of_planes(
-            work, 1, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
+        return over_outputs(
+            work, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
             [&](auto& state, i64 first, i64 last, const Tile&) { state.run(x, first, last); });
       case Algorithm::register_blocked:
       case Algorithm::unrolled:  // the order of additions depends on the shape of windows only
-        if (shares_nothing(p)) return average_near<A, false>(work, algorithm, x, y, divide);
-        return average_near<A, true>(work, algorithm, x, y, divide);
+        if (shares_nothing(p))
+          return average_small_windows<A, false>(work, algorithm, x, y, divide);
+        return average_small_windows<A, true>(work, algorithm, x, y, divide);
       case Algorithm::van_herk_2d:
-        return average_wide<A>(work, x, y, divide, nullptr);
+        return average_by_van_herk<A>(work, x, y, divide, nullptr);
       case Algorithm::column_sums:
-        return average_far<A, ColumnSums<A>>(
+        return average_by_rows<A, ColumnSums<A>>(
             work, x, y, divide,
             [&](const Tile& tile, Arena& arena) { return ColumnSums<A>(p, x, tile, arena); });
       default:
-        return average_far<A, Far>(work, x, y, divide, [&](const Tile& tile, Arena& arena) {
-          return Far(p, x, tile, {}, Sum<A>{}, arena);
-        });
+        return average_by_rows<A, SeparableSum>(
+            work, x, y, divide, [&](const Tile& tile, Arena& arena) {
+              return SeparableSum(p, x, tile, {}, Sum<A>{}, arena);
+            });
     }
   });
 }
@@ -109,41 +112,42 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
                                       .general_only = kGeneralOnly});
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    const auto by_inputs = [&](auto kind) {
-      using How = typename decltype(kind)::type;
+    const auto run_over_inputs = [&](auto kind) {
+      using Backward = typename decltype(kind)::type;
       over_inputs(
-          work, [&](const InputTile& piece, Arena& arena) { return How(p, piece, gx, arena); },
-          [&](How& state, i64 plane, const InputTile&) {
+          work, [&](const InputTile& tile, Arena& arena) { return Backward(p, tile, gx, arena); },
+          [&](Backward& state, i64 plane, const InputTile&) {
             state.run(gy, nullptr, {count_padding, divisor}, plane);
           });
     };
     switch (algorithm) {
       case Algorithm::plane_gradients:
-        return by_inputs(std::type_identity<PlaneGradients<A>>{});
+        return run_over_inputs(std::type_identity<PlaneGradients<A>>{});
       case Algorithm::register_blocked_backward:
-        if constexpr (!kGeneralOnly) return by_inputs(std::type_identity<BackBands<A, false>>{});
+        if constexpr (!kGeneralOnly)
+          return run_over_inputs(std::type_identity<RegisterBlockedBackward<A, false>>{});
         break;
       case Algorithm::gather:
-        return by_inputs(std::type_identity<Gather<A, false>>{});
+        return run_over_inputs(std::type_identity<Gather<A, false>>{});
       case Algorithm::transposed_van_herk_2d:
       case Algorithm::transposed_separable: {
         Plan back = p;
         for (Axis& axis : back.axis) axis = transposed(axis);
         const Quotient quotient{p, {count_padding, divisor}};
         if (algorithm == Algorithm::transposed_van_herk_2d)
-          return average_wide<A>({&back, work.threads}, gy, gx, {false, 1}, &quotient);
-        using Far = Separable<Sum<A>>;
-        return average_far<A, Far>(
+          return average_by_van_herk<A>({&back, work.threads}, gy, gx, {false, 1}, &quotient);
+        using SeparableSum = Separable<Sum<A>>;
+        return average_by_rows<A, SeparableSum>(
             {&back, work.threads}, gy, gx, {false, 1}, [&](const Tile& tile, Arena& arena) {
-              return Far(back, gy, tile, {false, &quotient}, Sum<A>{}, arena);
+              return SeparableSum(back, gy, tile, {false, &quotient}, Sum<A>{}, arena);
             });
       }
       default:
         break;
     }
-    using State = Spread<A>;
+    using State = ScatterEqualShares<A>;
     over_inputs(
-        work, [&](const InputTile& piece, Arena& arena) { return State(p, piece, gx, arena); },
+        work, [&](const InputTile& tile, Arena& arena) { return State(p, tile, gx, arena); },
         [&](State& state, i64 plane, const InputTile&) {
           state.run(gy, plane_of(gy, plane), {count_padding, divisor}, plane * p.in_plane());
         });
@@ -152,8 +156,8 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
 
 }  // namespace
 
-extern const BlendKernels POOLGRAD_TABLE(blend_kernels);
-const BlendKernels POOLGRAD_TABLE(blend_kernels) = {
+extern const WeightedKernels POOLGRAD_TABLE(weighted_kernels);
+const WeightedKernels POOLGRAD_TABLE(weighted_kernels) = {
     average,
     average_backward,
     POOLGRAD_TABLE(mixed),

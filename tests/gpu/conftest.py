@@ -58,12 +58,12 @@ def device() -> str:
 
 def _serve(monkeypatch: pytest.MonkeyPatch, name: str, serve: Any) -> None:
     """Replace a function that the front end for PyTorch chooses kernels with."""
-    from poolgrad.recipes import KNOWN
+    from poolgrad.call_cache import LOOKUPS
     from poolgrad.torch import adapter, function
 
     for module in (adapter, function):
         monkeypatch.setattr(module, name, serve)
-    monkeypatch.delitem(KNOWN, adapter.Tensor, raising=False)
+    monkeypatch.delitem(LOOKUPS, adapter.Tensor, raising=False)
 
 
 @pytest.fixture
