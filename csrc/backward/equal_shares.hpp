@@ -1,5 +1,5 @@
-// Backward of averages: adds the gradient of each output, divided by its divisor, to every input of
-// its window.
+// Scatter of equal shares, the backward pass of averages for any windows: adds the gradient of each
+// output, divided by its divisor, to every input of its window.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -51,7 +51,8 @@ class ScatterEqualShares {
     for (i64 i = 0; i < n; ++i) to[i] += from[i];
   }
 
-  // sums_ = what the output rows covering (d, h) send there; false if there is none.
+  // Computes in sums_ the shares of the output rows whose windows hold input row (d, h). Returns
+  // false if there are none.
   bool sum_rows(const View& gy, const char* gradients, Divisor divisor, i64 d, i64 h) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1];
     const Range outs = phases_.outputs();
@@ -109,7 +110,7 @@ class ScatterEqualShares {
 
   const Plan& p_;
   const InputTile tile_;
-  // Few outputs, or windows that are no simple pattern: window by window. Else place by place.
+  // Few outputs or irregular windows: window by window; else tap by tap.
   const bool by_window_;
   Phases<A> phases_;
   i64 n_;

@@ -1,5 +1,6 @@
-// Backward of the nonlinear reductions and of mixed pooling: adds the gradient of each output,
-// times the derivative of the output by the input, to every input of its window.
+// Scatter of weighted gradients, the backward pass of nonlinear reductions and of mixed pooling:
+// adds the gradient of each output, times the derivative of the output by the input, to every input
+// of its window.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -12,7 +13,7 @@
 namespace poolgrad {
 namespace {
 
-// The operands of an output in the derivative by one of its inputs.
+// Operands of the derivative of an output by one of its inputs, a vector of outputs.
 template <class V, class P>
 struct OutputOperands {
   V kept[kMaxResiduals], theta;
@@ -95,14 +96,14 @@ struct MixedWeight {
   }
 };
 
-// The arrays of an operator.
+// The arrays that a backward pass reads.
 struct WeightedOperands {
   const View *gy, *x, *routes;  // x: null for mixed pooling; routes: null for the others
   const View* kept;             // the residuals
   Divisor divisor;              // of the average in mixed pooling
 };
 
-// Mixed: whether the weights depend on the routes, else on the inputs.
+// Computes tiles of input gradients. Mixed: the weights depend on the routes, else on the inputs.
 template <class A, bool Mixed>
 class WeightedBackward {
  public:
@@ -201,7 +202,7 @@ class WeightedBackward {
     return of;
   }
 
-  // to[i] += g[i] * weight of x[i] in window i.
+  // Computes to[i] += g[i] * (weight of x[i] in window i).
   template <class Weight>
   POOLGRAD_LOOP void add_windows(A* to, const A* x, i64 first, i64 n, u32 tap) const {
     lanes<A>(n, [&](auto w, i64 i) {
@@ -216,7 +217,7 @@ class WeightedBackward {
     });
   }
 
-  // The same for neighbours in one window: x[t] is tap `place` + t.
+  // The same for neighbouring taps of one window: x[t] is tap `tap` + t.
   template <class Weight>
   POOLGRAD_LOOP void add_window(A* to, const A* x, i64 output, i64 n, u32 tap) const {
     long_lanes<A>(n, [&](auto w, i64 t, auto how) {

@@ -1,5 +1,4 @@
-// Writes rows and patches of results: in place where dtype and layout allow it, else through a
-// buffer.
+// Writes rows and patches of results: in place if dtype and layout allow it, else through a buffer.
 #pragma once
 
 #include "base/buffer_cache.hpp"
@@ -10,7 +9,7 @@
 namespace poolgrad {
 namespace {
 
-// Writer of rows that are computed in memory order: in place or, if the array has another dtype,
+// Writes rows that are computed in memory order: in place or, if the array has another dtype,
 // through a small buffer.
 template <class T>
 class RowWriter {
@@ -46,9 +45,9 @@ class RowWriter {
   // Whether rows are computed in place, in any order.
   bool in_place() const { return to_.data && !buffer_; }
 
-  // Whether the array, of so many bytes, is written with non-temporal stores: if it is large
-  // enough, and each of its rows (of so many elements) begins and ends with a cache line. Only
-  // whole rows may then be written.
+  // Decides whether the array is written with non-temporal stores: if it is large enough, and each
+  // row begins and ends with a cache line. Only whole rows may then be written. row: elements of a
+  // row; bytes: of the array.
   bool streams(i64 row, i64 bytes) {
     const auto lines = [](auto n) { return n % kLineBytes == 0; };
     streams_ = in_place() && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
@@ -57,7 +56,7 @@ class RowWriter {
     return streams_;
   }
 
-  // Writes elements first ... first + n from memory elsewhere. streams: they are a whole row, and
+  // Copies elements first ... first + n to the array. streams: they are a whole row, and
   // non-temporal stores are used.
   void put(i64 first, const T* from, i64 n, bool streams = false) {
     if (!to_.data) return;
@@ -91,7 +90,7 @@ struct StripLayout {
   i64 at(i64 q, i64 s) const { return first + q * row + s * strip; }
 };
 
-// Writer of the rows of a patch: in place, or through a buffer with a vector for each strip.
+// Writes the rows of a patch: in place, or through a buffer with a vector for each strip.
 template <class T>
 class TileWriter {
  public:
@@ -110,8 +109,8 @@ class TileWriter {
   }
   T* values() const { return buffer_ ? buffer_ : as<T>(to_, 0); }
 
-  StripLayout here{}, array{};  // strips among the values, and in the array
-  i64 ahead = 0;                // so much further lies what should be asked for before it is made
+  StripLayout here{}, array{};  // strips in the buffer, and in the array
+  i64 ahead = 0;                // prefetch distance in elements
 
   // Writes the buffer to the array.
   template <class Patch>

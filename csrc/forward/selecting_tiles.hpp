@@ -8,7 +8,7 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr int kPacked = 16;  // elements that are moved at a time
+inline constexpr int kPacked = 16;  // elements that are copied at a time
 
 // Copies rows that lie `pitch` apart to contiguous rows, converting routes to bytes. Vectors
 // overrun a row where the next one follows; the source has as many elements behind its last row.
@@ -35,8 +35,8 @@ void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
 template <class Op>
 concept Rectifies = requires(Vec<typename Op::In, 1> v) { Op::relu_is_zero(v); };
 
-// Converts maxima to the requested outputs: negates them for a minimum, or applies the ReLU, whose
-// zeros are routed nowhere.
+// Converts maxima to the outputs of the call: negates them for a minimum, or applies the ReLU,
+// whose zeros are routed nowhere.
 template <class Op, class T, class R>
 POOLGRAD_LOOP void finish(Select which, T* y, R* routes, i64 n) {
   if (which == Select::smallest) {
@@ -139,7 +139,7 @@ bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char
   };
   const auto close = [&](const Patch& patch, i64 oh, i64 rows) {
     for (i64 q = 0; WithRoutes && holes && q < rows;
-         ++q) {  // windows without an input lead nowhere
+         ++q) {  // windows without an input are routed to kNowhere
       const bool none = span_of(p.axis[1], oh + q).taps == 0;
       for (i64 s = 0; s < patch.strips; ++s) {
         const i64 lanes = patch.lanes(s), at = state.y.array.at(q, s);
@@ -268,7 +268,7 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
     }
     return;
   }
-  const auto compute_rows = [&](i64 od, i64 oh) {  // rows from (od, oh) on: how many
+  const auto compute_rows = [&](i64 od, i64 oh) {  // from (od, oh) on; returns their number
     i64 rows = state.pixels.rows(oh, tile.hi[1]);
     if (rows > 0) {
       channels_last_rows(p, tile, state, plane, od, oh, rows, which);

@@ -1,7 +1,7 @@
 // Computes reductions whose weights depend on the input: power mean, log-mean-exp, soft pooling and
-// the expected value of a draw. A cell is a partial reduction: the largest term m, and sums of
-// terms relative to m, so that nothing overflows. Two cells can be merged, so the reductions are
-// separable. The cell of a small window is computed from all of its inputs at once.
+// the expected value of a draw. A partial reduction is the largest term m and sums of terms
+// relative to m, so that nothing overflows. Two of them can be merged, so the reductions are
+// separable. The partial reduction of a small window is computed from all of its inputs at once.
 #pragma once
 
 #include "operators/settings.hpp"
@@ -16,7 +16,7 @@ struct Partial {
   V m, s, t, w, h;
 };
 
-// Powers and exponentials use the same cell. With z <= 0 for each input, 0 for the largest:
+// Of powers and exponentials, with z <= 0 for each input, 0 for the largest:
 //   s = sum e^z, t = sum z e^z, w = sum (e^z - 1), h = sum (z e^z - e^z + 1).
 // w and h stay accurate when all z are near 0, where s - n and t - w cancel.
 
@@ -33,14 +33,14 @@ POOLGRAD_INLINE Vec<A, W> second_order(const Exp<Vec<A, W>>& e) {
   return z < A(-0.5) ? z * e.value() - e.less_one() : sum * z * z;
 }
 
-// Merges two cells; hi has the larger m. e: the exponential of the difference of their m; value:
-// the same, or a more accurate one.
+// Merges two partial reductions; hi has the larger m. e: the exponential of the difference of their
+// m; value: the same, or a more accurate one.
 template <class A, int W>
 Partial<Vec<A, W>> merge_sums(Partial<Vec<A, W>> hi, const Partial<Vec<A, W>>& lo,
                               const Exp<Vec<A, W>>& e, Vec<A, W> value, const Settings<A>& set) {
   using V = Vec<A, W>;
   const V shifted = e.x * value, count = lo.s - lo.w;
-  hi.m = lo.m == lo.m ? hi.m : lo.m;  // so that a NaN in either cell stays
+  hi.m = lo.m == lo.m ? hi.m : lo.m;  // so that a NaN in either of them stays
   hi.s += value * lo.s;
   hi.t += value * lo.t + shifted * lo.s;
   hi.w += value * lo.w + e.less_one() * count;
@@ -48,8 +48,8 @@ Partial<Vec<A, W>> merge_sums(Partial<Vec<A, W>> hi, const Partial<Vec<A, W>>& l
   return hi;
 }
 
-// Accumulates terms relative to a given m alternately in two cells: this rounds less than one
-// accumulator, and the two do not depend on each other. Until end(), s sums the scales of the
+// Accumulates terms relative to a given m alternately in two accumulators: this rounds less than
+// one accumulator, and the two do not depend on each other. Until end(), s sums the scales of the
 // exponentials and w their remainders, so that both sums take one addition each.
 template <class V>
 struct Terms {
@@ -94,8 +94,8 @@ struct Terms {
   }
 };
 
-// Calls each(term, cell index) for terms First ... n. If n is a compile-time constant, the terms
-// may stay in registers.
+// Calls each(term, accumulator index) for terms First ... n. If n is a compile-time constant, the
+// terms may stay in registers.
 template <i64 First, class F>
 POOLGRAD_INLINE void by_turns(Const<First>, i64 n, F&& each) {
   i64 t = First;
@@ -214,7 +214,7 @@ struct Exponentials {
     const V rate = negated ? -r : r, sign = negated ? V{} - A(1) : V{} + A(1);
     V m = x[0] * sign;
     by_turns(Const<1>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
-      const V own = x[t] * sign;  // m is left out: its exponential is one
+      const V own = x[t] * sign;  // without m, whose exponential is 1
       const auto larger = own > m;
       x[t] = larger ? m : own;
       m = larger ? own : m;
@@ -269,7 +269,7 @@ struct Positives {
   }
 };
 
-// A row of cells, each member of which is an array. `set.theta` belongs to the first cell.
+// A row of partial reductions as a struct of arrays. `set.theta` belongs to the first.
 template <class A>
 struct PartialRow {
   static constexpr int kParts = 4;
@@ -363,14 +363,14 @@ struct WindowInputs;
 // call these.
 template <class A>
 struct Loops {
-  // Of each of n outputs, the cell of `taps` inputs that lie `gap` apart; outputs lie `step` apart.
+  // Computes n partial reductions, `step` apart, of `taps` inputs each, which lie `gap` apart.
   void (*fold_inputs)(PartialRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                       bool may_reduce_across);
-  // Merges n cells of `size` rows, and of `to` unless these are the first.
+  // Merges n partial reductions of `size` rows, and of `to` unless these are the first.
   void (*fold_partials)(PartialRow<A> to, i64 n, const PartialRow<A>* rows, i64 size, bool first);
-  // From cells to outputs.
+  // Converts partial reductions to outputs.
   void (*finish)(const RowOperands<A>& line, PartialRow<A> partials, i64 n);
-  // From all inputs of windows to outputs: of one vector's lanes, and of two vectors.
+  // Convert all inputs of windows to outputs: a vector of windows, and two vectors.
   void (*store)(const RowOperands<A>& line, i64 i, WindowInputs<A>& inputs, i64 lanes);
   void (*store_pair)(const RowOperands<A>& line, i64 i, WindowInputs<A>& one,
                      WindowInputs<A>& other);
@@ -393,7 +393,7 @@ struct Nonlinear {
     for (A*& part : row.part) part = arena.take<A>(n);
     return row;
   }
-  // Another row, and another output of the same row: there theta is another, too.
+  // Another row with the same theta; `at`: another output of the same row, which has its own theta.
   static Row slot(Row row, i64 offset) {
     row.v += offset;
     for (A*& part : row.part) part += offset;

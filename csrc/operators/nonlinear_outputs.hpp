@@ -1,5 +1,5 @@
-// Computes outputs, residuals for the backward pass and derivatives by the parameter from the cells
-// of operators/nonlinear.hpp.
+// Computes outputs, residuals for the backward pass and derivatives by the parameter from the
+// partial reductions of operators/nonlinear.hpp.
 #pragma once
 
 #include "forward/row_writer.hpp"
@@ -44,7 +44,7 @@ POOLGRAD_INLINE V slope_of(const Partial<V>& c, V count, V level) {
   return v > A(-0.5) ? c.h / (count * near) - g : c.t / c.s - level;
 }
 
-// Computes outputs i, i + 1, ... of a row from the cells of their windows.
+// Computes outputs i, i + 1, ... of a row from the partial reductions of their windows.
 template <class A, class Reduction, int W, class Set, class Access>
 POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i64 i,
                                   const Partial<Vec<A, W>>& c, Access access) {
@@ -56,8 +56,8 @@ POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i6
     if (out.kept[k]) access.store(out.kept[k] + i, value);
   };
   const V one = V{} + A(1);
-  V count = V{} + static_cast<A>(Set::places);
-  if (!Set::places) count = access.template load<V>(line.counts + i) * line.rows;
+  V count = V{} + static_cast<A>(Set::taps);
+  if (!Set::taps) count = access.template load<V>(line.counts + i) * line.rows;
   const V theta = access.template load<V>(line.set.theta + i);
   V y, sensitivity{};
   if constexpr (std::is_same_v<Reduction, Powers<A>>) {
@@ -250,15 +250,16 @@ struct SmallNonlinear {
   using ReductionOf = std::conditional_t<Set::blend == NonlinearOp::lp, Powers<A>, Exponentials<A>>;
   template <class V>
   using Summed = poolgrad::Partial<V>;
-  // Adds NaN to `seen` if an input, the sum of the inputs or theta is not finite.
+  // Adds NaN to `finite_check` if an input, the sum of the inputs or theta is not finite.
   template <class Set, class V, std::size_t N>
-  POOLGRAD_INLINE static Summed<V> sum(Target to, i64 i, V (&inputs)[N], const Set& set, V& seen) {
+  POOLGRAD_INLINE static Summed<V> sum(Target to, i64 i, V (&inputs)[N], const Set& set,
+                                       V& finite_check) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
     const V theta = load<V>(to.line->set.theta + to.first + i);
     V total = theta;
     POOLGRAD_UNROLL
     for (std::size_t t = 0; t < N; ++t) total += inputs[t];
-    seen += total - total;
+    finite_check += total - total;
     return ReductionOf<Set>::all_at_once(inputs, Const<N>{}, theta, set, Const<W>{});
   }
   template <class V, class Set>
@@ -290,7 +291,7 @@ struct NonlinearState {
   Windows windows;
   PartialRow<A> partials;  // a row
   RowOperands<A> line;
-  A *theta, *counts;  // the line's
+  A *theta, *counts;  // of the row
   RowWriter<A> y, kept[kMaxResiduals], sensitivity;
 };
 

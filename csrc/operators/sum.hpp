@@ -1,4 +1,4 @@
-// The average: sums of the inputs of windows, divided by their number.
+// Computes averages: sums of the inputs of windows, divided by their divisors.
 #pragma once
 
 #include "forward/register_blocked.hpp"
@@ -17,8 +17,8 @@ struct Sum {
 
   static constexpr bool kIdempotent = false;
   static constexpr bool kDoubles = true;
-  static constexpr bool kRounds = true;        // so the order of sums matters
-  static constexpr bool kNeedsFinite = false;  // sums of infinities and NaNs need no care
+  static constexpr bool kRounds = true;        // merging in another order changes the rounding
+  static constexpr bool kNeedsFinite = false;  // sums of infinities and NaNs are correct
   static constexpr A kFill = A(0);
   static bool may_be_padding(Row, i64) { return false; }
 
@@ -83,9 +83,10 @@ struct Sum {
     }
   }
 
-  // One output over many neighbours: each lane adds every W-th input, then the lanes are added.
+  // Sums one window of many neighbours: each lane adds every W-th input, then a horizontal
+  // reduction adds the lanes.
   POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
-    constexpr i64 W = kAcross;  // on every machine, so that every machine rounds alike
+    constexpr i64 W = kAcross;  // the same on every machine, for the same rounding
     Vec<A, W> sums{};
     i64 t = 0;
     for (; t + W <= taps; t += W) {
@@ -142,7 +143,7 @@ struct Mean {
   };
 
   static bool may_be_padding(Target, i64) { return false; }
-  static void clear(Target to, i64 n) {  // -0.0 where the divisor is negative
+  static void clear(Target to, i64 n) {  // -0.0 if the divisor is negative
     for (i64 i = 0; i < n; ++i) to.y[i] = A(0) / (*to.rows * to.columns[i]);
   }
   template <class V>
@@ -180,7 +181,7 @@ struct Mean {
 template <class A>
 struct ColumnDivisors {
   A* row;
-  i64 lo = 0, hi = 0;  // the columns that they are known of
+  i64 lo = 0, hi = 0;  // the columns that are stored
 
   void fill(const Plan& p, Divisor divisor, i64 begin, i64 end) {
     if (lo == begin && hi == end) return;
