@@ -138,7 +138,7 @@ class Gather {
 
   // Reads the gradients of a row of outputs, divided by their divisors. Returns where they are: in
   // `gradient`, or in the array.
-  POOLGRAD_LOOP const T* read_row(i64 od, i64 oh, T* gradient, WideRoute<T>* tap) {
+  POOLGRAD_LOOP const T* read_row(i64 od, i64 oh, T* gradient, WideRoute<T>* routes) {
     const i64 before = (valid_.lo - first_) * p_.inner, n = (valid_.hi - valid_.lo) * p_.inner;
     std::fill(gradient, gradient + before, T(0));
     std::fill(gradient + before + n, gradient + length_, T(0));
@@ -148,9 +148,9 @@ class Gather {
     T* to = gradient + before;
     const T* g = row_of(*gy_, gradient_plane_, p_.inner, od, oh, valid_.lo, valid_.hi, to);
     if constexpr (Routed) {
-      std::fill(tap, tap + before, ~WideRoute<T>{0});
-      std::fill(tap + before + n, tap + length_, ~WideRoute<T>{0});
-      widen_routes(od, oh, tap + before, n);
+      std::fill(routes, routes + before, ~WideRoute<T>{0});
+      std::fill(routes + before + n, routes + length_, ~WideRoute<T>{0});
+      widen_routes(od, oh, routes + before, n);
       if (n == length_) return g;
       if (g != to) std::memcpy(to, g, static_cast<std::size_t>(n) * sizeof(T));
     } else {

@@ -183,9 +183,9 @@ class RegisterBlockedBackward {
   POOLGRAD_LOOP void copy(i64 od, i64 oh, i64 line, bool gradients) {
     const i64 n = valid_.hi - valid_.lo, offset = line * pitch_ + valid_.lo - lo_;
     T* to = gradients_ + offset;
-    std::uint8_t* tap = Routed ? routes_ + offset : nullptr;
+    std::uint8_t* routes = Routed ? routes_ + offset : nullptr;
     if (oh < 0 || oh >= p_.axis[1].out) {
-      if (Routed) std::memset(tap, 0xFF, static_cast<std::size_t>(n));
+      if (Routed) std::memset(routes, 0xFF, static_cast<std::size_t>(n));
       return std::fill(to, to + n, T(0));
     }
     if (gradients) copy_row(*gy_, gradient_plane_, od, oh, valid_.lo, valid_.hi, false, to);
@@ -193,10 +193,10 @@ class RegisterBlockedBackward {
       const View& r = *routing_;
       if (r.dtype == Dtype::uint8 && r.width == 1) {
         const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_);
-        copy_run(from + od * r.depth + oh * r.height + valid_.lo, tap, n);
+        copy_run(from + od * r.depth + oh * r.height + valid_.lo, routes, n);
       } else {
         const u32* from = row_of(r, route_plane_, 1, od, oh, valid_.lo, valid_.hi, wide_);
-        for (i64 i = 0; i < n; ++i) tap[i] = static_cast<std::uint8_t>(smaller(from[i], 0xFF));
+        for (i64 i = 0; i < n; ++i) routes[i] = static_cast<std::uint8_t>(smaller(from[i], 0xFF));
       }
     }
   }

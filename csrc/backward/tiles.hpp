@@ -112,12 +112,12 @@ class InverseTaps {
     const InverseTap* end() const { return last; }
   };
 
-  // No input lies in more than `most` windows.
-  InverseTaps(const Axis& a, i64 lo, i64 hi, i64 most, Arena& arena)
+  // No input lies in more than `max_windows_of_input` windows.
+  InverseTaps(const Axis& a, i64 lo, i64 hi, i64 max_windows_of_input, Arena& arena)
       : a_(a),
         lo_(lo),
         hi_(hi),
-        all_(arena.take<InverseTap>((hi - lo) * most)),
+        all_(arena.take<InverseTap>((hi - lo) * max_windows_of_input)),
         begins_(arena.take<i64>(hi - lo + 1)) {}
 
   void fill() {

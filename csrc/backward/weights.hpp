@@ -16,18 +16,18 @@ namespace {
 // Operands of the derivative of an output by one of its inputs, a vector of outputs.
 template <class V, class P>
 struct OutputOperands {
-  V kept[kMaxResiduals], theta;
+  V residuals[kMaxResiduals], theta;
   P route;  // of mixed pooling
 };
 
-// dy/dx = sign(x) (|x| / m)^(p - 1) factor; kept: m, factor
+// dy/dx = sign(x) (|x| / m)^(p - 1) factor; residuals: m, factor
 template <class A>
 struct PowerWeight {
-  static constexpr int kKept = 2;
+  static constexpr int kResiduals = 2;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int whole) {
     using V = Vec<A, W>;
-    const V size = x < A(0) ? -x : x, one = V{} + A(1), m = of.kept[0];
+    const V size = x < A(0) ? -x : x, one = V{} + A(1), m = of.residuals[0];
     V power = one;
     if (whole > 1) {
       power = whole_power(size == m ? one : size / m, whole - 1);
@@ -35,71 +35,71 @@ struct PowerWeight {
       const V z = (of.theta - A(1)) * log_ratio<A, W>(size, m);
       power = size == m ? one : exponential<A, W>(z);
     }
-    const V signed_power = (x < A(0) ? -power : power) * of.kept[1];
+    const V signed_power = (x < A(0) ? -power : power) * of.residuals[1];
     return x == A(0) ? V{} : signed_power;
   }
 };
 
-// exp(z) / s, z = |r| (x - m), or of -x; kept: m, 1 / s
+// exp(z) / s, z = |r| (x - m), or of -x; residuals: m, 1 / s
 template <class A>
 struct ExponentialWeight {
-  static constexpr int kKept = 2;
+  static constexpr int kResiduals = 2;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
     using V = Vec<A, W>;
     const auto negated = of.theta < A(0);
     const V value = negated ? -x : x, rate = negated ? -of.theta : of.theta;
-    const V z = value == of.kept[0] ? V{} : rate * (value - of.kept[0]);
-    return exponentials<A, W>(z).value() * of.kept[1];
+    const V z = value == of.residuals[0] ? V{} : rate * (value - of.residuals[0]);
+    return exponentials<A, W>(z).value() * of.residuals[1];
   }
 };
 
-// w (1 + x - y), w = exp(x - m) / s, y = m + shift; kept: m, 1 / s, shift
+// w (1 + x - y), w = exp(x - m) / s, y = m + shift; residuals: m, 1 / s, shift
 template <class A>
 struct SoftWeight {
-  static constexpr int kKept = 3;
+  static constexpr int kResiduals = 3;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
     using V = Vec<A, W>;
-    const V d = x == of.kept[0] ? V{} : x - of.kept[0];
-    const V w = exponentials<A, W>(d).value() * of.kept[1];
-    const V slope = w * (A(1) + (d - of.kept[2]));
+    const V d = x == of.residuals[0] ? V{} : x - of.residuals[0];
+    const V w = exponentials<A, W>(d).value() * of.residuals[1];
+    const V slope = w * (A(1) + (d - of.residuals[2]));
     return w == A(0) ? V{} : slope;
   }
 };
 
-// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; kept: m, 1 / s, t / s. Where there
-// is none, the same for all; kept: 0, 1 / n
+// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; residuals: m, 1 / s, t / s. Where
+// there is none, the same for all; residuals: 0, 1 / n
 template <class A>
 struct PositiveWeight {
-  static constexpr int kKept = 3;
+  static constexpr int kResiduals = 3;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
     using V = Vec<A, W>;
-    const V m = of.kept[0], q = x == m ? V{} + A(1) : x / m;
-    const V slope = (q + (q - of.kept[2])) * of.kept[1];
+    const V m = of.residuals[0], q = x == m ? V{} + A(1) : x / m;
+    const V slope = (q + (q - of.residuals[2])) * of.residuals[1];
     const V own = x > A(0) ? slope : x <= A(0) ? V{} : x;
-    return m == A(0) ? of.kept[1] : own;
+    return m == A(0) ? of.residuals[1] : own;
   }
 };
 
-// a + (1 - a) / n for the maximum, (1 - a) / n for the others; kept: 1 / n
+// a + (1 - a) / n for the maximum, (1 - a) / n for the others; residuals: 1 / n
 template <class A>
 struct MixedWeight {
-  static constexpr int kKept = 1;
+  static constexpr int kResiduals = 1;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W>, const K& of, u32 tap, int) {
     using V = Vec<A, W>;
     using Lane = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;
     const auto is_winner = convert<Lane>(of.route == tap);
-    return (is_winner ? of.theta : V{}) + (A(1) - of.theta) * of.kept[0];
+    return (is_winner ? of.theta : V{}) + (A(1) - of.theta) * of.residuals[0];
   }
 };
 
 // The arrays that a backward pass reads.
 struct WeightedOperands {
   const View *gy, *x, *routes;  // x: null for mixed pooling; routes: null for the others
-  const View* kept;             // the residuals
+  const View* residuals;        // the residuals
   Divisor divisor;              // of the average in mixed pooling
 };
 
@@ -110,12 +110,12 @@ class WeightedBackward {
   // The inner loops of one operator, and the number of residuals of each window.
   using Loop = void (WeightedBackward::*)(A* to, const A* x, i64 first, i64 n, u32 tap) const;
   struct Loops {
-    int kept;
+    int residuals;
     Loop windows, window;
   };
   template <class Weight>
   static constexpr Loops loops() {
-    return {Weight::kKept, &WeightedBackward::template add_windows<Weight>,
+    return {Weight::kResiduals, &WeightedBackward::template add_windows<Weight>,
             &WeightedBackward::template add_window<Weight>};
   }
 
@@ -129,7 +129,7 @@ class WeightedBackward {
         gx_(gx, columns(), arena) {
     const i64 n = (phases_.outputs().hi - phases_.outputs().lo) * p.inner;
     gradients_ = arena.take<A>(n);
-    for (A*& row : kept_) row = arena.take<A>(n);
+    for (A*& row : residuals_) row = arena.take<A>(n);
     columns_ = Mixed ? arena.take<A>(n) : nullptr;
     routes_ = Mixed ? arena.take<u32>(n) : nullptr;
     theta_ = arena.take<A>(n);
@@ -187,17 +187,17 @@ class WeightedBackward {
     if constexpr (Mixed) {
       r_ = row(*from.routes, routes_);
       const A rows = static_cast<A>(from.divisor.of_rows(p_, od, oh));
-      for (i64 i = 0; i < outputs() * p_.inner; ++i) kept_[0][i] = A(1) / (rows * columns_[i]);
-      k_[0] = kept_[0];
+      for (i64 i = 0; i < outputs() * p_.inner; ++i) residuals_[0][i] = A(1) / (rows * columns_[i]);
+      k_[0] = residuals_[0];
     } else {
-      for (int k = 0; k < loops_.kept; ++k) k_[k] = row(from.kept[k], kept_[k]);
+      for (int k = 0; k < loops_.residuals; ++k) k_[k] = row(from.residuals[k], residuals_[k]);
     }
   }
 
-  template <int Kept, class V, class P, class Get>
+  template <int Residuals, class V, class P, class Get>
   OutputOperands<V, P> operands(Get&& get) const {
     OutputOperands<V, P> of{};
-    for (int k = 0; k < Kept; ++k) of.kept[k] = get(k_[k]);
+    for (int k = 0; k < Residuals; ++k) of.residuals[k] = get(k_[k]);
     of.theta = get(theta_);
     return of;
   }
@@ -208,8 +208,8 @@ class WeightedBackward {
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
       using P = Vec<u32, w()>;
-      auto of =
-          operands<Weight::kKept, V, P>([&](const A* row) { return load<V>(row + first + i); });
+      auto of = operands<Weight::kResiduals, V, P>(
+          [&](const A* row) { return load<V>(row + first + i); });
       if constexpr (Mixed) of.route = load<P>(r_ + first + i);
       const V value = Mixed ? V{} : load<V>(x + i);
       const V weight = Weight::template weight<w()>(value, of, tap, whole_);
@@ -222,7 +222,7 @@ class WeightedBackward {
   POOLGRAD_LOOP void add_window(A* to, const A* x, i64 output, i64 n, u32 tap) const {
     long_lanes<A>(n, [&](auto w, i64 t, auto how) {
       using V = Vec<A, w()>;
-      auto of = operands<Weight::kKept, V, Vec<u32, w()>>(
+      auto of = operands<Weight::kResiduals, V, Vec<u32, w()>>(
           [&](const A* row) { return V{} + row[output]; });
       if constexpr (Mixed) {
         for (int j = 0; j < w(); ++j) of.route[j] = r_[output] - static_cast<u32>(t + j);
@@ -267,7 +267,7 @@ class WeightedBackward {
   Phases<A> phases_, inputs_;
   RowWriter<A> gx_;
   int whole_ = 0;
-  A *gradients_, *kept_[kMaxResiduals], *columns_, *theta_, *x_;
+  A *gradients_, *residuals_[kMaxResiduals], *columns_, *theta_, *x_;
   u32* routes_;
   const A *g_ = nullptr, *k_[kMaxResiduals] = {};
   const u32* r_ = nullptr;

@@ -148,15 +148,15 @@ POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& 
 // complete.
 // deep: all depths of some rows come before the next rows.
 template <class F>
-void over_rows(const Tile& tile, bool deep, F&& some) {
+void over_rows(const Tile& tile, bool deep, F&& compute_rows) {
   const i64 end = tile.hi[1];
   if (deep) {
     for (i64 oh = tile.lo[1], rows = 0; oh < end; oh += rows) {
-      for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) rows = some(od, oh);
+      for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) rows = compute_rows(od, oh);
     }
   } else {
     for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-      for (i64 oh = tile.lo[1]; oh < end;) oh += some(od, oh);
+      for (i64 oh = tile.lo[1]; oh < end;) oh += compute_rows(od, oh);
     }
   }
 }

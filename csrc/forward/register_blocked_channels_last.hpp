@@ -27,9 +27,9 @@ class RegisterBlockedChannelsLast {
   i64 rows(i64 oh, i64 end) const {
     const Axis& height = p_.axis[1];
     if (!used_ || oh < height.full_lo) return 0;
-    return larger(0, smaller(most(), smaller(end, height.full_hi) - oh));
+    return larger(0, smaller(max_rows(), smaller(end, height.full_hi) - oh));
   }
-  i64 most() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMaxChannelsLastRows : 1; }
+  i64 max_rows() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMaxChannelsLastRows : 1; }
 
   i64 columns() const { return larger(1, kChannelsLastBlock / p_.inner); }  // at once
 

@@ -96,21 +96,22 @@ class TileWriter {
  public:
   static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
 
-  TileWriter(Dense to, i64 most, Arena& arena)
-      : to_(to), buffer_(is<T>(to) ? nullptr : arena.take<T>(most)) {}
+  TileWriter(Dense to, i64 max_elements, Arena& arena)
+      : to_(to), buffer_(is<T>(to) ? nullptr : arena.take<T>(max_elements)) {}
 
   // begin: the index of the first element of the array's row that the patch is part of.
   template <class Patch>
   void open(const Plan& p, const Patch& patch, i64 begin) {
     const i64 first = begin + patch.tile.lo[2] * p.inner + patch.channel;
-    array = {first, p.out_row(), patch.by_pixel ? p.inner : W};
-    here = buffer_ ? StripLayout{0, patch.strips * W, W} : array;
-    ahead = patch.by_pixel ? kPixelsAhead * array.strip : kRowsAhead * array.row;
+    array_strips = {first, p.out_row(), patch.by_pixel ? p.inner : W};
+    buffer_strips = buffer_ ? StripLayout{0, patch.strips * W, W} : array_strips;
+    prefetch_distance = patch.by_pixel ? kPrefetchedPixels * array_strips.strip
+                                       : kPrefetchedRows * array_strips.row;
   }
   T* values() const { return buffer_ ? buffer_ : as<T>(to_, 0); }
 
-  StripLayout here{}, array{};  // strips in the buffer, and in the array
-  i64 ahead = 0;                // prefetch distance in elements
+  StripLayout buffer_strips{}, array_strips{};  // strips in the buffer, and in the array
+  i64 prefetch_distance = 0;                    // prefetch distance in elements
 
   // Writes the buffer to the array.
   template <class Patch>
@@ -118,7 +119,7 @@ class TileWriter {
     const i64 last = patch.strips - 1;
     for (i64 q = 0; buffer_ && q < rows; ++q) {
       const auto put = [&](i64 s, i64 n) {
-        write(to_, array.at(q, s), buffer_ + here.at(q, s), n);
+        write(to_, array_strips.at(q, s), buffer_ + buffer_strips.at(q, s), n);
       };
       if (!patch.by_pixel) put(0, last * W + patch.lanes(last));
       for (i64 s = 0; patch.by_pixel && s <= last; ++s) put(s, patch.channels);
@@ -126,7 +127,7 @@ class TileWriter {
   }
 
  private:
-  static constexpr i64 kRowsAhead = 4, kPixelsAhead = 32;
+  static constexpr i64 kPrefetchedRows = 4, kPrefetchedPixels = 32;
 
   Dense to_;
   T* buffer_;

@@ -143,9 +143,9 @@ class Separable {
   // use.
   template <class Make>
   Row copy_to(Make& make, i64 index, Row target) const {
-    const Row made = make(index, target);
-    if (made.v != target.v) {
-      Op::fold_rows(target, n_, &made, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
+    const Row row = make(index, target);
+    if (row.v != target.v) {
+      Op::fold_rows(target, n_, &row, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
     }
     return target;
   }

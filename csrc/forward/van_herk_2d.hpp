@@ -76,11 +76,11 @@ class VanHerk2d {
   i64 patches() const { return pieces_ * vectors_; }
 
   // Rows of outputs that are computed together at most, and their elements.
-  i64 most_rows() const {
+  i64 max_rows() const {
     const Axis& a = p_.axis[1];
     return smaller(tile_.hi[1] - tile_.lo[1], ceil_div(a.kernel, a.stride));
   }
-  i64 most() const { return most_rows() * pitch_of(columns_); }
+  i64 max_elements() const { return max_rows() * pitch_of(columns_); }
 
   // Computes a patch of a plane, some rows at a time. open(patch, first row, rows) returns
   // emit(row, strip, partial, offset of the tap index, lanes), which is called in any order;
@@ -112,10 +112,10 @@ class VanHerk2d {
     const i64 all = tile_.hi[2] - tile_.lo[2], shared = reach(p_.axis[2]);
     Arena measure;
     (void)op.take(measure, p_.axis[1].kernel * 64);
-    const i64 room = kVanHerkBytes / static_cast<i64>(measure.used()) * 64 / column_elements_;
-    const i64 most = larger(larger(1, room - shared), shared);
-    const i64 even = ceil_div(all, ceil_div(all, most));
-    return column_elements_ > 1 ? even : ceil_div(even, kLine) * kLine;
+    const i64 fitting = kVanHerkBytes / static_cast<i64>(measure.used()) * 64 / column_elements_;
+    const i64 max_columns = larger(larger(1, fitting - shared), shared);
+    const i64 equal = ceil_div(all, ceil_div(all, max_columns));
+    return column_elements_ > 1 ? equal : ceil_div(equal, kLine) * kLine;
   }
 
   // Elements from one row to the next: whole vectors.
@@ -288,9 +288,9 @@ class VanHerk2d {
                                        pass, line);
     }
     const i64 outputs = columns * column_elements_;
-    const LogStepDoubling<Op> near(a.kernel);
-    if (column_elements_ == 1 && a.dilation == 1 && near.fits()) {
-      return near.make(from, pitch_, rows, outputs, pass, line);
+    const LogStepDoubling<Op> doubling(a.kernel);
+    if (column_elements_ == 1 && a.dilation == 1 && doubling.fits()) {
+      return doubling.make(from, pitch_, rows, outputs, pass, line);
     }
     for (i64 r = 0; r < rows; ++r, from += pitch_, pass.next(line)) {
       double_up<Op>(a, from, outputs, column_elements_, doubled_, row_);

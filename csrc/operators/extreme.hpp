@@ -160,22 +160,22 @@ struct Max {
     i64 piece = 0;
     for (i64 begin = 0; begin < taps; begin += kStretch) {
       const i64 first = smaller(begin, taps - kStretch);  // the last one overlaps the one before
-      V most[kStrands];
-      for (V& strand : most) strand = all;
+      V strands[kStrands];
+      for (V& strand : strands) strand = all;
       for (i64 i = 0; i < kStretch; i += kStrands * W) {
         V sum{};
         POOLGRAD_UNROLL
         for (i64 k = 0; k < kStrands; ++k) {
-          const T* lane_tap = from + first + i + k * W;
-          const V value = load<V>(lane_tap);
-          prefetch(lane_tap + kAhead<T>);
-          most[k] = value > most[k] ? value : most[k];
+          const T* here = from + first + i + k * W;
+          const V value = load<V>(here);
+          prefetch(here + kAhead<T>);
+          strands[k] = value > strands[k] ? value : strands[k];
           if constexpr (NaNs) sum += value;
         }
         if constexpr (NaNs) nan_check += sum;
       }
-      V best = most[0];
-      for (const V& strand : most) best = strand > best ? strand : best;
+      V best = strands[0];
+      for (const V& strand : strands) best = strand > best ? strand : best;
       if (!any(best > all)) continue;
       T largest = best[0];
       for (i64 j = 1; j < W; ++j) largest = best[j] > largest ? best[j] : largest;
@@ -231,10 +231,10 @@ struct Max {
                                         i64 tap, bool = true) {
     if (n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps, static_cast<u32>(tap));
     in_groups<Max>(taps, [&](auto size, auto first, i64 begin) {
-      const T* lane_tap = from + begin * gap;
-      const u32 best_tap = static_cast<u32>(tap + begin);
+      const T* here = from + begin * gap;
+      const u32 first_tap = static_cast<u32>(tap + begin);
       by_distance(step, gap, taps, first,
-                  [&](auto distance) { sweep(to, n, lane_tap, distance, best_tap, size, first); });
+                  [&](auto distance) { sweep(to, n, here, distance, first_tap, size, first); });
     });
   }
 

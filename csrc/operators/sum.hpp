@@ -232,8 +232,8 @@ struct SmallMeanState {
   }
 
   template <class RowsOf>
-  i64 make(i64 od, i64 oh, i64 most, i64 first, i64, RowsOf&& rows_of) {
-    const i64 count = blocked.rows() > 0 ? smaller(most, blocked.rows()) : 1;
+  i64 make(i64 od, i64 oh, i64 max_rows, i64 first, i64, RowsOf&& rows_of) {
+    const i64 count = blocked.rows() > 0 ? smaller(max_rows, blocked.rows()) : 1;
     for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
     using Target = typename Mean<A, Lines>::Target;
     if (!blocked.rows()) {
@@ -271,8 +271,8 @@ struct WideMeanState {
   WideMeanState(const Plan& p, const View& x, const Tile& tile, Dense to, const Quotient* quotient,
                 Arena& arena)
       : van_herk(p, x, tile, {false, quotient}, {}, arena),
-        y(to, van_herk.most(), arena),
-        rows(arena.take<A>(van_herk.most_rows())),
+        y(to, van_herk.max_elements(), arena),
+        rows(arena.take<A>(van_herk.max_rows())),
         columns{arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner)} {}
 
   VanHerk2d<Sum<A>> van_herk;
@@ -290,16 +290,16 @@ void wide_average_tile(const Plan& p, WideMeanState<A>& state, const char* input
     state.columns.fill(p, divisor, patch.tile.lo[2], patch.tile.hi[2]);
     for (i64 q = 0; q < rows; ++q) state.rows[q] = static_cast<A>(divisor.of_rows(p, 0, oh + q));
     state.y.open(p, patch, plane + oh * p.out_row());
-    return [by_pixel = patch.by_pixel, values = state.y.values(), here = state.y.here,
-            strip = state.y.array.strip, ahead = state.y.ahead, of_rows = state.rows,
-            columns = state.columns.row](i64 q, i64 s, const auto& partial, u32, i64 lanes)
-               __attribute__((always_inline)) {
-                 A* y = values + here.at(q, s);
-                 prefetch(y + ahead);
-                 const A* own = columns + s * strip;
-                 const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
-                 store_first(y, (V{} + partial.sum) / (of_rows[q] * of_columns), lanes);
-               };
+    return [by_pixel = patch.by_pixel, values = state.y.values(), strips = state.y.buffer_strips,
+            strip = state.y.array_strips.strip, prefetch_distance = state.y.prefetch_distance,
+            of_rows = state.rows, columns = state.columns.row](
+               i64 q, i64 s, const auto& partial, u32, i64 lanes) __attribute__((always_inline)) {
+      A* y = values + strips.at(q, s);
+      prefetch(y + prefetch_distance);
+      const A* own = columns + s * strip;
+      const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
+      store_first(y, (V{} + partial.sum) / (of_rows[q] * of_columns), lanes);
+    };
   };
   const auto close = [&](const Patch& patch, i64, i64 rows) { state.y.close(patch, rows); };
   for (i64 k = 0; k < state.van_herk.patches(); ++k) state.van_herk.make(inputs, k, open, close);
