@@ -42,7 +42,7 @@ class Gather {
     valid_.hi = larger(valid_.lo, valid_.hi);
     length_ = (last_ - first_) * p.inner;
     for (int k = 0; k < 2; ++k) slots_[k] = ring(p.axis[k]);
-    cached_ = arena.take<CachedRow>(slots_[0] * slots_[1]);
+    cached_ = arena.take<CachedGradients>(slots_[0] * slots_[1]);
     gradients_ = arena.take<T>(slots_[0] * slots_[1] * length_);
     wide_routes_ = Routed ? arena.take<WideRoute<T>>(slots_[0] * slots_[1] * length_) : nullptr;
     routes_ = Routed ? arena.take<u32>((valid_.hi - valid_.lo) * p.inner) : nullptr;
@@ -88,7 +88,7 @@ class Gather {
     const WideRoute<T>* routes;
     WideRoute<T> wanted_tap;
   };
-  struct CachedRow {
+  struct CachedGradients {
     i64 key;
     const T* gradient;
   };
@@ -304,7 +304,7 @@ class Gather {
   const bool streams_;  // rows of disjoint windows are written with non-temporal stores
   i64 first_, last_, length_, slots_[2];
   Range valid_;
-  CachedRow* cached_;
+  CachedGradients* cached_;
   T *gradients_, *divisors_, *phases_;
   WideRoute<T>* wide_routes_;
   u32* routes_;

@@ -60,11 +60,11 @@ class RegisterBlockedChannelsLastBackward {
 
  private:
   // The channels of an output's gradient and route; zeros and kNowhere if there is no such output.
-  struct Source {
+  struct OutputChannels {
     const T* gradient;
     const std::uint8_t* route;
   };
-  Source source_of(i64 oh, i64 ow) const {
+  OutputChannels source_of(i64 oh, i64 ow) const {
     if (oh < 0 || oh >= p_.axis[1].out || ow < 0 || ow >= p_.axis[2].out)
       return {zero_gradients_, no_routes_};
     return {gradients_ + oh * gy_->height + ow * gy_->width,
@@ -84,7 +84,7 @@ class RegisterBlockedChannelsLastBackward {
     using V = Vec<T, static_cast<int>(W)>;
     using Bytes = Vec<std::uint8_t, static_cast<int>(W)>;
     const bool streams = kVectorBytes % kLineBytes == 0 && in_place && streams_;
-    Source from[kRows][kReach];  // of outputs (a - kReach + 1, b - kReach + 1) and on
+    OutputChannels from[kRows][kReach];  // of outputs (a - kReach + 1, b - kReach + 1) and on
     const auto read_sources = [&](i64 column, i64 i) {
       for (i64 j = 0; j < kRows; ++j) from[j][i] = source_of(a - kReach + 1 + j, column);
     };
@@ -104,7 +104,7 @@ class RegisterBlockedChannelsLastBackward {
         for (i64 j = 0; j < kRows; ++j) {
           POOLGRAD_UNROLL
           for (i64 i = 0; i < kReach; ++i) {
-            const Source& own = from[j][i];
+            const OutputChannels& own = from[j][i];
             const V gradient = load<V>(own.gradient + channel);
             const auto route = convert<WideRoute<T>>(load<Bytes>(own.route + channel));
             if (i == kReach - 1) {

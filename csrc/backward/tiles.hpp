@@ -56,7 +56,7 @@ class Phases {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
     if (pairs) zip(phases_[even()].sums, phases_[1 - even()].sums, row, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const Phase& own = phases_[phase];
+      const StoredPhase& own = phases_[phase];
       for (i64 i = pairs; i < own.valid; ++i) row[own.start + i * s] = own.sums[i];
       for (i64 i = own.valid; i < own.count; ++i) row[own.start + i * s] = T(0);
     }
@@ -67,7 +67,7 @@ class Phases {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
     if (pairs) unzip(row, phases_[even()].sums, phases_[1 - even()].sums, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const Phase& own = phases_[phase];
+      const StoredPhase& own = phases_[phase];
       T* const begin = sums_ + phase * length_;
       std::fill(begin, own.sums, fill);
       for (i64 i = pairs; i < own.valid; ++i) own.sums[i] = row[own.start + i * s];
@@ -77,11 +77,11 @@ class Phases {
 
  private:
   // The columns of a phase, and the first of their sums.
-  struct Phase {
+  struct StoredPhase {
     i64 start, count, valid;
     T* sums;
   };
-  Phase phase_of(i64 phase) const {
+  StoredPhase phase_of(i64 phase) const {
     const i64 s = a_.stride, shift = lo_ + a_.lo - outputs_.lo * s, n = hi_ - lo_;
     const i64 start = (phase - shift % s + s) % s;
     const i64 count = start < n ? (n - start + s - 1) / s : 0;
@@ -95,7 +95,7 @@ class Phases {
   i64 lo_, hi_, length_ = 0;
   Range outputs_{};
   T* sums_ = nullptr;
-  Phase phases_[kMaxStoredPhases];
+  StoredPhase phases_[kMaxStoredPhases];
 };
 
 // The inverse taps of inputs [lo, hi) of an axis: the outputs whose windows hold an input, in

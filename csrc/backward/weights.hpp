@@ -109,17 +109,18 @@ class WeightedBackward {
  public:
   // The inner loops of one operator, and the number of residuals of each window.
   using Loop = void (WeightedBackward::*)(A* to, const A* x, i64 first, i64 n, u32 tap) const;
-  struct Loops {
+  struct InnerLoops {
     int residuals;
     Loop windows, window;
   };
   template <class Weight>
-  static constexpr Loops loops() {
+  static constexpr InnerLoops loops() {
     return {Weight::kResiduals, &WeightedBackward::template add_windows<Weight>,
             &WeightedBackward::template add_window<Weight>};
   }
 
-  WeightedBackward(const Plan& p, const InputTile& tile, Dense gx, const Loops& loops, Arena& arena)
+  WeightedBackward(const Plan& p, const InputTile& tile, Dense gx, const InnerLoops& loops,
+                   Arena& arena)
       : p_(p),
         tile_(tile),
         loops_(loops),
@@ -262,7 +263,7 @@ class WeightedBackward {
 
   const Plan& p_;
   const InputTile tile_;
-  const Loops loops_;
+  const InnerLoops loops_;
   const bool by_window_;  // few outputs, or irregular windows
   Phases<A> phases_, inputs_;
   RowWriter<A> gx_;
@@ -276,7 +277,7 @@ class WeightedBackward {
 // whole: p, if it is the same whole number for all channels, else 0.
 template <class A, bool Mixed>
 void weighted_backward(const Work& work, const WeightedOperands& from, Parameter theta, int whole,
-                       const typename WeightedBackward<A, Mixed>::Loops& loops, Dense gx) {
+                       const typename WeightedBackward<A, Mixed>::InnerLoops& loops, Dense gx) {
   const Plan& p = *work.plan;
   using State = WeightedBackward<A, Mixed>;
   over_inputs(
