@@ -27,7 +27,7 @@ bool has_few_taps(const Plan& p) {
   for (const Axis& a : p.axis) {
     if (!a.regular()) return false;
   }
-  return p.places <= kMaxTaps;
+  return p.taps <= kMaxTaps;
 }
 
 // Whether reading all taps of each window is cheaper than reducing along one axis after the other.
@@ -35,7 +35,7 @@ bool shares_little(const Plan& p) {
   i64 distinct = 1;  // taps of a window that no window before it had
   for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
   const i64 most = distinct > 1 ? 25 : p.inner_axis >= 0 ? 16 : 12;
-  return has_few_taps(p) && p.places <= larger(4 * distinct, most);
+  return has_few_taps(p) && p.taps <= larger(4 * distinct, most);
 }
 
 // The squares that are compiled: kernel and stride.
@@ -52,9 +52,9 @@ bool is_compiled_square(const Plan& p, i64 max_stride) {
 bool has_whole_rows(const Call& call) {
   const Plan& p = *call.plan;
   if (p.axis[0].out > 1 || p.axis[1].out > 1) return true;
-  Cut cut(p, call.threads, true);
-  if (call.task == Task::extreme) cut.shorten(p, true);
-  return cut.parts == 1;
+  Partition partition(p, call.threads, true);
+  if (call.task == Task::extreme) partition.divide_planes(p, true);
+  return partition.parts == 1;
 }
 
 // --- The calls that an algorithm handles ---
@@ -69,8 +69,8 @@ bool is_specialised(const Call& call) {
 bool handles_plane_means(const Call& call) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
-  const bool whole = p.inner == 1 && p.in_rows() == 1 && is_whole(p.axis[0]) &&
-                     is_whole(p.axis[1]) && is_whole(width);
+  const bool whole = p.inner == 1 && p.in_rows() == 1 && is_global(p.axis[0]) &&
+                     is_global(p.axis[1]) && is_global(width);
   const bool read_in_place =
       (call.input.dtype == Dtype::float32 || call.input.dtype == Dtype::float64) &&
       call.input.contiguous_width;
@@ -86,7 +86,7 @@ bool handles_unrolled_nonlinear(const Call& call) {
     if (!a.regular()) return false;
   }
   // Valid inputs are counted, not taps: padding must not change how sums are rounded.
-  return most_real(*call.plan) <= kMaxNonlinearTaps;
+  return max_valid_inputs(*call.plan) <= kMaxNonlinearTaps;
 }
 
 bool handles_joined_rows(const Call& call) {
@@ -132,7 +132,7 @@ bool handles_van_herk_2d(const Axis& depth, const Axis& height, const Axis& widt
 }
 bool handles_van_herk_2d(const Call& call) {
   const Plan& p = *call.plan;
-  return handles_van_herk_2d(p.axis[0], p.axis[1], p.axis[2], p.places);
+  return handles_van_herk_2d(p.axis[0], p.axis[1], p.axis[2], p.taps);
 }
 bool handles_van_herk_2d_extreme(const Call& call) {
   return is_specialised(call) && handles_van_herk_2d(call);
@@ -151,12 +151,12 @@ bool handles_column_sums(const Call& call) {
 }
 
 bool handles_sorting_network(const Call& call) {
-  return has_few_taps(*call.plan) && call.plan->places <= kMaxSorted;
+  return has_few_taps(*call.plan) && call.plan->taps <= kMaxSorted;
 }
 
 bool handles_plane_gradients(const Call& call) {
   const Plan& p = *call.plan;
-  return p.inner == 1 && is_whole(p.axis[0]) && is_whole(p.axis[1]) && is_whole(p.axis[2]);
+  return p.inner == 1 && is_global(p.axis[0]) && is_global(p.axis[1]) && is_global(p.axis[2]);
 }
 
 bool handles_gather(const Plan& p, bool routed) {
@@ -202,7 +202,7 @@ bool handles_transposed_van_herk_2d(const Call& call) {
   const Plan& p = *call.plan;
   return handles_transposed(call) &&
          handles_van_herk_2d(transposed(p.axis[0]), transposed(p.axis[1]), transposed(p.axis[2]),
-                             p.places);
+                             p.taps);
 }
 
 // --- The calls for which an algorithm is expected to be the fastest of those further down ---
@@ -243,7 +243,7 @@ bool wins_joined_rows(const Call& call) {
 bool wins_gather_of_routes(const Call& call) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
-  return p.inner == 1 && p.places <= 5 && width.stride <= 2 &&
+  return p.inner == 1 && p.taps <= 5 && width.stride <= 2 &&
          width.in >= 4 * lanes(call, summed_bytes(call.input.dtype));
 }
 
@@ -270,7 +270,7 @@ bool wins_transposed_tiny_planes(const Call& call) {
   const Plan& p = *call.plan;
   constexpr i64 kFewTaps = 4;
   return has_many_planes(call) && 2 * p.axis[2].out <= lanes(call, sizeof(float)) &&
-         p.axis[1].stride == 1 && p.places > kFewTaps;
+         p.axis[1].stride == 1 && p.taps > kFewTaps;
 }
 
 bool wins_column_sums(const Call& call) {

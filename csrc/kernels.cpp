@@ -1,4 +1,4 @@
-// The table of kernels of one instruction set.
+// Fills the table of kernels of one instruction set.
 #include "kernels.hpp"
 
 #include "base/instruction_set.hpp"

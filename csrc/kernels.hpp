@@ -1,6 +1,6 @@
-// The table of functions that each instruction set provides; python/ and xla/ call kernels through
-// it. Its structs are trivially copyable: they pass between code that is compiled for different
-// instruction sets, whose functions the linker must not merge.
+// Declares the table of kernels that each instruction set provides; python/ and xla/ call kernels
+// through it. Its structs are trivially copyable: they pass between code that is compiled for
+// different instruction sets, whose functions the linker must not merge.
 #pragma once
 
 #include "geometry/view.hpp"
@@ -8,17 +8,11 @@
 
 namespace poolgrad {
 
-// The windows of a call and its number of threads. Arrays that are read have any strides; those
+// The windows of a call and its number of threads. Arrays that are read have any strides; arrays
 // that are written are dense, in the order leading axes, depth, height, width, inner.
 struct Work {
   const Plan* plan = nullptr;
   int threads = 1;
-};
-
-// A real number, or one for each channel, in the type of the arithmetic (float or double).
-struct Parameter {
-  const void* values = nullptr;
-  i64 count = 1;
 };
 
 // rectified: the ReLU of the maximum
@@ -46,12 +40,12 @@ struct SelectKernels {
 
 struct RouteKernels {
   void (*backward)(const Work&, const View& gy, const View& routes, Dense gx);
-  void (*follow)(const Work&, const View& tangent, const View& routes, Dense y);
+  void (*jvp)(const Work&, const View& tangent, const View& routes, Dense y);
   void (*pack)(const PackedRows&, const std::uint8_t* from, std::uint8_t* to, int threads);
   void (*unpack)(const PackedRows&, const std::uint8_t* from, std::uint8_t* to, int threads);
   void (*indices)(const Work&, const View& routes, i64* indices);
   void (*split_backward)(const Work&, const View& gy, const std::uint8_t* winners, Dense gx);
-  void (*split_follow)(const Work&, const View& tangent, const std::uint8_t* winners, Dense y);
+  void (*split_jvp)(const Work&, const View& tangent, const std::uint8_t* winners, Dense y);
   // False, with an invalid index, and nothing written, if an index is outside its plane.
   bool (*unpool)(const Work&, const View& x, const View& indices, Dense y, i64* invalid);
   bool (*unpool_backward)(const Work&, const View& gy, const View& indices, Dense gx, i64* invalid);
@@ -81,8 +75,8 @@ struct Kernels {
   const char* name;
   const SelectKernels* select;
   const RouteKernels* route;
-  const WeightedKernels* blend;
-  const NonlinearKernels* curve;
+  const WeightedKernels* weighted;
+  const NonlinearKernels* nonlinear;
 };
 
 }  // namespace poolgrad

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 
 import profiles  # noqa: F401
 import pytest
-from fronts import FRONTS, Front
+from frontend_calls import FRONTS
 
 import poolgrad
 
@@ -38,10 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.reportchars += "s"
 
 
-@pytest.fixture(params=FRONTS, ids=lambda f: f.name)
-def front(request: pytest.FixtureRequest) -> Front:
-    """Each front end in turn: the same question, asked of NumPy arrays and of tensors."""
-    return request.param
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test with an argument `front` in every front end that the test does not exclude."""
+    if "front" in metafunc.fixturenames:
+        markers = list(metafunc.definition.iter_markers("without"))
+        excluded = {name for marker in markers for name in marker.kwargs}
+        fronts = [front for front in FRONTS if front.name not in excluded]
+        metafunc.parametrize("front", fronts, ids=[front.name for front in fronts])
 
 
 @pytest.fixture(autouse=True, scope="module")

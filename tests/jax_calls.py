@@ -1,4 +1,4 @@
-"""How JAX is asked in tests: NumPy arrays in, NumPy arrays out, with all of 64 bits."""
+"""Jitted JAX calls against NumPy, with 64-bit numbers, with the kernels and without."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from expected_errors import attempt
+from frontend_calls import native
 from jax.interpreters import mlir
-from refusal import attempt
 from robustness.calls import Case
 
 import poolgrad
@@ -22,29 +23,22 @@ KINDS = (
     "lse", "soft", "expected", "mixed", "adaptive_max", "adaptive_avg", "global_max", "global_lp",
 )  # fmt: skip
 CLOSE = {"float64": 1e-10, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
-BLENDING = ("avg", "lp", "lse", "soft", "expected", "mixed")
+WEIGHTED = ("avg", "lp", "lse", "soft", "expected", "mixed")
 
 
-def native(x: Any) -> Any:
-    """An array that JAX takes."""
-    if type(x) is not np.ndarray or x.dtype.isnative:
-        return x
-    return x.astype(x.dtype.newbyteorder("="))
-
-
-def compare(case: Case, way: str) -> None:
-    """NumPy and JAX make the same of a call, also if it is an error; `way`: "eager" or "jit"."""
-    ours, theirs = (attempt(lambda f=f: f(case, way)) for f in (_by_numpy, _by_jax))
+def compare(case: Case) -> None:
+    """A jitted call gives what NumPy gives, or the same error."""
+    ours, theirs = (attempt(lambda f=f: f(case)) for f in (_by_numpy, _by_jax))
     if isinstance(ours, Exception):
         assert type(theirs) is type(ours)
         assert str(theirs) == str(ours)
     else:
         # Shares of a gradient are no whole numbers: their sum depends on its order.
-        summed = case.operator in BLENDING or case.kwargs.get("ties") == "split"
+        summed = case.operator in WEIGHTED or case.kwargs.get("ties") == "split"
         same(ours, theirs, summed)
 
 
-def _by_jax(case: Case, way: str) -> tuple[Any, ...]:
+def _by_jax(case: Case) -> tuple[Any, ...]:
     function = getattr(poolgrad, case.fun)
     x, kwargs = native(case.x), {k: native(v) for k, v in case.kwargs.items()}
 
@@ -58,11 +52,10 @@ def _by_jax(case: Case, way: str) -> tuple[Any, ...]:
         return y, pull(jnp.asarray(case.gradient(y.shape).astype(y.dtype)))[0]
 
     with jax.enable_x64(True):
-        run = jax.jit(both) if way == "jit" else both
-        return tuple(map(np.asarray, run(jnp.asarray(x))))
+        return tuple(map(np.asarray, jax.jit(both)(jnp.asarray(x))))
 
 
-def _by_numpy(case: Case, way: str) -> tuple[Any, ...]:
+def _by_numpy(case: Case) -> tuple[Any, ...]:
     function, x = getattr(poolgrad, case.fun), native(case.x)
     if x.dtype.kind not in "fV":
         return (function(x, *case.args, **case.kwargs),)
@@ -85,7 +78,7 @@ def known(x: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def elsewhere() -> Iterator[None]:
+def without_kernels() -> Iterator[None]:
     """As if the processor were a device without kernels of ours."""
     kept = mlir._platform_specific_lowerings["cpu"]  # JAX has no way to take one back
     ways: dict[Any, Callable[..., Any]] = {

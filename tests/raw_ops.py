@@ -30,9 +30,9 @@ WINDOWS = {
     "max_unpool": flatten(adaptive(2, 16)),
 }
 LEARNED = ("lp", "lse", "mixed")
-CURVED = ("lp", "lse", "soft", "expected", "mixed")
+NONLINEAR = ("lp", "lse", "soft", "expected", "mixed")
 ROUTED = ("max", "relu_max", "min", "median", "stochastic", "fractional_max")
-ALL = (*ROUTED, "avg", *CURVED, "max_unpool")
+ALL = (*ROUTED, "avg", *NONLINEAR, "max_unpool")
 
 
 def window(name: str) -> list[int]:

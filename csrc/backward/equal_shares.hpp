@@ -59,9 +59,9 @@ class ScatterEqualShares {
     const Range depths = covering(depth, d), heights = covering(height, h);
     bool any_window = false;
     for (i64 od = depths.lo; od < depths.hi; ++od) {
-      if (place_of(depth, span_of(depth, od), d) < 0) continue;
+      if (tap_of(depth, span_of(depth, od), d) < 0) continue;
       for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
-        if (place_of(height, span_of(height, oh), h) < 0) continue;
+        if (tap_of(height, span_of(height, oh), h) < 0) continue;
         const A* __restrict g =
             row_of(gy, gradients, p_.inner, od, oh, outs.lo, outs.hi, gradients_);
         const A rows = static_cast<A>(divisor.of_rows(p_, od, oh));

@@ -15,7 +15,7 @@ namespace {
                                                      i64 oh, Range columns, i64 inner) {
   const i64 size = size_of(v.dtype);
   const i64 at = (od * v.depth + oh * v.height + columns.lo * v.width) * size;
-  prefetch(plane + at + kAheadBytes, (columns.hi - columns.lo) * inner * size);
+  prefetch(plane + at + kPrefetchBytes, (columns.hi - columns.lo) * inner * size);
 }
 
 // Computes rows of input gradients from rows of output gradients, which are padded on both sides
@@ -169,7 +169,7 @@ class Gather {
     if (packed && v.dtype == Dtype::uint8) {
       const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_) + od * v.depth +
                          oh * v.height + valid_.lo * v.width;
-      sweep_lanes<WideRoute<T>>(n, [&](auto w, i64 i) {
+      overlapping_lanes<WideRoute<T>>(n, [&](auto w, i64 i) {
         store(to + i, convert<WideRoute<T>>(load<Vec<std::uint8_t, w()>>(from + i)));
       });
     } else {
@@ -201,18 +201,18 @@ class Gather {
 
   POOLGRAD_LOOP static void sum(T* to, i64 n, const Source* sources, i64 count, i64 line) {
     if (count == 0) return std::fill(to, to + n, T(0));
-    sweep_lanes<T>(
+    overlapping_lanes<T>(
         n, [&](auto w, i64 i) { store(to + i, total<Vec<T, w()>>(sources, count, line, i)); });
   }
 
   // Computes the inputs of two phases, interleaved.
   POOLGRAD_LOOP void sum_pairs(T* to, i64 n, const Source* even, i64 evens, const Source* odd,
                                i64 odds) const {
-    sweep_lanes<T>(n, [&](auto w, i64 i) {
+    overlapping_lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       const V a = evens ? total<V>(even, evens, phase_[0].count, i) : V{};
       const V b = odds ? total<V>(odd, odds, phase_[1].count, i) : V{};
-      store_pairs(to + 2 * i, a, b);
+      store_interleaved(to + 2 * i, a, b);
     });
   }
 

@@ -323,7 +323,7 @@ class RegisterBlockedBackward {
       } else if constexpr (S == 1) {
         sums[j][0] = load<V>(row);
       } else {
-        sums[j][0] = load_second<V>(row, false), sums[j][1] = load_second<V>(row + 1, true);
+        sums[j][0] = load_stride_2<V>(row, false), sums[j][1] = load_stride_2<V>(row + 1, true);
       }
     };
     POOLGRAD_UNROLL
@@ -340,7 +340,7 @@ class RegisterBlockedBackward {
         T* to = rows_[q * S + j] + column;
         V sums_in_order[S];
         if constexpr (S == 1) sums_in_order[0] = sums[j][0];
-        else riffle(sums[j][0], sums[j][1], sums_in_order);
+        else interleave(sums[j][0], sums[j][1], sums_in_order);
         POOLGRAD_UNROLL
         for (i64 c = 0; c < S; ++c) {
           if (streams && to != discarded_ + column) {

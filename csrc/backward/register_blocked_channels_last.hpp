@@ -108,8 +108,8 @@ class RegisterBlockedChannelsLastBackward {
             const V gradient = load<V>(own.gradient + channel);
             const auto route = convert<WideRoute<T>>(load<Bytes>(own.route + channel));
             if (i == kReach - 1) {
-              prefetch(own.gradient + channel + kAhead<T>);
-              prefetch(own.route + channel + kAhead<T>);
+              prefetch(own.gradient + channel + kPrefetchElements<T>);
+              prefetch(own.route + channel + kPrefetchElements<T>);
             }
             POOLGRAD_UNROLL
             for (i64 k = 0; k < kHigh * S; ++k) {
@@ -126,7 +126,7 @@ class RegisterBlockedChannelsLastBackward {
           if (streams) {
             store_nontemporal(result, sums[k / S][k % S]);
           } else {
-            prefetch(result + kAhead<T>);
+            prefetch(result + kPrefetchElements<T>);
             store(result, sums[k / S][k % S]);
           }
         }

@@ -39,14 +39,15 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
       return run_over_inputs(std::type_identity<Gather<A, true>>{});
     by_route(routes.dtype, [&](auto r) {
       using Backward = ScatterRoutes<A, decltype(r)>;
-      over_inputs_of_planes(
-          work, Backward::kPlanesTogether,
+      over_inputs(
+          work,
           [&](const InputTile& tile, i64 planes, Arena& arena) {
             return Backward(p, tile, planes, is<A>(gx), arena);
           },
           [&](Backward& state, i64 first, i64 last, const InputTile&) {
             state.run(gy, routes, gx, first, last);
-          });
+          },
+          false, Backward::kPlanesTogether);
     });
   });
 }
@@ -178,11 +179,10 @@ bool unpool_backward(const Work& work, const View& gy, const View& where, Dense 
   by_size(gy.dtype, [&](auto t) {
     using T = decltype(t);
     parallel_for(p.outer, work.threads, [&](i64 plane) {
-      with_scratch([&](Arena& a) { return a.take<u32>(p.out_plane() / p.inner); },
-                   [&](u32* owner) {
-                     unpool_plane_back<T>(p, gy, plane_of(gy, plane), where, plane_of(where, plane),
-                                          owner, as<T>(gx, plane * p.in_plane()));
-                   });
+      const auto bytes = static_cast<std::size_t>(p.out_plane() / p.inner) * sizeof(u32);
+      unpool_plane_back<T>(p, gy, plane_of(gy, plane), where, plane_of(where, plane),
+                           reinterpret_cast<u32*>(thread_scratch(bytes)),
+                           as<T>(gx, plane * p.in_plane()));
     });
   });
   return true;

@@ -18,8 +18,8 @@ class ScatterRoutes {
 
   // planes: of the task
   ScatterRoutes(const Plan& p, const InputTile& tile, i64 planes, bool in_place, Arena& arena)
-      : ScatterRoutes(p, tile, p.inner < kAcross ? smaller(kPlanesTogether, planes) : 1, in_place,
-                      arena, std::make_index_sequence<kPlanesTogether>{}) {}
+      : ScatterRoutes(p, tile, p.inner < kTapsAcrossLanes ? smaller(kPlanesTogether, planes) : 1,
+                      in_place, arena, std::make_index_sequence<kPlanesTogether>{}) {}
 
   void run(const View& gy, const View& routing, Dense gx, i64 first, i64 last) {
     if (!ready_) prepare();
@@ -85,7 +85,7 @@ class ScatterRoutes {
     for (const Axis& a : p.axis) {
       all *= static_cast<double>(a.in + (a.kernel - 1) * a.dilation + (a.lo < 0 ? -a.lo : a.lo));
     }
-    return all < 0x1p30 && p.places <= 1 << 16;
+    return all < 0x1p30 && p.taps <= 1 << 16;
   }
 
   void prepare() {
@@ -147,15 +147,15 @@ class ScatterRoutes {
     const auto next = static_cast<Index>(next_), line = static_cast<Index>(line_);
     const auto slice = static_cast<Index>(slice_);
     const auto inputs = static_cast<u32>(own.sums.last() - own.sums.first());
-    const auto taps = static_cast<u32>(p_.places);
+    const auto taps = static_cast<u32>(p_.taps);
     const T* const gradients = own.g + begin;
     const R* const routes = own.r + begin;
     const Index* const columns = columns_ + begin;
-    sweep_lanes<Index>(n, [&](auto w, i64 i) {
+    overlapping_lanes<Index>(n, [&](auto w, i64 i) {
       using V = Vec<Index, w()>;
       using G = Vec<T, w()>;
       const auto tap = convert<u32>(load<Vec<R, w()>>(routes + i));
-      prefetch(gradients + i + kAhead<T>), prefetch(routes + i + kAhead<R>);
+      prefetch(gradients + i + kPrefetchElements<T>), prefetch(routes + i + kPrefetchElements<R>);
       // A half is added, so that rounding cannot change the integer part.
       const auto quotient = [](V of, float by) {
         return convert<Index>((convert<float>(of) + 0.5f) * by);
@@ -179,7 +179,7 @@ class ScatterRoutes {
       const i64 tap = static_cast<i64>(own.r[i]), down = tap / p_.axis[2].kernel;
       const i64 column = start_of(p_.axis[2], outs_.lo + i / p_.inner) * p_.inner + i % p_.inner;
       const i64 to = from + column + tap * next_ + down * line_ + down / p_.axis[1].kernel * slice_;
-      if (tap < p_.places && to >= 0 && to < inputs) own.first_sum[to] += own.g[i];
+      if (tap < p_.taps && to >= 0 && to < inputs) own.first_sum[to] += own.g[i];
     }
   }
 
@@ -219,7 +219,7 @@ void follow_routes(const Plan& p, const Tile& tile, const View& x, const char* t
             const u32 tap = *r, line = tap / kw;
             const i64 d = input(0, od, line / kh), h = input(1, oh, line % kh);
             const i64 w = input(2, o, tap % kw);
-            const bool valid = tap < p.places && d >= 0 && d < p.axis[0].in && h >= 0 &&
+            const bool valid = tap < p.taps && d >= 0 && d < p.axis[0].in && h >= 0 &&
                                h < p.axis[1].in && w >= 0 && w < p.axis[2].in;
             *to = T(0);
             if (valid) {
@@ -247,7 +247,7 @@ void routes_to_indices(const Plan& p, const Tile& tile, const View& routing, con
         const i64 start = row * p.axis[2].in + start_of(p.axis[2], o);
         for (i64 c = 0; c < p.inner; ++c, ++r) {
           const R tap = *r;  // read once: another thread may change it
-          *to++ = tap < p.places ? start + taps[tap] : -1;
+          *to++ = tap < p.taps ? start + taps[tap] : -1;
         }
       }
     }

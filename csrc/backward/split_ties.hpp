@@ -15,7 +15,7 @@ void each_tap(const Plan& p, i64 lo, i64 hi, i64 first_tap, F&& each) {
   for (i64 o = lo; o < hi; ++o) {
     const Span s = span_of(p.axis[2], o);
     for (i64 t = 0; t < s.taps; ++t) {
-      const i64 tap = first_tap + s.place + t, w = s.begin + t * p.axis[2].dilation;
+      const i64 tap = first_tap + s.first_tap + t, w = s.begin + t * p.axis[2].dilation;
       for (i64 c = 0; c < p.inner; ++c) each((o - lo) * p.inner + c, tap, w * p.inner + c);
     }
   }

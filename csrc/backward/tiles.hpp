@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "base/scratch.hpp"
-#include "geometry/tile.hpp"
 #include "geometry/view.hpp"
 #include "simd/prefetch.hpp"
 
@@ -54,7 +53,7 @@ class Phases {
   // Interleaves phases: row[start + i * s] = sums[i]; columns beyond `valid` are zero.
   POOLGRAD_LOOP void store(T* row) const {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
-    if (pairs) zip(phases_[even()].sums, phases_[1 - even()].sums, row, pairs);
+    if (pairs) interleave_rows(phases_[even()].sums, phases_[1 - even()].sums, row, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
       const StoredPhase& own = phases_[phase];
       for (i64 i = pairs; i < own.valid; ++i) row[own.start + i * s] = own.sums[i];
@@ -65,7 +64,7 @@ class Phases {
   // Divides a row into phases; elements without a column are `fill`.
   POOLGRAD_LOOP void load(const T* row, T fill) {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
-    if (pairs) unzip(row, phases_[even()].sums, phases_[1 - even()].sums, pairs);
+    if (pairs) deinterleave_row(row, phases_[even()].sums, phases_[1 - even()].sums, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
       const StoredPhase& own = phases_[phase];
       T* const begin = sums_ + phase * length_;
@@ -126,7 +125,7 @@ class InverseTaps {
       begins_[i - lo_] = count;
       const Range outs = covering(a_, i);
       for (i64 o = outs.lo; o < outs.hi; ++o) {
-        const i64 tap = place_of(a_, span_of(a_, o), i);
+        const i64 tap = tap_of(a_, span_of(a_, o), i);
         if (tap >= 0) all_[count++] = {o, tap};
       }
     }
@@ -154,9 +153,9 @@ class TapOffsets {
         depth_(depth * p.axis[0].dilation),
         height_(height * p.axis[1].dilation),
         width_(width * p.axis[2].dilation),
-        table_(p.places <= smaller(kMaxTable, p.outer * p.out_plane()) ? arena.take<i64>(p.places)
-                                                                       : nullptr),
-        taps_(p.places) {}
+        table_(p.taps <= smaller(kMaxTable, p.outer * p.out_plane()) ? arena.take<i64>(p.taps)
+                                                                     : nullptr),
+        taps_(p.taps) {}
 
   void fill() {
     for (i64 k = 0; table_ && k < taps_; ++k) table_[k] = compute(k);

@@ -30,7 +30,7 @@ struct PowerWeight {
     const V size = x < A(0) ? -x : x, one = V{} + A(1), m = of.residuals[0];
     V power = one;
     if (whole > 1) {
-      power = whole_power(size == m ? one : size / m, whole - 1);
+      power = integer_power(size == m ? one : size / m, whole - 1);
     } else if (whole == 0) {
       const V z = (of.theta - A(1)) * log_ratio<A, W>(size, m);
       power = size == m ? one : exponential<A, W>(z);
@@ -159,10 +159,10 @@ class WeightedBackward {
         }
         const Range depths = covering(depth, d), heights = covering(height, h);
         for (i64 od = depths.lo; od < depths.hi; ++od) {
-          const i64 kd = place_of(depth, span_of(depth, od), d);
+          const i64 kd = tap_of(depth, span_of(depth, od), d);
           if (kd < 0) continue;
           for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
-            const i64 kh = place_of(height, span_of(height, oh), h);
+            const i64 kh = tap_of(height, span_of(height, oh), h);
             if (kh < 0) continue;
             read_outputs(from, plane, od, oh);
             const i64 tap = (kd * height.kernel + kh) * width.kernel;
@@ -221,7 +221,7 @@ class WeightedBackward {
   // The same for neighbouring taps of one window: x[t] is tap `tap` + t.
   template <class Weight>
   POOLGRAD_LOOP void add_window(A* to, const A* x, i64 output, i64 n, u32 tap) const {
-    long_lanes<A>(n, [&](auto w, i64 t, auto how) {
+    masked_lanes<A>(n, [&](auto w, i64 t, auto how) {
       using V = Vec<A, w()>;
       auto of = operands<Weight::kResiduals, V, Vec<u32, w()>>(
           [&](const A* row) { return V{} + row[output]; });
@@ -250,7 +250,7 @@ class WeightedBackward {
       const i64 skip = larger(0, ceil_div(lo - s.begin, width.dilation));
       const i64 end = smaller(s.taps, ceil_div(hi - s.begin, width.dilation));
       const auto at = [&](i64 t) { return (s.begin + t * width.dilation - lo) * inner; };
-      const auto tap_at = [&](i64 t) { return static_cast<u32>(tap + s.place + t); };
+      const auto tap_at = [&](i64 t) { return static_cast<u32>(tap + s.first_tap + t); };
       if (inner == 1 && width.dilation == 1 && end > skip) {
         (this->*loops_.window)(row + at(skip), x + at(skip), o - outs.lo, end - skip, tap_at(skip));
       } else {

@@ -18,25 +18,26 @@
 namespace poolgrad {
 namespace {
 
-constexpr std::size_t kPage = std::size_t{2} << 20;  // a huge page, where the system has them
+constexpr std::size_t kPage = std::size_t{2} << 20;  // a huge page of x86-64
 
-struct Block {
+struct MemoryBlock {
   char* data;
   std::size_t size;
 };
 
-// Everything that the cache stores. `blocks` has room for every block that exists, so that
-// returning one never allocates.
+// The state of the cache. `blocks` has capacity for every block that exists, so that returning one
+// never allocates.
 struct Cache {
   std::mutex mutex;
-  std::vector<Block> blocks;  // unused ones, the longest unused first
-  std::size_t live = 0;       // blocks in use
+  std::vector<MemoryBlock> blocks;  // unused ones, the longest unused first
+  std::size_t live = 0;             // blocks in use
   std::size_t used = 0, kept = 0, limit = 0;
 
+  // Frees unused blocks, oldest first, until at most `most` bytes are kept.
   void drop(std::size_t most) {
     std::size_t count = 0;
     while (kept > most) {
-      const Block& oldest = blocks[count++];
+      const MemoryBlock& oldest = blocks[count++];
       kept -= oldest.size;
       std::free(oldest.data);
     }
@@ -68,14 +69,14 @@ const bool fork_waits = [] {
 char* fresh(std::size_t size) {
   void* data = std::aligned_alloc(kPage, size);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  if (data) madvise(data, size, MADV_HUGEPAGE);  // fewer pages to clear; no matter if refused
+  if (data) madvise(data, size, MADV_HUGEPAGE);  // fewer page faults; may fail
 #endif
   return static_cast<char*>(data);
 }
 
-// What is larger stays in no cache anyway: the last cache of AMD's processors from Zen 5 on. Others
-// are not known to write well past their caches.
-std::size_t longest_cached() {
+// Results above this size are written by non-temporal stores: the size of the last-level cache on
+// AMD's processors from Zen 5 on, where such stores are known to gain; infinite on others.
+std::size_t default_stream_limit() {
 #if defined(__x86_64__)
   constexpr unsigned kZen5 = 0x1A, kCaches = 0x8000001D, kLast = 3;
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -91,7 +92,7 @@ std::size_t longest_cached() {
   return SIZE_MAX;
 #endif
 }
-std::size_t stream_limit = longest_cached();  // changed while the module is loaded, not later
+std::size_t stream_limit = default_stream_limit();  // changed while the module is loaded, not later
 
 }  // namespace
 
@@ -100,13 +101,13 @@ void limit_streams(std::size_t bytes) { stream_limit = bytes; }
 
 CachedBlock::CachedBlock(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
   if (bytes > SIZE_MAX - kPage) throw std::bad_alloc();
-  const std::size_t wanted = (bytes + kPage - 1) / kPage * kPage;
+  const std::size_t rounded = (bytes + kPage - 1) / kPage * kPage;
   const Locked cache;
   cache->blocks.reserve(cache->blocks.size() + cache->live + 1);
   const auto none = cache->blocks.end();
   auto best = none;
   for (auto block = cache->blocks.begin(); block != none; ++block) {
-    const bool fits = block->size >= wanted && block->size / 2 <= wanted;
+    const bool fits = block->size >= rounded && block->size / 2 <= rounded;
     if (fits && (best == none || block->size <= best->size)) best = block;
   }
   if (best != none) {
@@ -115,13 +116,13 @@ CachedBlock::CachedBlock(std::size_t bytes) : data_(nullptr), bytes_(bytes), siz
     cache->kept -= size_;
     cache->blocks.erase(best);
   } else {
-    data_ = fresh(wanted);
+    data_ = fresh(rounded);
     if (!data_) {
       cache->drop(0);
-      data_ = fresh(wanted);
+      data_ = fresh(rounded);
     }
     if (!data_) throw std::bad_alloc();
-    size_ = wanted;
+    size_ = rounded;
   }
   cache->used += size_;
   ++cache->live;

@@ -1,6 +1,6 @@
-// Cache of memory for large results, and the size from which results are written by non-temporal
-// stores. Fresh memory costs more than most poolings: the system clears each page when it is first
-// written (page fault).
+// Caches memory for large results, and stores the size from which results are written by
+// non-temporal stores. Fresh memory costs more than most poolings: the system clears each page when
+// it is first written (page fault).
 #pragma once
 
 #include <cstddef>
@@ -26,14 +26,14 @@ class CachedBlock {
 };
 
 struct CacheUse {
-  std::size_t used, kept;  // bytes of blocks that live, bytes of unused blocks
+  std::size_t used, kept;  // bytes of blocks in use, bytes of unused blocks
 };
 CacheUse cache_use();
 void limit_cache(std::size_t bytes);  // maximum of CacheUse::kept
 void empty_cache();
 
-// Whether results of so many bytes are written by non-temporal stores: those above a limit, which
-// is infinite on processors that are not known to gain by it.
+// Whether results of this size are written by non-temporal stores: sizes above a limit, which is
+// infinite on processors that are not known to gain by it.
 bool streams(std::size_t bytes);
 void limit_streams(std::size_t bytes);
 

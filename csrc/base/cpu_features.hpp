@@ -9,8 +9,8 @@
 namespace poolgrad {
 
 #if defined(__x86_64__)
-// Extensions of x86-64-v3 that GCC 12's __builtin_cpu_supports has no names for; none of them has
-// state that the operating system must save, except those of F16C, which are AVX's.
+// Extensions of x86-64-v3 for which GCC 12's __builtin_cpu_supports has no names. The operating
+// system need not save state for them beyond that of AVX.
 inline bool has_lzcnt_movbe_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   constexpr unsigned kMovbe = 1u << 22, kF16c = 1u << 29, kLzcnt = 1u << 5;

@@ -1,4 +1,3 @@
-// Chooses the instruction set whose kernels run.
 #include "base/dispatch.hpp"
 
 #include <cstdlib>
@@ -43,15 +42,15 @@ const std::vector<const Kernels*>& available_kernels() {
 const Kernels& chosen_kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
     const auto& found = available_kernels();
-    const char* wanted = std::getenv("POOLGRAD_ISA");
-    if (!wanted || !*wanted) return *found.front();
+    const char* name = std::getenv("POOLGRAD_ISA");
+    if (!name || !*name) return *found.front();
     std::string names;
     for (const Kernels* k : found) {
-      if (std::string(k->name) == wanted) return *k;
+      if (std::string(k->name) == name) return *k;
       names += (names.empty() ? "" : ", ") + std::string(k->name);
     }
     throw std::runtime_error("POOLGRAD_ISA must be one of " + names + " on this machine, got " +
-                             wanted);
+                             name);
   }();
   return chosen;
 }

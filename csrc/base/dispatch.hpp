@@ -1,4 +1,4 @@
-// The table of kernels of the instruction set that runs.
+// Chooses the instruction set whose kernels run.
 #pragma once
 
 #include <vector>
@@ -7,9 +7,9 @@
 
 namespace poolgrad {
 
-// Of each compiled instruction set that this machine has, best first.
+// The kernels of each compiled instruction set that this machine has, best first.
 const std::vector<const Kernels*>& available_kernels();
-// Of the best of these, or of the one that the environment variable POOLGRAD_ISA names.
+// The first of these, or those that the environment variable POOLGRAD_ISA names.
 const Kernels& chosen_kernels();
 
 }  // namespace poolgrad

@@ -1,6 +1,7 @@
-// Element types and the types that they are computed in: float for types of one and two bytes,
-// double for float64 and 32-bit integers, 64-bit integers for themselves. Rows are converted one by
-// one, so a kernel is compiled for two or three types and serves all.
+// Lists the element types of arrays and converts rows to and from the types that are computed in:
+// float for elements of one and two bytes and float32; double for float64 and 32-bit integers;
+// int64 (comparisons) or double (sums) for int64. So a kernel is compiled for two or three types
+// and computes all.
 #pragma once
 
 #include <limits>
@@ -56,17 +57,17 @@ namespace {
          dtype == Dtype::float64;
 }
 
-// Whether float does not represent all values of this type: they are added in double.
+// Whether elements of this type are added in double, since float does not represent all of them.
 [[maybe_unused]] inline bool is_wide(Dtype dtype) {
   return dtype == Dtype::float64 || dtype == Dtype::int32 || dtype == Dtype::uint32 ||
          dtype == Dtype::int64;
 }
 
-// The bits of floats of two bytes.
-struct Half {
+// The bits of float16 and of bfloat16.
+struct Float16 {
   std::uint16_t bits;
 };
-struct Brain {
+struct BFloat16 {
   std::uint16_t bits;
 };
 
@@ -82,26 +83,27 @@ V bits_as(W w) {
 }
 
 template <int W>
-Vec<float, W> widen_lanes(Brain, Vec<std::uint16_t, W> h) {
+Vec<float, W> widen_lanes(BFloat16, Vec<std::uint16_t, W> h) {
   return bits_as<Vec<float, W>>(convert<u32>(h) << 16);
 }
 
-// To the nearest, ties to even; a NaN stays one.
+// Rounds to the nearest, ties to even; a NaN stays a NaN.
 template <int W>
-Vec<std::uint16_t, W> narrow_lanes(Brain, Vec<float, W> f) {
+Vec<std::uint16_t, W> narrow_lanes(BFloat16, Vec<float, W> f) {
   const auto u = bits_as<Vec<u32, W>>(f);
   const auto rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
   return convert<std::uint16_t>((f != f) ? (u >> 16) | 0x40u : rounded);
 }
 
-// Conversions of float16 are exact, whatever the floating-point mode (subnormal numbers flushed to
-// zero) is; narrowing rounds to the nearest, ties to even, and makes 0x7E00 with its sign of a NaN.
+// Conversions of float16: widening is exact in every floating-point mode (subnormal numbers flushed
+// to zero); narrowing rounds to the nearest, ties to even, and converts a NaN to 0x7E00 with its
+// sign.
 #if defined(__F16C__)
 
 // 512-bit intrinsics with a mask of all lanes, because GCC 12 warns of uninitialised values in
 // those without.
 template <int W>
-Vec<float, W> widen_lanes(Half, Vec<std::uint16_t, W> h) {
+Vec<float, W> widen_lanes(Float16, Vec<std::uint16_t, W> h) {
 #if defined(__AVX512F__)
   if constexpr (W == 16)
     return bits_as<Vec<float, W>>(_mm512_maskz_cvtph_ps(0xFFFF, bits_as<__m256i>(h)));
@@ -138,7 +140,7 @@ Vec<std::uint16_t, W> round_to_half(Vec<float, W> f) {
 }
 
 template <int W>
-Vec<std::uint16_t, W> narrow_lanes(Half, Vec<float, W> f) {
+Vec<std::uint16_t, W> narrow_lanes(Float16, Vec<float, W> f) {
   using H = Vec<std::uint16_t, W>;
   const H rounded = round_to_half<W>(f),
           nan = (rounded & std::uint16_t{0x8000}) | std::uint16_t{0x7E00};
@@ -148,7 +150,7 @@ Vec<std::uint16_t, W> narrow_lanes(Half, Vec<float, W> f) {
 #else
 
 template <int W>
-Vec<float, W> widen_lanes(Half, Vec<std::uint16_t, W> h) {
+Vec<float, W> widen_lanes(Float16, Vec<std::uint16_t, W> h) {
   using U = Vec<u32, W>;
   const U u = convert<u32>(h), magnitude = u & 0x7FFFu;
   const auto integer = bits_as<Vec<std::int32_t, W>>(magnitude);
@@ -160,7 +162,7 @@ Vec<float, W> widen_lanes(Half, Vec<std::uint16_t, W> h) {
 }
 
 template <int W>
-Vec<std::uint16_t, W> narrow_lanes(Half, Vec<float, W> f) {
+Vec<std::uint16_t, W> narrow_lanes(Float16, Vec<float, W> f) {
   using U = Vec<u32, W>;
   const auto u = bits_as<U>(f);
   const U sign = (u >> 16) & 0x8000u, magnitude = u & 0x7FFFFFFFu;
@@ -174,11 +176,12 @@ Vec<std::uint16_t, W> narrow_lanes(Half, Vec<float, W> f) {
 
 #endif
 
+// Converts n elements to the type that is computed in.
 template <class S, class A>
 POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
-  } else if constexpr (std::is_same_v<S, Half> || std::is_same_v<S, Brain>) {
+  } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
     lanes<A>(n, [&](auto w, i64 i) {
       store(to + i, widen_lanes<w()>(S{}, load<Vec<std::uint16_t, w()>>(from + i)));
     });
@@ -187,12 +190,13 @@ POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n) {
   }
 }
 
-// Integers are clamped: the identity of a reduction (no input) may be outside their range.
+// Converts n numbers to elements. Integers are clamped to at most `highest`: the identity of a
+// reduction (no input) may be outside their range.
 template <class A, class S>
 POOLGRAD_LOOP void narrow_run(const A* from, S* to, i64 n, A highest) {
   if constexpr (std::is_same_v<S, A>) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(A));
-  } else if constexpr (std::is_same_v<S, Half> || std::is_same_v<S, Brain>) {
+  } else if constexpr (std::is_same_v<S, Float16> || std::is_same_v<S, BFloat16>) {
     lanes<A>(n, [&](auto w, i64 i) {
       store(to + i, narrow_lanes<w()>(S{}, load<Vec<float, w()>>(from + i)));
     });
@@ -205,31 +209,15 @@ POOLGRAD_LOOP void narrow_run(const A* from, S* to, i64 n, A highest) {
   }
 }
 
-template <class A>
-struct DtypeOf;
-template <>
-struct DtypeOf<float> {
-  static constexpr Dtype value = Dtype::float32;
-};
-template <>
-struct DtypeOf<double> {
-  static constexpr Dtype value = Dtype::float64;
-};
-template <>
-struct DtypeOf<i64> {
-  static constexpr Dtype value = Dtype::int64;
-};
-template <>
-struct DtypeOf<std::uint8_t> {
-  static constexpr Dtype value = Dtype::uint8;
-};
-template <>
-struct DtypeOf<std::uint16_t> {
-  static constexpr Dtype value = Dtype::uint16;
-};
-template <>
-struct DtypeOf<u32> {
-  static constexpr Dtype value = Dtype::uint32;
+// The dtype of arrays of elements T: float, double, i64 or an unsigned integer.
+template <class T>
+struct DtypeOf {
+  static constexpr Dtype value = std::is_same_v<T, float>    ? Dtype::float32
+                                 : std::is_same_v<T, double> ? Dtype::float64
+                                 : sizeof(T) == 8            ? Dtype::int64
+                                 : sizeof(T) == 4            ? Dtype::uint32
+                                 : sizeof(T) == 2            ? Dtype::uint16
+                                                             : Dtype::uint8;
 };
 
 // Calls f(S{}) with the type S of the elements, for the types that are computed in A.
@@ -239,9 +227,9 @@ void by_element(Dtype dtype, F&& f) {
   if constexpr (std::is_same_v<A, float>) {
     switch (dtype) {
       case Dtype::float16:
-        return f(Half{});
+        return f(Float16{});
       case Dtype::bfloat16:
-        return f(Brain{});
+        return f(BFloat16{});
       case Dtype::boolean:
       case Dtype::uint8:
         return f(std::uint8_t{});
@@ -260,7 +248,8 @@ void by_element(Dtype dtype, F&& f) {
   }
 }
 
-// Calls f(A{}) with the type A in which elements are compared (by_order) or added (by_sum).
+// Calls f(A{}) with the type A in which elements are compared (by_order) or added (by_sum), or in
+// which routes are read (by_route).
 template <class F>
 void by_order(Dtype dtype, F&& f) {
   if (dtype == Dtype::int64) f(i64{});
@@ -271,6 +260,11 @@ template <class F>
 void by_sum(Dtype dtype, F&& f) {
   if (is_wide(dtype)) f(double{});
   else f(float{});
+}
+template <class F>
+void by_route(Dtype dtype, F&& f) {
+  if (dtype == Dtype::uint8) f(std::uint8_t{});
+  else f(u32{});
 }
 
 template <class A>

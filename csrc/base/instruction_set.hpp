@@ -1,4 +1,4 @@
-// What differs between the builds of the kernels: one build for each instruction set.
+// Names the kernels of one instruction set, and lists the types that have specialised algorithms.
 #pragma once
 
 // POOLGRAD_TABLE(kernels) is kernels_avx2, kernels_avx512, ...

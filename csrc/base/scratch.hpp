@@ -1,5 +1,5 @@
-// Scratch memory: one block for each thread, reused by every call, divided among the buffers of a
-// task.
+// Allocates the buffers of a task in scratch memory: one block for each thread, reused by every
+// call.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,8 @@
 
 namespace poolgrad {
 
-// At least `bytes` of this thread's scratch, aligned to a cache line. Valid until the next call.
+// Returns at least `bytes` of this thread's scratch memory, aligned to a cache line; valid until
+// the next call.
 char* thread_scratch(std::size_t bytes);
 
 namespace {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfenv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -21,29 +20,17 @@
 namespace poolgrad {
 namespace {
 
-thread_local int own_threads = 0;       // number of `OwnThreads` guards that live
-thread_local Polled* polled = nullptr;  // what this thread polls between tasks
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kBetweenPolls{100};
+
+thread_local int own_threads = 0;           // number of `OwnThreads` guards
+thread_local Polled* polled = nullptr;      // what this thread polls between tasks
+thread_local TaskCount* counted = nullptr;  // where run_tasks() counts
 
 // Called between two tasks; does nothing on threads without a `Polled`.
 void poll() {
   if (polled && polled->due()) throw Interrupted();
 }
-
-// Computes in the floating-point environment of the calling thread (rounding, subnormal numbers
-// flushed to zero), so that a result does not depend on which thread computed it.
-class SameEnvironment {
- public:
-  explicit SameEnvironment(const std::fenv_t& callers) {
-    std::fegetenv(&before_);
-    std::fesetenv(&callers);
-  }
-  SameEnvironment(const SameEnvironment&) = delete;
-  SameEnvironment& operator=(const SameEnvironment&) = delete;
-  ~SameEnvironment() { std::fesetenv(&before_); }
-
- private:
-  std::fenv_t before_;
-};
 
 // Functions of an OpenMP library.
 struct OpenMP {
@@ -53,15 +40,15 @@ struct OpenMP {
   void (*start)(void (*member)(void*), void* context, unsigned threads, unsigned flags) = nullptr;
 };
 
-// The consecutive tasks that one thread starts with: the same in every call, and the same share as
-// in frameworks, so that the data is in the caches of that thread. Then it takes tasks of other
-// threads (work stealing).
-struct alignas(64) Share {
+// The consecutive tasks that one thread starts with: the same in every call, and those that a
+// framework gives it, so that the data is in the caches of that thread. Then the thread takes tasks
+// of other threads (work stealing).
+struct alignas(64) TaskShare {
   std::atomic<i64> next{0};
   i64 end = 0;
 };
 
-// A spin lock. Unlike std::mutex the thread that holds it may call try_lock() again: a signal
+// A spin lock. Unlike with std::mutex, the thread that holds it may call try_lock() again: a signal
 // handler that runs between two tasks may call a kernel.
 class SpinLock {
  public:
@@ -86,15 +73,21 @@ class Pool {
       body_ = body, context_ = context, threads_ = threads;
       std::fegetenv(&environment_);
       if (shares_.size() < static_cast<std::size_t>(threads)) {
-        shares_ = std::vector<Share>(static_cast<std::size_t>(threads));
+        shares_ = std::vector<TaskShare>(static_cast<std::size_t>(threads));
       }
       for (int k = 0; k < threads; ++k) {
         shares_[k].next.store(tasks * k / threads, std::memory_order_relaxed);
         shares_[k].end = tasks * (k + 1) / threads;
       }
     }
-    if (team_.start && own_threads == 0 && threads <= team_.size()) with_team();
-    else with_workers(threads);
+    if (team_.start && own_threads == 0 && threads <= team_.size()) {
+      with_team();
+    } else {
+      wake_workers(threads - 1);
+      work(0);
+      std::unique_lock<std::mutex> lock(mutex_);
+      done_.wait(lock, [this] { return running_ == 0; });
+    }
     const End end = end_.exchange(End::complete);
     if (end == End::interrupted) throw Interrupted();
     if (end == End::failed) throw std::bad_alloc();
@@ -123,24 +116,20 @@ class Pool {
       Pool* pool = static_cast<Pool*>(self);
       const int number = pool->team_.number();
       if (number >= pool->threads_) return;
-      const SameEnvironment environment(pool->environment_);
+      const FloatingPointEnvironment same(&pool->environment_);
       pool->work(number);
     };
     team_.start(member, this, 0, 0);
   }
 
-  void with_workers(int threads) {
+  void wake_workers(int count) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      grow(threads - 1);
-      wanted_ = threads - 1 < workers_ ? threads - 1 : workers_;
-      running_ = wanted_;
+      grow(count);
+      running_ = wanted_ = std::min(count, workers_);
       ++round_;
     }
     wake_.notify_all();
-    work(0);
-    std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return running_ == 0; });
   }
 
   void grow(int workers) {
@@ -153,16 +142,16 @@ class Pool {
     }
   }
 
-  void loop(int id, std::uint64_t seen) {
+  void loop(int id, std::uint64_t round) {
     for (;;) {
       {
         std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return round_ != seen; });
-        seen = round_;
+        wake_.wait(lock, [&] { return round_ != round; });
+        round = round_;
         if (id >= wanted_) continue;
       }
       {
-        const SameEnvironment environment(environment_);
+        const FloatingPointEnvironment same(&environment_);
         work(id + 1);
       }
       std::lock_guard<std::mutex> lock(mutex_);
@@ -175,7 +164,7 @@ class Pool {
   void work(int number) noexcept {
     try {
       for (int k = 0; k < threads_; ++k) {
-        Share& share = shares_[(number + k) % threads_];
+        TaskShare& share = shares_[(number + k) % threads_];
         for (i64 task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
           if (end_.load(std::memory_order_relaxed) != End::complete) return;
           poll();
@@ -197,7 +186,7 @@ class Pool {
   std::fenv_t environment_;
   void (*body_)(void*, i64) = nullptr;
   void* context_ = nullptr;
-  std::vector<Share> shares_;  // of at least `threads_` threads
+  std::vector<TaskShare> shares_;  // of at least `threads_` threads
   int threads_ = 0;
   int workers_ = 0, wanted_ = 0, running_ = 0;
   std::uint64_t round_ = 0;
@@ -218,15 +207,6 @@ Pool* the_pool() { return forks_are_safe ? pool.load() : nullptr; }
 
 OwnThreads::OwnThreads() { ++own_threads; }
 OwnThreads::~OwnThreads() { --own_threads; }
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kBetweenPolls{100};
-
-thread_local TaskCount* counted = nullptr;
-
-}  // namespace
 
 Polled::Polled(bool (*interrupted)(void*), void* context)
     : outer_(polled),
@@ -269,18 +249,12 @@ void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context) 
   }
 }
 
-namespace {
-
-struct Block {
-  char* data = nullptr;
-  std::size_t size = 0;
-  ~Block() { std::free(data); }
-};
-
-}  // namespace
-
 char* thread_scratch(std::size_t bytes) {
-  thread_local Block block;
+  static thread_local struct ScratchBlock {
+    char* data = nullptr;
+    std::size_t size = 0;
+    ~ScratchBlock() { std::free(data); }
+  } block;
   // A block larger than this is freed by the next smaller request.
   constexpr std::size_t kept = std::size_t{16} << 20;
   if (bytes > block.size || (block.size > kept && bytes <= kept)) {

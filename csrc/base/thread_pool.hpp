@@ -1,6 +1,7 @@
 // Runs tasks on the threads of a pool, or on the OpenMP threads of a framework.
 #pragma once
 
+#include <cfenv>
 #include <chrono>
 
 #include "geometry/window.hpp"
@@ -13,14 +14,15 @@ namespace poolgrad {
 // child starts a new pool.
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context);
 
-// How many tasks run_tasks() was given, and threads that had one; dry: it runs none of them.
+// The tasks of run_tasks() calls, and the maximum of the threads that had one. dry: run_tasks()
+// counts only and runs no task.
 struct TaskCount {
   i64 tasks = 0;
   int threads = 0;
   bool dry = false;
 };
 
-// From now on run_tasks() on this thread counts in `count`, unless null; returns where it did.
+// Makes run_tasks() on this thread count in `count` (null: nowhere); returns the previous one.
 TaskCount* count_tasks(TaskCount* count);
 
 // RAII guard: parallel regions started on this thread use poolgrad's pool instead of OpenMP, which
@@ -45,7 +47,7 @@ class Polled {
   Polled& operator=(const Polled&) = delete;
   ~Polled();
 
-  bool due();  // calls `interrupted` if it is time, and returns its answer
+  bool due();  // calls `interrupted` if it is time, and returns its result
 
  private:
   Polled* outer_;
@@ -59,6 +61,21 @@ class Polled {
 // and they start faster. False if the library has none. The pool is still used after a fork(),
 // which OpenMP threads do not survive, and for calls with more threads than the library has.
 bool share_threads(const char* library);
+
+// RAII guard: a floating-point environment (rounding, subnormal numbers flushed to zero).
+class FloatingPointEnvironment {
+ public:
+  explicit FloatingPointEnvironment(const std::fenv_t* environment) {
+    std::fegetenv(&before_);
+    std::fesetenv(environment);
+  }
+  FloatingPointEnvironment(const FloatingPointEnvironment&) = delete;
+  FloatingPointEnvironment& operator=(const FloatingPointEnvironment&) = delete;
+  ~FloatingPointEnvironment() { std::fesetenv(&before_); }
+
+ private:
+  std::fenv_t before_;
+};
 
 template <class F>
 void parallel_for(i64 tasks, int threads, F&& f) {

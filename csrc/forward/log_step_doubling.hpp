@@ -127,7 +127,7 @@ class WidthReduction {
       const Span s = span_of(a, o);
       const Row at = Op::at(into, (o - lo) * inner);
       if (s.taps == 0) return Op::clear(at, inner);
-      Op::fold_inputs(at, inner, row + s.begin * step_, 1, gap, s.taps, s.place);
+      Op::fold_inputs(at, inner, row + s.begin * step_, 1, gap, s.taps, s.first_tap);
     };
     const i64 first = all ? lo : full_lo, count = all ? hi - lo : full_hi - full_lo;
     if (count > 0) {
@@ -136,7 +136,8 @@ class WidthReduction {
       const Row at = Op::at(into, (first - lo) * inner);
       if (doubles_) {
         if constexpr (Op::kDoubles) double_up(from, count, at);
-      } else if (inner == 1 && (gap > 1 || a.kernel < kAcross || 2 * a.stride < a.kernel)) {
+      } else if (inner == 1 &&
+                 (gap > 1 || a.kernel < kTapsAcrossLanes || 2 * a.stride < a.kernel)) {
         Op::fold_inputs(at, count, from, a.stride * step_, gap, a.kernel, 0, a.m == 1);
       } else if (a.stride == 1 && step_ == inner) {
         Op::fold_inputs(at, count * inner, from, 1, gap, a.kernel, 0);

@@ -63,7 +63,7 @@ class PlaneMeans {
   // Adds in the order of Sum::across.
   template <i64 N>
   POOLGRAD_LOOP void across(const A* const* planes, A* sums) const {
-    constexpr i64 W = kAcross, kTogether = smaller(N, 4);
+    constexpr i64 W = kTapsAcrossLanes, kTogether = smaller(N, 4);
     for (i64 begin = 0; begin < N; begin += kTogether) {
       const A* const* plane = planes + begin;
       Vec<A, W> lane[kTogether]{};
@@ -101,8 +101,8 @@ class PlaneGradients {
     for (i64 done = 0; done < n_; done += kMaxCopiedPlane) {
       const i64 n = smaller(kMaxCopiedPlane, n_ - done);
       A* to = gx_.reserve(plane * p_.in_plane() + first_ + done, n, false);
-      sweep_lanes<A>(n, [&](auto w, i64 i) {
-        prefetch(to + i + kAhead<A>);
+      overlapping_lanes<A>(n, [&](auto w, i64 i) {
+        prefetch(to + i + kPrefetchElements<A>);
         store(to + i, Vec<A, w()>{} + share);
       });
     }

@@ -228,13 +228,13 @@ class RegisterBlocked {
     first_ = first;
     for (i64 k = 0; k < s.taps; ++k) {
       const i64 d = s.begin + k * depth.dilation;
-      const u32 first_tap = static_cast<u32>((s.place + k) * height.kernel * width.kernel);
+      const u32 first_tap = static_cast<u32>((s.first_tap + k) * height.kernel * width.kernel);
       const bool last = depth.out > 1 && oh + rows >= height.out;  // of this depth
       const i64 below = last ? -height.lo : first + rows * height.stride;
       const char* next = line_of(deep_ || last ? d + depth.stride : d, deep_ ? first : below);
       const i64 slot = d % kSlots;
       const bool cached = deep_ && cached_depths_[slot] == d,
-                 kept = deep_ && s.place + k >= depth.stride;
+                 kept = deep_ && s.first_tap + k >= depth.stride;
       if (!cached) find_lines(k, d, first, lines);
       depth_lines_[k] = {lines_at_ + k * lines_, next, first_tap,
                          cached || (k > 0 && kept) ? partials_ + slot * partial_bytes_ : nullptr,
@@ -363,7 +363,7 @@ class RegisterBlocked {
             },
             [&] {
               for (i64 b = 0; b < kShare; b += 64, next += 64)
-                deep_ ? prefetch_near(next) : prefetch(next);
+                deep_ ? prefetch_line(next) : prefetch(next);
             },
             [&](i64 q, const auto& partial) {
               const i64 row = from + q * step;

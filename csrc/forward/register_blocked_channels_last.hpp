@@ -75,13 +75,13 @@ class RegisterBlockedChannelsLast {
               POOLGRAD_UNROLL
               for (i64 t = 0; t < K; ++t) value[t] = load<V>(from + t * step);
               POOLGRAD_UNROLL
-              for (i64 t = K - S; t < K; ++t) prefetch(from + t * step + kAhead<T>);
+              for (i64 t = K - S; t < K; ++t) prefetch(from + t * step + kPrefetchElements<T>);
               from += pitch;
             },
             [] {},
             [&](i64 q, const auto& partial) {
               const auto line = to.line(q, length);
-              prefetch(line.y + at + kAhead<T>);
+              prefetch(line.y + at + kPrefetchElements<T>);
               Op::store(line, at, partial);
             });
       }

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/scratch.hpp"
-#include "geometry/tile.hpp"
 #include "geometry/view.hpp"
 #include "operators/divisor.hpp"
 #include "simd/prefetch.hpp"
@@ -111,7 +110,7 @@ class Reader {
     if (key > prefetched) {
       prefetched = key;
       const i64 at = (d * x_.depth + h * x_.height + lo_ * x_.width) * size_of(x_.dtype);
-      prefetch(plane_ + at + kAheadBytes, bytes_);
+      prefetch(plane_ + at + kPrefetchBytes, bytes_);
     }
     if (direct_) return at(d, h);
     const i64 slot = (d & depth_mask_) * (height_mask_ + 1) + (h & height_mask_);

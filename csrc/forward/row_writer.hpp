@@ -30,7 +30,8 @@ class RowWriter {
     if (!to_.data) return nullptr;
     if (!buffer_) {
       T* here = as<T>(to_, first);
-      if (prefetches) prefetch(here + larger(n, kAhead<T>), n * static_cast<i64>(sizeof(T)));
+      if (prefetches)
+        prefetch(here + larger(n, kPrefetchElements<T>), n * static_cast<i64>(sizeof(T)));
       return here;
     }
     if (first != first_ + count_ || count_ >= kChunk) {
@@ -62,10 +63,10 @@ class RowWriter {
     if (!to_.data) return;
     if (buffer_) return write(to_, first, from, n);
     T* to = as<T>(to_, first);
-    sweep_lanes<T>(n, [&](auto w, i64 i) {
+    overlapping_lanes<T>(n, [&](auto w, i64 i) {
       const auto values = load<Vec<T, w()>>(from + i);
       if (streams) return store_nontemporal(to + i, values);
-      prefetch(to + i + kAhead<T>);
+      prefetch(to + i + kPrefetchElements<T>);
       store(to + i, values);
     });
   }

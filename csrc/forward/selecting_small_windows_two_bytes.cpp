@@ -7,9 +7,11 @@ namespace poolgrad {
 void POOLGRAD_TABLE(select_small_two_bytes)(const Work& work, Algorithm algorithm, Select which,
                                             const View& x, Dense y, Dense routes) {
   if (x.dtype == Dtype::float16)
-    reduce<TwoByteMax<Half, true>, TwoByteMax<Half, false>>(work, algorithm, x, y, routes, which);
+    reduce<TwoByteMax<Float16, true>, TwoByteMax<Float16, false>>(work, algorithm, x, y, routes,
+                                                                  which);
   else
-    reduce<TwoByteMax<Brain, true>, TwoByteMax<Brain, false>>(work, algorithm, x, y, routes, which);
+    reduce<TwoByteMax<BFloat16, true>, TwoByteMax<BFloat16, false>>(work, algorithm, x, y, routes,
+                                                                    which);
 }
 
 }  // namespace poolgrad

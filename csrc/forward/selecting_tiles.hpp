@@ -18,7 +18,7 @@ POOLGRAD_LOOP void pack_by(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
   const R* end = to + rows * n;
   for (i64 row = 0; row < rows; ++row, from += pitch, to += n) {
     for (i64 i = 0; i < n; i += W) {
-      if constexpr (sizeof(R) * W >= 64) prefetch(to + i + kAhead<R>);
+      if constexpr (sizeof(R) * W >= 64) prefetch(to + i + kPrefetchElements<R>);
       if (to + i + W <= end) store(to + i, convert<R>(load<V>(from + i)));
       else std::transform(from + i, from + n, to + i, [](T v) { return static_cast<R>(v); });
     }
@@ -44,7 +44,7 @@ POOLGRAD_LOOP void finish(Select which, T* y, R* routes, i64 n) {
   }
   if constexpr (Rectifies<Op>) {
     if (which != Select::rectified) return;
-    sweep_lanes<T>(n, [&](auto w, i64 i) {
+    overlapping_lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       using P = Vec<R, w()>;
       const V value = load<V>(y + i);

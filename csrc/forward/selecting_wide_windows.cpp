@@ -12,12 +12,12 @@ void reduce(const Work& work, Algorithm algorithm, Select which, const View& x, 
   const bool negate = which == Select::smallest, holes = WithRoutes && has_empty_windows(p);
   using Transposed = TransposedPlanes<float, WithRoutes>;
   if (algorithm == Algorithm::transposed_planes) {
-    return over_outputs_of_planes(
-        work, Transposed::W,
-        [&](const Tile&, Arena& arena) { return Transposed(p, x, y, routes, negate, arena); },
+    return over_outputs(
+        work, [&](const Tile&, Arena& arena) { return Transposed(p, x, y, routes, negate, arena); },
         [&](Transposed& state, i64 first, i64 last, const Tile&) {
           state.make(first, last, which, holes, [&](i64 plane) { left[plane] = true; });
-        });
+        },
+        false, Transposed::W);
   }
   using State = WideWindowsState<float, WithRoutes>;
   over_outputs(

@@ -122,11 +122,11 @@ class Separable {
       Op::clear(into, n_);
       return into;
     }
-    if (s.taps == 1 && s.place == 0 && !cache.shared) return make(s.begin, into);
+    if (s.taps == 1 && s.first_tap == 0 && !cache.shared) return make(s.begin, into);
     const auto cached = [&](int level, i64 index) {
       return cached_row(cache, a, level, index, key, line, below, make);
     };
-    if (s.taps == 1 && s.place == 0) return cached(0, s.begin);
+    if (s.taps == 1 && s.first_tap == 0) return cached(0, s.begin);
     if (cache.max_level > 0) return compose(a, s, below, into, cached);
     in_groups<Op>(s.taps, [&](auto size, auto first, i64 begin) {
       Row rows[kMaxFolded];
@@ -134,7 +134,7 @@ class Separable {
         const i64 index = s.begin + (begin + t) * a.dilation;
         rows[t] = cache.shared ? cached(0, index) : copy_to(make, index, cache.at(0, t, line).row);
       }
-      Op::fold_rows(into, n_, rows, (s.place + begin) * below, below, size, first);
+      Op::fold_rows(into, n_, rows, (s.first_tap + begin) * below, below, size, first);
     });
     return into;
   }
@@ -174,9 +174,9 @@ class Separable {
   template <class Cached>
   Row compose(const Axis& a, const Span& s, i64 below, Row into, Cached& cached) {
     int level = log2_floor(s.taps);
-    const i64 rest = s.taps - (i64{1} << level), tap = s.place * below;
+    const i64 rest = s.taps - (i64{1} << level), tap = s.first_tap * below;
     const Row first = cached(level, s.begin);
-    if (rest == 0 && s.place == 0) return first;
+    if (rest == 0 && s.first_tap == 0) return first;
     if (rest == 0) {
       Op::fold_rows(into, n_, &first, tap, 0, group_size<Op, 1>(), is_first<Op, true>());
     } else if constexpr (Op::kIdempotent) {

@@ -16,7 +16,7 @@ POOLGRAD_INLINE void transpose(V (&square)[W]) {
   for (int done = 1; done < W; done *= 2) {
     V next[W];
     POOLGRAD_UNROLL
-    for (int k = 0; k < W / 2; ++k) riffle(square[k], square[k + W / 2], next + 2 * k);
+    for (int k = 0; k < W / 2; ++k) interleave(square[k], square[k + W / 2], next + 2 * k);
     POOLGRAD_UNROLL
     for (int k = 0; k < W; ++k) square[k] = next[k];
   }
@@ -62,7 +62,7 @@ class TransposedPlanes {
 
  private:
   static_assert(kMaxTransposedBytes / kVectorBytes <=
-                kWorthAThread / kPartsAThread);  // so that no task has a part of a plane
+                kElementsPerThread / kPartsPerThread);  // so that no task has a part of a plane
 
   static bool is_as_it_is(const View& x) { return x.dtype == DtypeOf<T>::value; }
 

@@ -18,8 +18,8 @@ inline constexpr i64 kChannelsLastElements =
 template <i64 S, class V, class T>
 POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
   if constexpr (S == 1) return load<V>(from + t * step);
-  else if constexpr (S == 2) return load_second<V>(from + t, t > 0);
-  else return load_third<V>(from, t);
+  else if constexpr (S == 2) return load_stride_2<V>(from + t, t > 0);
+  else return load_stride_3<V>(from, t);
 }
 
 // Whether Op has code for square windows of finite inputs whose other settings are compile-time
@@ -151,7 +151,7 @@ class Unrolled {
       }
     }
     for (i64 i = 0; i < depth.kernel; ++i) {
-      prefetch(at + i * depth.dilation * x_.depth + kAhead<T>,
+      prefetch(at + i * depth.dilation * x_.depth + kPrefetchElements<T>,
                height.stride * x_.height * static_cast<i64>(sizeof(T)));
     }
     const i64 n = tile_.hi[2] - tile_.lo[2];
@@ -225,7 +225,7 @@ class Unrolled {
     const Axis &depth = p.axis[0], &height = p.axis[1], &width = p.axis[2];
     const i64 edges = width.full_lo + width.out - width.full_hi;
     const i64 copied = (depth.out > 1 ? depth.kernel : 1) * smaller(height.stride, height.kernel);
-    return p.inner == 1 && 5 * edges * (p.places + 8) > copied * (width.in / 16 + 16);
+    return p.inner == 1 && 5 * edges * (p.taps + 8) > copied * (width.in / 16 + 16);
   }
 
   static ReadOptions<T> reading(const Plan& p, bool negate) {
@@ -239,7 +239,7 @@ class Unrolled {
     const Axis& a = p_.axis[2];
     const Span s = span_of(a, o);
     if (s.taps == 0) return Op::clear(to, p_.inner);
-    const i64 n = list_taps(s.begin, s.taps, a.dilation, s.place);
+    const i64 n = list_taps(s.begin, s.taps, a.dilation, s.first_tap);
     sweep_next(to, p_.inner, 0, {taps_, n, s.taps});
   }
 
@@ -284,7 +284,7 @@ class Unrolled {
     if constexpr (Heavy<Op>) {
       if (n < kLanes) return sweep_part(to, n, offset, taps, 1, 1);
     }
-    sweep(to, n, offset, taps, Next{0}, Const<1>{});
+    sweep(to, n, offset, taps, StrideOne{0}, Const<1>{});
   }
 
   // together: the number of neighbours that are loaded at each tap; 0: each tap is one input.
@@ -304,13 +304,15 @@ class Unrolled {
       if (n < kLanes) return sweep_part(to, n, offset, taps, step, larger(1, together));
     }
     if constexpr (kReadsTogether) {
-      if (together == 2 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<2>{});
-      if (together == 3 && step == 2) return sweep(to, n, offset, taps, Second{true}, Const<3>{});
-      if (together == 2) return sweep(to, n, offset, taps, Next{1}, Const<2>{});
-      if (together == 3) return sweep(to, n, offset, taps, Next{1}, Const<3>{});
+      if (together == 2 && step == 2)
+        return sweep(to, n, offset, taps, StrideTwo{true}, Const<2>{});
+      if (together == 3 && step == 2)
+        return sweep(to, n, offset, taps, StrideTwo{true}, Const<3>{});
+      if (together == 2) return sweep(to, n, offset, taps, StrideOne{1}, Const<2>{});
+      if (together == 3) return sweep(to, n, offset, taps, StrideOne{1}, Const<3>{});
     }
-    if (step == 1) sweep(to, n, offset, taps, Next{0}, Const<1>{});
-    else sweep(to, n, offset, taps, Apart{step, 0}, Const<1>{});
+    if (step == 1) sweep(to, n, offset, taps, StrideOne{0}, Const<1>{});
+    else sweep(to, n, offset, taps, AnyStride{step, 0}, Const<1>{});
   }
 
   // Computes outputs from taps at `offset`, at each of which `width` neighbours are loaded.
@@ -358,7 +360,7 @@ class Unrolled {
     if constexpr (Heavy<Op>) {
       for (i64 i = 0; i < n; i += kLanes) make(Const<kLanes>{}, smaller(i, n - kLanes));
     } else {
-      sweep_lanes<T>(n, make);
+      overlapping_lanes<T>(n, make);
     }
   }
 
@@ -367,7 +369,7 @@ class Unrolled {
                                        i64 width) {
     using V = Vec<T, kLanes>;
     const auto input = [&](i64 r, i64 t) {
-      return Part{n}.template load<V>(taps.list[r].at + offset + t, step);
+      return FirstLanes{n}.template load<V>(taps.list[r].at + offset + t, step);
     };
     auto partial = Op::template first<V>(input(0, 0), taps.list[0].tap_index);
     for (i64 r = 0; r < taps.count; ++r) {

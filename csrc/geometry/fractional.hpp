@@ -1,5 +1,6 @@
-// Computes where the windows of fractional pooling begin (Graham 2014), in the arithmetic of the
-// samples' type, as PyTorch does, so that the same samples give the same windows.
+// Computes where the windows of fractional pooling begin (Graham, Fractional Max-Pooling, 2014), in
+// the arithmetic of the samples' type as PyTorch does, so that the same samples give the same
+// windows.
 #pragma once
 
 #include <stdexcept>
@@ -10,7 +11,7 @@
 namespace poolgrad {
 namespace {
 
-// Rounds to the samples' type after each operation, as arithmetic in that type does.
+// Rounds a result to the samples' type.
 template <class S, class A>
 A rounded(A value) {
   if constexpr (std::is_same_v<S, A>) {
@@ -23,6 +24,7 @@ A rounded(A value) {
   }
 }
 
+// Writes the first input of each window along one axis.
 template <class S, class A>
 void window_table(const Axis& a, A sample, i64* begins) {
   const auto in_type = [](A value) { return rounded<S>(value); };
@@ -38,12 +40,12 @@ void window_table(const Axis& a, A sample, i64* begins) {
   begins[a.out - 1] = last;
 }
 
-// For each plane, axis after axis, where windows begin. samples: for each plane one number for each
-// axis; of two axes the last one's comes first, as in PyTorch.
+// Returns the tables of all planes, axis after axis. samples: for each plane one number for each
+// axis; with two axes that of the last axis is the first, as in PyTorch.
 [[maybe_unused]] inline std::vector<i64> window_tables(const Plan& p, Dtype dtype,
                                                        const char* samples, int dims) {
   i64 length = 0;
-  for (const Axis& a : p.axis) length += a.placed ? a.out : 0;
+  for (const Axis& a : p.axis) length += a.fractional ? a.out : 0;
   std::vector<i64> tables(static_cast<std::size_t>(length * p.outer));
   i64* next = tables.data();
   const auto fill = [&](auto s, auto zero) {
@@ -52,7 +54,7 @@ void window_table(const Axis& a, A sample, i64* begins) {
     for (i64 plane = 0; plane < p.outer; ++plane) {
       int taken = 0;
       for (const Axis& a : p.axis) {
-        if (!a.placed) continue;
+        if (!a.fractional) continue;
         const int which = dims == 2 ? 1 - taken : taken;
         ++taken;
         A sample;

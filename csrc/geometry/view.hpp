@@ -1,4 +1,4 @@
-// A strided array of any dtype, read row by row.
+// Reads strided arrays of any dtype row by row.
 #pragma once
 
 #include "base/dtype.hpp"
@@ -7,13 +7,19 @@ namespace poolgrad {
 
 inline constexpr int kMostAxes = 64;
 
-// Strides in elements. Contiguous leading axes are merged.
+// A strided array; strides in elements. Contiguous leading axes are merged.
 struct View {
   const char* data = nullptr;
   Dtype dtype = Dtype::float32;
   i64 depth = 0, height = 0, width = 0, inner = 0;
   int outer_axes = 0;
   i64 outer_size[kMostAxes], outer_stride[kMostAxes];
+};
+
+// A real number, or one for each channel, in the type of the arithmetic (float or double).
+struct Parameter {
+  const void* values = nullptr;
+  i64 count = 1;
 };
 
 namespace {
@@ -27,13 +33,14 @@ namespace {
   return v.outer_axes ? offset + index * v.outer_stride[0] : 0;
 }
 
-// Where plane `index` begins.
+// The first element of plane `index`.
 [[maybe_unused]] inline const char* plane_of(const View& v, i64 index) {
   return v.data + outer_offset(v, index) * size_of(v.dtype);
 }
 
+// Copies n columns of a row, converted, to contiguous memory.
 template <class S, class A>
-void gather(const S* from, i64 n, i64 width, i64 inner, i64 inner_stride, A* to) {
+void copy_columns(const S* from, i64 n, i64 width, i64 inner, i64 inner_stride, A* to) {
   const bool packed = inner == 1 || inner_stride == 1;
   if (packed && (width == inner || n == 1)) return widen_run(from, to, n * inner);
   for (i64 w = 0; w < n; ++w) {
@@ -46,8 +53,8 @@ void gather(const S* from, i64 n, i64 width, i64 inner, i64 inner_stride, A* to)
   }
 }
 
-// Row (d, h), columns [lo, hi), of a plane, as numbers of type A: where it lies, if it lies in one
-// piece as such, else in `buffer`. The pointer is to column `lo`.
+// Returns columns [lo, hi) of row (d, h) of a plane as numbers of type A: a pointer into the array
+// if they are contiguous and of type A there, else a copy in `buffer`.
 template <class A>
 POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d, i64 h, i64 lo,
                               i64 hi, A* buffer) {
@@ -57,35 +64,49 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
   if (packed && v.dtype == DtypeOf<A>::value) return reinterpret_cast<const A*>(row);
   by_element<A>(v.dtype, [&](auto s) {
     using S = decltype(s);
-    gather(reinterpret_cast<const S*>(row), n, v.width, inner, v.inner, buffer);
+    copy_columns(reinterpret_cast<const S*>(row), n, v.width, inner, v.inner, buffer);
   });
   return buffer;
 }
 
-// Whether all inputs of an axis, of which no windows are elsewhere, are one window.
-[[maybe_unused]] inline bool is_whole(const Axis& a) {
+// Whether an axis has one window, which holds all inputs.
+[[maybe_unused]] inline bool is_global(const Axis& a) {
   return a.regular() && a.m == 1 && a.in == a.n && a.kernel == a.in && a.lo == 0 && a.dilation == 1;
 }
 
-// Whether each input of an axis is a window.
-[[maybe_unused]] inline bool is_single(const Axis& a) {
+// Whether each input of an axis is a window of its own.
+[[maybe_unused]] inline bool is_pointwise(const Axis& a) {
   return a.regular() && a.kernel == 1 && a.stride == 1 && a.lo == 0 && a.out == a.in;
 }
 
-// The same windows with the height, or depth and height, made part of the width, where one window
-// holds the whole of them, or each of their inputs is one, and they lie one behind the other.
+// Returns the same windows with height, or depth and height, merged into the width, where the axes
+// are contiguous and either all global or all pointwise.
 [[maybe_unused]] inline Plan flattened(Plan p, const View& x) {
   Axis& width = p.axis[2];
   for (int k = 1; k >= 0; --k) {
     Axis& a = p.axis[k];
-    const bool whole = is_whole(width) && is_whole(a), single = is_single(width) && is_single(a);
-    if (!whole && !single) break;
+    const bool global = is_global(width) && is_global(a);
+    if (!global && !(is_pointwise(width) && is_pointwise(a))) break;
     if (a.in > 1 && (k == 1 ? x.height : x.depth) != width.in * x.width) break;
     width.n = width.in *= a.in, width.m = width.out *= a.out, width.kernel *= a.kernel;
     width = regular_axis(width, 1, 0, 0, 1);
     a = Axis{};
   }
   return p;
+}
+
+// Writes the values of a parameter in a plane: `outputs` times one for each channel of the inner
+// axis. Magnitudes below `least` become `least`, with their sign.
+template <class A>
+void fill_parameter(const Plan& p, Parameter from, i64 plane, i64 outputs, A* row, A least = 0) {
+  const A* values = static_cast<const A*>(from.values);
+  for (i64 o = 0; o < outputs; ++o) {
+    for (i64 c = 0; c < p.inner; ++c) {
+      const A value = values[(p.inner_is_channel ? c : plane) % from.count];
+      const bool near = value < least && -value < least;
+      row[o * p.inner + c] = near ? (value < A(0) ? -least : least) : value;
+    }
+  }
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
-// Geometry of windows: along one axis, and in a whole array.
+// Computes which inputs each window holds: along one axis, and in a whole array.
 #pragma once
 
 #include <cstdint>
 
-// Inner loops, and constructors of per-task state, are compiled once, not into each of their
-// callers: a kernel file stays small.
+// For inner loops and constructors of per-task state: compiled once, not into each of their
+// callers, which keeps the machine code small.
 #define POOLGRAD_LOOP __attribute__((noinline))
-// What they are made of is compiled into each: a call would cost as much as its work.
+// For the steps of inner loops: a call would cost as much as its work.
 #define POOLGRAD_INLINE inline __attribute__((always_inline))
 #define POOLGRAD_UNROLL _Pragma("GCC unroll 32")
 
@@ -20,51 +20,51 @@ inline constexpr u32 kNowhere = 0xFFFFFFFFu;
 
 // The valid inputs of one window along one axis: begin, begin + dilation, ... (`taps` of them).
 struct Span {
-  i64 begin;   // first valid input
-  i64 place;   // its tap index
-  i64 taps;    // valid inputs of the window
-  i64 extent;  // taps inside the padded input
+  i64 begin;      // first valid input
+  i64 first_tap;  // its tap index
+  i64 taps;       // valid inputs of the window
+  i64 extent;     // taps inside the padded input
 };
 
-// Windows along one axis: of one size at equal distances, adaptive bins (which may overlap), or of
-// one size where a table says (fractional pooling: another table for each plane). The first two are
-// computed when asked for, so that an axis costs no memory however long it is.
+// Windows along one axis: fixed (of one size, at equal distances), adaptive (bins, which may
+// overlap) or fractional (of one size, at the positions of a table, which differs from plane to
+// plane). Fixed and adaptive windows are computed one by one (span_of): they need no memory,
+// however long the axis is.
 struct Axis {
   i64 in = 1, out = 1;
-  i64 kernel = 1, stride = 1, lo = 0, hi = 0, dilation = 1;
+  i64 kernel = 1, stride = 1, lo = 0, hi = 0, dilation = 1;  // lo, hi: padding
   i64 full_lo = 0, full_hi = 1;  // outputs whose window holds `kernel` valid inputs, evenly spaced
   bool overlap = false;          // some input lies in more than one window
-  bool adaptive = false;         // bins: see below
-  bool placed = false;           // windows begin where a table says,
-  const i64* table = nullptr;    // in ascending order
-  // Bin b holds the inputs from floor(b * n / bins) to ceil((b + 1) * n / bins).
+  bool adaptive = false, fractional = false;
+  const i64* table = nullptr;  // fractional: the first input of each window, in ascending order
+  // Adaptive: bin b holds the inputs from floor(b * n / bins) to ceil((b + 1) * n / bins).
   i64 bins = 1;
-  // Some of m windows over n inputs, which are treated as all are: output 0 is number `first`,
-  // input 0 number `before`.
+  // An axis may be a slice of a larger one, of m windows over n inputs: output 0 is output `first`
+  // of the larger axis, input 0 is input `before`.
   i64 first = 0, before = 0, n = 1, m = 1;
 
-  // Inlined everywhere: units of different instruction sets share no function.
-  POOLGRAD_INLINE bool regular() const { return !adaptive && !placed; }
+  // Whether windows are fixed. (Inlined: units of different instruction sets share no function.)
+  POOLGRAD_INLINE bool regular() const { return !adaptive && !fractional; }
 };
 
-// Everything a kernel needs to know about an array besides its strides. The three pooled axes are
-// depth, height, width (missing ones have one window of one input); `inner` is the size of an axis
-// that is contiguous in memory and not pooled (channels last), 1 when there is none.
+// The shape and the windows of a call. The pooled axes are depth, height and width; missing ones
+// have one window of one input. `inner` is the size of an axis that is contiguous in memory and not
+// pooled (channels last), 1 if there is none.
 struct Plan {
   Axis axis[3];
   i64 inner = 1;
   i64 outer = 1;                      // product of the leading axes
   int pooled_axes[3] = {-1, -1, -1};  // positions of depth, height, width, -1 for missing
   int inner_axis = -1;
-  bool inner_is_channel = false;  // else a plane's channel is its number modulo the channels
-  i64 places = 1;                 // places in a window
+  bool inner_is_channel = false;  // else a plane's channel is its index modulo the channels
+  i64 taps = 1;                   // taps of a window
   int route_bytes = 1;            // bytes of one route
 
   i64 in_rows() const { return axis[0].in * axis[1].in; }
   i64 in_plane() const { return in_rows() * axis[2].in * inner; }
   i64 out_row() const { return axis[2].out * inner; }
   i64 out_plane() const { return axis[0].out * axis[1].out * out_row(); }
-  i64 winner_bytes() const { return (places + 7) / 8; }  // ties="split": one bit a place
+  i64 winner_bytes() const { return (taps + 7) / 8; }  // ties="split": one bit for each tap
 };
 
 // Everything below has internal linkage: kernels.cpp is compiled once per instruction set, and the
@@ -76,8 +76,24 @@ namespace {
 [[maybe_unused]] inline i64 ceil_div(i64 a, i64 b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 [[maybe_unused]] inline i64 floor_div(i64 a, i64 b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
-// An axis of windows of one size at equal distances; `a`: in, out and kernel. A negative `lo`
-// leaves the first inputs out.
+// A box of the outputs of one plane: [lo, hi) along depth, height and width.
+struct Tile {
+  i64 lo[3], hi[3];
+};
+
+// A box of the inputs of one plane: [lo, hi) along the outermost pooled axis that has more than one
+// input, all inputs along the other axes. So it is contiguous in a dense plane.
+struct InputTile {
+  i64 lo[3], hi[3];
+};
+
+// Outputs [lo, hi).
+struct Range {
+  i64 lo, hi;
+};
+
+// Completes an axis of fixed windows; `a`: in, out and kernel. A negative `lo` skips the first
+// inputs.
 [[maybe_unused]] inline Axis regular_axis(Axis a, i64 stride, i64 lo, i64 hi, i64 dilation) {
   a.stride = stride, a.lo = lo, a.hi = hi, a.dilation = dilation;
   const i64 reach = (a.kernel - 1) * a.dilation;
@@ -87,8 +103,8 @@ namespace {
   return a;
 }
 
-// The axis whose windows over the outputs are the outputs that hold each input: windows of stride 1
-// share so much that the gradient of an average is such an average of gradients.
+// The transposed axis of fixed windows of stride 1: its window of an input holds the outputs whose
+// windows hold this input. The gradient of an average is an average of gradients over it.
 [[maybe_unused]] inline Axis transposed(const Axis& a) {
   Axis t = a;
   t.in = a.out;
@@ -101,8 +117,7 @@ namespace {
   return regular_axis(t, 1, lo, 0, a.dilation);
 }
 
-// Whether an axis is one input, the window of the one output: nothing, no padding either, is there
-// beside it.
+// Whether an axis has one input and one window, without padding.
 [[maybe_unused]] inline bool is_point(const Axis& a) {
   return a.regular() && a.n == 1 && a.m == 1 && a.kernel == 1 && a.lo == 0;
 }
@@ -114,19 +129,19 @@ namespace {
     const i64 taps = ceil_div((b + 1) * a.n, a.bins) - begin;
     return {begin - a.before, 0, taps, taps};
   }
-  if (a.placed) return {a.table[o], 0, a.kernel, a.kernel};
+  if (a.fractional) return {a.table[o], 0, a.kernel, a.kernel};
   const i64 start = o * a.stride - a.lo;
-  const auto places_before = [&](i64 distance) {  // divisions are slow, and rarely needed
+  const auto taps_within = [&](i64 distance) {  // divisions are slow, and rarely needed
     return a.dilation == 1 ? distance : ceil_div(distance, a.dilation);
   };
-  const i64 place = start < 0 ? places_before(-start) : 0;
-  const i64 end = smaller(a.kernel, places_before(a.in - start));
-  const i64 extent = smaller(a.kernel, places_before(a.in + a.hi - start));
-  const i64 taps = larger(0, end - place);
-  return {taps ? start + place * a.dilation : 0, place, taps, extent};
+  const i64 first_tap = start < 0 ? taps_within(-start) : 0;
+  const i64 end = smaller(a.kernel, taps_within(a.in - start));
+  const i64 extent = smaller(a.kernel, taps_within(a.in + a.hi - start));
+  const i64 taps = larger(0, end - first_tap);
+  return {taps ? start + first_tap * a.dilation : 0, first_tap, taps, extent};
 }
 
-// The first output whose window begins beyond input `i`, by the table.
+// Binary search: the first output of a fractional axis whose window begins beyond input `i`.
 [[maybe_unused]] inline i64 first_beyond(const Axis& a, i64 i) {
   i64 lo = 0, hi = a.out;
   while (lo < hi) {
@@ -137,11 +152,7 @@ namespace {
   return lo;
 }
 
-// Outputs [first, second) among which are all whose window reaches input `i`.
-struct Range {
-  i64 lo, hi;
-};
-
+// A range of outputs that contains all whose window holds input `i`.
 [[maybe_unused]] inline Range covering(const Axis& a, i64 i) {
   if (a.adaptive) {
     const i64 at = a.before + i;
@@ -149,7 +160,7 @@ struct Range {
             smaller(a.out, ceil_div((at + 1) * a.bins, a.n) - a.first)};
   }
   if (a.out == 1) return {0, 1};
-  if (a.placed) return {first_beyond(a, i - a.kernel), first_beyond(a, i)};
+  if (a.fractional) return {first_beyond(a, i - a.kernel), first_beyond(a, i)};
   const i64 reach = (a.kernel - 1) * a.dilation;
   if (a.stride == 1) return {larger(0, i + a.lo - reach), smaller(a.out, i + a.lo + 1)};
   const i64 lo = larger(0, ceil_div(i + a.lo - reach, a.stride));
@@ -157,29 +168,28 @@ struct Range {
   return {lo, larger(lo, hi)};
 }
 
-// How many real inputs one of all windows may hold: padding is no part of it, however many places
-// it takes.
-[[maybe_unused]] inline i64 most_real(const Plan& p) {
+// An upper bound of the valid inputs of a window: without padding.
+[[maybe_unused]] inline i64 max_valid_inputs(const Plan& p) {
   i64 most = 1;
   for (const Axis& a : p.axis) most *= smaller(a.kernel, ceil_div(a.n, a.dilation));
   return most;
 }
 
-// The place that input `i` takes in the window `s`, or -1.
-[[maybe_unused]] inline i64 place_of(const Axis& a, const Span& s, i64 i) {
+// The tap of window `s` at input `i`, or -1.
+[[maybe_unused]] inline i64 tap_of(const Axis& a, const Span& s, i64 i) {
   const i64 away = i - s.begin;
   if (away < 0 || (a.dilation > 1 && away % a.dilation)) return -1;
   const i64 tap = a.dilation > 1 ? away / a.dilation : away;
-  return tap < s.taps ? s.place + tap : -1;
+  return tap < s.taps ? s.first_tap + tap : -1;
 }
 
-// Calls each(first place, its input row (d, h)) for the real input rows of output row (od, oh).
+// Calls each(first tap, d, h) for the valid input rows (d, h) of output row (od, oh).
 template <class F>
 void each_line(const Plan& p, i64 od, i64 oh, F&& each) {
   const Span sd = span_of(p.axis[0], od), sh = span_of(p.axis[1], oh);
   for (i64 i = 0; i < sd.taps; ++i) {
     for (i64 j = 0; j < sh.taps; ++j) {
-      each(((sd.place + i) * p.axis[1].kernel + sh.place + j) * p.axis[2].kernel,
+      each(((sd.first_tap + i) * p.axis[1].kernel + sh.first_tap + j) * p.axis[2].kernel,
            sd.begin + i * p.axis[0].dilation, sh.begin + j * p.axis[1].dilation);
     }
   }

@@ -168,7 +168,7 @@ struct Max {
         for (i64 k = 0; k < kStrands; ++k) {
           const T* here = from + first + i + k * W;
           const V value = load<V>(here);
-          prefetch(here + kAhead<T>);
+          prefetch(here + kPrefetchElements<T>);
           strands[k] = value > strands[k] ? value : strands[k];
           if constexpr (NaNs) sum += value;
         }
@@ -205,7 +205,7 @@ struct Max {
     P best_tap = lane_tap;
     i64 t = W;
     for (; t + W <= taps; t += W) {
-      prefetch(from + t + kAhead<T>);
+      prefetch(from + t + kPrefetchElements<T>);
       keep_greater(best, best_tap, load<V>(from + t), lane_tap += W);
     }
     T winner = best[0];
@@ -229,12 +229,13 @@ struct Max {
   // Computes to[i] = max over t of from[i * step + t * gap], with tap indices tap, tap + 1, ...
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
                                         i64 tap, bool = true) {
-    if (n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps, static_cast<u32>(tap));
+    if (n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
+      return across(to, from, taps, static_cast<u32>(tap));
     in_groups<Max>(taps, [&](auto size, auto first, i64 begin) {
       const T* here = from + begin * gap;
       const u32 first_tap = static_cast<u32>(tap + begin);
-      by_distance(step, gap, taps, first,
-                  [&](auto distance) { sweep(to, n, here, distance, first_tap, size, first); });
+      by_stride(step, gap, taps, first,
+                [&](auto distance) { sweep(to, n, here, distance, first_tap, size, first); });
     });
   }
 

@@ -9,7 +9,7 @@ namespace {
 
 // The bits of infinity; those of a NaN are greater.
 template <class S>
-inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Half> ? 0x7C00 : 0x7F80;
+inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Float16> ? 0x7C00 : 0x7F80;
 
 // Converts bits to integers in the order of the numbers; both zeros become 0.
 template <class V>

@@ -19,7 +19,7 @@ class GatheredWindows {
   GatheredWindows(const Plan& p, const View& x, const Tile& tile, Arena& arena)
       : p_(p),
         x_(x),
-        max_inputs_(most_real(p)),
+        max_inputs_(max_valid_inputs(p)),
         max_outputs_(
             larger(1, smaller(tile.hi[2] - tile.lo[2], kGathered / (max_inputs_ * p.inner)))) {
     lanes_ = max_outputs_ * p.inner;
@@ -63,8 +63,9 @@ class GatheredWindows {
     if (t == kNowhere) return kNowhere;
     const Span sd = span_of(p_.axis[0], od), sh = span_of(p_.axis[1], oh);
     const Span sw = span_of(p_.axis[2], o);
-    const i64 line = t / sw.taps, d = sd.place + line / sh.taps, h = sh.place + line % sh.taps;
-    return static_cast<u32>((d * p_.axis[1].kernel + h) * p_.axis[2].kernel + sw.place +
+    const i64 line = t / sw.taps, d = sd.first_tap + line / sh.taps,
+              h = sh.first_tap + line % sh.taps;
+    return static_cast<u32>((d * p_.axis[1].kernel + h) * p_.axis[2].kernel + sw.first_tap +
                             t % sw.taps);
   }
 

@@ -116,7 +116,7 @@ struct MedianNetwork {
 
   template <class V>
   static void store(Target to, i64 i, Partial<V>& partial, i64 lanes) {
-    const Part how{lanes};
+    const FirstLanes how{lanes};
     if (partial.count == 4)
       store_median(to, i, partial, middle_of<4>(partial.value), Const<4>{}, how);
     else
@@ -127,7 +127,7 @@ struct MedianNetwork {
   // The first of equal inputs wins; NaNs win over everything, and the last of them wins.
   template <class V, class Count>
   static void store_median(Target to, i64 i, const Partial<V>& partial, V found, Count count,
-                           Part how) {
+                           FirstLanes how) {
     using P = Vec<TapIndex, static_cast<int>(sizeof(V) / sizeof(T))>;
     V y = found;
     P route{};

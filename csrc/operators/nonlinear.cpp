@@ -9,7 +9,7 @@ namespace {
 
 // Returns p if it is the same whole number of 1 to 4 for all channels, else 0.
 template <class A>
-int common_whole_power(NonlinearOp kind, Parameter theta) {
+int common_integer_power(NonlinearOp kind, Parameter theta) {
   if (kind != NonlinearOp::lp && kind != NonlinearOp::lp_mean) return 0;
   const A* values = static_cast<const A*>(theta.values);
   for (i64 i = 0; i < theta.count; ++i) {
@@ -26,7 +26,7 @@ void compute_tiles(const Work& work, NonlinearOp kind, const View& x, Parameter 
                    void* const* residuals, void* sensitivity, Make&& make) {
   const Plan& p = *work.plan;
   using State = NonlinearState<A, Windows>;
-  const int whole = common_whole_power<A>(kind, theta);
+  const int whole = common_integer_power<A>(kind, theta);
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
@@ -84,13 +84,13 @@ void backward(const Work& work, NonlinearOp kind, const View& gy, const View& x,
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
     const WeightedOperands from{&gy, &x, nullptr, residuals, {false, 0}};
-    const int whole = common_whole_power<A>(kind, theta);
+    const int whole = common_integer_power<A>(kind, theta);
     using Backward = WeightedBackward<A, false>;
-    const auto loops =
-        kind == NonlinearOp::lse        ? Backward::template loops<ExponentialWeight<A>>()
-        : kind == NonlinearOp::soft     ? Backward::template loops<SoftWeight<A>>()
-        : kind == NonlinearOp::expected ? Backward::template loops<PositiveWeight<A>>()
-                                           : Backward::template loops<PowerWeight<A>>();
+    const auto loops = kind == NonlinearOp::lse ? Backward::template loops<ExponentialWeight<A>>()
+                       : kind == NonlinearOp::soft ? Backward::template loops<SoftWeight<A>>()
+                       : kind == NonlinearOp::expected
+                           ? Backward::template loops<PositiveWeight<A>>()
+                           : Backward::template loops<PowerWeight<A>>();
     weighted_backward<A, false>(work, from, theta, whole, loops, gx);
   });
 }

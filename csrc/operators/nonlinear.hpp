@@ -30,7 +30,7 @@ POOLGRAD_INLINE Vec<A, W> second_order(const Exp<Vec<A, W>>& e) {
   V sum = V{} + inverse.factorial[terms] * static_cast<A>(terms - 1);
   POOLGRAD_UNROLL
   for (int k = terms - 1; k >= 2; --k) sum = sum * z + inverse.factorial[k] * static_cast<A>(k - 1);
-  return z < A(-0.5) ? z * e.value() - e.less_one() : sum * z * z;
+  return z < A(-0.5) ? z * e.value() - e.minus_one() : sum * z * z;
 }
 
 // Merges two partial reductions; hi has the larger m. e: the exponential of the difference of their
@@ -43,7 +43,7 @@ ScaledSums<Vec<A, W>> merge_sums(ScaledSums<Vec<A, W>> hi, const ScaledSums<Vec<
   hi.m = lo.m == lo.m ? hi.m : lo.m;  // so that a NaN in either of them stays
   hi.s += value * lo.s;
   hi.t += value * lo.t + shifted * lo.s;
-  hi.w += value * lo.w + e.less_one() * count;
+  hi.w += value * lo.w + e.minus_one() * count;
   if (set.h) hi.h += value * lo.h + shifted * lo.w + count * second_order<A, W>(e);
   return hi;
 }
@@ -135,7 +135,7 @@ struct Powers {
     put_in_order(hi, lo);
     const auto equal = lo.m == hi.m;
     if (set.whole && !set.t) {
-      hi.s += whole_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
+      hi.s += integer_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
       hi.m = lo.m == lo.m ? hi.m : lo.m;
       return hi;
     }
@@ -143,7 +143,7 @@ struct Powers {
     z = equal ? V{} : lo.m == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
     const Exp<V> e = exponentials<A, W>(z);
     const V q = equal ? V{} + A(1) : lo.m / hi.m;
-    return merge_sums<A, W>(hi, lo, e, set.whole ? whole_power(q, set.whole) : e.value(), set);
+    return merge_sums<A, W>(hi, lo, e, set.whole ? integer_power(q, set.whole) : e.value(), set);
   }
   template <class V, class N, class Set, i64 W>
   POOLGRAD_INLINE static ScaledSums<V> all_at_once(V* x, N n, V p, const Set& set, Const<W>) {
@@ -158,7 +158,7 @@ struct Powers {
     by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       const auto equal = x[t] == m;
       if (set.whole) {
-        const V q = equal ? V{} + A(1) : x[t] / m, power = whole_power(q, set.whole);
+        const V q = equal ? V{} + A(1) : x[t] / m, power = integer_power(q, set.whole);
         powers.add(turn, power, V{});
       }
       if (by_log) {
@@ -179,14 +179,14 @@ struct Powers {
   POOLGRAD_INLINE static ScaledSums<V> scaled_powers(const V* x, N n, V m, V p, const Set& set,
                                                      Const<W>) {
     const auto infinite = m > std::numeric_limits<A>::max();
-    const Scale<V> scale = scale_of<A, W>(m);
+    const PowerOfTwo<V> scale = scale_of<A, W>(m);
     V down = scale.down;
     if (!Set::finite) down = infinite ? V{} : down;
     Terms<V> terms;
     by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
       V q = x[t] * down;
       if (!Set::finite) q = (infinite & (x[t] == m)) ? V{} + A(1) : q;
-      const V power = whole_power(q, set.whole);
+      const V power = integer_power(q, set.whole);
       terms.add(turn, power, set.t ? p * logarithm<A, W>(q) * power : V{});
     });
     return terms.end((infinite | (m == A(0))) ? m : scale.up, set);
@@ -280,13 +280,13 @@ struct ScaledSumsRow {
   Settings<A> set;
 };
 
-template <class V, class A, class Access = Whole>
+template <class V, class A, class Access = AllLanes>
 ScaledSums<V> load_partial(const ScaledSumsRow<A>& row, i64 i, Access access = {}) {
   return {access.template load<V>(row.v + i), access.template load<V>(row.part[0] + i),
           access.template load<V>(row.part[1] + i), access.template load<V>(row.part[2] + i),
           access.template load<V>(row.part[3] + i)};
 }
-template <class V, class A, class Access = Whole>
+template <class V, class A, class Access = AllLanes>
 void store_partial(const ScaledSumsRow<A>& row, i64 i, const ScaledSums<V>& partial,
                    Access access = {}) {
   access.store(row.v + i, partial.m);
@@ -329,9 +329,9 @@ POOLGRAD_LOOP void fold_across(ScaledSumsRow<A> to, const A* from, i64 taps) {
 template <class A, class Reduction>
 POOLGRAD_LOOP void fold_inputs(ScaledSumsRow<A> to, i64 n, const A* from, i64 step, i64 gap,
                                i64 taps, bool may_reduce_across) {
-  if (may_reduce_across && n == 1 && gap == 1 && taps >= kAcross)
+  if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
     return fold_across<A, Reduction>(to, from, taps);
-  long_lanes<A>(n, [&](auto w, i64 i, auto access) {
+  masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
     using V = Vec<A, w()>;
     const V p = access.template load<V>(to.set.theta + i);
     const auto input = [&](i64 t) {
@@ -347,7 +347,7 @@ POOLGRAD_LOOP void fold_inputs(ScaledSumsRow<A> to, i64 n, const A* from, i64 st
 template <class A, class Reduction>
 POOLGRAD_LOOP void fold_partials(ScaledSumsRow<A> to, i64 n, const ScaledSumsRow<A>* rows, i64 size,
                                  bool first) {
-  long_lanes<A>(n, [&](auto w, i64 i, auto access) {
+  masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
     using V = Vec<A, w()>;
     const V p = access.template load<V>(to.set.theta + i);
     ScaledSums<V> partial = load_partial<V>(first ? rows[0] : to, i, access);

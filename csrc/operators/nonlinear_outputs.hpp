@@ -81,7 +81,7 @@ POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i6
     store_residual(0, c.m);
     if (out.residuals[1]) {  // root^(1 - p) / n
       store_residual(1, whole == 0  ? share * exponential<A, W>(level / theta - level)
-                        : whole > 1 ? share / whole_power(root, whole - 1)
+                        : whole > 1 ? share / integer_power(root, whole - 1)
                                     : share);
     }
     if (sensitive) {
@@ -122,7 +122,7 @@ POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i6
 
 template <class A, class Reduction>
 POOLGRAD_LOOP void finish_row(const RowOperands<A>& line, ScaledSumsRow<A> partials, i64 n) {
-  long_lanes<A>(n, [&](auto w, i64 i, auto access) {
+  masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
     const auto partial = load_partial<Vec<A, w()>>(partials, i, access);
     finish_lanes<A, Reduction, w()>(line, line.set, i, partial, access);
   });
@@ -154,7 +154,7 @@ template <class A, class Reduction>
 POOLGRAD_LOOP void store_window(const RowOperands<A>& line, i64 i, WindowInputs<A>& inputs,
                                 i64 lanes) {
   constexpr int W = kVectorBytes / sizeof(A);
-  const Part access{lanes};
+  const FirstLanes access{lanes};
   finish_lanes<A, Reduction, W>(line, line.set, i,
                                 reduce_window<A, Reduction>(line, i, inputs, access), access);
 }
@@ -164,7 +164,7 @@ template <class A, class Reduction>
 POOLGRAD_LOOP void store_two_windows(const RowOperands<A>& line, i64 i, WindowInputs<A>& one,
                                      WindowInputs<A>& other) {
   constexpr int W = kVectorBytes / sizeof(A);
-  const Whole access;
+  const AllLanes access;
   const auto first = reduce_window<A, Reduction>(line, i, one, access);
   const auto second = reduce_window<A, Reduction>(line, i + W, other, access);
   finish_lanes<A, Reduction, W>(line, line.set, i, first, access);
@@ -265,7 +265,7 @@ struct SmallNonlinear {
   template <class V, class Set>
   POOLGRAD_INLINE static void finish(Target to, i64 i, const Summed<V>& partial, const Set& set) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
-    finish_lanes<A, ReductionOf<Set>, W>(*to.line, set, to.first + i, partial, Whole{});
+    finish_lanes<A, ReductionOf<Set>, W>(*to.line, set, to.first + i, partial, AllLanes{});
   }
 };
 

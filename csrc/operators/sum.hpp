@@ -86,11 +86,11 @@ struct Sum {
   // Sums one window of many neighbours: each lane adds every W-th input, then a horizontal
   // reduction adds the lanes.
   POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
-    constexpr i64 W = kAcross;  // the same on every machine, for the same rounding
+    constexpr i64 W = kTapsAcrossLanes;  // the same on every machine, for the same rounding
     Vec<A, W> sums{};
     i64 t = 0;
     for (; t + W <= taps; t += W) {
-      prefetch(from + t + kAhead<A>);
+      prefetch(from + t + kPrefetchElements<A>);
       sums += load<Vec<A, W>>(from + t);
     }
     A sum = total(sums);
@@ -100,11 +100,12 @@ struct Sum {
 
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                                         i64, bool may_reduce_across = true) {
-    if (may_reduce_across && n == 1 && gap == 1 && taps >= kAcross) return across(to, from, taps);
+    if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
+      return across(to, from, taps);
     in_groups<Sum>(taps, [&](auto size, auto first, i64 begin) {
       const A* here = from + begin * gap;
-      by_distance(step, gap, taps, first,
-                  [&](auto distance) { sweep(to, n, here, distance, 0, size, first); });
+      by_stride(step, gap, taps, first,
+                [&](auto distance) { sweep(to, n, here, distance, 0, size, first); });
     });
   }
 
@@ -208,8 +209,8 @@ struct MeanState {
     const A* sums = windows.row(od, oh, {row}).v;
     const A rows = rows_of(oh);
     const typename Mean<A, true>::Target line{y.reserve(first, n, false), columns.row, &rows};
-    sweep_lanes<A>(n, [&](auto w, i64 i) {
-      prefetch(line.y + i + kAhead<A>);
+    overlapping_lanes<A>(n, [&](auto w, i64 i) {
+      prefetch(line.y + i + kPrefetchElements<A>);
       Mean<A, true>::divide(line, i, load<Vec<A, w()>>(sums + i));
     });
     return 1;

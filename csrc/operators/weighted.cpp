@@ -78,8 +78,8 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
     using SeparableSum = Separable<Sum<A>>;
     switch (algorithm) {
       case Algorithm::plane_means:
-        return over_outputs_of_planes(
-            work, 1, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
+        return over_outputs(
+            work, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
             [&](auto& state, i64 first, i64 last, const Tile&) { state.run(x, first, last); });
       case Algorithm::register_blocked:
       case Algorithm::unrolled:  // the order of additions depends on the shape of windows only

@@ -1,11 +1,13 @@
-// Arguments of kernels: arrays from Python (objects with the buffer protocol, or tensors that are
-// exported by DLPack or described by `data_ptr()` and `stride()`) or from XLA, and enums by name.
+// Reads the arguments of kernels: arrays from Python (objects with the buffer protocol, tensors
+// that DLPack exports, or tensors with `data_ptr()` and `stride()`) or from XLA, and enums by name.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -14,6 +16,18 @@
 
 namespace poolgrad {
 namespace {
+
+inline void require(bool condition, const char* message) {
+  if (!condition) throw nb::value_error(message);
+}
+
+inline constexpr i64 kMostElements = std::numeric_limits<i64>::max() / 8;  // of any dtype
+
+// The product of two numbers that are not negative; an error if it is larger than `most`.
+inline i64 product(i64 a, i64 b, i64 most = kMostElements) {
+  require(b == 0 || a <= most / b, "a size is too large");
+  return a * b;
+}
 
 // Calls a method without arguments; `name` is an interned string.
 inline nb::object call_method(nb::handle object, PyObject* name) {
@@ -38,8 +52,8 @@ struct XlaArray {
   }
 };
 
-// How a kernel uses an argument. One that is read may have any strides; one that is written is
-// dense. Only an optional one may be None.
+// How a kernel uses an array. An array that is read may have any strides; one that is written is
+// dense. Only an array of `write_if_given` may be None.
 enum class Use { read, write, write_if_given };
 
 // The origin of an array argument: a Python object (None: no array), or an array of XLA.
@@ -65,7 +79,7 @@ class Array {
   Array(ArraySource source, Use use, std::size_t itemsize)
       : itemsize_(static_cast<i64>(itemsize)), writable_(use != Use::read) {
     if (source.is_none()) {
-      if (use != Use::write_if_given) throw nb::value_error("an array is missing");
+      require(use == Use::write_if_given, "an array is missing");
       return;
     }
     given_ = true;
@@ -74,12 +88,9 @@ class Array {
       if (source.xla()) read_xla(*source.xla());
       else if (PyObject_CheckBuffer(object.ptr())) read_buffer(object);
       else read_tensor(object);
-      if (!data_ && elements() > 0) {
-        throw nb::value_error("an array has no memory: its storage was freed");
-      }
-      if (reinterpret_cast<std::uintptr_t>(data_) % itemsize) {
-        throw nb::value_error("an array is not aligned to the size of its items");
-      }
+      require(data_ || elements() == 0, "an array has no memory: its storage was freed");
+      require(reinterpret_cast<std::uintptr_t>(data_) % itemsize == 0,
+              "an array is not aligned to the size of its items");
     } catch (...) {
       release();
       throw;
@@ -95,50 +106,38 @@ class Array {
   const i64* strides() const { return strides_; }  // in elements
 
   bool has_shape(const std::vector<i64>& shape) const {
-    if (static_cast<std::size_t>(rank_) != shape.size()) return false;
-    for (int a = 0; a < rank_; ++a) {
-      if (shape_[a] != shape[static_cast<std::size_t>(a)]) return false;
-    }
-    return true;
+    return std::equal(shape_, shape_ + rank_, shape.begin(), shape.end());
   }
 
   // The memory of a C-contiguous array of this shape. Null if it has no elements.
   char* contiguous(const std::vector<i64>& shape) const {
-    if (!given_ || !has_shape(shape)) {
-      throw nb::value_error("an array has another shape than planned");
-    }
+    require(given_ && has_shape(shape), "an array has another shape than planned");
     if (elements() == 0) return nullptr;
     i64 step = 1;
     for (int a = rank_; a-- > 0; step *= shape_[a]) {
-      if (shape_[a] != 1 && strides_[a] != step)
-        throw nb::value_error("an array is not contiguous");
+      require(shape_[a] == 1 || strides_[a] == step, "an array is not contiguous");
     }
     return data_;
   }
 
-  // The memory of a dense array (its axes in any order), at least so large. Null if none was given.
+  // The memory of a dense array (its axes in any order) of at least `bytes`. Null if none was
+  // given.
   char* dense(i64 bytes) const {
     if (!given_) return nullptr;
     const i64 count = elements();
-    if (count * itemsize_ < bytes) throw nb::value_error("an array is smaller than planned");
-    if (count > 0 && !is_dense(count)) throw nb::value_error("an array is not dense");
+    require(count * itemsize_ >= bytes, "an array is smaller than planned");
+    require(count == 0 || is_dense(count), "an array is not dense");
     return data_;
   }
 
  private:
   void read_xla(const XlaArray& array) {
-    if (array.is_result != writable_) {
-      throw nb::value_error(writable_ ? "an operand is written" : "a result is read");
-    }
+    require(array.is_result == writable_, writable_ ? "an operand is written" : "a result is read");
     check_itemsize(array.itemsize);
-    if (array.rank > kMostAxes) throw nb::value_error("an array has too many axes");
     data_ = array.data;
-    rank_ = array.rank;
+    for (int a = 0; a < array.rank; ++a) add_axis(array.shape[a], 0);
     i64 step = 1;
-    for (int a = rank_; a-- > 0; step *= shape_[a]) {
-      shape_[a] = array.shape[a];
-      strides_[a] = step;
-    }
+    for (int a = rank_; a-- > 0; step *= shape_[a]) strides_[a] = step;
   }
 
   void read_buffer(nb::handle array) {
@@ -148,9 +147,8 @@ class Array {
     data_ = static_cast<char*>(buffer_.buf);
     check_itemsize(buffer_.itemsize);
     for (int a = 0; a < buffer_.ndim; ++a) {
-      if (buffer_.strides[a] % itemsize_) {
-        throw nb::value_error("an array's strides are no multiples of its item size");
-      }
+      require(buffer_.strides[a] % itemsize_ == 0,
+              "an array's strides are no multiples of its item size");
       add_axis(buffer_.shape[a], buffer_.strides[a] / itemsize_);
     }
   }
@@ -170,22 +168,20 @@ class Array {
     data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(call_method(tensor, data_ptr)));
     const nb::tuple sizes = nb::cast<nb::tuple>(call_method(tensor, size)),
                     strides = nb::cast<nb::tuple>(call_method(tensor, stride));
-    if (sizes.size() != strides.size()) throw nb::value_error("an array has another rank");
+    require(sizes.size() == strides.size(), "an array has another rank");
     for (std::size_t a = 0; a < sizes.size(); ++a) {
       add_axis(nb::cast<i64>(sizes[a]), nb::cast<i64>(strides[a]));
     }
   }
 
   void add_axis(i64 size, i64 stride) {
-    if (rank_ == kMostAxes) throw nb::value_error("an array has too many axes");
+    require(rank_ < kMostAxes, "an array has too many axes");
     shape_[rank_] = size;
     strides_[rank_++] = stride;
   }
 
   void check_itemsize(i64 itemsize) const {
-    if (itemsize != itemsize_) {
-      throw nb::value_error("an array has items of another size than planned");
-    }
+    require(itemsize == itemsize_, "an array has items of another size than planned");
   }
 
   i64 elements() const {
@@ -195,7 +191,7 @@ class Array {
   }
 
   bool is_dense(i64 count) const {
-    i64 distance = count - 1;  // from the first element to the last, less that of the axes before
+    i64 distance = count - 1;  // between first and last element, along the remaining axes
     for (int a = 0; a < rank_; ++a) {
       const i64 steps = shape_[a] - 1;
       if (steps == 0) continue;
@@ -219,7 +215,7 @@ class Array {
   i64 shape_[kMostAxes], strides_[kMostAxes];
 };
 
-// An enum's value by its name; `what` names the enum in the error.
+// The value of an enum by its name; `what` names the enum in the error.
 template <class E, std::size_t N>
 E value_named(const std::pair<std::string_view, E> (&values)[N], std::string_view name,
               const char* what) {
@@ -254,7 +250,7 @@ inline NonlinearOp nonlinear_op_named(std::string_view name) {
       {"lp", NonlinearOp::lp},     {"lp_mean", NonlinearOp::lp_mean},   {"lse", NonlinearOp::lse},
       {"soft", NonlinearOp::soft}, {"expected", NonlinearOp::expected},
   };
-  return value_named(kNonlinearOps, name, "blend");
+  return value_named(kNonlinearOps, name, "nonlinear reduction");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The Python module `_kernels`. src/poolgrad validates arguments; the checks in this folder guard
-// memory only.
+// Defines the Python module `_kernels`. src/poolgrad validates arguments; the checks in this folder
+// guard memory.
 #include "base/buffer_cache.hpp"
 #include "choose.hpp"
 #include "python/call_key.hpp"
@@ -35,47 +35,41 @@ NB_MODULE(_kernels_of_main, m) {
   });
   m.def("algorithms", [] {
     std::vector<std::string> names;
-    names.reserve(kAlgorithms);
     for (int k = 0; k < kAlgorithms; ++k) names.emplace_back(name_of(static_cast<Algorithm>(k)));
     return names;
   });
-  m.def(
-      "force_algorithm",
-      [](const std::string& name) {
-        if (!force_algorithm(name.c_str()))
-          throw nb::value_error(("no algorithm is called " + name).c_str());
-      },
-      nb::arg("name"));
-  m.def(
-      "trace",
-      [](const nb::callable& call, bool dry) {
-        const Trace trace(dry);
-        call();
-        nb::list made;
-        for (int i = 0; i < trace.size(); ++i) {
-          const Trace::Choice& choice = trace[i];
-          made.append(
-              nb::make_tuple(name_of(choice.algorithm), choice.count.tasks, choice.count.threads));
-        }
-        return made;
-      },
-      nb::arg("call"), nb::arg("dry"));
-  nb::class_<CachedBlock>(m, "Memory", nb::type_slots(block_slots))
-      .def(nb::init<std::size_t>(), nb::arg("bytes"));
-  m.def("limit_cache", &limit_cache, nb::arg("bytes"));
+  m.def("force_algorithm", [](const std::string& name) {
+    require(force_algorithm(name.c_str()), ("no algorithm is called " + name).c_str());
+  });
+  m.def("trace", [](const nb::callable& call, bool dry) {
+    const Trace trace(dry);
+    call();
+    nb::list choices;
+    for (int i = 0; i < trace.size(); ++i) {
+      const auto& [algorithm, count] = trace[i];
+      choices.append(nb::make_tuple(name_of(algorithm), count.tasks, count.threads));
+    }
+    return choices;
+  });
+  nb::class_<CachedBlock>(m, "Memory", nb::type_slots(block_slots)).def(nb::init<std::size_t>());
+  m.def("limit_cache", &limit_cache);
   m.def("empty_cache", &empty_cache);
-  m.def("limit_streams", &limit_streams, nb::arg("bytes"));
-  m.def(
-      "share_threads",
-      [](const char* library) {
-        const WithoutGil released;  // the thread that it waits for may take the GIL
-        return share_threads(library);
-      },
-      nb::arg("library"));
-  m.def("xla_handler", &xla_handler);
   m.def("cache_use", [] {
     const CacheUse use = cache_use();
     return nb::make_tuple(use.used, use.kept);
+  });
+  m.def("limit_streams", &limit_streams);
+  m.def("share_threads", [](const char* library) {
+    const WithoutGil released;  // the thread that it waits for may take the GIL
+    return share_threads(library);
+  });
+  m.def("xla_handler", &xla_handler);
+  // Python's error is set when Interrupted is thrown, see WithoutGil.
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const Interrupted&) {
+    }
   });
   nb::class_<TensorSpec>(m, "Kind")
       .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple,
@@ -92,43 +86,27 @@ NB_MODULE(_kernels_of_main, m) {
       .def("run", &BoundCalls::run);
   nb::class_<BoundPlan>(m, "Plan")
       .def(nb::init<const std::vector<std::vector<i64>>&, const std::vector<i64>&,
-                    const std::vector<int>&, int, const std::string&, const std::string&, int>(),
-           nb::arg("axes"), nb::arg("shape"), nb::arg("pooled"), nb::arg("inner_axis"),
-           nb::arg("in_dtype"), nb::arg("out_dtype"), nb::arg("route_bits"))
-      .def("unpack_routes", &BoundPlan::unpack_routes, nb::arg("packed"), nb::arg("routes"),
-           nb::arg("threads"))
-      .def("select", &BoundPlan::select, nb::arg("which"), nb::arg("x"), nb::arg("y"),
-           nb::arg("routes").none(), nb::arg("zero_ties"), nb::arg("samples").none(),
-           nb::arg("threads"))
-      .def("draw", &BoundPlan::draw, nb::arg("x"), nb::arg("y"), nb::arg("routes").none(),
-           nb::arg("seed"), nb::arg("threads"))
-      .def("route_backward", &BoundPlan::route_backward, nb::arg("gy"), nb::arg("routes"),
-           nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))
-      .def("route_follow", &BoundPlan::route_follow, nb::arg("t"), nb::arg("routes"), nb::arg("y"),
-           nb::arg("samples").none(), nb::arg("threads"))
-      .def("route_indices", &BoundPlan::route_indices, nb::arg("routes"), nb::arg("indices"),
-           nb::arg("samples").none(), nb::arg("threads"))
-      .def("split_winners", &BoundPlan::split_winners, nb::arg("which"), nb::arg("x"), nb::arg("y"),
-           nb::arg("winners"), nb::arg("samples").none(), nb::arg("threads"))
-      .def("split_backward", &BoundPlan::split_backward, nb::arg("gy"), nb::arg("winners"),
-           nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))
-      .def("split_follow", &BoundPlan::split_follow, nb::arg("t"), nb::arg("winners"), nb::arg("y"),
-           nb::arg("samples").none(), nb::arg("threads"))
+                    const std::vector<int>&, int, const std::string&, const std::string&, int>())
+      .def("unpack_routes", &BoundPlan::unpack_routes)
+      .def("select", &BoundPlan::select)
+      .def("draw", &BoundPlan::draw)
+      .def("route_backward", &BoundPlan::route_backward)
+      .def("route_follow", &BoundPlan::route_follow)
+      .def("route_indices", &BoundPlan::route_indices)
+      .def("split_winners", &BoundPlan::split_winners)
+      .def("split_backward", &BoundPlan::split_backward)
+      .def("split_follow", &BoundPlan::split_follow)
       .def("unpool", &BoundPlan::unpool)
       .def("unpool_backward", &BoundPlan::unpool_backward)
       .def("average", &BoundPlan::average)
       .def("average_backward", &BoundPlan::average_backward)
-      .def("mixed", &BoundPlan::mixed, nb::arg("x"), nb::arg("alpha"), nb::arg("count"),
-           nb::arg("count_padding"), nb::arg("y"), nb::arg("routes").none(),
-           nb::arg("sensitivity").none(), nb::arg("threads"))
+      .def("mixed", &BoundPlan::mixed)
       .def("mixed_backward", &BoundPlan::mixed_backward)
-      .def("curved", &BoundPlan::curved, nb::arg("which"), nb::arg("x"), nb::arg("theta"),
-           nb::arg("count"), nb::arg("y"), nb::arg("kept"), nb::arg("sensitivity").none(),
-           nb::arg("threads"))
+      .def("curved", &BoundPlan::curved)
       .def("curved_backward", &BoundPlan::curved_backward)
-      .def("span", &BoundPlan::span, nb::arg("axis"), nb::arg("output"))
-      .def("covering", &BoundPlan::covering_outputs, nb::arg("axis"), nb::arg("input"))
-      .def_prop_ro("places", &BoundPlan::places)
+      .def("span", &BoundPlan::span)
+      .def("covering", &BoundPlan::covering_outputs)
+      .def_prop_ro("taps", &BoundPlan::taps)
       .def_prop_ro("route_bytes", &BoundPlan::route_bytes)
       .def_prop_ro("winner_bytes", &BoundPlan::winner_bytes);
   nb::class_<BoundRegions>(m, "Regions")
@@ -137,22 +115,17 @@ NB_MODULE(_kernels_of_main, m) {
            nb::arg("shape"), nb::arg("output_size"), nb::arg("dtype"), nb::arg("boxes"),
            nb::arg("spatial_scale"))
       .def_prop_ro("count", &BoundRegions::count)
-      .def("pool", &BoundRegions::pool, nb::arg("x"), nb::arg("y"), nb::arg("indices"),
-           nb::arg("threads"))
-      .def("pool_backward", &BoundRegions::pool_backward, nb::arg("gy"), nb::arg("indices"),
-           nb::arg("gx"), nb::arg("threads"))
-      .def("pool_gather", &BoundRegions::pool_gather, nb::arg("x"), nb::arg("indices"),
-           nb::arg("y"), nb::arg("threads"))
-      .def("align", &BoundRegions::align, nb::arg("x"), nb::arg("y"), nb::arg("sampling_ratio"),
-           nb::arg("aligned"), nb::arg("threads"))
-      .def("align_backward", &BoundRegions::align_backward, nb::arg("gy"), nb::arg("gx"),
-           nb::arg("sampling_ratio"), nb::arg("aligned"), nb::arg("threads"));
+      .def("pool", &BoundRegions::pool)
+      .def("pool_backward", &BoundRegions::pool_backward)
+      .def("pool_gather", &BoundRegions::pool_gather)
+      .def("align", &BoundRegions::align)
+      .def("align_backward", &BoundRegions::align_backward);
 }
 
 }  // namespace poolgrad
 
-// The types that nanobind registers exist once in a process: registering them for a second
-// interpreter would take them from the first.
+// nanobind's types exist once in a process: an import in a second interpreter would replace those
+// of the first.
 extern "C" NB_EXPORT PyObject* PyInit__kernels() {  // NOLINT(bugprone-reserved-identifier)
   if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
     PyErr_SetString(PyExc_ImportError, "poolgrad supports the main interpreter only");

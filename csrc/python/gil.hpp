@@ -1,4 +1,4 @@
-// Runs a kernel without Python's lock (the GIL).
+// Runs a kernel without the GIL (Python's global lock).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,9 +13,11 @@ namespace nb = nanobind;
 namespace poolgrad {
 namespace {
 
-// RAII guard: releases the GIL. About ten times a second Python's signal handlers run, so that
-// Ctrl-C ends a long kernel: run_tasks() throws Interrupted, and Python's error is set. Does
-// nothing if `release` is false.
+inline constexpr int kMostThreads = 1024;  // of a kernel
+
+// RAII guard: releases the GIL, if `release` is true. About ten times a second Python's signal
+// handlers run, so that Ctrl-C ends a long kernel: run_tasks() throws Interrupted, and Python's
+// error is set.
 class WithoutGil {
  public:
   explicit WithoutGil(bool release = true) {

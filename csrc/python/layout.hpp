@@ -1,5 +1,5 @@
-// Validates the windows, shapes and memory layout of all arrays of a plan, and runs a kernel on
-// them.
+// Checks the windows of a plan, and the shapes and memory layout of its arrays, and runs a kernel
+// on them.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,14 @@
 namespace poolgrad {
 namespace {
 
-// x and gx have dtype `in`; y and gy `out`.
+// The windows of a call, and the shapes and dtypes of its arrays: x and gx have dtype `in`, y and
+// gy dtype `out`.
 class PlanLayout {
  public:
   static constexpr std::size_t kAxisNumbers = 12;
 
-  // axes: (WindowKind, in, out, kernel, stride, lo, hi, dilation, first, before, n, m) of each, see
-  // geometry/window.hpp; `stride` is the number of bins of an adaptive axis
+  // axes: for each (WindowKind, in, out, kernel, stride, lo, hi, dilation, first, before, n, m),
+  // see geometry/window.hpp; `stride` is the number of bins of an adaptive axis.
   PlanLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
              const std::vector<int>& pooled, int inner_axis, const std::string& in,
              const std::string& out)
@@ -28,9 +29,8 @@ class PlanLayout {
     require(in_ == out_ || (!is_floating(in_) && out_ == sum_dtype()),
             "outputs have another dtype than inputs or their sums");
     const int rank = static_cast<int>(shape.size());
-    if (axes.empty() || axes.size() > 3 || axes.size() != pooled.size() || rank > kMostAxes) {
-      throw nb::value_error("1 to 3 axes are pooled, of at most 64");
-    }
+    require(!axes.empty() && axes.size() <= 3 && axes.size() == pooled.size() && rank <= kMostAxes,
+            "1 to 3 axes are pooled, of at most 64");
     for (i64 size : shape) require(size >= 0, "a size is negative");
     const std::size_t missing = 3 - axes.size();
     for (std::size_t a = 0; a < axes.size(); ++a) {
@@ -42,10 +42,10 @@ class PlanLayout {
       out_shape_[here] = axis.out;
       plan_.axis[missing + a] = axis;
       plan_.pooled_axes[missing + a] = at;
-      plan_.places = product(plan_.places, axis.kernel);
+      plan_.taps = product(plan_.taps, axis.kernel);
     }
-    require(plan_.places < kNowhere, "a window has too many places");
-    plan_.route_bytes = plan_.places <= 255 ? 1 : plan_.places <= 65535 ? 2 : 4;
+    require(plan_.taps < kNowhere, "a window has too many taps");
+    plan_.route_bytes = plan_.taps <= 255 ? 1 : plan_.taps <= 65535 ? 2 : 4;
     require(inner_axis >= -1 && inner_axis < rank && !is_in(inner_axis, pooled),
             "no such inner axis");
     plan_.inner_axis = inner_axis;
@@ -68,12 +68,12 @@ class PlanLayout {
     for (std::size_t a = shape.size(); a-- > 0; step *= out_shape_[a]) out_strides_[a] = step;
   }
 
-  // (begin, place, taps, extent) of one window along one pooled axis.
+  // (begin, first tap, taps, extent) of one window along one pooled axis.
   nb::tuple span(int axis, i64 output) const {
     const Axis& a = bound_axis(axis);
     if (output < 0 || output >= a.out) throw nb::index_error("no such output");
     const Span s = span_of(a, output);
-    return nb::make_tuple(s.begin, s.place, s.taps, s.extent);
+    return nb::make_tuple(s.begin, s.first_tap, s.taps, s.extent);
   }
 
   // Outputs whose windows may reach an input.
@@ -87,12 +87,12 @@ class PlanLayout {
   // For threads that do not hold the GIL, such as those of XLA: `run` does not release it.
   void use_without_gil() { has_gil_ = false; }
 
-  i64 places() const { return plan_.places; }
+  i64 taps() const { return plan_.taps; }
   int route_bytes() const { return plan_.route_bytes; }
   i64 winner_bytes() const { return plan_.winner_bytes(); }
 
  protected:
-  enum WindowKind : i64 { kRegular, kAdaptive, kTable };
+  enum WindowKind : i64 { kFixed, kAdaptive, kFractional };  // as in windows/spec.py
 
   static Axis axis_of(const std::vector<i64>& numbers) {
     require(numbers.size() == kAxisNumbers, "an axis lacks members");
@@ -111,19 +111,19 @@ class PlanLayout {
                 a.m - a.out >= a.first && a.n - a.in >= a.before,
             "an axis is no part of the whole");
     constexpr const char* kRange = "an axis has a number out of range";
-    if (kind == kRegular) {
+    if (kind == kFixed) {
       require(stride >= 1 && lo >= 0 && hi >= 0 && dilation >= 1, kRange);
       product(a.kernel - 1, dilation, kMostDistance);
       product(a.out - 1, stride, kMostDistance);
       require(lo <= kFarthest && hi <= kFarthest && a.in <= kFarthest, kRange);
       return regular_axis(a, stride, lo, hi, dilation);
     }
-    require(kind == kAdaptive || kind == kTable, kRange);
+    require(kind == kAdaptive || kind == kFractional, kRange);
     a.overlap = true;
     a.full_lo = a.full_hi = 0;
-    a.placed = kind == kTable;
+    a.fractional = kind == kFractional;
     a.adaptive = kind == kAdaptive;
-    if (a.placed) require(a.kernel <= a.in, "a window is larger than the input");
+    if (a.fractional) require(a.kernel <= a.in, "a window is larger than the input");
     if (a.adaptive) {
       require(stride >= 1 && a.m <= stride, kRange);
       a.bins = stride;
@@ -136,19 +136,10 @@ class PlanLayout {
     return a;
   }
 
-  static constexpr i64 kMost = std::numeric_limits<i64>::max() / 8;  // elements of any dtype
   // Limits of a padding or a pooled size, and of a distance between windows or within one. The sum
   // of two distances does not overflow, nor does that of a distance and two of the others.
   static constexpr i64 kFarthest = i64{1} << 61, kMostDistance = (i64{1} << 62) - 1;
 
-  static void require(bool fine, const char* message) {
-    if (!fine) throw nb::value_error(message);
-  }
-  // The product of two numbers that are not negative; an error if it is larger than `most`.
-  static i64 product(i64 a, i64 b, i64 most = kMost) {
-    require(b == 0 || a <= most / b, "a size is too large");
-    return a * b;
-  }
   static i64 number_of_elements(const std::vector<i64>& shape) {
     i64 elements = 1;
     for (i64 size : shape) elements = product(elements, size);
@@ -159,14 +150,14 @@ class PlanLayout {
   }
 
   const Axis& bound_axis(int axis) const {
-    if (axis < 0 || axis > 2 || plan_.pooled_axes[axis] < 0 || plan_.axis[axis].placed) {
+    if (axis < 0 || axis > 2 || plan_.pooled_axes[axis] < 0 || plan_.axis[axis].fractional) {
       throw nb::index_error("no such axis");
     }
     return plan_.axis[axis];
   }
 
-  // The planes that a kernel computes: all of them (plane -1), or one where samples place the
-  // windows, which differ from plane to plane.
+  // The planes that one call of a kernel computes: all (plane -1), or one if windows are
+  // fractional, which differ from plane to plane.
   struct PlaneSelection {
     Work work;
     i64 plane = -1;
@@ -178,7 +169,9 @@ class PlanLayout {
       return one;
     }
     Dense of_outputs(Dense array) const { return shifted(array, work.plan->out_plane()); }
-    Dense of_inputs(Dense array) const { return shifted(array, work.plan->in_plane()); }
+    Dense of_target(Dense array, bool backward) const {
+      return backward ? shifted(array, work.plan->in_plane()) : of_outputs(array);
+    }
     std::uint8_t* of_winners(Dense bits) const {
       const i64 bytes = work.plan->out_plane() * work.plan->winner_bytes();
       return reinterpret_cast<std::uint8_t*>(shifted(bits, bytes).data);
@@ -202,14 +195,13 @@ class PlanLayout {
   static std::size_t size(Dtype dtype) { return static_cast<std::size_t>(size_of(dtype)); }
   std::size_t route_size() const { return static_cast<std::size_t>(plan_.route_bytes); }
 
-  // Selecting kernels compute in the dtype of the inputs and write that of the outputs.
   void require_one_dtype() const {
     require(in_ == out_, "outputs of this kernel have the dtype of the inputs");
   }
 
-  // Other kernels than selections have no table of the windows that samples place.
+  // Fractional windows are for selections only.
   void require_no_samples() const {
-    for (const Axis& a : plan_.axis) require(!a.placed, "samples are for selections only");
+    for (const Axis& a : plan_.axis) require(!a.fractional, "samples are for selections only");
   }
 
   static Dense dense(const Array& array, Dtype dtype, i64 elements) {
@@ -221,11 +213,11 @@ class PlanLayout {
   }
 
   Parameter parameter_of(const Array& array, i64 count) const {
-    require(count >= (outputs() > 0) && count <= kMost, "a parameter is empty");
+    require(count >= (outputs() > 0) && count <= kMostElements, "a parameter is empty");
     return {array.dense(count * size_of(sum_dtype())), count};
   }
 
-  // An array with an element for each input, or for each output.
+  // An array with one element for each input, or for each output.
   View inputs_of(const Array& array, Dtype dtype) const { return view_of(array, dtype, in_shape_); }
   View outputs_of(const Array& array, Dtype dtype) const {
     return view_of(array, dtype, out_shape_);
@@ -257,52 +249,65 @@ class PlanLayout {
     return v;
   }
 
+  // The array that a kernel reads and the array that it writes: inputs and outputs or, if
+  // `backward`, outputs and inputs.
+  class SourceAndTarget {
+   public:
+    SourceAndTarget(const PlanLayout& layout, bool backward, ArraySource from, ArraySource to)
+        : read_(from, Use::read, size(backward ? layout.out_ : layout.in_)),
+          written_(to, Use::write, size(backward ? layout.in_ : layout.out_)),
+          source(backward ? layout.outputs_of(read_, layout.out_)
+                          : layout.inputs_of(read_, layout.in_)),
+          target(backward ? dense(written_, layout.in_, layout.inputs())
+                          : dense(written_, layout.out_, layout.outputs())) {}
+
+   private:
+    const Array read_, written_;
+
+   public:
+    const View source;
+    const Dense target;
+  };
+
   static inline const std::vector<i64> kNoTables;
 
-  // The positions of the windows in each plane where samples place them (see window_tables), else
-  // empty.
+  // The positions of fractional windows in each plane (see window_tables); empty for other windows.
   std::vector<i64> tables_of(ArraySource samples) const {
-    bool placed = false;
-    for (const Axis& a : plan_.axis) placed |= a.placed;
-    if (placed == samples.is_none()) throw nb::value_error("samples are for windows they place");
-    if (!placed) return {};
+    int dims = 0;
+    for (const Axis& a : plan_.axis) dims += a.fractional;
+    require((dims > 0) != samples.is_none(), "samples are for fractional windows");
+    if (dims == 0) return {};
     const bool floating = in_ == Dtype::float16 || in_ == Dtype::bfloat16 || in_ == Dtype::float64;
     const Dtype dtype = floating ? in_ : Dtype::float32;
     const Array given(samples, Use::read, size(dtype));
-    int dims = 0;
-    for (const Axis& a : plan_.axis) dims += a.placed;
     const char* data = given.dense(plan_.outer * dims * size_of(dtype));
     return window_tables(plan_, dtype, data, dims);
   }
 
   // Calls kernel(PlaneSelection) for all planes at once or, with tables, for each plane. Releases
-  // the GIL meanwhile, except where that would cost more than the kernel.
+  // the GIL, unless that would cost more than the kernel.
   template <class F>
   void run(const std::vector<i64>& tables, int threads, F&& kernel) const {
     if (plan_.outer == 0 || plan_.inner == 0) return;
-    const bool release = has_gil_ && inputs() + outputs() * plan_.places > kSmallCall;
+    const bool release = has_gil_ && inputs() + outputs() * plan_.taps > kSmallCall;
     const Work work{&plan_, std::clamp(threads, 1, kMostThreads)};
-    try {
-      const WithoutGil released(release);
-      if (tables.empty()) return kernel(PlaneSelection{work});
-      const i64 length = static_cast<i64>(tables.size()) / plan_.outer;
-      parallel_for(plan_.outer, work.threads, [&](i64 plane) {
-        Plan one = plan_;
-        one.outer = 1;
-        const i64* table = tables.data() + plane * length;
-        for (Axis& a : one.axis) {
-          if (!a.placed) continue;
-          a.table = table;
-          table += a.out;
-        }
-        kernel(PlaneSelection{{&one, 1}, plane});
-      });
-    } catch (const Interrupted&) {
-      throw nb::python_error();
-    }
+    const WithoutGil released(release);
+    if (tables.empty()) return kernel(PlaneSelection{work});
+    const i64 length = static_cast<i64>(tables.size()) / plan_.outer;
+    parallel_for(plan_.outer, work.threads, [&](i64 plane) {
+      Plan one = plan_;
+      one.outer = 1;
+      const i64* table = tables.data() + plane * length;
+      for (Axis& a : one.axis) {
+        if (!a.fractional) continue;
+        a.table = table;
+        table += a.out;
+      }
+      kernel(PlaneSelection{{&one, 1}, plane});
+    });
   }
 
-  // An error if a kernel found an index outside the plane of outputs.
+  // Throws unless a kernel found all indices inside the plane of outputs.
   void require_valid_indices(bool valid, i64 invalid_index) const {
     if (valid) return;
     const i64 plane = plan_.axis[0].out * plan_.axis[1].out * plan_.axis[2].out;
@@ -313,7 +318,6 @@ class PlanLayout {
   }
 
   static constexpr i64 kSmallCall = 4096;  // inputs that are read
-  static constexpr int kMostThreads = 1024;
 
   static const Kernels& kernels() { return chosen_kernels(); }
 

@@ -1,5 +1,5 @@
-// The kernels of a plan as Python and XLA call them. src/poolgrad validates arguments; the checks
-// here guard memory only.
+// Calls the kernels of a plan for Python and XLA. src/poolgrad validates arguments; the checks here
+// guard memory.
 #pragma once
 
 #include <optional>
@@ -18,14 +18,13 @@ class BoundPlan : public RoutedLayout {
               ArraySource samples, int threads) const {
     require_one_dtype();
     const Select selection = selection_named(which);
-    const Array from(x, Use::read, size(in_)), to(y, Use::write, size(out_));
+    const SourceAndTarget arrays(*this, false, x, y);
     const RouteArgument route_argument(*this, routes, Use::write_if_given);
-    const std::vector<i64> tables = tables_of(samples);
-    const View input = inputs_of(from, in_);
-    const Dense output = dense(to, out_, outputs()), routing = route_argument.to_write();
-    run(tables, threads, [&](const PlaneSelection& planes) {
-      kernels().select->forward(planes.work, selection, planes.of(input), planes.of_outputs(output),
-                                planes.of_outputs(routing), zero_ties);
+    const Dense routing = route_argument.to_write();
+    run(tables_of(samples), threads, [&](const PlaneSelection& planes) {
+      kernels().select->forward(planes.work, selection, planes.of(arrays.source),
+                                planes.of_outputs(arrays.target), planes.of_outputs(routing),
+                                zero_ties);
     });
     route_argument.pack(threads);
   }
@@ -34,58 +33,37 @@ class BoundPlan : public RoutedLayout {
             int threads) const {
     require_no_samples();
     require_one_dtype();
-    const Array from(x, Use::read, size(in_)), to(y, Use::write, size(out_));
+    const SourceAndTarget arrays(*this, false, x, y);
     const RouteArgument route_argument(*this, routes, Use::write_if_given);
-    const View input = inputs_of(from, in_), order = view_of(out_strides_.data(), nullptr, out_);
-    const Dense output = dense(to, out_, outputs()), routing = route_argument.to_write();
+    const View order = view_of(out_strides_.data(), nullptr, out_);
+    const Dense routing = route_argument.to_write();
     bool finite = true;
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      finite = kernels().select->draw(planes.work, input, output, routing, order, seed);
+      finite =
+          kernels().select->draw(planes.work, arrays.source, arrays.target, routing, order, seed);
     });
-    if (!finite) {
-      throw nb::value_error(
-          "x must be finite: probabilities are proportional to it, got NaN or an "
-          "infinity");
-    }
+    require(finite,
+            "x must be finite: probabilities are proportional to it, got NaN or an infinity");
     route_argument.pack(threads);
   }
 
   void route_backward(ArraySource gy, ArraySource routes, ArraySource gx, ArraySource samples,
                       int threads) const {
-    require_one_dtype();
-    const Array from(gy, Use::read, size(out_)), to(gx, Use::write, size(in_));
-    const RouteArgument route_argument(*this, routes, Use::read);
-    const std::vector<i64> tables = tables_of(samples);
-    const View gradient = outputs_of(from, out_), routing = route_argument.to_read(threads);
-    const Dense target = dense(to, in_, inputs());
-    run(tables, threads, [&](const PlaneSelection& planes) {
-      kernels().route->backward(planes.work, planes.of(gradient), planes.of(routing),
-                                planes.of_inputs(target));
-    });
+    along_routes(kernels().route->backward, true, gy, routes, gx, samples, threads);
   }
 
   void route_follow(ArraySource t, ArraySource routes, ArraySource y, ArraySource samples,
                     int threads) const {
-    require_one_dtype();
-    const Array from(t, Use::read, size(in_)), to(y, Use::write, size(out_));
-    const RouteArgument route_argument(*this, routes, Use::read);
-    const std::vector<i64> tables = tables_of(samples);
-    const View tangent = inputs_of(from, in_), routing = route_argument.to_read(threads);
-    const Dense target = dense(to, out_, outputs());
-    run(tables, threads, [&](const PlaneSelection& planes) {
-      kernels().route->follow(planes.work, planes.of(tangent), planes.of(routing),
-                              planes.of_outputs(target));
-    });
+    along_routes(kernels().route->jvp, false, t, routes, y, samples, threads);
   }
 
   void route_indices(ArraySource routes, ArraySource indices, ArraySource samples,
                      int threads) const {
     const Array to(indices, Use::write, sizeof(i64));
     const RouteArgument route_argument(*this, routes, Use::read);
-    const std::vector<i64> tables = tables_of(samples);
     const View routing = route_argument.to_read(threads);
     const Dense target = dense(to, Dtype::int64, outputs());
-    run(tables, threads, [&](const PlaneSelection& planes) {
+    run(tables_of(samples), threads, [&](const PlaneSelection& planes) {
       kernels().route->indices(planes.work, planes.of(routing),
                                reinterpret_cast<i64*>(planes.of_outputs(target).data));
     });
@@ -97,10 +75,9 @@ class BoundPlan : public RoutedLayout {
     const Select selection = selection_named(which);
     const Array from(x, Use::read, size(in_)), best(y, Use::read, size(out_)),
         kept(winners, Use::write, 1);
-    const std::vector<i64> tables = tables_of(samples);
     const View input = inputs_of(from, in_), output = outputs_of(best, out_);
     const Dense bits = winner_bits(kept);
-    run(tables, threads, [&](const PlaneSelection& planes) {
+    run(tables_of(samples), threads, [&](const PlaneSelection& planes) {
       kernels().select->split_winners(planes.work, selection, planes.of(input), planes.of(output),
                                       planes.of_winners(bits));
     });
@@ -108,100 +85,45 @@ class BoundPlan : public RoutedLayout {
 
   void split_backward(ArraySource gy, ArraySource winners, ArraySource gx, ArraySource samples,
                       int threads) const {
-    require_one_dtype();
-    const Array from(gy, Use::read, size(out_)), kept(winners, Use::read, 1),
-        to(gx, Use::write, size(in_));
-    const std::vector<i64> tables = tables_of(samples);
-    const View gradient = outputs_of(from, out_);
-    const Dense bits = winner_bits(kept), target = dense(to, in_, inputs());
-    run(tables, threads, [&](const PlaneSelection& planes) {
-      kernels().route->split_backward(planes.work, planes.of(gradient), planes.of_winners(bits),
-                                      planes.of_inputs(target));
-    });
+    along_winners(kernels().route->split_backward, true, gy, winners, gx, samples, threads);
   }
 
   void split_follow(ArraySource t, ArraySource winners, ArraySource y, ArraySource samples,
                     int threads) const {
-    require_one_dtype();
-    const Array from(t, Use::read, size(in_)), kept(winners, Use::read, 1),
-        to(y, Use::write, size(out_));
-    const std::vector<i64> tables = tables_of(samples);
-    const View tangent = inputs_of(from, in_);
-    const Dense bits = winner_bits(kept), target = dense(to, out_, outputs());
-    run(tables, threads, [&](const PlaneSelection& planes) {
-      kernels().route->split_follow(planes.work, planes.of(tangent), planes.of_winners(bits),
-                                    planes.of_outputs(target));
-    });
+    along_winners(kernels().route->split_jvp, false, t, winners, y, samples, threads);
   }
 
   void unpool(ArraySource x, ArraySource indices, ArraySource y, int threads) const {
-    require_no_samples();
-    require_one_dtype();
-    const Array from(x, Use::read, size(in_)), where(indices, Use::read, sizeof(i64)),
-        to(y, Use::write, size(out_));
-    const View input = inputs_of(from, in_), index = inputs_of(where, Dtype::int64);
-    const Dense target = dense(to, out_, outputs());
-    i64 invalid = 0;
-    bool valid = true;
-    run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      valid = kernels().route->unpool(planes.work, input, index, target, &invalid);
-    });
-    require_valid_indices(valid, invalid);
+    by_indices(kernels().route->unpool, false, x, indices, y, threads);
   }
 
   void unpool_backward(ArraySource gy, ArraySource indices, ArraySource gx, int threads) const {
-    require_no_samples();
-    require_one_dtype();
-    const Array from(gy, Use::read, size(out_)), where(indices, Use::read, sizeof(i64)),
-        to(gx, Use::write, size(in_));
-    const View gradient = outputs_of(from, out_), index = inputs_of(where, Dtype::int64);
-    const Dense target = dense(to, in_, inputs());
-    i64 invalid = 0;
-    bool valid = true;
-    run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      valid = kernels().route->unpool_backward(planes.work, gradient, index, target, &invalid);
-    });
-    require_valid_indices(valid, invalid);
+    by_indices(kernels().route->unpool_backward, true, gy, indices, gx, threads);
   }
 
   void average(ArraySource x, ArraySource y, bool count_padding, i64 divisor, int threads) const {
-    require_no_samples();
-    const Array from(x, Use::read, size(in_)), to(y, Use::write, size(out_));
-    const View input = inputs_of(from, in_);
-    const Dense output = dense(to, out_, outputs());
-    run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().blend->average(planes.work, input, output, count_padding,
-                               static_cast<double>(divisor));
-    });
+    average_by(kernels().weighted->average, false, x, y, count_padding, divisor, threads);
   }
 
   void average_backward(ArraySource gy, ArraySource gx, bool count_padding, i64 divisor,
                         int threads) const {
-    require_no_samples();
-    const Array from(gy, Use::read, size(out_)), to(gx, Use::write, size(in_));
-    const View gradient = outputs_of(from, out_);
-    const Dense target = dense(to, in_, inputs());
-    run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().blend->average_backward(planes.work, gradient, target, count_padding,
-                                        static_cast<double>(divisor));
-    });
+    average_by(kernels().weighted->average_backward, true, gy, gx, count_padding, divisor, threads);
   }
 
   void mixed(ArraySource x, ArraySource alpha, i64 count, bool count_padding, ArraySource y,
              ArraySource routes, ArraySource sensitivity, int threads) const {
     require_no_samples();
     require_one_dtype();
-    const Array from(x, Use::read, size(in_)), share(alpha, Use::read, size(sum_dtype())),
-        to(y, Use::write, size(out_));
-    const Array kept(routes, Use::write_if_given, route_size()),
+    const SourceAndTarget arrays(*this, false, x, y);
+    const Array share(alpha, Use::read, size(sum_dtype())),
+        kept(routes, Use::write_if_given, route_size()),
         slope(sensitivity, Use::write_if_given, size(sum_dtype()));
-    const View input = inputs_of(from, in_);
-    const Dense output = dense(to, out_, outputs());
     const Dense routing = dense(kept, route_dtype(), outputs());
     void* slopes = dense(slope, sum_dtype(), outputs()).data;
     const Parameter parameter = parameter_of(share, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().blend->mixed(planes.work, input, parameter, count_padding, output, routing, slopes);
+      kernels().weighted->mixed(planes.work, arrays.source, parameter, count_padding, arrays.target,
+                                routing, slopes);
     });
   }
 
@@ -209,14 +131,13 @@ class BoundPlan : public RoutedLayout {
                       ArraySource routes, ArraySource gx, int threads) const {
     require_no_samples();
     require_one_dtype();
-    const Array from(gy, Use::read, size(out_)), share(alpha, Use::read, size(sum_dtype())),
-        kept(routes, Use::read, route_size()), to(gx, Use::write, size(in_));
-    const View gradient = outputs_of(from, out_), routing = outputs_of(kept, route_dtype());
-    const Dense target = dense(to, in_, inputs());
+    const SourceAndTarget arrays(*this, true, gy, gx);
+    const Array share(alpha, Use::read, size(sum_dtype())), kept(routes, Use::read, route_size());
+    const View routing = outputs_of(kept, route_dtype());
     const Parameter parameter = parameter_of(share, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().blend->mixed_backward(planes.work, gradient, routing, parameter, count_padding,
-                                      target);
+      kernels().weighted->mixed_backward(planes.work, arrays.source, routing, parameter,
+                                         count_padding, arrays.target);
     });
   }
 
@@ -225,23 +146,22 @@ class BoundPlan : public RoutedLayout {
               const std::vector<ArraySource>& kept, ArraySource sensitivity, int threads) const {
     require_no_samples();
     require_one_dtype();
-    const NonlinearOp blend = nonlinear_op_named(which);
-    const Array from(x, Use::read, size(in_)), own(theta, Use::read, size(sum_dtype())),
-        to(y, Use::write, size(out_));
-    if (kept.size() > kMaxResiduals) throw nb::value_error("too many arrays are kept");
+    const NonlinearOp op = nonlinear_op_named(which);
+    const SourceAndTarget arrays(*this, false, x, y);
+    const Array own(theta, Use::read, size(sum_dtype())),
+        slope(sensitivity, Use::write_if_given, size(sum_dtype()));
+    require(kept.size() <= kMaxResiduals, "too many arrays are kept");
     std::optional<Array> held[kMaxResiduals];
     void* rows[kMaxResiduals] = {};
     for (std::size_t k = 0; k < kept.size(); ++k) {
       held[k].emplace(kept[k], Use::write_if_given, size(sum_dtype()));
       rows[k] = dense(*held[k], sum_dtype(), outputs()).data;
     }
-    const Array slope(sensitivity, Use::write_if_given, size(sum_dtype()));
     void* slopes = dense(slope, sum_dtype(), outputs()).data;
-    const View input = inputs_of(from, in_);
-    const Dense output = dense(to, out_, outputs());
     const Parameter parameter = parameter_of(own, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().curve->forward(planes.work, blend, input, parameter, output, rows, slopes);
+      kernels().nonlinear->forward(planes.work, op, arrays.source, parameter, arrays.target, rows,
+                                   slopes);
     });
   }
 
@@ -250,23 +170,78 @@ class BoundPlan : public RoutedLayout {
                        int threads) const {
     require_no_samples();
     require_one_dtype();
-    const NonlinearOp blend = nonlinear_op_named(which);
-    const Array from(gy, Use::read, size(out_)), values(x, Use::read, size(in_)),
-        own(theta, Use::read, size(sum_dtype())), to(gx, Use::write, size(in_));
-    if (static_cast<int>(kept.size()) != residuals_of(blend)) {
-      throw nb::value_error("another number of arrays is kept");
-    }
+    const NonlinearOp op = nonlinear_op_named(which);
+    const SourceAndTarget arrays(*this, true, gy, gx);
+    const Array values(x, Use::read, size(in_)), own(theta, Use::read, size(sum_dtype()));
+    require(static_cast<int>(kept.size()) == residuals_of(op), "another number of arrays is kept");
     std::optional<Array> held[kMaxResiduals];
     View views[kMaxResiduals];
     for (std::size_t k = 0; k < kept.size(); ++k) {
       held[k].emplace(kept[k], Use::read, size(sum_dtype()));
       views[k] = outputs_of(*held[k], sum_dtype());
     }
-    const View gradient = outputs_of(from, out_), input = inputs_of(values, in_);
-    const Dense target = dense(to, in_, inputs());
+    const View input = inputs_of(values, in_);
     const Parameter parameter = parameter_of(own, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
-      kernels().curve->backward(planes.work, blend, gradient, input, parameter, views, target);
+      kernels().nonlinear->backward(planes.work, op, arrays.source, input, parameter, views,
+                                    arrays.target);
+    });
+  }
+
+ private:
+  // Linear maps from inputs to outputs (tangents) or, if `backward`, from outputs to inputs.
+  void along_routes(void (*kernel)(const Work&, const View&, const View& routes, Dense),
+                    bool backward, ArraySource from, ArraySource routes, ArraySource to,
+                    ArraySource samples, int threads) const {
+    require_one_dtype();
+    const SourceAndTarget arrays(*this, backward, from, to);
+    const RouteArgument route_argument(*this, routes, Use::read);
+    const View routing = route_argument.to_read(threads);
+    run(tables_of(samples), threads, [&](const PlaneSelection& planes) {
+      kernel(planes.work, planes.of(arrays.source), planes.of(routing),
+             planes.of_target(arrays.target, backward));
+    });
+  }
+
+  void along_winners(void (*kernel)(const Work&, const View&, const std::uint8_t* winners, Dense),
+                     bool backward, ArraySource from, ArraySource winners, ArraySource to,
+                     ArraySource samples, int threads) const {
+    require_one_dtype();
+    const SourceAndTarget arrays(*this, backward, from, to);
+    const Array kept(winners, Use::read, 1);
+    const Dense bits = winner_bits(kept);
+    run(tables_of(samples), threads, [&](const PlaneSelection& planes) {
+      kernel(planes.work, planes.of(arrays.source), planes.of_winners(bits),
+             planes.of_target(arrays.target, backward));
+    });
+  }
+
+  void by_indices(bool (*kernel)(const Work&, const View&, const View& indices, Dense,
+                                 i64* invalid),
+                  bool backward, ArraySource from, ArraySource indices, ArraySource to,
+                  int threads) const {
+    require_no_samples();
+    require_one_dtype();
+    const SourceAndTarget arrays(*this, backward, from, to);
+    const Array positions(indices, Use::read, sizeof(i64));
+    const View index = inputs_of(positions, Dtype::int64);
+    i64 invalid = 0;
+    bool valid = true;
+    run(kNoTables, threads, [&](const PlaneSelection& planes) {
+      valid = kernel(planes.work, arrays.source, index, arrays.target, &invalid);
+    });
+    require_valid_indices(valid, invalid);
+  }
+
+  void average_by(void (*kernel)(const Work&, const View&, Dense, bool count_padding,
+                                 double divisor),
+                  bool backward, ArraySource from, ArraySource to, bool count_padding, i64 divisor,
+                  int threads) const {
+    require_no_samples();
+    const SourceAndTarget arrays(*this, backward, from, to);
+    run(kNoTables, threads, [&](const PlaneSelection& planes) {
+      kernel(planes.work, arrays.source, arrays.target, count_padding,
+             static_cast<double>(divisor));
     });
   }
 };

@@ -1,5 +1,5 @@
-// Pooling of regions of interest as Python calls it. src/poolgrad validates arguments; the checks
-// here guard memory and validate the boxes, whose values only the kernels read.
+// Calls the kernels of region-of-interest pooling for Python. src/poolgrad validates arguments; the
+// checks here guard memory and validate the boxes, whose values only the kernels read.
 #pragma once
 
 #include <algorithm>
@@ -40,84 +40,55 @@ class BoundRegions {
   i64 count() const { return static_cast<i64>(regions_.size()); }
 
   void pool(ArraySource x, ArraySource y, ArraySource indices, int threads) const {
-    const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize()),
-        places(indices, Use::write, sizeof(std::int32_t));
-    const char* input = from.contiguous(inputs());
-    char* output = to.contiguous(outputs());
-    auto* index = reinterpret_cast<std::int32_t*>(places.contiguous(outputs()));
-    run(threads, [&](auto t, int workers) {
-      using T = decltype(t);
-      RegionKernels<T>::pool(maps_, regions_, factor_, reinterpret_cast<const T*>(input),
-                             reinterpret_cast<T*>(output), index, workers);
+    const Array positions(indices, Use::write, sizeof(std::int32_t));
+    auto* index = reinterpret_cast<std::int32_t*>(positions.contiguous(outputs()));
+    run(x, inputs(), y, outputs(), threads, [&](const auto* from, auto* to, int workers) {
+      RegionKernels<Element<decltype(to)>>::pool(maps_, regions_, factor_, from, to, index,
+                                                 workers);
     });
   }
 
   void pool_backward(ArraySource gy, ArraySource indices, ArraySource gx, int threads) const {
-    const Array from(gy, Use::read, itemsize()), to(gx, Use::write, itemsize()),
-        places(indices, Use::read, sizeof(std::int32_t));
-    const char* gradient = from.contiguous(outputs());
-    char* target = to.contiguous(inputs());
-    const auto* index = reinterpret_cast<const std::int32_t*>(places.contiguous(outputs()));
+    const Array positions(indices, Use::read, sizeof(std::int32_t));
+    const auto* index = reinterpret_cast<const std::int32_t*>(positions.contiguous(outputs()));
     bool valid = true;
-    run(threads, [&](auto t, int workers) {
-      using T = decltype(t);
-      valid = RegionKernels<T>::pool_backward(maps_, regions_, reinterpret_cast<const T*>(gradient),
-                                              index, reinterpret_cast<T*>(target), workers);
+    run(gy, outputs(), gx, inputs(), threads, [&](const auto* from, auto* to, int workers) {
+      valid = RegionKernels<Element<decltype(to)>>::pool_backward(maps_, regions_, from, index, to,
+                                                                  workers);
     });
     require_valid_indices(valid);
   }
 
   void pool_gather(ArraySource x, ArraySource indices, ArraySource y, int threads) const {
-    const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize()),
-        places(indices, Use::read, sizeof(std::int32_t));
-    const char* input = from.contiguous(inputs());
-    char* output = to.contiguous(outputs());
-    const auto* index = reinterpret_cast<const std::int32_t*>(places.contiguous(outputs()));
+    const Array positions(indices, Use::read, sizeof(std::int32_t));
+    const auto* index = reinterpret_cast<const std::int32_t*>(positions.contiguous(outputs()));
     bool valid = true;
-    run(threads, [&](auto t, int workers) {
-      using T = decltype(t);
-      valid = RegionKernels<T>::pool_gather(maps_, regions_, reinterpret_cast<const T*>(input),
-                                            index, reinterpret_cast<T*>(output), workers);
+    run(x, inputs(), y, outputs(), threads, [&](const auto* from, auto* to, int workers) {
+      valid = RegionKernels<Element<decltype(to)>>::pool_gather(maps_, regions_, from, index, to,
+                                                                workers);
     });
     require_valid_indices(valid);
   }
 
   void align(ArraySource x, ArraySource y, i64 sampling_ratio, bool aligned, int threads) const {
-    const RegionScale scale = scaled(sampling_ratio, aligned);
-    const Array from(x, Use::read, itemsize()), to(y, Use::write, itemsize());
-    const char* input = from.contiguous(inputs());
-    char* output = to.contiguous(outputs());
-    run(threads, [&](auto t, int workers) {
-      using T = decltype(t);
-      RegionKernels<T>::align(maps_, regions_, scale, reinterpret_cast<const T*>(input),
-                              reinterpret_cast<T*>(output), workers);
+    const RegionScale scale = scale_of(sampling_ratio, aligned);
+    run(x, inputs(), y, outputs(), threads, [&](const auto* from, auto* to, int workers) {
+      RegionKernels<Element<decltype(to)>>::align(maps_, regions_, scale, from, to, workers);
     });
   }
 
   void align_backward(ArraySource gy, ArraySource gx, i64 sampling_ratio, bool aligned,
                       int threads) const {
-    const RegionScale scale = scaled(sampling_ratio, aligned);
-    const Array from(gy, Use::read, itemsize()), to(gx, Use::write, itemsize());
-    const char* gradient = from.contiguous(outputs());
-    char* target = to.contiguous(inputs());
-    run(threads, [&](auto t, int workers) {
-      using T = decltype(t);
-      RegionKernels<T>::align_backward(maps_, regions_, scale, reinterpret_cast<const T*>(gradient),
-                                       reinterpret_cast<T*>(target), workers);
+    const RegionScale scale = scale_of(sampling_ratio, aligned);
+    run(gy, outputs(), gx, inputs(), threads, [&](const auto* from, auto* to, int workers) {
+      RegionKernels<Element<decltype(to)>>::align_backward(maps_, regions_, scale, from, to,
+                                                           workers);
     });
   }
 
  private:
-  static constexpr i64 kMost = std::numeric_limits<i64>::max() / 8;  // elements of any dtype
-
-  static void require(bool fine, const char* message) {
-    if (!fine) throw nb::value_error(message);
-  }
-  // The product of two numbers that are not negative.
-  static i64 product(i64 a, i64 b) {
-    require(b == 0 || a <= kMost / b, "a size is too large");
-    return a * b;
-  }
+  template <class Pointer>
+  using Element = std::remove_pointer_t<Pointer>;
 
   void require_valid_indices(bool valid) const {
     if (valid) return;
@@ -126,12 +97,11 @@ class BoundRegions {
                               .c_str());
   }
 
-  RegionScale scaled(i64 sampling_ratio, bool aligned) const {
+  RegionScale scale_of(i64 sampling_ratio, bool aligned) const {
     require(sampling_ratio <= kMostSamples, "sampling_ratio must be at most 65536");
     return {factor_, std::max(sampling_ratio, i64{0}), aligned};
   }
 
-  std::size_t itemsize() const { return wide_ ? sizeof(double) : sizeof(float); }
   std::vector<i64> inputs() const {
     return {maps_.images, maps_.channels, maps_.height, maps_.width};
   }
@@ -139,17 +109,19 @@ class BoundRegions {
     return {count(), maps_.channels, maps_.bin_rows, maps_.bin_columns};
   }
 
-  // Runs a kernel without the GIL; Ctrl-C ends it between two tasks.
+  // Calls kernel(source, target, threads) with pointers to the elements of two arrays.
   template <class F>
-  void run(int threads, F&& kernel) const {
-    const int workers = std::clamp(threads, 1, 1024);
-    try {
-      const WithoutGil released;
-      if (wide_) kernel(double{}, workers);
-      else kernel(float{}, workers);
-    } catch (const Interrupted&) {
-      throw nb::python_error();
-    }
+  void run(ArraySource source, const std::vector<i64>& source_shape, ArraySource target,
+           const std::vector<i64>& target_shape, int threads, F&& kernel) const {
+    const std::size_t itemsize = wide_ ? sizeof(double) : sizeof(float);
+    const Array read(source, Use::read, itemsize), written(target, Use::write, itemsize);
+    const char* from = read.contiguous(source_shape);
+    char* to = written.contiguous(target_shape);
+    const int workers = std::clamp(threads, 1, kMostThreads);
+    const WithoutGil released;
+    if (wide_)
+      kernel(reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to), workers);
+    else kernel(reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to), workers);
   }
 
   RegionMaps maps_;

@@ -1,4 +1,4 @@
-// Routes as Python stores them (packed or not) and as the kernels read and write them.
+// Converts routes between the form that Python stores (packed or not) and the form of the kernels.
 #pragma once
 
 #include <optional>
@@ -9,8 +9,8 @@
 namespace poolgrad {
 namespace {
 
-// A layout whose routes may be packed. While a kernel runs, packed routes are unpacked into a
-// buffer of one byte each.
+// A layout whose routes may be packed. A kernel reads and writes packed routes in a buffer of one
+// byte for each route.
 class RoutedLayout : public PlanLayout {
  public:
   // route_bits: bits of a packed route, 2 or 4; 0: routes are not packed
@@ -18,11 +18,11 @@ class RoutedLayout : public PlanLayout {
                const std::vector<int>& pooled, int inner_axis, const std::string& in,
                const std::string& out, int route_bits)
       : PlanLayout(axes, shape, pooled, inner_axis, in, out) {
-    const bool fits = (route_bits == 2 || route_bits == 4) && plan_.places <= 1 << route_bits;
+    const bool fits = (route_bits == 2 || route_bits == 4) && plan_.taps <= 1 << route_bits;
     if (route_bits != 0 && !fits) throw nb::value_error("routes do not fit so few bits");
     if (route_bits == 0) return;
     const i64 rows = plan_.outer * plan_.axis[0].out * plan_.axis[1].out;
-    const bool nowhere = plan_.places < i64{1} << route_bits;
+    const bool nowhere = plan_.taps < i64{1} << route_bits;
     packed_ = {rows, plan_.axis[2].out, plan_.inner, route_bits, nowhere};
     i64 step = 1;
     dense_strides_.assign(shape.size(), 0);
@@ -47,7 +47,7 @@ class RoutedLayout : public PlanLayout {
   }
 
  protected:
-  // Routes as an argument of a kernel.
+  // The routes of a call.
   class RouteArgument {
    public:
     RouteArgument(const RoutedLayout& layout, ArraySource source, Use use)
@@ -94,7 +94,7 @@ class RoutedLayout : public PlanLayout {
   }
 
   PackedRows packed_{};
-  std::vector<i64> dense_strides_;  // of routes as the kernels write them
+  std::vector<i64> dense_strides_;  // of the kernels' routes
 };
 
 }  // namespace

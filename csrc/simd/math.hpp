@@ -1,6 +1,6 @@
-// exp, log and powers of vectors, with the same bits on every machine. Polynomials after argument
-// reduction (Muller, Elementary Functions, 2016): minimax for exp, a series for log. Errors are
-// about one unit in the last place.
+// Computes exp, log and powers of vectors, with the same bits on every machine: polynomials after
+// argument reduction (Muller, Elementary Functions, 2016), minimax for exp, a series for log.
+// Errors are about one unit in the last place.
 #pragma once
 
 #include <cmath>
@@ -11,6 +11,7 @@
 namespace poolgrad {
 namespace {
 
+// The constants of a floating-point format.
 template <class A>
 struct Format;
 template <>
@@ -50,22 +51,23 @@ struct Inverses {  // 1 / n!
   }
 };
 
-// exp(x) = scale + part, where scale is a power of two; x: no lower than where that ends.
+// exp(x) = scale + part, where scale is a power of two; x: the argument, not below the logarithm of
+// the least normal number.
 template <class V>
 struct Exp {
   V x, scale, part;
   V value() const { return scale + part; }
-  V less_one() const { return part + (scale - 1); }  // without cancellation
+  V minus_one() const { return part + (scale - 1); }  // without cancellation
 };
 
-// exp(x) for x <= 0: 0 where it is below the normal numbers, NaN for NaN. Number: x is not NaN.
-template <class A, int W, bool Number = false>
+// exp(x) for x <= 0: 0 where it is below the normal numbers, NaN for NaN. NotNaN: x is not NaN.
+template <class A, int W, bool NotNaN = false>
 POOLGRAD_INLINE Exp<Vec<A, W>> exponentials(Vec<A, W> x) {
   using F = Format<A>;
   using V = Vec<A, W>;
   using B = Vec<typename F::Bits, W>;
   const V least = V{} - F::bias * static_cast<A>(0.6931471805599453);
-  if (Number) x = x > least ? x : least;  // one instruction
+  if (NotNaN) x = x > least ? x : least;  // one instruction
   else x = least > x ? least : x;
   constexpr A round = F::round + F::bias;
   const V shifted = x * static_cast<A>(1.4426950408889634) + round;
@@ -95,9 +97,10 @@ POOLGRAD_INLINE Vec<A, W> magnitude(Vec<A, W> x) {
   return x;
 }
 
-// log(x) for x > 0. less_one: x - 1, more accurate than from x. Normal: x is normal and finite.
+// log(x) for x > 0. minus_one: x - 1, computed more accurately than from x. Normal: x is normal and
+// finite.
 template <class A, int W, bool Normal = false>
-POOLGRAD_INLINE Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
+POOLGRAD_INLINE Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> minus_one) {
   using F = Format<A>;
   using V = Vec<A, W>;
   using Bit = typename F::Bits;
@@ -112,7 +115,7 @@ POOLGRAD_INLINE Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> less_one) {
   const V m = bits_as<V>(bits_as<B>(scaled) - (exponent << F::mantissa));
   V k = bits_as<V>(exponent + bits_as<B>(V{} + F::round)) - F::round;
   if (!Normal) k -= tiny ? V{} + static_cast<A>(F::mantissa) : V{};
-  const V f = k == A(0) ? less_one : m - A(1);
+  const V f = k == A(0) ? minus_one : m - A(1);
   const V s = f / (f + A(2)), square = s * s;
   V sum = V{} + static_cast<A>(2.0 / (2 * F::log_terms - 1));
   POOLGRAD_UNROLL
@@ -137,9 +140,10 @@ POOLGRAD_INLINE Vec<A, W> log_ratio(Vec<A, W> lo, Vec<A, W> hi) {
   return logarithm_near<A, W>(lo / hi, (lo - hi) / hi);
 }
 
-// The cube root of x >= 0, by way of 1 / root: a third of the bits of x taken from a constant is
-// near it (Moroz, Samotyy, Walczyk and Cieslinski, 2021). Each of two steps has three times as many
-// digits, and the last, of the root itself, twice as many: it is less than one unit off.
+// The cube root of x >= 0. 1 / root is estimated by subtracting a third of the bits of x from a
+// constant (Moroz, Samotyy, Walczyk and Cieslinski, 2021); two third-order steps triple its digits
+// each, and a Newton step of the root itself doubles them. The error is below one unit in the last
+// place.
 template <class A, int W>
 POOLGRAD_INLINE Vec<A, W> cube_root(Vec<A, W> x) {
   using F = Format<A>;
@@ -156,13 +160,13 @@ POOLGRAD_INLINE Vec<A, W> cube_root(Vec<A, W> x) {
   return root + (x - root * (root * root)) * (square * static_cast<A>(1.0 / 3));
 }
 
-// 2^k and 2^-k, k such that x 2^-k is in [1, 2), or as near to that as normal numbers get.
+// 2^k and 2^-k for the k with x 2^-k in [1, 2), or the nearest k for which both are normal numbers.
 template <class V>
-struct Scale {
+struct PowerOfTwo {
   V up, down;
 };
 template <class A, int W>
-POOLGRAD_INLINE Scale<Vec<A, W>> scale_of(Vec<A, W> x) {
+POOLGRAD_INLINE PowerOfTwo<Vec<A, W>> scale_of(Vec<A, W> x) {
   using F = Format<A>;
   using V = Vec<A, W>;
   using Bit = typename F::Bits;
@@ -173,9 +177,9 @@ POOLGRAD_INLINE Scale<Vec<A, W>> scale_of(Vec<A, W> x) {
   return {bits_as<V>(bits), bits_as<V>(2 * one - bits)};
 }
 
-// q^n
+// q^n for n >= 1
 template <class V>
-POOLGRAD_INLINE V whole_power(V q, int n) {
+POOLGRAD_INLINE V integer_power(V q, int n) {
   V product = q;
   for (int k = 1; k < n; ++k) product *= q;
   return product;

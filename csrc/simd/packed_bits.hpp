@@ -1,4 +1,4 @@
-// Packs numbers of 2 or 4 bits into bytes.
+// Packs numbers of 2 or 4 bits into bytes, and unpacks them.
 #pragma once
 
 #include "base/thread_pool.hpp"
@@ -8,74 +8,76 @@
 namespace poolgrad {
 namespace {
 
-// The bytes that are packed into one, as one integer.
+// The bytes that are packed into one byte, as one integer (kNumbersPerByte of them).
 template <int Bits>
-using Share = std::conditional_t<Bits == 2, u32, std::uint16_t>;
+using Unpacked = std::conditional_t<Bits == 2, u32, std::uint16_t>;
 template <int Bits>
-inline constexpr i64 kShare = 8 / Bits;
+inline constexpr i64 kNumbersPerByte = 8 / Bits;
 
 // The same number in every byte.
 template <int Bits>
-constexpr Share<Bits> everywhere(u32 byte) {
-  return static_cast<Share<Bits>>(byte * 0x01010101u);
+constexpr Unpacked<Bits> broadcast(u32 byte) {
+  return static_cast<Unpacked<Bits>>(byte * 0x01010101u);
 }
 
-// The numbers in the bytes of each lane, side by side in its lowest byte.
+// Packs the bytes of each lane into its lowest byte.
 template <int Bits, class V>
-V squeezed(V v) {
+V pack_bytes(V v) {
   V packed{};
-  for (int j = 0; j < kShare<Bits>; ++j) {
-    // In a variable: under -fsanitize=shift, GCC 12 takes the shift for an int, not for a Share.
-    const auto ones = static_cast<Share<Bits>>(((1u << Bits) - 1) << j * Bits);
+  for (int j = 0; j < kNumbersPerByte<Bits>; ++j) {
+    // In a variable: under -fsanitize=shift, GCC 12 takes the shift for an int, not for an
+    // Unpacked.
+    const auto ones = static_cast<Unpacked<Bits>>(((1u << Bits) - 1) << j * Bits);
     packed |= v >> j * (8 - Bits) & ones;
   }
   return packed;
 }
 
-// Unpacks. nowhere: numbers of all ones become 255.
+// Unpacks the lowest byte of each lane. nowhere: numbers of all ones become 255.
 template <int Bits, class V>
-V spread(V packed, bool nowhere) {
+V unpack_bytes(V packed, bool nowhere) {
   V v{};
-  for (int j = 0; j < kShare<Bits>; ++j) v |= packed << j * (8 - Bits);
-  v &= everywhere<Bits>((1 << Bits) - 1);
+  for (int j = 0; j < kNumbersPerByte<Bits>; ++j) v |= packed << j * (8 - Bits);
+  v &= broadcast<Bits>((1 << Bits) - 1);
   if (!nowhere) return v;
-  const V ones = (v + everywhere<Bits>(1)) >> Bits & everywhere<Bits>(1);
+  const V ones = (v + broadcast<Bits>(1)) >> Bits & broadcast<Bits>(1);
   return v | ((ones << 8) - ones);
 }
 
-// Pixels of one number each.
+// Packs and unpacks rows of pixels of one number each.
 template <int Bits>
 POOLGRAD_LOOP void pack_row(const std::uint8_t* from, std::uint8_t* to, i64 n) {
-  constexpr int W = kVectorBytes / static_cast<int>(sizeof(Share<Bits>));
-  using V = Vec<Share<Bits>, W>;
+  constexpr int W = kVectorBytes / static_cast<int>(sizeof(Unpacked<Bits>));
+  using V = Vec<Unpacked<Bits>, W>;
   i64 i = 0;
-  for (; i + W * kShare<Bits> <= n; i += W * kShare<Bits>, to += W) {
-    store(to, convert<std::uint8_t>(squeezed<Bits>(load<V>(from + i))));
+  for (; i + W * kNumbersPerByte<Bits> <= n; i += W * kNumbersPerByte<Bits>, to += W) {
+    store(to, convert<std::uint8_t>(pack_bytes<Bits>(load<V>(from + i))));
   }
-  for (; i < n; i += kShare<Bits>) {
-    Vec<Share<Bits>, 1> v{};
-    std::memcpy(&v, from + i, static_cast<std::size_t>(smaller(kShare<Bits>, n - i)));
-    *to++ = static_cast<std::uint8_t>(squeezed<Bits>(v)[0]);
+  for (; i < n; i += kNumbersPerByte<Bits>) {
+    Vec<Unpacked<Bits>, 1> v{};
+    std::memcpy(&v, from + i, static_cast<std::size_t>(smaller(kNumbersPerByte<Bits>, n - i)));
+    *to++ = static_cast<std::uint8_t>(pack_bytes<Bits>(v)[0]);
   }
 }
 template <int Bits>
 POOLGRAD_LOOP void unpack_row(const std::uint8_t* from, std::uint8_t* to, i64 n, bool nowhere) {
-  constexpr int W = kVectorBytes / static_cast<int>(sizeof(Share<Bits>));
+  constexpr int W = kVectorBytes / static_cast<int>(sizeof(Unpacked<Bits>));
   i64 i = 0;
-  for (; i + W * kShare<Bits> <= n; i += W * kShare<Bits>, from += W) {
-    store(to + i, spread<Bits>(convert<Share<Bits>>(load<Vec<std::uint8_t, W>>(from)), nowhere));
+  for (; i + W * kNumbersPerByte<Bits> <= n; i += W * kNumbersPerByte<Bits>, from += W) {
+    store(to + i,
+          unpack_bytes<Bits>(convert<Unpacked<Bits>>(load<Vec<std::uint8_t, W>>(from)), nowhere));
   }
-  for (; i < n; i += kShare<Bits>) {
-    const auto v = spread<Bits>(Vec<Share<Bits>, 1>{*from++}, nowhere);
-    std::memcpy(to + i, &v, static_cast<std::size_t>(smaller(kShare<Bits>, n - i)));
+  for (; i < n; i += kNumbersPerByte<Bits>) {
+    const auto v = unpack_bytes<Bits>(Vec<Unpacked<Bits>, 1>{*from++}, nowhere);
+    std::memcpy(to + i, &v, static_cast<std::size_t>(smaller(kNumbersPerByte<Bits>, n - i)));
   }
 }
 
-// Pixels of many numbers each.
+// Packs and unpacks rows of pixels of several numbers each.
 template <int Bits>
 POOLGRAD_LOOP void pack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n, i64 inner) {
-  for (i64 i = 0; i < n; i += kShare<Bits>, to += inner) {
-    const i64 last = smaller(kShare<Bits>, n - i);
+  for (i64 i = 0; i < n; i += kNumbersPerByte<Bits>, to += inner) {
+    const i64 last = smaller(kNumbersPerByte<Bits>, n - i);
     for (i64 j = 0; j < last; ++j) {
       const std::uint8_t* own = from + (i + j) * inner;
       for (i64 c = 0; c < inner; ++c) {
@@ -89,8 +91,8 @@ template <int Bits>
 POOLGRAD_LOOP void unpack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n, i64 inner,
                                  bool nowhere) {
   constexpr std::uint8_t kOnes = (1 << Bits) - 1;
-  for (i64 i = 0; i < n; i += kShare<Bits>, from += inner) {
-    for (i64 j = 0; j < smaller(kShare<Bits>, n - i); ++j, to += inner) {
+  for (i64 i = 0; i < n; i += kNumbersPerByte<Bits>, from += inner) {
+    for (i64 j = 0; j < smaller(kNumbersPerByte<Bits>, n - i); ++j, to += inner) {
       for (i64 c = 0; c < inner; ++c) {
         const auto v = static_cast<std::uint8_t>(from[c] >> (j * Bits) & kOnes);
         to[c] = nowhere && v == kOnes ? std::uint8_t{0xFF} : v;
@@ -99,11 +101,11 @@ POOLGRAD_LOOP void unpack_pixels(const std::uint8_t* from, std::uint8_t* to, i64
   }
 }
 
-// Calls each(number, byte, pixels) for pieces of rows: where they begin, and how long they are.
+// Calls each(first number, first byte, pixels) for pieces of rows, on threads.
 template <class F>
 void over_pieces(const PackedRows& p, int threads, F&& each) {
   const i64 most = larger(8, (i64{1} << 16) / larger(1, p.inner) / 8 * 8);  // pixels of a piece
-  const bool dense = p.inner == 1 && p.pixels * p.bits % 8 == 0;            // one after the other
+  const bool dense = p.inner == 1 && p.pixels * p.bits % 8 == 0;            // rows are adjacent
   const i64 lines = dense ? 1 : p.rows, length = dense ? p.rows * p.pixels : p.pixels;
   const i64 pieces = (length + most - 1) / most, together = larger(1, most / larger(1, length));
   parallel_for((lines * pieces + together - 1) / together, threads, [&](i64 task) {

@@ -1,5 +1,5 @@
-// Vectors of the compiler (GCC and Clang): loads, stores, shuffles, and loops over rows. No other
-// file depends on the width of a vector.
+// Loads, stores, shuffles and loops over rows with the vector types of GCC and Clang. No other file
+// depends on the width of a vector.
 #pragma once
 
 #include <cstring>
@@ -24,9 +24,9 @@ inline constexpr int kVectorBytes = 32;
 inline constexpr int kVectorBytes = 16;
 #endif
 
-// From so many taps on, the taps of one output are reduced in the lanes of vectors. At least the
-// lanes of any vector.
-inline constexpr i64 kAcross = 16;
+// Minimum number of taps that are reduced across lanes, where windows have no neighbour to share a
+// vector with. Not less than the lanes of any vector.
+inline constexpr i64 kTapsAcrossLanes = 16;
 
 template <i64 N>
 using Const = std::integral_constant<i64, N>;
@@ -38,8 +38,8 @@ struct VectorOf {
 template <class T, int W>
 using Vec = typename VectorOf<T, W>::type;
 
-// Calls body(Const<W>, i) for i = 0 .. n in pieces of W elements of type T. Not every width is
-// worth its code.
+// Calls body(Const<W>, i) for pieces of W elements of type T that cover [0, n). W is the width of a
+// vector, a quarter of it, ..., 1: half the widths, to save machine code.
 template <class T, class F>
 void lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -51,9 +51,9 @@ void lanes(i64 n, F&& body) {
   pieces(pieces, Const<most>{});
 }
 
-// The same, but the last piece overlaps the one before: the body must be idempotent.
+// The same, but the last piece overlaps the piece before it: the body must be idempotent.
 template <class T, class F>
-void sweep_lanes(i64 n, F&& body) {
+void overlapping_lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
   const auto pieces = [&](auto self, auto width) -> void {
     if constexpr (width() > 1) {
@@ -78,9 +78,8 @@ void store(T* to, V v) {
   std::memcpy(to, &v, sizeof(V));
 }
 
-// Non-temporal store, one of those that fill a cache line. `to` must be aligned to the size of the
-// vector; a misaligned address faults. Other threads see the value after store_fence(). Narrow
-// vectors are stored as usual.
+// Non-temporal store, of AVX vectors; others are stored as usual. `to` must be aligned to the size
+// of the vector; a misaligned address faults. Other threads see the value after store_fence().
 inline constexpr int kLineBytes = 64;
 template <class V, class T>
 POOLGRAD_INLINE void store_nontemporal(T* to, V v) {
@@ -104,13 +103,13 @@ POOLGRAD_INLINE void store_nontemporal(T* to, V v) {
 #endif
 }
 
-// Copies few elements, without the cost of calling memcpy.
+// Copies few elements, without the cost of a call of memcpy.
 template <class T>
 void copy_run(const T* from, T* to, i64 n) {
-  sweep_lanes<T>(n, [&](auto w, i64 i) { store(to + i, load<Vec<T, w()>>(from + i)); });
+  overlapping_lanes<T>(n, [&](auto w, i64 i) { store(to + i, load<Vec<T, w()>>(from + i)); });
 }
 
-// Loads and stores the first `lanes` lanes of a vector. Lanes that are not loaded are zero.
+// Masked load and store of the first `lanes` lanes of a vector. Lanes that are not loaded are zero.
 template <class V, class T>
 POOLGRAD_INLINE V load_first(const T* from, i64 lanes) {
   constexpr i64 W = sizeof(V) / sizeof(T);
@@ -151,21 +150,27 @@ POOLGRAD_INLINE void store_first(T* to, V v, i64 lanes) {
   for (i64 j = 0; j < lanes; ++j) to[j] = v[j];
 }
 
-// Access to whole vectors, and to their first lanes only: lanes that are not loaded are zero.
-struct Whole {
+// Strided load: from[0], from[step], from[2 * step], ...
+template <class V, class T>
+POOLGRAD_INLINE V load_strided(const T* from, i64 step) {
+  V v;
+  for (i64 j = 0; j < static_cast<i64>(sizeof(V) / sizeof(T)); ++j) v[j] = from[j * step];
+  return v;
+}
+
+// Loads and stores all lanes of a vector.
+struct AllLanes {
   template <class V, class T>
   V load(const T* from, i64 step = 1) const {
-    if (step == 1) return poolgrad::load<V>(from);
-    V v;
-    for (i64 j = 0; j < static_cast<i64>(sizeof(V) / sizeof(T)); ++j) v[j] = from[j * step];
-    return v;
+    return step == 1 ? poolgrad::load<V>(from) : load_strided<V>(from, step);
   }
   template <class V, class T>
   void store(T* to, V v) const {
     poolgrad::store(to, v);
   }
 };
-struct Part {
+// Loads and stores the first lanes of a vector. Lanes that are not loaded are zero.
+struct FirstLanes {
   i64 lanes;
   template <class V, class T>
   V load(const T* from, i64 step = 1) const {
@@ -180,12 +185,12 @@ struct Part {
   }
 };
 
-// Calls body(Const<W>, i, access) for i = 0 .. n, where `access` masks the lanes beyond n: for
-// bodies that are too long to be compiled for several widths.
+// Calls body(Const<W>, i, access) for pieces of one vector that cover [0, n); `access` masks the
+// lanes beyond n. For bodies that are too long to be compiled for several widths.
 template <class T, class F>
-void long_lanes(i64 n, F&& body) {
+void masked_lanes(i64 n, F&& body) {
   constexpr i64 most = kVectorBytes / static_cast<i64>(sizeof(T));
-  for (i64 i = 0; i < n; i += most) body(Const<most>{}, i, Part{smaller(most, n - i)});
+  for (i64 i = 0; i < n; i += most) body(Const<most>{}, i, FirstLanes{smaller(most, n - i)});
 }
 
 // Returns whether any lane of a comparison is set.
@@ -202,14 +207,13 @@ POOLGRAD_INLINE bool any(M mask) {
     std::memcpy(&bits, &mask, sizeof(M));
     return bits != 0;
   } else {
-    using Half = Vec<char, sizeof(M) / 2>;
-    Half halves[2];
+    Vec<char, sizeof(M) / 2> halves[2];
     std::memcpy(&halves, &mask, sizeof(M));
     return any(halves[0] | halves[1]);
   }
 }
 
-// Lanes `by`, `by` + 1, ... of the concatenation of two vectors.
+// Returns lanes `by`, `by` + 1, ... of the concatenation of two vectors.
 template <int By, class V>
 POOLGRAD_INLINE V slide(V a, V b) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(a[0]));
@@ -234,8 +238,8 @@ POOLGRAD_INLINE V slide(V a, V b, i64 by) {
 #endif
 }
 
-// Converts lanes to another type in steps of twice or half the size: GCC 12 converts lane by lane
-// in larger steps.
+// Converts lanes to another type, in steps of twice or half the size: GCC 12 compiles larger steps
+// lane by lane.
 template <class To, class V>
 auto convert(V v) {
   using From = std::remove_cvref_t<decltype(v[0])>;
@@ -273,24 +277,10 @@ auto convert(V v) {
   }
 }
 
-// from[0], from[step], from[2 * step], ...
+// Loads from[0], from[2], from[4], ... by a shuffle of two vectors. odd: the vectors begin one
+// element before `from` and end with the last element of the result; else one element later.
 template <class V, class T>
-POOLGRAD_INLINE V load_apart(const T* from, i64 step) {
-  constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
-  if constexpr (W == 1) {
-    return V{*from};
-  } else {
-    V v;
-    for (int j = 0; j < W; ++j) v[j] = from[j * step];
-    return v;
-  }
-}
-
-// from[0], from[2], from[4], ... by a shuffle. If `odd`, they are the odd elements of the piece
-// that begins one before `from`, and nothing beyond the last is read; else one element beyond it
-// is.
-template <class V, class T>
-POOLGRAD_INLINE V load_second(const T* from, bool odd) {
+POOLGRAD_INLINE V load_stride_2(const T* from, bool odd) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
   if constexpr (W == 1) {
     return load<V>(from);
@@ -303,9 +293,9 @@ POOLGRAD_INLINE V load_second(const T* from, bool odd) {
   }
 }
 
-// from[t], from[t + 3], from[t + 6], ..., for t = 0, 1 or 2, by shuffles of three vectors.
+// Loads from[t], from[t + 3], from[t + 6], ..., for t = 0, 1 or 2, by shuffles of three vectors.
 template <class V, class T>
-POOLGRAD_INLINE V load_third(const T* from, i64 t) {
+POOLGRAD_INLINE V load_stride_3(const T* from, i64 t) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
   const V a = load<V>(from), b = load<V>(from + W), c = load<V>(from + 2 * W);
   const auto pick = [&]<i64 P, int... J>(Const<P>, std::integer_sequence<int, J...>) {
@@ -318,9 +308,9 @@ POOLGRAD_INLINE V load_third(const T* from, i64 t) {
                   : pick(Const<2>{}, lanes);
 }
 
-// even[0], odd[0], even[1], odd[1], ..., in two vectors of more than one lane
+// Interleaves the lanes of two vectors: even[0], odd[0], even[1], odd[1], ...
 template <class V>
-POOLGRAD_INLINE void riffle(V even, V odd, V* both) {
+POOLGRAD_INLINE void interleave(V even, V odd, V* both) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(even[0]));
   [&]<int... J>(std::integer_sequence<int, J...>) {
     both[0] = __builtin_shufflevector(even, odd, (J / 2 + J % 2 * W)...);
@@ -328,29 +318,31 @@ POOLGRAD_INLINE void riffle(V even, V odd, V* both) {
   }(std::make_integer_sequence<int, W>{});
 }
 template <class V, class T>
-POOLGRAD_INLINE void store_pairs(T* to, V even, V odd) {
+POOLGRAD_INLINE void store_interleaved(T* to, V even, V odd) {
   constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
   if constexpr (W == 1) {
     to[0] = even[0], to[1] = odd[0];
   } else {
     V both[2];
-    riffle(even, odd, both);
+    interleave(even, odd, both);
     store(to, both[0]), store(to + W, both[1]);
   }
 }
 
 // Interleaves two rows of n elements.
 template <class T>
-POOLGRAD_LOOP void zip(const T* __restrict even, const T* __restrict odd, T* __restrict to, i64 n) {
+POOLGRAD_LOOP void interleave_rows(const T* __restrict even, const T* __restrict odd,
+                                   T* __restrict to, i64 n) {
   lanes<T>(n, [&](auto w, i64 i) {
     using V = Vec<T, w()>;
-    store_pairs(to + 2 * i, load<V>(even + i), load<V>(odd + i));
+    store_interleaved(to + 2 * i, load<V>(even + i), load<V>(odd + i));
   });
 }
 
 // Separates the even and the odd elements of a row.
 template <class T>
-POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __restrict odd, i64 n) {
+POOLGRAD_LOOP void deinterleave_row(const T* __restrict from, T* __restrict even, T* __restrict odd,
+                                    i64 n) {
   constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
   using V = Vec<T, W>;
   i64 i = 0;
@@ -364,36 +356,37 @@ POOLGRAD_LOOP void unzip(const T* __restrict from, T* __restrict even, T* __rest
   for (; i < n; ++i) even[i] = from[2 * i], odd[i] = from[2 * i + 1];
 }
 
-// Loads tap t of outputs i, i + 1, ... The taps of the next output lie one element further.
-struct Next {
-  i64 gap;  // between taps
+// Loads tap t of outputs i, i + 1, ... of windows of stride 1.
+struct StrideOne {
+  i64 gap;  // distance of taps in elements
   template <class V, class T>
   V get(const T* from, i64 i, i64 t) const {
     return load<V>(from + i + t * gap);
   }
 };
-// They lie two elements further, in windows of at least two neighbours.
-struct Second {
-  bool begins;  // whether the first tap is the first of the window
+// The same for stride 2 and at least two adjacent taps.
+struct StrideTwo {
+  bool begins;  // whether tap 0 is the first of the window: nothing before it may be read
   template <class V, class T>
   V get(const T* from, i64 i, i64 t) const {
-    return load_second<V>(from + 2 * i + t, t > 0 || !begins);
+    return load_stride_2<V>(from + 2 * i + t, t > 0 || !begins);
   }
 };
-// They lie `step` elements further.
-struct Apart {
+// The same for any stride (`step`).
+struct AnyStride {
   i64 step, gap;
   template <class V, class T>
   V get(const T* from, i64 i, i64 t) const {
-    return load_apart<V>(from + i * step + t * gap, step);
+    return load_strided<V>(from + i * step + t * gap, step);
   }
 };
 
+// Calls f with the loader for these windows.
 template <class F>
-void by_distance(i64 step, i64 gap, i64 taps, bool begins, F&& f) {
-  if (step == 1) f(Next{gap});
-  else if (step == 2 && gap == 1 && taps > 1) f(Second{begins});
-  else f(Apart{step, gap});
+void by_stride(i64 step, i64 gap, i64 taps, bool begins, F&& f) {
+  if (step == 1) f(StrideOne{gap});
+  else if (step == 2 && gap == 1 && taps > 1) f(StrideTwo{begins});
+  else f(AnyStride{step, gap});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// XLA handlers of the kernels. The attributes of a call in a compiled program are typed; they are
+// Calls the kernels for XLA. The attributes of a call in a compiled program are typed; they are
 // read and checked, and the plan is built, once for each program.
 #include "xla/handler.hpp"
 
@@ -10,7 +10,6 @@ nanobind::object poolgrad::xla_handler() { return nanobind::none(); }
 
 #include <sys/mman.h>
 
-#include <cfenv>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -26,8 +25,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Asks for huge pages for a result whose pages have not been touched: page faults of 4 KiB pages
-// would cost a third of the time.
+// Requests huge pages for a result that has no pages yet, to save page faults.
 void prefer_huge_pages(const XlaArray& result) {
 #ifdef MADV_HUGEPAGE
   constexpr std::uintptr_t page = std::uintptr_t{1} << 21;
@@ -43,22 +41,6 @@ void prefer_huge_pages(const XlaArray& result) {
   static_cast<void>(result);
 #endif
 }
-
-// RAII guard: the default floating-point environment. XLA's threads flush subnormal numbers to
-// zero, which would change the maximum of such numbers.
-class DefaultFloatingPoint {
- public:
-  DefaultFloatingPoint() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
-  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
-  ~DefaultFloatingPoint() { std::fesetenv(&before_); }
-
- private:
-  std::fenv_t before_;
-};
 
 // The arrays that XLA passes to a call.
 struct XlaArrays {
@@ -161,7 +143,7 @@ class KernelCall {
 };
 ffi::TypeId KernelCall::id = {};
 
-// How many arguments of each form a kernel takes.
+// Counts the arguments of each form that a kernel takes.
 template <class... Parameters>
 struct Arity {
   template <class T>
@@ -303,7 +285,9 @@ ffi::Error execute(const KernelCall* call, ffi::ThreadPool pool, ffi::RemainingA
     }
     require_disjoint(arrays);
     for (const XlaArray& result : arrays.results) prefer_huge_pages(result);
-    const DefaultFloatingPoint environment;
+    // XLA's threads flush subnormal numbers to zero, which would change the maximum of such
+    // numbers.
+    const FloatingPointEnvironment environment(FE_DFL_ENV);
     const OwnThreads own;
     call->execute(*call, call->plan(arrays), arrays, static_cast<int>(pool.num_threads()));
     return ffi::Error::Success();

@@ -1,4 +1,4 @@
-// The kernels as XLA's foreign-function interface calls them.
+// Declares the handlers by which XLA's foreign-function interface calls the kernels.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-"""Pooling layers with exact gradients, at memory speed, the same for every array library."""
+"""Pooling layers with exact gradients for NumPy, PyTorch, JAX, Dask and other array libraries."""
 
 import sys
 from importlib import import_module
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from poolgrad import functional, reference
 from poolgrad.core import empty_cache, get_num_threads, set_num_threads
 from poolgrad.explainer import explain
-from poolgrad.functional import *  # noqa: F403 - its names stand there alone
+from poolgrad.functional import *  # noqa: F403 - the names are listed there
 from poolgrad.pullback import Pullback, vjp
 from poolgrad.regions import RegionPullback, roi_align, roi_pool
 
@@ -19,7 +19,7 @@ __all__ = ["Pullback", "empty_cache", "explain", "get_num_threads", "reference",
 __all__ += ["RegionPullback", "roi_align", "roi_pool", "vjp"]
 __all__ += functional.__all__
 
-# Public modules that are imported when they are first used, by the package that each needs.
+# Public modules that are imported on first use, and the package that each needs.
 _LAZY = {"dask": "dask", "indices": "numpy", "jax": "jax", "torch": "torch"}
 
 if TYPE_CHECKING:  # without `__getattr__`, so that type checkers find misspelt names
@@ -32,12 +32,12 @@ else:
     def __getattr__(name: str) -> ModuleType:
         if name in _LAZY:
             return import_module(f"poolgrad.{name}")
-        # With the module, from whose names Python suggests the one that was meant.
+        # `obj` lets Python suggest a similar name.
         own = sys.modules[__name__]
         raise AttributeError(f"module 'poolgrad' has no attribute {name!r}", name=name, obj=own)
 
 
 def __dir__() -> list[str]:
-    """The public names; of the lazy modules those whose package is installed."""
+    """Return the public names, including lazy modules whose package is installed."""
     usable = [name for name, package in _LAZY.items() if find_spec(package)]
     return sorted([*__all__, *usable, "__version__"])

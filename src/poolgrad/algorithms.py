@@ -1,4 +1,4 @@
-"""The algorithms of the kernels: which of them computes a call, and how to force another.
+"""Prints which algorithm of the kernels computes a call, and forces another one.
 
 ``csrc/choose.cpp`` chooses; the names here are those of its table. Needs nothing but NumPy.
 """
@@ -20,7 +20,7 @@ from poolgrad.functional.public import FUNCTIONS
 
 
 class Step(NamedTuple):
-    """One kernel call: its algorithm, the tasks that it is divided into, threads that have some."""
+    """One kernel call: its algorithm, its number of tasks, and the threads that run them."""
 
     algorithm: str
     tasks: int
@@ -28,13 +28,13 @@ class Step(NamedTuple):
 
 
 def names() -> list[str]:
-    """The names of all algorithms, forward and backward."""
+    """Return the names of all algorithms, forward and backward."""
     return list(_kernels.algorithms())
 
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Use this algorithm for every call that it handles: for tests and benchmarks.
+    """Force this algorithm for every call that it handles, for tests and benchmarks.
 
     Calls that it does not handle are computed as always: see `steps` for what was used. Holds for
     all threads of the process.
@@ -54,7 +54,7 @@ def forced(name: str) -> Iterator[None]:
 
 
 def steps(call: Callable[[], Any], dry: bool = False) -> list[Step]:
-    """The kernel calls that `call` makes on this thread.
+    """Return the kernel calls that `call` makes on this thread.
 
     Parameters
     ----------
@@ -67,12 +67,12 @@ def steps(call: Callable[[], Any], dry: bool = False) -> list[Step]:
 
 
 class KernelCall(NamedTuple):
-    """A call of a public function with a NumPy array, whose kernels can be run again.
+    """A call of a public function with a NumPy array, whose kernels can be run repeatedly.
 
     Attributes
     ----------
     forward, backward : callable
-        Run the kernels. `forward` stores what `backward` needs if that was asked for.
+        Run the kernels. `forward` stores what `backward` needs, if requested.
     forward_bytes, backward_bytes : int
         Bytes that must be moved: every array that is read or written, once.
     out_shape : tuple of int
@@ -100,7 +100,7 @@ def bind(
     threads: int,
     stored: bool = True,
 ) -> KernelCall:
-    """Allocate what a call needs, so that its kernels can be run without anything around them.
+    """Allocate the arrays of a call, so that its kernels can be run alone.
 
     Parameters
     ----------
@@ -118,9 +118,9 @@ def bind(
     request: Request = function.describe(x, **arguments)  # type: ignore[attr-defined]
     made = front.call(request)
     operator, plan, residual = made.ready.operator, made.ready.plan, made.ready.residual
-    y, kept = made.output(), tuple(map(front.handed, map(front.allocate, residual)))
+    y, kept = made.output(), tuple(map(front.as_buffer, map(front.allocate, residual)))
     gx = front.allocate(Buffer(plan.in_shape, plan.order, plan.dtype))
-    own, out, gradient = front.handed(made.x), front.handed(y), front.handed(gx)
+    own, out, gradient = front.as_buffer(made.x), front.as_buffer(y), front.as_buffer(gx)
     options = request.options
 
     def forward() -> None:
@@ -158,12 +158,12 @@ _FLAGS: dict[str, tuple[str, Any]] = {
     "packed": ("routes", "packed"),
     "same": ("padding", "same"),
 }
-_DEFAULTS: dict[str, Any] = {"norm_type": 2.0}  # of arguments that functions require
-_WITHOUT = ("unpool", "fractional")  # indices or samples decide, too
+_DEFAULTS: dict[str, Any] = {"norm_type": 2.0}  # of required arguments
+_WITHOUT = ("unpool", "fractional")  # their algorithm also depends on indices or samples
 
 
 class Plan(NamedTuple):
-    """A call as ``poolgrad info --plan`` describes it.
+    """A call that the argument of ``poolgrad info --plan`` describes.
 
     Attributes
     ----------
@@ -201,7 +201,7 @@ def _numbers(token: str, digits: str) -> tuple[int, ...]:
 
 
 def _value(text: str) -> Any:
-    """The Python value of an argument: a bool, an integer, a real number or a word."""
+    """Parse the value of an argument: a bool, an integer, a real number or a string."""
     words = {"True": True, "true": True, "False": False, "false": False}
     if text in words:
         return words[text]
@@ -214,7 +214,7 @@ def _value(text: str) -> Any:
 
 
 def _argument(function: str, token: str) -> tuple[str, Any]:
-    """The name and the value of the argument that an option stands for."""
+    """Parse an option to the name and the value of an argument."""
     name, equals, text = token.partition("=")
     value: Any
     if token in _FLAGS:
@@ -233,7 +233,7 @@ def _argument(function: str, token: str) -> tuple[str, Any]:
 
 
 def parse(text: str) -> Plan:
-    """The call that a plan describes; see `FORM`.
+    """Parse the description of a call; see `FORM`.
 
     Raises
     ------
@@ -287,7 +287,7 @@ def _described(run: Callable[[], None], moved: int) -> str:
 
 
 def describe(text: str) -> dict[str, str]:
-    """What the kernels would do for a plan, by name, in the order in which it is printed.
+    """Return the properties of a plan by name, in the order in which they are printed.
 
     The calls are planned by the kernels themselves, without reading or writing an array.
 
@@ -304,7 +304,9 @@ def describe(text: str) -> dict[str, str]:
     except ModuleNotFoundError as error:
         raise ValueError(f"{plan.dtype} arrays need {error.name}, which is not installed") from None
     except MemoryError:
-        raise ValueError(f"arrays for an input of shape {plan.shape} do not fit memory") from None
+        raise ValueError(
+            f"arrays for an input of shape {plan.shape} do not fit into memory"
+        ) from None
     found = {
         "plan": " ".join(text.split()),
         "output": "x".join(map(str, made.out_shape)),
@@ -317,5 +319,5 @@ def describe(text: str) -> dict[str, str]:
 
 
 def report(text: str) -> str:
-    """Return `describe` as lines of text."""
+    """Format the result of `describe` as lines of text."""
     return "\n".join(f"{name + ':':19}{value}" for name, value in describe(text).items())

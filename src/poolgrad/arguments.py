@@ -1,7 +1,4 @@
-"""The array beside the input: what it must be, and what is said if it is not.
-
-Shared by the front ends, which know their own arrays; each rule and each message stands here once.
-"""
+"""Checks of extra operands and cotangents, with their error messages, for all front ends."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ Array = NDArray[Any]
 _SEEDS = 2**63
 _REALS = (*FLOATS, *(name for name in INTEGERS if name != "bool"), "uint64")
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
-# The least and the largest size of a number of full precision.
+# The smallest and the largest magnitude of a normal number.
 SIZES = {
     "float32": (2.0**-126, (2 - 2.0**-23) * 2.0**127),
     "float64": (2.0**-1022, (2 - 2.0**-52) * 2.0**1023),
@@ -28,12 +25,12 @@ SIZES = {
 
 
 def plain(name: str, value: Any, form: str) -> Array:
-    """What was given as a NumPy array; `form` says in words what it must be.
+    """Convert a value to a NumPy array; `form` describes the accepted forms in errors.
 
     Raises
     ------
     TypeError, ValueError
-        If it has a mask, or NumPy makes no array of it.
+        If the value has a mask, or NumPy cannot convert it.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must have no mask; fill it first, with {name}.filled")
@@ -41,7 +38,10 @@ def plain(name: str, value: Any, form: str) -> Array:
         return np.asarray(value)
     except ValueError as error:  # lists of unequal lengths
         raise ValueError(f"{name} must be {form}: {error}") from error
-    except (RuntimeError, TypeError) as error:  # a tensor that requires a gradient, or lies far off
+    except (
+        RuntimeError,
+        TypeError,
+    ) as error:  # a tensor that requires a gradient, or is on another device
         raise TypeError(f"{name} must be {form}: {error}") from error
 
 
@@ -49,7 +49,7 @@ def plain(name: str, value: Any, form: str) -> Array:
 
 
 def real_numbers(name: str, value: Any) -> Array:
-    """A number or an array of them, of any real dtype."""
+    """Convert a number or an array of numbers of any real dtype to a NumPy array."""
     given = plain(name, value, "a number or an array of them")
     if given.dtype.name not in _REALS:
         raise refuse_numbers(name, given.dtype if given.ndim else repr(value))
@@ -57,12 +57,12 @@ def real_numbers(name: str, value: Any) -> Array:
 
 
 def refuse_numbers(name: str, came: object) -> TypeError:
-    """The error for what is not made of real numbers."""
+    """Return the error for a value that does not consist of real numbers."""
     return TypeError(f"{name} must be a real number or an array of real numbers, got {came}")
 
 
 def check_length(name: str, shape: tuple[int, ...], channels: int) -> None:
-    """Raise unless these are one number, or one for each channel."""
+    """Raise an error unless there is one number, or one for each channel."""
     if shape not in ((), (channels,)):
         raise ValueError(
             f"{name} must be a number or one for each of {channels} channels, got shape {shape}"
@@ -70,9 +70,9 @@ def check_length(name: str, shape: tuple[int, ...], channels: int) -> None:
 
 
 def within(values: list[float], dtype: str) -> list[float]:
-    """The same numbers, or the nearest that this type holds.
+    """Clip the magnitudes of numbers to the normal range of a dtype.
 
-    What is neither zero nor infinite stays so: it is a value that an operator takes.
+    Numbers that are neither zero nor infinite stay so, because operators check for these values.
     """
     least, largest = SIZES[dtype]
     return [
@@ -87,7 +87,7 @@ def within(values: list[float], dtype: str) -> list[float]:
 
 
 def seed(value: Any) -> int | None:
-    """The seed that was given; None if it is something else."""
+    """Return a seed, checked; None if the value is not an integer."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return None
     if not 0 <= value < _SEEDS:
@@ -96,7 +96,7 @@ def seed(value: Any) -> int | None:
 
 
 def refuse_generator(kind: str, value: Any) -> TypeError:
-    """The error for a generator that is not the front end's."""
+    """Return the error for a generator of another library."""
     return TypeError(f"generator must be a {kind}, a seed or None, got {value!r}")
 
 
@@ -104,34 +104,34 @@ def refuse_generator(kind: str, value: Any) -> TypeError:
 
 
 def floating_samples(value: Any) -> Array:
-    """Samples as they were given, of any floating dtype."""
+    """Convert samples of any floating dtype to a NumPy array."""
     given = plain("_random_samples", value, "an array")
     check_samples_dtype(given.dtype.name)
     return given
 
 
 def check_samples_dtype(dtype: str) -> None:
-    """Raise unless samples may be of this dtype."""
+    """Raise an error unless the dtype of samples is a floating dtype."""
     if dtype not in FLOATS:
         raise TypeError(f"_random_samples must be of a floating dtype, got {dtype}")
 
 
 def samples_shape(layout: Layout) -> tuple[int, int, int]:
-    """Of the samples that place an array's windows: one number for each plane and pooled axis."""
+    """Return the shape of the samples of an array: one for each plane and pooled axis."""
     axes = enumerate(layout.in_shape)
     planes = [s for a, s in axes if a not in layout.pooled and a != layout.channel]
     return math.prod(planes), layout.channels, len(layout.pooled)
 
 
 def check_samples_shape(shape: tuple[int, ...], layout: Layout) -> None:
-    """Raise unless samples of this shape are for this array."""
+    """Raise an error unless samples of this shape fit the array."""
     expected = samples_shape(layout)
     if shape != expected and not (expected[0] == 1 and shape == expected[1:]):
         raise ValueError(f"_random_samples must have shape {expected}, got {shape}")
 
 
 def below_one(dtype: str) -> float:
-    """The largest sample of this type: what those below 1 become that it would round to 1."""
+    """Return the largest number below 1 of a dtype, to which samples near 1 are rounded."""
     return 1 - 2.0 ** -_DIGITS[dtype]
 
 
@@ -156,10 +156,10 @@ def cotangent(gy: Any, dtype: np.dtype[Any], expected: tuple[int, ...]) -> Array
 def check_cotangent(
     gy: Any, dtype: np.dtype[Any], shape: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    """Raise unless `gy` is a cotangent of an output of the shape `expected`.
+    """Raise an error unless `gy` is a cotangent of an output of the shape `expected`.
 
-    Any floating dtype is accepted, since it is converted to that of the output, and a number
-    without axes where the output has one element.
+    Every floating dtype is accepted, because `gy` is converted to the dtype of the output. If the
+    output has one element, a number without axes is accepted.
     """
     if dtype.kind != "f" and dtype.name not in FLOATS:
         came = brief(gy) if dtype.kind == "O" and not shape else dtype
@@ -172,7 +172,7 @@ def check_cotangent(
 
 
 def check_indices(dtype: object, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Raise unless indices of this dtype and shape are for values of the shape `expected`."""
+    """Raise an error unless indices have the dtype int64 and the shape `expected`."""
     if str(dtype).removeprefix("torch.") != "int64":
         raise TypeError(f"indices must be of dtype int64, got {dtype}")
     if shape != expected:
@@ -180,12 +180,12 @@ def check_indices(dtype: object, shape: tuple[int, ...], expected: tuple[int, ..
 
 
 def numpy_generator(value: Any) -> np.random.Generator:
-    """The generator, or one made from a seed or, for None, from the system's entropy.
+    """Return a NumPy generator: the value itself, or one from a seed or, for None, from entropy.
 
     Raises
     ------
     TypeError, ValueError
-        If it is neither, or the seed is out of range.
+        If the value is neither a generator nor a seed, or the seed is out of range.
     """
     if isinstance(value, np.random.Generator):
         return value

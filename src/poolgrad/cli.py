@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. The work is done elsewhere, and imported when called."""
+"""The command line: parses options, calls other modules, which are imported on use, and prints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "typer":
         raise
-    # At import, since everything below is made with it; `poolgrad info` does not come here.
+    # Checked at import, because the commands below need typer; `poolgrad info` does not.
     sys.exit(
         'poolgrad: every command but "poolgrad info" needs typer, which is not installed: '
         f"{_INSTALL}"
@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names for a help text."""
+    """Join names for a help text."""
     return ", ".join(f"`{name}`" for name in names[:-1]) + f" or `{names[-1]}`"
 
 
@@ -67,7 +67,7 @@ def _commands(
 
     try:
         core.instruction_set()
-    except RuntimeError as error:  # a setting
+    except RuntimeError as error:  # an invalid environment variable
         _fail(str(error), code=2)
 
 
@@ -77,7 +77,7 @@ def train(
         str | None,
         typer.Option(
             help="A folder with one folder of images per class, an .npz file with `images` and"
-            " `labels`, or `translated-digits`: the digits at random places of a larger image.",
+            " `labels`, or `translated-digits`: the digits at random positions of a larger image.",
             show_default="scikit-learn's handwritten digits",
         ),
     ] = None,
@@ -92,7 +92,7 @@ def train(
         Pool | None,
         typer.Option(
             metavar="NAME",
-            help=f"How feature maps are made smaller: {_listed(NAMES)}.",
+            help=f"How feature maps are downsampled: {_listed(NAMES)}.",
             show_default="max",
         ),
     ] = None,
@@ -100,7 +100,8 @@ def train(
         Head | None,
         typer.Option(
             metavar="NAME",
-            help="How the last map becomes scores: `avg`, `flatten`, `max`, `gem` or `attention`.",
+            help="Head that computes scores from the last map: `avg`, `flatten`, `max`, `gem` or"
+            " `attention`.",
             show_default="avg",
         ),
     ] = None,
@@ -110,8 +111,8 @@ def train(
     stride: Annotated[
         int | None,
         typer.Option(
-            help="Step between windows; if smaller than the kernel, windows overlap.",
-            show_default="the kernel",
+            help="Distance between windows; if smaller than the kernel, windows overlap.",
+            show_default="the kernel size",
         ),
     ] = None,
     epochs: Annotated[
@@ -151,7 +152,7 @@ def train(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The run folder to write.",
+            help="Run folder to write.",
             show_default="in runs/, named after the options",
         ),
     ] = None,
@@ -164,8 +165,8 @@ def train(
 ) -> None:
     """Train a small convolutional network that pools with poolgrad.
 
-    The run folder gets result.json, metrics.csv, curves.png, routes.png (the winner of each window
-    and the gradients) and a checkpoint after every epoch.
+    result.json, metrics.csv, curves.png, routes.png (the winner of each window and the gradients)
+    and a checkpoint after every epoch are written to the run folder.
     """
     given = {
         "data": data,
@@ -196,7 +197,7 @@ def train(
                 raise ModuleNotFoundError(name=package)
         images = lab_data.load(settings.data, settings.size)
         check_windows(settings.kernel, settings.stride, images.size)
-        # PyTorch and Lightning take seconds to import: every option has been checked before.
+        # PyTorch and Lightning take seconds to import, so the options have been checked before.
         from poolgrad.lab import train as lab
 
         run = lab.prepare(settings, folder, images)
@@ -207,7 +208,7 @@ def train(
         try:
             result = run.finish(progress=sys.stdout.isatty())
         except KeyboardInterrupt:
-            typer.echo(f"stopped; to go on: poolgrad train --out {folder.path} --resume", err=True)
+            typer.echo(f"stopped; to resume: poolgrad train --out {folder.path} --resume", err=True)
             raise typer.Exit(130) from None
         _print_result(result, folder.files)
 
@@ -219,7 +220,7 @@ def compare(
         typer.Option(
             help="A folder with one folder of images per class, or an .npz file with `images` and"
             " `labels`; with `--task segment` a folder with `images` and `masks`.",
-            show_default="digits at random places of 32 x 32 pixels",
+            show_default="digits at random positions of 32 x 32 pixels",
         ),
     ] = None,
     size: Annotated[
@@ -237,8 +238,9 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"What to compare, with commas between: {_listed(NAMES)}. With `--task segment`:"
-            f" {_listed(DEFAULT_VARIANTS)}, or one of the other names but `max` and `none`.",
+            help=f"Methods to compare, separated by commas: {_listed(NAMES)}. With `--task"
+            f" segment`: {_listed(DEFAULT_VARIANTS)}, or one of the other names except `max` and"
+            " `none`.",
             show_default="max,avg,strided,blur,aps,lip,soft,none; first four with --task segment",
         ),
     ] = None,
@@ -246,12 +248,14 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Heads to train with each of them: `avg`, `flatten`, `max`, `gem`, `attention`.",
+            help="Heads to train with each method, separated by commas: `avg`, `flatten`, `max`,"
+            " `gem` or `attention`.",
             show_default="avg",
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of each method.", show_default="5; 3 with --quick")
+        int | None,
+        typer.Option(help="Number of runs of each method.", show_default="5; 3 with --quick"),
     ] = None,
     epochs: Annotated[
         int | None,
@@ -296,7 +300,7 @@ def compare(
     jobs: Annotated[
         int | None,
         typer.Option(
-            help="Runs at a time, each in a process of its own.",
+            help="Number of runs at a time, each in its own process.",
             show_default="one for each processor",
         ),
     ] = None,
@@ -311,23 +315,23 @@ def compare(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Make the runs on a Dask cluster, such as `tcp://scheduler:8786`.",
+            help="Execute the runs on a Dask cluster, such as `tcp://scheduler:8786`.",
             show_default="this machine",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The folder to write; the same command goes on with an unfinished comparison.",
+            help="Folder to write; the same command resumes an unfinished comparison.",
             show_default="in runs/, named after the options",
         ),
     ] = None,
 ) -> None:
     """Compare ways of downsampling on your images: accuracy, shifts, time and memory.
 
-    The same small network is trained with each of them, several times. The folder gets report.html,
-    results.csv, runs.csv and protocol.md. A comparison that was stopped or killed goes on with the
-    same command; no finished run is repeated.
+    The same small network is trained with each method, several times. report.html, results.csv,
+    runs.csv and protocol.md are written to the folder. To resume a comparison that was stopped or
+    killed, run the same command again; finished runs are not repeated.
     """
     given = {
         "data": data,
@@ -351,7 +355,7 @@ def compare(
     with _clear_errors():
         from poolgrad.lab.compare.options import Plan
 
-        Plan.from_options(options)  # before anything that takes time is imported
+        Plan.from_options(options)  # before slow imports
         for package in ("torch", "pytorch_lightning", *(["distributed"] if cluster else [])):
             if find_spec(package) is None:
                 raise ModuleNotFoundError(name=package)
@@ -363,7 +367,7 @@ def compare(
         try:
             command.compare(options, out, Console())
         except KeyboardInterrupt:
-            typer.echo("stopped; the same command goes on", err=True)
+            typer.echo("stopped; run the same command again to resume", err=True)
             raise typer.Exit(130) from None
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -386,11 +390,12 @@ def _print_files(title: str, files: Iterable[Path]) -> None:
 
 @app.command()
 def check() -> None:
-    """Check the gradients of every operator and layer for every array library that is installed.
+    """Check the gradients of every operator and layer for every installed array library.
 
-    In 1 to 3 dimensions and both layouts, results are compared with the textbook definition, with
-    central finite differences (float64), and with PyTorch's own operators; those of layers, and of
-    their parameters, with finite differences. The exit code is 1 if a check fails.
+    In 1 to 3 dimensions and both memory formats, results and gradients are compared with the
+    reference implementation, with central finite differences (float64), and with PyTorch's
+    operators. Gradients of layers and of their parameters are compared with finite differences.
+    The exit code is 1 if a check fails.
     """
     with _clear_errors():
         from rich.console import Console
@@ -419,7 +424,7 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="Only rows whose names contain this text, such as `NHWC backward`; may be"
+            help="Time only rows whose names contain this text, such as `NHWC backward`. May be"
             " repeated.",
             show_default="all",
         ),
@@ -432,8 +437,8 @@ def bench(
         typer.Option(
             min=1,
             max=1024,
-            help="Threads of every library. XLA uses all processors; it is left out if there are"
-            " fewer threads.",
+            help="Number of threads of every library. XLA always uses all processors; with fewer"
+            " threads it is left out.",
             show_default="PyTorch's",
         ),
     ] = None,
@@ -441,7 +446,7 @@ def bench(
         Dtype,
         typer.Option(
             metavar="NAME",
-            help="`float32`, `float64`, `bfloat16` or `float16`; only float32 has targets.",
+            help="`float32`, `float64`, `bfloat16` or `float16`. Only float32 has targets.",
         ),
     ] = "float32",
     networks: Annotated[
@@ -469,23 +474,21 @@ def bench(
         bool,
         typer.Option(
             "--dry-run",
-            help="With `--device cuda`: print the bytes that each kernel moves and the time that"
-            " memory alone takes, by data sheets; nothing runs.",
+            help="With `--device cuda`: print the bytes that each kernel moves, and the time that"
+            " this takes at the bandwidth of data sheets. Nothing is run.",
         ),
     ] = False,
-    out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write to.")] = Path(
-        "bench"
-    ),
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder to write.")] = Path("bench"),
 ) -> None:
     """Time every operator against PyTorch, oneDNN, ONNX Runtime, XLA and a copy of memory.
 
-    The time of a copy of as many bytes as the operation must move is called the floor. The folder
-    gets bench.csv, bench.png and bench_kernels.png; with `--networks`, networks.csv; with `--jax`,
-    jax.csv; with `--algorithms`, algorithms.csv.
+    The floor of an operation is the time of a copy of as many bytes as the operation must move.
+    bench.csv, bench.png and bench_kernels.png are written to the folder; with `--networks`,
+    networks.csv; with `--jax`, jax.csv; with `--algorithms`, algorithms.csv.
     """
     if networks + jax + algorithms > 1:
         _fail(
-            "--networks, --jax and --algorithms are benchmarks of their own; give one of them",
+            "--networks, --jax and --algorithms are separate benchmarks; choose one of them",
             code=2,
         )
     if device != "cpu" or dry_run:
@@ -503,7 +506,7 @@ def bench(
         _fail(str(error), code=2)
     except OSError as error:
         _fail(f"--out {out} cannot be written: {error.strerror}", code=2)
-    with _clear_errors():  # PyTorch takes seconds to import: every option has been checked before
+    with _clear_errors():  # PyTorch takes seconds to import, so the options come first
         import torch
 
         from poolgrad.bench import files, measure
@@ -524,7 +527,7 @@ def bench(
                 progress.advance(task)
     except KeyboardInterrupt:
         stopped = True
-    finally:  # whatever happens, nothing that was measured is lost
+    finally:  # always prints and writes what was measured
         signal.signal(signal.SIGTERM, before)
         if results:
             made = report.Report(report.machine(threads, turns), results)
@@ -541,7 +544,7 @@ def bench(
 
 
 def _ablation(rows: Sequence[Any], threads: int, turns: int, out: Path) -> None:
-    """Time the rows with every algorithm, print what each wins, and write the times."""
+    """Time the rows with every algorithm, print the gain of each, and write the times."""
     from rich.console import Console
     from rich.progress import track
 
@@ -606,7 +609,7 @@ def profile(
     model: Annotated[
         str,
         typer.Argument(
-            help="A function that returns the network: `package.module:function` or"
+            help="Function that returns the network: `package.module:function` or"
             " `file.py:function`."
         ),
     ],
@@ -615,26 +618,31 @@ def profile(
     ] = "1,3,224,224",
     training: Annotated[
         bool,
-        typer.Option("--train/--inference", help="Measure a training step, or the forward pass."),
+        typer.Option(
+            "--train/--inference", help="Measure a training step, or only the forward pass."
+        ),
     ] = True,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Threads of PyTorch.", show_default="PyTorch's"),
+        typer.Option(min=1, max=1024, help="Number of threads.", show_default="PyTorch's"),
     ] = None,
     turns: Annotated[
         int,
-        typer.Option(min=6, max=1000, help="How often a step is timed; more narrow the interval."),
+        typer.Option(
+            min=6, max=1000, help="Number of timed steps; more of them narrow the interval."
+        ),
     ] = 15,
-    out: Annotated[Path, typer.Option(dir_okay=False, help="The picture to write.")] = Path(
+    out: Annotated[Path, typer.Option(dir_okay=False, help="Picture to write.")] = Path(
         "profile.png"
     ),
 ) -> None:
-    """Measure how much of a network's time and memory is pooling, before and after `convert`.
+    """Measure the share of pooling in a network's time and memory, before and after `convert`.
 
-    Time is the median of a step; the share of pooling in it comes from PyTorch's profiler. Steps of
-    the network and of its converted copy alternate; the ratio of times is the median over all
-    turns, with its 95 % confidence interval. Memory is what a step keeps for the backward pass,
-    without the parameters; that of pooling is what no other operator keeps.
+    The time is the median of a step; the share of pooling comes from PyTorch's profiler. Steps of
+    the network and of its converted copy alternate. The ratio of times is the median over all
+    turns, with its 95 % confidence interval. The memory is that of the tensors that a step keeps
+    for the backward pass, without the parameters; the share of pooling is that of the tensors that
+    no other operator keeps.
     """
     from poolgrad.bench import factory
 
@@ -655,7 +663,7 @@ def profile(
             network = factory.load(makes)
     except ValueError as error:
         _fail(str(error), code=2)
-    with _clear_errors():  # so does what draws: the network has been made before
+    with _clear_errors():  # the plotting library takes seconds to import, too
         import torch
         from rich.console import Console
 
@@ -682,13 +690,13 @@ def explain(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="The input: an array (`.npy`), a table (`.csv`) or an image, which becomes grey;"
-            " at most 2 planes of 16 x 16 numbers.",
+            help="Input: an array (`.npy`), a table (`.csv`) or an image, which is converted to"
+            " grey; at most 2 planes of 16 x 16 numbers.",
             show_default="small integers",
         ),
     ] = None,
     crop: Annotated[
-        bool, typer.Option("--crop", help="Take the middle of a file that is too large.")
+        bool, typer.Option("--crop", help="Cut the middle out of an input that is too large.")
     ] = False,
     pool: Annotated[
         str,
@@ -704,44 +712,50 @@ def explain(
     ] = None,
     stride: Annotated[
         str | None,
-        typer.Option(metavar="N[,N]", help="Step between windows.", show_default="the kernel"),
+        typer.Option(
+            metavar="N[,N]", help="Distance between windows.", show_default="the kernel size"
+        ),
     ] = None,
     padding: Annotated[
-        str | None, typer.Option(metavar="N[,N]", help="Or `same`.", show_default="0")
+        str | None,
+        typer.Option(
+            metavar="N[,N]", help="Padding at both ends of each axis, or `same`.", show_default="0"
+        ),
     ] = None,
     dilation: Annotated[
         str | None,
         typer.Option(
-            metavar="N[,N]", help="Step between the inputs of a window.", show_default="1"
+            metavar="N[,N]", help="Distance between the taps of a window.", show_default="1"
         ),
     ] = None,
     ceil_mode: Annotated[
-        bool, typer.Option("--ceil-mode", help="Keep a last window that is not full.")
+        bool, typer.Option("--ceil-mode", help="Keep a last, partial window.")
     ] = False,
     output_size: Annotated[
         str | None,
-        typer.Option(metavar="N[,N]", help="Outputs of an adaptive pooling.", show_default="2"),
+        typer.Option(
+            metavar="N[,N]", help="Number of outputs of an adaptive pooling.", show_default="2"
+        ),
     ] = None,
     ties: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Which of several winners gets the gradient: `first`, `split` or `zero`.",
+            help="Which of several equal winners get the gradient: `first`, `split` or `zero`.",
             show_default="first",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(dir_okay=False, help="The file to write.")] = Path(
+    out: Annotated[Path, typer.Option(dir_okay=False, help="File to write.")] = Path(
         "explain.html"
     ),
     show: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the file in the browser.")
     ] = True,
 ) -> None:
-    """Write a page that shows how a gradient passes a pooling, and open it in the browser.
+    """Write a page that shows how a gradient passes through a pooling, and open it in a browser.
 
-    The page is one HTML file that needs no network. Numbers, operator and windows can be changed on
-    it; the options are what it begins with. Without `--data` and options it begins with one 2 x 2
-    window.
+    The page is one HTML file that needs no network. Its numbers, operator and windows can be
+    changed; the options set their initial values. By default the page shows one 2 x 2 window.
     """
     from poolgrad.explainer import command
 
@@ -771,7 +785,7 @@ def explain(
         import webbrowser
 
         if not webbrowser.open(out.absolute().as_uri()):
-            typer.echo("there is no browser here; open the file in one", err=True)
+            typer.echo("no browser was found; open the file in one", err=True)
 
 
 @app.command()
@@ -780,19 +794,20 @@ def info(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Describe one call instead: a function, the shape of its input and options, such"
-            ' as `"max_pool2d 32x64x112x112 k3 s2 p1 float32"`. Kernel, stride, padding, dilation'
-            " and output size are `k3` or `k3x5`, `s2`, `p1`, `d2` and `o7`; further options are"
-            " `same`, `ceil`, `channels_last` (the last size is that of the channels), a dtype,"
-            " `threads=2`, `packed`, other arguments of the function such as `ties=zero`, and"
-            " `routes`, which makes the forward pass store what the backward pass needs.",
+            help="Describe one call: a function, the shape of its input and options, such as"
+            ' `"max_pool2d 32x64x112x112 k3 s2 p1 float32"`. Kernel, stride, padding, dilation'
+            " and output size are written as `k3` or `k3x5`, `s2`, `p1`, `d2` and `o7`. Further"
+            " options are `same`, `ceil`, `channels_last` (then the last size is the number of"
+            " channels), a dtype, `threads=2`, `packed`, other arguments of the function, such as"
+            " `ties=zero`, and `routes`, with which the forward pass stores what the backward pass"
+            " needs.",
         ),
     ] = None,
 ) -> None:
-    """Print versions, processor, instruction set, threads and front ends: for bug reports.
+    """Print versions, processor, instruction set, threads and front ends, for bug reports.
 
-    With `--plan`, print the algorithms that compute one call, forward and backward, into how many
-    tasks they divide it, on how many threads, and how many bytes they move. Nothing is computed.
+    With `--plan`, print the algorithms that compute one call, forward and backward, and the numbers
+    of tasks, threads and bytes moved. The call itself is not computed.
     """
     if plan is not None:
         from poolgrad import algorithms
@@ -809,7 +824,7 @@ def info(
 
 @contextmanager
 def _clear_errors() -> Iterator[None]:
-    """One line instead of a traceback where the user can mend the cause."""
+    """Print one line instead of a traceback for errors that the user can fix."""
     try:
         yield
     except LabError as error:
@@ -831,7 +846,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _wrapped(message: str, width: int) -> str:
-    """Break lines between words; those of a traceback, which are indented, stay."""
+    """Break lines between words, except the indented lines of a traceback."""
     lines = message.splitlines()
     return "\n".join(
         line

@@ -1,7 +1,7 @@
-"""Composed operators: the parts are pooled by the front end of the input, everything else follows.
+"""Computes composed operators and their pullbacks; the front end of the input pools the parts.
 
-Tensors and arrays of JAX are differentiated by their frameworks, as every part is differentiable;
-the pullbacks of NumPy, Dask and array-API libraries come from `poolgrad.portable.derivative`.
+Every part is differentiable, so PyTorch and JAX differentiate the composition themselves. The
+pullbacks for NumPy, Dask and array-API libraries come from `poolgrad.portable.derivative`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from poolgrad.operators import OPERATORS, prepare
 
 
 class Functions(NamedTuple):
-    """What a composition may call beside arithmetic, `abs`, comparisons and other operators.
+    """Functions that a composition may call besides arithmetic, `abs`, comparisons and operators.
 
     Attributes
     ----------
@@ -27,11 +27,11 @@ class Functions(NamedTuple):
     astype : callable
         ``astype(x, dtype name or dtype of an array)``.
     constant : callable
-        The array without its derivative.
+        Returns the array as a constant, without derivative.
     pooled : tuple of int
         The pooled axes.
     tiny : float
-        A number that is nothing beside 1, and whose products with finite numbers are not 0.
+        A number that is negligible next to 1, and whose products with finite numbers are not 0.
     """
 
     exp: Callable[..., Any]
@@ -44,14 +44,14 @@ class Functions(NamedTuple):
 
 
 class _Composition:
-    """A call of a composed operator, checked.
+    """A validated call of a composed operator.
 
     Parameters
     ----------
     request : Request
-        What a public function describes.
+        The call.
     front : module
-        The front end of its input.
+        The front end of the input.
     """
 
     def __init__(self, request: Request, front: ModuleType) -> None:
@@ -83,12 +83,12 @@ class _Composition:
         return value
 
     def part(self, name: str, x: Any, given: dict[str, Any]) -> Request:
-        """Another operator over the same windows."""
+        """Return a call of another operator with the same windows."""
         options = OPERATORS[name].options(**given)
         return Request(name, x, self.request.spec, options, (), self.request.channels_last)
 
     def combined(self, xp: Functions, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
-        """The output."""
+        """Compute the output."""
         dtype = self.layout.sum_dtype
         wide = xp.astype(x, dtype)
         beside = None if operand is None else xp.astype(operand, dtype)
@@ -110,7 +110,7 @@ def perform(request: Request, front: ModuleType) -> Any:
 def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
     """Compute a composed operator and its pullback, for libraries without differentiation."""
     if not hasattr(front, "pullback_of"):
-        front.vjp(request)  # which refuses
+        front.vjp(request)  # raises the error
     from poolgrad.portable.derivative import Recording, Variable, value_of
 
     call = _Composition(request, front)
@@ -138,7 +138,7 @@ def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
 
 
 class Pullback:
-    """The gradient of a composed operator; made by `poolgrad.vjp`."""
+    """The pullback of a composed operator; returned by `poolgrad.vjp`."""
 
     def __init__(self, call: _Composition, tape: Any, y: Any, leaves: list[Any]) -> None:
         self._call, self._tape, self._y, self._leaves = call, tape, y, leaves
@@ -151,11 +151,11 @@ class Pullback:
         )
 
     def __call__(self, gy: Any) -> Any:
-        """The gradient of the input for that of the output; see `poolgrad.Pullback`."""
+        """Compute the gradient of the input from that of the output; see `poolgrad.Pullback`."""
         return self._gradients(gy)[0]
 
     def parameters(self, gy: Any) -> dict[str, Any]:
-        """The gradient of the extra operand, by its name; empty if there is none."""
+        """Compute the gradient of the extra operand, by its name; empty if there is none."""
         operator = self._call.operator
         return {operator.operand.name: self._gradients(gy)[1]} if operator.learned else {}
 

@@ -1,4 +1,4 @@
-"""The operator interface, and `Request`: what a public function asks of a front end."""
+"""The operator interface, and `Request`: a call that a public function passes to a front end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["FLOATS", "INTEGERS", "NOTHING", "Buffer", "Operator", "Request", "Sa
 
 
 class Buffer(NamedTuple):
-    """An array that a front end has to allocate; `order`: its axes, slowest in memory first."""
+    """An array that a front end allocates; `order` lists its axes, slowest in memory first."""
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
@@ -27,8 +27,8 @@ def per_output(layout: Layout, dtype: str) -> Buffer:
     return Buffer(layout.out_shape, layout.order, dtype)
 
 
-# The options of operators: numbers and words besides the windows. Each class is the options of one
-# or several operators, in the order of the last arguments of their methods.
+# The options of operators: numbers and strings besides the windows. Each class holds the options of
+# one or several operators, in the order of the last arguments of their methods.
 
 
 class NoOptions(NamedTuple):
@@ -42,14 +42,14 @@ class Routing(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Which of equal winners get the gradient, and how routes are stored."""
+    """Which of several equal winners get the gradient, and how routes are stored."""
 
     ties: str = "first"
     routes: str = "bytes"
 
 
 class Averaging(NamedTuple):
-    """What a sum is divided by; a divisor of 0 stands for the number of inputs."""
+    """The divisor of a sum; 0 stands for the number of inputs."""
 
     count_include_pad: bool = True
     divisor: int = 0
@@ -67,24 +67,24 @@ class Mixing(NamedTuple):
     count_include_pad: bool = True
 
 
-STORAGE_OPTIONS = ("routes",)  # change no result, only how the residual is stored
+STORAGE_OPTIONS = ("routes",)  # these change only how the residual is stored
 
 
 def _with(options: Any, **values: str) -> Any:
-    """The options with these values, as far as the operator has them."""
+    """Replace those of the options that the operator has."""
     known = {name: value for name, value in values.items() if name in options._fields}
     return options._replace(**known) if known else options
 
 
 def unpacked(options: Any) -> Any:
-    """The options with routes, if there are any, in bytes."""
+    """Return the options with unpacked routes."""
     return _with(options, routes="bytes")
 
 
 def indexed(options: Any) -> Any:
-    """The options with which a selecting operator keeps what indices are made from.
+    """Return the options with which a selecting operator stores the routes of first winners.
 
-    An index is that of one winner, whichever inputs get the gradient.
+    Indices are computed from these routes, whichever inputs get the gradient.
     """
     return _with(options, ties="first", routes="bytes")
 
@@ -95,15 +95,15 @@ class Windows(NamedTuple):
     Attributes
     ----------
     values : array, shape (planes, outputs..., taps)
-        The input of each tap; any number where there is none.
+        The input of each tap; any number where the tap is not valid.
     valid : bool array, shape (outputs..., taps)
-        Which taps lie in the input, and not in padding.
+        Whether each tap lies in the input, not in padding.
     extent : int array, shape (outputs..., 1)
-        How many taps of each window lie inside the padded input.
+        Number of taps of each window inside the padded input.
     numbers : int array, shape (outputs..., taps)
-        The number of each tap in its window, row by row.
+        Index of each tap in its window, in row-major order.
     lowest, highest : number
-        The ends of the dtype of the input.
+        The lowest and highest value of the dtype of the input.
     """
 
     values: Any
@@ -122,11 +122,11 @@ class Choice(NamedTuple):
     winners : bool array, shape (planes, outputs..., taps)
         The taps that share the gradient: one, several, or none.
     winner : int array, shape (planes, outputs...)
-        The position, along the axis of taps, of the value that is the output.
+        Index, along the axis of taps, of the value that is the output.
     found : bool array, shape (planes, outputs...)
-        Whether there is such a value; else the output is `empty`.
+        Whether the window has a winner; if not, the output is `empty`.
     empty : number
-        The output of a window without one.
+        The output of a window without a winner.
     """
 
     winners: Any
@@ -138,29 +138,31 @@ class Choice(NamedTuple):
 class Operator(ABC):
     """One pooling operation.
 
-    Given what its forward keeps (its *residual*), the derivative of an operator is a linear map of
-    tangents: `push`, with `pull` its transpose. Where that map depends neither on the input nor on
-    a learned parameter, nothing else is needed for derivatives of any order. An operator where it
-    does is `curved`: its pull takes the input, too, and further derivatives come from `compose`.
+    For a given *residual* (the arrays that the forward pass stores), the derivative of an operator
+    is a linear map: `push` computes its jvp, `pull` its vjp. If this map does not depend on the
+    input or on a learned parameter, derivatives of any order follow from these two methods.
+    Otherwise the operator is nonlinear (`curved`): its `pull` also takes the input, and derivatives
+    of higher order come from `compose`.
 
     Attributes
     ----------
     name : str
-        Its name in the table, in ``torch.ops.poolgrad`` and in `poolgrad.reference`.
+        Name in the table, in ``torch.ops.poolgrad`` and in `poolgrad.reference`.
     options : type
-        The NamedTuple of its options, in the order of its methods' last arguments.
+        The NamedTuple of the options, in the order of the last arguments of the methods.
     operand : Operand
-        Its extra operand; `NOTHING` if it has none.
+        The extra operand; `NOTHING` if there is none.
     selecting : bool
-        Whether one input of a window wins (then there are routes, ties and indices).
+        Whether one input of a window wins, so that there are routes, ties and indices.
     curved : bool
-        Whether its derivative depends on the input or on a learned parameter.
+        Whether the operator is nonlinear: its derivative depends on the input or on a learned
+        parameter.
     integers : bool
-        Whether it takes integers.
+        Whether integer inputs are accepted.
     windowed : bool
-        Whether an output depends on the inputs of its window only.
+        Whether an output depends only on the inputs of its window.
     composed : bool
-        Whether it is a composition of others, without kernels: a `ComposedOperator`.
+        Whether it is a `ComposedOperator`, which has no kernels.
     """
 
     name: ClassVar[str]
@@ -174,7 +176,7 @@ class Operator(ABC):
 
     @property
     def learned(self) -> bool:
-        """Whether its operand has a gradient."""
+        """Whether the extra operand has a gradient."""
         return self.operand.has_gradient
 
     def accepts(self, dtype: str) -> bool:
@@ -182,7 +184,7 @@ class Operator(ABC):
         return dtype in FLOATS or (self.integers and dtype in INTEGERS)
 
     def refuse_dtype(self, dtype: object) -> TypeError:
-        """The error for an input of another dtype."""
+        """Return the error for an input of an unsupported dtype."""
         accepted = (*FLOATS, *(INTEGERS if self.integers else ()))
         objects = ": Python objects, not numbers" if str(dtype) == "object" else ""
         return TypeError(
@@ -191,23 +193,23 @@ class Operator(ABC):
         )
 
     def result(self, dtype: str) -> str:
-        """The dtype of the output."""
+        """Return the dtype of the output."""
         return dtype
 
     def check(self, window: Window, *options: Any) -> None:
-        """Raise for windows or options that this operator cannot take."""
+        """Raise an error for windows or options that the operator does not support."""
         require_valid_inputs(window)
 
     def route_bits(self, window: Window, *options: Any) -> int:
-        """How many bits a packed route has; 0 where routes are whole bytes, or there are none."""
+        """Return the bits of a packed route; 0 if routes are whole bytes or there are none."""
         return 0
 
     def check_operand(self, values: list[float]) -> None:  # noqa: B027 - most accept all numbers
-        """Raise for values that a learned parameter cannot have."""
+        """Raise an error for invalid values of a learned parameter."""
 
     @abstractmethod
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        """What forward keeps for backward."""
+        """Return the buffers that the forward pass stores for the backward pass."""
 
     @abstractmethod
     def forward(
@@ -220,9 +222,9 @@ class Operator(ABC):
         threads: int,
         *options: Any,
     ) -> None:
-        """Fill the output and, unless it is an empty tuple, the residual.
+        """Compute the output and, unless it is an empty tuple, the residual.
 
-        The operand has the form of `Operand.kernel_form`.
+        The operand has the form that `Operand.kernel_form` returns.
         """
 
     @abstractmethod
@@ -237,7 +239,7 @@ class Operator(ABC):
         threads: int,
         *options: Any,
     ) -> None:
-        """Fill the gradient of the input; `x` is given to curved operators only."""
+        """Compute the vjp: the gradient of the input. `x` is None unless `curved`."""
 
     def push(
         self,
@@ -249,20 +251,21 @@ class Operator(ABC):
         threads: int,
         *options: Any,
     ) -> None:
-        """Fill the tangent of the output; not for curved operators."""
+        """Compute the jvp: the tangent of the output, for operators that are not nonlinear."""
         raise NotImplementedError
 
     # In array-API operations, for `poolgrad.portable`. `xp` is the library of the arrays.
 
     def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
-        """Return the winners; of selecting operators.
+        """Return the winners, for selecting operators.
 
         Parameters
         ----------
         xp : module
             An array library.
         windows : Windows
-            The windows, integers and small floats in a dtype that every library computes in.
+            The windows; integers and small floats are converted to a dtype that every library
+            supports.
         draw : array, shape (planes, outputs...), or None
             A number in [0, 1) for each output, if the operator draws.
         *options
@@ -273,7 +276,7 @@ class Operator(ABC):
     def share(
         self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
-        """Return each tap's part of a number: the derivative of a linear operator.
+        """Return each tap's share of a number: the derivative of a linear operator.
 
         Parameters
         ----------
@@ -282,9 +285,9 @@ class Operator(ABC):
         numbers : array, shape (planes, outputs..., taps or 1)
             Gradients of outputs, or tangents of inputs.
         windows : Windows
-            Without values.
+            The windows, without values.
         kept : tuple of array
-            The residual, routes as one integer each.
+            The residual, with one integer for each route.
         *options
             As for the other methods.
 
@@ -295,20 +298,20 @@ class Operator(ABC):
         raise NotImplementedError
 
     def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
-        """Return the output; of weighted operators.
+        """Return the output, for weighted operators.
 
-        Every library differentiates this formula: see `poolgrad.portable.derivative` for the
-        functions that it may use on values. In a product or a quotient with an array that does not
-        depend on the values, that array stands on the right.
+        Array libraries differentiate this formula. `poolgrad.portable.derivative` lists the
+        functions that it may apply to values. In a product or quotient with an array that does not
+        depend on the values, that array is the right operand.
 
         Parameters
         ----------
         xp : module
-            An array library, or what records its functions.
+            An array library, or a `Recording` of its functions.
         windows : Windows
             The windows.
         argument : array or None
-            The learned parameter, in a shape that goes with (planes, outputs...).
+            The learned parameter, in a shape that broadcasts with (planes, outputs...).
         *options
             As for the other methods.
         """
@@ -316,7 +319,7 @@ class Operator(ABC):
 
 
 class ComposedOperator(Operator):
-    """An operator that is a composition of other entries of the table; see `composition`."""
+    """An operator that is composed of other operators of the table; see `composition`."""
 
     curved = True
     composed = True
@@ -327,20 +330,21 @@ class ComposedOperator(Operator):
         Parameters
         ----------
         xp : Functions
-            The functions of the array library that a composition may use, and numbers of the call.
+            The functions of the array library that a composition may use, and constants of the
+            call.
         pool : callable
-            ``pool(name, x, **options)`` applies another entry to the windows of this call.
+            ``pool(name, x, **options)`` applies another operator to the windows of this call.
         x : array
             The input, in the dtype in which sums are kept.
         operand : array or None
             The extra operand, in the same dtype.
         *options
-            Values of the options of this operator.
+            The options of this operator.
         """
         raise NotImplementedError
 
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        """Nothing: the parts keep their own."""
+        """Return no buffers: the parts store their own residuals."""
         return ()
 
     def forward(self, *args: Any) -> None:
@@ -354,18 +358,18 @@ class ComposedOperator(Operator):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a public function asks of a front end.
+    """A call that a public function passes to a front end.
 
     Attributes
     ----------
     operator : str
-        A name in the table.
+        Name of the operator in the table.
     x : array
         The input.
     spec : WindowSpec
         The windows.
     options : NamedTuple
-        The operator's options.
+        The options of the operator.
     operands : tuple
         The caller's value of the extra operand, if the operator has one.
     channels_last : bool
@@ -373,9 +377,9 @@ class Request:
     keepdims : bool
         Whether the pooled axes stay in the result.
     return_indices : bool
-        Whether the indices of the winners are wanted too.
+        Whether to return the indices of the winners, too.
     out : array or None
-        Where the result goes (NumPy).
+        Array for the result (NumPy only).
     """
 
     operator: str

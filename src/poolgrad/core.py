@@ -1,7 +1,7 @@
-"""The typed door to the compiled kernels.
+"""Typed interface to the compiled kernels.
 
-A `Plan` knows the windows, the layout of everything that the kernels write, and the kernels;
-`operators.prepare` remembers it for each set of arguments, shapes and memory formats.
+A `Plan` holds the windows, the layout of the arrays that the kernels write, and the kernels.
+`operators.prepare` caches plans by arguments, shapes and memory formats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ except ImportError as error:  # pragma: no cover - only in a broken installation
         "(in a checkout, not with src/ on the path alone)"
     ) from error
 
-# A result of so many bytes or more lies in memory that is used again.
+# Results of at least this many bytes use cached memory.
 LARGE = 1 << 20
 Memory = _kernels.Memory
 Kind = _kernels.Kind
@@ -35,15 +35,16 @@ _MOST_ELEMENTS = (2**63 - 1) // 8
 
 
 def instruction_set() -> str:
-    """The instruction set whose kernels are in use, such as ``"avx512"``.
+    """Return the instruction set whose kernels are in use, such as ``"avx512"``.
 
-    The best that the machine has, or the one named by the environment variable ``POOLGRAD_ISA``.
+    It is the best that the machine supports, or the one that the environment variable
+    ``POOLGRAD_ISA`` names.
     """
     return str(_kernels.instruction_set())
 
 
 def instruction_sets() -> list[str]:
-    """The instruction sets that this machine can run, best first."""
+    """Return the instruction sets that this machine supports, best first."""
     return list(_kernels.instruction_sets())
 
 
@@ -52,7 +53,7 @@ def _default_threads() -> int:
         value = os.environ.get(name, "").strip()
         if value:
             if not value.isdigit() or not 1 <= int(value) <= _MOST_THREADS:
-                if name == "OMP_NUM_THREADS":  # may be a list for nested regions: not ours
+                if name == "OMP_NUM_THREADS":  # may be a list for nested regions, which is ignored
                     continue
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
             return int(value)
@@ -65,10 +66,10 @@ _threads: int | None = None
 
 
 def get_num_threads() -> int:
-    """How many threads NumPy arrays are pooled with.
+    """Return the number of threads that pool NumPy arrays.
 
-    ``POOLGRAD_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the processors this process may use.
-    Tensors are pooled with as many threads as their framework was told to use.
+    It is the value of ``POOLGRAD_NUM_THREADS``, else of ``OMP_NUM_THREADS``, else the number of
+    processors that this process may use. Tensors are pooled with PyTorch's number of threads.
     """
     global _threads
     if _threads is None:
@@ -77,7 +78,7 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(threads: int) -> None:
-    """Set how many threads NumPy arrays are pooled with. The results do not depend on it.
+    """Set the number of threads that pool NumPy arrays. The results do not depend on it.
 
     Raises
     ------
@@ -92,23 +93,23 @@ def set_num_threads(threads: int) -> None:
 
 
 def share_threads(library: str) -> bool:
-    """Let a framework's own threads do the work: they are awake, and would be in the way of others.
+    """Run the kernels on a framework's OpenMP threads, which would compete with other threads.
 
     Parameters
     ----------
     library : str
-        The path of a library of the framework, which is loaded and uses OpenMP.
+        Path of a loaded library of the framework, which uses OpenMP.
 
     Returns
     -------
     bool
-        False if it has no such threads.
+        False if the library has no such threads.
     """
     return bool(_kernels.share_threads(library))
 
 
 def xla_handler() -> Any:
-    """The handlers of XLA's stages, in capsules; None where they were built without XLA."""
+    """Return the handlers of XLA's stages, in capsules; None in a build without XLA."""
     return _kernels.xla_handler()
 
 
@@ -127,7 +128,7 @@ def _cache_limit() -> int:
         return given
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # a system that does not say
+    except (AttributeError, OSError, ValueError):  # a system without this information
         return 1 << 30
     return min(1 << 30, memory // 8)
 
@@ -138,39 +139,40 @@ if (_streamed := _bytes_set("POOLGRAD_STREAM_BYTES")) is not None:
 
 
 def empty_cache() -> None:
-    """Give the memory of large results that are gone back to the system.
+    """Return the cached memory of released results to the system.
 
-    Results of a mebibyte or more lie in memory that the next ones use again, as fresh memory costs
-    more time than most poolings. At most ``POOLGRAD_CACHE_BYTES`` (an environment variable; a
-    gibibyte, or an eighth of the machine's memory if that is less) wait to be used again.
+    The memory of results of 1 MiB or more is reused for later results, because the page faults of
+    new memory take longer than most poolings. The environment variable ``POOLGRAD_CACHE_BYTES``
+    limits the cached bytes; the default is 1 GiB, or an eighth of the machine's memory if that is
+    less.
     """
     _kernels.empty_cache()
 
 
 def cache_use() -> tuple[int, int]:
-    """Bytes of memory in large results, and bytes that wait for the next."""
+    """Return the bytes of live large results, and the bytes that are cached for later ones."""
     used, kept = _kernels.cache_use()
     return int(used), int(kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The windows of one kind of array, and how everything that the kernels write lies in memory.
+    """The windows of an input, and the memory layout of the arrays that the kernels write.
 
     Attributes
     ----------
     window : Window
         The windows.
     in_shape, out_shape : tuple of int
-        Shapes in the order in which the caller sees the axes.
+        Shapes, in the caller's order of axes.
     order : tuple of int
-        The axes from the slowest to the fastest in memory: the memory format of the input.
+        The axes from the slowest to the fastest in memory, which is the memory format of the input.
     pooled : tuple of int
         The pooled axes.
     channel : int
         The axis of channels; -1 if there is none.
     dtype, out_dtype : str
-        Of the input and of the output.
+        Dtypes of the input and of the output.
     """
 
     window: Window
@@ -184,24 +186,24 @@ class Layout:
 
     @property
     def sum_dtype(self) -> str:
-        """What sums over a window are kept in."""
+        """Dtype of sums over a window."""
         wide = ("float64", "int32", "uint32", "int64")
         return "float64" if self.dtype in wide else "float32"
 
     @property
     def channels(self) -> int:
-        """How many numbers a learned argument has, if it has one for each channel."""
+        """Number of channels: the length of a learned argument with one number for each channel."""
         return self.in_shape[self.channel] if self.channel >= 0 else 1
 
     @property
     def route_dtype(self) -> str:
-        """What holds a tap of a window and one value more, for "nowhere"."""
+        """Dtype of routes, which holds every tap index and one more value, for "no winner"."""
         taps = self.window.tap_count
         return "uint8" if taps <= 255 else "uint16" if taps <= 65535 else "uint32"
 
     @property
     def winner_shape(self) -> tuple[int, ...]:
-        """Shape of what ``ties="split"`` keeps: for each output one bit for each tap."""
+        """Shape of the residual of ``ties="split"``: for each output one bit for each tap."""
         return (*self.out_shape, -(-self.window.tap_count // 8))
 
 
@@ -216,34 +218,34 @@ class Plan(Layout):
 def inner_axis(
     shape: tuple[int, ...], strides: tuple[int, ...], spec: WindowSpec, channels_last: bool
 ) -> int:
-    """The axis that is not pooled and lies innermost in memory; -1 if there is none.
+    """Return the axis that is not pooled and lies innermost in memory; -1 if there is none.
 
-    It is what decides about the memory format of outputs and gradients: such an axis stays
-    innermost, and everything else lies in the order of the axes.
+    It determines the memory format of outputs and gradients: this axis stays innermost, and all
+    other axes are in row-major order.
     """
     dims = spec.dims
     first = len(shape) - dims - channels_last
     if first < 0:
-        return -1  # too few axes: `plan` has the words for that
+        return -1  # too few axes: `first_pooled` raises the error
     if spec.kind is WindowKind.FRACTIONAL:
-        return -1  # windows of each channel lie elsewhere: channels cannot be pooled side by side
+        return -1  # each channel has its own windows, so channels are not pooled together
     if shape[first + dims - 1] > 1 and strides[first + dims - 1] == 1:
         return -1
     batch = [*range(first), *range(first + dims, len(shape))]
     inner = [a for a in batch if shape[a] > 1 and strides[a] == 1]
-    if not inner:  # a slice along the innermost axis: its stride is still the smallest
+    if not inner:  # a slice along the innermost axis still has the smallest stride
         steps = {a: s for a, s in enumerate(strides) if shape[a] > 1 and s > 0}
         least = min(steps.values(), default=0)
         inner = [a for a in batch if steps.get(a) == least]
-    # If the pooled axes have size one, the strides of a contiguous array and of one with channels
-    # last are the same: it counts as contiguous.
+    # If the pooled axes have size one, an array with channels last has the same strides as a
+    # contiguous one, and counts as contiguous.
     if not inner or (inner[-1] < first and _in_order(shape, strides, strides[inner[-1]])):
         return -1
     return int(inner[-1])
 
 
 def _in_order(shape: tuple[int, ...], strides: tuple[int, ...], least: int) -> bool:
-    """Whether this is a contiguous array, but for steps of `least` elements along the last axis."""
+    """Whether the array is contiguous, except for a stride of `least` along the last axis."""
     expected = least
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride != expected:
@@ -253,12 +255,12 @@ def _in_order(shape: tuple[int, ...], strides: tuple[int, ...], least: int) -> b
 
 
 def first_pooled(shape: tuple[int, ...], dims: int, channels_last: bool) -> int:
-    """The first axis of an input of this shape that is pooled.
+    """Return the first pooled axis of an input of this shape.
 
     Raises
     ------
     ValueError
-        If it has too few axes.
+        If the input has too few axes.
     """
     first = len(shape) - dims - channels_last
     if first < 0:
@@ -279,20 +281,20 @@ def lay_out(
     dtype: str,
     out_dtype: str,
 ) -> Layout:
-    """The layout for an input of this shape and memory format.
+    """Compute the layout for an input of this shape and memory format.
 
     Parameters
     ----------
     spec : WindowSpec
         The windows.
     shape : tuple of int
-        Of the input; may be a framework's symbolic integers.
+        Shape of the input, whose sizes may be symbolic integers of a framework.
     channels_last : bool
-        Whether the pooled axes are those before the last, rather than the last.
+        Whether the pooled axes are those before the last axis, rather than the last axes.
     inner : int
-        What `inner_axis` says of the input.
+        The result of `inner_axis` for the input.
     dtype, out_dtype : str
-        Of the input and of the output.
+        Dtypes of the input and of the output.
 
     Returns
     -------
@@ -301,13 +303,13 @@ def lay_out(
     Raises
     ------
     ValueError
-        If the input has too few axes, or the windows do not fit it.
+        If the input has too few axes, or the windows do not fit the input.
     """
     dims = spec.dims
     first = first_pooled(shape, dims, channels_last)
     window = resolve(spec, shape[first : first + dims])
     out_shape = shape[:first] + window.out + shape[first + dims :]
-    known = [size for size in out_shape if isinstance(size, int)]  # of symbols nobody can tell
+    known = [size for size in out_shape if isinstance(size, int)]  # symbolic sizes are skipped
     if math.prod(known) > _MOST_ELEMENTS:
         raise ValueError(f"an output of shape {out_shape} would overflow memory")
     pooled = tuple(range(first, first + dims))
@@ -318,14 +320,16 @@ def lay_out(
 
 
 def plan(layout: Layout, inner: int, route_bits: int) -> Plan:
-    """A layout and its kernels.
+    """Return the plan of a layout: the layout and its kernels.
 
     Parameters
     ----------
-    layout, inner
-        From `lay_out`, and what it was told.
+    layout : Layout
+        The layout.
+    inner : int
+        The argument `inner` of `lay_out`.
     route_bits : int
-        Of a packed route; 0 where they are whole bytes.
+        Bits of a packed route; 0 for whole bytes.
     """
     axes = [as_kernels_take(axis) for axis in layout.window.axes]
     shape, pooled = list(layout.in_shape), list(layout.pooled)
@@ -335,12 +339,12 @@ def plan(layout: Layout, inner: int, route_bits: int) -> Plan:
 
 
 def with_kernels(layout: Layout, kernels: _kernels.Plan) -> Plan:
-    """The plan of a layout whose kernels are these."""
+    """Return the plan of a layout with these kernels."""
     return Plan(**{f.name: getattr(layout, f.name) for f in fields(Layout)}, kernels=kernels)
 
 
 def as_kernels_take(axis: Axis) -> tuple[int, ...]:
-    """An axis as the flat integers that the kernels take; csrc/python/plan.hpp rebuilds it."""
+    """Flatten an axis to the integers that the kernels take; csrc/python/plan.hpp rebuilds it."""
     origin = axis.origin
     return (
         int(axis.kind), axis.size, axis.out, axis.kernel, axis.stride, axis.lo, axis.hi,

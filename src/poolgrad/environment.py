@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, processor, instruction set, threads, front ends.
+"""Collects what a bug report needs: versions, processor, instruction set, threads, front ends.
 
 Needs nothing but NumPy: other packages are looked up in the list of installed ones.
 """
@@ -27,7 +27,11 @@ _PACKAGES = (
     "scikit-learn",
     "matplotlib",
 )
-_FRONT_ENDS = ("torch", "jax", "dask")  # beside that for NumPy; what they need is called the same
+_FRONT_ENDS = (
+    "torch",
+    "jax",
+    "dask",
+)  # besides NumPy's; each has the name of the package that it needs
 _VARIABLES = (
     "POOLGRAD_ISA",
     "POOLGRAD_NUM_THREADS",
@@ -59,7 +63,7 @@ def _instruction_set() -> str:
 
 
 def _or_error(ask: Callable[[], object]) -> str:
-    """Return the answer or, if an environment variable is wrong, the error about it."""
+    """Return the result or, if an environment variable is invalid, the error message."""
     try:
         return str(ask())
     except (RuntimeError, ValueError) as error:
@@ -100,5 +104,5 @@ def describe() -> dict[str, str]:
 
 
 def report() -> str:
-    """Return `describe` as lines of text."""
+    """Format the result of `describe` as lines of text."""
     return "\n".join(f"{name + ':':19}{value}" for name, value in describe().items())

@@ -1,4 +1,4 @@
-"""Indices of winners, in the conventions of other libraries.
+"""Converts indices of winners between the conventions of libraries.
 
 Every convention is one `Convention`: the way to and from poolgrad's own, the flat position in the
 plane. Only arithmetic on the indices is used, so that arrays of any framework will do.
@@ -15,7 +15,7 @@ __all__ = ["convert_indices"]
 
 
 class Planes(NamedTuple):
-    """The pooled input, and where in it each index is.
+    """The planes of the pooled input, and the plane of each index.
 
     Attributes
     ----------
@@ -34,24 +34,24 @@ class Planes(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Inputs of a plane."""
+        """Number of inputs of a plane."""
         return math.prod(self.sizes)
 
     @property
     def start(self) -> Any:
-        """Where the planes begin in an array of shape (N, C, spatial...)."""
+        """Offsets of the planes in an array of shape (N, C, spatial...)."""
         return (self.batch * self.channels + self.channel) * self.size
 
 
 class Convention(NamedTuple):
-    """How an index is made from the flat position in the plane, and that from it."""
+    """Converts flat positions in a plane to indices, and back."""
 
     to: Callable[[Any, Planes], Any]
     back: Callable[[Any, Planes], Any]
 
 
 def _turned(flat: Any, sizes: Sequence[int]) -> Any:
-    """Row-major positions in a plane of these sizes, as column-major ones."""
+    """Convert row-major to column-major positions in a plane of these sizes."""
     turned, stride, rest = 0, 1, math.prod(sizes)
     for size in sizes:
         rest //= size
@@ -64,7 +64,7 @@ def _turned(flat: Any, sizes: Sequence[int]) -> Any:
 CONVENTIONS = {
     "torch": Convention(lambda i, planes: i, lambda i, planes: i),
     "onnx": Convention(lambda i, planes: i + planes.start, lambda i, planes: i - planes.start),
-    # Column-major is row-major with the axes in the other order.
+    # Column-major order is row-major order with reversed axes.
     "onnx_column_major": Convention(
         lambda i, planes: _turned(i, planes.sizes) + planes.start,
         lambda i, planes: _turned(i - planes.start, planes.sizes[::-1]),
@@ -83,12 +83,12 @@ CONVENTIONS = {
 def convert_indices(
     indices: Any, shape: Sequence[int], source: str, target: str, *, channels_last: bool = False
 ) -> Any:
-    """Indices of winners, from one library's convention into another's.
+    """Convert indices of winners from one library's convention to another's.
 
     Parameters
     ----------
     indices : integer array, shape (N, C, ...) or (N, ..., C)
-        One to three pooled axes in the place of the dots; -1 where no input won. Not modified.
+        The dots stand for one to three pooled axes; -1 where no input won. Not modified.
     shape : sequence of int
         Shape of the input that was pooled, its axes in the same order.
     source, target : str
@@ -114,8 +114,8 @@ def convert_indices(
     Raises
     ------
     TypeError, ValueError
-        With the argument named, what is accepted and what came; also for indices that are not in
-        their own plane. (Tensors that are being traced have no numbers to look at.)
+        If an argument has an unsuitable type or value; also for indices that are not in
+        their own plane. (Tensors that are being traced are not checked.)
 
     Notes
     -----
@@ -162,7 +162,7 @@ def _int64(array: Any) -> Any:
 
 
 def _along(indices: Any, axis: int) -> Any:
-    """0, 1, 2, ... along one axis, with as many axes as the indices have."""
+    """Return 0, 1, 2, ... along one axis, shaped to broadcast with the indices."""
     line = indices[tuple(slice(None if a == axis else 1) for a in range(len(indices.shape)))]
     return (_int64(line) * 0 + 1).cumsum(axis) - 1
 
@@ -176,7 +176,7 @@ def _check_array(indices: Any) -> None:
 
 
 def _check_shape(shape: Sequence[int], of_indices: tuple[int, ...], channels_last: bool) -> int:
-    """The axis of the channels, if the shapes can be of an input and what was pooled from it."""
+    """Return the axis of channels, after checking that the shapes fit each other."""
     form = "(N, ..., C)" if channels_last else "(N, C, ...)"
     if not isinstance(shape, Sequence) or not all(isinstance(n, SupportsIndex) for n in shape):
         raise TypeError(f"shape must be made of integers, {form}, got {shape!r}")

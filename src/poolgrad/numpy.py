@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad import arguments, recipes
+from poolgrad import arguments, call_cache
 from poolgrad.composition import Functions
 from poolgrad.contract import Buffer, Operator, Request, Samples, indexed
 from poolgrad.core import LARGE, Kind, Memory, get_num_threads, inner_axis
@@ -58,44 +58,44 @@ def operand(name: str, value: Any) -> Array:
 
 
 def dtype_name(x: Array) -> str:
-    """The name of the dtype of an array."""
+    """Return the name of the dtype of an array."""
     return str(x.dtype.name)
 
 
 def functions(x: Array) -> Functions:
-    """What a composed operator may call."""
+    """Return the functions that a composed operator may call."""
     return Functions(
         np.exp, np.where, np.max, lambda x, dtype: x.astype(dtype_named(dtype)), lambda x: x
     )
 
 
 def namespace(x: Array) -> Any:
-    """The array-API functions of NumPy."""
+    """Return the array-API namespace of NumPy."""
     from array_api_compat import array_namespace
 
     return array_namespace(x)
 
 
 def pullback_of(request: Request) -> tuple[Array, Callable[[Array], Array]]:
-    """The output and the pullback of a part of a composed operator."""
+    """Compute the output and the pullback of a part of a composed operator."""
     from poolgrad.pullback import of_numpy
 
     return of_numpy(request)
 
 
 def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...]) -> Array:
-    """The gradient of an output, checked and converted to the dtype of the output."""
+    """Check a cotangent and convert it to the dtype of the output."""
     given = arguments.cotangent(gy, dtype_named(dtype), shape)
     return asarray(given, name="gy").reshape(shape)
 
 
-def handed(array: Array) -> Array:
-    """An array as the kernels take it: as numbers that Python's buffers know."""
+def as_buffer(array: Array) -> Array:
+    """Return a view that supports the buffer protocol: bfloat16 is viewed as uint16."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def allocate(buffer: Buffer) -> Array:
-    """The array that a buffer describes, not initialised."""
+    """Allocate the array that a buffer describes, without initialising it."""
     shape, order, name = buffer
     dtype = dtype_named(name)
     size = math.prod(shape)
@@ -108,7 +108,7 @@ def allocate(buffer: Buffer) -> Array:
 
 
 def prepared(request: Request, x: Array) -> Prepared:
-    """The checked call for this input."""
+    """Prepare the call for this input."""
     strides = tuple(s // x.itemsize for s in x.strides)
     last = request.channels_last
     inner = inner_axis(x.shape, strides, request.spec, last)
@@ -120,7 +120,7 @@ def prepared(request: Request, x: Array) -> Prepared:
 
 
 class _Converter:
-    """Makes NumPy arrays of the values of operands; see `operands.Converter`."""
+    """Converts extra operands to NumPy arrays; see `operands.Converter`."""
 
     def parameter(self, operand: Parameter, value: Any, x: Array, ready: Prepared) -> Array:
         return operand.checked(value, ready).ravel()
@@ -137,7 +137,7 @@ class _Converter:
         else:
             samples = operand.checked(value.given, ready.layout)
         rounded = samples.astype(kind).reshape(shape)
-        return handed(rounded.clip(max=arguments.below_one(kind.name)).astype(kind))
+        return as_buffer(rounded.clip(max=arguments.below_one(kind.name)).astype(kind))
 
     def indices(self, value: Any, x: Array) -> Array:
         given = asarray(value, name="indices")
@@ -149,7 +149,7 @@ _CONVERTER = _Converter()
 
 
 def operand_of(request: Request, ready: Prepared, x: Array) -> Any:
-    """The extra operand, checked, as the kernels take it."""
+    """Check the extra operand and convert it to the form of the kernels."""
     operand = ready.operator.operand
     if not operand.count:
         return None
@@ -161,7 +161,7 @@ def operand_of(request: Request, ready: Prepared, x: Array) -> Any:
 
 
 class Call(NamedTuple):
-    """One call of an operator, ready to run."""
+    """A prepared call of an operator, with its arrays."""
 
     request: Request
     x: Array
@@ -169,21 +169,21 @@ class Call(NamedTuple):
     operand: Any
 
     def run(self, y: Array, residual: tuple[Array, ...]) -> None:
-        """Fill the output and the residual."""
-        kept = tuple(map(handed, residual))
-        self.ready.forward(handed(self.x), self.operand, handed(y), kept, get_num_threads())
+        """Compute the output and the residual."""
+        kept = tuple(map(as_buffer, residual))
+        self.ready.forward(as_buffer(self.x), self.operand, as_buffer(y), kept, get_num_threads())
 
     def output(self) -> Array:
         """Allocate the output."""
         return allocate(self.ready.output)
 
     def shaped(self, y: Array) -> Array:
-        """The result without its pooled axes, unless they are to be kept."""
+        """Remove the pooled axes from the result, unless the request keeps them."""
         return y if self.request.keepdims else y.squeeze(self.ready.layout.pooled)
 
 
 def call(request: Request) -> Call:
-    """Check the call that a public function describes."""
+    """Prepare the call of a public function."""
     x = asarray(request.x, OPERATORS[request.operator])
     ready = prepared(request, x)
     return Call(request, x, ready, operand_of(request, ready, x))
@@ -197,7 +197,7 @@ _KIND = Kind(
     quiet=(),
     told="by buffer",
 )
-recipes.KNOWN[np.ndarray] = recipes.Known(_KIND.call, _KIND.key)
+call_cache.LOOKUPS[np.ndarray] = call_cache.Lookup(_KIND.call, _KIND.key)
 
 
 def _maker(buffer: Buffer) -> Callable[[], Array]:
@@ -207,19 +207,19 @@ def _maker(buffer: Buffer) -> Callable[[], Array]:
     return partial(allocate, buffer)
 
 
-def recipe(request: Request) -> Callable[[Array], Array] | None:
-    """See `recipes`."""
-    if not recipes.may_repeat(request):
+def bound_call(request: Request) -> Callable[[Array], Array] | None:
+    """Bind a call, or return None if it cannot be cached; see `call_cache`."""
+    if not call_cache.is_cacheable(request):
         return None
     made = call(request)
-    if made.x is not request.x or handed(made.x) is not made.x:
+    if made.x is not request.x or as_buffer(made.x) is not made.x:
         return None
-    pool = recipes.forward(made.ready, _maker, get_num_threads, made.operand)
-    return recipes.squeezed(request, made.ready, pool)
+    pool = call_cache.forward(made.ready, _maker, get_num_threads, made.operand)
+    return call_cache.squeezed(request, made.ready, pool)
 
 
 def perform(request: Request) -> Any:
-    """Do what a public function describes."""
+    """Compute the call of a public function."""
     if request.return_indices:
         return _with_indices(request)
     made = call(request)
@@ -229,8 +229,10 @@ def perform(request: Request) -> Any:
 
 
 def _with_indices(request: Request) -> tuple[Array, Array]:
-    """The output and, for each, the flat position of its (first) winner in its plane."""
-    OPERATORS[request.operator].check(Window(()), *request.options)  # before they are replaced
+    """Compute the output and the flat position of the first winner of each output."""
+    OPERATORS[request.operator].check(
+        Window(()), *request.options
+    )  # before the options are replaced
     made = call(replace(request, options=indexed(request.options)))
     y = made.output() if request.out is None else _target(request.out, made)
     (routes,) = map(allocate, made.ready.residual)
@@ -240,25 +242,25 @@ def _with_indices(request: Request) -> tuple[Array, Array]:
 
 
 def routes_of(ready: Prepared, kept: Array) -> Array:
-    """Routes as one number for each output; read-only."""
+    """Unpack routes to one number for each output; read-only."""
     if not ready.route_bits:
         return kept
     routes = allocate(ready.per_output(ready.layout.route_dtype))
-    ready.plan.kernels.unpack_routes(kept, handed(routes), get_num_threads())
+    ready.plan.kernels.unpack_routes(kept, as_buffer(routes), get_num_threads())
     routes.flags.writeable = False
     return routes
 
 
 def indices_of(ready: Prepared, operand: Any, routes: Array) -> Array:
-    """Routes as flat positions in their plane."""
+    """Convert routes to flat positions in their plane."""
     indices = allocate(ready.per_output("int64"))
-    samples = operand if ready.operator.operand.places_windows else None
+    samples = operand if ready.operator.operand.determines_windows else None
     ready.plan.kernels.route_indices(routes, indices, samples, get_num_threads())
     return indices
 
 
 def _target(out: Any, made: Call) -> Array:
-    """Where to pool to: `out` itself, if the kernels can write it as it lies."""
+    """Return the array to write: `out` itself if the kernels can write it, else a new array."""
     plan, dtype = made.ready.layout, dtype_named(made.ready.layout.out_dtype)
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out must be a NumPy array without a mask, got {type(out).__qualname__}")

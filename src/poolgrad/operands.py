@@ -1,8 +1,8 @@
-"""Extra operands: what an operator takes besides the input, one class for each kind.
+"""Extra operands: the arguments of an operator besides the input, one class for each kind.
 
-A class states what a front end and the kernels must know of an operand: its checks, its form in a
-kernel call, how it is batched, sharded and cut into chunks, and the shape of its gradient. A front
-end converts the caller's value in the methods of `Converter`, and asks for no kind.
+A class defines the checks of an operand, its form in a kernel call, how it is batched, sharded and
+cut into chunks, and the shape of its gradient. A front end converts the caller's values in the
+methods of `Converter` and does not distinguish the classes otherwise.
 """
 
 # ruff: noqa: D102 - the base class documents the methods
@@ -36,22 +36,22 @@ class Samples(NamedTuple):
 
 
 class Converter(Protocol):
-    """How a front end makes its own arrays of the caller's values; each is checked.
+    """Checks the caller's values and converts them to arrays of a front end.
 
     `x` is the input, `ready` the checked call.
     """
 
     def parameter(self, operand: Parameter, value: Any, x: Any, ready: Prepared) -> Any:
-        """A number, or one for each channel, in the dtype of sums."""
+        """Convert a number, or one for each channel, to the dtype of sums."""
 
     def seed(self, value: Any, x: Any) -> Any:
-        """A seed, or one drawn from a generator."""
+        """Return a seed, or draw one from a generator."""
 
     def samples(self, operand: WindowSamples, value: Samples, x: Any, ready: Prepared) -> Any:
-        """Samples in [0, 1), in the dtype of the input."""
+        """Return samples in [0, 1), in the dtype of the input."""
 
     def indices(self, value: Any, x: Any) -> Any:
-        """Integers of the shape of the input."""
+        """Return indices of the shape of the input."""
 
 
 class Operand(ABC):
@@ -60,18 +60,19 @@ class Operand(ABC):
     Attributes
     ----------
     name : str
-        Its name in the public functions.
+        Name of the argument in the public functions.
     count : int
         Number of arrays besides the input: 1, or 0 if there is no operand.
     has_gradient : bool
-        Whether it is learned. Then the last residual is the derivative of each output by it.
+        Whether the operand is learned. Then the last residual is the derivative of each output with
+        respect to it.
     is_shared : bool
-        Whether one operand serves all of a batch. If it is itself batched, the elements of the
+        Whether a whole batch has one operand. If the operand is batched, too, the elements of the
         batch are computed one by one.
     is_positional : bool
         Whether an output depends on its position in the whole array, so that no part of the array
         can be computed by itself.
-    places_windows : bool
+    determines_windows : bool
         Whether it determines where fractional windows begin.
     uses_layout : bool
         Whether its conversion depends on the layout of the input.
@@ -83,7 +84,7 @@ class Operand(ABC):
     has_gradient: ClassVar[bool] = False
     is_shared: ClassVar[bool] = False
     is_positional: ClassVar[bool] = False
-    places_windows: ClassVar[bool] = False
+    determines_windows: ClassVar[bool] = False
     uses_layout: ClassVar[bool] = False
     is_cut: ClassVar[bool] = True
 
@@ -92,40 +93,40 @@ class Operand(ABC):
 
     @abstractmethod
     def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
-        """The front end's array for the caller's value, checked.
+        """Check the caller's value and convert it to an array of the front end.
 
-        `ready`, the checked call, may be None unless `uses_layout`.
+        `ready`, the prepared call, may be None unless `uses_layout`.
         """
 
     @abstractmethod
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
-        """What a kernel call takes: dtype, shapes, and whether they are of the flattened array."""
+        """Return dtype and shapes for a kernel, and whether the array is flattened first."""
 
     def kernel_form(self, array: Any, size: int, number: Callable[[Any], Any]) -> Any:
-        """The operand as the methods of an operator take it.
+        """Return the operand in the form that an operator's methods take.
 
-        `size`: its number of elements; `number` reads a single one.
+        `size` is its number of elements; `number` reads a single element.
         """
         return array
 
     def axes(self, leading: list[int], every: list[int | None]) -> list[int | None]:
-        """For each axis of the operand, the axis of the input that it belongs to.
+        """Return, for each axis of the operand, the corresponding axis of the input.
 
-        `leading`: the axes that are not pooled; `every`: all axes, None for pooled ones.
+        `leading` lists the axes that are not pooled; `every` lists all axes, None if pooled.
         """
         return every
 
     def summed_axes(self, shape: Shape, layout: Layout) -> tuple[int, ...]:
-        """The axes of the output over which a gradient of this shape is summed."""
+        """Return the axes of the output over which a gradient of this shape is summed."""
         raise NotImplementedError
 
     def part(self, value: Any, begin: int, stop: int) -> Any:
-        """The operand of some channels of the input."""
+        """Return the part of the operand for some channels of the input."""
         return value
 
 
 class _Nothing(Operand):
-    """In place of an operand, where an operator has none."""
+    """The operand of operators that have none."""
 
     count = 0
 
@@ -150,12 +151,12 @@ class Parameter(Operand):
         return front.parameter(self, value, x, ready)
 
     def checked(self, value: Any, ready: Prepared) -> Array:
-        """The caller's numbers in the dtype of sums.
+        """Check the caller's numbers and convert them to the dtype of sums.
 
         Raises
         ------
         TypeError, ValueError
-            If they are not real numbers, not one or one for each channel, or out of range.
+            If they are not real numbers, out of range, or not one number or one for each channel.
         """
         layout = ready.layout
         given = arguments.real_numbers(self.name, value)
@@ -202,7 +203,7 @@ class Seed(Operand):
 class WindowSamples(Operand):
     """Random samples that determine where fractional windows begin."""
 
-    places_windows = True
+    determines_windows = True
     uses_layout = True
     is_cut = False
 
@@ -233,7 +234,7 @@ class WindowSamples(Operand):
 
 
 class Indices(Operand):
-    """For each input its flat position in the plane of the output."""
+    """The flat position of each input in the plane of the output."""
 
     def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
         return front.indices(value, x)
@@ -243,7 +244,7 @@ class Indices(Operand):
 
 
 class Companion(Operand):
-    """A second array of the shape of the input, with a gradient; of composed operators."""
+    """A second array of the shape of the input, with a gradient, for composed operators."""
 
     has_gradient = True
 

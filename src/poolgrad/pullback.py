@@ -1,4 +1,4 @@
-"""`vjp` for NumPy arrays, and what one can see of a gradient's way: `Pullback`."""
+"""`vjp` for NumPy arrays, and `Pullback`: gradients, routes, winners and the Jacobian."""
 
 from __future__ import annotations
 
@@ -27,24 +27,26 @@ Array = NDArray[Any]
 
 
 class Pullback:
-    """The way back through one pooling: from the gradient of its output to that of its input.
+    """The pullback of a pooling: computes the gradient of the input from that of the output.
 
-    Made by `vjp`. It keeps what the backward pass needs: for a selecting operator the routes, at
-    most a few bytes for each output, never the input; for one whose weights depend on the input
-    that, too.
+    Returned by `vjp`. It stores what the backward pass needs: for a selecting operator the routes,
+    a few bytes for each output, and not the input; for an operator whose weights depend on the
+    input, the input, too.
 
     Parameters
     ----------
-    call, residual
-        Of the forward pass.
+    call : Call
+        The call of the forward pass.
+    residual : tuple of array
+        The arrays that the forward pass stored.
     """
 
     def __init__(self, call: Call, residual: tuple[Array, ...]) -> None:
         operator = call.ready.operator
         self._ready = call.ready
         self._operand = call.operand
-        self._request = replace(call.request, x=None)  # the input must not stay for its sake
-        self._x = front.handed(call.x) if operator.curved else None
+        self._request = replace(call.request, x=None)  # does not keep the input alive
+        self._x = front.as_buffer(call.x) if operator.curved else None
         self._residual = residual
         self._dtype = front.dtype_named(call.ready.layout.out_dtype)
         for array in residual:
@@ -58,28 +60,28 @@ class Pullback:
         )
 
     def __call__(self, gy: Any) -> Array:
-        """The gradient of the input.
+        """Compute the gradient of the input.
 
         Parameters
         ----------
         gy : array, shape of the output
-            The gradient of the output (the cotangent), of any floating dtype: it is converted to
-            that of the output. A number, if the output has one element.
+            The gradient of the output (the cotangent), of any floating dtype; it is converted to
+            the dtype of the output. If the output has one element, a number is accepted.
 
         Returns
         -------
         array, shape and dtype of the input
-            A new array in the memory format of the input; call again as often as you like.
+            A new array in the memory format of the input. The pullback may be called repeatedly.
 
         Raises
         ------
         TypeError, ValueError
-            If `gy` has another shape than the output, or is not made of real numbers.
+            If `gy` does not have the shape of the output or a floating dtype.
         """
         return self._pull(self._ready, self._cotangent(gy))
 
     def parameters(self, gy: Any) -> dict[str, Array]:
-        """The gradient of a learned parameter.
+        """Compute the gradients of learned parameters.
 
         Parameters
         ----------
@@ -89,9 +91,9 @@ class Pullback:
         Returns
         -------
         dict of str to array
-            For each learned parameter (`norm_type`, `r`, `alpha`) its gradient, summed over
-            everything that shares it, in its shape; float64 if the input is, else float32. Empty
-            if there is none.
+            For each learned parameter (`norm_type`, `r`, `alpha`) the gradient, in its shape and
+            summed over all outputs that use it; float64 if the input is float64, else float32.
+            Empty if the operator has none.
         """
         operator, layout = self._ready.operator, self._ready.layout
         gradient = self._cotangent(gy)
@@ -117,17 +119,19 @@ class Pullback:
 
     def _pull(self, ready: Prepared, gy: Array) -> Array:
         gx = front.allocate(ready.input)
-        residual = tuple(map(front.handed, self._residual))
+        residual = tuple(map(front.as_buffer, self._residual))
         threads = get_num_threads()
-        ready.pull(front.handed(gy), self._x, self._operand, residual, front.handed(gx), threads)
+        ready.pull(
+            front.as_buffer(gy), self._x, self._operand, residual, front.as_buffer(gx), threads
+        )
         return gx
 
     @property
     def routes(self) -> Array:
-        """The recorded winners, one unsigned integer for each output; read-only.
+        """The route of each output, as a read-only array of unsigned integers.
 
-        The place of the winner in its window, counted row by row; the largest value of the dtype
-        (255 for one byte) where the gradient goes nowhere.
+        A route is the tap index of the winner in its window, in row-major order. It is the largest
+        value of the dtype (255 for one byte) for a window without a winner.
 
         Raises
         ------
@@ -143,7 +147,7 @@ class Pullback:
         return front.routes_of(self._ready, self._residual[0])
 
     def mask(self) -> Array:
-        """How many windows each input won: 0 or 1 where windows do not overlap.
+        """Count how many windows each input won: 0 or 1 if windows do not overlap.
 
         Returns
         -------
@@ -164,7 +168,7 @@ class Pullback:
             wins = np.bincount(columns, minlength=math.prod(layout.in_shape))
             return wins.reshape(layout.in_shape)
         indices = front.indices_of(self._ready, self._operand, self._residual[0])
-        inner = math.prod(layout.window.out)  # counted plane by plane, pooled axes last
+        inner = math.prod(layout.window.out)  # for each plane, pooled axes last
         last = range(indices.ndim - len(layout.pooled), indices.ndim)
         flat = np.moveaxis(indices, layout.pooled, last).reshape(-1, inner)
         size = math.prod(a.size for a in layout.window.axes)
@@ -175,10 +179,10 @@ class Pullback:
         return np.ascontiguousarray(np.moveaxis(moved, last, layout.pooled))
 
     def matrix(self) -> csr_array:
-        """The Jacobian: ``d y.ravel()[i] / d x.ravel()[j]`` in row i, column j.
+        """Compute the Jacobian: ``d y.ravel()[i] / d x.ravel()[j]`` in row i, column j.
 
-        Found from pullbacks alone: outputs whose windows do not touch are asked together (Curtis,
-        Powell & Reid 1974), so that a few passes give all rows, for any operator.
+        One pullback computes the rows of all outputs whose windows do not overlap (Curtis, Powell &
+        Reid 1974), so that a few passes give all rows, for any operator.
 
         Returns
         -------
@@ -196,12 +200,12 @@ class Pullback:
         layout = self._ready.layout
         shape = (math.prod(layout.out_shape), math.prod(layout.in_shape))
         rows, columns, values = self._entries()
-        if self._dtype.itemsize < 4:  # SciPy knows no smaller floats
+        if self._dtype.itemsize < 4:  # SciPy does not support smaller floats
             values = values.astype(np.float32)
         return coo_array((values, (rows, columns)), shape=shape).tocsr()
 
     def _entries(self) -> tuple[Array, Array, Array]:
-        """Row, column and value of every number of the Jacobian that is not zero."""
+        """Return row, column and value of every nonzero element of the Jacobian."""
         layout = self._ready.layout
         local = self._ready.operator.windowed and not layout.window.fractional
         colours = [_colours(a) if local else a.out for a in layout.window.axes]
@@ -219,7 +223,7 @@ class Pullback:
             for axis, window, c, n in zip(
                 layout.pooled, layout.window.axes, colour, colours, strict=True
             ):
-                # else one output of each plane was asked
+                # otherwise one output of each plane was chosen
                 where[axis] = _owner(window, c, n)[where[axis]] if local else 0 * where[axis] + c
             rows.append(np.ravel_multi_index(where, layout.out_shape))
         return np.concatenate(rows), np.concatenate(columns), np.concatenate(values)
@@ -231,14 +235,14 @@ def _hull(axis: Axis, output: int) -> tuple[int, int]:
 
 
 def _colours(axis: Axis) -> int:
-    """Every how manyth output has a window that does not touch the one before."""
+    """Return the smallest distance of outputs whose windows do not overlap."""
     if axis.adaptive:
         return -(-axis.kernel * axis.stride // axis.origin.inputs) + 1
     return min(axis.out, ((axis.kernel - 1) * axis.dilation) // axis.stride + 1)
 
 
 def _owner(axis: Axis, colour: int, colours: int) -> NDArray[np.int64]:
-    """For each input, the output of this colour whose window it lies in."""
+    """Return, for each input, the output of this colour whose window contains it."""
     owner = np.zeros(axis.size, np.int64)
     for output in range(colour, axis.out, colours):
         first, last = _hull(axis, output)
@@ -254,7 +258,8 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     fun : function
         A pooling function of poolgrad, such as `poolgrad.max_pool2d`.
     x : NumPy array
-        The input. Some operators keep it: do not change it before the last call of the pullback.
+        The input. Some operators store a reference: do not change it before the last call of the
+        pullback.
     *args, **kwargs
         Further arguments of `fun`.
 
@@ -263,14 +268,14 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     y : array
         ``fun(x, *args, **kwargs)``.
     pullback : Pullback
-        ``pullback(gy)`` is the gradient of `x` where `gy` is that of `y`. A `RegionPullback` for
-        `poolgrad.roi_pool` and `poolgrad.roi_align`.
+        ``pullback(gy)`` computes the gradient of `x` from the gradient `gy` of `y`. For
+        `poolgrad.roi_pool` and `poolgrad.roi_align` it is a `RegionPullback`.
 
     Raises
     ------
     TypeError
-        If `fun` is not one of poolgrad's functions, or `x` is not for NumPy (tensors are
-        differentiable as they are), or `return_indices` or `out` is given.
+        If `fun` is not a pooling function of poolgrad, if `x` is an array of PyTorch or JAX (which
+        differentiate themselves) or of integers, or if `return_indices` or `out` is passed.
 
     Examples
     --------
@@ -300,7 +305,7 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
 
 
 def of_numpy(request: Request) -> tuple[Array, Pullback]:
-    """The output and the pullback of a NumPy array."""
+    """Compute the output and the pullback for a NumPy array."""
     call = front.call(request)
     if call.x.dtype.name not in FLOATS:
         raise TypeError(f"x must be of a floating dtype to have a gradient, got {call.x.dtype}")

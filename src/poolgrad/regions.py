@@ -38,7 +38,7 @@ _BOXES = (
 
 
 class Bins(NamedTuple):
-    """The arguments of `roi_align` beside the arrays; `roi_pool` uses the first two."""
+    """The arguments of `roi_align` other than arrays; `roi_pool` uses the first two."""
 
     output_size: tuple[int, int]
     spatial_scale: float
@@ -49,7 +49,7 @@ class Bins(NamedTuple):
 def bins(
     output_size: object, spatial_scale: object, sampling_ratio: object = 0, aligned: object = False
 ) -> Bins:
-    """The checked arguments; a `sampling_ratio` of 0 is an adaptive one.
+    """Check the arguments; a `sampling_ratio` of 0 is adaptive.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def bins(
 
 
 def check_input(dtype: str, shape: tuple[int, ...]) -> None:
-    """Raise unless an input of this dtype and shape has regions; sizes may be symbolic integers.
+    """Raise an error unless an input of this dtype and shape is supported; sizes may be symbolic.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def check_input(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def check_table(dtype: str, shape: tuple[int, ...], columns: int = 5, name: str = "boxes") -> None:
-    """Raise unless these are boxes: an array of real numbers of shape (K, `columns`)."""
+    """Raise an error unless boxes are an array of real numbers of shape (K, `columns`)."""
     if dtype not in (*FLOATS, *INTEGERS, "uint64") or dtype == "bool":
         raise TypeError(f"{name} must be made of real numbers, got {dtype}")
     if len(shape) != 2 or shape[1] != columns:
@@ -106,7 +106,7 @@ def check_table(dtype: str, shape: tuple[int, ...], columns: int = 5, name: str 
 
 
 def check_images(given: int, images: int) -> None:
-    """Raise unless there is one array of boxes for each image."""
+    """Raise an error unless there is one array of boxes for each image."""
     if given != images:
         raise ValueError(
             f"boxes must have one array for each of {images} images, got a list of {given}"
@@ -116,9 +116,9 @@ def check_images(given: int, images: int) -> None:
 def output_shape(
     count: int, shape: tuple[int, ...], output_size: Sequence[int]
 ) -> tuple[int, int, int, int]:
-    """The shape of the output of `count` regions, unless it would overflow memory."""
+    """Return the shape of the output of `count` regions, unless it would overflow memory."""
     made = (count, shape[1], output_size[0], output_size[1])
-    known = [size for size in made if isinstance(size, int)]  # of symbols nobody can tell
+    known = [size for size in made if isinstance(size, int)]  # symbolic sizes are skipped
     if math.prod(known) > _MOST_ELEMENTS:
         raise ValueError(f"output_size {tuple(output_size)} would overflow memory")
     return made
@@ -128,7 +128,7 @@ def output_shape(
 
 
 def _table(boxes: object, images: int) -> Float64:
-    """Boxes of either form as one contiguous float64 array of shape (K, 5)."""
+    """Convert boxes of either form to one contiguous float64 array of shape (K, 5)."""
     if not isinstance(boxes, list | tuple):
         given = arguments.plain("boxes", boxes, "an array of shape (K, 5) or a list of arrays")
         check_table(given.dtype.name, given.shape)
@@ -148,7 +148,7 @@ def _table(boxes: object, images: int) -> Float64:
 
 
 class _Call:
-    """Feature maps of NumPy and boxes in them, ready for the kernels."""
+    """A call of the kernels for NumPy feature maps and boxes."""
 
     def __init__(self, input: Any, boxes: object, wanted: Bins) -> None:
         x = front.asarray(input, name="input")
@@ -162,41 +162,43 @@ class _Call:
         self._x: Array | None = x
 
     def taken(self) -> Array:
-        """The input as the kernels read it; the call does not keep it."""
+        """Return the input in the form that the kernels read, without storing it."""
         assert self._x is not None
         x, self._x = self._x, None
         return np.ascontiguousarray(x, self.dtype)
 
-    def room(self, shape: tuple[int, ...], dtype: str = "") -> Array:
-        """A contiguous array for the kernels to write."""
+    def allocate(self, shape: tuple[int, ...], dtype: str = "") -> Array:
+        """Allocate a contiguous array for the kernels to write."""
         return front.allocate(Buffer(shape, tuple(range(len(shape))), dtype or self.dtype.name))
 
     def finished(self, made: Array) -> Array:
-        """A result of the kernels in the dtype of the input."""
+        """Convert a result of the kernels to the dtype of the input."""
         return made.astype(self.input_dtype, copy=False)
 
     def pool(self) -> tuple[Array, Array]:
-        y, indices = self.room(self.output_shape), self.room(self.output_shape, "int32")
+        y, indices = self.allocate(self.output_shape), self.allocate(self.output_shape, "int32")
         self.regions.pool(self.taken(), y, indices, get_num_threads())
         return self.finished(y), indices
 
     def align(self) -> Array:
-        y, wanted = self.room(self.output_shape), self.wanted
+        y, wanted = self.allocate(self.output_shape), self.wanted
         threads = get_num_threads()
         self.regions.align(self.taken(), y, wanted.sampling_ratio, wanted.aligned, threads)
         return self.finished(y)
 
 
 class RegionPullback:
-    """The gradient of the input of `roi_pool` or `roi_align`, given that of the output.
+    """The pullback of `roi_pool` or `roi_align`.
 
-    Made by `poolgrad.vjp`. It keeps a copy of the boxes and, for `roi_pool`, four bytes for each
-    output, but not the input. Boxes have no gradient.
+    Returned by `poolgrad.vjp`. It stores a copy of the boxes and, for `roi_pool`, four bytes for
+    each output, but not the input. Boxes have no gradient.
 
     Parameters
     ----------
-    call, indices
-        Of the forward pass.
+    call : _Call
+        The call of the forward pass.
+    indices : array or None
+        The positions of the maxima, for `roi_pool`.
     """
 
     def __init__(self, call: _Call, indices: Array | None) -> None:
@@ -213,13 +215,13 @@ class RegionPullback:
         )
 
     def __call__(self, gy: Any) -> Array:
-        """The gradient of the input.
+        """Compute the gradient of the input.
 
         Parameters
         ----------
         gy : array, shape (K, C, output height, output width)
-            The gradient of the output (the cotangent), of any floating dtype: it is converted to
-            that of the output.
+            The gradient of the output (the cotangent), of any floating dtype; it is converted to
+            the dtype of the output.
 
         Returns
         -------
@@ -230,12 +232,12 @@ class RegionPullback:
         Raises
         ------
         TypeError, ValueError
-            If `gy` has another shape than the output, or is not made of real numbers.
+            If `gy` does not have the shape of the output or a floating dtype.
         """
         call, threads = self._call, get_num_threads()
         given = arguments.cotangent(gy, call.input_dtype, call.output_shape)
         gradient = np.ascontiguousarray(given.reshape(call.output_shape), call.dtype)
-        gx = call.room(call.input_shape)
+        gx = call.allocate(call.input_shape)
         if self._indices is None:
             ratio, aligned = call.wanted.sampling_ratio, call.wanted.aligned
             call.regions.align_backward(gradient, gx, ratio, aligned, threads)
@@ -245,9 +247,9 @@ class RegionPullback:
 
     @property
     def indices(self) -> Array:
-        """The flat position of each bin's maximum in its plane of the input; int32, read-only.
+        """Flat position of the maximum of each bin in its plane of the input; int32, read-only.
 
-        It is -1 for a bin without inputs, whose gradient goes nowhere.
+        It is -1 for a bin without inputs, which has no gradient.
 
         Raises
         ------
@@ -269,7 +271,7 @@ def _torch() -> ModuleType:
 
 
 def _is_tensor(name: str, input: object) -> bool:
-    """Whether the input is a tensor of PyTorch; an error if it is for neither library."""
+    """Whether the input is a PyTorch tensor; raises an error for arrays of other libraries."""
     known = library(input)
     if known not in ("numpy", "torch"):
         raise TypeError(
@@ -297,24 +299,24 @@ def roi_pool(
         A batch of feature maps; float16, bfloat16, float32 or float64, of any strides.
     boxes : array or tensor, shape (K, 5), or a list of N of them, shape (L, 4)
         Each row is ``(x1, y1, x2, y2)``, with ``x1 <= x2`` and ``y1 <= y2``; in the first form the
-        index of an image comes before. Of any real dtype. Boxes may reach beyond the feature map.
+        index of an image precedes it. Any real dtype. Boxes may extend beyond the feature map.
     output_size : int or (int, int)
         The number of bins along the height and the width.
     spatial_scale : float
-        What box coordinates are multiplied by; 1/16 if a feature map has a sixteenth of the rows
-        and columns of the image that the boxes belong to.
+        Factor of box coordinates; 1/16 if the feature map has a sixteenth of the rows and columns
+        of the image that the boxes belong to. Default: 1.
 
     Returns
     -------
     array or tensor, shape (K, C, output height, output width)
-        Of the dtype of `input`; the memory is contiguous. A bin that lies outside the feature map
-        gives 0 and has no gradient.
+        Contiguous, with the dtype of `input`. A bin outside the feature map gives 0 and has no
+        gradient.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument has another form, if a box has a NaN, an infinity or a coordinate of more
-        than 2**30, or corners in the wrong order, or if its image does not exist.
+        If an argument has another form, or if a box has a NaN, an infinity, a coordinate of more
+        than 2**30, corners in the wrong order, or an image that does not exist.
 
     See Also
     --------
@@ -323,12 +325,11 @@ def roi_pool(
     Notes
     -----
     Girshick, Fast R-CNN, 2015. Arguments and geometry are those of ``torchvision.ops.roi_pool``,
-    computed in float64 for a float64 input, else in float32. As everywhere in poolgrad, and other
-    than there, a NaN wins, and a bin that holds nothing but ``-inf`` gives it. Of equal inputs the
-    first gets the gradient.
+    computed in float64 for a float64 input, else in float32. Unlike in torchvision, NaN wins, and a
+    bin of ``-inf`` gives ``-inf``. Among equal inputs the first gets the gradient.
 
-    Of NumPy arrays the gradient is ``poolgrad.vjp(poolgrad.roi_pool, input, boxes, ...)``; tensors
-    are differentiated by PyTorch, twice as well. Boxes have no gradient.
+    For NumPy arrays, ``poolgrad.vjp(poolgrad.roi_pool, input, boxes, ...)`` computes the gradient;
+    PyTorch differentiates tensors, any number of times. Boxes have no gradient.
 
     Examples
     --------
@@ -364,35 +365,35 @@ def roi_align(
         A batch of feature maps; float16, bfloat16, float32 or float64, of any strides.
     boxes : array or tensor, shape (K, 5), or a list of N of them, shape (L, 4)
         Each row is ``(x1, y1, x2, y2)``, with ``x1 <= x2`` and ``y1 <= y2``; in the first form the
-        index of an image comes before. Of any real dtype. Boxes may reach beyond the feature map.
+        index of an image precedes it. Any real dtype. Boxes may extend beyond the feature map.
     output_size : int or (int, int)
         The number of bins along the height and the width.
     spatial_scale : float
-        What box coordinates are multiplied by; 1/16 if a feature map has a sixteenth of the rows
-        and columns of the image that the boxes belong to.
+        Factor of box coordinates; 1/16 if the feature map has a sixteenth of the rows and columns
+        of the image that the boxes belong to. Default: 1.
     sampling_ratio : int
-        The number of points in a bin along each axis, at most 65536. If it is not positive, a bin
-        has as many points as pixels, rounded up.
+        The number of points in a bin along each axis, at most 65536. If it is not positive
+        (default: -1), it is the number of pixels of a bin, rounded up.
     aligned : bool
-        Whether the centre of the first pixel has the coordinate 0.5, so that half a pixel is
-        subtracted from scaled boxes. If not, as in the first implementations, regions of less than
-        a pixel become one pixel wide (or high).
+        If True, half a pixel is subtracted from scaled boxes, because the centre of the first pixel
+        has the coordinate 0.5. If False (default), as in the first implementations, regions of less
+        than a pixel become one pixel wide (or high).
 
     Returns
     -------
     array or tensor, shape (K, C, output height, output width)
-        Of the dtype of `input`; the memory is contiguous. A point more than a pixel outside the
-        feature map counts as 0 and has no gradient.
+        Contiguous, with the dtype of `input`. A point more than a pixel outside the feature map
+        counts as 0 and has no gradient.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument has another form, if a box has a NaN, an infinity or a coordinate of more
-        than 2**30, or corners in the wrong order, or if its image does not exist.
+        If an argument has another form, or if a box has a NaN, an infinity, a coordinate of more
+        than 2**30, corners in the wrong order, or an image that does not exist.
 
     See Also
     --------
-    roi_pool : Maxima of bins of whole pixels.
+    roi_pool : Maxima of bins, with rounded coordinates.
 
     Notes
     -----
@@ -400,8 +401,8 @@ def roi_align(
     computed in float64 for a float64 input, else in float32. An input that no point touches has no
     influence, even if it is infinite or NaN.
 
-    Of NumPy arrays the gradient is ``poolgrad.vjp(poolgrad.roi_align, input, boxes, ...)``; tensors
-    are differentiated by PyTorch, any number of times: the result is linear in `input`. Boxes have
+    For NumPy arrays, ``poolgrad.vjp(poolgrad.roi_align, input, boxes, ...)`` computes the gradient;
+    PyTorch differentiates tensors, any number of times: the result is linear in `input`. Boxes have
     no gradient.
 
     Examples
@@ -426,8 +427,8 @@ def roi_align(
 def _check_vjp(name: str, input: object) -> None:
     if _is_tensor(name, input):
         raise TypeError(
-            "vjp is for NumPy and Dask; tensors are differentiable as they are: use y.backward() "
-            "or torch.func.vjp"
+            "vjp supports NumPy and Dask arrays; PyTorch differentiates its own tensors: use "
+            "y.backward() or torch.func.vjp"
         )
 
 
@@ -455,7 +456,7 @@ def _align_vjp(
     return call.align(), RegionPullback(call, None)
 
 
-# How `poolgrad.vjp` differentiates each of them.
+# The functions that `poolgrad.vjp` calls for each of them.
 VJPS: dict[Callable[..., Any], Callable[..., tuple[Array, RegionPullback]]] = {
     roi_pool: _pool_vjp,
     roi_align: _align_vjp,

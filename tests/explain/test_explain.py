@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from fronts import torch
+from frontend_calls import torch
 
 import poolgrad
 from poolgrad.explainer import Explanation, build

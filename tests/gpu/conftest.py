@@ -36,9 +36,9 @@ def device() -> str:
 @pytest.fixture
 def on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the front end for PyTorch use the Triton kernels, also for tensors of the CPU."""
-    from poolgrad.recipes import KNOWN
+    from poolgrad.call_cache import LOOKUPS
     from poolgrad.torch import adapter, function, triton
 
     for module in (adapter, function):
         monkeypatch.setattr(module, "with_kernels_for", lambda ready, x: triton.on_device(ready))
-    monkeypatch.delitem(KNOWN, adapter.Tensor, raising=False)
+    monkeypatch.delitem(LOOKUPS, adapter.Tensor, raising=False)

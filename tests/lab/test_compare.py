@@ -146,7 +146,7 @@ def test_another_comparison_is_not_mixed_in(
     finished: tuple[Path, Result], few_digits: Path, option: str, value: object
 ) -> None:
     line = refused("--data", few_digits, "--out", finished[0], *OPTIONS, option, value)
-    assert f"poolgrad: {option}: the comparison in {finished[0]} was begun with" in line
+    assert f"poolgrad: {option}: the comparison in {finished[0]} was started with" in line
 
 
 def test_changed_data_are_not_mixed_in(
@@ -266,4 +266,4 @@ def test_stopped_by_the_user(few_digits: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.strip().endswith("stopped; the same command goes on")
+    assert said.strip().endswith("stopped; run the same command again to resume")

@@ -163,7 +163,7 @@ def test_stopped_by_the_user(
     assert process.pid is not None
     os.kill(process.pid, signal.SIGINT)
     assert finish(process) == 130
-    assert f"stopped; to go on: poolgrad train --out {folder.path} --resume" in log.read_text()
+    assert f"stopped; to resume: poolgrad train --out {folder.path} --resume" in log.read_text()
     assert finish(cli_process("--out", folder.path, "--resume")) == 0
     Outcome.of(folder.path).assert_equal(unbroken)
 

@@ -160,7 +160,7 @@ def test_other_settings_are_not_resumed(
 def test_an_unfinished_run_is_not_overwritten(few_digits: Path, tmp_path: Path) -> None:
     RunFolder(tmp_path / "run").begin(BEGUN)
     line = refused("--data", few_digits, "--out", tmp_path / "run")
-    assert "holds an unfinished run; go on with --resume" in line
+    assert "holds an unfinished run; resume it with --resume" in line
 
 
 def test_changed_data_are_not_resumed(

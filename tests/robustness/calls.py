@@ -19,7 +19,7 @@ import pytest
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
 
-from nasty import FINITE, LAYOUTS, VALUES, Layout, Values, rng  # noqa: E402
+from adversarial_arrays import FINITE, LAYOUTS, VALUES, Layout, Values, rng  # noqa: E402
 
 T = TypeVar("T")
 

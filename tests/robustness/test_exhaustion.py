@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from fronts import torch
+from frontend_calls import torch
 from processes import assert_runs
 from profiles import examples
 
@@ -120,7 +120,7 @@ JAX = {
 
 @linux
 @pytest.mark.parametrize(
-    ("front", "turns"),
+    ("library", "turns"),
     [
         (NUMPY, 2),
         pytest.param(NUMPY, examples(25), marks=pytest.mark.slow),
@@ -130,9 +130,9 @@ JAX = {
     ids=["NumPy", "NumPy, more", "PyTorch", "JAX"],
 )
 def test_a_call_that_gets_no_memory_raises_and_later_calls_are_right(
-    front: dict[str, str], turns: int
+    library: dict[str, str], turns: int
 ) -> None:
-    code = LIMITED.format(**front, turns=turns)
+    code = LIMITED.format(**library, turns=turns)
     refused, done = assert_runs(code, timeout=300, **FRESH).split()
     assert int(refused) >= 2 * turns
     assert int(done) >= 2 * turns
@@ -184,8 +184,8 @@ SHAPES = {
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("front", ["NumPy", pytest.param("PyTorch", marks=needs_torch)])
-def test_calls_of_changing_shapes_do_not_fill_the_memory(front: str) -> None:
+@pytest.mark.parametrize("library", ["NumPy", pytest.param("PyTorch", marks=needs_torch)])
+def test_calls_of_changing_shapes_do_not_fill_the_memory(library: str) -> None:
     """Whatever is kept of earlier calls is bounded; a quarter of the calls has filled it."""
-    grown = assert_runs(MANY.format(calls=100_000, **SHAPES[front]), timeout=500)
+    grown = assert_runs(MANY.format(calls=100_000, **SHAPES[library]), timeout=500)
     assert float(grown) < 60  # MiB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fronts import torch
+from frontend_calls import torch
 from processes import assert_runs, run_python
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")

@@ -70,7 +70,7 @@ TABLE = REGULAR | {"kind": 2}
         (REGULAR | {"out": 0}, "empty"),
         (REGULAR | {"out": MANY, "m": MANY}, "too large"),
         (REGULAR | {"kernel": MANY, "dilation": MANY}, "too large"),
-        (REGULAR | {"kernel": 2**32}, "too many places"),
+        (REGULAR | {"kernel": 2**32}, "too many taps"),
         (REGULAR | {"lo": -1}, "out of range"),
         (REGULAR | {"lo": MANY}, "out of range"),
         (REGULAR | {"m": -MANY}, "no part of the whole"),

@@ -1,1 +1,1 @@
-"""Benchmarks: every row beside the peers that are installed, and against the memory limit."""
+"""Benchmarks: times every row beside other libraries and relative to a copy of memory."""

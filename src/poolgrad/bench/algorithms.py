@@ -1,4 +1,4 @@
-"""The ablation of the kernels: each row of the benchmark with every algorithm that handles it."""
+"""Times each row of the benchmark with every algorithm that handles it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from poolgrad.bench.measure import take_turns
 from poolgrad.bench.rows import Row
 from poolgrad.numpy import dtype_named
 
-WORTH = 1.15  # an algorithm that is never so much faster than the next best is to be deleted
+WORTH = 1.15  # an algorithm whose gains are all smaller should be deleted
 
 
 class Timed(NamedTuple):
-    """One row with every algorithm that handles it.
+    """The times of one row with every algorithm that handles it.
 
     Attributes
     ----------
@@ -39,13 +39,13 @@ class Timed(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """Time of the fastest other algorithm over that of the chosen one; None without another."""
+        """Time of the fastest other algorithm over that of the chosen one; None without others."""
         others = [seconds for name, seconds in self.seconds.items() if name != self.chosen]
         return min(others) / self.seconds[self.chosen] if others else None
 
 
 def _input(row: Row) -> np.ndarray:
-    """The numbers of the row, channels last in memory where its layout is."""
+    """Return the input of the row, in its memory format."""
     shape = row.shape
     if row.layout == "NHWC":
         shape = (shape[0], *shape[2:], shape[1])
@@ -56,7 +56,7 @@ def _input(row: Row) -> np.ndarray:
 
 
 def _call(row: Row, threads: int) -> Callable[[], Any]:
-    """The kernels of the row, alone."""
+    """Return the kernel calls of the row."""
     x, runs = _input(row), []
     more = {"channels_last": True} if row.layout == "NHWC" else {}
     for arguments in row.calls:
@@ -69,7 +69,7 @@ def _call(row: Row, threads: int) -> Callable[[], Any]:
 
 
 def measure(row: Row, threads: int, turns: int) -> Timed:
-    """Time the row with every algorithm that handles it, in turns."""
+    """Time the row with every algorithm that handles it, in alternation."""
     call = _call(row, threads)
     chosen = algorithms.steps(call, dry=True)[0].algorithm
     calls: dict[str, tuple[Callable[[], Any], Callable[[], AbstractContextManager[Any]]]] = {}
@@ -87,7 +87,7 @@ _HEADS = ("row", "chosen", "algorithm", "seconds")
 
 
 def write_csv(path: Path, machine: Mapping[str, str], timed: Sequence[Timed]) -> None:
-    """Write all times; the machine stands above, in lines with a #."""
+    """Write all times, after a description of the machine in lines with a #."""
     with path.open("w", newline="") as file:
         file.writelines(f"# {name}: {value}\n" for name, value in machine.items())
         lines = csv.writer(file, lineterminator="\n")
@@ -110,7 +110,7 @@ def read_csv(path: Path) -> tuple[dict[str, str], list[Timed]]:
 
 
 class Summary(NamedTuple):
-    """What an algorithm wins.
+    """The gain of an algorithm.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class Summary(NamedTuple):
 
 
 def summaries(timed: Iterable[Timed]) -> list[Summary]:
-    """What each algorithm wins, in the order of `algorithms.names`."""
+    """Return the gain of each algorithm, in the order of `algorithms.names`."""
     timed = list(timed)
     made = []
     for name in algorithms.names():
@@ -153,7 +153,7 @@ def _gains(summary: Summary) -> str:
 
 
 def misses(timed: Iterable[Timed]) -> list[str]:
-    """A sentence for each row where another algorithm is faster than the chosen one by 15 %."""
+    """Return a sentence for each row where another algorithm is at least 15 % faster."""
     return [
         f"{one.row}: {next(iter(one.seconds))} takes {one.gain:.2f} times as long as {one.chosen}"
         for one in timed
@@ -162,7 +162,7 @@ def misses(timed: Iterable[Timed]) -> list[str]:
 
 
 def markdown(machine: Mapping[str, str], timed: Sequence[Timed]) -> str:
-    """The table for a page, and what it was measured on."""
+    """Return the table for a page, and a description of the machine."""
     heads = ["algorithm", "rows that it handles", "largest gain", "rows that it computes, and gain"]
     lines = [heads, ["---", "---:", "---:", "---"]]
     for one in summaries(timed):

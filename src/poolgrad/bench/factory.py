@@ -1,4 +1,4 @@
-"""Imports the factory that `poolgrad profile` is given, calls it, and explains what went wrong."""
+"""Imports and calls the factory of `poolgrad profile`, with clear errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORM = "MODEL must be package.module:function or file.py:function"
 
 
 class Factory(NamedTuple):
-    """The module or file, and the name in it, that MODEL stands for."""
+    """The module or file, and the name of the function in it."""
 
     where: str
     name: str
@@ -95,10 +95,10 @@ def _kind(thing: object) -> str:
 
 
 def _check_arguments(factory: Factory, function: Callable[..., Any]) -> None:
-    """Report arguments without a default value before the call would fail for lack of them."""
+    """Raise an error if the factory has arguments without default values."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some compiled functions have none
+    except (TypeError, ValueError):  # some compiled functions have no signature
         return
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
@@ -120,7 +120,7 @@ def _imported(factory: Factory) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # where dataclasses and pickle look for it
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickle need it there
     # The modules beside the file can be imported from it, as if Python ran it.
     with _first_on_path(str(path.parent)), _user_code(failed):
         spec.loader.exec_module(module)
@@ -146,9 +146,9 @@ def _user_code(failed: str) -> Iterator[None]:
         frames = error.__traceback__
         while frames is not None and not _is_users(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
-        *place, what = traceback.format_exception_only(error)
-        # Of a syntax error the place is part of the exception, not of the traceback.
-        details = "".join([*traceback.format_tb(frames), *place]).rstrip()
+        *position, what = traceback.format_exception_only(error)
+        # The position of a syntax error is part of the exception, not of the traceback.
+        details = "".join([*traceback.format_tb(frames), *position]).rstrip()
         raise ValueError(f"{failed}: {what.strip()}" + (details and f"\n{details}")) from error
 
 

@@ -1,4 +1,4 @@
-"""Writes what was measured: the CSV file, and the pictures that are drawn from it."""
+"""Writes the results: the CSV file, and the pictures that are drawn from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JAX beside itself: its own pooling and ours, forward, backward, and in steps of training."""
+"""Times JAX with its own pooling and with poolgrad's: forward, backward, training steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What it is found by."""
+        """Name of the row."""
         words = {"forward": "forward", "both": "forward and backward", "step": "training step"}
         return f"{self.title} {words[self.what]}{', memory reused' * self.reused}"
 
@@ -71,7 +71,7 @@ ROWS = (*_rows(reused=False), *_rows(reused=True))
 
 
 def select(parts: Sequence[str] = ()) -> list[Row]:
-    """The rows with any of these parts in their names, or all.
+    """Return the rows whose names contain any of these parts, or all rows.
 
     Raises
     ------
@@ -87,14 +87,14 @@ def select(parts: Sequence[str] = ()) -> list[Row]:
 
 
 def measure(row: Row, threads: int, turns: int) -> Result:
-    """Time a row with our pooling and with JAX's own, in turns.
+    """Time a row with poolgrad's pooling and with JAX's, in alternation.
 
     Parameters
     ----------
     row : Row
         Which.
     threads : int
-        Not asked: XLA takes all processors, and our kernels as many as XLA.
+        Ignored: XLA uses all processors, and poolgrad's kernels as many as XLA.
     turns : int
         How often each is timed.
 
@@ -151,7 +151,7 @@ def _call(row: Row, pool: _Pool) -> Callable[[], Any]:
 
 
 def _step(row: Row, pool: _Pool) -> Callable[[], Any]:
-    """A step of training: convolutions and a halving in each stage, then a classifier."""
+    """A training step: convolutions and a pooling in each stage, then a classifier."""
     import jax
     import jax.numpy as jnp
     import optax

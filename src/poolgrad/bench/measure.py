@@ -1,4 +1,4 @@
-"""One row: ours, the peers and a copy take turns; the floor is what the copy says."""
+"""Times one row: poolgrad, its peers and a copy alternate; the copy defines the floor."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from poolgrad.bench.rows import Row
 
 TURNS, QUICK_TURNS = 9, 3
 _SLOW = 0.5  # seconds; slower calls get a third of the turns
-_WARM = 3  # calls before those that count
-_SHORTEST = 2e-3  # seconds that are timed at once: rows of short calls are repeated
+_WARM = 3  # calls before the timed ones
+_SHORTEST = 2e-3  # seconds; shorter calls are repeated within one timing
 _OURS, _COPY, _BESIDE = "poolgrad", "a copy", "the row beside"
 
 Within = tuple[Call, Callable[[], AbstractContextManager[Any]]]
@@ -60,7 +60,7 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
                 try:
                     calls[name] = make()
                     calls[name]()
-                except Exception as error:  # nobody else's affair
+                except Exception as error:  # reported, and the other peers go on
                     calls.pop(name, None)
                     failed[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
         times = take_turns(calls, turns)
@@ -82,7 +82,7 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
 
 
 def bytes_moved(row: Row, x: Any, ys: list[Any]) -> int:
-    """How many bytes the calls must move, whoever makes them.
+    """Return the number of bytes that a call of any library must move.
 
     Forward each call reads the input and writes output and routes, a byte for each output;
     backward it reads the output's gradient and the routes, and writes the input's gradient.
@@ -92,7 +92,7 @@ def bytes_moved(row: Row, x: Any, ys: list[Any]) -> int:
 
 
 def _prepare(row: Row) -> tuple[Any, list[Any], Call]:
-    """An input, its outputs, and our call to time."""
+    """An input, its outputs, and the call of poolgrad."""
     x = _input(row)
     return x, *_call(row, getattr(poolgrad, row.function), x)
 
@@ -124,7 +124,7 @@ def _call(row: Row, pool: Pool, x: Any) -> tuple[list[Any], Call]:
 def take_turns(
     calls: Mapping[str, Call | Within], turns: int, slow: float = _SLOW
 ) -> dict[str, list[float]]:
-    """Seconds of each call in each turn; slow calls are made in the first third of the turns only.
+    """Return the seconds of each call in each turn; slow calls run in a third of the turns only.
 
     Every second turn has the reverse order, so that no call always follows the same other one.
     A call may come with a context that it is made in, which is not timed.
@@ -138,7 +138,7 @@ def take_turns(
             if warm < slow:
                 warm = min(timer.repeat(_WARM, 1))
         plans[name] = timer, context, warm
-    # As often as the slowest: who is repeated finds in the caches what the others do not.
+    # All calls are repeated equally often, because repeated calls find their data in the caches.
     number = max(1, int(_SHORTEST / max(warm for _, _, warm in plans.values())))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns):
@@ -151,7 +151,7 @@ def take_turns(
 
 
 def median_and_spread(times: list[float]) -> tuple[float, float]:
-    """The median, and the interquartile range as a part of it."""
+    """Return the median, and the interquartile range divided by it."""
     median = float(np.median(times))
     low, high = np.quantile(times, (0.25, 0.75))
     return median, float(high - low) / median
@@ -159,7 +159,7 @@ def median_and_spread(times: list[float]) -> tuple[float, float]:
 
 @contextmanager
 def using_threads(threads: int) -> Iterator[None]:
-    """So many threads, of everybody."""
+    """Set the number of threads of all libraries."""
     before = torch.get_num_threads(), poolgrad.get_num_threads()
     try:
         torch.set_num_threads(threads)

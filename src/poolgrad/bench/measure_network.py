@@ -1,4 +1,4 @@
-"""Times one network as it is and with poolgrad, in turns, and compares their results."""
+"""Times a network unchanged and with poolgrad, in alternation, and compares the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from poolgrad.torch import accelerate, convert
 
 
 def measure(network: Network, threads: int, turns: int) -> Result:
-    """Time a network as it is and with our line, in turns.
+    """Time a network unchanged and with poolgrad, in alternation.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def measure(network: Network, threads: int, turns: int) -> Result:
 
 
 def _apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The difference over the whole, of the outputs or of all gradients.
+    """Return the relative difference of the outputs, or of all gradients.
 
     A gradient of its own may be nothing but what rounding left of a zero.
     """

@@ -1,4 +1,4 @@
-"""Whole networks, as they are and after our one line: how fast, how lean, and whether the same."""
+"""The table of networks that are timed unchanged and with poolgrad."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 INSTALL = "pip install --no-deps pytorchcv monai"
-_EXACT, _CLOSE = 0.0, 1e-6  # how far networks may be apart that only take maxima, and others
+_EXACT, _CLOSE = 0.0, 1e-6  # accepted difference of networks with maxima only, and of others
 _NEVER_SLOWER = 0.98
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network of somebody else's, with random weights.
+    """A third-party network with random weights.
 
     Attributes
     ----------
@@ -49,12 +49,12 @@ class Network:
 
     @property
     def name(self) -> str:
-        """What it is found by."""
+        """Name of the row."""
         return f"{self.title} {'training step' if self.training else 'inference'}, {self.change}"
 
     @property
     def package(self) -> str:
-        """What has to be installed."""
+        """The package that has to be installed."""
         return self.module.partition(".")[0]
 
     def make(self) -> nn.Module:
@@ -115,7 +115,7 @@ NETWORKS: tuple[Network, ...] = (
 
 
 def select(parts: Sequence[str] = ()) -> list[Network]:
-    """The networks with any of these parts in their names, or all.
+    """Return the networks whose names contain any of these parts, or all networks.
 
     Raises
     ------

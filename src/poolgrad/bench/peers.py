@@ -1,4 +1,4 @@
-"""The same poolings by others: PyTorch eager and compiled, oneDNN, ONNX Runtime, XLA."""
+"""The same poolings by other libraries: PyTorch eager and compiled, oneDNN, ONNX Runtime, XLA."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Call = Callable[[], object]
 
 
 def eager(row: Row) -> Pool:
-    """PyTorch's function, or what its users write where it has none."""
+    """Return PyTorch's function, or the composition that its users write instead."""
     if row.calls[0].get("padding") == "same":
         return _same
     return _FORMULAS.get(row.function) or getattr(functional, row.function)
 
 
 def others(row: Row, x: Any) -> Iterator[tuple[str, Callable[[], Call]]]:
-    """Those that only give the values of maxima, channels first: what makes the calls to time."""
+    """Return the makers of calls of libraries that compute maxima with channels first."""
     maxima = row.function in ("max_pool2d", "max_pool3d") and len(row.calls) == 1
     ways = (row.direction, row.layout, row.dtype)
     if not maxima or row.tiny or ways != ("values", "NCHW", "float32"):
@@ -39,7 +39,7 @@ def others(row: Row, x: Any) -> Iterator[tuple[str, Callable[[], Call]]]:
         yield "oneDNN", partial(_onednn, row, x)
     if find_spec("onnx") and find_spec("onnxruntime"):
         yield "ONNX Runtime", partial(_onnx_runtime, row, x)
-    # It takes all processors, whatever it is told.
+    # XLA always uses all processors.
     if find_spec("jax") and torch.get_num_threads() == os.cpu_count():
         yield "XLA", partial(_xla, row, x)
 
@@ -59,12 +59,12 @@ def _compiled(row: Row, x: Any) -> Call:
         return pool(x, **arguments)
 
     call = partial(torch.compile(apply), x)
-    call()  # compiling is no part of its time
+    call()  # compilation is not timed
     return call
 
 
 def _xla(row: Row, x: Any) -> Call:
-    jax: Any = import_module("jax")  # no front end for it yet, so no need of its types
+    jax: Any = import_module("jax")  # types are not needed
     arguments = {"padding": 0, "dilation": 1, **_stride(row)}
 
     def along(name: str, around: Any) -> list[Any]:
@@ -101,14 +101,14 @@ def _onnx_runtime(row: Row, x: Any) -> Call:
     model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # Threads that wait for its next call would take the processor from ours.
+    # Threads that spin between calls would slow down the other libraries.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     binding = session.io_binding()
     binding.bind_cpu_input("x", x.numpy())
-    binding.bind_output("y", "cpu")  # no copy to NumPy is part of its time
+    binding.bind_output("y", "cpu")  # the copy to NumPy is not timed
     return partial(session.run_with_iobinding, binding)
 
 

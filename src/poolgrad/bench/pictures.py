@@ -32,11 +32,11 @@ def draw_bars(results: Sequence[Result], caption: str) -> bytes | None:
         return None
     figure = Figure(figsize=(11, 1.8 + 0.3 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    places = range(len(rows))
+    positions = range(len(rows))
     ours = [result.seconds / floor for result, floor in rows]
     theirs = [result.peers.get(EAGER, 0.0) / floor for result, floor in rows]
-    axes.barh([i - 0.2 for i in places], ours, 0.4, color=BLUE, label="poolgrad")
-    axes.barh([i + 0.2 for i in places], theirs, 0.4, color=ORANGE, label=EAGER)
+    axes.barh([i - 0.2 for i in positions], ours, 0.4, color=BLUE, label="poolgrad")
+    axes.barh([i + 0.2 for i in positions], theirs, 0.4, color=ORANGE, label=EAGER)
     limits = [(result.limits.floor, i - 0.2) for i, (result, _) in enumerate(rows)]
     kept = [(limit, i) for limit, i in limits if limit]
     if kept:
@@ -46,7 +46,7 @@ def draw_bars(results: Sequence[Result], caption: str) -> bytes | None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(left=min(0.5, *ours))
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(places, [result.name for result, _ in rows], fontsize=9)
+    axes.set_yticks(positions, [result.name for result, _ in rows], fontsize=9)
     axes.set_xlabel("time / floor (shorter is better)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=4, frameon=False)

@@ -1,4 +1,4 @@
-"""How much of a network's time and memory is pooling, before and after `convert`."""
+"""Measures the share of pooling in a network's time and memory, before and after `convert`."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from poolgrad.torch.modules import Pool
 _CONFIDENCE = 0.95
 _PROFILED = 5  # steps
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # PyTorch's profiler, on when it starts and ends
+os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # silences PyTorch's profiler
 
 
 class Share(NamedTuple):
-    """An amount of time or memory, and the part of it that is pooling."""
+    """An amount of time or memory, and the share of pooling."""
 
     whole: float
     pooling: float
 
 
 class Ratio(NamedTuple):
-    """How many times as fast a network is as another: the median of turns, and its interval."""
+    """The ratio of the times of two networks: the median over turns, and its interval."""
 
     median: float
     low: float
@@ -79,7 +79,7 @@ class Profile(NamedTuple):
 def measure(
     network: nn.Module, shape: tuple[int, ...], training: bool, threads: int, turns: int
 ) -> Profile:
-    """Profile a network and a converted copy of it, in turns.
+    """Profile a network and a converted copy of it, in alternation.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def measure(
 
 
 def _check_step(network: nn.Module, x: torch.Tensor, training: bool) -> None:
-    """Run the network once, before anything is timed, and raise ValueError if it has no use."""
+    """Run the network once before timing, and raise ValueError if it cannot be profiled."""
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         try:
             outputs = forward(network, x) if training else infer(network, x)
@@ -162,7 +162,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _pooling_share(network: nn.Module, step: Any) -> float:
-    """The part of a step that is spent in poolings, of whichever kind: the median step's."""
+    """Return the share of poolings of any kind in the time of the median step."""
     hooks = []
     marks: list[Any] = []
 
@@ -173,12 +173,12 @@ def _pooling_share(network: nn.Module, step: Any) -> float:
         marks.pop().__exit__(None, None, None)
 
     for module in network.modules():
-        if isinstance(module, Pool):  # whose forwards nobody else records
+        if isinstance(module, Pool):  # their forward passes have no operator event
             hooks.append(module.register_forward_pre_hook(enter))
             hooks.append(module.register_forward_hook(leave))
     shares = []
     for _ in range(_PROFILED):
-        # Each on its own: whatever else the machine does meanwhile spoils one step's, not all.
+        # Each step is profiled alone, so that other work on the machine affects one step only.
         with profile(activities=[ProfilerActivity.CPU]) as recorded, record_function("step"):
             step()
         events = recorded.events()
@@ -236,7 +236,7 @@ def _of(part: float, whole: float, scale: float) -> str:
 
 
 def draw(made: Profile) -> bytes:
-    """Bars of time and memory, before and after, the share of pooling in colour: a PNG."""
+    """Draw bars of time and memory, before and after, with the share of pooling, as a PNG."""
     parts = _parts(made)
     figure = Figure(figsize=(4 * len(parts), 3.6), layout="constrained")
     figure.suptitle(made.name)

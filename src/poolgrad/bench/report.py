@@ -1,4 +1,4 @@
-"""What was measured, as a CSV file and as tables for a terminal and for Markdown pages."""
+"""Formats results as a CSV file, and as tables for terminals and Markdown pages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _LIMITS = [field.name for field in fields(Limits)]
 
 
 class Report(NamedTuple):
-    """The results of one run, and the machine that made them."""
+    """The results of one run, and the machine."""
 
     machine: Mapping[str, str]
     results: Sequence[Result]
@@ -75,7 +75,7 @@ class Report(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """The heads of all figures: times first, then the peers."""
+        """The heads of all columns: times first, then the peers."""
         found = dict.fromkeys(head for result in self.results for head in result.figures)
         return sorted(found, key=lambda head: head not in _OWN)
 
@@ -98,7 +98,7 @@ class Report(NamedTuple):
 
 
 def machine(threads: int, turns: int) -> dict[str, str]:
-    """What the results depend on."""
+    """Return the facts that the results depend on."""
     found = {**describe(), "bench threads": str(threads), "bench turns": str(turns)}
     for package in _PEERS:
         with suppress(metadata.PackageNotFoundError):
@@ -107,7 +107,7 @@ def machine(threads: int, turns: int) -> dict[str, str]:
 
 
 def write_csv(path: Path, report: Report) -> None:
-    """Write everything raw, times in seconds; the machine stands above, in lines with a #."""
+    """Write all results, times in seconds, after a description of the machine in lines with a #."""
     peers = dict.fromkeys(peer for result in report.results for peer in result.peers)
     heads = [*_FIELDS, *(f"limit {name}" for name in _LIMITS), *(f"peer {name}" for name in peers)]
     with path.open("w", newline="") as file:
@@ -163,7 +163,7 @@ def _target(figure: Figure) -> str:
 
 
 def table(report: Report) -> Table:
-    """Table for a terminal of 80 columns: no floor, and of all peers but the first the fastest.
+    """Table for a terminal of 80 columns, without floors and with the fastest of the other peers.
 
     A figure that meets its target is green, one that misses it is red with an exclamation mark.
     """
@@ -247,7 +247,7 @@ def _said(head: str) -> str:
 
 
 def markdown(report: Report, names: Sequence[str] = ()) -> str:
-    """Table for a page: all rows, or these and those that miss a target.
+    """Table for a page: all rows, or these rows and those that miss a target.
 
     A figure that misses its target is bold, with the target beside it.
     """
@@ -276,7 +276,7 @@ def _emphasised(figure: Figure | None) -> str:
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, if need be, and try to write there.
+    """Create the folder if necessary, and test that it is writable.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What was measured of a row, and whether that is enough."""
+"""The result of a row, and whether it meets the targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TO_OTHER, KEPT, DIFFERENCE = "time / other row", "memory / PyTorch's", "relative
 
 
 class Figure(NamedTuple):
-    """A number of a row, and the limit that is set for it."""
+    """A number of a row, and its limit."""
 
     value: float
     limit: float | None = None
@@ -22,7 +22,7 @@ class Figure(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether the limit is kept; it is where there is none."""
+        """Whether the limit is met; True if there is none."""
         if self.limit is None:
             return True
         return self.value >= self.limit if self.at_least else self.value <= self.limit
@@ -30,7 +30,7 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured of a row; times in seconds.
+    """The result of a row; times in seconds.
 
     Attributes
     ----------
@@ -86,5 +86,5 @@ class Result:
 
     @property
     def met(self) -> bool:
-        """Whether every limit is kept."""
+        """Whether every limit is met."""
         return all(figure.met for figure in self.figures.values())

@@ -1,4 +1,4 @@
-"""The table of rows: what is timed, and what each must reach."""
+"""The table of rows: the timed calls and their targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pair = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a row must reach; nothing where it is None.
+    """The targets of a row; None if there is none.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Row:
     beside : Row, optional
         Another row whose time this one is a share of.
     peers : bool
-        False where PyTorch takes so long that nobody would wait for it.
+        False if PyTorch takes too long to be timed.
     """
 
     title: str
@@ -74,24 +74,24 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What it is found by: title, layout, direction."""
+        """Name of the row: title, layout, direction."""
         return f"{self.title} {self.layout} {self.direction}"
 
     @property
     def tiny(self) -> bool:
-        """Whether calling takes longer than moving the bytes: there is no floor then."""
+        """Whether the call overhead exceeds the time to move the bytes; then there is no floor."""
         return math.prod(self.shape) < 1 << 14
 
     def of(self, dtype: str) -> Row:
-        """The row in another dtype, for which no limits are set."""
+        """Return the row in another dtype, without limits."""
         beside = self.beside and self.beside.of(dtype)
         return replace(self, dtype=dtype, limits=Limits(), beside=beside)
 
 
-# What is pooled, and with which kernels time is drawn against their size.
+# The pooled arrays, and the kernel sizes of the plot of times.
 IMAGES, FEW, VOLUMES = (32, 64, 112, 112), (4, 64, 112, 112), (2, 32, 64, 64, 64)
 KERNELS = (3, 5, 9, 13, 31, 63)
-_ENDLESS = 31  # from here on PyTorch's maximum takes seconds
+_ENDLESS = 31  # from this size on, PyTorch's maximum takes seconds
 _TWO = {"kernel_size": 2}
 
 
@@ -105,7 +105,7 @@ def kernel_row(size: int, direction: str = "forward") -> Row:
 def _both(
     title: str, function: str, call: Mapping[str, Any], shape: tuple[int, ...], **ways: Pair
 ) -> Iterator[Row]:
-    """The row in several ways, such as ``NCHW_forward``, with (floor, faster) of each."""
+    """Return the row in several variants, such as ``NCHW_forward=(floor, faster)``."""
     for way, limits in ways.items():
         layout, _, direction = way.partition("_")
         yield Row(title, function, (call,), shape, layout, direction, Limits(*limits))
@@ -151,7 +151,7 @@ def _maxima() -> Iterator[Row]:
 
 
 def _odd() -> Iterator[Row]:
-    """At most twice the floor of the nearest row; the widths in as many elements as `IMAGES`."""
+    """Return rows of other widths with the number of elements of `IMAGES`, and twice the floor."""
     for width in (7, 13, 55, 111):
         title, shape = f"max 2x2 s2 W={width}", (32 * 112 // width, 64, 112, width)
         yield from _both(title, "max_pool2d", _TWO, shape, NCHW_forward=(2.5, None))
@@ -195,7 +195,7 @@ ROWS: tuple[Row, ...] = (*_maxima(), *_odd(), *_others())
 
 
 def select(parts: Sequence[str] = (), dtype: str = "float32") -> list[Row]:
-    """The rows with any of these parts in their names, or all.
+    """Return the rows whose names contain any of these parts, or all rows.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ N = TypeVar("N", bound=_Named)
 
 
 def chosen_by(parts: Sequence[str], all_of_them: Sequence[N], kind: str) -> list[N]:
-    """Those with any of these parts in their names, or all.
+    """Return the items whose names contain any of these parts, or all items.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A step of any network: what comes out, and what is kept on the way."""
+"""Runs a step of a network, and measures the bytes that it keeps for the backward pass."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# What makes a step, and the context that it is made in.
+# The function that runs a step, and the context in which it runs.
 Call = tuple[Callable[[], list[Tensor]], Callable[[], AbstractContextManager[Any]]]
 
 
 def forward(network: nn.Module, x: Tensor) -> list[Tensor]:
-    """Every tensor in the outputs of the network."""
+    """Return every tensor in the outputs of the network."""
     return _tensors(network(x))
 
 
 def infer(network: nn.Module, x: Tensor) -> list[Tensor]:
-    """The outputs."""
+    """Return the outputs."""
     with torch.inference_mode():
         return forward(network, x)
 
 
 def train(network: nn.Module, x: Tensor) -> list[Tensor]:
-    """The outputs, then the gradients of the parameters."""
+    """Return the outputs, then the gradients of the parameters."""
     network.zero_grad()
     outputs = forward(network, x)
     loss_of(outputs).backward()
@@ -34,7 +34,7 @@ def train(network: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def loss_of(outputs: list[Tensor]) -> Tensor:
-    """Something that every output has a share in."""
+    """Return a scalar that depends on every output."""
     return torch.stack([y.square().mean() for y in outputs if y.requires_grad]).sum()
 
 
@@ -46,7 +46,7 @@ def _tensors(y: Any) -> list[Tensor]:
 
 
 def outcome(call: Call) -> list[Tensor]:
-    """What comes out, with the same dropout each time."""
+    """Run the step with the same dropout each time."""
     torch.manual_seed(0)
     run, context = call
     with context():
@@ -54,7 +54,7 @@ def outcome(call: Call) -> list[Tensor]:
 
 
 def kept_bytes(call: Call, network: nn.Module) -> int:
-    """The bytes that are kept between forward and backward, each storage once, but no parameter."""
+    """Return the bytes kept for the backward pass: each storage once, without parameters."""
     own = _storages(network.parameters())
     storages: dict[int, int] = {}
 
@@ -64,26 +64,26 @@ def kept_bytes(call: Call, network: nn.Module) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         outcome(call)
-    return sum(size for place, size in storages.items() if place not in own)
+    return sum(size for address, size in storages.items() if address not in own)
 
 
 def pooling_bytes(network: nn.Module, x: Tensor) -> int:
-    """The bytes that only poolings keep."""
+    """Return the bytes that only poolings keep."""
     pooling: dict[int, int] = {}
     others = _storages(network.parameters())
     nodes = [y.grad_fn for y in forward(network, x) if y.grad_fn is not None]
-    seen = {*nodes}
+    visited = {*nodes}
     while nodes:
         node = nodes.pop()
         (pooling if is_pooling(node.name()) else others).update(_storages(_saved_by(node)))
-        later = [n for n, _ in node.next_functions if n is not None and n not in seen]
-        seen.update(later)
+        later = [n for n, _ in node.next_functions if n is not None and n not in visited]
+        visited.update(later)
         nodes += later
-    return sum(size for place, size in pooling.items() if place not in others)
+    return sum(size for address, size in pooling.items() if address not in others)
 
 
 def is_pooling(name: str) -> bool:
-    """Whether an operator, or a node of autograd's graph, of this name pools."""
+    """Whether the name of an operator or autograd node is that of a pooling."""
     return "pool" in name.lower()
 
 
@@ -97,6 +97,6 @@ def _saved_by(node: Any) -> list[Tensor]:
 
 
 def _storages(tensors: Any) -> dict[int, int]:
-    """The size of each memory that a tensor lies in."""
+    """Return the size of each storage by its address."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

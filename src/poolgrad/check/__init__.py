@@ -1,9 +1,9 @@
 """Gradient checks of every public function in every front end that is installed.
 
-Outputs, gradients and the gradients of learned arguments are held against three things: the
-textbook definition in `poolgrad.reference`, central finite differences in float64, and PyTorch's
-own operations where it has some. The layers of `poolgrad.torch.layers` are held against finite
-differences, for their input and every parameter, and against the same call again.
+Outputs, gradients and the gradients of learned arguments are compared with the reference
+implementation in `poolgrad.reference`, with central finite differences in float64, and with
+PyTorch's own operations where there are any. The layers of `poolgrad.torch.layers` are compared
+with finite differences, for their input and every parameter, and with a repeated call.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ __all__ = [
 
 Array = NDArray[Any]
 
-# How far results may be apart, as a part of the largest of them.
+# Accepted differences, relative to the largest result.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-6}
 DIFFERENCES_TOLERANCE = 1e-7  # of central differences with a step of 1e-6, in float64
 
 
 class Error(NamedTuple):
-    """The largest error of a check, the largest that is accepted, and the call where it is."""
+    """The largest error of a check, its limit, and the call that has it."""
 
     worst: float
     accepted: float
@@ -91,7 +91,7 @@ class Row:
     def note(
         self, check: str, accepted: float, case: object, got: Answer, expected: Answer
     ) -> None:
-        """Keep how far an answer is from what it should be, if it is the worst so far."""
+        """Record the error of a result, if it is the largest so far."""
         apart = [_apart(got.y, expected.y), _apart(got.gx, expected.gx)]
         if got.parameters.keys() != expected.parameters.keys():
             apart.append(np.inf)
@@ -108,11 +108,11 @@ def _apart(a: Array, b: Array) -> float:
     return float(np.abs(a.astype(np.float64) - b).max(initial=0)) / scale
 
 
-@lru_cache(maxsize=4)  # the dtypes and layouts of one function, for one front end after the other
+@lru_cache(maxsize=4)  # dtypes and layouts of one function, which all front ends use
 def _expected(
     name: str, dtype: str, channels_last: bool
 ) -> list[tuple[Case, Array, Answer, Answer | None]]:
-    """Every case with a gradient of its output, and what the textbook and PyTorch say."""
+    """Return every case with a cotangent, and the results of the reference and of PyTorch."""
     expected = []
     for case in cases(name, dtype, channels_last):
         answer, gy = textbook(case)
@@ -139,14 +139,14 @@ def check_function(name: str, front_end: str, dtype: str, channels_last: bool) -
     Row
     """
     row = Row(name, front_end, dtype, "channels last" if channels_last else "channels first")
-    asked = FRONT_ENDS[front_end]
+    front = FRONT_ENDS[front_end]
     for case, gy, definition, theirs in _expected(name, dtype, channels_last):
         if not takes(front_end, case):
             continue
         try:
-            got = asked.answer(case, gy)
-            slopes = differences(asked.pool, case, gy) if dtype == "float64" else None
-        except Exception as error:  # the table shall show it, beside what does hold
+            got = front.answer(case, gy)
+            slopes = differences(front.pool, case, gy) if dtype == "float64" else None
+        except Exception as error:  # reported in the table, next to the passed checks
             row.failure = f"{type(error).__name__}: {error}, in {case}"
             continue
         row.note("textbook", TOLERANCE[dtype], case, got, definition)
@@ -158,7 +158,7 @@ def check_function(name: str, front_end: str, dtype: str, channels_last: bool) -
 
 
 def layer_names() -> list[str]:
-    """The layers that are checked: none without PyTorch."""
+    """Return the layers to check: none without PyTorch."""
     if "torch" not in installed():
         return []
     from poolgrad.check.layers import LAYERS
@@ -205,12 +205,12 @@ def _rows() -> list[tuple[str, str, str, bool]]:
 
 
 def has(name: str, front_end: str) -> bool:
-    """Whether a front end has a function, or some of what it is asked."""
+    """Whether a front end supports a function in at least one of its cases."""
     return any(takes(front_end, case) for case in cases(name, "float64", False))
 
 
 def count() -> int:
-    """How many rows `run` yields."""
+    """Return the number of rows that `run` yields."""
     return len(_rows()) + len(layer_names())
 
 

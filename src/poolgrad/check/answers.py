@@ -1,4 +1,4 @@
-"""Who is asked: the textbook, the front ends, and finite differences of their outputs."""
+"""Computes outputs and gradients by the reference, the front ends, and finite differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEP = 1e-6
 
 
 class Answer(NamedTuple):
-    """An output and its gradients: of the input, and of learned arguments by name."""
+    """An output, the gradient of the input, and the gradients of learned arguments by name."""
 
     y: Array
     gx: Array
@@ -29,9 +29,9 @@ class Answer(NamedTuple):
 
 
 class FrontEnd(NamedTuple):
-    """How a framework's arrays are pooled, and how that is differentiated.
+    """The functions that pool and differentiate arrays of a framework.
 
-    `chunked`: its arrays come in chunks, so that it lacks operators whose operand cannot be cut.
+    `chunked`: its arrays have chunks, so that operators whose operand cannot be cut are missing.
     """
 
     pool: Callable[[Case], Array]
@@ -40,9 +40,9 @@ class FrontEnd(NamedTuple):
 
 
 def textbook(case: Case) -> tuple[Answer, Array]:
-    """What the definition gives, and the (random) gradient of the output that it was given.
+    """Return the reference results for a random cotangent, and that cotangent.
 
-    That has one sign mostly, so that sums over all outputs do not cancel.
+    Most of its elements have one sign, so that sums over all outputs do not cancel.
     """
     y, pullback = reference.vjp(getattr(reference, case.name), case.x, **case.kwargs)
     gy = np.random.default_rng(y.size).normal(1, 0.5, y.shape).astype(y.dtype)
@@ -50,9 +50,9 @@ def textbook(case: Case) -> tuple[Answer, Array]:
 
 
 def differences(pool: Callable[[Case], Array], case: Case, gy: Array) -> Answer:
-    """The gradients of ``(y * gy).sum()`` by central differences.
+    """Compute the gradients of ``(y * gy).sum()`` by central differences.
 
-    A draw is differentiated as it fell: the steps are too small to change a winner.
+    The steps are too small to change the winner of a random draw.
     """
     gx = _slopes(pool, case, gy, "x")
     if case.learned is None:
@@ -71,17 +71,17 @@ def differences(pool: Callable[[Case], Array], case: Case, gy: Array) -> Answer:
 
 
 def _slopes(pool: Callable[[Case], Array], case: Case, gy: Array, name: str) -> Array:
-    """The derivative of ``(y * gy).sum()`` by each element of `x`, or of an array like it."""
+    """Compute the derivative of ``(y * gy).sum()`` with respect to each element of an array."""
     rises = _rises(pool, case, name) * gy
     slopes: Array = rises.reshape(*case.x.shape, -1).sum(-1) / (2 * _STEP)
     return slopes
 
 
 def _rises(pool: Callable[[Case], Array], case: Case, name: str) -> Array:
-    """The output for a step up of each element of an array, minus that for a step down."""
+    """Return the output for a step up of each element of an array, minus that for a step down."""
     x = case.x
     steps = _STEP * np.eye(x.size).reshape(x.size, *x.shape)
-    if case.operator == "stochastic":  # what is drawn depends on the place in the batch
+    if case.operator == "stochastic":  # the draw depends on the position in the batch
         return np.stack([pool(case.of(x + s)) - pool(case.of(x - s)) for s in steps])
     arrays = {"x": x} | {
         k: case.kwargs[k] for k in ("indices", "logits", "_random_samples") if k in case.kwargs
@@ -115,7 +115,7 @@ def _torch_answer(case: Case, gy: Array) -> Answer:
 
 
 def by_autograd(function: Callable[..., Any], case: Case, gy: Array) -> Answer:
-    """What PyTorch's differentiation makes of a function of tensors."""
+    """Differentiate a function of tensors with PyTorch."""
     import torch
 
     x, kwargs = _tensors(case)
@@ -168,7 +168,7 @@ def _jax_answer(case: Case, gy: Array) -> Answer:
 
 
 def _dask_array(case: Case) -> Any:
-    """The input in chunks that windows cross."""
+    """Return the input in chunks, with windows that cross their borders."""
     import dask.array as da
 
     return da.from_array(case.x, chunks=[-(-size // 2) for size in case.x.shape])
@@ -183,12 +183,12 @@ def _dask_answer(case: Case, gy: Array) -> Answer:
     import dask
 
     y, pullback = vjp(FUNCTIONS[case.name], _dask_array(case), **case.kwargs)
-    asked = y, pullback(gy), pullback.parameters(gy)
-    return Answer(*dask.compute(*asked, scheduler="synchronous"))
+    results = y, pullback(gy), pullback.parameters(gy)
+    return Answer(*dask.compute(*results, scheduler="synchronous"))
 
 
 def _standard(value: Any) -> Any:
-    """The value as array-api-strict has it, if it is an array."""
+    """Convert an array to array-api-strict; return other values unchanged."""
     import array_api_strict
 
     return array_api_strict.asarray(value) if isinstance(value, np.ndarray) else value
@@ -216,12 +216,12 @@ FRONT_ENDS = {
     "dask": FrontEnd(_dask_pool, _dask_answer, chunked=True),
     "portable": FrontEnd(_portable_pool, _portable_answer),
 }
-# What must be installed for a front end, where it has another name.
+# The package that a front end needs, if it has another name.
 _LIBRARIES = {"portable": "array_api_strict"}
 
 
 def installed() -> list[str]:
-    """The front ends whose frameworks are installed."""
+    """Return the front ends whose frameworks are installed."""
     return [n for n in FRONT_ENDS if find_spec(_LIBRARIES.get(n, n)) is not None]
 
 

@@ -1,4 +1,4 @@
-"""What every public function is asked: arguments of all its kinds, and inputs without kinks."""
+"""The calls that check every public function: all kinds of arguments, inputs without kinks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 _LEADING = (2, 2)  # batch and channels
 _SIZES = {1: (7,), 2: (5, 6), 3: (4, 4, 5)}
 
-# Windows that overlap, reach into padding, step over inputs, and are cut off.
+# Windows that overlap, include padding, skip inputs, and are partial.
 _WINDOWS: list[dict[str, Any]] = [
     {"kernel_size": 3, "stride": 2},
     {"kernel_size": 3, "stride": 2, "padding": 1},
@@ -37,8 +37,8 @@ _UNPOOLED: list[dict[str, Any]] = [
 ]
 _BINS: list[dict[str, Any]] = [{"output_size": 2}, {"output_size": 3}]
 
-# Numbers that float32 can hold, too. By the arguments that a function has: what they are in every
-# call, and what else they are in one more call, together with the first windows.
+# For each argument: its value in every call, and other values for one more call each, with the
+# first windows. The numbers are exact in float32.
 _ALWAYS: dict[str, Any] = {"norm_type": 2.5, "r": 0.75, "alpha": 0.25, "generator": 11}
 _ONCE: dict[str, list[dict[str, Any]]] = {
     "ties": [{"ties": "split"}, {"ties": "zero"}],
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def request(self) -> Request:
-        """What the function asks of a front end."""
+        """The request that the function passes to a front end."""
         request: Request = FUNCTIONS[self.name].describe(self.x, **self.kwargs)  # type: ignore[attr-defined]
         return request
 
@@ -93,7 +93,7 @@ class Case:
         return operator.operand.name if operator.learned else None
 
     def of(self, x: Array | None = None, **kwargs: Any) -> Case:
-        """The same call of another input, or with some other arguments."""
+        """Return the call with another input, or with some other arguments."""
         return Case(self.name, self.dims, self.x if x is None else x, self.kwargs | kwargs)
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ def _shown(value: Any) -> str:
 
 
 def cases(name: str, dtype: str, channels_last: bool) -> Iterator[Case]:
-    """Everything that a function is asked in one dtype and layout.
+    """Return all calls of a function in one dtype and memory format.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def distinct(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def _beside(name: str, dims: int, x: Array, arguments: dict[str, Any]) -> dict[str, Array]:
-    """The arrays that go with this input."""
+    """Return the extra operand for this input."""
     rng = np.random.default_rng(dims)
     if name.startswith("lip"):
         return {"logits": rng.normal(size=x.shape).astype(x.dtype)}
@@ -159,10 +159,10 @@ def _beside(name: str, dims: int, x: Array, arguments: dict[str, Any]) -> dict[s
         return {"_random_samples": rng.random((*_LEADING, dims)).astype(x.dtype)}
     if name.startswith("max_unpool"):
         spec = FUNCTIONS[name].describe(x, None, **arguments).spec  # type: ignore[attr-defined]
-        places = math.prod(spec.output_size)
-        if "padding" in arguments:  # places that are asked for more than once
-            return {"indices": rng.integers(places, size=x.shape)}
-        plane = rng.permuted(np.tile(np.arange(places), (*_LEADING, 1)), axis=-1)
+        positions = math.prod(spec.output_size)
+        if "padding" in arguments:  # indices that occur more than once
+            return {"indices": rng.integers(positions, size=x.shape)}
+        plane = rng.permuted(np.tile(np.arange(positions), (*_LEADING, 1)), axis=-1)
         return {"indices": plane[..., : math.prod(x.shape[2:])].reshape(x.shape)}
     return {}
 

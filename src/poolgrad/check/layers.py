@@ -1,4 +1,4 @@
-"""The layers of `poolgrad.torch.layers` against finite differences, and against themselves."""
+"""Checks the layers of `poolgrad.torch.layers` with finite differences and repeated calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poolgrad.check.cases import distinct
 from poolgrad.torch import layers
 
 _STEP = 1e-6  # of the central differences
-_SEED = 5  # of the parameters, and of what a layer draws
+_SEED = 5  # of parameters and random draws
 
 
 class LayerCase(NamedTuple):
@@ -32,7 +32,7 @@ class LayerCase(NamedTuple):
         Of the input; its elements are distinct, and far from each other in terms of a step of a
         finite difference.
     others : callable
-        Returns what the layer is called with beside the input; not differentiated.
+        Returns further arguments of a call, which are not differentiated.
     """
 
     make: Callable[[], nn.Module]
@@ -47,12 +47,12 @@ def _table() -> tuple[Tensor]:
 
 
 def _listed() -> tuple[list[Tensor]]:
-    """The same as a list with the boxes of each image; the second image has none."""
+    """Boxes as a list with an array for each image; the second image has none."""
     (table,) = _table()
     return ([table[:, 1:], torch.empty(0, 4)],)
 
 
-# For each layer its kinds: with every argument that changes how it computes.
+# For each layer its cases, with every argument that changes the computation.
 LAYERS: dict[str, tuple[LayerCase, ...]] = {
     "BlurPool2d": (
         LayerCase(layers.BlurPool2d),
@@ -126,7 +126,7 @@ LAYERS: dict[str, tuple[LayerCase, ...]] = {
 
 
 def prepared(case: LayerCase) -> tuple[nn.Module, NDArray[Any]]:
-    """The layer in float64, and its input.
+    """Return the layer in float64, and its input.
 
     Parameters are moved from where they begin, where a gate that is closed or a convolution of
     zeros would hide a wrong gradient.
@@ -139,7 +139,7 @@ def prepared(case: LayerCase) -> tuple[nn.Module, NDArray[Any]]:
 
 
 def call(case: LayerCase, layer: nn.Module, x: Tensor) -> Tensor:
-    """The output of a layer; what it draws is the same in every call."""
+    """Return the output of a layer, with the same random draws in every call."""
     with _seeded():
         y: Tensor = layer(x, *case.others())
     return y
@@ -147,7 +147,7 @@ def call(case: LayerCase, layer: nn.Module, x: Tensor) -> Tensor:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """PyTorch's generator of the CPU alone: `torch.manual_seed` turns to every device, slowly."""
+    """Seed PyTorch's CPU generator only; `torch.manual_seed` seeds all devices, which is slow."""
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(_SEED)
@@ -158,7 +158,7 @@ def _seeded() -> Iterator[None]:
 
 
 def answer(case: LayerCase, layer: nn.Module, x: NDArray[Any]) -> tuple[Answer, NDArray[Any]]:
-    """The output and PyTorch's gradients, and the gradient of the output that they belong to."""
+    """Return the output, the gradients by PyTorch, and the cotangent."""
     leaf = torch.tensor(x, requires_grad=True)
     y = call(case, layer, leaf)
     gy = np.random.default_rng(y.numel()).normal(1, 0.5, y.shape)
@@ -178,7 +178,7 @@ def _learns(layer: nn.Module) -> bool:
 def differences(
     case: LayerCase, layer: nn.Module, x: NDArray[Any], gy: NDArray[Any]
 ) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
-    """The gradients of ``(y * gy).sum()`` by central differences, of the input and parameters."""
+    """Compute the gradients of input and parameters by central differences."""
     tensor, cotangent = torch.tensor(x), torch.from_numpy(gy)
 
     def slopes(values: Tensor) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The same poolings by PyTorch's own operations and its own differentiation."""
+"""Computes the same poolings with PyTorch's operations and autograd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 def peer(case: Case, gy: Array) -> Answer | None:
-    """What PyTorch gives, if it has something for this call.
+    """Return the results of PyTorch, if it supports this call.
 
     It computes in float64, so that what it is apart from ours is our own rounding; fractional
     windows, which depend on the dtype, in that of the input.
@@ -28,7 +28,7 @@ def peer(case: Case, gy: Array) -> Answer | None:
     def pool(
         t: Any, channels_last: bool = False, ties: str = "", routes: str = "", **kwargs: Any
     ) -> Any:
-        """The call with channels first, as PyTorch takes them; there are no ties in the input."""
+        """Pool with channels first, as PyTorch requires; there are no ties in the input."""
         if channels_last:
             t = t.movedim(-1, 1)
             kwargs |= {k: v.movedim(-1, 1) for k, v in kwargs.items() if k in ("indices", "logits")}
@@ -40,12 +40,12 @@ def peer(case: Case, gy: Array) -> Answer | None:
 
 
 def _has(case: Case) -> bool:
-    """Whether PyTorch's operations take these arguments, and mean the same by them."""
+    """Whether PyTorch's operations support these arguments with the same meaning."""
     given, operator = case.kwargs, case.operator
     if isinstance(given.get("padding"), str) or (case.dims == 1 and "divisor_override" in given):
         return False
     if operator == "max_unpool":
-        return "padding" not in given  # of several values for one place, it gives each a gradient
+        return "padding" not in given  # several values with one index all get a gradient there
     if operator in ("max", "relu_max", "avg", "mixed"):
         return True
     return operator in _POOLS and not given.keys() & {"padding", "ceil_mode", "dilation"}
@@ -54,7 +54,7 @@ def _has(case: Case) -> bool:
 def _of_that_name(case: Case, t: Any, **kwargs: Any) -> Any:
     import torch
 
-    if "output_ratio" in kwargs:  # it takes one for each axis only
+    if "output_ratio" in kwargs:  # it accepts one ratio per axis only
         kwargs["output_ratio"] = [kwargs["output_ratio"]] * case.dims
     if not case.name.startswith("global"):
         return getattr(torch.nn.functional, case.name)(t, **kwargs)
@@ -69,7 +69,7 @@ def _relu_max(case: Case, t: Any, **windows: Any) -> Any:
 
 
 def _of_windows(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The pooling whose value is a formula of the last axis, and of the learned argument."""
+    """Return the pooling whose value is a formula of the last axis and the learned argument."""
 
     def pool(case: Case, t: Any, **kwargs: Any) -> Any:
         axes = range(2, t.dim())
@@ -102,7 +102,7 @@ def _lp(case: Case, t: Any, norm_type: Any, mean: bool = False, **windows: Any) 
     from torch.nn import functional
 
     p = norm_type.reshape(-1, *[1] * case.dims)
-    # It has no absolute value of its own.
+    # PyTorch's Lp pooling takes no absolute value.
     return getattr(functional, f"lp_pool{case.dims}d")(t.abs(), p, **windows)
 
 

@@ -1,4 +1,4 @@
-"""What `poolgrad check` prints."""
+"""Formats the results of `poolgrad check`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _HEADS = {"differences": "differ-\nences"}
 
 
 def table(rows: list[Row]) -> Table:
-    """One line for each function and front end, with the worse of both layouts, and each layer."""
+    """Return a table with a line for each function and front end (worst layout), and each layer."""
     made = Table(
         title="largest relative error of outputs and gradients, over both layouts",
         box=SIMPLE_HEAD,
         show_edge=False,
-        padding=0,  # with all its columns it fits a terminal of 80
+        padding=0,  # all columns fit into 80 characters
     )
     made.add_column("function", no_wrap=True)
     made.add_column("arrays", no_wrap=True)
@@ -57,7 +57,7 @@ def _worst(rows: list[Row], dtype: str, check: str) -> str:
 
 
 def complaints(rows: list[Row]) -> list[str]:
-    """A line for each check that failed: the function, the arrays, the error and the call."""
+    """Return a line for each failed check: the function, the arrays, the error and the call."""
     lines = []
     for row in rows:
         where = f"{row.function}, {row.front_end}, {row.dtype}, {row.layout}"

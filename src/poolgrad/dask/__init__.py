@@ -1,4 +1,4 @@
-"""The front end for Dask: the functions of `poolgrad` take its arrays, and give lazy ones.
+"""The front end for Dask: the functions of `poolgrad` take Dask arrays and return lazy arrays.
 
 >>> import dask.array as da, poolgrad
 >>> x = da.ones((4000, 4000), chunks=1000)
@@ -10,7 +10,7 @@
 """
 
 try:
-    import dask.array  # noqa: F401 - to say what is missing
+    import dask.array  # noqa: F401 - to report what is missing
 except ImportError as error:
     raise ModuleNotFoundError(
         'poolgrad.dask needs dask: pip install "poolgrad[dask]"', name="dask"

@@ -1,6 +1,6 @@
-"""What the public functions do with Dask arrays.
+"""Builds the graphs of the public functions for Dask arrays.
 
-An output's chunk is pooled from the part of the input that its windows look at: the chunks there
+A chunk of the output is pooled from the part of the input that its windows read: the chunks there
 and, where windows cross a border, strips of the next ones.
 """
 
@@ -24,92 +24,94 @@ from poolgrad.operators import OPERATORS
 
 
 def perform(request: Request) -> Any:
-    """Do what a public function describes, when it is computed."""
+    """Return the lazy result of the call of a public function."""
     if request.out is not None:
         raise TypeError("out is accepted only if x is a NumPy array, got a Dask array x")
     if _places(request):
-        return unpool.Asked(request).y
-    if request.return_indices:
-        request = replace(request, options=indexed(request.options))
-    asked = _Asked(request)
+        return unpool.Unpooling(request).y
+    pooling = _Pooling(request)
     if not request.return_indices:
-        return asked.shaped(asked.forward()[0])
-    y, indices = asked.forward(indices=True)
-    return asked.shaped(y), asked.shaped(indices)
+        return pooling.shaped(pooling.forward()[0])
+    pooling = _Pooling(replace(request, options=indexed(request.options)))
+    y, indices = pooling.forward(indices=True)
+    return pooling.shaped(y), pooling.shaped(indices)
 
 
 def vjp(request: Request) -> tuple[Any, Any]:
-    """Pool, and get the way back; both lazy."""
+    """Return the lazy output and its pullback."""
     if _places(request):
-        placed = unpool.Asked(request)
+        placed = unpool.Unpooling(request)
         return placed.y, Pullback(placed, ())
-    asked = _Asked(replace(request, options=unpacked(request.options)))
-    y, *residual = asked.forward(residual=True)
-    return asked.shaped(y), Pullback(asked, residual)
+    pooling = _Pooling(replace(request, options=unpacked(request.options)))
+    y, *residual = pooling.forward(residual=True)
+    return pooling.shaped(y), Pullback(pooling, residual)
 
 
 def operand(name: str, value: Any) -> Any:
-    """An array of a composed operator."""
+    """Return an array of a composed operator, checked."""
     return asarray(name, da.asarray(value) if isinstance(value, np.ndarray) else value)
 
 
 def dtype_name(x: Any) -> str:
-    """The name of the dtype of an array."""
+    """Return the name of the dtype of an array."""
     return str(x.dtype.name)
 
 
 def functions(x: Any) -> Functions:
-    """What a composed operator may call."""
+    """Return the functions that a composed operator may call."""
     return Functions(
         da.exp, da.where, da.max, lambda x, dtype: x.astype(front.dtype_named(dtype)), lambda x: x
     )
 
 
 def namespace(x: Any) -> Any:
-    """The array-API functions of Dask."""
+    """Return the array-API namespace of Dask."""
     from array_api_compat import array_namespace
 
     return array_namespace(x)
 
 
 def pullback_of(request: Request) -> tuple[Any, Pullback]:
-    """The output and the pullback of a part of a composed operator."""
+    """Return the output and the pullback of a part of a composed operator."""
     return vjp(request)
 
 
 def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """The gradient of an output, checked and converted to the dtype of the output."""
+    """Check a cotangent and convert it to the dtype of the output."""
     return cotangent(gy, shape, dtype).reshape(shape)
 
 
 def _places(request: Request) -> bool:
-    """Whether this is the way back of a maximum."""
+    """Whether the call is max unpooling."""
     return not OPERATORS[request.operator].windowed
 
 
 class Pullback:
-    """The way back through one pooling of Dask arrays: gradients are as lazy as their arrays.
+    """The pullback of a pooling of Dask arrays; gradients are lazy.
 
-    Made by `poolgrad.vjp`. What the forward pass keeps is computed with it, and again for a
-    gradient that is computed by itself.
+    Returned by `poolgrad.vjp`. The residual is computed together with the output, or again for a
+    gradient that is computed alone.
 
     Parameters
     ----------
-    asked, residual
-        Of the forward pass.
+    call : _Pooling or Unpooling
+        The call of the forward pass.
+    residual : sequence of dask.array.Array
+        The arrays that the forward pass stores.
     """
 
-    def __init__(self, asked: _Asked | unpool.Asked, residual: Sequence[Any]) -> None:
-        self._asked, self._residual = asked, residual
+    def __init__(self, call: _Pooling | unpool.Unpooling, residual: Sequence[Any]) -> None:
+        self._call, self._residual = call, residual
 
     def __call__(self, gy: Any) -> Any:
-        """The gradient of the input, in its chunks.
+        """Return the gradient of the input, in the chunks of the input.
 
         Parameters
         ----------
         gy : array, shape of the output
-            The gradient of the output (the cotangent), of Dask or NumPy and of any floating dtype:
-            it is converted to that of the output. A number, if the output has one element.
+            The gradient of the output (the cotangent), a Dask or NumPy array of any floating dtype;
+            it is converted to the dtype of the output. If the output has one element, a number is
+            accepted.
 
         Returns
         -------
@@ -118,29 +120,29 @@ class Pullback:
         Raises
         ------
         TypeError, ValueError
-            If `gy` has another shape than the output, or is not made of real numbers.
+            If `gy` does not have the shape of the output or a floating dtype.
         """
-        return self._asked.pull(gy, self._residual)
+        return self._call.pull(gy, self._residual)
 
     def parameters(self, gy: Any) -> dict[str, Any]:
-        """The gradient of what the operator has to learn; see `poolgrad.Pullback.parameters`."""
-        return self._asked.parameters(gy, self._residual)
+        """Return the gradients of learned parameters; see `poolgrad.Pullback.parameters`."""
+        return self._call.parameters(gy, self._residual)
 
 
-class _Asked:
-    """One pooling of a Dask array, checked.
+class _Pooling:
+    """A validated pooling of a Dask array.
 
     Parameters
     ----------
     request : Request
-        What a public function asks.
+        The call of a public function.
     """
 
     def __init__(self, request: Request) -> None:
         self.operator: Operator = OPERATORS[request.operator]
         if not self.operator.operand.is_cut:
             raise TypeError(
-                f"{request.operator} pooling is not for Dask arrays: what is drawn for one chunk "
+                f"{request.operator} pooling does not support Dask arrays: the draw of one chunk "
                 "depends on all others"
             )
         x = asarray("x", request.x)
@@ -149,7 +151,7 @@ class _Asked:
         whole = np.broadcast_to(np.zeros((), x.dtype), x.shape)
         self._ready = front.prepared(request, whole)
         self.layout: Layout = self._ready.layout
-        if request.operands:  # so that mistakes are found here, not where it is computed
+        if request.operands:  # raises errors here, not while the graph runs
             front.operand_of(request, self._ready, whole)
             operands = tuple(map(np.asarray, request.operands))
             self.request = replace(self.request, operands=operands)
@@ -161,11 +163,11 @@ class _Asked:
         )
 
     def shaped(self, y: Any) -> Any:
-        """The result without its pooled axes, unless they are to be kept."""
+        """Remove the pooled axes from the result, unless the request keeps them."""
         return y.squeeze(self.layout.pooled) if self._squeezed else y
 
     def _cotangent(self, gy: Any) -> Any:
-        """The gradient of the output, in the chunks of the output."""
+        """Return the cotangent in the chunks of the output."""
         layout = self.layout
         shape = tuple(
             s for a, s in enumerate(layout.out_shape) if not (self._squeezed and a in self._axes)
@@ -174,12 +176,18 @@ class _Asked:
         return gy.reshape(layout.out_shape).rechunk(self._chunks)
 
     def _graph(self, name: str, *what: Any) -> Graph:
-        asked = self.request
-        whole = (self.x.name, asked.spec, asked.options, asked.operands, asked.channels_last)
-        return Graph(f"{asked.operator}-{name}", *whole, *what)
+        request = self.request
+        whole = (
+            self.x.name,
+            request.spec,
+            request.options,
+            request.operands,
+            request.channels_last,
+        )
+        return Graph(f"{request.operator}-{name}", *whole, *what)
 
     def _at(self, position: Position) -> Request:
-        """The request of the chunk there: a learned parameter is cut as the channels are."""
+        """Return the request of a chunk; a learned parameter is cut like the channels."""
         channel = self.layout.channel
         if not self.request.operands or channel < 0:
             return self.request
@@ -189,7 +197,7 @@ class _Asked:
         return replace(self.request, operands=(part,))
 
     def forward(self, residual: bool = False, indices: bool = False) -> list[Any]:
-        """The output, and what else is asked for."""
+        """Return the output and, if requested, the residual or the indices."""
         layout = self.layout
         if residual and self.x.dtype.kind not in "fV":
             raise TypeError(f"x must be of a floating dtype to have a gradient, got {self.x.dtype}")
@@ -210,7 +218,7 @@ class _Asked:
         return graph.arrays(buffers, self._chunks, [self.x])
 
     def parameters(self, gy: Any, residual: Sequence[Any]) -> dict[str, Any]:
-        """The gradient of a learned parameter, by its name."""
+        """Return the gradient of a learned parameter, by its name."""
         operator, layout = self.operator, self.layout
         if not operator.learned:
             return {}
@@ -222,7 +230,7 @@ class _Asked:
         return {operator.operand.name: total.astype(layout.sum_dtype).reshape(given)}
 
     def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
-        """The gradient of the input."""
+        """Return the gradient of the input."""
         gy = self._cotangent(gy)
         graph = self._graph("pull", gy.name, [r.name for r in residual])
         kept = list(residual[:-1] if self.operator.learned else residual)

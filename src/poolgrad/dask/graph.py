@@ -1,4 +1,4 @@
-"""Graphs of tasks, each of which makes one chunk from parts of others."""
+"""Builds graphs of tasks, each of which computes one chunk from parts of other chunks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Position = tuple[int, ...]
 
 
 def asarray(name: str, array: Any) -> Any:
-    """The array, if its chunks can be pooled.
+    """Return the array, if its chunks can be pooled.
 
     Raises
     ------
     TypeError, ValueError
-        If they are not of NumPy, or it does not know how large they are.
+        If the chunks are not NumPy arrays, or their sizes are unknown.
     """
     if not isinstance(array, da.Array):  # Dask has more collections
         raise TypeError(f"{name} must be a dask.array.Array, got {type(array).__qualname__}")
@@ -45,12 +45,12 @@ def asarray(name: str, array: Any) -> Any:
 
 
 def cotangent(gy: Any, shape: Position, dtype: str) -> Any:
-    """The gradient of an output, in the output's dtype.
+    """Return a cotangent in the dtype of the output.
 
     Raises
     ------
     TypeError, ValueError
-        If it cannot be that; see `arguments.check_cotangent`.
+        See `arguments.check_cotangent`.
     """
     kind = dtype_named(dtype)
     if not isinstance(gy, da.Array):
@@ -61,14 +61,14 @@ def cotangent(gy: Any, shape: Position, dtype: str) -> Any:
 
 
 class Parts(NamedTuple):
-    """Where an array comes from: pieces in row-major order, and how many along each axis."""
+    """The pieces of an array in row-major order, and their number along each axis."""
 
     pieces: list[TaskRef]
     grid: Position
 
 
 def span(chunks: Sequence[int], at: int) -> tuple[int, int]:
-    """Where a chunk begins and stops."""
+    """Return the begin and the end of a chunk."""
     begin = sum(chunks[:at])
     return begin, begin + chunks[at]
 
@@ -76,7 +76,7 @@ def span(chunks: Sequence[int], at: int) -> tuple[int, int]:
 def picked(
     name: str, whole: str, k: int, chunks: Sequence[Sequence[int]], behind: Position = ()
 ) -> dict[Any, Task]:
-    """The tasks that take number `k` of what each of the tasks `whole` makes."""
+    """Return tasks that take element `k` of the result of each of the tasks `whole`."""
     keys = {at: (name, *at, *behind) for at in np.ndindex(*map(len, chunks))}
     return {key: Task(key, getitem, TaskRef((whole, *at)), k) for at, key in keys.items()}
 
@@ -87,9 +87,9 @@ class Graph:
     Parameters
     ----------
     name : str
-        What it is; begins the names of its tasks.
+        Prefix of the names of the tasks.
     *what
-        All that its results depend on.
+        Everything that the results depend on.
     """
 
     def __init__(self, name: str, *what: Any) -> None:
@@ -97,7 +97,7 @@ class Graph:
         self._tasks: dict[Any, Task] = {}
 
     def gather(self, array: Any, position: Position, ranges: dict[int, tuple[int, int]]) -> Parts:
-        """The part of an array in these ranges of its pooled axes, beside a chunk's others."""
+        """Return the part of an array in ranges of the pooled axes and a chunk of the others."""
         along: list[list[tuple[int, slice]]] = []
         for a, chunks in enumerate(array.chunks):
             if a not in ranges:
@@ -130,14 +130,14 @@ class Graph:
         how: tuple[Any, ...],
         parts: Sequence[Parts],
     ) -> None:
-        """The task that makes what lies there."""
+        """Return the task of a chunk."""
         key = (self._name, *position)
         pieces = [piece for part in parts for piece in part.pieces]
         grids = [part.grid for part in parts]
         self._tasks[key] = Task(key, _run, run, how, grids, *pieces)
 
     def arrays(self, buffers: Sequence[Buffer], chunks: Any, sources: Sequence[Any]) -> list[Any]:
-        """The arrays that the tasks make, each one or, if there are several, a tuple of them."""
+        """Return the array that the tasks compute or, if there are several, a tuple of arrays."""
         graph = HighLevelGraph.from_collections(self._name, self._tasks, dependencies=sources)
         names = [self._name]
         if len(buffers) > 1:
@@ -145,7 +145,7 @@ class Graph:
             needs = dict(graph.dependencies)
             names = [f"{self._name}-{k}" for k in range(len(buffers))]
             for k, (name, buffer) in enumerate(zip(names, buffers, strict=True)):
-                behind = (0,) * (len(buffer.shape) - len(chunks))  # bits of ties, in one piece
+                behind = (0,) * (len(buffer.shape) - len(chunks))  # bits of ties are one chunk
                 layers[name] = picked(name, self._name, k, chunks, behind)
                 needs[name] = {self._name}
             graph = HighLevelGraph(layers, needs)
@@ -167,7 +167,7 @@ def _run(run: Any, how: Any, grids: Sequence[Position], *pieces: Array) -> Any:
 
 
 def _joined(pieces: Sequence[Array], grid: Position) -> Array:
-    """One array of pieces in row-major order."""
+    """Join pieces in row-major order to one array."""
     for axis in reversed(range(len(grid))):
         n = grid[axis]
         if n > 1:

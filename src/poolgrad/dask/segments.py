@@ -1,4 +1,4 @@
-"""Windows of an axis that comes in chunks: which chunk pools which, and what it needs for that."""
+"""Assigns the windows of a chunked axis to chunks, and computes which inputs they read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from poolgrad.windows import Axis, AxisSlice
 
 
 class Segment(NamedTuple):
-    """Windows that are pooled together.
+    """Consecutive windows that are pooled together.
 
     Attributes
     ----------
@@ -24,12 +24,12 @@ class Segment(NamedTuple):
 
     @property
     def out(self) -> int:
-        """How many windows."""
+        """Number of windows."""
         return self.outputs[1] - self.outputs[0]
 
 
 def _look(axis: Axis, output: int) -> tuple[int, int]:
-    """First and last (exclusive) input that a window reaches, inside the input or not."""
+    """Return the first and last (exclusive) position of a window, also outside the input."""
     if axis.adaptive:
         return axis.bins(output)
     start = output * axis.stride - axis.lo
@@ -37,18 +37,18 @@ def _look(axis: Axis, output: int) -> tuple[int, int]:
 
 
 def segment(axis: Axis, first: int, stop: int) -> Segment:
-    """Some windows of an axis, of which at least one holds an input."""
+    """Return a segment of windows, of which at least one contains an input."""
     begin, end = max(_look(axis, first)[0], 0), min(_look(axis, stop - 1)[1], axis.size)
     part = AxisSlice(first, stop - first, begin, axis.size - end)
     return Segment((first, stop), (begin, end), part)
 
 
 def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
-    """All windows of an axis, each with the chunk that it begins in."""
+    """Return the segments of an axis: for each chunk the windows that begin in it."""
     bounds, end = [], 0
     for chunk in chunks:
         end += chunk
-        # the first window that begins beyond this chunk
+        # the first window that begins after this chunk
         bounds.append(_first_beyond(axis, end))
     bounds[-1] = axis.out
     found: list[Segment] = []
@@ -58,9 +58,9 @@ def segments(axis: Axis, chunks: tuple[int, ...]) -> list[Segment]:
             continue
         found.append(segment(axis, first, stop))
         first = stop
-    if not found:  # nothing but padding
+    if not found:  # padding only
         return [Segment((0, axis.out), (0, axis.size), AxisSlice(0, axis.out, 0, 0))]
-    if first < axis.out:  # windows of padding alone go with the last that are not
+    if first < axis.out:  # windows of padding only belong to the last segment
         last = found.pop()
         found.append(segment(axis, last.outputs[0], axis.out))
     return found
@@ -77,7 +77,7 @@ def _holds_input(axis: Axis, first: int, stop: int) -> bool:
 
 
 def taking(axis: Axis, start: int, stop: int) -> Segment | None:
-    """The windows that look at some inputs; None if there are none."""
+    """Return the windows that read a range of inputs; None if there are none."""
     if start == stop:
         return None
     if axis.adaptive:

@@ -1,4 +1,4 @@
-"""What a task does with the parts of NumPy arrays that it is given."""
+"""The functions that tasks run on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 
 def forward(request: Request, here: Sequence[Segment], sizes: Position, keep: str, x: Array) -> Any:
-    """The output of some windows and, to `keep`, the "residual" or the "indices" of winners."""
+    """Compute the output of a segment and, with `keep`, the "residual" or the "indices"."""
     call = front.call(replace(request, x=x, spec=_sliced(request, here)))
     y = call.output()
     residual = tuple(map(front.allocate, call.ready.residual)) if keep else ()
@@ -33,12 +33,12 @@ def forward(request: Request, here: Sequence[Segment], sizes: Position, keep: st
 
 
 def _sliced(request: Request, here: Sequence[Segment]) -> WindowSpec:
-    """The windows of these segments alone."""
+    """Return the spec of the windows of these segments."""
     return request.spec._replace(slices=tuple(s.part for s in here))
 
 
 def _global(indices: Array, inputs: Sequence[tuple[int, int]], sizes: Position) -> Array:
-    """Flat positions in a part of a plane as flat positions in the plane."""
+    """Convert flat positions in a part of a plane to flat positions in the plane."""
     along = np.unravel_index(np.maximum(indices, 0), [hi - lo for lo, hi in inputs])
     moved = tuple(i + lo for i, (lo, _) in zip(along, inputs, strict=True))
     return np.where(indices < 0, -1, np.ravel_multi_index(moved, sizes))
@@ -52,7 +52,7 @@ def pull(
     dtype: str,
     *arrays: Array,
 ) -> Array:
-    """The gradient of one chunk, from those of the windows that look at it."""
+    """Compute the gradient of one chunk from the cotangents of the windows that read it."""
     if not arrays:
         return np.zeros(shape, front.dtype_named(dtype))
     operator, segments = OPERATORS[request.operator], [s for s in here if s is not None]
@@ -66,12 +66,12 @@ def pull(
     ready = front.prepared(local, like)
     part = front.allocate(ready.input)
     residual = tuple(
-        front.handed(_laid_out(r, b.order)) for r, b in zip(kept, ready.residual, strict=False)
+        front.as_buffer(_laid_out(r, b.order)) for r, b in zip(kept, ready.residual, strict=False)
     )
-    values = None if x is None else front.handed(x)
+    values = None if x is None else front.as_buffer(x)
     given = front.operand_of(local, ready, like)
     threads = get_num_threads()
-    ready.pull(front.handed(gy), values, given, residual, front.handed(part), threads)
+    ready.pull(front.as_buffer(gy), values, given, residual, front.as_buffer(part), threads)
     return _share(part, segments, chunk, shape)
 
 
@@ -81,33 +81,33 @@ def _share(
     chunk: dict[int, tuple[int, int]],
     shape: Position,
 ) -> Array:
-    """What lies in a chunk of the inputs of segments; 0 where none of these do."""
+    """Return the values of a chunk from the inputs of segments; 0 outside the segments."""
     if [s.inputs for s in segments] == list(chunk.values()):
         return part
-    inside, place = [slice(None)] * part.ndim, [slice(None)] * part.ndim
+    inside, target = [slice(None)] * part.ndim, [slice(None)] * part.ndim
     for (axis, (start, stop)), segment in zip(chunk.items(), segments, strict=True):
         begin, end = segment.inputs
         lo, hi = max(start, begin), min(stop, end)
-        inside[axis], place[axis] = slice(lo - begin, hi - begin), slice(lo - start, hi - start)
-    gx = np.zeros(shape, part.dtype)  # not a view: that would keep what is not of the chunk
-    gx[tuple(place)] = part[tuple(inside)]
+        inside[axis], target[axis] = slice(lo - begin, hi - begin), slice(lo - start, hi - start)
+    gx = np.zeros(shape, part.dtype)  # not a view, which would keep the larger array alive
+    gx[tuple(target)] = part[tuple(inside)]
     return gx
 
 
 def _laid_out(array: Array, order: Position) -> Array:
-    """The same array lying as the kernels read it."""
+    """Return the array in the memory layout that the kernels read."""
     back = [order.index(a) for a in range(len(order))]
     return np.ascontiguousarray(array.transpose(order)).transpose(back)
 
 
 def times(a: Array, b: Array) -> Array:
-    """Their product; where it is infinite nobody needs to be told."""
+    """Return the product, without warnings about overflow."""
     with np.errstate(over="ignore", invalid="ignore"):
         return a * b
 
 
 def summed(a: Array, axis: Any, keepdims: bool) -> Array:
-    """The sum, kept wide."""
+    """Return the sum, accumulated in a wide dtype."""
     with np.errstate(over="ignore", invalid="ignore"):
         total: Array = np.sum(a, axis, dtype="float64", keepdims=keepdims)
     return total

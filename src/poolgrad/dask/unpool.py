@@ -1,7 +1,7 @@
-"""Values put where their indices say, chunk by chunk: the way back of a maximum.
+"""Max unpooling of Dask arrays, chunk by chunk.
 
-An index may be anywhere in its plane, so each chunk of the input deals its values out to the chunks
-of the output; only values travel, no chunk does.
+An index may be anywhere in its plane, so each chunk of the input distributes its values over the
+chunks of the output. Only values are transferred, not chunks.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from poolgrad.operators import prepare
 
 Array = NDArray[Any]
 Chunks = tuple[tuple[int, ...], ...]
-_Dealt = tuple[Array, Array, Array, Array]  # planes, places, values, and where these come from
+_Dealt = tuple[Array, Array, Array, Array]  # planes, positions, values, and their sources
 
 
-class Asked:
-    """One unpooling of a Dask array, checked.
+class Unpooling:
+    """A validated unpooling of a Dask array.
 
     Parameters
     ----------
     request : Request
-        What a public function asks.
+        The call of a public function.
 
     Attributes
     ----------
@@ -47,7 +47,11 @@ class Asked:
         x, last = asarray("x", request.x), request.channels_last
         name, spec, options = request.operator, request.spec, request.options
         layout = prepare(name, spec, options, x.shape, last, -1, x.dtype.name).layout
-        indices = asarray("indices", da.asarray(request.operands[0]))
+        indices = request.operands[0]
+        if not isinstance(indices, da.Array):
+            form = "an array or lists of equal lengths"
+            indices = da.asarray(arguments.plain("indices", indices, form))
+        indices = asarray("indices", indices)
         arguments.check_indices(indices.dtype, indices.shape, x.shape)
         self._pooled, self._x = layout.pooled, x
         outs = dict(zip(layout.pooled, layout.window.axes, strict=True))
@@ -58,17 +62,17 @@ class Asked:
         self.y, self._owners = _scatter(x, indices.rechunk(x.chunks), chunks, self._pooled, 0)
 
     def parameters(self, gy: Any, residual: Sequence[Any]) -> dict[str, Any]:
-        """Nothing: there is nothing to learn."""
+        """Return an empty dict: unpooling has no learned parameter."""
         return {}
 
     def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
-        """The gradient of the input: each value of `gy` goes where that of the output came from."""
+        """Return the gradient of the input: each value of `gy` goes to the source of the output."""
         given = cotangent(gy, self.y.shape, self.y.dtype.name).rechunk(self.y.chunks)
         return _scatter(given, self._owners, self._x.chunks, self._pooled, -1)[0]
 
 
 def _scaled(chunks: Sequence[int], size: int, out: int) -> tuple[int, ...]:
-    """As many chunks of an axis of another size, if it has so many."""
+    """Return the same number of chunks for an axis of another size, if it is large enough."""
     bounds = sorted({end * out // size for end in np.cumsum(chunks)} - {0})
     return tuple(int(n) for n in np.diff([0, *bounds]))
 
@@ -76,9 +80,9 @@ def _scaled(chunks: Sequence[int], size: int, out: int) -> tuple[int, ...]:
 def _scatter(
     values: Any, indices: Any, chunks: Chunks, pooled: tuple[int, ...], least: int
 ) -> tuple[Any, Any]:
-    """Values where their indices say, among zeros, and where they come from, or -1.
+    """Return the values at their indices, among zeros, and the source of each, or -1.
 
-    Of several for one place the last one stands there. `least`: what an index may be; -1 is none.
+    The last of several values with one index is kept. `least` is the lowest index; -1 means none.
     """
     name = "unpool-" + tokenize(values.name, indices.name, chunks, pooled)
     sizes = tuple(values.shape[a] for a in pooled)
@@ -104,18 +108,18 @@ def _scatter(
             (f"{name}-dealt", *_replaced(at, pooled, source), *target)
             for source in np.ndindex(*(len(values.chunks[a]) for a in pooled))
         ]
-        key = (f"{name}-place", *at)
+        key = (f"{name}-position", *at)
         kind = (shape, pooled, values.dtype.name)
         placing[key] = Task(key, _place, kind, *map(TaskRef, own))
     graph = HighLevelGraph.from_collections(f"{name}-deal", dealing, dependencies=[values, indices])
     layers: dict[str, Any] = dict(graph.layers)
     needs = dict(graph.dependencies)
-    place = f"{name}-place"
-    layers |= {f"{name}-dealt": dealt, place: placing}
-    needs |= {f"{name}-dealt": {f"{name}-deal"}, place: {f"{name}-dealt"}}
+    placed = f"{name}-position"
+    layers |= {f"{name}-dealt": dealt, placed: placing}
+    needs |= {f"{name}-dealt": {f"{name}-deal"}, placed: {f"{name}-dealt"}}
     for k in range(2):
-        layers[f"{name}-{k}"] = picked(f"{name}-{k}", place, k, chunks)
-        needs[f"{name}-{k}"] = {place}
+        layers[f"{name}-{k}"] = picked(f"{name}-{k}", placed, k, chunks)
+        needs[f"{name}-{k}"] = {placed}
     graph = HighLevelGraph(layers, needs)
     y, owners = (
         da.Array(graph, f"{name}-{k}", chunks, meta=np.empty((0,) * values.ndim, dtype))
@@ -129,7 +133,7 @@ def _replaced(position: Position, axes: tuple[int, ...], values: Position) -> Po
     return tuple(changed.get(a, p) for a, p in enumerate(position))
 
 
-# What the tasks do, with NumPy arrays
+# The functions that tasks run on NumPy arrays
 
 
 def _planes(array: Array, pooled: tuple[int, ...]) -> Array:
@@ -140,7 +144,7 @@ def _planes(array: Array, pooled: tuple[int, ...]) -> Array:
 
 
 def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
-    """For each chunk of the output's planes, what goes there."""
+    """Return the values for each chunk of the planes of the output."""
     pooled, begins, sizes, outs, bounds, least = how
     flat, where = _planes(values, pooled), _planes(indices, pooled)
     wrong = where[(where < least) | (where >= math.prod(outs))]
@@ -152,8 +156,8 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
     here = np.indices([values.shape[a] for a in pooled]).reshape(len(pooled), -1)
     sources = np.ravel_multi_index(tuple(here + np.array(begins)[:, None]), sizes)
     planes, columns = np.nonzero(where >= 0)
-    places = np.unravel_index(where[planes, columns], outs)
-    blocks = [np.searchsorted(b, p, "right") - 1 for b, p in zip(bounds, places, strict=True)]
+    positions = np.unravel_index(where[planes, columns], outs)
+    blocks = [np.searchsorted(b, p, "right") - 1 for b, p in zip(bounds, positions, strict=True)]
     counts = [len(b) - 1 for b in bounds]
     block = np.ravel_multi_index(tuple(blocks), counts)
     order = np.argsort(block, kind="stable")
@@ -162,7 +166,7 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
     for k, at in enumerate(np.ndindex(*counts)):
         own = order[ends[k] : ends[k + 1]]
         shape = [b[i + 1] - b[i] for b, i in zip(bounds, at, strict=True)]
-        local = [p[own] - b[i] for p, b, i in zip(places, bounds, at, strict=True)]
+        local = [p[own] - b[i] for p, b, i in zip(positions, bounds, at, strict=True)]
         inside = 0 not in shape
         flat_places = np.ravel_multi_index(tuple(local), shape) if inside else own
         chosen = planes[own], columns[own]
@@ -171,16 +175,16 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
 
 
 def _place(how: tuple[Any, ...], *parts: _Dealt) -> tuple[Array, Array]:
-    """One chunk of the output, and for each of its places who stands there."""
+    """Return one chunk of the output, and the source of each of its elements."""
     shape, pooled, dtype = how
-    planes, places, values, sources = (np.concatenate(c) for c in zip(*parts, strict=True))
-    order = np.argsort(sources, kind="stable")  # the last one stays
+    planes, positions, values, sources = (np.concatenate(c) for c in zip(*parts, strict=True))
+    order = np.argsort(sources, kind="stable")  # the last is kept
     inner = [shape[a] for a in pooled]
     outer = [s for a, s in enumerate(shape) if a not in pooled]
     made = []
     for column, empty in ((values, np.zeros((), dtype_named(dtype))), (sources, np.array(-1))):
         flat = np.full((math.prod(outer), math.prod(inner)), empty)
-        flat[planes[order], places[order]] = column[order]
+        flat[planes[order], positions[order]] = column[order]
         last = range(len(shape) - len(pooled), len(shape))
         made.append(np.moveaxis(flat.reshape(*outer, *inner), last, pooled))
     return made[0], made[1]

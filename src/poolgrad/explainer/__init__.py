@@ -1,4 +1,4 @@
-"""Shows how a gradient passes a pooling: one HTML page to play with.
+"""Shows how a gradient passes through a pooling, in an interactive HTML page.
 
 `build` makes the file, `state` describes a pooling as the page needs it, `command` is what
 ``poolgrad explain`` does. The folder ``page`` holds the page: ``pooling.js`` computes poolings and
@@ -26,7 +26,7 @@ __all__ = ["Explanation", "explain"]
 
 
 class Explanation:
-    """A pooling in an interactive page; made by `explain`. A notebook displays it.
+    """A pooling in an interactive page, returned by `explain`. Notebooks display it.
 
     Where anywidget is installed, a notebook displays it as a widget: `state` is then what the page
     shows now, and setting `state` changes the page.
@@ -44,7 +44,7 @@ class Explanation:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """What the page begins with, or, displayed as a widget, what it shows."""
+        """The initial state of the page or, displayed as a widget, its current state."""
         return self._state
 
     @state.setter
@@ -77,7 +77,7 @@ class Explanation:
         Path(path).write_text(self.html, encoding="utf-8")
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """Return the widget for a notebook; without anywidget it takes `_repr_html_`."""
+        """Return the widget for a notebook; without anywidget, `_repr_html_` is used."""
         if find_spec("anywidget") is None:
             return {}
         from poolgrad.explainer.widget import widget
@@ -90,7 +90,7 @@ class Explanation:
         self._state = state
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the page in a frame of its own."""
+        """Return the page in a frame, for notebooks."""
         return (
             f'<iframe srcdoc="{html.escape(self.html)}" title="How the gradient passes a pooling"'
             ' allow="clipboard-write" style="width: 100%; height: 900px; border: 0"></iframe>'
@@ -100,7 +100,7 @@ class Explanation:
 def explain(
     x: Any, fun: Callable[..., Any] | Pullback, *args: Any, cotangent: Any = None, **kwargs: Any
 ) -> Explanation:
-    """Show how the gradient passes a pooling, in a page where everything can be changed.
+    """Show how a gradient passes through a pooling, in an interactive page.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def explain(
     """
     if isinstance(fun, Pullback):
         if args or kwargs:
-            raise TypeError("fun is a pullback, which has its arguments already: give no others")
+            raise TypeError("fun is a pullback, which takes no further arguments")
         if shape_of(x) != fun._ready.plan.in_shape:
             raise ValueError(
                 f"x must have the shape of the pullback's input, {fun._ready.plan.in_shape}, "

@@ -1,4 +1,4 @@
-"""Builds the page: one HTML file that holds its style, its modules and the state it begins with."""
+"""Builds the page: one HTML file with its style, modules and initial state."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _shortened(source: str) -> str:
 
 
 def encodable(value: Any) -> Any:
-    """Return the value with words for the numbers that JSON does not have."""
+    """Return the value with strings for the numbers that JSON does not support."""
     if isinstance(value, dict):
         return {name: encodable(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -73,7 +73,7 @@ def encodable(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return the value with numbers for the words of `encodable`, and for the page's "-0"."""
+    """Return the value with numbers for the strings of `encodable`, and for the page's "-0"."""
     if isinstance(value, dict):
         return {name: decoded(part) for name, part in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What ``poolgrad explain`` does with its options: the input from a file, and the page."""
+"""Reads the input of ``poolgrad explain`` from a file, and makes the page from its options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from poolgrad.functional import FUNCTIONS
 
 Array = NDArray[np.float64]
 
-# Name of the option -> what the pooling functions call it.
+# Name of the option -> name of the argument of the pooling functions.
 SIZES = {
     "kernel": "kernel_size",
     "stride": "stride",

@@ -1,4 +1,4 @@
-"""Describes a pooling by the state of the page: plain lists, numbers and words."""
+"""Describes a pooling by the state of the page: plain lists, numbers and strings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 MOST_SIDE, MOST_EXAMPLES, MOST_WINDOW, MOST_PADDING = 16, 2, 16, 8
 
 _PLAIN = ("max", "min", "median", "avg", "lp", "lse", "soft", "mixed")
-_NAMES = {name: name for name in _PLAIN} | {"max_unpool": "unpool"}  # as the page names them
+_NAMES = {name: name for name in _PLAIN} | {"max_unpool": "unpool"}  # the page's names
 
 
 def values(name: str, given: Any) -> Array:
@@ -134,7 +134,7 @@ def _check_most(name: str, numbers: Sequence[int], most: int) -> None:
 
 
 def _unpooling(request: Request, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Return windows that make an output of this size; the request has the size alone."""
+    """Return windows for an output of this size; the request has only the size."""
     out = [n or size for n, size in zip(request.spec.output_size, sizes, strict=True)]
     _check_most("the output", out, MOST_SIDE)
     stride = [max(1, m // n) for m, n in zip(out, sizes, strict=True)]

@@ -1,9 +1,10 @@
-"""The public functions: any array in, the same kind of array out.
+"""The public functions, which return an array of the same library as their input.
 
-Each module here only *describes* poolings, one topic each; `public` makes functions of these.
+Each module of this folder defines functions that return a `Request`, one topic each; `public` makes
+the public functions from them.
 """
 
-# Imported in the order in which `FUNCTIONS` lists them, and `poolgrad check` checks them.
+# The order of imports is the order of `FUNCTIONS` and of the checks of `poolgrad check`.
 # isort: off
 from poolgrad.functional.public import FUNCTIONS as FUNCTIONS
 from poolgrad.functional.selecting import (
@@ -23,7 +24,7 @@ from poolgrad.functional.selecting import (
     stochastic_pool2d,
     stochastic_pool3d,
 )
-from poolgrad.functional.blending import (
+from poolgrad.functional.weighted import (
     avg_pool1d,
     avg_pool2d,
     avg_pool3d,

@@ -1,4 +1,4 @@
-"""Poolings with as many windows as asked for: adaptive, global and fractional."""
+"""Public functions whose windows follow from the output size: adaptive, global, fractional."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _adaptive_max_pool(
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
-    """Maximum of as many bins as asked for along {axes}.
+    """Maximum of a given number of bins along {axes}.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def _adaptive_max_pool(
 def _adaptive_avg_pool(
     dims: int, x: Any, output_size: Any, *, channels_last: bool = False, out: Any = None
 ) -> Request:
-    """Mean of as many bins as asked for along {axes}.
+    """Mean of a given number of bins along {axes}.
 
     Parameters
     ----------
@@ -206,17 +206,17 @@ def _global_lp_pool(
     mean: bool = False,
     channels_last: bool = False,
 ) -> Request:
-    """Norm over every axis but batch and channels: ``sum(|x|**p) ** (1 / p)``.
+    """p-norm over every axis but batch and channels: ``sum(|x|**p) ** (1 / p)``.
 
     Parameters
     ----------
     {x_real}
     {keepdims}
     norm_type : float or array, shape (C,)
-        The power p, above 0; ``inf`` gives the largest ``|x|``.
+        The power p, positive; ``inf`` gives the largest ``|x|``. Default: 2.
         {learned}
     mean : bool
-        Whether to take the mean in place of the sum: GeM pooling.
+        If True, compute the mean of the powers instead of their sum: GeM pooling. Default: False.
     {channels_last}
 
     Returns
@@ -230,8 +230,8 @@ def _global_lp_pool(
 
     Notes
     -----
-    ONNX GlobalLpPool-22. With ``mean=True`` and a learned p: Radenovic, Tolias & Chum, Fine-tuning
-    CNN image retrieval with no human annotation, 2018.
+    The operator is ONNX GlobalLpPool-22. With ``mean=True`` and a learned p it is GeM pooling:
+    Radenovic, Tolias & Chum, Fine-tuning CNN image retrieval with no human annotation, 2018.
 
     Examples
     --------
@@ -255,7 +255,7 @@ def _global_lse_pool(
     {x_real}
     {keepdims}
     r : float or array, shape (C,)
-        How sharply the largest inputs dominate; finite, not 0.
+        Sharpness: for larger r, large inputs dominate more. Finite, not 0; default: 1.
         {learned}
     {channels_last}
 
@@ -296,7 +296,7 @@ def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:
 
 
 def _part_of(sizes: tuple[int, ...], output_ratio: Any) -> tuple[int, ...]:
-    """The output sizes that are this part of the input's."""
+    """Return the output sizes that `output_ratio` gives."""
     dims = len(sizes)
     outputs = tuple(int(n * r) for n, r in zip(sizes, _ratios(dims, output_ratio), strict=True))
     for name, size, n in zip(axis_names(dims), sizes, outputs, strict=True):
@@ -321,27 +321,27 @@ def _fractional_max_pool(
     routes: str = "bytes",
     channels_last: bool = False,
 ) -> Request:
-    """Maximum of windows that begin at random distances, all about equal, along {axes}.
+    """Maximum of windows at random, almost equal distances along {axes}.
 
-    Of `size` inputs along an axis, ``step = (size - kernel_size) / (output_size - 1)``; window o
-    begins at ``floor((o + s) * step) - floor(s * step)`` with a random s in [0, 1), the last one at
-    ``size - kernel_size``.
+    Along an axis of `size` inputs, window o begins at ``floor((o + s) * step) - floor(s * step)``,
+    where ``step = (size - kernel_size) / (output_size - 1)`` and s is random in [0, 1). The last
+    window begins at ``size - kernel_size``.
 
     Parameters
     ----------
     {x}
     kernel_size : int or sequence of {count} int
-        Size of the windows.
+        Number of taps of a window along each axis.
     output_size : int or sequence of {count} int, optional
-        Outputs along each axis; at most ``size - kernel_size + 1``.
+        Number of outputs along each axis; at most ``size - kernel_size + 1``.
     output_ratio : float or sequence of {count} float, optional
-        In place of `output_size`: ``int(size * output_ratio)`` outputs; between 0 and 1.
+        Instead of `output_size`: there are ``int(size * output_ratio)`` outputs. Between 0 and 1.
     {return_indices}
     _random_samples : array, shape (N, C, {dims}), optional
-        In place of a draw: s for each plane and pooled axis, in PyTorch's order (of two axes the
-        width first, of three the depth).
+        Instead of a random draw: s for each plane and pooled axis, in PyTorch's order of axes (for
+        two axes the width comes first, for three axes the depth).
     generator : None, int or the framework's generator
-        What the draw is made from. None: another draw in every call.
+        Source of randomness. None (default): a new draw in every call.
     {ties}
     {routes}
     {channels_last}

@@ -1,8 +1,8 @@
-"""What makes the public functions: any array in, its front end found, the same kind of array out.
+"""Makes the public functions from functions that return a `Request`.
 
-A pooling is described once, by a function that returns a `Request`. `in_dimensions` makes of it one
-public function for each number of pooled axes, `over_everything` a global one; these hand the
-description to the front end of their input.
+A pooling is described once, by a function that returns a `Request`. `in_dimensions` makes one
+public function for each number of pooled axes from it, `over_everything` a global one. The public
+functions pass the request to the front end of their input.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from inspect import signature as signature_of
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.composition import perform as compose
 from poolgrad.contract import Request, Selection
 from poolgrad.core import first_pooled
-from poolgrad.functional.wording import fill
+from poolgrad.functional.docstrings import fill
 from poolgrad.operators import OPERATORS
-from poolgrad.recipes import KNOWN, Recipes
 from poolgrad.windows import brief
 
 P = ParamSpec("P")
@@ -56,7 +56,7 @@ def _portable() -> ModuleType:
     return front
 
 
-# The first part of a module's name -> what imports the front end for the arrays it defines.
+# First part of the name of an array's module -> function that imports the array's front end.
 _FRONT_ENDS = {"numpy": _numpy, "torch": _torch, "jax": _jax, "jaxlib": _jax, "dask": _dask}
 _FRONT_ENDS |= {"cupy": _portable, "array API": _portable}
 _found: dict[type, ModuleType] = {}
@@ -67,7 +67,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
 
 
 def front_end(x: object) -> ModuleType:
-    """The module that pools arrays of this type; imported when the first of them arrives.
+    """Return the front end for arrays of this type, which is imported on first use.
 
     Arrays of CuPy, and of any other library that follows the array API standard
     (``__array_namespace__``), are pooled by `poolgrad.portable`. Lists, and objects that can
@@ -96,9 +96,9 @@ def library(x: object) -> str:
     kind = type(x)
     if kind is list or kind is tuple:
         return "numpy"
-    if hasattr(x, "__torch_function__"):  # what a compiler that traces this can tell, too
+    if hasattr(x, "__torch_function__"):  # a check that tracing compilers support, too
         return "torch"
-    # A subclass that is defined elsewhere is pooled as an array of its base class's library.
+    # A subclass of another module is pooled as an array of its base class's library.
     origins = [c.__module__.partition(".")[0] for c in (kind, *kind.__mro__)]
     origin = next((o for o in origins if o in _FRONT_ENDS), "")
     if origin and hasattr(x, "shape"):  # these libraries define more than arrays
@@ -111,7 +111,7 @@ def library(x: object) -> str:
 
 
 def _refused(x: object) -> str:
-    """Describe an object that is refused as an input."""
+    """Describe an object that is not accepted as an input."""
     if isinstance(x, type):
         return f"the class {x.__qualname__} itself"
     if isinstance(x, ModuleType):
@@ -122,7 +122,7 @@ def _refused(x: object) -> str:
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
-    """The shape of anything that a front end takes."""
+    """Return the shape of an input of any front end."""
     try:
         return tuple(x.shape)
     except (AttributeError, RuntimeError):  # lists; nested tensors, which have none
@@ -130,12 +130,12 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 
 def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:
-    """The sizes of the axes of `x` that are pooled.
+    """Return the sizes of the pooled axes of `x`.
 
     Raises
     ------
     ValueError
-        If it has too few axes.
+        If `x` has too few axes.
     """
     shape = shape_of(x)
     first = first_pooled(shape, dims, channels_last)
@@ -143,22 +143,22 @@ def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:
 
 
 def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, Any]:
-    """The function that does what `describe` describes, with its signature and documentation."""
-    recipes = Recipes()
+    """Return the public function for `describe`, with its signature and docstring."""
+    cache = CallCache()
 
     def pool(*args: P.args, **kwargs: P.kwargs) -> Any:
-        known = KNOWN.get(type(args[0])) if args else None
-        result = known.call(recipes, args, kwargs) if known is not None else None
+        lookup = LOOKUPS.get(type(args[0])) if args else None
+        result = lookup.call(cache, args, kwargs) if lookup is not None else None
         if result is not None:
             return result
-        key = known.key(args, kwargs) if known is not None else None
+        key = lookup.key(args, kwargs) if lookup is not None else None
         request = describe(*args, **kwargs)
         front = front_end(request.x)
         if OPERATORS[request.operator].composed:
             return compose(request, front)
         result = front.perform(request)
         if key is not None:
-            recipes.keep(key, front.recipe(request))
+            cache.keep(key, front.bound_call(request))
         return result
 
     pool.__name__ = pool.__qualname__ = name
@@ -168,12 +168,12 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
     )
     pool.__doc__ = fill(describe.__doc__ or "", name, dims)
     pool.describe = describe  # type: ignore[attr-defined]
-    pool.recipes = recipes  # type: ignore[attr-defined]
+    pool.cache = cache  # type: ignore[attr-defined]
     FUNCTIONS[name] = pool
     return pool
 
 
-# Names of the same argument in different libraries, where the spellings are not alike.
+# Names of the same argument in different libraries whose spellings are not similar.
 _SYNONYMS = (
     ("kernel_size", "pool_size", "window_shape", "window", "size"),
     ("x", "input", "inputs", "array", "image"),
@@ -198,12 +198,12 @@ def _unknown(argument: str, known: Sequence[str]) -> str:
 def bind(
     name: str, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> BoundArguments:
-    """The arguments of a call by their names.
+    """Bind the arguments of a call to a signature.
 
     Raises
     ------
     TypeError
-        If this is no call of `name`, which has this signature.
+        If the arguments do not match the signature of `name`.
     """
     try:
         return signature.bind(*args, **kwargs)
@@ -241,7 +241,7 @@ def named(function: Callable[..., R], name: str, *first: Any) -> Callable[..., R
 def in_dimensions(
     describe: Callable[Concatenate[int, P], Request], dims: tuple[int, ...] = (1, 2, 3)
 ) -> tuple[Callable[P, Any], ...]:
-    """The functions for one, two and three pooled axes, or those numbers of them in `dims`."""
+    """Return the public functions for one, two and three pooled axes, or for those in `dims`."""
 
     def of(dims: int) -> Callable[P, Any]:
         name = f"{describe.__name__.strip('_')}{dims}d"
@@ -251,25 +251,25 @@ def in_dimensions(
 
 
 def over_everything(describe: Callable[P, Request]) -> Callable[P, Any]:
-    """The function for every axis but batch and channels."""
+    """Return the public function that pools every axis but batch and channels."""
     name = describe.__name__.strip("_")
     return public(named(describe, name), name, 0)
 
 
 def word(name: str, value: object) -> str:
-    """The value of an option that is a word."""
+    """Return the value of a string option, checked."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {value!r}")
     return value
 
 
 def choices(ties: object, routes: object) -> Selection:
-    """The options of selecting operators: which winners get the gradient, how that is kept."""
+    """Return the options of a selecting operator, checked."""
     return Selection(word("ties", ties), word("routes", routes))
 
 
 def divisor(value: object) -> int:
-    """The value of `divisor_override`; 0 for none."""
+    """Return the value of `divisor_override`, checked; 0 stands for None."""
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int):
@@ -279,5 +279,5 @@ def divisor(value: object) -> int:
             f"divisor_override must not be zero, as every sum is divided by it, got {value!r}"
         )
     if abs(value) >= _MOST:
-        raise ValueError(f"divisor_override must be less than 2**63 in size, got {value!r}")
+        raise ValueError(f"divisor_override must be less than 2**63 in magnitude, got {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""Poolings where one input of each window wins: maximum (with ReLU), minimum, median, a draw."""
+"""Public functions of selecting operators, in which one input of each window wins."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _max_pool(
     Returns
     -------
     {y}
-        Padding never wins. A window without any input gives -inf (of integers, the lowest); a
-        window with a NaN gives NaN.
+        Padding never wins. A window without any input gives -inf (for integers, the lowest
+        integer). A window with a NaN gives NaN.
     {indices}
 
     Raises
@@ -49,8 +49,8 @@ def _max_pool(
 
     Notes
     -----
-    The rules for sizes, ties and NaN are PyTorch's (``torch.nn.functional.{name}``), without its
-    limit on padding.
+    The rules for sizes, ties and NaN are those of ``torch.nn.functional.{name}``, without its limit
+    on padding.
 
     Examples
     --------
@@ -82,9 +82,9 @@ def _relu_max_pool(
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
-    """ReLU and maximum of every window of {axes}, in one pass.
+    """Maximum of the ReLU of every window of {axes}, in one pass.
 
-    The same as `max_pool{dims}d` of ``max(x, 0)``, without that array: neither made nor kept.
+    It equals `max_pool{dims}d` of ``max(x, 0)``, but that array is neither computed nor stored.
 
     Parameters
     ----------
@@ -99,9 +99,9 @@ def _relu_max_pool(
     Returns
     -------
     {y}
-        The maximum, or 0 where no input is positive: there nobody wins, and nobody gets a gradient.
-        A window with a NaN gives NaN.
-    {indices} So has one without a positive input.
+        The maximum, or 0 where no input is positive; then no input gets a gradient. A window with
+        a NaN gives NaN.
+    {indices} Also -1 for a window without a positive input.
 
     Raises
     ------
@@ -110,8 +110,8 @@ def _relu_max_pool(
     Notes
     -----
     The rules for sizes, ties and NaN are those of PyTorch's ``max_pool{dims}d``; the derivative at
-    0 is 0, as that of its ``relu``. A window without any input gives 0, where PyTorch's two
-    functions give -inf.
+    0 is 0, as for its ``relu``. A window without any input gives 0, whereas PyTorch's two functions
+    give -inf.
 
     Examples
     --------
@@ -156,8 +156,8 @@ def _min_pool(
     Returns
     -------
     {y}
-        Padding never wins. A window without any input gives +inf (of integers, the highest); a
-        window with a NaN gives NaN.
+        Padding never wins. A window without any input gives +inf (for integers, the highest
+        integer). A window with a NaN gives NaN.
     {indices}
 
     Raises
@@ -166,8 +166,9 @@ def _min_pool(
 
     Notes
     -----
-    The maximum with the order turned round; the rules for sizes, ties and NaN are those of
-    PyTorch's ``max_pool{dims}d``. In image processing it is the erosion by a flat rectangle.
+    The rules for sizes, ties and NaN are those of PyTorch's ``max_pool{dims}d``. In image
+    processing, the minimum is the erosion by a flat rectangle (Serra, Image analysis and
+    mathematical morphology, 1982).
 
     Examples
     --------
@@ -199,8 +200,8 @@ def _median_pool(
 ) -> Request:
     """Median of every window of {axes}.
 
-    Of an even number of inputs it is the lower of the two in the middle, so that it always is one
-    of them. Padding is none of them.
+    The median of an even number of inputs is the lower of the two in the middle, so that it is
+    always an input. Padding does not count.
 
     Parameters
     ----------
@@ -224,9 +225,8 @@ def _median_pool(
 
     Notes
     -----
-    Winners are the places whose input equals the median. The lower median is that of
-    ``torch.median``; as a filter: Huang, Yang & Tang, A fast two-dimensional median filtering
-    algorithm, 1979.
+    Every input that equals the median is a winner. The lower median is that of ``torch.median``.
+    Huang, Yang & Tang, A fast two-dimensional median filtering algorithm, 1979.
 
     Examples
     --------
@@ -257,23 +257,24 @@ def _stochastic_pool(
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
-    """A random input of every window of {axes}, or what it is expected to be.
+    """Random input of every window of {axes}, or its expected value.
 
-    With ``a = max(x, 0)``, input j of a window wins with probability ``a_j / sum(a)``; if no input
-    is positive, all are as likely. Without `training` the result is the mean with these
-    probabilities as weights, ``sum(a * x) / sum(a)``.
+    With ``a = max(x, 0)``, input j of a window wins with probability ``a_j / sum(a)``. If no input
+    is positive, all inputs are equally likely. With ``training=False``, the result is the expected
+    value, ``sum(a * x) / sum(a)``.
 
     Parameters
     ----------
     {x_real}
-        While `training`, every value must be finite.
+        If `training`, every value must be finite.
     {windows}
     {return_indices}
     training : bool
-        Whether to draw; else the mean is computed, and there are no winners to return.
+        If True (default), draw an input; if False, compute the expected value, which has no
+        indices.
     generator : None, int or the framework's generator
-        What the draw is made from; the same seed gives the same winners, whatever the layout and
-        the number of threads. None: another draw in every call. Not used without `training`.
+        Source of randomness. The same seed gives the same winners for every memory format and
+        number of threads. None (default): a new draw in every call. Ignored if not `training`.
     {routes}
     {channels_last}
     {out}
@@ -281,7 +282,7 @@ def _stochastic_pool(
     Returns
     -------
     {y}
-        The winner gets the gradient; the mean is differentiated as it is, weights too.
+        The winner gets the gradient. The gradient of the expected value includes the weights.
     {indices}
 
     Raises
@@ -292,13 +293,13 @@ def _stochastic_pool(
     Notes
     -----
     Zeiler & Fergus, Stochastic pooling for regularization of deep convolutional neural networks,
-    2013, where x is not negative; for any x the weights are those of its positive part.
+    2013, where x is not negative. Negative inputs have probability 0.
 
     Examples
     --------
     >>> import numpy as np, poolgrad
     >>> x = np.array({open}0.0, 3.0, 2.0, -1.0{close})
-    >>> poolgrad.{name}(x, {two}, generator=0)  # one positive input a window
+    >>> poolgrad.{name}(x, {two}, generator=0)  # one positive input per window
     array({open}3., 2.{close})
     >>> x = np.array({open}1.0, 3.0, 2.0, 6.0{close})
     >>> poolgrad.{name}(x, {two}, training=False)

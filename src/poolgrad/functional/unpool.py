@@ -1,4 +1,4 @@
-"""The way back from a maximum and its indices: unpooling."""
+"""Public functions of max unpooling."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def _output_sizes(
     output_size: Any,
     channels_last: bool,
 ) -> tuple[int, ...]:
-    """The sizes of the pooled axes of the output, as PyTorch computes them.
+    """Return the sizes of the pooled axes of the output, as PyTorch computes them.
 
-    Inputs of several sizes are pooled to the same size: `output_size` says which it was.
+    Inputs of several sizes are pooled to the same size; `output_size` selects one of them.
     """
     pads = per_axis("padding", padding, dims)  # not every form that `fixed` takes
     spec = fixed(dims, kernel_size, stride, padding)
@@ -31,7 +31,7 @@ def _output_sizes(
     if output_size is None:
         if min(default) < 1:
             raise ValueError(
-                f"kernel_size {kernel_size!r} with padding {padding!r} would make an output of "
+                f"kernel_size {kernel_size!r} with padding {padding!r} would give an output of "
                 f"{default} from an input of {sizes}"
             )
         return default
@@ -62,20 +62,20 @@ def _max_unpool(
     *,
     channels_last: bool = False,
 ) -> Request:
-    """Values put back where the maxima of {axes} were, among zeros.
+    """Write each value to the position of a maximum along {axes}; all other outputs are zero.
 
     Parameters
     ----------
     {x}
     indices : int64 array, shape of `x`
-        For each value its flat position among the pooled axes of its plane of the output, as
-        ``max_pool{dims}d`` returns them. Of values for the same place the last in row-major order
-        stays, and it alone has a gradient.
+        For each value its flat position in the pooled axes of its plane of the output, as
+        ``max_pool{dims}d`` returns it. If several values have the same index, the last in row-major
+        order is kept, and it alone gets the gradient.
     kernel_size, stride, padding : int or sequence of {count} int
-        Of the pooling that is undone; they decide about the size of the output only.
+        Arguments of the pooling that is inverted. They only determine the size of the output.
     output_size : int or sequence of int, optional
-        Sizes of the pooled axes of the output, or of all its axes: which of those that the pooling
-        makes a size of `x` from. Default: ``(size - 1) * stride - 2 * padding + kernel_size``.
+        Sizes of the pooled axes of the output, or of all its axes. Default along each axis:
+        ``(size - 1) * stride - 2 * padding + kernel_size``.
     {channels_last}
 
     Returns
@@ -85,13 +85,13 @@ def _max_unpool(
     Raises
     ------
     {raises}
-        Also if an index lies outside its plane, or `output_size` is not within a stride of the
-        default.
+        Also if an index lies outside its plane, or `output_size` differs from the default by a
+        stride or more.
 
     Notes
     -----
-    The rules are those of ``torch.nn.functional.{name}``. As a step of a network:
-    Zeiler & Fergus, Visualizing and understanding convolutional networks, 2014.
+    The rules are those of ``torch.nn.functional.{name}``. Zeiler & Fergus, Visualizing and
+    understanding convolutional networks, 2014.
 
     Examples
     --------

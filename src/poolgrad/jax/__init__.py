@@ -1,7 +1,7 @@
-"""The front end for JAX: the functions of `poolgrad` take its arrays; here are Flax's names.
+"""The front end for JAX, and functions with the names and signatures of Flax.
 
-``from poolgrad.jax import max_pool`` takes the place of ``flax.linen.max_pool`` and
-``flax.nnx.max_pool``: channels last, a stride of one unless another is given.
+The functions of `poolgrad` take JAX arrays. ``from poolgrad.jax import max_pool`` replaces
+``flax.linen.max_pool`` and ``flax.nnx.max_pool``: channels last, stride one by default.
 
     >>> import jax, jax.numpy as jnp
     >>> from poolgrad.jax import max_pool
@@ -35,8 +35,8 @@ from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.public import named
 from poolgrad.windows import brief, positive
 
-if core.xla_handler() is not None:  # else pooling raises the error
-    # Registers the kernels with XLA: a stored program may call them before anything is pooled.
+if core.xla_handler() is not None:  # otherwise pooling raises the error
+    # Registers the kernels with XLA, because a stored program may call them first.
     from poolgrad.jax import kernels as kernels
 
 __all__ = ["avg_pool", "max_pool", "min_pool", "reuse_memory"]
@@ -66,7 +66,7 @@ def _pool(
 
 
 def _named(function: Callable[P, Array]) -> Callable[P, Array]:
-    """The function with errors about its arguments that name the one that was meant."""
+    """Return the function with errors that suggest the name of a misspelt argument."""
     return named(function, function.__name__)
 
 
@@ -85,21 +85,21 @@ def max_pool(
         float16, bfloat16, float32, float64, int8, uint8, int16, uint16, int32, uint32, int64 or
         bool.
     window_shape : sequence of int
-        Size of the windows along each of one to three spatial axes.
+        Number of taps of a window along each of one to three spatial axes.
     strides : sequence of int, optional
-        Distances between windows; 1 if not given.
+        Distances between windows; default: 1.
     padding : "SAME", "VALID" or sequence of (low, high)
-        Places beside the input. They never win.
+        Padding, which never wins; default: "VALID", without padding.
 
     Returns
     -------
     array, shape (..., *outputs, features)
-        In the dtype of the input; of equal winners the first one gets the gradient.
+        Same dtype as the input. Among equal winners, the first gets the gradient.
 
     Raises
     ------
     TypeError, ValueError
-        With the argument named, what is accepted, and what came.
+        If an argument has another type or value, or the windows do not fit the input.
 
     Notes
     -----
@@ -133,12 +133,12 @@ def min_pool(
     Returns
     -------
     array, shape (..., *outputs, features)
-        In the dtype of the input.
+        Same dtype as the input.
 
     Raises
     ------
     TypeError, ValueError
-        With the argument named, what is accepted, and what came.
+        If an argument has another type or value, or the windows do not fit the input.
 
     Notes
     -----
@@ -168,19 +168,19 @@ def avg_pool(
     Parameters
     ----------
     inputs, window_shape, strides, padding
-        See `max_pool`. Padding counts as zeros.
+        See `max_pool`.
     count_include_pad : bool
-        Whether it counts at all.
+        If True (default), padding counts as zeros; if False, it does not count.
 
     Returns
     -------
     array, shape (..., *outputs, features)
-        In the dtype of the input; of integers, floats.
+        Same dtype as the input; means of integers are floats.
 
     Raises
     ------
     TypeError, ValueError
-        With the argument named, what is accepted, and what came.
+        If an argument has another type or value, or the windows do not fit the input.
 
     Notes
     -----
@@ -198,23 +198,23 @@ def avg_pool(
 
 
 def reuse_memory(limit: int = 1 << 30) -> bool:
-    """Let the C library keep what XLA gives back on CPUs, instead of returning it to the system.
+    """Make the C library keep memory that XLA frees on CPUs, instead of returning it to the system.
 
-    XLA takes new memory for every result, and the system clears it first: that costs as much time
-    as the pooling of a large array, forward and backward. This tells the allocator of the process
-    (glibc's ``mallopt``) to keep blocks of up to so many bytes, and as many free bytes in all, in
-    one place for all threads. It speeds up everything that XLA computes on CPUs, not our kernels
-    only. Call it first of all: threads that have memory of their own already keep that.
+    XLA allocates new memory for every result, and the operating system clears it first, which takes
+    as long as pooling a large array, forward and backward. This function makes the allocator of the
+    process (glibc's ``mallopt``) keep blocks of up to `limit` bytes, and at most `limit` free
+    bytes, in one arena for all threads. It speeds up all of XLA on CPUs, not only poolgrad's
+    kernels. Call it before anything else, because threads that already have an arena keep it.
 
     Parameters
     ----------
     limit : int
-        Bytes, at most 2**31 - 1.
+        Bytes, at most 2**31 - 1; default: 1 GiB.
 
     Returns
     -------
     bool
-        Whether the C library knows this.
+        Whether the C library supports this.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""Nonlinear operators as their formulas: forward mode and all derivatives beyond the first.
+"""Computes forward mode and higher derivatives of nonlinear operators from their formulas.
 
-The taps of all windows lie in memory at once; see `poolgrad.portable`.
+The taps of all windows are in memory at once; see `poolgrad.portable`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from poolgrad.portable import engine
 
 
 def wide(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function with all of 64 bits inside, whatever JAX was told outside of it."""
+    """Return a function that computes with 64-bit types, even if JAX has them disabled."""
 
     @wraps(function)
     def inside(*args: Any, **kwargs: Any) -> Any:
@@ -29,7 +29,7 @@ def wide(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def define(pool: Pooling) -> Callable[..., Array]:
-    """The operator as a function of the input and, if it has one, its learned argument."""
+    """Return the operator as a function of the input and, if it has one, its learned argument."""
 
     def pooled(x: Array, *learned: Array) -> Array:
         layout, theta = pool.layout(x.shape, x.dtype.name), learned[0] if learned else None
@@ -40,7 +40,7 @@ def define(pool: Pooling) -> Callable[..., Array]:
 
 
 def push(pool: Pooling, learned: bool, *tangents: Array) -> Callable[..., list[Array]]:
-    """The derivative along these tangents, as a function of what it is taken at."""
+    """Return the jvp along these tangents, as a function of the input and the argument."""
 
     def along(x: Array, *given: Array) -> list[Array]:
         full = tangents if learned else (tangents[0], *map(jnp.zeros_like, given))
@@ -50,7 +50,7 @@ def push(pool: Pooling, learned: bool, *tangents: Array) -> Callable[..., list[A
 
 
 def pull(pool: Pooling, learned: bool, gy: Array) -> Callable[..., list[Array]]:
-    """The gradients for this gradient of the output, as a function of what they are taken at."""
+    """Return the vjp of this cotangent, as a function of the input and the argument."""
 
     def back(x: Array, *given: Array) -> list[Array]:
         gradients = jax.vjp(define(pool), x, *given)[1](gy)

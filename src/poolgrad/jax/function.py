@@ -1,4 +1,4 @@
-"""What the public functions do with arrays of JAX."""
+"""Computes the calls of the public functions for JAX arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from poolgrad.windows import WindowKind
 
 
 def perform(request: Request) -> Any:
-    """Do what a public function describes."""
+    """Compute the call of a public function."""
     if request.out is not None:
         raise TypeError("out is accepted only if x is a NumPy array, got a JAX array x")
     if request.spec.kind is WindowKind.FRACTIONAL and request.channels_last:
@@ -33,50 +33,50 @@ def perform(request: Request) -> Any:
     ready = pool.prepared(x.shape, x.dtype.name)
     layout = ready.layout
     if pool.operator.result(x.dtype.name) == "float64" and not has_wide_numbers():
-        x = x.astype(jnp.float32)  # integers have no wider mean where there are no wider numbers
+        x = x.astype(jnp.float32)  # without 64-bit types the mean of integers is float32
     operand = pool.operator.operand
     given = tuple(operand.convert(_CONVERTER, v, x, ready) for v in request.operands)
     if not request.return_indices:
         return _shaped(bound(forward_p, x, *given, pool=pool, keep=0)[0], request, layout)
     plain = pool._replace(options=indexed(pool.options))
     y, routes = bound(forward_p, x, *given, pool=plain, keep=1)
-    if plain != pool:  # whoever wins, the gradient goes where it was told to
+    if plain != pool:  # the gradient depends on `ties`, the indices do not
         (y,) = bound(forward_p, x, *given, pool=pool, keep=0)
     found = engine.indices(
-        layout, routes, given[0] if pool.operator.operand.places_windows else None
+        layout, routes, given[0] if pool.operator.operand.determines_windows else None
     )
     return _shaped(y, request, layout), _shaped(found, request, layout)
 
 
 def vjp(request: Request) -> Any:
-    """Refuse: these arrays are differentiable as they are."""
+    """Raise an error, because JAX differentiates its own arrays."""
     raise TypeError(
-        "vjp is for NumPy and Dask; arrays of JAX are differentiable as they are: use jax.vjp or "
+        "vjp supports NumPy and Dask arrays; JAX differentiates its own arrays: use jax.vjp or "
         "jax.grad"
     )
 
 
 def asarray(x: Any) -> Array:
-    """The array, if it is one of numbers."""
+    """Return the array if it holds numbers."""
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
         raise TypeError(f"x must be an array of numbers, got one of {x.dtype}")
     return jnp.asarray(x)
 
 
 def operand(name: str, value: Any) -> Array:
-    """An array of a composed operator."""
+    """Return an array of a composed operator, checked."""
     if not isinstance(value, Array | np.ndarray):
         raise TypeError(f"{name} must be an array, got {type(value).__qualname__}")
     return asarray(value)
 
 
 def dtype_name(x: Array) -> str:
-    """The name of the dtype of an array."""
+    """Return the name of the dtype of an array."""
     return str(x.dtype.name)
 
 
 def functions(x: Array) -> Functions:
-    """What a composed operator may call."""
+    """Return the functions that a composed operator may call."""
     return Functions(
         jnp.exp, jnp.where, jnp.max, lambda x, dtype: x.astype(dtype), jax.lax.stop_gradient
     )
@@ -87,12 +87,12 @@ def _pooling(request: Request, x: Array) -> Pooling:
     options = request.options
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     if not floating and getattr(options, "ties", None) == "split":
-        options = indexed(options)  # integers have no gradient that could be split
+        options = indexed(options)  # integers have no gradient to split
     return Pooling(request.operator, request.spec, options, request.channels_last)
 
 
 def _channels_moved(request: Request) -> Any:
-    """The same with channels first: samples place the windows of each channel on their own."""
+    """Pool with channels first, because each channel has its own samples."""
     first = first_pooled(request.x.shape, request.spec.dims, True)
     moved = jnp.moveaxis(asarray(request.x), -1, first)
     result = perform(replace(request, x=moved, channels_last=False))
@@ -111,7 +111,7 @@ def _is_abstract(value: Any) -> bool:
 
 
 def _alone(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """One number is for all channels, also where batches make it look like one for each."""
+    """Broadcast one number to all channels, so that a batch axis is not taken for channels."""
     return () if shape == (1,) else shape
 
 
@@ -127,7 +127,7 @@ def _is_key(value: Any) -> bool:
 
 
 class _Converter:
-    """Makes arrays of JAX of the values of operands; see `operands.Converter`."""
+    """Converts extra operands to JAX arrays; see `operands.Converter`."""
 
     def parameter(self, operand: Parameter, value: Any, x: Array, ready: Prepared) -> Array:
         layout = ready.layout
@@ -139,7 +139,7 @@ class _Converter:
             raise arguments.refuse_numbers(name, value.dtype)
         arguments.check_length(name, value.shape, layout.channels)
         least, most = arguments.SIZES[dtype]
-        if value.dtype == jnp.float64:  # the only one with numbers that others have not
+        if value.dtype == jnp.float64:  # only float64 holds numbers that float32 does not
             size = jnp.abs(value)
             odd = (size != 0) & jnp.isfinite(size) & ((size < least) | (size > most))
             value = jnp.where(odd, jnp.copysign(jnp.clip(size, least, most), value), value)
@@ -147,14 +147,14 @@ class _Converter:
         return held
 
     def seed(self, value: Any, x: Array) -> Any:
-        """64 bits, the lower half first."""
+        """Return the two 32-bit halves of a 64-bit number, the lower half first."""
         if _is_key(value):
             return jax.random.bits(value, (2,), jnp.uint32)
         seed = arguments.seed(value)
         if seed is None:
             if value is None:
                 raise TypeError(
-                    f"generator must be a {_GENERATOR} or a seed: JAX draws from nothing else"
+                    f"generator must be a {_GENERATOR} or a seed for JAX arrays, got None"
                 )
             raise arguments.refuse_generator(_GENERATOR, value)
         return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
@@ -183,7 +183,9 @@ class _Converter:
     def indices(self, value: Any, x: Array) -> Array:
         if not isinstance(value, Array | np.ndarray):
             raise TypeError(f"indices must be an array, got {type(value).__qualname__}")
-        # What JAX calls int64 is int32 unless it was told otherwise.
+        if isinstance(value, np.ndarray):  # which may have a mask
+            value = arguments.plain("indices", value, "an array")
+        # JAX converts int64 to int32 unless 64-bit types are enabled.
         wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
         arguments.check_indices(wide, value.shape, x.shape)
         return jnp.asarray(value)

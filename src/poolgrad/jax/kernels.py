@@ -1,4 +1,4 @@
-"""The primitives on CPUs: our compiled kernels, through XLA's foreign-function interface."""
+"""Implements the primitives on CPUs with the compiled kernels, through XLA's FFI."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from jax import Array, ShapeDtypeStruct
 
 from poolgrad import core
+from poolgrad.call_cache import recorded
 from poolgrad.contract import Buffer
 from poolgrad.core import Layout, Plan, as_kernels_take
 from poolgrad.jax import portable
 from poolgrad.jax.pooling import Pooling
 from poolgrad.jax.sharding import spread
-from poolgrad.recipes import recorded
 
 Shape = tuple[int, ...]
 
@@ -25,7 +25,7 @@ TARGET = "poolgrad"
 
 
 def register() -> None:
-    """Tell XLA of the kernels.
+    """Register the kernels with XLA.
 
     Raises
     ------
@@ -42,14 +42,14 @@ def register() -> None:
         jax.ffi.register_ffi_target(TARGET, handlers, platform="cpu")
     except Exception as error:
         raise ImportError(
-            f"this jaxlib ({version('jaxlib')}) does not take poolgrad's kernels, which were "
+            f"this jaxlib ({version('jaxlib')}) does not support poolgrad's kernels, which were "
             f"built for another version of XLA's interface: {error}. Build poolgrad again "
             "with this jaxlib installed"
         ) from error
 
 
 def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
-    """The output and the first arrays of the residual."""
+    """Compute the output and the first arrays of the residual."""
 
     def made(layout: Layout) -> list[Buffer]:
         kept = pool.operator.residual(layout, *pool.options)
@@ -65,7 +65,7 @@ def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
 
 
 def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
-    """The tangent of the output."""
+    """Compute the tangent of the output."""
     if pool.operator.curved:
         return portable.push(*args, pool=pool, learned=learned)
     t, *rest = args
@@ -81,7 +81,7 @@ def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
 
 
 def pull(gy: Array, *args: Array, pool: Pooling, sizes: tuple[int, ...], learned: bool) -> Any:
-    """The gradients of the input and, if it is wanted, of the argument."""
+    """Compute the gradients of the input and, if requested, of the learned argument."""
     x, given, residual = pool.held(args)
     first = 1 + pool.operator.curved
     second = first + pool.given
@@ -117,21 +117,21 @@ def _input(layout: Layout) -> Buffer:
 
 
 def _summed(pool: Pooling, slopes: Array, theta: Array, layout: Layout) -> Array:
-    """The gradient of a learned parameter, from that of each output."""
+    """Sum the derivatives of outputs to the gradient of a learned parameter."""
     others = pool.operator.operand.summed_axes(theta.shape, layout)
     return slopes.sum(others, dtype=jnp.float64).astype(theta.dtype)
 
 
-_THREADS: Any = object()  # stands for as many as XLA has
+_THREADS: Any = object()  # stands for XLA's number of threads
 
 
 def _given(pool: Pooling, given: Sequence[Array]) -> tuple[Array, ...]:
-    """The extra operand as the kernels read it: JAX may have no 64-bit integers outside of here."""
+    """Return the extra operand in the form of the kernels; 64-bit integers may be disabled."""
     return tuple(i.astype(jnp.int64) if i.dtype == jnp.int32 else i for i in given)
 
 
 class _Hole:
-    """What stands for an array while an operator is watched."""
+    """A placeholder for an array while the kernel calls of an operator are recorded."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -141,7 +141,7 @@ _Holes = Sequence[_Hole]
 
 
 def _operand(pool: Pooling, holes: _Holes) -> Any:
-    """The placeholder of the extra operand, as an operator's methods take it."""
+    """Return the placeholder of the extra operand, in the form of an operator's methods."""
     if not holes:
         return None
     (hole,) = holes
@@ -156,22 +156,22 @@ def _call(
     given: tuple[Array, ...],
     beside: int,
 ) -> list[Array]:
-    """The kernels that an operator calls, called by XLA; what they made.
+    """Call the kernels of an operator through XLA and return their results.
 
     Parameters
     ----------
     pool : Pooling
         The operator.
     in_shape : callable
-        The shape of the input, from that of the first array.
+        Returns the shape of the input, from that of the first array.
     made : callable
-        The arrays that are made, for a layout.
+        Returns the buffers of the results, for a layout.
     run : callable
-        Calls the operator, with a plan, what stands for the given arrays, and for those made.
+        Calls the operator with a plan and placeholders of the inputs and of the results.
     given : tuple of array
-        What is read.
+        The inputs.
     beside : int
-        Which of these is the operator's own argument, if it has one.
+        Index of the extra operand among the inputs, if there is one.
     """
 
     def local(*given: Array) -> list[Array]:
@@ -190,16 +190,16 @@ def _call(
 
 def _run(
     name: str,
-    asked: Sequence[Any],
+    arguments: Sequence[Any],
     values: dict[_Hole, Array],
     whole: _Hole,
     plan: dict[str, Any],
 ) -> None:
     """Call one kernel and add the arrays that it writes to `values`.
 
-    `whole`: an array of the input's shape. csrc/xla/README.md describes the attributes of the call.
+    `whole` is an array of the input's shape. csrc/xla/README.md describes the attributes.
     """
-    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in asked if a is not _THREADS]
+    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in arguments if a is not _THREADS]
     values |= {
         a: jnp.full(a.array.shape, a.array.item(), a.array.dtype)
         for a in args
@@ -228,7 +228,7 @@ def _run(
 
 
 def _plan_attributes(pool: Pooling, layout: Layout) -> dict[str, Any]:
-    """The attributes that describe the plan of a call."""
+    """Return the attributes that describe the plan of a call."""
     axes = zip(layout.pooled, layout.window.axes, strict=True)
     return {
         "in_dtype": layout.dtype,

@@ -1,4 +1,4 @@
-"""The primitives on devices without kernels of ours, by `poolgrad.portable`."""
+"""Implements the primitives on devices without kernels, with `poolgrad.portable`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from poolgrad.portable import engine
 
 
 def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
-    """The output and the first arrays of the residual."""
+    """Compute the output and the first arrays of the residual."""
     layout, operand = pool.layout(x.shape, x.dtype.name), _operand(pool, given)
     y, kept = engine.forward(pool.operator, layout, x, operand, pool.options, bool(keep))
     return [y, *kept[:keep]]
 
 
 def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
-    """The tangent of the output."""
+    """Compute the tangent of the output."""
     linear, rest = args[: 1 + learned], args[1 + learned :]
     x, given, residual = pool.held(rest)
     if pool.operator.curved:
@@ -34,7 +34,7 @@ def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
 def pull(
     gy: Array, *args: Array, pool: Pooling, sizes: tuple[int, ...], learned: bool
 ) -> list[Array]:
-    """The gradients of the input and, if it is wanted, of the argument."""
+    """Compute the gradients of the input and, if requested, of the learned argument."""
     x, given, residual = pool.held(args)
     layout, operand = (
         pool.layout(pool.before(gy.shape, sizes), gy.dtype.name),
@@ -45,7 +45,7 @@ def pull(
 
 
 def _operand(pool: Pooling, given: tuple[Array, ...]) -> Any:
-    """The extra operand as `poolgrad.portable` takes it: a seed as one number."""
+    """Return the extra operand in the form of `poolgrad.portable`: a seed is one number."""
     if not given:
         return None
     if not pool.operator.operand.is_positional:

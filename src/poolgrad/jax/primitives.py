@@ -1,16 +1,17 @@
-"""Every operator of the table as three primitives of JAX, and how these are transformed.
+"""Defines three primitives of JAX for every operator of the table, and their transformations.
 
 * ``forward``: ``x, [argument] -> y, *residual``,
 * ``push``: ``t, [argument's tangent], [x], [argument], *residual -> ty``, the derivative of `y`
   along tangents,
 * ``pull``: ``gy, [x], [argument], *residual -> gx, [argument's gradient]``, its transpose.
 
-`x` is among them if the operator is curved, the argument's tangent and gradient if it is learned
-and these are asked for. ``push`` and ``pull`` are linear in what comes first, and each other's
-transpose; how they depend on the rest is what `composed` says. So derivatives of any order and in
-both modes follow from one rule for all operators.
+`x` is an argument if the operator is nonlinear; the tangent and the gradient of the learned
+argument are there if it is learned and they are requested. ``push`` and ``pull`` are linear in
+their first arguments and each other's transpose; `composed` computes how they depend on the other
+arguments. Derivatives of any order and in both modes follow from one rule for all operators.
 
-On CPUs they are our kernels (`kernels`), elsewhere operations of JAX's own (`portable`).
+On CPUs the primitives call the kernels (`kernels`), on other devices operations of JAX
+(`portable`).
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ pull_p = Primitive("poolgrad_pull")
 
 
 def bound(primitive: Primitive, *args: Any, **how: Any) -> list[Any]:
-    """What a primitive makes of its arguments.
+    """Compute the results of a primitive.
 
-    Where only some of them differ from device to device (in ``shard_map``), all are said to, so
-    that the gradients of the others are added up over the devices.
+    If only some arguments vary over devices (in ``shard_map``), all are marked as varying, so that
+    the gradients of the others are summed over the devices.
     """
     axes = [jax.typeof(a).mat.varying for a in args]
     missing = [tuple(frozenset().union(*axes) - own) for own in axes]
@@ -56,8 +57,8 @@ def bound(primitive: Primitive, *args: Any, **how: Any) -> list[Any]:
 
 
 def _like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """An abstract array beside `x`, sharded alike."""
-    if len(shape) > len(x.shape):  # what is kept of ties has one axis more
+    """Return an abstract array with the sharding of `x`."""
+    if len(shape) > len(x.shape):  # the residual of ties has one more axis
         spec = PartitionSpec(*x.sharding.spec, *(None,) * (len(shape) - len(x.shape)))
         sharding = x.sharding.update(spec=spec)
         return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False, sharding=sharding)
@@ -91,7 +92,7 @@ def _wanted(tangent: Any) -> bool:
 
 
 def _zeros(values: Values) -> list[Any]:
-    """Tangents of what has none."""
+    """Return the tangents of arrays that have none."""
     return [ad.Zero(jax.typeof(v).to_tangent_aval()) for v in values]
 
 
@@ -120,7 +121,7 @@ def _forward_jvp(primals: Values, tangents: Values, *, pool: Pooling, keep: int)
 
 
 def _forward_transpose(cotangents: Values, x: Any, *given: Any, pool: Pooling, keep: int) -> Values:
-    """The pullback of a linear operator, which needs no residual."""
+    """Compute the pullback of a linear operator, which needs no residual."""
     layout = pool.layout(x.aval.shape, x.aval.dtype.name)
     if pool.operator.curved or pool.residual(layout, learned=False):
         raise NotImplementedError(f"{pool.operator.name} is not linear, so it has no transpose")
@@ -135,10 +136,10 @@ def _forward_transpose(cotangents: Values, x: Any, *given: Any, pool: Pooling, k
 def _derivative(
     primals: Values, tangents: Values, linear: int, again: Callable[..., Any], curve: Any, pool: Any
 ) -> Any:
-    """Values and tangents of a map that is linear in its first arguments.
+    """Compute values and tangents of a map that is linear in its first arguments.
 
-    `again` is the map; `curve` makes of the values of these the same map as a function of the
-    input and, if there is one, the learned argument.
+    `again` is the map; `curve` returns, for the values of the first arguments, the map as a
+    function of the input and, if there is one, the learned argument.
     """
     outputs = again(*primals)
     rest, total = primals[linear:], _zeros(outputs)
@@ -193,11 +194,12 @@ def _pull_transpose(
 
 
 def _batch(primitive: Primitive, first: int, args: Values, dims: Values, **how: Any) -> Any:
-    """`first`: how many arguments come before the one beside the input."""
+    """Batch a primitive; `first` is the number of arguments before the extra operand."""
     pool: Pooling = how["pool"]
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
-    alone = primitive is not forward_p and how["learned"]  # its gradient is not to be added up
+    # The gradient of a learned argument must not be summed over the batch.
+    alone = primitive is not forward_p and how["learned"]
     beside = range(first, first + pool.given)
     operand = pool.operator.operand
     shared = operand.is_shared and all(dims[k] is None for k in beside)
@@ -234,7 +236,9 @@ def _define(
     primitive: Primitive, shapes: Any, jvp: Any, transpose: Any, batch: Any, cpu: Any, others: Any
 ) -> None:
     primitive.multiple_results = True
-    prim_requires_devices_during_lowering.add(primitive)  # as `custom_partitioning`, which it uses
+    prim_requires_devices_during_lowering.add(
+        primitive
+    )  # as for `custom_partitioning`, which it uses
     primitive.def_impl(partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(shapes)
     ad.primitive_jvps[primitive] = jvp
@@ -245,7 +249,7 @@ def _define(
 
 
 def lowering(function: Callable[..., Any]) -> Any:
-    """The function as what a primitive becomes in a compiled program."""
+    """Return the lowering rule of a primitive."""
     lowered = mlir.lower_fun(composed.wide(function), multiple_results=True)
 
     def lower(context: Any, *args: Any, **how: Any) -> Any:

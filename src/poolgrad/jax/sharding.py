@@ -1,4 +1,4 @@
-"""Kernels on arrays that are spread over devices: each pools what it has, nothing is gathered."""
+"""Runs the kernels on sharded arrays: each device pools its own part."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def spread(
     pooled: tuple[int, ...],
     beside: int,
 ) -> list[Array]:
-    """What `local` makes of these arrays, of each device's part by itself.
+    """Apply `local` to the part of the arrays on each device.
 
     Parameters
     ----------
     pool : Pooling
-        The operator. One that draws needs all of the batch: who draws what depends on it.
+        The operator. A random draw needs the whole batch, because the draws depend on it.
     local : callable
-        From arrays to arrays, of whatever size their axes are that are not pooled.
+        Function of arrays, for any sizes of the axes that are not pooled.
     given : sequence of array
-        Its arguments, the first one of the rank of the input.
+        Its arguments; the first has the rank of the input.
     pooled : tuple of int
-        The axes that stay together.
+        The pooled axes, which are not sharded.
     beside : int
-        Which of the arguments is the operator's own, if it has one.
+        Index of the extra operand among the arguments, if there is one.
     """
     made = jax.eval_shape(local, *given)
     operand = pool.operator.operand
@@ -44,7 +44,7 @@ def spread(
     own = operand.axes(leading, common)
 
     def shared(arrays: Sequence[Any], at: int) -> list[list[int | None]]:
-        """For each axis of each array, the axis of the first one that it goes with."""
+        """Return, for each axis of each array, the corresponding axis of the first array."""
         axes = [own if k == at else common for k in range(len(arrays))]
         pairs = zip(axes, arrays, strict=True)
         return [[*(known + [None] * array.ndim)][: array.ndim] for known, array in pairs]
@@ -62,7 +62,7 @@ def spread(
     split = custom_partitioning(local)
 
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:
-        # Of what lies whole on every device JAX may tell less.
+        # For replicated arrays JAX may report fewer axes.
         known = getattr(arguments[0].sharding, "spec", ())
         spec = [*known, *(None,) * len(common)]
 

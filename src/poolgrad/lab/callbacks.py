@@ -25,7 +25,7 @@ METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr", "se
 
 
 class History(lightning.Callback):
-    """Collects one row of metrics an epoch, in the checkpoint and in `metrics.csv`.
+    """Collects one row of metrics per epoch, in the checkpoint and in `metrics.csv`.
 
     The checkpoint's rows count: the file is rewritten from them, so that an epoch that is done
     again after a kill does not appear twice.
@@ -141,7 +141,7 @@ class ProgressBar(lightning.Callback):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints beside their final place and renames them.
+    """Writes checkpoints to a temporary name and renames them.
 
     Lightning's own writer makes its temporary file in the system's folder for them; where that is
     on another disk, moving it is a copy, and a kill in the middle of it loses both checkpoints.

@@ -11,7 +11,7 @@ from poolgrad.lab.callbacks import METRICS, History
 from poolgrad.lab.folder import RunFolder
 from poolgrad.lab.settings import LabError, Settings, check_entries, shorten
 
-# The entries that Lightning restores a run from.
+# The entries from which Lightning restores a run.
 _ENTRIES: dict[str, tuple[type, ...]] = {
     "state_dict": (dict,),
     "optimizer_states": (list,),
@@ -53,10 +53,10 @@ def finished_epochs(folder: RunFolder, network: nn.Module, settings: Settings) -
         return 0
     try:
         content = torch.load(path, weights_only=True)
-    except Exception as error:  # a file that is none of ours can fail in any way
+    except Exception as error:  # another kind of file can fail in any way
         raise LabError(
-            f"{path} cannot be read ({type(error).__name__}): it is damaged, or no checkpoint of"
-            " poolgrad's"
+            f"{path} cannot be read ({type(error).__name__}): it is damaged, or not a checkpoint"
+            " of poolgrad"
         ) from error
     try:
         check_entries(content, _ENTRIES, path, others=True)

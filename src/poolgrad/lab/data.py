@@ -30,15 +30,15 @@ from poolgrad.lab.settings import (
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
-# From this many on, every class has an image in each of the three parts.
+# With at least this many, every class has an image in each of the three parts.
 MIN_PER_CLASS = 10
 _SPLIT_SEED = 0
-_PLACES_SEED = 0  # of the translated digits
+_POSITIONS_SEED = 0  # of the translated digits
 
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images of one size, each with the number of its class.
+    """Images of one size, with class numbers.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ def load(source: str, size: int | None = None) -> LabelledImages:
     ----------
     source
         `"digits"` (scikit-learn's handwritten digits), `"translated-digits"` (the same, each at a
-        random place on an empty canvas of 32 x 32 pixels), a folder that holds a folder of images
+        random position on a canvas of 32 x 32 pixels), a folder that holds a folder of images
         for each class, or an `.npz` file with `images`, (N, H, W) or (N, H, W, C), and `labels`,
         (N,).
     size
@@ -119,7 +119,7 @@ def load(source: str, size: int | None = None) -> LabelledImages:
 
 
 def split(data: LabelledImages) -> Split:
-    """Split into 70 % to train, 10 % to validate and 20 % to test, each class in these shares.
+    """Split every class into 70 % for training, 10 % for validation and 20 % for the test.
 
     The split is always the same for the same data, whatever the seed of a run.
     """
@@ -187,13 +187,13 @@ def _load_digits() -> LabelledImages:
 
 
 def _translated(data: LabelledImages, side: int) -> LabelledImages:
-    """Each image at a place of its own on an empty canvas, which holds the whole image."""
+    """Place each image at a random position on an empty canvas that contains the whole image."""
     height, width = data.size
-    places = np.random.default_rng(_PLACES_SEED).integers(
+    positions = np.random.default_rng(_POSITIONS_SEED).integers(
         0, (side - height + 1, side - width + 1), (len(data.images), 2)
     )
     images = np.zeros((len(data.images), data.images.shape[1], side, side), data.images.dtype)
-    for canvas, image, (row, column) in zip(images, data.images, places, strict=True):
+    for canvas, image, (row, column) in zip(images, data.images, positions, strict=True):
         canvas[:, row : row + height, column : column + width] = image
     return LabelledImages(images, data.labels, data.classes)
 
@@ -230,8 +230,8 @@ def _load_npz(path: Path) -> LabelledImages:
                     found = ", ".join(sorted(file.files)) or "nothing"
                     raise LabError(f"{path} has no array {name!r}; it has {found}")
                 arrays[name] = file[name]
-                if not isinstance(arrays[name], np.ndarray):  # np.load gives what is none as bytes
-                    raise LabError(f"{path}: {name} is no array")
+                if not isinstance(arrays[name], np.ndarray):  # np.load returns other files as bytes
+                    raise LabError(f"{path}: {name} is not an array")
     except LabError:
         raise
     except Exception as error:  # zip, zlib, npy headers, pickles: each has its own exceptions
@@ -259,7 +259,7 @@ def _npz_images(path: Path, images: NDArray[Any], labels: NDArray[Any]) -> NDArr
     if images.dtype != np.uint8:
         with np.errstate(over="ignore"):
             images = images.astype(np.float32)
-        # After the cast, which turns what float32 cannot hold into infinity.
+        # After the cast, which converts numbers beyond float32 to infinity.
         broken = ~np.isfinite(images).reshape(len(images), -1).all(axis=1)
         if broken.any():
             raise LabError(f"{path}: image {int(broken.argmax())} has NaN or infinite values")

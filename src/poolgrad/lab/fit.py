@@ -32,7 +32,7 @@ def fit(
     callbacks: Sequence[lightning.Callback] = (),
     devices: int = 1,
 ) -> lightning.Trainer:
-    """Train to the last epoch; the last weights are those of `learner`.
+    """Train to the last epoch, after which `learner` has the last weights.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-        use_distributed_sampler=False,  # each process takes its part of every batch itself
+        use_distributed_sampler=False,  # each process selects its part of every batch
     )
     assert settings.batch_size is not None, "chosen for the number of images"
     order = EpochBatches(len(training), settings.batch_size, settings.seed)
@@ -107,10 +107,10 @@ def fit(
     except Exception as error:
         if history.started or not finished_epochs:
             raise
-        # Whatever Lightning restores, and `finished_epochs` has not checked.
+        # Parts of the checkpoint that `finished_epochs` has not checked.
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise LabError(f"{checkpoint} cannot be resumed from: {reason}") from error
-    except SystemExit as stopped:  # what Lightning makes of Ctrl-C
+    except SystemExit as stopped:  # Lightning's reaction to Ctrl-C
         raise KeyboardInterrupt from stopped
     return trainer
 
@@ -118,7 +118,7 @@ def fit(
 def _strategy(devices: int) -> Any:
     if devices == 1:
         return "auto"
-    # A fork is quick, since PyTorch is imported already; elsewhere than on Linux it is not safe.
+    # A fork is quick, because PyTorch is already imported; it is safe on Linux only.
     start: Literal["fork", "spawn"] = "fork" if sys.platform == "linux" else "spawn"
     return DDPStrategy(process_group_backend="gloo", start_method=start)
 

@@ -21,7 +21,7 @@ from poolgrad.lab.settings import (
     join_stored,
 )
 
-_PARTIAL = ".partial"  # what a kill leaves behind; overwritten by the next write of the same file
+_PARTIAL = ".partial"  # left behind by a kill; overwritten by the next write of the same file
 # The entries of settings.json, and those of result.json that are printed, with their types.
 _STORED: dict[str, tuple[type, ...]] = {
     "settings": (dict,),
@@ -52,7 +52,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that at every moment either the old or the new content is there, whole.
+    """Write a file atomically: at every moment it has either the old or the new content.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class RunFolder:
         return (self.result, self.metrics, self.curves, self.routes, self.checkpoint)
 
     def stored(self) -> dict[str, Any] | None:
-        """What `begin` wrote; None where no run has begun.
+        """Return what `begin` wrote; None if no run has begun.
 
         Raises
         ------
@@ -176,14 +176,14 @@ class RunFolder:
         """Write `result.json`, which says that the run has finished, and sweep up."""
         write_atomic(self.result, to_json(content))
         for partial in self.path.rglob("*" + _PARTIAL):
-            with contextlib.suppress(OSError):  # a leftover does no harm
+            with contextlib.suppress(OSError):  # leftovers are harmless
                 partial.unlink()
 
 
 def open_folder(
     options: Mapping[str, Any], out: Path | None, resume: bool
 ) -> tuple[Settings, RunFolder, dict[str, Any] | None]:
-    """Find the run folder that the options mean, and the settings of its run.
+    """Find the run folder of the options, and the settings of its run.
 
     Parameters
     ----------
@@ -223,7 +223,8 @@ def open_folder(
                 f" {result['test_accuracy']:.4f}; choose another --out, or remove it"
             )
         raise LabError(
-            f"{folder.path} holds an unfinished run; go on with --resume, or choose another --out"
+            f"{folder.path} holds an unfinished run; resume it with --resume, or choose another"
+            " --out"
         )
     begun = Settings.from_stored(stored["settings"], folder.settings)
     settings = Settings.from_options(join_stored(begun.as_dict(), options, folder.path))
@@ -236,12 +237,12 @@ def open_folder(
 
 
 def to_json(content: Mapping[str, Any]) -> bytes:
-    """The content of a JSON file."""
+    """Encode an object as the content of a JSON file."""
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def read_json(path: Path) -> object:
-    """The content of a JSON file.
+    """Read a JSON file.
 
     Raises
     ------
@@ -252,5 +253,5 @@ def read_json(path: Path) -> object:
         return json.loads(path.read_bytes())
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # of nesting without end
+    except (ValueError, RecursionError) as error:  # endless nesting
         raise LabError(f"{path} is not JSON: {error}") from error

@@ -11,7 +11,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from poolgrad.lab.settings import MAX_SIDE, LabError, first_line
 
-# Of one image, and of all images of a data set together, after they were resized.
+# Limits of one image, and of all images of a data set after resizing.
 MAX_PIXELS = MAX_SIDE**2
 MAX_ALL_PIXELS = 1_000_000_000
 
@@ -39,7 +39,7 @@ def header_size(file: Path) -> tuple[int, int] | None:
 
 
 def open_image(file: Path) -> Image.Image:
-    """Decode an image of any mode, and turn it as its metadata require.
+    """Decode an image of any mode, and rotate it as its metadata require.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def open_image(file: Path) -> Image.Image:
         raise LabError(f"{file} is too large: at most {MAX_PIXELS:,} pixels are read") from error
     except UnidentifiedImageError as error:
         raise LabError(f"{file} is not an image, or a broken one") from error
-    except Exception as error:  # every format's decoder has its own
+    except Exception as error:  # every decoder has its own exceptions
         raise LabError(f"{file} cannot be read: {first_line(error)}") from error
 
 
@@ -92,7 +92,7 @@ def read_image(file: Path, size: int | None) -> Image.Image:
 
 
 class ImageStack:
-    """Collects pictures of one size, to be one array.
+    """Collects pictures of one size into one array.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How the network learns: loss, augmentation, optimizer and schedule, as a Lightning module.
+"""Lightning module: loss, augmentation, optimizer and schedule.
 
 Everything random is drawn from a generator seeded with (seed, purpose, epoch), never from a global
 one: an epoch is the same whether or not the run was killed and resumed before it.
@@ -37,7 +37,7 @@ def generator(
 
 
 class EpochBatches(Sampler[Tensor]):
-    """Batches of indices in an order of its own for every epoch.
+    """Batches of indices in a new order for every epoch.
 
     Batches are of nearly equal size, so that none is too small for batch normalisation.
 
@@ -104,7 +104,7 @@ def augment(
 
 
 class Learner(lightning.LightningModule):
-    """Trains a network to tell classes apart.
+    """Trains a network to classify images.
 
     Logs `train_loss`, `train_accuracy` (of the augmented images, while they are learned),
     `val_loss` and `val_accuracy` for every epoch. Losses are cross entropies.
@@ -141,7 +141,7 @@ class Learner(lightning.LightningModule):
         )
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
-        """Loss of one batch, with smoothed labels; the loss that is logged has sharp ones.
+        """Loss of one batch, with smoothed labels; the logged loss has no smoothing.
 
         Raises
         ------
@@ -184,7 +184,7 @@ class Learner(lightning.LightningModule):
         }
 
     def check_finite(self, loss: Tensor) -> None:
-        """Stop a training that diverges.
+        """Raise an error if the training diverges.
 
         Raises
         ------

@@ -22,7 +22,7 @@ _EPSILON = 1e-4
 
 @dataclass(frozen=True)
 class Design:
-    """What the networks of one command have in common.
+    """The design that the networks of one command share.
 
     Attributes
     ----------
@@ -211,16 +211,16 @@ def _momentum(images: int, settings: Settings) -> float:
 def _convolution(
     channels: int, filters: int, design: Design, momentum: float, dilation: int = 1
 ) -> list[nn.Module]:
-    places: dict[str, Any] = {
+    location: dict[str, Any] = {
         "padding": dilation,
         "dilation": dilation,
         "padding_mode": design.padding,
     }
     if design.normalisation == "weights":
-        return [ScaledConv2d(channels, filters, 3, **places), nn.ReLU()]
-    # The normalisation has its own bias.
+        return [ScaledConv2d(channels, filters, 3, **location), nn.ReLU()]
+    # The normalisation has a bias.
     return [
-        nn.Conv2d(channels, filters, 3, bias=False, **places),
+        nn.Conv2d(channels, filters, 3, bias=False, **location),
         nn.BatchNorm2d(filters, momentum=momentum),
         nn.ReLU(),
     ]

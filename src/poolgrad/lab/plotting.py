@@ -10,7 +10,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from poolgrad.lab.trace import Plane
 
-# Colours that everybody can tell apart (Okabe & Ito).
+# Colours that are distinguishable for everybody (Okabe & Ito).
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#595959"
 _PALE = "#b0b0b0"
 
@@ -55,7 +55,7 @@ def add_frame(
         edgecolor=colour,
         linewidth=line,
         joinstyle="miter",
-        zorder=5,  # above the numbers and what hides lines behind them
+        zorder=5,  # above the numbers and their background boxes
         clip_on=False,  # half of a line at the border of the panel is outside of it
     )
     axes.add_patch(frame)

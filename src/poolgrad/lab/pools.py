@@ -1,4 +1,4 @@
-"""The downsamplings of the lab: their names, what they are, and how each is built.
+"""The table of downsamplings of the lab: names, descriptions and constructors.
 
 The only table of them. Reading it needs nothing but Python; `build` imports PyTorch.
 """

@@ -29,7 +29,7 @@ from poolgrad.lab.pools import DOWNSAMPLINGS
 from poolgrad.lab.settings import Settings
 from poolgrad.lab.trace import Plane, Trace
 
-# Rows and columns of a feature map; of a larger one the windows that fit are drawn, at least one.
+# Largest rows and columns of a drawn feature map; of a larger map, the windows that fit are drawn.
 _SHOWN = 10
 
 
@@ -93,7 +93,7 @@ def _words(pool: str) -> _Words:
 
 
 def draw_routes(trace: Trace, settings: Settings, classes: tuple[str, ...]) -> bytes:
-    """Draw the way there in a first row, and the way back in a second.
+    """Draw the forward pass in a first row, and the backward pass in a second.
 
     Parameters
     ----------
@@ -163,13 +163,13 @@ class _View:
         self._trace = trace
         windows = DOWNSAMPLINGS[settings.pool].windows(settings.kernel, settings.stride)
         self._kernel, self._stride, self._padding = windows
-        seen = abs(trace.returned * trace.before)
-        strongest = np.unravel_index(seen.argmax(), seen.shape)
-        # The windows that are drawn, and the rows and columns that they take: a negative one, or
-        # one beyond the map, is padding.
+        influence = abs(trace.returned * trace.before)
+        strongest = np.unravel_index(influence.argmax(), influence.shape)
+        # The drawn windows, and the rows and columns that they cover: those before or beyond the
+        # map are padding.
         self._outputs = tuple(
-            self._windows_around(int(place), extent, count)
-            for place, extent, count in zip(
+            self._windows_around(int(position), extent, count)
+            for position, extent, count in zip(
                 strongest, trace.before.shape, trace.after.shape, strict=True
             )
         )
@@ -179,15 +179,15 @@ class _View:
         )
         self._overlap = self._kernel > self._stride
         every = [(i, j) for i in self._outputs[0] for j in self._outputs[1]]
-        # The frames of windows that overlap cannot be told apart: one stands for all.
+        # The frames of overlapping windows are indistinguishable, so one is drawn for all.
         self._framed = [max(every, key=self._interest)] if self._overlap else every
 
-    def _windows_around(self, place: int, extent: int, count: int) -> range:
-        """All windows along an axis, or as many as fit, the one at `place` in their middle."""
+    def _windows_around(self, position: int, extent: int, count: int) -> range:
+        """All windows along an axis, or as many as fit, the one at `position` in their middle."""
         if extent <= _SHOWN:
             return range(count)
         fitting = min(max(_SHOWN - self._kernel, 0) // self._stride + 1, count)
-        nearest = (place + self._padding - (self._kernel - 1) / 2) / self._stride
+        nearest = (position + self._padding - (self._kernel - 1) / 2) / self._stride
         first = min(max(round(nearest) - fitting // 2, 0), count - fitting)
         return range(first, first + fitting)
 

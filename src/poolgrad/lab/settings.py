@@ -20,7 +20,7 @@ BUILTIN = {DIGITS: 8, TRANSLATED_DIGITS: 32, SCATTERED_DIGITS: 64}
 _BATCH_SIZES = (8, 64)
 MOST_THREADS = 1024
 MAX_SIDE = 8000  # of an image, in pixels
-# In fewer steps an epoch, batch normalisation and the optimizer hardly move in 30 epochs.
+# With fewer steps per epoch, 30 epochs are too few for batch normalisation and the optimizer.
 _FEWEST_STEPS = 16
 
 # Found with the digits on splits other than the one the lab tests on.
@@ -32,7 +32,7 @@ _LEARNING_RATES: dict[Optimizer, float] = {
 }
 
 
-# What JSON calls the types that are read, and the types of the settings in settings.json.
+# JSON's names of types, and the types of the settings in settings.json.
 _TYPES = {
     dict: "an object",
     list: "an array",
@@ -58,7 +58,7 @@ _STORED: dict[str, tuple[type, ...]] = {
 
 
 class LabError(Exception):
-    """Something the user can mend: a bad option, broken data, a folder in the way.
+    """An error that the user can fix: a bad option, broken data, an existing folder.
 
     The message is one line that names what is wrong and where.
     """
@@ -162,7 +162,7 @@ class Settings:
             raise LabError(f"{path}: {error}") from error
 
     def _check(self) -> None:
-        # Batch normalisation needs two images to a batch.
+        # Batch normalisation needs two images per batch.
         at_least = {"size": 2, "kernel": 1, "stride": 1, "epochs": 1, "batch_size": 2, "seed": 0}
         for name, least in {**at_least, "threads": 1}.items():
             value = getattr(self, name)
@@ -208,7 +208,7 @@ class Settings:
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
-    """How many batches of at most this size an epoch has, none of which is a single image.
+    """Return the number of batches of an epoch, none of which is a single image.
 
     Three images make one batch where the size is 2: batch normalisation needs two.
     """
@@ -244,7 +244,7 @@ def flag(name: str) -> str:
 def join_stored(
     stored: Mapping[str, Any], options: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """Options of a resumed run: those it was started with; given ones may only repeat them.
+    """Return the options of a resumed run; those that are passed must equal the stored ones.
 
     `data` is left to the caller, who compares the images themselves: they may have moved.
 
@@ -257,7 +257,7 @@ def join_stored(
         if name != "data" and stored.get(name) != value:
             raise LabError(
                 f"{flag(name)}: the run in {folder} was started with {stored.get(name)}, not"
-                f" {value}; leave the option out to go on, or choose another --out"
+                f" {value}; leave the option out to resume, or choose another --out"
             )
     return {name: value for name, value in {**stored, **options}.items() if value is not None}
 

@@ -93,7 +93,7 @@ def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Trace:
 def share_of(
     layer: nn.Module, settings: Settings, before: Tensor, channel: int
 ) -> tuple[Plane, NDArray[np.int64] | None]:
-    """How much each value of a map has to do with what a downsampling makes of it.
+    """Return the influence of each value of a map on the output of a downsampling.
 
     Parameters
     ----------
@@ -115,9 +115,9 @@ def share_of(
     kernel, stride, padding = settings.kernel, settings.stride, window_padding(settings.kernel)
     if settings.pool == "max":
         y, pullback = poolgrad.vjp(poolgrad.max_pool2d, plane, kernel, stride, padding)
-        places = np.divmod(pullback.routes.astype(np.int64), kernel)
+        positions = np.divmod(pullback.routes.astype(np.int64), kernel)
         starts = np.indices(y.shape) * stride - padding
-        return pullback.mask(), np.moveaxis(starts + np.array(places), 0, -1)
+        return pullback.mask(), np.moveaxis(starts + np.array(positions), 0, -1)
     if settings.pool == "avg":
         y, pullback = poolgrad.vjp(
             poolgrad.avg_pool2d, plane, kernel, stride, padding, count_include_pad=False

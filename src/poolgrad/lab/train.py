@@ -1,4 +1,4 @@
-"""A training run from its options to its folder of results.
+"""Executes a training run, from its options to its folder of results.
 
 `prepare` reads and checks everything and touches nothing but a new folder's `settings.json`;
 `Run.finish` trains, from the last finished epoch if there is one, and writes the results.
@@ -32,7 +32,7 @@ from poolgrad.lab.trace import follow
 from poolgrad.lab.versions import versions
 
 _EVALUATION_BATCH = 256
-_TINY_BATCH = 64 * 8 * 8  # pixels; from about here on a second thread pays
+_TINY_BATCH = 64 * 8 * 8  # pixels; above this a second thread pays
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Run:
     finished_epochs
         How many epochs the checkpoint in the folder has behind it; 0 without one.
     threads
-        How many to train with: those that the run was begun with, for the sake of its last bits.
+        Number of threads: that with which the run was started, so that results keep their bits.
     """
 
     settings: Settings

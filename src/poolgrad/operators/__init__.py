@@ -14,19 +14,19 @@ from typing import Any
 
 from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Layout, Plan, lay_out, plan
-from poolgrad.operators.blending import BLENDING
 from poolgrad.operators.composed import COMPOSED
 from poolgrad.operators.selecting import SELECTING
+from poolgrad.operators.weighted import WEIGHTED
 from poolgrad.windows import WindowKind, WindowSpec
 
 __all__ = ["OPERATORS", "Prepared", "prepare", "prepare_uncached"]
 
-OPERATORS: dict[str, Operator] = {op.name: op for op in (*SELECTING, *BLENDING, *COMPOSED)}
+OPERATORS: dict[str, Operator] = {op.name: op for op in (*SELECTING, *WEIGHTED, *COMPOSED)}
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A checked call of an operator on one kind of array, without the arrays.
+    """A validated call of an operator for one layout of arrays, without the arrays.
 
     Attributes
     ----------
@@ -65,12 +65,12 @@ class Prepared:
         return Buffer(self.layout.in_shape, self.layout.order, self.layout.dtype)
 
     def per_output(self, dtype: str) -> Buffer:
-        """One number for each output."""
+        """Return a buffer with one number for each output."""
         return Buffer(self.layout.out_shape, self.layout.order, dtype)
 
     @property
     def route_bits(self) -> int:
-        """Bits of a packed route; 0 where routes are whole bytes, or there are none."""
+        """Bits of a packed route; 0 if routes are whole bytes or there are none."""
         return self.operator.route_bits(self.layout.window, *self.options)
 
     @cached_property
@@ -79,15 +79,15 @@ class Prepared:
         return plan(self.layout, self.inner, self.route_bits)
 
     def forward(self, x: Any, operand: Any, y: Any, residual: Any, threads: Any) -> None:
-        """Fill the output and, unless it is an empty tuple, the residual."""
+        """Compute the output and, unless it is an empty tuple, the residual."""
         self.operator.forward(self.plan, x, operand, y, residual, threads, *self.options)
 
     def pull(self, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: Any) -> None:
-        """Fill the gradient of the input."""
+        """Compute the gradient of the input."""
         self.operator.pull(self.plan, gy, x, operand, residual, gx, threads, *self.options)
 
     def push(self, t: Any, operand: Any, residual: Any, y: Any, threads: Any) -> None:
-        """Fill the tangent of the output."""
+        """Compute the tangent of the output."""
         self.operator.push(self.plan, t, operand, residual, y, threads, *self.options)
 
 
@@ -100,7 +100,9 @@ def prepare_uncached(
     inner: int,
     dtype: str,
 ) -> Prepared:
-    """Check a call, and lay out its arrays. Sizes may be a framework's symbolic integers.
+    """Validate a call and compute the layout of its arrays.
+
+    Sizes may be symbolic integers of a framework.
 
     Parameters
     ----------
@@ -125,8 +127,8 @@ def prepare_uncached(
         If windows, shape, dtype or options are not accepted.
     """
     operator = OPERATORS[name]
-    if (spec.kind is WindowKind.FRACTIONAL) != operator.operand.places_windows:
-        words = "must" if operator.operand.places_windows else "must not"
+    if (spec.kind is WindowKind.FRACTIONAL) != operator.operand.determines_windows:
+        words = "must" if operator.operand.determines_windows else "must not"
         raise ValueError(f"window {words} be fractional for the operator {name}, got {spec}")
     if not operator.accepts(dtype):
         raise operator.refuse_dtype(dtype)
@@ -148,7 +150,7 @@ def prepare(
     inner: int,
     dtype: str,
 ) -> Prepared:
-    """`prepare_uncached`, cached unless a size is symbolic: not all of these are hashable."""
+    """Call `prepare_uncached`, cached unless a size is symbolic and may not be hashable."""
     plain = all(type(size) is int for size in shape)
     function = _prepare_cached if plain else prepare_uncached
     return function(name, spec, options, shape, channels_last, inner, dtype)

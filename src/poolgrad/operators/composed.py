@@ -1,4 +1,4 @@
-"""Operators that are compositions of others: a formula each, and no kernel.
+"""Operators that are composed of other operators and have no kernels.
 
 Their derivatives, batching and front ends follow from those of their parts; see
 `poolgrad.composition`.
@@ -32,8 +32,8 @@ class Lip(ComposedOperator):
     operand = Companion("logits")
 
     def combine(self, xp: Any, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
-        # A factor that is the same in a whole plane cancels: the largest weight of a plane is 1,
-        # and the least is not 0.
+        # A common factor of a plane cancels, so the largest weight is scaled to 1; `tiny` keeps the
+        # smallest from becoming 0.
         logits = xp.constant(operand)
         known = xp.where(abs(logits) < math.inf, logits, -math.inf)
         largest = xp.max(known, axis=xp.pooled, keepdims=True)

@@ -1,4 +1,4 @@
-"""Operators where one input of each window wins, and the way back of a maximum."""
+"""Selecting operators, in which one input of each window wins, and max unpooling."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["SELECTING"]
 
 
 class _Routed(Operator):
-    """One input of each window wins, and its route is kept.
+    """Operators that store the route of the winner of each window.
 
-    `routes` says how: in bytes, or packed where they fit two or four bits.
+    `routes` is "bytes", or "packed" for two or four bits where these are enough.
     """
 
     selecting = True
@@ -27,7 +27,7 @@ class _Routed(Operator):
             raise ValueError(f'routes must be "bytes" or "packed", got {routes!r}')
 
     def nowhere(self, *options: Any) -> bool:
-        """Whether an output may be routed nowhere although its window holds inputs."""
+        """Whether a window with inputs can be without a winner."""
         return False
 
     def route_bits(self, window: Window, *options: Any) -> int:
@@ -64,28 +64,28 @@ class _Routed(Operator):
 
 
 def _is_nan(values: Any) -> Any:
-    """Which are NaN; of integers, which `isnan` does not take, none."""
+    """Return which values are NaN; unlike `isnan`, this also takes integers."""
     return values != values  # noqa: PLR0124
 
 
 def _first(xp: Any, condition: Any) -> Any:
-    """The position along the last axis of the first element that is true."""
+    """Return the position of the first true element along the last axis."""
     return xp.argmax(xp.astype(condition, xp.int32), axis=-1)
 
 
 def _found(xp: Any, windows: Windows) -> Any:
-    """Whether there is an input in each window of each plane."""
+    """Return whether each window of each plane contains an input."""
     found = xp.any(windows.valid, axis=-1)
     return xp.broadcast_to(found, windows.values.shape[:-1])
 
 
 def _positions(xp: Any, windows: Windows) -> Any:
-    """The positions along the axis of taps."""
+    """Return the positions along the axis of taps."""
     return xp.cumulative_sum(xp.ones_like(windows.numbers), axis=-1) - 1
 
 
 class Extreme(_Routed):
-    """The winner by an order of the inputs; of equal winners, `ties` says who gets the gradient."""
+    """The winner is an extreme by some order; `ties` determines the gradient of equal winners."""
 
     options = Selection
     integers = True
@@ -142,7 +142,7 @@ class Extreme(_Routed):
         kernel(t, residual[0], y, operand, threads)
 
     def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
-        """The value that wins where there is no NaN, and that of a window without inputs."""
+        """Return the winning value of windows without NaN, and the output of an empty window."""
         raise NotImplementedError
 
     def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
@@ -173,7 +173,7 @@ class Extreme(_Routed):
 
 
 class Max(Extreme):
-    """The largest input of each window; a NaN if there is one."""
+    """The largest input of each window; NaN if the window contains one."""
 
     name = order = "max"
 
@@ -184,7 +184,7 @@ class Max(Extreme):
 
 
 class ReLUMax(Max):
-    """The largest input of each window, or 0 if none is positive; a NaN if there is one."""
+    """The largest input of each window, or 0 if none is positive; NaN if it contains one."""
 
     name = order = "relu_max"
 
@@ -199,7 +199,7 @@ class ReLUMax(Max):
 
 
 class Min(Extreme):
-    """The smallest input of each window; a NaN if there is one."""
+    """The smallest input of each window; NaN if the window contains one."""
 
     name = order = "min"
 
@@ -210,7 +210,7 @@ class Min(Extreme):
 
 
 class Median(Extreme):
-    """The lower of the two middle inputs of each window; a NaN if there is one."""
+    """The lower median of each window; NaN if the window contains one."""
 
     name = order = "median"
 
@@ -227,7 +227,7 @@ class Median(Extreme):
 
 
 class FractionalMax(Max):
-    """The largest input of each window, of windows that samples place."""
+    """The largest input of each window, for windows whose positions depend on samples."""
 
     name = "fractional_max"
     operand = WindowSamples("_random_samples")
@@ -253,7 +253,7 @@ class Stochastic(_Routed):
         valid, positions = windows.valid, _positions(xp, windows)
         values = xp.astype(windows.values, draw.dtype)
         positive = xp.where(valid & (values > 0), values, 0.0)
-        if xp.finfo(draw.dtype).bits == 64:  # sums of the largest numbers overflow
+        if xp.finfo(draw.dtype).bits == 64:  # sums of the largest numbers would overflow
             large = xp.max(positive, axis=-1) > 2.0**900
             positive = xp.where(large, 2.0**-100, xp.ones_like(draw))[..., None] * positive
         reached = xp.cumulative_sum(positive, axis=-1)
@@ -271,7 +271,7 @@ class Stochastic(_Routed):
 
 
 class MaxUnpool(Operator):
-    """Every value where its index says, among zeros: not a reduction, the way back of one."""
+    """Writes every value to the position of its index; all other outputs are zero."""
 
     name = "max_unpool"
     operand = Indices("indices")

@@ -1,4 +1,4 @@
-"""Arrays of any library: their namespace, dtypes and device, and planes with their axes pooled."""
+"""Functions for arrays of any library: namespace, dtypes, device, and pooled axes moved last."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ _WIDE_INTEGERS = ("uint32", "int64")
 
 
 def namespace(x: Any) -> Any:
-    """The array-API functions of the library of an array."""
+    """Return the array-API namespace of the library of an array."""
     return array_namespace(x)
 
 
 def placed(x: Any) -> dict[str, Any]:
-    """The argument with which a new array lies on the device of `x`."""
-    return {} if is_jax_array(x) else {"device": device(x)}  # what is traced has no device yet
+    """Return the keyword argument that creates an array on the device of `x`."""
+    return {} if is_jax_array(x) else {"device": device(x)}  # traced arrays have no device yet
 
 
 def name_of(dtype: Any) -> str:
-    """The name of a dtype of any library, such as ``"float32"``."""
+    """Return the name of a dtype of any library, such as ``"float32"``."""
     return str(dtype).rpartition(".")[2]
 
 
 def converted(xp: Any, x: Any, dtype: str) -> Any:
-    """The array in another dtype."""
+    """Convert an array to another dtype."""
     return xp.astype(x, getattr(xp, dtype))
 
 
 def exact_dtype(dtype: str) -> str:
-    """A dtype that every library computes in, and that holds every value of this one."""
+    """Return a dtype that every library supports and that holds every value of this one."""
     if dtype in INTEGERS:
         return "int64" if dtype in _WIDE_INTEGERS else "int32"
     return "float64" if dtype == "float64" else "float32"
 
 
 def widest(xp: Any, x: Any) -> str:
-    """The widest floating dtype on the device of `x`: float32 on MPS and in JAX without x64."""
+    """Return the widest floating dtype for `x`: float32 on MPS and in JAX without x64."""
     if is_jax_array(x):
         known = "float64" in xp.__array_namespace_info__().dtypes(kind="real floating")
     else:
@@ -50,12 +50,12 @@ def widest(xp: Any, x: Any) -> str:
 
 
 def sum_dtype(xp: Any, x: Any, layout: Layout) -> str:
-    """The dtype in which a linear operator adds up."""
+    """Return the dtype in which a linear operator sums."""
     return layout.sum_dtype if layout.sum_dtype == "float32" else widest(xp, x)
 
 
 def planes(xp: Any, layout: Layout, x: Any, behind: int = 0) -> Any:
-    """The array as (planes, pooled axes, ...); `behind`: axes after those of the input."""
+    """Reshape to (planes, pooled axes, ...); `behind` counts axes after those of the input."""
     axes = len(layout.in_shape)
     leading = [a for a in range(axes) if a not in layout.pooled]
     moved = xp.permute_dims(x, (*leading, *layout.pooled, *range(axes, axes + behind)))
@@ -63,7 +63,7 @@ def planes(xp: Any, layout: Layout, x: Any, behind: int = 0) -> Any:
 
 
 def restored(xp: Any, layout: Layout, x: Any, behind: int = 0) -> Any:
-    """The inverse of `planes`."""
+    """Invert `planes`."""
     axes = len(layout.in_shape)
     leading = [a for a in range(axes) if a not in layout.pooled]
     order = (*leading, *layout.pooled, *range(axes, axes + behind))

@@ -1,8 +1,8 @@
 """Reverse-mode differentiation of functions written in array-API operations.
 
-Libraries without differentiation of their own (NumPy, Dask, CuPy) get the gradients of composed
-operators from here, and all libraries those of nonlinear operators. A function is run on instances
-of `Variable`, with a `Recording` in place of its array library; both record the pullback of each
+It computes the gradients of composed operators for libraries without differentiation (NumPy, Dask,
+CuPy), and those of nonlinear operators for all libraries. A function is run on instances
+of `Variable`, with a `Recording` instead of its array library; both record the pullback of each
 step.
 """
 
@@ -15,7 +15,7 @@ Pull = Callable[[Any], Any]
 
 
 class Variable:
-    """An array, and how its cotangent is passed on to the variables that it was computed from.
+    """An array and the pullbacks to the variables that it was computed from.
 
     Parameters
     ----------
@@ -107,12 +107,12 @@ class Variable:
 
 
 def value_of(x: Any) -> Any:
-    """The array of a variable; anything else as it is."""
+    """Return the array of a variable, or the argument itself."""
     return x.value if isinstance(x, Variable) else x
 
 
 class Recording:
-    """The functions of an array library, for arrays and variables.
+    """The functions of an array library for arrays and variables, which record pullbacks.
 
     Functions that are not defined here are applied to the values: they are constant almost
     everywhere (``floor``, ``count_nonzero``), or describe an array.
@@ -146,7 +146,7 @@ class Recording:
         return Variable(self, value, sources)
 
     def _summed_to(self, g: Any, shape: tuple[int, ...]) -> Any:
-        """The cotangent of an argument that was broadcast."""
+        """Sum the cotangent over the axes that were broadcast."""
         more = g.ndim - len(shape)
         stretched = (a for a, n in enumerate(shape, more) if n == 1 and g.shape[a] != 1)
         axes = (*range(more), *stretched)
@@ -218,7 +218,7 @@ class Recording:
         return self.xp.broadcast_to(self.xp.expand_dims(g, axis=axis), x.shape)
 
     def pull(self, y: Variable, gy: Any, leaves: Sequence[Variable]) -> list[Any]:
-        """The cotangents of `leaves`, of a result `y` whose cotangent is `gy`.
+        """Compute the cotangents of `leaves` from the cotangent `gy` of a result `y`.
 
         Zero where `y` does not depend on one.
         """

@@ -1,4 +1,4 @@
-"""The forward pass, the pullback and the pushforward of any entry of the operator table."""
+"""Computes the forward pass, the pullback and the pushforward of any operator of the table."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def pull(
     residual: tuple[Any, ...],
     options: Options,
 ) -> tuple[Any, Any]:
-    """The gradients of the input and, if it is learned, of the operand (else None).
+    """Compute the gradients of the input and, if it is learned, of the operand (else None).
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def push(
     residual: tuple[Any, ...],
     options: Options,
 ) -> Any:
-    """The tangent of the output for a tangent `t` of the input; not of nonlinear operators."""
+    """Compute the tangent of the output for a tangent `t`; not for nonlinear operators."""
     xp = namespace(t)
     if not operator.windowed:
         return _unpooled(xp, layout, t, operand)
@@ -129,7 +129,7 @@ def compose(
     options: Options,
     geometry: Geometry | None = None,
 ) -> Any:
-    """A weighted operator as its formula, which a library can differentiate any number of times.
+    """Compute a weighted operator by its formula, which libraries can differentiate repeatedly.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def compose(
     theta : array or None
         The learned parameter.
     geometry : Geometry, optional
-        That of the layout, if it is known.
+        The geometry of the layout, if it is known.
 
     Returns
     -------
@@ -157,7 +157,7 @@ def compose(
 def differentiable(
     operator: Operator, layout: Layout, x: Any, operand: Any, options: Options
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The output as its library can differentiate it, and the residual.
+    """Compute the output, in differentiable operations, and the residual.
 
     The derivative of a selecting operator is the linear map along its routes; where a window has no
     winner, its output is a constant.
@@ -178,7 +178,7 @@ def differentiable(
 
 
 def indices(layout: Layout, kept: Any, samples: Any = None) -> Any:
-    """Whole routes as flat positions in the plane of the input; -1 where there is no winner."""
+    """Convert unpacked routes to flat positions in the plane of the input; -1 without a winner."""
     xp = namespace(kept)
     whole = xp.astype(planes(xp, layout, kept), xp.arange(1).dtype)
     found = Geometry(xp, layout, kept, samples).positions(whole)
@@ -186,13 +186,13 @@ def indices(layout: Layout, kept: Any, samples: Any = None) -> Any:
 
 
 def _geometry(xp: Any, operator: Operator, layout: Layout, like: Any, operand: Any) -> Geometry:
-    return Geometry(xp, layout, like, operand if operator.operand.places_windows else None)
+    return Geometry(xp, layout, like, operand if operator.operand.determines_windows else None)
 
 
 def _kept(
     xp: Any, operator: Operator, layout: Layout, residual: tuple[Any, ...], options: Options
 ) -> tuple[Any, ...]:
-    """The residual of an operator whose derivative depends on it alone."""
+    """Return the residual of an operator whose derivative depends only on the residual."""
     if not operator.selecting:
         return ()
     behind = residual[0].ndim - len(layout.out_shape)
@@ -230,7 +230,7 @@ def _selected(
 
 
 def _ends(xp: Any, dtype: str) -> tuple[Any, Any]:
-    """The least and the largest number of a dtype."""
+    """Return the lowest and the highest number of a dtype."""
     if dtype == "bool":
         return 0, 1
     if "int" in dtype:
@@ -240,7 +240,7 @@ def _ends(xp: Any, dtype: str) -> tuple[Any, Any]:
 
 
 def _logical_shift(z: Any, bits: int) -> Any:
-    """The bits of int64 numbers, taken as unsigned, moved down."""
+    """Shift the bits of int64 numbers right, as unsigned numbers."""
     return (z >> bits) & (2 ** (64 - bits) - 1)
 
 
@@ -249,7 +249,7 @@ def _signed(word: int) -> int:
 
 
 def _uniform(xp: Any, layout: Layout, x: Any, seed: Any) -> Any:
-    """A number in [0, 1) for each output: splitmix64 (Steele, Lea & Flood 2014), as the kernels do.
+    """Draw a number in [0, 1) for each output by splitmix64 (Steele, Lea & Flood 2014).
 
     In int64, whose products and sums wrap as those of unsigned words do.
     """
@@ -267,12 +267,12 @@ def _uniform(xp: Any, layout: Layout, x: Any, seed: Any) -> Any:
 
 
 def _formula_dtype(xp: Any, operator: Operator, x: Any, layout: Layout) -> str:
-    # Squares and differences of a nonlinear operator lose least in the widest dtype.
+    # The widest dtype minimises rounding errors of squares and differences.
     return widest(xp, x) if operator.curved else sum_dtype(xp, x, layout)
 
 
 def _each_plane(xp: Any, layout: Layout, theta: Any, dtype: str) -> Any:
-    """A learned parameter as (planes, 1, ...), or as (1, ...) if all planes share one number."""
+    """Reshape a learned parameter to (planes, 1, ...), or to (1, ...) for one number."""
     dims, value = len(layout.pooled), converted(xp, theta, dtype)
     if math.prod(value.shape) == 1:
         return xp.reshape(value, (1,) * (1 + dims))
@@ -306,7 +306,7 @@ def _nonlinear_pull(
 
 
 def _theta_gradient(xp: Any, slopes: Any, theta: Any) -> Any:
-    """The gradient of each plane, added up to that of a learned parameter."""
+    """Sum the gradients of planes to the gradient of a learned parameter."""
     if math.prod(theta.shape) != 1:  # one for each channel, the last of the leading axes
         count = theta.shape[0]
         rows = xp.reshape(slopes, (math.prod(slopes.shape) // max(count, 1), count))
@@ -314,28 +314,28 @@ def _theta_gradient(xp: Any, slopes: Any, theta: Any) -> Any:
     return xp.reshape(xp.astype(slopes, theta.dtype), theta.shape)
 
 
-# Unpooling: of several values for one place the last one stays
+# Unpooling: the last of several values with one index is kept
 
 
 def _owners(xp: Any, layout: Layout, indices: Any) -> tuple[Any, Any, Any]:
-    """For each place of all planes the input that stays there, and whether there is one.
+    """Return the input that each output position keeps, and whether there is one.
 
-    Found by sorting: places and inputs are numbered through all planes. The third result is the
-    place of each input; an index outside its plane has a place behind all others.
+    Computed by sorting; positions and inputs are numbered through all planes. The third result is
+    the position of each input; an index outside its plane has a position after all others.
     """
     where = xp.astype(planes(xp, layout, indices), xp.arange(1).dtype)
     count, plane = where.shape[0], math.prod(layout.window.out)
     flat = xp.reshape(where, (count, math.prod(where.shape[1:])))
     begin = xp.arange(count, **placed(indices))[:, None] * plane
     inside = (flat >= 0) & (flat < plane)
-    places = xp.where(inside, flat + begin, count * plane)
-    places = xp.reshape(places, (math.prod(flat.shape),))
-    order = xp.argsort(places, stable=True)
-    ranked = xp.take(places, order, axis=0)
+    positions = xp.where(inside, flat + begin, count * plane)
+    positions = xp.reshape(positions, (math.prod(flat.shape),))
+    order = xp.argsort(positions, stable=True)
+    ranked = xp.take(positions, order, axis=0)
     every = xp.arange(count * plane, **placed(indices))
     last = xp.searchsorted(ranked, every, side="right") - 1
     last = xp.maximum(last, 0)
-    return xp.take(order, last, axis=0), xp.take(ranked, last, axis=0) == every, places
+    return xp.take(order, last, axis=0), xp.take(ranked, last, axis=0) == every, positions
 
 
 def _unpooled(xp: Any, layout: Layout, x: Any, indices: Any) -> Any:
@@ -355,11 +355,11 @@ def _unpooled_back(xp: Any, layout: Layout, gy: Any, indices: Any) -> Any:
     shape = (moved.shape[0], *sizes)
     if math.prod(shape) == 0:
         return restored(xp, layout, xp.zeros(shape, dtype=gy.dtype, **placed(gy)))
-    owners, _, places = _owners(xp, layout, indices)
-    inside = places < owners.shape[0]
-    places = xp.where(inside, places, 0)
-    each = xp.arange(places.shape[0], **placed(gy))
-    own = inside & (xp.take(owners, places, axis=0) == each)
-    flat = xp.take(xp.reshape(moved, (math.prod(moved.shape),)), places, axis=0)
+    owners, _, positions = _owners(xp, layout, indices)
+    inside = positions < owners.shape[0]
+    positions = xp.where(inside, positions, 0)
+    each = xp.arange(positions.shape[0], **placed(gy))
+    own = inside & (xp.take(owners, positions, axis=0) == each)
+    flat = xp.take(xp.reshape(moved, (math.prod(moved.shape),)), positions, axis=0)
     gx = xp.where(own, flat, xp.zeros_like(flat))
     return restored(xp, layout, xp.reshape(gx, shape))

@@ -1,4 +1,4 @@
-"""The front end for arrays of libraries without one of their own: CuPy and any array-API library.
+"""The front end for CuPy and all other array-API libraries without a front end of their own.
 
 The values of extra operands are checked only where they are Python numbers or NumPy arrays: arrays
 on a device stay there.
@@ -22,12 +22,12 @@ from poolgrad.portable.arrays import converted, name_of, placed
 
 
 def asarray(x: Any) -> Any:
-    """The array: those of this front end need no conversion."""
+    """Return the array, which needs no conversion."""
     return x
 
 
 def perform(request: Request) -> Any:
-    """Compute what a public function describes."""
+    """Compute the call of a public function."""
     if request.out is not None:
         raise TypeError(
             f"out is accepted only if x is a NumPy array, got {type(request.x).__qualname__} x"
@@ -52,19 +52,19 @@ def vjp(request: Request) -> tuple[Any, Pullback]:
 
 
 def operand(name: str, value: Any) -> Any:
-    """An array of a composed operator."""
+    """Return an array of a composed operator, checked."""
     if not is_array_api_obj(value):
         raise TypeError(f"{name} must be an array, got {type(value).__qualname__}")
     return value
 
 
 def dtype_name(x: Any) -> str:
-    """The name of the dtype of an array."""
+    """Return the name of the dtype of an array."""
     return name_of(x.dtype)
 
 
 def functions(x: Any) -> Functions:
-    """What a composed operator may call."""
+    """Return the functions that a composed operator may call."""
     xp = array_namespace(x)
     return Functions(
         xp.exp, xp.where, xp.max, lambda x, dtype: converted(xp, x, dtype), lambda x: x
@@ -72,17 +72,17 @@ def functions(x: Any) -> Functions:
 
 
 def namespace(x: Any) -> Any:
-    """The array-API functions of the library of an array."""
+    """Return the array-API namespace of the library of an array."""
     return array_namespace(x)
 
 
 def pullback_of(request: Request) -> tuple[Any, Pullback]:
-    """The output and the pullback of a part of a composed operator."""
+    """Compute the output and the pullback of a part of a composed operator."""
     return vjp(request)
 
 
 def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...], full: Any = None) -> Any:
-    """The gradient of an output of a shape, checked and converted to the dtype of the output.
+    """Check a cotangent and convert it to the dtype of the output.
 
     `full`: the shape that it has with its pooled axes.
     """
@@ -97,7 +97,7 @@ def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...], full: Any = None) 
 
 
 class _Call:
-    """One call of an operator, checked.
+    """A validated call of an operator.
 
     Parameters
     ----------
@@ -112,24 +112,24 @@ class _Call:
             request.operator, request.spec, options, shape, request.channels_last, -1, dtype
         )
         if dtype not in FLOATS and getattr(options, "ties", None) == "split":
-            options = indexed(options)  # integers have no gradient that could be split
+            options = indexed(options)  # integers have no gradient to split
         self.options, self.operator, self.layout = options, self.ready.operator, self.ready.layout
         converter, operand = _Converter(self.xp, request.x), self.operator.operand
         values = [operand.convert(converter, v, request.x, self.ready) for v in request.operands]
         self.operand = values[0] if values else None
 
     def forward(self, keep: bool, options: Any = None) -> tuple[Any, tuple[Any, ...]]:
-        """The output and the residual."""
+        """Compute the output and the residual."""
         x, how = self.request.x, self.options if options is None else options
         return engine.forward(self.operator, self.layout, x, self.operand, how, keep)
 
     def shaped(self, y: Any) -> Any:
-        """The result without its pooled axes, unless they are to be kept."""
+        """Remove the pooled axes from the result, unless the request keeps them."""
         return y if self.request.keepdims else self.xp.squeeze(y, axis=self.layout.pooled)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the output."""
+        """Shape of the output."""
         layout = self.layout
         if self.request.keepdims:
             return layout.out_shape
@@ -141,7 +141,7 @@ def _is_on_device(value: Any) -> bool:
 
 
 class _Converter:
-    """Makes arrays on the device of the input of the values of operands; see `operands.Converter`.
+    """Converts extra operands to arrays on the device of the input; see `operands.Converter`.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ class _Converter:
         self._xp, self._where = xp, placed(x)
 
     def _array(self, value: Any, dtype: str) -> Any:
-        """The value on the device of the input."""
+        """Return the value on the device of the input."""
         numbers = np.asarray(value, dtype).tolist()
         return self._xp.asarray(numbers, dtype=getattr(self._xp, dtype), **self._where)
 
@@ -197,7 +197,7 @@ class _Converter:
 
 
 class Pullback:
-    """The gradient of a pooling of an array of any array-API library.
+    """The pullback of a pooling of an array of any array-API library.
 
     Made by `poolgrad.vjp`.
 
@@ -211,7 +211,7 @@ class Pullback:
         self._call, self._residual = call, residual
 
     def __call__(self, gy: Any) -> Any:
-        """The gradient of the input.
+        """Compute the gradient of the input.
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ class Pullback:
         return self._gradients(gy)[0]
 
     def parameters(self, gy: Any) -> dict[str, Any]:
-        """The gradient of the learned parameter, by name; see `poolgrad.Pullback.parameters`."""
+        """Compute the gradients of learned parameters; see `poolgrad.Pullback.parameters`."""
         operator = self._call.operator
         return {operator.operand.name: self._gradients(gy)[1]} if operator.learned else {}
 

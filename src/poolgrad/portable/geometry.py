@@ -1,7 +1,7 @@
-"""The taps of each window and the windows that hold each input; unfold and fold, by gathering.
+"""Computes the taps of windows and the windows of inputs; unfolds and folds arrays by gathering.
 
-All tables are computed by arithmetic on the device of the input. `axes_of` is the only place where
-the fields of a window are read.
+All tables are computed by arithmetic on the device of the input. Only `axes_of` reads the fields of
+a window.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from poolgrad.windows import Axis
 
 
 class Taps(NamedTuple):
-    """The taps of the windows of one axis that are not low padding.
+    """The taps of the windows of one axis, without low padding.
 
     Padding before the input is skipped, so that a window has no more taps here than the input has
     elements for them.
@@ -29,7 +29,7 @@ class Taps(NamedTuple):
     inputs : int array, shape (outputs, taps) or (planes, outputs, taps)
         The input of each tap; 0 where there is none.
     valid : bool array, shape (outputs, taps)
-        Which taps lie in the input.
+        Whether each tap lies in the input.
     numbers : int array, shape (outputs, taps)
         The number of each tap in its window.
     extent : int array, shape (outputs, 1)
@@ -43,7 +43,7 @@ class Taps(NamedTuple):
 
 
 class Holders(NamedTuple):
-    """The windows that hold each input of one axis, in ascending order of outputs.
+    """The windows that contain each input of one axis, in ascending order of outputs.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Holders(NamedTuple):
 
 
 def axes_of(layout: Layout) -> tuple[Axis, ...]:
-    """The windows along each pooled axis."""
+    """Tables of the windows along each pooled axis."""
     return layout.window.axes
 
 
@@ -72,9 +72,9 @@ class Geometry:
     layout : Layout
         The windows, and the shape of the input.
     like : array
-        An array on the device where the tables are to be.
+        An array on the device of the tables.
     samples : array, shape (..., pooled axes), optional
-        What places fractional windows: a row for each plane.
+        The samples that determine the positions of fractional windows, a row for each plane.
     """
 
     def __init__(self, xp: Any, layout: Layout, like: Any, samples: Any = None) -> None:
@@ -93,7 +93,7 @@ class Geometry:
 
     @property
     def windows(self) -> Windows:
-        """The windows without values: (outputs, taps)."""
+        """Return the windows without values: (outputs, taps)."""
         xp, dims = self._xp, len(self._axes)
         outs = tuple(axis.out for axis in self._axes)
         valid, numbers, extent = None, 0, 1
@@ -122,7 +122,7 @@ class Geometry:
         return self._grouped(x)
 
     def fold(self, parts: Any) -> Any:
-        """Add up the parts of each input: (planes, outputs..., taps) to (planes, inputs...)."""
+        """Sum the parts of each input: (planes, outputs..., taps) to (planes, inputs...)."""
         xp, dims = self._xp, len(self._axes)
         counts = [taps.valid.shape[1] for taps in self._taps]
         apart = xp.reshape(parts, (*parts.shape[:-1], *counts))
@@ -141,7 +141,7 @@ class Geometry:
         return xp.sum(xp.where(valid, self._grouped(x), 0), axis=-1, dtype=parts.dtype)
 
     def positions(self, routes: Any) -> Any:
-        """Tap numbers (planes, outputs...) as flat positions in the plane of the input."""
+        """Convert tap indices (planes, outputs...) to flat positions in the plane of the input."""
         xp, rest, step, flat = self._xp, routes, 1, 0
         for a in reversed(range(len(self._axes))):
             axis = self._axes[a]
@@ -159,7 +159,7 @@ class Geometry:
         return flat
 
     def _grouped(self, x: Any) -> Any:
-        """(planes, a, m, b, n, ...) to (planes, a, b, ..., m * n * ...)."""
+        """Reshape (planes, a, m, b, n, ...) to (planes, a, b, ..., m * n * ...)."""
         dims = len(self._axes)
         order = (0, *range(1, 2 * dims, 2), *range(2, 2 * dims + 1, 2))
         moved = self._xp.permute_dims(x, order)
@@ -178,14 +178,14 @@ class Geometry:
 
 
 def _along(xp: Any, table: Any, axis: int, dims: int) -> Any:
-    """A table (..., m, n) of one axis, to be combined with those of the others."""
+    """Reshape a table (..., m, n) of one axis to broadcast with those of the other axes."""
     shape = [1] * (2 * dims)
     shape[axis], shape[dims + axis] = table.shape[-2:]
     return xp.reshape(table, (*table.shape[:-2], *shape))
 
 
 def _gather(xp: Any, x: Any, index: Any, axis: int) -> Any:
-    """The elements with these numbers along an axis; `index` may differ from plane to plane."""
+    """Take elements along an axis; `index` may differ from plane to plane."""
     if index.ndim == 1:
         return xp.take(x, index, axis=axis)
     shape = [1] * x.ndim
@@ -198,7 +198,7 @@ def _gather(xp: Any, x: Any, index: Any, axis: int) -> Any:
 
 
 def _skipped(xp: Any, axis: Axis, outputs: Any) -> Any:
-    """How many first taps of these windows are low padding."""
+    """Return the number of leading taps of each window that are low padding."""
     start = outputs * axis.stride - axis.lo
     return xp.maximum(-(start // axis.dilation), 0)
 
@@ -215,19 +215,19 @@ def _fixed_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
 
 
 def _fixed_holders(xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Output, tap (padding skipped) and validity of the windows that hold each input."""
+    """Return output, tap (without padding) and validity of the windows that contain each input."""
     kernel, stride, dilation = axis.kernel, axis.stride, axis.dilation
-    place = inputs + axis.lo
+    position = inputs + axis.lo
     most = min((kernel - 1) * dilation // stride + 1, axis.out)
-    if kernel < most:  # few taps, far apart: the window of each tap that begins at a whole stride
+    if kernel < most:  # few taps, far apart: one candidate window for each tap
         taps = kernel - 1 - xp.arange(kernel, **where)[None, :]
-        begin = place - taps * dilation
+        begin = position - taps * dilation
         outputs = begin // stride
         valid = (begin >= 0) & (begin % stride == 0) & (outputs < axis.out)
     else:
-        first = xp.maximum(-((dilation * (kernel - 1) - place) // stride), 0)
+        first = xp.maximum(-((dilation * (kernel - 1) - position) // stride), 0)
         outputs = first + xp.arange(most, **where)[None, :]
-        begin = place - outputs * stride
+        begin = position - outputs * stride
         taps = begin // dilation
         valid = (begin >= 0) & (begin % dilation == 0) & (taps < kernel) & (outputs < axis.out)
     return outputs, taps - _skipped(xp, axis, outputs), valid
@@ -255,20 +255,20 @@ def _adaptive_holders(
     return outputs, inputs - begin, valid
 
 
-# Fractional windows, which samples place
+# Fractional windows, whose positions depend on samples
 
 
 def _begins(xp: Any, axes: Sequence[Axis], samples: Any) -> list[Any]:
-    """Where the windows of each plane begin, along each axis: (planes, outputs)."""
+    """Return the begins of the windows of each plane, along each axis: (planes, outputs)."""
     dims = len(axes)
     rows = xp.reshape(samples, (math.prod(samples.shape[:-1]), dims))
-    # PyTorch's order of two samples is width, height; of three depth, height, width.
+    # PyTorch's order of samples is width, height for two axes; depth, height, width for three.
     columns = [rows[:, dims - 1 - a if dims == 2 else a] for a in range(dims)]
     return [_starts(xp, axis, column) for axis, column in zip(axes, columns, strict=True)]
 
 
 def _starts(xp: Any, axis: Axis, samples: Any) -> Any:
-    """Graham, Fractional max-pooling, 2014, as in PyTorch: rounded to the dtype of the samples."""
+    """Compute begins (Graham, Fractional max-pooling, 2014) in the dtype of the samples."""
     where, dtype, last = placed(samples), samples.dtype, axis.size - axis.kernel
 
     def rounded(value: Any) -> Any:
@@ -284,12 +284,12 @@ def _starts(xp: Any, axis: Axis, samples: Any) -> Any:
     shift = whole(rounded(samples * step))[:, None]
     outputs = rounded(xp.arange(axis.out - 1, **where))[None, :]
     at = whole(rounded(rounded(outputs + samples[:, None]) * step))
-    begins = xp.clip(at - shift, 0, last)  # few bits may round beyond the end
+    begins = xp.clip(at - shift, 0, last)  # narrow dtypes may round beyond the end
     return xp.concat([begins, xp.zeros_like(shift) + last], axis=1)
 
 
 def _kept_narrow(xp: Any, x: Any) -> Any:
-    """The array; XLA, which may keep more bits than a dtype has, is told to round."""
+    """Round to the dtype; XLA might otherwise keep more bits than the dtype has."""
     if not is_jax_array(x):
         return x
     from jax import lax

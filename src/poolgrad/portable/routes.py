@@ -1,6 +1,6 @@
-"""Routes: what a selecting operator keeps, in the form in which the kernels keep it.
+"""Packs and unpacks routes in the format of the kernels.
 
-The pooled axes of all arrays are their last, behind one axis of planes.
+All arrays have one axis of planes, followed by the pooled axes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def kept(
     choice: Choice,
     options: tuple[Any, ...],
 ) -> Any:
-    """The residual of a forward pass; a bit for each tap has one axis more."""
+    """Pack the residual of a forward pass; bits for each tap have one more axis."""
     (buffer,) = operator.residual(layout, *options)
     winners, numbers = choice.winners, windows.numbers
     if len(buffer.shape) > len(layout.out_shape):
@@ -40,10 +40,10 @@ def kept(
 def unpacked(
     xp: Any, operator: Operator, layout: Layout, residual: Any, options: tuple[Any, ...]
 ) -> Any:
-    """The residual as integers that every library computes with; routes whole."""
+    """Unpack the residual to integers that every library supports."""
     numbers = xp.astype(residual, xp.arange(1).dtype)
     bits = operator.route_bits(layout.window, *options)
-    if residual.ndim > 1 + len(layout.pooled) or not bits:  # bits of taps are never packed
+    if residual.ndim > 1 + len(layout.pooled) or not bits:  # bits of taps are not packed further
         return numbers
     each = 8 // bits
     steps = 2 ** (bits * xp.arange(each, **placed(residual)))
@@ -54,7 +54,7 @@ def unpacked(
 
 
 def _packed(xp: Any, routes: Any, bits: int) -> Any:
-    """Routes along the last axis, `bits` bits each."""
+    """Pack routes along the last axis, with `bits` bits each."""
     each = 8 // bits
     missing = -routes.shape[-1] % each
     none = xp.zeros((*routes.shape[:-1], missing), dtype=routes.dtype, **placed(routes))
@@ -64,7 +64,7 @@ def _packed(xp: Any, routes: Any, bits: int) -> Any:
 
 
 def is_nowhere(xp: Any, layout: Layout, kept: Any) -> Any:
-    """Which outputs have no winner, by what `unpacked` returns."""
+    """Return which outputs have no winner, from the result of `unpacked`."""
     if kept.ndim > 1 + len(layout.pooled):  # bits of taps
         return xp.max(kept, axis=-1) == 0
     return kept == _NOWHERE[layout.route_dtype]

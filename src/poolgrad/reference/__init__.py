@@ -1,9 +1,9 @@
-"""Every operator and its gradient as a textbook writes it: plain NumPy, slow, short.
+"""Reference implementation of every operator and its gradient: plain NumPy, slow and short.
 
-This is what the kernels are tested against, and a place to read what they compute. An operator here
-is a function of one window (`poolgrad.reference.operators`): its value, and how the value changes
-with each input of the window and with the learned parameter. Every function of poolgrad that pools
-has its slow twin here, under the same name.
+The kernels are tested against this implementation. An operator is a function of one window
+(`poolgrad.reference.operators`): it returns the value, and the derivatives of the value with
+respect to each input of the window and to the learned parameter. Every pooling function of poolgrad
+has a function of the same name here.
 
     >>> import numpy as np
     >>> from poolgrad import reference

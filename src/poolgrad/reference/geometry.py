@@ -1,7 +1,7 @@
-"""Where windows lie, counted by plain loops from the definitions in docs/semantics.md.
+"""Computes the positions of windows by plain loops, from the definitions in docs/semantics.md.
 
-Shared with nothing: `poolgrad.windows`, which the kernels and `poolgrad.portable` use, is tested
-against this file, so that an error there cannot hide in the textbook.
+This code is independent of `poolgrad.windows`, which the kernels and `poolgrad.portable` use and
+which is tested against it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 
 def line(spec: WindowSpec, axis: int, size: int) -> Line:
-    """The windows along one axis, of this size, unless samples place them."""
+    """Return the windows along one axis of this size, unless they depend on samples."""
     if spec.kind is not WindowKind.FIXED:
         return _bins(size, spec.output_size[axis] or size)
     kernel, stride, dilation = spec.kernel_size[axis], spec.stride[axis], spec.dilation[axis]
@@ -56,7 +56,7 @@ def line(spec: WindowSpec, axis: int, size: int) -> Line:
 def _counts(
     start: int, stride: int, reach: int, low: int, size: int, high: int, ceil_mode: bool
 ) -> bool:
-    """Whether a window that starts at this place of the padded input gives an output."""
+    """Whether a window that starts at this position of the padded input gives an output."""
     if not ceil_mode:
         return start + reach <= low + size + high
     # The first window that reaches the end is the last, and it starts in the input or before it.

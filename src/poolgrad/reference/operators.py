@@ -1,6 +1,6 @@
 """The formulas: each operator as a function of one window.
 
-All arithmetic is in float64; integers, of which an operator only chooses one, stay integers.
+All arithmetic is in float64, except that selecting operators keep integers as integers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Array = NDArray[Any]
 
 @dataclass
 class Inside:
-    """What an operator sees of one window.
+    """The contents of one window.
 
     Attributes
     ----------
     values : array, shape (n,)
-        The real inputs, row by row.
+        The valid inputs, in row-major order.
     extent : int
-        Places of the window that lie inside the padded input.
+        Number of taps of the window inside the padded input.
     theta : float
         The learned parameter, if the operator has one.
     u : float
@@ -41,20 +41,20 @@ class Inside:
 
 
 class Pooled(NamedTuple):
-    """What an operator makes of one window.
+    """The result of an operator for one window.
 
     Attributes
     ----------
     y : number
         The value.
     dx : array, shape (n,)
-        The derivative of `y` by each input.
+        The derivative of `y` with respect to each input.
     dtheta : float
-        The derivative of `y` by the learned parameter.
+        The derivative of `y` with respect to the learned parameter.
     winner : int
-        Which input was selected (of several, the first); -1 for none.
+        Index of the selected input (the first of several); -1 for none.
     dbeside : array, shape (n,)
-        The derivative of `y` by each element of the extra operand.
+        The derivative of `y` with respect to each element of the extra operand.
     """
 
     y: Any
@@ -100,7 +100,7 @@ def stochastic(window: Inside) -> Pooled:
 
 
 def avg(window: Inside, count_include_pad: bool, divisor: int) -> Pooled:
-    """The sum of the values over their number, or over that of the window's places."""
+    """The sum of the values divided by their number, or by the number of taps."""
     x = window.values
     n = divisor or (window.extent if count_include_pad else len(x))
     return Pooled(x.sum(dtype=np.float64) / n, np.full(len(x), 1 / n))
@@ -194,7 +194,7 @@ OPERATORS: dict[str, Callable[..., Pooled]] = {
     "mixed": mixed,
     "range": range,
     "lip": lip,
-    "fractional_max": max,  # it only has its windows elsewhere
+    "fractional_max": max,  # only its windows differ
 }
 
 

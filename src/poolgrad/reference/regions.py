@@ -1,7 +1,7 @@
-"""Pooling of regions of interest as a textbook writes it: a loop over boxes, channels and bins.
+"""Reference implementation of region-of-interest pooling: loops over boxes, channels and bins.
 
-The geometry is computed as in `poolgrad.regions`, in float32 unless the input is float64, since it
-decides which pixels a bin holds. Values are added in float64.
+As in `poolgrad.regions`, coordinates are computed in float32 unless the input is float64, because
+their rounding determines which pixels a bin contains. Values are added in float64.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The front end for PyTorch: the functions of `poolgrad` take tensors; here are the modules.
+"""The front end for PyTorch: modules, `convert` and `accelerate`.
 
-An unmodified network pools with our kernels after `convert`, or inside `accelerate`.
+The functions of `poolgrad` take tensors. An unmodified network pools with poolgrad's kernels after
+`convert`, or inside `accelerate`.
 
-A module takes what its function takes. An argument that has a gradient may be an `nn.Parameter`,
-which is then learned with the rest of a network: generalised-mean pooling (GeM) is
+A module takes the arguments of its function. An argument that has a gradient may be an
+`nn.Parameter`, which is then learned with the rest of the network. Generalised-mean pooling (GeM):
 
     >>> import torch
     >>> from poolgrad.torch import GlobalLPPool2d
@@ -15,7 +16,7 @@ which is then learned with the rest of a network: generalised-mean pooling (GeM)
 """
 
 try:
-    import torch as _torch  # noqa: F401 - to say what is missing
+    import torch as _torch  # noqa: F401 - to report what is missing
 except ImportError as error:
     raise ModuleNotFoundError(
         'poolgrad.torch needs torch: pip install "poolgrad[torch]"', name="torch"

@@ -1,8 +1,8 @@
-"""PyTorch's own poolings on our kernels, wherever they are called from.
+"""Computes PyTorch's own poolings with poolgrad's kernels, wherever they are called from.
 
-PyTorch's dispatcher is told of other kernels for its operators, so functional calls, and functions
-of PyTorch that pool inside, change as well as modules. What we do not do, or do not do better, goes
-to the kernel that was there before.
+Kernels are registered in PyTorch's dispatcher, so that modules, functional calls and functions of
+PyTorch that pool inside all use them. Calls that poolgrad does not support, or does not compute
+faster, go to PyTorch's kernels.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class _Operator(NamedTuple):
     Attributes
     ----------
     name : str
-        What it is called in ``torch.ops.aten``.
+        Name in ``torch.ops.aten``.
     function : str
-        Our public function.
+        Name of poolgrad's function.
     names : tuple of str
-        Its arguments after the input, as our function calls them.
+        The arguments after the input, by the names of poolgrad's function.
     indices : bool
-        Whether it gives indices, too.
+        Whether the operator also returns indices.
     """
 
     name: str
@@ -53,7 +53,7 @@ _MAX = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 _AVG = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 _FRACTIONAL = ("kernel_size", "output_size", "_random_samples")
 
-# Those from which all others are composed, by the number of pooled axes.
+# The operators from which all others are composed, by the number of pooled axes.
 _OPERATORS = [
     _Operator("max_pool1d", "max_pool1d", _MAX),
     _Operator("avg_pool1d", "avg_pool1d", _AVG[:-1]),
@@ -74,14 +74,14 @@ for _d in ("2d", "3d"):
 
 
 def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
-    """A kernel that pools as ours do where PyTorch's would do the same, and else is PyTorch's.
+    """Return a kernel that uses poolgrad's where both compute the same, and PyTorch's otherwise.
 
     `before`: the kernel that it stands for.
     """
     function, names = FUNCTIONS[operator.function], operator.names
     dims = int(operator.function[-2])
     fixed = {"return_indices": True} if operator.indices else {}
-    # Of bins and of fractional windows PyTorch takes no list of one number for all axes.
+    # For bins and fractional windows PyTorch accepts no list of one number for all axes.
     sizes = [n for n in names if n.endswith("_size")] if "output_size" in names else []
 
     def kernel(keys: Any, x: Tensor, *args: Any, **more: Any) -> Any:
@@ -98,14 +98,14 @@ def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
                         _require_unchanged(*made)
                     return made
                 except (TypeError, ValueError):
-                    pass  # PyTorch says in its own words what is wrong
+                    pass  # PyTorch raises its own error
         return before.call_boxed(keys, x, *args, **more)
 
     return kernel
 
 
 def _require_unchanged(y: Tensor, indices: Tensor) -> None:
-    """Let the backward pass of `y` raise if `indices` were changed in place, as PyTorch's does.
+    """Make the backward pass of `y` raise if `indices` were changed in place, as in PyTorch.
 
     Ours does not read them, so a reference that keeps them alive would cost memory for nothing.
     """
@@ -126,14 +126,14 @@ def _require_unchanged(y: Tensor, indices: Tensor) -> None:
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """Without the empty list that stands for the kernel's size as stride."""
+    """Remove an empty stride, which stands for the kernel size."""
     if given.get("stride") == []:
         return {name: value for name, value in given.items() if name != "stride"}
     return given
 
 
 class _Switch:
-    """How many ask for our kernels; while any does, PyTorch's dispatcher has them."""
+    """Counts the users of the kernels, which are registered while there is at least one."""
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
@@ -143,7 +143,7 @@ class _Switch:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                self._library = _told()
+                self._library = _registered()
 
     def off(self) -> None:
         with self._lock:
@@ -153,13 +153,13 @@ class _Switch:
                 self._library = None
 
 
-def _told() -> torch.library.Library:
-    """PyTorch's dispatcher, told of our kernels for as long as this library lives."""
+def _registered() -> torch.library.Library:
+    """Register the kernels in PyTorch's dispatcher for as long as the returned library lives."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*verrid", UserWarning)  # that is what this is for
+        warnings.filterwarnings("ignore", ".*verrid", UserWarning)  # overriding is the purpose
         for operator in _OPERATORS:
-            # Both at first: with a kernel for one, the dispatcher takes another for the other.
+            # Both before registering: a kernel for one key changes the lookup of the other.
             before = [torch.library.get_kernel(f"aten::{operator.name}", key) for key in _KEYS]
             for key, kernel in zip(_KEYS, before, strict=True):
                 ours = _kernel(operator, kernel)
@@ -171,22 +171,22 @@ _switch = _Switch()
 
 
 class accelerate:
-    """Make every pooling of PyTorch on the CPU ours: functions, modules, and what they are in.
+    """Compute every pooling of PyTorch on the CPU with poolgrad: functions, modules, callers.
 
-    Called, it holds until `stop`; as a context manager until the end of the block; as a decorator
-    while the function runs. It may be nested. It holds for all threads of the process: turn it on
+    It is active until `stop`; as a context manager, until the end of the block; as a decorator,
+    while the function runs. It may be nested. It applies to all threads of the process: start it
     before other threads pool.
 
-    The operators are those that PyTorch's functions and modules end in: ``max_pool``, ``avg_pool``,
-    ``adaptive_max_pool``, ``adaptive_avg_pool`` and ``fractional_max_pool`` in one to three
-    dimensions, and so ``lp_pool`` and ``local_response_norm``. Results, indices and gradients are
-    PyTorch's, and what it refuses is refused in its words. What our kernels do not pool (integers,
-    other devices, tensor subclasses, what `torch.func` transforms or `torch.compile` traces) goes
-    to the kernel that was there before.
+    It replaces the kernels of the operators that PyTorch's functions and modules call:
+    ``max_pool``, ``avg_pool``, ``adaptive_max_pool``, ``adaptive_avg_pool`` and
+    ``fractional_max_pool`` in one to three dimensions, and therefore also ``lp_pool`` and
+    ``local_response_norm``. Results, indices, gradients and errors are those of PyTorch. PyTorch's
+    kernels compute what poolgrad's do not support: integers, other devices, tensor subclasses,
+    transformations of `torch.func`, and programs that `torch.compile` traces.
 
     See Also
     --------
-    convert : The same for modules, which may then be saved so.
+    convert : Replaces the modules of a network, which can then be saved.
 
     Examples
     --------
@@ -217,7 +217,7 @@ class accelerate:
             _switch.on()
 
     def stop(self) -> None:
-        """Give PyTorch its own kernels back, unless others still want ours; twice does no harm."""
+        """Restore PyTorch's kernels, unless another `accelerate` is active; may be called twice."""
         if self._holds:
             self._holds = False
             _switch.off()
@@ -230,18 +230,18 @@ class accelerate:
         self.stop()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, with our kernels while it runs; this object holds no longer.
+        """Return a function that runs with poolgrad's kernels; this object itself is stopped.
 
         Raises
         ------
         TypeError
-            If it is no function, or one that is left and entered again.
+            If it is not a function, or a generator or coroutine function.
         """
         self.stop()
         if not callable(function) or any(is_such(function) for is_such in _ENTERED_AGAIN):
             raise TypeError(
-                "accelerate() decorates functions, and has no end in generators and coroutines: "
-                f"use it as a context manager there, got {function!r}"
+                "accelerate() cannot decorate generators and coroutines: use it as a context "
+                f"manager inside them, got {function!r}"
             )
 
         @wraps(function)

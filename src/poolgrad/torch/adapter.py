@@ -1,4 +1,4 @@
-"""The generic adapter: every operator of the table as differentiable PyTorch operators.
+"""Defines every operator of the table as differentiable PyTorch operators.
 
 For an operator ``name`` there are, in ``torch.ops.poolgrad``,
 
@@ -9,13 +9,13 @@ For an operator ``name`` there are, in ``torch.ops.poolgrad``,
 * ``name_push(t, [operand], *residual, window, channels_last, inner, *options) -> ty``, unless it
   is nonlinear.
 
-Schemas can carry integers only: `window` is a flattened `WindowSpec`. `_rebuild` turns the
+Schemas support integers only: `window` is a flattened `WindowSpec`. `_rebuild` turns the
 arguments of such a call into a `Static`, `_flat` a `Static` into arguments; everything else passes
 the `Static`.
 
-A pooling whose residual is given is linear unless it is nonlinear in the input, so the last two are
-each other's derivative, and gradients of any order follow. Those of nonlinear operators come from
-`composed`.
+For a fixed residual, the derivative of a pooling is linear, so `_pull` and `_push` are each other's
+derivative, and gradients of any order follow. The higher derivatives of nonlinear operators come
+from `composed`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.torch import composed
 from poolgrad.torch.arrays import (
     DTYPES,
+    allocate,
     as_operand,
     check_memory,
     compact,
@@ -44,7 +45,6 @@ from poolgrad.torch.arrays import (
     name_of,
     prepared,
     readable,
-    room,
     spec_of,
     stored,
     with_kernels_for,
@@ -62,11 +62,11 @@ from poolgrad.windows import fixed, flatten
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
 
 Tensors = tuple[Tensor, ...]
-_Make = Callable[[Buffer, Tensor], Tensor]  # `room` for the kernels, `empty` for fake tensors
+_Make = Callable[[Buffer, Tensor], Tensor]  # `allocate` for the kernels, `empty` for fake tensors
 
 
 class Static:
-    """What a call needs besides tensors.
+    """The arguments of a call that are not tensors.
 
     Attributes
     ----------
@@ -127,12 +127,12 @@ class Adapter:
     # The arguments of a schema
 
     def _of_schema(self, suffix: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that takes the arguments of a schema, and calls `run`."""
+        """Return a function that takes the arguments of a schema and calls `run`."""
         tensors = self._tensors[suffix]
         return lambda *args: run(self._rebuild(suffix, *args), *args[:tensors])
 
     def _flat(self, suffix: str, static: Static) -> tuple[Any, ...]:
-        """The arguments after the tensors."""
+        """Return the arguments after the tensors."""
         ready = static.ready
         spec, last = flatten(ready.spec), ready.channels_last
         if suffix == "_pull":
@@ -142,11 +142,11 @@ class Adapter:
         return self.arguments(ready.spec, ready.options, last, static.tracked)
 
     def arguments(self, spec: Any, options: Any, last: bool, tracked: bool) -> tuple[Any, ...]:
-        """The arguments of the forward operator after its tensors."""
+        """Return the arguments of the forward operator after its tensors."""
         return (flatten(spec), last, *options, *(tracked,) * self.operator.learned)
 
     def _rebuild(self, suffix: str, *args: Any) -> Static:
-        """The call that the arguments of a schema describe, checked."""
+        """Prepare the call that the arguments of a schema describe."""
         first, (window, *rest) = args[0], args[self._tensors[suffix] :]
         spec, shape, tracked = spec_of(window), tuple(first.shape), True
         if suffix == "":
@@ -165,22 +165,22 @@ class Adapter:
         return Static(ready, tracked)
 
     def _held(self, held: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-        """Input, operand and residual, which follow the first tensor of a pull or push."""
+        """Split the tensors after the first of a pull or push: input, operand and residual."""
         first = int(self.operator.curved)
         second = first + self.given
         return held[:first], held[first:second], held[second:]
 
-    # What runs: kernels on the CPU and, by Triton, on GPUs; `poolgrad.portable` on other devices
+    # Implementations: kernels on CPUs and, with Triton, on GPUs; otherwise `poolgrad.portable`
 
     def forward(self, static: Static, x: Tensor, *given: Tensor) -> Any:
-        """The output and the residual."""
+        """Compute the output and the residual."""
         if not has_kernels(x):
             return self._portable_forward(static, x, self._operand(given, x))
         ready = with_kernels_for(static.ready, x)
         self._check_memory("x", x, given)
         operand = as_operand(ready, compact(given))
-        x, y = readable(x), room(ready.output, x)
-        residual = self._residual(static, x, room)
+        x, y = readable(x), allocate(ready.output, x)
+        residual = self._residual(static, x, allocate)
         kept: list[Any] = list(residual)
         if not static.tracked:
             kept[-1] = None
@@ -188,7 +188,7 @@ class Adapter:
         return (y, *residual) if residual else y
 
     def _operand(self, given: Tensors, like: Tensor) -> Tensor | None:
-        """The tensor beside the input, on the device of the others: a seed may lie on the CPU."""
+        """Return the extra operand on the device of the input; a seed may be on the CPU."""
         return given[0].to(like.device) if self.given else None
 
     def _portable_forward(self, static: Static, x: Tensor, operand: Tensor | None) -> Any:
@@ -197,7 +197,7 @@ class Adapter:
             self.operator, ready.layout, x, operand, ready.options, self.kept > 0
         )
         buffers = ready.residual
-        if not static.tracked:  # what needs no gradient has no slope
+        if not static.tracked:  # no slope without a gradient
             kept = (*kept[:-1], kept[-1].new_empty(0))
             buffers = (*buffers[:-1], buffers[-1]._replace(shape=(0,), order=(0,)))
         y, residual = stored(ready.output, y), tuple(map(stored, buffers, kept))
@@ -216,7 +216,7 @@ class Adapter:
     def _check_memory(
         self, name: str, first: Tensor, given: Tensors, x: Tensors = (), residual: Tensors = ()
     ) -> None:
-        """Check the memory of the tensors of a call, the `first` of which is called `name`."""
+        """Check the memory of the tensors of a call; `name` is the name of `first`."""
         check_memory(name, first)
         for tensor in x:
             check_memory("x", tensor)
@@ -229,11 +229,13 @@ class Adapter:
         buffers = static.ready.residual
         if static.tracked:
             return tuple(make(b, x) for b in buffers)
-        slope = make(Buffer((0,), (0,), buffers[-1].dtype), x)  # no gradient needs no derivative
+        slope = make(
+            Buffer((0,), (0,), buffers[-1].dtype), x
+        )  # without a gradient the derivative is empty
         return (*(make(b, x) for b in buffers[:-1]), slope)
 
     def pull(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
-        """The gradient of the input, and of a learned parameter."""
+        """Compute the gradient of the input, and of a learned parameter."""
         ready, layout = static.ready, static.ready.layout
         x, given, residual = self._held(held)
         if not has_kernels(gy):
@@ -253,10 +255,10 @@ class Adapter:
                 f"got {x[0].dtype} of shape {tuple(x[0].shape)}"
             )
         tracked = not self.operator.learned or residual[-1].shape != (0,)
-        known = self.kept if tracked else self.kept - 1  # the rest is a slope that was not wanted
+        known = self.kept if tracked else self.kept - 1  # the rest is an unused slope
         residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
         operand, x = as_operand(ready, given), tuple(map(readable, x))
-        gy, gx = readable(gy), room(ready.input, gy)
+        gy, gx = readable(gy), allocate(ready.input, gy)
         threads = torch.get_num_threads()
         ready.pull(gy, x[0] if x else None, operand, residual, gx, threads)
         if not self.operator.learned:
@@ -269,7 +271,7 @@ class Adapter:
         return gx, total.to(given[0].dtype).reshape(given[0].shape)
 
     def push(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
-        """The tangent of the output."""
+        """Compute the tangent of the output."""
         ready = static.ready
         _, given, residual = self._held(held)
         if not has_kernels(t):
@@ -280,24 +282,24 @@ class Adapter:
         self._check_memory("t", t, given, (), residual)
         residual = laid_out(residual, ready.residual)
         operand = as_operand(ready, compact(given))
-        t, y = readable(t), room(ready.output, t)
+        t, y = readable(t), allocate(ready.output, t)
         ready.push(t, operand, residual, y, torch.get_num_threads())
         return y
 
     # Shapes without data; sizes may be symbolic
 
     def fake_forward(self, static: Static, x: Tensor, *given: Tensor) -> Any:
-        """An output and a residual of the right shapes."""
+        """Return an output and a residual of the right shapes."""
         y, residual = empty(static.ready.output, x), self._residual(static, x, empty)
         return (y, *residual) if residual else y
 
     def fake_pull(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
-        """Gradients of the right shapes."""
+        """Return gradients of the right shapes."""
         gx = empty(static.ready.input, gy)
         return (gx, torch.empty_like(self._held(held)[1][0])) if self.operator.learned else gx
 
     def fake_push(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
-        """A tangent of the right shape."""
+        """Return a tangent of the right shape."""
         return empty(static.ready.output, t)
 
     # Derivatives
@@ -360,9 +362,9 @@ class Adapter:
         self.push_of = self._defined("_push", self.push, keep_held, pulled, pushed_on)
 
     def _differentiate_curved(self, keep_forward: Any, pulled: Any) -> None:
-        """The derivatives of forward that the kernels do not compute, and those of pull."""
+        """Define the derivatives of forward that the kernels do not compute, and those of pull."""
         operator = self.operator
-        variables = 1 + operator.learned  # what forward is differentiated by
+        variables = 1 + operator.learned  # number of differentiable arguments
 
         def pool_of(ctx: Any) -> Any:
             ready: Prepared = ctx.static.ready
@@ -396,7 +398,7 @@ class Adapter:
 
 
 def _example() -> Layout:
-    """Some layout: how many buffers a residual has does not depend on it."""
+    """Return an arbitrary layout, because the number of residual buffers does not depend on it."""
     return lay_out(fixed(1, 1), (1, 1), False, -1, "float32", "float32")
 
 

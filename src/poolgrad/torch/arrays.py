@@ -1,4 +1,4 @@
-"""Tensors as the kernels take them."""
+"""Converts tensors to the form of the kernels, and tests how a tensor can be pooled."""
 
 from __future__ import annotations
 
@@ -25,37 +25,40 @@ DTYPES = {name: getattr(torch, name) for name in _KNOWN}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-# PyTorch's threads wait for its next call awake: ours would have to share the processors with them.
+# PyTorch's threads spin between its calls and would compete with a second thread pool.
 share_threads(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """The name of a dtype, as everything but PyTorch calls it."""
+    """Return the NumPy name of a dtype."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _misplacement(tensor: Tensor) -> int:
-    """The bytes from the last address that is aligned to the tensor's items to its first item."""
+    """Return the offset of the first element from an address that is aligned to its size."""
     return tensor.data_ptr() % tensor.itemsize
 
 
-def kind(told: bool) -> Kind:
-    """The attributes of tensors that are read; `told`: DLPack's functions give their memory."""
-    asked = (
+def kind(exchange: bool) -> Kind:
+    """Return the attributes of tensors that form a cache key.
+
+    If `exchange`, the memory of tensors is read by DLPack's exchange functions.
+    """
+    attributes = (
         ("is_cpu", True),
         ("layout", torch.strided),
         ("is_quantized", False),
         ("is_nested", False),
         (Tensor._is_zerotensor, False),
-        (_misplacement, 0),  # RuntimeError for fake tensors: they have no memory
+        (_misplacement, 0),  # a RuntimeError for fake tensors, which have no memory
     )
     return Kind(
         Tensor,
-        parts=("requires_grad", *(() if told else ("shape", Tensor.stride, "dtype"))),
+        parts=("requires_grad", *(() if exchange else ("shape", Tensor.stride, "dtype"))),
         plain=(
             (Tensor.is_neg, False),
             (torch._is_functional_tensor, False),
-            *(() if told else asked),
+            *(() if exchange else attributes),
         ),
         modes=(torch.is_grad_enabled,),
         quiet=(
@@ -65,35 +68,34 @@ def kind(told: bool) -> Kind:
             (torch._C._get_tracing_state, None),
             (partial(getattr, forward_ad, "_current_level"), -1),
         ),
-        told="by exchange" if told else None,
+        told="by exchange" if exchange else None,
     )
 
 
-# Tensors that hold their own numbers while nothing is transformed, traced or watched: what the
-# dispatcher would do to them is known.
+# Plain tensors while nothing is transformed, traced or observed: the dispatcher can be skipped.
 KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether there are kernels for the device of a tensor; else `poolgrad.portable` serves it."""
+    """Whether the device of a tensor has kernels; otherwise `poolgrad.portable` is used."""
     return x.is_cpu or (x.is_cuda and triton.is_available())
 
 
 def with_kernels_for(ready: Prepared, x: Tensor) -> Prepared:
-    """The call with kernels for the device of a tensor."""
+    """Return the call with kernels for the device of a tensor."""
     return ready if x.is_cpu else triton.on_device(ready)
 
 
 def is_plain(x: Any) -> bool:
-    """Whether it is a tensor of the kind that goes straight to the kernels."""
+    """Whether a tensor can be passed to the kernels directly."""
     return bool(KIND.hold((x,), (None,)))
 
 
 def pools(x: Any) -> bool:
-    """Whether our operators are for this, where PyTorch's would do the same.
+    """Whether to use poolgrad's operators where PyTorch's compute the same.
 
-    They are not for other devices, for subclasses that know PyTorch's operators only, or for what
-    has no memory of its own; nor for programs that are exported, which run where we are not.
+    They are not used for other devices, for tensor subclasses, for tensors without memory, or in
+    exported programs, which must run without poolgrad.
     """
     if torch.compiler.is_compiling():
         return not (
@@ -122,20 +124,20 @@ def _is_functionalized() -> bool:
 
 
 def is_transformed_graph() -> bool:
-    """Whether a transformation is being compiled for which our operators have no rule."""
+    """Whether a transformation is being compiled for which poolgrad's operators have no rule."""
     return torch.compiler.is_compiling() and (
         torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     )
 
 
 def is_nested_forward() -> bool:
-    """Whether there is a forward mode inside a forward mode, of which ours knows only the inner."""
+    """Whether forward mode is nested; poolgrad's operators support one level only."""
     levels = torch._C._functorch.get_interpreter_stack() or ()
     return sum(level.key() == _Transform.Jvp for level in levels) > 1
 
 
 def pads_little(padding: Any, kernel_size: Any, dilation: Any) -> bool:
-    """Whether PyTorch takes such padding: at most half a window along each axis."""
+    """Whether PyTorch accepts this padding: at most half a window along each axis."""
     n = max(map(len, (padding, kernel_size, dilation)))
     pads, kernels, gaps = (
         values if len(values) == n else [values[0]] * n
@@ -145,7 +147,7 @@ def pads_little(padding: Any, kernel_size: Any, dilation: Any) -> bool:
 
 
 def applied(function: type[torch.autograd.Function]) -> Any:
-    """Its `apply`, where all tensors are of a kind: so nothing is transformed, which that asks."""
+    """Return `apply` without its check for transformations, for plain tensors."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
@@ -153,7 +155,7 @@ _unflatten = lru_cache(maxsize=4096)(unflatten)
 
 
 def spec_of(window: list[int]) -> WindowSpec:
-    """The windows that a custom operator receives as integers; see `windows.unflatten`."""
+    """Rebuild the windows that a custom operator receives as integers; see `windows.unflatten`."""
     try:
         return _unflatten(tuple(window))
     except TypeError:  # symbolic sizes are not hashable
@@ -161,7 +163,7 @@ def spec_of(window: list[int]) -> WindowSpec:
 
 
 def shape_of(x: Tensor) -> tuple[int, ...]:
-    """The shape in plain integers, also where TorchScript traces, which makes tensors of sizes."""
+    """Return the shape as plain integers, also while TorchScript traces, which records tensors."""
     tracing = None if torch.compiler.is_compiling() else torch._C._get_tracing_state()
     if tracing is None:
         return tuple(x.shape)
@@ -173,11 +175,11 @@ def shape_of(x: Tensor) -> tuple[int, ...]:
 
 
 def inner_of(x: Tensor, spec: WindowSpec, channels_last: bool) -> int:
-    """What `core.inner_axis` says of a tensor."""
+    """Return `core.inner_axis` of a tensor."""
     where = (tuple(x.shape), x.stride(), spec, channels_last)
     try:
         return inner_axis(*where)
-    except TypeError:  # symbolic sizes cannot be remembered
+    except TypeError:  # symbolic sizes are not hashable
         return inner_axis.__wrapped__(*where)
 
 
@@ -190,13 +192,13 @@ def prepared(
     inner: int,
     dtype: str,
 ) -> Prepared:
-    """See `operators.prepare`; a compiler cannot trace a cache."""
+    """Prepare a call (see `operators.prepare`), without a cache while a compiler traces."""
     function = prepare_uncached if torch.compiler.is_compiling() else prepare
     return function(name, spec, options, shape, channels_last, inner, dtype)
 
 
 def is_in_graph() -> bool:
-    """Whether a compiler or TorchScript records what is called.
+    """Whether a compiler or TorchScript records calls.
 
     A TorchScript graph stores operators; it would store an `autograd.Function` as a Python object,
     which cannot be saved.
@@ -205,7 +207,7 @@ def is_in_graph() -> bool:
 
 
 def empty(buffer: Buffer, like: Tensor) -> Tensor:
-    """The tensor that a buffer describes, not initialised."""
+    """Allocate the tensor that a buffer describes, without initialising it."""
     dtype = DTYPES[buffer.dtype]
     if buffer.order == tuple(range(len(buffer.shape))):
         return torch.empty(buffer.shape, dtype=dtype, device=like.device)
@@ -213,20 +215,20 @@ def empty(buffer: Buffer, like: Tensor) -> Tensor:
 
 
 def stored(buffer: Buffer, tensor: Tensor) -> Tensor:
-    """The tensor in the memory format of a buffer."""
+    """Return the tensor in the memory format of a buffer."""
     back = [buffer.order.index(a) for a in range(len(buffer.order))]
     return tensor.permute(buffer.order).contiguous().permute(back)
 
 
 def small(buffer: Buffer) -> bool:
-    """Whether this is too small for memory that is used again."""
+    """Whether a buffer is too small for cached memory."""
     size: int = math.prod(buffer.shape) * DTYPES[buffer.dtype].itemsize
     return size < LARGE
 
 
-def room(buffer: Buffer, like: Tensor) -> Tensor:
-    """The same in memory that is used again, for what the kernels write."""
-    if small(buffer) or not like.is_cpu:  # PyTorch's allocators of other devices do that
+def allocate(buffer: Buffer, like: Tensor) -> Tensor:
+    """Allocate a tensor that the kernels write, in cached memory if it is large."""
+    if small(buffer) or not like.is_cpu:  # PyTorch caches memory on other devices
         return empty(buffer, like)
     dtype = DTYPES[buffer.dtype]
     memory = torch.frombuffer(Memory(math.prod(buffer.shape) * dtype.itemsize), dtype=dtype)
@@ -235,7 +237,7 @@ def room(buffer: Buffer, like: Tensor) -> Tensor:
 
 
 def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[Tensor, ...]:
-    """A residual as forward made it: it may have been saved and come back lying otherwise."""
+    """Restore the layout of a residual, which may have changed while it was saved."""
     result = []
     for tensor, buffer in zip(given, expected, strict=True):
         if tensor.shape != buffer.shape or tensor.dtype != DTYPES[buffer.dtype]:
@@ -249,18 +251,18 @@ def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[T
 
 
 def readable(tensor: Tensor) -> Tensor:
-    """The tensor as the kernels can read it: negative views are negated, misaligned ones copied."""
+    """Return a tensor that the kernels can read; negative and misaligned views are copied."""
     tensor = tensor.resolve_neg()
     return tensor.clone() if tensor.is_cpu and _misplacement(tensor) else tensor
 
 
 def check_memory(name: str, tensor: Tensor) -> None:
-    """Raise unless the storage of a tensor, called `name`, holds all of its elements.
+    """Raise an error unless the storage of the tensor `name` holds all of its elements.
 
     PyTorch lets anyone free or shrink a storage (`UntypedStorage.resize_`) under its tensors, and
     raises RuntimeError where they are read, too.
     """
-    if type(tensor) not in (Tensor, torch.nn.Parameter):  # a compiler's, which has no memory
+    if type(tensor) not in (Tensor, torch.nn.Parameter):  # a compiler's tensor, which has no memory
         return
     least = tensor.numel() if tensor.is_contiguous() else span(tensor)
     held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
@@ -272,19 +274,19 @@ def check_memory(name: str, tensor: Tensor) -> None:
 
 
 def span(tensor: Tensor) -> int:
-    """The elements from the first to the last of a tensor in memory."""
+    """Return the distance from the first to the last element in memory, both included."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def compact(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Tensors that lie in one piece, aligned to their items."""
+    """Return contiguous tensors that are aligned to their elements."""
     return tuple(readable(t.contiguous()) for t in given)
 
 
 def as_operand(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
-    """The extra operand as an operator's methods take it; it must be contiguous.
+    """Return the extra operand in the form that an operator's methods take; it must be contiguous.
 
     Raises
     ------
@@ -303,12 +305,14 @@ def as_operand(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
             f"{operand.name} must be {dtype} of {' or '.join(map(str, shapes))} elements, "
             f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
-    if operand.has_gradient and tensor.is_cpu:  # the host would wait for another device
+    if (
+        operand.has_gradient and tensor.is_cpu
+    ):  # on another device, reading it would wait for the device
         operator.check_operand(tensor.reshape(-1).tolist())
     number = int if tensor.is_cpu else _unread
     return operand.kernel_form(tensor.reshape(-1) if is_flat else tensor, tensor.numel(), number)
 
 
 def _unread(tensor: Tensor) -> Tensor:
-    """A number that stays on its device."""
+    """Return a number as a tensor on its device."""
     return tensor

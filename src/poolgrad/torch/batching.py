@@ -17,7 +17,7 @@ def _lead(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 
 def _one_by_one(op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-    """The operator for each of the batch, and all results together."""
+    """Apply the operator to each element of the batch and stack the results."""
     results = []
     for n in range(size):
         own = [
@@ -31,18 +31,18 @@ def _one_by_one(op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, .
 
 
 def batch(operator: Operator, ops: dict[str, Any], kept: int, library: Any) -> None:
-    """Tell PyTorch how to batch an operator, its pull and its push.
+    """Register the batching rules of an operator, its pull and its push.
 
     Parameters
     ----------
     operator : Operator
         An entry of the table.
     ops : dict
-        Its operators in PyTorch, by the endings of their names.
+        Its operators in PyTorch, by the suffixes of their names.
     kept : int
-        How many tensors its residual has.
+        Number of tensors of the residual.
     library : torch.library.Library
-        Where they are defined.
+        The library that defines the operators.
     """
     given, curved = operator.operand.count, int(operator.curved)
     held = 1 + curved + given + kept
@@ -62,10 +62,10 @@ def _batch_one(
     at: dict[str, int],
     library: Any,
 ) -> None:
-    """Batch one of them.
+    """Register the batching rule of one of these operators.
 
-    Its first `tensors` arguments are tensors, the extra operand is number `operand`, and `at` says
-    which of the others depend on the number of axes.
+    The first `tensors` arguments are tensors, the extra operand has index `operand`, and `at` lists
+    the other arguments that depend on the number of axes.
     """
     op = ops[suffix]
     # The gradient of a learned parameter must not be summed over the batch.
@@ -88,7 +88,10 @@ def _batch_one(
                 rest[at["inner"]] += 1
             out = op(*moved, *rest)
             if not suffix and operator.learned and out[-1].shape == (0,):
-                out = (*out[:-1], out[-1].new_empty(size, 0))  # no slope, of each of the batch
+                out = (
+                    *out[:-1],
+                    out[-1].new_empty(size, 0),
+                )  # an empty slope for each element of the batch
         return (out, (0,) * len(out)) if isinstance(out, tuple) else (out, 0)
 
     torch.library.register_vmap(op, rule, lib=library)

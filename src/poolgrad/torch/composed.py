@@ -1,7 +1,7 @@
-"""Derivatives beyond the first of nonlinear operators, from their formulas.
+"""Higher derivatives of nonlinear operators, from their formulas.
 
-The taps of all windows lie in memory at once, so this serves second derivatives and forward mode
-only.
+The taps of all windows are in memory at once, so this is used only for second derivatives and
+forward mode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tensors = tuple[Tensor, ...]
 def define(
     operator: Operator, spec: WindowSpec, channels_last: bool, options: tuple[Any, ...]
 ) -> Callable[..., Tensor]:
-    """The operator as a function of the input and, if it has one, its learned argument."""
+    """Return the operator as a function of the input and, if it has one, its learned argument."""
 
     def pool(x: Tensor, *learned: Tensor) -> Tensor:
         dtype = name_of(x.dtype)
@@ -37,7 +37,7 @@ def define(
 
 
 def pull_back(pool: Callable[..., Tensor]) -> Callable[..., Tensors]:
-    """The pullback of a function, as a function of the gradient and of the function's arguments."""
+    """Return the pullback of a function, as a function of the cotangent and the arguments."""
 
     def pull(gy: Tensor, *arguments: Tensor) -> Tensors:
         result: Tensors = torch.func.vjp(pool, *arguments)[1](gy)
@@ -47,10 +47,10 @@ def pull_back(pool: Callable[..., Tensor]) -> Callable[..., Tensors]:
 
 
 def push_forward(function: Callable[..., Any], arguments: Tensors, tangents: Tensors) -> Any:
-    """The derivative of a function along tangents, from its pullback alone.
+    """Compute the jvp of a function from its pullback alone.
 
-    A pullback is linear, so its own pullback is the way forward: this needs no forward mode inside
-    a forward mode.
+    A pullback is linear, so the pullback of the pullback is the jvp. This needs no nested forward
+    mode.
     """
     y, pull, *_ = torch.func.vjp(function, *arguments)
     zero = torch.zeros_like(y) if isinstance(y, Tensor) else tuple(map(torch.zeros_like, y))

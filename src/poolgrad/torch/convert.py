@@ -1,8 +1,8 @@
-"""An unmodified network's pooling modules become ours, and PyTorch's again.
+"""Converts the pooling modules of a network to poolgrad's, and back.
 
-A module changes its class and nothing else: it stays the object that it was, so names, hooks,
-shared modules and references to it are kept without being known. As our classes are subclasses of
-PyTorch's, ``isinstance`` holds.
+Only the class of a module changes. It stays the same object, so that names, hooks, shared modules
+and references to it are kept. poolgrad's classes are subclasses of PyTorch's, so ``isinstance``
+holds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _THEIRS: dict[type[nn.Module], type[nn.Module]] = {
     ours: theirs for theirs, ours in SUBCLASSES.items()
 }
 
-# Functions of PyTorch that pool: those of its modules, and what calls them.
+# PyTorch's pooling functions: those of its modules, and functions that call them.
 _FUNCTIONS = frozenset(
     f"{name}_pool{d}d{more}"
     for d in (1, 2, 3)
@@ -33,16 +33,16 @@ _FUNCTIONS = frozenset(
 
 @dataclass(frozen=True)
 class Module:
-    """A module of a network, as reports name it.
+    """A module of a network in a report.
 
     Attributes
     ----------
     names : tuple of str
-        Where it is in the network: several, if it is shared; `""` is the network itself.
+        Names in the network, several if the module is shared; `""` is the network itself.
     kind : str
-        Its class, before.
+        Name of the class before the conversion.
     reason : str
-        Why it was left alone; which functions it calls; empty, if there is nothing to say.
+        Why it was not replaced, or which functions it calls; may be empty.
     """
 
     names: tuple[str, ...]
@@ -56,21 +56,21 @@ class Module:
 
 @dataclass(frozen=True)
 class Report:
-    """What `convert` or `revert` did; printed as a list.
+    """The result of `convert` or `revert`; printed as a list.
 
     Attributes
     ----------
     replaced : tuple of Module
-        Those whose class was changed.
+        Modules whose class was changed.
     left : tuple of Module
-        Pooling modules that stay what they are, and why.
+        Pooling modules that were not replaced, and why.
     calls : tuple of Module
-        Modules that call functions that pool, which no change of modules reaches; as far as their
-        own code names them.
+        Modules whose own code calls pooling functions, which `convert` cannot replace.
     fused : tuple of Module
-        Maxima that do the work of the ReLU before them, too, and where that is.
+        Maxima that were fused with a ReLU, and the names of the ReLUs.
     untraced : str
-        Why ReLUs were looked for in `nn.Sequential` only; empty, if it was everywhere.
+        Why the network could not be traced, so that only `nn.Sequential` was searched for ReLUs;
+        empty if it was traced.
     """
 
     replaced: tuple[Module, ...] = ()
@@ -94,48 +94,49 @@ class Report:
 
 
 def convert(model: nn.Module, *, fuse: bool = False) -> Report:
-    """Make PyTorch's pooling modules in a network ours, in place.
+    """Replace PyTorch's pooling modules in a network by poolgrad's, in place.
 
-    They give the same numbers, faster, and keep less for the way back. Hooks, names, shared
-    modules, ``state_dict`` keys and the training flag stay; ``isinstance`` holds, as our classes
-    are subclasses of PyTorch's. What our kernels do not pool (tensors of other devices, tensor
-    subclasses, quantized and integer averages) and what is exported goes to PyTorch's operators.
+    The new modules compute the same results in less time and store less for the backward pass.
+    Hooks, names, shared modules, ``state_dict`` keys and the training flag are kept. ``isinstance``
+    holds, because poolgrad's classes are subclasses of PyTorch's. PyTorch's operators compute what
+    poolgrad's kernels do not support (tensors on other devices, tensor subclasses, quantized and
+    integer averages), and are used in exported programs.
 
     Parameters
     ----------
     model : nn.Module
         The network, or one pooling module. It is changed.
     fuse : bool
-        Whether a maximum is to do the work of an `nn.ReLU` that nothing else reads, too: then what
-        is between them is neither made nor kept. `torch.fx` traces a copy of the network to find
-        such pairs; one that cannot be traced is fused where they are neighbours in an
-        `nn.Sequential`. Whoever reads a ReLU's output in another way still gets it.
+        If True, also fuse each maximum that is the only reader of an `nn.ReLU` with it: the tensor
+        between them is neither computed nor stored. `torch.fx` traces a copy of the network to find
+        such pairs; in a network that cannot be traced, only neighbours in an `nn.Sequential` are
+        fused. Any other reader of a ReLU's output still gets it. Default: False.
 
     Returns
     -------
     Report
-        What was replaced, what was left and why, which modules call functions that pool, and what
-        was fused.
+        The modules that were replaced, those that were not and why, the modules that call pooling
+        functions, and the fused modules.
 
     Raises
     ------
     TypeError
-        If `model` is no module, or `fuse` not True or False.
+        If `model` is not a module, or `fuse` is not True or False.
 
     See Also
     --------
-    revert : The way back.
-    accelerate : The same for functions.
+    revert : Undoes the conversion.
+    accelerate : Replaces pooling functions, too.
 
     Notes
     -----
-    Fused, a maximum is that of `relu_max_pool2d`: what the two give, but for the sign of zeros.
+    A fused maximum computes `relu_max_pool2d`: the same values, except that -0 becomes +0.
 
-    Only modules of exactly PyTorch's classes are replaced: a subclass may do something else. An
-    `nn.LPPool2d` raises to a power and loses signs only if the power is even, where ours always
-    takes absolute values: it is replaced if `norm_type` is even and `ceil_mode` False.
-    `nn.MaxUnpool2d` is never replaced: of several values with one index, which overlapping windows
-    of the maximum before it make, PyTorch gives the gradient to all and ours to the one that stays.
+    Only modules of exactly PyTorch's classes are replaced, because a subclass may compute something
+    else. An `nn.LPPool2d` is replaced if `norm_type` is even and `ceil_mode` is False: PyTorch
+    takes no absolute values, while poolgrad does. `nn.MaxUnpool2d` is never replaced: if several
+    values have the same index, PyTorch gives the gradient to all of them, poolgrad to the one that
+    is kept.
 
     Examples
     --------
@@ -180,22 +181,22 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
 
 
 def revert(model: nn.Module) -> Report:
-    """Make the modules that `convert` replaced PyTorch's again, in place.
+    """Undo `convert`: replace poolgrad's modules by PyTorch's, in place.
 
     Parameters
     ----------
     model : nn.Module
-        The network, or a copy of it. It is changed; modules that were ours from the beginning stay.
+        The network, or a copy of it. It is changed; modules that were created as poolgrad's stay.
 
     Returns
     -------
     Report
-        What was replaced.
+        The modules that were replaced.
 
     Raises
     ------
     TypeError
-        If `model` is no module.
+        If `model` is not a module.
     """
     replaced = []
     for names, module in _modules(model):
@@ -207,7 +208,7 @@ def revert(model: nn.Module) -> Report:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
-    """Every module of a network once, with all its names."""
+    """Yield every module of a network once, with all its names."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__qualname__}")
     names: dict[nn.Module, list[str]] = {}
@@ -218,7 +219,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Why a pooling module of PyTorch's cannot become ours; empty if it can."""
+    """Return why a pooling module of PyTorch cannot be replaced; empty if it can."""
     if type(module) not in SUBCLASSES:
         return "a subclass may do something else"
     if "forward" in vars(module):
@@ -230,7 +231,7 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _called(module: nn.Module) -> tuple[str, ...]:
-    """The functions that pool which a module's own methods name."""
+    """Return the names of the pooling functions that a module's own methods call."""
     if isinstance(module, nn.LocalResponseNorm):
         return ("local_response_norm",)
     found: set[str] = set()

@@ -1,7 +1,7 @@
 """Registers an operator's derivatives: with PyTorch's dispatcher, and as an `autograd.Function`.
 
-``torch.compile`` takes the operators of the dispatcher whole; the transformations of ``torch.func``
-need the `autograd.Function`. A tensor that is neither transformed nor traced needs neither.
+``torch.compile`` uses the operators of the dispatcher; the transformations of ``torch.func`` need
+the `autograd.Function`. A tensor that is neither transformed nor traced needs neither.
 """
 
 from __future__ import annotations
@@ -91,21 +91,21 @@ def differentiable(
 
 
 def refuse_nested_forward() -> None:
-    """Refuse what PyTorch would compute without the outer tangents.
+    """Raise an error where PyTorch would ignore the outer tangents.
 
     Raises
     ------
     NotImplementedError
-        In a forward mode inside a forward mode.
+        If forward mode is nested.
     """
     if is_nested_forward():
         raise NotImplementedError(
-            "this pooling has no forward mode inside a forward mode (jvp of jvp, jacfwd of jacfwd):"
-            " take one of them in reverse, as torch.func.hessian does"
+            "this pooling does not support nested forward mode (jvp of jvp, jacfwd of jacfwd): use "
+            "reverse mode for one of them, as torch.func.hessian does"
         )
 
 
 def save(ctx: Any, kept: tuple[Tensor, ...]) -> None:
-    """Save tensors for either direction."""
+    """Save tensors for the vjp and the jvp."""
     ctx.save_for_backward(*kept)
     ctx.save_for_forward(*kept)

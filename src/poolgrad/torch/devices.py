@@ -1,4 +1,4 @@
-"""Registers the implementation of an operator for every device, and what a compiler sees of it."""
+"""Registers the implementation of an operator for every device, and its shape function."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from poolgrad.torch import triton
 
-# The devices on which our operators run: see `arrays.has_kernels`.
+# The devices on which poolgrad's operators run: see `arrays.has_kernels`.
 _DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse1")
 
 
 def register(op: Any, run: Callable[..., Any], library: Any) -> None:
     """Register `run` as the implementation of an operator.
 
-    A compiler takes the operator whole on the CPU. On a GPU with Triton it traces through `run`
-    down to the launches of Triton kernels, as through a `torch.library.triton_op`, so that inductor
-    can place and order them; not where sizes are symbols, because kernels are chosen by size.
+    A compiler does not trace into the operator on the CPU. On a GPU with Triton it traces through
+    `run` to the launches of Triton kernels, as through a `torch.library.triton_op`, so that
+    inductor can schedule them; except for symbolic sizes, because kernels are chosen by size.
     """
     name = op.name().split("::")[1]
     for key in _DISPATCH_KEYS:
@@ -42,7 +42,7 @@ def register(op: Any, run: Callable[..., Any], library: Any) -> None:
 
 
 def _has_symbols(args: Any) -> bool:
-    """Whether a size is not known while compiling."""
+    """Whether a size is symbolic."""
     if isinstance(args, torch.Tensor):
         return any(not isinstance(n, int) for n in (*args.shape, *args.stride()))
     if isinstance(args, list | tuple):

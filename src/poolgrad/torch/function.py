@@ -1,4 +1,4 @@
-"""What the public functions do with tensors."""
+"""Computes the calls of the public functions for tensors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from poolgrad import arguments, portable
+from poolgrad.call_cache import is_cacheable
 from poolgrad.composition import Functions
 from poolgrad.contract import Request, Samples, Selection, indexed, unpacked
 from poolgrad.operands import Parameter, WindowSamples
 from poolgrad.operators import Prepared
-from poolgrad.recipes import may_repeat
-from poolgrad.torch import recipes
+from poolgrad.torch import call_cache
 from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
     DTYPES,
+    allocate,
     as_operand,
     check_memory,
     compact,
@@ -30,7 +31,6 @@ from poolgrad.torch.arrays import (
     laid_out,
     name_of,
     prepared,
-    room,
     shape_of,
     spec_of,
     stored,
@@ -42,9 +42,9 @@ from poolgrad.windows import WindowKind, flatten
 
 
 def _define_indices() -> Any:
-    """``route_indices``: routes as flat positions in the plane of `x`; no gradient.
+    """``route_indices``: converts routes to flat positions in the plane of `x`; no gradient.
 
-    `samples`: those that placed the windows, or an empty tensor.
+    `samples` are those of fractional windows, or an empty tensor.
     """
 
     def ready_for(x: Tensor, window: list[int], last: bool) -> Prepared:
@@ -66,7 +66,7 @@ def _define_indices() -> Any:
         check_memory("samples", samples)
         ready = with_kernels_for(ready_for(x, window, last), x)
         (routes,) = laid_out((routes,), ready.residual)
-        indices = room(ready.per_output("int64"), routes)
+        indices = allocate(ready.per_output("int64"), routes)
         placed = as_operand(ready, compact((samples,) * ready.operator.operand.count))
         threads = torch.get_num_threads()
         ready.plan.kernels.route_indices(routes, indices, placed, threads)
@@ -100,7 +100,7 @@ _route_indices = _define_indices()
 
 
 def _narrowed(value: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """The value in a narrower type, by `arguments.within`."""
+    """Convert a value to a narrower dtype, clipped by `arguments.within`."""
     least, largest = arguments.SIZES[name_of(dtype)]
     size = value.detach().abs()
     odd = (size != 0) & size.isfinite() & ((size < least) | (size > largest))
@@ -109,7 +109,7 @@ def _narrowed(value: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
 
 
 def known_generator(value: Any) -> torch.Generator | int | None:
-    """The generator or seed that was given.
+    """Return the generator or seed, checked.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def known_generator(value: Any) -> torch.Generator | int | None:
 
 
 class _Converter:
-    """Makes tensors of the values of operands; see `operands.Converter`."""
+    """Converts extra operands to tensors; see `operands.Converter`."""
 
     def parameter(self, operand: Parameter, value: Any, x: Tensor, ready: Prepared) -> Tensor:
         layout = ready.layout
@@ -141,7 +141,7 @@ class _Converter:
         if given.is_complex() or given.dtype == torch.bool:
             raise arguments.refuse_numbers(operand.name, given.dtype)
         arguments.check_length(operand.name, shape_of(given), layout.channels)
-        if layout.channel < 0:  # one channel without an axis: a number
+        if layout.channel < 0:  # without a channel axis there is one number
             given = given.reshape(())
         if given.dtype == torch.float64 and dtype == torch.float32:
             return _narrowed(given, dtype, x).contiguous()
@@ -162,9 +162,11 @@ class _Converter:
             known = known_generator(value.generator)
             if isinstance(known, int):
                 known = torch.Generator(x.device).manual_seed(known)
-            own: Any = {"generator": known} if known is not None else {}  # compilers take no None
+            own: Any = (
+                {"generator": known} if known is not None else {}
+            )  # compilers do not support None
             drawn: Tensor = torch.rand(shape, dtype=dtype, device=x.device, **own)
-            return drawn.clamp(max=most)  # compiled code draws float32 and rounds
+            return drawn.clamp(max=most)  # compiled code draws in float32 and rounds
         given = value.given
         if not isinstance(given, Tensor):
             given = torch.as_tensor(arguments.floating_samples(given).astype(np.float64))
@@ -189,18 +191,18 @@ _CONVERTER = _Converter()
 
 
 def _operands(request: Request, ready: Prepared) -> tuple[Tensor, ...]:
-    """The extra operand, if there is one."""
+    """Convert the extra operand, if there is one."""
     operand, x = ready.operator.operand, request.x
     return tuple(operand.convert(_CONVERTER, value, x, ready) for value in request.operands)
 
 
 def asarray(x: Tensor) -> Tensor:
-    """The tensor, if the kernels can read it.
+    """Return the tensor if the kernels can read it.
 
     Raises
     ------
     TypeError
-        If its numbers do not lie in memory one by one.
+        If the tensor is not dense.
     """
     if x.layout is not torch.strided or x.is_quantized or x.is_nested:
         came = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)
@@ -209,14 +211,14 @@ def asarray(x: Tensor) -> Tensor:
 
 
 def operand(name: str, value: Any) -> Tensor:
-    """A tensor of a composed operator."""
+    """Return a tensor of a composed operator, checked."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__qualname__}")
     return asarray(value)
 
 
 def dtype_name(x: Tensor) -> str:
-    """The name of the dtype of a tensor."""
+    """Return the name of the dtype of a tensor."""
     return name_of(x.dtype)
 
 
@@ -229,20 +231,20 @@ def _converted(x: Tensor, dtype: str) -> Tensor:
 
 
 def functions(x: Tensor) -> Functions:
-    """What a composed operator may call."""
+    """Return the functions that a composed operator may call."""
     return Functions(torch.exp, torch.where, _largest, _converted, Tensor.detach)
 
 
-def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
-    """See `recipes`."""
-    if not may_repeat(request):
+def bound_call(request: Request) -> Callable[[Tensor], Tensor] | None:
+    """Bind a call, or return None if it cannot be cached; see `call_cache`."""
+    if not is_cacheable(request):
         return None
     ready = _prepared(request)
-    return recipes.recipe(request, ready, _operands(request, ready))
+    return call_cache.bound_call(request, ready, _operands(request, ready))
 
 
 def perform(request: Request) -> Any:
-    """Do what a public function describes."""
+    """Compute the call of a public function."""
     asarray(request.x)
     if request.out is not None:
         raise TypeError("out is accepted only if x is a NumPy array, got a tensor x")
@@ -252,15 +254,15 @@ def perform(request: Request) -> Any:
 
 
 def vjp(request: Request) -> Any:
-    """Refuse: tensors are differentiable as they are."""
+    """Raise an error, because autograd differentiates tensors."""
     raise TypeError(
-        "vjp is for NumPy and Dask; tensors are differentiable as they are: use y.backward() or "
-        "torch.func.vjp"
+        "vjp supports NumPy and Dask arrays; PyTorch differentiates its own tensors: use "
+        "y.backward() or torch.func.vjp"
     )
 
 
 def _options(request: Request) -> Any:
-    """The options; integers have no gradient that could be split."""
+    """Return the options; integers have no gradient to split."""
     options = request.options
     if options._fields == Selection._fields and not request.x.is_floating_point():
         options = options._replace(ties="first") if options.ties == "split" else options
@@ -268,16 +270,16 @@ def _options(request: Request) -> Any:
 
 
 def _prepared(request: Request) -> Prepared:
-    """The checked call."""
+    """Prepare the call."""
     x, spec, last = request.x, request.spec, request.channels_last
-    # A graph may run on another memory format than the tensor at hand.
+    # A graph may run on another memory format than the traced tensor.
     inner = -1 if is_in_graph() else inner_of(x, spec, last)
     where = (shape_of(x), last, inner, name_of(x.dtype))
     return prepared(request.operator, spec, _options(request), *where)
 
 
 def _forward(request: Request) -> tuple[Any, tuple[Tensor, ...]]:
-    """What the forward operator returns, and its extra operand."""
+    """Return the result of the forward operator, and its extra operand."""
     adapter, x = ADAPTERS[request.operator], request.x
     # Python's numbers need no gradient.
     tracked = not all(isinstance(value, int | float) for value in request.operands)
@@ -285,7 +287,7 @@ def _forward(request: Request) -> tuple[Any, tuple[Tensor, ...]]:
         ready = _prepared(request)
         given = _operands(request, ready)
         return adapter.forward_of(Static(ready, tracked), x, *given), given
-    # The operator of the graph checks the call, when it is traced and when it is run.
+    # The operator of the graph checks the call, both while tracing and while running.
     operand = adapter.operator.operand
     ready_if = _prepared(request) if operand.uses_layout else None
     given = tuple(operand.convert(_CONVERTER, v, x, ready_if) for v in request.operands)
@@ -303,7 +305,7 @@ def _perform(request: Request) -> Any:
     if options != indexed(options):
         rest = adapter.arguments(request.spec, indexed(options), last, True)
         routes = adapter.ops[""](x.detach(), *given, *rest)[1]
-    samples = given[0] if adapter.operator.operand.places_windows else x.new_empty(0)
+    samples = given[0] if adapter.operator.operand.determines_windows else x.new_empty(0)
     found = _route_indices(x.detach(), routes, samples, flatten(request.spec), last)
     if request.keepdims:
         return y, found
@@ -311,7 +313,7 @@ def _perform(request: Request) -> Any:
 
 
 def _differentiable(request: Request) -> Any:
-    """The pooling in operations of PyTorch, of which a compiler has all transformations."""
+    """Pool with operations of PyTorch, for which a compiler supports all transformations."""
     from poolgrad.torch.graph import pool_in_graph  # imports the compiler, which takes a second
 
     ready = _prepared(request)

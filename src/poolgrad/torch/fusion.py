@@ -1,8 +1,8 @@
-"""A ReLU and the maximum that reads it become one: what is between is not made or kept.
+"""Fuses a ReLU with the maximum that reads it: the tensor between them is not computed or kept.
 
-Such a ReLU gives a tensor that is not made yet. The maximum takes the ReLU's input instead; whoever
-else reads the tensor, it is made. So numbers and gradients do not depend on who reads what, and
-what `fuse` finds out about a network only decides where this is worth while.
+The ReLU returns a lazy tensor (`LazyReLU`). The maximum reads the ReLU's input instead. If anything
+else reads the lazy tensor, its value is computed. Results and gradients therefore do not depend on
+the readers; `fuse` only decides which pairs of a network are worth fusing.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from poolgrad.torch.arrays import is_plain
 from poolgrad.torch.modules import Maximum, Pool
 from poolgrad.torch.pools import MaxPool1d, MaxPool2d, MaxPool3d
 
-# What a ReLU gives
+# The lazy tensor
 
 
-class Deferred(Tensor):
-    """What a ReLU gives, made when somebody reads it."""
+class LazyReLU(Tensor):
+    """The output of a ReLU, computed when it is first read."""
 
     source: Tensor  # the ReLU's input
-    version: int | None  # of the input, then
+    version: int | None  # of the input, when the ReLU was called
     node: Any  # of autograd's graph
-    made: Tensor | None
+    computed: Tensor | None
 
     @classmethod
     def of(cls, x: Tensor) -> Tensor:
-        """The ReLU of a tensor."""
-        deferred: Deferred = _Defer.apply(x)  # type: ignore[no-untyped-call]
+        """Return the lazy ReLU of a tensor."""
+        lazy: LazyReLU = _Lazy.apply(x)  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunctionSubclass():
-            deferred.node = deferred.grad_fn
-        deferred.source, deferred.made = x, None
-        deferred.version = None if x.is_inference() else x._version
-        return deferred
+            lazy.node = lazy.grad_fn
+        lazy.source, lazy.computed = x, None
+        lazy.version = None if x.is_inference() else x._version
+        return lazy
 
     def unread(self) -> Tensor | None:
-        """The ReLU's input, if nobody has read or wrapped this yet."""
+        """Return the ReLU's input if this tensor has not been read or wrapped yet, else None."""
         with torch._C.DisableTorchFunctionSubclass():
             same = self.grad_fn is self.node
-        return self._intact() if self.made is None and same else None
+        return self._intact() if self.computed is None and same else None
 
     def value(self) -> Tensor:
-        """The tensor that this stands for; the gradient goes the way of this one."""
-        if self.made is None:
+        """Return the ReLU's output; its gradient flows through this tensor."""
+        if self.computed is None:
             with torch.enable_grad():
-                self.made = _Make.apply(self)  # type: ignore[no-untyped-call]
-        made: Tensor = self.made
-        return made
+                self.computed = _Compute.apply(self)  # type: ignore[no-untyped-call]
+        computed: Tensor = self.computed
+        return computed
 
     def _intact(self) -> Tensor:
         if self.version is not None and self.source._version != self.version:
@@ -67,31 +67,31 @@ class Deferred(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """For what asks tensors: all of PyTorch's functions."""
-        args, kwargs = tree_map_only(Deferred, Deferred.value, (args, kwargs or {}))
+        """Compute the ReLU for PyTorch's Python functions."""
+        args, kwargs = tree_map_only(LazyReLU, LazyReLU.value, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """For what does not ask tensors: PyTorch's own C++, under its own differentiation."""
-        args, kwargs = tree_map_only(Deferred, _relu_of, (args, kwargs or {}))
+        """Compute the ReLU for PyTorch's C++ code, which runs below autograd."""
+        args, kwargs = tree_map_only(LazyReLU, _relu_of, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-def _relu_of(deferred: Deferred) -> Tensor:
-    return deferred._intact().detach().relu()
+def _relu_of(lazy: LazyReLU) -> Tensor:
+    return lazy._intact().detach().relu()
 
 
-class _Defer(torch.autograd.Function):
-    """From a tensor to its ReLU, not made: the gradient of a ReLU."""
+class _Lazy(torch.autograd.Function):
+    """Creates the lazy ReLU of a tensor; its backward pass is that of ReLU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.x = x  # not saved: whoever counts what is kept would count what goes with this node
+        ctx.x = x  # not saved, so that hooks on saved tensors do not count it
         return Tensor._make_wrapper_subclass(
-            Deferred, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
+            LazyReLU, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
         )
 
     @staticmethod
@@ -99,12 +99,12 @@ class _Defer(torch.autograd.Function):
         return torch.ops.aten.threshold_backward(gradients[0], ctx.x.detach(), 0)
 
 
-class _Make(torch.autograd.Function):
-    """From what is not made to the same, made."""
+class _Compute(torch.autograd.Function):
+    """Computes the value of a lazy tensor."""
 
     @staticmethod
-    def forward(ctx: Any, deferred: Deferred) -> Tensor:
-        return _relu_of(deferred)
+    def forward(ctx: Any, lazy: LazyReLU) -> Tensor:
+        return _relu_of(lazy)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -115,25 +115,25 @@ class _Make(torch.autograd.Function):
 
 
 class PassingReLU(nn.ReLU):
-    """A ReLU that leaves its work to the maximum which reads it."""
+    """A ReLU that returns a lazy tensor, for the maximum that reads it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The ReLU, not made yet where our kernels could make it."""
+        """Return the ReLU: a lazy tensor where the kernels support the input."""
         if torch.compiler.is_compiling() or not is_plain(input) or not input.is_floating_point():
             return super().forward(input)
-        return super().forward(input) if _is_watched(self) else Deferred.of(input)
+        return super().forward(input) if _is_watched(self) else LazyReLU.of(input)
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """What TorchScript compiles in its place."""
+        """Return the module that TorchScript compiles instead."""
         return nn.ReLU(self.inplace)
 
 
 class _Reading(Maximum):
-    """A maximum that does the work of a `PassingReLU`, too."""
+    """A maximum that also applies the ReLU of a `PassingReLU`."""
 
     def forward(self, input: Tensor) -> Any:
-        """The maximum of the input."""
-        if type(input) is Deferred:
+        """Return the maximum of the input."""
+        if type(input) is LazyReLU:
             source = None if self.return_indices else input.unread()
             if source is not None:
                 return self.rectified(source)
@@ -160,29 +160,29 @@ _BEFORE: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Whether a call of it is more than its forward."""
+    """Whether hooks observe the calls of a module."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, name) for name in hooks) or _has_any_global_hook()
 
 
-# Where it is worth while
+# Which modules are fused
 
 
 class Fused(NamedTuple):
-    """What was found in a network: ReLUs with their maxima, and why there may be more."""
+    """The fused pairs of ReLU and maximum, and why the network could not be traced, if so."""
 
     pairs: list[tuple[nn.Module, nn.Module]]
     obstacle: str = ""
 
 
 def fuse(model: nn.Module) -> Fused:
-    """Let each maximum of ours that alone reads a ReLU do its work, in place."""
+    """Fuse each maximum of poolgrad that is the only reader of a ReLU with it, in place."""
     for module in model.modules():
         unfuse(module)
     pairs, obstacle = [], ""
     try:
         pairs = _pairs_of_graphs(model)
-    except Exception as error:  # whatever the network's own code makes of what is no tensor
+    except Exception as error:  # the network's own code may fail on fx proxies
         obstacle = f"{type(error).__name__}: {error}".partition("\n")[0]
         pairs = list(_neighbours(model))
     for relu, pool in pairs:
@@ -192,7 +192,7 @@ def fuse(model: nn.Module) -> Fused:
 
 
 def before(module: nn.Module) -> type[nn.Module]:
-    """The class of a module before `fuse`."""
+    """Return the class that a module had before `fuse`."""
     return _BEFORE.get(type(module), type(module))
 
 
@@ -201,8 +201,8 @@ def unfuse(module: nn.Module) -> None:
     module.__class__ = before(module)
 
 
-# Modules that give a tensor of their own, which nobody else has if they are not watched: it makes
-# no difference then whether a ReLU overwrites it.
+# Modules that return a new tensor. Without hooks nothing else can hold this tensor, so an in-place
+# ReLU may overwrite it.
 _MAKERS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm,
@@ -215,13 +215,13 @@ def _may_pass(relu: Any, made_by: nn.Module | None) -> bool:
 
 
 def _may_read(pool: Any) -> bool:
-    """Whether no window may be empty, which would be 0, and there are no indices of zeros."""
+    """Whether fusing is exact: no window can be empty (result 0), and no indices are returned."""
     windows = type(pool) in _READERS and pool.dilation in (1, (1,) * pool.dims)
     return windows and not pool.return_indices and pool._is_pytorchs()
 
 
 def _neighbours(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """ReLUs with maxima behind them, in each `nn.Sequential`."""
+    """Yield each ReLU that is followed by a maximum in an `nn.Sequential`."""
     for module in model.modules():
         if type(module) is nn.Sequential:
             line = [None, *module]
@@ -236,10 +236,10 @@ class _Tracer(fx.Tracer):
 
 
 class _Calls:
-    """The modules that a network calls in one mode.
+    """The modules that a network calls in training or evaluation mode.
 
-    What is traced is a copy, whose parameters are the network's: it runs the network's own code,
-    which may keep what it is given, count its calls or draw random numbers.
+    A copy that shares the network's parameters is traced, because tracing runs the network's own
+    code, which may store its inputs, count its calls or draw random numbers.
     """
 
     def __init__(self, model: nn.Module, training: bool) -> None:
@@ -260,7 +260,7 @@ class _Calls:
         self._times = Counter(self.called.values())
 
     def beside(self, node: fx.Node, others: Collection[fx.Node]) -> nn.Module | None:
-        """The only other module there, if this one is called once."""
+        """Return the module of the only other node, if this module is called once, else None."""
         if self._times[self.called[node]] != 1 or len(others) != 1:
             return None
         (other,) = others
@@ -268,7 +268,7 @@ class _Calls:
 
 
 def _pairs_of_graphs(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-    """ReLUs and maxima that read nothing else and are read by nothing else, in either mode."""
+    """Return pairs of a ReLU and the maximum that is its only reader in both modes."""
     readers: dict[nn.Module, set[Any]] = defaultdict(set)  # by ReLU, what reads it
     for calls in (_Calls(model, training) for training in (False, True)):
         for node, module in calls.called.items():

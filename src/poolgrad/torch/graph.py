@@ -1,6 +1,6 @@
-"""A pooling inside a compiled transformation, in operations of PyTorch.
+"""Pools inside a compiled transformation with operations of PyTorch.
 
-Imported by `function` while a graph is made: it imports the compiler.
+`function` imports this module only while a graph is made, because it imports the compiler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pool_in_graph(
     with_indices: bool,
     *options: Any,
 ) -> Any:
-    """Return the output, and the indices if asked, as PyTorch can differentiate them."""
+    """Return the output and, if requested, the indices, in differentiable operations."""
     named = ADAPTERS[name].operator.options(*options)
     where = (tuple(x.shape), last, -1, name_of(x.dtype))
     ready = prepared(name, spec_of(window), named, *where)

@@ -1,8 +1,8 @@
-"""The modules: PyTorch's own where it has them, so that ``isinstance`` holds, with our forward.
+"""The modules. They subclass PyTorch's where it has them, so that ``isinstance`` holds.
 
-A module keeps the arguments of a public function and calls it. So what its constructor takes is
-what the function takes, in the order of PyTorch's class, and the function's documentation is its
-own: `_family` makes the classes for one, two and three pooled axes.
+A module stores the arguments of a public function and calls it. Its constructor takes the arguments
+of the function, in the order of PyTorch's class, and shares its documentation. `family` makes the
+classes for one, two and three pooled axes.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ import torch
 from torch import Tensor, nn
 
 from poolgrad.arguments import real_numbers
+from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.public import bind, front_end
 from poolgrad.operators import OPERATORS
-from poolgrad.recipes import KNOWN, Recipes
 from poolgrad.torch.arrays import pads_little, pools
 from poolgrad.torch.function import known_generator
 from poolgrad.windows import Window
 
-MODULES: dict[str, type[nn.Module]] = {}  # by public function; of a global one, that in 2-D
+MODULES: dict[str, type[nn.Module]] = {}  # by public function; for a global one, the 2-D module
 SUBCLASSES: dict[type[nn.Module], type[Pool]] = {}  # by PyTorch's class
 
 
 class Pool(nn.Module):
-    """A public function with its arguments.
+    """Base class of the modules: a public function and its arguments.
 
     Attributes
     ----------
     function : callable
         The public function.
     dims : int
-        How many axes it pools.
+        Number of pooled axes.
     names : tuple of str
-        The arguments that the constructor takes.
+        The arguments of the constructor.
     inherited : tuple of str
-        The arguments that the constructor of PyTorch's class keeps.
+        The arguments that the constructor of PyTorch's class stores.
     added : dict
-        The arguments that PyTorch's class does not have, with their defaults. A plain dictionary:
-        compilers refuse a signature's mapping proxy.
+        The arguments that PyTorch's class does not have, with their defaults. A plain dictionary,
+        because compilers do not support a mapping proxy.
     shown : tuple of str
-        The arguments that are printed, whatever they are.
+        The arguments that are always printed.
     at_call : tuple of str
         The arguments of the function that the constructor does not take.
     note : str
-        What else there is to say of the modules.
+        A sentence for the docstring.
     cast_apart : bool
-        Whether PyTorch's autocast makes its input float32.
-    checked : Recipes
-        Calls of converted modules that do as PyTorch's do: they need not be looked at again.
+        Whether PyTorch's autocast converts the input to float32.
+    checked : CallCache
+        Cached calls of converted modules whose results equal PyTorch's.
     converted : bool
-        Whether it was PyTorch's: then it does as PyTorch's does, whatever it is given.
+        Whether the module was PyTorch's; then it behaves as PyTorch's for all inputs.
     """
 
     __signature__: ClassVar[Signature]  # of the constructor; each argument becomes an attribute
@@ -73,7 +73,7 @@ class Pool(nn.Module):
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     note: ClassVar[str] = ""
     cast_apart: ClassVar[bool] = False
-    checked: ClassVar[Recipes]
+    checked: ClassVar[CallCache]
     converted: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -82,12 +82,12 @@ class Pool(nn.Module):
         given = self._checked(bound.arguments)
         super().__init__(**{name: given[name] for name in self.inherited})
         for name, value in given.items():
-            # PyTorch would have taken a word (for padding) for its letters.
+            # PyTorch would iterate over the letters of a string (padding).
             if name not in self.inherited or isinstance(value, str):
                 setattr(self, name, value)
 
     def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments, numbers for each channel that are not to be learned as a buffer.
+        """Check the arguments; numbers for each channel that are not learned become a buffer.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class Pool(nn.Module):
         if "generator" in given:
             known_generator(given["generator"])
         name = operator.operand.name
-        if not operator.learned or name not in given:  # or it comes with each call
+        if not operator.learned or name not in given:  # or the operand is an argument of each call
             return given
         value = given[name]
         if isinstance(value, list | tuple | np.ndarray):
@@ -119,7 +119,7 @@ class Pool(nn.Module):
         return {name: getattr(self, name) for name in self.names}
 
     def _is_theirs(self, x: Any) -> bool:
-        """Whether PyTorch's module does what is asked for, and our kernels do not, or not so."""
+        """Whether to use PyTorch's module, because poolgrad's kernels do not support this input."""
         if not pools(x):
             return self.converted or self._is_pytorchs()
         if not self.converted:
@@ -129,9 +129,9 @@ class Pool(nn.Module):
         return not usual or cast or not self._is_pytorchs()
 
     def _is_pytorchs(self) -> bool:
-        """Whether PyTorch's class does the same: with these arguments, and such padding."""
+        """Whether PyTorch's class computes the same with these arguments and this padding."""
         changed = (n for n, v in self.added.items() if getattr(self, n) != v)
-        if not self.inherited or {*changed} - {"routes"}:  # which change no results
+        if not self.inherited or {*changed} - {"routes"}:  # routes do not change results
             return False
         return not unlike(self) and self._pads_as_pytorchs()
 
@@ -143,15 +143,15 @@ class Pool(nn.Module):
         return all(isinstance(pad, int) for pad in pads) and pads_little(pads, kernel, gaps)
 
     def forward(self, input: Tensor) -> Any:
-        """The input, pooled."""
+        """Pool the input."""
         return self._pooled(input)
 
     def _pooled(self, x: Tensor, *more: Any, **given: Any) -> Any:
-        """Its forward; `more`, and `given` to our function, is what else it is called with."""
+        """Pool `x`; `more` and `given` are further arguments of PyTorch's and of our function."""
         arguments = self._arguments()
         alone = self.converted and not (more or given or self.cast_apart)
-        known = KNOWN.get(type(x)) if alone else None
-        y = known.call(self.checked, (x,), arguments) if known is not None else None
+        lookup = LOOKUPS.get(type(x)) if alone else None
+        y = lookup.call(self.checked, (x,), arguments) if lookup is not None else None
         if y is not None:
             return y
         if self._is_theirs(x):
@@ -161,14 +161,14 @@ class Pool(nn.Module):
         except (TypeError, ValueError):
             if not self.converted:
                 raise
-            return super().forward(x, *more)  # PyTorch says in its own words what is wrong
-        if known is not None:
-            key = known.key((x,), arguments)
-            self.checked.keep(key, self.function.recipes.get(key))  # type: ignore[attr-defined]
+            return super().forward(x, *more)  # PyTorch raises its own error
+        if lookup is not None:
+            key = lookup.key((x,), arguments)
+            self.checked.keep(key, self.function.cache.get(key))  # type: ignore[attr-defined]
         return y
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """What TorchScript compiles in its place: PyTorch's module, if that does the same."""
+        """Return what TorchScript compiles instead: PyTorch's module, if it computes the same."""
         theirs = next((t for t, ours in SUBCLASSES.items() if isinstance(self, ours)), None)
         if theirs is None or not self._is_pytorchs():
             return self
@@ -177,13 +177,13 @@ class Pool(nn.Module):
         return module
 
     def become(self, theirs: type[nn.Module]) -> None:
-        """Be PyTorch's module, without what only ours has."""
+        """Become PyTorch's module, without the arguments that only poolgrad's has."""
         for name in (*self.added, "converted"):
             vars(self).pop(name, None)
         self.__class__ = theirs  # type: ignore[assignment]
 
     def extra_repr(self) -> str:
-        """The arguments that are printed."""
+        """Return the arguments that are printed."""
         words = [f"{name}={_brief(getattr(self, name))}" for name in self.shown]
         for name, parameter in self.__signature__.parameters.items():
             value = getattr(self, name)
@@ -194,7 +194,7 @@ class Pool(nn.Module):
 
 
 def unlike(module: nn.Module) -> str:
-    """Why a module of PyTorch's gives other numbers than ours with its arguments, if it does."""
+    """Return why a module of PyTorch gives other results than poolgrad's; empty if it does not."""
     if isinstance(module, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d):
         return (
             "PyTorch gives the gradient of one place to every value with its index, poolgrad to "
@@ -215,13 +215,13 @@ def _each(values: Any) -> list[Any]:
 
 
 class _Input(NamedTuple):
-    """What goes for an input, as far as descriptions look at it."""
+    """Stands for an input while arguments are checked; it has a shape only."""
 
     shape: tuple[int, ...]
 
 
 def _numbers(name: str, value: object) -> list[float]:
-    """The numbers in a learned argument, as far as they are known."""
+    """Return the numbers in a learned argument, as far as they are known."""
     if isinstance(value, Tensor):
         if value.dim() > 1 or value.is_complex() or value.dtype == torch.bool:
             raise ValueError(
@@ -241,10 +241,10 @@ def _brief(value: object) -> str:
 
 
 class Maximum(Pool):
-    """The maximum, which may follow a ReLU."""
+    """The maximum, which can be fused with a ReLU."""
 
     def rectified(self, x: Tensor) -> Any:
-        """The maximum of ``relu(x)``, in one pass."""
+        """Compute the maximum of ``relu(x)``, in one pass."""
         if self._is_theirs(x):
             return super().forward(x.relu())
         return FUNCTIONS[f"relu_max_pool{self.dims}d"](x, **self._arguments())
@@ -256,7 +256,7 @@ class ReLUMaximum(Pool):
     note = "Exported, it is PyTorch's ReLU and maximum, if these do the same."
 
     def forward(self, input: Tensor) -> Any:
-        """The maximum of ``relu(input)``."""
+        """Compute the maximum of ``relu(input)``."""
         usual = self.ties == "first" and not (self.return_indices or self.channels_last)
         if pools(input) or not usual or {*_each(self.dilation)} != {1}:
             return self._pooled(input)
@@ -268,16 +268,16 @@ class ReLUMaximum(Pool):
 
 
 class _Composed(Pool):
-    """An operator that is written to ONNX files in PyTorch's poolings, which ONNX has, too."""
+    """An operator that is exported to ONNX as poolings of PyTorch, which ONNX supports."""
 
     def _is_exported(self) -> bool:
-        """Whether a file is being written, and PyTorch's poolings have these windows."""
+        """Whether the module is being exported, and PyTorch's poolings support these windows."""
         if not torch.onnx.is_in_onnx_export() or {*_each(self.dilation)} != {1}:
             return False
         return not self.channels_last and self._pads_as_pytorchs()
 
     def _windows(self) -> tuple[Any, ...]:
-        """The arguments of PyTorch's averages."""
+        """Return the arguments of PyTorch's averages."""
         return self.kernel_size, self.stride, self.padding, self.ceil_mode
 
 
@@ -285,7 +285,7 @@ class Mixed(_Composed):
     """The mixture of maximum and average."""
 
     def forward(self, x: Tensor) -> Any:
-        """The mixture."""
+        """Compute the mixture."""
         if not self._is_exported():
             return self._pooled(x)
         largest = getattr(nn.functional, f"max_pool{self.dims}d")
@@ -299,21 +299,21 @@ class Mixed(_Composed):
 
 
 class Stochastic(_Composed):
-    """A random input in training mode, their weighted mean in evaluation mode."""
+    """A random input in training mode, its expected value in evaluation mode."""
 
     at_call = (*Pool.at_call, "training")
     note = "It draws in training mode; in evaluation mode it gives the mean, without indices."
 
     def forward(self, x: Tensor) -> Any:
-        """A draw or the mean."""
+        """Draw an input, or compute the expected value."""
         given = self._arguments()
-        given["return_indices"] &= self.training  # a mean has no winners
+        given["return_indices"] &= self.training  # the expected value has no winners
         if not self.training and self._is_exported():
             return self._mean(x)
         return self.function(x, training=self.training, **given)
 
     def _mean(self, x: Tensor) -> Tensor:
-        """The mean as a quotient of averages, which are standard operators of ONNX.
+        """Compute the expected value as a quotient of averages, which are operators of ONNX.
 
         The weights are divided by the largest of their plane, so that no product overflows.
         """
@@ -345,7 +345,7 @@ class Unpool(Pool):
     def forward(  # type: ignore[override]
         self, input: Tensor, indices: Tensor, output_size: Any = None
     ) -> Any:
-        """The values at their indices, among zeros."""
+        """Write the values to their indices, among zeros."""
         return self._pooled(input, indices, output_size, indices=indices, output_size=output_size)
 
 
@@ -369,8 +369,8 @@ class Global(Pool):
     note = "There may be any number of leading axes."
 
     def forward(self, x: Tensor) -> Any:
-        """The input, pooled."""
-        # The function would take one axis more or less for one that is pooled.
+        """Pool the input."""
+        # The function would accept inputs of another number of axes.
         request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
         return front_end(x).perform(replace(request, x=x))
 
@@ -397,17 +397,17 @@ def family(
     Parameters
     ----------
     name, function : str
-        What the classes and their functions are called, without the number of axes.
+        Names of the classes and of their functions, without the number of axes.
     base : type
-        What the classes have in common.
+        Common base class.
     subclass : bool
-        Whether they are subclasses of PyTorch's classes of that name.
+        Whether the classes also derive from PyTorch's classes of that name.
     first : iterable of str
-        Arguments that come first; default: those of PyTorch's class.
+        Arguments that come first, after those of PyTorch's class.
     shown : iterable of str
-        Arguments that are always printed; default: all that can be given by place, but a few.
+        Arguments that are always printed; default: most positional arguments.
     dims : tuple of int
-        For which numbers of pooled axes there is one.
+        Numbers of pooled axes for which a class is made.
     """
 
     def of(d: int) -> type[Pool]:
@@ -422,7 +422,7 @@ def family(
             "__signature__": takes,
             "function": staticmethod(fast),
             "dims": d,
-            "checked": Recipes(),
+            "checked": CallCache(),
             "names": tuple(takes.parameters),
             "inherited": inherited,
             "added": {n: p.default for n, p in takes.parameters.items() if n not in inherited},
@@ -439,7 +439,7 @@ def family(
 
 
 def _reordered(given: Signature, first: Iterable[str], left_out: Iterable[str]) -> Signature:
-    """A signature with some parameters first, where they have a place, and without others."""
+    """Return a signature with the parameters `first` in front and without those in `left_out`."""
     named = {n: p for n, p in given.parameters.items() if n not in left_out}
     before = [named.pop(n).replace(kind=Parameter.POSITIONAL_OR_KEYWORD) for n in first]
     return Signature([*before, *named.values()])
@@ -448,7 +448,7 @@ def _reordered(given: Signature, first: Iterable[str], left_out: Iterable[str]) 
 def _documentation(
     function: Callable[..., Any], dims: int, takes: Signature, theirs: tuple[type, ...], note: str
 ) -> str:
-    """What the function's says of itself and of the arguments that the constructor takes."""
+    """Return the docstring of a module, made from that of its function."""
     words = (function.__doc__ or "").replace("every axis but batch and channels", _AXES[dims])
     summary, _, rest = words.partition("\n\nParameters\n----------\n")
     entries = re.split(r"\n(?=\S)", rest.partition("\n\nReturns\n")[0])

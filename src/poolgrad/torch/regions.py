@@ -1,4 +1,4 @@
-"""Pooling of regions of interest of tensors.
+"""Pools regions of interest of tensors.
 
 In ``torch.ops.poolgrad`` there are
 
@@ -8,7 +8,7 @@ In ``torch.ops.poolgrad`` there are
 * ``roi_pool_backward(gy, indices, boxes, shape) -> gx`` and
 * ``roi_pool_gather(t, indices, boxes) -> ty``.
 
-RoIAlign is linear in its input, and so is RoIPool once its indices are known. So the operators are
+RoIAlign is linear in its input, and so is RoIPool for fixed indices. The operators are therefore
 each other's derivatives, in reverse and in forward mode, and there are gradients of any order.
 Boxes, of shape (K, 5) in all of them, have no gradient.
 """
@@ -24,25 +24,25 @@ from torch import Tensor
 from poolgrad.contract import Buffer
 from poolgrad.core import Regions
 from poolgrad.regions import Bins, check_images, check_input, check_table, output_shape
-from poolgrad.torch.arrays import check_memory, compact, name_of, room
+from poolgrad.torch.arrays import allocate, check_memory, compact, name_of
 from poolgrad.torch.derivatives import LIBRARY, differentiable, save
 from poolgrad.windows import brief
 
 _ONNX_OPSET = 16  # of the operator RoiAlign with coordinate_transformation_mode
 
 
-# What runs on the CPU
+# Implementation on the CPU
 
 
 def _check(maps: Tensor, boxes: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
-    """Check the dtypes and shapes of input and boxes; the shape of the output."""
+    """Check the dtypes and shapes of input and boxes, and return the shape of the output."""
     check_input(name_of(maps.dtype), tuple(maps.shape))
     check_table(name_of(boxes.dtype), tuple(boxes.shape))
     return output_shape(boxes.shape[0], tuple(maps.shape), output_size)
 
 
 def _like(name: str, given: Tensor, expected: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise unless a tensor, called `name`, has this shape and dtype."""
+    """Raise an error unless the tensor `name` has this shape and dtype."""
     if tuple(given.shape) != expected or given.dtype != dtype:
         raise ValueError(
             f"{name} must be {dtype} of shape {expected}, "
@@ -74,15 +74,15 @@ class _Kernels:
         self.threads = torch.get_num_threads()
 
     def read(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor of values, called `name`, as the kernels read it."""
+        """Return the tensor `name` in the form that the kernels read."""
         check_memory(name, tensor)
         (made,) = compact((tensor.to(self._dtype),))
         return made
 
     def allocate(self, shape: tuple[int, ...], dtype: str = "") -> Tensor:
-        """A contiguous tensor for the kernels to write."""
+        """Allocate a contiguous tensor for the kernels to write."""
         order = tuple(range(len(shape)))
-        return room(Buffer(shape, order, dtype or name_of(self._dtype)), self._table)
+        return allocate(Buffer(shape, order, dtype or name_of(self._dtype)), self._table)
 
     def finished(self, made: Tensor) -> Tensor:
         return made.to(self._result)
@@ -125,8 +125,8 @@ def _pool_backward(gy: Tensor, indices: Tensor, boxes: Tensor, shape: Sequence[i
     kernels = _Kernels(gy.dtype, shape, boxes, gy.shape[2:])
     _like("gy", gy, kernels.out_shape, gy.dtype)
     gx = kernels.allocate(kernels.shape)
-    places = _places(indices, kernels)
-    kernels.regions.pool_backward(kernels.read("gy", gy), places, gx, kernels.threads)
+    flat = _compact_indices(indices, kernels)
+    kernels.regions.pool_backward(kernels.read("gy", gy), flat, gx, kernels.threads)
     return kernels.finished(gx)
 
 
@@ -135,8 +135,8 @@ def _pool_gather(t: Tensor, indices: Tensor, boxes: Tensor) -> Tensor:
     _check(t, boxes, size)
     kernels = _Kernels(t.dtype, t.shape, boxes, size)
     y = kernels.allocate(kernels.out_shape)
-    places = _places(indices, kernels)
-    kernels.regions.pool_gather(kernels.read("t", t), places, y, kernels.threads)
+    flat = _compact_indices(indices, kernels)
+    kernels.regions.pool_gather(kernels.read("t", t), flat, y, kernels.threads)
     return kernels.finished(y)
 
 
@@ -153,14 +153,14 @@ def _bins_of(indices: Tensor) -> tuple[int, int]:
     return indices.shape[2], indices.shape[3]
 
 
-def _places(indices: Tensor, kernels: _Kernels) -> Tensor:
+def _compact_indices(indices: Tensor, kernels: _Kernels) -> Tensor:
     _like("indices", indices, kernels.out_shape, torch.int32)
     check_memory("indices", indices)
-    (places,) = compact((indices,))
-    return places
+    (flat,) = compact((indices,))
+    return flat
 
 
-# What comes out, without running; sizes may be symbols
+# Shapes without data; sizes may be symbolic
 
 
 def _fake_align(x: Tensor, boxes: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
@@ -235,7 +235,7 @@ _OPS = {
 
 
 def _only_first(ctx: Any, gradient: Tensor | None) -> Any:
-    """Gradients of all arguments, of which the first alone has one."""
+    """Return the gradients of all arguments; only the first has one."""
     return (gradient, *(None,) * (ctx.inputs - 1))
 
 
@@ -422,7 +422,7 @@ for _name, _tensors in {
 
 
 def _table(boxes: object, x: Tensor) -> Tensor:
-    """Boxes of either form as one tensor of shape (K, 5), without a gradient."""
+    """Convert boxes of either form to one tensor of shape (K, 5), without a gradient."""
     if isinstance(boxes, Tensor):
         check_table(name_of(boxes.dtype), tuple(boxes.shape))
         return boxes.detach().to(x.device)
@@ -456,7 +456,7 @@ def _checked(x: Tensor, boxes: object, wanted: Bins) -> Tensor:
 
 
 def _onnx(name: str, x: Tensor, inputs: list[Tensor], shape: Any, **attributes: Any) -> Tensor:
-    """One standard operator of ONNX, in a program that is being exported."""
+    """Emit a standard operator of ONNX into a program that is being exported."""
     symbolic = getattr(getattr(torch.onnx, "ops", None), "symbolic", None)
     if symbolic is None:
         raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""Windows: what a caller asks for (`WindowSpec`), and that resolved against sizes (`Window`).
+"""Windows as the caller describes them (`WindowSpec`), and for an input (`Window`).
 
 | file | contents |
 |---|---|
@@ -6,8 +6,8 @@
 | `spec.py` | `WindowSpec`, its constructors, and its form as a flat list of integers |
 | `resolve.py` | `Window`: the windows of an input of known size; every shape rule |
 
-Every front end uses these, so that output sizes and error messages agree; the rules are those of
-docs/semantics.md. Tests: tests/test_windows.py and tests/test_geometry.py.
+All front ends use this package, so that output sizes and error messages agree. The rules are those
+of docs/semantics.md. Tests: tests/exactness/test_windows.py and tests/exactness/test_geometry.py.
 """
 
 from poolgrad.windows.arguments import Ints, Padding, brief, flag, per_axis, positive

@@ -38,7 +38,7 @@ def integer(name: str, value: object, shown: object, accepted: str) -> int:
     Raises
     ------
     TypeError
-        If it is none; the message shows the whole argument, `shown`.
+        If `value` is not an integer; the message shows the whole argument, `shown`.
     """
     try:
         if not isinstance(value, bool):
@@ -69,7 +69,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def per_axis(name: str, value: object, dims: int, accepted: str = "") -> tuple[int, ...]:
-    """One integer for each of `dims` axes, from an integer or as many of them.
+    """Return one integer for each of `dims` axes, from an integer or a sequence.
 
     Raises
     ------
@@ -87,12 +87,12 @@ def per_axis(name: str, value: object, dims: int, accepted: str = "") -> tuple[i
 
 
 def positive(name: str, value: object, dims: int) -> tuple[int, ...]:
-    """One positive integer below 2**61 for each axis, from an integer or as many of them.
+    """Return one positive integer below 2**61 for each axis, from an integer or a sequence.
 
     Raises
     ------
     TypeError, ValueError
-        If a number is not a positive integer below 2**61, or there are not as many as axes.
+        If a number is not a positive integer below 2**61, or the length is not that of the axes.
     """
     numbers = per_axis(name, value, dims)
     if min(numbers) < 1:
@@ -108,12 +108,12 @@ def check_limit(name: str, numbers: Sequence[int], shown: object) -> None:
 
 
 def padding_pairs(value: object, dims: int) -> Pairs | Literal["same"]:
-    """``(low, high)`` for each axis, or ``"same"``.
+    """Return ``(low, high)`` for each axis, or ``"same"``.
 
     Raises
     ------
     TypeError, ValueError
-        If it is neither integers, pairs of them, ``"valid"`` nor ``"same"``, or negative.
+        If the value is negative, or not integers, pairs of integers, ``"valid"`` or ``"same"``.
     """
     each = "" if dims == 1 else f"a sequence of {dims} integers, "
     pairs_of = "a pair (low, high)" if dims == 1 else f"{dims} pairs (low, high)"

@@ -13,18 +13,18 @@ from poolgrad.windows.arguments import LIMIT
 from poolgrad.windows.spec import AxisSlice, WindowKind, WindowSpec
 
 _INT64_MAX = 2**63 - 1
-_MAX_TAPS = 2**32 - 2  # routes have at most four bytes, and one value means "nowhere"
+_MAX_TAPS = 2**32 - 2  # routes have at most four bytes, and one value means "no winner"
 
 
 class Origin(NamedTuple):
-    """Where a slice of windows lies in the whole axis.
+    """Position of a slice of windows in the whole axis.
 
-    A slice is pooled exactly as the whole axis is: numbers are added in the same order.
+    Pooling a slice adds numbers in the same order as pooling the whole axis.
 
     Attributes
     ----------
     first, before : int
-        Number of the first window, and of the first input.
+        Index of the first window, and of the first input.
     outputs, inputs : int
         Number of windows and inputs of the whole axis.
     """
@@ -41,8 +41,7 @@ class Axis(NamedTuple):
     A fixed window ``o`` contains the inputs ``o * stride - lo + k * dilation`` for
     ``k < kernel``. An adaptive one contains those from ``floor(o * size / bins)`` to
     ``ceil((o + 1) * size / bins)``, at most `kernel` of them; the bins of a slice are those of the
-    whole axis. A fractional one contains the `kernel` inputs from a start that differs from plane
-    to plane.
+    whole axis. A fractional one contains `kernel` inputs; its start differs from plane to plane.
     """
 
     size: int
@@ -67,19 +66,19 @@ class Axis(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """Where these windows lie in the whole axis, which may be this one."""
+        """Position of these windows in the whole axis, which may be this axis."""
         return self.slice_of or Origin(0, 0, self.out, self.size)
 
     def bins(self, outputs: Any) -> tuple[Any, Any]:
-        """First and last (exclusive) input of an adaptive bin, or of an array of them."""
+        """Return first and last (exclusive) input of an adaptive bin, or of an array of bins."""
         first, before, bins, n = self.origin
         begin, end = (outputs + first) * n, (outputs + first + 1) * n
         return begin // bins - before, -(-end // bins) - before
 
     def taps(self, output: int) -> list[tuple[int, int]]:
-        """``(tap, input)`` for every valid input of one window, in order."""
+        """Return ``(tap, input)`` for every valid input of one window, in order."""
         if self.fractional:
-            raise ValueError("where fractional windows begin differs from plane to plane")
+            raise ValueError("the positions of fractional windows differ from plane to plane")
         if self.adaptive:
             return list(enumerate(range(*self.bins(output))))
         start = output * self.stride - self.lo
@@ -87,7 +86,7 @@ class Axis(NamedTuple):
         return [(k, i) for k, i in inputs if 0 <= i < self.size]
 
     def extent(self, output: int) -> int:
-        """Number of taps of one window that lie inside the padded input."""
+        """Return the number of taps of one window inside the padded input."""
         if self.adaptive:
             return len(self.taps(output))
         start = output * self.stride - self.lo
@@ -102,7 +101,7 @@ class Window:
     Parameters
     ----------
     axes : tuple of Axis
-        Depth, height, width, as many as are pooled.
+        The pooled axes: depth, height, width, or the last of these.
     """
 
     axes: tuple[Axis, ...]
@@ -130,12 +129,10 @@ class Window:
 
 def _adaptive_axis(name: str, size: int, out: int) -> Axis:
     if size * out > _INT64_MAX // 2:
-        raise ValueError(
-            f"output_size asks for {out} outputs along the {name}, more than fit memory"
-        )
+        raise ValueError(f"output_size of {out} along the {name} would overflow memory")
     if size % out == 0:
         return Axis(size, out, size // out, size // out)
-    # Bins begin at multiples of gcd / out: the widest reaches into one input more than most.
+    # Bins begin at multiples of gcd / out, so that the widest covers one input more than most.
     widest = size // out + (2 if size % out > math.gcd(size, out) else 1)
     return Axis(size, out, widest, out, kind=WindowKind.ADAPTIVE)
 
@@ -150,7 +147,7 @@ def _fractional_axis(name: str, size: int, kernel: int, out: int) -> Axis:
 
 
 def _axis(name: str, spec: WindowSpec, a: int, size: int) -> Axis:
-    """The windows along axis number `a` of the spec, which is called `name`."""
+    """Return the windows along axis `a` of the spec; `name` is its name in errors."""
     if size < 1:
         raise ValueError(f"the {name} of the input must be positive to be pooled, got {size}")
     if spec.kind is WindowKind.FIXED:
@@ -182,12 +179,12 @@ def _fixed_axis(name: str, spec: WindowSpec, a: int, size: int) -> Axis:
             f"kernel_size {kernel}{spans} is larger than x, which has size {size} along the {name}"
             f"{padded}"
         )
-    # A stride beyond the padded input is as good as one that just leaves it.
+    # A larger stride than the padded input is equivalent to one of its size.
     return Axis(size, out, kernel, min(stride, size + lo + hi), lo, hi, dilation)
 
 
 def _sliced(axis: Axis, size: int, part: AxisSlice) -> Axis:
-    """A slice of the windows of `axis`, of `size` of its inputs."""
+    """Return a slice of the windows of `axis`, with `size` of its inputs."""
     origin = Origin(part.first, part.before, axis.out, axis.size)
     if axis.adaptive:
         return axis._replace(size=size, out=part.outputs, slice_of=origin)
@@ -199,12 +196,12 @@ AXIS_NAMES = ("depth", "height", "width")
 
 
 def axis_names(dims: int) -> tuple[str, ...]:
-    """Names of the pooled axes in messages."""
+    """Return the names of the pooled axes in messages."""
     return ("length",) if dims == 1 else AXIS_NAMES[3 - dims :]
 
 
 def resolve(spec: WindowSpec, sizes: tuple[int, ...]) -> Window:
-    """The windows of an input of these sizes.
+    """Return the windows of an input of these sizes.
 
     Parameters
     ----------
@@ -220,7 +217,7 @@ def resolve(spec: WindowSpec, sizes: tuple[int, ...]) -> Window:
     Raises
     ------
     ValueError
-        If an output would be empty or not fit any memory.
+        If an output would be empty or overflow memory.
     """
     names = axis_names(spec.dims)
     if spec.slices:
@@ -241,7 +238,7 @@ def resolve(spec: WindowSpec, sizes: tuple[int, ...]) -> Window:
 
 
 def require_valid_inputs(window: Window) -> None:
-    """Raise unless every window contains at least one input.
+    """Raise an error unless every window contains at least one input.
 
     Raises
     ------
@@ -269,6 +266,6 @@ def _window_without_input(axis: Axis) -> int | None:
         return 0
     if (axis.out - 1) * axis.stride - axis.lo >= axis.size:
         return axis.out - 1
-    if axis.dilation > axis.size:  # taps may step over the input
+    if axis.dilation > axis.size:  # taps may skip the input
         return next((o for o in range(axis.out) if not axis.taps(o)), None)
     return None

@@ -22,7 +22,7 @@ from poolgrad.windows.arguments import (
 
 
 class WindowKind(IntEnum):
-    """How windows lie along an axis."""
+    """Kinds of windows along an axis."""
 
     FIXED = 0
     """Windows of one size at equal distances."""
@@ -40,9 +40,9 @@ class AxisSlice(NamedTuple):
     Attributes
     ----------
     first, outputs : int
-        Number of the first window, and how many windows there are.
+        Index of the first window, and number of windows.
     before, after : int
-        How many inputs of the larger axis precede and follow the inputs at hand.
+        Numbers of inputs of the larger axis before and after those of the slice.
     """
 
     first: int
@@ -64,15 +64,15 @@ class WindowSpec(NamedTuple):
     kernel_size, stride, dilation : tuple of int
         Taps of a window, distance between windows, distance between taps.
     padding : tuple of (low, high), or "same"
-        Padding before and after the input. "same": as much as makes the output size
+        Padding before and after the input. "same": the amount that makes the output size
         ``ceil(input size / stride)``.
     ceil_mode : bool
         If True, use ceil instead of floor to compute the output size, so that a last, partial
         window is kept.
     output_size : tuple of (int or None)
-        Number of windows; None: as many as inputs.
+        Number of windows; None stands for the number of inputs.
     slices : tuple of AxisSlice
-        If not empty, only these windows, of a part of the input.
+        If not empty, only these windows are pooled, from a part of the input.
     """
 
     kind: WindowKind
@@ -98,14 +98,14 @@ def fixed(
     dilation: object = 1,
     ceil_mode: object = False,
 ) -> WindowSpec:
-    """Windows of one size at equal distances.
+    """Return the spec of windows of one size at equal distances.
 
     Parameters
     ----------
     dims : int
         Number of pooled axes: 1, 2 or 3.
     kernel_size, stride, dilation : int or sequence of int
-        One number for all axes, or one per axis. Default stride: the kernel size.
+        One number for all axes, or one per axis. The default stride is the kernel size.
     padding : int, sequence of int, sequence of (low, high), "valid" or "same"
         Any size.
     ceil_mode : bool
@@ -121,7 +121,7 @@ def fixed(
     TypeError, ValueError
         If an argument has another form, another length than 1 or `dims`, or is out of range.
     """
-    if (  # the usual call, recognised first: it must not take longer than a small pooling
+    if (  # fast path of the usual call
         type(kernel_size) is type(padding) is type(dilation) is int
         and (stride is None or type(stride) is int)
         and type(ceil_mode) is bool
@@ -139,7 +139,7 @@ def fixed(
                 ceil_mode,
             )
     kernel = positive("kernel_size", kernel_size, dims)
-    # PyTorch takes an empty stride for none
+    # PyTorch treats an empty stride as None
     unset = stride is None or (is_sequence(stride) and not len(stride))
     strides = kernel if unset else positive("stride", stride, dims)
     dilations = positive("dilation", dilation, dims)
@@ -149,14 +149,14 @@ def fixed(
 
 
 def adaptive(dims: int, output_size: object) -> WindowSpec:
-    """As many bins as asked for, whatever the size of the input.
+    """Return the spec of a given number of bins, for inputs of any size.
 
     Parameters
     ----------
     dims : int
         Number of pooled axes: 1, 2 or 3.
     output_size : int, None, or sequence of them
-        Outputs along each axis; None keeps the size of the input.
+        Number of outputs along each axis; None keeps the size of the input.
 
     Returns
     -------
@@ -165,7 +165,7 @@ def adaptive(dims: int, output_size: object) -> WindowSpec:
     Raises
     ------
     TypeError, ValueError
-        If it has another form, or a number is not positive or too large.
+        If `output_size` has another form, or a number is not positive or too large.
     """
     accepted = f"{one_or_each(dims)} (None keeps the size of the input)"
     plain = to_python(output_size)
@@ -185,14 +185,14 @@ def adaptive(dims: int, output_size: object) -> WindowSpec:
 
 
 def fractional(dims: int, kernel_size: object, output_size: object) -> WindowSpec:
-    """As many windows of one size as asked for, which begin where random samples say.
+    """Return the spec of a given number of windows, whose positions depend on random samples.
 
     Parameters
     ----------
     dims : int
         Number of pooled axes: 1, 2 or 3.
     kernel_size, output_size : int or sequence of int
-        Size of the windows, and outputs along each axis.
+        Size of the windows, and number of outputs along each axis.
 
     Returns
     -------
@@ -201,7 +201,7 @@ def fractional(dims: int, kernel_size: object, output_size: object) -> WindowSpe
     Raises
     ------
     TypeError, ValueError
-        If an argument is not made of positive integers.
+        If an argument does not consist of positive integers.
     """
     kernel = positive("kernel_size", kernel_size, dims)
     outputs = positive("output_size", output_size, dims)
@@ -209,11 +209,11 @@ def fractional(dims: int, kernel_size: object, output_size: object) -> WindowSpe
 
 
 def whole(dims: int) -> WindowSpec:
-    """One window over everything."""
+    """Return the spec of one window over the whole input."""
     return WindowSpec(WindowKind.GLOBAL, output_size=(1,) * dims)
 
 
-# A spec as a flat list of integers, for what can carry nothing else: PyTorch's custom operators.
+# A spec as a flat list of integers, because PyTorch's custom operators support nothing else.
 # [kind, same padding (0 or 1), ceil_mode (0 or 1), then the kind's numbers, each for every axis].
 
 _NUMBERS = {
@@ -222,11 +222,11 @@ _NUMBERS = {
     WindowKind.FRACTIONAL: ("kernel_size", "output_size"),
     WindowKind.GLOBAL: ("output_size",),
 }
-_AS_MANY_AS_INPUTS = 0  # in place of None
+_AS_MANY_AS_INPUTS = 0  # stands for None
 
 
 def flatten(spec: WindowSpec) -> list[int]:
-    """The spec as a list of integers; `unflatten` rebuilds it."""
+    """Flatten the spec to a list of integers; `unflatten` rebuilds it."""
     same = spec.padding == "same"
     pairs = ((0, 0),) * spec.dims if spec.padding == "same" else spec.padding
     numbers = [int(spec.kind), int(same), int(spec.ceil_mode), *spec.kernel_size, *spec.stride]
@@ -237,12 +237,12 @@ def flatten(spec: WindowSpec) -> list[int]:
 
 
 def unflatten(numbers: Sequence[int]) -> WindowSpec:
-    """The spec that `flatten` turned into these integers, checked.
+    """Rebuild the spec from the integers of `flatten`, checked.
 
     Raises
     ------
     ValueError
-        If no spec has this form: whoever calls a custom operator directly may pass anything.
+        If no spec has this form. Direct calls of a custom operator may pass any integers.
     """
     kinds = {int(kind): kind for kind in WindowKind}
     kind = kinds.get(numbers[0]) if len(numbers) > 3 else None

@@ -1,4 +1,4 @@
-"""Makes the runs of a comparison on a Dask cluster.
+"""Executes the runs of a comparison on a Dask cluster.
 
 The data travel with the tasks, so that workers need no common disk and a worker that is lost takes
 nothing with it that cannot be made again: Dask gives its runs to others. Results come back here and
@@ -24,7 +24,7 @@ from poolgrad.lab.settings import LabError
 from poolgrad.lab.versions import versions
 
 _PATIENCE = 10  # seconds to reach the scheduler
-# A worker with several threads makes one run after the other: PyTorch's settings are its process's.
+# A worker executes one run at a time, because PyTorch's settings belong to the process.
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -54,12 +54,12 @@ def connect(address: str) -> Any:
 
 
 def workers_of(client: Any) -> int:
-    """How many runs the cluster makes at a time: one in each worker."""
+    """Return the number of runs at a time: one for each worker."""
     return max(len(client.scheduler_info(n_workers=-1)["workers"]), 1)
 
 
 def run_on(client: Any, data: Any, out: Path, jobs: Sequence[Job], watch: Watch) -> list[Failure]:
-    """Make runs on a cluster.
+    """Execute runs on a cluster.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def run_on(client: Any, data: Any, out: Path, jobs: Sequence[Job], watch: Watch)
     import distributed
 
     as_completed: Any = distributed.as_completed
-    # Kept by the scheduler, which computes it again where a worker is lost.
+    # Stored by the scheduler, which sends it again if a worker is lost.
     held = client.submit(pickle.loads, pickle.dumps(data), pure=False)
     futures = {
         client.submit(_run, job, held, key=f"poolgrad-{job.name}-{id(held)}", pure=False): job
@@ -123,6 +123,6 @@ def run_on(client: Any, data: Any, out: Path, jobs: Sequence[Job], watch: Watch)
 
 
 def _run(job: Job, data: Any) -> tuple[RunResult, list[Example]]:
-    """Make one run in a temporary folder of the worker."""
+    """Execute one run in a temporary folder of the worker."""
     with _ONE_AT_A_TIME, tempfile.TemporaryDirectory() as folder:
         return TASKS[job.task].training_functions().run_one(job, data, Path(folder) / "run")

@@ -1,4 +1,4 @@
-"""A comparison from its options to its folder of results. Imports no PyTorch."""
+"""Executes a comparison, from its options to its folder of results. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _START_SECONDS = 1.5  # of a run
 
 @dataclass
 class Session:
-    """A comparison that is ready to be made: checked options, data and folder."""
+    """A comparison that is ready to start: checked options, data and folder."""
 
     plan: Plan
     out: Path
@@ -59,7 +59,7 @@ class Session:
     console: Console
 
     def make(self) -> tuple[Comparison, list[Path]]:
-        """Make all runs that have not finished, and write the results.
+        """Execute all runs that have not finished, and write the results.
 
         Returns
         -------
@@ -74,10 +74,10 @@ class Session:
         jobs = self.plan.grid()
         finished, waiting, damaged = grid.sort_jobs(self.out, jobs)
         start = processes.context(self.plan.task_entry.training_module)
-        with self._client(waiting) as client:  # before the costs: an address can be wrong
+        with self._client(waiting) as client:  # before the costs, because the address may be wrong
             measured = self._costs(start)
             failures = damaged + self._run(start, client, waiting, finished, measured)
-        order = {job.name: place for place, job in enumerate(jobs)}
+        order = {job.name: index for index, job in enumerate(jobs)}
         failures.sort(key=lambda f: order[f.name])
         comparison = self.gather(jobs, failures, measured)
         return comparison, self.write(comparison)
@@ -102,9 +102,9 @@ class Session:
         known = _read_costs(path)
         jobs = {job.name: job for job in (self.plan.job(m, h, 0) for m, h in self.plan.pairs())}
         if any(name not in known for name in jobs):
-            # All of them again, since they are measured side by side.
+            # All methods are measured again, because they are timed in alternation.
             text = "measuring time and memory of each method, nothing else runs"
-            if not self.console.is_terminal:  # which shows no status
+            if not self.console.is_terminal:  # there is no status display
                 self.console.print(text, highlight=False)
             with self.console.status(text):
                 known = lab_costs.measure(start, self.data, list(jobs.values()), self.plan.quick)
@@ -256,7 +256,7 @@ def opened(options: Mapping[str, Any], out: Path | None, console: Console) -> It
 
 
 def _stored(out: Path) -> dict[str, Any] | None:
-    """What the comparison in a folder was begun with; None for an absent or empty folder."""
+    """Return the stored options of the comparison in a folder; None if there is none."""
     mark = out / _MARK
     try:
         if mark.exists():
@@ -280,18 +280,18 @@ def _check_same(plan: Plan, described: Described, stored: Mapping[str, Any], out
         before = stored["options"].get(name)
         if name != "data" and before != value:  # data may have moved
             raise LabError(
-                f"{flag(name)}: the comparison in {out} was begun with {shorten(before)}, not"
-                f" {shorten(value)}; give that, or choose another --out"
+                f"{flag(name)}: the comparison in {out} was started with {shorten(before)}, not"
+                f" {shorten(value)}; pass that value, or choose another --out"
             )
     if stored["data"] != json.loads(json.dumps(described.identity)):
         raise LabError(
-            f"--data: {plan.data} is not what the comparison in {out} was begun with; choose"
-            " another --out"
+            f"--data: {plan.data} is not what the comparison in {out} was started with;"
+            " choose another --out"
         )
 
 
 def _read_costs(path: Path) -> dict[str, Cost]:
-    """Costs that were measured earlier; a damaged file counts as none, since they are cheap."""
+    """Return costs that were measured earlier; none if the file is damaged."""
     try:
         stored = read_json(path)
         if not isinstance(stored, dict):
@@ -373,7 +373,7 @@ def _compare(
 
 
 def _remarks(plan: Plan, groups: Collection[tuple[str, str]]) -> list[str]:
-    """What a reader of the papers would wonder about."""
+    """Return notes for readers of the papers."""
     if plan.conv_padding == "circular" or all(method != "aps" for method, _ in groups):
         return []
     return [
@@ -432,7 +432,7 @@ def _facts(plan: Plan, described: Described) -> dict[str, str]:
 
 
 def repeat_command(plan: Plan) -> str:
-    """The command that repeats a comparison, with every option that decides its results."""
+    """Return the command that repeats a comparison, with all options that affect the results."""
     options: dict[str, Any] = {
         "task": plan.task,
         "data": plan.data,
@@ -452,7 +452,7 @@ def repeat_command(plan: Plan) -> str:
 
 
 def compare(options: Mapping[str, Any], out: Path | None, console: Console) -> None:
-    """Make a comparison, or go on with it, and print its result.
+    """Execute or resume a comparison, and print its result.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Measures time and memory of every method on this machine, while nothing else runs here."""
+"""Measures time and memory of every method on this machine, while no run is active."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from poolgrad.lab.compare import processes
 from poolgrad.lab.compare.results import Cost
 from poolgrad.lab.compare.tasks import TASKS, Case, Job
 
-# Seconds that a measurement takes about, and the least and the most timings of each call.
+# Approximate seconds of a measurement, and the limits of timings of each call.
 _SECONDS, _QUICK_SECONDS = 15.0, 5.0
 _TURNS = (5, 31)
 _STEPS = 3  # whose peak memory is measured
 
 
 def measure(start: Any, data: Any, jobs: Sequence[Job], quick: bool) -> dict[str, Cost]:
-    """Measure every method, in turns.
+    """Measure every method, in alternation.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def measure(start: Any, data: Any, jobs: Sequence[Job], quick: bool) -> dict[str
 
 
 def _times(jobs: Sequence[Job], data: Any, quick: bool) -> dict[str, dict[str, Any]]:
-    """Milliseconds and their spread, bytes that are kept for the backward pass, parameters."""
+    """Return milliseconds, their spread, bytes kept for the backward pass, and parameters."""
     import math
 
     from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
@@ -62,7 +62,7 @@ def _times(jobs: Sequence[Job], data: Any, quick: bool) -> dict[str, dict[str, A
                 step, inference = partial(_step, case, _optimizer(case)), partial(_infer, case)
                 step()
                 inference()
-            except Exception:  # its runs will tell why
+            except Exception:  # its runs report the error
                 continue
             cases[job.name] = case
             calls |= {f"{job.name} step": step, f"{job.name} inference": inference}
@@ -112,15 +112,15 @@ def _infer(case: Case) -> None:
 
 
 def _peak(job: Job, data: Any) -> int:
-    """Bytes by which training steps raise the memory of this process, a new one, at most."""
+    """Return the largest increase of the memory of this (new) process in training steps."""
     if sys.platform == "win32":
-        return 0  # there is no such figure
+        return 0  # not available
     import torch
 
     torch.set_num_threads(job.threads)
     case = TASKS[job.task].training_functions().case(job, data)
     case.network.train()
-    case.network(case.images[:2]).sum().backward()  # what is allocated once and for all
+    case.network(case.images[:2]).sum().backward()  # one-time allocations
     before = _resident()
     optimizer = _optimizer(case)
     for _ in range(_STEPS):
@@ -139,7 +139,7 @@ def _resident() -> int:
     try:
         with open("/proc/self/statm") as file:
             pages = int(file.read().split()[1])
-    except OSError:  # not Linux: the highest so far
+    except OSError:  # not Linux: the peak so far
         return _highest()
     import resource
 

@@ -23,10 +23,10 @@ from poolgrad.lab.compare.results import Comparison, Summary
 from poolgrad.lab.plotting import GREY
 
 INK, LINE, PAPER = "#1b2127", "#dcdbd5", "#ffffff"
-# Okabe & Ito's colours, with grey in the place of yellow, which is too pale for lines. The baseline
-# has that of the text, black or white.
+# Okabe & Ito's colours, with grey instead of yellow, which is too pale for lines. The baseline has
+# the colour of text, black or white.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
-# Every method has a marker of its own, so that pictures can be read without colours.
+# Every method has its own marker, so that pictures can be read without colours.
 _MARKERS: tuple[str | tuple[int, int, int], ...] = (
     "s",
     "^",
@@ -60,7 +60,7 @@ _PNG_DPI = 160
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn in every picture.
+    """The style of a method in every picture.
 
     Attributes
     ----------
@@ -232,7 +232,7 @@ _METADATA = ("Creator", "Date", "Format", "Type")
 def _for_page(svg: str, name: str, alt: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # the same in every figure, and never referred to
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # repeated in every figure, and never referenced
     svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r"(font(?:-family)?: ?[^;\"]*?)'DejaVu Sans'[^;\"]*", r"\1inherit", svg)
     svg = re.sub(r"font: (?:(bold|\d+) )?([\d.]+)px inherit", _font, svg)
@@ -254,7 +254,7 @@ def _font(found: re.Match[str]) -> str:
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Draw any name as it is, and be silent about characters that the font does not have."""
+    """Draw names literally, without warnings about characters that the font does not have."""
     with (
         mpl.rc_context({"text.parse_math": False, "font.family": "DejaVu Sans"}),
         warnings.catch_warnings(),

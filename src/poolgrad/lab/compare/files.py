@@ -55,7 +55,7 @@ def _result_row(comparison: Comparison, summary: Summary) -> dict[str, str]:
 
 
 def write_runs(comparison: Comparison, path: Path) -> None:
-    """Write `runs.csv`: one row for each run, also for those that failed."""
+    """Write `runs.csv`: one row for each run, including failed runs."""
     rows = []
     for run in comparison.runs:
         row = {"method": run.method, "head": run.head, "seed": str(run.seed)}
@@ -87,7 +87,7 @@ def _csv(rows: Sequence[Mapping[str, str]]) -> bytes:
 
 
 def write_protocol(comparison: Comparison, command: str, path: Path) -> None:
-    """Write `protocol.md`: everything that is needed to repeat the comparison."""
+    """Write `protocol.md`, which describes how to repeat the comparison."""
     lines = [f"# Comparison of downsamplings on {comparison.data}", "", comparison.sentence, ""]
     lines += [f"- **{topic}**: {text}" for topic, text in comparison.facts.items()]
     lines += ["", "To repeat it:", "", "```", command, "```", "", "Methods:", ""]
@@ -97,7 +97,7 @@ def write_protocol(comparison: Comparison, command: str, path: Path) -> None:
         source = f" ({entry.source})" if entry and entry.source else ""
         lines.append(f"- `{method}`: {entry.title if entry else titled}{source}")
     if comparison.warnings:
-        lines += ["", "## What these results cannot tell", ""]
+        lines += ["", "## Limits of these results", ""]
         lines += [f"- {warning}" for warning in comparison.warnings]
     if comparison.failures:
         lines += ["", "## Failed runs", ""]

@@ -1,4 +1,4 @@
-"""What a report writes about numbers: verdicts, rounded numbers, and what the papers report."""
+"""Formats numbers and verdicts of the report, and compares them with published results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from poolgrad.lab.compare.results import Comparison, Cost, Estimate, Summary
 
 _MINUS = "\N{MINUS SIGN}"
-_NONE = "\N{EN DASH}"  # a number that there is not
+_NONE = "\N{EN DASH}"  # for a missing number
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -57,7 +57,7 @@ def has_interval(estimate: Estimate) -> bool:
 
 
 def with_interval(estimate: Estimate, form: Callable[[float], str] = number) -> str:
-    """Return a mean and its interval in brackets, or the mean alone where there is none.
+    """Return a mean and its interval in brackets, or the mean if there is no interval.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def find_baseline(comparison: Comparison) -> Summary | None:
 
 
 def verdict_of(summary: Summary, baseline: Summary | None) -> Verdict:
-    """Return the verdict on a paired difference: its interval holds zero, or it does not.
+    """Return the verdict on a paired difference: whether its interval contains zero.
 
     Parameters
     ----------
@@ -183,12 +183,12 @@ def validation_curve(comparison: Comparison, method: str, head: str) -> Curve | 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper reports, and what this comparison found.
+    """The result of a paper, and that of this comparison.
 
     Attributes
     ----------
     paper
-        Authors, title, place and year.
+        Authors, title, venue and year.
     reported
         What it says, in a sentence.
     outcome
@@ -204,7 +204,7 @@ class Claim:
 
 
 def compare_with_papers(comparison: Comparison) -> list[Claim]:
-    """Return what the papers report, beside what was found here."""
+    """Return the results of the papers next to those of this comparison."""
     if comparison.task == "segment":
         return [_unpooling(comparison), _dilation(comparison)]
     return [_blur(comparison), _polyphase(comparison), _accuracy_lifts(comparison)]

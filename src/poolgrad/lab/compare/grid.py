@@ -1,4 +1,4 @@
-"""Makes the runs of a comparison, some at a time, each in a process of its own."""
+"""Executes the runs of a comparison in parallel, each in its own process."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class Watch(Protocol):
     """Receiver of the events of a comparison, such as a progress display."""
 
     def started(self, job: Job) -> None:
-        """A run has begun, or goes on."""
+        """Record that a run has begun or was resumed."""
 
     def progressed(self, job: Job, epochs: int) -> None:
         """Report the number of finished epochs of a run."""
 
     def finished(self, job: Job, score: float) -> None:
-        """A run has finished with this mean score."""
+        """Record that a run has finished with this mean score."""
 
     def failed(self, failure: Failure) -> None:
-        """A run has ended with an error."""
+        """Record that a run has failed."""
 
 
 def run_folder(out: Path, job: Job) -> Path:
-    """The folder of a run."""
+    """Return the folder of a run."""
     return out / "runs" / job.name
 
 
 def sort_jobs(out: Path, jobs: Sequence[Job]) -> tuple[list[Job], list[Job], list[Failure]]:
-    """Divide runs into those that have finished, those to be made, and damaged ones.
+    """Divide runs into finished, unfinished and damaged ones.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def sort_jobs(out: Path, jobs: Sequence[Job]) -> tuple[list[Job], list[Job], lis
 def run_local(
     start: Any, data: Any, out: Path, jobs: Sequence[Job], workers: int, watch: Watch
 ) -> list[Failure]:
-    """Make runs on this machine.
+    """Execute runs on this machine.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def _run_and_save(job: Job, data: Any, folder: Path) -> float:
 
 
 def mean_score(job: Job, scores: dict[str, Any]) -> float:
-    """The mean of the main score over the test images."""
+    """Return the mean of the main score over the test images."""
     return float(scores[TASKS[job.task].score].mean())
 
 

@@ -41,7 +41,7 @@ class Strip:
 
 
 def group_by_image(examples: Sequence[Example]) -> list[list[Example]]:
-    """Return the examples of each test image together, images and methods in their order."""
+    """Group the examples by test image, and keep the order of images and methods."""
     groups: dict[tuple[object, ...], list[Example]] = {}
     for example in examples:
         image = np.ascontiguousarray(example.image)
@@ -115,8 +115,8 @@ def draw_sheet(strips: Sequence[Strip], labels: Sequence[str]) -> bytes:
             if segmented:
                 predicted = predicted.partition(",")[0]  # the first of its scores
             short = predicted if len(predicted) < 22 else predicted[:21] + "…"
-            told = short if segmented else f"predicted: {short}"
-            canvas.text(10, middle + 10, told, 11, GREY)
+            caption = short if segmented else f"predicted: {short}"
+            canvas.text(10, middle + 10, caption, 11, GREY)
         for j, pixels in enumerate(strip.maps):
             _place(axes, pixels, names + cell * j, top + cell * i, cell - 10)
     axes.set(xlim=(0, canvas.width), ylim=(canvas.height, 0))
@@ -125,7 +125,7 @@ def draw_sheet(strips: Sequence[Strip], labels: Sequence[str]) -> bytes:
 
 
 def _place(axes: Axes, pixels: Pixels, left: float, top: float, side: float) -> None:
-    """Draw pixels into a square, whole and in their proportions."""
+    """Draw pixels into a square, with their aspect ratio."""
     height, width = (side * extent / max(pixels.shape[:2]) for extent in pixels.shape[:2])
     left, top = left + (side - width) / 2, top + (side - height) / 2
     box = (left, left + width, top + height, top)

@@ -1,4 +1,4 @@
-"""The options of a comparison: their defaults, their rules, and which of them decide its results.
+"""The options of a comparison: defaults, checks, and which of them affect the results.
 
 Needs neither PyTorch nor the data: a wrong option is refused at once.
 """
@@ -31,22 +31,22 @@ from poolgrad.lab.settings import (
 
 TaskName = Literal["classify", "segment"]
 
-EXAMPLES = 3  # images that are followed through the first downsampling
+EXAMPLES = 3  # images that are traced through the first downsampling
 STRIDE = 2  # of every downsampling
 MOST_SEEDS, MOST_JOBS, MOST_DEVICES = 1000, 1024, 64
-# `none` works on maps of full size: above this side it would take most of the time.
+# `none` computes maps of full size; above this side it would take most of the time.
 LARGEST_FOR_NONE = 48
-# To which folders of images of several sizes, or of larger ones, are resized.
+# Folders of images of several or larger sizes are resized to this side.
 DEFAULT_SIDE = 64
 _LEARNING_RATE = 0.01
-_LARGEST_BATCH = 32  # with larger ones the digits take more epochs, and as long
+_LARGEST_BATCH = 32  # larger batches take more epochs and the same time
 # Limits of the epochs of an ordinary and of a quick run.
 _EPOCHS, _QUICK_EPOCHS = (8, 60), (4, 40)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be compared, and how.
+    """The options of a comparison.
 
     Attributes
     ----------
@@ -270,7 +270,7 @@ class Plan:
         return Path("runs") / f"compare{task}-{self.data_name}{quick}"
 
     def deciding(self) -> dict[str, Any]:
-        """The options that decide the result of a run: a comparison goes on with the same only.
+        """Return the options that affect the results; a resumed comparison must have the same.
 
         Methods, heads and seeds may be added; jobs, devices and the cluster only change how the
         work is divided.
@@ -326,8 +326,7 @@ def names(option: str, text: str, accepted: Sequence[str]) -> tuple[str, ...]:
     if unknown or not given:
         got = shorten(unknown[0] if unknown else text)
         raise LabError(
-            f"{flag(option)} must be names of {', '.join(accepted)}, with commas between them; got"
-            f" {got}"
+            f"{flag(option)} must be names of {', '.join(accepted)}, separated by commas; got {got}"
         )
     return tuple(dict.fromkeys(given))
 

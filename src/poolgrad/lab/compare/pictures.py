@@ -1,7 +1,7 @@
 """Charts of a comparison: differences, consistency, shifts, learning curves, costs.
 
 Every function returns a `Canvas` of the given width and the text that stands for the picture where
-it cannot be seen.
+it cannot be viewed.
 """
 
 from __future__ import annotations
@@ -202,22 +202,24 @@ def _label_points(
     points: Sequence[tuple[float, float]],
     labels: Sequence[str],
 ) -> None:
-    """Write names beside points; a name that finds no room there stands further away, on a line.
+    """Write names beside points; where there is no space, further away with a leader line.
 
     Greedy: every name takes the position, out of 16 directions and some distances, that overlaps
     the fewest names and points, and of these the nearest.
     """
     extent = np.asarray(size)
-    places = axes.transLimits.transform(points) * extent
-    taken = [_box(place, 9, 9) for place in places]
+    positions = axes.transLimits.transform(points) * extent
+    taken = [_box(position, 9, 9) for position in positions]
     angles = np.arange(16) * (2 * np.pi / 16)
     back = axes.transLimits.inverted()
-    for place, label in sorted(zip(places, labels, strict=True), key=lambda pair: -pair[0][0]):
+    for position, label in sorted(
+        zip(positions, labels, strict=True), key=lambda pair: -pair[0][0]
+    ):
         wide = _CHARACTER * len(label)
         candidates = []
         for far, angle in product((13, 24, 38, 54, 74, 100), angles):
             direction = np.array([np.cos(angle), np.sin(angle)])
-            centre = place + direction * (far + np.array([wide / 2, 3]) * abs(direction))
+            centre = position + direction * (far + np.array([wide / 2, 3]) * abs(direction))
             box = _box(centre, wide, 15)
             outside = box[0] < -4 or box[1] < 2 or box[2] > extent[0] + 14 or box[3] > extent[1] + 8
             cost = far + 60 * sum(_overlap(box, other) for other in taken) + 1000 * outside
@@ -225,7 +227,7 @@ def _label_points(
             candidates.append((cost, far, centre))
         _, far, centre = min(candidates, key=lambda candidate: candidate[0])
         taken.append(_box(centre, wide, 15))
-        (x, y), (label_x, label_y) = back.transform([place / extent, centre / extent])
+        (x, y), (label_x, label_y) = back.transform([position / extent, centre / extent])
         arrow = {"arrowstyle": "-", "color": GREY, "linewidth": 0.7, "shrinkB": 5}
         axes.annotate(
             label,
@@ -327,12 +329,12 @@ def draw_shifts(
 def _label_ends(
     canvas: Canvas,
     axes: Axes,
-    place: tuple[float, float, float, float],
+    position: tuple[float, float, float, float],
     lines: Sequence[tuple[float, Style]],
-    room: float,
+    space: float,
 ) -> None:
     """Write the names of lines at their right ends, joined to them by thin lines."""
-    left, top, width, height = place
+    left, top, width, height = position
     low, high = axes.get_ylim()
     finite = [(value, style) for value, style in lines if np.isfinite(value)]
     ends = [top + height * (high - value) / (high - low) for value, _ in finite]
@@ -341,13 +343,13 @@ def _label_ends(
     for end, y, (_, style) in zip(ends, heights, finite, strict=True):
         canvas.line([left + width * last + 5, left + width + 8], [end, y], GREY, 0.6)
         canvas.mark(left + width + 15, y, style, 5.5)
-        canvas.text(left + width + 24, y, _fit(style.label, room), _LABEL - 0.5)
+        canvas.text(left + width + 24, y, _fit(style.label, space), _LABEL - 0.5)
 
 
 def draw_learning(
     comparison: Comparison, summaries: Sequence[Summary], styles: Styles, width: int
 ) -> Picture | None:
-    """Draw the validation score over the epochs, one panel a method: mean and range over seeds.
+    """Draw the validation score over the epochs, one panel per method: mean and range over seeds.
 
     Parameters
     ----------
@@ -371,7 +373,7 @@ def draw_learning(
     cell, extent = (width + 12) / columns, 150 if narrow else 190
     canvas = Canvas(width, rows * extent + 4)
     last = max(epochs[-1] for epochs, *_ in found.values())
-    # The first epochs, far below the others, would press these together.
+    # The first epochs are far below the others and would compress their range.
     late = [v for e, *lines in found.values() for line in lines for v in line[e > last / 4]]
     limits = _limits([Estimate(v, v, v) for v in late], 1.0)
     for i, (key, (epochs, low, mean, high)) in enumerate(found.items()):
@@ -435,7 +437,7 @@ def draw_costs(
         spreads = [cost.spread(s.cost) if s.cost and cost.spread else 0.0 for s in summaries]
         spreads = [v if math.isfinite(v) else 0.0 for v in spreads]
         ends = [v + w for v, w in zip(values, spreads, strict=True) if math.isfinite(v)]
-        axes.set_xlim(0, 1.75 * max([*ends, 0.0]) or 1.0)  # room for the numbers
+        axes.set_xlim(0, 1.75 * max([*ends, 0.0]) or 1.0)  # space for the numbers
         axes.set_ylim(bar * len(summaries), 0)
         axes.axvline(0, color=GREY, linewidth=1.2)
         canvas.text(0 if narrow else left, top - 18, cost.title, 11.5, INK, weight="bold")
@@ -467,9 +469,9 @@ def _names_width(summaries: Sequence[Summary], styles: Styles) -> float:
     return 34 + _CHARACTER * max(len(styles[key_of(s)].label) for s in summaries)
 
 
-def _fit(label: str, room: float) -> str:
+def _fit(label: str, space: float) -> str:
     """The label, cut off where it is longer than some pixels."""
-    most = max(int(room / _CHARACTER), 4)
+    most = max(int(space / _CHARACTER), 4)
     return label if len(label) <= most else label[: most - 1] + "…"
 
 

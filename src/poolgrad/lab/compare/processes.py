@@ -1,4 +1,4 @@
-"""Child processes that do one piece of work each, and that never outlive their parent.
+"""Child processes that call one function each, and that never outlive their parent.
 
 A child that is killed, or that crashes, costs the piece it worked on and nothing else.
 """
@@ -22,7 +22,7 @@ from poolgrad.lab.settings import LabError
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended.
+    """The result of a child process.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ def context(preload: str) -> Any:
 
 
 class Child:
-    """A function that is called in a process of its own.
+    """A function call in a child process.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ from poolgrad.lab.compare.tasks import Job
 
 
 class Display:
-    """A line for the whole comparison and one for each run that is being made.
+    """Shows a line for the whole comparison and one for each active run.
 
     Where the output is no terminal, one line is printed for each run that ends.
 
@@ -97,7 +97,7 @@ class Display:
         left = sum(self._left.values())
         done = sum(self._expected.values()) - left
         elapsed = time.monotonic() - self._began
-        # Before there is anything to go by, the expectation itself.
+        # Before any measurement, the prior estimate.
         pace = elapsed / done if done > 0.1 * (left + done) else 1 / self._workers
         return left * pace
 

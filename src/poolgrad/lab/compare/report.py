@@ -53,7 +53,7 @@ from poolgrad.lab.compare.results import Comparison, Estimate, Summary
 from poolgrad.lab.folder import write_atomic
 from poolgrad.lab.segment.pictures import draw_masks
 
-# Names of the pictures and of the PNG files, and what draws them.
+# Names of the pictures and of the PNG files, and the functions that draw them.
 _PICTURES: dict[str, Callable[..., tuple[Canvas, str] | None]] = {
     "differences": draw_differences,
     "consistency": draw_together,
@@ -61,7 +61,7 @@ _PICTURES: dict[str, Callable[..., tuple[Canvas, str] | None]] = {
     "learning": draw_learning,
     "costs": draw_costs,
 }
-_COMPARED = {"differences", "consistency"}  # of one method alone they show nothing
+_COMPARED = {"differences", "consistency"}  # empty for a single method
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def write_report(comparison: Comparison, folder: Path) -> list[Path]:
             pngs["masks.png"] = masks
     page = _render(comparison, summaries, styles, charts, images, masks, list(pngs))
     paths = []
-    # The page comes last: where it is, its pictures are.
+    # The page is written last, after its pictures.
     for name, content in {**pngs, "report.html": page.encode()}.items():
         write_atomic(folder / name, content)
         paths.append(folder / name)
@@ -247,8 +247,7 @@ def _uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
-# Of control characters and halves of surrogate pairs, which names of files can hold, HTML and UTF-8
-# have none.
+# File names can hold control characters and unpaired surrogates, which HTML and UTF-8 cannot.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 

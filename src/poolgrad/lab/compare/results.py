@@ -1,4 +1,4 @@
-"""The results of a comparison: what the runs, the statistics and the report exchange.
+"""The result types that the runs, the statistics and the report of a comparison exchange.
 
 Needs nothing but NumPy. Arrays of test images have the order of the test part of the split, the
 same in all runs.
@@ -140,7 +140,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Example:
-    """One test image on its way through the first downsampling of a method, and back.
+    """One test image traced through the first downsampling of a method, forward and backward.
 
     Attributes
     ----------
@@ -227,7 +227,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that a report shows.
+    """The contents of a report.
 
     Attributes
     ----------
@@ -245,7 +245,7 @@ class Comparison:
     summaries, runs, failures, examples
         The results, in the order of the methods.
     warnings
-        Sentences on what the results cannot tell.
+        Sentences on the limits of the results.
     sentence
         The result in one sentence.
     """

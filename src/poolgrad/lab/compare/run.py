@@ -32,7 +32,7 @@ _EVALUATION_BATCH = 256
 def run_one(
     job: Job, data: lab_data.LabelledImages, folder: Path
 ) -> tuple[RunResult, list[Example]]:
-    """Train, from the last checkpoint on, and test.
+    """Train from the last checkpoint, and test.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def begin(run: RunFolder, job: Job, described: dict[str, object]) -> int:
         content = {"settings": job.settings.as_dict(), "data": described, "versions": versions()}
         run.begin(content | {"threads": job.threads})
         return job.threads
-    free = {"data": None}  # which may have moved
+    free = {"data": None}  # the data may have moved
     if stored["data"] != described or stored["settings"] | free != job.settings.as_dict() | free:
         raise LabError(f"{run.settings} belongs to another run; remove {run.path} to begin again")
     return int(stored["threads"])
@@ -136,7 +136,7 @@ def kept_rows(run: RunFolder) -> list[dict[str, float]]:
 
 
 def predictor(network: nn.Module, batch: int) -> Callable[[Array], IntArray]:
-    """A function from images, shape (T, C, H, W), to the classes with the highest scores.
+    """Return a function from images, shape (T, C, H, W), to the predicted classes.
 
     Parameters
     ----------

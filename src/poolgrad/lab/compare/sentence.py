@@ -8,7 +8,7 @@ from poolgrad.lab.compare.results import Estimate, Failure, Summary
 from poolgrad.lab.compare.statistics import Scores, best
 from poolgrad.lab.settings import counted
 
-# Below so many test images, or above so wide intervals, little can be told.
+# With fewer test images, or wider intervals, the report warns.
 FEW_IMAGES = 30
 WIDE = 0.05
 FEW_SEEDS = 3
@@ -30,7 +30,7 @@ def sentence(
     metric: str,
     consistency: Mapping[str, Scores],
 ) -> str:
-    """The result in one sentence.
+    """Return the result in one sentence.
 
     Parameters
     ----------
@@ -73,12 +73,12 @@ def _scores(summaries: Sequence[Summary], baseline: Summary, metric: str) -> lis
     for some, word in ((better, "better"), (worse, "worse")):
         if some:
             verb = "is" if len(some) == 1 else "are"
-            told = "" if parts else f" than {named} in {metric} ({its})"
+            versus = "" if parts else f" than {named} in {metric} ({its})"
             apart = listed([f"{name_of(s)} by {_size(s)}" for s in some])
             if len(some) == 1:
-                apart = f"{name_of(some[0])} {verb} {word}{told} by {_size(some[0])}"
+                apart = f"{name_of(some[0])} {verb} {word}{versus} by {_size(some[0])}"
             else:
-                apart = f"{verb} {word}{told}: {apart}"
+                apart = f"{verb} {word}{versus}: {apart}"
                 apart = f"{listed([name_of(s) for s in some])} {apart}"
             parts.append(apart)
     return parts
@@ -131,7 +131,7 @@ def listed(items: Sequence[str]) -> str:
 def warnings(
     summaries: Sequence[Summary], failures: Sequence[Failure], tested: int, seeds: int, metric: str
 ) -> list[str]:
-    """What the results cannot tell, in sentences with numbers.
+    """Return the limits of the results, in sentences with numbers.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def warnings(
     tested
         Number of test images.
     seeds
-        How many seeds were asked for.
+        The requested number of seeds.
     metric
         Name of the score.
     """

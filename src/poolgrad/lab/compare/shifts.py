@@ -14,7 +14,7 @@ from poolgrad.lab.compare.results import Array, FloatArray, IntArray, ShiftCurve
 
 Predict = Callable[[Array], IntArray]
 
-# Right, down and both diagonals: poolings treat a shift and its opposite alike, up to the border.
+# Right, down and both diagonals; opposite shifts are equivalent, except at the border.
 DIRECTIONS = ((0, 1), (1, 0), (1, 1), (1, -1))
 _MOST_DISTANCES = 8
 
@@ -63,7 +63,7 @@ def evaluations(most: int) -> int:
 
 
 def roll(images: Array, down: int, right: int) -> Array:
-    """Shift circularly: what leaves an image comes in on its other side.
+    """Shift circularly: pixels that leave an image enter on its other side.
 
     Parameters
     ----------

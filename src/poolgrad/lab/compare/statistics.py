@@ -23,7 +23,7 @@ from poolgrad.lab.compare.results import Estimate, FloatArray
 LEVEL = 0.95
 DRAWS = 4000
 _SEED = 0
-_AT_ONCE = 2_000_000  # weights that are held at a time
+_AT_ONCE = 2_000_000  # weights in memory at a time
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,14 @@ def differences(scores: Mapping[str, Scores], baseline: str) -> dict[str, Estima
     factor = float(np.quantile(deviation.max(axis=0), LEVEL)) if varies.any() else 0.0
     found = {}
     for name, values, mean, error in zip(pairs, pairs.values(), means, errors, strict=True):
-        # Equal on every image: a difference may still hide, as in `estimate`.
+        # Equal on every image; a difference is still possible, as in `estimate`.
         half = factor * float(error) if error > 0 else _hidden(values.shape[1])
         found[name] = Estimate(float(mean), float(mean) - half, float(mean) + half)
     return found
 
 
 def best(scores: Mapping[str, Scores]) -> tuple[str, list[str]]:
-    """The method with the highest mean, and those that cannot be told apart from it.
+    """Return the method with the highest mean, and those that are not distinguishable from it.
 
     Parameters
     ----------

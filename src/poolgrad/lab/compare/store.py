@@ -74,7 +74,7 @@ def save_run(
 
 
 def load_run(path: Path) -> tuple[RunResult, list[Example]] | None:
-    """Read a finished run; None where there is none.
+    """Read a finished run; None if there is none.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def _unpacked(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except Exception as error:  # zip, zlib, npy headers: each has its own
+    except Exception as error:  # zip, zlib and npy headers have different exceptions
         raise LabError(
             f"{path} cannot be read: {first_line(error)}; remove its folder to repeat the run"
         ) from error

@@ -1,4 +1,4 @@
-"""The tasks that a comparison can have, and the modules that do the work of each.
+"""The tasks of a comparison, and the modules that implement each.
 
 Reading this file needs nothing but Python: the modules are imported when they are needed.
 """
@@ -68,7 +68,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Case:
-    """What the costs of a method are measured with.
+    """The inputs for measuring the costs of a method.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Described:
     facts
         Sentences for the protocol, by topic.
     identity
-        What must not change while a comparison goes on; JSON can hold it.
+        Facts that must not change when a comparison is resumed, in JSON types.
     training, tested
         Number of images.
     size

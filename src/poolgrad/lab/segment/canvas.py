@@ -11,7 +11,7 @@ CANVASES = 400
 
 _SEED = 0
 _DIGIT_SIDES = (20, 34)  # smallest and largest, in pixels, with a margin
-_TRIALS = 20  # places that are tried for a digit before it is left out
+_TRIALS = 20  # positions that are tried for a digit before it is omitted
 _NOISE = 0.06  # standard deviation; ink is 0.55 to 1
 
 Plane = NDArray[np.float64]
@@ -38,7 +38,7 @@ def scatter_digits(canvases: int = CANVASES) -> tuple[NDArray[np.uint8], NDArray
     """
     from sklearn.datasets import load_digits
 
-    # A margin gives also strokes at the border of a digit's image a soft edge.
+    # With a margin, strokes at the border of a digit's image have a soft edge, too.
     digits = np.pad(load_digits().images / 16, ((0, 0), (1, 1), (1, 1)))
     random = np.random.default_rng(_SEED)
     order = random.permutation(len(digits)).reshape(-1, 3)
@@ -63,16 +63,16 @@ def _draw(digits: Plane, random: np.random.Generator) -> tuple[Plane, NDArray[np
         grown = ndimage.zoom(digit, side / len(digit), order=1, mode="nearest", grid_mode=True)
         for _ in range(_TRIALS):
             row, column = random.integers(0, SIDE - side + 1, 2)
-            place = slice(row, row + side), slice(column, column + side)
-            if not taken[place].any():
+            region = slice(row, row + side), slice(column, column + side)
+            if not taken[region].any():
                 break
         else:
             continue
         cover = np.zeros((SIDE, SIDE))
-        cover[place] = grown
+        cover[region] = grown
         canvas = _paint(canvas, cover, random)
         mask |= cover >= 0.5
-        taken[place] = True
+        taken[region] = True
     canvas += _NOISE * random.standard_normal(canvas.shape)
     return canvas.clip(0, 1), mask
 
@@ -96,6 +96,6 @@ def _distractor(random: np.random.Generator) -> Plane:
     along = end - begin
     share = (pixels @ along / max(float(along @ along), 1e-9)).clip(0, 1)
     distance = np.linalg.norm(pixels - share[..., None] * along, axis=-1)
-    # A digit of 8 x 8 pixels, enlarged, has soft edges; so have these.
+    # Soft edges, like those of enlarged digits of 8 x 8 pixels.
     cover: Plane = ((radius - distance) / 2 + 0.5).clip(0, 1)
     return cover

@@ -26,7 +26,7 @@ _GREY_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")
 
 @dataclass(frozen=True)
 class MaskedImages:
-    """Images of one size, each with the class of every pixel.
+    """Images of one size, with the class of every pixel.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ def _rarest_class(data: MaskedImages) -> NDArray[np.int64]:
     contains = _contained(data)
     order = contains.sum(0).argsort(kind="stable")
     rarest: NDArray[np.int64] = order[contains[:, order].argmax(1)]
-    rarest[~contains.any(1)] = order[-1]  # nothing but VOID
+    rarest[~contains.any(1)] = order[-1]  # VOID only
     counts = np.bincount(rarest, minlength=len(data.classes))
     rarest[counts[rarest] < MIN_PER_CLASS] = counts.argmax()
     return rarest
@@ -161,20 +161,20 @@ def _pairs(folder: Path) -> tuple[list[Path], list[Path]]:
     """The image files and, in the same order, their masks."""
     found: dict[str, dict[str, Path]] = {}
     for part in ("images", "masks"):
-        place = folder / part
-        if not place.is_dir():
+        path = folder / part
+        if not path.is_dir():
             raise LabError(
                 f"--data {folder} has no folder {part}; expected {folder}/images and"
                 f" {folder}/masks with equally named files"
             )
         names: dict[str, Path] = {}
-        for file in image_files(place):
-            name = str(file.relative_to(place).with_suffix(""))
+        for file in image_files(path):
+            name = str(file.relative_to(path).with_suffix(""))
             if name in names:
                 raise LabError(f"{file} has the same name as {names[name]}; rename one of them")
             names[name] = file
         if not names:
-            raise LabError(f"{place} holds no images")
+            raise LabError(f"{path} holds no images")
         found[part] = names
     images, masks = found["images"], found["masks"]
     for name, file in images.items():
@@ -217,8 +217,7 @@ def _number_classes(
             f"{files[0]} and all other masks have only the class {values[0]}; at least 2 are needed"
         )
     if len(values) > MOST_CLASSES:
-        # The first file with more values than a class mask usually has explains most: it may be
-        # compressed with loss.
+        # Names the first file with too many values, which may have lossy compression.
         most = max(range(len(files)), key=lambda i: len(np.unique(masks[i])))
         raise LabError(
             f"{files[most].parent} has masks of {len(values)} classes; at most {MOST_CLASSES} are"

@@ -9,7 +9,7 @@ from torch.nn import functional
 from poolgrad.lab.learner import Batch, Learner, own_part
 from poolgrad.lab.segment.scores import VOID
 
-_SHIFT = 1 / 16  # how far images are moved, as a share of their side
+_SHIFT = 1 / 16  # longest shift, as a share of the side
 
 
 def move(images: Tensor, masks: Tensor, randomness: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -28,12 +28,12 @@ def move(images: Tensor, masks: Tensor, randomness: torch.Generator) -> tuple[Te
         The same shapes; what comes in from outside repeats the border.
     """
     moved = []
-    places = []
+    positions = []
     for size in images.shape[2:]:
         most = int(size * _SHIFT)
         distances = torch.randint(-most, most + 1, (len(images), 1), generator=randomness)
-        places.append((torch.arange(size) + distances).clamp(0, size - 1))
-    rows, columns = places[0][:, :, None], places[1][:, None, :]
+        positions.append((torch.arange(size) + distances).clamp(0, size - 1))
+    rows, columns = positions[0][:, :, None], positions[1][:, None, :]
     which = torch.arange(len(images))[:, None, None]
     for each in (images.movedim(1, -1), masks):
         moved.append(each[which, rows, columns])
@@ -99,7 +99,7 @@ def batch_iou(scores: Tensor, masks: Tensor) -> Tensor:
 
 
 class MaskLearner(Learner):
-    """Trains a network to give every pixel its class.
+    """Trains a network to classify every pixel.
 
     The loss is `mask_loss`. Logs `train_loss`, `train_accuracy` (of the moved
     images, while they are learned), `val_loss` and `val_accuracy` for every epoch, where accuracy

@@ -23,7 +23,7 @@ Pixels = NDArray[np.float64]  # shape (H, W, 3), from 0 to 1
 
 
 def colour_mask(mask: Array) -> Pixels:
-    """The classes of a mask in colours: one foreground class white, several in hues of their own.
+    """Colour the classes of a mask: one foreground class white, several in different hues.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def colour_mask(mask: Array) -> Pixels:
 
 
 def colour_errors(true: Array, predicted: Array) -> Pixels:
-    """A predicted mask whose errors have colours.
+    """Colour the errors of a predicted mask.
 
     Foreground that is right is white, foreground that is missed orange, background that is taken
     for foreground blue, foreground of another class pink, and what does not count grey.

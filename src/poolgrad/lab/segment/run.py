@@ -28,11 +28,11 @@ from poolgrad.lab.segment.scores import boundary_width, image_scores
 from poolgrad.lab.segment.trace import follow
 from poolgrad.lab.segment.unet import UNet, matched_widths, parameter_count
 
-_EVALUATION_PIXELS = 2**18  # of a batch that is not learned from
+_EVALUATION_PIXELS = 2**18  # of a batch in evaluation
 
 
 def run_one(job: Job, data: masked.MaskedImages, folder: Path) -> tuple[RunResult, list[Example]]:
-    """Train, from the last checkpoint on, and test.
+    """Train from the last checkpoint, and test.
 
     Parameters
     ----------
@@ -116,11 +116,11 @@ def _example(
     network: nn.Sequential,
     job: Job,
     data: masked.MaskedImages,
-    place: int,
+    position: int,
     index: int,
     scores: Mapping[str, NDArray[np.float64]],
 ) -> Example:
-    """The example of a test image: its place in the test part, and its index in the data."""
+    """Return the example of a test image: its position in the test part, its index in the data."""
     found = follow(network, job.method, job.settings, data.images[index])
     return Example(
         method=job.method,
@@ -133,7 +133,8 @@ def _example(
         winners=found.winners,
         label=f"image {index}",
         predicted=(
-            f"IoU {scores['iou'][place]:.3f}, boundary IoU {scores['boundary_iou'][place]:.3f}"
+            f"IoU {scores['iou'][position]:.3f},"
+            f" boundary IoU {scores['boundary_iou'][position]:.3f}"
         ),
         true_mask=data.masks[index],
         predicted_mask=found.mask,

@@ -15,7 +15,7 @@ from poolgrad.lab.segment.unet import Resampling, UNet
 from poolgrad.lab.settings import Settings
 from poolgrad.lab.trace import Plane, share_of
 
-# Entries of the lab's table that the variants of their own names downsample with.
+# Entries of the lab's table that the variants use for downsampling.
 _POOLS = {"max_unpool": "max", "max_upsample": "max", "dilated": "none"}
 
 
@@ -74,20 +74,20 @@ def follow(
     assert isinstance(unet, UNet)
     first = unet.resamplings[0]
     assert isinstance(first, Resampling)
-    seen: list[Tensor] = []
+    traced: list[Tensor] = []
 
     def note(_: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
         # A copy, also of what is not downsampled at all: its gradient is what arrives here, and
         # not what comes through the connection to the decoder.
         values = (output[0] if isinstance(output, tuple) else output).clone()
         values.retain_grad()
-        seen.extend((inputs[0].detach(), values))
+        traced.extend((inputs[0].detach(), values))
         return (values, *output[1:]) if isinstance(output, tuple) else values
 
     hook = first.pool.register_forward_hook(note)
     scores = network(torch.from_numpy(image)[None])[0]
     hook.remove()
-    before, after = seen
+    before, after = traced
     best, classes = scores.max(0)
     counted = classes > 0
     (best[counted] if counted.any() else best).sum().backward()

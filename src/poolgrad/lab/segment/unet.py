@@ -50,7 +50,7 @@ class Resampling(nn.Module):
 
 
 class Unpooling(Resampling):
-    """Max pooling; values return to the places of the maxima, and all others are zero.
+    """Max pooling, and unpooling: values return to the positions of the maxima, among zeros.
 
     Badrinarayanan et al., 2017, "SegNet: A deep convolutional encoder-decoder architecture for
     image segmentation". A 1 x 1 convolution makes the channels those of the indices.
@@ -76,7 +76,7 @@ class Unpooling(Resampling):
         return values, indices
 
     def up(self, x: Tensor, kept: Tensor | None, size: tuple[int, int]) -> Tensor:
-        """Values at the places of their indices."""
+        """Write values to the positions of their indices."""
         grown: Tensor = self.unpool(self.reduce(x), kept, size)
         return grown
 

@@ -1,4 +1,4 @@
-"""Names of the ways to downsample in the U-Net, each with its way back up.
+"""Names of the ways to downsample in the U-Net, each with its upsampling.
 
 Needs neither NumPy nor PyTorch, so that the command line answers at once.
 """

@@ -175,7 +175,7 @@ class AttentionPool2d(nn.Module):
 
 
 class AttentionPoolLatent(nn.Module):
-    """Attention of learned queries over all positions of a map, whatever its size.
+    """Attention of learned queries over all positions of a map of any size.
 
     With the positions of the map as tokens X and the learned queries S::
 

@@ -46,7 +46,7 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     mode : str
         One of `PADDING_MODES`. ``"reflect"`` does not repeat the edge and, where the padding is
         longer than the map, reflects again and again: a map of one pixel is repeated.
-        ``"circular"`` goes around as often as needed.
+        ``"circular"`` wraps around as often as needed.
 
     Returns
     -------
@@ -57,8 +57,8 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     pads = [*width, *height]
     if mode == "zeros":
         return F.pad(x, pads)
-    room = [size - int(mode == "reflect") for size in x.shape[-2:]]
-    if mode == "replicate" or (max(height) <= room[0] and max(width) <= room[1]):
+    limits = [size - int(mode == "reflect") for size in x.shape[-2:]]
+    if mode == "replicate" or (max(height) <= limits[0] and max(width) <= limits[1]):
         return F.pad(x, pads, mode=mode)
     for axis, (before, after) in ((-2, height), (-1, width)):
         size = x.shape[axis]
@@ -87,7 +87,7 @@ class BlurPool2d(nn.Module):
     stride : int or (int, int)
         The step between kept pixels.
     padding_mode : str
-        What lies around the map: ``"reflect"`` (without repeating the edge), ``"replicate"``,
+        Padding around the map: ``"reflect"`` (without repeating the edge), ``"replicate"``,
         ``"zeros"`` or ``"circular"``. Maps smaller than the reflection are reflected repeatedly, as
         `numpy.pad` does, so that maps of any size, one pixel included, are accepted.
 

@@ -160,7 +160,7 @@ class TreePool2d(_Filtered):
     Attributes
     ----------
     leaves : nn.Parameter, shape (1 or C, leaves, kernel height, kernel width)
-        The filters, from left to right. They begin near the average: its weight in every place,
+        The filters, from left to right. They begin near the average: its weight at every tap,
         plus normal noise of a tenth of it, as leaves that are equal would stay equal.
     gates : nn.Parameter, shape (1 or C, leaves - 1, kernel height, kernel width)
         The masks, level by level from the root. They begin at 0: both branches in equal parts.

@@ -1,4 +1,4 @@
-"""Checks of what layers are given: maps, channel counts and modes."""
+"""Checks of the arguments of layers: maps, channel counts and modes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
 
 
 def plane_of(x: Tensor) -> tuple[int, int]:
-    """Return the height and the width of maps; traces, which see tensors in them, fix them."""
+    """Return the height and the width of maps as integers, which are constants in traces."""
     height, width = x.shape[-2:]
     if torch._C._get_tracing_state() is not None:
         return int(height), int(width)

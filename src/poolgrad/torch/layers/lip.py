@@ -149,35 +149,34 @@ class _ImportanceLogits(nn.Module):
 class LIP2d(nn.Module):
     """Average every window with weights that a small network computes from the input.
 
-    The weights are ``exp(logits(x))``, normalised in each window. What `logits` learns to keep is
-    kept: it lies between average and maximum, and may follow another feature than the largest.
+    The weights are ``exp(logits(x))``, normalised in each window. `logits` learns which inputs
+    matter: the result lies between average and maximum, and need not follow the largest input.
 
     Parameters
     ----------
     channels : int
-        Of the input.
+        Channels of the input.
     kernel_size, stride : int or (int, int)
-        The windows.
+        Size of the windows, and distance between them.
     padding : int or (int, int)
-        Rows and columns around the map that windows may reach into, without weight; at most half
-        of `kernel_size`.
+        Padding around the map, without weight; at most half of `kernel_size`.
     logits : nn.Module, optional
-        Called with the input, it returns logits of the same shape, or with one channel. Default:
-        the authors' simplified form: a convolution of 3x3 without bias that begins at 0, instance
-        normalisation with scale and shift, and ``12 * sigmoid``. With it the layer begins as an
+        Computes logits of the shape of the input, or with one channel. Default: the authors'
+        simplified form, a 3x3 convolution without bias that is initialised to 0, instance
+        normalisation with scale and shift, and ``12 * sigmoid``. The layer then starts as an
         average, and no weight of a window is more than ``exp(12)`` times another.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these; in a call, if logits have another shape.
+        If an argument has another type or value; in a call, if logits have another shape.
 
     Notes
     -----
-    Called with ``(N, C, H, W)`` or ``(C, H, W)``, it returns
+    For inputs of shape ``(N, C, H, W)`` or ``(C, H, W)``, the output has
     ``(H + 2 * padding - kernel_size) // stride + 1`` rows, and columns likewise. `lip_pool2d` is
-    the function of given logits. The default logits are bounded, so that two averages
-    (`poolgrad.avg_pool2d`) are enough; those of a given module may be of any size.
+    the function, which takes logits. The default logits are bounded, so that two averages
+    (`poolgrad.avg_pool2d`) are enough; the logits of another module may have any size.
 
     References
     ----------

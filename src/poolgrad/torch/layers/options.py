@@ -1,4 +1,4 @@
-"""Checks what layers are given beside maps and counts: numbers that are learned, and sizes."""
+"""Checks of further arguments of layers: learned numbers and sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def number(name: str, value: object) -> float:
 
 
 def check_size(x: Tensor, size: tuple[int, int]) -> None:
-    """Raise ValueError unless maps have the height and width that a layer was made for."""
+    """Raise a ValueError unless maps have the height and width of a layer."""
     if tuple(x.shape[-2:]) != size:
         raise ValueError(
             f"x must have height and width {size}, as the layer was made for, "

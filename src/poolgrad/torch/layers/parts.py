@@ -1,4 +1,4 @@
-"""The poolings that layers are built of: ours, or PyTorch's where our kernels are not."""
+"""The poolings that layers use: poolgrad's, or PyTorch's in exported programs."""
 
 from __future__ import annotations
 

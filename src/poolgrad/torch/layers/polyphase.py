@@ -32,7 +32,7 @@ def component_norms(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     Each term ``(|x| / max |x|)^norm`` is rounded to so few bits after the point that every partial
     sum is exact in float64: then the sum does not depend on the order. The operations on single
     elements (division, multiplication, rounding) are correctly rounded by IEEE 754, so they do not
-    depend on the place of an element, either.
+    depend on the position of an element, either.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def _components(x: Tensor, stride: tuple[int, int]) -> Tensor:
 
 
 def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
-    """Choose the polyphase component of largest norm, whatever the shift of the map.
+    """Choose the polyphase component of largest norm, independent of circular shifts.
 
     Components of equal norm are compared by `greatest`. NaN and infinity count as the largest
     float64.
@@ -136,7 +136,7 @@ def greatest(parts: NDArray[Any]) -> int:
 
 @torch.library.custom_op("poolgrad::polyphase_component", mutates_args=())
 def _opaque(x: Tensor, rows: int, columns: int, norm: float) -> Tensor:
-    """`choose_component`, which a compiler does not look into: its ties depend on the values."""
+    """Call `choose_component` without tracing, because its ties depend on the values."""
     return choose_component(x, (rows, columns), norm)
 
 
@@ -171,7 +171,7 @@ class AdaptivePolyphasePool2d(nn.Module):
     filter_size : int, optional
         Taps of a binomial blur before the choice, as in `BlurPool2d`; default: no blur.
     padding_mode : str
-        What lies around the map, for the blur and for maps whose height or width is not a multiple
+        Padding around the map, for the blur and for maps whose height or width is not a multiple
         of the stride: these are extended at the end. As for `BlurPool2d`.
 
     Raises
@@ -238,9 +238,9 @@ class AdaptivePolyphasePool2d(nn.Module):
         return kept if x.dim() == 4 else kept[0]
 
     def _blurred(self, x: Tensor) -> Tensor:
-        """The binomial filter as sums of neighbours: the same rounding at every place.
+        """Apply the binomial filter as sums of neighbours, which round alike at every position.
 
-        A convolution may round differently at different places.
+        A convolution may round differently at different positions.
         """
         if self.filter_size in (None, 1):
             return x

@@ -23,7 +23,7 @@ def _bounds(size: int, level: int) -> list[tuple[int, int]]:
 class SpatialPyramidPool2d(nn.Module):
     """Adaptive pooling into grids of several sizes, concatenated to one vector.
 
-    Level l divides the map into l x l bins, whatever its size. The output holds the bins of the
+    Level l divides a map of any size into l x l bins. The output holds the bins of the
     first level, flattened in the order (C, row, column), then those of the next.
 
     Parameters
@@ -64,7 +64,7 @@ class SpatialPyramidPool2d(nn.Module):
         self.pools = nn.ModuleList(_MODES[self.mode](level) for level in self.levels)
 
     def features(self, channels: int) -> int:
-        """Return the length of the output for maps of so many channels."""
+        """Return the length of the output for a number of channels."""
         return channels * sum(level * level for level in self.levels)
 
     def forward(self, x: Tensor) -> Tensor:

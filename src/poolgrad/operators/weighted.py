@@ -1,0 +1,295 @@
+"""Weighted operators: every input of a window has a weight."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from poolgrad.contract import (
+    Averaging,
+    Buffer,
+    Mixing,
+    Operator,
+    PowerMean,
+    Windows,
+    per_output,
+)
+from poolgrad.core import Layout, Plan
+from poolgrad.operands import Parameter
+from poolgrad.windows import Window, require_valid_inputs
+
+__all__ = ["WEIGHTED"]
+
+
+def _count(xp: Any, windows: Windows, padding: bool, dtype: Any) -> Any:
+    """The number of inputs of each window or, with `padding`, of taps in the padded input."""
+    count = windows.extent[..., 0] if padding else xp.count_nonzero(windows.valid, axis=-1)
+    return xp.astype(count, dtype)
+
+
+def _sum(xp: Any, windows: Windows) -> Any:
+    """The sum of the inputs of each window."""
+    return xp.sum(xp.where(windows.valid, windows.values, 0.0), axis=-1)
+
+
+def _mean(xp: Any, windows: Windows) -> Any:
+    """The mean of the inputs of each window."""
+    return _sum(xp, windows) / _count(xp, windows, False, windows.values.dtype)
+
+
+class Avg(Operator):
+    """The mean of each window."""
+
+    name = "avg"
+    options = Averaging
+    integers = True
+
+    def result(self, dtype: str) -> str:
+        return {
+            **dict.fromkeys(("int8", "uint8", "int16", "uint16", "bool"), "float32"),
+            **dict.fromkeys(("int32", "uint32", "int64"), "float64"),
+        }.get(dtype, dtype)
+
+    def check(self, window: Window, *options: Any) -> None:
+        count_include_pad, divisor = options
+        if not count_include_pad and not divisor:
+            require_valid_inputs(window)
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        return ()
+
+    def forward(
+        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        padding, divisor = options
+        plan.kernels.average(x, y, padding, divisor, threads)
+
+    def pull(
+        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        padding, divisor = options
+        plan.kernels.average_backward(gy, gx, padding, divisor, threads)
+
+    def push(
+        self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        padding, divisor = options
+        plan.kernels.average(t, y, padding, divisor, threads)
+
+    def share(
+        self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
+    ) -> Any:
+        padding, divisor = options
+        count = divisor or xp.expand_dims(_count(xp, windows, padding, numbers.dtype), axis=-1)
+        return xp.where(windows.valid, numbers / count, 0.0)
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        padding, divisor = options
+        return _sum(xp, windows) / (divisor or _count(xp, windows, padding, windows.values.dtype))
+
+
+@lru_cache
+def _ones(dtype: str) -> tuple[Any, int]:
+    """The parameter of operators without one: their kernels take a parameter of 1."""
+    return np.ones(1, dtype), 1
+
+
+class _Curved(Operator):
+    """Nonlinear operators: the weights depend on the inputs."""
+
+    curved = True
+    kept: ClassVar[int]  # residual numbers for each window
+
+    def kernel(self, *options: Any) -> str:
+        """Return the name of the kernel."""
+        return self.name
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        return (per_output(layout, layout.sum_dtype),) * (self.kept + self.learned)
+
+    def forward(
+        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        slope = residual[-1] if residual and self.learned else None
+        kept = list(residual[: self.kept])
+        theta, count = operand or _ones(plan.sum_dtype)
+        plan.kernels.curved(self.kernel(*options), x, theta, count, y, kept, slope, threads)
+
+    def pull(
+        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        theta, count = operand or _ones(plan.sum_dtype)
+        kept = list(residual[: self.kept])
+        kernel = plan.kernels.curved_backward
+        kernel(self.kernel(*options), gy, x, theta, count, kept, gx, threads)
+
+
+def _finite(name: str, values: list[float]) -> None:
+    for value in values:
+        if not abs(value) < float("inf"):
+            raise ValueError(f"{name} must be finite, got {value}")
+
+
+def _relative(xp: Any, sizes: Any) -> tuple[Any, Any]:
+    """Return the numbers of each window divided by about the largest, and the factor to undo it.
+
+    The factor is a constant for derivatives: dividing by the largest itself, they divide by its
+    square, which overflows or vanishes long before it does.
+    """
+    largest = xp.max(sizes, axis=-1)
+    most = math.frexp(float(xp.finfo(sizes.dtype).max))[1] - 3
+    exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, 1.0)))
+    scale = 2.0 ** -xp.clip(exponent, -most, most)
+    return sizes * xp.expand_dims(scale, axis=-1), 1 / scale
+
+
+class Lp(_Curved):
+    """The p-norm of each window, or its generalised mean."""
+
+    name = "lp"
+    options = PowerMean
+    operand = Parameter("norm_type")
+    kept = 2
+
+    def check(self, window: Window, *options: Any) -> None:
+        (mean,) = options
+        if mean:
+            require_valid_inputs(window)
+
+    def check_operand(self, values: list[float]) -> None:
+        for value in values:
+            if not value > 0:
+                raise ValueError(f"norm_type must be positive, got {value}")
+
+    def kernel(self, *options: Any) -> str:
+        return "lp_mean" if options == (True,) else "lp"
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        # Also excludes 0, where libraries define the derivative of the absolute value differently.
+        size = xp.where(windows.valid & (windows.values != 0), xp.abs(windows.values), 0.0)
+        size, unit = _relative(xp, size)
+        largest = xp.max(size, axis=-1)
+        scale = xp.where(largest > 0, largest, 1.0)
+        positive = size > 0
+        infinite = argument == math.inf
+        p = xp.where(infinite, 1.0, argument)
+        ratio = xp.where(positive, size / xp.expand_dims(scale, axis=-1), 1.0)
+        powers = xp.exp(xp.expand_dims(p, axis=-1) * xp.log(ratio))
+        total = xp.sum(xp.where(positive, powers, 0.0), axis=-1)
+        if options == (True,):
+            total = total / _count(xp, windows, False, windows.values.dtype)
+        root = xp.exp(xp.log(xp.where(largest > 0, total, 1.0)) / p)
+        return largest * xp.where(infinite, 1.0, root) * unit
+
+
+class Lse(_Curved):
+    """The logarithm of the mean exponential of each window."""
+
+    name = "lse"
+    operand = Parameter("r")
+    kept = 2
+
+    def check_operand(self, values: list[float]) -> None:
+        _finite("r", values)
+        if 0 in values:
+            raise ValueError("r must not be 0; the limit there is the mean: use avg_pool")
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        valid, values = windows.valid, windows.values
+        count = _count(xp, windows, False, values.dtype)
+        mean = _mean(xp, windows)
+        centred = xp.where(valid, values - xp.expand_dims(mean, axis=-1), 0.0)
+        near = xp.abs(argument) * xp.max(xp.abs(centred), axis=-1) < 1e-3
+        rate = xp.where(near, 1.0, argument)
+        terms = xp.expand_dims(rate, axis=-1) * values
+        largest = xp.max(xp.where(valid, terms, -math.inf), axis=-1)
+        apart = xp.where(valid, terms - xp.expand_dims(largest, axis=-1), 0.0)
+        total = xp.sum(xp.where(valid, xp.exp(apart), 0.0), axis=-1)
+        far = (largest + xp.log(total / count)) / rate
+        # Near the mean the formula would cancel, so the first cumulants are used.
+        small = xp.where(xp.expand_dims(near, axis=-1), centred, 0.0)
+        second, third, fourth = (xp.sum(small**k, axis=-1) / count for k in (2, 3, 4))
+        r, fourth = xp.where(near, argument, 0.0), fourth - 3 * second * second
+        return xp.where(near, mean + r * (second / 2 + r * (third / 6 + r * fourth / 24)), far)
+
+
+class Soft(_Curved):
+    """The mean of each window, weighted with its softmax."""
+
+    name = "soft"
+    kept = 3
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        valid, values = windows.valid, windows.values
+        largest = xp.max(xp.where(valid, values, -math.inf), axis=-1)
+        apart = xp.where(valid, values - xp.expand_dims(largest, axis=-1), 0.0)
+        weights = xp.where(valid, xp.exp(apart), 0.0)
+        return largest + xp.sum(weights * apart, axis=-1) / xp.sum(weights, axis=-1)
+
+
+class Expected(_Curved):
+    """The expected value of `Stochastic`."""
+
+    name = "expected"
+    kept = 3
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        positive = xp.where(windows.valid & (windows.values > 0), windows.values, 0.0)
+        positive, unit = _relative(xp, positive)  # so that squares do not overflow
+        total = xp.sum(positive, axis=-1)
+        squares = xp.sum(positive * positive, axis=-1)
+        drawn = squares * unit / xp.where(total > 0, total, 1.0)
+        return xp.where(total > 0, drawn, _mean(xp, windows))
+
+
+class Mixed(Operator):
+    """A mixture of the maximum and the mean of each window."""
+
+    name = "mixed"
+    options = Mixing
+    operand = Parameter("alpha")
+    curved = True
+
+    def check_operand(self, values: list[float]) -> None:
+        _finite("alpha", values)
+
+    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+        return (per_output(layout, layout.route_dtype), per_output(layout, layout.sum_dtype))
+
+    def forward(
+        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        (alpha, count), (padding,) = operand, options
+        routes, slope = residual or (None, None)
+        plan.kernels.mixed(x, alpha, count, padding, y, routes, slope, threads)
+
+    def pull(
+        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
+        *options: Any,
+    ) -> None:  # fmt: skip
+        (alpha, count), (padding,) = operand, options
+        plan.kernels.mixed_backward(gy, alpha, count, padding, residual[0], gx, threads)
+
+    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+        values = xp.where(windows.valid, windows.values, -math.inf)
+        equal = values == xp.expand_dims(xp.max(values, axis=-1), axis=-1)
+        first = equal & (xp.cumulative_sum(xp.astype(equal, xp.int32), axis=-1) == 1)
+        most = xp.sum(xp.where(first, windows.values, 0.0), axis=-1)
+        total, (padding,) = _sum(xp, windows), options
+        # For alpha of 0 or 1 the result is one of the two, even if the other is infinite.
+        most = xp.where((argument == 0) & (xp.abs(most) == math.inf), 0.0, most)
+        total = xp.where((argument == 1) & (xp.abs(total) == math.inf), 0.0, total)
+        count = _count(xp, windows, padding, windows.values.dtype)
+        return argument * most + (1 - argument) * total / count
+
+
+WEIGHTED = (Avg(), Lp(), Lse(), Soft(), Expected(), Mixed())

@@ -1,0 +1,169 @@
+"""Cached calls of tensors, which skip the dispatcher while PyTorch neither transforms nor traces.
+
+A cached call with a gradient costs one `torch.autograd.Function`. All other calls go through the
+operators of `adapter` and PyTorch's dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poolgrad import call_cache
+from poolgrad.contract import Buffer, Request
+from poolgrad.operators import Prepared
+from poolgrad.torch.adapter import ADAPTERS, Adapter, Static
+from poolgrad.torch.arrays import (
+    DTYPES,
+    KIND,
+    allocate,
+    applied,
+    as_operand,
+    check_memory,
+    empty,
+    small,
+    span,
+)
+
+Tensors = tuple[Tensor, ...]
+
+_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+
+_call, _key = KIND.call, KIND.key
+
+
+# While a compiler traces, no call is cached.
+
+
+def call(kept: call_cache.CallCache, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a cached call; see `Lookup`."""
+    return None if _is_compiling() else _call(kept, args, kwargs)
+
+
+def key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """Return the key of a call; see `Lookup`."""
+    return None if _is_compiling() else _key(args, kwargs)
+
+
+call_cache.LOOKUPS[Tensor] = call_cache.Lookup(call, key)
+
+_CPU = torch.empty(0)
+
+
+def _maker(buffer: Buffer) -> Callable[[], Tensor]:
+    if not small(buffer):
+        return partial(allocate, buffer, _CPU)
+    strides = empty(buffer, _CPU).stride()  # known strides save time in PyTorch
+    return partial(torch.empty_strided, buffer.shape, strides, dtype=DTYPES[buffer.dtype])
+
+
+def _memory_check(name: str, like: Tensor) -> Callable[[Tensor], None]:
+    """Return a faster `check_memory` for tensors with the shape, strides and dtype of this one."""
+    size = like.itemsize
+    least = span(like) * size
+
+    def check(tensor: Tensor) -> None:
+        if tensor.untyped_storage().nbytes() < least + tensor.storage_offset() * size:
+            check_memory(name, tensor)
+
+    return check
+
+
+def bound_call(request: Request, ready: Prepared, given: Tensors) -> Callable[[Tensor], Tensor]:
+    """Bind a call; see `call_cache`. `given` holds the extra operand, if there is one."""
+    if request.x.requires_grad and _is_grad_enabled():
+        pool = _differentiable(ready, given, request.x)
+    else:
+        operand = as_operand(ready, given)
+        threads, checks = torch.get_num_threads, (_memory_check("x", request.x),)
+        pool = call_cache.forward(ready, _maker, threads, operand, checks=checks)
+    return call_cache.squeezed(request, ready, pool)
+
+
+def _differentiable(ready: Prepared, given: Tensors, x: Tensor) -> Callable[[Tensor], Tensor]:
+    adapter = ADAPTERS[ready.operator.name]
+    apply = _function(adapter)
+    steps = _Steps(adapter, ready, given, x)
+    return lambda x: apply(x, steps)
+
+
+@lru_cache
+def _function(adapter: Adapter) -> Any:
+    return applied(type(adapter.ops[""].name(), (_Function,), {}))
+
+
+class _Function(torch.autograd.Function):
+    """Forward and backward pass; higher derivatives are those of the pullback operator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: _Steps) -> Tensor:
+        y, saved = steps.forward(x)
+        ctx.steps = steps
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor | None) -> Any:
+        return None if gy is None else ctx.steps.pull(gy, ctx.saved_tensors), None
+
+
+class _Steps:
+    """Forward and backward pass of an operator, bound to one layout of the input.
+
+    Parameters
+    ----------
+    adapter, ready
+        The operator.
+    given : tuple of Tensor
+        Its extra operand, a number.
+    x : Tensor
+        A tensor with that layout.
+    """
+
+    def __init__(self, adapter: Adapter, ready: Prepared, given: Tensors, x: Tensor) -> None:
+        operator, layout, threads = ready.operator, ready.layout, torch.get_num_threads
+        operand, kept = as_operand(ready, given), call_cache.needed(ready)
+        read = _memory_check("x", x)
+        self._run = call_cache.forward(ready, _maker, threads, operand, keep=True, checks=(read,))
+        checks: list[Callable[[Tensor], None]] = [partial(check_memory, "gy")]
+        checks += [read] * operator.curved
+        checks += [_memory_check("residual", empty(b, _CPU)) for b in kept]
+        self._pull = call_cache.pull(ready, _maker, threads, operand, checks)
+        self._curved, self._keeps = operator.curved, bool(kept)
+        self._shape, self._dtype = layout.out_shape, DTYPES[layout.out_dtype]
+        saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in kept))
+        self._parts = (None, *map(KIND.parts, saved))
+        self._adapter, self._static, self._given = adapter, Static(ready), given
+        self._slope = (x.new_empty(0, dtype=DTYPES[layout.sum_dtype]),) * operator.learned
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensors]:
+        """Return the output and the residual."""
+        if not self._keeps:
+            return self._run(x), ()
+        y, *residual = self._run(x)
+        return y, (x, *residual) if self._curved else (*residual,)
+
+    def pull(self, gy: Tensor, saved: Tensors) -> Tensor:
+        """Return the gradient of the input."""
+        if not self._expects(gy, saved):
+            held = (*saved[: self._curved], *self._given, *saved[self._curved :], *self._slope)
+            made = self._adapter.pull_of(self._static, gy, *held)
+            gradient: Tensor = made[0] if self._slope else made
+            return gradient
+        gx: Tensor = self._pull(gy, *saved)
+        return gx
+
+    def _expects(self, gy: Tensor, saved: Tensors) -> bool:
+        """Whether the layouts are as bound and the pullback itself needs no derivative."""
+        return (
+            not _is_compiling()
+            and not _is_grad_enabled()
+            and KIND.hold((gy, *saved), self._parts)
+            and gy.shape == self._shape
+            and gy.dtype is self._dtype
+        )
