@@ -174,6 +174,38 @@ class TapOffsets {
   i64 taps_;
 };
 
+// Calls each(od, oh, tap) in ascending order for the output rows whose windows hold input row (d,
+// h); tap: the first of this row.
+template <class F>
+void each_row_holding(const Plan& p, i64 d, i64 h, F&& each) {
+  const Axis &depth = p.axis[0], &height = p.axis[1];
+  const Range depths = covering(depth, d), heights = covering(height, h);
+  for (i64 od = depths.lo; od < depths.hi; ++od) {
+    const i64 kd = place_of(depth, span_of(depth, od), d);
+    if (kd < 0) continue;
+    for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
+      const i64 kh = place_of(height, span_of(height, oh), h);
+      if (kh >= 0) each(od, oh, (kd * height.kernel + kh) * p.axis[2].kernel);
+    }
+  }
+}
+
+// Calls each(output, window, first, end) for the windows of outputs along the width that hold an
+// input of columns [lo, hi): valid inputs first ... end of the window. output: counted from
+// outs.lo.
+template <class F>
+void each_window_part(const Axis& width, Range outs, i64 lo, i64 hi, F&& each) {
+  const auto taps_before = [&](i64 distance) {  // divisions are slow, and rarely needed
+    return width.dilation == 1 ? distance : ceil_div(distance, width.dilation);
+  };
+  for (i64 o = outs.lo; o < outs.hi; ++o) {
+    const Span s = span_of(width, o);
+    const i64 first = larger(0, taps_before(lo - s.begin));
+    const i64 end = smaller(s.taps, taps_before(hi - s.begin));
+    if (first < end) each(o - outs.lo, s, first, end);
+  }
+}
+
 // The position of tap 0 of output `o`, which may lie in the padding.
 [[maybe_unused]] inline i64 start_of(const Axis& a, i64 o) {
   return a.regular() ? o * a.stride - a.lo : span_of(a, o).begin;

@@ -142,7 +142,7 @@ class WeightedBackward {
   i64 outputs() const { return phases_.outputs().hi - phases_.outputs().lo; }
 
   void run(const WeightedOperands& from, i64 plane, int whole, i64 target) {
-    const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
     whole_ = whole;
     if (Mixed) from.divisor.fill_row(p_, phases_.outputs().lo, phases_.outputs().hi, columns_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
@@ -157,19 +157,11 @@ class WeightedBackward {
                      x_);
           if (!by_window_) inputs_.load(x, A(0));
         }
-        const Range depths = covering(depth, d), heights = covering(height, h);
-        for (i64 od = depths.lo; od < depths.hi; ++od) {
-          const i64 kd = place_of(depth, span_of(depth, od), d);
-          if (kd < 0) continue;
-          for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
-            const i64 kh = place_of(height, span_of(height, oh), h);
-            if (kh < 0) continue;
-            read_outputs(from, plane, od, oh);
-            const i64 tap = (kd * height.kernel + kh) * width.kernel;
-            if (by_window_) add_to_row(x, row, tap);
-            else add_to_phases(tap);
-          }
-        }
+        each_row_holding(p_, d, h, [&](i64 od, i64 oh, i64 tap) {
+          read_outputs(from, plane, od, oh);
+          if (by_window_) add_to_row(x, row, tap);
+          else add_to_phases(tap);
+        });
         if (!by_window_) phases_.store(row);
       }
     }
@@ -243,22 +235,21 @@ class WeightedBackward {
 
   void add_to_row(const A* x, A* row, i64 tap) {
     const Axis& width = p_.axis[2];
-    const Range outs = phases_.outputs();
-    const i64 lo = tile_.lo[2], hi = tile_.hi[2], inner = p_.inner;
-    for (i64 o = outs.lo; o < outs.hi; ++o) {
-      const Span s = span_of(width, o);
-      const i64 skip = larger(0, ceil_div(lo - s.begin, width.dilation));
-      const i64 end = smaller(s.taps, ceil_div(hi - s.begin, width.dilation));
-      const auto at = [&](i64 t) { return (s.begin + t * width.dilation - lo) * inner; };
-      const auto tap_at = [&](i64 t) { return static_cast<u32>(tap + s.place + t); };
-      if (inner == 1 && width.dilation == 1 && end > skip) {
-        (this->*loops_.window)(row + at(skip), x + at(skip), o - outs.lo, end - skip, tap_at(skip));
-      } else {
-        for (i64 t = skip; t < end; ++t) {
-          (this->*loops_.windows)(row + at(t), x + at(t), (o - outs.lo) * inner, inner, tap_at(t));
-        }
-      }
-    }
+    const i64 lo = tile_.lo[2], inner = p_.inner;
+    each_window_part(
+        width, phases_.outputs(), lo, tile_.hi[2],
+        [&](i64 output, const Span& s, i64 first, i64 end) {
+          const auto at = [&](i64 t) { return (s.begin + t * width.dilation - lo) * inner; };
+          const auto tap_at = [&](i64 t) { return static_cast<u32>(tap + s.place + t); };
+          if (inner == 1 && width.dilation == 1) {
+            (this->*loops_.window)(row + at(first), x + at(first), output, end - first,
+                                   tap_at(first));
+            return;
+          }
+          for (i64 t = first; t < end; ++t) {
+            (this->*loops_.windows)(row + at(t), x + at(t), output * inner, inner, tap_at(t));
+          }
+        });
   }
 
   const Plan& p_;
