@@ -4,7 +4,7 @@
 help: ## List the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-install: ## Install with everything that developing needs
+install: ## Install poolgrad with everything that development needs
 	pip install -c constraints.txt -e ".[dev]"
 
 test: ## Run the tests
@@ -13,41 +13,41 @@ test: ## Run the tests
 test-slow: ## Run the slow tests
 	pytest -n auto -m slow
 
-fuzz: ## Run 200,000 generated calls with each instruction set, next to forbidden pages
+fuzz: ## Run 200,000 generated calls with each instruction set, next to guard pages
 	PYTHONPATH=tests python -m robustness.fuzz --calls 200000
 	PYTHONPATH=tests python -m robustness.fuzz --calls 20000 --first 1000000 --flush
 
-sanitize: ## Build with sanitizers of addresses and undefined behaviour; run generated calls
+sanitize: ## Build with AddressSanitizer and UndefinedBehaviorSanitizer; run generated calls
 	tests/robustness/sanitize address
 
-sanitize-threads: ## Build with the sanitizer of threads; run generated calls in several threads
+sanitize-threads: ## Build with ThreadSanitizer; run generated calls in several threads
 	tests/robustness/sanitize thread
 
 check: ## Check every gradient in every front end
 	poolgrad check
 
-stubs: ## Write the type stubs of the functions and modules that are made at import
+stubs: ## Write the type stubs of functions and modules that are created at import
 	python tools/make_stubs.py
 
-lint: ## What CI checks besides the tests
+lint: ## Run the linters and type checks of CI
 	ruff check .
 	ruff format --check .
 	mypy
 	find csrc -name '*.[ch]pp' -exec clang-format --dry-run --Werror {} +
 
-format: ## Put the code into its form
+format: ## Format the code
 	ruff check --fix .
 	ruff format .
 	find csrc -name '*.[ch]pp' -exec clang-format -i {} +
 
-bench: ## Time everything beside its peers; write the tables and plots of README and docs
+bench: ## Time everything and compare with other libraries; write tables and plots of README and docs
 	poolgrad bench --out docs
 	poolgrad bench --networks --out docs
 	poolgrad bench --jax --out docs
 	poolgrad bench --algorithms --out docs
 	python docs/make_tables.py
 
-build-times: ## Build the kernels and print what each translation unit costs
+build-times: ## Build the kernels and print the cost of each translation unit
 	python docs/measure_build.py
 
 compare: ## Compare downsamplings on the digits; write the tables of docs/choosing.md

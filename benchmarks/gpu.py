@@ -11,6 +11,9 @@ import csv
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +22,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import poolgrad
+from poolgrad.bench import networks, steps
+from poolgrad.bench.networks import INSTALL, Network
+from poolgrad.torch import convert
 
 
 class Row(NamedTuple):
@@ -116,7 +122,6 @@ def measure(out: Path) -> None:
                     key = (row.name, str(dtype).removeprefix("torch."), layout, direction)
                     lines.append(dict(zip(COLUMNS, (*key, *numbers, *ratios), strict=True)))
                     print(*lines[-1].values(), sep="\t", flush=True)
-    lines += list(_networks())
     with (out / "gpu.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -125,32 +130,40 @@ def measure(out: Path) -> None:
     print("device:", torch.cuda.get_device_name(), "; written:", out / "gpu.csv", out / "gpu.png")
 
 
-def _networks() -> Any:
-    """A training step and its peak memory, unchanged and converted; needs torchvision."""
-    try:
-        from torchvision import models
-    except ImportError:
-        print("skipped: networks: torchvision is not installed")
-        return
-    from poolgrad.torch import convert
+NETWORKS = ("VGG-16", "ResNet-50", "3-D U-Net")
+NETWORK_COLUMNS = ["network", "change", "step_us", "peak_bytes", "kept_bytes"]
 
-    for make in (models.vgg16, models.resnet50):
-        x = torch.randn(32, 3, 224, 224, device="cuda")
-        found = []
-        for change in (lambda m: m, lambda m: (convert(m), m)[1]):
-            torch.manual_seed(0)
-            network = change(make().cuda())
-            step = lambda network=network, x=x: network(x).sum().backward()  # noqa: E731
-            step()
+
+def measure_networks(out: Path) -> None:
+    """Time training steps, unchanged and converted, with their memory; write gpu-networks.csv.
+
+    `peak_bytes` is allocated at once on the device, `kept_bytes` between forward and backward.
+    """
+    lines = []
+    for network in chosen_networks():
+        if not find_spec(network.package):
+            print(f"skipped: {network.title}: {INSTALL}")
+            continue
+        x = torch.randn(network.shape, device="cuda")
+        for change in ("PyTorch", network.change):
+            model = network.make().cuda()
+            if change != "PyTorch":
+                convert(model, fuse="fuse" in change)
+            call = (partial(steps.train, model, x), nullcontext)
+            kept = steps.kept_bytes(call, model)
             torch.cuda.reset_peak_memory_stats()
-            step()
+            steps.outcome(call)
             peak = torch.cuda.max_memory_allocated()
-            found.append((_microseconds(step), peak))
-        (eager, before), (ours, after) = found
-        print(f"{make.__name__}: peak memory {before} bytes, converted {after}")
-        key = (make.__name__, "float32", "NCHW", "training step")
-        numbers = (ours, eager, "", "", eager / ours, "")
-        yield dict(zip(COLUMNS, (*key, *numbers), strict=True))
+            time = _microseconds(partial(steps.outcome, call))
+            lines.append((network.title, change, time, peak, kept))
+            print(*lines[-1], sep="\t", flush=True)
+    with (out / "gpu-networks.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([NETWORK_COLUMNS, *lines])
+
+
+def chosen_networks() -> list[Network]:
+    """Those of `poolgrad bench --networks` that are trained and named above."""
+    return [n for n in networks.NETWORKS if n.training and n.title in NETWORKS]
 
 
 def _picture(lines: list[dict[str, Any]], path: Path) -> None:
@@ -198,7 +211,7 @@ def run_few() -> None:
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("bits", "few", "times"))
+    parser.add_argument("what", choices=("bits", "few", "times", "networks"))
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
@@ -209,11 +222,18 @@ def main() -> None:
             x = torch.empty(row.shape, device="meta")
             assert row.ours(x).shape == row.theirs(x).shape, row.name
         print(f"{len(ROWS)} rows x {len(DTYPES)} dtypes x {len(FORMATS)} formats would be timed")
+        print("networks that would be timed:", *(f"{n.name};" for n in chosen_networks()))
         print_model()
     elif not torch.cuda.is_available():
         sys.exit("there is no GPU that PyTorch can use; --dry-run needs none")
     else:
-        {"bits": check_bits, "few": run_few, "times": lambda: measure(given.out)}[given.what]()
+        runs: dict[str, Callable[[], None]] = {
+            "bits": check_bits,
+            "few": run_few,
+            "times": partial(measure, given.out),
+            "networks": partial(measure_networks, given.out),
+        }
+        runs[given.what]()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # All proofs that need a GPU, inside about ten minutes: the tests of the GPU kernels on the device,
 # equal bits in ten runs of each backward pass, compute-sanitizer, an input of more than 2^31
-# elements, and times beside PyTorch. Writes OUT/gpu.csv and OUT/gpu.png.
+# elements, times beside PyTorch, and training steps of networks. Writes OUT/gpu.csv,
+# OUT/gpu-networks.csv and OUT/gpu.png.
 #
 #   benchmarks/gpu.sh [--dry-run] [OUT]      OUT: gpu-results by default
 #
@@ -25,4 +26,5 @@ else
 fi
 echo
 echo "=== times beside PyTorch (after $SECONDS s)"
-timeout 240 python benchmarks/gpu.py times --out "$out" $dry
+timeout 180 python benchmarks/gpu.py times --out "$out" $dry
+step "training steps of networks" timeout 120 python benchmarks/gpu.py networks --out "$out"

@@ -40,11 +40,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test with an argument `front` in every front end that the test does not exclude."""
-    if "front" in metafunc.fixturenames:
-        markers = list(metafunc.definition.iter_markers("without"))
-        excluded = {name for marker in markers for name in marker.kwargs}
-        fronts = [front for front in FRONTS if front.name not in excluded]
-        metafunc.parametrize("front", fronts, ids=[front.name for front in fronts])
+    if "front" not in metafunc.fixturenames:
+        return
+    markers = [*metafunc.definition.iter_markers()]
+    excluded = {name for marker in markers if marker.name == "without" for name in marker.kwargs}
+    slow = {name for marker in markers if marker.name == "slow_in" for name in marker.args}
+    fronts = [
+        pytest.param(front, id=front.name, marks=pytest.mark.slow if front.name in slow else ())
+        for front in FRONTS
+        if front.name not in excluded
+    ]
+    metafunc.parametrize("front", fronts)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -88,21 +88,34 @@ NB_MODULE(_kernels_of_main, m) {
       .def(nb::init<const std::vector<std::vector<i64>>&, const std::vector<i64>&,
                     const std::vector<int>&, int, const std::string&, const std::string&, int>())
       .def("unpack_routes", &BoundPlan::unpack_routes)
-      .def("select", &BoundPlan::select)
-      .def("draw", &BoundPlan::draw)
-      .def("route_backward", &BoundPlan::route_backward)
-      .def("route_follow", &BoundPlan::route_follow)
-      .def("route_indices", &BoundPlan::route_indices)
-      .def("split_winners", &BoundPlan::split_winners)
-      .def("split_backward", &BoundPlan::split_backward)
-      .def("split_follow", &BoundPlan::split_follow)
+      .def("select", &BoundPlan::select, nb::arg("which"), nb::arg("x"), nb::arg("y"),
+           nb::arg("routes").none(), nb::arg("zero_ties"), nb::arg("samples").none(),
+           nb::arg("threads"))
+      .def("draw", &BoundPlan::draw, nb::arg("x"), nb::arg("y"), nb::arg("routes").none(),
+           nb::arg("seed"), nb::arg("threads"))
+      .def("route_backward", &BoundPlan::route_backward, nb::arg("gy"), nb::arg("routes"),
+           nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))
+      .def("route_follow", &BoundPlan::route_follow, nb::arg("t"), nb::arg("routes"), nb::arg("y"),
+           nb::arg("samples").none(), nb::arg("threads"))
+      .def("route_indices", &BoundPlan::route_indices, nb::arg("routes"), nb::arg("indices"),
+           nb::arg("samples").none(), nb::arg("threads"))
+      .def("split_winners", &BoundPlan::split_winners, nb::arg("which"), nb::arg("x"), nb::arg("y"),
+           nb::arg("winners"), nb::arg("samples").none(), nb::arg("threads"))
+      .def("split_backward", &BoundPlan::split_backward, nb::arg("gy"), nb::arg("winners"),
+           nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))
+      .def("split_follow", &BoundPlan::split_follow, nb::arg("t"), nb::arg("winners"), nb::arg("y"),
+           nb::arg("samples").none(), nb::arg("threads"))
       .def("unpool", &BoundPlan::unpool)
       .def("unpool_backward", &BoundPlan::unpool_backward)
       .def("average", &BoundPlan::average)
       .def("average_backward", &BoundPlan::average_backward)
-      .def("mixed", &BoundPlan::mixed)
+      .def("mixed", &BoundPlan::mixed, nb::arg("x"), nb::arg("alpha"), nb::arg("count"),
+           nb::arg("count_padding"), nb::arg("y"), nb::arg("routes").none(),
+           nb::arg("sensitivity").none(), nb::arg("threads"))
       .def("mixed_backward", &BoundPlan::mixed_backward)
-      .def("curved", &BoundPlan::curved)
+      .def("curved", &BoundPlan::curved, nb::arg("which"), nb::arg("x"), nb::arg("theta"),
+           nb::arg("count"), nb::arg("y"), nb::arg("kept"), nb::arg("sensitivity").none(),
+           nb::arg("threads"))
       .def("curved_backward", &BoundPlan::curved_backward)
       .def("span", &BoundPlan::span)
       .def("covering", &BoundPlan::covering_outputs)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from adversarial_arrays import FINITE, LAYOUTS, SHAPES, VALUES, Layout, Values, rng
-from frontend_calls import FRONTS, Front, as_tensor, torch
-from hypothesis import given
+from frontend_calls import NUMPY, TORCH, Front, as_tensor, torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from profiles import examples
 from robustness.calls import DTYPES
 
 import poolgrad
@@ -36,7 +37,8 @@ def by_definition(size: int, k: int, s: int, lo: int, hi: int, d: int, ceil: boo
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize("fun", ["max_pool1d", "avg_pool1d"])
-def test_output_size(fun: str, ceil: bool) -> None:
+def test_output_size(front: Front, fun: str, ceil: bool) -> None:
+    @settings(max_examples=examples(80 if front in (NUMPY, TORCH) else 8))
     @given(
         st.integers(1, 12), st.integers(1, 5), st.integers(1, 6),
         st.integers(0, 9), st.integers(0, 9), st.integers(1, 4),
@@ -44,11 +46,8 @@ def test_output_size(fun: str, ceil: bool) -> None:
     def check(size: int, k: int, s: int, lo: int, hi: int, d: int) -> None:
         k = min(k, (size + lo + hi - 1) // d + 1)
         expected = by_definition(size, k, s, lo, hi, d, ceil)
-        for front in FRONTS:
-            y = front.run(
-                fun, np.zeros(size), k, s, [(lo, hi)], dilation=d, ceil_mode=ceil
-            )  # fmt: skip
-            assert y.shape == (expected,), (size, k, s, lo, hi, d)
+        y = front.run(fun, np.zeros(size), k, s, [(lo, hi)], dilation=d, ceil_mode=ceil)
+        assert y.shape == (expected,), (size, k, s, lo, hi, d)
 
     check()
 
@@ -222,6 +221,7 @@ def test_nan_reaches_only_its_windows_in_an_average(front: Front) -> None:
     np.testing.assert_array_equal(y[~np.isnan(y)], np.ones(8))
 
 
+@pytest.mark.slow_in("jax", "dask")
 @pytest.mark.parametrize("values", [v for v in VALUES if v not in FINITE], ids=lambda v: v.id)
 def test_average_of_infinities_and_nan(front: Front, values: Values) -> None:
     """Infinity stays, unless it meets its opposite; the gradient knows nothing of either."""
@@ -255,6 +255,7 @@ def test_first_of_equals_is_the_first_in_row_major_order(front: Front) -> None:
 # Empty arrays, layouts, memory formats
 
 
+@pytest.mark.slow_in("jax", "dask")
 @pytest.mark.parametrize("shape", [s for _, s in SHAPES], ids=[name for name, _ in SHAPES])
 @pytest.mark.parametrize("fun", POOLS)
 @pytest.mark.parametrize("ties", ["first", "split"])
@@ -280,6 +281,8 @@ def test_empty_pooled_axis_is_an_error(
         front.run(fun, np.ones(shape), *args)
 
 
+@pytest.mark.without(jax="its arrays have one layout")
+@pytest.mark.slow_in("dask")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda m: m.id)
 @pytest.mark.parametrize("values", VALUES, ids=lambda v: v.id)
 def test_layout_changes_no_bit(front: Front, values: Values, layout: Layout) -> None:

@@ -44,6 +44,7 @@ REGIONS = ["roi_pool", "roi_align"]  # which have a page of their own
 MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
 MODULES += ["explainer", "reference", "windows"]
 MODULES += [name for name in ("jax", "dask") if find_spec(name)]
+MODULES += ["jax.nn"] if find_spec("jax") else []
 if torch is not None:
     MODULES += ["torch", "torch.function", "torch.modules"]
     LAYERS = pkgutil.iter_modules(importlib.import_module("poolgrad.torch.layers").__path__)
@@ -129,7 +130,8 @@ def run_block(code: str, names: dict[str, Any]) -> int:
 def test_code_of_pages_runs(page: Path) -> None:
     names: dict[str, Any] = {}
     for code in CODE.findall(page.read_text()):
-        used = {name for name in ("jax", "torch", "dask") if re.search(rf"\b{name}\b", code)}
+        packages = ("jax", "torch", "dask", "flax", "equinox", "xarray")
+        used = {name for name in packages if re.search(rf"\b{name}\b", code)}
         if all(map(find_spec, used)):
             run_block(code, names)
 

@@ -157,6 +157,7 @@ def test_every_number_comes_back(front: Front, dtype: Any) -> None:
 # Which dtypes
 
 
+@pytest.mark.slow_in("jax", "dask")
 @each_function
 @each_float
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -185,6 +186,7 @@ def test_floats_and_their_gradients_keep_their_dtype(
         np.testing.assert_allclose(wide(gx), back(wide(gy)), **within(dtype, gy))
 
 
+@pytest.mark.slow_in("jax", "dask")
 @each_function
 @each_integer
 def test_integers_are_for_what_can_take_them(front: Front, name: str, dtype: Any) -> None:
@@ -313,6 +315,8 @@ def test_the_share_of_truth(front: Front) -> None:
 # Memory
 
 
+@pytest.mark.without(jax="its arrays have one layout")
+@pytest.mark.slow_in("dask")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda m: m.id)
 @pytest.mark.parametrize("dtype", [np.dtype(d) for d in FLOATS + INTEGERS], ids=str)
 def test_layouts(front: Front, layout: Layout, dtype: Any) -> None:
@@ -329,6 +333,8 @@ def test_layouts(front: Front, layout: Layout, dtype: Any) -> None:
             np.testing.assert_allclose(got, expected, **close)
 
 
+@pytest.mark.without(jax="its arrays have one layout")
+@pytest.mark.slow_in("dask")
 @halves
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda m: m.id)
 def test_gradients_in_any_layout(front: Front, layout: Layout, dtype: Any) -> None:
@@ -352,7 +358,7 @@ def test_out(dtype: Any) -> None:
 # The same kernels
 
 
-@pytest.mark.without(numpy="compared with itself", dask="chunks may be summed in another order")
+@pytest.mark.without(numpy="compared with itself", jax="test_jax.py", dask="test_dask.py")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -51,6 +51,7 @@ def window(
 # The ends of the range
 
 
+@pytest.mark.slow_in("jax", "dask")
 @nonlinear
 @each_dtype
 def test_large_inputs_give_finite_gradients(
@@ -65,6 +66,7 @@ def test_large_inputs_give_finite_gradients(
         assert abs(y) <= 20 * big  # of four inputs the norm with p = 1/2 is 16 times as large
 
 
+@pytest.mark.slow_in("jax", "dask")
 @nonlinear
 @each_dtype
 def test_small_inputs_give_finite_gradients(
@@ -81,6 +83,7 @@ def test_small_inputs_give_finite_gradients(
                 assert slope == 0
 
 
+@pytest.mark.slow_in("jax", "dask")
 @nonlinear
 @pytest.mark.parametrize("size", [1, 2, 3, 9, 40, 200])
 def test_nan_anywhere_makes_the_output_nan(
@@ -154,6 +157,7 @@ def test_small_powers(front: Front, p: float) -> None:
     np.testing.assert_allclose(gx, (np.array(x) / y) ** (p - 1) / 3, rtol=1e-12)
 
 
+@pytest.mark.slow_in("jax", "dask")
 @each_dtype
 def test_whole_powers_agree_with_their_neighbours(front: Front, dtype: Any) -> None:
     """Whole p, the same everywhere, is computed by products; anything else by logarithms."""
@@ -270,6 +274,7 @@ LAYOUTS = [("channels-first", False, False), ("channels-last", True, False),
            ("channels-innermost", False, True)]  # fmt: skip
 
 
+@pytest.mark.slow_in("jax", "dask")
 @pytest.mark.parametrize(("layout", "last", "inner"), LAYOUTS, ids=[n for n, _, _ in LAYOUTS])
 @pytest.mark.parametrize(
     ("kind", "value", "extras", "each"),

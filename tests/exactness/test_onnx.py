@@ -121,6 +121,7 @@ WINDOWS: dict[str, tuple[tuple[int, ...], dict[str, Any], dict[str, Any]]] = {
         {"kernel_size": (2, 3, 2), "stride": (2, 1, 3), "padding": [(1, 0), (0, 2), (1, 1)]},
     ),
 }
+numpy_and_torch = pytest.mark.without(jax="see test_reference.py", dask="see test_reference.py")
 windows = pytest.mark.parametrize(("sizes", "theirs", "ours"), WINDOWS.values(), ids=WINDOWS)
 
 
@@ -128,6 +129,7 @@ def image(sizes: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(sizes).standard_normal((2, 3, *sizes)).astype(np.float32)
 
 
+@numpy_and_torch
 @peers
 @windows
 @pytest.mark.parametrize("count_include_pad", [False, True])
@@ -151,6 +153,7 @@ NORMS = {
 }
 
 
+@numpy_and_torch
 @pytest.mark.parametrize(("peer", "sizes", "theirs", "ours"), NORMS.values(), ids=NORMS)
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_norm(front: Front, peer: Any, sizes: Any, theirs: Any, ours: Any, p: int) -> None:
@@ -161,6 +164,7 @@ def test_norm(front: Front, peer: Any, sizes: Any, theirs: Any, ours: Any, p: in
     np.testing.assert_allclose(y, expected, rtol=2e-6)
 
 
+@numpy_and_torch
 @peers
 @windows
 @pytest.mark.parametrize("storage_order", [0, 1], ids=["row major", "column major"])

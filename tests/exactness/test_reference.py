@@ -33,7 +33,7 @@ NOT_IN_DASK = ("stochastic", "fractional_max")  # their operands cannot be cut i
 
 # Front ends compared in one run of the reference, and how many calls of each kind. JAX compiles
 # each operation for each new shape, and Dask's scheduler takes milliseconds.
-GROUPS = [([NUMPY, TORCH], 80), ([JAX], 4), ([DASK], 6)]
+GROUPS = [([NUMPY, TORCH], 80), ([JAX], 3), ([DASK], 4)]
 
 
 def _runs() -> list[Any]:

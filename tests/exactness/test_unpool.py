@@ -30,6 +30,7 @@ def test_a_later_zero_overwrites(front: Front) -> None:
     np.testing.assert_array_equal(y, np.zeros((1, 4)))
 
 
+@pytest.mark.slow_in("jax", "dask")
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(6, 5, 40, 40), (1, 1, 300, 300), (1, 90_000)])
 def test_duplicates_in_one_place(front: Front, threads: int, shape: tuple[int, ...]) -> None:
@@ -54,6 +55,7 @@ def test_duplicates_in_one_place(front: Front, threads: int, shape: tuple[int, .
     np.testing.assert_array_equal(pullback(gy).reshape(gx.shape), gx)
 
 
+@pytest.mark.slow_in("jax", "dask")
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +16,33 @@ DEVICE = os.environ.get("POOLGRAD_TEST_DEVICE", "cpu")
 if DEVICE == "cpu":  # read when a kernel is defined
     os.environ["TRITON_INTERPRET"] = "1"
 
+
+def patch_once() -> None:
+    """Let Triton's interpreter patch its language once, not in each call of a helper.
+
+    Every call of a device function inspects and replaces hundreds of attributes of
+    `triton.language`, which takes nearly all of the interpreter's time.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.rewrite()(*args, **kwargs)
+
+    interpreter._patch_lang(tl.zeros.fn)  # of triton.language.core; a launch patches the rest
+    interpreter.InterpretedFunction.__call__ = call
+
+
 _MISSING = [name for name in ("torch", "triton") if not find_spec(name)]
+
+
+if DEVICE == "cpu" and not _MISSING:
+    patch_once()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "gpu" not in item.path.parts:
+        if Path(__file__).parent not in item.path.parents:
             continue
         # NumPy, of lanes that are masked: the interpreter computes them, too.
         item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
@@ -33,12 +56,35 @@ def device() -> str:
     return DEVICE
 
 
-@pytest.fixture
-def on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the front end for PyTorch use the Triton kernels, also for tensors of the CPU."""
+def _serve(monkeypatch: pytest.MonkeyPatch, name: str, serve: Any) -> None:
+    """Replace a function that the front end for PyTorch chooses kernels with."""
     from poolgrad.call_cache import LOOKUPS
-    from poolgrad.torch import adapter, function, triton
+    from poolgrad.torch import adapter, function
 
     for module in (adapter, function):
-        monkeypatch.setattr(module, "with_kernels_for", lambda ready, x: triton.on_device(ready))
+        monkeypatch.setattr(module, name, serve)
     monkeypatch.delitem(LOOKUPS, adapter.Tensor, raising=False)
+
+
+@pytest.fixture
+def on_triton(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make the front end for PyTorch use the Triton kernels, also for tensors of the CPU.
+
+    Returns the names of the operators that did, in the order of their calls.
+    """
+    from poolgrad.torch import triton
+
+    names: list[str] = []
+
+    def with_kernels_for(ready: Any, x: Any) -> Any:
+        names.append(ready.operator.name)
+        return triton.on_device(ready)
+
+    _serve(monkeypatch, "with_kernels_for", with_kernels_for)
+    return names
+
+
+@pytest.fixture
+def on_portable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make it use `poolgrad.portable`, as on a device without kernels."""
+    _serve(monkeypatch, "has_kernels", lambda x: False)

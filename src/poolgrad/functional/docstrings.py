@@ -8,10 +8,14 @@ indentation that they have here.
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from poolgrad.windows import axis_names
 
 _COUNT = ("no", "one", "two", "three")
+_AXES = {1: "the last axis", 2: "the last two axes", 3: "the last three axes"}
 
 _WHICH = """
     In an array of three to five axes, batch and channels are not pooled: these are the first two
@@ -114,6 +118,30 @@ def fill(template: str, name: str, dims: int) -> str:
     words = {"name": name, "count": _COUNT[dims], **_words(dims)}
     paragraphs = {key: text.format(**words) for key, text in _PARAGRAPHS.items()}
     return inspect.cleandoc(template).format(**words, **paragraphs)
+
+
+def of_module(
+    function: Callable[..., Any], dims: int, takes: Collection[str], notes: Iterable[str]
+) -> str:
+    """Return the docstring of a module class, made from that of its function.
+
+    Parameters
+    ----------
+    function : callable
+        The public function.
+    dims : int
+        Number of axes that the module pools.
+    takes : collection of str
+        The arguments of the constructor.
+    notes : iterable of str
+        Sentences that follow the summary; empty ones are left out.
+    """
+    words = (function.__doc__ or "").replace("every axis but batch and channels", _AXES[dims])
+    summary, _, rest = words.partition("\n\nParameters\n----------\n")
+    entries = re.split(r"\n(?=\S)", rest.partition("\n\nReturns\n")[0])
+    kept = [e for e in entries if not set(re.split(", | : ", e)).isdisjoint(takes)]
+    sections = [summary, "\n".join(filter(None, notes))]
+    return "\n\n".join([*sections, "\n".join(["Parameters", "----------", *kept])])
 
 
 def _words(dims: int) -> dict[str, str]:

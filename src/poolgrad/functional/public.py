@@ -50,6 +50,12 @@ def _dask() -> ModuleType:
     return function
 
 
+def _xarray() -> ModuleType:
+    from poolgrad import xarray
+
+    return xarray
+
+
 def _portable() -> ModuleType:
     from poolgrad.portable import front
 
@@ -58,7 +64,7 @@ def _portable() -> ModuleType:
 
 # First part of the name of an array's module -> function that imports the array's front end.
 _FRONT_ENDS = {"numpy": _numpy, "torch": _torch, "jax": _jax, "jaxlib": _jax, "dask": _dask}
-_FRONT_ENDS |= {"cupy": _portable, "array API": _portable}
+_FRONT_ENDS |= {"cupy": _portable, "array API": _portable, "xarray": _xarray}
 _found: dict[type, ModuleType] = {}
 
 _MOST = 2**63
@@ -70,9 +76,9 @@ def front_end(x: object) -> ModuleType:
     """Return the front end for arrays of this type, which is imported on first use.
 
     Arrays of CuPy, and of any other library that follows the array API standard
-    (``__array_namespace__``), are pooled by `poolgrad.portable`. Lists, and objects that can
-    only be converted to a NumPy array (``__array__``, ``__array_interface__``), are pooled as NumPy
-    arrays.
+    (``__array_namespace__``), are pooled by `poolgrad.portable`; the array inside a DataArray of
+    xarray by its own front end. Lists, and objects that can only be converted to a NumPy array
+    (``__array__``, ``__array_interface__``), are pooled as NumPy arrays.
 
     Raises
     ------

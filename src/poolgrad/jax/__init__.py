@@ -2,6 +2,7 @@
 
 The functions of `poolgrad` take JAX arrays. ``from poolgrad.jax import max_pool`` replaces
 ``flax.linen.max_pool`` and ``flax.nnx.max_pool``: channels last, stride one by default.
+`poolgrad.jax.nn` has modules for Flax NNX and Equinox.
 
     >>> import jax, jax.numpy as jnp
     >>> from poolgrad.jax import max_pool
@@ -21,7 +22,9 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence, Sized
-from typing import Any, ParamSpec
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 try:
     from jax import Array
@@ -40,6 +43,18 @@ if core.xla_handler() is not None:  # otherwise pooling raises the error
     from poolgrad.jax import kernels as kernels
 
 __all__ = ["avg_pool", "max_pool", "min_pool", "reuse_memory"]
+
+if TYPE_CHECKING:
+    from poolgrad.jax import nn as nn
+else:
+
+    def __getattr__(name: str) -> ModuleType:
+        """Import the modules when they are first used: it takes longer than one pooling."""
+        if name == "nn":
+            return import_module("poolgrad.jax.nn")
+        own = sys.modules[__name__]
+        raise AttributeError(f"module 'poolgrad.jax' has no attribute {name!r}", name=name, obj=own)
+
 
 Padding = str | Sequence[tuple[int, int]]
 P = ParamSpec("P")

@@ -118,7 +118,8 @@ def _alone(shape: tuple[int, ...]) -> tuple[int, ...]:
 _GENERATOR = "key of jax.random"
 
 
-def _is_key(value: Any) -> bool:
+def is_key(value: Any) -> bool:
+    """Return whether `value` is a key of jax.random."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return False
@@ -132,6 +133,8 @@ class _Converter:
     def parameter(self, operand: Parameter, value: Any, x: Array, ready: Prepared) -> Array:
         layout = ready.layout
         name, dtype = operand.name, layout.sum_dtype
+        if not isinstance(value, Array) and hasattr(value, "__jax_array__"):  # of Flax NNX
+            value = value.__jax_array__()
         if not _is_abstract(value):
             numbers = operand.checked(value, ready)
             return jnp.asarray(numbers.reshape(_alone(numbers.shape)))
@@ -148,7 +151,7 @@ class _Converter:
 
     def seed(self, value: Any, x: Array) -> Any:
         """Return the two 32-bit halves of a 64-bit number, the lower half first."""
-        if _is_key(value):
+        if is_key(value):
             return jax.random.bits(value, (2,), jnp.uint32)
         seed = arguments.seed(value)
         if seed is None:
@@ -167,7 +170,7 @@ class _Converter:
         given = value.given
         if given is None:
             key = value.generator
-            if not _is_key(key):
+            if not is_key(key):
                 low, high = self.seed(key, x)
                 key = jax.random.fold_in(jax.random.key(int(low)), int(high))
             given = jax.random.uniform(key, shape, dtype if dtype.itemsize > 2 else jnp.float32)

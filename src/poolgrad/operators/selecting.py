@@ -84,6 +84,17 @@ def _positions(xp: Any, windows: Windows) -> Any:
     return xp.cumulative_sum(xp.ones_like(windows.numbers), axis=-1) - 1
 
 
+def _running_sums(xp: Any, values: Any) -> Any:
+    """Cumulative sums along the last axis, each of one addition more.
+
+    PyTorch refuses `cumulative_sum` of floating numbers on CUDA in its deterministic mode.
+    """
+    sums = [values[..., 0]]
+    for tap in range(1, values.shape[-1]):
+        sums.append(sums[-1] + values[..., tap])
+    return xp.stack(sums, axis=-1)
+
+
 class Extreme(_Routed):
     """The winner is an extreme by some order; `ties` determines the gradient of equal winners."""
 
@@ -256,7 +267,7 @@ class Stochastic(_Routed):
         if xp.finfo(draw.dtype).bits == 64:  # sums of the largest numbers would overflow
             large = xp.max(positive, axis=-1) > 2.0**900
             positive = xp.where(large, 2.0**-100, xp.ones_like(draw))[..., None] * positive
-        reached = xp.cumulative_sum(positive, axis=-1)
+        reached = _running_sums(xp, positive)
         total = reached[..., -1]
         passed = reached > (draw * total)[..., None]
         last = xp.max(xp.where(positive > 0, positions, 0), axis=-1)

@@ -13,18 +13,21 @@ import weakref
 from collections.abc import Callable
 from functools import wraps
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from itertools import product
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from poolgrad.functional import FUNCTIONS
-from poolgrad.torch.arrays import is_plain, pads_little
+from poolgrad.torch import triton
+from poolgrad.torch.arrays import is_plain_anywhere, pads_little
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_KEYS = ("CPU", "AutogradCPU")
+# For each device, the keys under which PyTorch's dispatcher finds kernels.
+_CPU, _GPU = ("CPU", "AutogradCPU"), ("CUDA", "AutogradCUDA")
 _ENTERED_AGAIN = (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)
 
 
@@ -85,7 +88,7 @@ def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
     sizes = [n for n in names if n.endswith("_size")] if "output_size" in names else []
 
     def kernel(keys: Any, x: Tensor, *args: Any, **more: Any) -> Any:
-        plain = is_plain(x) and x.is_floating_point() and x.numel() > 0
+        plain = is_plain_anywhere(x) and x.is_floating_point() and x.numel() > 0
         if plain and x.dim() - dims in (1, 2):
             given = dict(zip(names, args, strict=False)) | more
             pads = given.get("padding")
@@ -153,15 +156,21 @@ class _Switch:
                 self._library = None
 
 
+def _devices() -> list[tuple[str, str]]:
+    """The keys of the devices on which our kernels run."""
+    gpu = torch.cuda.is_available() and triton.is_available()
+    return [_CPU, _GPU] if gpu else [_CPU]
+
+
 def _registered() -> torch.library.Library:
     """Register the kernels in PyTorch's dispatcher for as long as the returned library lives."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*verrid", UserWarning)  # overriding is the purpose
-        for operator in _OPERATORS:
+        for operator, keys in product(_OPERATORS, _devices()):
             # Both before registering: a kernel for one key changes the lookup of the other.
-            before = [torch.library.get_kernel(f"aten::{operator.name}", key) for key in _KEYS]
-            for key, kernel in zip(_KEYS, before, strict=True):
+            before = [torch.library.get_kernel(f"aten::{operator.name}", key) for key in keys]
+            for key, kernel in zip(keys, before, strict=True):
                 ours = _kernel(operator, kernel)
                 library.impl(operator.name, ours, key, with_keyset=True, allow_override=True)
     return library
@@ -171,7 +180,9 @@ _switch = _Switch()
 
 
 class accelerate:
-    """Compute every pooling of PyTorch on the CPU with poolgrad: functions, modules, callers.
+    """Compute every pooling of PyTorch with poolgrad: functions, modules, callers.
+
+    This applies to tensors on the CPU and, if Triton is installed, on GPUs.
 
     It is active until `stop`; as a context manager, until the end of the block; as a decorator,
     while the function runs. It may be nested. It applies to all threads of the process: start it

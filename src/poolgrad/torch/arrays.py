@@ -91,6 +91,20 @@ def is_plain(x: Any) -> bool:
     return bool(KIND.hold((x,), (None,)))
 
 
+def is_plain_anywhere(x: Any) -> bool:
+    """`is_plain`, or the same of a tensor on a GPU for which there are kernels."""
+    return is_plain(x) or (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.is_cuda
+        and pools(x)
+        and not x.is_neg()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and forward_ad._current_level < 0
+    )
+
+
 def pools(x: Any) -> bool:
     """Whether to use poolgrad's operators where PyTorch's compute the same.
 

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._pytree import tree_map_only
 
-from poolgrad.torch.arrays import is_plain
+from poolgrad.torch.arrays import is_plain_anywhere
 from poolgrad.torch.modules import Maximum, Pool
 from poolgrad.torch.pools import MaxPool1d, MaxPool2d, MaxPool3d
 
@@ -119,9 +119,10 @@ class PassingReLU(nn.ReLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the ReLU: a lazy tensor where the kernels support the input."""
-        if torch.compiler.is_compiling() or not is_plain(input) or not input.is_floating_point():
-            return super().forward(input)
-        return super().forward(input) if _is_watched(self) else LazyReLU.of(input)
+        plain = not torch.compiler.is_compiling() and is_plain_anywhere(input)
+        if plain and input.is_floating_point() and not _is_watched(self):
+            return LazyReLU.of(input)
+        return super().forward(input)
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Return the module that TorchScript compiles instead."""

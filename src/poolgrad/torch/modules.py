@@ -7,7 +7,6 @@ classes for one, two and three pooled axes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
@@ -23,6 +22,7 @@ from poolgrad.arguments import real_numbers
 from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
+from poolgrad.functional.docstrings import of_module
 from poolgrad.functional.public import bind, front_end
 from poolgrad.operators import OPERATORS
 from poolgrad.torch.arrays import pads_little, pools
@@ -377,7 +377,6 @@ class Global(Pool):
 
 # The classes
 
-_AXES = {1: "the last axis", 2: "the last two axes", 3: "the last three axes"}
 _LEARNED = {o.operand.name for o in OPERATORS.values() if o.learned}
 _SELDOM = ("return_indices", "count_include_pad", "_random_samples")
 
@@ -449,13 +448,8 @@ def _documentation(
     function: Callable[..., Any], dims: int, takes: Signature, theirs: tuple[type, ...], note: str
 ) -> str:
     """Return the docstring of a module, made from that of its function."""
-    words = (function.__doc__ or "").replace("every axis but batch and channels", _AXES[dims])
-    summary, _, rest = words.partition("\n\nParameters\n----------\n")
-    entries = re.split(r"\n(?=\S)", rest.partition("\n\nReturns\n")[0])
-    kept = [e for e in entries if not takes.parameters.keys().isdisjoint(re.split(", | : ", e))]
     kinds = "".join(f", a `torch.nn.{c.__name__}`" for c in theirs)
     notes = [f"The module that calls `poolgrad.{function.__name__}`{kinds}.", note]
     if not takes.parameters.keys().isdisjoint(_LEARNED):
         notes.append("A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned.")
-    sections = [summary, "\n".join(filter(None, notes))]
-    return "\n\n".join([*sections, "\n".join(["Parameters", "----------", *kept])])
+    return of_module(function, dims, takes.parameters, notes)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 import poolgrad
+from poolgrad.jax import nn
 from poolgrad.torch import AvgPool2d, GlobalLPPool2d, MaxPool2d, StochasticPool2d
 
 
@@ -46,6 +47,27 @@ def modules() -> None:
     StochasticPool2d(2, generator=torch.Generator())
     plain: torch.nn.MaxPool2d = MaxPool2d(2)
     del plain
+
+
+def jax_modules(j: jax.Array, key: jax.Array) -> None:
+    pool = nn.MaxPool2d(3, stride=2, padding="same", ties="split")
+    assert_type(pool, nn.MaxPool2d)
+    assert_type(pool.channels_last, bool)
+    assert_type(nn.AvgPool2d((2, 3), count_include_pad=False)(j, key=key), jax.Array)
+    assert_type(nn.LPPool2d(jax.numpy.ones(3), 2, mean=True)(j), jax.Array)
+    assert_type(nn.LipPool1d(2)(j, j), jax.Array)
+    assert_type(nn.MaxUnpool3d(2)(j, j, (4, 4, 4)), jax.Array)
+    assert_type(poolgrad.jax.nn.GlobalLPPool2d(norm_type=3.0)(j), jax.Array)
+    nn.StochasticPool2d(2)(j, key=key, training=False)
+
+
+def refused_by_jax_modules(j: jax.Array) -> None:
+    nn.MaxPool2d("x")  # type: ignore
+    nn.MaxPool2d(2, foo=3)  # type: ignore
+    nn.MaxPool2d()  # type: ignore
+    nn.MaxPool2d(2)(j, rngs=3)  # type: ignore
+    nn.MaxPool2d(2).stride = 3  # type: ignore
+    nn.LipPool2d(2)(j)  # type: ignore
 
 
 def refused(t: torch.Tensor) -> None:

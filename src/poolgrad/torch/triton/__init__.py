@@ -10,14 +10,16 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from poolgrad.core import with_kernels
 from poolgrad.operators import Prepared
 
 
 @lru_cache(maxsize=1)
 def is_available() -> bool:
-    """Whether Triton can be imported."""
-    return find_spec("triton") is not None
+    """Whether there is a Triton whose kernels take tuples, as PyTorch 2.7 and newer require."""
+    return find_spec("triton") is not None and torch.__version__ >= "2.7"
 
 
 @lru_cache(maxsize=4096)
@@ -25,7 +27,8 @@ def on_device(ready: Prepared) -> Prepared:
     """The same call with kernels that run on the tensors' own device."""
     from poolgrad.torch.triton.kernels import Kernels
 
-    kernels: Any = Kernels(ready.layout, ready.route_bits)
+    order = getattr(ready.operator, "order", "")
+    kernels: Any = Kernels(ready.layout, ready.route_bits, order)
     made = replace(ready)
     vars(made)["plan"] = with_kernels(ready.layout, kernels)  # in place of the compiled kernels
     return made

@@ -4,6 +4,20 @@ Every kernel works on a tile of ``ROWS x LANES`` elements of an array that has f
 (planes, depth, height, width, channels). The channels are those that lie innermost in memory; if
 none do, there is one. Lanes are neighbours in memory: channels if there are several
 (``CHANNELS_LAST``), else positions along the width. A row is everything else.
+
+Helpers take and return tuples, ordered (depth, height, width) where they have three entries:
+
+===========  =================================================================================
+`size`       sizes of the input along the pooled axes
+`out`        numbers of windows along these axes
+`place`      (plane, d, h, w, channel) of each element of a tile
+`window`     (first, end): first tap of each window, end of its valid positions; triples
+`strides`    of the planes p and n, of depth, height, width, and of channels
+`K, S, LO`   constants: taps of a window, stride (or number of adaptive bins), low padding
+`DIL, KIND`  constants: dilation, and what places the windows (`REGULAR`, `ADAPTIVE`, `TABLE`)
+`OVER`       constants: how many windows may hold one input
+`ALIGN`      constants: powers of two that divide lanes, input width, output width, and strides
+===========  =================================================================================
 """
 
 import triton
@@ -15,10 +29,28 @@ ADAPTIVE = tl.constexpr(1)
 TABLE = tl.constexpr(2)
 
 
+# Tiles and memory
+
+
 @triton.jit
 def aligned(n, UNIT: tl.constexpr):
     """The multiple `n` of `UNIT`, so that the compiler knows it: wide accesses need that."""
     return n // UNIT * UNIT
+
+
+@triton.jit
+def aligned_sizes(lanes, size, out, strides, CHANNELS_LAST: tl.constexpr, ALIGN: tl.constexpr):
+    """The same lanes, sizes and strides, known to the compiler as multiples of `ALIGN`."""
+    in_d, in_h, in_w = size
+    out_d, out_h, out_w = out
+    s_p, s_n, s_d, s_h, s_w, s_c = strides
+    lanes, in_w = aligned(lanes, ALIGN[0]), aligned(in_w, ALIGN[1])
+    out_w = aligned(out_w, ALIGN[2])
+    s_p, s_n = aligned(s_p, ALIGN[3]), aligned(s_n, ALIGN[3])
+    s_d, s_h = aligned(s_d, ALIGN[3]), aligned(s_h, ALIGN[3])
+    if CHANNELS_LAST:
+        s_w = aligned(s_w, ALIGN[3])
+    return lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c)
 
 
 @triton.jit
@@ -32,21 +64,31 @@ def tile(lanes, ROWS: tl.constexpr, LANES: tl.constexpr, INDEX: tl.constexpr):
 
 
 @triton.jit
-def position(row, lane, depth, height, width, CHANNELS_LAST: tl.constexpr):
-    """(plane, d, h, w, channel) of the elements of a tile, in an array with these pooled sizes."""
-    if CHANNELS_LAST:
-        w, line, c = row % width, row // width, lane
-    else:
-        w, line, c = lane, row, row * 0
-    return line // height // depth, line // height % depth, line % height, w, c
+def double_lanes(lanes, LANES: tl.constexpr, INDEX: tl.constexpr):
+    """Positions (1, 2 * LANES) of a tile whose lanes are pairs of neighbours along the width."""
+    block = tl.program_id(0).to(INDEX) % tl.cdiv(lanes, LANES) * (2 * LANES)
+    return (block + tl.arange(0, 2 * LANES))[None, :]
 
 
 @triton.jit
-def element(row, w, c, lanes, width, row_w, CHANNELS_LAST: tl.constexpr):
-    """Where the elements of a tile lie in a contiguous array of this width.
+def places(row, lane, rows, lanes, shape, row_w, CHANNELS_LAST: tl.constexpr):
+    """Places of the elements of a tile in an array with these pooled sizes; which exist.
 
-    `row_w`: the rows for each line of the width, a few more if routes are packed.
+    `row_w`: the rows for each line of the width, a few more than its size if routes are packed.
     """
+    if CHANNELS_LAST:
+        w, line, c = row % row_w, row // row_w, lane
+    else:
+        w, line, c = lane, row, row * 0
+    depth, height, width = shape
+    ok = (row < rows) & (lane < lanes) & (w < width)
+    return (line // height // depth, line // height % depth, line % height, w, c), ok
+
+
+@triton.jit
+def element(row, place, lanes, width, row_w, CHANNELS_LAST: tl.constexpr):
+    """Offsets of the elements of a tile in a contiguous array of this width."""
+    _, _, _, w, c = place
     if CHANNELS_LAST:
         return (row // row_w * width + w) * lanes + c
     else:
@@ -54,11 +96,38 @@ def element(row, w, c, lanes, width, row_w, CHANNELS_LAST: tl.constexpr):
 
 
 @triton.jit
+def contiguous_offset(place, shape, lanes, CHANNELS_LAST: tl.constexpr):
+    """Offsets of any places in a contiguous array with these pooled sizes."""
+    plane, d, h, w, c = place
+    at = ((plane * shape[0] + d) * shape[1] + h) * shape[2] + w
+    if CHANNELS_LAST:
+        at = at * lanes + c
+    return at
+
+
+@triton.jit
+def plane_offset(place, planes, strides):
+    """Offsets of the first elements of the planes (and channels) of these places."""
+    plane, _, _, _, c = place
+    return plane // planes * strides[1] + plane % planes * strides[0] + c * strides[5]
+
+
+@triton.jit
+def strided_offset(place, strides):
+    """Offsets of these places from the first elements of their planes."""
+    _, d, h, w, _ = place
+    return d * strides[2] + h * strides[3] + w * strides[4]
+
+
+# From an output to its taps
+
+
+@triton.jit
 def window_range(o, size, first_ptr, table, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
     """First tap of window `o` as a position in the input, and the end of its valid positions.
 
-    `S`: the stride, or the number of adaptive bins. `first_ptr + table` : the first inputs of the
-    windows of this axis, if those come from a table. A position below 0 is padding.
+    `first_ptr + table`: the first inputs of the windows of this axis, if those come from a table.
+    A position below 0 is padding.
     """
     if KIND == ADAPTIVE:
         return o * size // S, ((o + 1) * size + S - 1) // S
@@ -70,30 +139,73 @@ def window_range(o, size, first_ptr, table, S: tl.constexpr, LO: tl.constexpr, K
 
 @triton.jit
 def windows_of(
-    plane, od, oh, ow, in_d, in_h, in_w, out_d, out_h, first_ptr, tables,
-    SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
-    KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
+    place, size, out, first_ptr, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
-    """`window_range` of these outputs along each axis; `tables`: entries of a plane's table."""
-    table = plane * tables
-    first_d, end_d = window_range(od, in_d, first_ptr, table, SD, LD, KIND_D)
-    first_h, end_h = window_range(oh, in_h, first_ptr, table + out_d, SH, LH, KIND_H)
-    first_w, end_w = window_range(ow, in_w, first_ptr, table + out_d + out_h, SW, LW, KIND_W)
-    return first_d, end_d, first_h, end_h, first_w, end_w
+    """`window_range` of these outputs along each axis."""
+    plane, od, oh, ow, _ = place
+    table = plane * (out[0] + out[1] + out[2])
+    first_d, end_d = window_range(od, size[0], first_ptr, table, S[0], LO[0], KIND[0])
+    table += out[0]
+    first_h, end_h = window_range(oh, size[1], first_ptr, table, S[1], LO[1], KIND[1])
+    table += out[1]
+    first_w, end_w = window_range(ow, size[2], first_ptr, table, S[2], LO[2], KIND[2])
+    return (first_d, first_h, first_w), (end_d, end_h, end_w)
 
 
 @triton.jit
-def tap_at(
-    t, first_d, end_d, first_h, end_h, first_w, end_w, s_d, s_h, s_w,
-    KH: tl.constexpr, KW: tl.constexpr, DD: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-):  # fmt: skip
+def tap_position(t, window, K: tl.constexpr, DIL: tl.constexpr):
+    """The input (d, h, w) of tap `t`, counted in row-major order; it may be padding."""
+    first, _ = window
+    d = first[0] + t // (K[1] * K[2]) * DIL[0]
+    h = first[1] + t // K[2] % K[1] * DIL[1]
+    w = first[2] + t % K[2] * DIL[2]
+    return d, h, w
+
+
+@triton.jit
+def tap_at(t, window, strides, K: tl.constexpr, DIL: tl.constexpr):
     """Offset of tap `t` from the first element of a plane, and whether the tap is an input."""
-    d = first_d + t // (KH * KW) * DD
-    h = first_h + t // KW % KH * DH
-    w = first_w + t % KW * DW
-    valid = (d >= 0) & (d < end_d) & (h >= 0) & (h < end_h) & (w >= 0) & (w < end_w)
-    return d * s_d + h * s_h + w * s_w, valid
+    d, h, w = tap_position(t, window, K, DIL)
+    _, end = window
+    valid = (d >= 0) & (d < end[0]) & (h >= 0) & (h < end[1]) & (w >= 0) & (w < end[2])
+    return d * strides[2] + h * strides[3] + w * strides[4], valid
+
+
+@triton.jit
+def load_tap(x_ptr, t, window, origin, strides, ok, K: tl.constexpr, DIL: tl.constexpr):
+    """The input at tap `t` of each window, 0 where that is padding, and whether it is an input."""
+    at, valid = tap_at(t, window, strides, K, DIL)
+    return tl.load(x_ptr + origin + at, mask=ok & valid, other=0), valid
+
+
+@triton.jit
+def load_pair(
+    x_ptr, line, k, window, ow, both, row_ok, size, origin, strides,
+    K: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Taps `k` and `k + 1` of a line of windows of stride 2 along the width, from one load.
+
+    The ``2 * LANES`` neighbours from tap `k` of the first window on (`both`, shifted) hold both
+    taps of all windows of a row. Returns the two inputs and whether each is one.
+    """
+    first, _ = window
+    d, h = first[0] + line // K[1] * DIL[0], first[1] + line % K[1] * DIL[1]
+    w = both + (k - LO[2])
+    valid = (d >= 0) & (d < size[0]) & (h >= 0) & (h < size[1]) & row_ok
+    inside = valid & (w < size[2])
+    if k < LO[2]:
+        inside &= w >= 0
+    at = origin + d * strides[2] + h * strides[3] + w * strides[4]
+    pair = tl.load(x_ptr + at, mask=inside, other=0)
+    even, odd = tl.split(tl.reshape(pair, (ROWS, LANES, 2)))
+    left = ow * 2 + (k - LO[2])
+    in_even = valid & (left >= 0) & (left < size[2])
+    in_odd = valid & (left + 1 >= 0) & (left + 1 < size[2])
+    return even, in_even, odd, in_odd
+
+
+# From an input to the windows over it
 
 
 @triton.jit
@@ -107,23 +219,21 @@ def last_window(i, size, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def last_windows(
-    plane, d, h, w, ok, in_d, in_h, in_w, last_ptr,
-    SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    LD: tl.constexpr, LH: tl.constexpr, LW: tl.constexpr,
-    KIND_D: tl.constexpr, KIND_H: tl.constexpr, KIND_W: tl.constexpr,
+    place, ok, size, last_ptr, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
     """`last_window` over these inputs along each axis; from a table if windows come from one."""
-    if KIND_W == TABLE:
-        table = plane * (in_d + in_h + in_w)
+    plane, d, h, w, _ = place
+    if KIND[2] == TABLE:
+        table = plane * (size[0] + size[1] + size[2])
         last_d = tl.load(last_ptr + table + d, mask=ok, other=0)
-        last_h = tl.load(last_ptr + table + in_d + h, mask=ok, other=0)
-        last_w = tl.load(last_ptr + table + in_d + in_h + w, mask=ok, other=0)
+        last_h = tl.load(last_ptr + table + size[0] + h, mask=ok, other=0)
+        last_w = tl.load(last_ptr + table + size[0] + size[1] + w, mask=ok, other=0)
         return last_d, last_h, last_w
     else:
         return (
-            last_window(d, in_d, SD, LD, KIND_D),
-            last_window(h, in_h, SH, LH, KIND_H),
-            last_window(w, in_w, SW, LW, KIND_W),
+            last_window(d, size[0], S[0], LO[0], KIND[0]),
+            last_window(h, size[1], S[1], LO[1], KIND[1]),
+            last_window(w, size[2], S[2], LO[2], KIND[2]),
         )
 
 
@@ -132,7 +242,7 @@ def tap_of(
     i, o, size, outputs, first_ptr, table,
     K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The tap at which window `o` holds input `i`, and whether it does."""
+    """The tap at which window `o` of an axis holds input `i`, and whether it does."""
     inside = (o >= 0) & (o < outputs)
     if KIND == REGULAR:
         reach = i + LO - o * S
@@ -146,6 +256,39 @@ def tap_of(
     else:
         tap = i - tl.load(first_ptr + table + o, mask=inside, other=0)
         return tap, inside & (tap >= 0) & (tap < K)
+
+
+@triton.jit
+def window_over(
+    k, last, place, ok, size, out, first_ptr,
+    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
+    OVER: tl.constexpr,
+):  # fmt: skip
+    """The `k`-th window over each input, in ascending order.
+
+    Returns the place of its output, the tap at which it holds the input, and whether it does.
+    """
+    plane, d, h, w, c = place
+    od = last[0] - (OVER[0] - 1 - k // (OVER[1] * OVER[2]))
+    oh = last[1] - (OVER[1] - 1 - k // OVER[2] % OVER[1])
+    ow = last[2] - (OVER[2] - 1 - k % OVER[2])
+    table = plane * (out[0] + out[1] + out[2])
+    td, in_depth = tap_of(
+        d, od, size[0], out[0], first_ptr, table, K[0], S[0], LO[0], DIL[0], KIND[0]
+    )
+    table += out[0]
+    th, in_height = tap_of(
+        h, oh, size[1], out[1], first_ptr, table, K[1], S[1], LO[1], DIL[1], KIND[1]
+    )
+    table += out[1]
+    tw, in_width = tap_of(
+        w, ow, size[2], out[2], first_ptr, table, K[2], S[2], LO[2], DIL[2], KIND[2]
+    )
+    tap = (td * K[1] + th) * K[2] + tw
+    return (plane, od, oh, ow, c), tap, ok & in_depth & in_height & in_width
+
+
+# Arithmetic
 
 
 @triton.jit

@@ -125,20 +125,26 @@ def kind(axis: Axis) -> int:
     return 1 if axis.adaptive else 2 if axis.fractional else 0
 
 
-def constants(axes: tuple[Axis, Axis, Axis]) -> dict[str, int]:
-    """The constants of a kernel that describe windows."""
-    found: dict[str, int] = {}
-    for name, a in zip("DHW", axes, strict=True):
-        found |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"L{name}": a.lo}
-        found |= {f"D{name}": a.dilation, f"KIND_{name}": kind(a)}
-    return found
+def constants(axes: tuple[Axis, Axis, Axis]) -> dict[str, tuple[int, ...]]:
+    """The constants of a kernel that describe windows, each along depth, height and width."""
+    return {
+        "K": tuple(a.kernel for a in axes),
+        "S": tuple(a.stride for a in axes),
+        "LO": tuple(a.lo for a in axes),
+        "DIL": tuple(a.dilation for a in axes),
+        "KIND": tuple(map(kind, axes)),
+    }
 
 
-def windows_over(axis: Axis, coarse: bool = False) -> int:
-    """The largest number of windows of an axis that hold one input.
+def windows_over(axes: tuple[Axis, ...], coarse: bool = False) -> dict[str, tuple[int, ...]]:
+    """The constant ``OVER``: along each axis, the largest number of windows that hold one input.
 
     `coarse`: windows are placed by samples of so few digits that many may begin at one input.
     """
+    return {"OVER": tuple(_most_over(a, coarse) for a in axes)}
+
+
+def _most_over(axis: Axis, coarse: bool) -> int:
     if axis.adaptive:
         most = -(-axis.out // axis.size) + 1
     elif axis.fractional:
@@ -179,17 +185,15 @@ def tiles(rows: int, lanes: int, last: bool, index: Any, tile: int = TILE) -> Ti
     return Tiles(rows, lanes, grid, found)
 
 
-def units(cut: Tiles, given: View, in_w: int, out_w: int) -> dict[str, int]:
-    """The powers of two up to 16 that divide what addresses are made of.
+def align(cut: Tiles, given: View, in_w: int, out_w: int) -> dict[str, tuple[int, ...]]:
+    """The constant ``ALIGN``: powers of two up to 16 that divide what addresses are made of.
 
     Triton itself tells its compiler only of multiples of 16; rows of 56 two-byte elements are
     aligned to 128 bits, too.
     """
     steps = given.strides[:4] + (given.strides[4:5] if cut.constants["CHANNELS_LAST"] else ())
-    return {
-        "LANE_UNIT": _power_of_two(cut.lanes), "IN_UNIT": _power_of_two(in_w),
-        "OUT_UNIT": _power_of_two(out_w), "UNIT": _power_of_two(*steps),
-    }  # fmt: skip
+    numbers = ((cut.lanes,), (in_w,), (out_w,), steps)
+    return {"ALIGN": tuple(_power_of_two(*n) for n in numbers)}
 
 
 def _power_of_two(*numbers: int) -> int:

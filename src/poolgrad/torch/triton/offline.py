@@ -1,7 +1,7 @@
 """Compile recorded launches for a GPU that is not there, and read what the compiler made of them.
 
 `triton.compile` needs no device. From the binary come registers, spills and shared memory, from the
-PTX the widest load and store.
+PTX (of AMD's GPUs from the assembly) the widest load and store, and atomics.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Compiled(NamedTuple):
     shared: int  # bytes of shared memory
     load_bits: int
     store_bits: int
+    atomics: int  # instructions that change memory atomically
 
 
 def source_of(launched: Launch) -> ASTSource:
@@ -71,11 +72,13 @@ def compiled(launched: Launch, target: str) -> Compiled:
         registers = int(_found(r"\.vgpr_count:\s+(\d+)", text))
         spilled = int(_found(r"\.private_segment_fixed_size:\s+(\d+)", text))
         loads, stores = (_widest_of_words(what, text) for what in ("load", "store"))
-        return Compiled(registers, spilled, shared, loads, stores)
+        atomics = len(re.findall(r"\w+_atomic_\w+", text))
+        return Compiled(registers, spilled, shared, loads, stores, atomics)
     ptx = made.asm["ptx"]
     registers, spilled = _resources(made.asm["cubin"])
     loads, stores = (_widest(what, ptx) for what in ("ld", "st"))
-    return Compiled(registers, spilled, shared, loads, stores)
+    atomics = len(re.findall(r"^\s*(?:@!?%p\d+\s+)?(?:atom|red)\.", ptx, re.MULTILINE))
+    return Compiled(registers, spilled, shared, loads, stores, atomics)
 
 
 def _found(pattern: str, text: str) -> str:

@@ -1,0 +1,316 @@
+"""Pooling modules for JAX: immutable dataclasses that are pytrees, for Flax NNX and Equinox alike.
+
+A module stores the arguments of a public function and calls that function; `modules` creates a
+class for each public function and number of pooled axes. Neither Flax nor Equinox is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, make_dataclass, replace
+from inspect import Parameter, Signature, signature
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import GetAttrKey
+from jax.typing import ArrayLike
+
+from poolgrad.arguments import real_numbers, refuse_numbers
+from poolgrad.contract import Request
+from poolgrad.functional import FUNCTIONS
+from poolgrad.functional.docstrings import of_module
+from poolgrad.functional.public import bind
+from poolgrad.jax.function import is_key, perform
+from poolgrad.operators import OPERATORS
+from poolgrad.windows import Window, brief, flag
+from poolgrad.windows.arguments import to_python
+
+_LEARNED = {operator.operand.name for operator in OPERATORS.values() if operator.learned}
+
+
+class Pool:
+    """A public function with its arguments.
+
+    An array as a learned argument (`norm_type`, `r`, `alpha`) is a leaf of the pytree. Everything
+    else, a number as a learned argument included, is part of the structure of the pytree.
+
+    Attributes
+    ----------
+    function : callable
+        The public function.
+    dims : int
+        The number of pooled axes.
+    at_call : tuple of str
+        The arguments of the function that the constructor does not take.
+    note : str
+        A sentence for the documentation.
+    """
+
+    __signature__: ClassVar[Signature]  # of the constructor; each argument becomes an attribute
+    function: ClassVar[Callable[..., Any]]
+    dims: ClassVar[int]
+    at_call: ClassVar[tuple[str, ...]] = ("x", "out", "generator", "_random_samples")
+    note: ClassVar[str] = "A call takes `x`; a `key` is accepted and not used."
+    _leaves: tuple[str, ...]  # the names of the arguments that are leaves
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        bound = bind(type(self).__name__, self.__signature__, args, kwargs)
+        bound.apply_defaults()
+        given = {
+            name: _learned(name, value) if name in _LEARNED else _hashable(value)
+            for name, value in bound.arguments.items()
+        }
+        leaves = tuple(name for name in _LEARNED & given.keys() if not _is_number(given[name]))
+        self._check(given)
+        for name, value in [*given.items(), ("_leaves", leaves)]:
+            object.__setattr__(self, name, value)
+        nnx = sys.modules.get("flax.nnx")
+        if leaves and nnx is not None:  # so that it can be an attribute of a module of Flax NNX
+            nnx.register_data_type(type(self))
+
+    def _check(self, given: dict[str, Any]) -> None:
+        """Raise an error if the arguments are wrong for every input."""
+        request = self._describe(_Input((2**31,) * (self.dims + 2)), given)
+        operator = OPERATORS[request.operator]
+        operator.check(Window(()), *request.options)
+        for name in _LEARNED & given.keys():
+            value = _unwrapped(given[name])
+            if not isinstance(value, jax.core.Tracer):
+                operator.check_operand(np.asarray(value, np.float64).ravel().tolist())
+
+    def _describe(self, x: Any, given: dict[str, Any]) -> Request:
+        """Return the description of a call, without the arguments that only a call takes."""
+        function = signature(self.function).parameters
+        added = (n for n in self.at_call if n in function and n != "x")
+        required = {n: None for n in added if function[n].default is Parameter.empty}
+        request: Request = self.function.describe(x, **required, **given)  # type: ignore[attr-defined]
+        return request
+
+    def _arguments(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
+        """Return the input, pooled."""
+        return self.function(jnp.asarray(x), **self._arguments())
+
+
+class Random(Pool):
+    """A pooling that draws random numbers in every call."""
+
+    note = "A call takes `x` and a `key` of `jax.random`."
+
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
+        """Return the input, pooled with random numbers from the key."""
+        return self._drawn(x, key, self._arguments())
+
+    def _drawn(self, x: ArrayLike, key: Any, given: dict[str, Any]) -> Any:
+        if not is_key(key):
+            raise TypeError(
+                f"key must be a key of jax.random, got {brief(key)}: "
+                f"{type(self).__name__} draws random numbers"
+            )
+        return self.function(jnp.asarray(x), generator=key, **given)
+
+
+class Stochastic(Random):
+    """A random input of each window in training, the weighted mean otherwise."""
+
+    note = (
+        "A call takes `x`, a `key` of `jax.random`\n"
+        "and optionally `training`, instead of the argument of the constructor. If False, the\n"
+        "result is the mean, without indices, and no key is needed."
+    )
+
+    def __call__(
+        self, x: ArrayLike, *, key: Array | None = None, training: bool | None = None
+    ) -> Any:
+        """Return a random input of each window, or the weighted mean."""
+        given = self._arguments()
+        if training is not None:
+            given["training"] = flag("training", training)
+        if given["training"]:
+            return self._drawn(x, key, given)
+        return self.function(jnp.asarray(x), **given | {"return_indices": False})
+
+
+class Unpool(Pool):
+    """Unpooling, which takes indices in every call."""
+
+    at_call = (*Pool.at_call, "indices", "output_size")
+    note = "A call takes `x`, its `indices` and optionally\n`output_size`."
+
+    def __call__(  # type: ignore[override]
+        self, x: ArrayLike, indices: ArrayLike, output_size: Any = None, *, key: Array | None = None
+    ) -> Array:
+        """Return the values at their indices, and zeros elsewhere."""
+        given = self._arguments() | {"output_size": output_size}
+        y: Array = self.function(jnp.asarray(x), indices, **given)
+        return y
+
+
+class Lip(Pool):
+    """Local importance pooling, which takes logits in every call."""
+
+    at_call = (*Pool.at_call, "logits")
+    note = "A call takes `x` and its `logits`."
+
+    def __call__(  # type: ignore[override]
+        self, x: ArrayLike, logits: ArrayLike, *, key: Array | None = None
+    ) -> Array:
+        """Return the mean of each window, weighted with the softmax of the logits."""
+        y: Array = self.function(jnp.asarray(x), logits, **self._arguments())
+        return y
+
+
+class Global(Pool):
+    """Pooling over all axes but the channels and any number of leading axes."""
+
+    note = f"{Pool.note}\nThere may be any number of leading axes."
+
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
+        """Return the input, pooled."""
+        # The function would count one leading axis more or less as pooled.
+        request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
+        return perform(replace(request, x=jnp.asarray(x)))
+
+
+class _Input(NamedTuple):
+    """Stands for an input, of which descriptions read only the shape."""
+
+    shape: tuple[int, ...]
+
+
+# Arguments
+
+
+def _hashable(value: object) -> Any:
+    """Return the value with tuples for lists and arrays: JAX hashes the structure of a pytree."""
+    value = to_python(value)
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the array that a variable of Flax NNX holds, or the value itself."""
+    is_variable = not isinstance(value, Array) and hasattr(value, "__jax_array__")
+    return value.__jax_array__() if is_variable else value
+
+
+def _learned(name: str, value: Any) -> Any:
+    """Return a number as a float, anything else as an array of floats or the variable that has one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is none of these.
+    """
+    if _is_number(value) and not isinstance(value, bool):
+        return float(value)
+    held = _unwrapped(value)
+    if held is not value:
+        held = jnp.asarray(held)
+    elif not isinstance(held, Array):
+        held = value = real_numbers(name, held).astype(np.float32)
+    if not any(jnp.issubdtype(held.dtype, kind) for kind in (jnp.floating, jnp.integer)):
+        raise refuse_numbers(name, held.dtype)
+    if held.ndim > 1:
+        raise ValueError(f"{name} must be a number or one for each channel, got shape {held.shape}")
+    if held is not value:
+        return value
+    return jnp.asarray(held, None if jnp.issubdtype(held.dtype, jnp.floating) else jnp.float32)
+
+
+# Pytrees
+
+
+def _structure(module: Pool) -> tuple[Any, ...]:
+    names = module._leaves
+    rest = tuple((n, v) for n, v in module._arguments().items() if n not in names)
+    return names, rest
+
+
+def _flatten(module: Pool) -> tuple[list[Any], tuple[Any, ...]]:
+    return [getattr(module, name) for name in module._leaves], _structure(module)
+
+
+def _flatten_with_keys(module: Pool) -> tuple[list[Any], tuple[Any, ...]]:
+    return [(GetAttrKey(n), getattr(module, n)) for n in module._leaves], _structure(module)
+
+
+def _register(kind: type[Pool]) -> None:
+    """Register a class of modules as pytrees.
+
+    Leaves may be any objects while a transformation runs, so modules are rebuilt without checks.
+    """
+
+    def unflatten(structure: tuple[Any, ...], leaves: Iterable[Any]) -> Pool:
+        names, rest = structure
+        module = object.__new__(kind)
+        for name, value in [*rest, *zip(names, leaves, strict=True), ("_leaves", names)]:
+            object.__setattr__(module, name, value)
+        return module
+
+    jax.tree_util.register_pytree_with_keys(kind, _flatten_with_keys, unflatten, _flatten)
+
+
+# The classes
+
+_LEAF = "An array as a learned argument is a leaf of the pytree; a number is a constant."
+_CHANNELS_LAST = """\
+channels_last : bool
+    If True (default), the pooled axes are those before the last one, as in Flax. If False, they are
+    the last ones, as in Equinox."""
+_WORDS = {"lp": "LP", "lse": "LSE", "relu": "ReLU"}
+
+
+def modules() -> Iterator[type[Pool]]:
+    """Make the classes of modules, for each public function and number of pooled axes."""
+    for name, function in FUNCTIONS.items():
+        words = name.split("_")
+        title = "".join(_WORDS.get(word, word[0].upper() + word[1:]) for word in words)
+        if words[0] == "global":
+            yield from (_module(f"{title}{dims}d", function, Global, dims) for dims in (1, 2, 3))
+        else:
+            yield _module(title, function, _base(function), int(name[-2]))
+
+
+def _base(function: Callable[..., Any]) -> type[Pool]:
+    """Return the base class for a function, by what a call takes besides the input."""
+    kinds = {"training": Stochastic, "generator": Random, "indices": Unpool, "logits": Lip}
+    takes = signature(function).parameters
+    return next((kind for name, kind in kinds.items() if name in takes), Pool)
+
+
+def _module(name: str, function: Callable[..., Any], base: type[Pool], dims: int) -> type[Pool]:
+    takes = [p for n, p in signature(function).parameters.items() if n not in base.at_call]
+    takes = [p.replace(default=True) if p.name == "channels_last" else p for p in takes]
+    names = [p.name for p in takes]
+    notes = [f"The module that calls `poolgrad.{function.__name__}`. {base.note}"]
+    if not _LEARNED.isdisjoint(names):
+        notes.append(_LEAF)
+    documented = [name for name in names if name != "channels_last"]
+    members = {
+        "__doc__": "\n".join([of_module(function, dims, documented, notes), _CHANNELS_LAST]),
+        "__signature__": Signature(takes),
+        "function": staticmethod(function),
+        "dims": dims,
+    }
+    made = make_dataclass(
+        name,
+        [(p.name, p.annotation) for p in takes],
+        bases=(base,),
+        namespace=members,
+        init=False,
+        frozen=True,
+    )
+    made.__module__ = "poolgrad.jax.nn"  # where users, and pickle, find it
+    _register(made)
+    return made

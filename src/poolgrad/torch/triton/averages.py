@@ -1,0 +1,182 @@
+"""Kernels of averages.
+
+``y[o] = sum of x over window o / count[o]``, ``gx[i] = sum of gy[o] / count[o]`` over the windows
+that hold input ``i``. `average` and `average_backward` work on one axis at a time where windows
+are wide (separable filtering); `average_planes` adds up whole planes.
+"""
+
+import triton
+import triton.language as tl
+
+from poolgrad.torch.triton.geometry import (
+    ADAPTIVE,
+    aligned_sizes,
+    divided,
+    double_lanes,
+    element,
+    last_windows,
+    load_pair,
+    load_tap,
+    places,
+    plane_offset,
+    strided_offset,
+    tile,
+    window_over,
+    windows_of,
+)
+
+
+@triton.jit
+def taps_along(
+    o, size, HI: tl.constexpr,
+    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """How many taps of window `o` lie in the input, or with `PADDED` in the padded input."""
+    if KIND == ADAPTIVE:
+        return ((o + 1) * size + S - 1) // S - o * size // S
+    first = o * S - LO
+    if PADDED:
+        return tl.minimum((tl.maximum(size + HI - first, 0) + DIL - 1) // DIL, K)
+    outside = tl.minimum((tl.maximum(-first, 0) + DIL - 1) // DIL, K)
+    reached = tl.minimum((tl.maximum(size - first, 0) + DIL - 1) // DIL, K)
+    return tl.maximum(reached - outside, 0)
+
+
+@triton.jit
+def count_of(
+    place, size, HI: tl.constexpr,
+    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """How many taps of these windows count, at least 1: an empty window's mean is 0, not 0 / 0."""
+    _, od, oh, ow, _ = place
+    depth = taps_along(od, size[0], HI[0], K[0], S[0], LO[0], DIL[0], KIND[0], PADDED)
+    height = taps_along(oh, size[1], HI[1], K[1], S[1], LO[1], DIL[1], KIND[1], PADDED)
+    width = taps_along(ow, size[2], HI[2], K[2], S[2], LO[2], DIL[2], KIND[2], PADDED)
+    return tl.maximum(depth * height * width, 1)
+
+
+@triton.jit
+def add_tap(
+    total, t, x_ptr, window, origin, strides, ok, K: tl.constexpr, DIL: tl.constexpr
+):  # fmt: skip
+    """`total` and the input at tap `t` of each window."""
+    x, _ = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
+    return total + x.to(total.dtype)
+
+
+@triton.jit
+def average(
+    x_ptr,
+    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c, divisor,
+    y_ptr,
+    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
+    HI: tl.constexpr,
+    SUM: tl.constexpr, DIVIDE: tl.constexpr, FIXED: tl.constexpr, PADDED: tl.constexpr,
+    PAIRS: tl.constexpr, UNROLL: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    """The sum of each window, divided by the number of its taps or by `divisor` (`FIXED`).
+
+    `DIVIDE`: whether to divide along these axes; `PAIRS` as in `extremes.select`.
+    """
+    lanes, size, out, strides = aligned_sizes(
+        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
+        CHANNELS_LAST, ALIGN,
+    )  # fmt: skip
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
+    window = windows_of(place, size, out, x_ptr, S, LO, KIND)
+    origin = plane_offset(place, planes, strides)
+    total = tl.zeros((ROWS, LANES), SUM)
+    if PAIRS:
+        both = double_lanes(lanes, LANES, INDEX)
+        WIDTH: tl.constexpr = K[2]
+        for line in tl.static_range(K[0] * K[1]):
+            for k in tl.static_range(WIDTH):
+                if k % 2 == LO[2] % 2 and k + 1 < WIDTH:
+                    even, _, odd, _ = load_pair(
+                        x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
+                        K, LO, DIL, ROWS, LANES,
+                    )  # fmt: skip
+                    total = total + even.to(SUM) + odd.to(SUM)
+                elif k % 2 == LO[2] % 2 or k == 0:  # a tap without a neighbour
+                    t = line * K[2] + k
+                    total = add_tap(total, t, x_ptr, window, origin, strides, ok, K, DIL)
+    elif UNROLL:
+        for t in tl.static_range(K[0] * K[1] * K[2]):
+            total = add_tap(total, t, x_ptr, window, origin, strides, ok, K, DIL)
+    else:
+        for t in range(K[0] * K[1] * K[2]):
+            total = add_tap(total, t, x_ptr, window, origin, strides, ok, K, DIL)
+    if FIXED:
+        total = divided(total, tl.full((), divisor, SUM))
+    elif DIVIDE:
+        count = count_of(place, size, HI, K, S, LO, DIL, KIND, PADDED)
+        total = divided(total, count.to(SUM))
+    at = element(row, place, lanes, out[2], row_w, CHANNELS_LAST)
+    tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def average_planes(
+    x_ptr,
+    rows, lanes, depth, height, width,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c, divisor,
+    y_ptr,
+    SUM: tl.constexpr,
+    INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, TAPS: tl.constexpr,
+):  # fmt: skip
+    """The sum of each plane over `divisor`: `ROWS` planes, `LANES` channels, `TAPS` at a time."""
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    ok = (row < rows) & (lane < lanes)
+    origin = row // planes * s_n + row % planes * s_p + lane * s_c
+    total = tl.zeros((ROWS, LANES, TAPS), SUM)
+    size = depth * height * width
+    for begin in range(0, size, TAPS):
+        t = (begin + tl.arange(0, TAPS).to(INDEX))[None, None, :]
+        at = t // width // height * s_d + t // width % height * s_h + t % width * s_w
+        inside = ok[:, :, None] & (t < size)
+        total += tl.load(x_ptr + origin[:, :, None] + at, mask=inside, other=0).to(SUM)
+    mean = divided(tl.sum(total, 2), tl.full((), divisor, SUM))
+    tl.store(y_ptr + row * lanes + lane, mean.to(y_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def average_backward(
+    gy_ptr,
+    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c, divisor,
+    gx_ptr,
+    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
+    HI: tl.constexpr, OVER: tl.constexpr,
+    SUM: tl.constexpr, DIVIDE: tl.constexpr, FIXED: tl.constexpr, PADDED: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the input along these axes: the sum of the windows' equal shares."""
+    lanes, size, out, strides = aligned_sizes(
+        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
+        CHANNELS_LAST, ALIGN,
+    )  # fmt: skip
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    place, ok = places(row, lane, rows, lanes, size, row_w, CHANNELS_LAST)
+    origin = plane_offset(place, planes, strides)
+    last = last_windows(place, ok, size, gy_ptr, S, LO, KIND)
+    total = tl.zeros((ROWS, LANES), SUM)
+    for k in range(OVER[0] * OVER[1] * OVER[2]):
+        over, _, inside = window_over(
+            k, last, place, ok, size, out, gy_ptr, K, S, LO, DIL, KIND, OVER
+        )
+        at = origin + strided_offset(over, strides)
+        g = tl.load(gy_ptr + at, mask=inside, other=0).to(SUM)
+        if FIXED:
+            g = divided(g, tl.full((), divisor, SUM))
+        elif DIVIDE:
+            count = count_of(over, size, HI, K, S, LO, DIL, KIND, PADDED)
+            g = divided(g, count.to(SUM))
+        total += tl.where(inside, g, 0.0)
+    tl.store(gx_ptr + row * lanes + lane, total.to(gx_ptr.dtype.element_ty), mask=ok)
