@@ -30,6 +30,7 @@ WINDOWS = [
     Windows("3x3 stride 2", fixed(2, 3, 2, 1), (2, 3, 9, 11)),  # an odd padding, a lone tap
     Windows("3x3 stride 1", fixed(2, 3, 1, 1), (1, 2, 7, 6)),  # windows that overlap
     Windows("4x4 stride 2", fixed(2, 4, 2, 1), (1, 2, 9, 9)),  # two pairs, cut at both ends
+    Windows("few windows", fixed(2, (5, 3), 1), (1, 2, 6, 4)),  # fewer than taps of an axis
     Windows("dilated", fixed(2, 2, 1, 1, 2), (1, 2, 7, 6)),
     Windows("ceil_mode", fixed(2, 3, 2, 0, 1, True), (1, 2, 8, 8)),
     Windows("padding only", fixed(2, (3, 2), (2, 1), ((5, 0), (0, 4))), (1, 2, 7, 6)),

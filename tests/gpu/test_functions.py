@@ -45,6 +45,18 @@ def test_values_and_gradients_are_the_textbooks(
     np.testing.assert_allclose(leaf.grad.cpu(), gradient, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", ["avg_pool2d", "lse_pool2d", "max_pool2d"])
+def test_inputs_in_fewer_windows_than_a_window_has_taps(name: str, device: str) -> None:
+    x = np.random.default_rng(3).standard_normal((1, 2, 6, 4))
+    kwargs = {"kernel_size": (5, 3), "stride": 1} | ({"r": 2.0} if name.startswith("lse") else {})
+    y, pullback = reference.vjp(getattr(reference, name), x, **kwargs)
+    leaf = torch.tensor(x, device=device, requires_grad=True)
+    FUNCTIONS[name](leaf, **kwargs).sum().backward()
+    gradients = pullback(np.ones_like(y))
+    gradient = gradients[0] if isinstance(gradients, tuple) else gradients
+    np.testing.assert_allclose(leaf.grad.cpu(), gradient, rtol=1e-9, atol=1e-11)
+
+
 INDEXED = ["max_pool2d", "min_pool1d", "median_pool2d", "adaptive_max_pool3d"]
 
 

@@ -165,7 +165,7 @@ def average_backward(
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, size, row_w, CHANNELS_LAST)
     origin = plane_offset(place, planes, strides)
-    last = last_windows(place, ok, size, gy_ptr, S, LO, KIND)
+    last = last_windows(place, ok, size, out, gy_ptr, S, LO, KIND)
     total = tl.zeros((ROWS, LANES), SUM)
     for k in range(OVER[0] * OVER[1] * OVER[2]):
         over, _, inside = window_over(

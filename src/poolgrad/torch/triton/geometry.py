@@ -209,17 +209,17 @@ def load_pair(
 
 
 @triton.jit
-def last_window(i, size, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
+def last_window(i, size, outputs, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
     """The last window that can hold input `i`; those before it follow in descending order."""
     if KIND == ADAPTIVE:
         return ((i + 1) * S + size - 1) // size - 1
     else:
-        return (i + LO) // S
+        return tl.minimum((i + LO) // S, outputs - 1)
 
 
 @triton.jit
 def last_windows(
-    place, ok, size, last_ptr, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
+    place, ok, size, out, last_ptr, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
     """`last_window` over these inputs along each axis; from a table if windows come from one."""
     plane, d, h, w, _ = place
@@ -231,9 +231,9 @@ def last_windows(
         return last_d, last_h, last_w
     else:
         return (
-            last_window(d, size[0], S[0], LO[0], KIND[0]),
-            last_window(h, size[1], S[1], LO[1], KIND[1]),
-            last_window(w, size[2], S[2], LO[2], KIND[2]),
+            last_window(d, size[0], out[0], S[0], LO[0], KIND[0]),
+            last_window(h, size[1], out[1], S[1], LO[1], KIND[1]),
+            last_window(w, size[2], out[2], S[2], LO[2], KIND[2]),
         )
 
 

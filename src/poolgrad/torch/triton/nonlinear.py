@@ -226,7 +226,7 @@ def nonlinear_backward(
     at_x = plane_offset(place, x_planes, of_x) + strided_offset(place, of_x)
     x = tl.load(x_ptr + at_x, mask=ok, other=0).to(SUM)
     theta = theta_of(theta_ptr, place, LEARNED, channels, below)
-    last = last_windows(place, ok, size, gy_ptr, S, LO, KIND)
+    last = last_windows(place, ok, size, out, gy_ptr, S, LO, KIND)
     total = tl.zeros((ROWS, LANES), SUM)
     for k in range(OVER[0] * OVER[1] * OVER[2]):
         over, _, inside = window_over(

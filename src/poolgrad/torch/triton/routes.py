@@ -139,12 +139,12 @@ def route_backward(
         HEIGHT: tl.constexpr = OVER[1]
         WIDTH: tl.constexpr = OVER[2]
         for kd in tl.static_range(DEPTH):
-            od = last_window(d, size[0], S[0], LO[0], KIND[0]) - (DEPTH - 1 - kd)
+            od = last_window(d, size[0], out[0], S[0], LO[0], KIND[0]) - (DEPTH - 1 - kd)
             td, in_depth = tap_of(
                 d, od, size[0], out[0], first_ptr, 0, K[0], S[0], LO[0], DIL[0], KIND[0]
             )
             for kh in tl.static_range(HEIGHT):
-                oh = last_window(h, size[1], S[1], LO[1], KIND[1]) - (HEIGHT - 1 - kh)
+                oh = last_window(h, size[1], out[1], S[1], LO[1], KIND[1]) - (HEIGHT - 1 - kh)
                 th, in_height = tap_of(
                     h, oh, size[1], out[1], first_ptr, 0, K[1], S[1], LO[1], DIL[1], KIND[1]
                 )
@@ -169,7 +169,7 @@ def route_backward(
         inside = (row < rows) & (column < size[2])
         tl.store(gx_ptr + row * size[2] + column, gx.to(gx_ptr.dtype.element_ty), mask=inside)
     else:
-        last = last_windows(place, ok, size, last_ptr, S, LO, KIND)
+        last = last_windows(place, ok, size, out, last_ptr, S, LO, KIND)
         if UNROLL:
             for k in tl.static_range(OVER[0] * OVER[1] * OVER[2]):
                 total = add_window(
@@ -210,7 +210,7 @@ def route_backward_axis(
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, size, row_w, CHANNELS_LAST)
     origin = plane_offset(place, planes, strides)
-    last = last_windows(place, ok, size, tap_ptr, S, LO, KIND)
+    last = last_windows(place, ok, size, out, tap_ptr, S, LO, KIND)
     total = tl.zeros((ROWS, LANES), SUM)
     rest = tl.full((ROWS, LANES), BELOW, INDEX)
     for k in range(OVER[0] * OVER[1] * OVER[2]):

@@ -135,7 +135,7 @@ def split_backward(
     )  # fmt: skip
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, size, row_w, CHANNELS_LAST)
-    last = last_windows(place, ok, size, last_ptr, S, LO, KIND)
+    last = last_windows(place, ok, size, out, last_ptr, S, LO, KIND)
     total = tl.zeros((ROWS, LANES), share_ptr.dtype.element_ty)
     for k in range(OVER[0] * OVER[1] * OVER[2]):
         over, tap, inside = window_over(
