@@ -1,5 +1,5 @@
 // Chooses the algorithm of a kernel call. Compiled once, for any processor of this architecture:
-// what depends on the instruction set is data.
+// the vector size of the instruction set is a field of Call.
 #include "choose.hpp"
 
 #include <atomic>
@@ -10,13 +10,13 @@
 namespace poolgrad {
 namespace {
 
-// Bytes of an element as it is compared, in a maximum.
+// The size of the type in which a maximum compares elements.
 i64 compared_bytes(Dtype dtype) {
   const bool as_it_is =
       dtype == Dtype::uint8 || dtype == Dtype::float16 || dtype == Dtype::bfloat16;
   return as_it_is ? size_of(dtype) : 4;
 }
-// Bytes of an element as it is added.
+// The size of the type in which elements are added.
 i64 summed_bytes(Dtype dtype) { return is_wide(dtype) ? 8 : 4; }
 
 i64 lanes(const Call& call, i64 bytes) { return call.vector_bytes / bytes; }
@@ -39,16 +39,16 @@ bool shares_little(const Plan& p) {
 }
 
 // The squares that are compiled: kernel and stride.
-bool is_compiled_square(const Plan& p, i64 most_stride) {
+bool is_compiled_square(const Plan& p, i64 max_stride) {
   const Axis &height = p.axis[1], &width = p.axis[2];
   const bool square = height.kernel == width.kernel && height.stride == width.stride &&
                       height.dilation == width.dilation;
   const i64 k = width.kernel, s = width.stride;
   return has_few_taps(p) && square &&
-         ((k == 2 && s <= 2) || (k == 3 && s <= 2) || (k == 3 && s == 3 && most_stride >= 3));
+         ((k == 2 && s <= 2) || (k == 3 && s <= 2) || (k == 3 && s == 3 && max_stride >= 3));
 }
 
-// Whether no task has only a part of each row of outputs.
+// Whether every task computes whole rows of outputs.
 bool has_whole_rows(const Call& call) {
   const Plan& p = *call.plan;
   if (p.axis[0].out > 1 || p.axis[1].out > 1) return true;
@@ -57,7 +57,7 @@ bool has_whole_rows(const Call& call) {
   return partition.parts == 1;
 }
 
-// --- What an algorithm handles ---
+// --- The calls that an algorithm handles ---
 
 bool always(const Call&) { return true; }
 
@@ -85,7 +85,7 @@ bool handles_unrolled_nonlinear(const Call& call) {
   for (const Axis& a : call.plan->axis) {
     if (!a.regular()) return false;
   }
-  // What counts is what windows hold: padding must not change how sums are rounded.
+  // Valid inputs are counted, not taps: padding must not change how sums are rounded.
   return max_valid_inputs(*call.plan) <= kMaxNonlinearTaps;
 }
 
@@ -98,10 +98,10 @@ bool handles_joined_rows(const Call& call) {
 bool handles_register_blocked(const Call& call, i64 bytes) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
-  constexpr i64 kMaxDilation = 4;             // dilation
-  const i64 most_stride = bytes < 4 ? 2 : 3;  // bytes are not shuffled so freely
+  constexpr i64 kMaxDilation = 4;            // dilation
+  const i64 max_stride = bytes < 4 ? 2 : 3;  // no shuffle of every third byte
   const bool close = width.dilation == 1 || (width.stride == 1 && width.dilation <= kMaxDilation);
-  return p.inner == 1 && close && is_compiled_square(p, most_stride) &&
+  return p.inner == 1 && close && is_compiled_square(p, max_stride) &&
          width.out >= lanes(call, bytes) / 2 && has_whole_rows(call);
 }
 bool handles_register_blocked_extreme(const Call& call) {
@@ -179,7 +179,7 @@ bool handles_register_blocked_backward(const Call& call) {
          is_compiled_square(p, 2) &&
          width.in / width.stride >= lanes(call, summed_bytes(call.input.dtype)) / 2;
 }
-// It adds in the same order as `gather`.
+// Adds in the same order as `gather`.
 bool handles_register_blocked_average_backward(const Call& call) {
   return handles_gather_of_averages(call) && handles_register_blocked_backward(call);
 }
@@ -191,8 +191,7 @@ bool handles_channels_last_backward(const Call& call) {
          call.routes.contiguous_channels && has_channel_vectors(call, summed_bytes(dtype));
 }
 
-// Windows at every input share much, both ways round: the windows that hold an input are a window
-// over the outputs.
+// Stride 1 in both directions: the windows that hold an input form a window over the outputs.
 bool handles_transposed(const Call& call) {
   for (const Axis& a : call.plan->axis) {
     if (!a.regular() || a.stride > 1 || (a.m == 1 && a.kernel > 1)) return false;
@@ -206,8 +205,8 @@ bool handles_transposed_van_herk_2d(const Call& call) {
                              p.taps);
 }
 
-// --- When it is expected to be the fastest of those further down ---
-// Averages: by the shape of windows alone. Nothing else may decide how sums are rounded.
+// --- The calls for which an algorithm is expected to be the fastest of those further down ---
+// For averages this depends on the shape of windows only, because it decides how sums are rounded.
 
 bool wins_unrolled(const Call& call) {
   const Plan& p = *call.plan;
@@ -225,7 +224,7 @@ bool wins_unrolled_average(const Call& call) {
   return shares_nothing(p) || shares_little(p);
 }
 
-// The gaps between rows of outputs are computed, too: a part of them that grows with the stride.
+// Joined rows also compute the gaps between rows of outputs, whose share grows with the stride.
 bool wins_joined_rows(const Call& call) {
   const Axis &height = call.plan->axis[1], &width = call.plan->axis[2];
   constexpr i64 kFew = 32, kShort = 4 * kFew;  // outputs of a row; inputs
@@ -234,14 +233,13 @@ bool wins_joined_rows(const Call& call) {
                    : shuffled          ? kFew
                    : width.stride == 2 ? 6  // inputs are loaded one by one
                                        : 3;
-  // Of a tall plane only if most of what is swept are outputs, and windows are not tall as well.
+  // In a tall plane, most of the computed elements must be outputs, and windows must be low.
   const bool small = span(height) <= kShort, dense = height.stride <= 2 && reach(height) < kShort;
   return shares_little(*call.plan) && width.out <= most && span(width) <= kShort &&
          (small || dense);
 }
 
-// A few comparisons for each output, in whole vectors, cost less than an addition at an address
-// that was just computed.
+// For few taps, vector comparisons cost less than scalar additions at computed addresses.
 bool wins_gather_of_routes(const Call& call) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
@@ -257,17 +255,17 @@ bool wins_transposed_van_herk_2d(const Call& call) {
   return wins_van_herk_2d(transposed(call.plan->axis[1]));
 }
 
-// There are planes for all threads.
+// Whether there is a vector of planes for each thread.
 bool has_many_planes(const Call& call) {
   return call.plan->outer >= lanes(call, sizeof(float)) * call.threads;
 }
-// More than a quarter of the lanes would be idle.
+// Whether vectors along a row would leave more than a quarter of their lanes idle.
 bool wins_transposed_planes(const Call& call) {
   const i64 planes = lanes(call, sizeof(float)), n = call.plan->axis[2].out;
   const i64 used = ceil_div(n, planes) * planes;
   return has_many_planes(call) && wins_van_herk_2d(call) && 4 * (used - n) > used;
 }
-// At least half of them would.
+// Whether they would leave at least half of their lanes idle.
 bool wins_transposed_tiny_planes(const Call& call) {
   const Plan& p = *call.plan;
   constexpr i64 kFewTaps = 4;
@@ -404,7 +402,7 @@ Trace::~Trace() {
   count_tasks(outer_count_);
 }
 void Trace::add(Algorithm algorithm) {
-  if (size_ == kMost) return;
+  if (size_ == kMaxChoices) return;
   choices_[size_].algorithm = algorithm;
   choices_[size_].count.dry = before_.dry;
   count_tasks(&choices_[size_++].count);

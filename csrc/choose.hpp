@@ -1,6 +1,5 @@
-// Chooses the algorithm of a kernel call. All choices are made here, by one table in choose.cpp:
-// its rows are walked in order, and the first algorithm that handles the call and is expected to be
-// the fastest is taken.
+// Chooses the algorithm of a kernel call by one table in choose.cpp: the first row whose algorithm
+// handles the call and is expected to be the fastest.
 //
 // Two decisions depend on values and are therefore made while an algorithm runs, not here:
 // - Algorithms that assume finite inputs (register_blocked, register_blocked_channels_last,
@@ -92,11 +91,12 @@ Algorithm choose(const Call& call);
 
 const char* name_of(Algorithm algorithm);
 
-// For tests and benchmarks: from now on, every call that `algorithm` handles uses it; the table
-// decides about all others. An empty name ends this. False: there is no such algorithm.
+// Forces an algorithm onto every later call that it handles (tests, benchmarks); the table chooses
+// for the other calls. An empty name ends this. Returns false if there is no such algorithm.
 bool force_algorithm(const char* name);
 
-// What is chosen on this thread while a Trace lives, and the tasks that each call is divided into.
+// RAII guard: records the algorithms that are chosen on this thread, and the tasks that each call
+// is divided into.
 class Trace {
  public:
   struct Choice {
@@ -115,13 +115,13 @@ class Trace {
   const Choice& operator[](int i) const { return choices_[i]; }
 
  private:
-  static constexpr int kMost = 16;  // choices that are kept
+  static constexpr int kMaxChoices = 16;  // that are recorded
 
   Trace* outer_;
   TaskCount* outer_count_;
   TaskCount before_;  // tasks before the first choice
   int size_ = 0;
-  Choice choices_[kMost];
+  Choice choices_[kMaxChoices];
 };
 
 namespace {
@@ -137,7 +137,7 @@ namespace {
   return a.overlap && a.kernel > kMaxFolded;
 }
 
-// In how many windows along an axis an input may lie.
+// The largest number of windows along an axis that hold the same input.
 [[maybe_unused]] inline i64 max_windows(const Axis& a) {
   return a.dilation == 1 ? ceil_div(a.kernel, a.stride) : a.kernel;
 }

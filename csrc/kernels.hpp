@@ -63,12 +63,12 @@ struct WeightedKernels {
 };
 
 struct NonlinearKernels {
-  // kept (the residual) and sensitivity (dy/dtheta): in the type of the arithmetic, each may be
-  // null
+  // residuals (the residual) and sensitivity (dy/dtheta): in the type of the arithmetic, each may
+  // be null
   void (*forward)(const Work&, NonlinearOp, const View& x, Parameter theta, Dense y,
-                  void* const* kept, void* sensitivity);
+                  void* const* residuals, void* sensitivity);
   void (*backward)(const Work&, NonlinearOp, const View& gy, const View& x, Parameter theta,
-                   const View* kept, Dense gx);
+                   const View* residuals, Dense gx);
 };
 
 struct Kernels {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,17 +140,28 @@ def native(x: Any) -> Any:
     return x.astype(x.dtype.newbyteorder("="))
 
 
+_jax_calls = count(1)
+
+
+def _bound_jax_caches() -> None:
+    """Forget compiled operations from time to time: each shape of each test would take memory."""
+    if next(_jax_calls) % 100 == 0:
+        jax.clear_caches()
+
+
 def _run_jax(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
     return _call_jax(fun, x, *args, **{k: native(v) for k, v in kwargs.items()})
 
 
 def _call_jax(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
+    _bound_jax_caches()
     with jax.enable_x64(True):
         leaf = jax.numpy.asarray(native(np.asarray(x)))
         return _arrays(find(fun)(leaf, *args, **kwargs), np.asarray)
 
 
 def _vjp_jax(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
+    _bound_jax_caches()
     with jax.enable_x64(True):
         leaf = jax.numpy.asarray(native(np.asarray(x)))
         given = {k: native(v) for k, v in kwargs.items()}

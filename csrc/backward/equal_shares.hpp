@@ -1,5 +1,5 @@
-// Backward of averages: adds the gradient of each output, divided by its divisor, to every input of
-// its window.
+// Scatter of equal shares, the backward pass of averages for any windows: adds the gradient of each
+// output, divided by its divisor, to every input of its window.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -51,65 +51,49 @@ class ScatterEqualShares {
     for (i64 i = 0; i < n; ++i) to[i] += from[i];
   }
 
-  // sums_ = what the output rows covering (d, h) send there; false if there is none.
+  // Computes in sums_ the shares of the output rows whose windows hold input row (d, h). Returns
+  // false if there are none.
   bool sum_rows(const View& gy, const char* gradients, Divisor divisor, i64 d, i64 h) {
-    const Axis &depth = p_.axis[0], &height = p_.axis[1];
     const Range outs = phases_.outputs();
-    const Range depths = covering(depth, d), heights = covering(height, h);
     bool any_window = false;
-    for (i64 od = depths.lo; od < depths.hi; ++od) {
-      if (tap_of(depth, span_of(depth, od), d) < 0) continue;
-      for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
-        if (tap_of(height, span_of(height, oh), h) < 0) continue;
-        const A* __restrict g =
-            row_of(gy, gradients, p_.inner, od, oh, outs.lo, outs.hi, gradients_);
-        const A rows = static_cast<A>(divisor.of_rows(p_, od, oh));
-        A* __restrict sums = sums_;
-        const A* __restrict columns = width_divisors_;
-        if (any_window) {
-          for (i64 i = 0; i < n_; ++i) sums[i] += g[i] / (rows * columns[i]);
-        } else {
-          for (i64 i = 0; i < n_; ++i) sums[i] = g[i] / (rows * columns[i]);
-        }
-        any_window = true;
+    each_row_holding(p_, d, h, [&](i64 od, i64 oh, i64) {
+      const A* __restrict g = row_of(gy, gradients, p_.inner, od, oh, outs.lo, outs.hi, gradients_);
+      const A rows = static_cast<A>(divisor.of_rows(p_, od, oh));
+      A* __restrict sums = sums_;
+      const A* __restrict columns = width_divisors_;
+      if (any_window) {
+        for (i64 i = 0; i < n_; ++i) sums[i] += g[i] / (rows * columns[i]);
+      } else {
+        for (i64 i = 0; i < n_; ++i) sums[i] = g[i] / (rows * columns[i]);
       }
-    }
+      any_window = true;
+    });
     return any_window;
   }
 
   void add_windows(A* row) {
-    const Axis& width = p_.axis[2];
-    const Range outs = phases_.outputs();
-    const i64 lo = tile_.lo[2], hi = tile_.hi[2], inner = p_.inner;
-    for (i64 o = outs.lo; o < outs.hi; ++o) {
-      const Span s = span_of(width, o);
-      const A* sums = sums_ + (o - outs.lo) * inner;
-      const auto taps_before = [&](i64 distance) {  // divisions are slow, and rarely needed
-        return width.dilation == 1 ? distance : ceil_div(distance, width.dilation);
-      };
-      const i64 skip = larger(0, taps_before(lo - s.begin));
-      const i64 end = smaller(s.taps, taps_before(hi - s.begin));
-      if (inner == 1) {
-        A* to = row + s.begin - lo;
-        if (width.dilation == 1) {
-          lanes<A>(end - skip, [&](auto w, i64 i) {
-            using V = Vec<A, w()>;
-            store(to + skip + i, load<V>(to + skip + i) + *sums);
-          });
-        } else {
-          for (i64 t = skip; t < end; ++t) to[t * width.dilation] += *sums;
-        }
-      } else {
-        for (i64 t = skip; t < end; ++t) {
-          add(row + (s.begin + t * width.dilation - lo) * inner, sums, inner);
-        }
-      }
-    }
+    const i64 lo = tile_.lo[2], inner = p_.inner, dilation = p_.axis[2].dilation;
+    each_window_part(p_.axis[2], phases_.outputs(), lo, tile_.hi[2],
+                     [&](i64 output, const Span& s, i64 first, i64 end) {
+                       const A* sums = sums_ + output * inner;
+                       A* to = row + (s.begin - lo) * inner;
+                       if (inner == 1 && dilation == 1) {
+                         lanes<A>(end - first, [&](auto w, i64 i) {
+                           using V = Vec<A, w()>;
+                           store(to + first + i, load<V>(to + first + i) + *sums);
+                         });
+                       } else if (inner == 1) {
+                         for (i64 t = first; t < end; ++t) to[t * dilation] += *sums;
+                       } else {
+                         for (i64 t = first; t < end; ++t)
+                           add(to + t * dilation * inner, sums, inner);
+                       }
+                     });
   }
 
   const Plan& p_;
   const InputTile tile_;
-  // Few outputs, or windows that are no simple pattern: window by window. Else place by place.
+  // Few outputs or irregular windows: window by window; else tap by tap.
   const bool by_window_;
   Phases<A> phases_;
   i64 n_;

@@ -18,13 +18,11 @@ namespace {
   prefetch(plane + at + kPrefetchBytes, (columns.hi - columns.lo) * inner * size);
 }
 
-// A row of gradients as inputs see it: on both sides there is room for outputs that do not exist.
-// Routed: only the output whose route is the input's place sends its gradient.
+// Computes rows of input gradients from rows of output gradients, which are padded on both sides
+// with outputs that do not exist. Routed: an input receives a gradient only if the route names it.
 template <class T, bool Routed>
 class Gather {
  public:
-  using WideRoute = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
-
   Gather(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
       : p_(p),
         tile_(tile),
@@ -44,15 +42,15 @@ class Gather {
     valid_.hi = larger(valid_.lo, valid_.hi);
     length_ = (last_ - first_) * p.inner;
     for (int k = 0; k < 2; ++k) slots_[k] = ring(p.axis[k]);
-    cached_ = arena.take<CachedRow>(slots_[0] * slots_[1]);
+    cached_ = arena.take<CachedGradients>(slots_[0] * slots_[1]);
     gradients_ = arena.take<T>(slots_[0] * slots_[1] * length_);
-    wide_routes_ = Routed ? arena.take<WideRoute>(slots_[0] * slots_[1] * length_) : nullptr;
+    wide_routes_ = Routed ? arena.take<WideRoute<T>>(slots_[0] * slots_[1] * length_) : nullptr;
     routes_ = Routed ? arena.take<u32>((valid_.hi - valid_.lo) * p.inner) : nullptr;
     divisors_ = Routed ? nullptr : arena.take<T>((valid_.hi - valid_.lo) * p.inner);
     phases_ = p.inner == 1 && a.stride > 1 ? arena.take<T>(columns()) : nullptr;
   }
 
-  // routes: of a routed gradient; divisor: of another
+  // Routed uses routes, the average uses the divisor.
   void run(const View& gy, const View* routes, Divisor divisor, i64 plane) {
     if (!ready_) prepare();
     gy_ = &gy, routing_ = routes, divisor_ = divisor;
@@ -87,18 +85,18 @@ class Gather {
  private:
   struct Source {
     const T* gradient;
-    const WideRoute* routes;
-    WideRoute wanted_tap;
+    const WideRoute<T>* routes;
+    WideRoute<T> wanted_tap;
   };
-  struct CachedRow {
+  struct CachedGradients {
     i64 key;
     const T* gradient;
   };
-  // One phase: the inputs at distances of a stride.
+  // The input columns that are congruent modulo the stride.
   struct Phase {
     i64 inputs = 0, count = 0;
     i64 tap[kMaxInverseTaps],
-        shift[kMaxInverseTaps];  // the outputs that they are computed from, ascending
+        shift[kMaxInverseTaps];  // of the outputs that they are computed from, in ascending order
   };
 
   void prepare() {
@@ -121,7 +119,7 @@ class Gather {
 
   i64 columns() const { return tile_.hi[2] - tile_.lo[2]; }
 
-  // Slots for the output rows that cover one input row; a power of two.
+  // Number of slots for the output rows whose windows hold one input row; a power of two.
   static i64 ring(const Axis& a) {
     i64 slots = 1;
     while (slots < smaller(a.out, (a.kernel - 1) * a.dilation / a.stride + 1)) slots *= 2;
@@ -131,15 +129,16 @@ class Gather {
   void add_output_row(i64 od, i64 oh, i64 tap) {
     const i64 slot = (od & (slots_[0] - 1)) * slots_[1] + (oh & (slots_[1] - 1));
     const i64 key = od * p_.axis[1].out + oh;
-    WideRoute* routes = Routed ? wide_routes_ + slot * length_ : nullptr;
+    WideRoute<T>* routes = Routed ? wide_routes_ + slot * length_ : nullptr;
     if (cached_[slot].key != key) {
       cached_[slot] = {key, read_row(od, oh, gradients_ + slot * length_, routes)};
     }
-    row_sources_[count_++] = {cached_[slot].gradient, routes, static_cast<WideRoute>(tap)};
+    row_sources_[count_++] = {cached_[slot].gradient, routes, static_cast<WideRoute<T>>(tap)};
   }
 
-  // The gradients of a row of outputs: in `gradient`, or where they lie.
-  POOLGRAD_LOOP const T* read_row(i64 od, i64 oh, T* gradient, WideRoute* tap) {
+  // Reads the gradients of a row of outputs, divided by their divisors. Returns where they are: in
+  // `gradient`, or in the array.
+  POOLGRAD_LOOP const T* read_row(i64 od, i64 oh, T* gradient, WideRoute<T>* routes) {
     const i64 before = (valid_.lo - first_) * p_.inner, n = (valid_.hi - valid_.lo) * p_.inner;
     std::fill(gradient, gradient + before, T(0));
     std::fill(gradient + before + n, gradient + length_, T(0));
@@ -149,14 +148,14 @@ class Gather {
     T* to = gradient + before;
     const T* g = row_of(*gy_, gradient_plane_, p_.inner, od, oh, valid_.lo, valid_.hi, to);
     if constexpr (Routed) {
-      std::fill(tap, tap + before, ~WideRoute{0});
-      std::fill(tap + before + n, tap + length_, ~WideRoute{0});
-      widen_routes(od, oh, tap + before, n);
+      std::fill(routes, routes + before, ~WideRoute<T>{0});
+      std::fill(routes + before + n, routes + length_, ~WideRoute<T>{0});
+      widen_routes(od, oh, routes + before, n);
       if (n == length_) return g;
       if (g != to) std::memcpy(to, g, static_cast<std::size_t>(n) * sizeof(T));
     } else {
       const T rows = static_cast<T>(divisor_.of_rows(p_, od, oh));
-      lanes<T>(n, [&](auto w, i64 i) {  // each once: g may be `to`
+      lanes<T>(n, [&](auto w, i64 i) {  // no element twice: g may be `to`
         using V = Vec<T, w()>;
         store(to + i, load<V>(g + i) / (rows * load<V>(divisors_ + i)));
       });
@@ -164,14 +163,14 @@ class Gather {
     return gradient;
   }
 
-  void widen_routes(i64 od, i64 oh, WideRoute* to, i64 n) {
+  void widen_routes(i64 od, i64 oh, WideRoute<T>* to, i64 n) {
     const View& v = *routing_;
     const bool packed = (p_.inner == 1 || v.inner == 1) && v.width == p_.inner;
     if (packed && v.dtype == Dtype::uint8) {
       const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_) + od * v.depth +
                          oh * v.height + valid_.lo * v.width;
-      overlapping_lanes<WideRoute>(n, [&](auto w, i64 i) {
-        store(to + i, convert<WideRoute>(load<Vec<std::uint8_t, w()>>(from + i)));
+      overlapping_lanes<WideRoute<T>>(n, [&](auto w, i64 i) {
+        store(to + i, convert<WideRoute<T>>(load<Vec<std::uint8_t, w()>>(from + i)));
       });
     } else {
       const u32* from = row_of(v, route_plane_, p_.inner, od, oh, valid_.lo, valid_.hi, routes_);
@@ -179,14 +178,15 @@ class Gather {
     }
   }
 
-  // What inputs i ... get; averages by lines of `line` outputs, as everywhere.
+  // Sums the gradients of inputs i, i + 1, ...; those of averages line by line, as all algorithms
+  // do.
   template <class V>
   static V total(const Source* sources, i64 count, i64 line, i64 i) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
     const auto share = [&](const Source& s) {
       const V g = load<V>(s.gradient + i);
       if constexpr (!Routed) return g;
-      else return load<Vec<WideRoute, W>>(s.routes + i) == s.wanted_tap ? g : V{};
+      else return load<Vec<WideRoute<T>, W>>(s.routes + i) == s.wanted_tap ? g : V{};
     };
     if constexpr (Routed) line = count;
     const auto sum_of = [&](const Source* list) {
@@ -205,7 +205,7 @@ class Gather {
         n, [&](auto w, i64 i) { store(to + i, total<Vec<T, w()>>(sources, count, line, i)); });
   }
 
-  // Inputs of two phases, the ones between the others.
+  // Computes the inputs of two phases, interleaved.
   POOLGRAD_LOOP void sum_pairs(T* to, i64 n, const Source* even, i64 evens, const Source* odd,
                                i64 odds) const {
     overlapping_lanes<T>(n, [&](auto w, i64 i) {
@@ -227,7 +227,7 @@ class Gather {
     for (i64 i = 0; i < n; ++i) sums[i] += value;
   }
 
-  // Every input of a window gets the same.
+  // Disjoint windows: copies the share of each output to all inputs of its window.
   void expand(i64 at, i64 n) {
     const Axis& a = p_.axis[2];
     std::fill(row_, row_ + n, T(0));
@@ -254,13 +254,13 @@ class Gather {
     sum(to, own.inputs, sources_, count_ * own.count, own.count);
   }
 
-  // The outputs that inputs of a phase are computed from, from its input `number` on.
+  // Lists the outputs from which input `number` of a phase, and those after it, are computed.
   void list_sources(const Phase& own, i64 number, Source* next) const {
     for (i64 r = 0; r < count_; ++r) {
       for (i64 k = 0; k < own.count; ++k) {
         const i64 at = (own.shift[k] + number) * p_.inner;
         *next++ = {row_sources_[r].gradient + at, Routed ? row_sources_[r].routes + at : nullptr,
-                   row_sources_[r].wanted_tap + static_cast<WideRoute>(own.tap[k])};
+                   row_sources_[r].wanted_tap + static_cast<WideRoute<T>>(own.tap[k])};
       }
     }
   }
@@ -301,12 +301,12 @@ class Gather {
   const bool disjoint_;
   T* row_;  // the last row of inputs
   RowWriter<T> gx_;
-  const bool streams_;  // such rows are written with non-temporal stores
+  const bool streams_;  // rows of disjoint windows are written with non-temporal stores
   i64 first_, last_, length_, slots_[2];
   Range valid_;
-  CachedRow* cached_;
+  CachedGradients* cached_;
   T *gradients_, *divisors_, *phases_;
-  WideRoute* wide_routes_;
+  WideRoute<T>* wide_routes_;
   u32* routes_;
   const View *gy_ = nullptr, *routing_ = nullptr;
   const char *gradient_plane_ = nullptr, *route_plane_ = nullptr;

@@ -1,5 +1,6 @@
-// Backward of small windows: several rows of inputs at once. Vectors walk down the columns of the
-// outputs; each gradient is read once and added to all inputs that it may reach, in registers.
+// Register-blocked backward pass of small square windows: computes several rows of input gradients
+// at once. A vector moves down the columns of the outputs; each gradient is read once and added, in
+// registers, to the sums of all inputs of its window.
 #pragma once
 
 #include "backward/gather.hpp"
@@ -8,12 +9,11 @@
 namespace poolgrad {
 namespace {
 
-// Routed: only the output whose route is the input's place sends its gradient.
+// Routed: a gradient is added only to the input that the route names; else it is divided by the
+// divisor and added to all inputs of the window.
 template <class T, bool Routed>
 class RegisterBlockedBackward {
  public:
-  using WideRoute = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
-
   RegisterBlockedBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
       : p_(p),
         tile_(tile),
@@ -45,7 +45,7 @@ class RegisterBlockedBackward {
     rows_ = arena.take<T*>((lines_ + 2) * a.stride + a.kernel);
   }
 
-  // routes: of a routed gradient; divisor: of another
+  // Routed uses routes, the average uses the divisor.
   void run(const View& gy, const View* routes, Divisor divisor, i64 plane) {
     gy_ = &gy, routing_ = routes, divisor_ = divisor;
     if (!ready_) prepare();
@@ -63,7 +63,7 @@ class RegisterBlockedBackward {
 
  private:
   static constexpr i64 kMaxRows = 16, kMargin = 64;
-  static constexpr i64 kSpare = 2;  // lines on both sides, so that all that is read is there
+  static constexpr i64 kSpare = 2;  // lines on both sides, so that reads stay inside the array
 
   // The gradients and routes of a block of rows: column `lo_` of the first row and the pitch;
   // without routes, column `lo_` of each row and its divisor.
@@ -71,10 +71,10 @@ class RegisterBlockedBackward {
     const T* gradients;
     const std::uint8_t* routes;
     i64 gradient_pitch, route_pitch;
-    u32 tap;  // the first of the windows' places at this depth
+    u32 tap;  // the first tap of the windows at this depth
     const T* const* lines;
     const T* divisors;
-    const char *gradients_next, *routes_next;  // where the next band lies in the arrays
+    const char *gradients_next, *routes_next;  // to be prefetched: where the next block lies
   };
 
   void prepare() {
@@ -89,7 +89,7 @@ class RegisterBlockedBackward {
     }
   }
 
-  // Inputs h ... h + count at depth d.
+  // Computes inputs h ... h + count at depth d.
   void block(i64 d, i64 h, i64 count, T* to) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 begin = h + height.lo, n = width.in;
@@ -126,9 +126,9 @@ class RegisterBlockedBackward {
     });
   }
 
-  // Lines of gradients from `first` on: where they lie, or copied to lines from `line` on, with
-  // zeros around them. Where routes lead nowhere, it is all the same what is read as a gradient:
-  // the end of the line before, too.
+  // Finds lines of gradients from `first` on: in the array, or copied to lines from `line` on, with
+  // zeros around them. A gradient whose route is kNowhere may be any number, so reads may overrun
+  // into the neighbouring line.
   GradientLines gradient_lines(i64 od, i64 first, i64 lines, i64 line) {
     const View& g = *gy_;
     const i64 outs = p_.axis[1].out, route = line * pitch_;
@@ -158,7 +158,8 @@ class RegisterBlockedBackward {
     } else {
       for (i64 i = 0; i < lines; ++i) {
         const i64 oh = first + i;
-        // Beyond the ends of a line between two others lies what they hold: it is read, and masked.
+        // A read beyond the ends of a line between two others gets elements of these, which are
+        // masked.
         const bool real = oh >= 0 && oh < outs, amid = dense && oh > 0 && oh + 1 < outs;
         const bool there = amid || (real && plain && readable_);
         if (!there) copy(od, oh, line + i, true);
@@ -173,18 +174,18 @@ class RegisterBlockedBackward {
     return block;
   }
 
-  // Column `lo_` of a row, which need not exist.
+  // The address of column `lo_` of a row; neither needs to exist.
   const char* row_at(const View& v, const char* plane, i64 od, i64 oh) const {
     return plane + (od * v.depth + oh * v.height + lo_ * v.width) * size_of(v.dtype);
   }
 
-  // One line; its gradients only if they are not read where they lie.
+  // Copies a line of routes and, if wanted, of gradients.
   POOLGRAD_LOOP void copy(i64 od, i64 oh, i64 line, bool gradients) {
     const i64 n = valid_.hi - valid_.lo, offset = line * pitch_ + valid_.lo - lo_;
     T* to = gradients_ + offset;
-    std::uint8_t* tap = Routed ? routes_ + offset : nullptr;
+    std::uint8_t* routes = Routed ? routes_ + offset : nullptr;
     if (oh < 0 || oh >= p_.axis[1].out) {
-      if (Routed) std::memset(tap, 0xFF, static_cast<std::size_t>(n));
+      if (Routed) std::memset(routes, 0xFF, static_cast<std::size_t>(n));
       return std::fill(to, to + n, T(0));
     }
     if (gradients) copy_row(*gy_, gradient_plane_, od, oh, valid_.lo, valid_.hi, false, to);
@@ -192,20 +193,20 @@ class RegisterBlockedBackward {
       const View& r = *routing_;
       if (r.dtype == Dtype::uint8 && r.width == 1) {
         const auto* from = reinterpret_cast<const std::uint8_t*>(route_plane_);
-        copy_run(from + od * r.depth + oh * r.height + valid_.lo, tap, n);
+        copy_run(from + od * r.depth + oh * r.height + valid_.lo, routes, n);
       } else {
         const u32* from = row_of(r, route_plane_, 1, od, oh, valid_.lo, valid_.hi, wide_);
-        for (i64 i = 0; i < n; ++i) tap[i] = static_cast<std::uint8_t>(smaller(from[i], 0xFF));
+        for (i64 i = 0; i < n; ++i) routes[i] = static_cast<std::uint8_t>(smaller(from[i], 0xFF));
       }
     }
   }
 
-  // What a line of outputs sends to the inputs of phase c; `base`: the output, counted from `lo_`,
-  // that the first input begins with. Each sends to where its route leads, ...
+  // Adds the gradients of a line of outputs, along their routes, to the inputs of phase c. base:
+  // the output, counted from `lo_`, whose window begins with the first input.
   template <i64 K, i64 S, i64 P, i64 W>
   struct RoutedLine {
     using V = Vec<T, static_cast<int>(W)>;
-    using Routes = Vec<WideRoute, static_cast<int>(W)>;
+    using Routes = Vec<WideRoute<T>, static_cast<int>(W)>;
 
     const T* g;
     const std::uint8_t* r;
@@ -231,15 +232,16 @@ class RegisterBlockedBackward {
         const i64 away = (c + P - k) / S;
         const V gradient = load<V>(g + away);
         const Routes route =
-            convert<WideRoute>(load<Vec<std::uint8_t, static_cast<int>(W)>>(r + away));
+            convert<WideRoute<T>>(load<Vec<std::uint8_t, static_cast<int>(W)>>(r + away));
         POOLGRAD_UNROLL
         for (i64 j = 0; j < K; ++j) sums[j][c] += route == wanted[j][k] ? gradient : V{};
       }
     }
   };
 
-  // ... or the same share to all. A line is divided as it is read, a vector for each distance; of
-  // three neighbours, the middle vector is a shuffle of the other two.
+  // Adds equal shares of the gradients of a line of outputs to the inputs of phase c. The gradients
+  // are divided when they are read, in one vector for each distance; of three neighbouring vectors,
+  // the middle one is a shuffle of the other two.
   template <i64 K, i64 S, i64 P, i64 W>
   struct AverageLine {
     using V = Vec<T, static_cast<int>(W)>;
@@ -252,7 +254,7 @@ class RegisterBlockedBackward {
     const T* const* lines;
     const T* rows;
     const i64 first;  // column
-    bool edge;        // whether some of what is read lies beyond the outputs
+    bool edge;        // whether a vector reaches beyond the outputs
     V divisors[kMany], share[kMany];
     Mask real[kMany];
 
@@ -296,8 +298,9 @@ class RegisterBlockedBackward {
     }
   };
 
-  // The inputs from `column` on of all rows, W of each phase; those before `from` are there
-  // already. P: which phase comes first, 0 or S - 1. Sums are made in ascending order of outputs.
+  // Computes the inputs from `column` on of all rows, W of each phase; those before `from` are
+  // complete. P: the first phase, 0 or S - 1. Adds in ascending order of outputs. fresh: the sums
+  // begin with zero, else with the values in the rows.
   template <i64 K, i64 S, i64 P, i64 W>
   POOLGRAD_LOOP void accumulate(i64 column, i64 from, GradientLines source, i64 lines,
                                 bool fresh) const {
@@ -364,16 +367,17 @@ class RegisterBlockedBackward {
   const i64 max_rows_;  // rows of inputs at once
   RowWriter<T> gx_;
   const bool streams_;
-  i64 lo_, pitch_, lines_, copied_;  // the first column of a band; of lines
-  Range valid_;                      // the columns of outputs that there are
-  bool readable_, overreadable_;  // lines may be read where they lie, or with what lies beside them
+  i64 lo_, pitch_, lines_, copied_;  // the first column of a block; of lines
+  Range valid_;                      // the columns of outputs that exist
+  bool readable_,
+      overreadable_;  // lines are read in place, without or with elements of their neighbours
   bool ready_ = false;
   T *gradients_, *divisors_, *row_divisors_, *discarded_;
   const T** at_;  // lines that are not routed
   std::uint8_t* routes_;
   u32* wide_;
-  T** rows_;                       // where rows of inputs go
-  GradientLines* lines_by_depth_;  // by each of the depths that reach them
+  T** rows_;                       // where rows of input gradients are stored
+  GradientLines* lines_by_depth_;  // one entry for each depth whose windows hold them
   const View *gy_ = nullptr, *routing_ = nullptr;
   const char *gradient_plane_ = nullptr, *route_plane_ = nullptr;
   Divisor divisor_{};

@@ -1,5 +1,6 @@
-// Backward of small windows in images with channels last: a vector of channels of a block of inputs
-// at a time, one stride wide and kSquares strides high. They lie in the same few windows.
+// Register-blocked backward pass of small square windows with channels last: computes a vector of
+// channels of a block of inputs, one stride wide and kSquares strides high, which lie in the same
+// few windows.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -9,12 +10,10 @@
 namespace poolgrad {
 namespace {
 
-// Only the output whose route is the input's place sends its gradient.
+// A gradient is added to the input that its route names.
 template <class T>
 class RegisterBlockedChannelsLastBackward {
  public:
-  using WideRoute = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;  // as wide as a value
-
   RegisterBlockedChannelsLastBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
       : p_(p),
         tile_(tile),
@@ -36,7 +35,7 @@ class RegisterBlockedChannelsLastBackward {
     std::memset(no_routes_, 0xFF, static_cast<std::size_t>(p_.inner));
     const i64 last = floor_div(tile_.hi[1] - 1 + height.lo, height.stride);
     const i64 end = floor_div(width.in - 1 + width.lo, width.stride) + 1;
-    const i64 full_lo = ceil_div(width.lo, width.stride);  // the others reach beyond the row
+    const i64 full_lo = ceil_div(width.lo, width.stride);  // the other blocks reach beyond the row
     const i64 full_hi = floor_div(width.in + width.lo, width.stride);
     for (i64 a = floor_div(tile_.lo[1] + height.lo, height.stride); a <= last; a += kSquares) {
       for (i64 b = floor_div(width.lo, width.stride), next; b < end; b = next) {
@@ -60,12 +59,12 @@ class RegisterBlockedChannelsLastBackward {
   }
 
  private:
-  // What an output sends: nothing, if there is no such output.
-  struct Source {
+  // The channels of an output's gradient and route; zeros and kNowhere if there is no such output.
+  struct OutputChannels {
     const T* gradient;
     const std::uint8_t* route;
   };
-  Source source_of(i64 oh, i64 ow) const {
+  OutputChannels source_of(i64 oh, i64 ow) const {
     if (oh < 0 || oh >= p_.axis[1].out || ow < 0 || ow >= p_.axis[2].out)
       return {zero_gradients_, no_routes_};
     return {gradients_ + oh * gy_->height + ow * gy_->width,
@@ -76,8 +75,8 @@ class RegisterBlockedChannelsLastBackward {
     return plane * p_.in_plane() + (h * p_.axis[2].in + w) * p_.inner;
   }
 
-  // Blocks b ... end of a row of them, to `rows_`; here: where they belong. Sums are made in
-  // ascending order of outputs.
+  // Computes blocks b ... end of a row of blocks in `rows_`, in ascending order of outputs.
+  // in_place: `rows_` are rows of the array.
   template <i64 K, i64 S>
   POOLGRAD_LOOP void compute_blocks(i64 a, i64 b, i64 end, bool in_place) const {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -85,7 +84,7 @@ class RegisterBlockedChannelsLastBackward {
     using V = Vec<T, static_cast<int>(W)>;
     using Bytes = Vec<std::uint8_t, static_cast<int>(W)>;
     const bool streams = kVectorBytes % kLineBytes == 0 && in_place && streams_;
-    Source from[kRows][kReach];  // of outputs (a - kReach + 1, b - kReach + 1) and on
+    OutputChannels from[kRows][kReach];  // of outputs (a - kReach + 1, b - kReach + 1) and on
     const auto read_sources = [&](i64 column, i64 i) {
       for (i64 j = 0; j < kRows; ++j) from[j][i] = source_of(a - kReach + 1 + j, column);
     };
@@ -105,9 +104,9 @@ class RegisterBlockedChannelsLastBackward {
         for (i64 j = 0; j < kRows; ++j) {
           POOLGRAD_UNROLL
           for (i64 i = 0; i < kReach; ++i) {
-            const Source& own = from[j][i];
+            const OutputChannels& own = from[j][i];
             const V gradient = load<V>(own.gradient + channel);
-            const auto route = convert<WideRoute>(load<Bytes>(own.route + channel));
+            const auto route = convert<WideRoute<T>>(load<Bytes>(own.route + channel));
             if (i == kReach - 1) {
               prefetch(own.gradient + channel + kPrefetchElements<T>);
               prefetch(own.route + channel + kPrefetchElements<T>);
@@ -116,7 +115,8 @@ class RegisterBlockedChannelsLastBackward {
             for (i64 k = 0; k < kHigh * S; ++k) {
               const i64 kh = k / S - (j - kReach + 1) * S, kw = k % S + (kReach - 1 - i) * S;
               if (kh < 0 || kh >= K || kw >= K) continue;
-              sums[k / S][k % S] += route == static_cast<WideRoute>(kh * K + kw) ? gradient : V{};
+              sums[k / S][k % S] +=
+                  route == static_cast<WideRoute<T>>(kh * K + kw) ? gradient : V{};
             }
           }
         }
@@ -134,7 +134,7 @@ class RegisterBlockedChannelsLastBackward {
     }
   }
 
-  // What of those are inputs of the piece, to where they belong.
+  // Copies the computed inputs that belong to the tile to the array.
   void copy_valid(i64 plane, i64 a, i64 b, i64 end) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 begin = b * width.stride - width.lo;
@@ -155,7 +155,7 @@ class RegisterBlockedChannelsLastBackward {
   RowWriter<T> gx_;
   const bool streams_;
   T *staged_, *zero_gradients_;
-  T** rows_;  // where rows of blocks go
+  T** rows_;  // where rows of blocks are stored
   std::uint8_t* no_routes_;
   const View *gy_ = nullptr, *routing_ = nullptr;
   const T* gradients_ = nullptr;

@@ -58,16 +58,16 @@ void follow(const Work& work, const View& tangent, const View& routes, Dense y) 
     by_route(routes.dtype, [&](auto r) {
       using A = decltype(a);
       using R = decltype(r);
-      struct State {
+      struct JvpBuffers {
         R* buffer;
         A* row;
       };
       over_outputs(
           work,
           [&](const Tile&, Arena& arena) {
-            return State{arena.take<R>(p.out_row()), arena.take<A>(p.out_row())};
+            return JvpBuffers{arena.take<R>(p.out_row()), arena.take<A>(p.out_row())};
           },
-          [&](State& state, i64 plane, const Tile& tile) {
+          [&](JvpBuffers& state, i64 plane, const Tile& tile) {
             follow_routes<A, R>(p, tile, tangent, plane_of(tangent, plane), routes,
                                 plane_of(routes, plane), state.buffer, state.row, y,
                                 plane * p.out_plane());
@@ -80,17 +80,17 @@ void indices(const Work& work, const View& routes, i64* to) {
   const Plan& p = *work.plan;
   by_route(routes.dtype, [&](auto r) {
     using R = decltype(r);
-    struct State {
+    struct IndexState {
       TapOffsets offsets;
       R* buffer;
     };
     over_outputs(
         work,
         [&](const Tile&, Arena& a) {
-          return State{TapOffsets(p, p.axis[1].in * p.axis[2].in, p.axis[2].in, 1, a),
-                       a.take<R>(p.out_row())};
+          return IndexState{TapOffsets(p, p.axis[1].in * p.axis[2].in, p.axis[2].in, 1, a),
+                            a.take<R>(p.out_row())};
         },
-        [&](State& state, i64 plane, const Tile& tile) {
+        [&](IndexState& state, i64 plane, const Tile& tile) {
           state.offsets.fill();
           routes_to_indices<R>(p, tile, routes, plane_of(routes, plane), state.offsets,
                                state.buffer, to + plane * p.out_plane());
@@ -102,16 +102,16 @@ void split_backward(const Work& work, const View& gy, const std::uint8_t* winner
   const Plan& p = *work.plan;
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    struct State {
+    struct SplitTiesState {
       TieRows<A> rows;
       TileSums<A> sums;
     };
     over_inputs(
         work,
         [&](const InputTile& tile, Arena& arena) {
-          return State{TieRows<A>(p, arena), TileSums<A>(p, tile, is<A>(gx), arena)};
+          return SplitTiesState{TieRows<A>(p, arena), TileSums<A>(p, tile, is<A>(gx), arena)};
         },
-        [&](State& state, i64 plane, const InputTile& tile) {
+        [&](SplitTiesState& state, i64 plane, const InputTile& tile) {
           split_ties_backward<A>(p, tile, gy, plane_of(gy, plane),
                                  winners + plane * p.out_plane() * p.winner_bytes(), state.rows,
                                  state.sums, gx, plane * p.in_plane());

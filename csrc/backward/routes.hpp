@@ -1,5 +1,5 @@
-// Pullback of selecting reductions along routes (scatter), their forward derivative (gather), and
-// routes as indices.
+// Computes the vjp of selecting reductions along routes (scatter), their jvp (gather), and indices
+// from routes.
 #pragma once
 
 #include "backward/register_blocked.hpp"
@@ -9,14 +9,14 @@ namespace poolgrad {
 namespace {
 
 // Scatter, for any windows: adds the gradient of every output at the input that its route names.
-// Neighbouring outputs often have the same winner, so that their additions depend on each other;
-// additions to several planes in turn do not.
+// Neighbouring outputs often have the same winner, so that consecutive additions depend on each
+// other; additions to several planes in turn are independent.
 template <class T, class R>
 class ScatterRoutes {
  public:
   static constexpr i64 kPlanesTogether = 8;  // planes
 
-  // planes: how many there will be
+  // planes: of the task
   ScatterRoutes(const Plan& p, const InputTile& tile, i64 planes, bool in_place, Arena& arena)
       : ScatterRoutes(p, tile, p.inner < kTapsAcrossLanes ? smaller(kPlanesTogether, planes) : 1,
                       in_place, arena, std::make_index_sequence<kPlanesTogether>{}) {}
@@ -79,7 +79,7 @@ class ScatterRoutes {
     slice_ = p.axis[0].dilation * slices - p.axis[1].kernel * p.axis[1].dilation * rows;
   }
 
-  // Whether all that a route may lead to is counted in few bits.
+  // Whether the offsets of all inputs that a route may name fit into Index.
   static bool fits_index(const Plan& p) {
     double all = static_cast<double>(p.inner);
     for (const Axis& a : p.axis) {
@@ -102,15 +102,16 @@ class ScatterRoutes {
     own.r = row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
   }
 
-  // A row of some planes: of as many at once as there are, or half as many, and so on.
+  // Adds a row of gradients of some planes: of `count` planes at once, then of half as many, and so
+  // on.
   template <class Count>
   void send_all(i64 od, i64 oh, const Plane* planes, i64 left, Count count) const {
     for (; left >= count; left -= count, planes += count) send(od, oh, planes, count);
     if constexpr (count() > 1) send_all(od, oh, planes, left, Const<count() / 2>{});
   }
 
-  // A row of several planes. What is added, and where, lies side by side, so that few pointers are
-  // needed.
+  // Adds a row of gradients of several planes. Values and targets of all planes are stored side by
+  // side, so that few pointers are needed.
   template <class Count>
   POOLGRAD_LOOP void send(i64 od, i64 oh, const Plane* planes, Count count) const {
     constexpr i64 kOutputs = kPlanesTogether / count() * kChunk;
@@ -136,8 +137,8 @@ class ScatterRoutes {
     return row * p_.axis[2].in * p_.inner - planes_[0].sums.first();
   }
 
-  // Where gradients `begin` and on of a row go, counted from the first input of the piece. Those
-  // that do not go there are 0, and go anywhere.
+  // Computes the targets of gradients `begin`, ... of a row, counted from the first input of the
+  // tile. A gradient whose target lies outside the tile becomes 0 with target 0.
   POOLGRAD_INLINE void find_targets(const Plane& own, i64 begin, i64 n, Index from,
                                     T* __restrict values, Index* __restrict target) const {
     const bool deep = p_.axis[0].kernel > 1;
@@ -155,7 +156,7 @@ class ScatterRoutes {
       using G = Vec<T, w()>;
       const auto tap = convert<u32>(load<Vec<R, w()>>(routes + i));
       prefetch(gradients + i + kPrefetchElements<T>), prefetch(routes + i + kPrefetchElements<R>);
-      // A half more than a whole number: so far from the next that no rounding gets there.
+      // A half is added, so that rounding cannot change the integer part.
       const auto quotient = [](V of, float by) {
         return convert<Index>((convert<float>(of) + 0.5f) * by);
       };
@@ -171,7 +172,7 @@ class ScatterRoutes {
     });
   }
 
-  // The same of huge planes and windows, one by one.
+  // Adds a row of gradients one by one, for planes and windows too large for Index.
   void send_one_by_one(i64 od, i64 oh, const Plane& own) const {
     const i64 from = start_of_row(od, oh), inputs = own.sums.last() - own.sums.first();
     for (i64 i = 0; i < n_; ++i) {
@@ -184,20 +185,20 @@ class ScatterRoutes {
 
   const Plan& p_;
   const InputTile tile_;
-  const i64 planes_together_;  // so many planes are used
+  const i64 planes_together_;  // number of planes in use
   Plane planes_[kPlanesTogether];
-  const Range outs_;  // the outputs of a row that reach the piece
+  const Range outs_;  // the outputs of a row whose windows reach the tile
   const i64 n_;
   Index* columns_;  // where their windows begin
-  T* values_;       // of chunks of rows of several planes: what is added ...
-  Index* targets_;  // ... where
+  T* values_;       // summands of chunks of rows of several planes,
+  Index* targets_;  // and their targets
   const bool fits_index_;
-  i64 next_, line_, slice_;  // to the next place, what is more to the next line, and depth
+  i64 next_, line_, slice_;  // from a tap to the next; in addition to the next line, and depth
   bool ready_ = false;
 };
 
-// to[o] = tangent at the route of o, 0 where it is routed nowhere. Each place is checked against
-// the input: routes may come from a caller.
+// Computes the jvp: the tangent at the route of each output, 0 for kNowhere. Each tap is checked
+// against the input, because routes may come from a caller.
 template <class T, class R>
 void follow_routes(const Plan& p, const Tile& tile, const View& x, const char* tangents,
                    const View& routing, const char* routes, R* buffer, T* row, Dense y, i64 plane) {
@@ -233,7 +234,7 @@ void follow_routes(const Plan& p, const Tile& tile, const View& x, const char* t
   });
 }
 
-// The routes as flat positions in the (unpadded) plane, -1 for nowhere.
+// Converts routes to flat positions in the (unpadded) plane, -1 for kNowhere.
 template <class R>
 void routes_to_indices(const Plan& p, const Tile& tile, const View& routing, const char* routes,
                        const TapOffsets& taps, R* buffer, i64* indices) {

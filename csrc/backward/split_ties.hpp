@@ -1,5 +1,5 @@
-// ties="split": all inputs equal to the maximum share the gradient. The residual is one bit for
-// each tap of each window. These loops visit every tap; the other tie rules do not use them.
+// Computes ties="split": all inputs equal to the maximum share the gradient. The residual is one
+// bit for each tap of each window.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -8,7 +8,7 @@
 namespace poolgrad {
 namespace {
 
-// Calls each(output, place, column) along a row, for outputs [lo, hi) and each channel; the output
+// Calls each(output, tap, column) along a row, for outputs [lo, hi) and each channel; the output
 // is counted from output `lo`.
 template <class F>
 void each_tap(const Plan& p, i64 lo, i64 hi, i64 first_tap, F&& each) {
@@ -21,7 +21,7 @@ void each_tap(const Plan& p, i64 lo, i64 hi, i64 first_tap, F&& each) {
   }
 }
 
-// What these loops read and make rows of.
+// Buffers for rows of inputs, outputs and sums.
 template <class T>
 struct TieRows {
   T *inputs, *outputs, *sums;
@@ -35,7 +35,7 @@ struct TieRows {
   return bits[k / 8] >> (k % 8) & 1;
 }
 
-// positive: nobody wins a zero.
+// Sets the bits of the inputs that equal the maximum. positive: zeros get no bit (ReLU).
 template <class T>
 void mark_ties(const Plan& p, const Tile& tile, const View& x, const char* inputs, const View& y,
                const char* outputs, bool positive, TieRows<T>& rows, std::uint8_t* winners) {
@@ -51,7 +51,7 @@ void mark_ties(const Plan& p, const Tile& tile, const View& x, const char* input
         each_tap(p, lo, hi, line, [&](i64 output, i64 tap, i64 at) {
           std::uint8_t* own = bits + output * bytes;
           const bool nan = row[at] != row[at];
-          if (nan) std::memset(own, 0, static_cast<std::size_t>(bytes));  // the last one stays
+          if (nan) std::memset(own, 0, static_cast<std::size_t>(bytes));  // only the last NaN wins
           const bool wins = row[at] == best[output] && !(positive && row[at] == T(0));
           if (nan || wins) {
             own[tap / 8] = static_cast<std::uint8_t>(own[tap / 8] | 1u << (tap % 8));

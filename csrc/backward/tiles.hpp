@@ -1,6 +1,6 @@
-// What both backward passes share: a tile of inputs is written once, row by row, each row as the
-// sum of what the output rows that cover it send, in ascending order of outputs: so the result does
-// not depend on who computes which tile.
+// Data structures of the backward passes. Each row of a tile of inputs is written once, as a sum
+// over the output rows whose windows hold it, in ascending order: the result does not depend on how
+// threads divide the tiles.
 #pragma once
 
 #include <algorithm>
@@ -13,20 +13,24 @@
 namespace poolgrad {
 namespace {
 
+// A route as wide as a gradient, so that a comparison of routes is a mask of gradients.
+template <class T>
+using WideRoute = std::conditional_t<sizeof(T) == 4, u32, std::uint64_t>;
+
 inline constexpr i64 kMaxStoredPhases = 64;
 
-// Whether phases are worth their memory: not for windows thinly spread over a wide padded input.
+// Whether phases are worth their memory, which grows with the reach of a window.
 [[maybe_unused]] inline bool has_phases(const Axis& a) {
   return a.regular() && a.stride <= kMaxStoredPhases && (a.kernel - 1) * a.dilation <= a.in;
 }
 
-// A row of gradient under construction. Along a regular width with stride s, output o sends to
-// o * s + place * dilation - lo: kept as s rows (phases) of contiguous sums, interleaved at the
-// end.
+// Polyphase sums of a row of input gradients. With stride s, tap t of output o is input
+// o * s + t * dilation - lo: inputs that are congruent modulo s are stored contiguously (a phase),
+// and phases are interleaved at the end.
 template <class T>
 class Phases {
  public:
-  // `used`: whether sums are wanted, or only outputs().
+  // used: whether sums are stored, else only outputs() is valid.
   Phases(const Axis& a, i64 lo, i64 hi, bool used, Arena& arena) : a_(a), lo_(lo), hi_(hi) {
     const Range first = covering(a, lo), last = covering(a, hi - 1);
     outputs_.lo = smaller(first.lo, (lo + a.lo) / a.stride);  // so that no column lies before them
@@ -36,33 +40,33 @@ class Phases {
     for (i64 phase = 0; used && phase < a.stride; ++phase) phases_[phase] = phase_of(phase);
   }
 
-  Range outputs() const { return outputs_; }  // those that reach the columns
+  Range outputs() const { return outputs_; }  // whose windows reach the columns
 
   void clear() { std::memset(sums_, 0, static_cast<std::size_t>(length_ * a_.stride) * sizeof(T)); }
 
-  // Where output outputs().lo sends what belongs to a place; the next outputs follow.
+  // The sum of input `tap` of output outputs().lo; those of the next outputs follow.
   T* at(i64 tap) {
     const i64 away = tap * a_.dilation;
     return sums_ + away % a_.stride * length_ + away / a_.stride;
   }
 
-  // row[start + i * s] = sums[i]; there are no sums beyond `valid`, but there may be columns.
+  // Interleaves phases: row[start + i * s] = sums[i]; columns beyond `valid` are zero.
   POOLGRAD_LOOP void store(T* row) const {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
     if (pairs) interleave_rows(phases_[even()].sums, phases_[1 - even()].sums, row, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const Phase& own = phases_[phase];
+      const StoredPhase& own = phases_[phase];
       for (i64 i = pairs; i < own.valid; ++i) row[own.start + i * s] = own.sums[i];
       for (i64 i = own.valid; i < own.count; ++i) row[own.start + i * s] = T(0);
     }
   }
 
-  // The other way: a row into phases, `fill` where there is no column.
+  // Divides a row into phases; elements without a column are `fill`.
   POOLGRAD_LOOP void load(const T* row, T fill) {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
     if (pairs) deinterleave_row(row, phases_[even()].sums, phases_[1 - even()].sums, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const Phase& own = phases_[phase];
+      const StoredPhase& own = phases_[phase];
       T* const begin = sums_ + phase * length_;
       std::fill(begin, own.sums, fill);
       for (i64 i = pairs; i < own.valid; ++i) own.sums[i] = row[own.start + i * s];
@@ -72,11 +76,11 @@ class Phases {
 
  private:
   // The columns of a phase, and the first of their sums.
-  struct Phase {
+  struct StoredPhase {
     i64 start, count, valid;
     T* sums;
   };
-  Phase phase_of(i64 phase) const {
+  StoredPhase phase_of(i64 phase) const {
     const i64 s = a_.stride, shift = lo_ + a_.lo - outputs_.lo * s, n = hi_ - lo_;
     const i64 start = (phase - shift % s + s) % s;
     const i64 count = start < n ? (n - start + s - 1) / s : 0;
@@ -90,11 +94,12 @@ class Phases {
   i64 lo_, hi_, length_ = 0;
   Range outputs_{};
   T* sums_ = nullptr;
-  Phase phases_[kMaxStoredPhases];
+  StoredPhase phases_[kMaxStoredPhases];
 };
 
-// For inputs [lo, hi) of an axis: the outputs whose windows they lie in, ascending, and at which
-// place. Worked out once for many planes: divisions are slow.
+// The inverse taps of inputs [lo, hi) of an axis: the outputs whose windows hold an input, in
+// ascending order, and its tap index there. Computed once for many planes, because divisions are
+// slow.
 class InverseTaps {
  public:
   struct InverseTap {
@@ -106,12 +111,12 @@ class InverseTaps {
     const InverseTap* end() const { return last; }
   };
 
-  // No input lies in more than `most` windows.
-  InverseTaps(const Axis& a, i64 lo, i64 hi, i64 most, Arena& arena)
+  // No input lies in more than `max_windows_of_input` windows.
+  InverseTaps(const Axis& a, i64 lo, i64 hi, i64 max_windows_of_input, Arena& arena)
       : a_(a),
         lo_(lo),
         hi_(hi),
-        all_(arena.take<InverseTap>((hi - lo) * most)),
+        all_(arena.take<InverseTap>((hi - lo) * max_windows_of_input)),
         begins_(arena.take<i64>(hi - lo + 1)) {}
 
   void fill() {
@@ -136,10 +141,10 @@ class InverseTaps {
   i64* begins_;
 };
 
-// Where the places of a window lie in memory, counted from where the window begins.
+// Offsets of the taps of a window in memory, from its first tap.
 class TapOffsets {
  public:
-  static constexpr i64 kMaxTable = 1 << 16;  // more places than this, or than are asked for, are
+  static constexpr i64 kMaxTable = 1 << 16;  // more taps than this, or than outputs, are
                                              // computed, not looked up
 
   TapOffsets(const Plan& p, i64 depth, i64 height, i64 width, Arena& arena)
@@ -168,12 +173,44 @@ class TapOffsets {
   i64 taps_;
 };
 
-// Where the window of output `o` would begin if all its places held inputs.
+// Calls each(od, oh, tap) in ascending order for the output rows whose windows hold input row (d,
+// h); tap: the first of this row.
+template <class F>
+void each_row_holding(const Plan& p, i64 d, i64 h, F&& each) {
+  const Axis &depth = p.axis[0], &height = p.axis[1];
+  const Range depths = covering(depth, d), heights = covering(height, h);
+  for (i64 od = depths.lo; od < depths.hi; ++od) {
+    const i64 kd = tap_of(depth, span_of(depth, od), d);
+    if (kd < 0) continue;
+    for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
+      const i64 kh = tap_of(height, span_of(height, oh), h);
+      if (kh >= 0) each(od, oh, (kd * height.kernel + kh) * p.axis[2].kernel);
+    }
+  }
+}
+
+// Calls each(output, window, first, end) for the windows of outputs along the width that hold an
+// input of columns [lo, hi): valid inputs first ... end of the window. output: counted from
+// outs.lo.
+template <class F>
+void each_window_part(const Axis& width, Range outs, i64 lo, i64 hi, F&& each) {
+  const auto taps_before = [&](i64 distance) {  // divisions are slow, and rarely needed
+    return width.dilation == 1 ? distance : ceil_div(distance, width.dilation);
+  };
+  for (i64 o = outs.lo; o < outs.hi; ++o) {
+    const Span s = span_of(width, o);
+    const i64 first = larger(0, taps_before(lo - s.begin));
+    const i64 end = smaller(s.taps, taps_before(hi - s.begin));
+    if (first < end) each(o - outs.lo, s, first, end);
+  }
+}
+
+// The position of tap 0 of output `o`, which may lie in the padding.
 [[maybe_unused]] inline i64 start_of(const Axis& a, i64 o) {
   return a.regular() ? o * a.stride - a.lo : span_of(a, o).begin;
 }
 
-// Calls each(od, oh) for all output rows that reach a piece, in ascending order.
+// Calls each(od, oh) for all output rows whose windows reach a tile, in ascending order.
 template <class F>
 void each_row_reaching(const Plan& p, const InputTile& tile, F&& each) {
   const Range depths = {covering(p.axis[0], tile.lo[0]).lo, covering(p.axis[0], tile.hi[0] - 1).hi};
@@ -184,8 +221,8 @@ void each_row_reaching(const Plan& p, const InputTile& tile, F&& each) {
   }
 }
 
-// The sums of a piece of a plane, zeroed piecewise just before they are first added to: the array
-// itself, or a buffer where its elements are too small for sums.
+// Sums of a tile of a plane: the array itself, or a buffer if it has another type. Zeroes them row
+// by row, just before the first addition, while they are in the cache.
 template <class T>
 class TileSums {
  public:
@@ -199,13 +236,13 @@ class TileSums {
   i64 first() const { return first_; }
   i64 last() const { return last_; }
 
-  // The sums, counted from the beginning of the plane.
+  // Returns the sums, indexed from the beginning of the plane.
   T* start(Dense gx, i64 plane) {
     done_ = first_;
     return sums_ = buffer_ ? buffer_ - first_ : as<T>(gx, plane);
   }
 
-  // Zeroes everything that the output row (od, oh) can reach.
+  // Zeroes the sums of all inputs that windows of output row (od, oh) may hold.
   void reach(i64 od, i64 oh) {
     const Span d = span_of(p_.axis[0], od), h = span_of(p_.axis[1], oh);
     if (d.taps == 0 || h.taps == 0) return;

@@ -23,7 +23,7 @@ void each_index(const Plan& p, const View& x, const View& indices, const char* p
   }
 }
 
-// The first index that is not in the plane of the output; -1 (which is none, too) if all are.
+// Returns whether all indices lie in the plane of the output; else stores one that does not.
 [[maybe_unused]] inline bool all_inside(const Plan& p, const View& indices, const char* plane,
                                         i64* culprit) {
   const i64 size = p.axis[0].out * p.axis[1].out * p.axis[2].out;
@@ -52,7 +52,7 @@ void unpool_plane(const Plan& p, const View& x, const char* values, const View& 
   }
 }
 
-// owner: scratch, one number for each place of an output plane
+// owner: scratch memory, one number for each pixel of an output plane
 template <class T>
 void unpool_plane_back(const Plan& p, const View& gy, const char* gradients, const View& indices,
                        const char* where, u32* owner, T* gx) {

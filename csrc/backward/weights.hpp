@@ -1,5 +1,6 @@
-// Backward of the nonlinear reductions and of mixed pooling: adds the gradient of each output,
-// times the derivative of the output by the input, to every input of its window.
+// Scatter of weighted gradients, the backward pass of nonlinear reductions and of mixed pooling:
+// adds the gradient of each output, times the derivative of the output by the input, to every input
+// of its window.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -12,21 +13,21 @@
 namespace poolgrad {
 namespace {
 
-// The operands of an output in the derivative by one of its inputs.
+// Operands of the derivative of an output by one of its inputs, a vector of outputs.
 template <class V, class P>
 struct OutputOperands {
-  V kept[kMaxResiduals], theta;
+  V residuals[kMaxResiduals], theta;
   P route;  // of mixed pooling
 };
 
-// dy/dx = sign(x) (|x| / m)^(p - 1) factor; kept: m, factor
+// dy/dx = sign(x) (|x| / m)^(p - 1) factor; residuals: m, factor
 template <class A>
 struct PowerWeight {
-  static constexpr int kKept = 2;
+  static constexpr int kResiduals = 2;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int whole) {
     using V = Vec<A, W>;
-    const V size = x < A(0) ? -x : x, one = V{} + A(1), m = of.kept[0];
+    const V size = x < A(0) ? -x : x, one = V{} + A(1), m = of.residuals[0];
     V power = one;
     if (whole > 1) {
       power = integer_power(size == m ? one : size / m, whole - 1);
@@ -34,91 +35,92 @@ struct PowerWeight {
       const V z = (of.theta - A(1)) * log_ratio<A, W>(size, m);
       power = size == m ? one : exponential<A, W>(z);
     }
-    const V signed_power = (x < A(0) ? -power : power) * of.kept[1];
+    const V signed_power = (x < A(0) ? -power : power) * of.residuals[1];
     return x == A(0) ? V{} : signed_power;
   }
 };
 
-// exp(z) / s, z = |r| (x - m), or of -x; kept: m, 1 / s
+// exp(z) / s, z = |r| (x - m), or of -x; residuals: m, 1 / s
 template <class A>
 struct ExponentialWeight {
-  static constexpr int kKept = 2;
+  static constexpr int kResiduals = 2;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
     using V = Vec<A, W>;
     const auto negated = of.theta < A(0);
     const V value = negated ? -x : x, rate = negated ? -of.theta : of.theta;
-    const V z = value == of.kept[0] ? V{} : rate * (value - of.kept[0]);
-    return exponentials<A, W>(z).value() * of.kept[1];
+    const V z = value == of.residuals[0] ? V{} : rate * (value - of.residuals[0]);
+    return exponentials<A, W>(z).value() * of.residuals[1];
   }
 };
 
-// w (1 + x - y), w = exp(x - m) / s, y = m + shift; kept: m, 1 / s, shift
+// w (1 + x - y), w = exp(x - m) / s, y = m + shift; residuals: m, 1 / s, shift
 template <class A>
 struct SoftWeight {
-  static constexpr int kKept = 3;
+  static constexpr int kResiduals = 3;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
     using V = Vec<A, W>;
-    const V d = x == of.kept[0] ? V{} : x - of.kept[0];
-    const V w = exponentials<A, W>(d).value() * of.kept[1];
-    const V slope = w * (A(1) + (d - of.kept[2]));
+    const V d = x == of.residuals[0] ? V{} : x - of.residuals[0];
+    const V w = exponentials<A, W>(d).value() * of.residuals[1];
+    const V slope = w * (A(1) + (d - of.residuals[2]));
     return w == A(0) ? V{} : slope;
   }
 };
 
-// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; kept: m, 1 / s, t / s. Where there
-// is none, the same for all; kept: 0, 1 / n
+// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; residuals: m, 1 / s, t / s. Where
+// there is none, the same for all; residuals: 0, 1 / n
 template <class A>
 struct PositiveWeight {
-  static constexpr int kKept = 3;
+  static constexpr int kResiduals = 3;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W> x, const K& of, u32, int) {
     using V = Vec<A, W>;
-    const V m = of.kept[0], q = x == m ? V{} + A(1) : x / m;
-    const V slope = (q + (q - of.kept[2])) * of.kept[1];
+    const V m = of.residuals[0], q = x == m ? V{} + A(1) : x / m;
+    const V slope = (q + (q - of.residuals[2])) * of.residuals[1];
     const V own = x > A(0) ? slope : x <= A(0) ? V{} : x;
-    return m == A(0) ? of.kept[1] : own;
+    return m == A(0) ? of.residuals[1] : own;
   }
 };
 
-// a + (1 - a) / n for the maximum, (1 - a) / n for the others; kept: 1 / n
+// a + (1 - a) / n for the maximum, (1 - a) / n for the others; residuals: 1 / n
 template <class A>
 struct MixedWeight {
-  static constexpr int kKept = 1;
+  static constexpr int kResiduals = 1;
   template <int W, class K>
   static Vec<A, W> weight(Vec<A, W>, const K& of, u32 tap, int) {
     using V = Vec<A, W>;
     using Lane = std::conditional_t<sizeof(A) == 4, std::int32_t, std::int64_t>;
     const auto is_winner = convert<Lane>(of.route == tap);
-    return (is_winner ? of.theta : V{}) + (A(1) - of.theta) * of.kept[0];
+    return (is_winner ? of.theta : V{}) + (A(1) - of.theta) * of.residuals[0];
   }
 };
 
-// The arrays of an operator.
+// The arrays that a backward pass reads.
 struct WeightedOperands {
   const View *gy, *x, *routes;  // x: null for mixed pooling; routes: null for the others
-  const View* kept;             // the residuals
+  const View* residuals;        // the residuals
   Divisor divisor;              // of the average in mixed pooling
 };
 
-// Mixed: whether the weights depend on the routes, else on the inputs.
+// Computes tiles of input gradients. Mixed: the weights depend on the routes, else on the inputs.
 template <class A, bool Mixed>
 class WeightedBackward {
  public:
   // The inner loops of one operator, and the number of residuals of each window.
   using Loop = void (WeightedBackward::*)(A* to, const A* x, i64 first, i64 n, u32 tap) const;
-  struct Loops {
-    int kept;
+  struct InnerLoops {
+    int residuals;
     Loop windows, window;
   };
   template <class Weight>
-  static constexpr Loops loops() {
-    return {Weight::kKept, &WeightedBackward::template add_windows<Weight>,
+  static constexpr InnerLoops loops() {
+    return {Weight::kResiduals, &WeightedBackward::template add_windows<Weight>,
             &WeightedBackward::template add_window<Weight>};
   }
 
-  WeightedBackward(const Plan& p, const InputTile& tile, Dense gx, const Loops& loops, Arena& arena)
+  WeightedBackward(const Plan& p, const InputTile& tile, Dense gx, const InnerLoops& loops,
+                   Arena& arena)
       : p_(p),
         tile_(tile),
         loops_(loops),
@@ -128,7 +130,7 @@ class WeightedBackward {
         gx_(gx, columns(), arena) {
     const i64 n = (phases_.outputs().hi - phases_.outputs().lo) * p.inner;
     gradients_ = arena.take<A>(n);
-    for (A*& row : kept_) row = arena.take<A>(n);
+    for (A*& row : residuals_) row = arena.take<A>(n);
     columns_ = Mixed ? arena.take<A>(n) : nullptr;
     routes_ = Mixed ? arena.take<u32>(n) : nullptr;
     theta_ = arena.take<A>(n);
@@ -140,7 +142,7 @@ class WeightedBackward {
   i64 outputs() const { return phases_.outputs().hi - phases_.outputs().lo; }
 
   void run(const WeightedOperands& from, i64 plane, int whole, i64 target) {
-    const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
+    const Axis &height = p_.axis[1], &width = p_.axis[2];
     whole_ = whole;
     if (Mixed) from.divisor.fill_row(p_, phases_.outputs().lo, phases_.outputs().hi, columns_);
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
@@ -155,19 +157,11 @@ class WeightedBackward {
                      x_);
           if (!by_window_) inputs_.load(x, A(0));
         }
-        const Range depths = covering(depth, d), heights = covering(height, h);
-        for (i64 od = depths.lo; od < depths.hi; ++od) {
-          const i64 kd = tap_of(depth, span_of(depth, od), d);
-          if (kd < 0) continue;
-          for (i64 oh = heights.lo; oh < heights.hi; ++oh) {
-            const i64 kh = tap_of(height, span_of(height, oh), h);
-            if (kh < 0) continue;
-            read_outputs(from, plane, od, oh);
-            const i64 tap = (kd * height.kernel + kh) * width.kernel;
-            if (by_window_) add_to_row(x, row, tap);
-            else add_to_phases(tap);
-          }
-        }
+        each_row_holding(p_, d, h, [&](i64 od, i64 oh, i64 tap) {
+          read_outputs(from, plane, od, oh);
+          if (by_window_) add_to_row(x, row, tap);
+          else add_to_phases(tap);
+        });
         if (!by_window_) phases_.store(row);
       }
     }
@@ -186,29 +180,29 @@ class WeightedBackward {
     if constexpr (Mixed) {
       r_ = row(*from.routes, routes_);
       const A rows = static_cast<A>(from.divisor.of_rows(p_, od, oh));
-      for (i64 i = 0; i < outputs() * p_.inner; ++i) kept_[0][i] = A(1) / (rows * columns_[i]);
-      k_[0] = kept_[0];
+      for (i64 i = 0; i < outputs() * p_.inner; ++i) residuals_[0][i] = A(1) / (rows * columns_[i]);
+      k_[0] = residuals_[0];
     } else {
-      for (int k = 0; k < loops_.kept; ++k) k_[k] = row(from.kept[k], kept_[k]);
+      for (int k = 0; k < loops_.residuals; ++k) k_[k] = row(from.residuals[k], residuals_[k]);
     }
   }
 
-  template <int Kept, class V, class P, class Get>
+  template <int Residuals, class V, class P, class Get>
   OutputOperands<V, P> operands(Get&& get) const {
     OutputOperands<V, P> of{};
-    for (int k = 0; k < Kept; ++k) of.kept[k] = get(k_[k]);
+    for (int k = 0; k < Residuals; ++k) of.residuals[k] = get(k_[k]);
     of.theta = get(theta_);
     return of;
   }
 
-  // to[i] += g[i] * weight of x[i] in window i.
+  // Computes to[i] += g[i] * (weight of x[i] in window i).
   template <class Weight>
   POOLGRAD_LOOP void add_windows(A* to, const A* x, i64 first, i64 n, u32 tap) const {
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
       using P = Vec<u32, w()>;
-      auto of =
-          operands<Weight::kKept, V, P>([&](const A* row) { return load<V>(row + first + i); });
+      auto of = operands<Weight::kResiduals, V, P>(
+          [&](const A* row) { return load<V>(row + first + i); });
       if constexpr (Mixed) of.route = load<P>(r_ + first + i);
       const V value = Mixed ? V{} : load<V>(x + i);
       const V weight = Weight::template weight<w()>(value, of, tap, whole_);
@@ -216,12 +210,12 @@ class WeightedBackward {
     });
   }
 
-  // The same for neighbours in one window: x[t] is tap `place` + t.
+  // The same for neighbouring taps of one window: x[t] is tap `tap` + t.
   template <class Weight>
   POOLGRAD_LOOP void add_window(A* to, const A* x, i64 output, i64 n, u32 tap) const {
     masked_lanes<A>(n, [&](auto w, i64 t, auto how) {
       using V = Vec<A, w()>;
-      auto of = operands<Weight::kKept, V, Vec<u32, w()>>(
+      auto of = operands<Weight::kResiduals, V, Vec<u32, w()>>(
           [&](const A* row) { return V{} + row[output]; });
       if constexpr (Mixed) {
         for (int j = 0; j < w(); ++j) of.route[j] = r_[output] - static_cast<u32>(t + j);
@@ -241,32 +235,31 @@ class WeightedBackward {
 
   void add_to_row(const A* x, A* row, i64 tap) {
     const Axis& width = p_.axis[2];
-    const Range outs = phases_.outputs();
-    const i64 lo = tile_.lo[2], hi = tile_.hi[2], inner = p_.inner;
-    for (i64 o = outs.lo; o < outs.hi; ++o) {
-      const Span s = span_of(width, o);
-      const i64 skip = larger(0, ceil_div(lo - s.begin, width.dilation));
-      const i64 end = smaller(s.taps, ceil_div(hi - s.begin, width.dilation));
-      const auto at = [&](i64 t) { return (s.begin + t * width.dilation - lo) * inner; };
-      const auto tap_at = [&](i64 t) { return static_cast<u32>(tap + s.first_tap + t); };
-      if (inner == 1 && width.dilation == 1 && end > skip) {
-        (this->*loops_.window)(row + at(skip), x + at(skip), o - outs.lo, end - skip, tap_at(skip));
-      } else {
-        for (i64 t = skip; t < end; ++t) {
-          (this->*loops_.windows)(row + at(t), x + at(t), (o - outs.lo) * inner, inner, tap_at(t));
-        }
-      }
-    }
+    const i64 lo = tile_.lo[2], inner = p_.inner;
+    each_window_part(
+        width, phases_.outputs(), lo, tile_.hi[2],
+        [&](i64 output, const Span& s, i64 first, i64 end) {
+          const auto at = [&](i64 t) { return (s.begin + t * width.dilation - lo) * inner; };
+          const auto tap_at = [&](i64 t) { return static_cast<u32>(tap + s.first_tap + t); };
+          if (inner == 1 && width.dilation == 1) {
+            (this->*loops_.window)(row + at(first), x + at(first), output, end - first,
+                                   tap_at(first));
+            return;
+          }
+          for (i64 t = first; t < end; ++t) {
+            (this->*loops_.windows)(row + at(t), x + at(t), output * inner, inner, tap_at(t));
+          }
+        });
   }
 
   const Plan& p_;
   const InputTile tile_;
-  const Loops loops_;
+  const InnerLoops loops_;
   const bool by_window_;  // few outputs, or irregular windows
   Phases<A> phases_, inputs_;
   RowWriter<A> gx_;
   int whole_ = 0;
-  A *gradients_, *kept_[kMaxResiduals], *columns_, *theta_, *x_;
+  A *gradients_, *residuals_[kMaxResiduals], *columns_, *theta_, *x_;
   u32* routes_;
   const A *g_ = nullptr, *k_[kMaxResiduals] = {};
   const u32* r_ = nullptr;
@@ -275,7 +268,7 @@ class WeightedBackward {
 // whole: p, if it is the same whole number for all channels, else 0.
 template <class A, bool Mixed>
 void weighted_backward(const Work& work, const WeightedOperands& from, Parameter theta, int whole,
-                       const typename WeightedBackward<A, Mixed>::Loops& loops, Dense gx) {
+                       const typename WeightedBackward<A, Mixed>::InnerLoops& loops, Dense gx) {
   const Plan& p = *work.plan;
   using State = WeightedBackward<A, Mixed>;
   over_inputs(

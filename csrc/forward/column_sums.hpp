@@ -1,5 +1,5 @@
-// Column sums first: averages of windows that share little. Adds the rows of a window, over whole
-// rows of inputs, then adds along the width once.
+// Column sums first, for averages of windows that share little: adds the rows of inputs of a
+// window, then adds along the width once.
 #pragma once
 
 #include "operators/sum.hpp"

@@ -1,4 +1,4 @@
-// Reduces rows of inputs along the width: folds taps, or log-step doubling in memory.
+// Reduces rows of inputs along the width: tap by tap, or by log-step doubling in memory.
 #pragma once
 
 #include <type_traits>
@@ -26,7 +26,8 @@ constexpr auto is_first() {
   else return First;
 }
 
-// Calls fold(group size, is it the first, where it begins) until `taps` inputs are used up.
+// Divides `taps` inputs into groups and calls fold(size, whether it is the first group, its first
+// tap) for each.
 template <class Op, class F>
 void in_groups(i64 taps, F&& fold) {
   if constexpr (!kHasFixedGroupSizes<Op>) {
@@ -52,14 +53,14 @@ void in_groups(i64 taps, F&& fold) {
   }
 }
 
-// Log-step doubling: `outputs` elements of `to` from reductions of 2, 4, 8, ... neighbours, `step`
-// elements apart.
+// Computes `outputs` windows of neighbours, `step` elements apart, by log-step doubling: from
+// reductions of 2, 4, 8, ... neighbours.
 template <class Op>
 void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step,
                typename Op::Row doubled, typename Op::Row to) {
   const i64 gap = a.dilation * step, read = outputs + (a.kernel - 1) * gap;
-  i64 done = 0;  // inputs of each window that are in `to`
-  i64 size = 1;  // and of those in `doubled`
+  i64 done = 0;  // inputs of each window that are reduced in `to`
+  i64 size = 1;  // inputs that are reduced in each element of `doubled`
   if (a.kernel == 1 || (!Op::kIdempotent && a.kernel % 2)) {
     Op::fold_inputs(to, outputs, from, 1, 0, 1, 0), done = 1;
   }
@@ -68,11 +69,11 @@ void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step
     size *= 2;
     if (size == 2) {
       Op::fold_inputs(doubled, n, from, 1, gap, 2, 0);
-    } else {  // in place: what is read lies at or after what is written
+    } else {  // in place: elements are read at or after the one that is written
       const typename Op::Row halves[2] = {doubled, Op::at(doubled, half * gap)};
       Op::fold_rows(doubled, n, halves, 0, half, group_size<Op, 2>(), is_first<Op, true>());
     }
-    if (Op::kIdempotent && 2 * size > a.kernel) {  // two that overlap do no harm
+    if (Op::kIdempotent && 2 * size > a.kernel) {  // the two may overlap
       const i64 rest = a.kernel - size;
       const typename Op::Row both[2] = {doubled, Op::at(doubled, rest * gap)};
       Op::fold_rows(to, outputs, both, 0, rest, group_size<Op, 2>(), is_first<Op, true>());
@@ -148,7 +149,7 @@ class WidthReduction {
       }
     }
     const auto edges = [&](i64 begin, i64 end) {
-      if constexpr (Op::kDoubles) {  // where padding does no harm, they are made already
+      if constexpr (Op::kDoubles) {  // computed above, unless an output may be the padding
         const Row reduced = Op::at(into, (begin - lo) * inner);
         if (all && !Op::may_be_padding(reduced, (end - begin) * inner)) return;
       }

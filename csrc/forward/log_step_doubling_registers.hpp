@@ -24,8 +24,9 @@ class LogStepDoubling {
   // Whether the reductions that a window needs are few enough for the registers.
   bool fits() const { return size_ >= 1 << kFirstLevel && size_ <= 2 * W; }
 
-  // Calls visit(line, i, cell, lanes) for outputs i, i + 1, ... of some rows, `pitch` apart, from
-  // the last vector of each row to its first, and visit.next(line) after each row. line: the first.
+  // Calls visit(line, i, partial, lanes) for outputs i, i + 1, ... of some rows, `pitch` apart,
+  // from the last vector of each row to its first, and visit.next(line) after each row. line: the
+  // first.
   template <class Visitor>
   void make(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
             typename Visitor::Line line) const {
@@ -33,7 +34,7 @@ class LogStepDoubling {
   }
 
  private:
-  static constexpr int kFirstLevel = 2;  // smaller windows are seldom wide in the other direction
+  static constexpr int kFirstLevel = 2;  // smaller windows are seldom high
   using Partial = typename Op::template Partial<V>;
 
   template <int Level, class Visitor>
@@ -81,7 +82,7 @@ class LogStepDoubling {
       return Op::each(own, next, slid(by));
     };
     if constexpr (Op::kIdempotent) {
-      if constexpr (kLast) {  // two that overlap do no harm
+      if constexpr (kLast) {  // the two may overlap
         const i64 rest = smaller(size, kernel - size);
         sum = own;
         Op::merge(sum, apart(rest), static_cast<u32>(rest));
@@ -104,7 +105,7 @@ class LogStepDoubling {
 };
 
 // Van Herk/Gil-Werman along rows of pixels, a vector of channels each, in blocks of a window's
-// width: calls visit(line, i, cell, lanes) for each pixel. ends: memory for the suffixes of a
+// width: calls visit(line, i, partial, lanes) for each pixel. ends: memory for the suffixes of a
 // block.
 template <class Op, class Visitor>
 POOLGRAD_LOOP void van_herk_along_pixels(const Axis& a, const typename Op::In* from, i64 pitch,
@@ -122,14 +123,14 @@ POOLGRAD_LOOP void van_herk_along_pixels(const Axis& a, const typename Op::In* f
     };
     Partial sum = input(kernel - 1);
     Op::store_partial(Op::at(ends, (kernel - 1) * W), sum, 0, W);
-    for (i64 j = kernel - 1; j-- > 0;) {  // what is known from j to the block's end
+    for (i64 j = kernel - 1; j-- > 0;) {  // the suffix of the block from j on
       Partial partial = input(j);
       Op::merge(partial, sum);
       Op::store_partial(Op::at(ends, j * W), sum = partial, 0, W);
     }
     visit(line, begin * W, sum, lanes);
     const i64 windows = smaller(kernel, ceil_div(columns - begin, dilation));
-    for (i64 j = 1; j < windows; ++j) {  // the window that begins with j
+    for (i64 j = 1; j < windows; ++j) {  // completes the window that begins with j
       const Partial next = input(kernel + j - 1);
       if (j == 1) sum = next;
       else Op::merge(sum, next);

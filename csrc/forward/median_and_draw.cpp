@@ -49,12 +49,12 @@ bool all_finite(const Work& work, const View& x) {
     using A = decltype(a);
     over_inputs(
         work, [&](const InputTile&, Arena& arena) { return arena.take<A>(p.axis[2].in * p.inner); },
-        [&](A* buffer, i64 plane, const InputTile& piece) {
-          const i64 n = (piece.hi[2] - piece.lo[2]) * p.inner;
-          for (i64 d = piece.lo[0]; d < piece.hi[0]; ++d) {
-            for (i64 h = piece.lo[1]; h < piece.hi[1]; ++h) {
+        [&](A* buffer, i64 plane, const InputTile& tile) {
+          const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+          for (i64 d = tile.lo[0]; d < tile.hi[0]; ++d) {
+            for (i64 h = tile.lo[1]; h < tile.hi[1]; ++h) {
               const A* row =
-                  row_of(x, plane_of(x, plane), p.inner, d, h, piece.lo[2], piece.hi[2], buffer);
+                  row_of(x, plane_of(x, plane), p.inner, d, h, tile.lo[2], tile.hi[2], buffer);
               bool all = true;
               for (i64 i = 0; i < n; ++i) all &= row[i] - row[i] == A(0);
               if (!all) finite = false;

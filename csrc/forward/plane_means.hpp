@@ -1,5 +1,5 @@
-// Averages of whole planes, one output each: several planes at a time, so that an addition need not
-// wait for the previous one.
+// Computes averages of whole planes, several planes at a time, so that additions do not wait for
+// each other.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -47,7 +47,7 @@ class PlaneMeans {
     for (i64 k = 0; k < N; ++k) y[k] = (A(0) + sums[k]) / divisor_;
   }
 
-  // Adds in the order in which PyTorch does.
+  // Adds in row-major order, as PyTorch does.
   template <i64 N>
   POOLGRAD_LOOP void in_order(const A* const* planes, A* sums) const {
     const A* plane[N];
@@ -86,7 +86,7 @@ class PlaneMeans {
   A* copies_;
 };
 
-// Backward: all inputs of a plane get the same gradient.
+// Computes the backward pass: all inputs of a plane get the same gradient.
 template <class A>
 class PlaneGradients {
  public:
@@ -96,7 +96,8 @@ class PlaneGradients {
   void run(const View& gy, const View*, Divisor divisor, i64 plane) {
     A own;
     const A gradient = *row_of(gy, plane_of(gy, plane), 1, 0, 0, 0, 1, &own);
-    const A share = gradient / divisor_of_plane<A>(p_, divisor) + A(0);  // as if added to nothing
+    const A share = gradient / divisor_of_plane<A>(p_, divisor) +
+                    A(0);  // -0.0 becomes 0.0, as in sums that begin with 0
     for (i64 done = 0; done < n_; done += kMaxCopiedPlane) {
       const i64 n = smaller(kMaxCopiedPlane, n_ - done);
       A* to = gx_.reserve(plane * p_.in_plane() + first_ + done, n, false);

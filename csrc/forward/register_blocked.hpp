@@ -1,5 +1,5 @@
-// Register blocking: computes several rows of outputs of small square windows at once. Vectors walk
-// down the columns; each row of inputs is reduced along the width once, in registers, for all
+// Register blocking: computes several rows of outputs of small square windows at once. A vector
+// moves down the columns; each row of inputs is reduced along the width once, in registers, for all
 // windows that hold it.
 #pragma once
 
@@ -8,8 +8,8 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMaxBlockedRows = 8;         // rows of outputs at once,
-inline constexpr i64 kBlockBytes = i64{1} << 14;  // of so many bytes of inputs
+inline constexpr i64 kMaxBlockedRows = 8;         // rows of outputs of a block,
+inline constexpr i64 kBlockBytes = i64{1} << 14;  // and bytes of their inputs
 
 // Calls f with kernel and stride as compile-time constants, if they are compiled (up to a stride).
 // Returns whether they are.
@@ -29,7 +29,8 @@ bool by_shape(const Axis& a, F&& f) {
   return true;
 }
 
-// Calls f with the widest vector that n elements fill, down to half of the machine's.
+// Calls f with the number of lanes of the widest vector that n elements fill, down to half of the
+// machine's vector.
 template <class T, class F>
 bool by_width(i64 n, F&& f) {
   constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -43,7 +44,7 @@ bool by_width(i64 n, F&& f) {
 template <class Op>
 concept Merges = requires { typename Op::AssumeNoNaN; };
 
-// The operator that is used until a NaN is met.
+// The operator that assumes that no input is NaN.
 template <class Op>
 struct WithoutNaN {
   using type = Op;
@@ -62,7 +63,8 @@ template <class Op>
 concept AddsInOrder = Rounds<Op> && !Op::kByLines;
 
 // One depth of the windows of a block: its first tap and, if other windows hold this depth too,
-// memory for its partial reductions, one for each row of outputs. known: they are already there.
+// memory for its partial reductions, one for each row of outputs. cached: they are already
+// computed.
 template <class Partial>
 struct Slice {
   u32 first_tap;
@@ -72,8 +74,8 @@ struct Slice {
 
 // Reduces a column of windows, W columns side by side: each line of inputs is reduced once for all
 // windows that hold it. start(depth) returns a Slice, line(value) loads the taps of the next line,
-// ahead() may prefetch, store(row, cell) takes a result. O::trace accumulates the inputs in `seen`,
-// so that O::found_nan(seen) detects NaNs afterwards.
+// prefetch_next() may prefetch, store(row, partial) stores a result. O::check_nan accumulates the
+// inputs in `nan_check`, from which O::found_nan detects a NaN afterwards.
 template <class O, i64 K, i64 S, class V, class Start, class Line, class Ahead, class Store>
 POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& start, Line&& line,
                                     Ahead&& prefetch_next, Store&& store) {
@@ -142,25 +144,26 @@ POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& 
   }
 }
 
-// Calls some(depth, row), which returns how many rows it computed, until the tile is complete.
+// Calls some(depth, row), which returns the number of rows that it computed, until the tile is
+// complete.
 // deep: all depths of some rows come before the next rows.
 template <class F>
-void over_rows(const Tile& tile, bool deep, F&& some) {
+void over_rows(const Tile& tile, bool deep, F&& compute_rows) {
   const i64 end = tile.hi[1];
   if (deep) {
     for (i64 oh = tile.lo[1], rows = 0; oh < end; oh += rows) {
-      for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) rows = some(od, oh);
+      for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) rows = compute_rows(od, oh);
     }
   } else {
     for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
-      for (i64 oh = tile.lo[1]; oh < end;) oh += some(od, oh);
+      for (i64 oh = tile.lo[1]; oh < end;) oh += compute_rows(od, oh);
     }
   }
 }
 
 // Op provides `first` and `take` for the partial reduction of one line of taps, `merge` for a later
-// line, `store` for a result, and `trace` and `found_nan` to detect NaNs: Op itself may assume that
-// there is none. fill: padding.
+// line, `store` for a result, and `check_nan` and `found_nan` to detect NaNs: Op itself may assume
+// that there is none. fill: the value of padding.
 template <class Op>
 class RegisterBlocked {
  public:
@@ -174,7 +177,7 @@ class RegisterBlocked {
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
     const i64 reach = (width.out - 1) * width.stride + span(width);
     before_ = larger(0, width.lo), after_ = larger(0, reach - width.lo - width.in);
-    // Memory beside a row of inputs is only known to exist for one row before and one row after it.
+    // Memory beside a row of inputs belongs to the array for one row before and one row after it.
     const i64 most = smaller(span(width), x.height);
     const bool near = before_ <= most && after_ <= most;
     readable_ = !negate && near && x.dtype == DtypeOf<T>::value && x.width == 1 &&
@@ -264,14 +267,14 @@ class RegisterBlocked {
 
  private:
   static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
-  static constexpr i64 kMaxStride = sizeof(T) < 4 ? 2 : 3;  // bytes are not shuffled so freely
+  static constexpr i64 kMaxStride = sizeof(T) < 4 ? 2 : 3;  // no shuffle of every third byte
 
   // Columns from the first tap of a window to the last.
   static i64 span(const Axis& a) { return (a.kernel - 1) * a.dilation + 1; }
 
   static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
   static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
-  static constexpr i64 kSlots = 4;  // neighbouring depths of which more than one is needed later
+  static constexpr i64 kSlots = 4;  // of a ring buffer of depths
 
   // The input lines of a block at one depth, the memory to prefetch, and the depth's slice.
   struct DepthLines {
@@ -314,7 +317,7 @@ class RegisterBlocked {
     using I = std::remove_cvref_t<decltype(Mask{}[0])>;
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
     const i64 column = at * S + t * p_.axis[2].dilation - p_.axis[2].lo;
-    const auto lanes_below = [&](i64 end) {  // those whose column lies before `end`
+    const auto lanes_below = [&](i64 end) {  // lanes whose column lies before `end`
       return static_cast<I>(larger(0, smaller(W, ceil_div(end - column, S))));
     };
     Mask lane{};
@@ -328,7 +331,7 @@ class RegisterBlocked {
   POOLGRAD_LOOP bool compute(Target to, i64 n, i64 rows, i64 depths) const {
     using V = Vec<T, static_cast<int>(W)>;
     using Partial = typename Op::template Partial<V>;
-    constexpr i64 kShare = S * S * W * static_cast<i64>(sizeof(T));  // new inputs of a piece
+    constexpr i64 kShare = S * S * W * static_cast<i64>(sizeof(T));  // bytes of new inputs
     const i64 step = S == 1 ? p_.axis[1].dilation : 1;
     V nan_check{};
     for (i64 i = 0; i < n; i += W) {
@@ -377,7 +380,7 @@ class RegisterBlocked {
   const bool negate_;
   const T fill_;
   const bool used_;
-  bool readable_ = false;       // lines may be read where they lie
+  bool readable_ = false;       // lines are read in place
   i64 before_ = 0, after_ = 0;  // columns of padding that windows hold
   i64 lo_ = 0, hi_ = 0, pitch_ = 0, depths_ = 0, rows_ = 0, lines_ = 0;
   T* copies_ = nullptr;

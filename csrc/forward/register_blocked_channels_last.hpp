@@ -1,6 +1,6 @@
-// Register blocking for channels last: as forward/register_blocked.hpp, a vector of channels of one
-// pixel at a time. Only windows inside the input; the others are few and are left to unrolled
-// windows.
+// Register blocking with channels last: as forward/register_blocked.hpp, but a vector holds
+// channels of one pixel. Computes windows that lie inside the input; unrolled windows compute the
+// others.
 #pragma once
 
 #include "forward/register_blocked.hpp"
@@ -9,10 +9,10 @@ namespace poolgrad {
 namespace {
 
 // Rows of outputs at once, which share lines of inputs: more rows would map to the same sets of the
-// first cache. At larger strides rows share too little to be worth so many memory streams.
+// first cache. At larger strides rows share too little for several memory streams.
 inline constexpr i64 kMaxChannelsLastRows = 4;
 inline constexpr i64 kChannelsLastBlock = i64{1}
-                                          << 10;  // elements of a row that are made at a time
+                                          << 10;  // elements of a row that are computed at a time
 
 template <class Op>
 class RegisterBlockedChannelsLast {
@@ -27,9 +27,9 @@ class RegisterBlockedChannelsLast {
   i64 rows(i64 oh, i64 end) const {
     const Axis& height = p_.axis[1];
     if (!used_ || oh < height.full_lo) return 0;
-    return larger(0, smaller(most(), smaller(end, height.full_hi) - oh));
+    return larger(0, smaller(max_rows(), smaller(end, height.full_hi) - oh));
   }
-  i64 most() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMaxChannelsLastRows : 1; }
+  i64 max_rows() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMaxChannelsLastRows : 1; }
 
   i64 columns() const { return larger(1, kChannelsLastBlock / p_.inner); }  // at once
 

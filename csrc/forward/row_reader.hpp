@@ -12,8 +12,8 @@
 namespace poolgrad {
 namespace {
 
-// Reverses the order of numbers (one of type A, or a vector of them), without overflow for
-// integers. Two-byte values are the bits of a float.
+// Reverses the order of numbers (one of type A, or a vector of them): negates floats and the bits
+// of two-byte floats, complements integers, which cannot overflow.
 template <class A, class V>
 POOLGRAD_INLINE V opposites(V value) {
   if constexpr (kFloat<A>) return -value;
@@ -30,7 +30,7 @@ template <class A>
 POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i64 lo, i64 hi,
                               bool negate, A* to) {
   const i64 n = hi - lo;
-  if (!negate && x.dtype == DtypeOf<A>::value && x.width == 1) {  // most often: without a call
+  if (!negate && x.dtype == DtypeOf<A>::value && x.width == 1) {  // the common case, inlined
     return copy_run(reinterpret_cast<const A*>(plane) + d * x.depth + h * x.height + lo, to, n);
   }
   const A* from = row_of(x, plane, 1, d, h, lo, hi, to);
@@ -38,22 +38,22 @@ POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i6
   if (from != to && !negate) std::copy(from, from + n, to);
 }
 
-// Whether windows reach so little beyond the input that the padding may be written out.
+// Whether padding is so narrow that rows may be copied with it.
 [[maybe_unused]] inline bool has_little_padding(const Axis& a) {
   return !a.regular() || (a.m - 1) * a.stride + (a.kernel - 1) * a.dilation < 2 * a.n + 64;
 }
 
-// What a Reader does in addition to reading.
+// Options of a Reader.
 template <class A>
 struct ReadOptions {
-  bool negate = false;                 // turn numbers round, for a minimum
-  const Quotient* quotient = nullptr;  // divide
-  bool pad = false;                    // `fill` stands where a window reaches beyond the row,
-  A fill{};                            // unless it reaches very far
-  i64 depths = 1, heights = 1;         // so many neighbouring rows are needed at a time
+  bool negate = false;                 // reverse the order of numbers, for a minimum
+  const Quotient* quotient = nullptr;  // divide by divisors
+  bool pad = false;                    // write `fill` where windows reach beyond the row,
+  A fill{};                            // if padding is narrow
+  i64 depths = 1, heights = 1;         // neighbouring rows that are used together
 };
 
-// Reads input rows as numbers of type A; copies only what it has to.
+// Reads input rows as numbers of type A; copies a row only if it must be converted or padded.
 template <class A>
 class Reader {
  public:
@@ -67,7 +67,7 @@ class Reader {
                 (p.inner == 1 || x.inner == 1)) {
     const Axis& a = p.axis[2];
     from_ = lo_ = a.in, hi_ = 0;
-    for (i64 o : {lo, hi - 1}) {  // the outer windows, or what is real of them, span the others
+    for (i64 o : {lo, hi - 1}) {  // the first and the last window span the others
       const Span s = span_of(a, o);
       const i64 begin = a.regular() ? o * a.stride - a.lo : s.begin;
       const i64 end = a.regular() ? begin + (a.kernel - 1) * a.dilation + 1 : begin + s.taps;
@@ -125,7 +125,8 @@ class Reader {
     const A* row;
   };
 
-  // Slots of a ring in which neighbouring rows are distinct: a power of two, as divisions are slow.
+  // Number of slots of a ring buffer of neighbouring rows: a power of two, because divisions are
+  // slow.
   static i64 ring(i64 rows) {
     i64 slots = 1;
     while (slots < rows) slots *= 2;
@@ -159,7 +160,7 @@ class Reader {
   i64 inner_, lo_, hi_, from_, to_ = 0, rows_, length_ = 0, depth_mask_, height_mask_;
   bool direct_, padded_ = false;
   const char* plane_ = nullptr;
-  i64 bytes_, prefetched_[4];  // of a row; the last row of each of four depths
+  i64 bytes_, prefetched_[4];  // of a row; the last prefetched row of each of four depths
   A *buffers_ = nullptr, *divisors_ = nullptr;
   CachedRow* cached_ = nullptr;
 };

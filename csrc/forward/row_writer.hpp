@@ -1,5 +1,4 @@
-// Writes rows and patches of results: in place where dtype and layout allow it, else through a
-// buffer.
+// Writes rows and patches of results: in place if dtype and layout allow it, else through a buffer.
 #pragma once
 
 #include "base/buffer_cache.hpp"
@@ -10,7 +9,7 @@
 namespace poolgrad {
 namespace {
 
-// Writer of rows that are computed in memory order: in place or, if the array has another dtype,
+// Writes rows that are computed in memory order: in place or, if the array has another dtype,
 // through a small buffer.
 template <class T>
 class RowWriter {
@@ -47,9 +46,9 @@ class RowWriter {
   // Whether rows are computed in place, in any order.
   bool in_place() const { return to_.data && !buffer_; }
 
-  // Whether the array, of so many bytes, is written with non-temporal stores: if it is large
-  // enough, and each of its rows (of so many elements) begins and ends with a cache line. Only
-  // whole rows may then be written.
+  // Decides whether the array is written with non-temporal stores: if it is large enough, and each
+  // row begins and ends with a cache line. Only whole rows may then be written. row: elements of a
+  // row; bytes: of the array.
   bool streams(i64 row, i64 bytes) {
     const auto lines = [](auto n) { return n % kLineBytes == 0; };
     streams_ = in_place() && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
@@ -58,7 +57,7 @@ class RowWriter {
     return streams_;
   }
 
-  // Writes elements first ... first + n from memory elsewhere. streams: they are a whole row, and
+  // Copies elements first ... first + n to the array. streams: they are a whole row, and
   // non-temporal stores are used.
   void put(i64 first, const T* from, i64 n, bool streams = false) {
     if (!to_.data) return;
@@ -92,27 +91,28 @@ struct StripLayout {
   i64 at(i64 q, i64 s) const { return first + q * row + s * strip; }
 };
 
-// Writer of the rows of a patch: in place, or through a buffer with a vector for each strip.
+// Writes the rows of a patch: in place, or through a buffer with a vector for each strip.
 template <class T>
 class TileWriter {
  public:
   static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
 
-  TileWriter(Dense to, i64 most, Arena& arena)
-      : to_(to), buffer_(is<T>(to) ? nullptr : arena.take<T>(most)) {}
+  TileWriter(Dense to, i64 max_elements, Arena& arena)
+      : to_(to), buffer_(is<T>(to) ? nullptr : arena.take<T>(max_elements)) {}
 
   // begin: the index of the first element of the array's row that the patch is part of.
   template <class Patch>
   void open(const Plan& p, const Patch& patch, i64 begin) {
     const i64 first = begin + patch.tile.lo[2] * p.inner + patch.channel;
-    array = {first, p.out_row(), patch.by_pixel ? p.inner : W};
-    here = buffer_ ? StripLayout{0, patch.strips * W, W} : array;
-    ahead = patch.by_pixel ? kPixelsAhead * array.strip : kRowsAhead * array.row;
+    array_strips = {first, p.out_row(), patch.by_pixel ? p.inner : W};
+    buffer_strips = buffer_ ? StripLayout{0, patch.strips * W, W} : array_strips;
+    prefetch_distance = patch.by_pixel ? kPrefetchedPixels * array_strips.strip
+                                       : kPrefetchedRows * array_strips.row;
   }
   T* values() const { return buffer_ ? buffer_ : as<T>(to_, 0); }
 
-  StripLayout here{}, array{};  // strips among the values, and in the array
-  i64 ahead = 0;                // so much further lies what should be asked for before it is made
+  StripLayout buffer_strips{}, array_strips{};  // strips in the buffer, and in the array
+  i64 prefetch_distance = 0;                    // prefetch distance in elements
 
   // Writes the buffer to the array.
   template <class Patch>
@@ -120,7 +120,7 @@ class TileWriter {
     const i64 last = patch.strips - 1;
     for (i64 q = 0; buffer_ && q < rows; ++q) {
       const auto put = [&](i64 s, i64 n) {
-        write(to_, array.at(q, s), buffer_ + here.at(q, s), n);
+        write(to_, array_strips.at(q, s), buffer_ + buffer_strips.at(q, s), n);
       };
       if (!patch.by_pixel) put(0, last * W + patch.lanes(last));
       for (i64 s = 0; patch.by_pixel && s <= last; ++s) put(s, patch.channels);
@@ -128,7 +128,7 @@ class TileWriter {
   }
 
  private:
-  static constexpr i64 kRowsAhead = 4, kPixelsAhead = 32;
+  static constexpr i64 kPrefetchedRows = 4, kPrefetchedPixels = 32;
 
   Dense to_;
   T* buffer_;

@@ -1,5 +1,5 @@
-// Forward passes of maximum, minimum and median, compiled once per instruction set: the call of
-// choose(), and separable filtering, which serves every window.
+// Forward passes of maximum, minimum and median, compiled once per instruction set: chooses the
+// algorithm, and computes separable filtering, which handles every call.
 #include <memory>
 
 #include "backward/split_ties.hpp"
@@ -11,7 +11,7 @@
 namespace poolgrad {
 namespace {
 
-// Separable filtering of the planes for which wanted(plane) is true.
+// Separable filtering of the planes for which is_wanted(plane) is true.
 template <class A, bool WithRoutes, bool ZeroTies, class Wanted>
 void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which,
             Wanted&& is_wanted) {
@@ -46,7 +46,8 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
                                       .threads = work.threads,
                                       .vector_bytes = kVectorBytes,
                                       .general_only = kGeneralOnly});
-  std::unique_ptr<std::atomic<bool>[]> left;  // planes that the specialised algorithm did not make
+  std::unique_ptr<std::atomic<bool>[]>
+      left;  // planes that the specialised algorithm did not compute
   if constexpr (!kGeneralOnly) {
     switch (algorithm) {
       case Algorithm::unrolled:

@@ -8,7 +8,7 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr int kPacked = 16;  // elements that are moved at a time
+inline constexpr int kPacked = 16;  // elements that are copied at a time
 
 // Copies rows that lie `pitch` apart to contiguous rows, converting routes to bytes. Vectors
 // overrun a row where the next one follows; the source has as many elements behind its last row.
@@ -35,8 +35,8 @@ void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
 template <class Op>
 concept Rectifies = requires(Vec<typename Op::In, 1> v) { Op::relu_is_zero(v); };
 
-// Converts maxima to the requested outputs: negates them for a minimum, or applies the ReLU, whose
-// zeros are routed nowhere.
+// Converts maxima to the outputs of the call: negates them for a minimum, or applies the ReLU,
+// whose zeros are routed nowhere.
 template <class Op, class T, class R>
 POOLGRAD_LOOP void finish(Select which, T* y, R* routes, i64 n) {
   if (which == Select::smallest) {
@@ -90,7 +90,7 @@ struct WideWindowsState {
 
   WideWindowsState(const Plan& p, const View& x, const Tile& tile, Dense to, bool negate,
                    Arena& arena)
-      : van_herk(p, x, tile, {negate}, {}, arena), y(to, van_herk.most(), arena) {}
+      : van_herk(p, x, tile, {negate}, {}, arena), y(to, van_herk.max_elements(), arena) {}
 
   VanHerk2d<Op> van_herk;
   TileWriter<T> y;
@@ -100,14 +100,14 @@ struct WideWindowsState {
 template <bool WithRoutes>
 struct RouteWriter {
   Dense routes;
-  StripLayout array;
-  i64 ahead, bytes;
+  StripLayout array_strips;
+  i64 prefetch_distance, bytes;
 
   template <class P>
   POOLGRAD_INLINE void operator()(i64 q, i64 s, P best_tap, i64 lanes) const {
     if constexpr (WithRoutes) {
-      const i64 at = array.at(q, s);
-      prefetch(as<std::uint8_t>(routes, (at + ahead) * bytes));
+      const i64 at = array_strips.at(q, s);
+      prefetch(as<std::uint8_t>(routes, (at + prefetch_distance) * bytes));
       put_routes(best_tap, routes, at, lanes);
     }
   }
@@ -123,13 +123,14 @@ bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char
   using Patch = typename VanHerk2d<Op>::Patch;
   const auto open = [&](const Patch& patch, i64 oh, i64) {
     state.y.open(p, patch, plane + oh * p.out_row());
-    return [=, values = state.y.values(), here = state.y.here, ahead = state.y.ahead,
-            write_routes =
-                RouteWriter<WithRoutes>{routes, state.y.array, state.y.ahead, p.route_bytes}](
+    return [=, values = state.y.values(), strips = state.y.buffer_strips,
+            prefetch_distance = state.y.prefetch_distance,
+            write_routes = RouteWriter<WithRoutes>{routes, state.y.array_strips,
+                                                   state.y.prefetch_distance, p.route_bytes}](
                i64 q, i64 s, const auto& partial, u32 back, i64 lanes)
                __attribute__((always_inline)) {
-                 T* y = values + here.at(q, s);
-                 prefetch(y + ahead);
+                 T* y = values + strips.at(q, s);
+                 prefetch(y + prefetch_distance);
                  auto best = negate ? opposites<T>(partial.best) : partial.best;
                  auto best_tap = Op::shifted(partial.best_tap, -back);
                  if (rectify) Op::rectify(best, best_tap);
@@ -139,10 +140,10 @@ bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char
   };
   const auto close = [&](const Patch& patch, i64 oh, i64 rows) {
     for (i64 q = 0; WithRoutes && holes && q < rows;
-         ++q) {  // windows without an input lead nowhere
+         ++q) {  // windows without an input are routed to kNowhere
       const bool none = span_of(p.axis[1], oh + q).taps == 0;
       for (i64 s = 0; s < patch.strips; ++s) {
-        const i64 lanes = patch.lanes(s), at = state.y.array.at(q, s);
+        const i64 lanes = patch.lanes(s), at = state.y.array_strips.at(q, s);
         for (i64 i = 0; i < lanes; ++i) {
           const i64 column = (at + i) % p.out_row() / p.inner;
           if (none || span_of(p.axis[2], column).taps == 0)
@@ -164,23 +165,24 @@ struct SmallWindowsState {
   using T = typename Op::In;
 
   POOLGRAD_LOOP SmallWindowsState(Algorithm algorithm, const Plan& p, const View& x,
-                                  const Tile& tile, Dense to, Dense kept, bool negate, Arena& arena)
+                                  const Tile& tile, Dense to, Dense to_routes, bool negate,
+                                  Arena& arena)
       : windows(p, x, tile, negate, algorithm == Algorithm::unrolled_joined_rows, arena),
         blocked(p, x, algorithm == Algorithm::register_blocked, negate, Op::kFill, arena),
         pixels(p, x, algorithm == Algorithm::register_blocked_channels_last, Op::kFill),
-        keep(kept.data),
+        with_routes(to_routes.data),
         narrow(algorithm == Algorithm::unrolled_joined_rows),
-        y(to, most(p, tile), arena),
-        routes(kept, most(p, tile), arena),
+        y(to, max_elements(p, tile), arena),
+        routes(to_routes, max_elements(p, tile), arena),
         buffer{} {
     const i64 n = narrow ? windows.joined_length(windows.max_joined_rows()) + kPacked
-                         : pixels.most() * pixels.columns() * p.inner;
+                         : pixels.max_rows() * pixels.columns() * p.inner;
     buffer.y = arena.take<T>(n);
-    if (keep) buffer.routes = arena.take<std::uint8_t>(n);
+    if (with_routes) buffer.routes = arena.take<std::uint8_t>(n);
   }
 
   // Outputs that are computed at a time.
-  i64 most(const Plan& p, const Tile& tile) const {
+  i64 max_elements(const Plan& p, const Tile& tile) const {
     return (narrow ? windows.max_joined_rows() : larger(1, blocked.rows())) * length(p, tile);
   }
 
@@ -195,7 +197,7 @@ struct SmallWindowsState {
   Unrolled<Op> windows;
   RegisterBlocked<typename WithoutNaN<Op>::type> blocked;
   RegisterBlockedChannelsLast<typename WithoutNaN<Op>::type> pixels;
-  const bool keep, narrow;
+  const bool with_routes, narrow;
   RowWriter<T> y;
   RowWriter<std::uint8_t> routes;
   typename Op::Target buffer;  // rows of a narrow plane, or outputs of some pixels
@@ -207,17 +209,17 @@ template <class Op>
 void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& state, i64 plane,
                         i64 od, i64 oh, i64 rows, Select which) {
   const Axis& width = p.axis[2];
-  const bool here = state.y.in_place() && (!state.keep || state.routes.in_place());
+  const bool in_place = state.y.in_place() && (!state.with_routes || state.routes.in_place());
   for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
     hi = smaller(tile.hi[2], lo + state.pixels.columns());
-    const i64 n = (hi - lo) * p.inner, pitch = here ? p.out_row() : n;
+    const i64 n = (hi - lo) * p.inner, pitch = in_place ? p.out_row() : n;
     const i64 full_lo = larger(lo, smaller(hi, width.full_lo));
     const i64 full_hi = larger(full_lo, smaller(hi, width.full_hi));
     const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
     auto to = state.buffer;
-    if (here) {
+    if (in_place) {
       to = Op::target(state.y.reserve(first, n, false),
-                      state.keep ? state.routes.reserve(first, n, false) : nullptr, false);
+                      state.with_routes ? state.routes.reserve(first, n, false) : nullptr, false);
     }
     const i64 offset = (full_lo - lo) * p.inner;
     const bool computed =
@@ -230,7 +232,7 @@ void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
         state.windows.part(od, oh + q, full_hi, hi, row.at((full_hi - lo) * p.inner));
       }
       finish<Op>(which, row.y, row.routes, n);
-      if (here) continue;
+      if (in_place) continue;
       state.y.put(first + q * p.out_row(), row.y, n);
       if (row.routes) state.routes.put(first + q * p.out_row(), row.routes, n);
     }
@@ -241,10 +243,10 @@ void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
 template <class Op>
 void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& state,
                         const char* inputs, i64 plane, Select which, bool zero_ties) {
-  const i64 length = state.length(p, tile), most = larger(1, state.blocked.rows());
+  const i64 length = state.length(p, tile), block_rows = larger(1, state.blocked.rows());
   const auto write_rows = [&](i64 first, i64 n, auto&& make) {
     auto* y = state.y.reserve(first, n, !state.blocked.rows());
-    std::uint8_t* routes = state.keep ? state.routes.reserve(first, n) : nullptr;
+    std::uint8_t* routes = state.with_routes ? state.routes.reserve(first, n) : nullptr;
     make(Op::target(y, routes, zero_ties));
     finish<Op>(which, y, routes, n);
   };
@@ -256,7 +258,7 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
       if (state.windows.compute_joined_rows(inputs, oh, rows, state.buffer)) {
         write_rows(first, rows * length, [&](typename Op::Target to) {
           pack(state.buffer.y, pitch, to.y, rows, length);
-          if (state.keep) pack(state.buffer.routes, pitch, to.routes, rows, length);
+          if (state.with_routes) pack(state.buffer.routes, pitch, to.routes, rows, length);
         });
         continue;
       }
@@ -268,13 +270,13 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
     }
     return;
   }
-  const auto compute_rows = [&](i64 od, i64 oh) {  // rows from (od, oh) on: how many
+  const auto compute_rows = [&](i64 od, i64 oh) {  // from (od, oh) on; returns their number
     i64 rows = state.pixels.rows(oh, tile.hi[1]);
     if (rows > 0) {
       channels_last_rows(p, tile, state, plane, od, oh, rows, which);
       return rows;
     }
-    rows = smaller(most, tile.hi[1] - oh);
+    rows = smaller(block_rows, tile.hi[1] - oh);
     const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
     if (!state.blocked.rows()) {
       state.windows.row(od, oh,
@@ -285,7 +287,7 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
       const bool computed = state.blocked.make(od, oh, rows, to);
       for (i64 q = 0; q < rows; ++q) {
         const auto row = to.at(q * length);
-        if (computed && !(state.keep && state.blocked.may_be_padding(oh + q, row))) continue;
+        if (computed && !(state.with_routes && state.blocked.may_be_padding(oh + q, row))) continue;
         state.windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(row.at(at)); });
       }
     });

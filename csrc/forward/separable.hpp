@@ -15,8 +15,8 @@ namespace {
   return level;
 }
 
-// Cache of reduced rows that several windows need, by key: level l holds those of 2^l neighbours.
-// Where no two windows share a row, it is a ring of kMaxFolded rows.
+// Caches reduced rows that several windows share, by key: level l holds reductions of 2^l
+// neighbours. Where no two windows share a row, it is a ring of kMaxFolded rows.
 template <class Op>
 class RowCache {
  public:
@@ -95,7 +95,7 @@ class Separable {
     height_rows_.clear();
   }
 
-  // Returns the reduced row (od, oh): in `into`, or in the cache.
+  // Computes the reduced row (od, oh) and returns where it is: in `into`, or in the cache.
   Row row(i64 od, i64 oh, Row into) {
     const i64 below = p_.axis[1].kernel * p_.axis[2].kernel;
     const i64 line = height_rows_.shared ? oh - tile_.lo[1] : 0;
@@ -112,8 +112,8 @@ class Separable {
                  });
   }
 
-  // Folds the rows of output `o` along one axis. make(index, target) computes one of them and
-  // returns where it lies: in `target`, or in the cache, under `key` + index.
+  // Reduces the rows of output `o` along one axis. make(index, target) computes one of them and
+  // returns where it is: in `target`, or in the cache, under `key` + index.
   template <class Make>
   Row along(RowCache<Op>& cache, const Axis& a, i64 o, i64 key, i64 line, i64 below, Row into,
             Make&& make) {
@@ -139,12 +139,13 @@ class Separable {
     return into;
   }
 
-  // Cached rows may be overwritten before they are used: they are copied.
+  // Computes a row in `target`. A cached row is copied, because it may be overwritten before its
+  // use.
   template <class Make>
   Row copy_to(Make& make, i64 index, Row target) const {
-    const Row made = make(index, target);
-    if (made.v != target.v) {
-      Op::fold_rows(target, n_, &made, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
+    const Row row = make(index, target);
+    if (row.v != target.v) {
+      Op::fold_rows(target, n_, &row, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
     }
     return target;
   }
@@ -168,7 +169,7 @@ class Separable {
     return slot.row;
   }
 
-  // Composes a window of reductions of 2^level neighbours: two that overlap if Op is idempotent,
+  // Merges reductions of 2^level neighbours to a window: two that may overlap if Op is idempotent,
   // else one for each bit of the window's size.
   template <class Cached>
   Row compose(const Axis& a, const Span& s, i64 below, Row into, Cached& cached) {

@@ -44,8 +44,8 @@ class TransposedPlanes {
   TransposedPlanes(const TransposedPlanes&) = delete;
   TransposedPlanes& operator=(const TransposedPlanes&) = delete;
 
-  // Computes planes first ... last. Calls leave(plane) for those that are not computed, because an
-  // input of one of them is not finite.
+  // Computes planes first ... last. Calls leave(plane) for each plane that is not computed, because
+  // an input of a plane in the same vector is not finite.
   template <class Leave>
   void make(i64 first, i64 last, Select which, bool holes, Leave&& leave) {
     const Dense winners{reinterpret_cast<char*>(winners_), Dtype::uint32};
@@ -62,7 +62,7 @@ class TransposedPlanes {
 
  private:
   static_assert(kMaxTransposedBytes / kVectorBytes <=
-                kElementsPerThread / kPartsPerThread);  // else planes are cut
+                kElementsPerThread / kPartsPerThread);  // so that no task has a part of a plane
 
   static bool is_as_it_is(const View& x) { return x.dtype == DtypeOf<T>::value; }
 
@@ -149,9 +149,9 @@ class TransposedPlanes {
   const View& x_;
   const Dense y_, routes_;
   const Plan transposed_plan_;
-  T *pixels_, *maxima_;  // inputs and outputs, turned
+  T *pixels_, *maxima_;  // transposed inputs and outputs
   u32* winners_;
-  T *inputs_, *outputs_;  // numbers of another type than those of the arrays
+  T *inputs_, *outputs_;  // buffers for arrays of another type
   const View view_;
   WideWindowsState<T, WithRoutes> state_;
 };

@@ -1,6 +1,5 @@
-// Unrolled windows: reads all taps of each window and reduces them in registers. Nothing is kept
-// between rows, so a tap is read once for every window that holds it: of use where windows share
-// little.
+// Unrolled windows: reads all taps of each window and reduces them in registers. An input is read
+// once for every window that holds it, so the algorithm suits windows that share little.
 #pragma once
 
 #include "base/instruction_set.hpp"
@@ -11,9 +10,9 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kJoinedOutputs = 2048;  // outputs of a sweep over joined rows, gaps included
+inline constexpr i64 kJoinedOutputs = 2048;  // outputs of joined rows, gaps included
 inline constexpr i64 kChannelsLastElements =
-    512;  // elements of a row of pixels that are made at a time
+    512;  // elements of a row of pixels that are computed at a time
 
 // Loads tap t of W windows that lie S columns apart. Taps are `step` apart where S is 1, else one.
 template <i64 S, class V, class T>
@@ -28,8 +27,8 @@ POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
 template <class Op>
 concept HasFixedSquares = requires { requires Op::kHasFixedSquares; };
 
-// Whether storing a cell takes so long that it is compiled for one width: the last lanes are
-// masked.
+// Whether storing a partial reduction is so much code that it is compiled for one width, with
+// masked tails.
 template <class Op>
 concept Heavy = requires { requires Op::kHeavy; };
 
@@ -89,9 +88,9 @@ class Unrolled {
     outputs(lo, hi, to);
   }
 
-  // Narrow planes: many rows in one sweep. Where both strides are s, output (oh, ow) reads from s *
-  // (oh * pitch + ow) on, if rows of inputs and of outputs lie `pitch` apart: it is output oh *
-  // pitch + ow of one long row. The values between two rows of outputs are meaningless.
+  // Narrow planes: rows are joined to one long row. If both strides are s, and rows of inputs and
+  // of outputs lie `pitch` apart, the window of output (oh, ow) begins at input s * (oh * pitch +
+  // ow): it is output oh * pitch + ow of the long row. The values between two rows are meaningless.
   i64 pitch() const { return pitch_; }
   i64 max_joined_rows() const { return max_joined_rows_; }  // at a time
   i64 joined_length(i64 rows) const { return (rows - 1) * pitch_ + p_.axis[2].out; }
@@ -130,7 +129,8 @@ class Unrolled {
     });
   }
 
-  // All windows are full and rows are equally spaced: the taps of an earlier row, at an offset.
+  // Computes a row of full windows. Rows are equally spaced, so the taps are those of an earlier
+  // row at an offset.
   template <class Use>
   void compute_uniform_row(i64 od, i64 oh, Use&& use) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
@@ -171,7 +171,7 @@ class Unrolled {
     const bool all = reader_.padded();
     if (all) columns(lo, hi, to);
     else if (full_lo < full_hi) columns(full_lo, full_hi, to.at((full_lo - lo) * p_.inner));
-    const auto edge = [&](i64 o) {  // unless the padding did no harm there
+    const auto edge = [&](i64 o) {  // unless it is already computed, and not the padding
       if (!all || Op::may_be_padding(to, o - lo)) one(o, to.at((o - lo) * p_.inner));
     };
     for (i64 o = lo; o < full_lo; ++o) edge(o);
@@ -205,7 +205,8 @@ class Unrolled {
   POOLGRAD_LOOP const T* copy_padded(const char* plane, i64 oh, i64 rows) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 lo = larger(0, -width.lo), hi = smaller(width.in, pitch_ - width.lo);
-    const bool moves = max_joined_rows_ < height.out;  // padding lies elsewhere each time
+    const bool moves =
+        max_joined_rows_ < height.out;  // the position of the padding differs between calls
     if (!padding_filled_)
       std::fill(padded_copy_, padded_copy_ + reach(max_joined_rows_) * pitch_, Op::kFill);
     padding_filled_ = true;
@@ -259,7 +260,7 @@ class Unrolled {
     }
   }
 
-  // Lists `count` taps of each line, from column `first` on, which is tap `place` of a line.
+  // Lists `count` taps of each line, from column `first` on, which is tap `tap_index` of a line.
   i64 list_taps(i64 first, i64 count, i64 dilation, i64 tap_index) {
     i64 n = 0;
     for (i64 r = 0; r < count_; ++r) {
@@ -271,8 +272,8 @@ class Unrolled {
     return n;
   }
 
-  // Whether neighbouring taps are loaded together: at stride 2 one shuffle separates them. Where
-  // arithmetic takes most of the time this matters little, and rare types do without the code.
+  // Whether neighbouring taps are loaded together: at stride 2 one shuffle separates them. Not
+  // compiled for reductions whose time is mostly arithmetic, and for rare types.
   static constexpr bool kReadsTogether = kSpecialised<T> || !Heavy<Op>;
   static bool is_paired(const Axis& a) {
     return kReadsTogether && a.dilation == 1 && a.stride <= 2 && (a.kernel == 2 || a.kernel == 3);
@@ -290,9 +291,9 @@ class Unrolled {
   static void sweep_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
     if constexpr (HasFixedSquares<Op>) {
       const auto squares = [&](auto kernel, auto stride) {
-        constexpr int kPlaces = kernel() * kernel();
+        constexpr int kTaps = kernel() * kernel();
         return taps.count == kernel && together == kernel && step == stride && n >= kLanes &&
-               Op::template if_fixed<kPlaces>(to, [&](auto set) {
+               Op::template if_fixed<kTaps>(to, [&](auto set) {
                  return sweep_squares<kernel(), stride()>(to, n, offset, taps, set);
                });
       };
@@ -363,7 +364,7 @@ class Unrolled {
     }
   }
 
-  // Fewer outputs than a vector has lanes.
+  // Computes fewer outputs than a vector has lanes.
   POOLGRAD_LOOP static void sweep_part(Target to, i64 n, i64 offset, Taps taps, i64 step,
                                        i64 width) {
     using V = Vec<T, kLanes>;
@@ -379,9 +380,9 @@ class Unrolled {
     Op::template store<V>(to, 0, partial, n);
   }
 
-  // The same for K neighbours at each of K taps, S apart, all in registers. Four vectors are
-  // interleaved, because each waits for its own results most of the time. Returns false if an input
-  // is not finite; the outputs are then meaningless.
+  // Computes K x K windows with stride S in registers. Four vectors are interleaved to hide the
+  // latency of their operations. Returns false if an input is not finite; the outputs are then
+  // meaningless.
   template <i64 K, i64 S, class Set>
   POOLGRAD_LOOP static bool sweep_squares(Target to, i64 n, i64 offset, Taps taps, Set set) {
     using V = Vec<T, kLanes>;
@@ -419,8 +420,8 @@ class Unrolled {
   const bool joins_rows_, in_place_;
   const i64 piece_, pitch_, max_joined_rows_;
   T* padded_copy_;
-  bool padding_filled_ = false;  // by what never wins
-  i64 count_ = 0;                // rows that the windows of a row of outputs reach
+  bool padding_filled_ = false;  // padded_copy_ has its padding
+  i64 count_ = 0;                // rows that the windows of a row of outputs hold
   const T* origin_ = nullptr;    // where uniform_taps_ begin
   Tap rows_[kMaxTaps], taps_[kMaxTaps], uniform_taps_[kMaxTaps];
 };

@@ -1,11 +1,11 @@
 // Two-dimensional van Herk/Gil-Werman method (van Herk 1992; Gil & Werman 1993) for wide windows of
 // neighbouring outputs. Rows of inputs are reduced along the width by log-step doubling, then along
 // the height: rows are divided into blocks of a window's height, so each window is a suffix of one
-// block and a prefix of the next. With both computed row by row this takes three operations,
-// whatever the height. Suffix and prefix share no row, so the method serves sums as well. Two of
-// the operations are done while a row is in registers: an output is complete as soon as its last
-// input is read. With channels last, where a vector holds channels of one pixel, maxima along the
-// width use the same method.
+// block and a prefix of the next. Both are computed row by row, so the cost is three operations for
+// any height. Suffix and prefix share no row, so the method is exact for sums, too. Two of the
+// operations are done while a row is in registers: an output is complete as soon as its last input
+// is read. With channels last, where a vector holds channels of one pixel, maxima along the width
+// use the same method.
 #pragma once
 
 #include <optional>
@@ -33,7 +33,7 @@ class VanHerk2d {
   // columns and, with channels last, a vector of channels.
   struct Patch {
     Tile tile;
-    i64 channel, channels;  // all of them, if they are few
+    i64 channel, channels;  // all channels, if they are few
     bool by_pixel;
     i64 strips;  // vectors of a row: of neighbours, or one a pixel
     i64 lanes(i64 strip) const {
@@ -76,14 +76,14 @@ class VanHerk2d {
   i64 patches() const { return pieces_ * vectors_; }
 
   // Rows of outputs that are computed together at most, and their elements.
-  i64 most_rows() const {
+  i64 max_rows() const {
     const Axis& a = p_.axis[1];
     return smaller(tile_.hi[1] - tile_.lo[1], ceil_div(a.kernel, a.stride));
   }
-  i64 most() const { return most_rows() * pitch_of(columns_); }
+  i64 max_elements() const { return max_rows() * pitch_of(columns_); }
 
   // Computes a patch of a plane, some rows at a time. open(patch, first row, rows) returns
-  // emit(row, strip, cell, offset of the tap index, lanes), which is called in any order;
+  // emit(row, strip, partial, offset of the tap index, lanes), which is called in any order;
   // close(patch, first row, rows) follows. Returns false if Op needs finite inputs and one is not;
   // the patch is then incomplete.
   template <class Open, class Close>
@@ -106,16 +106,16 @@ class VanHerk2d {
   }
 
  private:
-  static constexpr i64 kStrips = 2;  // side by side they do not wait for each other
+  static constexpr i64 kStrips = 2;  // interleaved, so that they do not wait for each other
 
   i64 columns_at_a_time(const Op& op) const {
     const i64 all = tile_.hi[2] - tile_.lo[2], shared = reach(p_.axis[2]);
     Arena measure;
     (void)op.take(measure, p_.axis[1].kernel * 64);
-    const i64 room = kVanHerkBytes / static_cast<i64>(measure.used()) * 64 / column_elements_;
-    const i64 most = larger(larger(1, room - shared), shared);
-    const i64 even = ceil_div(all, ceil_div(all, most));
-    return column_elements_ > 1 ? even : ceil_div(even, kLine) * kLine;
+    const i64 fitting = kVanHerkBytes / static_cast<i64>(measure.used()) * 64 / column_elements_;
+    const i64 max_columns = larger(larger(1, fitting - shared), shared);
+    const i64 equal = ceil_div(all, ceil_div(all, max_columns));
+    return column_elements_ > 1 ? equal : ceil_div(equal, kLine) * kLine;
   }
 
   // Elements from one row to the next: whole vectors.
@@ -152,7 +152,7 @@ class VanHerk2d {
     return patch_;
   }
 
-  // The rows of a block that are inputs and needed.
+  // The rows of a block that are inputs and that later outputs use.
   Range valid_rows(i64 block) const {
     const Axis& a = p_.axis[1];
     const i64 first = block * a.kernel - shift_ - a.lo;
@@ -161,18 +161,18 @@ class VanHerk2d {
     return {lo, larger(lo, smaller(a.kernel, end - first))};
   }
 
-  // Takes rows that are reduced along the width. Row j of the previous block holds the suffix from
-  // j on; the window that begins with it is complete when merged with the prefix of the new block.
-  // The new row then replaces row j.
+  // Visitor of rows that are reduced along the width. Row j of the previous block holds the suffix
+  // from j on; the window that begins with it is complete when merged with the prefix of the new
+  // block. The new row then replaces row j.
   template <bool kMakes, class Emit>
   struct Pass {
     using Partial = typename Op::template Partial<V>;
     struct Line {
-      i64 row, q;  // of the block, and of the outputs that are to be made: the next one
+      i64 row, q;  // of the block, and the next row of outputs
     };
     const Emit emit;
     const Row block, above;
-    const i64 pitch, rows, taps_per_row;  // a block's rows, and the places of one
+    const i64 pitch, rows, taps_per_row;  // rows of a block, and the taps of one
     const i64 first, stride, outputs;     // where windows begin, and how many
     const i64 valid;                      // the first row of inputs
 
@@ -182,7 +182,7 @@ class VanHerk2d {
     POOLGRAD_INLINE void operator()(Line at, i64 i, const Partial& partial, i64 lanes) const {
       make(at, i, lanes);
       Op::store_partial(Op::at(block, at.row * pitch + i), partial, 0, W);
-      if constexpr (kMakes) {  // places from the first row of the block before
+      if constexpr (kMakes) {  // tap indices count from the first row of the previous block
         const u32 below = static_cast<u32>(taps_per_row * (rows + at.row));
         Partial all = Op::shifted_back(partial, -below);
         if (at.row > valid) {
@@ -250,7 +250,7 @@ class VanHerk2d {
   // the sum of the inputs is not finite.
   POOLGRAD_LOOP bool copy(i64 h, i64 rows) {
     const i64 step = reader_->step(), columns = valid_.hi - valid_.lo;
-    const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // what will be copied next
+    const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // prefetch distance
     V finite_check{};
     const auto run = [&](const T* from, T* to, i64 n) __attribute__((always_inline)) {
       i64 i = 0;
@@ -288,9 +288,9 @@ class VanHerk2d {
                                        pass, line);
     }
     const i64 outputs = columns * column_elements_;
-    const LogStepDoubling<Op> near(a.kernel);
-    if (column_elements_ == 1 && a.dilation == 1 && near.fits()) {
-      return near.make(from, pitch_, rows, outputs, pass, line);
+    const LogStepDoubling<Op> doubling(a.kernel);
+    if (column_elements_ == 1 && a.dilation == 1 && doubling.fits()) {
+      return doubling.make(from, pitch_, rows, outputs, pass, line);
     }
     for (i64 r = 0; r < rows; ++r, from += pitch_, pass.next(line)) {
       double_up<Op>(a, from, outputs, column_elements_, doubled_, row_);
@@ -350,7 +350,7 @@ class VanHerk2d {
   const i64 shift_;             // rows of the first block that belong to other windows
   i64 pieces_ = 1, group_ = 1;  // rows that are read together
   Row block_{};                 // a block's rows,
-  Row above_{};                 // what is known of the rows of the next, so far
+  Row above_{};                 // prefix of the rows of the next block
   Row row_{}, doubled_{};
   T* raw_ = nullptr;
   char* scratch_ = nullptr;  // the reader's

@@ -1,4 +1,4 @@
-// Divisors of averages.
+// Computes the divisors of averages.
 #pragma once
 
 #include "geometry/window.hpp"

@@ -1,5 +1,5 @@
-// The maximum, and the minimum as the maximum of the opposites: one input of a window wins, and its
-// tap index is the route.
+// Reductions of maxima, and of minima as maxima of the negated inputs: the value, and the tap index
+// of the winner, which is the route.
 #pragma once
 
 #include "forward/register_blocked_channels_last.hpp"
@@ -34,11 +34,11 @@ struct Max {
   using Row = ValuesAndTaps<T>;
 
   static constexpr bool kIdempotent = !ZeroTies;
-  static constexpr bool kAnySize = ZeroTies;  // seldom used
+  static constexpr bool kAnySize = ZeroTies;  // rare: one body for any group size
   static constexpr bool kDoubles = true;
   static constexpr bool kRounds = false;  // merging in another order changes nothing
-  static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // infinities are like the fill
-  static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
+  static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // an infinity may equal the fill
+  static constexpr T kFill = lowest<T>();  // the result only if all inputs equal it
   static bool may_be_padding(Row row, i64 n) {
     bool found = false;
     for (i64 i = 0; WithRoutes && i < n; ++i) found |= row.v[i] == lowest<T>();
@@ -150,8 +150,8 @@ struct Max {
     });
   }
 
-  // One output over many neighbours: finds the largest value of each piece, then the first index of
-  // the largest of all in the first piece that has it, so that memory is read at full speed.
+  // Reduces one window of many neighbours: finds the largest value of each piece, then searches the
+  // first piece with the maximum for its index, so that memory is read at full speed.
   POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 tap) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kStretch = 64 * W, kStrands = 4;
     using V = Vec<T, W>;
@@ -160,22 +160,22 @@ struct Max {
     i64 piece = 0;
     for (i64 begin = 0; begin < taps; begin += kStretch) {
       const i64 first = smaller(begin, taps - kStretch);  // the last one overlaps the one before
-      V most[kStrands];
-      for (V& strand : most) strand = all;
+      V strands[kStrands];
+      for (V& strand : strands) strand = all;
       for (i64 i = 0; i < kStretch; i += kStrands * W) {
         V sum{};
         POOLGRAD_UNROLL
         for (i64 k = 0; k < kStrands; ++k) {
-          const T* lane_tap = from + first + i + k * W;
-          const V value = load<V>(lane_tap);
-          prefetch(lane_tap + kPrefetchElements<T>);
-          most[k] = value > most[k] ? value : most[k];
+          const T* here = from + first + i + k * W;
+          const V value = load<V>(here);
+          prefetch(here + kPrefetchElements<T>);
+          strands[k] = value > strands[k] ? value : strands[k];
           if constexpr (NaNs) sum += value;
         }
         if constexpr (NaNs) nan_check += sum;
       }
-      V best = most[0];
-      for (const V& strand : most) best = strand > best ? strand : best;
+      V best = strands[0];
+      for (const V& strand : strands) best = strand > best ? strand : best;
       if (!any(best > all)) continue;
       T largest = best[0];
       for (i64 j = 1; j < W; ++j) largest = best[j] > largest ? best[j] : largest;
@@ -193,8 +193,8 @@ struct Max {
     if constexpr (WithRoutes) to.r[0] = tap + static_cast<u32>(t);
   }
 
-  // The same with NaNs and with ZeroTies: each lane reduces every W-th input, then the lanes are
-  // compared.
+  // The same with NaNs and with ZeroTies: each lane reduces every W-th input, then a horizontal
+  // reduction merges the lanes.
   POOLGRAD_LOOP static void lane_by_lane(Row to, const T* from, i64 taps, u32 tap) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
     using V = Vec<T, W>;
@@ -212,7 +212,7 @@ struct Max {
     u32 route = best_tap[0];
     const auto compare = [&](T value, u32 other) {
       const bool beaten = value > winner || (value != value && winner == winner);
-      // among equals the first place stays, among NaNs the last
+      // the first of equal inputs wins, and the last of NaNs
       const bool before = value == winner && other < route;
       const bool after = value != value && winner != winner && other > route;
       const bool shared = ZeroTies && value == winner;
@@ -226,20 +226,20 @@ struct Max {
     if constexpr (WithRoutes) to.r[0] = route;
   }
 
-  // to[i] = max over t of from[i * step + t * gap], whose places are place, place + 1, ...
+  // Computes to[i] = max over t of from[i * step + t * gap], with tap indices tap, tap + 1, ...
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
                                         i64 tap, bool = true) {
     if (n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
       return across(to, from, taps, static_cast<u32>(tap));
     in_groups<Max>(taps, [&](auto size, auto first, i64 begin) {
-      const T* lane_tap = from + begin * gap;
-      const u32 best_tap = static_cast<u32>(tap + begin);
+      const T* here = from + begin * gap;
+      const u32 first_tap = static_cast<u32>(tap + begin);
       by_stride(step, gap, taps, first,
-                [&](auto distance) { sweep(to, n, lane_tap, distance, best_tap, size, first); });
+                [&](auto distance) { sweep(to, n, here, distance, first_tap, size, first); });
     });
   }
 
-  // The same over `size` rows; the tap indices of row t are shifted by place + t * taps_per_row.
+  // The same over `size` rows; the tap indices of row t are shifted by tap + t * taps_per_row.
   template <class Size, class First>
   POOLGRAD_LOOP static void fold_rows(Row to, i64 n, const Row* rows, i64 tap, i64 taps_per_row,
                                       Size size, First first) {
@@ -272,7 +272,7 @@ struct MaxTarget {
   MaxTarget line(i64 row, i64 length) const { return at(row * length); }
 };
 
-// The same in registers, for windows of at most 255 taps.
+// The maximum in registers, for windows of at most 255 taps, so that a route is one byte.
 template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
 struct SmallMax {
   using In = T;
@@ -281,7 +281,7 @@ struct SmallMax {
   using Target = MaxTarget<T, WithRoutes>;
   static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
   static constexpr bool kByLines = false, kPads = true;
-  static constexpr T kFill = lowest<T>();  // wins only where all inputs are equal to it
+  static constexpr T kFill = lowest<T>();  // the result only if all inputs equal it
   static bool may_be_padding(Target to, i64 i) { return to.y[i] == lowest<T>(); }
   template <class V>
   struct Partial {

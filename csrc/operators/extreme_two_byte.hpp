@@ -1,5 +1,5 @@
-// The maximum of float16 and bfloat16, compared as integers: twice as many fit into a vector, and
-// none is converted.
+// Reductions of maxima of float16 and bfloat16, compared as integers: a vector holds twice as many
+// as of float32, and nothing is converted.
 #pragma once
 
 #include "operators/extreme.hpp"
@@ -11,7 +11,7 @@ namespace {
 template <class S>
 inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Float16> ? 0x7C00 : 0x7F80;
 
-// Integers in the order of the numbers; both zeros are 0.
+// Converts bits to integers in the order of the numbers; both zeros become 0.
 template <class V>
 auto key_of_bits(V bits) {
   using K = Vec<std::int16_t, static_cast<int>(sizeof(V) / 2)>;
@@ -81,7 +81,7 @@ struct TwoByteMax {
   struct Partial {
     static constexpr int W = static_cast<int>(sizeof(V) / sizeof(In));
     V best;
-    Vec<std::int16_t, W> threshold;  // every key above this
+    Vec<std::int16_t, W> threshold;  // a later input wins if its key is greater
     V best_tap;
   };
 
@@ -91,7 +91,7 @@ struct TwoByteMax {
     if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
   }
 
-  // Integers in the order of the numbers: both zeros are 0, and every NaN is kNaN.
+  // Converts bits to integers in the order of the numbers: both zeros become 0, every NaN kNaN.
   static constexpr std::int16_t kNaN = 0x7FFF;
   template <class V>
   static auto key_of(V bits) {
@@ -100,8 +100,8 @@ struct TwoByteMax {
     const K size = own & 0x7FFF;
     return size > static_cast<std::int16_t>(kInfinity<S>) ? K{} + kNaN : (size ^ sign) - sign;
   }
-  // The key that a later input must exceed: a NaN wins over everything before it, another NaN
-  // included.
+  // The key that a later input must exceed to win: a NaN wins over every earlier input, also over a
+  // NaN.
   template <class K>
   static K threshold_of(K key) {
     return key == kNaN ? K{} + static_cast<std::int16_t>(kNaN - 1) : key;

@@ -1,4 +1,4 @@
-// Reductions that need all inputs of a window at once: the median of windows too large for
+// Computes reductions that need all inputs of a window at once: the median of windows too large for
 // operators/median_network.hpp, and the random draw. Gathers the windows of several outputs side by
 // side, one output a lane.
 #pragma once
@@ -79,7 +79,7 @@ class GatheredWindows {
   A* row_;
 };
 
-// Integers in the order of the numbers. All NaNs are above all else, and the two zeros are one.
+// Converts numbers to integers of the same order. NaNs are above all numbers, both zeros are equal.
 template <class A>
 struct Keys {
   using Key = std::conditional_t<sizeof(A) == 4, std::int32_t, i64>;
@@ -177,8 +177,8 @@ class RadixMedian {
   Key *keys_, *found_, *rank_, *below_;
 };
 
-// A number in [0, 1) for each output: splitmix64 (Steele, Lea & Flood 2014) of its index, so that
-// the result does not depend on threads.
+// Computes a random number in [0, 1) for each output: splitmix64 (Steele, Lea & Flood 2014) of its
+// index, so that the result does not depend on threads.
 [[maybe_unused]] inline double uniform(std::uint64_t seed, i64 index) {
   std::uint64_t z = seed + (static_cast<std::uint64_t>(index) + 1) * 0x9E3779B97F4A7C15u;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -186,7 +186,7 @@ class RadixMedian {
   return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-// One input of each window, drawn with a probability proportional to its positive part.
+// Draws one input of each window with a probability proportional to its positive part.
 template <class A>
 class RandomDraw {
  public:
@@ -197,7 +197,7 @@ class RandomDraw {
 
   static constexpr A kFill = A(0);
   std::uint64_t seed = 0;
-  View order;  // its strides: where an output stands among all, in logical order
+  View order;  // strides of the outputs in logical order
 
   // `first`: the index of the first output; outputs and channels follow at order's strides.
   void select_inputs(const GatheredWindows<A>& windows, i64 first, i64 n, bool, A* y,
@@ -241,7 +241,7 @@ class RandomDraw {
   static double weight(A value) { return value > A(0) ? static_cast<double>(value) : 0.0; }
 
   const Plan& p_;
-  double *sums_, *largest_;  // the largest weight, then what all are multiplied with
+  double *sums_, *largest_;  // the largest weight, then the factor of all weights
 };
 
 template <class A, class Selector>

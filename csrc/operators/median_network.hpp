@@ -1,5 +1,5 @@
-// The median of small windows: a sorting network finds the value, then the taps are searched for
-// it.
+// Computes the median of small windows: a sorting network finds the value, then the taps are
+// searched for it.
 #pragma once
 
 #include "choose.hpp"
@@ -36,7 +36,8 @@ void exchange(V& low, V& high) {
   high = a < b ? b : a;
 }
 
-// The lower of the two middle values. The compiler removes comparisons that do not lead to it.
+// Returns the lower of the two middle values. The compiler removes the comparisons that it does not
+// depend on.
 template <int N, class V>
 V middle_of(const V* values) {
   constexpr SortingNetwork<N> network;
@@ -50,8 +51,8 @@ V middle_of(const V* values) {
   return v[(N - 1) / 2];
 }
 
-// The same for any number of values, padded on both sides of the middle; the array has space for
-// that.
+// The same for any number of values, which are padded on both sides of the middle in the same
+// array.
 template <class T, class V>
 POOLGRAD_LOOP V middle_of_any(V* values, int count) {
   const auto filled = [&](auto size) {
@@ -76,7 +77,7 @@ struct MedianNetwork {
   using TapIndex = std::make_unsigned_t<Mask>;
   struct Target {
     T* y;
-    std::uint8_t* routes;  // or null: places are not wanted
+    std::uint8_t* routes;  // or null
     bool zero_ties;        // a window whose median occurs more than once is routed nowhere
     Target at(i64 offset) const {
       return {y + offset, routes ? routes + offset : nullptr, zero_ties};
@@ -86,7 +87,7 @@ struct MedianNetwork {
     return {y, routes, zero_ties};
   }
   static constexpr bool kByLines = false;
-  static constexpr bool kPads = false;  // padding is no part of a window
+  static constexpr bool kPads = false;  // padding is not part of a window
   static constexpr bool kHeavy = true;
   static constexpr T kFill = T(0);
   static bool may_be_padding(Target, i64) { return true; }

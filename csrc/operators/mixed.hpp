@@ -62,10 +62,10 @@ struct MixedState {
   Separable<MaxAndSum<A>> separable;
   typename MaxAndSum<A>::Row row;
   A *theta, *counts, *y;
-  bool holes;  // there are windows without an input
+  bool holes;  // some windows hold no input
 };
 
-// One plane's tile; `sensitivity`: max - avg, the derivative by a.
+// Computes a tile of one plane. sensitivity: max - average, the derivative by a.
 template <class A>
 void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedState<A>& state, Dense y,
                 Dense routes, A* sensitivity, i64 plane) {
@@ -79,7 +79,7 @@ void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedState<A>&
       for (i64 i = 0; i < n; ++i) {
         const A mean = (A(0) + reduced.sum[i]) / (rows * state.counts[i]), a = state.theta[i];
         const A mixture = a * reduced.v[i] + (A(1) - a) * mean;
-        // At its ends a mixture is one of the two, also where the other is infinite.
+        // For a = 0 and a = 1 the result is one of the two, also where the other is infinite.
         to[i] = a == A(1) ? reduced.v[i] : a == A(0) ? mean : mixture;
         if (sensitivity) sensitivity[first + i] = reduced.v[i] - mean;
       }

@@ -1,7 +1,7 @@
 // Computes reductions whose weights depend on the input: power mean, log-mean-exp, soft pooling and
-// the expected value of a draw. A cell is a partial reduction: the largest term m, and sums of
-// terms relative to m, so that nothing overflows. Two cells can be merged, so the reductions are
-// separable. The cell of a small window is computed from all of its inputs at once.
+// the expected value of a draw. A partial reduction is the largest term m and sums of terms
+// relative to m, so that nothing overflows. Two of them can be merged, so the reductions are
+// separable. The partial reduction of a small window is computed from all of its inputs at once.
 #pragma once
 
 #include "operators/settings.hpp"
@@ -12,11 +12,11 @@ namespace poolgrad {
 namespace {
 
 template <class V>
-struct Partial {
+struct ScaledSums {
   V m, s, t, w, h;
 };
 
-// Powers and exponentials use the same cell. With z <= 0 for each input, 0 for the largest:
+// Of powers and exponentials, with z <= 0 for each input, 0 for the largest:
 //   s = sum e^z, t = sum z e^z, w = sum (e^z - 1), h = sum (z e^z - e^z + 1).
 // w and h stay accurate when all z are near 0, where s - n and t - w cancel.
 
@@ -33,14 +33,14 @@ POOLGRAD_INLINE Vec<A, W> second_order(const Exp<Vec<A, W>>& e) {
   return z < A(-0.5) ? z * e.value() - e.minus_one() : sum * z * z;
 }
 
-// Merges two cells; hi has the larger m. e: the exponential of the difference of their m; value:
-// the same, or a more accurate one.
+// Merges two partial reductions; hi has the larger m. e: the exponential of the difference of their
+// m; value: the same, or a more accurate one.
 template <class A, int W>
-Partial<Vec<A, W>> merge_sums(Partial<Vec<A, W>> hi, const Partial<Vec<A, W>>& lo,
-                              const Exp<Vec<A, W>>& e, Vec<A, W> value, const Settings<A>& set) {
+ScaledSums<Vec<A, W>> merge_sums(ScaledSums<Vec<A, W>> hi, const ScaledSums<Vec<A, W>>& lo,
+                                 const Exp<Vec<A, W>>& e, Vec<A, W> value, const Settings<A>& set) {
   using V = Vec<A, W>;
   const V shifted = e.x * value, count = lo.s - lo.w;
-  hi.m = lo.m == lo.m ? hi.m : lo.m;  // so that a NaN in either cell stays
+  hi.m = lo.m == lo.m ? hi.m : lo.m;  // so that a NaN in either of them stays
   hi.s += value * lo.s;
   hi.t += value * lo.t + shifted * lo.s;
   hi.w += value * lo.w + e.minus_one() * count;
@@ -48,15 +48,15 @@ Partial<Vec<A, W>> merge_sums(Partial<Vec<A, W>> hi, const Partial<Vec<A, W>>& l
   return hi;
 }
 
-// Accumulates terms relative to a given m alternately in two cells: this rounds less than one
-// accumulator, and the two do not depend on each other. Until end(), s sums the scales of the
+// Accumulates terms relative to a given m alternately in two accumulators: this rounds less than
+// one accumulator, and the two do not depend on each other. Until end(), s sums the scales of the
 // exponentials and w their remainders, so that both sums take one addition each.
 template <class V>
 struct Terms {
-  Partial<V> partial{}, other{};
+  ScaledSums<V> partial{}, other{};
 
-  Partial<V>& at(Const<0>) { return partial; }
-  Partial<V>& at(Const<1>) { return other; }
+  ScaledSums<V>& at(Const<0>) { return partial; }
+  ScaledSums<V>& at(Const<1>) { return other; }
 
   template <class A, int W, class Turn, class Set>
   POOLGRAD_INLINE void add(Turn turn, const Exp<Vec<A, W>>& e, const Set& set) {
@@ -72,13 +72,13 @@ struct Terms {
   }
 
   template <class Set>
-  Partial<V> end(V m, const Set&) const {
+  ScaledSums<V> end(V m, const Set&) const {
     const V s = partial.s + other.s;
     return {or_nan<Set>(m, s), s, partial.t + other.t, partial.w + other.w, partial.h + other.h};
   }
   template <class A, class Set>
-  Partial<V> end_sums(V m, A n, const Set& set) const {
-    Partial<V> all = end(m, set);
+  ScaledSums<V> end_sums(V m, A n, const Set& set) const {
+    ScaledSums<V> all = end(m, set);
     const V parts = all.w;
     all.w += all.s - n;
     all.s += parts;
@@ -94,8 +94,8 @@ struct Terms {
   }
 };
 
-// Calls each(term, cell index) for terms First ... n. If n is a compile-time constant, the terms
-// may stay in registers.
+// Calls each(term, accumulator index) for terms First ... n. If n is a compile-time constant, the
+// terms may stay in registers.
 template <i64 First, class F>
 POOLGRAD_INLINE void by_turns(Const<First>, i64 n, F&& each) {
   i64 t = First;
@@ -110,15 +110,15 @@ POOLGRAD_INLINE void by_turns(Const<First>, Const<N>, F&& each) {
 }
 
 template <class V>
-void put_in_order(Partial<V>& hi, Partial<V>& lo) {
+void put_in_order(ScaledSums<V>& hi, ScaledSums<V>& lo) {
   const auto wrong = hi.m < lo.m;
-  const Partial<V> a = hi, b = lo;
-  const auto exchange = [&](V Partial<V>::* part) {
+  const ScaledSums<V> a = hi, b = lo;
+  const auto exchange = [&](V ScaledSums<V>::* part) {
     hi.*part = wrong ? b.*part : a.*part;
     lo.*part = wrong ? a.*part : b.*part;
   };
-  exchange(&Partial<V>::m), exchange(&Partial<V>::s), exchange(&Partial<V>::t);
-  exchange(&Partial<V>::w), exchange(&Partial<V>::h);
+  exchange(&ScaledSums<V>::m), exchange(&ScaledSums<V>::s), exchange(&ScaledSums<V>::t);
+  exchange(&ScaledSums<V>::w), exchange(&ScaledSums<V>::h);
 }
 
 // m = max |x|, z = p log(|x| / m)
@@ -126,11 +126,12 @@ template <class A>
 struct Powers {
   static constexpr bool kInRegisters = false;
   template <class V, i64 W>
-  static Partial<V> lift(V x, V, Const<W>) {
+  static ScaledSums<V> lift(V x, V, Const<W>) {
     return {x < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
   }
   template <class V, i64 W>
-  static Partial<V> merge(Partial<V> hi, Partial<V> lo, V p, const Settings<A>& set, Const<W>) {
+  static ScaledSums<V> merge(ScaledSums<V> hi, ScaledSums<V> lo, V p, const Settings<A>& set,
+                             Const<W>) {
     put_in_order(hi, lo);
     const auto equal = lo.m == hi.m;
     if (set.whole && !set.t) {
@@ -145,7 +146,7 @@ struct Powers {
     return merge_sums<A, W>(hi, lo, e, set.whole ? integer_power(q, set.whole) : e.value(), set);
   }
   template <class V, class N, class Set, i64 W>
-  POOLGRAD_INLINE static Partial<V> all_at_once(V* x, N n, V p, const Set& set, Const<W>) {
+  POOLGRAD_INLINE static ScaledSums<V> all_at_once(V* x, N n, V p, const Set& set, Const<W>) {
     V m{};
     by_turns(Const<0>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
       x[t] = magnitude<A, W>(x[t]);
@@ -167,7 +168,7 @@ struct Powers {
       }
     });
     if (!by_log) return powers.end(m, set);
-    Partial<V> partial = terms.end_sums(m, static_cast<A>(n), set);
+    ScaledSums<V> partial = terms.end_sums(m, static_cast<A>(n), set);
     if (set.whole) partial.s = powers.end(m, set).s;
     return partial;
   }
@@ -175,8 +176,8 @@ struct Powers {
  private:
   // Terms relative to a power of two near m: no division, and only the powers are rounded.
   template <class V, class N, class Set, i64 W>
-  POOLGRAD_INLINE static Partial<V> scaled_powers(const V* x, N n, V m, V p, const Set& set,
-                                                  Const<W>) {
+  POOLGRAD_INLINE static ScaledSums<V> scaled_powers(const V* x, N n, V m, V p, const Set& set,
+                                                     Const<W>) {
     const auto infinite = m > std::numeric_limits<A>::max();
     const PowerOfTwo<V> scale = scale_of<A, W>(m);
     V down = scale.down;
@@ -197,11 +198,12 @@ template <class A>
 struct Exponentials {
   static constexpr bool kInRegisters = true;  // the four inputs of a 2x2 window
   template <class V, i64 W>
-  static Partial<V> lift(V x, V r, Const<W>) {
+  static ScaledSums<V> lift(V x, V r, Const<W>) {
     return {r < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
   }
   template <class V, i64 W>
-  static Partial<V> merge(Partial<V> hi, Partial<V> lo, V r, const Settings<A>& set, Const<W>) {
+  static ScaledSums<V> merge(ScaledSums<V> hi, ScaledSums<V> lo, V r, const Settings<A>& set,
+                             Const<W>) {
     put_in_order(hi, lo);
     const V rate = r < A(0) ? -r : r;
     const V z = lo.m == hi.m ? V{} : rate * (lo.m - hi.m);  // equal infinities
@@ -209,12 +211,12 @@ struct Exponentials {
     return merge_sums<A, W>(hi, lo, e, e.value(), set);
   }
   template <class V, class N, class Set, i64 W>
-  POOLGRAD_INLINE static Partial<V> all_at_once(V* x, N n, V r, const Set& set, Const<W>) {
+  POOLGRAD_INLINE static ScaledSums<V> all_at_once(V* x, N n, V r, const Set& set, Const<W>) {
     const auto negated = r < A(0);
     const V rate = negated ? -r : r, sign = negated ? V{} - A(1) : V{} + A(1);
     V m = x[0] * sign;
     by_turns(Const<1>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
-      const V own = x[t] * sign;  // m is left out: its exponential is one
+      const V own = x[t] * sign;  // without m, whose exponential is 1
       const auto larger = own > m;
       x[t] = larger ? m : own;
       m = larger ? own : m;
@@ -236,13 +238,13 @@ template <class A>
 struct Positives {
   static constexpr bool kInRegisters = false;
   template <class V, i64 W>
-  static Partial<V> lift(V x, V, Const<W>) {
+  static ScaledSums<V> lift(V x, V, Const<W>) {
     const V one = V{} + A(1);
     const auto positive = x > A(0);
     return {positive ? x : x <= A(0) ? V{} : x, positive ? one : x, positive ? one : V{}, V{}, V{}};
   }
   template <class V, i64 W>
-  static Partial<V> merge(Partial<V> hi, Partial<V> lo, V, const Settings<A>&, Const<W>) {
+  static ScaledSums<V> merge(ScaledSums<V> hi, ScaledSums<V> lo, V, const Settings<A>&, Const<W>) {
     put_in_order(hi, lo);
     const V q = lo.m == hi.m ? V{} + A(1) : lo.m / hi.m;
     const auto alone =
@@ -253,7 +255,8 @@ struct Positives {
     return hi;
   }
   template <class V, i64 W>
-  POOLGRAD_INLINE static Partial<V> all_at_once(V* x, i64 n, V, const Settings<A>& set, Const<W>) {
+  POOLGRAD_INLINE static ScaledSums<V> all_at_once(V* x, i64 n, V, const Settings<A>& set,
+                                                   Const<W>) {
     V m{}, total{};
     for (i64 t = 0; t < n; ++t) m = x[t] > m ? x[t] : m;
     Terms<V> terms;
@@ -262,29 +265,30 @@ struct Positives {
       terms.add(turn, own, own * own);
       total += x[t];
     });
-    Partial<V> partial = terms.end(m, set);
+    ScaledSums<V> partial = terms.end(m, set);
     partial.s = m == A(0) ? total : partial.s;
     partial.m = partial.s == partial.s ? partial.m : partial.s;
     return partial;
   }
 };
 
-// A row of cells, each member of which is an array. `set.theta` belongs to the first cell.
+// A row of partial reductions as a struct of arrays. `set.theta` belongs to the first.
 template <class A>
-struct PartialRow {
+struct ScaledSumsRow {
   static constexpr int kParts = 4;
   A *v, *part[kParts];
   Settings<A> set;
 };
 
 template <class V, class A, class Access = AllLanes>
-Partial<V> load_partial(const PartialRow<A>& row, i64 i, Access access = {}) {
+ScaledSums<V> load_partial(const ScaledSumsRow<A>& row, i64 i, Access access = {}) {
   return {access.template load<V>(row.v + i), access.template load<V>(row.part[0] + i),
           access.template load<V>(row.part[1] + i), access.template load<V>(row.part[2] + i),
           access.template load<V>(row.part[3] + i)};
 }
 template <class V, class A, class Access = AllLanes>
-void store_partial(const PartialRow<A>& row, i64 i, const Partial<V>& partial, Access access = {}) {
+void store_partial(const ScaledSumsRow<A>& row, i64 i, const ScaledSums<V>& partial,
+                   Access access = {}) {
   access.store(row.v + i, partial.m);
   access.store(row.part[0] + i, partial.s);
   access.store(row.part[1] + i, partial.t);
@@ -294,24 +298,24 @@ void store_partial(const PartialRow<A>& row, i64 i, const Partial<V>& partial, A
 
 // Reduces one window of many neighbours: each lane takes every W-th of them, then lanes are merged.
 template <class A, class Reduction>
-POOLGRAD_LOOP void fold_across(PartialRow<A> to, const A* from, i64 taps) {
+POOLGRAD_LOOP void fold_across(ScaledSumsRow<A> to, const A* from, i64 taps) {
   constexpr i64 W =
       64 / static_cast<i64>(sizeof(A));  // the same on every machine, for the same rounding
-  constexpr int kParts = PartialRow<A>::kParts;
+  constexpr int kParts = ScaledSumsRow<A>::kParts;
   using V = Vec<A, W>;
   using One = Vec<A, 1>;
   const V p = V{} + to.set.theta[0];
   const One own = load<One>(to.set.theta);
-  Partial<V> partials = Reduction::lift(load<V>(from), p, Const<W>{});
+  ScaledSums<V> partials = Reduction::lift(load<V>(from), p, Const<W>{});
   i64 t = W;
   for (; t + W <= taps; t += W) {
     const auto next = Reduction::lift(load<V>(from + t), p, Const<W>{});
     partials = Reduction::merge(partials, next, p, to.set, Const<W>{});
   }
   A lane[1 + kParts][W];
-  const PartialRow<A> lanes_row{lane[0], {lane[1], lane[2], lane[3], lane[4]}, to.set};
+  const ScaledSumsRow<A> lanes_row{lane[0], {lane[1], lane[2], lane[3], lane[4]}, to.set};
   store_partial(lanes_row, 0, partials);
-  Partial<One> partial = load_partial<One>(lanes_row, 0);
+  ScaledSums<One> partial = load_partial<One>(lanes_row, 0);
   for (i64 j = 1; j < W; ++j) {
     partial = Reduction::merge(partial, load_partial<One>(lanes_row, j), own, to.set, Const<1>{});
   }
@@ -323,8 +327,8 @@ POOLGRAD_LOOP void fold_across(PartialRow<A> to, const A* from, i64 taps) {
 }
 
 template <class A, class Reduction>
-POOLGRAD_LOOP void fold_inputs(PartialRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
-                               bool may_reduce_across) {
+POOLGRAD_LOOP void fold_inputs(ScaledSumsRow<A> to, i64 n, const A* from, i64 step, i64 gap,
+                               i64 taps, bool may_reduce_across) {
   if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
     return fold_across<A, Reduction>(to, from, taps);
   masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
@@ -334,19 +338,19 @@ POOLGRAD_LOOP void fold_inputs(PartialRow<A> to, i64 n, const A* from, i64 step,
       const A* here = from + i * step + t * gap;
       return Reduction::lift(access.template load<V>(here, step), p, w);
     };
-    Partial<V> partial = input(0);
+    ScaledSums<V> partial = input(0);
     for (i64 t = 1; t < taps; ++t) partial = Reduction::merge(partial, input(t), p, to.set, w);
     store_partial(to, i, partial, access);
   });
 }
 
 template <class A, class Reduction>
-POOLGRAD_LOOP void fold_partials(PartialRow<A> to, i64 n, const PartialRow<A>* rows, i64 size,
+POOLGRAD_LOOP void fold_partials(ScaledSumsRow<A> to, i64 n, const ScaledSumsRow<A>* rows, i64 size,
                                  bool first) {
   masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
     using V = Vec<A, w()>;
     const V p = access.template load<V>(to.set.theta + i);
-    Partial<V> partial = load_partial<V>(first ? rows[0] : to, i, access);
+    ScaledSums<V> partial = load_partial<V>(first ? rows[0] : to, i, access);
     for (i64 t = first; t < size; ++t) {
       partial = Reduction::merge(partial, load_partial<V>(rows[t], i, access), p, to.set, w);
     }
@@ -363,14 +367,15 @@ struct WindowInputs;
 // call these.
 template <class A>
 struct Loops {
-  // Of each of n outputs, the cell of `taps` inputs that lie `gap` apart; outputs lie `step` apart.
-  void (*fold_inputs)(PartialRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
+  // Computes n partial reductions, `step` apart, of `taps` inputs each, which lie `gap` apart.
+  void (*fold_inputs)(ScaledSumsRow<A> to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                       bool may_reduce_across);
-  // Merges n cells of `size` rows, and of `to` unless these are the first.
-  void (*fold_partials)(PartialRow<A> to, i64 n, const PartialRow<A>* rows, i64 size, bool first);
-  // From cells to outputs.
-  void (*finish)(const RowOperands<A>& line, PartialRow<A> partials, i64 n);
-  // From all inputs of windows to outputs: of one vector's lanes, and of two vectors.
+  // Merges n partial reductions of `size` rows, and of `to` unless these are the first.
+  void (*fold_partials)(ScaledSumsRow<A> to, i64 n, const ScaledSumsRow<A>* rows, i64 size,
+                        bool first);
+  // Converts partial reductions to outputs.
+  void (*finish)(const RowOperands<A>& line, ScaledSumsRow<A> partials, i64 n);
+  // Convert all inputs of windows to outputs: a vector of windows, and two vectors.
   void (*store)(const RowOperands<A>& line, i64 i, WindowInputs<A>& inputs, i64 lanes);
   void (*store_pair)(const RowOperands<A>& line, i64 i, WindowInputs<A>& one,
                      WindowInputs<A>& other);
@@ -380,7 +385,7 @@ struct Loops {
 template <class A>
 struct Nonlinear {
   using In = A;
-  using Row = PartialRow<A>;
+  using Row = ScaledSumsRow<A>;
 
   Settings<A> set;
 
@@ -393,7 +398,7 @@ struct Nonlinear {
     for (A*& part : row.part) part = arena.take<A>(n);
     return row;
   }
-  // Another row, and another output of the same row: there theta is another, too.
+  // Another row with the same theta; `at`: another output of the same row, which has its own theta.
   static Row slot(Row row, i64 offset) {
     row.v += offset;
     for (A*& part : row.part) part += offset;

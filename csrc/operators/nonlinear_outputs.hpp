@@ -1,5 +1,5 @@
-// Computes outputs, residuals for the backward pass and derivatives by the parameter from the cells
-// of operators/nonlinear.hpp.
+// Computes outputs, residuals for the backward pass and derivatives by the parameter from the
+// partial reductions of operators/nonlinear.hpp.
 #pragma once
 
 #include "forward/row_writer.hpp"
@@ -14,7 +14,7 @@ namespace {
 // One row of outputs; each pointer but `y` may be null.
 template <class A>
 struct RowOutputs {
-  A *y, *kept[kMaxResiduals], *sensitivity;
+  A *y, *residuals[kMaxResiduals], *sensitivity;
 };
 
 // A row of outputs and its operands besides the input.
@@ -30,7 +30,7 @@ struct RowOperands {
 // computed as h / s - g(v) with g(v) = log(1 + v) - v / (1 + v), which is about v^2 / 2. level:
 // log(s / n), accurate for small v.
 template <class A, int W, class V>
-POOLGRAD_INLINE V slope_of(const Partial<V>& c, V count, V level) {
+POOLGRAD_INLINE V slope_of(const ScaledSums<V>& c, V count, V level) {
   const V v = c.w / count, near = A(1) + v;
   constexpr int terms = Format<A>::slope_terms;
   V sum{};
@@ -44,20 +44,20 @@ POOLGRAD_INLINE V slope_of(const Partial<V>& c, V count, V level) {
   return v > A(-0.5) ? c.h / (count * near) - g : c.t / c.s - level;
 }
 
-// Computes outputs i, i + 1, ... of a row from the cells of their windows.
+// Computes outputs i, i + 1, ... of a row from the partial reductions of their windows.
 template <class A, class Reduction, int W, class Set, class Access>
 POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i64 i,
-                                  const Partial<Vec<A, W>>& c, Access access) {
+                                  const ScaledSums<Vec<A, W>>& c, Access access) {
   using V = Vec<A, W>;
   const RowOutputs<A>& out = line.out;
   const int whole = set.whole;
   const bool sensitive = set.sensitive;
-  const auto keep = [&](int k, V value) {
-    if (out.kept[k]) access.store(out.kept[k] + i, value);
+  const auto store_residual = [&](int k, V value) {
+    if (out.residuals[k]) access.store(out.residuals[k] + i, value);
   };
   const V one = V{} + A(1);
-  V count = V{} + static_cast<A>(Set::places);
-  if (!Set::places) count = access.template load<V>(line.counts + i) * line.rows;
+  V count = V{} + static_cast<A>(Set::taps);
+  if (!Set::taps) count = access.template load<V>(line.counts + i) * line.rows;
   const V theta = access.template load<V>(line.set.theta + i);
   V y, sensitivity{};
   if constexpr (std::is_same_v<Reduction, Powers<A>>) {
@@ -78,11 +78,11 @@ POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i6
       for (int j = 0; j < W; ++j) root[j] = square_root(root[j]);
     }
     y = c.m == A(0) ? V{} : c.m * root;
-    keep(0, c.m);
-    if (out.kept[1]) {  // root^(1 - p) / n
-      keep(1, whole == 0  ? share * exponential<A, W>(level / theta - level)
-              : whole > 1 ? share / integer_power(root, whole - 1)
-                          : share);
+    store_residual(0, c.m);
+    if (out.residuals[1]) {  // root^(1 - p) / n
+      store_residual(1, whole == 0  ? share * exponential<A, W>(level / theta - level)
+                        : whole > 1 ? share / integer_power(root, whole - 1)
+                                    : share);
     }
     if (sensitive) {
       const V near = mean ? logarithm_near<A, W>(sum, c.w / count) : level;
@@ -90,15 +90,15 @@ POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i6
       sensitivity = y == A(0) ? V{} : y * (slope / theta / theta);
     }
   } else if constexpr (std::is_same_v<Reduction, Exponentials<A>>) {
-    const bool soft = set.blend == NonlinearOp::soft;
+    const bool soft = set.kind == NonlinearOp::soft;
     V inverse{};
-    if (soft || out.kept[1]) inverse = one / c.s;
-    keep(0, c.m);
-    keep(1, inverse);
+    if (soft || out.residuals[1]) inverse = one / c.s;
+    store_residual(0, c.m);
+    store_residual(1, inverse);
     if (soft) {
       const V shift = c.t * inverse;
       y = c.m + shift;
-      keep(2, shift);
+      store_residual(2, shift);
     } else {
       const auto negated = theta < A(0);
       const V rate = negated ? -theta : theta;
@@ -112,16 +112,16 @@ POOLGRAD_INLINE void finish_lanes(const RowOperands<A>& line, const Set& set, i6
     const V inverse = one / c.s, ratio = c.t * inverse;
     const auto none = c.m == A(0);
     y = none ? c.s / count : c.m * ratio;
-    keep(0, c.m);
-    keep(1, none ? one / count : inverse);
-    keep(2, ratio);
+    store_residual(0, c.m);
+    store_residual(1, none ? one / count : inverse);
+    store_residual(2, ratio);
   }
   access.store(out.y + i, y);
   if (sensitive) access.store(out.sensitivity + i, sensitivity);
 }
 
 template <class A, class Reduction>
-POOLGRAD_LOOP void finish_row(const RowOperands<A>& line, PartialRow<A> partials, i64 n) {
+POOLGRAD_LOOP void finish_row(const RowOperands<A>& line, ScaledSumsRow<A> partials, i64 n) {
   masked_lanes<A>(n, [&](auto w, i64 i, auto access) {
     const auto partial = load_partial<Vec<A, w()>>(partials, i, access);
     finish_lanes<A, Reduction, w()>(line, line.set, i, partial, access);
@@ -182,9 +182,9 @@ template <class A, class Reduction>
 inline constexpr Loops<A> kLoops = loops<A, Reduction>();
 
 template <class A>
-const Loops<A>* loops_of(NonlinearOp blend) {
-  if (blend == NonlinearOp::expected) return &kLoops<A, Positives<A>>;
-  if (blend == NonlinearOp::lp || blend == NonlinearOp::lp_mean) return &kLoops<A, Powers<A>>;
+const Loops<A>* loops_of(NonlinearOp kind) {
+  if (kind == NonlinearOp::expected) return &kLoops<A, Positives<A>>;
+  if (kind == NonlinearOp::lp || kind == NonlinearOp::lp_mean) return &kLoops<A, Powers<A>>;
   return &kLoops<A, Exponentials<A>>;
 }
 
@@ -209,7 +209,7 @@ struct SmallNonlinear {
 
   static void clear(Target to, i64 n) {
     const auto& out = to.line->out;
-    for (A* row : {out.y, out.kept[0], out.kept[1], out.kept[2], out.sensitivity}) {
+    for (A* row : {out.y, out.residuals[0], out.residuals[1], out.residuals[2], out.sensitivity}) {
       if (row) std::fill(row + to.first, row + to.first + n, A(0));
     }
   }
@@ -240,25 +240,26 @@ struct SmallNonlinear {
   static bool if_fixed(Target to, F&& f) {
     const Settings<A>& set = to.line->set;
     if (set.sensitive || set.mean) return false;
-    if (set.blend == NonlinearOp::lse) return f(Fixed<NonlinearOp::lse, N>{});
-    if (set.blend == NonlinearOp::soft) return f(Fixed<NonlinearOp::soft, N>{});
-    if (set.blend == NonlinearOp::lp && set.whole == 2) return f(Fixed<NonlinearOp::lp, N, 2>{});
-    if (set.blend == NonlinearOp::lp && set.whole == 3) return f(Fixed<NonlinearOp::lp, N, 3>{});
+    if (set.kind == NonlinearOp::lse) return f(Fixed<NonlinearOp::lse, N>{});
+    if (set.kind == NonlinearOp::soft) return f(Fixed<NonlinearOp::soft, N>{});
+    if (set.kind == NonlinearOp::lp && set.whole == 2) return f(Fixed<NonlinearOp::lp, N, 2>{});
+    if (set.kind == NonlinearOp::lp && set.whole == 3) return f(Fixed<NonlinearOp::lp, N, 3>{});
     return false;
   }
   template <class Set>
-  using ReductionOf = std::conditional_t<Set::blend == NonlinearOp::lp, Powers<A>, Exponentials<A>>;
+  using ReductionOf = std::conditional_t<Set::kind == NonlinearOp::lp, Powers<A>, Exponentials<A>>;
   template <class V>
-  using Summed = poolgrad::Partial<V>;
-  // Adds NaN to `seen` if an input, the sum of the inputs or theta is not finite.
+  using Summed = poolgrad::ScaledSums<V>;
+  // Adds NaN to `finite_check` if an input, the sum of the inputs or theta is not finite.
   template <class Set, class V, std::size_t N>
-  POOLGRAD_INLINE static Summed<V> sum(Target to, i64 i, V (&inputs)[N], const Set& set, V& seen) {
+  POOLGRAD_INLINE static Summed<V> sum(Target to, i64 i, V (&inputs)[N], const Set& set,
+                                       V& finite_check) {
     constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
     const V theta = load<V>(to.line->set.theta + to.first + i);
     V total = theta;
     POOLGRAD_UNROLL
     for (std::size_t t = 0; t < N; ++t) total += inputs[t];
-    seen += total - total;
+    finite_check += total - total;
     return ReductionOf<Set>::all_at_once(inputs, Const<N>{}, theta, set, Const<W>{});
   }
   template <class V, class Set>
@@ -271,7 +272,7 @@ struct SmallNonlinear {
 // Computes a row. Calls begin(at, n), which sets line.out, before elements at ... at + n.
 template <class A, class Begin>
 void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const RowOperands<A>& line,
-                 PartialRow<A>, Begin&& begin) {
+                 ScaledSumsRow<A>, Begin&& begin) {
   windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
     begin(at, n);
     make({&line, at});
@@ -279,7 +280,7 @@ void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const Row
 }
 template <class A, class Begin>
 void compute_row(Separable<Nonlinear<A>>& windows, i64 od, i64 oh, const RowOperands<A>& line,
-                 PartialRow<A> partials, Begin&& begin) {
+                 ScaledSumsRow<A> partials, Begin&& begin) {
   begin(0, windows.length());
   line.set.loops->finish(line, windows.row(od, oh, partials), windows.length());
 }
@@ -288,10 +289,10 @@ void compute_row(Separable<Nonlinear<A>>& windows, i64 od, i64 oh, const RowOper
 template <class A, class Windows>
 struct NonlinearState {
   Windows windows;
-  PartialRow<A> partials;  // a row
+  ScaledSumsRow<A> partials;  // a row
   RowOperands<A> line;
-  A *theta, *counts;  // the line's
-  RowWriter<A> y, kept[kMaxResiduals], sensitivity;
+  A *theta, *counts;  // of the row
+  RowWriter<A> y, residuals[kMaxResiduals], sensitivity;
 };
 
 // Computes a tile of one plane.
@@ -308,7 +309,8 @@ void nonlinear_tile(const Plan& p, const Tile& tile, NonlinearState<A, Windows>&
           return row ? row - at : nullptr;
         };
         line.out = {allocate(state.y), {}, allocate(state.sensitivity)};
-        for (int k = 0; k < kMaxResiduals; ++k) line.out.kept[k] = allocate(state.kept[k]);
+        for (int k = 0; k < kMaxResiduals; ++k)
+          line.out.residuals[k] = allocate(state.residuals[k]);
       });
     }
   }

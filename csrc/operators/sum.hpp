@@ -1,4 +1,4 @@
-// The average: sums of the inputs of windows, divided by their number.
+// Computes averages: sums of the inputs of windows, divided by their divisors.
 #pragma once
 
 #include "forward/register_blocked.hpp"
@@ -17,8 +17,8 @@ struct Sum {
 
   static constexpr bool kIdempotent = false;
   static constexpr bool kDoubles = true;
-  static constexpr bool kRounds = true;        // so the order of sums matters
-  static constexpr bool kNeedsFinite = false;  // sums of infinities and NaNs need no care
+  static constexpr bool kRounds = true;        // merging in another order changes the rounding
+  static constexpr bool kNeedsFinite = false;  // sums of infinities and NaNs are correct
   static constexpr A kFill = A(0);
   static bool may_be_padding(Row, i64) { return false; }
 
@@ -83,9 +83,10 @@ struct Sum {
     }
   }
 
-  // One output over many neighbours: each lane adds every W-th input, then the lanes are added.
+  // Sums one window of many neighbours: each lane adds every W-th input, then a horizontal
+  // reduction adds the lanes.
   POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
-    constexpr i64 W = kTapsAcrossLanes;  // on every machine, so that every machine rounds alike
+    constexpr i64 W = kTapsAcrossLanes;  // the same on every machine, for the same rounding
     Vec<A, W> sums{};
     i64 t = 0;
     for (; t + W <= taps; t += W) {
@@ -143,7 +144,7 @@ struct Mean {
   };
 
   static bool may_be_padding(Target, i64) { return false; }
-  static void clear(Target to, i64 n) {  // -0.0 where the divisor is negative
+  static void clear(Target to, i64 n) {  // -0.0 if the divisor is negative
     for (i64 i = 0; i < n; ++i) to.y[i] = A(0) / (*to.rows * to.columns[i]);
   }
   template <class V>
@@ -181,7 +182,7 @@ struct Mean {
 template <class A>
 struct ColumnDivisors {
   A* row;
-  i64 lo = 0, hi = 0;  // the columns that they are known of
+  i64 lo = 0, hi = 0;  // the columns that are stored
 
   void fill(const Plan& p, Divisor divisor, i64 begin, i64 end) {
     if (lo == begin && hi == end) return;
@@ -232,8 +233,8 @@ struct SmallMeanState {
   }
 
   template <class RowsOf>
-  i64 make(i64 od, i64 oh, i64 most, i64 first, i64, RowsOf&& rows_of) {
-    const i64 count = blocked.rows() > 0 ? smaller(most, blocked.rows()) : 1;
+  i64 make(i64 od, i64 oh, i64 max_rows, i64 first, i64, RowsOf&& rows_of) {
+    const i64 count = blocked.rows() > 0 ? smaller(max_rows, blocked.rows()) : 1;
     for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
     using Target = typename Mean<A, Lines>::Target;
     if (!blocked.rows()) {
@@ -271,8 +272,8 @@ struct WideMeanState {
   WideMeanState(const Plan& p, const View& x, const Tile& tile, Dense to, const Quotient* quotient,
                 Arena& arena)
       : van_herk(p, x, tile, {false, quotient}, {}, arena),
-        y(to, van_herk.most(), arena),
-        rows(arena.take<A>(van_herk.most_rows())),
+        y(to, van_herk.max_elements(), arena),
+        rows(arena.take<A>(van_herk.max_rows())),
         columns{arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner)} {}
 
   VanHerk2d<Sum<A>> van_herk;
@@ -290,16 +291,16 @@ void wide_average_tile(const Plan& p, WideMeanState<A>& state, const char* input
     state.columns.fill(p, divisor, patch.tile.lo[2], patch.tile.hi[2]);
     for (i64 q = 0; q < rows; ++q) state.rows[q] = static_cast<A>(divisor.of_rows(p, 0, oh + q));
     state.y.open(p, patch, plane + oh * p.out_row());
-    return [by_pixel = patch.by_pixel, values = state.y.values(), here = state.y.here,
-            strip = state.y.array.strip, ahead = state.y.ahead, of_rows = state.rows,
-            columns = state.columns.row](i64 q, i64 s, const auto& partial, u32, i64 lanes)
-               __attribute__((always_inline)) {
-                 A* y = values + here.at(q, s);
-                 prefetch(y + ahead);
-                 const A* own = columns + s * strip;
-                 const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
-                 store_first(y, (V{} + partial.sum) / (of_rows[q] * of_columns), lanes);
-               };
+    return [by_pixel = patch.by_pixel, values = state.y.values(), strips = state.y.buffer_strips,
+            strip = state.y.array_strips.strip, prefetch_distance = state.y.prefetch_distance,
+            of_rows = state.rows, columns = state.columns.row](
+               i64 q, i64 s, const auto& partial, u32, i64 lanes) __attribute__((always_inline)) {
+      A* y = values + strips.at(q, s);
+      prefetch(y + prefetch_distance);
+      const A* own = columns + s * strip;
+      const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
+      store_first(y, (V{} + partial.sum) / (of_rows[q] * of_columns), lanes);
+    };
   };
   const auto close = [&](const Patch& patch, i64, i64 rows) { state.y.close(patch, rows); };
   for (i64 k = 0; k < state.van_herk.patches(); ++k) state.van_herk.make(inputs, k, open, close);

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -112,7 +112,8 @@ def perform(request: Request, front: ModuleType) -> Any:
 def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
     """Compute a composed operator and its pullback, for libraries without differentiation."""
     if not hasattr(front, "pullback_of"):
-        return front.vjp(request)  # which raises the error, or computes it otherwise
+        # It raises the error, or computes the pullback in another way.
+        return cast(tuple[Any, Pullback], front.vjp(request))
     from poolgrad.portable.derivative import Recording, Variable, value_of
 
     call = _Composition(request, front)

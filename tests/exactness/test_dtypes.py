@@ -220,7 +220,8 @@ def test_other_dtypes_are_refused(name: str) -> None:
     for dtype in ("c8", "c16", "u8", "U3", "S3", "M8[s]", "O", "f4,f4", np.longdouble):
         x = np.zeros(shape, dtype)
         if x.dtype != np.float64:  # which the long double of some processors is
-            with refused(TypeError, "x must be of dtype float16, bfloat16, float32", x.dtype):
+            came = f"{re.escape(str(x.dtype))}|{re.escape(x.dtype.name)}"
+            with pytest.raises(TypeError, match=rf"^x must be of dtype float16, .*, got ({came})"):
                 NUMPY.run(name, x, **kwargs)
 
 

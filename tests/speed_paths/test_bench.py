@@ -354,7 +354,7 @@ def test_rows_of_jax(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         jax_rows.select()
     done = bench(tmp_path, "--networks", "--jax")
     assert done.exit_code == 2
-    assert "give one of them" in done.output
+    assert "choose one of them" in done.output
 
 
 @pytest.mark.parametrize("what", ["both", pytest.param("step", marks=pytest.mark.slow)])

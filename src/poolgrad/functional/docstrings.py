@@ -120,6 +120,15 @@ def fill(template: str, name: str, dims: int) -> str:
     return inspect.cleandoc(template).format(**words, **paragraphs)
 
 
+_CAPITALS = {"lp": "LP", "lse": "LSE", "relu": "ReLU"}
+
+
+def class_name(function: str) -> str:
+    """Return the name of the module class of a public function: MaxPool2d for max_pool2d."""
+    words = function.split("_")
+    return "".join(_CAPITALS.get(word, word[0].upper() + word[1:]) for word in words)
+
+
 def of_module(
     function: Callable[..., Any], dims: int, takes: Collection[str], notes: Iterable[str]
 ) -> str:

@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 from poolgrad.arguments import real_numbers, refuse_numbers
 from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
-from poolgrad.functional.docstrings import of_module
+from poolgrad.functional.docstrings import class_name, of_module
 from poolgrad.functional.public import bind
 from poolgrad.jax.function import is_key, perform
 from poolgrad.operators import OPERATORS
@@ -268,15 +268,13 @@ _CHANNELS_LAST = """\
 channels_last : bool
     If True (default), the pooled axes are those before the last one, as in Flax. If False, they are
     the last ones, as in Equinox."""
-_WORDS = {"lp": "LP", "lse": "LSE", "relu": "ReLU"}
 
 
 def modules() -> Iterator[type[Pool]]:
     """Make the classes of modules, for each public function and number of pooled axes."""
     for name, function in FUNCTIONS.items():
-        words = name.split("_")
-        title = "".join(_WORDS.get(word, word[0].upper() + word[1:]) for word in words)
-        if words[0] == "global":
+        title = class_name(name)
+        if name.startswith("global_"):
             yield from (_module(f"{title}{dims}d", function, Global, dims) for dims in (1, 2, 3))
         else:
             yield _module(title, function, _base(function), int(name[-2]))

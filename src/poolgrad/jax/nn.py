@@ -31,6 +31,6 @@ Random poolings are called with a key.
 
 from poolgrad.jax.modules import modules
 
-_CLASSES = {made.__name__: made for made in modules()}
+_CLASSES = dict(sorted((made.__name__, made) for made in modules()))
 globals().update(_CLASSES)
 __all__ = list(_CLASSES)

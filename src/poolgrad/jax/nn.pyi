@@ -10,183 +10,45 @@ from poolgrad.jax.modules import Global, Lip, Pool, Random, Stochastic, Unpool
 from poolgrad.windows import Ints, Padding
 
 @dataclass(frozen=True)
-class MaxPool1d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
+class AdaptiveAvgPool1d(Pool):
+    output_size: Any
+    _: KW_ONLY
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class AdaptiveAvgPool2d(Pool):
+    output_size: Any
+    _: KW_ONLY
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class AdaptiveAvgPool3d(Pool):
+    output_size: Any
+    _: KW_ONLY
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class AdaptiveMaxPool1d(Pool):
+    output_size: Any
     return_indices: bool = False
     _: KW_ONLY
     ties: str = 'first'
     routes: str = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
-class MaxPool2d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
+class AdaptiveMaxPool2d(Pool):
+    output_size: Any
     return_indices: bool = False
     _: KW_ONLY
     ties: str = 'first'
     routes: str = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
-class MaxPool3d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
+class AdaptiveMaxPool3d(Pool):
+    output_size: Any
     return_indices: bool = False
     _: KW_ONLY
     ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class ReLUMaxPool1d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class ReLUMaxPool2d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class ReLUMaxPool3d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class MinPool1d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class MinPool2d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class MinPool3d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class MedianPool1d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class MedianPool2d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class MedianPool3d(Pool):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class StochasticPool1d(Stochastic):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    training: bool = True
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class StochasticPool2d(Stochastic):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    training: bool = True
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class StochasticPool3d(Stochastic):
-    kernel_size: Ints
-    stride: Ints | None = None
-    padding: Padding = 0
-    dilation: Ints = 1
-    ceil_mode: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    training: bool = True
     routes: str = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
@@ -225,6 +87,113 @@ class AvgPool3d(Pool):
     dilation: Ints = 1
     channels_last: bool = True
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class FractionalMaxPool2d(Random):
+    kernel_size: Ints
+    output_size: Ints | None = None
+    output_ratio: Any = None
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class FractionalMaxPool3d(Random):
+    kernel_size: Ints
+    output_size: Ints | None = None
+    output_ratio: Any = None
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class GlobalAvgPool1d(Global):
+    keepdims: bool = False
+    _: KW_ONLY
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class GlobalAvgPool2d(Global):
+    keepdims: bool = False
+    _: KW_ONLY
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class GlobalAvgPool3d(Global):
+    keepdims: bool = False
+    _: KW_ONLY
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class GlobalLPPool1d(Global):
+    keepdims: bool = False
+    _: KW_ONLY
+    norm_type: Any = 2.0
+    mean: bool = False
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class GlobalLPPool2d(Global):
+    keepdims: bool = False
+    _: KW_ONLY
+    norm_type: Any = 2.0
+    mean: bool = False
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class GlobalLPPool3d(Global):
+    keepdims: bool = False
+    _: KW_ONLY
+    norm_type: Any = 2.0
+    mean: bool = False
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class GlobalLSEPool1d(Global):
+    keepdims: bool = False
+    _: KW_ONLY
+    r: Any = 1.0
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class GlobalLSEPool2d(Global):
+    keepdims: bool = False
+    _: KW_ONLY
+    r: Any = 1.0
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class GlobalLSEPool3d(Global):
+    keepdims: bool = False
+    _: KW_ONLY
+    r: Any = 1.0
+    channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class GlobalMaxPool1d(Global):
+    keepdims: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class GlobalMaxPool2d(Global):
+    keepdims: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class GlobalMaxPool3d(Global):
+    keepdims: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
 @dataclass(frozen=True)
 class LPPool1d(Pool):
     norm_type: Any
@@ -295,7 +264,7 @@ class LSEPool3d(Pool):
     channels_last: bool = True
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
 @dataclass(frozen=True)
-class SoftPool1d(Pool):
+class LipPool1d(Lip):
     kernel_size: Ints
     stride: Ints | None = None
     padding: Padding = 0
@@ -303,9 +272,8 @@ class SoftPool1d(Pool):
     ceil_mode: bool = False
     _: KW_ONLY
     channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
 @dataclass(frozen=True)
-class SoftPool2d(Pool):
+class LipPool2d(Lip):
     kernel_size: Ints
     stride: Ints | None = None
     padding: Padding = 0
@@ -313,9 +281,8 @@ class SoftPool2d(Pool):
     ceil_mode: bool = False
     _: KW_ONLY
     channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
 @dataclass(frozen=True)
-class SoftPool3d(Pool):
+class LipPool3d(Lip):
     kernel_size: Ints
     stride: Ints | None = None
     padding: Padding = 0
@@ -323,7 +290,135 @@ class SoftPool3d(Pool):
     ceil_mode: bool = False
     _: KW_ONLY
     channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
+@dataclass(frozen=True)
+class MaxPool1d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MaxPool2d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MaxPool3d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MaxUnpool1d(Unpool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Ints = 0
+    _: KW_ONLY
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MaxUnpool2d(Unpool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Ints = 0
+    _: KW_ONLY
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MaxUnpool3d(Unpool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Ints = 0
+    _: KW_ONLY
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MedianPool1d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MedianPool2d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MedianPool3d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MinPool1d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MinPool2d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class MinPool3d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
 @dataclass(frozen=True)
 class MixedPool1d(Pool):
     kernel_size: Ints
@@ -391,7 +486,43 @@ class RangePool3d(Pool):
     channels_last: bool = True
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
 @dataclass(frozen=True)
-class LipPool1d(Lip):
+class ReLUMaxPool1d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class ReLUMaxPool2d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class ReLUMaxPool3d(Pool):
+    kernel_size: Ints
+    stride: Ints | None = None
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
+    _: KW_ONLY
+    ties: str = 'first'
+    routes: str = 'bytes'
+    channels_last: bool = True
+@dataclass(frozen=True)
+class SoftPool1d(Pool):
     kernel_size: Ints
     stride: Ints | None = None
     padding: Padding = 0
@@ -399,8 +530,9 @@ class LipPool1d(Lip):
     ceil_mode: bool = False
     _: KW_ONLY
     channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
 @dataclass(frozen=True)
-class LipPool2d(Lip):
+class SoftPool2d(Pool):
     kernel_size: Ints
     stride: Ints | None = None
     padding: Padding = 0
@@ -408,8 +540,9 @@ class LipPool2d(Lip):
     ceil_mode: bool = False
     _: KW_ONLY
     channels_last: bool = True
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
 @dataclass(frozen=True)
-class LipPool3d(Lip):
+class SoftPool3d(Pool):
     kernel_size: Ints
     stride: Ints | None = None
     padding: Padding = 0
@@ -417,175 +550,42 @@ class LipPool3d(Lip):
     ceil_mode: bool = False
     _: KW_ONLY
     channels_last: bool = True
-@dataclass(frozen=True)
-class AdaptiveMaxPool1d(Pool):
-    output_size: Any
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class AdaptiveMaxPool2d(Pool):
-    output_size: Any
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class AdaptiveMaxPool3d(Pool):
-    output_size: Any
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class AdaptiveAvgPool1d(Pool):
-    output_size: Any
-    _: KW_ONLY
-    channels_last: bool = True
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
 @dataclass(frozen=True)
-class AdaptiveAvgPool2d(Pool):
-    output_size: Any
-    _: KW_ONLY
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class AdaptiveAvgPool3d(Pool):
-    output_size: Any
-    _: KW_ONLY
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class GlobalMaxPool1d(Global):
-    keepdims: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class GlobalMaxPool2d(Global):
-    keepdims: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class GlobalMaxPool3d(Global):
-    keepdims: bool = False
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class GlobalAvgPool1d(Global):
-    keepdims: bool = False
-    _: KW_ONLY
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class GlobalAvgPool2d(Global):
-    keepdims: bool = False
-    _: KW_ONLY
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class GlobalAvgPool3d(Global):
-    keepdims: bool = False
-    _: KW_ONLY
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class GlobalLPPool1d(Global):
-    keepdims: bool = False
-    _: KW_ONLY
-    norm_type: Any = 2.0
-    mean: bool = False
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class GlobalLPPool2d(Global):
-    keepdims: bool = False
-    _: KW_ONLY
-    norm_type: Any = 2.0
-    mean: bool = False
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class GlobalLPPool3d(Global):
-    keepdims: bool = False
-    _: KW_ONLY
-    norm_type: Any = 2.0
-    mean: bool = False
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class GlobalLSEPool1d(Global):
-    keepdims: bool = False
-    _: KW_ONLY
-    r: Any = 1.0
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class GlobalLSEPool2d(Global):
-    keepdims: bool = False
-    _: KW_ONLY
-    r: Any = 1.0
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class GlobalLSEPool3d(Global):
-    keepdims: bool = False
-    _: KW_ONLY
-    r: Any = 1.0
-    channels_last: bool = True
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Array: ...
-@dataclass(frozen=True)
-class FractionalMaxPool2d(Random):
-    kernel_size: Ints
-    output_size: Ints | None = None
-    output_ratio: Any = None
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class FractionalMaxPool3d(Random):
-    kernel_size: Ints
-    output_size: Ints | None = None
-    output_ratio: Any = None
-    return_indices: bool = False
-    _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
-    channels_last: bool = True
-@dataclass(frozen=True)
-class MaxUnpool1d(Unpool):
+class StochasticPool1d(Stochastic):
     kernel_size: Ints
     stride: Ints | None = None
-    padding: Ints = 0
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
     _: KW_ONLY
+    training: bool = True
+    routes: str = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
-class MaxUnpool2d(Unpool):
+class StochasticPool2d(Stochastic):
     kernel_size: Ints
     stride: Ints | None = None
-    padding: Ints = 0
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
     _: KW_ONLY
+    training: bool = True
+    routes: str = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
-class MaxUnpool3d(Unpool):
+class StochasticPool3d(Stochastic):
     kernel_size: Ints
     stride: Ints | None = None
-    padding: Ints = 0
+    padding: Padding = 0
+    dilation: Ints = 1
+    ceil_mode: bool = False
+    return_indices: bool = False
     _: KW_ONLY
+    training: bool = True
+    routes: str = 'bytes'
     channels_last: bool = True
 
 __all__ = [

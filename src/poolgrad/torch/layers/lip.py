@@ -24,7 +24,7 @@ def lip_pool2d(
 ) -> Tensor:
     """Average every window with weights that are the softmax of logits in that window.
 
-    It is ``sum(exp(logits) * x) / sum(exp(logits))`` over the real inputs of a window. Logits of 0
+    It is ``sum(exp(logits) * x) / sum(exp(logits))`` over the valid inputs of a window. Logits of 0
     give the average, logits ``x`` soft pooling, logits ``r * x`` with large ``r`` the maximum.
 
     Parameters
