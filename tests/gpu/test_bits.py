@@ -155,9 +155,10 @@ def test_median(windows: Windows, options: tuple[str, str], device: str) -> None
 )
 def test_64_bit_offsets(windows: Windows, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of tensors of 2**31 elements, on few."""
-    from poolgrad.torch.triton import kernels, launch
+    from poolgrad.torch.triton import launch, layout, selecting
 
-    monkeypatch.setattr(kernels, "index_type", lambda *_, **__: launch.tl.int64)
+    monkeypatch.setattr(selecting, "index_type", lambda *_, **__: launch.tl.int64)
+    monkeypatch.setattr(layout, "index_type", lambda *_, **__: launch.tl.int64)
     assert_same_bits("max", windows, values(windows.shape, torch.float32), OPTIONS[0], device)
 
 
