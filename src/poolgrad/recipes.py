@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
 from poolgrad.contract import Buffer, Request
-from poolgrad.core import Layout, Plan, Steps, with_kernels
+from poolgrad.core import Layout, Plan, Steps
 from poolgrad.operators import Prepared
 
 _MOST = 4096  # recipes of one function
@@ -21,12 +21,11 @@ _MOST = 4096  # recipes of one function
 class Recipes(dict[Hashable, Callable[[Any], Any]]):
     """The recipes of one function, by their keys."""
 
-    def keep(self, key: Hashable, recipe: Callable[[Any], Any] | None) -> None:
-        """Keep a recipe, if there is one; not more than so many."""
-        if recipe is not None:
-            if len(self) >= _MOST:
-                self.clear()
-            self[key] = recipe
+    def keep(self, key: Hashable, recipe: Callable[[Any], Any]) -> None:
+        """Keep a recipe; not more than so many."""
+        if len(self) >= _MOST:
+            self.clear()
+        self[key] = recipe
 
 
 class Known(NamedTuple):
@@ -49,8 +48,7 @@ KNOWN: dict[type, Known] = {}  # by the exact type of an array
 
 def may_repeat(request: Request) -> bool:
     """Whether such a call reads and writes the input, what it returns and numbers, and no more."""
-    plain = all(type(value) in (int, float) for value in request.operands)
-    return request.out is None and not request.return_indices and plain
+    return request.out is None and all(type(value) in (int, float) for value in request.operands)
 
 
 class _Recorder:
@@ -66,7 +64,7 @@ class _Recorder:
 def recorded(layout: Layout, run: Callable[[Plan], None]) -> list[tuple[str, tuple[Any, ...]]]:
     """The kernels that an operator calls, and with what, found out by watching it do so."""
     recorder = _Recorder()
-    run(with_kernels(layout, cast(Any, recorder)))
+    run(Plan(layout, cast(Any, recorder)))
     return recorder.calls
 
 
@@ -80,7 +78,7 @@ def steps(
     run: Callable[[Plan, tuple[object, ...], tuple[object, ...], object], None],
     maker: _Maker,
     threads: Callable[[], int],
-    checks: Sequence[Callable[[Any], None]] = (),
+    returned: int,
 ) -> Callable[..., Any]:
     """What an operator does to any arrays of one kind.
 
@@ -89,7 +87,7 @@ def steps(
     ready : Prepared
         The operator on one kind of array.
     made : sequence of Buffer
-        The arrays that it writes, which are the result.
+        The arrays that it writes.
     given : int
         How many it reads.
     run : callable
@@ -99,16 +97,18 @@ def steps(
         Makes of a buffer the function that makes such an array, not initialised.
     threads : callable
         How many threads to use.
-    checks : sequence of callable
-        For each array that is read, a function that raises an error if the kernels cannot read it.
+    returned : int
+        How many of the arrays that it writes are the result.
     """
     holes = tuple(object() for _ in range(given + len(made) + 1))
     calls = recorded(
         ready.layout, lambda plan: run(plan, holes[:given], holes[given:-1], holes[-1])
     )
-    checked = [(check, (hole,)) for check, hole in zip(checks, holes, strict=False)]
-    bound = [(getattr(ready.plan.kernels, name), args) for name, args in calls]
-    return Steps((*checked, *bound), holes, tuple(map(maker, made)), threads).run
+    bound = tuple((getattr(ready.plan.kernels, name), args) for name, args in calls)
+    from poolgrad import numpy as front  # whose arrays are allocated fastest
+
+    makers = (*map(maker, made[:returned]), *map(front.maker, made[returned:]))
+    return Steps(bound, holes, makers, threads, returned).run
 
 
 def forward(
@@ -116,21 +116,28 @@ def forward(
     maker: _Maker,
     threads: Callable[[], int],
     operand: Any = None,
-    keep: bool = False,
-    checks: Sequence[Callable[[Any], None]] = (),
+    keep: Sequence[Buffer] = (),
+    indices: bool = False,
 ) -> Callable[[Any], Any]:
     """The forward pass of an operator that reads one array, and numbers; see `steps`.
 
-    It gives the output or, to `keep`, a tuple of the output and what `pull` needs.
+    It gives the output or, if there is more, a tuple of the output, the `indices` of a selecting
+    operator, and what is to be kept: the residual (`keep`), the last of a learned parameter or not.
     """
     operator = ready.operator
-    unwanted = (None,) * (keep and operator.learned)
+    residual = keep or ready.residual * indices  # indices are made from routes
+    unwanted = (None,) * (len(ready.residual) - len(residual)) * bool(residual)
+    found = (ready.per_output("int64"),) * indices
 
     def run(plan: Plan, given: Any, made: Any, count: Any) -> None:
-        kept = (*made[1:], *unwanted)
+        routes = made[1 + indices :]
+        kept = (*routes, *unwanted)
         operator.forward(plan, given[0], operand, made[0], kept, count, *ready.options)
+        if indices:
+            plan.kernels.route_indices(routes[0], made[1], None, count)
 
-    return steps(ready, (ready.output, *needed(ready) * keep), 1, run, maker, threads, checks)
+    made = (ready.output, *found, *residual)
+    return steps(ready, made, 1, run, maker, threads, 1 + indices + len(keep))
 
 
 def needed(ready: Prepared) -> tuple[Buffer, ...]:
@@ -143,7 +150,6 @@ def pull(
     maker: _Maker,
     threads: Callable[[], int],
     operand: Any = None,
-    checks: Sequence[Callable[[Any], None]] = (),
 ) -> Callable[..., Any]:
     """Its pullback: takes the gradient, the input if the operator is curved, and what was kept."""
     operator = ready.operator
@@ -154,7 +160,7 @@ def pull(
         residual = given[first:]
         operator.pull(plan, given[0], x, operand, residual, made[0], count, *ready.options)
 
-    return steps(ready, (ready.input,), first + len(needed(ready)), run, maker, threads, checks)
+    return steps(ready, (ready.input,), first + len(needed(ready)), run, maker, threads, 1)
 
 
 def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -162,4 +168,6 @@ def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> C
     if request.keepdims:
         return pool
     pooled = ready.layout.pooled
+    if request.return_indices:
+        return lambda x: tuple(array.squeeze(pooled) for array in pool(x))
     return lambda x: pool(x).squeeze(pooled)

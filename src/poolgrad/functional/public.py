@@ -142,8 +142,8 @@ def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:
     return shape[first : first + dims]
 
 
-def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, Any]:
-    """The function that does what `describe` describes, with its signature and documentation."""
+def described(describe: Callable[P, Request]) -> Callable[P, Any]:
+    """The function that does what `describe` describes."""
     recipes = Recipes()
 
     def pool(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -156,19 +156,26 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
         front = front_end(request.x)
         if OPERATORS[request.operator].composed:
             return compose(request, front)
-        result = front.perform(request)
-        if key is not None:
-            recipes.keep(key, front.recipe(request))
-        return result
+        if key is not None and (recipe := front.recipe(request)) is not None:
+            recipes.keep(key, recipe)
+            return recipe(request.x)
+        return front.perform(request)
 
+    pool.describe = describe  # type: ignore[attr-defined]
+    pool.recipes = recipes  # type: ignore[attr-defined]
+    pool.pullbacks = Recipes()  # type: ignore[attr-defined]
+    return pool
+
+
+def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, Any]:
+    """`described`, with its signature and documentation."""
+    pool = described(describe)
     pool.__name__ = pool.__qualname__ = name
     pool.__module__ = "poolgrad"  # where users, and pickle, find it
     pool.__signature__ = signature_of(describe).replace(  # type: ignore[attr-defined]
         return_annotation=Signature.empty
     )
     pool.__doc__ = fill(describe.__doc__ or "", name, dims)
-    pool.describe = describe  # type: ignore[attr-defined]
-    pool.recipes = recipes  # type: ignore[attr-defined]
     FUNCTIONS[name] = pool
     return pool
 

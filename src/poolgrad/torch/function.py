@@ -237,6 +237,9 @@ def recipe(request: Request) -> Callable[[Tensor], Tensor] | None:
     """See `recipes`."""
     if not may_repeat(request):
         return None
+    options = _options(request)
+    if request.return_indices and options != indexed(options):
+        return None  # the routes that are kept for the gradient are not those of the indices
     ready = _prepared(request)
     return recipes.recipe(request, ready, _operands(request, ready))
 

@@ -15,9 +15,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._pytree import tree_map_only
 
+from poolgrad.torch._compat import (
+    has_global_hooks,
+    tree_map_only,
+    version_of,
+    without_torch_function,
+    wrapper_subclass,
+)
 from poolgrad.torch.arrays import is_plain
 from poolgrad.torch.modules import Maximum, Pool
 from poolgrad.torch.pools import MaxPool1d, MaxPool2d, MaxPool3d
@@ -37,15 +42,15 @@ class Deferred(Tensor):
     def of(cls, x: Tensor) -> Tensor:
         """The ReLU of a tensor."""
         deferred: Deferred = _Defer.apply(x)  # type: ignore[no-untyped-call]
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             deferred.node = deferred.grad_fn
         deferred.source, deferred.made = x, None
-        deferred.version = None if x.is_inference() else x._version
+        deferred.version = None if x.is_inference() else version_of(x)
         return deferred
 
     def unread(self) -> Tensor | None:
         """The ReLU's input, if nobody has read or wrapped this yet."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             same = self.grad_fn is self.node
         return self._intact() if self.made is None and same else None
 
@@ -58,7 +63,7 @@ class Deferred(Tensor):
         return made
 
     def _intact(self) -> Tensor:
-        if self.version is not None and self.source._version != self.version:
+        if self.version is not None and version_of(self.source) != self.version:
             raise RuntimeError(
                 "the input of a fused ReLU was changed in place before its output was read: "
                 "convert this network without fuse=True"
@@ -90,7 +95,7 @@ class _Defer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.x = x  # not saved: whoever counts what is kept would count what goes with this node
-        return Tensor._make_wrapper_subclass(
+        return wrapper_subclass(
             Deferred, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
         )
 
@@ -162,7 +167,7 @@ _BEFORE: dict[type[nn.Module], type[nn.Module]] = {
 def _is_watched(module: nn.Module) -> bool:
     """Whether a call of it is more than its forward."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in hooks) or _has_any_global_hook()
+    return any(getattr(module, name) for name in hooks) or has_global_hooks()
 
 
 # Where it is worth while

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from poolgrad.arguments import real_numbers
 from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
-from poolgrad.functional.public import bind, front_end
+from poolgrad.functional.public import bind, described
 from poolgrad.operators import OPERATORS
 from poolgrad.recipes import KNOWN, Recipes
 from poolgrad.torch.arrays import pads_little, pools
@@ -57,6 +57,8 @@ class Pool(nn.Module):
         What else there is to say of the modules.
     cast_apart : bool
         Whether PyTorch's autocast makes its input float32.
+    recipes : Recipes
+        Those of the function.
     checked : Recipes
         Calls of converted modules that do as PyTorch's do: they need not be looked at again.
     converted : bool
@@ -73,6 +75,7 @@ class Pool(nn.Module):
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     note: ClassVar[str] = ""
     cast_apart: ClassVar[bool] = False
+    recipes: ClassVar[Recipes]
     checked: ClassVar[Recipes]
     converted: bool = False
 
@@ -110,6 +113,11 @@ class Pool(nn.Module):
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             value = nn.Buffer(value)
         return {**given, name: value}
+
+    @classmethod
+    def of_dims(cls, pool: Callable[..., Any], dims: int) -> Callable[..., Any]:
+        """The public function `pool` for so many axes."""
+        return pool
 
     def _describe(self, x: Any, given: dict[str, Any]) -> Request:
         request: Request = self.function.describe(x, **given)  # type: ignore[attr-defined]
@@ -149,9 +157,10 @@ class Pool(nn.Module):
     def _pooled(self, x: Tensor, *more: Any, **given: Any) -> Any:
         """Its forward; `more`, and `given` to our function, is what else it is called with."""
         arguments = self._arguments()
-        alone = self.converted and not (more or given or self.cast_apart)
+        alone = not (more or given or (self.converted and self.cast_apart))
         known = KNOWN.get(type(x)) if alone else None
-        y = known.call(self.checked, (x,), arguments) if known is not None else None
+        recipes = self.checked if self.converted else self.recipes
+        y = known.call(recipes, (x,), arguments) if known is not None else None
         if y is not None:
             return y
         if self._is_theirs(x):
@@ -162,9 +171,10 @@ class Pool(nn.Module):
             if not self.converted:
                 raise
             return super().forward(x, *more)  # PyTorch says in its own words what is wrong
-        if known is not None:
+        if known is not None and self.converted:
             key = known.key((x,), arguments)
-            self.checked.keep(key, self.function.recipes.get(key))  # type: ignore[attr-defined]
+            if key in self.recipes:
+                self.checked.keep(key, self.recipes[key])
         return y
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -368,11 +378,15 @@ class Global(Pool):
 
     note = "There may be any number of leading axes."
 
-    def forward(self, x: Tensor) -> Any:
-        """The input, pooled."""
-        # The function would take one axis more or less for one that is pooled.
-        request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
-        return front_end(x).perform(replace(request, x=x))
+    @classmethod
+    def of_dims(cls, pool: Callable[..., Any], dims: int) -> Callable[..., Any]:
+        """The function, which would take one axis more or less for one that is pooled."""
+
+        def describe(x: Any, **given: Any) -> Request:
+            request: Request = pool.describe(_Input((1,) * (dims + 2)), **given)  # type: ignore[attr-defined]
+            return replace(request, x=x)
+
+        return described(describe)
 
 
 # The classes
@@ -412,6 +426,7 @@ def family(
 
     def of(d: int) -> type[Pool]:
         fast = FUNCTIONS.get(f"{function}{d}d") or FUNCTIONS[function]
+        function_of_dims = base.of_dims(fast, d)
         theirs = (getattr(nn, f"{name}{d}d"),) if subclass else ()
         inherited = tuple(n for c in theirs for n in signature(c).parameters)
         takes = _reordered(signature(fast), (*inherited, *first), base.at_call)
@@ -420,8 +435,9 @@ def family(
             "__module__": "poolgrad.torch",  # where users, and pickle, find it
             "__doc__": _documentation(fast, d, takes, theirs, base.note),
             "__signature__": takes,
-            "function": staticmethod(fast),
+            "function": staticmethod(function_of_dims),
             "dims": d,
+            "recipes": function_of_dims.recipes,  # type: ignore[attr-defined]
             "checked": Recipes(),
             "names": tuple(takes.parameters),
             "inherited": inherited,

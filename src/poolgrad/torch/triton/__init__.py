@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from poolgrad.core import with_kernels
+from poolgrad.core import Plan
 from poolgrad.operators import Prepared
 
 
@@ -27,5 +27,5 @@ def on_device(ready: Prepared) -> Prepared:
 
     kernels: Any = Kernels(ready.layout, ready.route_bits)
     made = replace(ready)
-    vars(made)["plan"] = with_kernels(ready.layout, kernels)  # in place of the compiled kernels
+    vars(made)["plan"] = Plan(ready.layout, kernels)  # in place of the compiled kernels
     return made

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from poolgrad.core import Layout
+from poolgrad.torch._compat import assert_later
 from poolgrad.torch.triton import selecting, unpool, weighted
 from poolgrad.torch.triton.launch import (
     TILE,
@@ -258,7 +259,7 @@ class Kernels:
     def _targets(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The sorted positions of inputs in the output's memory, and where each stood before."""
         size = math.prod(self.out)
-        torch._assert_async(
+        assert_later(
             ((indices >= 0) & (indices < size)).all(), f"indices must be from 0 to {size - 1}"
         )
         flat = self._in_memory_order(indices).reshape(self.planes, -1, self.channels)
@@ -507,7 +508,7 @@ class Kernels:
             return like  # never read
         placed = [a for a in self.axes if a.fractional]
         each = samples.reshape(self.planes, len(placed))
-        torch._assert_async(((each >= 0) & (each < 1)).all(), "_random_samples must be in [0, 1)")
+        assert_later(((each >= 0) & (each < 1)).all(), "_random_samples must be in [0, 1)")
         each = each.flip(1) if len(placed) == 2 else each
         parts = [each.new_zeros((self.planes, 3 - len(placed)), dtype=torch.int64)]
         for number, a in enumerate(placed):
