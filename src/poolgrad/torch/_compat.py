@@ -68,7 +68,9 @@ _QUICK = (
     "torch.Tensor._is_zerotensor",
     "torch.autograd.forward_ad._current_level",
 )
-_quick = PRIVATE.symbols_or_none(_QUICK, "small calls take longer")
+_quick = PRIVATE.symbols_or_none(
+    _QUICK, "small calls take longer, and accelerate() and fuse=True change nothing"
+)
 
 # (function of a tensor, its value), and (function without arguments or (object, attribute), value)
 plain: tuple[tuple[Any, Any], ...] = ()

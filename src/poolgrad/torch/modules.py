@@ -124,7 +124,11 @@ class Pool(nn.Module):
         return request
 
     def _arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.names}
+        own = self.__dict__
+        try:
+            return {name: own[name] for name in self.names}
+        except KeyError:  # parameters and buffers lie elsewhere
+            return {name: getattr(self, name) for name in self.names}
 
     def _is_theirs(self, x: Any) -> bool:
         """Whether PyTorch's module does what is asked for, and our kernels do not, or not so."""
