@@ -224,3 +224,19 @@ def test_pullbacks_of_dask_pickle() -> None:
         y, pullback = poolgrad.vjp(fun, x, *args)
         own = pickle.loads(pickle.dumps(pullback))
         same(own(da.ones_like(y)).compute(), pullback(da.ones_like(y)).compute())
+
+
+def test_the_benchmark_times_every_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    from poolgrad.bench import overhead
+
+    for name, value in {"_TURNS": 1, "_CALLS": 1, "_NEW_SHAPES": 2}.items():
+        monkeypatch.setattr(overhead, name, value)
+    timed = overhead.measure()
+    assert {t.arrays for t in timed} <= {"NumPy", "PyTorch"}
+    assert all(t.seconds > 0 for t in timed)
+    assert [t.ratio for t in timed if t.spelling == t.beside] == [1.0] * len(
+        {t.arrays for t in timed}
+    )
+    lines = overhead.markdown(timed).splitlines()
+    assert len(lines) == 2 + len(timed)
+    assert {line.count("|") for line in lines} == {6}
