@@ -18,7 +18,7 @@ from poolgrad.core import get_num_threads
 from poolgrad.functional.public import front_end
 from poolgrad.numpy import Call
 from poolgrad.operators import OPERATORS, Prepared
-from poolgrad.recipes import KNOWN
+from poolgrad.recipes import KNOWN, Recipes
 from poolgrad.regions import VJPS
 from poolgrad.windows import Axis, brief
 
@@ -334,11 +334,12 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     array([[0. , 2.5],
            [0. , 0. ]])
     """
-    kept = getattr(fun, "pullbacks", None)
-    known = KNOWN.get(type(x)) if kept is not None else None
-    made = known.call(kept, (x, *args), kwargs) if known is not None else None
-    if made is not None:
-        return made  # type: ignore[no-any-return]
+    kept: Recipes | None = getattr(fun, "pullbacks", None)
+    known = KNOWN.get(type(x))
+    if kept is not None and known is not None:
+        made = known.call(kept, (x, *args), kwargs)
+        if made is not None:
+            return made  # type: ignore[no-any-return]
     describe = getattr(fun, "describe", None)
     of_regions: Any = VJPS.get(fun) if callable(fun) else None
     if of_regions is not None:
@@ -357,7 +358,7 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     if found is not front:
         return found.vjp(request)  # type: ignore[no-any-return]
     key = known.key((x, *args), kwargs) if known is not None else None
-    if key is not None and (recipe := _recipe(request)) is not None:
+    if key is not None and kept is not None and (recipe := _recipe(request)) is not None:
         kept.keep(key, recipe)
         return recipe(x)
     return of_numpy(request)

@@ -139,7 +139,7 @@ def pools(x: Any) -> bool:
 
 def _is_functionalized() -> bool:
     top = innermost_transform()
-    return top is not None and top.key() == Transform.Functionalize
+    return bool(top is not None and top.key() == Transform.Functionalize)
 
 
 def is_transformed_graph() -> bool:
@@ -150,7 +150,8 @@ def is_transformed_graph() -> bool:
 def is_nested_forward() -> bool:
     """Whether there is a forward mode inside a forward mode, of which ours knows only the inner."""
     levels = transforms() or ()
-    return sum(level.key() == Transform.Jvp for level in levels) > 1
+    count: int = sum(level.key() == Transform.Jvp for level in levels)
+    return count > 1
 
 
 def pads_little(padding: Any, kernel_size: Any, dilation: Any) -> bool:

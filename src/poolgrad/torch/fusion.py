@@ -95,9 +95,10 @@ class _Defer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.x = x  # not saved: whoever counts what is kept would count what goes with this node
-        return wrapper_subclass(
+        deferred: Tensor = wrapper_subclass(
             Deferred, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
         )
+        return deferred
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
