@@ -193,6 +193,7 @@ def test_a_pullback_pickles(name: str, dtype: str, copied: Callable[[Any], Any])
     y, pullback = poolgrad.vjp(fun, abs(X).astype(dtype), *args, **kwargs)
     gy = np.ones_like(y)
     expected = pullback(gy)
+    assert expected.dtype == y.dtype
     own = copied(pullback)
     assert repr(own) == repr(pullback)
     same(own(gy), expected)

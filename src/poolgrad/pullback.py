@@ -72,7 +72,8 @@ class _Shared:
     @cached_property
     def usual(self) -> tuple[Any, ...]:
         """The part of a key of a contiguous cotangent, which needs no conversion; or ()."""
-        return front.KIND.parts(np.empty(self.ready.layout.out_shape, self.dtype)) or ()
+        gy = np.empty(self.ready.layout.out_shape, self.dtype)
+        return (front.KIND.parts(gy) if front.handed(gy) is gy else None) or ()
 
     @cached_property
     def pull(self) -> Callable[..., Array]:
