@@ -29,6 +29,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
+from poolgrad.contract import Routes, Ties
 from poolgrad.windows import Ints, Padding
 
 class Array(Protocol):
@@ -50,6 +51,7 @@ from typing import Any
 
 from torch import nn
 
+from poolgrad.contract import Routes, Ties
 from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
 from poolgrad.windows import Ints, Padding
 """

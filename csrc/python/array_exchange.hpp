@@ -24,6 +24,16 @@ inline i64 element_size(const DLTensor& tensor) {
   return i64{tensor.dtype.bits} / 8 * tensor.dtype.lanes;
 }
 
+// Bytes from the first element to the end of the last one.
+inline i64 extent(const DLTensor& tensor) {
+  i64 last = 0;
+  for (int a = 0; a < tensor.ndim; ++a) {
+    if (tensor.shape[a] == 0) return 0;
+    last += (tensor.shape[a] - 1) * tensor.strides[a];
+  }
+  return (last + 1) * element_size(tensor);
+}
+
 // The export function of the tensors of a type; null if the type offers none.
 inline DLTensorExport export_function_of(PyObject* type) {
   static PyObject* const attribute = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
@@ -73,11 +83,8 @@ class LayoutKey {
   int count_ = 0;
 };
 
-// Dtype, shape and strides of a tensor; null if it cannot be exported, or is not aligned to the
-// size of its elements.
-inline PyObject* layout_key_of_tensor(DLTensorExport function, nb::handle tensor) {
-  DLTensor exported;
-  if (!export_tensor(function, tensor, exported)) return nullptr;
+// Dtype, shape and strides of a tensor; null if it is not aligned to the size of its elements.
+inline PyObject* layout_key_of_tensor(const DLTensor& exported) {
   const auto size = static_cast<std::uintptr_t>(element_size(exported));
   if (size == 0 || reinterpret_cast<std::uintptr_t>(first_element(exported)) % size) return nullptr;
   const DLDataType dtype = exported.dtype;

@@ -73,16 +73,17 @@ NB_MODULE(_kernels_of_main, m) {
   });
   nb::class_<TensorSpec>(m, "Kind")
       .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple,
-                    std::optional<std::string>>(),
+                    std::optional<std::string>, nb::tuple>(),
            nb::arg("type"), nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"),
-           nb::arg("told") = nb::none())
+           nb::arg("told") = nb::none(), nb::arg("storage") = nb::tuple())
       .def("key", &TensorSpec::key, nb::arg("args"), nb::arg("kwargs"))
       .def("call", &TensorSpec::call, nb::arg("kept"), nb::arg("args"), nb::arg("kwargs"))
       .def("parts", &TensorSpec::parts, nb::arg("array"))
+      .def("plain", &TensorSpec::plain, nb::arg("array"))
       .def("hold", &TensorSpec::hold, nb::arg("arrays"), nb::arg("parts"));
   nb::class_<BoundCalls>(m, "Steps")
-      .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object>(), nb::arg("calls"),
-           nb::arg("holes"), nb::arg("makers"), nb::arg("threads"))
+      .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object, std::size_t>(), nb::arg("calls"),
+           nb::arg("holes"), nb::arg("makers"), nb::arg("threads"), nb::arg("returned"))
       .def("run", &BoundCalls::run);
   nb::class_<BoundPlan>(m, "Plan")
       .def(nb::init<const std::vector<std::vector<i64>>&, const std::vector<i64>&,

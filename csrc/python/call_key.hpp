@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <vector>
 
 #include "python/array_exchange.hpp"
@@ -52,21 +54,29 @@ class TupleBuilder {
 
 // Computes the keys of calls whose first argument is an array of one type. A property of an array
 // is the name of an attribute or a function of the array; one of the global state is a function
-// without arguments.
+// without arguments, or a pair of an object and the name of its attribute.
 //
 // - parts: properties of the array that are part of the key; modes: those of the global state.
 // - plain: (property of the array, required value): a call with another value, or an error, has no
 //   key; quiet: (property of the global state, required value).
 // - told: how the layout of an array is read, which is the first part of the key: "by exchange"
 //   (DLPack) or "by buffer"; None: by `parts`.
+// - storage: with "by exchange": functions of a tensor that return its storage and its offset in
+//   there in elements, and one of the storage that returns its bytes. A tensor whose storage was
+//   shrunk has no key.
 class TensorSpec {
  public:
   TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& plain,
-             const nb::tuple& modes, const nb::tuple& quiet, const std::optional<std::string>& told)
-      : type_(std::move(type)), parts_(list_of(parts)), modes_(list_of(modes)) {
+             const nb::tuple& modes, const nb::tuple& quiet, const std::optional<std::string>& told,
+             const nb::tuple& storage)
+      : type_(std::move(type)),
+        parts_(list_of(parts)),
+        modes_(list_of(modes)),
+        storage_(list_of(storage)) {
     has_buffer_ = told == "by buffer";
     if (told == "by exchange") export_ = export_function_of(type_.ptr());
     if (told && !has_buffer_ && !export_) throw nb::type_error("arrays of this type do not say so");
+    if (storage_.size() != (export_ ? 3 : 0)) throw nb::value_error("storage is for exports");
     for (nb::handle pair : plain) plain_.push_back(requirement(pair));
     for (nb::handle pair : quiet) quiet_.push_back(requirement(pair));
   }
@@ -111,6 +121,12 @@ class TensorSpec {
     return is_plain(array) && add_parts(array, key) ? key.tuple() : nb::none();
   }
 
+  // Whether a call with this array goes straight to the kernels, if its storage is large enough.
+  bool plain(nb::handle array) const {
+    DLTensor exported;
+    return is_quiet() && is_plain(array) && (!export_ || has_memory(array, exported));
+  }
+
   // Whether each array has these parts of a key or, where they are None, has any.
   bool hold(const nb::tuple& arrays, const nb::tuple& parts) const {
     if (arrays.size() != parts.size() || !is_quiet()) return false;
@@ -148,7 +164,9 @@ class TensorSpec {
     return checked(PyObject_Vectorcall(property.ptr(), &argument, 1, nullptr));
   }
   static nb::object value_of(const nb::object& property) {
-    return checked(PyObject_CallNoArgs(property.ptr()));
+    if (!PyTuple_Check(property.ptr())) return checked(PyObject_CallNoArgs(property.ptr()));
+    PyObject* const pair = property.ptr();
+    return checked(PyObject_GetAttr(PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)));
   }
   static bool fulfils(nb::handle array, const Requirement& requirement) {
     try {
@@ -166,7 +184,10 @@ class TensorSpec {
 
   bool add_parts(nb::handle array, TupleBuilder& key) const {
     if (has_buffer_ && !key.take(layout_key_of_buffer(array))) return false;
-    if (export_ && !key.take(layout_key_of_tensor(export_, array))) return false;
+    DLTensor exported;
+    if (export_ && !(exports(array, exported) && key.take(layout_key_of_tensor(exported)))) {
+      return false;
+    }
     for (const nb::object& part : parts_) {
       if (!key.take(value_of(part, array).release().ptr())) return false;
     }
@@ -174,9 +195,21 @@ class TensorSpec {
   }
   bool has_parts(nb::handle array, nb::handle expected) const {
     DLTensor exported;
-    if (expected.is_none()) return !export_ || export_tensor(export_, array, exported);
+    if (expected.is_none()) return !export_ || exports(array, exported);
     TupleBuilder key;
     return add_parts(array, key) && equal(key.tuple(), expected);
+  }
+
+  // Whether a tensor has memory of its own: what stands for another tensor has none.
+  bool has_memory(nb::handle tensor, DLTensor& exported) const {
+    return export_tensor(export_, tensor, exported) && exported.data;
+  }
+  // Whether it has storage for all of its elements, too: storages can be shrunk.
+  bool exports(nb::handle tensor, DLTensor& exported) const {
+    if (!has_memory(tensor, exported)) return false;
+    const nb::object bytes = value_of(storage_[2], value_of(storage_[0], tensor));
+    const i64 offset = nb::cast<i64>(value_of(storage_[1], tensor)), held = nb::cast<i64>(bytes);
+    return held >= offset * element_size(exported) + extent(exported);
   }
 
   bool is_plain(nb::handle array) const {
@@ -190,27 +223,41 @@ class TensorSpec {
     });
   }
 
-  // Adds the types (of a tuple: also those of its items) and the value, since True == 1. False if
-  // the value is mutable.
+  // Adds the types of the value and of its items, since True == 1, and then the value, with tuples
+  // in place of lists. False if the value may change otherwise.
   static bool add_value(nb::handle value, TupleBuilder& key) {
-    return add_types(value, key) && key.add(value.ptr());
+    return key.take(frozen(value, key));
   }
-  static bool add_types(nb::handle value, TupleBuilder& key) {
-    PyTypeObject* type = Py_TYPE(value.ptr());
-    if (!key.add(reinterpret_cast<PyObject*>(type))) return false;
-    if (type == &PyLong_Type || type == &PyBool_Type || type == &PyUnicode_Type) return true;
-    if (value.is_none()) return true;
-    if (type != &PyTuple_Type) return false;
-    for (nb::handle item : nb::borrow<nb::tuple>(value)) {
-      if (!add_types(item, key)) return false;
+  // A new reference to the value as part of a key, null if it has none. Adds the types to the key,
+  // which ends the recursion into a list that contains itself.
+  static PyObject* frozen(nb::handle value, TupleBuilder& key) {
+    PyTypeObject* const type = Py_TYPE(value.ptr());
+    if (!key.add(reinterpret_cast<PyObject*>(type))) return nullptr;
+    if (type == &PyLong_Type || type == &PyBool_Type || type == &PyUnicode_Type ||
+        value.is_none()) {
+      return Py_NewRef(value.ptr());
     }
-    return true;
+    if (type == &PyFloat_Type) {  // by its bits: 0.0 == -0.0
+      const auto bits = std::bit_cast<std::uint64_t>(PyFloat_AsDouble(value.ptr()));
+      return checked(PyLong_FromUnsignedLongLong(bits)).release().ptr();
+    }
+    const bool is_list = type == &PyList_Type;
+    if (!is_list && !PyTuple_Check(value.ptr())) return nullptr;
+    TupleBuilder items;
+    const Py_ssize_t count = is_list ? PyList_Size(value.ptr()) : PyTuple_Size(value.ptr());
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      PyObject* const item =
+          is_list ? PyList_GetItem(value.ptr(), i) : PyTuple_GetItem(value.ptr(), i);
+      if (!item) throw nb::python_error();
+      if (!items.take(frozen(item, key))) return nullptr;
+    }
+    return items.tuple().release().ptr();
   }
 
   nb::object type_;
   DLTensorExport export_ = nullptr;
   bool has_buffer_ = false;
-  std::vector<nb::object> parts_, modes_;
+  std::vector<nb::object> parts_, modes_, storage_;
   std::vector<Requirement> plain_, quiet_;
 };
 

@@ -14,11 +14,14 @@ class BoundCalls {
  public:
   // calls: (function, arguments) of each; holes: the placeholders in the arguments, or in a list
   // among them, for the given arrays, for the arrays that `makers` allocate and for the number of
-  // threads
+  // threads; returned: how many of the allocated arrays are the result
   BoundCalls(const nb::tuple& calls, const nb::tuple& holes, const nb::tuple& makers,
-             nb::object threads)
-      : threads_(std::move(threads)) {
+             nb::object threads, std::size_t returned)
+      : threads_(std::move(threads)), returned_(returned) {
     for (nb::handle maker : makers) makers_.push_back(nb::borrow(maker));
+    if (returned < 1 || returned > makers.size()) {
+      throw nb::value_error("another number of results is needed");
+    }
     if (holes.size() < makers.size() + 1 || holes.size() > kMost) {
       throw nb::value_error("another number of holes is needed");
     }
@@ -32,7 +35,7 @@ class BoundCalls {
     }
   }
 
-  // Returns the allocated array, or a tuple of them if there are several.
+  // Returns the first of the allocated arrays, or a tuple of them if several are the result.
   nb::object run(const nb::args& given) const {
     if (given.size() != given_) throw nb::value_error("another number of arrays is needed");
     nb::object filled[kMost];
@@ -51,10 +54,13 @@ class BoundCalls {
       }
       called(call.function, arguments, count);
     }
-    if (makers_.size() == 1) return filled[given_];
-    nb::list results;
-    for (std::size_t m = 0; m < makers_.size(); ++m) results.append(filled[given_ + m]);
-    return nb::tuple(results);
+    if (returned_ == 1) return filled[given_];
+    PyObject* results = PyTuple_New(static_cast<Py_ssize_t>(returned_));
+    if (!results) throw nb::python_error();
+    for (std::size_t m = 0; m < returned_; ++m) {
+      PyTuple_SetItem(results, static_cast<Py_ssize_t>(m), filled[given_ + m].release().ptr());
+    }
+    return nb::steal(results);
   }
 
  private:
@@ -105,7 +111,7 @@ class BoundCalls {
 
   nb::object threads_;
   std::vector<nb::object> makers_;
-  std::size_t given_ = 0;
+  std::size_t given_ = 0, returned_;
   std::vector<Call> calls_;
 };
 

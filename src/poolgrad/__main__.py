@@ -1,6 +1,6 @@
 """The entry point of the script `poolgrad` and of ``python -m poolgrad``.
 
-`poolgrad info` needs NumPy alone; every other command needs the `lab` extra.
+`poolgrad info` and `poolgrad check` need NumPy alone; every other command needs the `lab` extra.
 """
 
 import sys
@@ -18,6 +18,10 @@ def main() -> None:
 
         print(report())
         return
+    if sys.argv[1:] == ["check"]:
+        from poolgrad.check import report as checks
+
+        sys.exit(checks.run())
     if sys.argv[1:3] == ["info", "--plan"] and len(sys.argv) == 4:
         from poolgrad import algorithms
 

@@ -31,8 +31,9 @@ class Kind:
         parts: tuple[_Question, ...],
         plain: tuple[tuple[_Question, Any], ...],
         modes: tuple[Callable[[], Any], ...],
-        quiet: tuple[tuple[Callable[[], Any], Any], ...],
+        quiet: tuple[tuple[Callable[[], Any] | tuple[object, str], Any], ...],
         told: Literal["by exchange", "by buffer"] | None = None,
+        storage: tuple[Callable[[Any], Any], ...] = (),
     ) -> None: ...
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None: ...
     def call(
@@ -42,6 +43,7 @@ class Kind:
         kwargs: dict[str, Any],
     ) -> Any: ...
     def parts(self, array: Any) -> tuple[Any, ...] | None: ...
+    def plain(self, array: Any) -> bool: ...
     def hold(self, arrays: tuple[Any, ...], parts: tuple[tuple[Any, ...] | None, ...]) -> bool: ...
 
 class Steps:
@@ -51,6 +53,7 @@ class Steps:
         holes: tuple[object, ...],
         makers: tuple[Callable[[], _Array], ...],
         threads: Callable[[], int],
+        returned: int,
     ) -> None: ...
     def run(self, *given: _Array) -> Any: ...
 

@@ -119,7 +119,7 @@ def bind(
     made = front.call(request)
     operator, plan, residual = made.ready.operator, made.ready.plan, made.ready.residual
     y, kept = made.output(), tuple(map(front.as_buffer, map(front.allocate, residual)))
-    gx = front.allocate(Buffer(plan.in_shape, plan.order, plan.dtype))
+    gx = front.allocate(made.ready.input)
     own, out, gradient = front.as_buffer(made.x), front.as_buffer(y), front.as_buffer(gx)
     options = request.options
 
@@ -138,7 +138,7 @@ def bind(
         backward,
         made.x.nbytes + written,
         read + gx.nbytes,
-        plan.out_shape,
+        plan.layout.out_shape,
         made.x.dtype.name in FLOATS,
     )
 

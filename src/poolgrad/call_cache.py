@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
 from poolgrad.contract import Buffer, Request
-from poolgrad.core import Layout, Plan, Steps, with_kernels
+from poolgrad.core import Layout, Plan, Steps
 from poolgrad.operators import Prepared
 
 _MAX_CALLS = 4096  # of one function; a full cache is cleared
@@ -21,12 +21,11 @@ _MAX_CALLS = 4096  # of one function; a full cache is cleared
 class CallCache(dict[Hashable, Callable[[Any], Any]]):
     """The bound calls of one function, by key."""
 
-    def keep(self, key: Hashable, bound: Callable[[Any], Any] | None) -> None:
-        """Store a bound call, unless it is None."""
-        if bound is not None:
-            if len(self) >= _MAX_CALLS:
-                self.clear()
-            self[key] = bound
+    def keep(self, key: Hashable, bound: Callable[[Any], Any]) -> None:
+        """Store a bound call."""
+        if len(self) >= _MAX_CALLS:
+            self.clear()
+        self[key] = bound
 
 
 class Lookup(NamedTuple):
@@ -48,9 +47,8 @@ LOOKUPS: dict[type, Lookup] = {}  # by the exact type of an array
 
 
 def is_cacheable(request: Request) -> bool:
-    """Whether the call has no `out`, no indices, and no operand other than plain numbers."""
-    plain = all(type(value) in (int, float) for value in request.operands)
-    return request.out is None and not request.return_indices and plain
+    """Whether the call has no `out`, and no operand other than plain numbers."""
+    return request.out is None and all(type(value) in (int, float) for value in request.operands)
 
 
 class _Recorder:
@@ -66,7 +64,7 @@ class _Recorder:
 def recorded(layout: Layout, run: Callable[[Plan], None]) -> list[tuple[str, tuple[Any, ...]]]:
     """Return the kernel calls of an operator, by running it with a recorder."""
     recorder = _Recorder()
-    run(with_kernels(layout, cast(Any, recorder)))
+    run(Plan(layout, cast(Any, recorder)))
     return recorder.calls
 
 
@@ -80,7 +78,7 @@ def steps(
     run: Callable[[Plan, tuple[object, ...], tuple[object, ...], object], None],
     maker: _Maker,
     threads: Callable[[], int],
-    checks: Sequence[Callable[[Any], None]] = (),
+    returned: int,
 ) -> Callable[..., Any]:
     """Bind the kernel calls of an operator, for any arrays with the same layout.
 
@@ -89,7 +87,7 @@ def steps(
     ready : Prepared
         The operator, prepared for this layout.
     outputs : sequence of Buffer
-        The arrays that it writes and returns.
+        The arrays that it writes.
     inputs : int
         Number of arrays that it reads.
     run : callable
@@ -99,16 +97,18 @@ def steps(
         Returns, for a buffer, the function that allocates such an array.
     threads : callable
         Returns the number of threads.
-    checks : sequence of callable
-        For each input array, a function that raises an error if the kernels cannot read it.
+    returned : int
+        How many of the written arrays are the result; the others are residuals.
     """
     slots = tuple(object() for _ in range(inputs + len(outputs) + 1))
     calls = recorded(
         ready.layout, lambda plan: run(plan, slots[:inputs], slots[inputs:-1], slots[-1])
     )
-    checked = [(check, (slot,)) for check, slot in zip(checks, slots, strict=False)]
-    bound = [(getattr(ready.plan.kernels, name), args) for name, args in calls]
-    return Steps((*checked, *bound), slots, tuple(map(maker, outputs)), threads).run
+    bound = tuple((getattr(ready.plan.kernels, name), args) for name, args in calls)
+    from poolgrad import numpy as front  # whose arrays are allocated fastest
+
+    makers = (*map(maker, outputs[:returned]), *map(front.maker, outputs[returned:]))
+    return Steps(bound, slots, makers, threads, returned).run
 
 
 def forward(
@@ -116,21 +116,29 @@ def forward(
     maker: _Maker,
     threads: Callable[[], int],
     operand: Any = None,
-    keep: bool = False,
-    checks: Sequence[Callable[[Any], None]] = (),
+    keep: Sequence[Buffer] = (),
+    indices: bool = False,
 ) -> Callable[[Any], Any]:
     """Bind the forward pass of an operator that reads one array and numbers; see `steps`.
 
-    The bound call returns the output or, with `keep`, a tuple of the output and the residual.
+    The bound call returns the output or, if there is more, a tuple of the output, the `indices` of
+    a selecting operator, and the residual that is kept (`keep`), whose last array may belong to a
+    learned argument.
     """
     operator = ready.operator
-    unwanted = (None,) * (keep and operator.learned)
+    residual = keep or ready.residual * indices  # indices are made from routes
+    unwanted = (None,) * (len(ready.residual) - len(residual)) * bool(residual)
+    found = (ready.per_output("int64"),) * indices
 
     def run(plan: Plan, inputs: Any, outputs: Any, count: Any) -> None:
-        kept = (*outputs[1:], *unwanted)
+        routes = outputs[1 + indices :]
+        kept = (*routes, *unwanted)
         operator.forward(plan, inputs[0], operand, outputs[0], kept, count, *ready.options)
+        if indices:
+            plan.kernels.route_indices(routes[0], outputs[1], None, count)
 
-    return steps(ready, (ready.output, *needed(ready) * keep), 1, run, maker, threads, checks)
+    made = (ready.output, *found, *residual)
+    return steps(ready, made, 1, run, maker, threads, 1 + indices + len(keep))
 
 
 def needed(ready: Prepared) -> tuple[Buffer, ...]:
@@ -143,7 +151,6 @@ def pull(
     maker: _Maker,
     threads: Callable[[], int],
     operand: Any = None,
-    checks: Sequence[Callable[[Any], None]] = (),
 ) -> Callable[..., Any]:
     """Bind the pullback of an operator; see `steps`.
 
@@ -157,7 +164,7 @@ def pull(
         residual = inputs[first:]
         operator.pull(plan, inputs[0], x, operand, residual, outputs[0], count, *ready.options)
 
-    return steps(ready, (ready.input,), first + len(needed(ready)), run, maker, threads, checks)
+    return steps(ready, (ready.input,), first + len(needed(ready)), run, maker, threads, 1)
 
 
 def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -165,4 +172,6 @@ def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> C
     if request.keepdims:
         return pool
     pooled = ready.layout.pooled
+    if request.return_indices:
+        return lambda x: tuple(array.squeeze(pooled) for array in pool(x))
     return lambda x: pool(x).squeeze(pooled)

@@ -25,9 +25,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "typer":
         raise
-    # Checked at import, because the commands below need typer; `poolgrad info` does not.
+    # Checked at import, because the commands below need typer; `info` and `check` do not.
     sys.exit(
-        'poolgrad: every command but "poolgrad info" needs typer, which is not installed: '
+        'poolgrad: every command but "info" and "check" needs typer, which is not installed: '
         f"{_INSTALL}"
     )
 
@@ -397,25 +397,9 @@ def check() -> None:
     operators. Gradients of layers and of their parameters are compared with finite differences.
     The exit code is 1 if a check fails.
     """
-    with _clear_errors():
-        from rich.console import Console
-        from rich.progress import track
+    from poolgrad.check import report
 
-        from poolgrad import check as checks
-        from poolgrad.check.report import complaints, table
-
-    console = Console()
-    total = checks.count()
-    rows = list(track(checks.run(), "checking", total=total, console=console, transient=True))
-    console.print(table(rows))
-    for line in complaints(rows):
-        console.print(line, style="red", markup=False, highlight=False)
-    held = sum(row.ok for row in rows)
-    console.print(
-        f"{held} of {total} checks passed: one per function, library, dtype, layout; per layer"
-    )
-    if held < total:
-        raise typer.Exit(1)
+    raise typer.Exit(report.run())
 
 
 @app.command()
@@ -460,6 +444,13 @@ def bench(
         bool,
         typer.Option("--jax", help="Time JAX with its own pooling and with poolgrad's."),
     ] = False,
+    overhead: Annotated[
+        bool,
+        typer.Option(
+            "--overhead",
+            help="Time small calls in every spelling, for NumPy arrays and tensors.",
+        ),
+    ] = False,
     algorithms: Annotated[
         bool,
         typer.Option(
@@ -486,11 +477,9 @@ def bench(
     bench.csv, bench.png and bench_kernels.png are written to the folder; with `--networks`,
     networks.csv; with `--jax`, jax.csv; with `--algorithms`, algorithms.csv.
     """
-    if networks + jax + algorithms > 1:
-        _fail(
-            "--networks, --jax and --algorithms are separate benchmarks; choose one of them",
-            code=2,
-        )
+    _refuse_several(networks, jax, overhead, algorithms)
+    if overhead:
+        return _print_overhead()
     if device != "cpu" or dry_run:
         return _print_gpu_model(device, dry_run)
     name = "networks" if networks else "jax" if jax else "bench"
@@ -541,6 +530,21 @@ def bench(
     if stopped:
         typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)
         raise typer.Exit(130)
+
+
+def _refuse_several(*benchmarks: bool) -> None:
+    if sum(benchmarks) > 1:
+        _fail(
+            "--networks, --jax, --overhead and --algorithms are benchmarks of their own; give one"
+            " of them",
+            code=2,
+        )
+
+
+def _print_overhead() -> None:
+    from poolgrad.bench import overhead
+
+    typer.echo(overhead.markdown(overhead.measure()))
 
 
 def _ablation(rows: Sequence[Any], threads: int, turns: int, out: Path) -> None:

@@ -7,6 +7,8 @@ pullbacks for NumPy, Dask and array-API libraries come from `poolgrad.portable.d
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
@@ -140,11 +142,20 @@ def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
     return y.value, Pullback(call, tape, y, leaves)
 
 
+def _again(request: Request, front: str) -> Pullback:
+    return vjp(request, import_module(front))[1]
+
+
 class Pullback:
     """The pullback of a composed operator; returned by `poolgrad.vjp`."""
 
     def __init__(self, call: _Composition, tape: Any, y: Any, leaves: list[Any]) -> None:
         self._call, self._tape, self._y, self._leaves = call, tape, y, leaves
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its parts are functions of this process: they are made again from the input.
+        call = self._call
+        return _again, (replace(call.request, x=call.x), call.front.__name__)
 
     def __repr__(self) -> str:
         layout = self._call.layout

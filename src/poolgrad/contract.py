@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from poolgrad.core import Layout, Plan
 from poolgrad.dtypes import FLOATS, INTEGERS
@@ -29,6 +29,10 @@ def per_output(layout: Layout, dtype: str) -> Buffer:
 
 # The options of operators: numbers and strings besides the windows. Each class holds the options of
 # one or several operators, in the order of the last arguments of their methods.
+
+
+Ties = Literal["first", "split", "zero"]
+Routes = Literal["bytes", "packed"]
 
 
 class NoOptions(NamedTuple):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from poolgrad.windows import Axis, Window, WindowKind, WindowSpec, axis_names, resolve
 
@@ -207,10 +207,10 @@ class Layout:
         return (*self.out_shape, -(-self.window.tap_count // 8))
 
 
-@dataclass(frozen=True, slots=True)
-class Plan(Layout):
+class Plan(NamedTuple):
     """A layout and the compiled kernels for it."""
 
+    layout: Layout
     kernels: _kernels.Plan
 
 
@@ -335,12 +335,7 @@ def plan(layout: Layout, inner: int, route_bits: int) -> Plan:
     shape, pooled = list(layout.in_shape), list(layout.pooled)
     dtypes = (layout.dtype, layout.out_dtype)
     kernels = _kernels.Plan(axes, shape, pooled, inner, *dtypes, route_bits)
-    return with_kernels(layout, kernels)
-
-
-def with_kernels(layout: Layout, kernels: _kernels.Plan) -> Plan:
-    """Return the plan of a layout with these kernels."""
-    return Plan(**{f.name: getattr(layout, f.name) for f in fields(Layout)}, kernels=kernels)
+    return Plan(layout, kernels)
 
 
 def as_kernels_take(axis: Axis) -> tuple[int, ...]:

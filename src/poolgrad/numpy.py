@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,11 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
+@lru_cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return str(dtype.name)  # NumPy makes it anew each time, which takes a microsecond
+
+
 def asarray(x: Any, operator: Operator | None = None, name: str = "x") -> Array:
     """An array that the kernels can read; a copy only if it has to be one.
 
@@ -43,7 +48,7 @@ def asarray(x: Any, operator: Operator | None = None, name: str = "x") -> Array:
     array: Array = x
     if type(x) is not np.ndarray:
         array = arguments.plain(name, x, "an array or lists of equal lengths")
-    if operator is not None and not operator.accepts(array.dtype.name):
+    if operator is not None and not operator.accepts(_name_of(array.dtype)):
         raise operator.refuse_dtype(array.dtype)
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
@@ -59,7 +64,7 @@ def operand(name: str, value: Any) -> Array:
 
 def dtype_name(x: Array) -> str:
     """Return the name of the dtype of an array."""
-    return str(x.dtype.name)
+    return _name_of(x.dtype)
 
 
 def functions(x: Array) -> Functions:
@@ -91,7 +96,7 @@ def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...]) -> Array:
 
 def as_buffer(array: Array) -> Array:
     """Return a view that supports the buffer protocol: bfloat16 is viewed as uint16."""
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+    return array.view(np.uint16) if _name_of(array.dtype) == "bfloat16" else array
 
 
 def allocate(buffer: Buffer) -> Array:
@@ -112,7 +117,7 @@ def prepared(request: Request, x: Array) -> Prepared:
     strides = tuple(s // x.itemsize for s in x.strides)
     last = request.channels_last
     inner = inner_axis(x.shape, strides, request.spec, last)
-    name = x.dtype.name
+    name = _name_of(x.dtype)
     return prepare(request.operator, request.spec, request.options, x.shape, last, inner, name)
 
 
@@ -189,7 +194,7 @@ def call(request: Request) -> Call:
     return Call(request, x, ready, operand_of(request, ready, x))
 
 
-_KIND = Kind(
+KIND = Kind(
     np.ndarray,
     parts=("dtype",),
     plain=(),
@@ -197,10 +202,13 @@ _KIND = Kind(
     quiet=(),
     told="by buffer",
 )
-call_cache.LOOKUPS[np.ndarray] = call_cache.Lookup(_KIND.call, _KIND.key)
+call_cache.LOOKUPS[np.ndarray] = call_cache.Lookup(KIND.call, KIND.key)
 
 
-def _maker(buffer: Buffer) -> Callable[[], Array]:
+def maker(buffer: Buffer) -> Callable[[], Array]:
+    """The function that allocates such an array, as the kernels take it."""
+    if buffer.dtype == "bfloat16":
+        buffer = buffer._replace(dtype="uint16")
     shape, order, dtype = buffer.shape, buffer.order, np.dtype(buffer.dtype)
     if order == tuple(range(len(shape))) and math.prod(shape) * dtype.itemsize < LARGE:
         return partial(np.empty, shape, dtype)
@@ -211,11 +219,18 @@ def bound_call(request: Request) -> Callable[[Array], Array] | None:
     """Bind a call, or return None if it cannot be cached; see `call_cache`."""
     if not call_cache.is_cacheable(request):
         return None
-    made = call(request)
-    if made.x is not request.x or as_buffer(made.x) is not made.x:
+    made = _call_for_indices(request) if request.return_indices else call(request)
+    if not is_direct(made):
         return None
-    pool = call_cache.forward(made.ready, _maker, get_num_threads, made.operand)
+    pool = call_cache.forward(
+        made.ready, maker, get_num_threads, made.operand, indices=request.return_indices
+    )
     return call_cache.squeezed(request, made.ready, pool)
+
+
+def is_direct(call: Call) -> bool:
+    """Whether the kernels take the caller's array itself."""
+    return call.x is call.request.x and as_buffer(call.x) is call.x
 
 
 def perform(request: Request) -> Any:
@@ -228,12 +243,14 @@ def perform(request: Request) -> Any:
     return _into(request.out, made.shaped(target))
 
 
+def _call_for_indices(request: Request) -> Call:
+    OPERATORS[request.operator].check(Window(()), *request.options)  # before they are replaced
+    return call(replace(request, options=indexed(request.options)))
+
+
 def _with_indices(request: Request) -> tuple[Array, Array]:
     """Compute the output and the flat position of the first winner of each output."""
-    OPERATORS[request.operator].check(
-        Window(()), *request.options
-    )  # before the options are replaced
-    made = call(replace(request, options=indexed(request.options)))
+    made = _call_for_indices(request)
     y = made.output() if request.out is None else _target(request.out, made)
     (routes,) = map(allocate, made.ready.residual)
     made.run(y, (routes,))
@@ -243,10 +260,10 @@ def _with_indices(request: Request) -> tuple[Array, Array]:
 
 def routes_of(ready: Prepared, kept: Array) -> Array:
     """Unpack routes to one number for each output; read-only."""
-    if not ready.route_bits:
-        return kept
-    routes = allocate(ready.per_output(ready.layout.route_dtype))
-    ready.plan.kernels.unpack_routes(kept, as_buffer(routes), get_num_threads())
+    routes = kept.view()
+    if ready.route_bits:
+        routes = allocate(ready.per_output(ready.layout.route_dtype))
+        ready.plan.kernels.unpack_routes(kept, as_buffer(routes), get_num_threads())
     routes.flags.writeable = False
     return routes
 

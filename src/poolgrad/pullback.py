@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad import arguments, composition
+from poolgrad import arguments, call_cache, composition
 from poolgrad import numpy as front
+from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.contract import FLOATS, Request
 from poolgrad.core import get_num_threads
 from poolgrad.functional.public import front_end
@@ -26,37 +28,88 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """Stores what the pullbacks of equal calls share: all but the input and the residual.
+
+    Attributes
+    ----------
+    request : Request
+        The call, without its input.
+    ready : Prepared
+        The checked call.
+    operand : object
+        The extra operand, as the kernels take it.
+    """
+
+    request: Request
+    ready: Prepared
+    operand: Any
+
+    @cached_property
+    def curved(self) -> bool:
+        """Whether the pullback reads the input."""
+        return self.ready.operator.curved
+
+    @cached_property
+    def needed(self) -> int:
+        """The number of residual arrays that the pullback reads."""
+        return len(call_cache.needed(self.ready))
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the output."""
+        return front.dtype_named(self.ready.layout.out_dtype)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the output."""
+        layout = self.ready.layout
+        if self.request.keepdims:
+            return layout.out_shape
+        return tuple(s for a, s in enumerate(layout.out_shape) if a not in layout.pooled)
+
+    @cached_property
+    def usual(self) -> tuple[Any, ...]:
+        """The part of a cache key for a contiguous cotangent, which needs no conversion; or ()."""
+        gy = np.empty(self.ready.layout.out_shape, self.dtype)
+        return (front.KIND.parts(gy) if front.as_buffer(gy) is gy else None) or ()
+
+    @cached_property
+    def pull(self) -> Callable[..., Array]:
+        """The function that computes the gradient of the input from that of the output."""
+        return call_cache.pull(self.ready, front.maker, get_num_threads, self.operand)
+
+    def __reduce__(self) -> tuple[type[_Shared], tuple[object, ...]]:
+        return _Shared, (self.request, self.ready, self.operand)  # without the kernels
+
+
 class Pullback:
     """The pullback of a pooling: computes the gradient of the input from that of the output.
 
     Returned by `vjp`. It stores what the backward pass needs: for a selecting operator the routes,
     a few bytes for each output, and not the input; for an operator whose weights depend on the
-    input, the input, too.
+    input, the input, too. It can be pickled and copied.
 
     Parameters
     ----------
-    call : Call
-        The call of the forward pass.
-    residual : tuple of array
+    shared : _Shared
+        What does not depend on the values of the input.
+    x : array
+        The input, as the kernels read it.
+    residual : sequence of array
         The arrays that the forward pass stored.
     """
 
-    def __init__(self, call: Call, residual: tuple[Array, ...]) -> None:
-        operator = call.ready.operator
-        self._ready = call.ready
-        self._operand = call.operand
-        self._request = replace(call.request, x=None)  # does not keep the input alive
-        self._x = front.as_buffer(call.x) if operator.curved else None
-        self._residual = residual
-        self._dtype = front.dtype_named(call.ready.layout.out_dtype)
-        for array in residual:
-            array.flags.writeable = False
+    def __init__(self, shared: _Shared, x: Array, residual: Sequence[Array]) -> None:
+        self._shared, self._residual = shared, residual
+        self._x = x if shared.curved else None
 
     def __repr__(self) -> str:
-        layout = self._ready.layout
+        shared = self._shared
         return (
-            f"<Pullback of {self._request.operator} pooling: "
-            f"gradients of {self._shape} to {layout.in_shape}, {self._dtype}>"
+            f"<Pullback of {shared.request.operator} pooling: "
+            f"gradients of {shared.shape} to {shared.ready.layout.in_shape}, {shared.dtype}>"
         )
 
     def __call__(self, gy: Any) -> Array:
@@ -78,7 +131,10 @@ class Pullback:
         TypeError, ValueError
             If `gy` does not have the shape of the output or a floating dtype.
         """
-        return self._pull(self._ready, self._cotangent(gy))
+        shared = self._shared
+        if front.KIND.hold((gy,), (shared.usual,)):
+            return shared.pull(gy, *self._kept())
+        return self._pull(self._cotangent(gy))
 
     def parameters(self, gy: Any) -> dict[str, Array]:
         """Compute the gradients of learned parameters.
@@ -95,11 +151,12 @@ class Pullback:
             summed over all outputs that use it; float64 if the input is float64, else float32.
             Empty if the operator has none.
         """
-        operator, layout = self._ready.operator, self._ready.layout
+        ready = self._shared.ready
+        operator, layout = ready.operator, ready.layout
         gradient = self._cotangent(gy)
         if not operator.learned:
             return {}
-        shape = np.shape(self._request.operands[0])
+        shape = np.shape(self._shared.request.operands[0])
         others = operator.operand.summed_axes(shape, layout)
         with np.errstate(over="ignore", invalid="ignore"):
             slopes = gradient.astype(layout.sum_dtype) * self._residual[-1]
@@ -107,24 +164,19 @@ class Pullback:
         return {operator.operand.name: np.asarray(total).reshape(shape)}
 
     def _cotangent(self, gy: Any) -> Array:
-        given = arguments.cotangent(gy, self._dtype, self._shape)
-        return front.asarray(given, name="gy").reshape(self._ready.layout.out_shape)
+        shared = self._shared
+        given = arguments.cotangent(gy, shared.dtype, shared.shape)
+        return front.asarray(given, name="gy").reshape(shared.ready.layout.out_shape)
 
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        layout = self._ready.layout
-        if self._request.keepdims:
-            return layout.out_shape
-        return tuple(s for a, s in enumerate(layout.out_shape) if a not in layout.pooled)
+    def _kept(self) -> tuple[Array, ...]:
+        """Return the arrays that the pullback reads besides the cotangent."""
+        shared = self._shared
+        needed = self._residual[: shared.needed]
+        return (*needed,) if self._x is None else (self._x, *needed)
 
-    def _pull(self, ready: Prepared, gy: Array) -> Array:
-        gx = front.allocate(ready.input)
-        residual = tuple(map(front.as_buffer, self._residual))
-        threads = get_num_threads()
-        ready.pull(
-            front.as_buffer(gy), self._x, self._operand, residual, front.as_buffer(gx), threads
-        )
-        return gx
+    def _pull(self, gy: Array) -> Array:
+        gx: Array = self._shared.pull(*map(front.as_buffer, (gy, *self._kept())))
+        return gx.view(self._shared.dtype) if gy.dtype.name == "bfloat16" else gx
 
     @property
     def routes(self) -> Array:
@@ -138,13 +190,14 @@ class Pullback:
         TypeError
             If the operator selects no winner, or several (``ties="split"``).
         """
-        if not self._ready.operator.selecting:
+        request, ready = self._shared.request, self._shared.ready
+        if not ready.operator.selecting:
             raise TypeError(
-                f"{self._request.operator} pooling has no routes: no single input of a window wins"
+                f"{request.operator} pooling has no routes: no single input of a window wins"
             )
-        if getattr(self._request.options, "ties", None) == "split":
+        if getattr(request.options, "ties", None) == "split":
             raise TypeError('ties="split" has no routes: a window may have several winners')
-        return front.routes_of(self._ready, self._residual[0])
+        return front.routes_of(ready, self._residual[0])
 
     def mask(self) -> Array:
         """Count how many windows each input won: 0 or 1 if windows do not overlap.
@@ -158,16 +211,17 @@ class Pullback:
         TypeError
             If the operator selects no winner.
         """
-        if not self._ready.operator.selecting:
+        request, ready = self._shared.request, self._shared.ready
+        if not ready.operator.selecting:
             raise TypeError(
-                f"{self._request.operator} pooling has no winners: no single input of a window wins"
+                f"{request.operator} pooling has no winners: no single input of a window wins"
             )
-        layout = self._ready.layout
-        if getattr(self._request.options, "ties", None) == "split":
+        layout = ready.layout
+        if getattr(request.options, "ties", None) == "split":
             _, columns, _ = self._entries()
             wins = np.bincount(columns, minlength=math.prod(layout.in_shape))
             return wins.reshape(layout.in_shape)
-        indices = front.indices_of(self._ready, self._operand, self._residual[0])
+        indices = front.indices_of(ready, self._shared.operand, self._residual[0])
         inner = math.prod(layout.window.out)  # for each plane, pooled axes last
         last = range(indices.ndim - len(layout.pooled), indices.ndim)
         flat = np.moveaxis(indices, layout.pooled, last).reshape(-1, inner)
@@ -197,26 +251,26 @@ class Pullback:
             from scipy.sparse import coo_array
         except ImportError as error:
             raise ImportError("Pullback.matrix needs SciPy: pip install scipy") from error
-        layout = self._ready.layout
+        layout = self._shared.ready.layout
         shape = (math.prod(layout.out_shape), math.prod(layout.in_shape))
         rows, columns, values = self._entries()
-        if self._dtype.itemsize < 4:  # SciPy does not support smaller floats
+        if self._shared.dtype.itemsize < 4:  # SciPy does not support smaller floats
             values = values.astype(np.float32)
         return coo_array((values, (rows, columns)), shape=shape).tocsr()
 
     def _entries(self) -> tuple[Array, Array, Array]:
         """Return row, column and value of every nonzero element of the Jacobian."""
-        layout = self._ready.layout
-        local = self._ready.operator.windowed and not layout.window.fractional
+        layout = self._shared.ready.layout
+        local = self._shared.ready.operator.windowed and not layout.window.fractional
         colours = [_colours(a) if local else a.out for a in layout.window.axes]
         rows, columns, values = [], [], []
         for colour in np.ndindex(*colours):
-            gy = np.zeros(layout.out_shape, self._dtype)
+            gy = np.zeros(layout.out_shape, self._shared.dtype)
             chosen = [slice(None)] * gy.ndim
             for axis, c, n in zip(layout.pooled, colour, colours, strict=True):
                 chosen[axis] = slice(c, None, n)
             gy[tuple(chosen)] = 1
-            gx = self._pull(self._ready, gy)
+            gx = self._pull(gy)
             where = list(np.nonzero(gx))
             values.append(gx[tuple(where)])
             columns.append(np.ravel_multi_index(where, layout.in_shape))
@@ -286,6 +340,12 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     array([[0. , 2.5],
            [0. , 0. ]])
     """
+    kept: CallCache | None = getattr(fun, "pullbacks", None)
+    lookup = LOOKUPS.get(type(x))
+    if kept is not None and lookup is not None:
+        made = lookup.call(kept, (x, *args), kwargs)
+        if made is not None:
+            return made  # type: ignore[no-any-return]
     describe = getattr(fun, "describe", None)
     of_regions: Any = VJPS.get(fun) if callable(fun) else None
     if of_regions is not None:
@@ -301,14 +361,53 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     found = front_end(x)
     if OPERATORS[request.operator].composed:
         return composition.vjp(request, found)  # type: ignore[return-value]
-    return of_numpy(request) if found is front else found.vjp(request)
+    if found is not front:
+        return found.vjp(request)  # type: ignore[no-any-return]
+    key = lookup.key((x, *args), kwargs) if lookup is not None else None
+    if key is not None and kept is not None and (bound := _bound_vjp(request)) is not None:
+        kept.keep(key, bound)
+        return bound(x)
+    return of_numpy(request)
+
+
+def _shared(call: Call) -> _Shared:
+    if call.x.dtype.name not in FLOATS:
+        raise TypeError(f"x must be of a floating dtype to have a gradient, got {call.x.dtype}")
+    return _Shared(replace(call.request, x=None), call.ready, call.operand)
+
+
+def _bound_vjp(request: Request) -> Callable[[Array], tuple[Array, Pullback]] | None:
+    """Bind a call of `vjp`, or return None if it cannot be cached; see `call_cache`."""
+    if not call_cache.is_cacheable(request):
+        return None
+    call = front.call(request)
+    shared, ready = _shared(call), call.ready
+    if not front.is_direct(call):
+        return None
+    run = call_cache.forward(ready, front.maker, get_num_threads, call.operand, ready.residual)
+
+    def pool(x: Array) -> tuple[Array, Pullback]:
+        y, *residual = run(x)
+        return y, Pullback(shared, x, residual)
+
+    def average(x: Array) -> tuple[Array, Pullback]:
+        return run(x), Pullback(shared, x, ())
+
+    made = pool if ready.residual else average
+    if request.keepdims:
+        return made
+
+    def squeezed(x: Array) -> tuple[Array, Pullback]:
+        y, pullback = made(x)
+        return y.squeeze(ready.layout.pooled), pullback
+
+    return squeezed
 
 
 def of_numpy(request: Request) -> tuple[Array, Pullback]:
     """Compute the output and the pullback for a NumPy array."""
     call = front.call(request)
-    if call.x.dtype.name not in FLOATS:
-        raise TypeError(f"x must be of a floating dtype to have a gradient, got {call.x.dtype}")
+    shared = _shared(call)
     y, residual = call.output(), tuple(map(front.allocate, call.ready.residual))
     call.run(y, residual)
-    return call.shaped(y), Pullback(call, residual)
+    return call.shaped(y), Pullback(shared, call.x, residual)

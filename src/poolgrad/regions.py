@@ -157,9 +157,15 @@ class _Call:
         self.dtype = np.dtype("float64" if x.dtype.name == "float64" else "float32")
         table = _table(boxes, x.shape[0])
         self.output_shape = output_shape(len(table), x.shape, wanted.output_size)
-        where = (x.shape, wanted.output_size, self.dtype.name, table, wanted.spatial_scale)
-        self.regions = Regions(*where)
+        self._where = (x.shape, wanted.output_size, self.dtype.name, table, wanted.spatial_scale)
+        self.regions = Regions(*self._where)
         self._x: Array | None = x
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "regions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, regions=Regions(*state["_where"]))
 
     def taken(self) -> Array:
         """Return the input in the form that the kernels read, without storing it."""

@@ -128,7 +128,6 @@ def test_an_exception_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(monkeypatch: pytest.MonkeyPatch, *names: str, layers: tuple[str, ...] = ()) -> Any:
     """`poolgrad check` of some functions and layers, in a narrow terminal."""
-    pytest.importorskip("rich")
     testing = pytest.importorskip("typer.testing")
     from poolgrad.cli import app
 

@@ -1,12 +1,11 @@
-"""Formats the results of `poolgrad check`."""
+"""Formats the results of `poolgrad check` as text without colours, which needs no package."""
 
 from __future__ import annotations
 
+import sys
 from itertools import groupby
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
+from poolgrad import check as checks
 from poolgrad.check import Row
 
 _CHECKS = [
@@ -21,39 +20,48 @@ _REFERENCES = {
     "differences": "finite differences",
     "repeat": "the same call again",
 }
-_HEADS = {"differences": "differ-\nences"}
+_HEADS = {"differences": "differ."}
 
 
-def table(rows: list[Row]) -> Table:
+def run() -> int:
+    """Check everything, print it, and return the exit code of the command."""
+    total, rows = checks.count(), []
+    for row in checks.run():
+        rows.append(row)
+        if sys.stderr.isatty():
+            print(f"\rchecking {len(rows)} of {total}", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print("\r" + " " * 40, end="\r", file=sys.stderr)
+    held = sum(row.ok for row in rows)
+    ending = f"{held} of {total} checks passed: one per function, library, dtype, layout; per layer"
+    print("\n".join([table(rows), *complaints(rows), ending]))
+    return 0 if held == total else 1
+
+
+def table(rows: list[Row]) -> str:
     """Return a table with a line for each function and front end (worst layout), and each layer."""
-    made = Table(
-        title="largest relative error of outputs and gradients, over both layouts",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,  # all columns fit into 80 characters
-    )
-    made.add_column("function", no_wrap=True)
-    made.add_column("arrays", no_wrap=True)
-    for dtype, check in _CHECKS:
-        made.add_column(f"{dtype}\n{_HEADS.get(check, check)}", justify="right", no_wrap=True)
-    made.add_column(no_wrap=True)
+    cells = [["", "", *(dtype for dtype, _ in _CHECKS), ""]]
+    cells.append(["function", "arrays", *(_HEADS.get(check, check) for _, check in _CHECKS), ""])
     above = ""
     for (function, front_end), found in groupby(rows, lambda r: (r.function, r.front_end)):
         group = list(found)
-        cells = [_worst(group, dtype, check) for dtype, check in _CHECKS]
-        ok = all(row.ok for row in group)
-        verdict = "[green]ok[/]" if ok else "[bold red]FAILED[/]"
-        made.add_row("" if function == above else function, front_end, *cells, verdict)
+        verdict = "ok" if all(row.ok for row in group) else "FAILED"
+        worst = [_worst(group, dtype, check) for dtype, check in _CHECKS]
+        cells.append(["" if function == above else function, front_end, *worst, verdict])
         above = function
-    return made
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for line in cells:
+        left = [text.ljust(width) for text, width in zip(line[:2], widths, strict=False)]
+        right = [text.rjust(width) for text, width in zip(line[2:-1], widths[2:], strict=False)]
+        lines.append(" ".join([*left, *right, line[-1]]).rstrip())
+    title = "largest relative error of outputs and gradients, over both layouts"
+    return "\n".join([title, "", *lines, ""])
 
 
 def _worst(rows: list[Row], dtype: str, check: str) -> str:
     errors = [r.errors[check] for r in rows if r.dtype == dtype and check in r.errors]
-    if not errors:
-        return "-"
-    worst = f"{max(error.worst for error in errors):.0e}"
-    return worst if all(error.ok for error in errors) else f"[bold red]{worst}[/]"
+    return f"{max(error.worst for error in errors):.0e}" if errors else "-"
 
 
 def complaints(rows: list[Row]) -> list[str]:

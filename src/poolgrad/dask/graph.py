@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Task, TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from poolgrad import arguments
 from poolgrad.contract import Buffer
+from poolgrad.dask._compat import Task, TaskRef, chunk_type
 from poolgrad.numpy import dtype_named
 
 Array = NDArray[Any]
@@ -33,7 +33,7 @@ def asarray(name: str, array: Any) -> Any:
     """
     if not isinstance(array, da.Array):  # Dask has more collections
         raise TypeError(f"{name} must be a dask.array.Array, got {type(array).__qualname__}")
-    kind = type(array._meta)
+    kind = chunk_type(array)
     if kind is not np.ndarray:
         raise TypeError(f"{name} must have chunks of NumPy arrays without a mask, got {kind}")
     if any(np.isnan(size) for size in array.shape):

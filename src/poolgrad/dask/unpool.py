@@ -13,13 +13,13 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Task, TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from poolgrad import arguments
 from poolgrad.contract import Request
+from poolgrad.dask._compat import Task, TaskRef
 from poolgrad.dask.graph import Position, asarray, cotangent, picked
 from poolgrad.numpy import dtype_named
 from poolgrad.operators import prepare

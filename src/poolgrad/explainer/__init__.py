@@ -139,12 +139,13 @@ def explain(
     if isinstance(fun, Pullback):
         if args or kwargs:
             raise TypeError("fun is a pullback, which takes no further arguments")
-        if shape_of(x) != fun._ready.plan.in_shape:
+        shared = fun._shared
+        expected = shared.ready.layout.in_shape
+        if shape_of(x) != expected:
             raise ValueError(
-                f"x must have the shape of the pullback's input, {fun._ready.plan.in_shape}, "
-                f"got {shape_of(x)}"
+                f"x must have the shape of the pullback's input, {expected}, got {shape_of(x)}"
             )
-        return Explanation(state_of(replace(fun._request, x=x), cotangent))
+        return Explanation(state_of(replace(shared.request, x=x), cotangent))
     describe = getattr(fun, "describe", None)
     if describe is None:
         raise TypeError(

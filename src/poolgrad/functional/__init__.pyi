@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
+from poolgrad.contract import Routes, Ties
 from poolgrad.windows import Ints, Padding
 
 class Array(Protocol):
@@ -22,454 +23,463 @@ FUNCTIONS: dict[str, Callable[..., Any]]
 @overload
 def max_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def max_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def max_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def max_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def max_pool1d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def max_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def max_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def max_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def max_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def max_pool2d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def max_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def max_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def max_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def max_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def max_pool3d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def relu_max_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def relu_max_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def relu_max_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def relu_max_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def relu_max_pool1d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def relu_max_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def relu_max_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def relu_max_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def relu_max_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def relu_max_pool2d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def relu_max_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def relu_max_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def relu_max_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def relu_max_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def relu_max_pool3d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def min_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def min_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def min_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def min_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def min_pool1d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def min_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def min_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def min_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def min_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def min_pool2d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def min_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def min_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def min_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def min_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def min_pool3d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def median_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def median_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def median_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def median_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def median_pool1d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def median_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def median_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def median_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def median_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def median_pool2d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def median_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def median_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def median_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
-    return_indices: Literal[True], *, ties: str = 'first', routes: str = 'bytes',
+    return_indices: Literal[True], *, ties: Ties = 'first', routes: Routes = 'bytes',
     channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def median_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
-    ceil_mode: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    ceil_mode: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def median_pool3d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def stochastic_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
     ceil_mode: bool = False, return_indices: Literal[False] = False, *, training: bool = True,
-    generator: Any = None, routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
+    out: A | None = None,
 ) -> A: ...
 @overload
 def stochastic_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
     ceil_mode: bool = False, *, return_indices: Literal[True], training: bool = True,
-    generator: Any = None, routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
+    out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def stochastic_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
     return_indices: Literal[True], *, training: bool = True, generator: Any = None,
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def stochastic_pool1d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
     ceil_mode: bool = False, return_indices: bool = False, *, training: bool = True,
-    generator: Any = None, routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
+    out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def stochastic_pool1d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    training: bool = True, generator: Any = None, routes: str = 'bytes',
+    training: bool = True, generator: Any = None, routes: Routes = 'bytes',
     channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def stochastic_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
     ceil_mode: bool = False, return_indices: Literal[False] = False, *, training: bool = True,
-    generator: Any = None, routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
+    out: A | None = None,
 ) -> A: ...
 @overload
 def stochastic_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
     ceil_mode: bool = False, *, return_indices: Literal[True], training: bool = True,
-    generator: Any = None, routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
+    out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def stochastic_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
     return_indices: Literal[True], *, training: bool = True, generator: Any = None,
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def stochastic_pool2d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
     ceil_mode: bool = False, return_indices: bool = False, *, training: bool = True,
-    generator: Any = None, routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
+    out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def stochastic_pool2d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    training: bool = True, generator: Any = None, routes: str = 'bytes',
+    training: bool = True, generator: Any = None, routes: Routes = 'bytes',
     channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def stochastic_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
     ceil_mode: bool = False, return_indices: Literal[False] = False, *, training: bool = True,
-    generator: Any = None, routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
+    out: A | None = None,
 ) -> A: ...
 @overload
 def stochastic_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
     ceil_mode: bool = False, *, return_indices: Literal[True], training: bool = True,
-    generator: Any = None, routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
+    out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def stochastic_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None, padding: Padding, dilation: Ints, ceil_mode: bool,
     return_indices: Literal[True], *, training: bool = True, generator: Any = None,
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def stochastic_pool3d(
     x: A, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0, dilation: Ints = 1,
     ceil_mode: bool = False, return_indices: bool = False, *, training: bool = True,
-    generator: Any = None, routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
+    out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def stochastic_pool3d(
     x: Sequence[Any], kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
     dilation: Ints = 1, ceil_mode: bool = False, return_indices: bool = False, *,
-    training: bool = True, generator: Any = None, routes: str = 'bytes',
+    training: bool = True, generator: Any = None, routes: Routes = 'bytes',
     channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
@@ -708,78 +718,78 @@ def lip_pool3d(
 ) -> NDArray[Any]: ...
 @overload
 def adaptive_max_pool1d(
-    x: A, output_size: Any, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def adaptive_max_pool1d(
-    x: A, output_size: Any, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def adaptive_max_pool1d(
-    x: A, output_size: Any, return_indices: Literal[True], *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, return_indices: Literal[True], *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def adaptive_max_pool1d(
-    x: A, output_size: Any, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def adaptive_max_pool1d(
-    x: Sequence[Any], output_size: Any, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    x: Sequence[Any], output_size: Any, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def adaptive_max_pool2d(
-    x: A, output_size: Any, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def adaptive_max_pool2d(
-    x: A, output_size: Any, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def adaptive_max_pool2d(
-    x: A, output_size: Any, return_indices: Literal[True], *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, return_indices: Literal[True], *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def adaptive_max_pool2d(
-    x: A, output_size: Any, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def adaptive_max_pool2d(
-    x: Sequence[Any], output_size: Any, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    x: Sequence[Any], output_size: Any, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def adaptive_max_pool3d(
-    x: A, output_size: Any, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A: ...
 @overload
 def adaptive_max_pool3d(
-    x: A, output_size: Any, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def adaptive_max_pool3d(
-    x: A, output_size: Any, return_indices: Literal[True], *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, return_indices: Literal[True], *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> tuple[A, A]: ...
 @overload
 def adaptive_max_pool3d(
-    x: A, output_size: Any, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: A | None = None,
+    x: A, output_size: Any, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: A | None = None,
 ) -> A | tuple[A, A]: ...
 @overload
 def adaptive_max_pool3d(
-    x: Sequence[Any], output_size: Any, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False, out: Any = None,
+    x: Sequence[Any], output_size: Any, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False, out: Any = None,
 ) -> Any: ...
 @overload
 def adaptive_avg_pool1d(
@@ -807,28 +817,28 @@ def adaptive_avg_pool3d(
 ) -> NDArray[Any]: ...
 @overload
 def global_max_pool(
-    x: A, keepdims: bool = False, return_indices: Literal[False] = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False,
+    x: A, keepdims: bool = False, return_indices: Literal[False] = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False,
 ) -> A: ...
 @overload
 def global_max_pool(
-    x: A, keepdims: bool = False, *, return_indices: Literal[True], ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False,
+    x: A, keepdims: bool = False, *, return_indices: Literal[True], ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False,
 ) -> tuple[A, A]: ...
 @overload
 def global_max_pool(
-    x: A, keepdims: bool, return_indices: Literal[True], *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False,
+    x: A, keepdims: bool, return_indices: Literal[True], *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False,
 ) -> tuple[A, A]: ...
 @overload
 def global_max_pool(
-    x: A, keepdims: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False,
+    x: A, keepdims: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False,
 ) -> A | tuple[A, A]: ...
 @overload
 def global_max_pool(
-    x: Sequence[Any], keepdims: bool = False, return_indices: bool = False, *, ties: str = 'first',
-    routes: str = 'bytes', channels_last: bool = False,
+    x: Sequence[Any], keepdims: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+    routes: Routes = 'bytes', channels_last: bool = False,
 ) -> Any: ...
 @overload
 def global_avg_pool(x: A, keepdims: bool = False, *, channels_last: bool = False) -> A: ...
@@ -858,61 +868,61 @@ def global_lse_pool(
 def fractional_max_pool2d(
     x: A, kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None,
     return_indices: Literal[False] = False, _random_samples: Any = None, *, generator: Any = None,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
 ) -> A: ...
 @overload
 def fractional_max_pool2d(
     x: A, kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None, *,
     return_indices: Literal[True], _random_samples: Any = None, generator: Any = None,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
 ) -> tuple[A, A]: ...
 @overload
 def fractional_max_pool2d(
     x: A, kernel_size: Ints, output_size: Ints | None, output_ratio: Any,
     return_indices: Literal[True], _random_samples: Any = None, *, generator: Any = None,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
 ) -> tuple[A, A]: ...
 @overload
 def fractional_max_pool2d(
     x: A, kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None,
     return_indices: bool = False, _random_samples: Any = None, *, generator: Any = None,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
 ) -> A | tuple[A, A]: ...
 @overload
 def fractional_max_pool2d(
     x: Sequence[Any], kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None,
     return_indices: bool = False, _random_samples: Any = None, *, generator: Any = None,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
 ) -> Any: ...
 @overload
 def fractional_max_pool3d(
     x: A, kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None,
     return_indices: Literal[False] = False, _random_samples: Any = None, *, generator: Any = None,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
 ) -> A: ...
 @overload
 def fractional_max_pool3d(
     x: A, kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None, *,
     return_indices: Literal[True], _random_samples: Any = None, generator: Any = None,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
 ) -> tuple[A, A]: ...
 @overload
 def fractional_max_pool3d(
     x: A, kernel_size: Ints, output_size: Ints | None, output_ratio: Any,
     return_indices: Literal[True], _random_samples: Any = None, *, generator: Any = None,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
 ) -> tuple[A, A]: ...
 @overload
 def fractional_max_pool3d(
     x: A, kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None,
     return_indices: bool = False, _random_samples: Any = None, *, generator: Any = None,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
 ) -> A | tuple[A, A]: ...
 @overload
 def fractional_max_pool3d(
     x: Sequence[Any], kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None,
     return_indices: bool = False, _random_samples: Any = None, *, generator: Any = None,
-    ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+    ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
 ) -> Any: ...
 @overload
 def max_unpool1d(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from poolgrad.contract import Averaging, NoOptions, PowerMean, Request, Samples
+from poolgrad.contract import Averaging, NoOptions, PowerMean, Request, Routes, Samples, Ties
 from poolgrad.functional.public import (
     choices,
     in_dimensions,
@@ -22,8 +22,8 @@ def _adaptive_max_pool(
     output_size: Any,
     return_indices: bool = False,
     *,
-    ties: str = "first",
-    routes: str = "bytes",
+    ties: Ties = "first",
+    routes: Routes = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -124,8 +124,8 @@ def _global_max_pool(
     keepdims: bool = False,
     return_indices: bool = False,
     *,
-    ties: str = "first",
-    routes: str = "bytes",
+    ties: Ties = "first",
+    routes: Routes = "bytes",
     channels_last: bool = False,
 ) -> Request:
     """Maximum over every axis but batch and channels.
@@ -317,8 +317,8 @@ def _fractional_max_pool(
     _random_samples: Any = None,
     *,
     generator: Any = None,
-    ties: str = "first",
-    routes: str = "bytes",
+    ties: Ties = "first",
+    routes: Routes = "bytes",
     channels_last: bool = False,
 ) -> Request:
     """Maximum of windows at random, almost equal distances along {axes}.

@@ -148,8 +148,8 @@ def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:
     return shape[first : first + dims]
 
 
-def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, Any]:
-    """Return the public function for `describe`, with its signature and docstring."""
+def described(describe: Callable[P, Request]) -> Callable[P, Any]:
+    """Return the function that computes what `describe` describes."""
     cache = CallCache()
 
     def pool(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -162,19 +162,26 @@ def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, 
         front = front_end(request.x)
         if OPERATORS[request.operator].composed:
             return compose(request, front)
-        result = front.perform(request)
-        if key is not None:
-            cache.keep(key, front.bound_call(request))
-        return result
+        if key is not None and (bound := front.bound_call(request)) is not None:
+            cache.keep(key, bound)
+            return bound(request.x)
+        return front.perform(request)
 
+    pool.describe = describe  # type: ignore[attr-defined]
+    pool.cache = cache  # type: ignore[attr-defined]
+    pool.pullbacks = CallCache()  # type: ignore[attr-defined]
+    return pool
+
+
+def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, Any]:
+    """Return the public function for `describe`, with its signature and docstring."""
+    pool = described(describe)
     pool.__name__ = pool.__qualname__ = name
     pool.__module__ = "poolgrad"  # where users, and pickle, find it
     pool.__signature__ = signature_of(describe).replace(  # type: ignore[attr-defined]
         return_annotation=Signature.empty
     )
     pool.__doc__ = fill(describe.__doc__ or "", name, dims)
-    pool.describe = describe  # type: ignore[attr-defined]
-    pool.cache = cache  # type: ignore[attr-defined]
     FUNCTIONS[name] = pool
     return pool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import NoOptions, Request, Routing
+from poolgrad.contract import NoOptions, Request, Routes, Routing, Ties
 from poolgrad.functional.public import choices, in_dimensions, word
 from poolgrad.windows import Ints, Padding, fixed, flag
 
@@ -19,8 +19,8 @@ def _max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    ties: str = "first",
-    routes: str = "bytes",
+    ties: Ties = "first",
+    routes: Routes = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -77,8 +77,8 @@ def _relu_max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    ties: str = "first",
-    routes: str = "bytes",
+    ties: Ties = "first",
+    routes: Routes = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -136,8 +136,8 @@ def _min_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    ties: str = "first",
-    routes: str = "bytes",
+    ties: Ties = "first",
+    routes: Routes = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -193,8 +193,8 @@ def _median_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
     *,
-    ties: str = "first",
-    routes: str = "bytes",
+    ties: Ties = "first",
+    routes: Routes = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
@@ -253,7 +253,7 @@ def _stochastic_pool(
     *,
     training: bool = True,
     generator: Any = None,
-    routes: str = "bytes",
+    routes: Routes = "bytes",
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:

@@ -56,7 +56,7 @@ def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
         return [_output(layout), *kept[:keep]]
 
     def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
-        missing = len(pool.operator.residual(plan, *pool.options)) - keep
+        missing = len(pool.operator.residual(plan.layout, *pool.options)) - keep
         residual = (*made[1:], *(None,) * missing) if keep else ()
         operand = _operand(pool, arrays[1:])
         pool.operator.forward(plan, arrays[0], operand, made[0], residual, _THREADS, *pool.options)

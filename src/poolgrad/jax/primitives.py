@@ -22,14 +22,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
-from jax.extend.mlir.dialects import stablehlo
-from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from poolgrad.jax import composed, kernels, portable
+from poolgrad.jax import _compat, composed, kernels, portable
+from poolgrad.jax._compat import Primitive
 from poolgrad.jax.pooling import Pooling
 
 Values = Sequence[Any]
@@ -88,20 +85,20 @@ def _pull_shapes(
 
 
 def _wanted(tangent: Any) -> bool:
-    return type(tangent) is not ad.Zero
+    return type(tangent) is not _compat.Zero
 
 
 def _zeros(values: Values) -> list[Any]:
     """Return the tangents of arrays that have none."""
-    return [ad.Zero(jax.typeof(v).to_tangent_aval()) for v in values]
+    return [_compat.Zero(jax.typeof(v).to_tangent_aval()) for v in values]
 
 
 def _added(first: Values, second: Values) -> list[Any]:
-    return [ad.add_tangents(a, b) for a, b in zip(first, second, strict=True)]
+    return [_compat.add_tangents(a, b) for a, b in zip(first, second, strict=True)]
 
 
 def _filled(tangents: Values) -> list[Any]:
-    return [ad.instantiate_zeros(t) for t in tangents]
+    return [_compat.instantiate_zeros(t) for t in tangents]
 
 
 def _forward_jvp(primals: Values, tangents: Values, *, pool: Pooling, keep: int) -> Any:
@@ -127,7 +124,7 @@ def _forward_transpose(cotangents: Values, x: Any, *given: Any, pool: Pooling, k
         raise NotImplementedError(f"{pool.operator.name} is not linear, so it has no transpose")
     nothing = (None,) * len(given)
     if not _wanted(cotangents[0]):
-        return (ad.Zero(x.aval), *nothing)
+        return (_compat.Zero(x.aval), *nothing)
     sizes = pool.sizes(x.aval.shape)
     gradients = bound(pull_p, cotangents[0], *given, pool=pool, sizes=sizes, learned=False)
     return (*gradients, *nothing)
@@ -171,13 +168,16 @@ def _push_transpose(cotangents: Values, *args: Any, pool: Pooling, learned: bool
     linear, rest = args[: 1 + learned], args[1 + learned :]
     nothing = (None,) * len(rest)
     if not _wanted(cotangents[0]):
-        return (*(ad.Zero(a.aval) if ad.is_undefined_primal(a) else None for a in linear), *nothing)
+        return (
+            *(_compat.Zero(a.aval) if _compat.is_undefined_primal(a) else None for a in linear),
+            *nothing,
+        )
     t = linear[0]
-    shape = t.aval.shape if ad.is_undefined_primal(t) else t.shape
+    shape = t.aval.shape if _compat.is_undefined_primal(t) else t.shape
     sizes = pool.sizes(shape)
     given = bound(pull_p, cotangents[0], *rest, pool=pool, sizes=sizes, learned=learned)
     pairs = zip(linear, given, strict=True)
-    return (*(g if ad.is_undefined_primal(a) else None for a, g in pairs), *nothing)
+    return (*(g if _compat.is_undefined_primal(a) else None for a, g in pairs), *nothing)
 
 
 def _pull_transpose(
@@ -185,7 +185,7 @@ def _pull_transpose(
 ) -> Values:
     nothing = (None,) * len(rest)
     if not any(map(_wanted, cotangents)):
-        return (ad.Zero(gy.aval), *nothing)
+        return (_compat.Zero(gy.aval), *nothing)
     along = _filled(cotangents)
     return (*bound(push_p, *along, *rest, pool=pool, learned=learned), *nothing)
 
@@ -236,28 +236,28 @@ def _define(
     primitive: Primitive, shapes: Any, jvp: Any, transpose: Any, batch: Any, cpu: Any, others: Any
 ) -> None:
     primitive.multiple_results = True
-    prim_requires_devices_during_lowering.add(
-        primitive
-    )  # as for `custom_partitioning`, which it uses
-    primitive.def_impl(partial(xla.apply_primitive, primitive))
+    _compat.requires_devices.add(primitive)  # as for `custom_partitioning`, which it uses
+    primitive.def_impl(partial(_compat.apply_primitive, primitive))
     primitive.def_abstract_eval(shapes)
-    ad.primitive_jvps[primitive] = jvp
-    ad.primitive_transposes[primitive] = transpose
-    batching.primitive_batchers[primitive] = batch
-    mlir.register_lowering(primitive, lowering(others))
-    mlir.register_lowering(primitive, lowering(cpu), platform="cpu")
+    _compat.primitive_jvps[primitive] = jvp
+    _compat.primitive_transposes[primitive] = transpose
+    _compat.primitive_batchers[primitive] = batch
+    _compat.register_lowering(primitive, lowering(others))
+    _compat.register_lowering(primitive, lowering(cpu), platform="cpu")
 
 
 def lowering(function: Callable[..., Any]) -> Any:
     """Return the lowering rule of a primitive."""
-    lowered = mlir.lower_fun(composed.wide(function), multiple_results=True)
+    lowered = _compat.lower_fun(composed.wide(function), multiple_results=True)
 
     def lower(context: Any, *args: Any, **how: Any) -> Any:
         # The platform (if there are several) and symbolic sizes have the width of integers outside;
         # functions that are called inside take them as int64.
-        integer = mlir.aval_to_ir_type(context.module_context, ShapedArray((), jnp.dtype("int64")))
+        integer = _compat.aval_to_ir_type(
+            context.module_context, ShapedArray((), jnp.dtype("int64"))
+        )
         values = (
-            v if v.type == integer else stablehlo.convert(integer, v)
+            v if v.type == integer else _compat.convert_integers(integer, v)
             for v in context.dim_var_values
         )
         return lowered(context.replace(dim_var_values=(*values,)), *args, **how)

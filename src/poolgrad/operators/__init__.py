@@ -54,6 +54,10 @@ class Prepared:
     layout: Layout
     residual: tuple[Buffer, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        where = (self.layout.in_shape, self.channels_last, self.inner, self.layout.dtype)
+        return prepare, (self.operator.name, self.spec, self.options, *where)
+
     @property
     def output(self) -> Buffer:
         """The output."""

@@ -119,14 +119,14 @@ class _Curved(Operator):
     ) -> None:  # fmt: skip
         slope = residual[-1] if residual and self.learned else None
         kept = list(residual[: self.kept])
-        theta, count = operand or _ones(plan.sum_dtype)
+        theta, count = operand or _ones(plan.layout.sum_dtype)
         plan.kernels.curved(self.kernel(*options), x, theta, count, y, kept, slope, threads)
 
     def pull(
         self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
-        theta, count = operand or _ones(plan.sum_dtype)
+        theta, count = operand or _ones(plan.layout.sum_dtype)
         kept = list(residual[: self.kept])
         kernel = plan.kernels.curved_backward
         kernel(self.kernel(*options), gy, x, theta, count, kept, gx, threads)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from poolgrad.functional import FUNCTIONS
 from poolgrad.torch import triton
+from poolgrad.torch._compat import version_of
 from poolgrad.torch.arrays import is_plain_anywhere, pads_little
 
 P = ParamSpec("P")
@@ -114,15 +115,15 @@ def _require_unchanged(y: Tensor, indices: Tensor) -> None:
     """
     if y.grad_fn is None:
         return
-    version, kept = indices._version, weakref.ref(indices)
+    version, kept = version_of(indices), weakref.ref(indices)
 
     def check(_: Any) -> None:
         changed = kept()
-        if changed is not None and changed._version != version:
+        if changed is not None and version_of(changed) != version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 f"inplace operation: [{changed.type()} {list(changed.shape)}] is at version "
-                f"{changed._version}; expected version {version} instead."
+                f"{version_of(changed)}; expected version {version} instead."
             )
 
     y.grad_fn.register_prehook(check)

@@ -9,12 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from poolgrad.contract import Buffer
 from poolgrad.core import LARGE, Kind, Memory, inner_axis, share_threads
 from poolgrad.operators import Prepared, prepare, prepare_uncached
-from poolgrad.torch import triton
+from poolgrad.torch import _compat, triton
+from poolgrad.torch._compat import (
+    Transform,
+    forward_level,
+    innermost_transform,
+    is_transformed,
+    set_tracing_state,
+    tracing_state,
+    transforms,
+)
 from poolgrad.windows import WindowSpec, unflatten
 
 _KNOWN = (
@@ -39,6 +47,33 @@ def _misplacement(tensor: Tensor) -> int:
     return tensor.data_ptr() % tensor.itemsize
 
 
+def check_memory(name: str, tensor: Tensor) -> None:
+    """Raise an error unless the storage of the tensor `name` holds all of its elements.
+
+    PyTorch lets anyone free or shrink a storage (`UntypedStorage.resize_`) under its tensors, and
+    raises RuntimeError where they are read, too.
+    """
+    if type(tensor) not in (Tensor, torch.nn.Parameter):  # a compiler's tensor, which has no memory
+        return
+    least = tensor.numel() if tensor.is_contiguous() else span(tensor)
+    held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+    if least and held < least:
+        raise RuntimeError(
+            f"{name} must have memory for {least} elements, got a tensor of shape "
+            f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or shrunk"
+        )
+
+
+def span(tensor: Tensor) -> int:
+    """Return the distance from the first to the last element in memory, both included."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+_STORAGE = (Tensor.untyped_storage, Tensor.storage_offset, torch.UntypedStorage.nbytes)
+
+
 def kind(exchange: bool) -> Kind:
     """Return the attributes of tensors that form a cache key.
 
@@ -49,31 +84,24 @@ def kind(exchange: bool) -> Kind:
         ("layout", torch.strided),
         ("is_quantized", False),
         ("is_nested", False),
-        (Tensor._is_zerotensor, False),
         (_misplacement, 0),  # a RuntimeError for fake tensors, which have no memory
+        *_compat.plain,
+        (partial(check_memory, "x"), None),
     )
     return Kind(
         Tensor,
         parts=("requires_grad", *(() if exchange else ("shape", Tensor.stride, "dtype"))),
-        plain=(
-            (Tensor.is_neg, False),
-            (torch._is_functional_tensor, False),
-            *(() if exchange else attributes),
-        ),
+        plain=((Tensor.is_neg, False), *(() if exchange else attributes)),
         modes=(torch.is_grad_enabled,),
-        quiet=(
-            (torch._C._functorch.peek_interpreter_stack, None),
-            (torch._C._len_torch_dispatch_stack, 0),
-            (torch._C._len_torch_function_stack, 0),
-            (torch._C._get_tracing_state, None),
-            (partial(getattr, forward_ad, "_current_level"), -1),
-        ),
+        # Without these symbols no call is cached.
+        quiet=_compat.quiet if _compat.has_call_cache else ((bool, True),),
         told="by exchange" if exchange else None,
+        storage=_STORAGE if exchange else (),
     )
 
 
 # Plain tensors while nothing is transformed, traced or observed: the dispatcher can be skipped.
-KIND = kind(hasattr(Tensor, "__dlpack_c_exchange_api__"))
+KIND = kind(_compat.exports_layouts)
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -88,7 +116,7 @@ def with_kernels_for(ready: Prepared, x: Tensor) -> Prepared:
 
 def is_plain(x: Any) -> bool:
     """Whether a tensor can be passed to the kernels directly."""
-    return bool(KIND.hold((x,), (None,)))
+    return bool(KIND.plain(x))
 
 
 def is_plain_anywhere(x: Any) -> bool:
@@ -98,10 +126,9 @@ def is_plain_anywhere(x: Any) -> bool:
         and x.is_cuda
         and pools(x)
         and not x.is_neg()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
-        and forward_ad._current_level < 0
+        and not is_transformed()
+        and not _compat.is_observed()
+        and forward_level() < 0
     )
 
 
@@ -112,42 +139,34 @@ def pools(x: Any) -> bool:
     exported programs, which must run without poolgrad.
     """
     if torch.compiler.is_compiling():
-        return not (
-            torch.compiler.is_exporting()
-            or torch._C._are_functorch_transforms_active()
-            or forward_ad._current_level >= 0
-        )
+        return not (torch.compiler.is_exporting() or is_transformed() or forward_level() >= 0)
     return is_plain(x) or (
         type(x) in (Tensor, torch.nn.Parameter)
         and (x.is_cpu or x.is_meta or (x.is_cuda and triton.is_available()))
         and x.layout is torch.strided
         and not x.is_quantized
         and not x.is_nested
-        and torch._C._get_tracing_state() is None
+        and tracing_state() is None
         and not _is_functionalized()
         and not is_nested_forward()
     )
 
 
-_Transform = torch._C._functorch.TransformType
-
-
 def _is_functionalized() -> bool:
-    top = torch._C._functorch.peek_interpreter_stack()
-    return top is not None and top.key() == _Transform.Functionalize
+    top = innermost_transform()
+    return bool(top is not None and top.key() == Transform.Functionalize)
 
 
 def is_transformed_graph() -> bool:
     """Whether a transformation is being compiled for which poolgrad's operators have no rule."""
-    return torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
+    return torch.compiler.is_compiling() and (is_transformed() or forward_level() >= 0)
 
 
 def is_nested_forward() -> bool:
     """Whether forward mode is nested; poolgrad's operators support one level only."""
-    levels = torch._C._functorch.get_interpreter_stack() or ()
-    return sum(level.key() == _Transform.Jvp for level in levels) > 1
+    levels = transforms() or ()
+    count: int = sum(level.key() == Transform.Jvp for level in levels)
+    return count > 1
 
 
 def pads_little(padding: Any, kernel_size: Any, dilation: Any) -> bool:
@@ -178,14 +197,14 @@ def spec_of(window: list[int]) -> WindowSpec:
 
 def shape_of(x: Tensor) -> tuple[int, ...]:
     """Return the shape as plain integers, also while TorchScript traces, which records tensors."""
-    tracing = None if torch.compiler.is_compiling() else torch._C._get_tracing_state()
+    tracing = None if torch.compiler.is_compiling() else tracing_state()
     if tracing is None:
         return tuple(x.shape)
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    set_tracing_state(None)
     try:
         return tuple(x.shape)
     finally:
-        torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
+        set_tracing_state(tracing)
 
 
 def inner_of(x: Tensor, spec: WindowSpec, channels_last: bool) -> int:
@@ -217,7 +236,7 @@ def is_in_graph() -> bool:
     A TorchScript graph stores operators; it would store an `autograd.Function` as a Python object,
     which cannot be saved.
     """
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return torch.compiler.is_compiling() or tracing_state() is not None
 
 
 def empty(buffer: Buffer, like: Tensor) -> Tensor:
@@ -268,30 +287,6 @@ def readable(tensor: Tensor) -> Tensor:
     """Return a tensor that the kernels can read; negative and misaligned views are copied."""
     tensor = tensor.resolve_neg()
     return tensor.clone() if tensor.is_cpu and _misplacement(tensor) else tensor
-
-
-def check_memory(name: str, tensor: Tensor) -> None:
-    """Raise an error unless the storage of the tensor `name` holds all of its elements.
-
-    PyTorch lets anyone free or shrink a storage (`UntypedStorage.resize_`) under its tensors, and
-    raises RuntimeError where they are read, too.
-    """
-    if type(tensor) not in (Tensor, torch.nn.Parameter):  # a compiler's tensor, which has no memory
-        return
-    least = tensor.numel() if tensor.is_contiguous() else span(tensor)
-    held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
-    if least and held < least:
-        raise RuntimeError(
-            f"{name} must have memory for {least} elements, got a tensor of shape "
-            f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or shrunk"
-        )
-
-
-def span(tensor: Tensor) -> int:
-    """Return the distance from the first to the last element in memory, both included."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def compact(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

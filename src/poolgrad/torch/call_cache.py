@@ -23,15 +23,14 @@ from poolgrad.torch.arrays import (
     allocate,
     applied,
     as_operand,
-    check_memory,
     empty,
     small,
-    span,
 )
 
 Tensors = tuple[Tensor, ...]
 
-_is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+# Other compilers than Dynamo call with tensors of other types, or watch them.
+_is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 
 _call, _key = KIND.call, KIND.key
 
@@ -61,33 +60,20 @@ def _maker(buffer: Buffer) -> Callable[[], Tensor]:
     return partial(torch.empty_strided, buffer.shape, strides, dtype=DTYPES[buffer.dtype])
 
 
-def _memory_check(name: str, like: Tensor) -> Callable[[Tensor], None]:
-    """Return a faster `check_memory` for tensors with the shape, strides and dtype of this one."""
-    size = like.itemsize
-    least = span(like) * size
-
-    def check(tensor: Tensor) -> None:
-        if tensor.untyped_storage().nbytes() < least + tensor.storage_offset() * size:
-            check_memory(name, tensor)
-
-    return check
-
-
-def bound_call(request: Request, ready: Prepared, given: Tensors) -> Callable[[Tensor], Tensor]:
+def bound_call(request: Request, ready: Prepared, given: Tensors) -> Callable[[Tensor], Any]:
     """Bind a call; see `call_cache`. `given` holds the extra operand, if there is one."""
     if request.x.requires_grad and _is_grad_enabled():
-        pool = _differentiable(ready, given, request.x)
+        pool = _differentiable(request, ready, given)
     else:
-        operand = as_operand(ready, given)
-        threads, checks = torch.get_num_threads, (_memory_check("x", request.x),)
-        pool = call_cache.forward(ready, _maker, threads, operand, checks=checks)
+        operand, indices = as_operand(ready, given), request.return_indices
+        pool = call_cache.forward(ready, _maker, torch.get_num_threads, operand, indices=indices)
     return call_cache.squeezed(request, ready, pool)
 
 
-def _differentiable(ready: Prepared, given: Tensors, x: Tensor) -> Callable[[Tensor], Tensor]:
+def _differentiable(request: Request, ready: Prepared, given: Tensors) -> Callable[[Tensor], Any]:
     adapter = ADAPTERS[ready.operator.name]
     apply = _function(adapter)
-    steps = _Steps(adapter, ready, given, x)
+    steps = _Steps(adapter, ready, given, request.x, request.return_indices)
     return lambda x: apply(x, steps)
 
 
@@ -100,15 +86,18 @@ class _Function(torch.autograd.Function):
     """Forward and backward pass; higher derivatives are those of the pullback operator."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, steps: _Steps) -> Tensor:
-        y, saved = steps.forward(x)
+    def forward(ctx: Any, x: Tensor, steps: _Steps) -> Any:
+        y, indices, saved = steps.forward(x)
         ctx.steps = steps
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
-        return y
+        if indices is None:
+            return y
+        ctx.mark_non_differentiable(indices)
+        return y, indices
 
     @staticmethod
-    def backward(ctx: Any, gy: Tensor | None) -> Any:
+    def backward(ctx: Any, gy: Tensor | None, of_indices: None = None) -> Any:
         return None if gy is None else ctx.steps.pull(gy, ctx.saved_tensors), None
 
 
@@ -123,30 +112,31 @@ class _Steps:
         Its extra operand, a number.
     x : Tensor
         A tensor with that layout.
+    indices : bool
+        Whether the forward pass computes them too.
     """
 
-    def __init__(self, adapter: Adapter, ready: Prepared, given: Tensors, x: Tensor) -> None:
+    def __init__(
+        self, adapter: Adapter, ready: Prepared, given: Tensors, x: Tensor, indices: bool
+    ) -> None:
         operator, layout, threads = ready.operator, ready.layout, torch.get_num_threads
         operand, kept = as_operand(ready, given), call_cache.needed(ready)
-        read = _memory_check("x", x)
-        self._run = call_cache.forward(ready, _maker, threads, operand, keep=True, checks=(read,))
-        checks: list[Callable[[Tensor], None]] = [partial(check_memory, "gy")]
-        checks += [read] * operator.curved
-        checks += [_memory_check("residual", empty(b, _CPU)) for b in kept]
-        self._pull = call_cache.pull(ready, _maker, threads, operand, checks)
-        self._curved, self._keeps = operator.curved, bool(kept)
+        self._run = call_cache.forward(ready, _maker, threads, operand, kept, indices)
+        self._pull = call_cache.pull(ready, _maker, threads, operand)
+        self._curved, self._keeps, self._indices = operator.curved, bool(kept), indices
         self._shape, self._dtype = layout.out_shape, DTYPES[layout.out_dtype]
         saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in kept))
         self._parts = (None, *map(KIND.parts, saved))
         self._adapter, self._static, self._given = adapter, Static(ready), given
         self._slope = (x.new_empty(0, dtype=DTYPES[layout.sum_dtype]),) * operator.learned
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensors]:
-        """Return the output and the residual."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensors]:
+        """Return the output, the indices if they are wanted, and the residual."""
         if not self._keeps:
-            return self._run(x), ()
-        y, *residual = self._run(x)
-        return y, (x, *residual) if self._curved else (*residual,)
+            return self._run(x), None, (x,) * self._curved
+        y, *kept = self._run(x)
+        indices = kept.pop(0) if self._indices else None
+        return y, indices, (x, *kept) if self._curved else (*kept,)
 
     def pull(self, gy: Tensor, saved: Tensors) -> Tensor:
         """Return the gradient of the input."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from poolgrad.torch import triton
+from poolgrad.torch._compat import FunctionalTensorMode, is_exported_with_triton
 
 # The devices on which poolgrad's operators run: see `arrays.has_kernels`.
 _DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse1")
@@ -28,10 +28,7 @@ def register(op: Any, run: Callable[..., Any], library: Any) -> None:
         return
 
     def traced(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        from torch.export._trace import custom_triton_ops_decomposition_disabled
-
-        exported = custom_triton_ops_decomposition_disabled()
-        if exported or args[0].device.type != "cuda" or _has_symbols(args):
+        if is_exported_with_triton() or args[0].device.type != "cuda" or _has_symbols(args):
             return mode.__torch_dispatch__(op, types, args, kwargs)
         from poolgrad.torch.triton import launch
 

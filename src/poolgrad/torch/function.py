@@ -239,6 +239,9 @@ def bound_call(request: Request) -> Callable[[Tensor], Tensor] | None:
     """Bind a call, or return None if it cannot be cached; see `call_cache`."""
     if not is_cacheable(request):
         return None
+    options = _options(request)
+    if request.return_indices and options != indexed(options):
+        return None  # the routes that are kept for the gradient are not those of the indices
     ready = _prepared(request)
     return call_cache.bound_call(request, ready, _operands(request, ready))
 

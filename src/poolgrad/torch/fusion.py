@@ -15,9 +15,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._pytree import tree_map_only
 
+from poolgrad.torch._compat import (
+    has_global_hooks,
+    tree_map_only,
+    version_of,
+    without_torch_function,
+    wrapper_subclass,
+)
 from poolgrad.torch.arrays import is_plain_anywhere
 from poolgrad.torch.modules import Maximum, Pool
 from poolgrad.torch.pools import MaxPool1d, MaxPool2d, MaxPool3d
@@ -37,15 +42,15 @@ class LazyReLU(Tensor):
     def of(cls, x: Tensor) -> Tensor:
         """Return the lazy ReLU of a tensor."""
         lazy: LazyReLU = _Lazy.apply(x)  # type: ignore[no-untyped-call]
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             lazy.node = lazy.grad_fn
         lazy.source, lazy.computed = x, None
-        lazy.version = None if x.is_inference() else x._version
+        lazy.version = None if x.is_inference() else version_of(x)
         return lazy
 
     def unread(self) -> Tensor | None:
         """Return the ReLU's input if this tensor has not been read or wrapped yet, else None."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             same = self.grad_fn is self.node
         return self._intact() if self.computed is None and same else None
 
@@ -58,7 +63,7 @@ class LazyReLU(Tensor):
         return computed
 
     def _intact(self) -> Tensor:
-        if self.version is not None and self.source._version != self.version:
+        if self.version is not None and version_of(self.source) != self.version:
             raise RuntimeError(
                 "the input of a fused ReLU was changed in place before its output was read: "
                 "convert this network without fuse=True"
@@ -90,9 +95,10 @@ class _Lazy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.x = x  # not saved, so that hooks on saved tensors do not count it
-        return Tensor._make_wrapper_subclass(
+        lazy: Tensor = wrapper_subclass(
             LazyReLU, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
         )
+        return lazy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -163,7 +169,7 @@ _BEFORE: dict[type[nn.Module], type[nn.Module]] = {
 def _is_watched(module: nn.Module) -> bool:
     """Whether hooks observe the calls of a module."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in hooks) or _has_any_global_hook()
+    return any(getattr(module, name) for name in hooks) or has_global_hooks()
 
 
 # Which modules are fused

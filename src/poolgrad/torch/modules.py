@@ -23,7 +23,7 @@ from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.docstrings import of_module
-from poolgrad.functional.public import bind, front_end
+from poolgrad.functional.public import bind, described
 from poolgrad.operators import OPERATORS
 from poolgrad.torch.arrays import pads_little, pools
 from poolgrad.torch.function import known_generator
@@ -57,6 +57,8 @@ class Pool(nn.Module):
         A sentence for the docstring.
     cast_apart : bool
         Whether PyTorch's autocast converts the input to float32.
+    call_cache : CallCache
+        The bound calls of the function.
     checked : CallCache
         Cached calls of converted modules whose results equal PyTorch's.
     converted : bool
@@ -73,6 +75,7 @@ class Pool(nn.Module):
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     note: ClassVar[str] = ""
     cast_apart: ClassVar[bool] = False
+    call_cache: ClassVar[CallCache]
     checked: ClassVar[CallCache]
     converted: bool = False
 
@@ -111,12 +114,21 @@ class Pool(nn.Module):
             value = nn.Buffer(value)
         return {**given, name: value}
 
+    @classmethod
+    def of_dims(cls, pool: Callable[..., Any], dims: int) -> Callable[..., Any]:
+        """The public function `pool` for so many axes."""
+        return pool
+
     def _describe(self, x: Any, given: dict[str, Any]) -> Request:
         request: Request = self.function.describe(x, **given)  # type: ignore[attr-defined]
         return request
 
     def _arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.names}
+        own = self.__dict__
+        try:
+            return {name: own[name] for name in self.names}
+        except KeyError:  # parameters and buffers lie elsewhere
+            return {name: getattr(self, name) for name in self.names}
 
     def _is_theirs(self, x: Any) -> bool:
         """Whether to use PyTorch's module, because poolgrad's kernels do not support this input."""
@@ -149,9 +161,10 @@ class Pool(nn.Module):
     def _pooled(self, x: Tensor, *more: Any, **given: Any) -> Any:
         """Pool `x`; `more` and `given` are further arguments of PyTorch's and of our function."""
         arguments = self._arguments()
-        alone = self.converted and not (more or given or self.cast_apart)
+        alone = not (more or given or (self.converted and self.cast_apart))
         lookup = LOOKUPS.get(type(x)) if alone else None
-        y = lookup.call(self.checked, (x,), arguments) if lookup is not None else None
+        cache = self.checked if self.converted else self.call_cache
+        y = lookup.call(cache, (x,), arguments) if lookup is not None else None
         if y is not None:
             return y
         if self._is_theirs(x):
@@ -162,9 +175,10 @@ class Pool(nn.Module):
             if not self.converted:
                 raise
             return super().forward(x, *more)  # PyTorch raises its own error
-        if lookup is not None:
+        if lookup is not None and self.converted:
             key = lookup.key((x,), arguments)
-            self.checked.keep(key, self.function.cache.get(key))  # type: ignore[attr-defined]
+            if key in self.call_cache:
+                self.checked.keep(key, self.call_cache[key])
         return y
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -368,11 +382,15 @@ class Global(Pool):
 
     note = "There may be any number of leading axes."
 
-    def forward(self, x: Tensor) -> Any:
-        """Pool the input."""
-        # The function would accept inputs of another number of axes.
-        request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
-        return front_end(x).perform(replace(request, x=x))
+    @classmethod
+    def of_dims(cls, pool: Callable[..., Any], dims: int) -> Callable[..., Any]:
+        """Return the function, limited to inputs with this number of axes: it accepts others."""
+
+        def describe(x: Any, **given: Any) -> Request:
+            request: Request = pool.describe(_Input((1,) * (dims + 2)), **given)  # type: ignore[attr-defined]
+            return replace(request, x=x)
+
+        return described(describe)
 
 
 # The classes
@@ -411,6 +429,7 @@ def family(
 
     def of(d: int) -> type[Pool]:
         fast = FUNCTIONS.get(f"{function}{d}d") or FUNCTIONS[function]
+        function_of_dims = base.of_dims(fast, d)
         theirs = (getattr(nn, f"{name}{d}d"),) if subclass else ()
         inherited = tuple(n for c in theirs for n in signature(c).parameters)
         takes = _reordered(signature(fast), (*inherited, *first), base.at_call)
@@ -419,8 +438,9 @@ def family(
             "__module__": "poolgrad.torch",  # where users, and pickle, find it
             "__doc__": _documentation(fast, d, takes, theirs, base.note),
             "__signature__": takes,
-            "function": staticmethod(fast),
+            "function": staticmethod(function_of_dims),
             "dims": d,
+            "call_cache": function_of_dims.cache,  # type: ignore[attr-defined]
             "checked": CallCache(),
             "names": tuple(takes.parameters),
             "inherited": inherited,

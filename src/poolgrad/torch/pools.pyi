@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from poolgrad.contract import Routes, Ties
 from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
 from poolgrad.windows import Ints, Padding
 
@@ -15,18 +16,18 @@ class AdaptiveAvgPool3d(Pool, nn.AdaptiveAvgPool3d):
     def __init__(self, output_size: Any, *, channels_last: bool = False) -> None: ...
 class AdaptiveMaxPool1d(Pool, nn.AdaptiveMaxPool1d):
     def __init__(
-        self, output_size: Any, return_indices: bool = False, *, ties: str = 'first',
-        routes: str = 'bytes', channels_last: bool = False,
+        self, output_size: Any, return_indices: bool = False, *, ties: Ties = 'first',
+        routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class AdaptiveMaxPool2d(Pool, nn.AdaptiveMaxPool2d):
     def __init__(
-        self, output_size: Any, return_indices: bool = False, *, ties: str = 'first',
-        routes: str = 'bytes', channels_last: bool = False,
+        self, output_size: Any, return_indices: bool = False, *, ties: Ties = 'first',
+        routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class AdaptiveMaxPool3d(Pool, nn.AdaptiveMaxPool3d):
     def __init__(
-        self, output_size: Any, return_indices: bool = False, *, ties: str = 'first',
-        routes: str = 'bytes', channels_last: bool = False,
+        self, output_size: Any, return_indices: bool = False, *, ties: Ties = 'first',
+        routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class AvgPool1d(Pool, nn.AvgPool1d):
     def __init__(
@@ -50,13 +51,13 @@ class FractionalMaxPool2d(Pool, nn.FractionalMaxPool2d):
     def __init__(
         self, kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None,
         return_indices: bool = False, _random_samples: Any = None, *, generator: Any = None,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class FractionalMaxPool3d(Pool, nn.FractionalMaxPool3d):
     def __init__(
         self, kernel_size: Ints, output_size: Ints | None = None, output_ratio: Any = None,
         return_indices: bool = False, _random_samples: Any = None, *, generator: Any = None,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class GlobalAvgPool1d(Pool):
     def __init__(self, keepdims: bool = False, *, channels_last: bool = False) -> None: ...
@@ -93,18 +94,18 @@ class GlobalLSEPool3d(Pool):
     ) -> None: ...
 class GlobalMaxPool1d(Pool):
     def __init__(
-        self, keepdims: bool = False, return_indices: bool = False, *, ties: str = 'first',
-        routes: str = 'bytes', channels_last: bool = False,
+        self, keepdims: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+        routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class GlobalMaxPool2d(Pool):
     def __init__(
-        self, keepdims: bool = False, return_indices: bool = False, *, ties: str = 'first',
-        routes: str = 'bytes', channels_last: bool = False,
+        self, keepdims: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+        routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class GlobalMaxPool3d(Pool):
     def __init__(
-        self, keepdims: bool = False, return_indices: bool = False, *, ties: str = 'first',
-        routes: str = 'bytes', channels_last: bool = False,
+        self, keepdims: bool = False, return_indices: bool = False, *, ties: Ties = 'first',
+        routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class LPPool1d(Pool, nn.LPPool1d):
     def __init__(
@@ -158,19 +159,19 @@ class MaxPool1d(Maximum, nn.MaxPool1d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class MaxPool2d(Maximum, nn.MaxPool2d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class MaxPool3d(Maximum, nn.MaxPool3d):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class MaxUnpool1d(Unpool, nn.MaxUnpool1d):
     def __init__(
@@ -191,37 +192,37 @@ class MedianPool1d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class MedianPool2d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class MedianPool3d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class MinPool1d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class MinPool2d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class MinPool3d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class MixedPool1d(Pool):
     def __init__(
@@ -260,19 +261,19 @@ class ReLUMaxPool1d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class ReLUMaxPool2d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class ReLUMaxPool3d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        ties: str = 'first', routes: str = 'bytes', channels_last: bool = False,
+        ties: Ties = 'first', routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class SoftPool1d(Pool):
     def __init__(
@@ -293,17 +294,17 @@ class StochasticPool1d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        generator: Any = None, routes: str = 'bytes', channels_last: bool = False,
+        generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class StochasticPool2d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        generator: Any = None, routes: str = 'bytes', channels_last: bool = False,
+        generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...
 class StochasticPool3d(Pool):
     def __init__(
         self, kernel_size: Ints, stride: Ints | None = None, padding: Padding = 0,
         dilation: Ints = 1, return_indices: bool = False, ceil_mode: bool = False, *,
-        generator: Any = None, routes: str = 'bytes', channels_last: bool = False,
+        generator: Any = None, routes: Routes = 'bytes', channels_last: bool = False,
     ) -> None: ...

@@ -11,7 +11,7 @@ from reprlib import repr as short
 from typing import Literal, TypeGuard
 
 Ints = int | Sequence[int]
-Padding = int | Sequence[int] | Sequence[tuple[int, int]] | Literal["valid", "same"]
+Padding = int | Sequence[int] | Sequence[Sequence[int]] | Literal["valid", "same"]
 Pairs = tuple[tuple[int, int], ...]
 
 LIMIT = 2**61  # exclusive, of each number: sums and products of a few still fit 64 bits

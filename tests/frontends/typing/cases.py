@@ -16,6 +16,7 @@ from poolgrad.torch import AvgPool2d, GlobalLPPool2d, MaxPool2d, StochasticPool2
 def arrays(x: NDArray[np.float32], t: torch.Tensor, j: jax.Array) -> None:
     assert_type(poolgrad.max_pool2d(x, 2), NDArray[np.float32])
     assert_type(poolgrad.max_pool2d(t, 2), torch.Tensor)
+    assert_type(poolgrad.max_pool2d(t, 2, ties="zero", routes="packed"), torch.Tensor)
     assert_type(poolgrad.max_pool2d(j, 2), jax.Array)
     assert_type(poolgrad.avg_pool1d(t, [2], padding="same"), torch.Tensor)
     assert_type(poolgrad.lp_pool3d(x, 2.0, (1, 2, 2)), NDArray[np.float32])
@@ -80,3 +81,6 @@ def refused(t: torch.Tensor) -> None:
     poolgrad.max_pool2d(3.5, 2)  # type: ignore
     poolgrad.avg_pool2d(t, 2, return_indices=True)  # type: ignore
     poolgrad.maxpool2d(t, 2)  # type: ignore
+    poolgrad.max_pool2d(t, 2, ties="last")  # type: ignore
+    poolgrad.min_pool2d(t, 2, routes="bits")  # type: ignore
+    MaxPool2d(2, ties="all")  # type: ignore

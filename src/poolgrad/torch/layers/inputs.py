@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from poolgrad.torch._compat import tracing_state
 from poolgrad.windows import brief, per_axis, positive
 
 
@@ -47,7 +47,7 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
 def plane_of(x: Tensor) -> tuple[int, int]:
     """Return the height and the width of maps as integers, which are constants in traces."""
     height, width = x.shape[-2:]
-    if torch._C._get_tracing_state() is not None:
+    if tracing_state() is not None:
         return int(height), int(width)
     return height, width
 

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from poolgrad.torch._compat import tracing_state
 from poolgrad.torch.layers.blur import PADDING_MODES, extend
 from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair, plane_of
 from poolgrad.windows import brief
@@ -147,7 +148,7 @@ def _(x: Tensor, rows: int, columns: int, norm: float) -> Tensor:
 
 def _chooser() -> Callable[[Tensor, tuple[int, int], float], Tensor]:
     """How the component is chosen here: exported programs hold standard operators only."""
-    exporting = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+    exporting = torch.compiler.is_exporting() or tracing_state() is not None
     if exporting:
         return lambda x, stride, norm: component_norms(x, stride, norm).argmax(1)
     if torch.compiler.is_compiling():

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from poolgrad.core import with_kernels
+from poolgrad.core import Plan
 from poolgrad.operators import Prepared
 
 
@@ -30,5 +30,5 @@ def on_device(ready: Prepared) -> Prepared:
     order = getattr(ready.operator, "order", "")
     kernels: Any = Kernels(ready.layout, ready.route_bits, order)
     made = replace(ready)
-    vars(made)["plan"] = with_kernels(ready.layout, kernels)  # in place of the compiled kernels
+    vars(made)["plan"] = Plan(ready.layout, kernels)  # in place of the compiled kernels
     return made

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poolgrad.torch._compat import assert_later
 from poolgrad.torch.triton import unpool
 from poolgrad.torch.triton.launch import TILE, View, launch
 from poolgrad.torch.triton.layout import storage
@@ -40,7 +41,7 @@ class Kernels(WeightedKernels):
     def _targets(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The sorted positions of inputs in the output's memory, and where each stood before."""
         size = math.prod(self.out)
-        torch._assert_async(
+        assert_later(
             ((indices >= 0) & (indices < size)).all(), f"indices must be from 0 to {size - 1}"
         )
         flat = self._in_memory_order(indices).reshape(self.planes, -1, self.channels)

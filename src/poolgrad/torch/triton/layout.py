@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from poolgrad.core import Layout
+from poolgrad.torch._compat import assert_later
 from poolgrad.torch.triton.launch import (
     Tiles,
     View,
@@ -122,7 +123,7 @@ class LayoutKernels:
             return like  # never read
         placed = [a for a in self.axes if a.fractional]
         each = samples.reshape(self.planes, len(placed))
-        torch._assert_async(((each >= 0) & (each < 1)).all(), "_random_samples must be in [0, 1)")
+        assert_later(((each >= 0) & (each < 1)).all(), "_random_samples must be in [0, 1)")
         each = each.flip(1) if len(placed) == 2 else each
         parts = [each.new_zeros((self.planes, 3 - len(placed)), dtype=torch.int64)]
         for number, a in enumerate(placed):

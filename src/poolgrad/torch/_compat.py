@@ -1,0 +1,96 @@
+"""Every private symbol of PyTorch that poolgrad uses.
+
+Where one is missing, importing poolgrad.torch is an error that names the versions; only the call
+cache can be left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from poolgrad.private import Private
+
+PRIVATE = Private("torch", "2.13")
+_symbol = PRIVATE.symbol
+
+# What is traced and transformed
+
+tracing_state = _symbol("torch._C._get_tracing_state")
+set_tracing_state = _symbol("torch._C._set_tracing_state")
+is_transformed = _symbol("torch._C._are_functorch_transforms_active")
+innermost_transform = _symbol("torch._C._functorch.peek_interpreter_stack")
+transforms = _symbol("torch._C._functorch.get_interpreter_stack")
+Transform = _symbol("torch._C._functorch.TransformType")
+FunctionalTensorMode = _symbol("torch._subclasses.functional_tensor.FunctionalTensorMode")
+
+
+def forward_level() -> int:
+    """Return the innermost level of forward mode; -1 outside."""
+    level: int = forward_ad._current_level
+    return level
+
+
+def is_exported_with_triton() -> bool:
+    """Whether `torch.export` keeps operators that launch Triton kernels whole."""
+    # Imported when asked for: it imports the compiler.
+    disabled = _symbol("torch.export._trace.custom_triton_ops_decomposition_disabled")
+    return bool(disabled())
+
+
+# Fused ReLUs
+
+without_torch_function = _symbol("torch._C.DisableTorchFunctionSubclass")
+wrapper_subclass = _symbol("torch.Tensor._make_wrapper_subclass")
+has_global_hooks = _symbol("torch.nn.modules.module._has_any_global_hook")
+tree_map_only = _symbol("torch.utils._pytree.tree_map_only")
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place."""
+    version: int = tensor._version
+    return version
+
+
+# Assertions on devices
+
+assert_later = _symbol("torch._assert_async")
+
+# The call cache: what it reads of tensors, and of the state of PyTorch
+
+_QUICK = (
+    "torch._C._len_torch_dispatch_stack",
+    "torch._C._len_torch_function_stack",
+    "torch._is_functional_tensor",
+    "torch.Tensor._is_zerotensor",
+    "torch.autograd.forward_ad._current_level",
+)
+_quick = PRIVATE.symbols_or_none(
+    _QUICK, "small calls take longer, and accelerate() and fuse=True change nothing"
+)
+
+# (function of a tensor, its value), and (function without arguments or (object, attribute), value)
+plain: tuple[tuple[Any, Any], ...] = ()
+quiet: tuple[tuple[Any, Any], ...] = ()
+has_call_cache = _quick is not None
+if _quick is not None:
+    _dispatch_modes, _function_modes, _is_functional, _is_zero, _ = _quick
+    plain = ((_is_zero, False), (_is_functional, False))
+    quiet = (
+        (innermost_transform, None),
+        (_dispatch_modes, 0),
+        (_function_modes, 0),
+        (tracing_state, None),
+        ((forward_ad, "_current_level"), -1),
+    )
+
+
+def is_observed() -> bool:
+    """Whether a dispatch mode or a torch function mode may observe calls."""
+    return _quick is None or _dispatch_modes() > 0 or _function_modes() > 0
+
+
+exports_layouts = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
