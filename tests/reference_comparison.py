@@ -132,7 +132,7 @@ def compare_weighted(case: Case, pullback: Any, back: reference.Pullback, gy: np
         return  # where the textbook loses its digits, too
     expected = back(gy)
     closely(pullback(gy), expected, largest(expected), slack=4)
-    with np.errstate(over="ignore"):  # of sums; see test_curved
+    with np.errstate(over="ignore"):  # of sums; see test_nonlinear
         got = pullback.parameters(gy)
     slopes = back.parameters(gy)
     assert list(got) == list(slopes)

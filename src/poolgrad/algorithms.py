@@ -128,11 +128,11 @@ def bind(
         operator.forward(plan, own, made.operand, out, held, threads, *options)
 
     def backward() -> None:
-        given = own if operator.curved else None
+        given = own if operator.nonlinear else None
         operator.pull(plan, out, given, made.operand, kept, gradient, threads, *options)
 
     written = y.nbytes + (_bytes(residual) if stored else 0)
-    read = y.nbytes + _bytes(residual) + (made.x.nbytes if operator.curved else 0)
+    read = y.nbytes + _bytes(residual) + (made.x.nbytes if operator.nonlinear else 0)
     return KernelCall(
         forward,
         backward,

@@ -157,10 +157,10 @@ def pull(
     The bound call takes the cotangent, the input if the operator is nonlinear, and the residual.
     """
     operator = ready.operator
-    first = 1 + operator.curved
+    first = 1 + operator.nonlinear
 
     def run(plan: Plan, inputs: Any, outputs: Any, count: Any) -> None:
-        x = inputs[1] if operator.curved else None
+        x = inputs[1] if operator.nonlinear else None
         residual = inputs[first:]
         operator.pull(plan, inputs[0], x, operand, residual, outputs[0], count, *ready.options)
 

@@ -145,7 +145,7 @@ class Operator(ABC):
     For a given *residual* (the arrays that the forward pass stores), the derivative of an operator
     is a linear map: `push` computes its jvp, `pull` its vjp. If this map does not depend on the
     input or on a learned parameter, derivatives of any order follow from these two methods.
-    Otherwise the operator is nonlinear (`curved`): its `pull` also takes the input, and derivatives
+    Otherwise the operator is nonlinear: its `pull` also takes the input, and derivatives
     of higher order come from `compose`.
 
     Attributes
@@ -158,7 +158,7 @@ class Operator(ABC):
         The extra operand; `NOTHING` if there is none.
     selecting : bool
         Whether one input of a window wins, so that there are routes, ties and indices.
-    curved : bool
+    nonlinear : bool
         Whether the operator is nonlinear: its derivative depends on the input or on a learned
         parameter.
     integers : bool
@@ -173,7 +173,7 @@ class Operator(ABC):
     options: ClassVar[type[Any]] = NoOptions
     operand: ClassVar[Operand] = NOTHING
     selecting: ClassVar[bool] = False
-    curved: ClassVar[bool] = False
+    nonlinear: ClassVar[bool] = False
     integers: ClassVar[bool] = False
     windowed: ClassVar[bool] = True
     composed: ClassVar[bool] = False
@@ -243,7 +243,7 @@ class Operator(ABC):
         threads: int,
         *options: Any,
     ) -> None:
-        """Compute the vjp: the gradient of the input. `x` is None unless `curved`."""
+        """Compute the vjp: the gradient of the input. `x` is None if the operator is linear."""
 
     def push(
         self,
@@ -325,7 +325,7 @@ class Operator(ABC):
 class ComposedOperator(Operator):
     """An operator that is composed of other operators of the table; see `composition`."""
 
-    curved = True
+    nonlinear = True
     composed = True
 
     def combine(self, xp: Any, pool: Any, x: Any, operand: Any, *options: Any) -> Any:

@@ -47,9 +47,9 @@ class _Shared:
     operand: Any
 
     @cached_property
-    def curved(self) -> bool:
+    def nonlinear(self) -> bool:
         """Whether the pullback reads the input."""
-        return self.ready.operator.curved
+        return self.ready.operator.nonlinear
 
     @cached_property
     def needed(self) -> int:
@@ -103,7 +103,7 @@ class Pullback:
 
     def __init__(self, shared: _Shared, x: Array, residual: Sequence[Array]) -> None:
         self._shared, self._residual = shared, residual
-        self._x = x if shared.curved else None
+        self._x = x if shared.nonlinear else None
 
     def __repr__(self) -> str:
         shared = self._shared

@@ -289,7 +289,7 @@ def check_op(name: str, x: Any, given: tuple[Any, ...], options: tuple[Any, ...]
     assert set(torch.library.opcheck(op.default, args).values()) == {"SUCCESS"}
     made = op(x, *given, window, False, *options, *tracking)
     y, *residual = made if isinstance(made, list | tuple) else (made,)
-    held = (*((x,) * operator.curved), *given, *residual)
+    held = (*((x,) * operator.nonlinear), *given, *residual)
     where = (window, list(x.shape), False, -1, *options)
     pull = getattr(OPS, f"{name}_pull").default
     checked = torch.library.opcheck(pull, (torch.ones_like(y), *held, *where))

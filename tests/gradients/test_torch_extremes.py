@@ -1,6 +1,6 @@
 """Forward mode and second derivatives for very large, very small and equal numbers.
 
-First derivatives in reverse mode come from kernels of their own (test_curved); these do not.
+First derivatives in reverse mode come from kernels of their own (test_nonlinear); these do not.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _torch_calls() -> tuple[dict[str, Call], dict[str, str]]:
 
 
 def _least(calls: dict[str, Call]) -> dict[str, float]:
-    """Return the minimum time of each call; calls take turns, so disturbances affect all of them."""
+    """Return the minimum time of each call; turns alternate, so disturbances affect all calls."""
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(_TURNS):
         for name, call in calls.items():

@@ -242,11 +242,11 @@ class _Pooling:
             if None not in here:
                 outs = {a: s.outputs for a, s in zip(self._axes, here, strict=True) if s}
                 parts = [graph.gather(array, position, outs) for array in (gy, *kept)]
-                if self.operator.curved:
+                if self.operator.nonlinear:
                     inputs = {a: s.inputs for a, s in zip(self._axes, here, strict=True) if s}
                     parts.append(graph.gather(self.x, position, inputs))
             how = (self._at(position), here, chunk, shape, self.layout.dtype)
             graph.add(position, tasks.pull, how, parts)
         buffer = Buffer(self.layout.in_shape, (), self.layout.dtype)
-        sources = [gy, *kept, *([self.x] if self.operator.curved else [])]
+        sources = [gy, *kept, *([self.x] if self.operator.nonlinear else [])]
         return graph.arrays([buffer], self.x.chunks, sources)[0]

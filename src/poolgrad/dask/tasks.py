@@ -57,7 +57,7 @@ def pull(
         return np.zeros(shape, front.dtype_named(dtype))
     operator, segments = OPERATORS[request.operator], [s for s in here if s is not None]
     gy, *kept = arrays
-    x = kept.pop() if operator.curved else None
+    x = kept.pop() if operator.nonlinear else None
     size = list(shape)
     for axis, segment in zip(chunk, segments, strict=True):
         size[axis] = segment.inputs[1] - segment.inputs[0]

@@ -66,7 +66,7 @@ def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
 
 def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
     """Compute the tangent of the output."""
-    if pool.operator.curved:
+    if pool.operator.nonlinear:
         return portable.push(*args, pool=pool, learned=learned)
     t, *rest = args
     _, given, residual = pool.held(tuple(rest))
@@ -83,11 +83,11 @@ def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
 def pull(gy: Array, *args: Array, pool: Pooling, sizes: tuple[int, ...], learned: bool) -> Any:
     """Compute the gradients of the input and, if requested, of the learned argument."""
     x, given, residual = pool.held(args)
-    first = 1 + pool.operator.curved
+    first = 1 + pool.operator.nonlinear
     second = first + pool.given
 
     def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
-        values = arrays[1] if pool.operator.curved else None
+        values = arrays[1] if pool.operator.nonlinear else None
         operand, kept = _operand(pool, arrays[first:second]), tuple(arrays[second:])
         way = (plan, arrays[0], values, operand, kept, made[0], _THREADS)
         pool.operator.pull(*way, *pool.options)

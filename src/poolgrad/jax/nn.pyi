@@ -6,6 +6,7 @@ from typing import Any
 from jax import Array
 from jax.typing import ArrayLike
 
+from poolgrad.contract import Routes, Ties
 from poolgrad.jax.modules import Global, Lip, Pool, Random, Stochastic, Unpool
 from poolgrad.windows import Ints, Padding
 
@@ -32,24 +33,24 @@ class AdaptiveMaxPool1d(Pool):
     output_size: Any
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class AdaptiveMaxPool2d(Pool):
     output_size: Any
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class AdaptiveMaxPool3d(Pool):
     output_size: Any
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class AvgPool1d(Pool):
@@ -94,8 +95,8 @@ class FractionalMaxPool2d(Random):
     output_ratio: Any = None
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class FractionalMaxPool3d(Random):
@@ -104,8 +105,8 @@ class FractionalMaxPool3d(Random):
     output_ratio: Any = None
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class GlobalAvgPool1d(Global):
@@ -175,24 +176,24 @@ class GlobalMaxPool1d(Global):
     keepdims: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class GlobalMaxPool2d(Global):
     keepdims: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class GlobalMaxPool3d(Global):
     keepdims: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class LPPool1d(Pool):
@@ -299,8 +300,8 @@ class MaxPool1d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class MaxPool2d(Pool):
@@ -311,8 +312,8 @@ class MaxPool2d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class MaxPool3d(Pool):
@@ -323,8 +324,8 @@ class MaxPool3d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class MaxUnpool1d(Unpool):
@@ -356,8 +357,8 @@ class MedianPool1d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class MedianPool2d(Pool):
@@ -368,8 +369,8 @@ class MedianPool2d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class MedianPool3d(Pool):
@@ -380,8 +381,8 @@ class MedianPool3d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class MinPool1d(Pool):
@@ -392,8 +393,8 @@ class MinPool1d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class MinPool2d(Pool):
@@ -404,8 +405,8 @@ class MinPool2d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class MinPool3d(Pool):
@@ -416,8 +417,8 @@ class MinPool3d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class MixedPool1d(Pool):
@@ -494,8 +495,8 @@ class ReLUMaxPool1d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class ReLUMaxPool2d(Pool):
@@ -506,8 +507,8 @@ class ReLUMaxPool2d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class ReLUMaxPool3d(Pool):
@@ -518,8 +519,8 @@ class ReLUMaxPool3d(Pool):
     ceil_mode: bool = False
     return_indices: bool = False
     _: KW_ONLY
-    ties: str = 'first'
-    routes: str = 'bytes'
+    ties: Ties = 'first'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class SoftPool1d(Pool):
@@ -561,7 +562,7 @@ class StochasticPool1d(Stochastic):
     return_indices: bool = False
     _: KW_ONLY
     training: bool = True
-    routes: str = 'bytes'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class StochasticPool2d(Stochastic):
@@ -573,7 +574,7 @@ class StochasticPool2d(Stochastic):
     return_indices: bool = False
     _: KW_ONLY
     training: bool = True
-    routes: str = 'bytes'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 @dataclass(frozen=True)
 class StochasticPool3d(Stochastic):
@@ -585,7 +586,7 @@ class StochasticPool3d(Stochastic):
     return_indices: bool = False
     _: KW_ONLY
     training: bool = True
-    routes: str = 'bytes'
+    routes: Routes = 'bytes'
     channels_last: bool = True
 
 __all__ = [

@@ -69,7 +69,7 @@ class Pooling(NamedTuple):
 
         `args`: of a push or pull, without what it is linear in.
         """
-        first, second = int(self.operator.curved), int(self.operator.curved) + self.given
+        first, second = int(self.operator.nonlinear), int(self.operator.nonlinear) + self.given
         return (args[0] if first else None), args[first:second], args[second:]
 
 

@@ -23,7 +23,7 @@ def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
     """Compute the tangent of the output."""
     linear, rest = args[: 1 + learned], args[1 + learned :]
     x, given, residual = pool.held(rest)
-    if pool.operator.curved:
+    if pool.operator.nonlinear:
         parameters = given if pool.operator.learned else ()
         return composed.push(pool, learned, *linear)(x, *parameters)
     (t,) = linear

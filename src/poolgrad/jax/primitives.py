@@ -111,7 +111,7 @@ def _forward_jvp(primals: Values, tangents: Values, *, pool: Pooling, keep: int)
     needed = len(pool.residual(layout, learned))
     y, *residual = bound(forward_p, *primals, pool=pool, keep=max(keep, needed))
     along = _filled((tx, *ts[: int(learned)]))
-    held = (*(x,) * operator.curved, *given)
+    held = (*(x,) * operator.nonlinear, *given)
     (ty,) = bound(push_p, *along, *held, *residual[:needed], pool=pool, learned=learned)
     kept = residual[:keep]
     return [y, *kept], [ty, *_zeros(kept)]
@@ -120,7 +120,7 @@ def _forward_jvp(primals: Values, tangents: Values, *, pool: Pooling, keep: int)
 def _forward_transpose(cotangents: Values, x: Any, *given: Any, pool: Pooling, keep: int) -> Values:
     """Compute the pullback of a linear operator, which needs no residual."""
     layout = pool.layout(x.aval.shape, x.aval.dtype.name)
-    if pool.operator.curved or pool.residual(layout, learned=False):
+    if pool.operator.nonlinear or pool.residual(layout, learned=False):
         raise NotImplementedError(f"{pool.operator.name} is not linear, so it has no transpose")
     nothing = (None,) * len(given)
     if not _wanted(cotangents[0]):
@@ -142,7 +142,7 @@ def _derivative(
     rest, total = primals[linear:], _zeros(outputs)
     if any(map(_wanted, tangents[:linear])):
         total = _added(total, again(*_filled(tangents[:linear]), *rest))
-    count = (1 + pool.operator.learned) * pool.operator.curved
+    count = (1 + pool.operator.learned) * pool.operator.nonlinear
     moved = tangents[linear : linear + count]
     if any(map(_wanted, moved)):
         function = curve(*primals[:linear])
@@ -224,12 +224,12 @@ def _batch(primitive: Primitive, first: int, args: Values, dims: Values, **how: 
 
 
 def _batch_push(args: Values, dims: Values, *, pool: Pooling, learned: bool) -> Any:
-    first = 1 + learned + pool.operator.curved
+    first = 1 + learned + pool.operator.nonlinear
     return _batch(push_p, first, args, dims, pool=pool, learned=learned)
 
 
 def _batch_pull(args: Values, dims: Values, **how: Any) -> Any:
-    return _batch(pull_p, 1 + how["pool"].operator.curved, args, dims, **how)
+    return _batch(pull_p, 1 + how["pool"].operator.nonlinear, args, dims, **how)
 
 
 def _define(

@@ -103,7 +103,7 @@ def _ones(dtype: str) -> tuple[Any, int]:
 class _Curved(Operator):
     """Nonlinear operators: the weights depend on the inputs."""
 
-    curved = True
+    nonlinear = True
     kept: ClassVar[int]  # residual numbers for each window
 
     def kernel(self, *options: Any) -> str:
@@ -256,7 +256,7 @@ class Mixed(Operator):
     name = "mixed"
     options = Mixing
     operand = Parameter("alpha")
-    curved = True
+    nonlinear = True
 
     def check_operand(self, values: list[float]) -> None:
         _finite("alpha", values)

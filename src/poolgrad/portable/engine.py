@@ -92,7 +92,7 @@ def pull(
     if not operator.windowed:
         return _unpooled_back(xp, layout, gy, operand), None
     geometry = _geometry(xp, operator, layout, gy, operand)
-    if operator.curved:
+    if operator.nonlinear:
         return _nonlinear_pull(xp, geometry, operator, layout, gy, x, operand, options)
     wide = converted(xp, planes(xp, layout, gy), sum_dtype(xp, gy, layout))
     kept = _kept(xp, operator, layout, residual, options)
@@ -268,7 +268,7 @@ def _uniform(xp: Any, layout: Layout, x: Any, seed: Any) -> Any:
 
 def _formula_dtype(xp: Any, operator: Operator, x: Any, layout: Layout) -> str:
     # The widest dtype minimises rounding errors of squares and differences.
-    return widest(xp, x) if operator.curved else sum_dtype(xp, x, layout)
+    return widest(xp, x) if operator.nonlinear else sum_dtype(xp, x, layout)
 
 
 def _each_plane(xp: Any, layout: Layout, theta: Any, dtype: str) -> Any:

@@ -238,7 +238,7 @@ class Pullback:
     def _gradients(self, gy: Any) -> tuple[Any, Any]:
         call, layout = self._call, self._call.layout
         full = cotangent_of(gy, layout.out_dtype, call.shape, layout.out_shape)
-        x = call.request.x if call.operator.curved else None
+        x = call.request.x if call.operator.nonlinear else None
         return engine.pull(
             call.operator, layout, full, x, call.operand, self._residual, call.options
         )

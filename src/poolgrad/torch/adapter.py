@@ -93,7 +93,7 @@ class Adapter:
         self.kept = len(operator.residual(_example(), *defaults.values()))
         options = "".join(f", {_WORDS[type(v)]} {name}" for name, v in defaults.items())
         given = "Tensor operand, " * self.given
-        held = "Tensor x, " * operator.curved + given
+        held = "Tensor x, " * operator.nonlinear + given
         held += "".join(f"Tensor residual{k}, " for k in range(self.kept))
         outputs = ", ".join(["Tensor"] * (1 + self.kept))
         gradients = "(Tensor, Tensor)" if operator.learned else "Tensor"
@@ -107,10 +107,10 @@ class Adapter:
         linear = 1 + self.given + self.kept
         self._tensors = {
             "": 1 + self.given,
-            "_pull": linear + operator.curved,
+            "_pull": linear + operator.nonlinear,
             "_push": linear,
         }
-        if operator.curved:
+        if operator.nonlinear:
             del schemas["_push"]
         runs = {"": self.forward, "_pull": self.pull, "_push": self.push}
         fakes = {"": self.fake_forward, "_pull": self.fake_pull, "_push": self.fake_push}
@@ -166,7 +166,7 @@ class Adapter:
 
     def _held(self, held: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         """Split the tensors after the first of a pull or push: input, operand and residual."""
-        first = int(self.operator.curved)
+        first = int(self.operator.nonlinear)
         second = first + self.given
         return held[:first], held[first:second], held[second:]
 
@@ -324,7 +324,7 @@ class Adapter:
             ctx.set_materialize_grads(False)
             residual = output[1:] if self.kept else ()
             ctx.mark_non_differentiable(*residual)
-            save(ctx, (*inputs[: 1 + given][not operator.curved :], *residual))
+            save(ctx, (*inputs[: 1 + given][not operator.nonlinear :], *residual))
 
         def pulled(ctx: Any, gy: Tensor | None, *unused: Any) -> Any:
             if gy is None:
@@ -333,8 +333,8 @@ class Adapter:
             gradients = gradients if isinstance(gradients, tuple) else (gradients,)
             return (*gradients, *(None,) * (ctx.inputs - len(gradients)))
 
-        if operator.curved:
-            self._differentiate_curved(keep_forward, pulled)
+        if operator.nonlinear:
+            self._differentiate_nonlinear(keep_forward, pulled)
             return
 
         def keep_held(ctx: Any, static: Static, inputs: Tensors, output: Any) -> None:
@@ -361,7 +361,7 @@ class Adapter:
         self.pull_of = self._defined("_pull", self.pull, keep_held, pushed_back, pulled_ahead)
         self.push_of = self._defined("_push", self.push, keep_held, pulled, pushed_on)
 
-    def _differentiate_curved(self, keep_forward: Any, pulled: Any) -> None:
+    def _differentiate_nonlinear(self, keep_forward: Any, pulled: Any) -> None:
         """Define the derivatives of forward that the kernels do not compute, and those of pull."""
         operator = self.operator
         variables = 1 + operator.learned  # number of differentiable arguments

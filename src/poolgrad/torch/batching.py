@@ -44,11 +44,11 @@ def batch(operator: Operator, ops: dict[str, Any], kept: int, library: Any) -> N
     library : torch.library.Library
         The library that defines the operators.
     """
-    given, curved = operator.operand.count, int(operator.curved)
-    held = 1 + curved + given + kept
+    given, nonlinear = operator.operand.count, int(operator.nonlinear)
+    held = 1 + nonlinear + given + kept
     _batch_one(operator, ops, "", 1 + given, 1, {}, library)
     where = {"shape": 1, "inner": 3}
-    _batch_one(operator, ops, "_pull", held, 1 + curved, where, library)
+    _batch_one(operator, ops, "_pull", held, 1 + nonlinear, where, library)
     if "_push" in ops:
         _batch_one(operator, ops, "_push", held, 1, {"inner": 2}, library)
 

@@ -123,9 +123,9 @@ class _Steps:
         operand, kept = as_operand(ready, given), call_cache.needed(ready)
         self._run = call_cache.forward(ready, _maker, threads, operand, kept, indices)
         self._pull = call_cache.pull(ready, _maker, threads, operand)
-        self._curved, self._keeps, self._indices = operator.curved, bool(kept), indices
+        self._nonlinear, self._keeps, self._indices = operator.nonlinear, bool(kept), indices
         self._shape, self._dtype = layout.out_shape, DTYPES[layout.out_dtype]
-        saved = (*(x,) * operator.curved, *(empty(b, _CPU) for b in kept))
+        saved = (*(x,) * operator.nonlinear, *(empty(b, _CPU) for b in kept))
         self._parts = (None, *map(KIND.parts, saved))
         self._adapter, self._static, self._given = adapter, Static(ready), given
         self._slope = (x.new_empty(0, dtype=DTYPES[layout.sum_dtype]),) * operator.learned
@@ -133,15 +133,20 @@ class _Steps:
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensors]:
         """Return the output, the indices if they are wanted, and the residual."""
         if not self._keeps:
-            return self._run(x), None, (x,) * self._curved
+            return self._run(x), None, (x,) * self._nonlinear
         y, *kept = self._run(x)
         indices = kept.pop(0) if self._indices else None
-        return y, indices, (x, *kept) if self._curved else (*kept,)
+        return y, indices, (x, *kept) if self._nonlinear else (*kept,)
 
     def pull(self, gy: Tensor, saved: Tensors) -> Tensor:
         """Return the gradient of the input."""
         if not self._expects(gy, saved):
-            held = (*saved[: self._curved], *self._given, *saved[self._curved :], *self._slope)
+            held = (
+                *saved[: self._nonlinear],
+                *self._given,
+                *saved[self._nonlinear :],
+                *self._slope,
+            )
             made = self._adapter.pull_of(self._static, gy, *held)
             gradient: Tensor = made[0] if self._slope else made
             return gradient

@@ -117,7 +117,7 @@ def _variants_of(row: _Row, dtype: torch.dtype, last: bool) -> Iterator[Variant]
     with recorded() as launches:
         ready.forward(x, operand, y, residual, 1)
     yield Variant(f"{name}, forward", row.main, launches, _bytes(x, y, *residual))
-    beside = (x,) if ready.operator.curved else ()
+    beside = (x,) if ready.operator.nonlinear else ()
     if ready.operator.learned:  # the slope of the parameter is read outside the kernels
         residual = residual[:-1]
     with recorded() as launches:
