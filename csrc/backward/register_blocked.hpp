@@ -55,8 +55,8 @@ class RegisterBlockedBackward {
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
       for (i64 h = tile_.lo[1], count; h < tile_.hi[1]; h += count) {
         count = smaller(max_rows_, tile_.hi[1] - h);
-        const i64 route = plane * p_.in_plane() + (d * p_.axis[1].in + h) * n;
-        block(d, h, count, gx_.reserve(route, count * n, false));
+        const i64 at = plane * p_.in_plane() + (d * p_.axis[1].in + h) * n;
+        block(d, h, count, gx_.reserve(at, count * n, false));
       }
     }
   }

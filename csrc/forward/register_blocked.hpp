@@ -79,7 +79,7 @@ struct Slice {
 template <class O, i64 K, i64 S, class V, class Start, class Line, class Ahead, class Store>
 POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& start, Line&& line,
                                     Ahead&& prefetch_next, Store&& store) {
-  typename O::template Partial<V> partials_in_depth[kMaxBlockedRows], lines[K];
+  typename O::template Partial<V> finite[kMaxBlockedRows], lines[K];
   for (i64 k = 0; k < depths; ++k) {
     const auto slice = start(k);
     const bool separate = slice.cached || (slice.partials && k > 0), continues = k > 0 && !separate;
@@ -98,11 +98,11 @@ POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& 
     };
     const auto finish = [&](i64 q, auto partial) __attribute__((always_inline)) {
       if (separate && k > 0) {
-        auto all = partials_in_depth[q];
+        auto all = finite[q];
         O::merge(all, partial, slice.first_tap);
         partial = all;
       }
-      if (k + 1 < depths) partials_in_depth[q] = partial;
+      if (k + 1 < depths) finite[q] = partial;
       else store(q, partial);
     };
     if (slice.cached) {
@@ -112,7 +112,7 @@ POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& 
     if constexpr (S >= K && AddsInOrder<O>) {
       for (i64 q = 0; q < rows; ++q) {
         prefetch_next();
-        auto partial = partials_in_depth[q];
+        auto partial = finite[q];
         POOLGRAD_UNROLL
         for (i64 r = 0; r < K; ++r) {
           V value[K];
@@ -132,7 +132,7 @@ POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& 
       prefetch_next();
       POOLGRAD_UNROLL
       for (i64 t = K - S; t < K; ++t) lines[t] = reduce();
-      auto partial = continues ? partials_in_depth[q] : lines[0];
+      auto partial = continues ? finite[q] : lines[0];
       if (continues) O::merge(partial, lines[0], 0);
       POOLGRAD_UNROLL
       for (i64 t = 1; t < K; ++t) O::merge(partial, lines[t], static_cast<u32>(t * K));
@@ -241,16 +241,15 @@ class RegisterBlocked {
                          cached};
       if (k > 0 && kept) cached_depths_[slot] = d;
     }
-    bool partials_in_depth = false;
+    bool no_nan = false;
     if constexpr (kCompiled) {
       by_shape<kMaxStride>(height, [&](auto kernel, auto stride) {
-        by_width<T>(n, [&](auto w) {
-          partials_in_depth = compute<kernel(), stride(), w()>(to, n, rows, s.taps);
-        });
+        by_width<T>(
+            n, [&](auto w) { no_nan = compute<kernel(), stride(), w()>(to, n, rows, s.taps); });
       });
     }
-    if (!partials_in_depth) clear_cache();
-    return partials_in_depth;
+    if (!no_nan) clear_cache();
+    return no_nan;
   }
 
   // Whether an output of a row may be the padding instead of an input.

@@ -114,10 +114,10 @@ NB_MODULE(_kernels_of_main, m) {
            nb::arg("count_padding"), nb::arg("y"), nb::arg("routes").none(),
            nb::arg("sensitivity").none(), nb::arg("threads"))
       .def("mixed_backward", &BoundPlan::mixed_backward)
-      .def("curved", &BoundPlan::curved, nb::arg("which"), nb::arg("x"), nb::arg("theta"),
+      .def("nonlinear", &BoundPlan::nonlinear, nb::arg("which"), nb::arg("x"), nb::arg("theta"),
            nb::arg("count"), nb::arg("y"), nb::arg("kept"), nb::arg("sensitivity").none(),
            nb::arg("threads"))
-      .def("curved_backward", &BoundPlan::curved_backward)
+      .def("nonlinear_backward", &BoundPlan::nonlinear_backward)
       .def("span", &BoundPlan::span)
       .def("covering", &BoundPlan::covering_outputs)
       .def_prop_ro("taps", &BoundPlan::taps)

@@ -142,8 +142,8 @@ class BoundPlan : public RoutedLayout {
   }
 
   // kept: the arrays of the residual, each an array or None
-  void curved(const char* which, ArraySource x, ArraySource theta, i64 count, ArraySource y,
-              const std::vector<ArraySource>& kept, ArraySource sensitivity, int threads) const {
+  void nonlinear(const char* which, ArraySource x, ArraySource theta, i64 count, ArraySource y,
+                 const std::vector<ArraySource>& kept, ArraySource sensitivity, int threads) const {
     require_no_samples();
     require_one_dtype();
     const NonlinearOp op = nonlinear_op_named(which);
@@ -165,9 +165,9 @@ class BoundPlan : public RoutedLayout {
     });
   }
 
-  void curved_backward(const char* which, ArraySource gy, ArraySource x, ArraySource theta,
-                       i64 count, const std::vector<ArraySource>& kept, ArraySource gx,
-                       int threads) const {
+  void nonlinear_backward(const char* which, ArraySource gy, ArraySource x, ArraySource theta,
+                          i64 count, const std::vector<ArraySource>& kept, ArraySource gx,
+                          int threads) const {
     require_no_samples();
     require_one_dtype();
     const NonlinearOp op = nonlinear_op_named(which);

@@ -245,8 +245,8 @@ Bind kernel_named(std::string_view name) {
       {"average_backward", bind_kernel<&BoundPlan::average_backward>},
       {"mixed", bind_kernel<&BoundPlan::mixed>},
       {"mixed_backward", bind_kernel<&BoundPlan::mixed_backward>},
-      {"curved", bind_kernel<&BoundPlan::curved>},
-      {"curved_backward", bind_kernel<&BoundPlan::curved_backward>},
+      {"nonlinear", bind_kernel<&BoundPlan::nonlinear>},
+      {"nonlinear_backward", bind_kernel<&BoundPlan::nonlinear_backward>},
   };
   return value_named(kKernels, name, "kernel");
 }

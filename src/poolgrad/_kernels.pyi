@@ -135,7 +135,7 @@ class Plan:
         gx: _Array,
         threads: int,
     ) -> None: ...
-    def curved(
+    def nonlinear(
         self,
         which: str,
         x: _Array,
@@ -146,7 +146,7 @@ class Plan:
         sensitivity: _Array | None,
         threads: int,
     ) -> None: ...
-    def curved_backward(
+    def nonlinear_backward(
         self,
         which: str,
         gy: _Array,

@@ -535,7 +535,7 @@ def bench(
 def _refuse_several(*benchmarks: bool) -> None:
     if sum(benchmarks) > 1:
         _fail(
-            "--networks, --jax, --overhead and --algorithms are benchmarks of their own; give one"
+            "--networks, --jax, --overhead and --algorithms are separate benchmarks; choose one"
             " of them",
             code=2,
         )

@@ -43,13 +43,13 @@ def small_axes(draw: st.DrawFn) -> tuple[WindowSpec, int]:
 
 
 @given(small_axes())
-def test_spans_are_the_places_of_windows(made: tuple[WindowSpec, int]) -> None:
+def test_spans_are_the_taps_of_windows(made: tuple[WindowSpec, int]) -> None:
     spec, size = made
     compiled = plan_of(spec, size)
-    (axis,) = compiled.window.axes
+    (axis,) = compiled.layout.window.axes
     for output in range(axis.out):
-        begin, place, taps, extent = compiled.kernels.span(WIDTH, output)
-        spanned = [(place + t, begin + t * axis.dilation) for t in range(taps)]
+        begin, first_tap, taps, extent = compiled.kernels.span(WIDTH, output)
+        spanned = [(first_tap + t, begin + t * axis.dilation) for t in range(taps)]
         assert spanned == axis.taps(output)
         assert extent == axis.extent(output)
         assert taps <= extent <= axis.kernel
@@ -59,7 +59,7 @@ def test_spans_are_the_places_of_windows(made: tuple[WindowSpec, int]) -> None:
 def test_covering_is_the_inverse_of_span(made: tuple[WindowSpec, int]) -> None:
     spec, size = made
     compiled = plan_of(spec, size)
-    (axis,) = compiled.window.axes
+    (axis,) = compiled.layout.window.axes
     for i in range(size):
         first, last = compiled.kernels.covering(WIDTH, i)
         assert 0 <= first <= last <= axis.out
@@ -70,9 +70,11 @@ def test_covering_is_the_inverse_of_span(made: tuple[WindowSpec, int]) -> None:
 
 
 @given(small_axes(), st.data())
-def test_a_part_sees_what_the_whole_does(made: tuple[WindowSpec, int], data: st.DataObject) -> None:
+def test_a_slice_has_the_taps_of_the_whole(
+    made: tuple[WindowSpec, int], data: st.DataObject
+) -> None:
     spec, size = made
-    (axis,) = plan_of(spec, size).window.axes
+    (axis,) = plan_of(spec, size).layout.window.axes
     first = data.draw(st.integers(0, axis.out - 1))
     stop = data.draw(st.integers(first + 1, axis.out))
     if axis.adaptive:
@@ -85,15 +87,15 @@ def test_a_part_sees_what_the_whole_does(made: tuple[WindowSpec, int], data: st.
     compiled = plan_of(
         spec._replace(slices=(AxisSlice(first, stop - first, begin, size - end),)), end - begin
     )
-    (sliced,) = compiled.window.axes
+    (sliced,) = compiled.layout.window.axes
     assert sliced.out == stop - first
     for output in range(sliced.out):
-        places = [(k, i - begin) for k, i in axis.taps(first + output)]
-        start, place, taps, extent = compiled.kernels.span(WIDTH, output)
-        assert [(place + t, start + t * axis.dilation) for t in range(taps)] == places
-        assert sliced.taps(output) == places
+        taps_of_whole = [(k, i - begin) for k, i in axis.taps(first + output)]
+        start, first_tap, taps, extent = compiled.kernels.span(WIDTH, output)
+        assert [(first_tap + t, start + t * axis.dilation) for t in range(taps)] == taps_of_whole
+        assert sliced.taps(output) == taps_of_whole
         assert extent == sliced.extent(output) == axis.extent(first + output)
-        for _, i in places:
+        for _, i in taps_of_whole:
             low, high = compiled.kernels.covering(WIDTH, i)
             assert low <= output < high
 
@@ -108,18 +110,18 @@ def test_spans_beyond_two_to_the_31(
 ) -> None:
     assume((k - 1) * d + 1 <= size + lo + hi)
     compiled = plan_of(fixed(1, k, s, [(lo, hi)], d), size)
-    out = compiled.out_shape[0]
+    out = compiled.layout.out_shape[0]
     assert out == (size + lo + hi - d * (k - 1) - 1) // s + 1
     output = int(where * out)
     start = output * s - lo
-    # the real places in Python's unlimited integers
+    # the taps on inputs, in Python's unlimited integers
     first = max(0, -(start // d)) if start < 0 else 0
     end = min(k, -(-(size - start) // d)) if start < size else 0
-    begin, place, taps, extent = compiled.kernels.span(WIDTH, output)
+    begin, first_tap, taps, extent = compiled.kernels.span(WIDTH, output)
     assert taps == max(0, end - first)
     assert extent == min(k, -(-(size + hi - start) // d))
     if taps:
-        assert (place, begin) == (first, start + first * d)
+        assert (first_tap, begin) == (first, start + first * d)
         for i in (begin, begin + (taps - 1) * d):
             low, high = compiled.kernels.covering(WIDTH, i)
             assert low <= output < high
@@ -149,7 +151,7 @@ def test_the_widest_adaptive_bin_is_the_kernel() -> None:
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 def test_adaptive_bins_are_pytorchs() -> None:
-    """Indices of the first and of the last place of every bin, for 40 x 40 sizes."""
+    """Indices of the first and of the last first_tap of every bin, for 40 x 40 sizes."""
     for size in range(1, 41):
         rising = torch.arange(float(size))[None]
         for out in range(1, 41):
@@ -162,7 +164,7 @@ def test_adaptive_bins_are_pytorchs() -> None:
 
 def test_huge_plans_cost_nothing() -> None:
     compiled = plan_of(fixed(3, (3, 2, 1), (1, 2, 3)), 2**20, 2**20, 2**19)
-    assert compiled.out_shape == (2**20 - 2, 2**19, (2**19 - 1) // 3 + 1)
+    assert compiled.layout.out_shape == (2**20 - 2, 2**19, (2**19 - 1) // 3 + 1)
     assert compiled.kernels.taps == 6
     assert compiled.kernels.route_bytes == 1
     assert compiled.kernels.span(1, 2**19 - 1) == (2**20 - 2, 0, 2, 2)

@@ -61,12 +61,12 @@ def results_in(allocator: Allocator) -> Iterator[None]:
     def allocate(buffer: Buffer) -> np.ndarray:
         return filled(allocator, buffer.shape, buffer.order, front.dtype_named(buffer.dtype))
 
-    before = front.allocate, front._maker
-    front.allocate, front._maker = allocate, lambda buffer: partial(allocate, buffer)
+    before = front.allocate, front.maker
+    front.allocate, front.maker = allocate, lambda buffer: partial(allocate, buffer)
     try:
         yield
     finally:
-        front.allocate, front._maker = before
+        front.allocate, front.maker = before
 
 
 def answers(made: Call, allocator: Allocator) -> list[np.ndarray]:
@@ -211,12 +211,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="seed of the first call")
     parser.add_argument("--calls", type=int, default=1)
-    parser.add_argument("--heap", action="store_true", help="no forbidden pages: for sanitizers")
+    parser.add_argument("--heap", action="store_true", help="no guard pages: for sanitizers")
     parser.add_argument("--flush", action="store_true", help="callers flush subnormal numbers")
     parser.add_argument("--concurrent", action="store_true", help="each call in 4 threads at once")
     parser.add_argument("--raw", action="store_true", help="calls of robustness.operators instead")
     parser.add_argument("--programs", action="store_true", help="robustness.programs instead")
-    parser.add_argument("--crash", type=int, help="read a forbidden page before the call of a seed")
+    parser.add_argument("--crash", type=int, help="read a guard page before the call of a seed")
     parser.add_argument("--journal", type=Path, help="file for the seed of the call in flight")
     parser.add_argument("--digests", type=Path, help="file for a checksum of each call's results")
     options = parser.parse_args()

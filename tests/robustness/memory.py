@@ -31,7 +31,7 @@ def _protected(size: int) -> mmap.mmap:
 
 
 class Guarded:
-    """Allocates arrays next to forbidden pages; `reset` makes all their memory free again."""
+    """Allocates arrays next to guard pages; `reset` makes all their memory free again."""
 
     def __init__(self) -> None:
         self.side: Side = "end"

@@ -37,7 +37,7 @@ _DTYPES = {
 _NUMBERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 64, 2**31, 2**61, 2**62, 2**63 - 1)
 _TEXTS = (
     "", "first", "max", "median", "split", "lp", "soft", "float16", "float32", "float64", "uint8",
-    "int64", "select", "curved", "average", "draw", "route_backward",
+    "int64", "select", "nonlinear", "average", "draw", "route_backward",
 )  # fmt: skip
 
 

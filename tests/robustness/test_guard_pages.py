@@ -68,7 +68,7 @@ def test_planes_narrower_than_their_padding(isa: str) -> None:
 
 @linux
 def test_a_call_that_ends_its_process_is_named() -> None:
-    """Seed 3 is made to read from a forbidden page; the calls after it run all the same."""
+    """Seed 3 is made to read from a guard page; the calls after it run all the same."""
     failures = fuzz(1, 6, ["--crash", "3"], sets=[BEST])
     assert len(failures) == 1
     assert "SIGSEGV" in failures[0]

@@ -173,8 +173,8 @@ WITHOUT_SAMPLES: dict[str, tuple[str, list[int], list[int], int, list[Any], list
     "average_backward": ("", [0, Y0], [1, 0], 0, [Y], [X]),
     "mixed": ("", [0, 1, Y0, Y1, NONE], [1, 1], 0, [X, ONE], [Y, R]),
     "mixed_backward": ("", [0, 1, 2, Y0], [1, 1], 0, [Y, ONE, R], [X]),
-    "curved": ("soft", [0, 1, Y0, NONE], [1], 0, [X, ONE], [Y]),
-    "curved_backward": ("soft", [0, 1, 2, 3, 4, 5, Y0], [1], 3, [Y, X, ONE, Y, Y, Y], [X]),
+    "nonlinear": ("soft", [0, 1, Y0, NONE], [1], 0, [X, ONE], [Y]),
+    "nonlinear_backward": ("soft", [0, 1, 2, 3, 4, 5, Y0], [1], 3, [Y, X, ONE, Y, Y, Y], [X]),
 }
 
 
@@ -242,7 +242,7 @@ def test_routes_of_another_number() -> None:
 @pytest.mark.parametrize("length", [4, 99999999, -1, 2**63 - 1])
 def test_lists_that_are_too_long(length: int) -> None:
     with pytest.raises(Exception, match="too long a list"):
-        without_samples("curved", list=length)
+        without_samples("nonlinear", list=length)
 
 
 def test_a_seed_of_another_shape() -> None:

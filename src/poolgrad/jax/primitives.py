@@ -131,11 +131,16 @@ def _forward_transpose(cotangents: Values, x: Any, *given: Any, pool: Pooling, k
 
 
 def _derivative(
-    primals: Values, tangents: Values, linear: int, again: Callable[..., Any], curve: Any, pool: Any
+    primals: Values,
+    tangents: Values,
+    linear: int,
+    again: Callable[..., Any],
+    map_of_rest: Any,
+    pool: Any,
 ) -> Any:
     """Compute values and tangents of a map that is linear in its first arguments.
 
-    `again` is the map; `curve` returns, for the values of the first arguments, the map as a
+    `again` is the map; `map_of_rest` returns, for the values of the first arguments, the map as a
     function of the input and, if there is one, the learned argument.
     """
     outputs = again(*primals)
@@ -145,23 +150,23 @@ def _derivative(
     count = (1 + pool.operator.learned) * pool.operator.nonlinear
     moved = tangents[linear : linear + count]
     if any(map(_wanted, moved)):
-        function = curve(*primals[:linear])
+        function = map_of_rest(*primals[:linear])
         total = _added(total, jax.jvp(function, tuple(rest[:count]), tuple(_filled(moved)))[1])
     return outputs, total
 
 
 def _push_jvp(primals: Values, tangents: Values, *, pool: Pooling, learned: bool) -> Any:
     again = partial(bound, push_p, pool=pool, learned=learned)
-    curve = partial(composed.push, pool, learned)
-    return _derivative(primals, tangents, 1 + learned, again, curve, pool)
+    map_of_rest = partial(composed.push, pool, learned)
+    return _derivative(primals, tangents, 1 + learned, again, map_of_rest, pool)
 
 
 def _pull_jvp(
     primals: Values, tangents: Values, *, pool: Pooling, sizes: tuple[int, ...], learned: bool
 ) -> Any:
     again = partial(bound, pull_p, pool=pool, sizes=sizes, learned=learned)
-    curve = partial(composed.pull, pool, learned)
-    return _derivative(primals, tangents, 1, again, curve, pool)
+    map_of_rest = partial(composed.pull, pool, learned)
+    return _derivative(primals, tangents, 1, again, map_of_rest, pool)
 
 
 def _push_transpose(cotangents: Values, *args: Any, pool: Pooling, learned: bool) -> Values:

@@ -120,7 +120,7 @@ class _Curved(Operator):
         slope = residual[-1] if residual and self.learned else None
         kept = list(residual[: self.kept])
         theta, count = operand or _ones(plan.layout.sum_dtype)
-        plan.kernels.curved(self.kernel(*options), x, theta, count, y, kept, slope, threads)
+        plan.kernels.nonlinear(self.kernel(*options), x, theta, count, y, kept, slope, threads)
 
     def pull(
         self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
@@ -128,7 +128,7 @@ class _Curved(Operator):
     ) -> None:  # fmt: skip
         theta, count = operand or _ones(plan.layout.sum_dtype)
         kept = list(residual[: self.kept])
-        kernel = plan.kernels.curved_backward
+        kernel = plan.kernels.nonlinear_backward
         kernel(self.kernel(*options), gy, x, theta, count, kept, gx, threads)
 
 

@@ -105,7 +105,7 @@ class WeightedKernels(SelectingKernels):
         self.average_backward(gy, of_mean, count_padding, 0, threads)
         gx.copy_(a * of_most + (1 - a) * of_mean)
 
-    def curved(
+    def nonlinear(
         self, which: str, x: Tensor, theta: Any, count: int, y: Tensor, kept: list[Tensor],
         sensitivity: Tensor | None, threads: int,
     ) -> None:  # fmt: skip
@@ -124,7 +124,7 @@ class WeightedKernels(SelectingKernels):
             **cut.constants, **self._align(cut, given),
         )  # fmt: skip
 
-    def curved_backward(
+    def nonlinear_backward(
         self, which: str, gy: Tensor, x: Tensor, theta: Any, count: int, kept: list[Tensor],
         gx: Tensor, threads: int,
     ) -> None:  # fmt: skip
