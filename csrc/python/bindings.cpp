@@ -75,7 +75,7 @@ NB_MODULE(_kernels_of_main, m) {
       .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple,
                     std::optional<std::string>, nb::tuple>(),
            nb::arg("type"), nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"),
-           nb::arg("told") = nb::none(), nb::arg("storage") = nb::tuple())
+           nb::arg("protocol") = nb::none(), nb::arg("storage") = nb::tuple())
       .def("key", &TensorSpec::key, nb::arg("args"), nb::arg("kwargs"))
       .def("call", &TensorSpec::call, nb::arg("kept"), nb::arg("args"), nb::arg("kwargs"))
       .def("parts", &TensorSpec::parts, nb::arg("array"))

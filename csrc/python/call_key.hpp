@@ -59,7 +59,7 @@ class TupleBuilder {
 // - parts: properties of the array that are part of the key; modes: those of the global state.
 // - plain: (property of the array, required value): a call with another value, or an error, has no
 //   key; quiet: (property of the global state, required value).
-// - told: how the layout of an array is read, which is the first part of the key: "by exchange"
+// - protocol: how the layout of an array is read, which is the first part of the key: "by exchange"
 //   (DLPack) or "by buffer"; None: by `parts`.
 // - storage: with "by exchange": functions of a tensor that return its storage and its offset in
 //   there in elements, and one of the storage that returns its bytes. A tensor whose storage was
@@ -67,15 +67,16 @@ class TupleBuilder {
 class TensorSpec {
  public:
   TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& plain,
-             const nb::tuple& modes, const nb::tuple& quiet, const std::optional<std::string>& told,
-             const nb::tuple& storage)
+             const nb::tuple& modes, const nb::tuple& quiet,
+             const std::optional<std::string>& protocol, const nb::tuple& storage)
       : type_(std::move(type)),
         parts_(list_of(parts)),
         modes_(list_of(modes)),
         storage_(list_of(storage)) {
-    has_buffer_ = told == "by buffer";
-    if (told == "by exchange") export_ = export_function_of(type_.ptr());
-    if (told && !has_buffer_ && !export_) throw nb::type_error("arrays of this type do not say so");
+    has_buffer_ = protocol == "by buffer";
+    if (protocol == "by exchange") export_ = export_function_of(type_.ptr());
+    if (protocol && !has_buffer_ && !export_)
+      throw nb::type_error("arrays of this type do not support this protocol");
     if (storage_.size() != (export_ ? 3 : 0)) throw nb::value_error("storage is for exports");
     for (nb::handle pair : plain) plain_.push_back(requirement(pair));
     for (nb::handle pair : quiet) quiet_.push_back(requirement(pair));

@@ -32,7 +32,7 @@ class Kind:
         plain: tuple[tuple[_Question, Any], ...],
         modes: tuple[Callable[[], Any], ...],
         quiet: tuple[tuple[Callable[[], Any] | tuple[object, str], Any], ...],
-        told: Literal["by exchange", "by buffer"] | None = None,
+        protocol: Literal["by exchange", "by buffer"] | None = None,
         storage: tuple[Callable[[Any], Any], ...] = (),
     ) -> None: ...
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None: ...

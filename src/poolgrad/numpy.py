@@ -200,7 +200,7 @@ KIND = Kind(
     plain=(),
     modes=(),
     quiet=(),
-    told="by buffer",
+    protocol="by buffer",
 )
 call_cache.LOOKUPS[np.ndarray] = call_cache.Lookup(KIND.call, KIND.key)
 

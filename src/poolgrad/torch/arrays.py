@@ -95,7 +95,7 @@ def kind(exchange: bool) -> Kind:
         modes=(torch.is_grad_enabled,),
         # Without these symbols no call is cached.
         quiet=_compat.quiet if _compat.has_call_cache else ((bool, True),),
-        told="by exchange" if exchange else None,
+        protocol="by exchange" if exchange else None,
         storage=_STORAGE if exchange else (),
     )
 
