@@ -295,15 +295,17 @@ class RegisterBlocked {
   // padding.
   POOLGRAD_LOOP void find_lines(i64 k, i64 d, i64 first, i64 lines) {
     const i64 in = p_.axis[1].in, lo = p_.axis[2].lo;
-    const bool bare = before_ + after_ == 0;
-    for (i64 i = 0; i < lines; ++i) {
-      const i64 h = first + i, line = k * lines_ + i;
-      if (readable_ && (bare ? h >= 0 && h < in : h > 0 && h + 1 < in)) {
-        lines_at_[line] = reinterpret_cast<const T*>(line_of(d, h)) - lo;
+    const i64 margin = before_ + after_ == 0 ? 0 : 1;  // the first and last line have no neighbour
+    const T** at = lines_at_ + k * lines_;
+    i64 offset = d * x_.depth + first * x_.height - lo;
+    for (i64 i = 0; i < lines; ++i, offset += x_.height) {
+      const i64 h = first + i;
+      if (readable_ && h >= margin && h < in - margin) {
+        at[i] = reinterpret_cast<const T*>(plane_) + offset;
         continue;
       }
-      T* copy = copies_ + line * pitch_;
-      lines_at_[line] = copy;
+      T* copy = copies_ + (k * lines_ + i) * pitch_;
+      at[i] = copy;
       if (h < 0 || h >= in) std::fill(copy + lo_ + lo, copy + hi_ + lo, fill_);
       else copy_row(x_, plane_, d, h, lo_, hi_, negate_, copy + lo_ + lo);
     }
