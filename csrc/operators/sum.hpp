@@ -264,17 +264,10 @@ struct SmallMeanState {
   // Computes rows from (od, oh) on with channels last, as many columns at once as the first cache
   // holds.
   void channels_last_rows(i64 od, i64 oh, i64 count, const Tile& tile, Target to) {
-    const i64 lo = tile.lo[2], hi = tile.hi[2], length = p.out_row();
-    const i64 full_lo = larger(lo, smaller(hi, p.axis[2].full_lo));
-    const i64 full_hi = larger(full_lo, smaller(hi, p.axis[2].full_hi));
-    for (i64 begin = full_lo, end; begin < full_hi; begin = end) {
-      end = smaller(full_hi, begin + channels_last.columns());
-      channels_last.make(oh, count, begin, end, to.at((begin - lo) * p.inner), length);
-    }
-    for (i64 q = 0; q < count; ++q) {
-      const Target row = to.line(q, length);
-      if (lo < full_lo) windows.part(od, oh + q, lo, full_lo, row);
-      if (full_hi < hi) windows.part(od, oh + q, full_hi, hi, row.at((full_hi - lo) * p.inner));
+    for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
+      hi = smaller(tile.hi[2], lo + channels_last.columns());
+      const Target here = to.at((lo - tile.lo[2]) * p.inner);
+      channels_last.make_all(windows, od, oh, count, lo, hi, here, p.out_row());
     }
   }
 };
