@@ -83,13 +83,13 @@ class Report:
         lines = [f"{len(self.replaced)} replaced", *(f"  {module}" for module in self.replaced)]
         for title, modules in (
             ("fused", self.fused),
-            ("left alone", self.left),
-            ("calling functions, which accelerate() reaches", self.calls),
+            ("not replaced", self.left),
+            ("with calls of pooling functions, which only accelerate() replaces", self.calls),
         ):
             if modules:
                 lines += [f"{len(modules)} {title}", *(f"  {module}" for module in modules)]
         if self.untraced:
-            lines.append(f"fused in nn.Sequential only, as torch.fx says: {self.untraced}")
+            lines.append(f"fused in nn.Sequential only, because torch.fx failed: {self.untraced}")
         return "\n".join(lines)
 
 
@@ -146,8 +146,8 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
     >>> print(convert(net))
     1 replaced
       2: MaxPool2d
-    1 left alone
-      3: LPPool2d: norm_type 3 is not even: PyTorch keeps signs, poolgrad does not
+    1 not replaced
+      3: LPPool2d: norm_type 3 is not even: poolgrad takes absolute values, PyTorch does not
     >>> net[2], isinstance(net[2], nn.MaxPool2d)
     (MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False), True)
     >>> print(revert(net))

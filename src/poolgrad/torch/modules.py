@@ -211,16 +211,16 @@ def unlike(module: nn.Module) -> str:
     """Return why a module of PyTorch gives other results than poolgrad's; empty if it does not."""
     if isinstance(module, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d):
         return (
-            "PyTorch gives the gradient of one place to every value with its index, poolgrad to "
-            "the value that stays"
+            "PyTorch gives the gradient of an output to every value with its index, poolgrad only "
+            "to the value that was kept"
         )
     if not isinstance(module, nn.LPPool1d | nn.LPPool2d | nn.LPPool3d):
         return ""
     power = module.norm_type
     if not isinstance(power, int | float) or power <= 0 or power % 2 != 0:
-        return f"norm_type {power!r} is not even: PyTorch keeps signs, poolgrad does not"
+        return f"norm_type {power!r} is not even: poolgrad takes absolute values, PyTorch does not"
     if module.ceil_mode:
-        return "with ceil_mode PyTorch counts inputs that a window at the edge does not hold"
+        return "with ceil_mode PyTorch scales the sum of a partial window, poolgrad does not"
     return ""
 
 
