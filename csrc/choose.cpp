@@ -10,7 +10,7 @@
 namespace poolgrad {
 namespace {
 
-// The size of the type in which a maximum compares elements.
+// Returns the size of the type in which a maximum compares elements.
 i64 compared_bytes(Dtype dtype) {
   const bool as_it_is =
       dtype == Dtype::uint8 || dtype == Dtype::float16 || dtype == Dtype::bfloat16;
@@ -32,13 +32,13 @@ bool has_few_taps(const Plan& p) {
 
 // Whether reading all taps of each window is cheaper than reducing along one axis after the other.
 bool shares_little(const Plan& p) {
-  i64 distinct = 1;  // taps of a window that no window before it had
+  i64 distinct = 1;  // taps of a window that the previous window does not hold
   for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
   const i64 most = distinct > 1 ? 25 : p.inner_axis >= 0 ? 16 : 12;
   return has_few_taps(p) && p.taps <= larger(4 * distinct, most);
 }
 
-// The squares that are compiled: kernel and stride.
+// Whether the windows are squares whose kernel size and stride are compiled in.
 bool is_compiled_square(const Plan& p, i64 max_stride) {
   const Axis &height = p.axis[1], &width = p.axis[2];
   const bool square = height.kernel == width.kernel && height.stride == width.stride &&
@@ -61,7 +61,7 @@ bool has_whole_rows(const Call& call) {
 
 bool always(const Call&) { return true; }
 
-// The specialised maxima: no float64, no large integers, no ties="zero".
+// Whether a maximum has specialised code: not for float64, 32- and 64-bit integers, ties="zero".
 bool is_specialised(const Call& call) {
   return !call.general_only && !is_wide(call.input.dtype) && !call.zero_ties;
 }
@@ -98,7 +98,7 @@ bool handles_joined_rows(const Call& call) {
 bool handles_register_blocked(const Call& call, i64 bytes) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
-  constexpr i64 kMaxDilation = 4;            // dilation
+  constexpr i64 kMaxDilation = 4;
   const i64 max_stride = bytes < 4 ? 2 : 3;  // no shuffle of every third byte
   const bool close = width.dilation == 1 || (width.stride == 1 && width.dilation <= kMaxDilation);
   return p.inner == 1 && close && is_compiled_square(p, max_stride) &&
@@ -205,13 +205,13 @@ bool handles_transposed_van_herk_2d(const Call& call) {
                              p.taps);
 }
 
-// --- The calls for which an algorithm is expected to be the fastest of those further down ---
+// --- The calls for which an algorithm is expected to be faster than those below it ---
 // For averages this depends on the shape of windows only, because it decides how sums are rounded.
 
 bool wins_unrolled(const Call& call) {
   const Plan& p = *call.plan;
-  // With channels last, a sweep goes over the channels of one pixel; separable filtering goes over
-  // all pixels of a row.
+  // With channels last, the inner loop of unrolled windows runs over the channels of one pixel;
+  // that of separable filtering runs over all pixels of a row.
   constexpr i64 kFewChannels = 16;
   const bool short_sweeps =
       p.inner > 1 &&
@@ -265,7 +265,7 @@ bool wins_transposed_planes(const Call& call) {
   const i64 used = ceil_div(n, planes) * planes;
   return has_many_planes(call) && wins_van_herk_2d(call) && 4 * (used - n) > used;
 }
-// Whether they would leave at least half of their lanes idle.
+// Whether vectors along a row would leave at least half of their lanes idle.
 bool wins_transposed_tiny_planes(const Call& call) {
   const Plan& p = *call.plan;
   constexpr i64 kFewTaps = 4;
@@ -369,7 +369,7 @@ Algorithm by_table(const Call& call, int wanted) {
   for (const Rule& rule : kTable) {
     if (rule.task == call.task && rule.wins(call) && rule.handles(call)) return rule.algorithm;
   }
-  __builtin_unreachable();  // the last algorithm of each task handles and wins every call
+  __builtin_unreachable();  // the last row of each task accepts every call
 }
 
 }  // namespace

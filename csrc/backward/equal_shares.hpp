@@ -52,7 +52,7 @@ class ScatterEqualShares {
   }
 
   // Computes in sums_ the shares of the output rows whose windows hold input row (d, h). Returns
-  // false if there are none.
+  // false if no window holds this row.
   bool sum_rows(const View& gy, const char* gradients, Divisor divisor, i64 d, i64 h) {
     const Range outs = phases_.outputs();
     bool any_window = false;
@@ -93,7 +93,7 @@ class ScatterEqualShares {
 
   const Plan& p_;
   const InputTile tile_;
-  // Few outputs or irregular windows: window by window; else tap by tap.
+  // Whether sums are added window by window (few outputs, irregular windows), not tap by tap.
   const bool by_window_;
   Phases<A> phases_;
   i64 n_;

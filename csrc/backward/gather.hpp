@@ -18,8 +18,8 @@ namespace {
   prefetch(plane + at + kPrefetchBytes, (columns.hi - columns.lo) * inner * size);
 }
 
-// Computes rows of input gradients from rows of output gradients, which are padded on both sides
-// with outputs that do not exist. Routed: an input receives a gradient only if the route names it.
+// Computes rows of input gradients from rows of output gradients, which are padded with zeros on
+// both sides. Routed: an input receives a gradient only if the route names its tap.
 template <class T, bool Routed>
 class Gather {
  public:
@@ -254,7 +254,7 @@ class Gather {
     sum(to, own.inputs, sources_, count_ * own.count, own.count);
   }
 
-  // Lists the outputs from which input `number` of a phase, and those after it, are computed.
+  // Lists the gradients that are added to inputs `number`, `number` + 1, ... of a phase.
   void list_sources(const Phase& own, i64 number, Source* next) const {
     for (i64 r = 0; r < count_; ++r) {
       for (i64 k = 0; k < own.count; ++k) {

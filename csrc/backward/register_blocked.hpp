@@ -63,7 +63,7 @@ class RegisterBlockedBackward {
 
  private:
   static constexpr i64 kMaxRows = 16, kMargin = 64;
-  static constexpr i64 kSpare = 2;  // lines on both sides, so that reads stay inside the array
+  static constexpr i64 kSpare = 2;  // lines that must exist on both sides of a block read in place
 
   // The gradients and routes of a block of rows: column `lo_` of the first row and the pitch;
   // without routes, column `lo_` of each row and its divisor.
@@ -74,7 +74,7 @@ class RegisterBlockedBackward {
     u32 tap;  // the first tap of the windows at this depth
     const T* const* lines;
     const T* divisors;
-    const char *gradients_next, *routes_next;  // to be prefetched: where the next block lies
+    const char *gradients_next, *routes_next;  // addresses of the next block, for prefetch
   };
 
   void prepare() {
@@ -158,7 +158,7 @@ class RegisterBlockedBackward {
     } else {
       for (i64 i = 0; i < lines; ++i) {
         const i64 oh = first + i;
-        // A read beyond the ends of a line between two others gets elements of these, which are
+        // A read beyond the ends of a line returns elements of the neighbouring lines, which are
         // masked.
         const bool real = oh >= 0 && oh < outs, amid = dense && oh > 0 && oh + 1 < outs;
         const bool there = amid || (real && plain && readable_);
@@ -174,7 +174,7 @@ class RegisterBlockedBackward {
     return block;
   }
 
-  // The address of column `lo_` of a row; neither needs to exist.
+  // Returns the address of column `lo_` of a row. Row and column may lie outside the array.
   const char* row_at(const View& v, const char* plane, i64 od, i64 oh) const {
     return plane + (od * v.depth + oh * v.height + lo_ * v.width) * size_of(v.dtype);
   }
@@ -369,15 +369,15 @@ class RegisterBlockedBackward {
   const bool streams_;
   i64 lo_, pitch_, lines_, copied_;  // the first column of a block; of lines
   Range valid_;                      // the columns of outputs that exist
-  bool readable_,
-      overreadable_;  // lines are read in place, without or with elements of their neighbours
+  bool readable_;                    // lines may be read in place
+  bool overreadable_;  // lines may be read in place with elements of neighbouring lines
   bool ready_ = false;
   T *gradients_, *divisors_, *row_divisors_, *discarded_;
   const T** at_;  // lines that are not routed
   std::uint8_t* routes_;
   u32* wide_;
   T** rows_;                       // where rows of input gradients are stored
-  GradientLines* lines_by_depth_;  // one entry for each depth whose windows hold them
+  GradientLines* lines_by_depth_;  // one entry for each depth of outputs
   const View *gy_ = nullptr, *routing_ = nullptr;
   const char *gradient_plane_ = nullptr, *route_plane_ = nullptr;
   Divisor divisor_{};

@@ -10,7 +10,7 @@
 namespace poolgrad {
 namespace {
 
-// A gradient is added to the input that its route names.
+// Computes the gradients of inputs: each input adds the gradients whose route names its tap.
 template <class T>
 class RegisterBlockedChannelsLastBackward {
  public:
@@ -59,7 +59,8 @@ class RegisterBlockedChannelsLastBackward {
   }
 
  private:
-  // The channels of an output's gradient and route; zeros and kNowhere if there is no such output.
+  // Pointers to the channels of an output's gradient and route; to zeros and kNowhere outside the
+  // plane of outputs.
   struct OutputChannels {
     const T* gradient;
     const std::uint8_t* route;

@@ -14,7 +14,7 @@ namespace {
 template <class T, class R>
 class ScatterRoutes {
  public:
-  static constexpr i64 kPlanesTogether = 8;  // planes
+  static constexpr i64 kPlanesTogether = 8;
 
   // planes: of the task
   ScatterRoutes(const Plan& p, const InputTile& tile, i64 planes, bool in_place, Arena& arena)
@@ -56,8 +56,8 @@ class ScatterRoutes {
     T *gradient_row, *first_sum = nullptr;
     R* route_row;
     const char *gradients = nullptr, *routes = nullptr;
-    const T* g = nullptr;  // a row of them
-    const R* r = nullptr;
+    const T* g = nullptr;  // current row of gradients
+    const R* r = nullptr;  // current row of routes
   };
 
   template <std::size_t... J>
@@ -190,10 +190,11 @@ class ScatterRoutes {
   const Range outs_;  // the outputs of a row whose windows reach the tile
   const i64 n_;
   Index* columns_;  // where their windows begin
-  T* values_;       // summands of chunks of rows of several planes,
-  Index* targets_;  // and their targets
+  T* values_;       // gradients of chunks of rows of several planes
+  Index* targets_;  // inputs that these gradients are added to
   const bool fits_index_;
-  i64 next_, line_, slice_;  // from a tap to the next; in addition to the next line, and depth
+  // Address steps from a tap to the next one, and the additional steps to the next line and depth.
+  i64 next_, line_, slice_;
   bool ready_ = false;
 };
 

@@ -35,7 +35,7 @@ struct TieRows {
   return bits[k / 8] >> (k % 8) & 1;
 }
 
-// Sets the bits of the inputs that equal the maximum. positive: zeros get no bit (ReLU).
+// Sets the bits of the inputs that equal the maximum. positive: no bit is set for zeros (ReLU).
 template <class T>
 void mark_ties(const Plan& p, const Tile& tile, const View& x, const char* inputs, const View& y,
                const char* outputs, bool positive, TieRows<T>& rows, std::uint8_t* winners) {

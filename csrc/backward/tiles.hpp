@@ -33,14 +33,14 @@ class Phases {
   // used: whether sums are stored, else only outputs() is valid.
   Phases(const Axis& a, i64 lo, i64 hi, bool used, Arena& arena) : a_(a), lo_(lo), hi_(hi) {
     const Range first = covering(a, lo), last = covering(a, hi - 1);
-    outputs_.lo = smaller(first.lo, (lo + a.lo) / a.stride);  // so that no column lies before them
+    outputs_.lo = smaller(first.lo, (lo + a.lo) / a.stride);  // shifts of phases are not negative
     outputs_.hi = larger(outputs_.lo, last.hi);
     length_ = outputs_.hi - outputs_.lo + (a.kernel - 1) * a.dilation / a.stride + 1;
     sums_ = used ? arena.take<T>(length_ * a.stride) : nullptr;
     for (i64 phase = 0; used && phase < a.stride; ++phase) phases_[phase] = phase_of(phase);
   }
 
-  Range outputs() const { return outputs_; }  // whose windows reach the columns
+  Range outputs() const { return outputs_; }  // outputs whose windows reach the columns
 
   void clear() { std::memset(sums_, 0, static_cast<std::size_t>(length_ * a_.stride) * sizeof(T)); }
 
@@ -144,8 +144,8 @@ class InverseTaps {
 // Offsets of the taps of a window in memory, from its first tap.
 class TapOffsets {
  public:
-  static constexpr i64 kMaxTable = 1 << 16;  // more taps than this, or than outputs, are
-                                             // computed, not looked up
+  // Larger windows, and windows with more taps than the call has outputs, use no table.
+  static constexpr i64 kMaxTable = 1 << 16;
 
   TapOffsets(const Plan& p, i64 depth, i64 height, i64 width, Arena& arena)
       : kh_(p.axis[1].kernel),

@@ -1,5 +1,5 @@
-// Unpooling: scatters values to their indices in a plane of zeros. The last of several values with
-// the same index stays, and only that one gets the gradient.
+// Scatters values to their indices in a plane of zeros (unpooling), and its vjp. Of several values
+// with the same index the last is kept, and only it receives the gradient.
 #pragma once
 
 #include "geometry/view.hpp"
@@ -23,7 +23,7 @@ void each_index(const Plan& p, const View& x, const View& indices, const char* p
   }
 }
 
-// Returns whether all indices lie in the plane of the output; else stores one that does not.
+// Returns whether all indices lie in the plane of the output; else stores an invalid one.
 [[maybe_unused]] inline bool all_inside(const Plan& p, const View& indices, const char* plane,
                                         i64* culprit) {
   const i64 size = p.axis[0].out * p.axis[1].out * p.axis[2].out;

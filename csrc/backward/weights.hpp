@@ -68,8 +68,8 @@ struct SoftWeight {
   }
 };
 
-// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; residuals: m, 1 / s, t / s. Where
-// there is none, the same for all; residuals: 0, 1 / n
+// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; residuals: m, 1 / s, t / s. In a
+// window without positive inputs 1 / n for each input; residuals: 0, 1 / n
 template <class A>
 struct PositiveWeight {
   static constexpr int kResiduals = 3;
@@ -99,7 +99,7 @@ struct MixedWeight {
 // The arrays that a backward pass reads.
 struct WeightedOperands {
   const View *gy, *x, *routes;  // x: null for mixed pooling; routes: null for the others
-  const View* residuals;        // the residuals
+  const View* residuals;        // kMaxResiduals arrays at most; null for mixed pooling
   Divisor divisor;              // of the average in mixed pooling
 };
 
@@ -255,7 +255,7 @@ class WeightedBackward {
   const Plan& p_;
   const InputTile tile_;
   const InnerLoops loops_;
-  const bool by_window_;  // few outputs, or irregular windows
+  const bool by_window_;  // adds window by window (few outputs, irregular windows), not tap by tap
   Phases<A> phases_, inputs_;
   RowWriter<A> gx_;
   int whole_ = 0;

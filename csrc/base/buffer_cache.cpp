@@ -29,7 +29,7 @@ struct MemoryBlock {
 // never allocates.
 struct Cache {
   std::mutex mutex;
-  std::vector<MemoryBlock> blocks;  // unused ones, the longest unused first
+  std::vector<MemoryBlock> blocks;  // unused blocks, least recently used first
   std::size_t live = 0;             // blocks in use
   std::size_t used = 0, kept = 0, limit = 0;
 
@@ -46,12 +46,12 @@ struct Cache {
 };
 
 Cache& cache() {
-  static auto* only = new Cache;  // never destroyed: results may outlive everything
+  static auto* only = new Cache;  // never destroyed: results may outlive static destructors
   return *only;
 }
 
-// Holds the lock of the cache. Results are created and destroyed by Python's threads and by XLA's,
-// which do not hold Python's lock.
+// RAII guard: holds the lock of the cache. Results are created and destroyed by Python's threads
+// and by XLA's threads, which do not hold the GIL.
 class Locked {
  public:
   Cache* operator->() const { return &cache(); }
@@ -60,7 +60,8 @@ class Locked {
   std::lock_guard<std::mutex> lock_{cache().mutex};
 };
 
-// A fork while another thread holds the lock would leave it locked in the child: fork waits for it.
+// fork() waits for the lock of the cache: a lock that another thread holds would stay locked in the
+// child.
 const bool fork_waits = [] {
   return pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
                         [] { cache().mutex.unlock(); }) == 0;
@@ -74,8 +75,9 @@ char* fresh(std::size_t size) {
   return static_cast<char*>(data);
 }
 
-// Results above this size are written by non-temporal stores: the size of the last-level cache on
-// AMD's processors from Zen 5 on, where such stores are known to gain; infinite on others.
+// Returns the size above which results are written by non-temporal stores: the size of the
+// last-level cache on AMD processors from Zen 5 on, where such stores are faster; no limit
+// elsewhere.
 std::size_t default_stream_limit() {
 #if defined(__x86_64__)
   constexpr unsigned kZen5 = 0x1A, kCaches = 0x8000001D, kLast = 3;

@@ -29,7 +29,7 @@ constexpr i64 kTaskTaps = 1 << 23;
 // would read inputs twice) and every thread gets the same number of planes.
 struct Partition {
   i64 planes = 1, parts = 1;  // planes of a task, parts of a plane
-  int axis = 2, threads = 1;  // axis: that parts divide
+  int axis = 2, threads = 1;  // axis: divided into parts
 
   Partition(const Plan& p, int max_threads, bool outputs) {
     const auto length = [&](int a) { return outputs ? p.axis[a].out : p.axis[a].in; };
@@ -54,7 +54,8 @@ struct Partition {
     if (planes == 1) parts = larger(parts, smaller(length, taps_of_plane(p) / kTaskTaps));
   }
 
-  // Gives each task a multiple of `count` planes, if there are enough for all threads.
+  // Rounds the planes of each task to a multiple of `count`, if there are enough planes for all
+  // threads.
   void group_planes(i64 count, i64 all) {
     planes = larger(planes, smaller(count, all / threads));
     if (planes > count) planes -= planes % count;

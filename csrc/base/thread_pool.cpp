@@ -40,9 +40,9 @@ struct OpenMP {
   void (*start)(void (*member)(void*), void* context, unsigned threads, unsigned flags) = nullptr;
 };
 
-// The consecutive tasks that one thread starts with: the same in every call, and those that a
-// framework gives it, so that the data is in the caches of that thread. Then the thread takes tasks
-// of other threads (work stealing).
+// The consecutive tasks that one thread starts with. Every call, and the static schedules of
+// frameworks, assign the same share to a thread, so that its data is in the caches of that thread.
+// Then the thread takes tasks of other threads (work stealing).
 struct alignas(64) TaskShare {
   std::atomic<i64> next{0};
   i64 end = 0;
@@ -109,8 +109,8 @@ class Pool {
  private:
   enum class End { complete, failed, interrupted };
 
-  // Starts all threads of the team, since a smaller team would end the others; the first of them
-  // run the tasks.
+  // Starts all threads of the OpenMP team, since a smaller team would end the remaining threads;
+  // the first `threads_` members run the tasks.
   void with_team() {
     const auto member = [](void* self) {
       Pool* pool = static_cast<Pool*>(self);
@@ -196,7 +196,8 @@ class Pool {
 // loaded: a fork while another thread creates it would copy a half-constructed pool.
 std::atomic<Pool*> pool{new (std::nothrow) Pool};
 
-// The child of a fork has none of the workers and may have a locked mutex: it gets a new pool.
+// Replaces the pool in the child of a fork, which has no worker threads and may have a locked
+// mutex.
 void forget_pool() { pool.store(new (std::nothrow) Pool); }
 
 const bool forks_are_safe = pthread_atfork(nullptr, nullptr, forget_pool) == 0;

@@ -73,7 +73,7 @@ void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step
       const typename Op::Row halves[2] = {doubled, Op::at(doubled, half * gap)};
       Op::fold_rows(doubled, n, halves, 0, half, group_size<Op, 2>(), is_first<Op, true>());
     }
-    if (Op::kIdempotent && 2 * size > a.kernel) {  // the two may overlap
+    if (Op::kIdempotent && 2 * size > a.kernel) {  // two reductions, which may overlap
       const i64 rest = a.kernel - size;
       const typename Op::Row both[2] = {doubled, Op::at(doubled, rest * gap)};
       Op::fold_rows(to, outputs, both, 0, rest, group_size<Op, 2>(), is_first<Op, true>());

@@ -25,8 +25,8 @@ class LogStepDoubling {
   bool fits() const { return size_ >= 1 << kFirstLevel && size_ <= 2 * W; }
 
   // Calls visit(line, i, partial, lanes) for outputs i, i + 1, ... of some rows, `pitch` apart,
-  // from the last vector of each row to its first, and visit.next(line) after each row. line: the
-  // first.
+  // from the last vector of each row to its first, and visit.next(line) after each row. `line`
+  // describes the first row.
   template <class Visitor>
   void make(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
             typename Visitor::Line line) const {
@@ -34,7 +34,7 @@ class LogStepDoubling {
   }
 
  private:
-  static constexpr int kFirstLevel = 2;  // smaller windows are seldom high
+  static constexpr int kFirstLevel = 2;  // windows narrower than 4 are rarely tall enough for this
   using Partial = typename Op::template Partial<V>;
 
   template <int Level, class Visitor>
@@ -82,7 +82,7 @@ class LogStepDoubling {
       return Op::each(own, next, slid(by));
     };
     if constexpr (Op::kIdempotent) {
-      if constexpr (kLast) {  // the two may overlap
+      if constexpr (kLast) {  // merges two reductions, which may overlap
         const i64 rest = smaller(size, kernel - size);
         sum = own;
         Op::merge(sum, apart(rest), static_cast<u32>(rest));

@@ -8,8 +8,8 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMaxBlockedRows = 8;         // rows of outputs of a block,
-inline constexpr i64 kBlockBytes = i64{1} << 14;  // and bytes of their inputs
+inline constexpr i64 kMaxBlockedRows = 8;         // rows of outputs of a block
+inline constexpr i64 kBlockBytes = i64{1} << 14;  // bytes of the inputs of a block
 
 // Calls f with kernel and stride as compile-time constants, if they are compiled (up to a stride).
 // Returns whether they are.
@@ -144,9 +144,8 @@ POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& 
   }
 }
 
-// Calls some(depth, row), which returns the number of rows that it computed, until the tile is
-// complete.
-// deep: all depths of some rows come before the next rows.
+// Calls compute_rows(depth, row), which returns the number of rows that it computed, until the tile
+// is complete. deep: all depths of a block of rows are computed before the next rows.
 template <class F>
 void over_rows(const Tile& tile, bool deep, F&& compute_rows) {
   const i64 end = tile.hi[1];
@@ -161,9 +160,10 @@ void over_rows(const Tile& tile, bool deep, F&& compute_rows) {
   }
 }
 
-// Op provides `first` and `take` for the partial reduction of one line of taps, `merge` for a later
-// line, `store` for a result, and `check_nan` and `found_nan` to detect NaNs: Op itself may assume
-// that there is none. fill: the value of padding.
+// Computes blocks of several rows of outputs. Op provides `first` and `take` for the partial
+// reduction of one line of taps, `merge` for a later line, `store` for a result, and `check_nan`
+// and `found_nan` to detect NaNs, because Op itself may assume that no input is NaN. fill: the
+// value of padding.
 template <class Op>
 class RegisterBlocked {
  public:
@@ -177,7 +177,7 @@ class RegisterBlocked {
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
     const i64 reach = (width.out - 1) * width.stride + span(width);
     before_ = larger(0, width.lo), after_ = larger(0, reach - width.lo - width.in);
-    // Memory beside a row of inputs belongs to the array for one row before and one row after it.
+    // Elements before and after a row may be read in place if they belong to its neighbouring rows.
     const i64 most = smaller(span(width), x.height);
     const bool near = before_ <= most && after_ <= most;
     readable_ = !negate && near && x.dtype == DtypeOf<T>::value && x.width == 1 &&
@@ -387,7 +387,7 @@ class RegisterBlocked {
   T* copies_ = nullptr;
   DepthLines* depth_lines_ = nullptr;
   const T** lines_at_ = nullptr;  // the lines of all depths
-  // Partial reductions of depths that later outputs need, too: those from line `first_` on.
+  // Cached partial reductions of depths that several outputs share, for the lines from `first_` on.
   bool deep_ = false;
   char* partials_ = nullptr;
   i64 partial_bytes_ = 0, first_ = 0, cached_depths_[kSlots];

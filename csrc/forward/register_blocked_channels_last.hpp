@@ -8,11 +8,11 @@
 namespace poolgrad {
 namespace {
 
-// Rows of outputs at once, which share lines of inputs: more rows would map to the same sets of the
-// first cache. At larger strides rows share too little for several memory streams.
+// Rows of outputs that are computed at once and share lines of inputs, at stride 1. More rows would
+// map to the same sets of the first-level cache; at larger strides rows share too few inputs.
 inline constexpr i64 kMaxChannelsLastRows = 4;
-inline constexpr i64 kChannelsLastBlock = i64{1}
-                                          << 10;  // elements of a row that are computed at a time
+// Elements of a row that are computed at a time.
+inline constexpr i64 kChannelsLastBlock = i64{1} << 10;
 
 template <class Op>
 class RegisterBlockedChannelsLast {

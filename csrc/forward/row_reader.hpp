@@ -38,7 +38,7 @@ POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i6
   if (from != to && !negate) std::copy(from, from + n, to);
 }
 
-// Whether padding is so narrow that rows may be copied with it.
+// Whether padding is narrow enough to be copied together with the row.
 [[maybe_unused]] inline bool has_little_padding(const Axis& a) {
   return !a.regular() || (a.m - 1) * a.stride + (a.kernel - 1) * a.dilation < 2 * a.n + 64;
 }
@@ -48,9 +48,9 @@ template <class A>
 struct ReadOptions {
   bool negate = false;                 // reverse the order of numbers, for a minimum
   const Quotient* quotient = nullptr;  // divide by divisors
-  bool pad = false;                    // write `fill` where windows reach beyond the row,
-  A fill{};                            // if padding is narrow
-  i64 depths = 1, heights = 1;         // neighbouring rows that are used together
+  bool pad = false;                    // add narrow padding to copied rows
+  A fill{};                            // value of the padding
+  i64 depths = 1, heights = 1;         // neighbouring rows that are kept in the buffer
 };
 
 // Reads input rows as numbers of type A; copies a row only if it must be converted or padded.
@@ -100,7 +100,7 @@ class Reader {
     if (options_.quotient) options_.quotient->fill_row(lo_, hi_, divisors_);
   }
 
-  const A* at(i64 d, i64 h) const {  // of a direct reader
+  const A* at(i64 d, i64 h) const {  // requires direct()
     return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
   }
   // Row (d, h); the pointer is to column 0.

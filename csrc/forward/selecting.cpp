@@ -46,8 +46,8 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
                                       .threads = work.threads,
                                       .vector_bytes = kVectorBytes,
                                       .general_only = kGeneralOnly});
-  std::unique_ptr<std::atomic<bool>[]>
-      left;  // planes that the specialised algorithm did not compute
+  // Planes that the specialised algorithm did not compute.
+  std::unique_ptr<std::atomic<bool>[]> left;
   if constexpr (!kGeneralOnly) {
     switch (algorithm) {
       case Algorithm::unrolled:

@@ -8,8 +8,8 @@
 namespace poolgrad {
 namespace {
 
-// KeepingRoutes, WithoutRoutes: the reduction with and without routes. Two-byte floats and bytes
-// are compared as they are, without conversion.
+// Computes small windows. KeepingRoutes, WithoutRoutes: the operator with and without routes.
+// Two-byte floats and bytes are compared without conversion.
 template <class KeepingRoutes, class WithoutRoutes>
 void reduce(const Work& work, Algorithm algorithm, const View& x, Dense y, Dense routes,
             Select which) {

@@ -10,8 +10,8 @@ namespace {
 
 inline constexpr int kPacked = 16;  // elements that are copied at a time
 
-// Copies rows that lie `pitch` apart to contiguous rows, converting routes to bytes. Vectors
-// overrun a row where the next one follows; the source has as many elements behind its last row.
+// Copies rows that lie `pitch` apart to contiguous rows and converts routes to bytes. A vector may
+// overrun a row into the next one; the source has kPacked spare elements after its last row.
 template <int W, class T, class R>
 POOLGRAD_LOOP void pack_by(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
   using V = Vec<T, W>;

@@ -61,7 +61,7 @@ class RowCache {
   }
 
   const bool shared;
-  const int max_level;  // the highest level
+  const int max_level;
 
  private:
   i64 n_, lines_, slots_ = 0, first_[64], mask_[64];

@@ -1,6 +1,6 @@
-// Transposed planes: wide windows in planes so narrow that rows would leave lanes idle. Transposes
-// as many planes as a vector has lanes into one plane whose vectors hold one pixel of each, reduces
-// that, and transposes the results back.
+// Reduces wide windows in narrow planes, whose rows would leave lanes idle. Transposes as many
+// planes as a vector has lanes into one plane whose vectors hold one pixel of each plane, reduces
+// this plane, and transposes the results back.
 #pragma once
 
 #include "base/partition.hpp"
@@ -62,7 +62,7 @@ class TransposedPlanes {
 
  private:
   static_assert(kMaxTransposedBytes / kVectorBytes <=
-                kElementsPerThread / kPartsPerThread);  // so that no task has a part of a plane
+                kElementsPerThread / kPartsPerThread);  // planes are not divided into parts
 
   static bool is_as_it_is(const View& x) { return x.dtype == DtypeOf<T>::value; }
 

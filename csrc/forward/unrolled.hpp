@@ -11,8 +11,8 @@ namespace poolgrad {
 namespace {
 
 inline constexpr i64 kJoinedOutputs = 2048;  // outputs of joined rows, gaps included
-inline constexpr i64 kChannelsLastElements =
-    512;  // elements of a row of pixels that are computed at a time
+// Elements of a row of pixels that are computed at a time, with channels last.
+inline constexpr i64 kChannelsLastElements = 512;
 
 // Loads tap t of W windows that lie S columns apart. Taps are `step` apart where S is 1, else one.
 template <i64 S, class V, class T>
@@ -27,8 +27,8 @@ POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
 template <class Op>
 concept HasFixedSquares = requires { requires Op::kHasFixedSquares; };
 
-// Whether storing a partial reduction is so much code that it is compiled for one width, with
-// masked tails.
+// Whether `store` compiles to so much code that it is compiled for one vector width, with masked
+// tails.
 template <class Op>
 concept Heavy = requires { requires Op::kHeavy; };
 
@@ -36,10 +36,10 @@ concept Heavy = requires { requires Op::kHeavy; };
 template <class Op>
 concept MakesPairs = kSpecialised<typename Op::In> && requires { requires Op::kPairs; };
 
-// Op provides `first`, `take` and `store` for the partial reduction of a window, lane by lane.
-// Target: the output rows. kFill: padding that changes no result, unless may_be_padding() says that
-// an output may be the padding itself. kPads: whether there is such a value. kByLines: each line of
-// taps is reduced on its own, then lines are merged, so that all algorithms round alike.
+// Computes rows of outputs. Op provides `first`, `take` and `store` for the partial reduction of a
+// window, lane by lane. Target: pointers to the outputs. kPads: padding may be replaced by kFill,
+// which changes no result unless may_be_padding() returns true. kByLines: each line of taps is
+// reduced on its own, then lines are merged, so that all algorithms round alike.
 template <class Op>
 class Unrolled {
  public:
@@ -171,7 +171,7 @@ class Unrolled {
     const bool all = reader_.padded();
     if (all) columns(lo, hi, to);
     else if (full_lo < full_hi) columns(full_lo, full_hi, to.at((full_lo - lo) * p_.inner));
-    const auto edge = [&](i64 o) {  // unless it is already computed, and not the padding
+    const auto edge = [&](i64 o) {  // computes output o unless it is valid already
       if (!all || Op::may_be_padding(to, o - lo)) one(o, to.at((o - lo) * p_.inner));
     };
     for (i64 o = lo; o < full_lo; ++o) edge(o);
@@ -186,7 +186,7 @@ class Unrolled {
   };
   struct Taps {
     const Tap* list;
-    i64 count, line;  // all of them, and those of a line
+    i64 count, line;  // number of taps, and of taps in a line
   };
 
   // Columns from the first tap of the first window to the last tap of the last.

@@ -16,8 +16,8 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kVanHerkBytes = 1 << 19;  // of a block of rows,
-inline constexpr i64 kGroupLength = 1 << 10;   // elements of rows that are read together
+inline constexpr i64 kVanHerkBytes = 1 << 19;  // bytes of a block of rows
+inline constexpr i64 kGroupLength = 1 << 10;   // elements of the rows that are read together
 
 // Op loads, merges and stores partial reductions of a window, lane by lane. kNeedsFinite: planes
 // with a NaN or an infinity are not reduced.
@@ -106,7 +106,7 @@ class VanHerk2d {
   }
 
  private:
-  static constexpr i64 kStrips = 2;  // interleaved, so that they do not wait for each other
+  static constexpr i64 kStrips = 2;  // interleaved, to hide the latency of operations
 
   i64 columns_at_a_time(const Op& op) const {
     const i64 all = tile_.hi[2] - tile_.lo[2], shared = reach(p_.axis[2]);
@@ -152,7 +152,7 @@ class VanHerk2d {
     return patch_;
   }
 
-  // The rows of a block that are inputs and that later outputs use.
+  // Returns the rows of a block that lie in the input and in a later window.
   Range valid_rows(i64 block) const {
     const Axis& a = p_.axis[1];
     const i64 first = block * a.kernel - shift_ - a.lo;
@@ -237,7 +237,7 @@ class VanHerk2d {
     return true;
   }
 
-  // A row without inputs.
+  // Emits outputs and clears the block's row where the input has no row (padding).
   template <bool kMakes, class Emit>
   POOLGRAD_LOOP void no_row(const Pass<kMakes, Emit>& given,
                             typename Pass<kMakes, Emit>::Line line) const {
@@ -309,7 +309,7 @@ class VanHerk2d {
     }
   }
 
-  // Turns each row of a block into the suffix of the block from that row on.
+  // Replaces each row of a block by the suffix reduction of the block from this row on.
   void compute_suffixes(i64 block) const {
     i64 s = 0;
     for (; s + kStrips <= patch_.strips; s += kStrips) compute_suffix_strips<kStrips>(block, s);
@@ -344,21 +344,22 @@ class VanHerk2d {
   const View& x_;
   const Tile tile_;
   const ReadOptions<T> options_;
-  const bool by_pixel_;  // a strip is a pixel
-  const i64 column_elements_, vectors_,
-      columns_;                 // elements of a column; vectors of channels; of a patch
+  const bool by_pixel_;         // a strip is a pixel
+  const i64 column_elements_;   // elements of a column
+  const i64 vectors_;           // vectors of channels
+  const i64 columns_;           // columns of a patch
   const i64 shift_;             // rows of the first block that belong to other windows
   i64 pieces_ = 1, group_ = 1;  // rows that are read together
-  Row block_{};                 // a block's rows,
-  Row above_{};                 // prefix of the rows of the next block
+  Row block_{};                 // rows of a block
+  Row above_{};                 // prefix reduction of the next block
   Row row_{}, doubled_{};
   T* raw_ = nullptr;
-  char* scratch_ = nullptr;  // the reader's
+  char* scratch_ = nullptr;  // memory of reader_
   std::optional<Reader<T>> reader_;
   Patch patch_{};
   i64 piece_ = -1, pitch_ = 0;
-  i64 origin_ = 0;  // the input column where the first window of a row begins,
-  Range valid_{};   // columns from there on that are inputs
+  i64 origin_ = 0;  // input column of tap 0 of the first window of a row
+  Range valid_{};   // columns of a copied row that are inputs, counted from origin_
 };
 
 }  // namespace

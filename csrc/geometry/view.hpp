@@ -95,8 +95,8 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
   return p;
 }
 
-// Writes the values of a parameter in a plane: `outputs` times one for each channel of the inner
-// axis. Magnitudes below `least` become `least`, with their sign.
+// Writes one parameter value for each of `outputs` outputs and each channel of the inner axis.
+// Magnitudes below `least` are raised to `least`; the sign is kept.
 template <class A>
 void fill_parameter(const Plan& p, Parameter from, i64 plane, i64 outputs, A* row, A least = 0) {
   const A* values = static_cast<const A*>(from.values);

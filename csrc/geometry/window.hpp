@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-// For inner loops and constructors of per-task state: compiled once, not into each of their
-// callers, which keeps the machine code small.
+// For inner loops and constructors of per-task state: not inlined, which keeps the machine code
+// small.
 #define POOLGRAD_LOOP __attribute__((noinline))
 // For the steps of inner loops: a call would cost as much as its work.
 #define POOLGRAD_INLINE inline __attribute__((always_inline))
@@ -49,7 +49,7 @@ struct Axis {
 
 // The shape and the windows of a call. The pooled axes are depth, height and width; missing ones
 // have one window of one input. `inner` is the size of an axis that is contiguous in memory and not
-// pooled (channels last), 1 if there is none.
+// pooled (channels last), else 1.
 struct Plan {
   Axis axis[3];
   i64 inner = 1;
@@ -67,8 +67,8 @@ struct Plan {
   i64 winner_bytes() const { return (taps + 7) / 8; }  // ties="split": one bit for each tap
 };
 
-// Everything below has internal linkage: kernels.cpp is compiled once per instruction set, and the
-// linker must never merge a function compiled for one with the same function compiled for another.
+// Everything below has internal linkage: every kernel translation unit is compiled once for each
+// instruction set, and the linker must not merge the copies of a function.
 namespace {
 
 [[maybe_unused]] constexpr i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
@@ -168,7 +168,7 @@ struct Range {
   return {lo, larger(lo, hi)};
 }
 
-// An upper bound of the valid inputs of a window: without padding.
+// Returns an upper bound of the number of valid inputs of a window, padding excluded.
 [[maybe_unused]] inline i64 max_valid_inputs(const Plan& p) {
   i64 most = 1;
   for (const Axis& a : p.axis) most *= smaller(a.kernel, ceil_div(a.n, a.dilation));

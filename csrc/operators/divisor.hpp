@@ -30,7 +30,7 @@ struct Divisor {
   }
 };
 
-// Divides rows of sums by their divisors.
+// Divisors of the windows of one plan.
 struct Quotient {
   const Plan& windows;
   Divisor divisor;

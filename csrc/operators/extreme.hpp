@@ -34,7 +34,7 @@ struct Max {
   using Row = ValuesAndTaps<T>;
 
   static constexpr bool kIdempotent = !ZeroTies;
-  static constexpr bool kAnySize = ZeroTies;  // rare: one body for any group size
+  static constexpr bool kAnySize = ZeroTies;  // one loop for all group sizes, to save machine code
   static constexpr bool kDoubles = true;
   static constexpr bool kRounds = false;  // merging in another order changes nothing
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // an infinity may equal the fill
@@ -159,7 +159,7 @@ struct Max {
     V all = V{} + lowest<T>(), nan_check{};
     i64 piece = 0;
     for (i64 begin = 0; begin < taps; begin += kStretch) {
-      const i64 first = smaller(begin, taps - kStretch);  // the last one overlaps the one before
+      const i64 first = smaller(begin, taps - kStretch);  // the last piece overlaps its predecessor
       V strands[kStrands];
       for (V& strand : strands) strand = all;
       for (i64 i = 0; i < kStretch; i += kStrands * W) {
@@ -185,7 +185,7 @@ struct Max {
     if constexpr (NaNs) {
       if (any(nan_check != nan_check)) return lane_by_lane(to, from, taps, tap);
     }
-    // Bounded: if another thread changes the input meanwhile, its maximum may be gone.
+    // The search is bounded, because another thread may overwrite the maximum in the meantime.
     i64 t = piece;
     for (const i64 last = piece + kStretch - W; t < last && !any(load<V>(from + t) == all);) t += W;
     for (const i64 last = t + W - 1; t < last && from[t] != all[0];) ++t;
@@ -334,8 +334,8 @@ struct SmallMax {
   }
 };
 
-// Stores the first lanes of `where` as route `first` and those after it; kNowhere becomes the
-// largest number of the type.
+// Stores the first `lanes` lanes of `best_tap` as routes `first`, `first` + 1, ... kNowhere becomes
+// the largest number of the route's type.
 template <class P>
 POOLGRAD_INLINE void put_routes(P best_tap, Dense to, i64 first, i64 lanes) {
   if (to.dtype == Dtype::uint8)
@@ -362,7 +362,7 @@ POOLGRAD_INLINE void put_routes(P best_tap, Dense to, i64 first, i64 lanes) {
   return false;
 }
 
-// Routes outputs of row (od, oh) whose window holds no input to nowhere.
+// Sets the routes of windows of row (od, oh) that hold no input to kNowhere.
 [[maybe_unused]] inline void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, u32* r) {
   const bool none = span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0;
   for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o, r += p.inner) {

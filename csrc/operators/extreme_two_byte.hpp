@@ -1,5 +1,5 @@
-// Reductions of maxima of float16 and bfloat16, compared as integers: a vector holds twice as many
-// as of float32, and nothing is converted.
+// Computes maxima of float16 and bfloat16, compared as integers: a vector holds twice as many
+// elements as with float32, and no element is converted.
 #pragma once
 
 #include "operators/extreme.hpp"
@@ -19,7 +19,7 @@ auto key_of_bits(V bits) {
   return ((own & 0x7FFF) ^ sign) - sign;
 }
 
-// The maximum of either type if no input is NaN. Only the fill depends on the type.
+// The maximum of float16 or bfloat16 if no input is NaN. Only the fill value differs between both.
 template <bool WithRoutes>
 struct TwoByteMaxNoNaN {
   using In = std::uint16_t;

@@ -1,4 +1,4 @@
-// Mixed pooling: computes a * max + (1 - a) * average, both reductions over each row in one pass.
+// Computes mixed pooling, a * max + (1 - a) * average, with both reductions in one pass over rows.
 #pragma once
 
 #include "base/instruction_set.hpp"
@@ -29,7 +29,7 @@ struct MaxAndSum {
   };
 
   static constexpr bool kIdempotent = false;
-  static constexpr bool kDoubles = false;  // not along a row
+  static constexpr bool kDoubles = false;  // no log-step doubling along the width
   static constexpr bool kAnySize = true;
 
   static Row take(Arena& arena, i64 n) {

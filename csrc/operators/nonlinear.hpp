@@ -16,7 +16,7 @@ struct ScaledSums {
   V m, s, t, w, h;
 };
 
-// Of powers and exponentials, with z <= 0 for each input, 0 for the largest:
+// ScaledSums of powers and exponentials, with z <= 0 for each input and z = 0 for the largest:
 //   s = sum e^z, t = sum z e^z, w = sum (e^z - 1), h = sum (z e^z - e^z + 1).
 // w and h stay accurate when all z are near 0, where s - n and t - w cancel.
 
@@ -40,7 +40,7 @@ ScaledSums<Vec<A, W>> merge_sums(ScaledSums<Vec<A, W>> hi, const ScaledSums<Vec<
                                  const Exp<Vec<A, W>>& e, Vec<A, W> value, const Settings<A>& set) {
   using V = Vec<A, W>;
   const V shifted = e.x * value, count = lo.s - lo.w;
-  hi.m = lo.m == lo.m ? hi.m : lo.m;  // so that a NaN in either of them stays
+  hi.m = lo.m == lo.m ? hi.m : lo.m;  // propagates a NaN
   hi.s += value * lo.s;
   hi.t += value * lo.t + shifted * lo.s;
   hi.w += value * lo.w + e.minus_one() * count;
@@ -48,9 +48,9 @@ ScaledSums<Vec<A, W>> merge_sums(ScaledSums<Vec<A, W>> hi, const ScaledSums<Vec<
   return hi;
 }
 
-// Accumulates terms relative to a given m alternately in two accumulators: this rounds less than
-// one accumulator, and the two do not depend on each other. Until end(), s sums the scales of the
-// exponentials and w their remainders, so that both sums take one addition each.
+// Accumulates terms relative to a given m, alternately in two independent accumulators, which
+// rounds less than one accumulator. Until end(), s sums the scales of the exponentials and w their
+// remainders, so that each sum takes one addition.
 template <class V>
 struct Terms {
   ScaledSums<V> partial{}, other{};
@@ -87,7 +87,7 @@ struct Terms {
   }
 
  private:
-  // So that a NaN among the terms becomes the result.
+  // Returns s if it is NaN, so that a NaN among the terms propagates to the result.
   template <class Set>
   static V or_nan(V m, V s) {
     return Set::finite ? m : s == s ? m : s;
@@ -272,7 +272,8 @@ struct Positives {
   }
 };
 
-// A row of partial reductions as a struct of arrays. `set.theta` belongs to the first.
+// A row of partial reductions as a struct of arrays. `set.theta` points to the parameter of the
+// first output.
 template <class A>
 struct ScaledSumsRow {
   static constexpr int kParts = 4;
@@ -296,7 +297,8 @@ void store_partial(const ScaledSumsRow<A>& row, i64 i, const ScaledSums<V>& part
   access.store(row.part[3] + i, partial.h);
 }
 
-// Reduces one window of many neighbours: each lane takes every W-th of them, then lanes are merged.
+// Reduces one window of many neighbours: each lane reduces every W-th input, then a horizontal
+// reduction merges the lanes.
 template <class A, class Reduction>
 POOLGRAD_LOOP void fold_across(ScaledSumsRow<A> to, const A* from, i64 taps) {
   constexpr i64 W =
@@ -390,7 +392,7 @@ struct Nonlinear {
   Settings<A> set;
 
   static constexpr bool kIdempotent = false;
-  static constexpr bool kDoubles = false;  // not along a row
+  static constexpr bool kDoubles = false;  // no log-step doubling along the width
   static constexpr bool kAnySize = true;
 
   Row take(Arena& arena, i64 n) const {

@@ -17,7 +17,7 @@ struct RowOutputs {
   A *y, *residuals[kMaxResiduals], *sensitivity;
 };
 
-// A row of outputs and its operands besides the input.
+// Pointers to a row of outputs and to the operands other than the input.
 template <class A>
 struct RowOperands {
   Settings<A> set;
@@ -269,7 +269,8 @@ struct SmallNonlinear {
   }
 };
 
-// Computes a row. Calls begin(at, n), which sets line.out, before elements at ... at + n.
+// Computes a row. Before it writes elements [at, at + n), it calls begin(at, n), which sets
+// line.out.
 template <class A, class Begin>
 void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const RowOperands<A>& line,
                  ScaledSumsRow<A>, Begin&& begin) {
@@ -285,7 +286,7 @@ void compute_row(Separable<Nonlinear<A>>& windows, i64 od, i64 oh, const RowOper
   line.set.loops->finish(line, windows.row(od, oh, partials), windows.length());
 }
 
-// Per-task state.
+// Per-task state of nonlinear reductions.
 template <class A, class Windows>
 struct NonlinearState {
   Windows windows;

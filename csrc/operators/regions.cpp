@@ -73,8 +73,8 @@ std::vector<Range> pixel_bins(double low, double high, double factor, i64 bins, 
   return ranges;
 }
 
-// The maxima of the bins of one region and their indices: a NaN wins, the last of several; of equal
-// inputs the first in row-major order.
+// Computes the maxima of the bins of one region and their indices. The last NaN wins; otherwise the
+// first of equal inputs in row-major order.
 template <class T>
 class Maxima {
  public:
@@ -98,7 +98,7 @@ class Maxima {
   }
 
  private:
-  // As wide as T, so that both have as many lanes.
+  // Integer of the size of T, so that vectors of both have the same number of lanes.
   using Index = std::conditional_t<sizeof(T) == 4, std::int32_t, i64>;
 
   // The maximum of each column over the rows of a bin; vectorised along the width.
@@ -141,8 +141,8 @@ class Maxima {
 
   std::vector<Range> rows_, columns_;
   i64 width_, first_;       // of the map, and the first column of the region in it
-  std::vector<T> best_;     // of each column of the region,
-  std::vector<Index> row_;  // and where it is
+  std::vector<T> best_;     // maximum of each column of the region
+  std::vector<Index> row_;  // row of that maximum
 };
 
 // RoIAlign: averages of bilinear samples. The samples of a bin are a grid, so their average is
@@ -217,7 +217,7 @@ class Taps {
     }
   }
 
-  // Samples ascend, so a tap that there is already is one of the last two of its bin.
+  // Samples ascend, so an existing tap with this index is one of the last two taps of its bin.
   void add(i64 index, T weight) {
     const std::size_t count = taps_.size(), first = begin_.back();
     for (std::size_t k = count; k > first && k + 2 > count; --k) {
@@ -235,7 +235,7 @@ class Taps {
   std::vector<std::size_t> begin_;  // of each bin in `taps_`, and the end
 };
 
-// The samples of one region.
+// Computes the averages of bilinear samples in the bins of one region, and their transpose.
 template <class T>
 class Samples {
  public:
@@ -247,7 +247,7 @@ class Samples {
         bin_columns_(maps.bin_columns),
         count_(static_cast<T>(larger(rows_.samples(), 1)) *
                static_cast<T>(larger(columns_.samples(), 1))) {
-    // Taps of columns count those columns of the map that have a tap.
+    // Renumbers column taps: index k is the k-th column of the map that has a tap.
     for (Tap<T>& tap : columns_.all()) {
       if (used_.empty() || tap.index > used_.back()) used_.push_back(tap.index);
       std::size_t k = used_.size() - 1;
@@ -258,7 +258,7 @@ class Samples {
     gapless_ = !used_.empty() && used_.back() - used_[0] + 1 == static_cast<i64>(used_.size());
   }
 
-  // Rows are summed first: each input of the region is read once for each row of bins that has it.
+  // Sums rows first: an input is read once for each row of bins with a tap on it.
   void average(const T* x, T* y) {
     for (i64 row = 0; row < bin_rows_; ++row) {
       std::fill(line_.begin(), line_.end(), T(0));
@@ -319,7 +319,7 @@ std::string described(const Region& box) {
   return text;
 }
 
-// In the image and in the feature map, so that float holds the product.
+// Whether a coordinate is small enough for float, in the image and in the feature map.
 bool is_near(double corner, double factor) {
   return std::abs(corner) <= kFarthestCorner && std::abs(corner * factor) <= kFarthestCorner;
 }

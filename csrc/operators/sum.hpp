@@ -7,7 +7,7 @@
 namespace poolgrad {
 namespace {
 
-// The sum.
+// The sum of the inputs of a window.
 template <class A>
 struct Sum {
   using In = A;
@@ -171,7 +171,7 @@ struct Mean {
   static void store(Target to, i64 i, const Partial<V>& partial) {
     divide(to, i, partial.sum);
   }
-  // A sum begins with 0, so that a sum of -0.0 only is 0.0.
+  // Adds 0, so that a sum of negative zeros is 0.0.
   template <class V>
   static void divide(Target to, i64 i, V sum) {
     poolgrad::store(to.y + i, (V{} + sum) / (*to.rows * load<V>(to.columns + i)));
@@ -202,8 +202,8 @@ struct MeanState {
   static bool deep() { return false; }
   void start(const char* plane) { windows.start(plane); }
 
-  // Computes rows of n outputs from oh on, at most `most`, and returns how many; rows_of(oh)
-  // returns a row's divisor.
+  // Computes rows of n outputs from oh on (here one) and returns their number. rows_of(oh) returns
+  // the divisor of a row.
   template <class RowsOf>
   i64 make(i64 od, i64 oh, i64, i64 first, i64 n, RowsOf&& rows_of) {
     const A* sums = windows.row(od, oh, {row}).v;

@@ -26,7 +26,7 @@ PyType_Slot block_slots[] = {
 
 NB_MODULE(_kernels_of_main, m) {
   m.doc() = "poolgrad's compiled kernels; see poolgrad.core.";
-  nb::set_leak_warnings(false);  // the cache of calls keeps plans until the process ends
+  nb::set_leak_warnings(false);  // the call cache holds plans until the process ends
   m.def("instruction_set", [] { return std::string(chosen_kernels().name); });
   m.def("instruction_sets", [] {
     std::vector<std::string> names;
@@ -61,7 +61,7 @@ NB_MODULE(_kernels_of_main, m) {
   });
   m.def("limit_streams", &limit_streams);
   m.def("share_threads", [](const char* library) {
-    const WithoutGil released;  // the thread that it waits for may take the GIL
+    const WithoutGil released;  // share_threads() may wait for a thread that needs the GIL
     return share_threads(library);
   });
   m.def("xla_handler", &xla_handler);

@@ -1,4 +1,5 @@
-// Cache keys of calls: the layout and state of the array, and all other arguments.
+// Computes cache keys of calls from the layout of the array, the global state and all other
+// arguments.
 #pragma once
 
 #include <nanobind/stl/optional.h>
@@ -14,7 +15,7 @@
 namespace poolgrad {
 namespace {
 
-// Collects new references and makes a tuple of them.
+// Collects new references and returns them as a tuple.
 class TupleBuilder {
  public:
   TupleBuilder() = default;
@@ -91,7 +92,8 @@ class TensorSpec {
     for (const nb::object& mode : modes_) {
       if (!key.take(value_of(mode).release().ptr())) return nb::none();
     }
-    // Each value follows its types, and the name of an argument is no type: keys are unambiguous.
+    // Keys are unambiguous: each value follows its types, and the name of an argument is not a
+    // type.
     for (std::size_t a = 1; a < args.size(); ++a) {
       if (!add_value(args[a], key)) return nb::none();
     }
@@ -104,15 +106,15 @@ class TensorSpec {
     return key.tuple();
   }
 
-  // Calls the function that the cache has for the key of this call, with the array; None if it has
-  // none.
+  // Looks the key of this call up in the cache and calls the cached function with the array.
+  // Returns None if the cache has no entry.
   nb::object call(const nb::dict& kept, const nb::tuple& args, const nb::dict& kwargs) const {
     nb::object own = key(args, kwargs);
     if (own.is_none()) return own;
     PyObject* found = PyDict_GetItemWithError(kept.ptr(), own.ptr());
     if (!found && PyErr_Occurred()) throw nb::python_error();
     if (!found) return nb::none();
-    const nb::object function = nb::borrow(found);  // lives on if the cache drops it meanwhile
+    const nb::object function = nb::borrow(found);  // the cache may drop it during the call
     return value_of(function, args[0]);
   }
 
@@ -122,13 +124,13 @@ class TensorSpec {
     return is_plain(array) && add_parts(array, key) ? key.tuple() : nb::none();
   }
 
-  // Whether a call with this array goes straight to the kernels, if its storage is large enough.
+  // Whether the fast path accepts this array; the size of its storage is not checked.
   bool plain(nb::handle array) const {
     DLTensor exported;
     return is_quiet() && is_plain(array) && (!export_ || has_memory(array, exported));
   }
 
-  // Whether each array has these parts of a key or, where they are None, has any.
+  // Whether each array has the given key parts; None accepts any array that has a key.
   bool hold(const nb::tuple& arrays, const nb::tuple& parts) const {
     if (arrays.size() != parts.size() || !is_quiet()) return false;
     for (std::size_t a = 0; a < arrays.size(); ++a) {
@@ -201,11 +203,11 @@ class TensorSpec {
     return add_parts(array, key) && equal(key.tuple(), expected);
   }
 
-  // Whether a tensor has memory of its own: what stands for another tensor has none.
+  // Whether a tensor has memory; placeholders (fake and meta tensors) have none.
   bool has_memory(nb::handle tensor, DLTensor& exported) const {
     return export_tensor(export_, tensor, exported) && exported.data;
   }
-  // Whether it has storage for all of its elements, too: storages can be shrunk.
+  // Whether a tensor has memory and its storage holds all elements; storages can be shrunk.
   bool exports(nb::handle tensor, DLTensor& exported) const {
     if (!has_memory(tensor, exported)) return false;
     const nb::object bytes = value_of(storage_[2], value_of(storage_[0], tensor));
@@ -225,7 +227,7 @@ class TensorSpec {
   }
 
   // Adds the types of the value and of its items, since True == 1, and then the value, with tuples
-  // in place of lists. False if the value may change otherwise.
+  // in place of lists. Returns false for mutable values other than lists.
   static bool add_value(nb::handle value, TupleBuilder& key) {
     return key.take(frozen(value, key));
   }

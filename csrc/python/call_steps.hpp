@@ -1,4 +1,4 @@
-// Bound calls: a recorded sequence of kernel calls, run again with other arrays of the same layout.
+// Stores a recorded sequence of kernel calls and runs it with other arrays of the same layout.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -13,7 +13,7 @@ namespace nb = nanobind;
 namespace poolgrad {
 namespace {
 
-inline constexpr int kMostThreads = 1024;  // of a kernel
+inline constexpr int kMostThreads = 1024;  // upper limit for a kernel
 
 // RAII guard: releases the GIL, if `release` is true. About ten times a second Python's signal
 // handlers run, so that Ctrl-C ends a long kernel: run_tasks() throws Interrupted, and Python's

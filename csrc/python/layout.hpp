@@ -84,7 +84,7 @@ class PlanLayout {
     return nb::make_tuple(r.lo, r.hi);
   }
 
-  // For threads that do not hold the GIL, such as those of XLA: `run` does not release it.
+  // For callers without the GIL, such as XLA's threads: run() then does not release the GIL.
   void use_without_gil() { has_gil_ = false; }
 
   i64 taps() const { return plan_.taps; }
@@ -156,8 +156,8 @@ class PlanLayout {
     return plan_.axis[axis];
   }
 
-  // The planes that one call of a kernel computes: all (plane -1), or one if windows are
-  // fractional, which differ from plane to plane.
+  // The planes that one kernel call computes: all (plane = -1), or one plane if windows are
+  // fractional, because such windows differ between planes.
   struct PlaneSelection {
     Work work;
     i64 plane = -1;
@@ -317,7 +317,7 @@ class PlanLayout {
                               .c_str());
   }
 
-  static constexpr i64 kSmallCall = 4096;  // inputs that are read
+  static constexpr i64 kSmallCall = 4096;  // inputs plus taps of all outputs
 
   static const Kernels& kernels() { return chosen_kernels(); }
 

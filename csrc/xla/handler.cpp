@@ -128,7 +128,7 @@ class KernelCall {
   }
 
  private:
-  // A position as an int; one that is out of range stays so.
+  // Converts a position to int. One that is out of range stays so: BoundPlan rejects it.
   static int position(i64 number) {
     return number < -1 || number > kMostAxes ? kMostAxes : static_cast<int>(number);
   }
@@ -203,7 +203,7 @@ class ArgumentReader {
   std::size_t array_ = 0, integer_ = 0;
 };
 
-// Checks the number of arguments of a call and returns what executes it.
+// Checks the number of arguments of a call and sets KernelCall::execute.
 using Bind = void (*)(KernelCall&);
 
 template <auto kernel, class... Parameters>
@@ -316,9 +316,9 @@ XLA_FFI_DEFINE_HANDLER(execute_handler, execute,
                            .RemainingArgs()
                            .RemainingRets());
 
-// Registers the type of the state with XLA. JAX offers this too (jax.ffi.register_ffi_type), but
-// until its backend starts it registers handlers before types, which XLA refuses. So a handler does
-// it when XLA first calls it, which is when the handler is registered.
+// Registers the type of the state with XLA, when XLA first calls a handler, which it does when the
+// handler is registered. JAX's own jax.ffi.register_ffi_type is not used: before its backend
+// starts, JAX registers handlers before types, which XLA refuses.
 XLA_FFI_Error* register_state_type(const XLA_FFI_Api* api) {
   static std::mutex mutex;
   static bool registered = false;
