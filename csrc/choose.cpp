@@ -12,9 +12,8 @@ namespace {
 
 // Returns the size of the type in which a maximum compares elements.
 i64 compared_bytes(Dtype dtype) {
-  const bool as_it_is =
-      dtype == Dtype::uint8 || dtype == Dtype::float16 || dtype == Dtype::bfloat16;
-  return as_it_is ? size_of(dtype) : 4;
+  const bool native = dtype == Dtype::uint8 || dtype == Dtype::float16 || dtype == Dtype::bfloat16;
+  return native ? size_of(dtype) : 4;
 }
 // The size of the type in which elements are added.
 i64 summed_bytes(Dtype dtype) { return is_wide(dtype) ? 8 : 4; }
@@ -119,8 +118,8 @@ bool has_channel_vectors(const Call& call, i64 bytes) {
 bool handles_channels_last_extreme(const Call& call) {
   const Dtype dtype = call.input.dtype;
   const i64 bytes = compared_bytes(dtype);
-  const bool as_it_is = bytes < 4 || dtype == Dtype::float32;
-  return is_specialised(call) && !call.negated && as_it_is && call.input.contiguous_channels &&
+  const bool native = bytes < 4 || dtype == Dtype::float32;
+  return is_specialised(call) && !call.negated && native && call.input.contiguous_channels &&
          has_channel_vectors(call, bytes);
 }
 
@@ -185,8 +184,8 @@ bool handles_register_blocked_average_backward(const Call& call) {
 }
 bool handles_channels_last_backward(const Call& call) {
   const Dtype dtype = call.input.dtype;
-  const bool as_it_is = dtype == Dtype::float32 || dtype == Dtype::float64;
-  return !call.general_only && as_it_is && call.input.contiguous_channels &&
+  const bool native = dtype == Dtype::float32 || dtype == Dtype::float64;
+  return !call.general_only && native && call.input.contiguous_channels &&
          call.plan->axis[1].in > 1 && call.routes.dtype == Dtype::uint8 &&
          call.routes.contiguous_channels && has_channel_vectors(call, summed_bytes(dtype));
 }
@@ -208,24 +207,24 @@ bool handles_transposed_van_herk_2d(const Call& call) {
 // --- The calls for which an algorithm is expected to be faster than those below it ---
 // For averages this depends on the shape of windows only, because it decides how sums are rounded.
 
-bool wins_unrolled(const Call& call) {
+bool prefers_unrolled(const Call& call) {
   const Plan& p = *call.plan;
   // With channels last, the inner loop of unrolled windows runs over the channels of one pixel;
   // that of separable filtering runs over all pixels of a row.
   constexpr i64 kFewChannels = 16;
-  const bool short_sweeps =
+  const bool short_inner_loops =
       p.inner > 1 &&
       (p.inner < kFewChannels || (compared_bytes(call.input.dtype) == 4 && !shares_nothing(p)));
-  return shares_little(p) && !short_sweeps;
+  return shares_little(p) && !short_inner_loops;
 }
-bool wins_channels_last(const Call& call) { return shares_little(*call.plan); }
-bool wins_unrolled_average(const Call& call) {
+bool prefers_channels_last(const Call& call) { return shares_little(*call.plan); }
+bool prefers_unrolled_average(const Call& call) {
   const Plan& p = *call.plan;
   return shares_nothing(p) || shares_little(p);
 }
 
 // Joined rows also compute the gaps between rows of outputs, whose share grows with the stride.
-bool wins_joined_rows(const Call& call) {
+bool prefers_joined_rows(const Call& call) {
   const Axis &height = call.plan->axis[1], &width = call.plan->axis[2];
   constexpr i64 kFew = 32, kShort = 4 * kFew;  // outputs of a row; inputs
   const bool shuffled = width.stride == 2 && width.dilation == 1 && width.kernel <= 3;
@@ -240,19 +239,19 @@ bool wins_joined_rows(const Call& call) {
 }
 
 // For few taps, vector comparisons cost less than scalar additions at computed addresses.
-bool wins_gather_of_routes(const Call& call) {
+bool prefers_gather_of_routes(const Call& call) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
   return p.inner == 1 && p.taps <= 5 && width.stride <= 2 &&
          width.in >= 4 * lanes(call, summed_bytes(call.input.dtype));
 }
 
-bool wins_van_herk_2d(const Axis& height) {
+bool prefers_van_herk_2d(const Axis& height) {
   return shares_much(height) && 4 * height.stride <= height.kernel;
 }
-bool wins_van_herk_2d(const Call& call) { return wins_van_herk_2d(call.plan->axis[1]); }
-bool wins_transposed_van_herk_2d(const Call& call) {
-  return wins_van_herk_2d(transposed(call.plan->axis[1]));
+bool prefers_van_herk_2d(const Call& call) { return prefers_van_herk_2d(call.plan->axis[1]); }
+bool prefers_transposed_van_herk_2d(const Call& call) {
+  return prefers_van_herk_2d(transposed(call.plan->axis[1]));
 }
 
 // Whether there is a vector of planes for each thread.
@@ -260,43 +259,44 @@ bool has_many_planes(const Call& call) {
   return call.plan->outer >= lanes(call, sizeof(float)) * call.threads;
 }
 // Whether vectors along a row would leave more than a quarter of their lanes idle.
-bool wins_transposed_planes(const Call& call) {
+bool prefers_transposed_planes(const Call& call) {
   const i64 planes = lanes(call, sizeof(float)), n = call.plan->axis[2].out;
   const i64 used = ceil_div(n, planes) * planes;
-  return has_many_planes(call) && wins_van_herk_2d(call) && 4 * (used - n) > used;
+  return has_many_planes(call) && prefers_van_herk_2d(call) && 4 * (used - n) > used;
 }
 // Whether vectors along a row would leave at least half of their lanes idle.
-bool wins_transposed_tiny_planes(const Call& call) {
+bool prefers_transposed_tiny_planes(const Call& call) {
   const Plan& p = *call.plan;
   constexpr i64 kFewTaps = 4;
   return has_many_planes(call) && 2 * p.axis[2].out <= lanes(call, sizeof(float)) &&
          p.axis[1].stride == 1 && p.taps > kFewTaps;
 }
 
-bool wins_column_sums(const Call& call) {
+bool prefers_column_sums(const Call& call) {
   const auto apart = [](const Axis& a) { return a.adaptive || !a.overlap; };
   const Plan& p = *call.plan;
   return apart(p.axis[0]) && apart(p.axis[1]) && p.axis[1].kernel > 1;
 }
 
-struct Rule {
+struct TableRow {
   Task task;
   Algorithm algorithm;
   bool (*handles)(const Call&);
-  bool (*wins)(const Call&);
+  bool (*prefers)(const Call&);
 };
 
 using A = Algorithm;
 
-constexpr Rule kTable[] = {
-    {Task::extreme, A::transposed_planes, handles_transposed_planes, wins_transposed_tiny_planes},
+constexpr TableRow kTable[] = {
+    {Task::extreme, A::transposed_planes, handles_transposed_planes,
+     prefers_transposed_tiny_planes},
     {Task::extreme, A::register_blocked, handles_register_blocked_extreme, always},
     {Task::extreme, A::register_blocked_channels_last, handles_channels_last_extreme,
-     wins_channels_last},
-    {Task::extreme, A::unrolled_joined_rows, handles_joined_rows, wins_joined_rows},
-    {Task::extreme, A::unrolled, handles_unrolled_extreme, wins_unrolled},
-    {Task::extreme, A::transposed_planes, handles_transposed_planes, wins_transposed_planes},
-    {Task::extreme, A::van_herk_2d, handles_van_herk_2d_extreme, wins_van_herk_2d},
+     prefers_channels_last},
+    {Task::extreme, A::unrolled_joined_rows, handles_joined_rows, prefers_joined_rows},
+    {Task::extreme, A::unrolled, handles_unrolled_extreme, prefers_unrolled},
+    {Task::extreme, A::transposed_planes, handles_transposed_planes, prefers_transposed_planes},
+    {Task::extreme, A::van_herk_2d, handles_van_herk_2d_extreme, prefers_van_herk_2d},
     {Task::extreme, A::separable, always, always},
 
     {Task::median, A::sorting_network, handles_sorting_network, always},
@@ -304,10 +304,11 @@ constexpr Rule kTable[] = {
     {Task::draw, A::window_selection, always, always},
 
     {Task::average, A::plane_means, handles_plane_means, always},
-    {Task::average, A::register_blocked, handles_register_blocked_average, wins_unrolled_average},
-    {Task::average, A::unrolled, handles_unrolled, wins_unrolled_average},
-    {Task::average, A::van_herk_2d, handles_van_herk_2d, wins_van_herk_2d},
-    {Task::average, A::column_sums, handles_column_sums, wins_column_sums},
+    {Task::average, A::register_blocked, handles_register_blocked_average,
+     prefers_unrolled_average},
+    {Task::average, A::unrolled, handles_unrolled, prefers_unrolled_average},
+    {Task::average, A::van_herk_2d, handles_van_herk_2d, prefers_van_herk_2d},
+    {Task::average, A::column_sums, handles_column_sums, prefers_column_sums},
     {Task::average, A::separable, always, always},
 
     {Task::nonlinear, A::unrolled, handles_unrolled_nonlinear, always},
@@ -318,7 +319,7 @@ constexpr Rule kTable[] = {
      always},
     {Task::routes_backward, A::register_blocked_channels_last_backward,
      handles_channels_last_backward, always},
-    {Task::routes_backward, A::gather, handles_gather_of_routes, wins_gather_of_routes},
+    {Task::routes_backward, A::gather, handles_gather_of_routes, prefers_gather_of_routes},
     {Task::routes_backward, A::scatter_routes, always, always},
 
     {Task::average_backward, A::plane_gradients, handles_plane_gradients, always},
@@ -326,7 +327,7 @@ constexpr Rule kTable[] = {
      handles_register_blocked_average_backward, always},
     {Task::average_backward, A::gather, handles_gather_of_averages, always},
     {Task::average_backward, A::transposed_van_herk_2d, handles_transposed_van_herk_2d,
-     wins_transposed_van_herk_2d},
+     prefers_transposed_van_herk_2d},
     {Task::average_backward, A::transposed_separable, handles_transposed, always},
     {Task::average_backward, A::scatter_equal_shares, always, always},
 
@@ -361,13 +362,13 @@ std::atomic<int> forced{kNotForced};
 thread_local Trace* trace = nullptr;
 
 Algorithm by_table(const Call& call, int wanted) {
-  for (const Rule& rule : kTable) {
+  for (const TableRow& row : kTable) {
     if (wanted == kNotForced) break;
-    if (rule.task == call.task && static_cast<int>(rule.algorithm) == wanted && rule.handles(call))
-      return rule.algorithm;
+    if (row.task == call.task && static_cast<int>(row.algorithm) == wanted && row.handles(call))
+      return row.algorithm;
   }
-  for (const Rule& rule : kTable) {
-    if (rule.task == call.task && rule.wins(call) && rule.handles(call)) return rule.algorithm;
+  for (const TableRow& row : kTable) {
+    if (row.task == call.task && row.prefers(call) && row.handles(call)) return row.algorithm;
   }
   __builtin_unreachable();  // the last row of each task accepts every call
 }

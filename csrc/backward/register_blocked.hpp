@@ -22,8 +22,9 @@ class RegisterBlockedBackward {
             larger(p.axis[2].stride,
                    smaller(kMaxRows, kBlockBytes / (p.axis[2].in * static_cast<i64>(sizeof(T)))))),
         gx_(gx, max_rows_ * p.axis[2].in, arena),
-        streams_(!p.axis[0].overlap &&
-                 gx_.streams(p.axis[2].in, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
+        nontemporal_(!p.axis[0].overlap &&
+                     gx_.choose_nontemporal(p.axis[2].in,
+                                            p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
     const Axis& a = p.axis[2];
     lo_ = ceil_div(a.lo - a.kernel + 1, a.stride);
     const i64 end = floor_div(a.in - 1 + a.lo, a.stride) + 1;
@@ -56,7 +57,7 @@ class RegisterBlockedBackward {
       for (i64 h = tile_.lo[1], count; h < tile_.hi[1]; h += count) {
         count = smaller(max_rows_, tile_.hi[1] - h);
         const i64 at = plane * p_.in_plane() + (d * p_.axis[1].in + h) * n;
-        block(d, h, count, gx_.reserve(at, count * n, false));
+        compute_block(d, h, count, gx_.reserve(at, count * n, false));
       }
     }
   }
@@ -90,7 +91,7 @@ class RegisterBlockedBackward {
   }
 
   // Computes inputs h ... h + count at depth d.
-  void block(i64 d, i64 h, i64 count, T* to) {
+  void compute_block(i64 d, i64 h, i64 count, T* to) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 begin = h + height.lo, n = width.in;
     const i64 first = ceil_div(begin - height.kernel + 1, height.stride);
@@ -160,11 +161,11 @@ class RegisterBlockedBackward {
         const i64 oh = first + i;
         // A read beyond the ends of a line returns elements of the neighbouring lines, which are
         // masked.
-        const bool real = oh >= 0 && oh < outs, amid = dense && oh > 0 && oh + 1 < outs;
-        const bool there = amid || (real && plain && readable_);
-        if (!there) copy(od, oh, line + i, true);
-        at_[line + i] = there ? source + i * g.height : gradients_ + route + i * pitch_;
-        row_divisors_[line + i] = real ? static_cast<T>(divisor_.of_rows(p_, od, oh)) : T(1);
+        const bool exists = oh >= 0 && oh < outs, between_lines = dense && oh > 0 && oh + 1 < outs;
+        const bool in_place = between_lines || (exists && plain && readable_);
+        if (!in_place) copy(od, oh, line + i, true);
+        at_[line + i] = in_place ? source + i * g.height : gradients_ + route + i * pitch_;
+        row_divisors_[line + i] = exists ? static_cast<T>(divisor_.of_rows(p_, od, oh)) : T(1);
       }
       return block;
     }
@@ -225,7 +226,7 @@ class RegisterBlockedBackward {
     void open(i64) {}
     void close() { g += gradient_pitch, r += route_pitch; }
 
-    POOLGRAD_INLINE void send(i64 c, V (&sums)[K][S]) const {
+    POOLGRAD_INLINE void add_line(i64 c, V (&sums)[K][S]) const {
       POOLGRAD_UNROLL
       for (i64 k = K - 1; k >= 0; --k) {
         if ((c + P - k) % S != 0) continue;
@@ -287,7 +288,7 @@ class RegisterBlockedBackward {
     }
     void close() {}
 
-    POOLGRAD_INLINE void send(i64 c, V (&sums)[K][S]) const {
+    POOLGRAD_INLINE void add_line(i64 c, V (&sums)[K][S]) const {
       V line{};
       POOLGRAD_UNROLL
       for (i64 k = K - 1; k >= 0; --k) {
@@ -314,7 +315,7 @@ class RegisterBlockedBackward {
     std::conditional_t<Routed, RoutedLine<K, S, P, W>, AverageLine<K, S, P, W>> line(*this, source,
                                                                                      base);
     constexpr bool kLines = S * W * sizeof(T) % kLineBytes == 0;
-    const bool streams = kLines && streams_;
+    const bool nontemporal = kLines && nontemporal_;
     V sums[K][S];
     const auto begin = [&](i64 j, const T* row) {
       if (fresh) {
@@ -331,7 +332,7 @@ class RegisterBlockedBackward {
     for (i64 q = 0; q < lines; ++q) {
       line.open(q);
       POOLGRAD_UNROLL
-      for (i64 c = 0; c < S; ++c) line.send(c, sums);
+      for (i64 c = 0; c < S; ++c) line.add_line(c, sums);
       line.close();
       prefetch(gradients_next), gradients_next += gradient_step;
       if constexpr (Routed) prefetch(routes_next), routes_next += route_step;
@@ -343,7 +344,7 @@ class RegisterBlockedBackward {
         else interleave(sums[j][0], sums[j][1], sums_in_order);
         POOLGRAD_UNROLL
         for (i64 c = 0; c < S; ++c) {
-          if (streams && to != discarded_ + column) {
+          if (nontemporal && to != discarded_ + column) {
             if (column + c * W >= from) store_nontemporal(to + c * W, sums_in_order[c]);
           } else {
             if (fresh) prefetch(to + lines * S * p_.axis[2].in + c * W);
@@ -366,7 +367,7 @@ class RegisterBlockedBackward {
   InverseTaps depths_;
   const i64 max_rows_;  // rows of inputs at once
   RowWriter<T> gx_;
-  const bool streams_;
+  const bool nontemporal_;
   i64 lo_, pitch_, lines_, copied_;  // the first column of a block; of lines
   Range valid_;                      // the columns of outputs that exist
   bool readable_;                    // lines may be read in place

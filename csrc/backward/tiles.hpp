@@ -55,9 +55,9 @@ class Phases {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
     if (pairs) interleave_rows(phases_[even()].sums, phases_[1 - even()].sums, row, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const StoredPhase& own = phases_[phase];
-      for (i64 i = pairs; i < own.valid; ++i) row[own.start + i * s] = own.sums[i];
-      for (i64 i = own.valid; i < own.count; ++i) row[own.start + i * s] = T(0);
+      const StoredPhase& stored = phases_[phase];
+      for (i64 i = pairs; i < stored.valid; ++i) row[stored.start + i * s] = stored.sums[i];
+      for (i64 i = stored.valid; i < stored.count; ++i) row[stored.start + i * s] = T(0);
     }
   }
 
@@ -66,11 +66,11 @@ class Phases {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
     if (pairs) deinterleave_row(row, phases_[even()].sums, phases_[1 - even()].sums, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const StoredPhase& own = phases_[phase];
+      const StoredPhase& stored = phases_[phase];
       T* const begin = sums_ + phase * length_;
-      std::fill(begin, own.sums, fill);
-      for (i64 i = pairs; i < own.valid; ++i) own.sums[i] = row[own.start + i * s];
-      std::fill(own.sums + own.valid, begin + length_, fill);
+      std::fill(begin, stored.sums, fill);
+      for (i64 i = pairs; i < stored.valid; ++i) stored.sums[i] = row[stored.start + i * s];
+      std::fill(stored.sums + stored.valid, begin + length_, fill);
     }
   }
 
@@ -239,11 +239,11 @@ class TileSums {
   // Returns the sums, indexed from the beginning of the plane.
   T* start(Dense gx, i64 plane) {
     done_ = first_;
-    return sums_ = buffer_ ? buffer_ - first_ : as<T>(gx, plane);
+    return sums_ = buffer_ ? buffer_ - first_ : elements_of<T>(gx, plane);
   }
 
   // Zeroes the sums of all inputs that windows of output row (od, oh) may hold.
-  void reach(i64 od, i64 oh) {
+  void zero_rows_of(i64 od, i64 oh) {
     const Span d = span_of(p_.axis[0], od), h = span_of(p_.axis[1], oh);
     if (d.taps == 0 || h.taps == 0) return;
     const i64 depth = d.begin + (d.taps - 1) * p_.axis[0].dilation;

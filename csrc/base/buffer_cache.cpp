@@ -62,7 +62,7 @@ class Locked {
 
 // fork() waits for the lock of the cache: a lock that another thread holds would stay locked in the
 // child.
-const bool fork_waits = [] {
+const bool fork_handlers_registered = [] {
   return pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
                         [] { cache().mutex.unlock(); }) == 0;
 }();
@@ -78,7 +78,7 @@ char* fresh(std::size_t size) {
 // Returns the size above which results are written by non-temporal stores: the size of the
 // last-level cache on AMD processors from Zen 5 on, where such stores are faster; no limit
 // elsewhere.
-std::size_t default_stream_limit() {
+std::size_t default_nontemporal_limit() {
 #if defined(__x86_64__)
   constexpr unsigned kZen5 = 0x1A, kCaches = 0x8000001D, kLast = 3;
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -94,12 +94,13 @@ std::size_t default_stream_limit() {
   return SIZE_MAX;
 #endif
 }
-std::size_t stream_limit = default_stream_limit();  // changed while the module is loaded, not later
+std::size_t nontemporal_limit =
+    default_nontemporal_limit();  // changed while the module is loaded, not later
 
 }  // namespace
 
-bool streams(std::size_t bytes) { return bytes > stream_limit; }
-void limit_streams(std::size_t bytes) { stream_limit = bytes; }
+bool uses_nontemporal_stores(std::size_t bytes) { return bytes > nontemporal_limit; }
+void limit_nontemporal_stores(std::size_t bytes) { nontemporal_limit = bytes; }
 
 CachedBlock::CachedBlock(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
   if (bytes > SIZE_MAX - kPage) throw std::bad_alloc();

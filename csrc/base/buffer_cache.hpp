@@ -34,7 +34,7 @@ void empty_cache();
 
 // Whether results of this size are written by non-temporal stores: those above a limit, which is
 // infinite on processors where such stores have not been measured to be faster.
-bool streams(std::size_t bytes);
-void limit_streams(std::size_t bytes);
+bool uses_nontemporal_stores(std::size_t bytes);
+void limit_nontemporal_stores(std::size_t bytes);
 
 }  // namespace poolgrad

@@ -268,12 +268,12 @@ void by_route(Dtype dtype, F&& f) {
 }
 
 template <class A>
-bool is(Dense array) {
+bool has_type(Dense array) {
   return array.dtype == DtypeOf<A>::value;
 }
 
 template <class A>
-A* as(Dense array, i64 element) {
+A* elements_of(Dense array, i64 element) {
   return reinterpret_cast<A*>(array.data) + element;
 }
 
@@ -286,7 +286,7 @@ POOLGRAD_LOOP void write(Dense array, i64 first, const A* from, i64 n) {
     if constexpr (std::numeric_limits<S>::is_integer) {
       if (array.dtype != Dtype::boolean) highest = static_cast<A>(std::numeric_limits<S>::max());
     }
-    narrow_run(from, as<S>(array, first), n, highest);
+    narrow_run(from, elements_of<S>(array, first), n, highest);
   });
 }
 

@@ -23,13 +23,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenPolls{100};
 
-thread_local int own_threads = 0;           // number of `OwnThreads` guards
-thread_local Polled* polled = nullptr;      // what this thread polls between tasks
-thread_local TaskCount* counted = nullptr;  // where run_tasks() counts
+thread_local int own_threads = 0;                // number of `OwnThreads` guards
+thread_local PollGuard* current_poll = nullptr;  // what this thread polls between tasks
+thread_local TaskCount* counted = nullptr;       // where run_tasks() counts
 
-// Called between two tasks; does nothing on threads without a `Polled`.
+// Called between two tasks; does nothing on threads without a `PollGuard`.
 void poll() {
-  if (polled && polled->due()) throw Interrupted();
+  if (current_poll && current_poll->due()) throw Interrupted();
 }
 
 // Functions of an OpenMP library.
@@ -198,9 +198,9 @@ std::atomic<Pool*> pool{new (std::nothrow) Pool};
 
 // Replaces the pool in the child of a fork, which has no worker threads and may have a locked
 // mutex.
-void forget_pool() { pool.store(new (std::nothrow) Pool); }
+void replace_pool() { pool.store(new (std::nothrow) Pool); }
 
-const bool forks_are_safe = pthread_atfork(nullptr, nullptr, forget_pool) == 0;
+const bool forks_are_safe = pthread_atfork(nullptr, nullptr, replace_pool) == 0;
 
 Pool* the_pool() { return forks_are_safe ? pool.load() : nullptr; }
 
@@ -209,16 +209,16 @@ Pool* the_pool() { return forks_are_safe ? pool.load() : nullptr; }
 OwnThreads::OwnThreads() { ++own_threads; }
 OwnThreads::~OwnThreads() { --own_threads; }
 
-Polled::Polled(bool (*interrupted)(void*), void* context)
-    : outer_(polled),
+PollGuard::PollGuard(bool (*interrupted)(void*), void* context)
+    : outer_(current_poll),
       interrupted_(interrupted),
       context_(context),
       next_(Clock::now() + kBetweenPolls) {
-  polled = this;
+  current_poll = this;
 }
-Polled::~Polled() { polled = outer_; }
+PollGuard::~PollGuard() { current_poll = outer_; }
 
-bool Polled::due() {
+bool PollGuard::due() {
   if (Clock::now() < next_) return false;
   const bool interrupted = interrupted_(context_);
   next_ = Clock::now() + kBetweenPolls;

@@ -41,17 +41,17 @@ struct Interrupted {};
 
 // RAII guard: about ten times a second, between two tasks, run_tasks() on this thread calls
 // interrupted(context), which may itself run tasks.
-class Polled {
+class PollGuard {
  public:
-  Polled(bool (*interrupted)(void*), void* context);
-  Polled(const Polled&) = delete;
-  Polled& operator=(const Polled&) = delete;
-  ~Polled();
+  PollGuard(bool (*interrupted)(void*), void* context);
+  PollGuard(const PollGuard&) = delete;
+  PollGuard& operator=(const PollGuard&) = delete;
+  ~PollGuard();
 
   bool due();  // calls `interrupted` if it is time, and returns its result
 
  private:
-  Polled* outer_;
+  PollGuard* outer_;
   bool (*interrupted_)(void*);
   void* context_;
   std::chrono::steady_clock::time_point next_;

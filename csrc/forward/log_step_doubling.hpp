@@ -171,8 +171,8 @@ class WidthReduction {
     const Row to = a.stride > 1 ? spaced_ : into;
     poolgrad::double_up<Op>(a, from, ((count - 1) * a.stride + 1) * inner, inner, doubled_, to);
     for (i64 o = 0; a.stride > 1 && o < count; ++o) {
-      const Row own = Op::at(to, o * a.stride * inner);
-      Op::fold_rows(Op::at(into, o * inner), inner, &own, 0, 0, group_size<Op, 1>(),
+      const Row window = Op::at(to, o * a.stride * inner);
+      Op::fold_rows(Op::at(into, o * inner), inner, &window, 0, 0, group_size<Op, 1>(),
                     is_first<Op, true>());
     }
   }

@@ -28,8 +28,8 @@ class LogStepDoubling {
   // from the last vector of each row to its first, and visit.next(line) after each row. `line`
   // describes the first row.
   template <class Visitor>
-  void make(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
-            typename Visitor::Line line) const {
+  void reduce_rows(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
+                   typename Visitor::Line line) const {
     by_level<kFirstLevel>(from, pitch, rows, outputs, visit, line);
   }
 
@@ -40,15 +40,17 @@ class LogStepDoubling {
   template <int Level, class Visitor>
   void by_level(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
                 typename Visitor::Line line) const {
-    if (size_ == i64{1} << Level) return sweep<Level>(from, pitch, rows, outputs, visit, line);
+    if (size_ == i64{1} << Level)
+      return reduce_with_levels<Level>(from, pitch, rows, outputs, visit, line);
     if constexpr (1 << Level < 2 * W) by_level<Level + 1>(from, pitch, rows, outputs, visit, line);
   }
 
   template <int Levels, class Visitor>
-  POOLGRAD_LOOP void sweep(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& given,
-                           typename Visitor::Line line) const {
+  POOLGRAD_LOOP void reduce_with_levels(const T* from, i64 pitch, i64 rows, i64 outputs,
+                                        const Visitor& original,
+                                        typename Visitor::Line line) const {
     const i64 kernel = kernel_, read = outputs + kernel - 1;
-    const Visitor visit = given;  // in registers
+    const Visitor visit = original;  // in registers
     Partial next[Levels + 1]{}, after{};
     const auto vector = [&](i64 i, V input, i64 lanes) __attribute__((always_inline)) {
       Partial doubled = Op::begin(input), sum = doubled;
@@ -73,31 +75,31 @@ class LogStepDoubling {
   POOLGRAD_INLINE static void step(i64 kernel, Partial& doubled, Partial& next, Partial& after,
                                    Partial& sum) {
     constexpr int size = 1 << L;
-    const Partial own = doubled;
+    const Partial here = doubled;
     const auto apart = [&](i64 by) __attribute__((always_inline)) {
       const auto slid = [](i64 lanes) {
         return [lanes](auto a, auto b) { return slide(a, b, lanes); };
       };
       if (size > W && by > W) return Op::each(next, after, slid(by - W));
-      return Op::each(own, next, slid(by));
+      return Op::each(here, next, slid(by));
     };
     if constexpr (Op::kIdempotent) {
       if constexpr (kLast) {  // merges two reductions, which may overlap
         const i64 rest = smaller(size, kernel - size);
-        sum = own;
+        sum = here;
         Op::merge(sum, apart(rest), static_cast<u32>(rest));
       }
     } else if (kernel & size) {
       const i64 before = kernel & (size - 1);
-      if (before == 0) sum = own;
+      if (before == 0) sum = here;
       else Op::merge(sum, apart(before), static_cast<u32>(before));
     }
     if constexpr (!kLast) {
-      const auto more = Op::each(own, next, [](auto a, auto b) { return slide<size>(a, b); });
+      const auto more = Op::each(here, next, [](auto a, auto b) { return slide<size>(a, b); });
       Op::merge(doubled, more, static_cast<u32>(size));
     }
     if constexpr (size > W) after = next;
-    next = own;
+    next = here;
   }
 
   const i64 kernel_;
@@ -110,12 +112,12 @@ class LogStepDoubling {
 template <class Op, class Visitor>
 POOLGRAD_LOOP void van_herk_along_pixels(const Axis& a, const typename Op::In* from, i64 pitch,
                                          i64 rows, i64 columns, i64 lanes, typename Op::Row ends,
-                                         const Visitor& given, typename Visitor::Line line) {
+                                         const Visitor& original, typename Visitor::Line line) {
   using T = typename Op::In;
   constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
   using Partial = typename Op::template Partial<Vec<T, W>>;
   const i64 kernel = a.kernel, dilation = a.dilation, gap = dilation * W;
-  const Visitor visit = given;  // in registers
+  const Visitor visit = original;  // in registers
   const auto part = [&](i64 begin) __attribute__((always_inline)) {
     const T* block = from + begin * W;
     const auto input = [&](i64 j) __attribute__((always_inline)) {

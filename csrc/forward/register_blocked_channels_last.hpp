@@ -12,7 +12,7 @@ namespace {
 // map to the same sets of the first-level cache; at larger strides rows share too few inputs.
 inline constexpr i64 kMaxChannelsLastRows = 4;
 // Elements of a row that are computed at a time.
-inline constexpr i64 kChannelsLastBlock = i64{1} << 10;
+inline constexpr i64 kBlockedPixelElements = i64{1} << 10;
 
 template <class Op>
 class RegisterBlockedChannelsLast {
@@ -31,11 +31,11 @@ class RegisterBlockedChannelsLast {
   }
   i64 max_rows() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMaxChannelsLastRows : 1; }
 
-  i64 columns() const { return larger(1, kChannelsLastBlock / p_.inner); }  // at once
+  i64 columns() const { return larger(1, kBlockedPixelElements / p_.inner); }  // at once
 
   // Computes columns lo ... hi of the rows, which lie `length` elements apart. Returns false if an
   // input is NaN; the outputs are then meaningless.
-  bool make(i64 oh, i64 rows, i64 lo, i64 hi, Target to, i64 length) const {
+  bool compute_pixels(i64 oh, i64 rows, i64 lo, i64 hi, Target to, i64 length) const {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const T* from = reinterpret_cast<const T*>(plane_) +
                     (oh * height.stride - height.lo) * x_.height +
@@ -69,7 +69,7 @@ class RegisterBlockedChannelsLast {
             rows, 1, nan_check,
             [&](i64) {
               from = first + o * S * step + channel;
-              return Slice<typename Op::template Partial<V>>{0, nullptr, false};
+              return DepthSlice<typename Op::template Partial<V>>{0, nullptr, false};
             },
             [&](V* value) {
               POOLGRAD_UNROLL

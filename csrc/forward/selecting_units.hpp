@@ -19,10 +19,10 @@ void POOLGRAD_TABLE(select_small_two_bytes)(const Work&, Algorithm, Select, cons
                                             Dense routes);
 
 // Maximum and minimum by Algorithm::van_herk_2d or transposed_planes, compared as float32.
-// Sets left[plane] for each plane that is not computed because the sum of the inputs is not finite,
-// either of this plane or of a plane in the same vector.
+// Sets uncomputed[plane] for each plane that is not computed because the sum of the inputs is not
+// finite, either of this plane or of a plane in the same vector.
 void POOLGRAD_TABLE(select_wide)(const Work&, Algorithm, Select, const View& x, Dense y,
-                                 Dense routes, std::atomic<bool>* left);
+                                 Dense routes, std::atomic<bool>* uncomputed);
 
 // The median.
 void POOLGRAD_TABLE(select_median)(const Work&, const View& x, Dense y, Dense routes,

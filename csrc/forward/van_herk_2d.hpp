@@ -87,7 +87,7 @@ class VanHerk2d {
   // close(patch, first row, rows) follows. Returns false if Op needs finite inputs and one is not;
   // the patch is then incomplete.
   template <class Open, class Close>
-  bool make(const char* plane, i64 k, Open&& open, Close&& close) {
+  bool compute_patch(const char* plane, i64 k, Open&& open, Close&& close) {
     const Axis& a = p_.axis[1];
     const Patch patch = begin(plane, k);
     const i64 end = patch.tile.hi[1];
@@ -164,8 +164,8 @@ class VanHerk2d {
   // Visitor of rows that are reduced along the width. Row j of the previous block holds the suffix
   // from j on; the window that begins with it is complete when merged with the prefix of the new
   // block. The new row then replaces row j.
-  template <bool kMakes, class Emit>
-  struct Pass {
+  template <bool kEmits, class Emit>
+  struct RowVisitor {
     using Partial = typename Op::template Partial<V>;
     struct Line {
       i64 row, q;  // of the block, and the next row of outputs
@@ -176,13 +176,13 @@ class VanHerk2d {
     const i64 first, stride, outputs;     // where windows begin, and how many
     const i64 valid;                      // the first row of inputs
 
-    POOLGRAD_INLINE bool makes(Line at) const {
-      return kMakes && at.q < outputs && at.row == first + at.q * stride;
+    POOLGRAD_INLINE bool completes_window(Line at) const {
+      return kEmits && at.q < outputs && at.row == first + at.q * stride;
     }
     POOLGRAD_INLINE void operator()(Line at, i64 i, const Partial& partial, i64 lanes) const {
-      make(at, i, lanes);
+      emit_row(at, i, lanes);
       Op::store_partial(Op::at(block, at.row * pitch + i), partial, 0, W);
-      if constexpr (kMakes) {  // tap indices count from the first row of the previous block
+      if constexpr (kEmits) {  // tap indices count from the first row of the previous block
         const u32 below = static_cast<u32>(taps_per_row * (rows + at.row));
         Partial all = Op::shifted_back(partial, -below);
         if (at.row > valid) {
@@ -192,9 +192,9 @@ class VanHerk2d {
         Op::store_partial(Op::at(above, i), all, 0, W);
       }
     }
-    POOLGRAD_INLINE void make(Line at, i64 i, i64 lanes) const {
-      if constexpr (kMakes) {
-        if (!makes(at)) return;
+    POOLGRAD_INLINE void emit_row(Line at, i64 i, i64 lanes) const {
+      if constexpr (kEmits) {
+        if (!completes_window(at)) return;
         Partial partial = Op::template load_partial<Partial>(Op::at(block, at.row * pitch + i), 0);
         if (at.row > valid)
           Op::merge(partial, Op::template load_partial<Partial>(Op::at(above, i), 0));
@@ -202,47 +202,47 @@ class VanHerk2d {
       }
     }
     POOLGRAD_INLINE void next(Line& at) const {
-      at.q += makes(at);
+      at.q += completes_window(at);
       ++at.row;
     }
   };
 
   // Reads rows of a block and computes the outputs whose windows begin in the previous block.
   // Returns false if an input is not finite.
-  template <bool kMakes, class Emit>
+  template <bool kEmits, class Emit>
   bool rows_of(i64 block, i64 oh, i64 outputs, i64 rows, const Emit& emit) {
     const Axis& a = p_.axis[1];
     const Range valid = valid_rows(block);
-    const Pass<kMakes, Emit> pass{emit,
-                                  block_,
-                                  above_,
-                                  pitch_,
-                                  a.kernel,
-                                  p_.axis[2].kernel,
-                                  oh * a.stride + shift_ - (block - 1) * a.kernel,
-                                  a.stride,
-                                  outputs,
-                                  valid.lo < valid.hi ? valid.lo : a.kernel};
-    typename Pass<kMakes, Emit>::Line at{0, 0};
+    const RowVisitor<kEmits, Emit> visitor{emit,
+                                           block_,
+                                           above_,
+                                           pitch_,
+                                           a.kernel,
+                                           p_.axis[2].kernel,
+                                           oh * a.stride + shift_ - (block - 1) * a.kernel,
+                                           a.stride,
+                                           outputs,
+                                           valid.lo < valid.hi ? valid.lo : a.kernel};
+    typename RowVisitor<kEmits, Emit>::Line at{0, 0};
     while (at.row < rows) {
       const i64 n = at.row < valid.lo ? 0 : smaller(group_, smaller(valid.hi, rows) - at.row);
       if (n > 0) {
         if (!copy(block * a.kernel - shift_ - a.lo + at.row, n)) return false;
-        along_width(raw_, n, pass, at);
+        along_width(raw_, n, visitor, at);
       } else {
-        no_row(pass, at);
+        visit_padding_row(visitor, at);
       }
-      for (i64 r = 0; r < larger(1, n); ++r) pass.next(at);
+      for (i64 r = 0; r < larger(1, n); ++r) visitor.next(at);
     }
     return true;
   }
 
   // Emits outputs and clears the block's row where the input has no row (padding).
-  template <bool kMakes, class Emit>
-  POOLGRAD_LOOP void no_row(const Pass<kMakes, Emit>& given,
-                            typename Pass<kMakes, Emit>::Line line) const {
-    const auto pass = given;  // in registers
-    for (i64 s = 0; s < patch_.strips; ++s) pass.make(line, s * W, patch_.lanes(s));
+  template <bool kEmits, class Emit>
+  POOLGRAD_LOOP void visit_padding_row(const RowVisitor<kEmits, Emit>& original,
+                                       typename RowVisitor<kEmits, Emit>::Line line) const {
+    const auto visitor = original;  // in registers
+    for (i64 s = 0; s < patch_.strips; ++s) visitor.emit_row(line, s * W, patch_.lanes(s));
     Op::clear(Op::at(block_, line.row * pitch_), pitch_);
   }
 
@@ -278,34 +278,34 @@ class VanHerk2d {
   }
 
   // Reduces rows along the width, vector by vector.
-  template <bool kMakes, class Emit>
-  void along_width(const T* from, i64 rows, const Pass<kMakes, Emit>& pass,
-                   typename Pass<kMakes, Emit>::Line line) const {
+  template <bool kEmits, class Emit>
+  void along_width(const T* from, i64 rows, const RowVisitor<kEmits, Emit>& visitor,
+                   typename RowVisitor<kEmits, Emit>::Line line) const {
     const Axis& a = p_.axis[2];
     const i64 columns = patch_.tile.hi[2] - patch_.tile.lo[2];
     if (by_pixel_ && !Op::kRounds) {
       return van_herk_along_pixels<Op>(a, from, pitch_, rows, columns, patch_.channels, doubled_,
-                                       pass, line);
+                                       visitor, line);
     }
     const i64 outputs = columns * column_elements_;
     const LogStepDoubling<Op> doubling(a.kernel);
     if (column_elements_ == 1 && a.dilation == 1 && doubling.fits()) {
-      return doubling.make(from, pitch_, rows, outputs, pass, line);
+      return doubling.reduce_rows(from, pitch_, rows, outputs, visitor, line);
     }
-    for (i64 r = 0; r < rows; ++r, from += pitch_, pass.next(line)) {
+    for (i64 r = 0; r < rows; ++r, from += pitch_, visitor.next(line)) {
       double_up<Op>(a, from, outputs, column_elements_, doubled_, row_);
-      through(pass, line);
+      visit_reduced_row(visitor, line);
     }
   }
 
-  template <bool kMakes, class Emit>
-  POOLGRAD_LOOP void through(const Pass<kMakes, Emit>& given,
-                             typename Pass<kMakes, Emit>::Line line) const {
+  template <bool kEmits, class Emit>
+  POOLGRAD_LOOP void visit_reduced_row(const RowVisitor<kEmits, Emit>& original,
+                                       typename RowVisitor<kEmits, Emit>::Line line) const {
     using Partial = typename Op::template Partial<V>;
-    const auto pass = given;  // in registers
+    const auto visitor = original;  // in registers
     for (i64 s = 0; s < patch_.strips; ++s) {
-      pass(line, s * W, Op::template load_partial<Partial>(Op::at(row_, s * W), 0),
-           patch_.lanes(s));
+      visitor(line, s * W, Op::template load_partial<Partial>(Op::at(row_, s * W), 0),
+              patch_.lanes(s));
     }
   }
 
@@ -322,8 +322,8 @@ class VanHerk2d {
     const i64 pitch = pitch_;
     const u32 line = static_cast<u32>(p_.axis[2].kernel);
     const Range valid = valid_rows(block);
-    const Row own = Op::at(block_, s * W);
-    const auto at = [&](i64 j, i64 k) { return Op::at(own, j * pitch + k * W); };
+    const Row strips = Op::at(block_, s * W);
+    const auto at = [&](i64 j, i64 k) { return Op::at(strips, j * pitch + k * W); };
     Partial sums[Strips]{};
     for (i64 j = valid.hi; j-- > valid.lo;) {
       POOLGRAD_UNROLL

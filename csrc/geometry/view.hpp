@@ -5,7 +5,7 @@
 
 namespace poolgrad {
 
-inline constexpr int kMostAxes = 64;
+inline constexpr int kMaxAxes = 64;
 
 // A strided array; strides in elements. Contiguous leading axes are merged.
 struct View {
@@ -13,7 +13,7 @@ struct View {
   Dtype dtype = Dtype::float32;
   i64 depth = 0, height = 0, width = 0, inner = 0;
   int outer_axes = 0;
-  i64 outer_size[kMostAxes], outer_stride[kMostAxes];
+  i64 outer_size[kMaxAxes], outer_stride[kMaxAxes];
 };
 
 // A real number, or one for each channel, in the type of the arithmetic (float or double).

@@ -31,7 +31,7 @@ struct Divisor {
 };
 
 // Divisors of the windows of one plan.
-struct Quotient {
+struct PlanDivisor {
   const Plan& windows;
   Divisor divisor;
 

@@ -133,16 +133,16 @@ struct Max {
     if constexpr (WithRoutes) store_first(to.r, shifted(partial.best_tap, -back), lanes);
   }
 
-  template <class Size, class First, class Distance>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, u32 tap,
-                                  Size size, First first) {
+  template <class Size, class First, class Loader>
+  POOLGRAD_LOOP static void fold_taps(Row to, i64 n, const T* from, Loader loader, u32 tap,
+                                      Size size, First first) {
     lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       using P = Vec<u32, w()>;
-      V best = first ? distance.template get<V>(from, i, 0) : load<V>(to.v + i);
+      V best = first ? loader.template get<V>(from, i, 0) : load<V>(to.v + i);
       P best_tap = first || !WithRoutes ? P{} + tap : load<P>(to.r + i);
       for (i64 t = first; t < size; ++t) {
-        keep_greater(best, best_tap, distance.template get<V>(from, i, t),
+        keep_greater(best, best_tap, loader.template get<V>(from, i, t),
                      P{} + (tap + static_cast<u32>(t)));
       }
       store(to.v + i, best);
@@ -152,30 +152,31 @@ struct Max {
 
   // Reduces one window of many neighbours: finds the largest value of each piece, then searches the
   // first piece with the maximum for its index, so that memory is read at full speed.
-  POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 tap) {
-    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kStretch = 64 * W, kStrands = 4;
+  POOLGRAD_LOOP static void reduce_across_lanes(Row to, const T* from, i64 taps, u32 tap) {
+    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kPiece = 64 * W,
+                  kAccumulators = 4;
     using V = Vec<T, W>;
-    if (ZeroTies || taps < kStretch) return lane_by_lane(to, from, taps, tap);
+    if (ZeroTies || taps < kPiece) return reduce_lane_by_lane(to, from, taps, tap);
     V all = V{} + lowest<T>(), nan_check{};
     i64 piece = 0;
-    for (i64 begin = 0; begin < taps; begin += kStretch) {
-      const i64 first = smaller(begin, taps - kStretch);  // the last piece overlaps its predecessor
-      V strands[kStrands];
-      for (V& strand : strands) strand = all;
-      for (i64 i = 0; i < kStretch; i += kStrands * W) {
+    for (i64 begin = 0; begin < taps; begin += kPiece) {
+      const i64 first = smaller(begin, taps - kPiece);  // the last piece overlaps its predecessor
+      V accumulators[kAccumulators];
+      for (V& accumulator : accumulators) accumulator = all;
+      for (i64 i = 0; i < kPiece; i += kAccumulators * W) {
         V sum{};
         POOLGRAD_UNROLL
-        for (i64 k = 0; k < kStrands; ++k) {
+        for (i64 k = 0; k < kAccumulators; ++k) {
           const T* here = from + first + i + k * W;
           const V value = load<V>(here);
           prefetch(here + kPrefetchElements<T>);
-          strands[k] = value > strands[k] ? value : strands[k];
+          accumulators[k] = value > accumulators[k] ? value : accumulators[k];
           if constexpr (NaNs) sum += value;
         }
         if constexpr (NaNs) nan_check += sum;
       }
-      V best = strands[0];
-      for (const V& strand : strands) best = strand > best ? strand : best;
+      V best = accumulators[0];
+      for (const V& accumulator : accumulators) best = accumulator > best ? accumulator : best;
       if (!any(best > all)) continue;
       T largest = best[0];
       for (i64 j = 1; j < W; ++j) largest = best[j] > largest ? best[j] : largest;
@@ -183,11 +184,11 @@ struct Max {
       piece = first;
     }
     if constexpr (NaNs) {
-      if (any(nan_check != nan_check)) return lane_by_lane(to, from, taps, tap);
+      if (any(nan_check != nan_check)) return reduce_lane_by_lane(to, from, taps, tap);
     }
     // The search is bounded, because another thread may overwrite the maximum in the meantime.
     i64 t = piece;
-    for (const i64 last = piece + kStretch - W; t < last && !any(load<V>(from + t) == all);) t += W;
+    for (const i64 last = piece + kPiece - W; t < last && !any(load<V>(from + t) == all);) t += W;
     for (const i64 last = t + W - 1; t < last && from[t] != all[0];) ++t;
     to.v[0] = from[t];
     if constexpr (WithRoutes) to.r[0] = tap + static_cast<u32>(t);
@@ -195,7 +196,7 @@ struct Max {
 
   // The same with NaNs and with ZeroTies: each lane reduces every W-th input, then a horizontal
   // reduction merges the lanes.
-  POOLGRAD_LOOP static void lane_by_lane(Row to, const T* from, i64 taps, u32 tap) {
+  POOLGRAD_LOOP static void reduce_lane_by_lane(Row to, const T* from, i64 taps, u32 tap) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
     using V = Vec<T, W>;
     using P = Vec<u32, W>;
@@ -230,12 +231,12 @@ struct Max {
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
                                         i64 tap, bool = true) {
     if (n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
-      return across(to, from, taps, static_cast<u32>(tap));
+      return reduce_across_lanes(to, from, taps, static_cast<u32>(tap));
     in_groups<Max>(taps, [&](auto size, auto first, i64 begin) {
       const T* here = from + begin * gap;
       const u32 first_tap = static_cast<u32>(tap + begin);
       by_stride(step, gap, taps, first,
-                [&](auto distance) { sweep(to, n, here, distance, first_tap, size, first); });
+                [&](auto loader) { fold_taps(to, n, here, loader, first_tap, size, first); });
     });
   }
 
@@ -339,10 +340,10 @@ struct SmallMax {
 template <class P>
 POOLGRAD_INLINE void put_routes(P best_tap, Dense to, i64 first, i64 lanes) {
   if (to.dtype == Dtype::uint8)
-    store_first(as<std::uint8_t>(to, first), convert<std::uint8_t>(best_tap), lanes);
+    store_first(elements_of<std::uint8_t>(to, first), convert<std::uint8_t>(best_tap), lanes);
   else if (to.dtype == Dtype::uint16)
-    store_first(as<std::uint16_t>(to, first), convert<std::uint16_t>(best_tap), lanes);
-  else store_first(as<u32>(to, first), best_tap, lanes);
+    store_first(elements_of<std::uint16_t>(to, first), convert<std::uint16_t>(best_tap), lanes);
+  else store_first(elements_of<u32>(to, first), best_tap, lanes);
 }
 
 // Stores a row of routes.

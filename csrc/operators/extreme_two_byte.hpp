@@ -15,8 +15,8 @@ inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Float16> ? 0x7C00 :
 template <class V>
 auto key_of_bits(V bits) {
   using K = Vec<std::int16_t, static_cast<int>(sizeof(V) / 2)>;
-  const K own = bits_as<K>(bits), sign = own >> 15;
-  return ((own & 0x7FFF) ^ sign) - sign;
+  const K number = bits_as<K>(bits), sign = number >> 15;
+  return ((number & 0x7FFF) ^ sign) - sign;
 }
 
 // The maximum of float16 or bfloat16 if no input is NaN. Only the fill value differs between both.
@@ -96,8 +96,8 @@ struct TwoByteMax {
   template <class V>
   static auto key_of(V bits) {
     using K = decltype(Partial<V>::threshold);
-    const K own = bits_as<K>(bits), sign = own >> 15;
-    const K size = own & 0x7FFF;
+    const K number = bits_as<K>(bits), sign = number >> 15;
+    const K size = number & 0x7FFF;
     return size > static_cast<std::int16_t>(kInfinity<S>) ? K{} + kNaN : (size ^ sign) - sign;
   }
   // The key that a later input must exceed to win: a NaN wins over every earlier input, also over a

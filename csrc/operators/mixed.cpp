@@ -16,7 +16,7 @@ void POOLGRAD_TABLE(mixed)(const Work& work, const View& x, Parameter alpha, boo
     using A = decltype(a);
     using Op = MaxAndSum<A>;
     using State = MixedState<A>;
-    const bool holes = routes.data && has_empty_windows(p);
+    const bool has_empty = routes.data && has_empty_windows(p);
     over_outputs(
         work,
         [&](const Tile& tile, Arena& arena) {
@@ -26,7 +26,7 @@ void POOLGRAD_TABLE(mixed)(const Work& work, const View& x, Parameter alpha, boo
                        arena.take<A>(n),
                        arena.take<A>(n),
                        arena.take<A>(n),
-                       holes};
+                       has_empty};
         },
         [&](State& state, i64 plane, const Tile& tile) {
           divide.fill_row(p, tile.lo[2], tile.hi[2], state.counts);

@@ -62,7 +62,7 @@ struct MixedState {
   Separable<MaxAndSum<A>> separable;
   typename MaxAndSum<A>::Row row;
   A *theta, *counts, *y;
-  bool holes;  // some windows hold no input
+  bool has_empty;  // some windows hold no input
 };
 
 // Computes a tile of one plane. sensitivity: max - average, the derivative by a.
@@ -75,7 +75,7 @@ void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedState<A>&
       const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
       const auto reduced = state.separable.row(od, oh, state.row);
       const A rows = static_cast<A>(divisor.of_rows(p, od, oh));
-      A* to = is<A>(y) ? as<A>(y, first) : state.y;
+      A* to = has_type<A>(y) ? elements_of<A>(y, first) : state.y;
       for (i64 i = 0; i < n; ++i) {
         const A mean = (A(0) + reduced.sum[i]) / (rows * state.counts[i]), a = state.theta[i];
         const A mixture = a * reduced.v[i] + (A(1) - a) * mean;
@@ -85,7 +85,7 @@ void mixed_tile(const Plan& p, const Tile& tile, Divisor divisor, MixedState<A>&
       }
       if (to == state.y) write(y, first, to, n);
       if (routes.data) {
-        if (state.holes) route_empty(p, tile, od, oh, reduced.r);
+        if (state.has_empty) route_empty(p, tile, od, oh, reduced.r);
         store_routes(reduced.r, routes, first, n);
       }
     }

@@ -200,7 +200,7 @@ struct SmallNonlinear {
   static constexpr bool kByLines = false;
   static constexpr bool kPads = false;  // no value leaves a result unchanged
   static constexpr bool kHeavy = true;
-  static constexpr bool kPairs = true;
+  static constexpr bool kStoresPairs = true;
   static constexpr A kFill = A(0);
   static bool may_be_padding(Target, i64) { return true; }
 
@@ -274,9 +274,9 @@ struct SmallNonlinear {
 template <class A, class Begin>
 void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const RowOperands<A>& line,
                  ScaledSumsRow<A>, Begin&& begin) {
-  windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
+  windows.row(od, oh, [&](i64 at, i64 n, auto&& compute) {
     begin(at, n);
-    make({&line, at});
+    compute({&line, at});
   });
 }
 template <class A, class Begin>

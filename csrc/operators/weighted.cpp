@@ -10,14 +10,14 @@
 namespace poolgrad {
 namespace {
 
-template <class A, class Make>
-void average_by(const Work& work, const View& x, Divisor divisor, Make&& make) {
+template <class A, class MakeState>
+void average_by(const Work& work, const View& x, Divisor divisor, MakeState&& make_state) {
   const Plan& p = *work.plan;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
         A* columns = arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner);
-        return make(tile, arena, columns);
+        return make_state(tile, arena, columns);
       },
       [&](auto& state, i64 plane, const Tile& tile) {
         state.start(plane_of(x, plane));
@@ -25,22 +25,25 @@ void average_by(const Work& work, const View& x, Divisor divisor, Make&& make) {
       });
 }
 
-template <class A, class Windows, class Make>
-void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor, Make&& make) {
+template <class A, class Windows, class MakeWindows>
+void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
+                     MakeWindows&& make_windows) {
   const Plan& p = *work.plan;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
     const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return MeanState<A, Windows>{make(tile, arena), {y, n, arena}, arena.take<A>(n), {columns}};
+    return MeanState<A, Windows>{
+        make_windows(tile, arena), {y, n, arena}, arena.take<A>(n), {columns}};
   });
 }
 
 template <class A>
 void average_by_van_herk(const Work& work, const View& x, Dense y, Divisor divisor,
-                         const Quotient* quotient) {
+                         const PlanDivisor* input_divisor) {
   const Plan& p = *work.plan;
   using State = WideMeanState<A>;
   over_outputs(
-      work, [&](const Tile& tile, Arena& arena) { return State(p, x, tile, y, quotient, arena); },
+      work,
+      [&](const Tile& tile, Arena& arena) { return State(p, x, tile, y, input_divisor, arena); },
       [&](State& state, i64 plane, const Tile&) {
         wide_average_tile(p, state, plane_of(x, plane), divisor, plane * p.out_plane());
       });
@@ -133,13 +136,13 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
       case Algorithm::transposed_separable: {
         Plan back = p;
         for (Axis& axis : back.axis) axis = transposed(axis);
-        const Quotient quotient{p, {count_padding, divisor}};
+        const PlanDivisor input_divisor{p, {count_padding, divisor}};
         if (algorithm == Algorithm::transposed_van_herk_2d)
-          return average_by_van_herk<A>({&back, work.threads}, gy, gx, {false, 1}, &quotient);
+          return average_by_van_herk<A>({&back, work.threads}, gy, gx, {false, 1}, &input_divisor);
         using SeparableSum = Separable<Sum<A>>;
         return average_by_rows<A, SeparableSum>(
             {&back, work.threads}, gy, gx, {false, 1}, [&](const Tile& tile, Arena& arena) {
-              return SeparableSum(back, gy, tile, {false, &quotient}, Sum<A>{}, arena);
+              return SeparableSum(back, gy, tile, {false, &input_divisor}, Sum<A>{}, arena);
             });
       }
       default:

@@ -63,7 +63,7 @@ inline bool export_tensor(DLTensorExport function, nb::handle tensor, DLTensor& 
     PyErr_Clear();
     return false;
   }
-  if (to.device.device_type != kDLCPU || to.ndim > kMostAxes) return false;
+  if (to.device.device_type != kDLCPU || to.ndim > kMaxAxes) return false;
   i64 elements = 1;
   for (int a = 0; a < to.ndim; ++a) elements *= to.shape[a];
   return (to.strides || to.ndim == 0) && (to.data || elements == 0);
@@ -79,7 +79,7 @@ class LayoutKey {
   }
 
  private:
-  i64 numbers_[1 + 2 * kMostAxes];
+  i64 numbers_[1 + 2 * kMaxAxes];
   int count_ = 0;
 };
 
@@ -104,7 +104,7 @@ inline PyObject* layout_key_of_buffer(nb::handle array) {
     return nullptr;
   }
   const Py_ssize_t size = buffer.itemsize;
-  bool aligned = size > 0 && buffer.ndim <= kMostAxes &&
+  bool aligned = size > 0 && buffer.ndim <= kMaxAxes &&
                  reinterpret_cast<std::uintptr_t>(buffer.buf) % static_cast<std::size_t>(size) == 0;
   LayoutKey key;
   key.add(size);

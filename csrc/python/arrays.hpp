@@ -21,10 +21,10 @@ inline void require(bool condition, const char* message) {
   if (!condition) throw nb::value_error(message);
 }
 
-inline constexpr i64 kMostElements = std::numeric_limits<i64>::max() / 8;  // of any dtype
+inline constexpr i64 kMaxElements = std::numeric_limits<i64>::max() / 8;  // of any dtype
 
 // The product of two numbers that are not negative; an error if it is larger than `most`.
-inline i64 product(i64 a, i64 b, i64 most = kMostElements) {
+inline i64 product(i64 a, i64 b, i64 most = kMaxElements) {
   require(b == 0 || a <= most / b, "a size is too large");
   return a * b;
 }
@@ -175,7 +175,7 @@ class Array {
   }
 
   void add_axis(i64 size, i64 stride) {
-    require(rank_ < kMostAxes, "an array has too many axes");
+    require(rank_ < kMaxAxes, "an array has too many axes");
     shape_[rank_] = size;
     strides_[rank_++] = stride;
   }
@@ -212,7 +212,7 @@ class Array {
   i64 itemsize_;
   bool writable_;
   int rank_ = 0;
-  i64 shape_[kMostAxes], strides_[kMostAxes];
+  i64 shape_[kMaxAxes], strides_[kMaxAxes];
 };
 
 // The value of an enum by its name; `what` names the enum in the error.

@@ -59,7 +59,7 @@ NB_MODULE(_kernels_of_main, m) {
     const CacheUse use = cache_use();
     return nb::make_tuple(use.used, use.kept);
   });
-  m.def("limit_streams", &limit_streams);
+  m.def("limit_nontemporal_stores", &limit_nontemporal_stores);
   m.def("share_threads", [](const char* library) {
     const WithoutGil released;  // share_threads() may wait for a thread that needs the GIL
     return share_threads(library);

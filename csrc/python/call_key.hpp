@@ -28,7 +28,7 @@ class TupleBuilder {
   // Takes a new reference; false if it is null or the tuple is full.
   bool take(PyObject* item) {
     if (!item) return false;
-    if (count_ == kMost) {
+    if (count_ == kMaxItems) {
       Py_DECREF(item);
       return false;
     }
@@ -48,8 +48,8 @@ class TupleBuilder {
   }
 
  private:
-  static constexpr int kMost = 128;
-  PyObject* items_[kMost];
+  static constexpr int kMaxItems = 128;
+  PyObject* items_[kMaxItems];
   int count_ = 0;
 };
 

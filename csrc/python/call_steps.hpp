@@ -22,14 +22,14 @@ class BoundCalls {
     if (returned < 1 || returned > makers.size()) {
       throw nb::value_error("another number of results is needed");
     }
-    if (holes.size() < makers.size() + 1 || holes.size() > kMost) {
+    if (holes.size() < makers.size() + 1 || holes.size() > kMaxArguments) {
       throw nb::value_error("another number of holes is needed");
     }
     given_ = holes.size() - makers.size() - 1;
     for (nb::handle call : calls) {
       const nb::tuple both = nb::cast<nb::tuple>(call);
       const nb::tuple arguments = nb::cast<nb::tuple>(both[1]);
-      if (arguments.size() > kMost) throw nb::value_error("too many arguments");
+      if (arguments.size() > kMaxArguments) throw nb::value_error("too many arguments");
       calls_.push_back({nb::borrow(both[0]), {}});
       for (nb::handle a : arguments) calls_.back().arguments.push_back(argument(a, holes));
     }
@@ -38,14 +38,14 @@ class BoundCalls {
   // Returns the first of the allocated arrays, or a tuple of them if several are the result.
   nb::object run(const nb::args& given) const {
     if (given.size() != given_) throw nb::value_error("another number of arrays is needed");
-    nb::object filled[kMost];
+    nb::object filled[kMaxArguments];
     std::size_t at = 0;
     for (nb::handle array : given) filled[at++] = nb::borrow(array);
     for (const nb::object& maker : makers_) filled[at++] = called(maker, nullptr, 0);
     filled[at] = called(threads_, nullptr, 0);
     for (const Call& call : calls_) {
-      nb::object lists[kMost];
-      PyObject* arguments[kMost];
+      nb::object lists[kMaxArguments];
+      PyObject* arguments[kMaxArguments];
       std::size_t count = 0;
       for (const Argument& a : call.arguments) {
         if (a.is_list) lists[count] = list_of(a, filled);
@@ -64,7 +64,7 @@ class BoundCalls {
   }
 
  private:
-  static constexpr std::size_t kMost = 12;
+  static constexpr std::size_t kMaxArguments = 12;
 
   struct Argument {
     int hole = -1;

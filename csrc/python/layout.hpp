@@ -29,7 +29,7 @@ class PlanLayout {
     require(in_ == out_ || (!is_floating(in_) && out_ == sum_dtype()),
             "outputs have another dtype than inputs or their sums");
     const int rank = static_cast<int>(shape.size());
-    require(!axes.empty() && axes.size() <= 3 && axes.size() == pooled.size() && rank <= kMostAxes,
+    require(!axes.empty() && axes.size() <= 3 && axes.size() == pooled.size() && rank <= kMaxAxes,
             "1 to 3 axes are pooled, of at most 64");
     for (i64 size : shape) require(size >= 0, "a size is negative");
     const std::size_t missing = 3 - axes.size();
@@ -113,9 +113,9 @@ class PlanLayout {
     constexpr const char* kRange = "an axis has a number out of range";
     if (kind == kFixed) {
       require(stride >= 1 && lo >= 0 && hi >= 0 && dilation >= 1, kRange);
-      product(a.kernel - 1, dilation, kMostDistance);
-      product(a.out - 1, stride, kMostDistance);
-      require(lo <= kFarthest && hi <= kFarthest && a.in <= kFarthest, kRange);
+      product(a.kernel - 1, dilation, kMaxDistance);
+      product(a.out - 1, stride, kMaxDistance);
+      require(lo <= kMaxSize && hi <= kMaxSize && a.in <= kMaxSize, kRange);
       return regular_axis(a, stride, lo, hi, dilation);
     }
     require(kind == kAdaptive || kind == kFractional, kRange);
@@ -138,7 +138,7 @@ class PlanLayout {
 
   // Limits of a padding or a pooled size, and of a distance between windows or within one. The sum
   // of two distances does not overflow, nor does that of a distance and two of the others.
-  static constexpr i64 kFarthest = i64{1} << 61, kMostDistance = (i64{1} << 62) - 1;
+  static constexpr i64 kMaxSize = i64{1} << 61, kMaxDistance = (i64{1} << 62) - 1;
 
   static i64 number_of_elements(const std::vector<i64>& shape) {
     i64 elements = 1;
@@ -213,7 +213,7 @@ class PlanLayout {
   }
 
   Parameter parameter_of(const Array& array, i64 count) const {
-    require(count >= (outputs() > 0) && count <= kMostElements, "a parameter is empty");
+    require(count >= (outputs() > 0) && count <= kMaxElements, "a parameter is empty");
     return {array.dense(count * size_of(sum_dtype())), count};
   }
 
@@ -290,7 +290,7 @@ class PlanLayout {
   void run(const std::vector<i64>& tables, int threads, F&& kernel) const {
     if (plan_.outer == 0 || plan_.inner == 0) return;
     const bool release = has_gil_ && inputs() + outputs() * plan_.taps > kSmallCall;
-    const Work work{&plan_, std::clamp(threads, 1, kMostThreads)};
+    const Work work{&plan_, std::clamp(threads, 1, kMaxThreads)};
     const WithoutGil released(release);
     if (tables.empty()) return kernel(PlaneSelection{work});
     const i64 length = static_cast<i64>(tables.size()) / plan_.outer;

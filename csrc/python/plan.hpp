@@ -148,7 +148,7 @@ class BoundPlan : public RoutedLayout {
     require_one_dtype();
     const NonlinearOp op = nonlinear_op_named(which);
     const SourceAndTarget arrays(*this, false, x, y);
-    const Array own(theta, Use::read, size(sum_dtype())),
+    const Array theta_array(theta, Use::read, size(sum_dtype())),
         slope(sensitivity, Use::write_if_given, size(sum_dtype()));
     require(kept.size() <= kMaxResiduals, "too many arrays are kept");
     std::optional<Array> held[kMaxResiduals];
@@ -158,7 +158,7 @@ class BoundPlan : public RoutedLayout {
       rows[k] = dense(*held[k], sum_dtype(), outputs()).data;
     }
     void* slopes = dense(slope, sum_dtype(), outputs()).data;
-    const Parameter parameter = parameter_of(own, count);
+    const Parameter parameter = parameter_of(theta_array, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
       kernels().nonlinear->forward(planes.work, op, arrays.source, parameter, arrays.target, rows,
                                    slopes);
@@ -172,7 +172,7 @@ class BoundPlan : public RoutedLayout {
     require_one_dtype();
     const NonlinearOp op = nonlinear_op_named(which);
     const SourceAndTarget arrays(*this, true, gy, gx);
-    const Array values(x, Use::read, size(in_)), own(theta, Use::read, size(sum_dtype()));
+    const Array values(x, Use::read, size(in_)), theta_array(theta, Use::read, size(sum_dtype()));
     require(static_cast<int>(kept.size()) == residuals_of(op), "another number of arrays is kept");
     std::optional<Array> held[kMaxResiduals];
     View views[kMaxResiduals];
@@ -181,7 +181,7 @@ class BoundPlan : public RoutedLayout {
       views[k] = outputs_of(*held[k], sum_dtype());
     }
     const View input = inputs_of(values, in_);
-    const Parameter parameter = parameter_of(own, count);
+    const Parameter parameter = parameter_of(theta_array, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
       kernels().nonlinear->backward(planes.work, op, arrays.source, input, parameter, views,
                                     arrays.target);

@@ -26,7 +26,7 @@ class BoundRegions {
             "a size is less than one");
     require(product(maps_.height, maps_.width) <= std::numeric_limits<std::int32_t>::max(),
             "input must have at most 2**31 - 1 positions in a plane");
-    require(factor > 0 && factor <= kLargestFactor,
+    require(factor > 0 && factor <= kMaxFactor,
             "spatial_scale must be greater than 0 and at most 2**30");
     const Array given(boxes, Use::read, sizeof(double));
     require(given.rank() == 2 && given.shape()[1] == 5, "boxes have another shape than planned");
@@ -98,7 +98,7 @@ class BoundRegions {
   }
 
   RegionScale scale_of(i64 sampling_ratio, bool aligned) const {
-    require(sampling_ratio <= kMostSamples, "sampling_ratio must be at most 65536");
+    require(sampling_ratio <= kMaxSamples, "sampling_ratio must be at most 65536");
     return {factor_, std::max(sampling_ratio, i64{0}), aligned};
   }
 
@@ -117,7 +117,7 @@ class BoundRegions {
     const Array read(source, Use::read, itemsize), written(target, Use::write, itemsize);
     const char* from = read.contiguous(source_shape);
     char* to = written.contiguous(target_shape);
-    const int workers = std::clamp(threads, 1, kMostThreads);
+    const int workers = std::clamp(threads, 1, kMaxThreads);
     const WithoutGil released;
     if (wide_)
       kernel(reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to), workers);

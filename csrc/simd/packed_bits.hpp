@@ -79,9 +79,9 @@ POOLGRAD_LOOP void pack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n
   for (i64 i = 0; i < n; i += kNumbersPerByte<Bits>, to += inner) {
     const i64 last = smaller(kNumbersPerByte<Bits>, n - i);
     for (i64 j = 0; j < last; ++j) {
-      const std::uint8_t* own = from + (i + j) * inner;
+      const std::uint8_t* pixel = from + (i + j) * inner;
       for (i64 c = 0; c < inner; ++c) {
-        const auto bits = static_cast<std::uint8_t>((own[c] & ((1 << Bits) - 1)) << (j * Bits));
+        const auto bits = static_cast<std::uint8_t>((pixel[c] & ((1 << Bits) - 1)) << (j * Bits));
         to[c] = j ? to[c] | bits : bits;
       }
     }

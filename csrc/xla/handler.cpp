@@ -130,7 +130,7 @@ class KernelCall {
  private:
   // Converts a position to int. One that is out of range stays so: BoundPlan rejects it.
   static int position(i64 number) {
-    return number < -1 || number > kMostAxes ? kMostAxes : static_cast<int>(number);
+    return number < -1 || number > kMaxAxes ? kMaxAxes : static_cast<int>(number);
   }
 
   i64 input_;
@@ -288,7 +288,7 @@ ffi::Error execute(const KernelCall* call, ffi::ThreadPool pool, ffi::RemainingA
     // XLA's threads flush subnormal numbers to zero, which would change the maximum of such
     // numbers.
     const FloatingPointEnvironment environment(FE_DFL_ENV);
-    const OwnThreads own;
+    const OwnThreads own_threads;
     call->execute(*call, call->plan(arrays), arrays, static_cast<int>(pool.num_threads()));
     return ffi::Error::Success();
   } catch (const std::exception& error) {

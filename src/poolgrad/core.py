@@ -135,7 +135,7 @@ def _cache_limit() -> int:
 
 _kernels.limit_cache(_cache_limit())
 if (_streamed := _bytes_set("POOLGRAD_STREAM_BYTES")) is not None:
-    _kernels.limit_streams(_streamed)
+    _kernels.limit_nontemporal_stores(_streamed)
 
 
 def empty_cache() -> None:
