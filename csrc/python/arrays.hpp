@@ -82,7 +82,7 @@ class Array {
       require(use == Use::write_if_given, "an array is missing");
       return;
     }
-    given_ = true;
+    present_ = true;
     try {
       const nb::handle object = source.object();
       if (source.xla()) read_xla(*source.xla());
@@ -111,7 +111,7 @@ class Array {
 
   // The memory of a C-contiguous array of this shape. Null if it has no elements.
   char* contiguous(const std::vector<i64>& shape) const {
-    require(given_ && has_shape(shape), "an array has another shape than planned");
+    require(present_ && has_shape(shape), "an array has another shape than planned");
     if (elements() == 0) return nullptr;
     i64 step = 1;
     for (int a = rank_; a-- > 0; step *= shape_[a]) {
@@ -123,7 +123,7 @@ class Array {
   // The memory of a dense array (its axes in any order) of at least `bytes`. Null if none was
   // given.
   char* dense(i64 bytes) const {
-    if (!given_) return nullptr;
+    if (!present_) return nullptr;
     const i64 count = elements();
     require(count * itemsize_ >= bytes, "an array is smaller than planned");
     require(count == 0 || is_dense(count), "an array is not dense");
@@ -207,7 +207,7 @@ class Array {
   }
 
   Py_buffer buffer_;
-  bool given_ = false, owns_buffer_ = false;
+  bool present_ = false, owns_buffer_ = false;
   char* data_ = nullptr;
   i64 itemsize_;
   bool writable_;

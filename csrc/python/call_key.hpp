@@ -57,9 +57,10 @@ class TupleBuilder {
 // is the name of an attribute or a function of the array; one of the global state is a function
 // without arguments, or a pair of an object and the name of its attribute.
 //
-// - parts: properties of the array that are part of the key; modes: those of the global state.
-// - plain: (property of the array, required value): a call with another value, or an error, has no
-//   key; quiet: (property of the global state, required value).
+// - parts: properties of the array that are part of the key; global_state: those of the global
+//   state.
+// - required: (property of the array, required value): a call with another value, or an error, has
+//   no key; required_state: (property of the global state, required value).
 // - protocol: how the layout of an array is read, which is the first part of the key: "by exchange"
 //   (DLPack) or "by buffer"; None: by `parts`.
 // - storage: with "by exchange": functions of a tensor that return its storage and its offset in
@@ -67,30 +68,31 @@ class TupleBuilder {
 //   shrunk has no key.
 class TensorSpec {
  public:
-  TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& plain,
-             const nb::tuple& modes, const nb::tuple& quiet,
+  TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& required,
+             const nb::tuple& global_state, const nb::tuple& required_state,
              const std::optional<std::string>& protocol, const nb::tuple& storage)
       : type_(std::move(type)),
         parts_(list_of(parts)),
-        modes_(list_of(modes)),
+        global_state_(list_of(global_state)),
         storage_(list_of(storage)) {
     has_buffer_ = protocol == "by buffer";
     if (protocol == "by exchange") export_ = export_function_of(type_.ptr());
     if (protocol && !has_buffer_ && !export_)
       throw nb::type_error("arrays of this type do not support this protocol");
     if (storage_.size() != (export_ ? 3 : 0)) throw nb::value_error("storage is for exports");
-    for (nb::handle pair : plain) plain_.push_back(requirement(pair));
-    for (nb::handle pair : quiet) quiet_.push_back(requirement(pair));
+    for (nb::handle pair : required) required_.push_back(requirement(pair));
+    for (nb::handle pair : required_state) required_state_.push_back(requirement(pair));
   }
 
   // A tuple that is equal for two calls only if they differ in nothing but the elements of the
   // array, their first argument. None if a call has no key.
   nb::object key(const nb::tuple& args, const nb::dict& kwargs) const {
-    if (args.empty() || !is_plain(args[0]) || !is_quiet()) return nb::none();
+    if (args.empty() || !has_required_properties(args[0]) || !has_required_state())
+      return nb::none();
     TupleBuilder key;
     if (!add_parts(args[0], key)) return nb::none();
-    for (const nb::object& mode : modes_) {
-      if (!key.take(value_of(mode).release().ptr())) return nb::none();
+    for (const nb::object& state : global_state_) {
+      if (!key.take(value_of(state).release().ptr())) return nb::none();
     }
     // Keys are unambiguous: each value follows its types, and the name of an argument is not a
     // type.
@@ -108,10 +110,10 @@ class TensorSpec {
 
   // Looks the key of this call up in the cache and calls the cached function with the array.
   // Returns None if the cache has no entry.
-  nb::object call(const nb::dict& kept, const nb::tuple& args, const nb::dict& kwargs) const {
-    nb::object own = key(args, kwargs);
-    if (own.is_none()) return own;
-    PyObject* found = PyDict_GetItemWithError(kept.ptr(), own.ptr());
+  nb::object call(const nb::dict& cache, const nb::tuple& args, const nb::dict& kwargs) const {
+    nb::object call_key = key(args, kwargs);
+    if (call_key.is_none()) return call_key;
+    PyObject* found = PyDict_GetItemWithError(cache.ptr(), call_key.ptr());
     if (!found && PyErr_Occurred()) throw nb::python_error();
     if (!found) return nb::none();
     const nb::object function = nb::borrow(found);  // the cache may drop it during the call
@@ -121,20 +123,21 @@ class TensorSpec {
   // The parts of the key that an array determines; None if it has no key.
   nb::object parts(nb::handle array) const {
     TupleBuilder key;
-    return is_plain(array) && add_parts(array, key) ? key.tuple() : nb::none();
+    return has_required_properties(array) && add_parts(array, key) ? key.tuple() : nb::none();
   }
 
   // Whether the fast path accepts this array; the size of its storage is not checked.
-  bool plain(nb::handle array) const {
+  bool is_supported(nb::handle array) const {
     DLTensor exported;
-    return is_quiet() && is_plain(array) && (!export_ || has_memory(array, exported));
+    return has_required_state() && has_required_properties(array) &&
+           (!export_ || has_memory(array, exported));
   }
 
   // Whether each array has the given key parts; None accepts any array that has a key.
-  bool hold(const nb::tuple& arrays, const nb::tuple& parts) const {
-    if (arrays.size() != parts.size() || !is_quiet()) return false;
+  bool have_parts(const nb::tuple& arrays, const nb::tuple& parts) const {
+    if (arrays.size() != parts.size() || !has_required_state()) return false;
     for (std::size_t a = 0; a < arrays.size(); ++a) {
-      if (!is_plain(arrays[a])) return false;
+      if (!has_required_properties(arrays[a])) return false;
       if (!has_parts(arrays[a], parts[a])) return false;
     }
     return true;
@@ -215,13 +218,13 @@ class TensorSpec {
     return held >= offset * element_size(exported) + extent(exported);
   }
 
-  bool is_plain(nb::handle array) const {
+  bool has_required_properties(nb::handle array) const {
     if (reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) != type_.ptr()) return false;
-    return std::all_of(plain_.begin(), plain_.end(),
+    return std::all_of(required_.begin(), required_.end(),
                        [&](const Requirement& each) { return fulfils(array, each); });
   }
-  bool is_quiet() const {
-    return std::all_of(quiet_.begin(), quiet_.end(), [](const Requirement& each) {
+  bool has_required_state() const {
+    return std::all_of(required_state_.begin(), required_state_.end(), [](const Requirement& each) {
       return equal(value_of(each.property), each.value);
     });
   }
@@ -260,8 +263,8 @@ class TensorSpec {
   nb::object type_;
   DLTensorExport export_ = nullptr;
   bool has_buffer_ = false;
-  std::vector<nb::object> parts_, modes_, storage_;
-  std::vector<Requirement> plain_, quiet_;
+  std::vector<nb::object> parts_, global_state_, storage_;
+  std::vector<Requirement> required_, required_state_;
 };
 
 }  // namespace

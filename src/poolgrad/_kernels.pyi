@@ -20,42 +20,44 @@ def share_threads(library: str) -> bool: ...
 def xla_handler() -> Any: ...
 def cache_use() -> tuple[int, int]: ...
 
-class Memory:
+class CachedBlock:
     def __init__(self, bytes: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-class Kind:
+class TensorSpec:
     def __init__(
         self,
         type: type,
         parts: tuple[_Question, ...],
-        plain: tuple[tuple[_Question, Any], ...],
-        modes: tuple[Callable[[], Any], ...],
-        quiet: tuple[tuple[Callable[[], Any] | tuple[object, str], Any], ...],
+        required: tuple[tuple[_Question, Any], ...],
+        global_state: tuple[Callable[[], Any], ...],
+        required_state: tuple[tuple[Callable[[], Any] | tuple[object, str], Any], ...],
         protocol: Literal["by exchange", "by buffer"] | None = None,
         storage: tuple[Callable[[Any], Any], ...] = (),
     ) -> None: ...
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None: ...
     def call(
         self,
-        kept: dict[Hashable, Callable[[Any], Any]],
+        cache: dict[Hashable, Callable[[Any], Any]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any: ...
     def parts(self, array: Any) -> tuple[Any, ...] | None: ...
-    def plain(self, array: Any) -> bool: ...
-    def hold(self, arrays: tuple[Any, ...], parts: tuple[tuple[Any, ...] | None, ...]) -> bool: ...
+    def is_supported(self, array: Any) -> bool: ...
+    def have_parts(
+        self, arrays: tuple[Any, ...], parts: tuple[tuple[Any, ...] | None, ...]
+    ) -> bool: ...
 
-class Steps:
+class BoundCalls:
     def __init__(
         self,
         calls: tuple[tuple[Callable[..., None], tuple[Any, ...]], ...],
-        holes: tuple[object, ...],
-        makers: tuple[Callable[[], _Array], ...],
+        placeholders: tuple[object, ...],
+        allocators: tuple[Callable[[], _Array], ...],
         threads: Callable[[], int],
         returned: int,
     ) -> None: ...
-    def run(self, *given: _Array) -> Any: ...
+    def run(self, *arrays: _Array) -> Any: ...
 
 class Plan:
     def __init__(
@@ -85,7 +87,7 @@ class Plan:
     def route_backward(
         self, gy: _Array, routes: _Array, gx: _Array, samples: _Array | None, threads: int
     ) -> None: ...
-    def route_follow(
+    def route_jvp(
         self, t: _Array, routes: _Array, y: _Array, samples: _Array | None, threads: int
     ) -> None: ...
     def route_indices(
@@ -103,7 +105,7 @@ class Plan:
     def split_backward(
         self, gy: _Array, winners: _Array, gx: _Array, samples: _Array | None, threads: int
     ) -> None: ...
-    def split_follow(
+    def split_jvp(
         self, t: _Array, winners: _Array, y: _Array, samples: _Array | None, threads: int
     ) -> None: ...
     def unpool(self, x: _Array, indices: _Array, y: _Array, threads: int) -> None: ...
@@ -142,7 +144,7 @@ class Plan:
         theta: _Array,
         count: int,
         y: _Array,
-        kept: list[_Array],
+        residuals: list[_Array],
         sensitivity: _Array | None,
         threads: int,
     ) -> None: ...
@@ -153,7 +155,7 @@ class Plan:
         x: _Array,
         theta: _Array,
         count: int,
-        kept: list[_Array],
+        residuals: list[_Array],
         gx: _Array,
         threads: int,
     ) -> None: ...
