@@ -20,14 +20,10 @@ i64 summed_bytes(Dtype dtype) { return is_wide(dtype) ? 8 : 4; }
 
 i64 lanes(const Call& call, i64 bytes) { return call.vector_bytes / bytes; }
 
-i64 span(const Axis& a) { return (a.out - 1) * a.stride + reach(a) + 1; }
-
-bool has_few_taps(const Plan& p) {
-  for (const Axis& a : p.axis) {
-    if (!a.regular()) return false;
-  }
-  return p.taps <= kMaxTaps;
+bool is_regular(const Plan& p) {
+  return p.axis[0].regular() && p.axis[1].regular() && p.axis[2].regular();
 }
+bool has_few_taps(const Plan& p) { return is_regular(p) && p.taps <= kMaxTaps; }
 
 // Whether reading all taps of each window is cheaper than reducing along one axis after the other.
 bool shares_little(const Plan& p) {
@@ -81,11 +77,8 @@ bool handles_unrolled_extreme(const Call& call) {
   return is_specialised(call) && handles_unrolled(call);
 }
 bool handles_unrolled_nonlinear(const Call& call) {
-  for (const Axis& a : call.plan->axis) {
-    if (!a.regular()) return false;
-  }
   // Valid inputs are counted, not taps: padding must not change how sums are rounded.
-  return max_valid_inputs(*call.plan) <= kMaxNonlinearTaps;
+  return is_regular(*call.plan) && max_valid_inputs(*call.plan) <= kMaxNonlinearTaps;
 }
 
 bool handles_joined_rows(const Call& call) {
@@ -233,9 +226,10 @@ bool prefers_joined_rows(const Call& call) {
                    : width.stride == 2 ? 6  // inputs are loaded one by one
                                        : 3;
   // In a tall plane, most of the computed elements must be outputs, and windows must be low.
-  const bool small = span(height) <= kShort, dense = height.stride <= 2 && reach(height) < kShort;
-  return shares_little(*call.plan) && width.out <= most && span(width) <= kShort &&
-         (small || dense);
+  const bool small = covered_length(height, height.out) <= kShort;
+  const bool dense = height.stride <= 2 && reach(height) < kShort;
+  return shares_little(*call.plan) && width.out <= most &&
+         covered_length(width, width.out) <= kShort && (small || dense);
 }
 
 // For few taps, vector comparisons cost less than scalar additions at computed addresses.

@@ -152,8 +152,5 @@ namespace {
   return !p.axis[0].overlap && !p.axis[1].overlap && !p.axis[2].overlap;
 }
 
-// Distance from the first tap of a window to its last.
-[[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
-
 }  // namespace
 }  // namespace poolgrad

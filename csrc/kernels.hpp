@@ -4,7 +4,6 @@
 #pragma once
 
 #include "geometry/view.hpp"
-#include "operators/settings.hpp"
 
 namespace poolgrad {
 
@@ -14,6 +13,10 @@ struct Work {
   const Plan* plan = nullptr;
   int threads = 1;
 };
+
+enum class NonlinearOp { lp, lp_mean, lse, soft, expected };
+
+inline constexpr int kMaxResiduals = 3;  // residuals of each window
 
 // What a selecting reduction selects. rectified: the ReLU of the maximum.
 enum class Select { largest, rectified, smallest, median };

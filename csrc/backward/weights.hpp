@@ -6,8 +6,8 @@
 #include "backward/tiles.hpp"
 #include "base/partition.hpp"
 #include "forward/row_writer.hpp"
+#include "kernels.hpp"
 #include "operators/divisor.hpp"
-#include "operators/settings.hpp"
 #include "simd/math.hpp"
 
 namespace poolgrad {

@@ -81,7 +81,7 @@ class Pool {
       }
     }
     if (team_.start && own_threads == 0 && threads <= team_.size()) {
-      with_team();
+      run_on_team();
     } else {
       wake_workers(threads - 1);
       work(0);
@@ -111,7 +111,7 @@ class Pool {
 
   // Starts all threads of the OpenMP team, since a smaller team would end the remaining threads;
   // the first `threads_` members run the tasks.
-  void with_team() {
+  void run_on_team() {
     const auto member = [](void* self) {
       Pool* pool = static_cast<Pool*>(self);
       const int number = pool->team_.number();

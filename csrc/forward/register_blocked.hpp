@@ -176,10 +176,10 @@ class RegisterBlocked {
       : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && used) {
     if (!used_) return;
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
-    const i64 columns_read = (width.out - 1) * width.stride + span(width);
+    const i64 columns_read = covered_length(width, width.out);
     before_ = larger(0, width.lo), after_ = larger(0, columns_read - width.lo - width.in);
     // Elements before and after a row may be read in place if they belong to its neighbouring rows.
-    const i64 most = smaller(span(width), x.height);
+    const i64 most = smaller(covered_length(width, 1), x.height);
     const bool narrow_padding = before_ <= most && after_ <= most;
     readable_ = !negate && narrow_padding && x.dtype == DtypeOf<T>::value && x.width == 1 &&
                 (before_ + after_ == 0 || x.height >= width.in);
@@ -188,7 +188,7 @@ class RegisterBlocked {
     depths_ = smaller(depth.kernel, depth.in);
     rows_ = kBlockBytes / (depths_ * height.stride * pitch_ * static_cast<i64>(sizeof(T)));
     rows_ = larger(1, smaller(kMaxBlockedRows, rows_));
-    lines_ = (rows_ - 1) * height.stride + span(height);
+    lines_ = covered_length(height, rows_);
     copies_ = arena.take<T>(depths_ * lines_ * pitch_);
     depth_lines_ = arena.take<DepthLines>(depths_);
     lines_at_ = arena.take<const T*>(depths_ * lines_);
@@ -222,7 +222,7 @@ class RegisterBlocked {
   POOLGRAD_LOOP bool compute_block(i64 od, i64 oh, i64 rows, Target to) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const Span s = span_of(depth, od);
-    const i64 n = width.out, lines = (rows - 1) * height.stride + span(height);
+    const i64 n = width.out, lines = covered_length(height, rows);
     if (s.taps == 0) return false;
     const i64 first = oh * height.stride - height.lo;
     if (first != first_) clear_cache();
@@ -269,9 +269,6 @@ class RegisterBlocked {
  private:
   static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
   static constexpr i64 kMaxStride = sizeof(T) < 4 ? 2 : 3;  // no shuffle of every third byte
-
-  // Columns from the first tap of a window to the last.
-  static i64 span(const Axis& a) { return (a.kernel - 1) * a.dilation + 1; }
 
   static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
   static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));

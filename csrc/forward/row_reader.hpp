@@ -40,7 +40,7 @@ POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i6
 
 // Whether padding is narrow enough to be copied together with the row.
 [[maybe_unused]] inline bool has_little_padding(const Axis& a) {
-  return !a.regular() || (a.m - 1) * a.stride + (a.kernel - 1) * a.dilation < 2 * a.n + 64;
+  return !a.regular() || (a.m - 1) * a.stride + reach(a) < 2 * a.n + 64;
 }
 
 // Options of a Reader.
@@ -70,7 +70,7 @@ class Reader {
     for (i64 o : {lo, hi - 1}) {  // the first and the last window span the others
       const Span s = span_of(a, o);
       const i64 begin = a.regular() ? o * a.stride - a.lo : s.begin;
-      const i64 end = a.regular() ? begin + (a.kernel - 1) * a.dilation + 1 : begin + s.taps;
+      const i64 end = a.regular() ? begin + reach(a) + 1 : begin + s.taps;
       from_ = smaller(from_, begin), to_ = larger(to_, end);
       lo_ = smaller(lo_, larger(0, begin)), hi_ = larger(hi_, smaller(a.in, end));
     }

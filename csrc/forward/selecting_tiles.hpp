@@ -71,7 +71,7 @@ void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, 
   const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
       const auto row = state.separable.row(od, oh, state.row);
       T* y = state.y.reserve(first, n, false);
       copy_rows(row.v, n, y, 1, n);
@@ -215,7 +215,7 @@ void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
     const i64 n = (hi - lo) * p.inner, pitch = in_place ? p.out_row() : n;
     const i64 full_lo = larger(lo, smaller(hi, width.full_lo));
     const i64 full_hi = larger(full_lo, smaller(hi, width.full_hi));
-    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
+    const i64 first = plane + p.output_index(od, oh, lo);
     auto to = state.buffer;
     if (in_place) {
       to = Op::target(state.y.reserve(first, n, false),
@@ -278,7 +278,7 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
       return rows;
     }
     rows = smaller(block_rows, tile.hi[1] - oh);
-    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+    const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
     if (!state.blocked.rows()) {
       state.windows.row(od, oh,
                         [&](i64 at, i64 n, auto&& compute) { write_rows(first + at, n, compute); });
@@ -315,6 +315,18 @@ void small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y
                            zero_ties);
       },
       true);
+}
+
+// Computes small windows. Routed, Unrouted: the operator with and without routes.
+// Two-byte floats and bytes are compared without conversion.
+template <class Routed, class Unrouted>
+void small_windows_by_routes(const Work& work, Algorithm algorithm, const View& x, Dense y,
+                             Dense routes, Select which) {
+  using T = typename Routed::In;
+  View from = x;
+  if (sizeof(T) < 4) from.dtype = y.dtype = DtypeOf<T>::value;
+  if (routes.data) small_windows<Routed>(work, algorithm, from, y, routes, which, false);
+  else small_windows<Unrouted>(work, algorithm, from, y, routes, which, false);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ class RowCache {
       const i64 apart =
           (level == max_level || !Op::kIdempotent ? larger(rest, size) : size) * a.dilation;
       const i64 wanted = !shared                        ? kMaxFolded
-                         : level == 0 && max_level == 0 ? (a.kernel - 1) * a.dilation + 1
+                         : level == 0 && max_level == 0 ? reach(a) + 1
                                                         : apart + 1;
       i64 slots = 1;
       while (slots < wanted && slots < a.in) slots *= 2;

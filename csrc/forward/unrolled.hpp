@@ -61,10 +61,10 @@ class Unrolled {
                   x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
         piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2]
                                : larger(1, kUnrolledPixelElements / plan.inner)),
-        pitch_(in_place_ ? plan.axis[2].in : span(plan.axis[2])),
+        pitch_(in_place_ ? plan.axis[2].in : covered_length(plan.axis[2], plan.axis[2].out)),
         max_joined_rows_(smaller(tile.hi[1] - tile.lo[1], larger(1, kJoinedOutputs / pitch_))),
         padded_copy_(joins_rows_ && !in_place_
-                         ? arena.take<T>(rows_covered(max_joined_rows_) * pitch_)
+                         ? arena.take<T>(covered_length(plan.axis[1], max_joined_rows_) * pitch_)
                          : nullptr) {}
 
   void start(const char* plane) { reader_.start(plane); }
@@ -192,17 +192,7 @@ class Unrolled {
     i64 count, line;  // number of taps, and of taps in a line
   };
 
-  // Columns from the first tap of the first window to the last tap of the last.
-  static i64 span(const Axis& a) {
-    return (a.out - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
-  }
   static bool has_no_padding(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
-
-  // Rows of inputs that the windows of `rows` rows of outputs cover.
-  i64 rows_covered(i64 rows) const {
-    const Axis& a = p_.axis[1];
-    return (rows - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
-  }
 
   // Copies the rows of inputs that the windows cover, `pitch` apart, with padding around them.
   POOLGRAD_LOOP const T* copy_padded(const char* plane, i64 oh, i64 rows) {
@@ -211,9 +201,11 @@ class Unrolled {
     const bool moves =
         max_joined_rows_ < height.out;  // the position of the padding differs between calls
     if (!padding_filled_)
-      std::fill(padded_copy_, padded_copy_ + rows_covered(max_joined_rows_) * pitch_, Op::kFill);
+      std::fill(padded_copy_, padded_copy_ + covered_length(height, max_joined_rows_) * pitch_,
+                Op::kFill);
     padding_filled_ = true;
-    for (i64 r = 0, h = oh * height.stride - height.lo; r < rows_covered(rows); ++r, ++h) {
+    for (i64 r = 0, h = oh * height.stride - height.lo; r < covered_length(height, rows);
+         ++r, ++h) {
       T* row = padded_copy_ + r * pitch_;
       const bool real = h >= 0 && h < height.in;
       if (real && lo < hi) copy_row(x_, plane, 0, h, lo, hi, negate_, row + lo + width.lo);
@@ -232,9 +224,9 @@ class Unrolled {
   }
 
   static ReadOptions<T> reading(const Plan& p, bool negate) {
-    const auto reach = [](const Axis& a) { return smaller(a.in, (a.kernel - 1) * a.dilation + 1); };
-    return {negate,    nullptr,          Op::kPads && is_worth_padding(p),
-            Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
+    const auto length = [](const Axis& a) { return smaller(a.in, covered_length(a, 1)); };
+    return {negate,    nullptr,           Op::kPads && is_worth_padding(p),
+            Op::kFill, length(p.axis[0]), length(p.axis[1])};
   }
 
   // Computes one output of all channels.

@@ -19,6 +19,48 @@ namespace {
 inline constexpr i64 kVanHerkBytes = 1 << 19;  // bytes of a block of rows
 inline constexpr i64 kGroupLength = 1 << 10;   // elements of the rows that are read together
 
+// Van Herk/Gil-Werman along rows of pixels, a vector of channels each, in blocks of a window's
+// width: calls visit(line, i, partial, lanes) for each pixel. ends: memory for the suffixes of a
+// block.
+template <class Op, class Visitor>
+POOLGRAD_LOOP void van_herk_along_pixels(const Axis& a, const typename Op::In* from, i64 pitch,
+                                         i64 rows, i64 columns, i64 lanes, typename Op::Row ends,
+                                         const Visitor& original, typename Visitor::Line line) {
+  using T = typename Op::In;
+  constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
+  using Partial = typename Op::template Partial<Vec<T, W>>;
+  const i64 kernel = a.kernel, dilation = a.dilation, gap = dilation * W;
+  const Visitor visit = original;  // in registers
+  const auto part = [&](i64 begin) __attribute__((always_inline)) {
+    const T* block = from + begin * W;
+    const auto input = [&](i64 j) __attribute__((always_inline)) {
+      return Op::begin(load<Vec<T, W>>(block + j * gap), static_cast<u32>(j));
+    };
+    Partial sum = input(kernel - 1);
+    Op::store_partial(Op::at(ends, (kernel - 1) * W), sum);
+    for (i64 j = kernel - 1; j-- > 0;) {  // the suffix of the block from j on
+      Partial partial = input(j);
+      Op::merge(partial, sum);
+      Op::store_partial(Op::at(ends, j * W), sum = partial);
+    }
+    visit(line, begin * W, sum, lanes);
+    const i64 windows = smaller(kernel, ceil_div(columns - begin, dilation));
+    for (i64 j = 1; j < windows; ++j) {  // completes the window that begins with j
+      const Partial next = input(kernel + j - 1);
+      if (j == 1) sum = next;
+      else Op::merge(sum, next);
+      Partial partial = Op::template load_partial<Partial>(Op::at(ends, j * W), 0);
+      Op::merge(partial, sum);
+      visit(line, begin * W + j * gap, Op::shifted_back(partial, static_cast<u32>(j)), lanes);
+    }
+  };
+  for (i64 r = 0; r < rows; ++r, from += pitch, visit.next(line)) {
+    for (i64 first = 0; first < smaller(dilation, columns); ++first) {
+      for (i64 begin = first; begin < columns; begin += kernel * dilation) part(begin);
+    }
+  }
+}
+
 // Op loads, merges and stores partial reductions of a window, lane by lane. kNeedsFinite: planes
 // with a NaN or an infinity are not reduced.
 template <class Op>
@@ -181,7 +223,7 @@ class VanHerk2d {
     }
     POOLGRAD_INLINE void operator()(Line at, i64 i, const Partial& partial, i64 lanes) const {
       emit_row(at, i, lanes);
-      Op::store_partial(Op::at(block, at.row * pitch + i), partial, 0, W);
+      Op::store_partial(Op::at(block, at.row * pitch + i), partial);
       if constexpr (kEmits) {  // tap indices count from the first row of the previous block
         const u32 below = static_cast<u32>(taps_per_row * (rows + at.row));
         Partial all = Op::shifted_back(partial, -below);
@@ -189,7 +231,7 @@ class VanHerk2d {
           all = Op::template load_partial<Partial>(Op::at(above, i), 0);
           Op::merge(all, partial, below);
         }
-        Op::store_partial(Op::at(above, i), all, 0, W);
+        Op::store_partial(Op::at(above, i), all);
       }
     }
     POOLGRAD_INLINE void emit_row(Line at, i64 i, i64 lanes) const {
@@ -250,13 +292,13 @@ class VanHerk2d {
   // the sum of the inputs is not finite.
   POOLGRAD_LOOP bool copy(i64 h, i64 rows) {
     const i64 step = reader_->step(), columns = valid_.hi - valid_.lo;
-    const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // prefetch distance
+    const i64 prefetch_distance = reader_->direct() ? group_ * x_.height : 0;
     V finite_check{};
     const auto run = [&](const T* from, T* to, i64 n) __attribute__((always_inline)) {
       i64 i = 0;
       for (; i + W <= n; i += W) {
         const V v = load<V>(from + i);
-        prefetch(from + i + ahead);
+        prefetch(from + i + prefetch_distance);
         store(to + i, v);
         if constexpr (Op::kNeedsFinite) finite_check += v;
       }
@@ -330,11 +372,11 @@ class VanHerk2d {
       for (i64 k = 0; k < Strips; ++k) {
         Partial partial = Op::template load_partial<Partial>(at(j, k), line * static_cast<u32>(j));
         if (j < valid.hi - 1) Op::merge(partial, sums[k]);
-        Op::store_partial(at(j, k), sums[k] = partial, 0, W);
+        Op::store_partial(at(j, k), sums[k] = partial);
       }
     }
     for (i64 j = 0; valid.lo < valid.hi && j < valid.lo; ++j) {
-      for (i64 k = 0; k < Strips; ++k) Op::store_partial(at(j, k), sums[k], 0, W);
+      for (i64 k = 0; k < Strips; ++k) Op::store_partial(at(j, k), sums[k]);
     }
   }
 

@@ -95,6 +95,12 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
   return p;
 }
 
+// The least magnitude of a parameter. A smaller one has the same result, but its square underflows.
+template <class A>
+constexpr A least_parameter() {
+  return sizeof(A) == 4 ? A(1e-18) : A(1e-150);
+}
+
 // Writes one parameter value for each of `outputs` outputs and each channel of the inner axis.
 // Magnitudes below `least` are raised to `least`; the sign is kept.
 template <class A>

@@ -63,6 +63,9 @@ struct Plan {
   i64 in_rows() const { return axis[0].in * axis[1].in; }
   i64 in_plane() const { return in_rows() * axis[2].in * inner; }
   i64 out_row() const { return axis[2].out * inner; }
+  POOLGRAD_INLINE i64 output_index(i64 od, i64 oh, i64 ow) const {
+    return (od * axis[1].out + oh) * out_row() + ow * inner;
+  }
   i64 out_plane() const { return axis[0].out * axis[1].out * out_row(); }
   i64 winner_bytes() const { return (taps + 7) / 8; }  // ties="split": one bit for each tap
 };
@@ -92,14 +95,22 @@ struct Range {
   i64 lo, hi;
 };
 
+// Distance from the first tap of a window to its last.
+[[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
+
+// Length from the first tap of a window to the last tap of the last of `outputs` windows.
+[[maybe_unused]] inline i64 covered_length(const Axis& a, i64 outputs) {
+  return (outputs - 1) * a.stride + reach(a) + 1;
+}
+
 // Completes an axis of fixed windows; `a`: in, out and kernel. A negative `lo` skips the first
 // inputs.
 [[maybe_unused]] inline Axis regular_axis(Axis a, i64 stride, i64 lo, i64 hi, i64 dilation) {
   a.stride = stride, a.lo = lo, a.hi = hi, a.dilation = dilation;
-  const i64 reach = (a.kernel - 1) * a.dilation;
   a.full_lo = larger(0, smaller(a.out, ceil_div(a.lo, a.stride)));
-  a.full_hi = larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach + a.lo, a.stride) + 1));
-  a.overlap = a.m > 1 && a.stride <= reach;
+  a.full_hi =
+      larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach(a) + a.lo, a.stride) + 1));
+  a.overlap = a.m > 1 && a.stride <= reach(a);
   return a;
 }
 
@@ -113,8 +124,7 @@ struct Range {
   t.m = a.n;
   t.first = a.before;
   t.before = a.first;
-  const i64 lo = (a.kernel - 1) * a.dilation - a.lo;
-  return regular_axis(t, 1, lo, 0, a.dilation);
+  return regular_axis(t, 1, reach(a) - a.lo, 0, a.dilation);
 }
 
 // Whether an axis has one input and one window, without padding.
@@ -161,9 +171,8 @@ struct Range {
   }
   if (a.out == 1) return {0, 1};
   if (a.fractional) return {first_beyond(a, i - a.kernel), first_beyond(a, i)};
-  const i64 reach = (a.kernel - 1) * a.dilation;
-  if (a.stride == 1) return {larger(0, i + a.lo - reach), smaller(a.out, i + a.lo + 1)};
-  const i64 lo = larger(0, ceil_div(i + a.lo - reach, a.stride));
+  if (a.stride == 1) return {larger(0, i + a.lo - reach(a)), smaller(a.out, i + a.lo + 1)};
+  const i64 lo = larger(0, ceil_div(i + a.lo - reach(a), a.stride));
   const i64 hi = smaller(a.out, floor_div(i + a.lo, a.stride) + 1);
   return {lo, larger(lo, hi)};
 }

@@ -128,9 +128,9 @@ struct Max {
     keep_greater(partial.best, partial.best_tap, later.best, shifted(later.best_tap, by));
   }
   template <class C>
-  static void store_partial(Row to, const C& partial, u32 back, i64 lanes) {
-    store_first(to.v, partial.best, lanes);
-    if constexpr (WithRoutes) store_first(to.r, shifted(partial.best_tap, -back), lanes);
+  static void store_partial(Row to, const C& partial) {
+    store(to.v, partial.best);
+    if constexpr (WithRoutes) store(to.r, partial.best_tap);
   }
 
   template <class Size, class First, class Loader>
@@ -273,17 +273,33 @@ struct MaxTarget {
   MaxTarget line(i64 row, i64 length) const { return at(row * length); }
 };
 
-// The maximum in registers, for windows of at most 255 taps, so that a route is one byte.
-template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
-struct SmallMax {
+// What the maxima in registers share, for windows of at most 255 taps, so that a route is one byte.
+// Op: the derived operator; kFill is the result only if all inputs equal it.
+template <class Op, class T, bool WithRoutes>
+struct RegisterMax {
   using In = T;
+  using Target = MaxTarget<T, WithRoutes>;
+  static constexpr bool kByLines = false, kPads = true;
+  static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
+  static bool may_be_padding(Target to, i64 i) { return to.y[i] == Op::kFill; }
+  static void clear(Target to, i64 n) {
+    std::fill(to.y, to.y + n, Op::kFill);
+    if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
+  }
+  template <class V = void, class P>
+  static void store(Target to, i64 i, const P& partial) {
+    poolgrad::store(to.y + i, partial.best);
+    if constexpr (WithRoutes)
+      poolgrad::store(to.routes + i, convert<std::uint8_t>(partial.best_tap));
+  }
+};
+
+// The maximum of float32 and uint8.
+template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
+struct SmallMax : RegisterMax<SmallMax<T, WithRoutes, NaNs>, T, WithRoutes> {
   using AssumeNoNaN = SmallMax<T, WithRoutes, false>;
   using TapIndex = std::conditional_t<sizeof(T) == 1, std::uint8_t, u32>;
-  using Target = MaxTarget<T, WithRoutes>;
-  static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
-  static constexpr bool kByLines = false, kPads = true;
-  static constexpr T kFill = lowest<T>();  // the result only if all inputs equal it
-  static bool may_be_padding(Target to, i64 i) { return to.y[i] == lowest<T>(); }
+  static constexpr T kFill = lowest<T>();
   template <class V>
   struct Partial {
     static constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
@@ -291,10 +307,6 @@ struct SmallMax {
     Vec<TapIndex, W> best_tap;
   };
 
-  static void clear(Target to, i64 n) {
-    for (i64 i = 0; i < n; ++i) to.y[i] = lowest<T>();
-    if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
-  }
   template <class V>
   static Partial<V> first(V value, u32 tap) {
     return {value, Vec<TapIndex, Partial<V>::W>{} + static_cast<TapIndex>(tap)};
@@ -310,12 +322,6 @@ struct SmallMax {
   template <class V>
   static auto relu_is_zero(V value) {
     return Max<T, WithRoutes, false>::relu_is_zero(value);
-  }
-  template <class V>
-  static void store(Target to, i64 i, const Partial<V>& partial) {
-    poolgrad::store(to.y + i, partial.best);
-    if constexpr (WithRoutes)
-      poolgrad::store(to.routes + i, convert<std::uint8_t>(partial.best_tap));
   }
 
   // A sum of inputs is NaN if one of them is (or if infinities of both signs are among them).

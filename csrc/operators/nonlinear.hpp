@@ -4,12 +4,51 @@
 // separable. The partial reduction of a small window is computed from all of its inputs at once.
 #pragma once
 
-#include "operators/settings.hpp"
+#include "kernels.hpp"
 #include "operators/sum.hpp"
 #include "simd/math.hpp"
 
 namespace poolgrad {
 namespace {
+
+template <class A>
+struct Loops;
+
+template <class A>
+struct Settings {
+  const Loops<A>* loops = nullptr;  // of the reduction
+  const A* theta = nullptr;         // one number for each output of a row: p, or r
+  NonlinearOp kind = NonlinearOp::lp;
+  int whole = 0;                         // p, if it is the same small whole number everywhere
+  bool mean = false;                     // whether y is a mean of powers, not their sum
+  bool sensitive = false;                // whether the derivative by theta is computed
+  bool t = false, w = false, h = false;  // sums that are computed in addition to s
+  static constexpr bool finite = false;  // all inputs and theta are finite
+  static constexpr int taps = 0;         // inputs of every window, if a compile-time constant
+};
+
+// The settings as compile-time constants, for windows of N finite inputs. P: p, if it is 2 or 3.
+template <NonlinearOp B, int N, int P = 0>
+struct Fixed {
+  static constexpr bool finite = true;
+  static constexpr int taps = N;
+  static constexpr NonlinearOp kind = B;
+  static constexpr int whole = P;
+  static constexpr bool mean = false, sensitive = false;
+  static constexpr bool t = B == NonlinearOp::soft, w = B == NonlinearOp::lse, h = false;
+};
+
+// theta: of a row; whole: p, if it is a small whole number; sensitive: whether the derivative by
+// theta is computed.
+template <class A>
+Settings<A> make_settings(const Loops<A>* loops, NonlinearOp kind, const A* theta, int whole,
+                          bool sensitive) {
+  const bool mean = kind == NonlinearOp::lp_mean,
+             near = kind == NonlinearOp::lse || (mean && !whole);
+  const bool slope = sensitive && kind != NonlinearOp::lp;
+  const bool t = sensitive || kind == NonlinearOp::soft, w = near || slope;
+  return {loops, theta, kind, whole, mean, sensitive, t, w, slope};
+}
 
 template <class V>
 struct ScaledSums {

@@ -302,7 +302,7 @@ void nonlinear_tile(const Plan& p, const Tile& tile, NonlinearState<A, Windows>&
   RowOperands<A>& line = state.line;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
       line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
       compute_row(state.windows, od, oh, line, state.partials, [&](i64 at, i64 n) {
         const auto allocate = [&](RowWriter<A>& writer) {

@@ -66,8 +66,8 @@ struct Sum {
     partial.sum += later.sum;
   }
   template <class C>
-  static void store_partial(Row to, const C& partial, u32, i64 lanes) {
-    store_first(to.v, partial.sum, lanes);
+  static void store_partial(Row to, const C& partial) {
+    store(to.v, partial.sum);
   }
 
   // Horizontal reduction of a vector: halves are added, then their halves, and so on.
@@ -259,7 +259,7 @@ void average_tile(const Plan& p, const Tile& tile, State& state, Divisor divisor
   state.columns.fill(p, divisor, tile.lo[2], tile.hi[2]);
   const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
   over_rows(tile, state.depth_first(), [&](i64 od, i64 oh) {
-    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+    const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
     return state.compute_rows(od, oh, tile.hi[1] - oh, first, n, [&](i64 row) {
       return static_cast<std::remove_pointer_t<decltype(state.columns.row)>>(
           divisor.of_rows(p, od, row));

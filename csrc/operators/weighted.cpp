@@ -5,9 +5,17 @@
 #include "base/partition.hpp"
 #include "forward/column_sums.hpp"
 #include "forward/plane_means.hpp"
-#include "operators/mixed.hpp"
+#include "kernels.hpp"
+#include "operators/sum.hpp"
 
 namespace poolgrad {
+
+// operators/mixed.cpp
+void POOLGRAD_TABLE(mixed)(const Work&, const View& x, Parameter alpha, bool count_padding, Dense y,
+                           Dense routes, void* sensitivity);
+void POOLGRAD_TABLE(mixed_backward)(const Work&, const View& gy, const View& routes,
+                                    Parameter alpha, bool count_padding, Dense gx);
+
 namespace {
 
 template <class A, class MakeState>

@@ -3,8 +3,7 @@
 #include "base/buffer_cache.hpp"
 #include "choose.hpp"
 #include "python/bound_regions.hpp"
-#include "python/call_key.hpp"
-#include "python/call_steps.hpp"
+#include "python/call_cache.hpp"
 #include "python/plan.hpp"
 #include "xla/handler.hpp"
 
@@ -124,8 +123,7 @@ NB_MODULE(_kernels_of_main, m) {
       .def("span", &BoundPlan::span)
       .def("covering", &BoundPlan::covering_outputs)
       .def_prop_ro("taps", &BoundPlan::taps)
-      .def_prop_ro("route_bytes", &BoundPlan::route_bytes)
-      .def_prop_ro("winner_bytes", &BoundPlan::winner_bytes);
+      .def_prop_ro("route_bytes", &BoundPlan::route_bytes);
   nb::class_<BoundRegions>(m, "Regions")
       .def(nb::init<const std::vector<i64>&, const std::vector<i64>&, const std::string&,
                     ArraySource, double>(),

@@ -89,7 +89,6 @@ class PlanLayout {
 
   i64 taps() const { return plan_.taps; }
   int route_bytes() const { return plan_.route_bytes; }
-  i64 winner_bytes() const { return plan_.winner_bytes(); }
 
  protected:
   enum WindowKind : i64 { kFixed, kAdaptive, kFractional };  // as in windows/spec.py
@@ -203,6 +202,10 @@ class PlanLayout {
   void require_no_samples() const {
     for (const Axis& a : plan_.axis) require(!a.fractional, "samples are for selections only");
   }
+  void require_one_dtype_and_no_samples() const {
+    require_no_samples();
+    require_one_dtype();
+  }
 
   static Dense dense(const Array& array, Dtype dtype, i64 elements) {
     return {array.dense(elements * size_of(dtype)), dtype};
@@ -279,8 +282,8 @@ class PlanLayout {
     if (dims == 0) return {};
     const bool floating = in_ == Dtype::float16 || in_ == Dtype::bfloat16 || in_ == Dtype::float64;
     const Dtype dtype = floating ? in_ : Dtype::float32;
-    const Array given(samples, Use::read, size(dtype));
-    const char* data = given.dense(plan_.outer * dims * size_of(dtype));
+    const Array sample_array(samples, Use::read, size(dtype));
+    const char* data = sample_array.dense(plan_.outer * dims * size_of(dtype));
     return window_tables(plan_, dtype, data, dims);
   }
 

@@ -31,8 +31,7 @@ class BoundPlan : public RoutedLayout {
 
   void draw(ArraySource x, ArraySource y, ArraySource routes, std::uint64_t seed,
             int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const SourceAndTarget arrays(*this, false, x, y);
     const RouteArgument route_argument(*this, routes, Use::write_if_given);
     const View order = view_of(out_strides_.data(), nullptr, out_);
@@ -112,8 +111,7 @@ class BoundPlan : public RoutedLayout {
 
   void mixed(ArraySource x, ArraySource alpha, i64 count, bool count_padding, ArraySource y,
              ArraySource routes, ArraySource sensitivity, int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const SourceAndTarget arrays(*this, false, x, y);
     const Array share(alpha, Use::read, size(sum_dtype())),
         route_array(routes, Use::write_if_given, route_size()),
@@ -129,8 +127,7 @@ class BoundPlan : public RoutedLayout {
 
   void mixed_backward(ArraySource gy, ArraySource alpha, i64 count, bool count_padding,
                       ArraySource routes, ArraySource gx, int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const SourceAndTarget arrays(*this, true, gy, gx);
     const Array share(alpha, Use::read, size(sum_dtype())),
         route_array(routes, Use::read, route_size());
@@ -146,8 +143,7 @@ class BoundPlan : public RoutedLayout {
   void nonlinear(const char* which, ArraySource x, ArraySource theta, i64 count, ArraySource y,
                  const std::vector<ArraySource>& residuals, ArraySource sensitivity,
                  int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const NonlinearOp op = nonlinear_op_named(which);
     const SourceAndTarget arrays(*this, false, x, y);
     const Array theta_array(theta, Use::read, size(sum_dtype())),
@@ -170,8 +166,7 @@ class BoundPlan : public RoutedLayout {
   void nonlinear_backward(const char* which, ArraySource gy, ArraySource x, ArraySource theta,
                           i64 count, const std::vector<ArraySource>& residuals, ArraySource gx,
                           int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const NonlinearOp op = nonlinear_op_named(which);
     const SourceAndTarget arrays(*this, true, gy, gx);
     const Array values(x, Use::read, size(in_)), theta_array(theta, Use::read, size(sum_dtype()));
@@ -192,6 +187,11 @@ class BoundPlan : public RoutedLayout {
   }
 
  private:
+  // The number of residuals of each window.
+  static int residuals_of(NonlinearOp kind) {
+    return kind == NonlinearOp::soft || kind == NonlinearOp::expected ? 3 : 2;
+  }
+
   // Linear maps from inputs to outputs (tangents) or, if `backward`, from outputs to inputs.
   void along_routes(void (*kernel)(const Work&, const View&, const View& routes, Dense),
                     bool backward, ArraySource from, ArraySource routes, ArraySource to,
@@ -223,8 +223,7 @@ class BoundPlan : public RoutedLayout {
                                  i64* invalid),
                   bool backward, ArraySource from, ArraySource indices, ArraySource to,
                   int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const SourceAndTarget arrays(*this, backward, from, to);
     const Array positions(indices, Use::read, sizeof(i64));
     const View index = inputs_of(positions, Dtype::int64);

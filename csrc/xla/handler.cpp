@@ -116,9 +116,9 @@ class KernelCall {
     }
   }
 
-  const BoundPlan& plan(const XlaArrays& given) const {
+  const BoundPlan& plan(const XlaArrays& xla_arrays) const {
     std::call_once(planned_, [&] {
-      const XlaArray* input = given.find(input_);
+      const XlaArray* input = xla_arrays.find(input_);
       if (!input) throw std::invalid_argument("a call lacks an array of the input's shape");
       const std::vector<i64> shape(input->shape, input->shape + input->rank);
       plan_.emplace(axes_, shape, pooled_, inner_axis_, in_dtype_, out_dtype_, route_bits_);
