@@ -10,9 +10,9 @@
 //   from its valid inputs.
 #pragma once
 
-#include "base/dtype.hpp"
+#include "base/instruction_set.hpp"
 #include "base/thread_pool.hpp"
-#include "geometry/view.hpp"
+#include "kernels.hpp"
 
 namespace poolgrad {
 
@@ -129,6 +129,16 @@ namespace {
 [[maybe_unused]] inline ArrayLayout layout_of(const View& v, const Plan& p) {
   return {v.dtype, v.width == 1, v.width == 1 && (v.height == p.axis[2].in || p.axis[1].in == 1),
           v.inner == 1};
+}
+
+// A call of this instruction set's kernels. x: the array that is read.
+[[maybe_unused]] inline Call call_of(Task task, const Work& work, const View& x) {
+  return {.task = task,
+          .plan = work.plan,
+          .input = layout_of(x, *work.plan),
+          .threads = work.threads,
+          .vector_bytes = kVectorBytes,
+          .general_only = kGeneralOnly};
 }
 
 // Whether windows along an axis overlap so much that storing partial reductions of 2, 4, 8, ...

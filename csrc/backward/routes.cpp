@@ -14,29 +14,19 @@ namespace {
 
 void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
   const Plan& p = *work.plan;
-  const Algorithm algorithm = choose({.task = Task::routes_backward,
-                                      .plan = &p,
-                                      .input = layout_of(gy, p),
-                                      .routes = layout_of(routes, p),
-                                      .threads = work.threads,
-                                      .vector_bytes = kVectorBytes,
-                                      .general_only = kGeneralOnly});
+  Call call = call_of(Task::routes_backward, work, gy);
+  call.routes = layout_of(routes, p);
+  const Algorithm algorithm = choose(call);
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    const auto run_over_inputs = [&](auto kind) {
-      using Backward = typename decltype(kind)::type;
-      over_inputs(
-          work, [&](const InputTile& tile, Arena& arena) { return Backward(p, tile, gx, arena); },
-          [&](Backward& state, i64 plane, const InputTile&) { state.run(gy, &routes, {}, plane); });
-    };
     if constexpr (!kGeneralOnly) {
       if (algorithm == Algorithm::register_blocked_backward)
-        return run_over_inputs(std::type_identity<RegisterBlockedBackward<A, true>>{});
+        return run_backward<RegisterBlockedBackward<A, true>>(work, gy, &routes, {}, gx);
       if (algorithm == Algorithm::register_blocked_channels_last_backward)
-        return run_over_inputs(std::type_identity<RegisterBlockedChannelsLastBackward<A>>{});
+        return run_backward<RegisterBlockedChannelsLastBackward<A>>(work, gy, &routes, {}, gx);
     }
     if (algorithm == Algorithm::gather)
-      return run_over_inputs(std::type_identity<Gather<A, true>>{});
+      return run_backward<Gather<A, true>>(work, gy, &routes, {}, gx);
     by_route(routes.dtype, [&](auto r) {
       using Backward = ScatterRoutes<A, decltype(r)>;
       over_inputs(

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/scratch.hpp"
-#include "geometry/view.hpp"
+#include "base/partition.hpp"
+#include "operators/divisor.hpp"
 #include "simd/prefetch.hpp"
 
 namespace poolgrad {
@@ -269,6 +269,16 @@ class TileSums {
   i64 row_, first_, last_, done_ = 0;
   T *buffer_, *sums_ = nullptr;
 };
+
+// Computes tiles of inputs by a class with Backward(plan, tile, gx, arena) and run(gy, routes,
+// divisor, plane).
+template <class Backward>
+void run_backward(const Work& work, const View& gy, const View* routes, Divisor divisor, Dense gx) {
+  over_inputs(
+      work,
+      [&](const InputTile& tile, Arena& arena) { return Backward(*work.plan, tile, gx, arena); },
+      [&](Backward& state, i64 plane, const InputTile&) { state.run(gy, routes, divisor, plane); });
+}
 
 }  // namespace
 }  // namespace poolgrad

@@ -38,14 +38,9 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
   const Work work{&plan, whole.threads};
   if (which == Select::median) return POOLGRAD_TABLE(select_median)(work, x, y, routes, zero_ties);
   const bool zero = zero_ties && routes.data && is_floating(x.dtype);  // integers have no gradient
-  const Algorithm algorithm = choose({.task = Task::extreme,
-                                      .plan = &plan,
-                                      .input = layout_of(x, plan),
-                                      .zero_ties = zero,
-                                      .negated = which == Select::smallest,
-                                      .threads = work.threads,
-                                      .vector_bytes = kVectorBytes,
-                                      .general_only = kGeneralOnly});
+  Call call = call_of(Task::extreme, work, x);
+  call.zero_ties = zero, call.negated = which == Select::smallest;
+  const Algorithm algorithm = choose(call);
   // Planes that the specialised algorithm did not compute.
   std::unique_ptr<std::atomic<bool>[]> uncomputed;
   if constexpr (!kGeneralOnly) {

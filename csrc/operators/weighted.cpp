@@ -83,12 +83,7 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
   const Plan p = flattened(*whole.plan, x);
   const Work work{&p, whole.threads};
   const Divisor divide{count_padding, divisor};
-  const Algorithm algorithm = choose({.task = Task::average,
-                                      .plan = &p,
-                                      .input = layout_of(x, p),
-                                      .threads = work.threads,
-                                      .vector_bytes = kVectorBytes,
-                                      .general_only = kGeneralOnly});
+  const Algorithm algorithm = choose(call_of(Task::average, work, x));
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     using SeparableSum = Separable<Sum<A>>;
@@ -121,36 +116,24 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
 void average_backward(const Work& work, const View& gy, Dense gx, bool count_padding,
                       double divisor) {
   const Plan& p = *work.plan;
-  const Algorithm algorithm = choose({.task = Task::average_backward,
-                                      .plan = &p,
-                                      .input = layout_of(gy, p),
-                                      .threads = work.threads,
-                                      .vector_bytes = kVectorBytes,
-                                      .general_only = kGeneralOnly});
+  const Divisor divide{count_padding, divisor};
+  const Algorithm algorithm = choose(call_of(Task::average_backward, work, gy));
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    const auto run_over_inputs = [&](auto kind) {
-      using Backward = typename decltype(kind)::type;
-      over_inputs(
-          work, [&](const InputTile& tile, Arena& arena) { return Backward(p, tile, gx, arena); },
-          [&](Backward& state, i64 plane, const InputTile&) {
-            state.run(gy, nullptr, {count_padding, divisor}, plane);
-          });
-    };
     switch (algorithm) {
       case Algorithm::plane_gradients:
-        return run_over_inputs(std::type_identity<PlaneGradients<A>>{});
+        return run_backward<PlaneGradients<A>>(work, gy, nullptr, divide, gx);
       case Algorithm::register_blocked_backward:
         if constexpr (!kGeneralOnly)
-          return run_over_inputs(std::type_identity<RegisterBlockedBackward<A, false>>{});
+          return run_backward<RegisterBlockedBackward<A, false>>(work, gy, nullptr, divide, gx);
         break;
       case Algorithm::gather:
-        return run_over_inputs(std::type_identity<Gather<A, false>>{});
+        return run_backward<Gather<A, false>>(work, gy, nullptr, divide, gx);
       case Algorithm::transposed_van_herk_2d:
       case Algorithm::transposed_separable: {
         Plan back = p;
         for (Axis& axis : back.axis) axis = transposed(axis);
-        const PlanDivisor input_divisor{p, {count_padding, divisor}};
+        const PlanDivisor input_divisor{p, divide};
         if (algorithm == Algorithm::transposed_van_herk_2d)
           return average_by_van_herk<A>({&back, work.threads}, gy, gx, {false, 1}, &input_divisor);
         using SeparableSum = Separable<Sum<A>>;
@@ -162,12 +145,7 @@ void average_backward(const Work& work, const View& gy, Dense gx, bool count_pad
       default:
         break;
     }
-    using State = ScatterEqualShares<A>;
-    over_inputs(
-        work, [&](const InputTile& tile, Arena& arena) { return State(p, tile, gx, arena); },
-        [&](State& state, i64 plane, const InputTile&) {
-          state.run(gy, plane_of(gy, plane), {count_padding, divisor}, plane * p.in_plane());
-        });
+    run_backward<ScatterEqualShares<A>>(work, gy, nullptr, divide, gx);
   });
 }
 

@@ -5,9 +5,13 @@
 #include "python/bound_regions.hpp"
 #include "python/call_cache.hpp"
 #include "python/plan.hpp"
-#include "xla/handler.hpp"
 
 namespace poolgrad {
+
+// xla/handler.cpp: the handlers of the stages of a call ("instantiate", "execute") as capsules in a
+// dict, for jax.ffi.register_ffi_target; None where this was built without XLA's headers.
+nb::object xla_handler();
+
 namespace {
 
 int block_buffer(PyObject* self, Py_buffer* view, int flags) {

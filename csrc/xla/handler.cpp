@@ -1,10 +1,12 @@
 // Calls the kernels for XLA. The attributes of a call in a compiled program are typed; they are
 // read and checked, and the plan is built, once for each program.
-#include "xla/handler.hpp"
+#include <nanobind/nanobind.h>
 
 #ifndef POOLGRAD_XLA
 
-nanobind::object poolgrad::xla_handler() { return nanobind::none(); }
+namespace poolgrad {
+nanobind::object xla_handler() { return nanobind::none(); }
+}  // namespace poolgrad
 
 #else
 
