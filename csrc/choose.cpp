@@ -10,35 +10,30 @@
 namespace poolgrad {
 namespace {
 
-// The size of the type in which a maximum compares elements.
+// Returns the size of the type in which a maximum compares elements.
 i64 compared_bytes(Dtype dtype) {
-  const bool as_it_is =
-      dtype == Dtype::uint8 || dtype == Dtype::float16 || dtype == Dtype::bfloat16;
-  return as_it_is ? size_of(dtype) : 4;
+  const bool native = dtype == Dtype::uint8 || dtype == Dtype::float16 || dtype == Dtype::bfloat16;
+  return native ? size_of(dtype) : 4;
 }
 // The size of the type in which elements are added.
 i64 summed_bytes(Dtype dtype) { return is_wide(dtype) ? 8 : 4; }
 
 i64 lanes(const Call& call, i64 bytes) { return call.vector_bytes / bytes; }
 
-i64 span(const Axis& a) { return (a.out - 1) * a.stride + reach(a) + 1; }
-
-bool has_few_taps(const Plan& p) {
-  for (const Axis& a : p.axis) {
-    if (!a.regular()) return false;
-  }
-  return p.taps <= kMaxTaps;
+bool is_regular(const Plan& p) {
+  return p.axis[0].regular() && p.axis[1].regular() && p.axis[2].regular();
 }
+bool has_few_taps(const Plan& p) { return is_regular(p) && p.taps <= kMaxTaps; }
 
 // Whether reading all taps of each window is cheaper than reducing along one axis after the other.
 bool shares_little(const Plan& p) {
-  i64 distinct = 1;  // taps of a window that no window before it had
+  i64 distinct = 1;  // taps of a window that the previous window does not hold
   for (const Axis& a : p.axis) distinct *= smaller(a.stride, a.kernel);
   const i64 most = distinct > 1 ? 25 : p.inner_axis >= 0 ? 16 : 12;
   return has_few_taps(p) && p.taps <= larger(4 * distinct, most);
 }
 
-// The squares that are compiled: kernel and stride.
+// Whether the windows are squares whose kernel size and stride are compiled in.
 bool is_compiled_square(const Plan& p, i64 max_stride) {
   const Axis &height = p.axis[1], &width = p.axis[2];
   const bool square = height.kernel == width.kernel && height.stride == width.stride &&
@@ -61,7 +56,7 @@ bool has_whole_rows(const Call& call) {
 
 bool always(const Call&) { return true; }
 
-// The specialised maxima: no float64, no large integers, no ties="zero".
+// Whether a maximum has specialised code: not for float64, 32- and 64-bit integers, ties="zero".
 bool is_specialised(const Call& call) {
   return !call.general_only && !is_wide(call.input.dtype) && !call.zero_ties;
 }
@@ -82,11 +77,8 @@ bool handles_unrolled_extreme(const Call& call) {
   return is_specialised(call) && handles_unrolled(call);
 }
 bool handles_unrolled_nonlinear(const Call& call) {
-  for (const Axis& a : call.plan->axis) {
-    if (!a.regular()) return false;
-  }
   // Valid inputs are counted, not taps: padding must not change how sums are rounded.
-  return max_valid_inputs(*call.plan) <= kMaxNonlinearTaps;
+  return is_regular(*call.plan) && max_valid_inputs(*call.plan) <= kMaxNonlinearTaps;
 }
 
 bool handles_joined_rows(const Call& call) {
@@ -98,7 +90,7 @@ bool handles_joined_rows(const Call& call) {
 bool handles_register_blocked(const Call& call, i64 bytes) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
-  constexpr i64 kMaxDilation = 4;            // dilation
+  constexpr i64 kMaxDilation = 4;
   const i64 max_stride = bytes < 4 ? 2 : 3;  // no shuffle of every third byte
   const bool close = width.dilation == 1 || (width.stride == 1 && width.dilation <= kMaxDilation);
   return p.inner == 1 && close && is_compiled_square(p, max_stride) &&
@@ -119,8 +111,8 @@ bool has_channel_vectors(const Call& call, i64 bytes) {
 bool handles_channels_last_extreme(const Call& call) {
   const Dtype dtype = call.input.dtype;
   const i64 bytes = compared_bytes(dtype);
-  const bool as_it_is = bytes < 4 || dtype == Dtype::float32;
-  return is_specialised(call) && !call.negated && as_it_is && call.input.contiguous_channels &&
+  const bool native = bytes < 4 || dtype == Dtype::float32;
+  return is_specialised(call) && !call.negated && native && call.input.contiguous_channels &&
          has_channel_vectors(call, bytes);
 }
 
@@ -190,8 +182,8 @@ bool handles_register_blocked_average_backward(const Call& call) {
 }
 bool handles_channels_last_backward(const Call& call) {
   const Dtype dtype = call.input.dtype;
-  const bool as_it_is = dtype == Dtype::float32 || dtype == Dtype::float64;
-  return !call.general_only && as_it_is && call.input.contiguous_channels &&
+  const bool native = dtype == Dtype::float32 || dtype == Dtype::float64;
+  return !call.general_only && native && call.input.contiguous_channels &&
          call.plan->axis[1].in > 1 && call.routes.dtype == Dtype::uint8 &&
          call.routes.contiguous_channels && has_channel_vectors(call, summed_bytes(dtype));
 }
@@ -210,27 +202,27 @@ bool handles_transposed_van_herk_2d(const Call& call) {
                              p.taps);
 }
 
-// --- The calls for which an algorithm is expected to be the fastest of those further down ---
+// --- The calls for which an algorithm is expected to be faster than those below it ---
 // For averages this depends on the shape of windows only, because it decides how sums are rounded.
 
-bool wins_unrolled(const Call& call) {
+bool prefers_unrolled(const Call& call) {
   const Plan& p = *call.plan;
-  // With channels last, a sweep goes over the channels of one pixel; separable filtering goes over
-  // all pixels of a row.
+  // With channels last, the inner loop of unrolled windows runs over the channels of one pixel;
+  // that of separable filtering runs over all pixels of a row.
   constexpr i64 kFewChannels = 16;
-  const bool short_sweeps =
+  const bool short_inner_loops =
       p.inner > 1 &&
       (p.inner < kFewChannels || (compared_bytes(call.input.dtype) == 4 && !shares_nothing(p)));
-  return shares_little(p) && !short_sweeps;
+  return shares_little(p) && !short_inner_loops;
 }
-bool wins_channels_last(const Call& call) { return shares_little(*call.plan); }
-bool wins_unrolled_average(const Call& call) {
+bool prefers_channels_last(const Call& call) { return shares_little(*call.plan); }
+bool prefers_unrolled_average(const Call& call) {
   const Plan& p = *call.plan;
   return shares_nothing(p) || shares_little(p);
 }
 
 // Joined rows also compute the gaps between rows of outputs, whose share grows with the stride.
-bool wins_joined_rows(const Call& call) {
+bool prefers_joined_rows(const Call& call) {
   const Axis &height = call.plan->axis[1], &width = call.plan->axis[2];
   constexpr i64 kFew = 32, kShort = 4 * kFew;  // outputs of a row; inputs
   const bool shuffled = width.stride == 2 && width.dilation == 1 && width.kernel <= 3;
@@ -239,25 +231,26 @@ bool wins_joined_rows(const Call& call) {
                    : width.stride == 2 ? 6  // inputs are loaded one by one
                                        : 3;
   // In a tall plane, most of the computed elements must be outputs, and windows must be low.
-  const bool small = span(height) <= kShort, dense = height.stride <= 2 && reach(height) < kShort;
-  return shares_little(*call.plan) && width.out <= most && span(width) <= kShort &&
-         (small || dense);
+  const bool small = covered_length(height, height.out) <= kShort;
+  const bool dense = height.stride <= 2 && reach(height) < kShort;
+  return shares_little(*call.plan) && width.out <= most &&
+         covered_length(width, width.out) <= kShort && (small || dense);
 }
 
 // For few taps, vector comparisons cost less than scalar additions at computed addresses.
-bool wins_gather_of_routes(const Call& call) {
+bool prefers_gather_of_routes(const Call& call) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
   return p.inner == 1 && p.taps <= 5 && width.stride <= 2 &&
          width.in >= 4 * lanes(call, summed_bytes(call.input.dtype));
 }
 
-bool wins_van_herk_2d(const Axis& height) {
+bool prefers_van_herk_2d(const Axis& height) {
   return shares_much(height) && 4 * height.stride <= height.kernel;
 }
-bool wins_van_herk_2d(const Call& call) { return wins_van_herk_2d(call.plan->axis[1]); }
-bool wins_transposed_van_herk_2d(const Call& call) {
-  return wins_van_herk_2d(transposed(call.plan->axis[1]));
+bool prefers_van_herk_2d(const Call& call) { return prefers_van_herk_2d(call.plan->axis[1]); }
+bool prefers_transposed_van_herk_2d(const Call& call) {
+  return prefers_van_herk_2d(transposed(call.plan->axis[1]));
 }
 
 // Whether there is a vector of planes for each thread.
@@ -265,43 +258,44 @@ bool has_many_planes(const Call& call) {
   return call.plan->outer >= lanes(call, sizeof(float)) * call.threads;
 }
 // Whether vectors along a row would leave more than a quarter of their lanes idle.
-bool wins_transposed_planes(const Call& call) {
+bool prefers_transposed_planes(const Call& call) {
   const i64 planes = lanes(call, sizeof(float)), n = call.plan->axis[2].out;
   const i64 used = ceil_div(n, planes) * planes;
-  return has_many_planes(call) && wins_van_herk_2d(call) && 4 * (used - n) > used;
+  return has_many_planes(call) && prefers_van_herk_2d(call) && 4 * (used - n) > used;
 }
-// Whether they would leave at least half of their lanes idle.
-bool wins_transposed_tiny_planes(const Call& call) {
+// Whether vectors along a row would leave at least half of their lanes idle.
+bool prefers_transposed_tiny_planes(const Call& call) {
   const Plan& p = *call.plan;
   constexpr i64 kFewTaps = 4;
   return has_many_planes(call) && 2 * p.axis[2].out <= lanes(call, sizeof(float)) &&
          p.axis[1].stride == 1 && p.taps > kFewTaps;
 }
 
-bool wins_column_sums(const Call& call) {
+bool prefers_column_sums(const Call& call) {
   const auto apart = [](const Axis& a) { return a.adaptive || !a.overlap; };
   const Plan& p = *call.plan;
   return apart(p.axis[0]) && apart(p.axis[1]) && p.axis[1].kernel > 1;
 }
 
-struct Rule {
+struct TableRow {
   Task task;
   Algorithm algorithm;
   bool (*handles)(const Call&);
-  bool (*wins)(const Call&);
+  bool (*prefers)(const Call&);
 };
 
 using A = Algorithm;
 
-constexpr Rule kTable[] = {
-    {Task::extreme, A::transposed_planes, handles_transposed_planes, wins_transposed_tiny_planes},
+constexpr TableRow kTable[] = {
+    {Task::extreme, A::transposed_planes, handles_transposed_planes,
+     prefers_transposed_tiny_planes},
     {Task::extreme, A::register_blocked, handles_register_blocked_extreme, always},
     {Task::extreme, A::register_blocked_channels_last, handles_channels_last_extreme,
-     wins_channels_last},
-    {Task::extreme, A::unrolled_joined_rows, handles_joined_rows, wins_joined_rows},
-    {Task::extreme, A::unrolled, handles_unrolled_extreme, wins_unrolled},
-    {Task::extreme, A::transposed_planes, handles_transposed_planes, wins_transposed_planes},
-    {Task::extreme, A::van_herk_2d, handles_van_herk_2d_extreme, wins_van_herk_2d},
+     prefers_channels_last},
+    {Task::extreme, A::unrolled_joined_rows, handles_joined_rows, prefers_joined_rows},
+    {Task::extreme, A::unrolled, handles_unrolled_extreme, prefers_unrolled},
+    {Task::extreme, A::transposed_planes, handles_transposed_planes, prefers_transposed_planes},
+    {Task::extreme, A::van_herk_2d, handles_van_herk_2d_extreme, prefers_van_herk_2d},
     {Task::extreme, A::separable, always, always},
 
     {Task::median, A::sorting_network, handles_sorting_network, always},
@@ -309,12 +303,13 @@ constexpr Rule kTable[] = {
     {Task::draw, A::window_selection, always, always},
 
     {Task::average, A::plane_means, handles_plane_means, always},
-    {Task::average, A::register_blocked, handles_register_blocked_average, wins_unrolled_average},
+    {Task::average, A::register_blocked, handles_register_blocked_average,
+     prefers_unrolled_average},
     {Task::average, A::register_blocked_channels_last, handles_channels_last_average,
-     wins_unrolled_average},
-    {Task::average, A::unrolled, handles_unrolled, wins_unrolled_average},
-    {Task::average, A::van_herk_2d, handles_van_herk_2d, wins_van_herk_2d},
-    {Task::average, A::column_sums, handles_column_sums, wins_column_sums},
+     prefers_unrolled_average},
+    {Task::average, A::unrolled, handles_unrolled, prefers_unrolled_average},
+    {Task::average, A::van_herk_2d, handles_van_herk_2d, prefers_van_herk_2d},
+    {Task::average, A::column_sums, handles_column_sums, prefers_column_sums},
     {Task::average, A::separable, always, always},
 
     {Task::nonlinear, A::unrolled, handles_unrolled_nonlinear, always},
@@ -325,7 +320,7 @@ constexpr Rule kTable[] = {
      always},
     {Task::routes_backward, A::register_blocked_channels_last_backward,
      handles_channels_last_backward, always},
-    {Task::routes_backward, A::gather, handles_gather_of_routes, wins_gather_of_routes},
+    {Task::routes_backward, A::gather, handles_gather_of_routes, prefers_gather_of_routes},
     {Task::routes_backward, A::scatter_routes, always, always},
 
     {Task::average_backward, A::plane_gradients, handles_plane_gradients, always},
@@ -333,7 +328,7 @@ constexpr Rule kTable[] = {
      handles_register_blocked_average_backward, always},
     {Task::average_backward, A::gather, handles_gather_of_averages, always},
     {Task::average_backward, A::transposed_van_herk_2d, handles_transposed_van_herk_2d,
-     wins_transposed_van_herk_2d},
+     prefers_transposed_van_herk_2d},
     {Task::average_backward, A::transposed_separable, handles_transposed, always},
     {Task::average_backward, A::scatter_equal_shares, always, always},
 
@@ -368,15 +363,15 @@ std::atomic<int> forced{kNotForced};
 thread_local Trace* trace = nullptr;
 
 Algorithm by_table(const Call& call, int wanted) {
-  for (const Rule& rule : kTable) {
+  for (const TableRow& row : kTable) {
     if (wanted == kNotForced) break;
-    if (rule.task == call.task && static_cast<int>(rule.algorithm) == wanted && rule.handles(call))
-      return rule.algorithm;
+    if (row.task == call.task && static_cast<int>(row.algorithm) == wanted && row.handles(call))
+      return row.algorithm;
   }
-  for (const Rule& rule : kTable) {
-    if (rule.task == call.task && rule.wins(call) && rule.handles(call)) return rule.algorithm;
+  for (const TableRow& row : kTable) {
+    if (row.task == call.task && row.prefers(call) && row.handles(call)) return row.algorithm;
   }
-  __builtin_unreachable();  // the last algorithm of each task handles and wins every call
+  __builtin_unreachable();  // the last row of each task accepts every call
 }
 
 }  // namespace

@@ -10,9 +10,9 @@
 //   from its valid inputs.
 #pragma once
 
-#include "base/dtype.hpp"
+#include "base/instruction_set.hpp"
 #include "base/thread_pool.hpp"
-#include "geometry/view.hpp"
+#include "kernels.hpp"
 
 namespace poolgrad {
 
@@ -68,12 +68,12 @@ struct Call {
   Task task;
   const Plan* plan;        // flattened(), where the kernel flattens it
   ArrayLayout input{};     // x, or the gradient of the output
-  ArrayLayout routes{};    // that are read
+  ArrayLayout routes{};    // the routes that a backward pass reads
   bool zero_ties = false;  // routes of tied inputs lead nowhere
   bool negated = false;    // a minimum, computed as the maximum of the negated inputs
   int threads = 1;
-  int vector_bytes = 16;      // of the instruction set,
-  bool general_only = false;  // whose build lacks the specialised algorithms
+  int vector_bytes = 16;      // vector size of the instruction set
+  bool general_only = false;  // this instruction set is compiled without specialised algorithms
 };
 
 // Limits of the code of the algorithms.
@@ -92,7 +92,7 @@ Algorithm choose(const Call& call);
 const char* name_of(Algorithm algorithm);
 
 // Forces an algorithm onto every later call that it handles (tests, benchmarks); the table chooses
-// for the other calls. An empty name ends this. Returns false if there is no such algorithm.
+// for the other calls. An empty name lifts the restriction. Returns false for an unknown name.
 bool force_algorithm(const char* name);
 
 // RAII guard: records the algorithms that are chosen on this thread, and the tasks that each call
@@ -115,7 +115,7 @@ class Trace {
   const Choice& operator[](int i) const { return choices_[i]; }
 
  private:
-  static constexpr int kMaxChoices = 16;  // that are recorded
+  static constexpr int kMaxChoices = 16;  // later choices are not recorded
 
   Trace* outer_;
   TaskCount* outer_count_;
@@ -131,8 +131,18 @@ namespace {
           v.inner == 1};
 }
 
-// Whether windows along an axis share so much that partial reductions of 2, 4, 8, ... neighbours
-// are worth their memory.
+// A call of this instruction set's kernels. x: the array that is read.
+[[maybe_unused]] inline Call call_of(Task task, const Work& work, const View& x) {
+  return {.task = task,
+          .plan = work.plan,
+          .input = layout_of(x, *work.plan),
+          .threads = work.threads,
+          .vector_bytes = kVectorBytes,
+          .general_only = kGeneralOnly};
+}
+
+// Whether windows along an axis overlap so much that storing partial reductions of 2, 4, 8, ...
+// neighbours costs less than reducing every window on its own.
 [[maybe_unused]] inline bool shares_much(const Axis& a) {
   return a.overlap && a.kernel > kMaxFolded;
 }
@@ -142,7 +152,7 @@ namespace {
   return a.dilation == 1 ? ceil_div(a.kernel, a.stride) : a.kernel;
 }
 
-// Whether no two windows along an axis share an input, and these are too wide for phases.
+// Whether windows along an axis do not overlap and their stride is too large for polyphase rows.
 [[maybe_unused]] inline bool is_disjoint(const Axis& a) {
   return a.dilation == 1 && a.stride >= a.kernel && a.stride > 8;
 }
@@ -151,9 +161,6 @@ namespace {
 [[maybe_unused]] inline bool shares_nothing(const Plan& p) {
   return !p.axis[0].overlap && !p.axis[1].overlap && !p.axis[2].overlap;
 }
-
-// Distance from the first tap of a window to its last.
-[[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
 
 }  // namespace
 }  // namespace poolgrad

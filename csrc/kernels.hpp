@@ -4,7 +4,6 @@
 #pragma once
 
 #include "geometry/view.hpp"
-#include "operators/settings.hpp"
 
 namespace poolgrad {
 
@@ -15,24 +14,29 @@ struct Work {
   int threads = 1;
 };
 
-// rectified: the ReLU of the maximum
+enum class NonlinearOp { lp, lp_mean, lse, soft, expected };
+
+inline constexpr int kMaxResiduals = 3;  // residuals of each window
+
+// What a selecting reduction selects. rectified: the ReLU of the maximum.
 enum class Select { largest, rectified, smallest, median };
 
 // Layout of packed routes: rows of pixels of `inner` routes each, of `bits` bits. Routes of the
-// same channel in neighbouring pixels share a byte. nowhere: all ones stand for kNowhere.
+// same channel in neighbouring pixels share a byte. nowhere: a route of all ones means kNowhere.
 struct PackedRows {
   i64 rows, pixels, inner;
   int bits;
   bool nowhere;
 
-  i64 bytes(i64 n) const { return (n * bits + 7) / 8; }  // of n pixels of one channel
+  i64 bytes(i64 n) const { return (n * bits + 7) / 8; }  // bytes of n pixels of one channel
   i64 size() const { return rows * bytes(pixels) * inner; }
 };
 
 struct SelectKernels {
   // Writes y and, unless null, the routes of the winners. zero_ties: ties are routed nowhere.
   void (*forward)(const Work&, Select, const View& x, Dense y, Dense routes, bool zero_ties);
-  // order: strides of the outputs in logical order. False, and nothing written, unless x is finite.
+  // order: strides of the outputs in logical order. Returns false, without a result, unless all
+  // inputs are finite.
   bool (*draw)(const Work&, const View& x, Dense y, Dense routes, const View& order,
                std::uint64_t seed);
   void (*split_winners)(const Work&, Select, const View& x, const View& y, std::uint8_t* winners);
@@ -46,7 +50,7 @@ struct RouteKernels {
   void (*indices)(const Work&, const View& routes, i64* indices);
   void (*split_backward)(const Work&, const View& gy, const std::uint8_t* winners, Dense gx);
   void (*split_jvp)(const Work&, const View& tangent, const std::uint8_t* winners, Dense y);
-  // False, with an invalid index, and nothing written, if an index is outside its plane.
+  // Return false and store an invalid index, without a result, if an index is outside its plane.
   bool (*unpool)(const Work&, const View& x, const View& indices, Dense y, i64* invalid);
   bool (*unpool_backward)(const Work&, const View& gy, const View& indices, Dense gx, i64* invalid);
 };
@@ -63,8 +67,7 @@ struct WeightedKernels {
 };
 
 struct NonlinearKernels {
-  // residuals (the residual) and sensitivity (dy/dtheta): in the type of the arithmetic, each may
-  // be null
+  // residuals, sensitivity (dy/dtheta): in the type of the arithmetic; each pointer may be null
   void (*forward)(const Work&, NonlinearOp, const View& x, Parameter theta, Dense y,
                   void* const* residuals, void* sensitivity);
   void (*backward)(const Work&, NonlinearOp, const View& gy, const View& x, Parameter theta,

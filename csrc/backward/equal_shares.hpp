@@ -23,7 +23,8 @@ class ScatterEqualShares {
     width_divisors_ = arena.take<A>(n_);
   }
 
-  void run(const View& gy, const char* gradients, Divisor divisor, i64 plane) {
+  void run(const View& gy, const View*, Divisor divisor, i64 plane) {
+    const char* const gradients = plane_of(gy, plane);
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const Range outs = phases_.outputs();
     const i64 columns = (tile_.hi[2] - tile_.lo[2]) * p_.inner;
@@ -31,7 +32,8 @@ class ScatterEqualShares {
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
       for (i64 h = tile_.lo[1]; h < tile_.hi[1]; ++h) {
         const bool any_window = sum_rows(gy, gradients, divisor, d, h);
-        const i64 first = plane + ((d * height.in + h) * width.in + tile_.lo[2]) * p_.inner;
+        const i64 first =
+            plane * p_.in_plane() + ((d * height.in + h) * width.in + tile_.lo[2]) * p_.inner;
         A* row = gx_.reserve(first, columns);
         if (!any_window || by_window_)
           std::memset(row, 0, static_cast<std::size_t>(columns) * sizeof(A));
@@ -52,7 +54,7 @@ class ScatterEqualShares {
   }
 
   // Computes in sums_ the shares of the output rows whose windows hold input row (d, h). Returns
-  // false if there are none.
+  // false if no window holds this row.
   bool sum_rows(const View& gy, const char* gradients, Divisor divisor, i64 d, i64 h) {
     const Range outs = phases_.outputs();
     bool any_window = false;
@@ -93,7 +95,7 @@ class ScatterEqualShares {
 
   const Plan& p_;
   const InputTile tile_;
-  // Few outputs or irregular windows: window by window; else tap by tap.
+  // Whether sums are added window by window (few outputs, irregular windows), not tap by tap.
   const bool by_window_;
   Phases<A> phases_;
   i64 n_;

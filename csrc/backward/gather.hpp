@@ -18,8 +18,8 @@ namespace {
   prefetch(plane + at + kPrefetchBytes, (columns.hi - columns.lo) * inner * size);
 }
 
-// Computes rows of input gradients from rows of output gradients, which are padded on both sides
-// with outputs that do not exist. Routed: an input receives a gradient only if the route names it.
+// Computes rows of input gradients from rows of output gradients, which are padded with zeros on
+// both sides. Routed: an input receives a gradient only if the route names its tap.
 template <class T, bool Routed>
 class Gather {
  public:
@@ -31,9 +31,9 @@ class Gather {
         disjoint_(!Routed && is_disjoint(p.axis[2])),
         row_(disjoint_ ? arena.take<T>(columns() * p.inner) : nullptr),
         gx_(gx, columns() * p.inner, arena),
-        streams_(disjoint_ && columns() == p.axis[2].in &&
-                 gx_.streams(columns() * p.inner,
-                             p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
+        nontemporal_(disjoint_ && columns() == p.axis[2].in &&
+                     gx_.choose_nontemporal(columns() * p.inner,
+                                            p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
     const Axis& a = p.axis[2];
     const i64 reach = (a.kernel - 1) * a.dilation;
     first_ = (tile.lo[2] + a.lo) / a.stride - reach / a.stride;
@@ -64,7 +64,7 @@ class Gather {
     for (i64 d = tile_.lo[0]; d < tile_.hi[0]; ++d) {
       for (i64 h = tile_.lo[1]; h < tile_.hi[1]; ++h, at += n) {
         if (disjoint_ && h > tile_.lo[1] && has_same_outputs(h)) {
-          gx_.put(at, row_, n, streams_);
+          gx_.put(at, row_, n, nontemporal_);
           continue;
         }
         count_ = 0;
@@ -74,10 +74,10 @@ class Gather {
                            (od.tap * p_.axis[1].kernel + oh.tap) * p_.axis[2].kernel);
           }
         }
-        if (disjoint_) expand(at, n);
-        else if (p_.inner > 1) pixels(at);
-        else if (p_.axis[2].stride == 1) phase(0, gx_.reserve(at, n));
-        else interleave(gx_.reserve(at, n));
+        if (disjoint_) expand_shares(at, n);
+        else if (p_.inner > 1) compute_pixels(at);
+        else if (p_.axis[2].stride == 1) compute_phase(0, gx_.reserve(at, n));
+        else compute_phases(gx_.reserve(at, n));
       }
     }
   }
@@ -218,8 +218,8 @@ class Gather {
 
   // Whether a row of inputs is computed from the same outputs as the row before.
   bool has_same_outputs(i64 h) {
-    const auto &own = heights_[h], &before = heights_[h - 1];
-    return std::equal(own.begin(), own.end(), before.begin(), before.end(),
+    const auto &row = heights_[h], &before = heights_[h - 1];
+    return std::equal(row.begin(), row.end(), before.begin(), before.end(),
                       [](const auto& a, const auto& b) { return a.output == b.output; });
   }
 
@@ -228,7 +228,7 @@ class Gather {
   }
 
   // Disjoint windows: copies the share of each output to all inputs of its window.
-  void expand(i64 at, i64 n) {
+  void expand_shares(i64 at, i64 n) {
     const Axis& a = p_.axis[2];
     std::fill(row_, row_ + n, T(0));
     for (i64 o = valid_.lo; o < valid_.hi; ++o) {
@@ -245,27 +245,27 @@ class Gather {
         }
       }
     }
-    gx_.put(at, row_, n, streams_);
+    gx_.put(at, row_, n, nontemporal_);
   }
 
-  void phase(i64 begin, T* to) {
-    const Phase& own = phase_[begin];
-    list_sources(own, 0, sources_);
-    sum(to, own.inputs, sources_, count_ * own.count, own.count);
+  void compute_phase(i64 begin, T* to) {
+    const Phase& phase = phase_[begin];
+    list_sources(phase, 0, sources_);
+    sum(to, phase.inputs, sources_, count_ * phase.count, phase.count);
   }
 
-  // Lists the outputs from which input `number` of a phase, and those after it, are computed.
-  void list_sources(const Phase& own, i64 number, Source* next) const {
+  // Lists the gradients that are added to inputs `number`, `number` + 1, ... of a phase.
+  void list_sources(const Phase& phase, i64 number, Source* next) const {
     for (i64 r = 0; r < count_; ++r) {
-      for (i64 k = 0; k < own.count; ++k) {
-        const i64 at = (own.shift[k] + number) * p_.inner;
+      for (i64 k = 0; k < phase.count; ++k) {
+        const i64 at = (phase.shift[k] + number) * p_.inner;
         *next++ = {row_sources_[r].gradient + at, Routed ? row_sources_[r].routes + at : nullptr,
-                   row_sources_[r].wanted_tap + static_cast<WideRoute<T>>(own.tap[k])};
+                   row_sources_[r].wanted_tap + static_cast<WideRoute<T>>(phase.tap[k])};
       }
     }
   }
 
-  void interleave(T* to) {
+  void compute_phases(T* to) {
     const i64 s = p_.axis[2].stride, n = columns();
     if (s == 2 && n > 1) {
       const i64 evens = count_ * phase_[0].count, odds = count_ * phase_[1].count;
@@ -279,12 +279,12 @@ class Gather {
       return;
     }
     for (i64 begin = 0; begin < smaller(s, n); ++begin) {
-      phase(begin, phases_);
+      compute_phase(begin, phases_);
       for (i64 i = begin, k = 0; i < n; i += s, ++k) to[i] = phases_[k];
     }
   }
 
-  void pixels(i64 at) {
+  void compute_pixels(i64 at) {
     const i64 stride = p_.axis[2].stride;
     for (i64 column = 0, begin = 0, number = 0; column < columns(); ++column, at += p_.inner) {
       list_sources(phase_[begin], number, sources_);
@@ -301,7 +301,7 @@ class Gather {
   const bool disjoint_;
   T* row_;  // the last row of inputs
   RowWriter<T> gx_;
-  const bool streams_;  // rows of disjoint windows are written with non-temporal stores
+  const bool nontemporal_;  // rows of disjoint windows are written with non-temporal stores
   i64 first_, last_, length_, slots_[2];
   Range valid_;
   CachedGradients* cached_;

@@ -22,8 +22,9 @@ class RegisterBlockedBackward {
             larger(p.axis[2].stride,
                    smaller(kMaxRows, kBlockBytes / (p.axis[2].in * static_cast<i64>(sizeof(T)))))),
         gx_(gx, max_rows_ * p.axis[2].in, arena),
-        streams_(!p.axis[0].overlap &&
-                 gx_.streams(p.axis[2].in, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
+        nontemporal_(!p.axis[0].overlap &&
+                     gx_.choose_nontemporal(p.axis[2].in,
+                                            p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))) {
     const Axis& a = p.axis[2];
     lo_ = ceil_div(a.lo - a.kernel + 1, a.stride);
     const i64 end = floor_div(a.in - 1 + a.lo, a.stride) + 1;
@@ -56,14 +57,14 @@ class RegisterBlockedBackward {
       for (i64 h = tile_.lo[1], count; h < tile_.hi[1]; h += count) {
         count = smaller(max_rows_, tile_.hi[1] - h);
         const i64 at = plane * p_.in_plane() + (d * p_.axis[1].in + h) * n;
-        block(d, h, count, gx_.reserve(at, count * n, false));
+        compute_block(d, h, count, gx_.reserve(at, count * n, false));
       }
     }
   }
 
  private:
   static constexpr i64 kMaxRows = 16, kMargin = 64;
-  static constexpr i64 kSpare = 2;  // lines on both sides, so that reads stay inside the array
+  static constexpr i64 kSpare = 2;  // lines that must exist on both sides of a block read in place
 
   // The gradients and routes of a block of rows: column `lo_` of the first row and the pitch;
   // without routes, column `lo_` of each row and its divisor.
@@ -74,7 +75,7 @@ class RegisterBlockedBackward {
     u32 tap;  // the first tap of the windows at this depth
     const T* const* lines;
     const T* divisors;
-    const char *gradients_next, *routes_next;  // to be prefetched: where the next block lies
+    const char *gradients_next, *routes_next;  // addresses of the next block, for prefetch
   };
 
   void prepare() {
@@ -90,7 +91,7 @@ class RegisterBlockedBackward {
   }
 
   // Computes inputs h ... h + count at depth d.
-  void block(i64 d, i64 h, i64 count, T* to) {
+  void compute_block(i64 d, i64 h, i64 count, T* to) {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const i64 begin = h + height.lo, n = width.in;
     const i64 first = ceil_div(begin - height.kernel + 1, height.stride);
@@ -158,13 +159,13 @@ class RegisterBlockedBackward {
     } else {
       for (i64 i = 0; i < lines; ++i) {
         const i64 oh = first + i;
-        // A read beyond the ends of a line between two others gets elements of these, which are
+        // A read beyond the ends of a line returns elements of the neighbouring lines, which are
         // masked.
-        const bool real = oh >= 0 && oh < outs, amid = dense && oh > 0 && oh + 1 < outs;
-        const bool there = amid || (real && plain && readable_);
-        if (!there) copy(od, oh, line + i, true);
-        at_[line + i] = there ? source + i * g.height : gradients_ + route + i * pitch_;
-        row_divisors_[line + i] = real ? static_cast<T>(divisor_.of_rows(p_, od, oh)) : T(1);
+        const bool exists = oh >= 0 && oh < outs, between_lines = dense && oh > 0 && oh + 1 < outs;
+        const bool in_place = between_lines || (exists && plain && readable_);
+        if (!in_place) copy(od, oh, line + i, true);
+        at_[line + i] = in_place ? source + i * g.height : gradients_ + route + i * pitch_;
+        row_divisors_[line + i] = exists ? static_cast<T>(divisor_.of_rows(p_, od, oh)) : T(1);
       }
       return block;
     }
@@ -174,7 +175,7 @@ class RegisterBlockedBackward {
     return block;
   }
 
-  // The address of column `lo_` of a row; neither needs to exist.
+  // Returns the address of column `lo_` of a row. Row and column may lie outside the array.
   const char* row_at(const View& v, const char* plane, i64 od, i64 oh) const {
     return plane + (od * v.depth + oh * v.height + lo_ * v.width) * size_of(v.dtype);
   }
@@ -225,7 +226,7 @@ class RegisterBlockedBackward {
     void open(i64) {}
     void close() { g += gradient_pitch, r += route_pitch; }
 
-    POOLGRAD_INLINE void send(i64 c, V (&sums)[K][S]) const {
+    POOLGRAD_INLINE void add_line(i64 c, V (&sums)[K][S]) const {
       POOLGRAD_UNROLL
       for (i64 k = K - 1; k >= 0; --k) {
         if ((c + P - k) % S != 0) continue;
@@ -287,7 +288,7 @@ class RegisterBlockedBackward {
     }
     void close() {}
 
-    POOLGRAD_INLINE void send(i64 c, V (&sums)[K][S]) const {
+    POOLGRAD_INLINE void add_line(i64 c, V (&sums)[K][S]) const {
       V line{};
       POOLGRAD_UNROLL
       for (i64 k = K - 1; k >= 0; --k) {
@@ -314,7 +315,7 @@ class RegisterBlockedBackward {
     std::conditional_t<Routed, RoutedLine<K, S, P, W>, AverageLine<K, S, P, W>> line(*this, source,
                                                                                      base);
     constexpr bool kLines = S * W * sizeof(T) % kLineBytes == 0;
-    const bool streams = kLines && streams_;
+    const bool nontemporal = kLines && nontemporal_;
     V sums[K][S];
     const auto begin = [&](i64 j, const T* row) {
       if (fresh) {
@@ -331,7 +332,7 @@ class RegisterBlockedBackward {
     for (i64 q = 0; q < lines; ++q) {
       line.open(q);
       POOLGRAD_UNROLL
-      for (i64 c = 0; c < S; ++c) line.send(c, sums);
+      for (i64 c = 0; c < S; ++c) line.add_line(c, sums);
       line.close();
       prefetch(gradients_next), gradients_next += gradient_step;
       if constexpr (Routed) prefetch(routes_next), routes_next += route_step;
@@ -343,7 +344,7 @@ class RegisterBlockedBackward {
         else interleave(sums[j][0], sums[j][1], sums_in_order);
         POOLGRAD_UNROLL
         for (i64 c = 0; c < S; ++c) {
-          if (streams && to != discarded_ + column) {
+          if (nontemporal && to != discarded_ + column) {
             if (column + c * W >= from) store_nontemporal(to + c * W, sums_in_order[c]);
           } else {
             if (fresh) prefetch(to + lines * S * p_.axis[2].in + c * W);
@@ -366,18 +367,18 @@ class RegisterBlockedBackward {
   InverseTaps depths_;
   const i64 max_rows_;  // rows of inputs at once
   RowWriter<T> gx_;
-  const bool streams_;
+  const bool nontemporal_;
   i64 lo_, pitch_, lines_, copied_;  // the first column of a block; of lines
   Range valid_;                      // the columns of outputs that exist
-  bool readable_,
-      overreadable_;  // lines are read in place, without or with elements of their neighbours
+  bool readable_;                    // lines may be read in place
+  bool overreadable_;  // lines may be read in place with elements of neighbouring lines
   bool ready_ = false;
   T *gradients_, *divisors_, *row_divisors_, *discarded_;
   const T** at_;  // lines that are not routed
   std::uint8_t* routes_;
   u32* wide_;
   T** rows_;                       // where rows of input gradients are stored
-  GradientLines* lines_by_depth_;  // one entry for each depth whose windows hold them
+  GradientLines* lines_by_depth_;  // one entry for each depth of outputs
   const View *gy_ = nullptr, *routing_ = nullptr;
   const char *gradient_plane_ = nullptr, *route_plane_ = nullptr;
   Divisor divisor_{};

@@ -10,17 +10,18 @@
 namespace poolgrad {
 namespace {
 
-// A gradient is added to the input that its route names.
+// Computes the gradients of inputs: each input adds the gradients whose route names its tap.
 template <class T>
 class RegisterBlockedChannelsLastBackward {
  public:
   RegisterBlockedChannelsLastBackward(const Plan& p, const InputTile& tile, Dense gx, Arena& arena)
       : p_(p),
         tile_(tile),
-        columns_(larger(1, kChannelsLastBlock / (p.inner * p.axis[2].stride))),
+        columns_(larger(1, kBlockedPixelElements / (p.inner * p.axis[2].stride))),
         length_(columns_ * p.axis[2].stride * p.inner),
         gx_(gx, length_, arena),
-        streams_(gx_.streams(p.inner, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))),
+        nontemporal_(
+            gx_.choose_nontemporal(p.inner, p.outer * p.in_plane() * static_cast<i64>(sizeof(T)))),
         staged_(arena.take<T>(kSquares * p.axis[1].stride * length_)),
         zero_gradients_(arena.take<T>(p.inner)),
         rows_(arena.take<T*>(kSquares * p.axis[1].stride)),
@@ -59,7 +60,8 @@ class RegisterBlockedChannelsLastBackward {
   }
 
  private:
-  // The channels of an output's gradient and route; zeros and kNowhere if there is no such output.
+  // Pointers to the channels of an output's gradient and route; to zeros and kNowhere outside the
+  // plane of outputs.
   struct OutputChannels {
     const T* gradient;
     const std::uint8_t* route;
@@ -83,7 +85,7 @@ class RegisterBlockedChannelsLastBackward {
     constexpr i64 kReach = (K + S - 1) / S, kRows = kSquares + kReach - 1, kHigh = kSquares * S;
     using V = Vec<T, static_cast<int>(W)>;
     using Bytes = Vec<std::uint8_t, static_cast<int>(W)>;
-    const bool streams = kVectorBytes % kLineBytes == 0 && in_place && streams_;
+    const bool nontemporal = kVectorBytes % kLineBytes == 0 && in_place && nontemporal_;
     OutputChannels from[kRows][kReach];  // of outputs (a - kReach + 1, b - kReach + 1) and on
     const auto read_sources = [&](i64 column, i64 i) {
       for (i64 j = 0; j < kRows; ++j) from[j][i] = source_of(a - kReach + 1 + j, column);
@@ -104,12 +106,12 @@ class RegisterBlockedChannelsLastBackward {
         for (i64 j = 0; j < kRows; ++j) {
           POOLGRAD_UNROLL
           for (i64 i = 0; i < kReach; ++i) {
-            const OutputChannels& own = from[j][i];
-            const V gradient = load<V>(own.gradient + channel);
-            const auto route = convert<WideRoute<T>>(load<Bytes>(own.route + channel));
+            const OutputChannels& output = from[j][i];
+            const V gradient = load<V>(output.gradient + channel);
+            const auto route = convert<WideRoute<T>>(load<Bytes>(output.route + channel));
             if (i == kReach - 1) {
-              prefetch(own.gradient + channel + kPrefetchElements<T>);
-              prefetch(own.route + channel + kPrefetchElements<T>);
+              prefetch(output.gradient + channel + kPrefetchElements<T>);
+              prefetch(output.route + channel + kPrefetchElements<T>);
             }
             POOLGRAD_UNROLL
             for (i64 k = 0; k < kHigh * S; ++k) {
@@ -123,7 +125,7 @@ class RegisterBlockedChannelsLastBackward {
         POOLGRAD_UNROLL
         for (i64 k = 0; k < kHigh * S; ++k) {
           T* result = to[k / S] + at + k % S * p_.inner + channel;
-          if (streams) {
+          if (nontemporal) {
             store_nontemporal(result, sums[k / S][k % S]);
           } else {
             prefetch(result + kPrefetchElements<T>);
@@ -153,7 +155,7 @@ class RegisterBlockedChannelsLastBackward {
   const InputTile tile_;
   const i64 columns_, length_;  // blocks at a time; elements of a row of them
   RowWriter<T> gx_;
-  const bool streams_;
+  const bool nontemporal_;
   T *staged_, *zero_gradients_;
   T** rows_;  // where rows of blocks are stored
   std::uint8_t* no_routes_;

@@ -14,35 +14,25 @@ namespace {
 
 void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
   const Plan& p = *work.plan;
-  const Algorithm algorithm = choose({.task = Task::routes_backward,
-                                      .plan = &p,
-                                      .input = layout_of(gy, p),
-                                      .routes = layout_of(routes, p),
-                                      .threads = work.threads,
-                                      .vector_bytes = kVectorBytes,
-                                      .general_only = kGeneralOnly});
+  Call call = call_of(Task::routes_backward, work, gy);
+  call.routes = layout_of(routes, p);
+  const Algorithm algorithm = choose(call);
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    const auto run_over_inputs = [&](auto kind) {
-      using Backward = typename decltype(kind)::type;
-      over_inputs(
-          work, [&](const InputTile& tile, Arena& arena) { return Backward(p, tile, gx, arena); },
-          [&](Backward& state, i64 plane, const InputTile&) { state.run(gy, &routes, {}, plane); });
-    };
     if constexpr (!kGeneralOnly) {
       if (algorithm == Algorithm::register_blocked_backward)
-        return run_over_inputs(std::type_identity<RegisterBlockedBackward<A, true>>{});
+        return run_backward<RegisterBlockedBackward<A, true>>(work, gy, &routes, {}, gx);
       if (algorithm == Algorithm::register_blocked_channels_last_backward)
-        return run_over_inputs(std::type_identity<RegisterBlockedChannelsLastBackward<A>>{});
+        return run_backward<RegisterBlockedChannelsLastBackward<A>>(work, gy, &routes, {}, gx);
     }
     if (algorithm == Algorithm::gather)
-      return run_over_inputs(std::type_identity<Gather<A, true>>{});
+      return run_backward<Gather<A, true>>(work, gy, &routes, {}, gx);
     by_route(routes.dtype, [&](auto r) {
       using Backward = ScatterRoutes<A, decltype(r)>;
       over_inputs(
           work,
           [&](const InputTile& tile, i64 planes, Arena& arena) {
-            return Backward(p, tile, planes, is<A>(gx), arena);
+            return Backward(p, tile, planes, has_type<A>(gx), arena);
           },
           [&](Backward& state, i64 first, i64 last, const InputTile&) {
             state.run(gy, routes, gx, first, last);
@@ -52,7 +42,7 @@ void backward(const Work& work, const View& gy, const View& routes, Dense gx) {
   });
 }
 
-void follow(const Work& work, const View& tangent, const View& routes, Dense y) {
+void jvp(const Work& work, const View& tangent, const View& routes, Dense y) {
   const Plan& p = *work.plan;
   by_sum(tangent.dtype, [&](auto a) {
     by_route(routes.dtype, [&](auto r) {
@@ -68,9 +58,9 @@ void follow(const Work& work, const View& tangent, const View& routes, Dense y) 
             return JvpBuffers{arena.take<R>(p.out_row()), arena.take<A>(p.out_row())};
           },
           [&](JvpBuffers& state, i64 plane, const Tile& tile) {
-            follow_routes<A, R>(p, tile, tangent, plane_of(tangent, plane), routes,
-                                plane_of(routes, plane), state.buffer, state.row, y,
-                                plane * p.out_plane());
+            jvp_along_routes<A, R>(p, tile, tangent, plane_of(tangent, plane), routes,
+                                   plane_of(routes, plane), state.buffer, state.row, y,
+                                   plane * p.out_plane());
           });
     });
   });
@@ -109,7 +99,7 @@ void split_backward(const Work& work, const View& gy, const std::uint8_t* winner
     over_inputs(
         work,
         [&](const InputTile& tile, Arena& arena) {
-          return SplitTiesState{TieRows<A>(p, arena), TileSums<A>(p, tile, is<A>(gx), arena)};
+          return SplitTiesState{TieRows<A>(p, arena), TileSums<A>(p, tile, has_type<A>(gx), arena)};
         },
         [&](SplitTiesState& state, i64 plane, const InputTile& tile) {
           split_ties_backward<A>(p, tile, gy, plane_of(gy, plane),
@@ -119,7 +109,7 @@ void split_backward(const Work& work, const View& gy, const std::uint8_t* winner
   });
 }
 
-void split_follow(const Work& work, const View& tangent, const std::uint8_t* winners, Dense y) {
+void split_jvp(const Work& work, const View& tangent, const std::uint8_t* winners, Dense y) {
   const Plan& p = *work.plan;
   by_sum(tangent.dtype, [&](auto a) {
     using A = decltype(a);
@@ -133,16 +123,16 @@ void split_follow(const Work& work, const View& tangent, const std::uint8_t* win
   });
 }
 
-bool inside(const Work& work, const View& where, i64* culprit) {
+bool all_indices_inside(const Work& work, const View& positions, i64* invalid) {
   std::atomic<i64> outside{-1};
   std::atomic<bool> all{true};
   parallel_for(work.plan->outer, work.threads, [&](i64 plane) {
     i64 found = -1;
-    if (all_inside(*work.plan, where, plane_of(where, plane), &found)) return;
+    if (all_inside(*work.plan, positions, plane_of(positions, plane), &found)) return;
     all = false;
     outside = found;
   });
-  *culprit = outside;
+  *invalid = outside;
   return all;
 }
 
@@ -160,29 +150,30 @@ void by_size(Dtype dtype, F&& f) {
   }
 }
 
-bool unpool(const Work& work, const View& x, const View& where, Dense y, i64* culprit) {
+bool unpool(const Work& work, const View& x, const View& positions, Dense y, i64* invalid) {
   const Plan& p = *work.plan;
-  if (!inside(work, where, culprit)) return false;
+  if (!all_indices_inside(work, positions, invalid)) return false;
   by_size(x.dtype, [&](auto t) {
     using T = decltype(t);
     parallel_for(p.outer, work.threads, [&](i64 plane) {
-      unpool_plane<T>(p, x, plane_of(x, plane), where, plane_of(where, plane),
-                      as<T>(y, plane * p.out_plane()));
+      unpool_plane<T>(p, x, plane_of(x, plane), positions, plane_of(positions, plane),
+                      elements_of<T>(y, plane * p.out_plane()));
     });
   });
   return true;
 }
 
-bool unpool_backward(const Work& work, const View& gy, const View& where, Dense gx, i64* culprit) {
+bool unpool_backward(const Work& work, const View& gy, const View& positions, Dense gx,
+                     i64* invalid) {
   const Plan& p = *work.plan;
-  if (!inside(work, where, culprit)) return false;
+  if (!all_indices_inside(work, positions, invalid)) return false;
   by_size(gy.dtype, [&](auto t) {
     using T = decltype(t);
     parallel_for(p.outer, work.threads, [&](i64 plane) {
       const auto bytes = static_cast<std::size_t>(p.out_plane() / p.inner) * sizeof(u32);
-      unpool_plane_back<T>(p, gy, plane_of(gy, plane), where, plane_of(where, plane),
-                           reinterpret_cast<u32*>(thread_scratch(bytes)),
-                           as<T>(gx, plane * p.in_plane()));
+      unpool_plane_backward<T>(p, gy, plane_of(gy, plane), positions, plane_of(positions, plane),
+                               reinterpret_cast<u32*>(thread_scratch(bytes)),
+                               elements_of<T>(gx, plane * p.in_plane()));
     });
   });
   return true;
@@ -201,8 +192,8 @@ void unpack_routes(const PackedRows& p, const std::uint8_t* from, std::uint8_t* 
 
 extern const RouteKernels POOLGRAD_TABLE(route_kernels);
 const RouteKernels POOLGRAD_TABLE(route_kernels) = {
-    backward,       follow,       pack_routes, unpack_routes,   indices,
-    split_backward, split_follow, unpool,      unpool_backward,
+    backward,       jvp,       pack_routes, unpack_routes,   indices,
+    split_backward, split_jvp, unpool,      unpool_backward,
 };
 
 }  // namespace poolgrad

@@ -14,7 +14,7 @@ namespace {
 template <class T, class R>
 class ScatterRoutes {
  public:
-  static constexpr i64 kPlanesTogether = 8;  // planes
+  static constexpr i64 kPlanesTogether = 8;
 
   // planes: of the task
   ScatterRoutes(const Plan& p, const InputTile& tile, i64 planes, bool in_place, Arena& arena)
@@ -28,8 +28,8 @@ class ScatterRoutes {
       for (i64 j = 0; j < count; ++j) planes_[j].start(gy, routing, gx, plane + j);
       each_row_reaching(p_, tile_, [&](i64 od, i64 oh) {
         for (i64 j = 0; j < count; ++j) read(gy, routing, od, oh, planes_[j]);
-        if (fits_index_) return send_all(od, oh, planes_, count, Const<kPlanesTogether>{});
-        for (i64 j = 0; j < count; ++j) send_one_by_one(od, oh, planes_[j]);
+        if (fits_index_) return scatter_rows(od, oh, planes_, count, Const<kPlanesTogether>{});
+        for (i64 j = 0; j < count; ++j) scatter_row_general(od, oh, planes_[j]);
       });
       for (i64 j = 0; j < count; ++j) planes_[j].sums.finish(gx, (plane + j) * p_.in_plane());
     }
@@ -56,8 +56,8 @@ class ScatterRoutes {
     T *gradient_row, *first_sum = nullptr;
     R* route_row;
     const char *gradients = nullptr, *routes = nullptr;
-    const T* g = nullptr;  // a row of them
-    const R* r = nullptr;
+    const T* g = nullptr;  // current row of gradients
+    const R* r = nullptr;  // current row of routes
   };
 
   template <std::size_t... J>
@@ -96,24 +96,24 @@ class ScatterRoutes {
     }
   }
 
-  void read(const View& gy, const View& routing, i64 od, i64 oh, Plane& own) const {
-    own.sums.reach(od, oh);
-    own.g = row_of(gy, own.gradients, p_.inner, od, oh, outs_.lo, outs_.hi, own.gradient_row);
-    own.r = row_of(routing, own.routes, p_.inner, od, oh, outs_.lo, outs_.hi, own.route_row);
+  void read(const View& gy, const View& routing, i64 od, i64 oh, Plane& plane) const {
+    plane.sums.zero_rows_of(od, oh);
+    plane.g = row_of(gy, plane.gradients, p_.inner, od, oh, outs_.lo, outs_.hi, plane.gradient_row);
+    plane.r = row_of(routing, plane.routes, p_.inner, od, oh, outs_.lo, outs_.hi, plane.route_row);
   }
 
   // Adds a row of gradients of some planes: of `count` planes at once, then of half as many, and so
   // on.
   template <class Count>
-  void send_all(i64 od, i64 oh, const Plane* planes, i64 left, Count count) const {
-    for (; left >= count; left -= count, planes += count) send(od, oh, planes, count);
-    if constexpr (count() > 1) send_all(od, oh, planes, left, Const<count() / 2>{});
+  void scatter_rows(i64 od, i64 oh, const Plane* planes, i64 left, Count count) const {
+    for (; left >= count; left -= count, planes += count) scatter_row(od, oh, planes, count);
+    if constexpr (count() > 1) scatter_rows(od, oh, planes, left, Const<count() / 2>{});
   }
 
   // Adds a row of gradients of several planes. Values and targets of all planes are stored side by
   // side, so that few pointers are needed.
   template <class Count>
-  POOLGRAD_LOOP void send(i64 od, i64 oh, const Plane* planes, Count count) const {
+  POOLGRAD_LOOP void scatter_row(i64 od, i64 oh, const Plane* planes, Count count) const {
     constexpr i64 kOutputs = kPlanesTogether / count() * kChunk;
     T* sums[count()];
     for (i64 j = 0; j < count; ++j) sums[j] = planes[j].first_sum;
@@ -139,17 +139,17 @@ class ScatterRoutes {
 
   // Computes the targets of gradients `begin`, ... of a row, counted from the first input of the
   // tile. A gradient whose target lies outside the tile becomes 0 with target 0.
-  POOLGRAD_INLINE void find_targets(const Plane& own, i64 begin, i64 n, Index from,
+  POOLGRAD_INLINE void find_targets(const Plane& plane, i64 begin, i64 n, Index from,
                                     T* __restrict values, Index* __restrict target) const {
     const bool deep = p_.axis[0].kernel > 1;
     const float lines = 1.0f / static_cast<float>(p_.axis[2].kernel);
     const float slices = 1.0f / static_cast<float>(p_.axis[1].kernel);
     const auto next = static_cast<Index>(next_), line = static_cast<Index>(line_);
     const auto slice = static_cast<Index>(slice_);
-    const auto inputs = static_cast<u32>(own.sums.last() - own.sums.first());
+    const auto inputs = static_cast<u32>(plane.sums.last() - plane.sums.first());
     const auto taps = static_cast<u32>(p_.taps);
-    const T* const gradients = own.g + begin;
-    const R* const routes = own.r + begin;
+    const T* const gradients = plane.g + begin;
+    const R* const routes = plane.r + begin;
     const Index* const columns = columns_ + begin;
     overlapping_lanes<Index>(n, [&](auto w, i64 i) {
       using V = Vec<Index, w()>;
@@ -173,13 +173,13 @@ class ScatterRoutes {
   }
 
   // Adds a row of gradients one by one, for planes and windows too large for Index.
-  void send_one_by_one(i64 od, i64 oh, const Plane& own) const {
-    const i64 from = start_of_row(od, oh), inputs = own.sums.last() - own.sums.first();
+  void scatter_row_general(i64 od, i64 oh, const Plane& plane) const {
+    const i64 from = start_of_row(od, oh), inputs = plane.sums.last() - plane.sums.first();
     for (i64 i = 0; i < n_; ++i) {
-      const i64 tap = static_cast<i64>(own.r[i]), down = tap / p_.axis[2].kernel;
+      const i64 tap = static_cast<i64>(plane.r[i]), down = tap / p_.axis[2].kernel;
       const i64 column = start_of(p_.axis[2], outs_.lo + i / p_.inner) * p_.inner + i % p_.inner;
       const i64 to = from + column + tap * next_ + down * line_ + down / p_.axis[1].kernel * slice_;
-      if (tap < p_.taps && to >= 0 && to < inputs) own.first_sum[to] += own.g[i];
+      if (tap < p_.taps && to >= 0 && to < inputs) plane.first_sum[to] += plane.g[i];
     }
   }
 
@@ -190,18 +190,20 @@ class ScatterRoutes {
   const Range outs_;  // the outputs of a row whose windows reach the tile
   const i64 n_;
   Index* columns_;  // where their windows begin
-  T* values_;       // summands of chunks of rows of several planes,
-  Index* targets_;  // and their targets
+  T* values_;       // gradients of chunks of rows of several planes
+  Index* targets_;  // inputs that these gradients are added to
   const bool fits_index_;
-  i64 next_, line_, slice_;  // from a tap to the next; in addition to the next line, and depth
+  // Address steps from a tap to the next one, and the additional steps to the next line and depth.
+  i64 next_, line_, slice_;
   bool ready_ = false;
 };
 
 // Computes the jvp: the tangent at the route of each output, 0 for kNowhere. Each tap is checked
 // against the input, because routes may come from a caller.
 template <class T, class R>
-void follow_routes(const Plan& p, const Tile& tile, const View& x, const char* tangents,
-                   const View& routing, const char* routes, R* buffer, T* row, Dense y, i64 plane) {
+void jvp_along_routes(const Plan& p, const Tile& tile, const View& x, const char* tangents,
+                      const View& routing, const char* routes, R* buffer, T* row, Dense y,
+                      i64 plane) {
   const u32 kh = static_cast<u32>(p.axis[1].kernel), kw = static_cast<u32>(p.axis[2].kernel);
   const auto input = [&](int axis, i64 output, i64 tap) {
     const Axis& a = p.axis[axis];

@@ -35,7 +35,7 @@ struct TieRows {
   return bits[k / 8] >> (k % 8) & 1;
 }
 
-// Sets the bits of the inputs that equal the maximum. positive: zeros get no bit (ReLU).
+// Sets the bits of the inputs that equal the maximum. positive: no bit is set for zeros (ReLU).
 template <class T>
 void mark_ties(const Plan& p, const Tile& tile, const View& x, const char* inputs, const View& y,
                const char* outputs, bool positive, TieRows<T>& rows, std::uint8_t* winners) {
@@ -49,12 +49,14 @@ void mark_ties(const Plan& p, const Tile& tile, const View& x, const char* input
       each_line(p, od, oh, [&](i64 line, i64 d, i64 h) {
         const T* row = row_of(x, inputs, p.inner, d, h, 0, p.axis[2].in, rows.inputs);
         each_tap(p, lo, hi, line, [&](i64 output, i64 tap, i64 at) {
-          std::uint8_t* own = bits + output * bytes;
+          std::uint8_t* window_bits = bits + output * bytes;
           const bool nan = row[at] != row[at];
-          if (nan) std::memset(own, 0, static_cast<std::size_t>(bytes));  // only the last NaN wins
+          if (nan)
+            std::memset(window_bits, 0, static_cast<std::size_t>(bytes));  // only the last NaN wins
           const bool wins = row[at] == best[output] && !(positive && row[at] == T(0));
           if (nan || wins) {
-            own[tap / 8] = static_cast<std::uint8_t>(own[tap / 8] | 1u << (tap % 8));
+            window_bits[tap / 8] =
+                static_cast<std::uint8_t>(window_bits[tap / 8] | 1u << (tap % 8));
           }
         });
       });
@@ -77,7 +79,7 @@ void split_ties_backward(const Plan& p, const InputTile& tile, const View& gy,
   const Range outs = {covering(p.axis[2], tile.lo[2]).lo, covering(p.axis[2], tile.hi[2] - 1).hi};
   T* to = sums.start(gx, plane);
   each_row_reaching(p, tile, [&](i64 od, i64 oh) {
-    sums.reach(od, oh);
+    sums.zero_rows_of(od, oh);
     const T* g = row_of(gy, gradients, p.inner, od, oh, outs.lo, outs.hi, rows.outputs);
     const std::uint8_t* bits =
         winners + ((od * p.axis[1].out + oh) * p.out_row() + outs.lo * p.inner) * bytes;

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/scratch.hpp"
-#include "geometry/view.hpp"
+#include "base/partition.hpp"
+#include "operators/divisor.hpp"
 #include "simd/prefetch.hpp"
 
 namespace poolgrad {
@@ -33,14 +33,14 @@ class Phases {
   // used: whether sums are stored, else only outputs() is valid.
   Phases(const Axis& a, i64 lo, i64 hi, bool used, Arena& arena) : a_(a), lo_(lo), hi_(hi) {
     const Range first = covering(a, lo), last = covering(a, hi - 1);
-    outputs_.lo = smaller(first.lo, (lo + a.lo) / a.stride);  // so that no column lies before them
+    outputs_.lo = smaller(first.lo, (lo + a.lo) / a.stride);  // shifts of phases are not negative
     outputs_.hi = larger(outputs_.lo, last.hi);
     length_ = outputs_.hi - outputs_.lo + (a.kernel - 1) * a.dilation / a.stride + 1;
     sums_ = used ? arena.take<T>(length_ * a.stride) : nullptr;
     for (i64 phase = 0; used && phase < a.stride; ++phase) phases_[phase] = phase_of(phase);
   }
 
-  Range outputs() const { return outputs_; }  // whose windows reach the columns
+  Range outputs() const { return outputs_; }  // outputs whose windows reach the columns
 
   void clear() { std::memset(sums_, 0, static_cast<std::size_t>(length_ * a_.stride) * sizeof(T)); }
 
@@ -55,9 +55,9 @@ class Phases {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
     if (pairs) interleave_rows(phases_[even()].sums, phases_[1 - even()].sums, row, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const StoredPhase& own = phases_[phase];
-      for (i64 i = pairs; i < own.valid; ++i) row[own.start + i * s] = own.sums[i];
-      for (i64 i = own.valid; i < own.count; ++i) row[own.start + i * s] = T(0);
+      const StoredPhase& stored = phases_[phase];
+      for (i64 i = pairs; i < stored.valid; ++i) row[stored.start + i * s] = stored.sums[i];
+      for (i64 i = stored.valid; i < stored.count; ++i) row[stored.start + i * s] = T(0);
     }
   }
 
@@ -66,11 +66,11 @@ class Phases {
     const i64 s = a_.stride, pairs = s == 2 ? this->pairs() : 0;
     if (pairs) deinterleave_row(row, phases_[even()].sums, phases_[1 - even()].sums, pairs);
     for (i64 phase = 0; phase < s; ++phase) {
-      const StoredPhase& own = phases_[phase];
+      const StoredPhase& stored = phases_[phase];
       T* const begin = sums_ + phase * length_;
-      std::fill(begin, own.sums, fill);
-      for (i64 i = pairs; i < own.valid; ++i) own.sums[i] = row[own.start + i * s];
-      std::fill(own.sums + own.valid, begin + length_, fill);
+      std::fill(begin, stored.sums, fill);
+      for (i64 i = pairs; i < stored.valid; ++i) stored.sums[i] = row[stored.start + i * s];
+      std::fill(stored.sums + stored.valid, begin + length_, fill);
     }
   }
 
@@ -144,8 +144,8 @@ class InverseTaps {
 // Offsets of the taps of a window in memory, from its first tap.
 class TapOffsets {
  public:
-  static constexpr i64 kMaxTable = 1 << 16;  // more taps than this, or than outputs, are
-                                             // computed, not looked up
+  // Larger windows, and windows with more taps than the call has outputs, use no table.
+  static constexpr i64 kMaxTable = 1 << 16;
 
   TapOffsets(const Plan& p, i64 depth, i64 height, i64 width, Arena& arena)
       : kh_(p.axis[1].kernel),
@@ -239,11 +239,11 @@ class TileSums {
   // Returns the sums, indexed from the beginning of the plane.
   T* start(Dense gx, i64 plane) {
     done_ = first_;
-    return sums_ = buffer_ ? buffer_ - first_ : as<T>(gx, plane);
+    return sums_ = buffer_ ? buffer_ - first_ : elements_of<T>(gx, plane);
   }
 
   // Zeroes the sums of all inputs that windows of output row (od, oh) may hold.
-  void reach(i64 od, i64 oh) {
+  void zero_rows_of(i64 od, i64 oh) {
     const Span d = span_of(p_.axis[0], od), h = span_of(p_.axis[1], oh);
     if (d.taps == 0 || h.taps == 0) return;
     const i64 depth = d.begin + (d.taps - 1) * p_.axis[0].dilation;
@@ -269,6 +269,16 @@ class TileSums {
   i64 row_, first_, last_, done_ = 0;
   T *buffer_, *sums_ = nullptr;
 };
+
+// Computes tiles of inputs by a class with Backward(plan, tile, gx, arena) and run(gy, routes,
+// divisor, plane).
+template <class Backward>
+void run_backward(const Work& work, const View& gy, const View* routes, Divisor divisor, Dense gx) {
+  over_inputs(
+      work,
+      [&](const InputTile& tile, Arena& arena) { return Backward(*work.plan, tile, gx, arena); },
+      [&](Backward& state, i64 plane, const InputTile&) { state.run(gy, routes, divisor, plane); });
+}
 
 }  // namespace
 }  // namespace poolgrad

@@ -1,5 +1,5 @@
-// Unpooling: scatters values to their indices in a plane of zeros. The last of several values with
-// the same index stays, and only that one gets the gradient.
+// Scatters values to their indices in a plane of zeros (unpooling), and its vjp. Of several values
+// with the same index the last is kept, and only it receives the gradient.
 #pragma once
 
 #include "geometry/view.hpp"
@@ -23,16 +23,16 @@ void each_index(const Plan& p, const View& x, const View& indices, const char* p
   }
 }
 
-// Returns whether all indices lie in the plane of the output; else stores one that does not.
+// Returns whether all indices lie in the plane of the output; else stores an invalid one.
 [[maybe_unused]] inline bool all_inside(const Plan& p, const View& indices, const char* plane,
-                                        i64* culprit) {
+                                        i64* invalid) {
   const i64 size = p.axis[0].out * p.axis[1].out * p.axis[2].out;
   bool inside = true;
   for (i64 c = 0; c < p.inner; ++c) {
     each_index(p, indices, indices, plane, c, [&](i64, i64, i64 index) {
       if (index >= 0 && index < size) return;
       inside = false;
-      *culprit = index;
+      *invalid = index;
     });
   }
   return inside;
@@ -40,12 +40,12 @@ void each_index(const Plan& p, const View& x, const View& indices, const char* p
 
 template <class T>
 void unpool_plane(const Plan& p, const View& x, const char* values, const View& indices,
-                  const char* where, T* y) {
+                  const char* index_plane, T* y) {
   std::memset(y, 0, static_cast<std::size_t>(p.out_plane()) * sizeof(T));
   const T* from = reinterpret_cast<const T*>(values);
   const auto size = static_cast<std::uint64_t>(p.axis[0].out * p.axis[1].out * p.axis[2].out);
   for (i64 c = 0; c < p.inner; ++c) {
-    each_index(p, x, indices, where, c, [&](i64, i64 at, i64 index) {
+    each_index(p, x, indices, index_plane, c, [&](i64, i64 at, i64 index) {
       // Another thread may have changed an index since all were checked.
       if (static_cast<std::uint64_t>(index) < size) y[index * p.inner + c] = from[at];
     });
@@ -54,17 +54,17 @@ void unpool_plane(const Plan& p, const View& x, const char* values, const View& 
 
 // owner: scratch memory, one number for each pixel of an output plane
 template <class T>
-void unpool_plane_back(const Plan& p, const View& gy, const char* gradients, const View& indices,
-                       const char* where, u32* owner, T* gx) {
+void unpool_plane_backward(const Plan& p, const View& gy, const char* gradients,
+                           const View& indices, const char* index_plane, u32* owner, T* gx) {
   const T* from = reinterpret_cast<const T*>(gradients);
   const i64 width = p.axis[2].out, rows = p.axis[1].out;
   const auto size = static_cast<std::uint64_t>(p.axis[0].out * rows * width);
   const auto outside = [&](i64 index) { return static_cast<std::uint64_t>(index) >= size; };
   for (i64 c = 0; c < p.inner; ++c) {
-    each_index(p, indices, indices, where, c, [&](i64 number, i64, i64 index) {
+    each_index(p, indices, indices, index_plane, c, [&](i64 number, i64, i64 index) {
       if (!outside(index)) owner[index] = static_cast<u32>(number);
     });
-    each_index(p, indices, indices, where, c, [&](i64 number, i64, i64 index) {
+    each_index(p, indices, indices, index_plane, c, [&](i64 number, i64, i64 index) {
       if (outside(index)) return;
       const i64 row = index / width;
       const i64 at =

@@ -6,8 +6,8 @@
 #include "backward/tiles.hpp"
 #include "base/partition.hpp"
 #include "forward/row_writer.hpp"
+#include "kernels.hpp"
 #include "operators/divisor.hpp"
-#include "operators/settings.hpp"
 #include "simd/math.hpp"
 
 namespace poolgrad {
@@ -68,8 +68,8 @@ struct SoftWeight {
   }
 };
 
-// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; residuals: m, 1 / s, t / s. Where
-// there is none, the same for all; residuals: 0, 1 / n
+// (2 x - y) / sum = (2 x / m - t / s) / s for positive inputs; residuals: m, 1 / s, t / s. In a
+// window without positive inputs 1 / n for each input; residuals: 0, 1 / n
 template <class A>
 struct PositiveWeight {
   static constexpr int kResiduals = 3;
@@ -78,8 +78,8 @@ struct PositiveWeight {
     using V = Vec<A, W>;
     const V m = of.residuals[0], q = x == m ? V{} + A(1) : x / m;
     const V slope = (q + (q - of.residuals[2])) * of.residuals[1];
-    const V own = x > A(0) ? slope : x <= A(0) ? V{} : x;
-    return m == A(0) ? of.residuals[1] : own;
+    const V weight = x > A(0) ? slope : x <= A(0) ? V{} : x;
+    return m == A(0) ? of.residuals[1] : weight;
   }
 };
 
@@ -99,7 +99,7 @@ struct MixedWeight {
 // The arrays that a backward pass reads.
 struct WeightedOperands {
   const View *gy, *x, *routes;  // x: null for mixed pooling; routes: null for the others
-  const View* residuals;        // the residuals
+  const View* residuals;        // kMaxResiduals arrays at most; null for mixed pooling
   Divisor divisor;              // of the average in mixed pooling
 };
 
@@ -176,21 +176,22 @@ class WeightedBackward {
     const auto row = [&](const View& v, auto* buffer) {
       return row_of(v, plane_of(v, plane), p_.inner, od, oh, outs.lo, outs.hi, buffer);
     };
-    g_ = row(*from.gy, gradients_);
+    gradient_row_ = row(*from.gy, gradients_);
     if constexpr (Mixed) {
-      r_ = row(*from.routes, routes_);
+      route_row_ = row(*from.routes, routes_);
       const A rows = static_cast<A>(from.divisor.of_rows(p_, od, oh));
       for (i64 i = 0; i < outputs() * p_.inner; ++i) residuals_[0][i] = A(1) / (rows * columns_[i]);
-      k_[0] = residuals_[0];
+      residual_rows_[0] = residuals_[0];
     } else {
-      for (int k = 0; k < loops_.residuals; ++k) k_[k] = row(from.residuals[k], residuals_[k]);
+      for (int k = 0; k < loops_.residuals; ++k)
+        residual_rows_[k] = row(from.residuals[k], residuals_[k]);
     }
   }
 
   template <int Residuals, class V, class P, class Get>
   OutputOperands<V, P> operands(Get&& get) const {
     OutputOperands<V, P> of{};
-    for (int k = 0; k < Residuals; ++k) of.residuals[k] = get(k_[k]);
+    for (int k = 0; k < Residuals; ++k) of.residuals[k] = get(residual_rows_[k]);
     of.theta = get(theta_);
     return of;
   }
@@ -203,10 +204,10 @@ class WeightedBackward {
       using P = Vec<u32, w()>;
       auto of = operands<Weight::kResiduals, V, P>(
           [&](const A* row) { return load<V>(row + first + i); });
-      if constexpr (Mixed) of.route = load<P>(r_ + first + i);
+      if constexpr (Mixed) of.route = load<P>(route_row_ + first + i);
       const V value = Mixed ? V{} : load<V>(x + i);
       const V weight = Weight::template weight<w()>(value, of, tap, whole_);
-      store(to + i, load<V>(to + i) + weight * load<V>(g_ + first + i));
+      store(to + i, load<V>(to + i) + weight * load<V>(gradient_row_ + first + i));
     });
   }
 
@@ -218,11 +219,11 @@ class WeightedBackward {
       auto of = operands<Weight::kResiduals, V, Vec<u32, w()>>(
           [&](const A* row) { return V{} + row[output]; });
       if constexpr (Mixed) {
-        for (int j = 0; j < w(); ++j) of.route[j] = r_[output] - static_cast<u32>(t + j);
+        for (int j = 0; j < w(); ++j) of.route[j] = route_row_[output] - static_cast<u32>(t + j);
       }
       const V value = Mixed ? V{} : how.template load<V>(x + t);
       const V weight = Weight::template weight<w()>(value, of, tap, whole_);
-      how.store(to + t, how.template load<V>(to + t) + weight * g_[output]);
+      how.store(to + t, how.template load<V>(to + t) + weight * gradient_row_[output]);
     });
   }
 
@@ -255,14 +256,14 @@ class WeightedBackward {
   const Plan& p_;
   const InputTile tile_;
   const InnerLoops loops_;
-  const bool by_window_;  // few outputs, or irregular windows
+  const bool by_window_;  // adds window by window (few outputs, irregular windows), not tap by tap
   Phases<A> phases_, inputs_;
   RowWriter<A> gx_;
   int whole_ = 0;
   A *gradients_, *residuals_[kMaxResiduals], *columns_, *theta_, *x_;
   u32* routes_;
-  const A *g_ = nullptr, *k_[kMaxResiduals] = {};
-  const u32* r_ = nullptr;
+  const A *gradient_row_ = nullptr, *residual_rows_[kMaxResiduals] = {};
+  const u32* route_row_ = nullptr;
 };
 
 // whole: p, if it is the same whole number for all channels, else 0.

@@ -29,7 +29,7 @@ struct MemoryBlock {
 // never allocates.
 struct Cache {
   std::mutex mutex;
-  std::vector<MemoryBlock> blocks;  // unused ones, the longest unused first
+  std::vector<MemoryBlock> blocks;  // unused blocks, least recently used first
   std::size_t live = 0;             // blocks in use
   std::size_t used = 0, kept = 0, limit = 0;
 
@@ -46,12 +46,12 @@ struct Cache {
 };
 
 Cache& cache() {
-  static auto* only = new Cache;  // never destroyed: results may outlive everything
+  static auto* only = new Cache;  // never destroyed: results may outlive static destructors
   return *only;
 }
 
-// Holds the lock of the cache. Results are created and destroyed by Python's threads and by XLA's,
-// which do not hold Python's lock.
+// RAII guard: holds the lock of the cache. Results are created and destroyed by Python's threads
+// and by XLA's threads, which do not hold the GIL.
 class Locked {
  public:
   Cache* operator->() const { return &cache(); }
@@ -60,8 +60,9 @@ class Locked {
   std::lock_guard<std::mutex> lock_{cache().mutex};
 };
 
-// A fork while another thread holds the lock would leave it locked in the child: fork waits for it.
-const bool fork_waits = [] {
+// fork() waits for the lock of the cache: a lock that another thread holds would stay locked in the
+// child.
+const bool fork_handlers_registered = [] {
   return pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
                         [] { cache().mutex.unlock(); }) == 0;
 }();
@@ -74,9 +75,10 @@ char* fresh(std::size_t size) {
   return static_cast<char*>(data);
 }
 
-// Results above this size are written by non-temporal stores: the size of the last-level cache on
-// AMD's processors from Zen 5 on, where such stores are known to gain; infinite on others.
-std::size_t default_stream_limit() {
+// Returns the size above which results are written by non-temporal stores: the size of the
+// last-level cache on AMD processors from Zen 5 on, where such stores are faster; no limit
+// elsewhere.
+std::size_t default_nontemporal_limit() {
 #if defined(__x86_64__)
   constexpr unsigned kZen5 = 0x1A, kCaches = 0x8000001D, kLast = 3;
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -92,12 +94,13 @@ std::size_t default_stream_limit() {
   return SIZE_MAX;
 #endif
 }
-std::size_t stream_limit = default_stream_limit();  // changed while the module is loaded, not later
+std::size_t nontemporal_limit =
+    default_nontemporal_limit();  // changed while the module is loaded, not later
 
 }  // namespace
 
-bool streams(std::size_t bytes) { return bytes > stream_limit; }
-void limit_streams(std::size_t bytes) { stream_limit = bytes; }
+bool uses_nontemporal_stores(std::size_t bytes) { return bytes > nontemporal_limit; }
+void limit_nontemporal_stores(std::size_t bytes) { nontemporal_limit = bytes; }
 
 CachedBlock::CachedBlock(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
   if (bytes > SIZE_MAX - kPage) throw std::bad_alloc();

@@ -32,9 +32,9 @@ CacheUse cache_use();
 void limit_cache(std::size_t bytes);  // maximum of CacheUse::kept
 void empty_cache();
 
-// Whether results of this size are written by non-temporal stores: sizes above a limit, which is
-// infinite on processors that are not known to gain by it.
-bool streams(std::size_t bytes);
-void limit_streams(std::size_t bytes);
+// Whether results of this size are written by non-temporal stores: those above a limit, which is
+// infinite on processors where such stores have not been measured to be faster.
+bool uses_nontemporal_stores(std::size_t bytes);
+void limit_nontemporal_stores(std::size_t bytes);
 
 }  // namespace poolgrad

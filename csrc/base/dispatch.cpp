@@ -31,8 +31,8 @@ const std::vector<const Kernels*>& available_kernels() {
 #endif
     if (list.empty()) {
       throw std::runtime_error(
-          "poolgrad was compiled for other processors than this one; a usual "
-          "build needs one with x86-64-v2 (SSE4.2)");
+          "poolgrad was not compiled for this processor; the default build "
+          "requires x86-64-v2 (SSE4.2)");
     }
     return list;
   }();

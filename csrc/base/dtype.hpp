@@ -1,7 +1,7 @@
-// Lists the element types of arrays and converts rows to and from the types that are computed in:
-// float for elements of one and two bytes and float32; double for float64 and 32-bit integers;
-// int64 (comparisons) or double (sums) for int64. So a kernel is compiled for two or three types
-// and computes all.
+// Lists the element types of arrays and converts rows to and from arithmetic types: float for
+// elements of one or two bytes and float32; double for float64 and 32-bit integers; int64
+// (comparisons) or double (sums) for int64. So a kernel that is compiled for two or three
+// arithmetic types handles all dtypes.
 #pragma once
 
 #include <limits>
@@ -176,7 +176,7 @@ Vec<std::uint16_t, W> narrow_lanes(Float16, Vec<float, W> f) {
 
 #endif
 
-// Converts n elements to the type that is computed in.
+// Converts n elements to the arithmetic type.
 template <class S, class A>
 POOLGRAD_LOOP void widen_run(const S* from, A* to, i64 n) {
   if constexpr (std::is_same_v<S, A>) {
@@ -220,7 +220,7 @@ struct DtypeOf {
                                                              : Dtype::uint8;
 };
 
-// Calls f(S{}) with the type S of the elements, for the types that are computed in A.
+// Calls f(S{}) with the element type S of a dtype whose arithmetic type is A.
 template <class A, class F>
 void by_element(Dtype dtype, F&& f) {
   if (dtype == DtypeOf<A>::value) return f(A{});
@@ -268,12 +268,12 @@ void by_route(Dtype dtype, F&& f) {
 }
 
 template <class A>
-bool is(Dense array) {
+bool has_type(Dense array) {
   return array.dtype == DtypeOf<A>::value;
 }
 
 template <class A>
-A* as(Dense array, i64 element) {
+A* elements_of(Dense array, i64 element) {
   return reinterpret_cast<A*>(array.data) + element;
 }
 
@@ -286,7 +286,7 @@ POOLGRAD_LOOP void write(Dense array, i64 first, const A* from, i64 n) {
     if constexpr (std::numeric_limits<S>::is_integer) {
       if (array.dtype != Dtype::boolean) highest = static_cast<A>(std::numeric_limits<S>::max());
     }
-    narrow_run(from, as<S>(array, first), n, highest);
+    narrow_run(from, elements_of<S>(array, first), n, highest);
   });
 }
 

@@ -29,7 +29,7 @@ constexpr i64 kTaskTaps = 1 << 23;
 // would read inputs twice) and every thread gets the same number of planes.
 struct Partition {
   i64 planes = 1, parts = 1;  // planes of a task, parts of a plane
-  int axis = 2, threads = 1;  // axis: that parts divide
+  int axis = 2, threads = 1;  // axis: divided into parts
 
   Partition(const Plan& p, int max_threads, bool outputs) {
     const auto length = [&](int a) { return outputs ? p.axis[a].out : p.axis[a].in; };
@@ -54,7 +54,8 @@ struct Partition {
     if (planes == 1) parts = larger(parts, smaller(length, taps_of_plane(p) / kTaskTaps));
   }
 
-  // Gives each task a multiple of `count` planes, if there are enough for all threads.
+  // Rounds the planes of each task to a multiple of `count`, if there are enough planes for all
+  // threads.
   void group_planes(i64 count, i64 all) {
     planes = larger(planes, smaller(count, all / threads));
     if (planes > count) planes -= planes % count;
@@ -68,11 +69,14 @@ struct Partition {
 };
 
 // The tasks of a kernel call. Box: Tile (of outputs) or InputTile (of inputs).
-template <class Box, class Make, class Use>
+template <class Box, class MakeState, class Compute>
 class TileTasks {
  public:
-  TileTasks(const Work& work, Make& make, Use& use, bool independent, i64 group)
-      : plan_(*work.plan), partition_(plan_, work.threads, kOutputs), make_(make), use_(use) {
+  TileTasks(const Work& work, MakeState& make_state, Compute& compute, bool independent, i64 group)
+      : plan_(*work.plan),
+        partition_(plan_, work.threads, kOutputs),
+        make_state_(make_state),
+        compute_(compute) {
     partition_.group_planes(group, plan_.outer);
     if (independent) partition_.divide_planes(plan_, kOutputs);
   }
@@ -92,21 +96,21 @@ class TileTasks {
     box.lo[axis] = length * part / parts;
     box.hi[axis] = length * (part + 1) / parts;
     if (box.lo[axis] == box.hi[axis]) return;
-    const auto make = [&](Arena& arena) {
-      if constexpr (std::is_invocable_v<Make&, const Box&, i64, Arena&>) {
-        return self.make_(box, last - first, arena);
+    const auto new_state = [&](Arena& arena) {
+      if constexpr (std::is_invocable_v<MakeState&, const Box&, i64, Arena&>) {
+        return self.make_state_(box, last - first, arena);
       } else {
-        return self.make_(box, arena);
+        return self.make_state_(box, arena);
       }
     };
     Arena measure;
-    (void)make(measure);
+    (void)new_state(measure);
     Arena arena(thread_scratch(measure.used()));
-    auto state = make(arena);
-    if constexpr (std::is_invocable_v<Use&, decltype(state)&, i64, i64, const Box&>) {
-      self.use_(state, first, last, box);
+    auto state = new_state(arena);
+    if constexpr (std::is_invocable_v<Compute&, decltype(state)&, i64, i64, const Box&>) {
+      self.compute_(state, first, last, box);
     } else {
-      for (i64 plane = first; plane < last; ++plane) self.use_(state, plane, box);
+      for (i64 plane = first; plane < last; ++plane) self.compute_(state, plane, box);
     }
   }
 
@@ -115,26 +119,26 @@ class TileTasks {
 
   const Plan& plan_;
   Partition partition_;
-  Make& make_;
-  Use& use_;
+  MakeState& make_state_;
+  Compute& compute_;
 };
 
-// Computes the outputs in tasks: state = make(tile, arena), in the scratch memory of the thread,
-// then use(state, plane, tile) for each plane of the task, or use(state, first plane, last, tile)
-// once. independent: outputs share no intermediate results, so that tasks may have any length.
-// group: number of planes of which each task has a multiple, if there are enough.
-template <class Make, class Use>
-void over_outputs(const Work& work, Make&& make, Use&& use, bool independent = false,
-                  i64 group = 1) {
-  TileTasks<Tile, Make, Use> tasks(work, make, use, independent, group);
+// Computes the outputs in tasks: state = make_state(tile, arena), in the scratch memory of the
+// thread, then compute(state, plane, tile) for each plane of the task, or compute(state, first
+// plane, last, tile) once. independent: outputs share no intermediate results, so that tasks may
+// have any length. group: number of planes of which each task has a multiple, if there are enough.
+template <class MakeState, class Compute>
+void over_outputs(const Work& work, MakeState&& make_state, Compute&& compute,
+                  bool independent = false, i64 group = 1) {
+  TileTasks<Tile, MakeState, Compute> tasks(work, make_state, compute, independent, group);
   run_tasks(tasks.count(), tasks.threads(), tasks.run, &tasks);
 }
 
-// The same for the inputs: state = make(tile, arena) or make(tile, planes, arena).
-template <class Make, class Use>
-void over_inputs(const Work& work, Make&& make, Use&& use, bool independent = false,
-                 i64 group = 1) {
-  TileTasks<InputTile, Make, Use> tasks(work, make, use, independent, group);
+// The same for the inputs: state = make_state(tile, arena) or make_state(tile, planes, arena).
+template <class MakeState, class Compute>
+void over_inputs(const Work& work, MakeState&& make_state, Compute&& compute,
+                 bool independent = false, i64 group = 1) {
+  TileTasks<InputTile, MakeState, Compute> tasks(work, make_state, compute, independent, group);
   run_tasks(tasks.count(), tasks.threads(), tasks.run, &tasks);
 }
 

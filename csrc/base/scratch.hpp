@@ -1,5 +1,5 @@
-// Allocates the buffers of a task in scratch memory: one block for each thread, reused by every
-// call.
+// Allocates the buffers of a task in scratch memory: each thread has one block, which all calls
+// reuse.
 #pragma once
 
 #include <cstddef>

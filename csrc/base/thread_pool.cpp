@@ -23,13 +23,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenPolls{100};
 
-thread_local int own_threads = 0;           // number of `OwnThreads` guards
-thread_local Polled* polled = nullptr;      // what this thread polls between tasks
-thread_local TaskCount* counted = nullptr;  // where run_tasks() counts
+thread_local int own_threads = 0;                // number of `OwnThreads` guards
+thread_local PollGuard* current_poll = nullptr;  // what this thread polls between tasks
+thread_local TaskCount* counted = nullptr;       // where run_tasks() counts
 
-// Called between two tasks; does nothing on threads without a `Polled`.
+// Called between two tasks; does nothing on threads without a `PollGuard`.
 void poll() {
-  if (polled && polled->due()) throw Interrupted();
+  if (current_poll && current_poll->due()) throw Interrupted();
 }
 
 // Functions of an OpenMP library.
@@ -40,9 +40,9 @@ struct OpenMP {
   void (*start)(void (*member)(void*), void* context, unsigned threads, unsigned flags) = nullptr;
 };
 
-// The consecutive tasks that one thread starts with: the same in every call, and those that a
-// framework gives it, so that the data is in the caches of that thread. Then the thread takes tasks
-// of other threads (work stealing).
+// The consecutive tasks that one thread starts with. Every call, and the static schedules of
+// frameworks, assign the same share to a thread, so that its data is in the caches of that thread.
+// Then the thread takes tasks of other threads (work stealing).
 struct alignas(64) TaskShare {
   std::atomic<i64> next{0};
   i64 end = 0;
@@ -81,7 +81,7 @@ class Pool {
       }
     }
     if (team_.start && own_threads == 0 && threads <= team_.size()) {
-      with_team();
+      run_on_team();
     } else {
       wake_workers(threads - 1);
       work(0);
@@ -109,9 +109,9 @@ class Pool {
  private:
   enum class End { complete, failed, interrupted };
 
-  // Starts all threads of the team, since a smaller team would end the others; the first of them
-  // run the tasks.
-  void with_team() {
+  // Starts all threads of the OpenMP team, since a smaller team would end the remaining threads;
+  // the first `threads_` members run the tasks.
+  void run_on_team() {
     const auto member = [](void* self) {
       Pool* pool = static_cast<Pool*>(self);
       const int number = pool->team_.number();
@@ -196,10 +196,11 @@ class Pool {
 // loaded: a fork while another thread creates it would copy a half-constructed pool.
 std::atomic<Pool*> pool{new (std::nothrow) Pool};
 
-// The child of a fork has none of the workers and may have a locked mutex: it gets a new pool.
-void forget_pool() { pool.store(new (std::nothrow) Pool); }
+// Replaces the pool in the child of a fork, which has no worker threads and may have a locked
+// mutex.
+void replace_pool() { pool.store(new (std::nothrow) Pool); }
 
-const bool forks_are_safe = pthread_atfork(nullptr, nullptr, forget_pool) == 0;
+const bool forks_are_safe = pthread_atfork(nullptr, nullptr, replace_pool) == 0;
 
 Pool* the_pool() { return forks_are_safe ? pool.load() : nullptr; }
 
@@ -208,16 +209,16 @@ Pool* the_pool() { return forks_are_safe ? pool.load() : nullptr; }
 OwnThreads::OwnThreads() { ++own_threads; }
 OwnThreads::~OwnThreads() { --own_threads; }
 
-Polled::Polled(bool (*interrupted)(void*), void* context)
-    : outer_(polled),
+PollGuard::PollGuard(bool (*interrupted)(void*), void* context)
+    : outer_(current_poll),
       interrupted_(interrupted),
       context_(context),
       next_(Clock::now() + kBetweenPolls) {
-  polled = this;
+  current_poll = this;
 }
-Polled::~Polled() { polled = outer_; }
+PollGuard::~PollGuard() { current_poll = outer_; }
 
-bool Polled::due() {
+bool PollGuard::due() {
   if (Clock::now() < next_) return false;
   const bool interrupted = interrupted_(context_);
   next_ = Clock::now() + kBetweenPolls;

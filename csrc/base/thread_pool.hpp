@@ -14,15 +14,16 @@ namespace poolgrad {
 // child starts a new pool.
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context);
 
-// The tasks of run_tasks() calls, and the maximum of the threads that had one. dry: run_tasks()
-// counts only and runs no task.
+// Number of tasks of run_tasks() calls, and the largest number of threads of a call. dry:
+// run_tasks() counts tasks and runs none.
 struct TaskCount {
   i64 tasks = 0;
   int threads = 0;
   bool dry = false;
 };
 
-// Makes run_tasks() on this thread count in `count` (null: nowhere); returns the previous one.
+// Sets where run_tasks() counts the tasks that this thread starts (null: nowhere). Returns the
+// previous value.
 TaskCount* count_tasks(TaskCount* count);
 
 // RAII guard: parallel regions started on this thread use poolgrad's pool instead of OpenMP, which
@@ -40,17 +41,17 @@ struct Interrupted {};
 
 // RAII guard: about ten times a second, between two tasks, run_tasks() on this thread calls
 // interrupted(context), which may itself run tasks.
-class Polled {
+class PollGuard {
  public:
-  Polled(bool (*interrupted)(void*), void* context);
-  Polled(const Polled&) = delete;
-  Polled& operator=(const Polled&) = delete;
-  ~Polled();
+  PollGuard(bool (*interrupted)(void*), void* context);
+  PollGuard(const PollGuard&) = delete;
+  PollGuard& operator=(const PollGuard&) = delete;
+  ~PollGuard();
 
   bool due();  // calls `interrupted` if it is time, and returns its result
 
  private:
-  Polled* outer_;
+  PollGuard* outer_;
   bool (*interrupted_)(void*);
   void* context_;
   std::chrono::steady_clock::time_point next_;
@@ -58,8 +59,9 @@ class Polled {
 
 // Runs tasks on the OpenMP threads of a loaded library, given by its path. Such threads spin for
 // milliseconds after a parallel region, which would take processors from the threads of the pool,
-// and they start faster. False if the library has none. The pool is still used after a fork(),
-// which OpenMP threads do not survive, and for calls with more threads than the library has.
+// and they start faster. Returns false if the library exports no OpenMP functions. The pool is
+// still used after a fork(), which OpenMP threads do not survive, and for calls with more threads
+// than the library has.
 bool share_threads(const char* library);
 
 // RAII guard: a floating-point environment (rounding, subnormal numbers flushed to zero).

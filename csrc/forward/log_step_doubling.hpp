@@ -1,10 +1,10 @@
-// Reduces rows of inputs along the width: tap by tap, or by log-step doubling in memory.
+// Reduces rows of inputs along the width: tap by tap, or by log-step doubling, in registers or in
+// memory.
 #pragma once
 
 #include <type_traits>
 
 #include "choose.hpp"
-#include "forward/log_step_doubling_registers.hpp"
 #include "forward/row_reader.hpp"
 
 namespace poolgrad {
@@ -73,7 +73,7 @@ void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step
       const typename Op::Row halves[2] = {doubled, Op::at(doubled, half * gap)};
       Op::fold_rows(doubled, n, halves, 0, half, group_size<Op, 2>(), is_first<Op, true>());
     }
-    if (Op::kIdempotent && 2 * size > a.kernel) {  // the two may overlap
+    if (Op::kIdempotent && 2 * size > a.kernel) {  // two reductions, which may overlap
       const i64 rest = a.kernel - size;
       const typename Op::Row both[2] = {doubled, Op::at(doubled, rest * gap)};
       Op::fold_rows(to, outputs, both, 0, rest, group_size<Op, 2>(), is_first<Op, true>());
@@ -86,6 +86,104 @@ void double_up(const Axis& a, const typename Op::In* from, i64 outputs, i64 step
     done += size;
   }
 }
+
+// Log-step doubling in registers: partial reductions of 1, 2, 4, ... neighbours. A row is read
+// once, from its last vector to its first; lanes slide in from the vector after.
+template <class Op>
+class LogStepDoubling {
+ public:
+  using T = typename Op::In;
+  static constexpr int W = kVectorBytes / static_cast<int>(sizeof(T));
+  using V = Vec<T, W>;
+
+  explicit LogStepDoubling(i64 kernel) : kernel_(kernel) {
+    while (2 * size_ <= kernel) size_ *= 2;
+  }
+
+  // Whether the reductions that a window needs are few enough for the registers.
+  bool fits() const { return size_ >= 1 << kFirstLevel && size_ <= 2 * W; }
+
+  // Calls visit(line, i, partial, lanes) for outputs i, i + 1, ... of some rows, `pitch` apart,
+  // from the last vector of each row to its first, and visit.next(line) after each row. `line`
+  // describes the first row.
+  template <class Visitor>
+  void reduce_rows(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
+                   typename Visitor::Line line) const {
+    by_level<kFirstLevel>(from, pitch, rows, outputs, visit, line);
+  }
+
+ private:
+  static constexpr int kFirstLevel = 2;  // windows narrower than 4 are rarely tall enough for this
+  using Partial = typename Op::template Partial<V>;
+
+  template <int Level, class Visitor>
+  void by_level(const T* from, i64 pitch, i64 rows, i64 outputs, const Visitor& visit,
+                typename Visitor::Line line) const {
+    if (size_ == i64{1} << Level)
+      return reduce_with_levels<Level>(from, pitch, rows, outputs, visit, line);
+    if constexpr (1 << Level < 2 * W) by_level<Level + 1>(from, pitch, rows, outputs, visit, line);
+  }
+
+  template <int Levels, class Visitor>
+  POOLGRAD_LOOP void reduce_with_levels(const T* from, i64 pitch, i64 rows, i64 outputs,
+                                        const Visitor& original,
+                                        typename Visitor::Line line) const {
+    const i64 kernel = kernel_, read = outputs + kernel - 1;
+    const Visitor visit = original;  // in registers
+    Partial next[Levels + 1]{}, after{};
+    const auto vector = [&](i64 i, V input, i64 lanes) __attribute__((always_inline)) {
+      Partial doubled = Op::begin(input), sum = doubled;
+      [&]<int... L>(std::integer_sequence<int, L...>) __attribute__((always_inline)) {
+        (step<L, L == Levels>(kernel, doubled, next[L], after, sum), ...);
+      }(std::make_integer_sequence<int, Levels + 1>{});
+      if (lanes > 0) visit(line, i, sum, lanes);
+    };
+    for (i64 row = 0; row < rows; ++row, from += pitch) {
+      i64 i = (read - 1) / W * W;
+      for (; i >= 0 && i + W > outputs; i -= W) {
+        vector(i, load_first<V>(from + i, read - i), outputs - i);
+      }
+      for (; i >= 0; i -= W) vector(i, load<V>(from + i), W);
+      visit.next(line);
+    }
+  }
+
+  // Doubles the partial reductions of 2^L neighbours and adds what the windows need of them to
+  // `sum`. next, after: partial reductions of the two following vectors.
+  template <int L, bool kLast>
+  POOLGRAD_INLINE static void step(i64 kernel, Partial& doubled, Partial& next, Partial& after,
+                                   Partial& sum) {
+    constexpr int size = 1 << L;
+    const Partial here = doubled;
+    const auto apart = [&](i64 by) __attribute__((always_inline)) {
+      const auto slid = [](i64 lanes) {
+        return [lanes](auto a, auto b) { return slide(a, b, lanes); };
+      };
+      if (size > W && by > W) return Op::each(next, after, slid(by - W));
+      return Op::each(here, next, slid(by));
+    };
+    if constexpr (Op::kIdempotent) {
+      if constexpr (kLast) {  // merges two reductions, which may overlap
+        const i64 rest = smaller(size, kernel - size);
+        sum = here;
+        Op::merge(sum, apart(rest), static_cast<u32>(rest));
+      }
+    } else if (kernel & size) {
+      const i64 before = kernel & (size - 1);
+      if (before == 0) sum = here;
+      else Op::merge(sum, apart(before), static_cast<u32>(before));
+    }
+    if constexpr (!kLast) {
+      const auto more = Op::each(here, next, [](auto a, auto b) { return slide<size>(a, b); });
+      Op::merge(doubled, more, static_cast<u32>(size));
+    }
+    if constexpr (size > W) after = next;
+    next = here;
+  }
+
+  const i64 kernel_;
+  i64 size_ = 1;
+};
 
 template <class Op>
 class WidthReduction {
@@ -159,10 +257,7 @@ class WidthReduction {
     edges(full_hi, hi);
   }
 
-  i64 columns_read() const {
-    const Axis& a = p_.axis[2];
-    return (tile_.hi[2] - tile_.lo[2] - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
-  }
+  i64 columns_read() const { return covered_length(p_.axis[2], tile_.hi[2] - tile_.lo[2]); }
 
   // Computes full windows of neighbours along a row.
   void double_up(const T* from, i64 count, Row into) {
@@ -171,8 +266,8 @@ class WidthReduction {
     const Row to = a.stride > 1 ? spaced_ : into;
     poolgrad::double_up<Op>(a, from, ((count - 1) * a.stride + 1) * inner, inner, doubled_, to);
     for (i64 o = 0; a.stride > 1 && o < count; ++o) {
-      const Row own = Op::at(to, o * a.stride * inner);
-      Op::fold_rows(Op::at(into, o * inner), inner, &own, 0, 0, group_size<Op, 1>(),
+      const Row window = Op::at(to, o * a.stride * inner);
+      Op::fold_rows(Op::at(into, o * inner), inner, &window, 0, 0, group_size<Op, 1>(),
                     is_first<Op, true>());
     }
   }

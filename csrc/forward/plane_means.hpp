@@ -52,7 +52,7 @@ class PlaneMeans {
     }
   }
 
-  // Adds in row-major order, as PyTorch does; large planes in the order of Sum::across.
+  // Adds in row-major order, as PyTorch does; large planes as Sum::reduce_across_lanes.
   POOLGRAD_LOOP V sums_of(const A* const* from) const {
     V sums{};
     i64 t = 0;

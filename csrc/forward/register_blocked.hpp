@@ -8,8 +8,8 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kMaxBlockedRows = 8;         // rows of outputs of a block,
-inline constexpr i64 kBlockBytes = i64{1} << 14;  // and bytes of their inputs
+inline constexpr i64 kMaxBlockedRows = 8;         // rows of outputs of a block
+inline constexpr i64 kBlockBytes = i64{1} << 14;  // bytes of the inputs of a block
 
 // Calls f with kernel and stride as compile-time constants, if they are compiled (up to a stride).
 // Returns whether they are.
@@ -66,61 +66,62 @@ concept AddsInOrder = Rounds<Op> && !Op::kByLines;
 // memory for its partial reductions, one for each row of outputs. cached: they are already
 // computed.
 template <class Partial>
-struct Slice {
+struct DepthSlice {
   u32 first_tap;
   Partial* partials;
   bool cached;
 };
 
 // Reduces a column of windows, W columns side by side: each line of inputs is reduced once for all
-// windows that hold it. start(depth) returns a Slice, line(value) loads the taps of the next line,
-// prefetch_next() may prefetch, store(row, partial) stores a result. O::check_nan accumulates the
-// inputs in `nan_check`, from which O::found_nan detects a NaN afterwards.
-template <class O, i64 K, i64 S, class V, class Start, class Line, class Ahead, class Store>
+// windows that hold it. start(depth) returns a DepthSlice, line(value) loads the taps of the next
+// line, prefetch_next() may prefetch, store(row, partial) stores a result. Op::check_nan
+// accumulates the inputs in `nan_check`, from which Op::found_nan detects a NaN afterwards.
+template <class Op, i64 K, i64 S, class V, class Start, class Line, class PrefetchNext, class Store>
 POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& start, Line&& line,
-                                    Ahead&& prefetch_next, Store&& store) {
-  typename O::template Partial<V> finite[kMaxBlockedRows], lines[K];
+                                    PrefetchNext&& prefetch_next, Store&& store) {
+  typename Op::template Partial<V> row_partials[kMaxBlockedRows], lines[K];
   for (i64 k = 0; k < depths; ++k) {
     const auto slice = start(k);
-    const bool separate = slice.cached || (slice.partials && k > 0), continues = k > 0 && !separate;
-    const u32 first_tap = separate ? 0 : slice.first_tap;
+    const bool merges_later = slice.cached || (slice.partials && k > 0),
+               continues = k > 0 && !merges_later;
+    const u32 first_tap = merges_later ? 0 : slice.first_tap;
     const auto reduce = [&]() __attribute__((always_inline)) {
       V value[K];
       line(value);
-      auto partial = O::first(value[0], first_tap);
+      auto partial = Op::first(value[0], first_tap);
       POOLGRAD_UNROLL
-      for (i64 t = 1; t < K; ++t) O::take(partial, value[t], first_tap + static_cast<u32>(t));
+      for (i64 t = 1; t < K; ++t) Op::take(partial, value[t], first_tap + static_cast<u32>(t));
       V sum = value[0];
       POOLGRAD_UNROLL
-      for (i64 t = 1; t < K; ++t) sum = O::check_nan(sum, value[t]);
-      nan_check = O::check_nan(nan_check, sum);
+      for (i64 t = 1; t < K; ++t) sum = Op::check_nan(sum, value[t]);
+      nan_check = Op::check_nan(nan_check, sum);
       return partial;
     };
     const auto finish = [&](i64 q, auto partial) __attribute__((always_inline)) {
-      if (separate && k > 0) {
-        auto all = finite[q];
-        O::merge(all, partial, slice.first_tap);
+      if (merges_later && k > 0) {
+        auto all = row_partials[q];
+        Op::merge(all, partial, slice.first_tap);
         partial = all;
       }
-      if (k + 1 < depths) finite[q] = partial;
+      if (k + 1 < depths) row_partials[q] = partial;
       else store(q, partial);
     };
     if (slice.cached) {
       for (i64 q = 0; q < rows; ++q) finish(q, slice.partials[q]);
       continue;
     }
-    if constexpr (S >= K && AddsInOrder<O>) {
+    if constexpr (S >= K && AddsInOrder<Op>) {
       for (i64 q = 0; q < rows; ++q) {
         prefetch_next();
-        auto partial = finite[q];
+        auto partial = row_partials[q];
         POOLGRAD_UNROLL
         for (i64 r = 0; r < K; ++r) {
           V value[K];
           line(value);
-          if (k + r == 0) partial = O::first(value[0], 0);
-          else O::take(partial, value[0], 0);
+          if (k + r == 0) partial = Op::first(value[0], 0);
+          else Op::take(partial, value[0], 0);
           POOLGRAD_UNROLL
-          for (i64 t = 1; t < K; ++t) O::take(partial, value[t], 0);
+          for (i64 t = 1; t < K; ++t) Op::take(partial, value[t], 0);
         }
         finish(q, partial);
       }
@@ -132,11 +133,11 @@ POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& 
       prefetch_next();
       POOLGRAD_UNROLL
       for (i64 t = K - S; t < K; ++t) lines[t] = reduce();
-      auto partial = continues ? finite[q] : lines[0];
-      if (continues) O::merge(partial, lines[0], 0);
+      auto partial = continues ? row_partials[q] : lines[0];
+      if (continues) Op::merge(partial, lines[0], 0);
       POOLGRAD_UNROLL
-      for (i64 t = 1; t < K; ++t) O::merge(partial, lines[t], static_cast<u32>(t * K));
-      if (separate) slice.partials[q] = partial;
+      for (i64 t = 1; t < K; ++t) Op::merge(partial, lines[t], static_cast<u32>(t * K));
+      if (merges_later) slice.partials[q] = partial;
       finish(q, partial);
       POOLGRAD_UNROLL
       for (i64 t = 0; t < K - S; ++t) lines[t] = lines[t + S];
@@ -144,13 +145,12 @@ POOLGRAD_INLINE void reduce_columns(i64 rows, i64 depths, V& nan_check, Start&& 
   }
 }
 
-// Calls some(depth, row), which returns the number of rows that it computed, until the tile is
-// complete.
-// deep: all depths of some rows come before the next rows.
+// Calls compute_rows(depth, row), which returns the number of rows that it computed, until the tile
+// is complete. depth_first: all depths of a block of rows are computed before the next rows.
 template <class F>
-void over_rows(const Tile& tile, bool deep, F&& compute_rows) {
+void over_rows(const Tile& tile, bool depth_first, F&& compute_rows) {
   const i64 end = tile.hi[1];
-  if (deep) {
+  if (depth_first) {
     for (i64 oh = tile.lo[1], rows = 0; oh < end; oh += rows) {
       for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) rows = compute_rows(od, oh);
     }
@@ -161,9 +161,10 @@ void over_rows(const Tile& tile, bool deep, F&& compute_rows) {
   }
 }
 
-// Op provides `first` and `take` for the partial reduction of one line of taps, `merge` for a later
-// line, `store` for a result, and `check_nan` and `found_nan` to detect NaNs: Op itself may assume
-// that there is none. fill: the value of padding.
+// Computes blocks of several rows of outputs. Op provides `first` and `take` for the partial
+// reduction of one line of taps, `merge` for a later line, `store` for a result, and `check_nan`
+// and `found_nan` to detect NaNs, because Op itself may assume that no input is NaN. fill: the
+// value of padding.
 template <class Op>
 class RegisterBlocked {
  public:
@@ -175,19 +176,19 @@ class RegisterBlocked {
       : p_(plan), x_(x), negate_(negate), fill_(fill), used_(kCompiled && used) {
     if (!used_) return;
     const Axis &depth = plan.axis[0], &height = plan.axis[1], &width = plan.axis[2];
-    const i64 reach = (width.out - 1) * width.stride + span(width);
-    before_ = larger(0, width.lo), after_ = larger(0, reach - width.lo - width.in);
-    // Memory beside a row of inputs belongs to the array for one row before and one row after it.
-    const i64 most = smaller(span(width), x.height);
-    const bool near = before_ <= most && after_ <= most;
-    readable_ = !negate && near && x.dtype == DtypeOf<T>::value && x.width == 1 &&
+    const i64 columns_read = covered_length(width, width.out);
+    before_ = larger(0, width.lo), after_ = larger(0, columns_read - width.lo - width.in);
+    // Elements before and after a row may be read in place if they belong to its neighbouring rows.
+    const i64 most = smaller(covered_length(width, 1), x.height);
+    const bool narrow_padding = before_ <= most && after_ <= most;
+    readable_ = !negate && narrow_padding && x.dtype == DtypeOf<T>::value && x.width == 1 &&
                 (before_ + after_ == 0 || x.height >= width.in);
-    lo_ = larger(0, -width.lo), hi_ = larger(lo_, smaller(width.in, reach - width.lo));
-    pitch_ = ceil_div(reach, kLine) * kLine;
+    lo_ = larger(0, -width.lo), hi_ = larger(lo_, smaller(width.in, columns_read - width.lo));
+    pitch_ = ceil_div(columns_read, kLine) * kLine;
     depths_ = smaller(depth.kernel, depth.in);
     rows_ = kBlockBytes / (depths_ * height.stride * pitch_ * static_cast<i64>(sizeof(T)));
     rows_ = larger(1, smaller(kMaxBlockedRows, rows_));
-    lines_ = (rows_ - 1) * height.stride + span(height);
+    lines_ = covered_length(height, rows_);
     copies_ = arena.take<T>(depths_ * lines_ * pitch_);
     depth_lines_ = arena.take<DepthLines>(depths_);
     lines_at_ = arena.take<const T*>(depths_ * lines_);
@@ -197,9 +198,9 @@ class RegisterBlocked {
           partials * static_cast<i64>(sizeof(typename Op::template Partial<Vec<T, kLanes>>));
     }
     // Depths that are reduced on their own are merged in another order.
-    deep_ =
+    caches_depths_ =
         !Rounds<Op> && depth.kernel > depth.stride && depth.dilation == 1 && height.dilation == 1;
-    partials_ = arena.take<char>(deep_ ? kSlots * partial_bytes_ : 0);
+    partials_ = arena.take<char>(caches_depths_ ? kSlots * partial_bytes_ : 0);
   }
 
   // Rows of outputs that are computed at once; 0: the algorithm is not used.
@@ -208,7 +209,7 @@ class RegisterBlocked {
   i64 length() const { return p_.axis[2].out; }
 
   // Whether the blocks of all depths share inputs and should be computed one after the other.
-  bool deep() const { return used_ && deep_; }
+  bool depth_first() const { return used_ && caches_depths_; }
 
   void start(const char* plane) {
     if (used_ && !plane_) std::fill(copies_, copies_ + depths_ * lines_ * pitch_, fill_);
@@ -218,10 +219,10 @@ class RegisterBlocked {
 
   // Computes rows oh ... oh + rows of outputs. Returns false if an input is NaN or the windows hold
   // no input; the outputs are then meaningless.
-  POOLGRAD_LOOP bool make(i64 od, i64 oh, i64 rows, Target to) {
+  POOLGRAD_LOOP bool compute_block(i64 od, i64 oh, i64 rows, Target to) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const Span s = span_of(depth, od);
-    const i64 n = width.out, lines = (rows - 1) * height.stride + span(height);
+    const i64 n = width.out, lines = covered_length(height, rows);
     if (s.taps == 0) return false;
     const i64 first = oh * height.stride - height.lo;
     if (first != first_) clear_cache();
@@ -231,10 +232,11 @@ class RegisterBlocked {
       const u32 first_tap = static_cast<u32>((s.first_tap + k) * height.kernel * width.kernel);
       const bool last = depth.out > 1 && oh + rows >= height.out;  // of this depth
       const i64 below = last ? -height.lo : first + rows * height.stride;
-      const char* next = line_of(deep_ || last ? d + depth.stride : d, deep_ ? first : below);
+      const char* next =
+          line_of(caches_depths_ || last ? d + depth.stride : d, caches_depths_ ? first : below);
       const i64 slot = d % kSlots;
-      const bool cached = deep_ && cached_depths_[slot] == d,
-                 kept = deep_ && s.first_tap + k >= depth.stride;
+      const bool cached = caches_depths_ && cached_depths_[slot] == d,
+                 kept = caches_depths_ && s.first_tap + k >= depth.stride;
       if (!cached) find_lines(k, d, first, lines);
       depth_lines_[k] = {lines_at_ + k * lines_, next, first_tap,
                          cached || (k > 0 && kept) ? partials_ + slot * partial_bytes_ : nullptr,
@@ -267,9 +269,6 @@ class RegisterBlocked {
  private:
   static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;
   static constexpr i64 kMaxStride = sizeof(T) < 4 ? 2 : 3;  // no shuffle of every third byte
-
-  // Columns from the first tap of a window to the last.
-  static i64 span(const Axis& a) { return (a.kernel - 1) * a.dilation + 1; }
 
   static constexpr i64 kLine = 64 / static_cast<i64>(sizeof(T));
   static constexpr i64 kLanes = kVectorBytes / static_cast<i64>(sizeof(T));
@@ -338,21 +337,21 @@ class RegisterBlocked {
     for (i64 i = 0; i < n; i += W) {
       const i64 at = smaller(i, n - W);
       const bool edge = readable_ && (at * S < before_ || n - W < at + after_);
-      decltype(V{} < V{}) cached[K]{};
-      for (i64 t = 0; edge && t < K; ++t) cached[t] = inside<S, V>(at, t);
+      decltype(V{} < V{}) valid[K]{};
+      for (i64 t = 0; edge && t < K; ++t) valid[t] = inside<S, V>(at, t);
       for (i64 from = 0; from < smaller(step, rows); ++from) {
         const T* const* line = nullptr;
         const char* next = nullptr;
         reduce_columns<Op, K, S, V>(
             (rows - from + step - 1) / step, depths, nan_check,
             [&](i64 k) {
-              const DepthLines& own = depth_lines_[k];
-              line = own.at + from;
-              next = own.next + (i / W * rows + from * rows / step) * kShare;
-              Partial* partials = reinterpret_cast<Partial*>(own.partials);
-              return Slice<Partial>{own.first_tap,
-                                    partials ? partials + i / W * kMaxBlockedRows : nullptr,
-                                    own.cached};
+              const DepthLines& lines = depth_lines_[k];
+              line = lines.at + from;
+              next = lines.next + (i / W * rows + from * rows / step) * kShare;
+              Partial* partials = reinterpret_cast<Partial*>(lines.partials);
+              return DepthSlice<Partial>{lines.first_tap,
+                                         partials ? partials + i / W * kMaxBlockedRows : nullptr,
+                                         lines.cached};
             },
             [&](V* value) {
               POOLGRAD_UNROLL
@@ -360,11 +359,11 @@ class RegisterBlocked {
               line += step;
               if (!edge) return;
               POOLGRAD_UNROLL
-              for (i64 t = 0; t < K; ++t) value[t] = cached[t] ? value[t] : V{} + fill_;
+              for (i64 t = 0; t < K; ++t) value[t] = valid[t] ? value[t] : V{} + fill_;
             },
             [&] {
               for (i64 b = 0; b < kShare; b += 64, next += 64)
-                deep_ ? prefetch_line(next) : prefetch(next);
+                caches_depths_ ? prefetch_line(next) : prefetch(next);
             },
             [&](i64 q, const auto& partial) {
               const i64 row = from + q * step;
@@ -387,8 +386,8 @@ class RegisterBlocked {
   T* copies_ = nullptr;
   DepthLines* depth_lines_ = nullptr;
   const T** lines_at_ = nullptr;  // the lines of all depths
-  // Partial reductions of depths that later outputs need, too: those from line `first_` on.
-  bool deep_ = false;
+  // Cached partial reductions of depths that several outputs share, for the lines from `first_` on.
+  bool caches_depths_ = false;
   char* partials_ = nullptr;
   i64 partial_bytes_ = 0, first_ = 0, cached_depths_[kSlots];
   const char* plane_ = nullptr;

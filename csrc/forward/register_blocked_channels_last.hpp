@@ -9,11 +9,11 @@
 namespace poolgrad {
 namespace {
 
-// Rows of outputs at once, which share lines of inputs: more rows would map to the same sets of the
-// first cache. At larger strides rows share too little for several memory streams.
+// Rows of outputs that are computed at once and share lines of inputs, at stride 1. More rows would
+// map to the same sets of the first-level cache; at larger strides rows share too few inputs.
 inline constexpr i64 kMaxChannelsLastRows = 4;
-inline constexpr i64 kChannelsLastBlock = i64{1}
-                                          << 10;  // elements of a row that are computed at a time
+// Elements of a row that are computed at a time.
+inline constexpr i64 kBlockedPixelElements = i64{1} << 10;
 
 template <class Op>
 class RegisterBlockedChannelsLast {
@@ -32,11 +32,11 @@ class RegisterBlockedChannelsLast {
   }
   i64 max_rows() const { return !used_ ? 0 : p_.axis[1].stride == 1 ? kMaxChannelsLastRows : 1; }
 
-  i64 columns() const { return larger(1, kChannelsLastBlock / p_.inner); }  // at once
+  i64 columns() const { return larger(1, kBlockedPixelElements / p_.inner); }  // at once
 
   // Computes columns lo ... hi of the rows, which lie `length` elements apart. Returns false if an
   // input is NaN; the outputs are then meaningless.
-  bool make(i64 oh, i64 rows, i64 lo, i64 hi, Target to, i64 length) const {
+  bool compute_pixels(i64 oh, i64 rows, i64 lo, i64 hi, Target to, i64 length) const {
     const Axis &height = p_.axis[1], &width = p_.axis[2];
     const T* from = reinterpret_cast<const T*>(plane_) +
                     (oh * height.stride - height.lo) * x_.height +
@@ -54,22 +54,22 @@ class RegisterBlockedChannelsLast {
 
   // Computes all columns lo ... hi: `windows` computes those that reach into the padding, and all
   // of them if an input is NaN.
-  template <class O>
-  void make_all(Unrolled<O>& windows, i64 od, i64 oh, i64 rows, i64 lo, i64 hi,
-                typename O::Target to, i64 length) const {
+  template <class WindowsOp>
+  void compute_all(Unrolled<WindowsOp>& windows, i64 od, i64 oh, i64 rows, i64 lo, i64 hi,
+                   typename WindowsOp::Target to, i64 length) const {
     const Axis& width = p_.axis[2];
     const i64 full_lo = larger(lo, smaller(hi, width.full_lo));
     const i64 full_hi = larger(full_lo, smaller(hi, width.full_hi));
-    const auto at = [&](typename O::Target line, i64 column) {
+    const auto at = [&](typename WindowsOp::Target line, i64 column) {
       return line.at((column - lo) * p_.inner);
     };
     const bool computed =
-        full_lo == full_hi || make(oh, rows, full_lo, full_hi, at(to, full_lo), length);
+        full_lo == full_hi || compute_pixels(oh, rows, full_lo, full_hi, at(to, full_lo), length);
     for (i64 q = 0; q < rows; ++q) {
       const auto line = to.line(q, length);
-      if (!computed) windows.part(od, oh + q, full_lo, full_hi, at(line, full_lo));
-      if (lo < full_lo) windows.part(od, oh + q, lo, full_lo, line);
-      if (full_hi < hi) windows.part(od, oh + q, full_hi, hi, at(line, full_hi));
+      if (!computed) windows.compute_columns(od, oh + q, full_lo, full_hi, at(line, full_lo));
+      if (lo < full_lo) windows.compute_columns(od, oh + q, lo, full_lo, line);
+      if (full_hi < hi) windows.compute_columns(od, oh + q, full_hi, hi, at(line, full_hi));
     }
   }
 
@@ -91,7 +91,7 @@ class RegisterBlockedChannelsLast {
             rows, 1, nan_check,
             [&](i64) {
               from = first + o * S * step + channel;
-              return Slice<typename Op::template Partial<V>>{0, nullptr, false};
+              return DepthSlice<typename Op::template Partial<V>>{0, nullptr, false};
             },
             [&](V* value) {
               POOLGRAD_UNROLL

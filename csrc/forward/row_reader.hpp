@@ -38,19 +38,19 @@ POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i6
   if (from != to && !negate) std::copy(from, from + n, to);
 }
 
-// Whether padding is so narrow that rows may be copied with it.
+// Whether padding is narrow enough to be copied together with the row.
 [[maybe_unused]] inline bool has_little_padding(const Axis& a) {
-  return !a.regular() || (a.m - 1) * a.stride + (a.kernel - 1) * a.dilation < 2 * a.n + 64;
+  return !a.regular() || (a.m - 1) * a.stride + reach(a) < 2 * a.n + 64;
 }
 
 // Options of a Reader.
 template <class A>
 struct ReadOptions {
-  bool negate = false;                 // reverse the order of numbers, for a minimum
-  const Quotient* quotient = nullptr;  // divide by divisors
-  bool pad = false;                    // write `fill` where windows reach beyond the row,
-  A fill{};                            // if padding is narrow
-  i64 depths = 1, heights = 1;         // neighbouring rows that are used together
+  bool negate = false;                   // reverse the order of numbers, for a minimum
+  const PlanDivisor* divisor = nullptr;  // divide by divisors
+  bool pad = false;                      // add narrow padding to copied rows
+  A fill{};                              // value of the padding
+  i64 depths = 1, heights = 1;           // neighbouring rows that are kept in the buffer
 };
 
 // Reads input rows as numbers of type A; copies a row only if it must be converted or padded.
@@ -63,14 +63,14 @@ class Reader {
         options_(options),
         inner_(p.inner),
         rows_(p.axis[1].in),
-        direct_(!options.negate && !options.quotient && x.dtype == DtypeOf<A>::value &&
+        direct_(!options.negate && !options.divisor && x.dtype == DtypeOf<A>::value &&
                 (p.inner == 1 || x.inner == 1)) {
     const Axis& a = p.axis[2];
     from_ = lo_ = a.in, hi_ = 0;
     for (i64 o : {lo, hi - 1}) {  // the first and the last window span the others
       const Span s = span_of(a, o);
       const i64 begin = a.regular() ? o * a.stride - a.lo : s.begin;
-      const i64 end = a.regular() ? begin + (a.kernel - 1) * a.dilation + 1 : begin + s.taps;
+      const i64 end = a.regular() ? begin + reach(a) + 1 : begin + s.taps;
       from_ = smaller(from_, begin), to_ = larger(to_, end);
       lo_ = smaller(lo_, larger(0, begin)), hi_ = larger(hi_, smaller(a.in, end));
     }
@@ -83,7 +83,7 @@ class Reader {
     length_ = (to_ - from_) * p.inner;
     bytes_ = (hi_ - lo_) * (p.inner > 1 ? p.inner : x.width) * size_of(x.dtype);
     if (direct_) return;
-    if (options.quotient) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
+    if (options.divisor) divisors_ = arena.take<A>((hi_ - lo_) * p.inner);
     buffers_ = arena.take<A>(slots * length_);
     cached_ = arena.take<CachedRow>(slots);
   }
@@ -97,10 +97,10 @@ class Reader {
     for (i64& prefetched : prefetched_) prefetched = -1;
     const i64 slots = (depth_mask_ + 1) * (height_mask_ + 1);
     for (i64 k = 0; !direct_ && k < slots; ++k) cached_[k].key = -1;
-    if (options_.quotient) options_.quotient->fill_row(lo_, hi_, divisors_);
+    if (options_.divisor) options_.divisor->fill_row(lo_, hi_, divisors_);
   }
 
-  const A* at(i64 d, i64 h) const {  // of a direct reader
+  const A* at(i64 d, i64 h) const {  // requires direct()
     return reinterpret_cast<const A*>(plane_) + d * x_.depth + h * x_.height;
   }
   // Row (d, h); the pointer is to column 0.
@@ -141,8 +141,8 @@ class Reader {
       for (i64 i = 0; i < n; ++i) valid[i] = opposite(from[i]);
       from = valid;
     }
-    if (kFloat<A> && options_.quotient) {
-      const A rows = static_cast<A>(options_.quotient->of_rows(d, h));
+    if (kFloat<A> && options_.divisor) {
+      const A rows = static_cast<A>(options_.divisor->of_rows(d, h));
       for (i64 i = 0; i < n; ++i) valid[i] = static_cast<A>(from[i] / (rows * divisors_[i]));
       from = valid;
     }

@@ -16,12 +16,12 @@ class RowWriter {
  public:
   // row: elements of the longest row
   RowWriter(Dense to, i64 row, Arena& arena)
-      : to_(to), buffer_(to.data && !is<T>(to) ? arena.take<T>(row + kChunk) : nullptr) {}
+      : to_(to), buffer_(to.data && !has_type<T>(to) ? arena.take<T>(row + kChunk) : nullptr) {}
   RowWriter(const RowWriter&) = delete;
   RowWriter& operator=(const RowWriter&) = delete;
   ~RowWriter() {
     flush();
-    if (streams_) store_fence();
+    if (nontemporal_) store_fence();
   }
 
   // Returns memory for elements first .. first + n of the array; earlier rows are complete. Null
@@ -29,7 +29,7 @@ class RowWriter {
   T* reserve(i64 first, i64 n, bool prefetches = true) {
     if (!to_.data) return nullptr;
     if (!buffer_) {
-      T* here = as<T>(to_, first);
+      T* here = elements_of<T>(to_, first);
       if (prefetches)
         prefetch(here + larger(n, kPrefetchElements<T>), n * static_cast<i64>(sizeof(T)));
       return here;
@@ -49,23 +49,23 @@ class RowWriter {
   // Decides whether the array is written with non-temporal stores: if it is large enough, and each
   // row begins and ends with a cache line. Only whole rows may then be written. row: elements of a
   // row; bytes: of the array.
-  bool streams(i64 row, i64 bytes) {
+  bool choose_nontemporal(i64 row, i64 bytes) {
     const auto lines = [](auto n) { return n % kLineBytes == 0; };
-    streams_ = in_place() && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
-               lines(row * static_cast<i64>(sizeof(T))) &&
-               poolgrad::streams(static_cast<std::size_t>(bytes));
-    return streams_;
+    nontemporal_ = in_place() && lines(reinterpret_cast<std::uintptr_t>(to_.data)) &&
+                   lines(row * static_cast<i64>(sizeof(T))) &&
+                   uses_nontemporal_stores(static_cast<std::size_t>(bytes));
+    return nontemporal_;
   }
 
-  // Copies elements first ... first + n to the array. streams: they are a whole row, and
+  // Copies elements first ... first + n to the array. nontemporal: they are a whole row, and
   // non-temporal stores are used.
-  void put(i64 first, const T* from, i64 n, bool streams = false) {
+  void put(i64 first, const T* from, i64 n, bool nontemporal = false) {
     if (!to_.data) return;
     if (buffer_) return write(to_, first, from, n);
-    T* to = as<T>(to_, first);
+    T* to = elements_of<T>(to_, first);
     overlapping_lanes<T>(n, [&](auto w, i64 i) {
       const auto values = load<Vec<T, w()>>(from + i);
-      if (streams) return store_nontemporal(to + i, values);
+      if (nontemporal) return store_nontemporal(to + i, values);
       prefetch(to + i + kPrefetchElements<T>);
       store(to + i, values);
     });
@@ -82,7 +82,7 @@ class RowWriter {
   Dense to_;
   T* buffer_;
   i64 first_ = 0, count_ = 0;  // the buffered elements
-  bool streams_ = false;
+  bool nontemporal_ = false;
 };
 
 // Addresses of strips of rows, in elements.
@@ -98,7 +98,7 @@ class TileWriter {
   static constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
 
   TileWriter(Dense to, i64 max_elements, Arena& arena)
-      : to_(to), buffer_(is<T>(to) ? nullptr : arena.take<T>(max_elements)) {}
+      : to_(to), buffer_(has_type<T>(to) ? nullptr : arena.take<T>(max_elements)) {}
 
   // begin: the index of the first element of the array's row that the patch is part of.
   template <class Patch>
@@ -109,7 +109,7 @@ class TileWriter {
     prefetch_distance = patch.by_pixel ? kPrefetchedPixels * array_strips.strip
                                        : kPrefetchedRows * array_strips.row;
   }
-  T* values() const { return buffer_ ? buffer_ : as<T>(to_, 0); }
+  T* values() const { return buffer_ ? buffer_ : elements_of<T>(to_, 0); }
 
   StripLayout buffer_strips{}, array_strips{};  // strips in the buffer, and in the array
   i64 prefetch_distance = 0;                    // prefetch distance in elements

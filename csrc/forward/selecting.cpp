@@ -11,12 +11,12 @@
 namespace poolgrad {
 namespace {
 
-// Separable filtering of the planes for which is_wanted(plane) is true.
-template <class A, bool WithRoutes, bool ZeroTies, class Wanted>
+// Separable filtering of the planes for which is_selected(plane) is true.
+template <class A, bool WithRoutes, bool ZeroTies, class IsSelected>
 void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which,
-            Wanted&& is_wanted) {
+            IsSelected&& is_selected) {
   const Plan& p = *work.plan;
-  const bool negate = which == Select::smallest, holes = WithRoutes && has_empty_windows(p);
+  const bool negate = which == Select::smallest, has_empty = WithRoutes && has_empty_windows(p);
   using State = SeparableState<A, WithRoutes, ZeroTies>;
   over_outputs(
       work,
@@ -26,9 +26,9 @@ void reduce(const Work& work, const View& x, Dense y, Dense routes, Select which
             {p, x, tile, {negate}, {}, a}, {y, n, a}, Max<A, WithRoutes, ZeroTies>::take(a, n)};
       },
       [&](State& state, i64 plane, const Tile& tile) {
-        if (!is_wanted(plane)) return;
+        if (!is_selected(plane)) return;
         state.separable.start(plane_of(x, plane));
-        select_tile(p, tile, state, routes, plane * p.out_plane(), which, holes);
+        select_tile(p, tile, state, routes, plane * p.out_plane(), which, has_empty);
       });
 }
 
@@ -38,16 +38,11 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
   const Work work{&plan, whole.threads};
   if (which == Select::median) return POOLGRAD_TABLE(select_median)(work, x, y, routes, zero_ties);
   const bool zero = zero_ties && routes.data && is_floating(x.dtype);  // integers have no gradient
-  const Algorithm algorithm = choose({.task = Task::extreme,
-                                      .plan = &plan,
-                                      .input = layout_of(x, plan),
-                                      .zero_ties = zero,
-                                      .negated = which == Select::smallest,
-                                      .threads = work.threads,
-                                      .vector_bytes = kVectorBytes,
-                                      .general_only = kGeneralOnly});
-  std::unique_ptr<std::atomic<bool>[]>
-      left;  // planes that the specialised algorithm did not compute
+  Call call = call_of(Task::extreme, work, x);
+  call.zero_ties = zero, call.negated = which == Select::smallest;
+  const Algorithm algorithm = choose(call);
+  // Planes that the specialised algorithm did not compute.
+  std::unique_ptr<std::atomic<bool>[]> uncomputed;
   if constexpr (!kGeneralOnly) {
     switch (algorithm) {
       case Algorithm::unrolled:
@@ -57,9 +52,9 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
         return POOLGRAD_TABLE(select_small)(work, algorithm, which, x, y, routes);
       case Algorithm::van_herk_2d:
       case Algorithm::transposed_planes:
-        left = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(plan.outer));
-        POOLGRAD_TABLE(select_wide)(work, algorithm, which, x, y, routes, left.get());
-        if (std::none_of(left.get(), left.get() + plan.outer,
+        uncomputed = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(plan.outer));
+        POOLGRAD_TABLE(select_wide)(work, algorithm, which, x, y, routes, uncomputed.get());
+        if (std::none_of(uncomputed.get(), uncomputed.get() + plan.outer,
                          [](const auto& l) { return l.load(); }))
           return;
         break;
@@ -67,12 +62,12 @@ void forward(const Work& whole, Select which, const View& x, Dense y, Dense rout
         break;
     }
   }
-  const auto is_wanted = [&](i64 plane) { return !left || left.get()[plane]; };
+  const auto is_selected = [&](i64 plane) { return !uncomputed || uncomputed.get()[plane]; };
   by_order(x.dtype, [&](auto a) {
     using A = decltype(a);
-    if (!routes.data) reduce<A, false, false>(work, x, y, routes, which, is_wanted);
-    else if (zero) reduce<A, true, kFloat<A>>(work, x, y, routes, which, is_wanted);
-    else reduce<A, true, false>(work, x, y, routes, which, is_wanted);
+    if (!routes.data) reduce<A, false, false>(work, x, y, routes, which, is_selected);
+    else if (zero) reduce<A, true, kFloat<A>>(work, x, y, routes, which, is_selected);
+    else reduce<A, true, false>(work, x, y, routes, which, is_selected);
   });
 }
 

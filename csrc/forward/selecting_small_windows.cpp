@@ -1,5 +1,6 @@
 // Maximum and minimum of small windows of uint8 and float32, compiled once per instruction set.
-#include "forward/selecting_small_windows.hpp"
+#include "forward/selecting_tiles.hpp"
+#include "forward/selecting_units.hpp"
 
 namespace poolgrad {
 
@@ -9,8 +10,11 @@ void POOLGRAD_TABLE(select_small)(const Work& work, Algorithm algorithm, Select 
   if (x.dtype == Dtype::float16 || x.dtype == Dtype::bfloat16)
     return POOLGRAD_TABLE(select_small_two_bytes)(work, algorithm, which, x, y, routes);
   if (x.dtype == Dtype::uint8)
-    reduce<SmallMax<Byte, true>, SmallMax<Byte, false>>(work, algorithm, x, y, routes, which);
-  else reduce<SmallMax<float, true>, SmallMax<float, false>>(work, algorithm, x, y, routes, which);
+    small_windows_by_routes<SmallMax<Byte, true>, SmallMax<Byte, false>>(work, algorithm, x, y,
+                                                                         routes, which);
+  else
+    small_windows_by_routes<SmallMax<float, true>, SmallMax<float, false>>(work, algorithm, x, y,
+                                                                           routes, which);
 }
 
 }  // namespace poolgrad

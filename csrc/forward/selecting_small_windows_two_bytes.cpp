@@ -1,5 +1,6 @@
 // Maximum and minimum of small windows of float16 and bfloat16, compiled once per instruction set.
-#include "forward/selecting_small_windows.hpp"
+#include "forward/selecting_tiles.hpp"
+#include "forward/selecting_units.hpp"
 #include "operators/extreme_two_byte.hpp"
 
 namespace poolgrad {
@@ -7,11 +8,11 @@ namespace poolgrad {
 void POOLGRAD_TABLE(select_small_two_bytes)(const Work& work, Algorithm algorithm, Select which,
                                             const View& x, Dense y, Dense routes) {
   if (x.dtype == Dtype::float16)
-    reduce<TwoByteMax<Float16, true>, TwoByteMax<Float16, false>>(work, algorithm, x, y, routes,
-                                                                  which);
+    small_windows_by_routes<TwoByteMax<Float16, true>, TwoByteMax<Float16, false>>(
+        work, algorithm, x, y, routes, which);
   else
-    reduce<TwoByteMax<BFloat16, true>, TwoByteMax<BFloat16, false>>(work, algorithm, x, y, routes,
-                                                                    which);
+    small_windows_by_routes<TwoByteMax<BFloat16, true>, TwoByteMax<BFloat16, false>>(
+        work, algorithm, x, y, routes, which);
 }
 
 }  // namespace poolgrad

@@ -8,12 +8,12 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr int kPacked = 16;  // elements that are copied at a time
+inline constexpr int kCopyLanes = 16;  // elements that are copied at a time
 
-// Copies rows that lie `pitch` apart to contiguous rows, converting routes to bytes. Vectors
-// overrun a row where the next one follows; the source has as many elements behind its last row.
+// Copies rows that lie `pitch` apart to contiguous rows and converts routes to bytes. A vector may
+// overrun a row into the next one; the source has kCopyLanes spare elements after its last row.
 template <int W, class T, class R>
-POOLGRAD_LOOP void pack_by(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
+POOLGRAD_LOOP void copy_rows_by(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
   using V = Vec<T, W>;
   const R* end = to + rows * n;
   for (i64 row = 0; row < rows; ++row, from += pitch, to += n) {
@@ -26,9 +26,9 @@ POOLGRAD_LOOP void pack_by(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
 }
 
 template <class T, class R>
-void pack(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
-  if (n <= kPacked / 4) pack_by<kPacked / 4>(from, pitch, to, rows, n);
-  else pack_by<kPacked>(from, pitch, to, rows, n);
+void copy_rows(const T* from, i64 pitch, R* to, i64 rows, i64 n) {
+  if (n <= kCopyLanes / 4) copy_rows_by<kCopyLanes / 4>(from, pitch, to, rows, n);
+  else copy_rows_by<kCopyLanes>(from, pitch, to, rows, n);
 }
 
 // Whether a ReLU may follow the reduction: maxima only.
@@ -64,20 +64,20 @@ struct SeparableState {
   ValuesAndTaps<T> row;
 };
 
-// Computes a tile of one plane by separable filtering. holes: some windows hold no input.
+// Computes a tile of one plane by separable filtering. has_empty: some windows hold no input.
 template <class T, bool WithRoutes, bool ZeroTies>
 void select_tile(const Plan& p, const Tile& tile, SeparableState<T, WithRoutes, ZeroTies>& state,
-                 Dense routes, i64 plane, Select which, bool holes) {
+                 Dense routes, i64 plane, Select which, bool has_empty) {
   const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
       const auto row = state.separable.row(od, oh, state.row);
       T* y = state.y.reserve(first, n, false);
-      pack(row.v, n, y, 1, n);
+      copy_rows(row.v, n, y, 1, n);
       finish<Max<T, WithRoutes, ZeroTies>>(which, y, row.r, n);
       if (!WithRoutes) continue;
-      if (holes) route_empty(p, tile, od, oh, row.r);
+      if (has_empty) route_empty(p, tile, od, oh, row.r);
       store_routes(row.r, routes, first, n);
     }
   }
@@ -107,7 +107,7 @@ struct RouteWriter {
   POOLGRAD_INLINE void operator()(i64 q, i64 s, P best_tap, i64 lanes) const {
     if constexpr (WithRoutes) {
       const i64 at = array_strips.at(q, s);
-      prefetch(as<std::uint8_t>(routes, (at + prefetch_distance) * bytes));
+      prefetch(elements_of<std::uint8_t>(routes, (at + prefetch_distance) * bytes));
       put_routes(best_tap, routes, at, lanes);
     }
   }
@@ -117,7 +117,7 @@ struct RouteWriter {
 // meaningless.
 template <class T, bool WithRoutes>
 bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char* inputs,
-               Dense routes, i64 plane, Select which, bool holes) {
+               Dense routes, i64 plane, Select which, bool has_empty) {
   using Op = typename WideWindowsState<T, WithRoutes>::Op;
   const bool negate = which == Select::smallest, rectify = which == Select::rectified;
   using Patch = typename VanHerk2d<Op>::Patch;
@@ -139,7 +139,7 @@ bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char
                };
   };
   const auto close = [&](const Patch& patch, i64 oh, i64 rows) {
-    for (i64 q = 0; WithRoutes && holes && q < rows;
+    for (i64 q = 0; WithRoutes && has_empty && q < rows;
          ++q) {  // windows without an input are routed to kNowhere
       const bool none = span_of(p.axis[1], oh + q).taps == 0;
       for (i64 s = 0; s < patch.strips; ++s) {
@@ -154,7 +154,7 @@ bool wide_tile(const Plan& p, WideWindowsState<T, WithRoutes>& state, const char
     state.y.close(patch, rows);
   };
   for (i64 k = 0; k < state.van_herk.patches(); ++k) {
-    if (!state.van_herk.make(inputs, k, open, close)) return false;
+    if (!state.van_herk.compute_patch(inputs, k, open, close)) return false;
   }
   return true;
 }
@@ -175,7 +175,7 @@ struct SmallWindowsState {
         y(to, max_elements(p, tile), arena),
         routes(to_routes, max_elements(p, tile), arena),
         buffer{} {
-    const i64 n = narrow ? windows.joined_length(windows.max_joined_rows()) + kPacked
+    const i64 n = narrow ? windows.joined_length(windows.max_joined_rows()) + kCopyLanes
                          : pixels.max_rows() * pixels.columns() * p.inner;
     buffer.y = arena.take<T>(n);
     if (with_routes) buffer.routes = arena.take<std::uint8_t>(n);
@@ -212,13 +212,13 @@ void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
   for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
     hi = smaller(tile.hi[2], lo + state.pixels.columns());
     const i64 n = (hi - lo) * p.inner, pitch = in_place ? p.out_row() : n;
-    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
+    const i64 first = plane + p.output_index(od, oh, lo);
     auto to = state.buffer;
     if (in_place) {
       to = Op::target(state.y.reserve(first, n, false),
                       state.with_routes ? state.routes.reserve(first, n, false) : nullptr, false);
     }
-    state.pixels.make_all(state.windows, od, oh, rows, lo, hi, to, pitch);
+    state.pixels.compute_all(state.windows, od, oh, rows, lo, hi, to, pitch);
     for (i64 q = 0; q < rows; ++q) {
       const auto row = to.at(q * pitch);
       finish<Op>(which, row.y, row.routes, n);
@@ -234,10 +234,10 @@ template <class Op>
 void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& state,
                         const char* inputs, i64 plane, Select which, bool zero_ties) {
   const i64 length = state.length(p, tile), block_rows = larger(1, state.blocked.rows());
-  const auto write_rows = [&](i64 first, i64 n, auto&& make) {
+  const auto write_rows = [&](i64 first, i64 n, auto&& compute) {
     auto* y = state.y.reserve(first, n, !state.blocked.rows());
     std::uint8_t* routes = state.with_routes ? state.routes.reserve(first, n) : nullptr;
-    make(Op::target(y, routes, zero_ties));
+    compute(Op::target(y, routes, zero_ties));
     finish<Op>(which, y, routes, n);
   };
   if (state.narrow) {
@@ -247,14 +247,14 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
       const i64 first = plane + oh * length;
       if (state.windows.compute_joined_rows(inputs, oh, rows, state.buffer)) {
         write_rows(first, rows * length, [&](typename Op::Target to) {
-          pack(state.buffer.y, pitch, to.y, rows, length);
-          if (state.with_routes) pack(state.buffer.routes, pitch, to.routes, rows, length);
+          copy_rows(state.buffer.y, pitch, to.y, rows, length);
+          if (state.with_routes) copy_rows(state.buffer.routes, pitch, to.routes, rows, length);
         });
         continue;
       }
       for (i64 q = 0; q < rows; ++q) {
-        state.windows.row(0, oh + q, [&](i64 at, i64 n, auto&& make) {
-          write_rows(first + q * length + at, n, make);
+        state.windows.row(0, oh + q, [&](i64 at, i64 n, auto&& compute) {
+          write_rows(first + q * length + at, n, compute);
         });
       }
     }
@@ -267,23 +267,23 @@ void small_windows_tile(const Plan& p, const Tile& tile, SmallWindowsState<Op>& 
       return rows;
     }
     rows = smaller(block_rows, tile.hi[1] - oh);
-    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+    const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
     if (!state.blocked.rows()) {
       state.windows.row(od, oh,
-                        [&](i64 at, i64 n, auto&& make) { write_rows(first + at, n, make); });
+                        [&](i64 at, i64 n, auto&& compute) { write_rows(first + at, n, compute); });
       return rows;
     }
     write_rows(first, rows * length, [&](typename Op::Target to) {
-      const bool computed = state.blocked.make(od, oh, rows, to);
+      const bool computed = state.blocked.compute_block(od, oh, rows, to);
       for (i64 q = 0; q < rows; ++q) {
         const auto row = to.at(q * length);
         if (computed && !(state.with_routes && state.blocked.may_be_padding(oh + q, row))) continue;
-        state.windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(row.at(at)); });
+        state.windows.row(od, oh + q, [&](i64 at, i64, auto&& compute) { compute(row.at(at)); });
       }
     });
     return rows;
   };
-  over_rows(tile, state.blocked.deep(), compute_rows);
+  over_rows(tile, state.blocked.depth_first(), compute_rows);
 }
 
 // Computes all outputs.
@@ -304,6 +304,18 @@ void small_windows(const Work& work, Algorithm algorithm, const View& x, Dense y
                            zero_ties);
       },
       true);
+}
+
+// Computes small windows. Routed, Unrouted: the operator with and without routes.
+// Two-byte floats and bytes are compared without conversion.
+template <class Routed, class Unrouted>
+void small_windows_by_routes(const Work& work, Algorithm algorithm, const View& x, Dense y,
+                             Dense routes, Select which) {
+  using T = typename Routed::In;
+  View from = x;
+  if (sizeof(T) < 4) from.dtype = y.dtype = DtypeOf<T>::value;
+  if (routes.data) small_windows<Routed>(work, algorithm, from, y, routes, which, false);
+  else small_windows<Unrouted>(work, algorithm, from, y, routes, which, false);
 }
 
 }  // namespace

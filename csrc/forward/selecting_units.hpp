@@ -1,4 +1,4 @@
-// Declares what the translation units of the selecting reductions provide to each other.
+// Declares the functions that selecting reductions define in separate translation units.
 #pragma once
 
 #include <atomic>
@@ -14,15 +14,15 @@ namespace poolgrad {
 // dtypes as float32.
 void POOLGRAD_TABLE(select_small)(const Work&, Algorithm, Select, const View& x, Dense y,
                                   Dense routes);
-// The same of float16 and bfloat16, in a unit of its own.
+// The same for float16 and bfloat16.
 void POOLGRAD_TABLE(select_small_two_bytes)(const Work&, Algorithm, Select, const View& x, Dense y,
                                             Dense routes);
 
 // Maximum and minimum by Algorithm::van_herk_2d or transposed_planes, compared as float32.
-// left[plane] becomes true for each plane that is not computed, because the sum of its inputs, or
-// of those of a plane reduced together with it, is not finite.
+// Sets uncomputed[plane] for each plane that is not computed because the sum of the inputs is not
+// finite, either of this plane or of a plane in the same vector.
 void POOLGRAD_TABLE(select_wide)(const Work&, Algorithm, Select, const View& x, Dense y,
-                                 Dense routes, std::atomic<bool>* left);
+                                 Dense routes, std::atomic<bool>* uncomputed);
 
 // The median.
 void POOLGRAD_TABLE(select_median)(const Work&, const View& x, Dense y, Dense routes,

@@ -7,15 +7,16 @@ namespace {
 
 template <bool WithRoutes>
 void reduce(const Work& work, Algorithm algorithm, Select which, const View& x, Dense y,
-            Dense routes, std::atomic<bool>* left) {
+            Dense routes, std::atomic<bool>* uncomputed) {
   const Plan& p = *work.plan;
-  const bool negate = which == Select::smallest, holes = WithRoutes && has_empty_windows(p);
+  const bool negate = which == Select::smallest, has_empty = WithRoutes && has_empty_windows(p);
   using Transposed = TransposedPlanes<float, WithRoutes>;
   if (algorithm == Algorithm::transposed_planes) {
     return over_outputs(
         work, [&](const Tile&, Arena& arena) { return Transposed(p, x, y, routes, negate, arena); },
         [&](Transposed& state, i64 first, i64 last, const Tile&) {
-          state.make(first, last, which, holes, [&](i64 plane) { left[plane] = true; });
+          state.compute_planes(first, last, which, has_empty,
+                               [&](i64 plane) { uncomputed[plane] = true; });
         },
         false, Transposed::W);
   }
@@ -23,17 +24,18 @@ void reduce(const Work& work, Algorithm algorithm, Select which, const View& x, 
   over_outputs(
       work, [&](const Tile& tile, Arena& arena) { return State(p, x, tile, y, negate, arena); },
       [&](State& state, i64 plane, const Tile&) {
-        if (!wide_tile(p, state, plane_of(x, plane), routes, plane * p.out_plane(), which, holes))
-          left[plane] = true;
+        if (!wide_tile(p, state, plane_of(x, plane), routes, plane * p.out_plane(), which,
+                       has_empty))
+          uncomputed[plane] = true;
       });
 }
 
 }  // namespace
 
 void POOLGRAD_TABLE(select_wide)(const Work& work, Algorithm algorithm, Select which, const View& x,
-                                 Dense y, Dense routes, std::atomic<bool>* left) {
-  if (routes.data) reduce<true>(work, algorithm, which, x, y, routes, left);
-  else reduce<false>(work, algorithm, which, x, y, routes, left);
+                                 Dense y, Dense routes, std::atomic<bool>* uncomputed) {
+  if (routes.data) reduce<true>(work, algorithm, which, x, y, routes, uncomputed);
+  else reduce<false>(work, algorithm, which, x, y, routes, uncomputed);
 }
 
 }  // namespace poolgrad

@@ -34,7 +34,7 @@ class RowCache {
       const i64 apart =
           (level == max_level || !Op::kIdempotent ? larger(rest, size) : size) * a.dilation;
       const i64 wanted = !shared                        ? kMaxFolded
-                         : level == 0 && max_level == 0 ? (a.kernel - 1) * a.dilation + 1
+                         : level == 0 && max_level == 0 ? reach(a) + 1
                                                         : apart + 1;
       i64 slots = 1;
       while (slots < wanted && slots < a.in) slots *= 2;
@@ -61,7 +61,7 @@ class RowCache {
   }
 
   const bool shared;
-  const int max_level;  // the highest level
+  const int max_level;
 
  private:
   i64 n_, lines_, slots_ = 0, first_[64], mask_[64];
@@ -112,19 +112,19 @@ class Separable {
                  });
   }
 
-  // Reduces the rows of output `o` along one axis. make(index, target) computes one of them and
-  // returns where it is: in `target`, or in the cache, under `key` + index.
-  template <class Make>
+  // Reduces the rows of output `o` along one axis. compute_row(index, target) computes one of them
+  // and returns where it is: in `target`, or in the cache, under `key` + index.
+  template <class ComputeRow>
   Row along(RowCache<Op>& cache, const Axis& a, i64 o, i64 key, i64 line, i64 below, Row into,
-            Make&& make) {
+            ComputeRow&& compute_row) {
     const Span s = span_of(a, o);
     if (s.taps == 0) {
       Op::clear(into, n_);
       return into;
     }
-    if (s.taps == 1 && s.first_tap == 0 && !cache.shared) return make(s.begin, into);
+    if (s.taps == 1 && s.first_tap == 0 && !cache.shared) return compute_row(s.begin, into);
     const auto cached = [&](int level, i64 index) {
-      return cached_row(cache, a, level, index, key, line, below, make);
+      return cached_row(cache, a, level, index, key, line, below, compute_row);
     };
     if (s.taps == 1 && s.first_tap == 0) return cached(0, s.begin);
     if (cache.max_level > 0) return compose(a, s, below, into, cached);
@@ -132,7 +132,8 @@ class Separable {
       Row rows[kMaxFolded];
       for (i64 t = 0; t < size; ++t) {
         const i64 index = s.begin + (begin + t) * a.dilation;
-        rows[t] = cache.shared ? cached(0, index) : copy_to(make, index, cache.at(0, t, line).row);
+        rows[t] =
+            cache.shared ? cached(0, index) : copy_to(compute_row, index, cache.at(0, t, line).row);
       }
       Op::fold_rows(into, n_, rows, (s.first_tap + begin) * below, below, size, first);
     });
@@ -141,9 +142,9 @@ class Separable {
 
   // Computes a row in `target`. A cached row is copied, because it may be overwritten before its
   // use.
-  template <class Make>
-  Row copy_to(Make& make, i64 index, Row target) const {
-    const Row row = make(index, target);
+  template <class ComputeRow>
+  Row copy_to(ComputeRow& compute_row, i64 index, Row target) const {
+    const Row row = compute_row(index, target);
     if (row.v != target.v) {
       Op::fold_rows(target, n_, &row, 0, 0, group_size<Op, 1>(), is_first<Op, true>());
     }
@@ -151,20 +152,20 @@ class Separable {
   }
 
   // Returns the reduction of 2^level neighbours from `index` on.
-  template <class Make>
+  template <class ComputeRow>
   Row cached_row(RowCache<Op>& cache, const Axis& a, int level, i64 index, i64 key, i64 line,
-                 i64 below, Make& make) {
+                 i64 below, ComputeRow& compute_row) {
     const auto slot = cache.at(level, index, line);
     if (*slot.key == key + index) return slot.row;
     *slot.key = key + index;
     if (level == 0) {
-      copy_to(make, index, slot.row);
+      copy_to(compute_row, index, slot.row);
       return slot.row;
     }
     const i64 half = i64{1} << (level - 1);
     const Row halves[2] = {
-        cached_row(cache, a, level - 1, index, key, line, below, make),
-        cached_row(cache, a, level - 1, index + half * a.dilation, key, line, below, make)};
+        cached_row(cache, a, level - 1, index, key, line, below, compute_row),
+        cached_row(cache, a, level - 1, index + half * a.dilation, key, line, below, compute_row)};
     Op::fold_rows(slot.row, n_, halves, 0, half * below, group_size<Op, 2>(), is_first<Op, true>());
     return slot.row;
   }

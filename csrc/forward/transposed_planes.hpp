@@ -1,6 +1,6 @@
-// Transposed planes: wide windows in planes so narrow that rows would leave lanes idle. Transposes
-// as many planes as a vector has lanes into one plane whose vectors hold one pixel of each, reduces
-// that, and transposes the results back.
+// Reduces wide windows in narrow planes, whose rows would leave lanes idle. Transposes as many
+// planes as a vector has lanes into one plane whose vectors hold one pixel of each plane, reduces
+// this plane, and transposes the results back.
 #pragma once
 
 #include "base/partition.hpp"
@@ -23,35 +23,36 @@ class TransposedPlanes {
         pixels_(arena.take<T>(transposed_plan_.in_plane())),
         maxima_(arena.take<T>(transposed_plan_.out_plane())),
         winners_(arena.take<u32>(WithRoutes ? transposed_plan_.out_plane() : 0)),
-        inputs_(is_as_it_is(x) ? nullptr : arena.take<T>(transposed_plan_.in_plane())),
-        outputs_(is<T>(y) ? nullptr : arena.take<T>(transposed_plan_.out_plane())),
+        inputs_(has_native_type(x) ? nullptr : arena.take<T>(transposed_plan_.in_plane())),
+        outputs_(has_type<T>(y) ? nullptr : arena.take<T>(transposed_plan_.out_plane())),
         view_(view_of(p, pixels_)),
         state_(transposed_plan_, view_, whole(p),
                {reinterpret_cast<char*>(maxima_), DtypeOf<T>::value}, negate, arena) {}
   TransposedPlanes(const TransposedPlanes&) = delete;
   TransposedPlanes& operator=(const TransposedPlanes&) = delete;
 
-  // Computes planes first ... last. Calls leave(plane) for each plane that is not computed, because
-  // an input of a plane in the same vector is not finite.
-  template <class Leave>
-  void make(i64 first, i64 last, Select which, bool holes, Leave&& leave) {
+  // Computes planes first ... last. Calls mark_uncomputed(plane) for each plane that is not
+  // computed, because an input of a plane in the same vector is not finite.
+  template <class MarkUncomputed>
+  void compute_planes(i64 first, i64 last, Select which, bool has_empty,
+                      MarkUncomputed&& mark_uncomputed) {
     const Dense winners{reinterpret_cast<char*>(winners_), Dtype::uint32};
     for (i64 plane = first; plane < last; plane += W) {
       const int planes = static_cast<int>(smaller(W, last - plane));
       transpose_in(plane, planes);
-      if (wide_tile(transposed_plan_, state_, view_.data, winners, 0, which, holes)) {
+      if (wide_tile(transposed_plan_, state_, view_.data, winners, 0, which, has_empty)) {
         transpose_out(plane, planes);
       } else {
-        for (int k = 0; k < planes; ++k) leave(plane + k);
+        for (int k = 0; k < planes; ++k) mark_uncomputed(plane + k);
       }
     }
   }
 
  private:
   static_assert(kMaxTransposedBytes / kVectorBytes <=
-                kElementsPerThread / kPartsPerThread);  // so that no task has a part of a plane
+                kElementsPerThread / kPartsPerThread);  // planes are not divided into parts
 
-  static bool is_as_it_is(const View& x) { return x.dtype == DtypeOf<T>::value; }
+  static bool has_native_type(const View& x) { return x.dtype == DtypeOf<T>::value; }
 
   static Plan transposed_plan(Plan p) {
     p.inner = W, p.outer = 1, p.route_bytes = sizeof(u32);
@@ -74,13 +75,13 @@ class TransposedPlanes {
     const i64 n = p_.in_plane();
     const T* from[W];
     for (int k = 0; k < W; ++k) {
-      const char* own = plane_of(x_, plane + smaller(k, planes - 1));
-      from[k] = row_of(x_, own, 1, 0, 0, 0, n, inputs_ + k * n);
+      const char* plane_data = plane_of(x_, plane + smaller(k, planes - 1));
+      from[k] = row_of(x_, plane_data, 1, 0, 0, 0, n, inputs_ + k * n);
     }
-    interleave(from, n);
+    transpose_block(from, n);
   }
 
-  POOLGRAD_LOOP void interleave(const T* const* from, i64 n) {
+  POOLGRAD_LOOP void transpose_block(const T* const* from, i64 n) {
     using V = Vec<T, W>;
     for (i64 i = 0; i < n; i += W) {
       const i64 at = smaller(i, n - W);
@@ -98,7 +99,7 @@ class TransposedPlanes {
 
   void transpose_out(i64 plane, int planes) {
     const i64 n = p_.out_plane(), first = plane * n;
-    T* values = outputs_ ? outputs_ : as<T>(y_, first);
+    T* values = outputs_ ? outputs_ : elements_of<T>(y_, first);
     separate(maxima_, n, planes,
              [=, in_place = !outputs_](int k, i64 at, auto value) __attribute__((always_inline)) {
                store(values + k * n + at, value);
@@ -111,7 +112,7 @@ class TransposedPlanes {
              [=, to = routes_](int k, i64 at, auto route) __attribute__((always_inline)) {
                const i64 here = first + k * n + at;
                put_routes(route, to, here, W);
-               prefetch(as<char>(to, (here + W * n) * bytes));
+               prefetch(elements_of<char>(to, (here + W * n) * bytes));
              });
   }
 

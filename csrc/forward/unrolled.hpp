@@ -11,8 +11,8 @@ namespace poolgrad {
 namespace {
 
 inline constexpr i64 kJoinedOutputs = 2048;  // outputs of joined rows, gaps included
-inline constexpr i64 kChannelsLastElements =
-    512;  // elements of a row of pixels that are computed at a time
+// Elements of a row of pixels that are computed at a time, with channels last.
+inline constexpr i64 kUnrolledPixelElements = 512;
 
 // Loads tap t of W windows that lie S columns apart. Taps are `step` apart where S is 1, else one.
 template <i64 S, class V, class T>
@@ -27,19 +27,19 @@ POOLGRAD_INLINE V load_every(const T* from, i64 t, i64 step) {
 template <class Op>
 concept HasFixedSquares = requires { requires Op::kHasFixedSquares; };
 
-// Whether storing a partial reduction is so much code that it is compiled for one width, with
-// masked tails.
+// Whether `store` compiles to so much code that it is compiled for one vector width, with masked
+// tails.
 template <class Op>
 concept Heavy = requires { requires Op::kHeavy; };
 
 // Whether two vectors of outputs are computed at a time.
 template <class Op>
-concept MakesPairs = kSpecialised<typename Op::In> && requires { requires Op::kPairs; };
+concept StoresPairs = kSpecialised<typename Op::In> && requires { requires Op::kStoresPairs; };
 
-// Op provides `first`, `take` and `store` for the partial reduction of a window, lane by lane.
-// Target: the output rows. kFill: padding that changes no result, unless may_be_padding() says that
-// an output may be the padding itself. kPads: whether there is such a value. kByLines: each line of
-// taps is reduced on its own, then lines are merged, so that all algorithms round alike.
+// Computes rows of outputs. Op provides `first`, `take` and `store` for the partial reduction of a
+// window, lane by lane. Target: pointers to the outputs. kPads: padding may be replaced by kFill,
+// which changes no result unless may_be_padding() returns true. kByLines: each line of taps is
+// reduced on its own, then lines are merged, so that all algorithms round alike.
 template <class Op>
 class Unrolled {
  public:
@@ -60,32 +60,34 @@ class Unrolled {
         in_place_(!negate && has_no_padding(plan.axis[1]) && has_no_padding(plan.axis[2]) &&
                   x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
         piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2]
-                               : larger(1, kChannelsLastElements / plan.inner)),
-        pitch_(in_place_ ? plan.axis[2].in : span(plan.axis[2])),
+                               : larger(1, kUnrolledPixelElements / plan.inner)),
+        pitch_(in_place_ ? plan.axis[2].in : covered_length(plan.axis[2], plan.axis[2].out)),
         max_joined_rows_(smaller(tile.hi[1] - tile.lo[1], larger(1, kJoinedOutputs / pitch_))),
-        padded_copy_(joins_rows_ && !in_place_ ? arena.take<T>(reach(max_joined_rows_) * pitch_)
-                                               : nullptr) {}
+        padded_copy_(joins_rows_ && !in_place_
+                         ? arena.take<T>(covered_length(plan.axis[1], max_joined_rows_) * pitch_)
+                         : nullptr) {}
 
   void start(const char* plane) { reader_.start(plane); }
 
-  // Calls use(first element, elements, make) for one piece of a row after the other; make(target)
-  // computes the piece.
-  template <class Use>
-  void row(i64 od, i64 oh, Use&& use) {
+  // Calls each(first element, elements, compute) for one piece of a row after the other;
+  // compute(target) computes the piece.
+  template <class Each>
+  void row(i64 od, i64 oh, Each&& each) {
     if (uniform_ && is_full(p_.axis[0], od) && is_full(p_.axis[1], oh))
-      return compute_uniform_row(od, oh, use);
+      return compute_uniform_row(od, oh, each);
     list_rows(od, oh);
     const i64 from = tile_.lo[2];
     for (i64 lo = from, hi; lo < tile_.hi[2]; lo = hi) {
       hi = smaller(tile_.hi[2], lo + piece_);
-      use((lo - from) * p_.inner, (hi - lo) * p_.inner, [&](Target to) { outputs(lo, hi, to); });
+      each((lo - from) * p_.inner, (hi - lo) * p_.inner,
+           [&](Target to) { compute_outputs(lo, hi, to); });
     }
   }
 
   // Columns lo ... hi of a row.
-  void part(i64 od, i64 oh, i64 lo, i64 hi, Target to) {
+  void compute_columns(i64 od, i64 oh, i64 lo, i64 hi, Target to) {
     list_rows(od, oh);
-    outputs(lo, hi, to);
+    compute_outputs(lo, hi, to);
   }
 
   // Narrow planes: rows are joined to one long row. If both strides are s, and rows of inputs and
@@ -111,7 +113,7 @@ class Unrolled {
       }
     }
     const Taps all{taps_, taps, together ? 1 : width.kernel};
-    sweep_row(to, joined_length(rows), 0, all, width.stride, together ? width.kernel : 0);
+    reduce_row(to, joined_length(rows), 0, all, width.stride, together ? width.kernel : 0);
     bool found = false;
     for (i64 row = 0; !in_place_ && row < rows; ++row) {
       for (i64 i = 0; i < width.out; ++i) found |= Op::may_be_padding(to.at(row * pitch_), i);
@@ -131,8 +133,8 @@ class Unrolled {
 
   // Computes a row of full windows. Rows are equally spaced, so the taps are those of an earlier
   // row at an offset.
-  template <class Use>
-  void compute_uniform_row(i64 od, i64 oh, Use&& use) {
+  template <class Each>
+  void compute_uniform_row(i64 od, i64 oh, Each&& each) {
     const Axis &depth = p_.axis[0], &height = p_.axis[1], &width = p_.axis[2];
     const i64 d = od * depth.stride - depth.lo, h = oh * height.stride - height.lo;
     const T* at = reader_.at(d, h) + (tile_.lo[2] * width.stride - width.lo) * step_;
@@ -156,23 +158,24 @@ class Unrolled {
     }
     const i64 n = tile_.hi[2] - tile_.lo[2];
     const Taps taps{uniform_taps_, depth.kernel * height.kernel * kernel, kernel};
-    use(0, n, [&](Target to) {
-      sweep_row(to, n, at - origin_, taps, width.stride * step_,
-                kernel < width.kernel ? width.kernel : 0);
+    each(0, n, [&](Target to) {
+      reduce_row(to, n, at - origin_, taps, width.stride * step_,
+                 kernel < width.kernel ? width.kernel : 0);
     });
   }
 
   // Computes outputs lo ... hi of the row.
-  void outputs(i64 lo, i64 hi, Target to) {
+  void compute_outputs(i64 lo, i64 hi, Target to) {
     const Axis& a = p_.axis[2];
     if (count_ == 0) return Op::clear(to, (hi - lo) * p_.inner);
     const i64 full_lo = larger(lo, smaller(hi, a.full_lo));
     const i64 full_hi = larger(full_lo, smaller(hi, a.full_hi));
     const bool all = reader_.padded();
-    if (all) columns(lo, hi, to);
-    else if (full_lo < full_hi) columns(full_lo, full_hi, to.at((full_lo - lo) * p_.inner));
-    const auto edge = [&](i64 o) {  // unless it is already computed, and not the padding
-      if (!all || Op::may_be_padding(to, o - lo)) one(o, to.at((o - lo) * p_.inner));
+    if (all) compute_full_windows(lo, hi, to);
+    else if (full_lo < full_hi)
+      compute_full_windows(full_lo, full_hi, to.at((full_lo - lo) * p_.inner));
+    const auto edge = [&](i64 o) {  // computes output o unless it is valid already
+      if (!all || Op::may_be_padding(to, o - lo)) compute_output(o, to.at((o - lo) * p_.inner));
     };
     for (i64 o = lo; o < full_lo; ++o) edge(o);
     for (i64 o = full_hi; o < hi; ++o) edge(o);
@@ -186,20 +189,10 @@ class Unrolled {
   };
   struct Taps {
     const Tap* list;
-    i64 count, line;  // all of them, and those of a line
+    i64 count, line;  // number of taps, and of taps in a line
   };
 
-  // Columns from the first tap of the first window to the last tap of the last.
-  static i64 span(const Axis& a) {
-    return (a.out - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
-  }
   static bool has_no_padding(const Axis& a) { return a.full_lo == 0 && a.full_hi == a.out; }
-
-  // Rows of inputs that the windows of `rows` rows of outputs cover.
-  i64 reach(i64 rows) const {
-    const Axis& a = p_.axis[1];
-    return (rows - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
-  }
 
   // Copies the rows of inputs that the windows cover, `pitch` apart, with padding around them.
   POOLGRAD_LOOP const T* copy_padded(const char* plane, i64 oh, i64 rows) {
@@ -208,9 +201,11 @@ class Unrolled {
     const bool moves =
         max_joined_rows_ < height.out;  // the position of the padding differs between calls
     if (!padding_filled_)
-      std::fill(padded_copy_, padded_copy_ + reach(max_joined_rows_) * pitch_, Op::kFill);
+      std::fill(padded_copy_, padded_copy_ + covered_length(height, max_joined_rows_) * pitch_,
+                Op::kFill);
     padding_filled_ = true;
-    for (i64 r = 0, h = oh * height.stride - height.lo; r < reach(rows); ++r, ++h) {
+    for (i64 r = 0, h = oh * height.stride - height.lo; r < covered_length(height, rows);
+         ++r, ++h) {
       T* row = padded_copy_ + r * pitch_;
       const bool real = h >= 0 && h < height.in;
       if (real && lo < hi) copy_row(x_, plane, 0, h, lo, hi, negate_, row + lo + width.lo);
@@ -229,22 +224,22 @@ class Unrolled {
   }
 
   static ReadOptions<T> reading(const Plan& p, bool negate) {
-    const auto reach = [](const Axis& a) { return smaller(a.in, (a.kernel - 1) * a.dilation + 1); };
-    return {negate,    nullptr,          Op::kPads && is_worth_padding(p),
-            Op::kFill, reach(p.axis[0]), reach(p.axis[1])};
+    const auto length = [](const Axis& a) { return smaller(a.in, covered_length(a, 1)); };
+    return {negate,    nullptr,           Op::kPads && is_worth_padding(p),
+            Op::kFill, length(p.axis[0]), length(p.axis[1])};
   }
 
   // Computes one output of all channels.
-  void one(i64 o, Target to) {
+  void compute_output(i64 o, Target to) {
     const Axis& a = p_.axis[2];
     const Span s = span_of(a, o);
     if (s.taps == 0) return Op::clear(to, p_.inner);
     const i64 n = list_taps(s.begin, s.taps, a.dilation, s.first_tap);
-    sweep_next(to, p_.inner, 0, {taps_, n, s.taps});
+    reduce_contiguous(to, p_.inner, 0, {taps_, n, s.taps});
   }
 
   // Computes outputs whose windows are full.
-  void columns(i64 lo, i64 hi, Target to) {
+  void compute_full_windows(i64 lo, i64 hi, Target to) {
     const Axis& a = p_.axis[2];
     const i64 n = hi - lo, first = lo * a.stride - a.lo, step = a.stride * step_;
     const bool channels = p_.inner > 1;
@@ -253,10 +248,10 @@ class Unrolled {
     const Taps taps{taps_, list_taps(first, kernel, a.dilation, 0), kernel};
     if (channels) {
       for (i64 o = 0; o < n; ++o) {
-        sweep_next(to.at(o * p_.inner), p_.inner, o * step, taps);
+        reduce_contiguous(to.at(o * p_.inner), p_.inner, o * step, taps);
       }
     } else {
-      sweep_row(to, n, 0, taps, step, neighbours ? a.kernel : 0);
+      reduce_row(to, n, 0, taps, step, neighbours ? a.kernel : 0);
     }
   }
 
@@ -280,51 +275,51 @@ class Unrolled {
   }
 
   // Computes neighbouring outputs of neighbouring inputs.
-  static void sweep_next(Target to, i64 n, i64 offset, Taps taps) {
+  static void reduce_contiguous(Target to, i64 n, i64 offset, Taps taps) {
     if constexpr (Heavy<Op>) {
-      if (n < kLanes) return sweep_part(to, n, offset, taps, 1, 1);
+      if (n < kLanes) return reduce_partial_vector(to, n, offset, taps, 1, 1);
     }
-    sweep(to, n, offset, taps, StrideOne{0}, Const<1>{});
+    reduce(to, n, offset, taps, StrideOne{0}, Const<1>{});
   }
 
   // together: the number of neighbours that are loaded at each tap; 0: each tap is one input.
-  static void sweep_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
+  static void reduce_row(Target to, i64 n, i64 offset, Taps taps, i64 step, i64 together) {
     if constexpr (HasFixedSquares<Op>) {
       const auto squares = [&](auto kernel, auto stride) {
         constexpr int kTaps = kernel() * kernel();
         return taps.count == kernel && together == kernel && step == stride && n >= kLanes &&
                Op::template if_fixed<kTaps>(to, [&](auto set) {
-                 return sweep_squares<kernel(), stride()>(to, n, offset, taps, set);
+                 return reduce_fixed_squares<kernel(), stride()>(to, n, offset, taps, set);
                });
       };
       if (squares(Const<2>{}, Const<2>{}) || squares(Const<3>{}, Const<2>{})) return;
       if (squares(Const<3>{}, Const<1>{})) return;
     }
     if constexpr (Heavy<Op>) {
-      if (n < kLanes) return sweep_part(to, n, offset, taps, step, larger(1, together));
+      if (n < kLanes) return reduce_partial_vector(to, n, offset, taps, step, larger(1, together));
     }
     if constexpr (kReadsTogether) {
       if (together == 2 && step == 2)
-        return sweep(to, n, offset, taps, StrideTwo{true}, Const<2>{});
+        return reduce(to, n, offset, taps, StrideTwo{true}, Const<2>{});
       if (together == 3 && step == 2)
-        return sweep(to, n, offset, taps, StrideTwo{true}, Const<3>{});
-      if (together == 2) return sweep(to, n, offset, taps, StrideOne{1}, Const<2>{});
-      if (together == 3) return sweep(to, n, offset, taps, StrideOne{1}, Const<3>{});
+        return reduce(to, n, offset, taps, StrideTwo{true}, Const<3>{});
+      if (together == 2) return reduce(to, n, offset, taps, StrideOne{1}, Const<2>{});
+      if (together == 3) return reduce(to, n, offset, taps, StrideOne{1}, Const<3>{});
     }
-    if (step == 1) sweep(to, n, offset, taps, StrideOne{0}, Const<1>{});
-    else sweep(to, n, offset, taps, AnyStride{step, 0}, Const<1>{});
+    if (step == 1) reduce(to, n, offset, taps, StrideOne{0}, Const<1>{});
+    else reduce(to, n, offset, taps, AnyStride{step, 0}, Const<1>{});
   }
 
   // Computes outputs from taps at `offset`, at each of which `width` neighbours are loaded.
-  template <class Distance, class Width>
-  POOLGRAD_LOOP static void sweep(Target to, i64 n, i64 offset, Taps taps, Distance distance,
-                                  Width width) {
+  template <class Loader, class Width>
+  POOLGRAD_LOOP static void reduce(Target to, i64 n, i64 offset, Taps taps, Loader loader,
+                                   Width width) {
     const auto partial_of = [&](auto w, i64 i) {
       using V = Vec<T, w()>;
-      const auto input = [&](const Tap& list_taps, i64 t) {
-        return distance.template get<V>(list_taps.at + offset, i, t);
+      const auto input = [&](const Tap& tap, i64 t) {
+        return loader.template get<V>(tap.at + offset, i, t);
       };
-      const auto reduced = [&](const Tap* list, i64 count) {
+      const auto reduce_line = [&](const Tap* list, i64 count) {
         auto partial = Op::template first<V>(input(list[0], 0), list[0].tap_index);
         for (i64 r = 0; r < count; ++r) {
           for (i64 t = r == 0; t < width; ++t) {
@@ -334,15 +329,15 @@ class Unrolled {
         }
         return partial;
       };
-      auto partial = reduced(taps.list, Op::kByLines ? taps.line : taps.count);
+      auto partial = reduce_line(taps.list, Op::kByLines ? taps.line : taps.count);
       if constexpr (Op::kByLines) {
         for (i64 r = taps.line; r < taps.count; r += taps.line) {
-          Op::merge(partial, reduced(taps.list + r, taps.line), 0);
+          Op::merge(partial, reduce_line(taps.list + r, taps.line), 0);
         }
       }
       return partial;
     };
-    if constexpr (MakesPairs<Op>) {
+    if constexpr (StoresPairs<Op>) {
       using V = Vec<T, kLanes>;
       const Const<kLanes> w;
       for (i64 i = 0; n >= 2 * kLanes && i < n; i += 2 * kLanes) {
@@ -352,21 +347,21 @@ class Unrolled {
       }
       if (n >= 2 * kLanes) return;
     }
-    const auto make = [&](auto w, i64 i) {
+    const auto compute = [&](auto w, i64 i) {
       auto partial = partial_of(w, i);
       if constexpr (Heavy<Op>) Op::template store<Vec<T, w()>>(to, i, partial, w);
       else Op::template store<Vec<T, w()>>(to, i, partial);
     };
     if constexpr (Heavy<Op>) {
-      for (i64 i = 0; i < n; i += kLanes) make(Const<kLanes>{}, smaller(i, n - kLanes));
+      for (i64 i = 0; i < n; i += kLanes) compute(Const<kLanes>{}, smaller(i, n - kLanes));
     } else {
-      overlapping_lanes<T>(n, make);
+      overlapping_lanes<T>(n, compute);
     }
   }
 
   // Computes fewer outputs than a vector has lanes.
-  POOLGRAD_LOOP static void sweep_part(Target to, i64 n, i64 offset, Taps taps, i64 step,
-                                       i64 width) {
+  POOLGRAD_LOOP static void reduce_partial_vector(Target to, i64 n, i64 offset, Taps taps, i64 step,
+                                                  i64 width) {
     using V = Vec<T, kLanes>;
     const auto input = [&](i64 r, i64 t) {
       return FirstLanes{n}.template load<V>(taps.list[r].at + offset + t, step);
@@ -384,12 +379,12 @@ class Unrolled {
   // latency of their operations. Returns false if an input is not finite; the outputs are then
   // meaningless.
   template <i64 K, i64 S, class Set>
-  POOLGRAD_LOOP static bool sweep_squares(Target to, i64 n, i64 offset, Taps taps, Set set) {
+  POOLGRAD_LOOP static bool reduce_fixed_squares(Target to, i64 n, i64 offset, Taps taps, Set set) {
     using V = Vec<T, kLanes>;
     const T* line[K];
     for (i64 r = 0; r < K; ++r) line[r] = taps.list[r].at + offset;
     V finite_check{};
-    const auto make = [&](auto vectors, i64 i) __attribute__((always_inline)) {
+    const auto compute = [&](auto vectors, i64 i) __attribute__((always_inline)) {
       constexpr i64 kMany = vectors();
       const auto at = [&](i64 k) { return smaller(i + k * kLanes, n - kLanes); };
       typename Op::template Summed<V> sums[kMany];
@@ -405,8 +400,8 @@ class Unrolled {
       for (i64 k = 0; k < kMany; ++k) Op::finish(to, at(k), sums[k], set);
     };
     i64 i = 0;
-    for (; i + 2 * kLanes < n; i += 4 * kLanes) make(Const<4>{}, i);
-    if (i < n) make(Const<2>{}, i);
+    for (; i + 2 * kLanes < n; i += 4 * kLanes) compute(Const<4>{}, i);
+    if (i < n) compute(Const<2>{}, i);
     return !any(finite_check != finite_check);
   }
 

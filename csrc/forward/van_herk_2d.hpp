@@ -16,8 +16,50 @@
 namespace poolgrad {
 namespace {
 
-inline constexpr i64 kVanHerkBytes = 1 << 19;  // of a block of rows,
-inline constexpr i64 kGroupLength = 1 << 10;   // elements of rows that are read together
+inline constexpr i64 kVanHerkBytes = 1 << 19;  // bytes of a block of rows
+inline constexpr i64 kGroupLength = 1 << 10;   // elements of the rows that are read together
+
+// Van Herk/Gil-Werman along rows of pixels, a vector of channels each, in blocks of a window's
+// width: calls visit(line, i, partial, lanes) for each pixel. ends: memory for the suffixes of a
+// block.
+template <class Op, class Visitor>
+POOLGRAD_LOOP void van_herk_along_pixels(const Axis& a, const typename Op::In* from, i64 pitch,
+                                         i64 rows, i64 columns, i64 lanes, typename Op::Row ends,
+                                         const Visitor& original, typename Visitor::Line line) {
+  using T = typename Op::In;
+  constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
+  using Partial = typename Op::template Partial<Vec<T, W>>;
+  const i64 kernel = a.kernel, dilation = a.dilation, gap = dilation * W;
+  const Visitor visit = original;  // in registers
+  const auto part = [&](i64 begin) __attribute__((always_inline)) {
+    const T* block = from + begin * W;
+    const auto input = [&](i64 j) __attribute__((always_inline)) {
+      return Op::begin(load<Vec<T, W>>(block + j * gap), static_cast<u32>(j));
+    };
+    Partial sum = input(kernel - 1);
+    Op::store_partial(Op::at(ends, (kernel - 1) * W), sum);
+    for (i64 j = kernel - 1; j-- > 0;) {  // the suffix of the block from j on
+      Partial partial = input(j);
+      Op::merge(partial, sum);
+      Op::store_partial(Op::at(ends, j * W), sum = partial);
+    }
+    visit(line, begin * W, sum, lanes);
+    const i64 windows = smaller(kernel, ceil_div(columns - begin, dilation));
+    for (i64 j = 1; j < windows; ++j) {  // completes the window that begins with j
+      const Partial next = input(kernel + j - 1);
+      if (j == 1) sum = next;
+      else Op::merge(sum, next);
+      Partial partial = Op::template load_partial<Partial>(Op::at(ends, j * W), 0);
+      Op::merge(partial, sum);
+      visit(line, begin * W + j * gap, Op::shifted_back(partial, static_cast<u32>(j)), lanes);
+    }
+  };
+  for (i64 r = 0; r < rows; ++r, from += pitch, visit.next(line)) {
+    for (i64 first = 0; first < smaller(dilation, columns); ++first) {
+      for (i64 begin = first; begin < columns; begin += kernel * dilation) part(begin);
+    }
+  }
+}
 
 // Op loads, merges and stores partial reductions of a window, lane by lane. kNeedsFinite: planes
 // with a NaN or an infinity are not reduced.
@@ -87,7 +129,7 @@ class VanHerk2d {
   // close(patch, first row, rows) follows. Returns false if Op needs finite inputs and one is not;
   // the patch is then incomplete.
   template <class Open, class Close>
-  bool make(const char* plane, i64 k, Open&& open, Close&& close) {
+  bool compute_patch(const char* plane, i64 k, Open&& open, Close&& close) {
     const Axis& a = p_.axis[1];
     const Patch patch = begin(plane, k);
     const i64 end = patch.tile.hi[1];
@@ -106,7 +148,7 @@ class VanHerk2d {
   }
 
  private:
-  static constexpr i64 kStrips = 2;  // interleaved, so that they do not wait for each other
+  static constexpr i64 kStrips = 2;  // interleaved, to hide the latency of operations
 
   i64 columns_at_a_time(const Op& op) const {
     const i64 all = tile_.hi[2] - tile_.lo[2], shared = reach(p_.axis[2]);
@@ -152,7 +194,7 @@ class VanHerk2d {
     return patch_;
   }
 
-  // The rows of a block that are inputs and that later outputs use.
+  // Returns the rows of a block that lie in the input and in a later window.
   Range valid_rows(i64 block) const {
     const Axis& a = p_.axis[1];
     const i64 first = block * a.kernel - shift_ - a.lo;
@@ -164,8 +206,8 @@ class VanHerk2d {
   // Visitor of rows that are reduced along the width. Row j of the previous block holds the suffix
   // from j on; the window that begins with it is complete when merged with the prefix of the new
   // block. The new row then replaces row j.
-  template <bool kMakes, class Emit>
-  struct Pass {
+  template <bool kEmits, class Emit>
+  struct RowVisitor {
     using Partial = typename Op::template Partial<V>;
     struct Line {
       i64 row, q;  // of the block, and the next row of outputs
@@ -176,25 +218,25 @@ class VanHerk2d {
     const i64 first, stride, outputs;     // where windows begin, and how many
     const i64 valid;                      // the first row of inputs
 
-    POOLGRAD_INLINE bool makes(Line at) const {
-      return kMakes && at.q < outputs && at.row == first + at.q * stride;
+    POOLGRAD_INLINE bool completes_window(Line at) const {
+      return kEmits && at.q < outputs && at.row == first + at.q * stride;
     }
     POOLGRAD_INLINE void operator()(Line at, i64 i, const Partial& partial, i64 lanes) const {
-      make(at, i, lanes);
-      Op::store_partial(Op::at(block, at.row * pitch + i), partial, 0, W);
-      if constexpr (kMakes) {  // tap indices count from the first row of the previous block
+      emit_row(at, i, lanes);
+      Op::store_partial(Op::at(block, at.row * pitch + i), partial);
+      if constexpr (kEmits) {  // tap indices count from the first row of the previous block
         const u32 below = static_cast<u32>(taps_per_row * (rows + at.row));
         Partial all = Op::shifted_back(partial, -below);
         if (at.row > valid) {
           all = Op::template load_partial<Partial>(Op::at(above, i), 0);
           Op::merge(all, partial, below);
         }
-        Op::store_partial(Op::at(above, i), all, 0, W);
+        Op::store_partial(Op::at(above, i), all);
       }
     }
-    POOLGRAD_INLINE void make(Line at, i64 i, i64 lanes) const {
-      if constexpr (kMakes) {
-        if (!makes(at)) return;
+    POOLGRAD_INLINE void emit_row(Line at, i64 i, i64 lanes) const {
+      if constexpr (kEmits) {
+        if (!completes_window(at)) return;
         Partial partial = Op::template load_partial<Partial>(Op::at(block, at.row * pitch + i), 0);
         if (at.row > valid)
           Op::merge(partial, Op::template load_partial<Partial>(Op::at(above, i), 0));
@@ -202,47 +244,47 @@ class VanHerk2d {
       }
     }
     POOLGRAD_INLINE void next(Line& at) const {
-      at.q += makes(at);
+      at.q += completes_window(at);
       ++at.row;
     }
   };
 
   // Reads rows of a block and computes the outputs whose windows begin in the previous block.
   // Returns false if an input is not finite.
-  template <bool kMakes, class Emit>
+  template <bool kEmits, class Emit>
   bool rows_of(i64 block, i64 oh, i64 outputs, i64 rows, const Emit& emit) {
     const Axis& a = p_.axis[1];
     const Range valid = valid_rows(block);
-    const Pass<kMakes, Emit> pass{emit,
-                                  block_,
-                                  above_,
-                                  pitch_,
-                                  a.kernel,
-                                  p_.axis[2].kernel,
-                                  oh * a.stride + shift_ - (block - 1) * a.kernel,
-                                  a.stride,
-                                  outputs,
-                                  valid.lo < valid.hi ? valid.lo : a.kernel};
-    typename Pass<kMakes, Emit>::Line at{0, 0};
+    const RowVisitor<kEmits, Emit> visitor{emit,
+                                           block_,
+                                           above_,
+                                           pitch_,
+                                           a.kernel,
+                                           p_.axis[2].kernel,
+                                           oh * a.stride + shift_ - (block - 1) * a.kernel,
+                                           a.stride,
+                                           outputs,
+                                           valid.lo < valid.hi ? valid.lo : a.kernel};
+    typename RowVisitor<kEmits, Emit>::Line at{0, 0};
     while (at.row < rows) {
       const i64 n = at.row < valid.lo ? 0 : smaller(group_, smaller(valid.hi, rows) - at.row);
       if (n > 0) {
         if (!copy(block * a.kernel - shift_ - a.lo + at.row, n)) return false;
-        along_width(raw_, n, pass, at);
+        along_width(raw_, n, visitor, at);
       } else {
-        no_row(pass, at);
+        visit_padding_row(visitor, at);
       }
-      for (i64 r = 0; r < larger(1, n); ++r) pass.next(at);
+      for (i64 r = 0; r < larger(1, n); ++r) visitor.next(at);
     }
     return true;
   }
 
-  // A row without inputs.
-  template <bool kMakes, class Emit>
-  POOLGRAD_LOOP void no_row(const Pass<kMakes, Emit>& given,
-                            typename Pass<kMakes, Emit>::Line line) const {
-    const auto pass = given;  // in registers
-    for (i64 s = 0; s < patch_.strips; ++s) pass.make(line, s * W, patch_.lanes(s));
+  // Emits outputs and clears the block's row where the input has no row (padding).
+  template <bool kEmits, class Emit>
+  POOLGRAD_LOOP void visit_padding_row(const RowVisitor<kEmits, Emit>& original,
+                                       typename RowVisitor<kEmits, Emit>::Line line) const {
+    const auto visitor = original;  // in registers
+    for (i64 s = 0; s < patch_.strips; ++s) visitor.emit_row(line, s * W, patch_.lanes(s));
     Op::clear(Op::at(block_, line.row * pitch_), pitch_);
   }
 
@@ -250,13 +292,13 @@ class VanHerk2d {
   // the sum of the inputs is not finite.
   POOLGRAD_LOOP bool copy(i64 h, i64 rows) {
     const i64 step = reader_->step(), columns = valid_.hi - valid_.lo;
-    const i64 ahead = reader_->direct() ? group_ * x_.height : 0;  // prefetch distance
+    const i64 prefetch_distance = reader_->direct() ? group_ * x_.height : 0;
     V finite_check{};
     const auto run = [&](const T* from, T* to, i64 n) __attribute__((always_inline)) {
       i64 i = 0;
       for (; i + W <= n; i += W) {
         const V v = load<V>(from + i);
-        prefetch(from + i + ahead);
+        prefetch(from + i + prefetch_distance);
         store(to + i, v);
         if constexpr (Op::kNeedsFinite) finite_check += v;
       }
@@ -278,38 +320,38 @@ class VanHerk2d {
   }
 
   // Reduces rows along the width, vector by vector.
-  template <bool kMakes, class Emit>
-  void along_width(const T* from, i64 rows, const Pass<kMakes, Emit>& pass,
-                   typename Pass<kMakes, Emit>::Line line) const {
+  template <bool kEmits, class Emit>
+  void along_width(const T* from, i64 rows, const RowVisitor<kEmits, Emit>& visitor,
+                   typename RowVisitor<kEmits, Emit>::Line line) const {
     const Axis& a = p_.axis[2];
     const i64 columns = patch_.tile.hi[2] - patch_.tile.lo[2];
     if (by_pixel_ && !Op::kRounds) {
       return van_herk_along_pixels<Op>(a, from, pitch_, rows, columns, patch_.channels, doubled_,
-                                       pass, line);
+                                       visitor, line);
     }
     const i64 outputs = columns * column_elements_;
     const LogStepDoubling<Op> doubling(a.kernel);
     if (column_elements_ == 1 && a.dilation == 1 && doubling.fits()) {
-      return doubling.make(from, pitch_, rows, outputs, pass, line);
+      return doubling.reduce_rows(from, pitch_, rows, outputs, visitor, line);
     }
-    for (i64 r = 0; r < rows; ++r, from += pitch_, pass.next(line)) {
+    for (i64 r = 0; r < rows; ++r, from += pitch_, visitor.next(line)) {
       double_up<Op>(a, from, outputs, column_elements_, doubled_, row_);
-      through(pass, line);
+      visit_reduced_row(visitor, line);
     }
   }
 
-  template <bool kMakes, class Emit>
-  POOLGRAD_LOOP void through(const Pass<kMakes, Emit>& given,
-                             typename Pass<kMakes, Emit>::Line line) const {
+  template <bool kEmits, class Emit>
+  POOLGRAD_LOOP void visit_reduced_row(const RowVisitor<kEmits, Emit>& original,
+                                       typename RowVisitor<kEmits, Emit>::Line line) const {
     using Partial = typename Op::template Partial<V>;
-    const auto pass = given;  // in registers
+    const auto visitor = original;  // in registers
     for (i64 s = 0; s < patch_.strips; ++s) {
-      pass(line, s * W, Op::template load_partial<Partial>(Op::at(row_, s * W), 0),
-           patch_.lanes(s));
+      visitor(line, s * W, Op::template load_partial<Partial>(Op::at(row_, s * W), 0),
+              patch_.lanes(s));
     }
   }
 
-  // Turns each row of a block into the suffix of the block from that row on.
+  // Replaces each row of a block by the suffix reduction of the block from this row on.
   void compute_suffixes(i64 block) const {
     i64 s = 0;
     for (; s + kStrips <= patch_.strips; s += kStrips) compute_suffix_strips<kStrips>(block, s);
@@ -322,19 +364,19 @@ class VanHerk2d {
     const i64 pitch = pitch_;
     const u32 line = static_cast<u32>(p_.axis[2].kernel);
     const Range valid = valid_rows(block);
-    const Row own = Op::at(block_, s * W);
-    const auto at = [&](i64 j, i64 k) { return Op::at(own, j * pitch + k * W); };
+    const Row strips = Op::at(block_, s * W);
+    const auto at = [&](i64 j, i64 k) { return Op::at(strips, j * pitch + k * W); };
     Partial sums[Strips]{};
     for (i64 j = valid.hi; j-- > valid.lo;) {
       POOLGRAD_UNROLL
       for (i64 k = 0; k < Strips; ++k) {
         Partial partial = Op::template load_partial<Partial>(at(j, k), line * static_cast<u32>(j));
         if (j < valid.hi - 1) Op::merge(partial, sums[k]);
-        Op::store_partial(at(j, k), sums[k] = partial, 0, W);
+        Op::store_partial(at(j, k), sums[k] = partial);
       }
     }
     for (i64 j = 0; valid.lo < valid.hi && j < valid.lo; ++j) {
-      for (i64 k = 0; k < Strips; ++k) Op::store_partial(at(j, k), sums[k], 0, W);
+      for (i64 k = 0; k < Strips; ++k) Op::store_partial(at(j, k), sums[k]);
     }
   }
 
@@ -344,21 +386,22 @@ class VanHerk2d {
   const View& x_;
   const Tile tile_;
   const ReadOptions<T> options_;
-  const bool by_pixel_;  // a strip is a pixel
-  const i64 column_elements_, vectors_,
-      columns_;                 // elements of a column; vectors of channels; of a patch
+  const bool by_pixel_;         // a strip is a pixel
+  const i64 column_elements_;   // elements of a column
+  const i64 vectors_;           // vectors of channels
+  const i64 columns_;           // columns of a patch
   const i64 shift_;             // rows of the first block that belong to other windows
   i64 pieces_ = 1, group_ = 1;  // rows that are read together
-  Row block_{};                 // a block's rows,
-  Row above_{};                 // prefix of the rows of the next block
+  Row block_{};                 // rows of a block
+  Row above_{};                 // prefix reduction of the next block
   Row row_{}, doubled_{};
   T* raw_ = nullptr;
-  char* scratch_ = nullptr;  // the reader's
+  char* scratch_ = nullptr;  // memory of reader_
   std::optional<Reader<T>> reader_;
   Patch patch_{};
   i64 piece_ = -1, pitch_ = 0;
-  i64 origin_ = 0;  // the input column where the first window of a row begins,
-  Range valid_{};   // columns from there on that are inputs
+  i64 origin_ = 0;  // input column of tap 0 of the first window of a row
+  Range valid_{};   // columns of a copied row that are inputs, counted from origin_
 };
 
 }  // namespace

@@ -34,7 +34,7 @@ void window_table(const Axis& a, A sample, i64* begins) {
     const i64 shift = static_cast<i64>(in_type(sample * alpha));
     for (i64 o = 0; o < a.out - 1; ++o) {
       const A at = in_type(in_type(in_type(static_cast<A>(o)) + sample) * alpha);
-      begins[o] = smaller(last, larger(0, static_cast<i64>(at) - shift));  // if it was rounded up
+      begins[o] = smaller(last, larger(0, static_cast<i64>(at) - shift));  // `at` is rounded
     }
   }
   begins[a.out - 1] = last;

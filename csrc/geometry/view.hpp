@@ -5,7 +5,7 @@
 
 namespace poolgrad {
 
-inline constexpr int kMostAxes = 64;
+inline constexpr int kMaxAxes = 64;
 
 // A strided array; strides in elements. Contiguous leading axes are merged.
 struct View {
@@ -13,7 +13,7 @@ struct View {
   Dtype dtype = Dtype::float32;
   i64 depth = 0, height = 0, width = 0, inner = 0;
   int outer_axes = 0;
-  i64 outer_size[kMostAxes], outer_stride[kMostAxes];
+  i64 outer_size[kMaxAxes], outer_stride[kMaxAxes];
 };
 
 // A real number, or one for each channel, in the type of the arithmetic (float or double).
@@ -95,8 +95,14 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
   return p;
 }
 
-// Writes the values of a parameter in a plane: `outputs` times one for each channel of the inner
-// axis. Magnitudes below `least` become `least`, with their sign.
+// The least magnitude of a parameter. A smaller one has the same result, but its square underflows.
+template <class A>
+constexpr A least_parameter() {
+  return sizeof(A) == 4 ? A(1e-18) : A(1e-150);
+}
+
+// Writes one parameter value for each of `outputs` outputs and each channel of the inner axis.
+// Magnitudes below `least` are raised to `least`; the sign is kept.
 template <class A>
 void fill_parameter(const Plan& p, Parameter from, i64 plane, i64 outputs, A* row, A least = 0) {
   const A* values = static_cast<const A*>(from.values);

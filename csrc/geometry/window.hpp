@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-// For inner loops and constructors of per-task state: compiled once, not into each of their
-// callers, which keeps the machine code small.
+// For inner loops and constructors of per-task state: not inlined, which keeps the machine code
+// small.
 #define POOLGRAD_LOOP __attribute__((noinline))
 // For the steps of inner loops: a call would cost as much as its work.
 #define POOLGRAD_INLINE inline __attribute__((always_inline))
@@ -49,7 +49,7 @@ struct Axis {
 
 // The shape and the windows of a call. The pooled axes are depth, height and width; missing ones
 // have one window of one input. `inner` is the size of an axis that is contiguous in memory and not
-// pooled (channels last), 1 if there is none.
+// pooled (channels last), else 1.
 struct Plan {
   Axis axis[3];
   i64 inner = 1;
@@ -63,12 +63,15 @@ struct Plan {
   i64 in_rows() const { return axis[0].in * axis[1].in; }
   i64 in_plane() const { return in_rows() * axis[2].in * inner; }
   i64 out_row() const { return axis[2].out * inner; }
+  POOLGRAD_INLINE i64 output_index(i64 od, i64 oh, i64 ow) const {
+    return (od * axis[1].out + oh) * out_row() + ow * inner;
+  }
   i64 out_plane() const { return axis[0].out * axis[1].out * out_row(); }
   i64 winner_bytes() const { return (taps + 7) / 8; }  // ties="split": one bit for each tap
 };
 
-// Everything below has internal linkage: kernels.cpp is compiled once per instruction set, and the
-// linker must never merge a function compiled for one with the same function compiled for another.
+// Everything below has internal linkage: every kernel translation unit is compiled once for each
+// instruction set, and the linker must not merge the copies of a function.
 namespace {
 
 [[maybe_unused]] constexpr i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
@@ -92,14 +95,22 @@ struct Range {
   i64 lo, hi;
 };
 
+// Distance from the first tap of a window to its last.
+[[maybe_unused]] inline i64 reach(const Axis& a) { return (a.kernel - 1) * a.dilation; }
+
+// Length from the first tap of a window to the last tap of the last of `outputs` windows.
+[[maybe_unused]] inline i64 covered_length(const Axis& a, i64 outputs) {
+  return (outputs - 1) * a.stride + reach(a) + 1;
+}
+
 // Completes an axis of fixed windows; `a`: in, out and kernel. A negative `lo` skips the first
 // inputs.
 [[maybe_unused]] inline Axis regular_axis(Axis a, i64 stride, i64 lo, i64 hi, i64 dilation) {
   a.stride = stride, a.lo = lo, a.hi = hi, a.dilation = dilation;
-  const i64 reach = (a.kernel - 1) * a.dilation;
   a.full_lo = larger(0, smaller(a.out, ceil_div(a.lo, a.stride)));
-  a.full_hi = larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach + a.lo, a.stride) + 1));
-  a.overlap = a.m > 1 && a.stride <= reach;
+  a.full_hi =
+      larger(a.full_lo, smaller(a.out, floor_div(a.in - 1 - reach(a) + a.lo, a.stride) + 1));
+  a.overlap = a.m > 1 && a.stride <= reach(a);
   return a;
 }
 
@@ -113,8 +124,7 @@ struct Range {
   t.m = a.n;
   t.first = a.before;
   t.before = a.first;
-  const i64 lo = (a.kernel - 1) * a.dilation - a.lo;
-  return regular_axis(t, 1, lo, 0, a.dilation);
+  return regular_axis(t, 1, reach(a) - a.lo, 0, a.dilation);
 }
 
 // Whether an axis has one input and one window, without padding.
@@ -161,14 +171,13 @@ struct Range {
   }
   if (a.out == 1) return {0, 1};
   if (a.fractional) return {first_beyond(a, i - a.kernel), first_beyond(a, i)};
-  const i64 reach = (a.kernel - 1) * a.dilation;
-  if (a.stride == 1) return {larger(0, i + a.lo - reach), smaller(a.out, i + a.lo + 1)};
-  const i64 lo = larger(0, ceil_div(i + a.lo - reach, a.stride));
+  if (a.stride == 1) return {larger(0, i + a.lo - reach(a)), smaller(a.out, i + a.lo + 1)};
+  const i64 lo = larger(0, ceil_div(i + a.lo - reach(a), a.stride));
   const i64 hi = smaller(a.out, floor_div(i + a.lo, a.stride) + 1);
   return {lo, larger(lo, hi)};
 }
 
-// An upper bound of the valid inputs of a window: without padding.
+// Returns an upper bound of the number of valid inputs of a window, padding excluded.
 [[maybe_unused]] inline i64 max_valid_inputs(const Plan& p) {
   i64 most = 1;
   for (const Axis& a : p.axis) most *= smaller(a.kernel, ceil_div(a.n, a.dilation));

@@ -30,8 +30,8 @@ struct Divisor {
   }
 };
 
-// Divides rows of sums by their divisors.
-struct Quotient {
+// Divisors of the windows of one plan.
+struct PlanDivisor {
   const Plan& windows;
   Divisor divisor;
 

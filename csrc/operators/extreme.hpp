@@ -34,7 +34,7 @@ struct Max {
   using Row = ValuesAndTaps<T>;
 
   static constexpr bool kIdempotent = !ZeroTies;
-  static constexpr bool kAnySize = ZeroTies;  // rare: one body for any group size
+  static constexpr bool kAnySize = ZeroTies;  // one loop for all group sizes, to save machine code
   static constexpr bool kDoubles = true;
   static constexpr bool kRounds = false;  // merging in another order changes nothing
   static constexpr bool kNeedsFinite = kFloat<T> && !NaNs;  // an infinity may equal the fill
@@ -128,21 +128,21 @@ struct Max {
     keep_greater(partial.best, partial.best_tap, later.best, shifted(later.best_tap, by));
   }
   template <class C>
-  static void store_partial(Row to, const C& partial, u32 back, i64 lanes) {
-    store_first(to.v, partial.best, lanes);
-    if constexpr (WithRoutes) store_first(to.r, shifted(partial.best_tap, -back), lanes);
+  static void store_partial(Row to, const C& partial) {
+    store(to.v, partial.best);
+    if constexpr (WithRoutes) store(to.r, partial.best_tap);
   }
 
-  template <class Size, class First, class Distance>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const T* from, Distance distance, u32 tap,
-                                  Size size, First first) {
+  template <class Size, class First, class Loader>
+  POOLGRAD_LOOP static void fold_taps(Row to, i64 n, const T* from, Loader loader, u32 tap,
+                                      Size size, First first) {
     lanes<T>(n, [&](auto w, i64 i) {
       using V = Vec<T, w()>;
       using P = Vec<u32, w()>;
-      V best = first ? distance.template get<V>(from, i, 0) : load<V>(to.v + i);
+      V best = first ? loader.template get<V>(from, i, 0) : load<V>(to.v + i);
       P best_tap = first || !WithRoutes ? P{} + tap : load<P>(to.r + i);
       for (i64 t = first; t < size; ++t) {
-        keep_greater(best, best_tap, distance.template get<V>(from, i, t),
+        keep_greater(best, best_tap, loader.template get<V>(from, i, t),
                      P{} + (tap + static_cast<u32>(t)));
       }
       store(to.v + i, best);
@@ -152,30 +152,31 @@ struct Max {
 
   // Reduces one window of many neighbours: finds the largest value of each piece, then searches the
   // first piece with the maximum for its index, so that memory is read at full speed.
-  POOLGRAD_LOOP static void across(Row to, const T* from, i64 taps, u32 tap) {
-    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kStretch = 64 * W, kStrands = 4;
+  POOLGRAD_LOOP static void reduce_across_lanes(Row to, const T* from, i64 taps, u32 tap) {
+    constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T)), kPiece = 64 * W,
+                  kAccumulators = 4;
     using V = Vec<T, W>;
-    if (ZeroTies || taps < kStretch) return lane_by_lane(to, from, taps, tap);
+    if (ZeroTies || taps < kPiece) return reduce_lane_by_lane(to, from, taps, tap);
     V all = V{} + lowest<T>(), nan_check{};
     i64 piece = 0;
-    for (i64 begin = 0; begin < taps; begin += kStretch) {
-      const i64 first = smaller(begin, taps - kStretch);  // the last one overlaps the one before
-      V strands[kStrands];
-      for (V& strand : strands) strand = all;
-      for (i64 i = 0; i < kStretch; i += kStrands * W) {
+    for (i64 begin = 0; begin < taps; begin += kPiece) {
+      const i64 first = smaller(begin, taps - kPiece);  // the last piece overlaps its predecessor
+      V accumulators[kAccumulators];
+      for (V& accumulator : accumulators) accumulator = all;
+      for (i64 i = 0; i < kPiece; i += kAccumulators * W) {
         V sum{};
         POOLGRAD_UNROLL
-        for (i64 k = 0; k < kStrands; ++k) {
+        for (i64 k = 0; k < kAccumulators; ++k) {
           const T* here = from + first + i + k * W;
           const V value = load<V>(here);
           prefetch(here + kPrefetchElements<T>);
-          strands[k] = value > strands[k] ? value : strands[k];
+          accumulators[k] = value > accumulators[k] ? value : accumulators[k];
           if constexpr (NaNs) sum += value;
         }
         if constexpr (NaNs) nan_check += sum;
       }
-      V best = strands[0];
-      for (const V& strand : strands) best = strand > best ? strand : best;
+      V best = accumulators[0];
+      for (const V& accumulator : accumulators) best = accumulator > best ? accumulator : best;
       if (!any(best > all)) continue;
       T largest = best[0];
       for (i64 j = 1; j < W; ++j) largest = best[j] > largest ? best[j] : largest;
@@ -183,11 +184,11 @@ struct Max {
       piece = first;
     }
     if constexpr (NaNs) {
-      if (any(nan_check != nan_check)) return lane_by_lane(to, from, taps, tap);
+      if (any(nan_check != nan_check)) return reduce_lane_by_lane(to, from, taps, tap);
     }
-    // Bounded: if another thread changes the input meanwhile, its maximum may be gone.
+    // The search is bounded, because another thread may overwrite the maximum in the meantime.
     i64 t = piece;
-    for (const i64 last = piece + kStretch - W; t < last && !any(load<V>(from + t) == all);) t += W;
+    for (const i64 last = piece + kPiece - W; t < last && !any(load<V>(from + t) == all);) t += W;
     for (const i64 last = t + W - 1; t < last && from[t] != all[0];) ++t;
     to.v[0] = from[t];
     if constexpr (WithRoutes) to.r[0] = tap + static_cast<u32>(t);
@@ -195,7 +196,7 @@ struct Max {
 
   // The same with NaNs and with ZeroTies: each lane reduces every W-th input, then a horizontal
   // reduction merges the lanes.
-  POOLGRAD_LOOP static void lane_by_lane(Row to, const T* from, i64 taps, u32 tap) {
+  POOLGRAD_LOOP static void reduce_lane_by_lane(Row to, const T* from, i64 taps, u32 tap) {
     constexpr i64 W = kVectorBytes / static_cast<i64>(sizeof(T));
     using V = Vec<T, W>;
     using P = Vec<u32, W>;
@@ -230,12 +231,12 @@ struct Max {
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const T* from, i64 step, i64 gap, i64 taps,
                                         i64 tap, bool = true) {
     if (n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
-      return across(to, from, taps, static_cast<u32>(tap));
+      return reduce_across_lanes(to, from, taps, static_cast<u32>(tap));
     in_groups<Max>(taps, [&](auto size, auto first, i64 begin) {
       const T* here = from + begin * gap;
       const u32 first_tap = static_cast<u32>(tap + begin);
       by_stride(step, gap, taps, first,
-                [&](auto distance) { sweep(to, n, here, distance, first_tap, size, first); });
+                [&](auto loader) { fold_taps(to, n, here, loader, first_tap, size, first); });
     });
   }
 
@@ -272,17 +273,33 @@ struct MaxTarget {
   MaxTarget line(i64 row, i64 length) const { return at(row * length); }
 };
 
-// The maximum in registers, for windows of at most 255 taps, so that a route is one byte.
-template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
-struct SmallMax {
+// What the maxima in registers share, for windows of at most 255 taps, so that a route is one byte.
+// Op: the derived operator; kFill is the result only if all inputs equal it.
+template <class Op, class T, bool WithRoutes>
+struct RegisterMax {
   using In = T;
+  using Target = MaxTarget<T, WithRoutes>;
+  static constexpr bool kByLines = false, kPads = true;
+  static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
+  static bool may_be_padding(Target to, i64 i) { return to.y[i] == Op::kFill; }
+  static void clear(Target to, i64 n) {
+    std::fill(to.y, to.y + n, Op::kFill);
+    if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
+  }
+  template <class V = void, class P>
+  static void store(Target to, i64 i, const P& partial) {
+    poolgrad::store(to.y + i, partial.best);
+    if constexpr (WithRoutes)
+      poolgrad::store(to.routes + i, convert<std::uint8_t>(partial.best_tap));
+  }
+};
+
+// The maximum of float32 and uint8.
+template <class T, bool WithRoutes, bool NaNs = kFloat<T>>
+struct SmallMax : RegisterMax<SmallMax<T, WithRoutes, NaNs>, T, WithRoutes> {
   using AssumeNoNaN = SmallMax<T, WithRoutes, false>;
   using TapIndex = std::conditional_t<sizeof(T) == 1, std::uint8_t, u32>;
-  using Target = MaxTarget<T, WithRoutes>;
-  static Target target(T* y, std::uint8_t* routes, bool) { return {y, routes}; }
-  static constexpr bool kByLines = false, kPads = true;
-  static constexpr T kFill = lowest<T>();  // the result only if all inputs equal it
-  static bool may_be_padding(Target to, i64 i) { return to.y[i] == lowest<T>(); }
+  static constexpr T kFill = lowest<T>();
   template <class V>
   struct Partial {
     static constexpr int W = static_cast<int>(sizeof(V) / sizeof(T));
@@ -290,10 +307,6 @@ struct SmallMax {
     Vec<TapIndex, W> best_tap;
   };
 
-  static void clear(Target to, i64 n) {
-    for (i64 i = 0; i < n; ++i) to.y[i] = lowest<T>();
-    if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
-  }
   template <class V>
   static Partial<V> first(V value, u32 tap) {
     return {value, Vec<TapIndex, Partial<V>::W>{} + static_cast<TapIndex>(tap)};
@@ -309,12 +322,6 @@ struct SmallMax {
   template <class V>
   static auto relu_is_zero(V value) {
     return Max<T, WithRoutes, false>::relu_is_zero(value);
-  }
-  template <class V>
-  static void store(Target to, i64 i, const Partial<V>& partial) {
-    poolgrad::store(to.y + i, partial.best);
-    if constexpr (WithRoutes)
-      poolgrad::store(to.routes + i, convert<std::uint8_t>(partial.best_tap));
   }
 
   // A sum of inputs is NaN if one of them is (or if infinities of both signs are among them).
@@ -334,15 +341,15 @@ struct SmallMax {
   }
 };
 
-// Stores the first lanes of `where` as route `first` and those after it; kNowhere becomes the
-// largest number of the type.
+// Stores the first `lanes` lanes of `best_tap` as routes `first`, `first` + 1, ... kNowhere becomes
+// the largest number of the route's type.
 template <class P>
 POOLGRAD_INLINE void put_routes(P best_tap, Dense to, i64 first, i64 lanes) {
   if (to.dtype == Dtype::uint8)
-    store_first(as<std::uint8_t>(to, first), convert<std::uint8_t>(best_tap), lanes);
+    store_first(elements_of<std::uint8_t>(to, first), convert<std::uint8_t>(best_tap), lanes);
   else if (to.dtype == Dtype::uint16)
-    store_first(as<std::uint16_t>(to, first), convert<std::uint16_t>(best_tap), lanes);
-  else store_first(as<u32>(to, first), best_tap, lanes);
+    store_first(elements_of<std::uint16_t>(to, first), convert<std::uint16_t>(best_tap), lanes);
+  else store_first(elements_of<u32>(to, first), best_tap, lanes);
 }
 
 // Stores a row of routes.
@@ -362,7 +369,7 @@ POOLGRAD_INLINE void put_routes(P best_tap, Dense to, i64 first, i64 lanes) {
   return false;
 }
 
-// Routes outputs of row (od, oh) whose window holds no input to nowhere.
+// Sets the routes of windows of row (od, oh) that hold no input to kNowhere.
 [[maybe_unused]] inline void route_empty(const Plan& p, const Tile& tile, i64 od, i64 oh, u32* r) {
   const bool none = span_of(p.axis[0], od).taps == 0 || span_of(p.axis[1], oh).taps == 0;
   for (i64 o = tile.lo[2]; o < tile.hi[2]; ++o, r += p.inner) {

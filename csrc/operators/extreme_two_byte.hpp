@@ -1,5 +1,5 @@
-// Reductions of maxima of float16 and bfloat16, compared as integers: a vector holds twice as many
-// as of float32, and nothing is converted.
+// Computes maxima of float16 and bfloat16, compared as integers: a vector holds twice as many
+// elements as with float32, and no element is converted.
 #pragma once
 
 #include "operators/extreme.hpp"
@@ -15,16 +15,15 @@ inline constexpr std::uint16_t kInfinity = std::is_same_v<S, Float16> ? 0x7C00 :
 template <class V>
 auto key_of_bits(V bits) {
   using K = Vec<std::int16_t, static_cast<int>(sizeof(V) / 2)>;
-  const K own = bits_as<K>(bits), sign = own >> 15;
-  return ((own & 0x7FFF) ^ sign) - sign;
+  const K number = bits_as<K>(bits), sign = number >> 15;
+  return ((number & 0x7FFF) ^ sign) - sign;
 }
 
-// The maximum of either type if no input is NaN. Only the fill depends on the type.
+// The maximum of float16 or bfloat16 if no input is NaN. Only the fill value differs between both.
 template <bool WithRoutes>
-struct TwoByteMaxNoNaN {
+struct TwoByteMaxNoNaN : RegisterMax<TwoByteMaxNoNaN<WithRoutes>, std::uint16_t, WithRoutes> {
   using In = std::uint16_t;
   using AssumeNoNaN = TwoByteMaxNoNaN;
-  using Target = MaxTarget<In, WithRoutes>;
 
   template <class V>
   struct Partial {
@@ -49,12 +48,6 @@ struct TwoByteMaxNoNaN {
     if constexpr (WithRoutes)
       partial.best_tap = wins ? later.best_tap + static_cast<In>(shifted) : partial.best_tap;
   }
-  template <class V>
-  static void store(Target to, i64 i, const Partial<V>& partial) {
-    poolgrad::store(to.y + i, partial.best);
-    if constexpr (WithRoutes)
-      poolgrad::store(to.routes + i, convert<std::uint8_t>(partial.best_tap));
-  }
 
   // The largest magnitude: only NaNs are greater than the fill, which is an infinity.
   template <class V>
@@ -69,12 +62,9 @@ struct TwoByteMaxNoNaN {
 };
 
 template <class S, bool WithRoutes>
-struct TwoByteMax {
+struct TwoByteMax : RegisterMax<TwoByteMax<S, WithRoutes>, std::uint16_t, WithRoutes> {
   using In = std::uint16_t;
   using AssumeNoNaN = TwoByteMaxNoNaN<WithRoutes>;
-  using Target = MaxTarget<In, WithRoutes>;
-  static Target target(In* y, std::uint8_t* routes, bool) { return {y, routes}; }
-  static constexpr bool kByLines = false, kPads = true;
   static constexpr In kFill = 0x8000 | kInfinity<S>;  // the lowest
 
   template <class V>
@@ -85,19 +75,13 @@ struct TwoByteMax {
     V best_tap;
   };
 
-  static bool may_be_padding(Target to, i64 i) { return to.y[i] == kFill; }
-  static void clear(Target to, i64 n) {
-    std::fill(to.y, to.y + n, kFill);
-    if (WithRoutes) std::memset(to.routes, 0xFF, static_cast<std::size_t>(n));
-  }
-
   // Converts bits to integers in the order of the numbers: both zeros become 0, every NaN kNaN.
   static constexpr std::int16_t kNaN = 0x7FFF;
   template <class V>
   static auto key_of(V bits) {
     using K = decltype(Partial<V>::threshold);
-    const K own = bits_as<K>(bits), sign = own >> 15;
-    const K size = own & 0x7FFF;
+    const K number = bits_as<K>(bits), sign = number >> 15;
+    const K size = number & 0x7FFF;
     return size > static_cast<std::int16_t>(kInfinity<S>) ? K{} + kNaN : (size ^ sign) - sign;
   }
   // The key that a later input must exceed to win: a NaN wins over every earlier input, also over a
@@ -122,12 +106,6 @@ struct TwoByteMax {
   template <class V>
   static auto relu_is_zero(V bits) {
     return key_of(bits) <= 0;
-  }
-  template <class V>
-  static void store(Target to, i64 i, const Partial<V>& partial) {
-    poolgrad::store(to.y + i, partial.best);
-    if constexpr (WithRoutes)
-      poolgrad::store(to.routes + i, convert<std::uint8_t>(partial.best_tap));
   }
 
  private:

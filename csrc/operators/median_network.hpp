@@ -36,8 +36,8 @@ void exchange(V& low, V& high) {
   high = a < b ? b : a;
 }
 
-// Returns the lower of the two middle values. The compiler removes the comparisons that it does not
-// depend on.
+// Returns the lower of the two middle values. The compiler removes comparisons that do not affect
+// it.
 template <int N, class V>
 V middle_of(const V* values) {
   constexpr SortingNetwork<N> network;
@@ -51,8 +51,8 @@ V middle_of(const V* values) {
   return v[(N - 1) / 2];
 }
 
-// The same for any number of values, which are padded on both sides of the middle in the same
-// array.
+// The same for any number of values: pads the array with lowest and highest values, so that the
+// median keeps its rank.
 template <class T, class V>
 POOLGRAD_LOOP V middle_of_any(V* values, int count) {
   const auto filled = [&](auto size) {

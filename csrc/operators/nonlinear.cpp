@@ -21,9 +21,9 @@ int common_integer_power(NonlinearOp kind, Parameter theta) {
   return 0;
 }
 
-template <class A, class Windows, class Make>
+template <class A, class Windows, class MakeWindows>
 void compute_tiles(const Work& work, NonlinearOp kind, const View& x, Parameter theta, Dense y,
-                   void* const* residuals, void* sensitivity, Make&& make) {
+                   void* const* residuals, void* sensitivity, MakeWindows&& make_windows) {
   const Plan& p = *work.plan;
   using State = NonlinearState<A, Windows>;
   const int whole = common_integer_power<A>(kind, theta);
@@ -31,16 +31,16 @@ void compute_tiles(const Work& work, NonlinearOp kind, const View& x, Parameter 
       work,
       [&](const Tile& tile, Arena& arena) {
         const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-        A *own = arena.take<A>(n), *counts = arena.take<A>(n);
+        A *theta_row = arena.take<A>(n), *counts = arena.take<A>(n);
         const Nonlinear<A> op{
-            make_settings(loops_of<A>(kind), kind, own, whole, sensitivity != nullptr)};
+            make_settings(loops_of<A>(kind), kind, theta_row, whole, sensitivity != nullptr)};
         const auto dense = [](void* to) {
           return Dense{static_cast<char*>(to), DtypeOf<A>::value};
         };
-        return State{make(tile, op, arena),
+        return State{make_windows(tile, op, arena),
                      op.take(arena, n),
                      {op.set, counts, A(0), {}},
-                     own,
+                     theta_row,
                      counts,
                      {y, n, arena},
                      {{dense(residuals[0]), n, arena},

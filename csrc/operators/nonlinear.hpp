@@ -4,19 +4,58 @@
 // separable. The partial reduction of a small window is computed from all of its inputs at once.
 #pragma once
 
-#include "operators/settings.hpp"
+#include "kernels.hpp"
 #include "operators/sum.hpp"
 #include "simd/math.hpp"
 
 namespace poolgrad {
 namespace {
 
+template <class A>
+struct Loops;
+
+template <class A>
+struct Settings {
+  const Loops<A>* loops = nullptr;  // of the reduction
+  const A* theta = nullptr;         // one number for each output of a row: p, or r
+  NonlinearOp kind = NonlinearOp::lp;
+  int whole = 0;                         // p, if it is the same small whole number everywhere
+  bool mean = false;                     // whether y is a mean of powers, not their sum
+  bool sensitive = false;                // whether the derivative by theta is computed
+  bool t = false, w = false, h = false;  // sums that are computed in addition to s
+  static constexpr bool finite = false;  // all inputs and theta are finite
+  static constexpr int taps = 0;         // inputs of every window, if a compile-time constant
+};
+
+// The settings as compile-time constants, for windows of N finite inputs. P: p, if it is 2 or 3.
+template <NonlinearOp B, int N, int P = 0>
+struct Fixed {
+  static constexpr bool finite = true;
+  static constexpr int taps = N;
+  static constexpr NonlinearOp kind = B;
+  static constexpr int whole = P;
+  static constexpr bool mean = false, sensitive = false;
+  static constexpr bool t = B == NonlinearOp::soft, w = B == NonlinearOp::lse, h = false;
+};
+
+// theta: of a row; whole: p, if it is a small whole number; sensitive: whether the derivative by
+// theta is computed.
+template <class A>
+Settings<A> make_settings(const Loops<A>* loops, NonlinearOp kind, const A* theta, int whole,
+                          bool sensitive) {
+  const bool mean = kind == NonlinearOp::lp_mean,
+             near = kind == NonlinearOp::lse || (mean && !whole);
+  const bool slope = sensitive && kind != NonlinearOp::lp;
+  const bool t = sensitive || kind == NonlinearOp::soft, w = near || slope;
+  return {loops, theta, kind, whole, mean, sensitive, t, w, slope};
+}
+
 template <class V>
 struct ScaledSums {
   V m, s, t, w, h;
 };
 
-// Of powers and exponentials, with z <= 0 for each input, 0 for the largest:
+// ScaledSums of powers and exponentials, with z <= 0 for each input and z = 0 for the largest:
 //   s = sum e^z, t = sum z e^z, w = sum (e^z - 1), h = sum (z e^z - e^z + 1).
 // w and h stay accurate when all z are near 0, where s - n and t - w cancel.
 
@@ -40,7 +79,7 @@ ScaledSums<Vec<A, W>> merge_sums(ScaledSums<Vec<A, W>> hi, const ScaledSums<Vec<
                                  const Exp<Vec<A, W>>& e, Vec<A, W> value, const Settings<A>& set) {
   using V = Vec<A, W>;
   const V shifted = e.x * value, count = lo.s - lo.w;
-  hi.m = lo.m == lo.m ? hi.m : lo.m;  // so that a NaN in either of them stays
+  hi.m = lo.m == lo.m ? hi.m : lo.m;  // propagates a NaN
   hi.s += value * lo.s;
   hi.t += value * lo.t + shifted * lo.s;
   hi.w += value * lo.w + e.minus_one() * count;
@@ -48,9 +87,9 @@ ScaledSums<Vec<A, W>> merge_sums(ScaledSums<Vec<A, W>> hi, const ScaledSums<Vec<
   return hi;
 }
 
-// Accumulates terms relative to a given m alternately in two accumulators: this rounds less than
-// one accumulator, and the two do not depend on each other. Until end(), s sums the scales of the
-// exponentials and w their remainders, so that both sums take one addition each.
+// Accumulates terms relative to a given m, alternately in two independent accumulators, which
+// rounds less than one accumulator. Until end(), s sums the scales of the exponentials and w their
+// remainders, so that each sum takes one addition.
 template <class V>
 struct Terms {
   ScaledSums<V> partial{}, other{};
@@ -58,17 +97,17 @@ struct Terms {
   ScaledSums<V>& at(Const<0>) { return partial; }
   ScaledSums<V>& at(Const<1>) { return other; }
 
-  template <class A, int W, class Turn, class Set>
-  POOLGRAD_INLINE void add(Turn turn, const Exp<Vec<A, W>>& e, const Set& set) {
-    at(turn).s += e.scale;
-    at(turn).w += e.part;
-    if (set.t) at(turn).t += e.x * e.value();
-    if (set.h) at(turn).h += second_order<A, W>(e);
+  template <class A, int W, class Accumulator, class Set>
+  POOLGRAD_INLINE void add(Accumulator accumulator, const Exp<Vec<A, W>>& e, const Set& set) {
+    at(accumulator).s += e.scale;
+    at(accumulator).w += e.part;
+    if (set.t) at(accumulator).t += e.x * e.value();
+    if (set.h) at(accumulator).h += second_order<A, W>(e);
   }
-  template <class Turn>
-  POOLGRAD_INLINE void add(Turn turn, V s, V t) {
-    at(turn).s += s;
-    at(turn).t += t;
+  template <class Accumulator>
+  POOLGRAD_INLINE void add(Accumulator accumulator, V s, V t) {
+    at(accumulator).s += s;
+    at(accumulator).t += t;
   }
 
   template <class Set>
@@ -87,7 +126,7 @@ struct Terms {
   }
 
  private:
-  // So that a NaN among the terms becomes the result.
+  // Returns s if it is NaN, so that a NaN among the terms propagates to the result.
   template <class Set>
   static V or_nan(V m, V s) {
     return Set::finite ? m : s == s ? m : s;
@@ -97,20 +136,20 @@ struct Terms {
 // Calls each(term, accumulator index) for terms First ... n. If n is a compile-time constant, the
 // terms may stay in registers.
 template <i64 First, class F>
-POOLGRAD_INLINE void by_turns(Const<First>, i64 n, F&& each) {
+POOLGRAD_INLINE void alternate(Const<First>, i64 n, F&& each) {
   i64 t = First;
   for (; t + 2 <= n; t += 2) each(t, Const<0>{}), each(t + 1, Const<1>{});
   if (t < n) each(t, Const<0>{});
 }
 template <i64 First, i64 N, class F>
-POOLGRAD_INLINE void by_turns(Const<First>, Const<N>, F&& each) {
+POOLGRAD_INLINE void alternate(Const<First>, Const<N>, F&& each) {
   [&]<i64... K>(std::integer_sequence<i64, K...>) __attribute__((always_inline)) {
     (each(First + K, Const<K % 2>{}), ...);
   }(std::make_integer_sequence<i64, N - First>{});
 }
 
 template <class V>
-void put_in_order(ScaledSums<V>& hi, ScaledSums<V>& lo) {
+void sort_by_maximum(ScaledSums<V>& hi, ScaledSums<V>& lo) {
   const auto wrong = hi.m < lo.m;
   const ScaledSums<V> a = hi, b = lo;
   const auto exchange = [&](V ScaledSums<V>::* part) {
@@ -126,13 +165,13 @@ template <class A>
 struct Powers {
   static constexpr bool kInRegisters = false;
   template <class V, i64 W>
-  static ScaledSums<V> lift(V x, V, Const<W>) {
+  static ScaledSums<V> partial_of(V x, V, Const<W>) {
     return {x < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
   }
   template <class V, i64 W>
   static ScaledSums<V> merge(ScaledSums<V> hi, ScaledSums<V> lo, V p, const Settings<A>& set,
                              Const<W>) {
-    put_in_order(hi, lo);
+    sort_by_maximum(hi, lo);
     const auto equal = lo.m == hi.m;
     if (set.whole && !set.t) {
       hi.s += integer_power(equal ? V{} + A(1) : lo.m / hi.m, set.whole) * lo.s;
@@ -148,23 +187,23 @@ struct Powers {
   template <class V, class N, class Set, i64 W>
   POOLGRAD_INLINE static ScaledSums<V> all_at_once(V* x, N n, V p, const Set& set, Const<W>) {
     V m{};
-    by_turns(Const<0>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
+    alternate(Const<0>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
       x[t] = magnitude<A, W>(x[t]);
       m = x[t] > m ? x[t] : m;
     });
     if (set.whole && !set.mean) return scaled_powers(x, n, m, p, set, Const<W>{});
     Terms<V> terms, powers;
     const bool by_log = !set.whole || set.w;
-    by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+    alternate(Const<0>{}, n, [&](i64 t, auto accumulator) __attribute__((always_inline)) {
       const auto equal = x[t] == m;
       if (set.whole) {
         const V q = equal ? V{} + A(1) : x[t] / m, power = integer_power(q, set.whole);
-        powers.add(turn, power, V{});
+        powers.add(accumulator, power, V{});
       }
       if (by_log) {
         V z = p * log_ratio<A, W>(x[t], m);
         z = equal ? V{} : x[t] == A(0) ? V{} - std::numeric_limits<A>::infinity() : z;
-        terms.template add<A, W>(turn, exponentials<A, W>(z), set);
+        terms.template add<A, W>(accumulator, exponentials<A, W>(z), set);
       }
     });
     if (!by_log) return powers.end(m, set);
@@ -183,11 +222,11 @@ struct Powers {
     V down = scale.down;
     if (!Set::finite) down = infinite ? V{} : down;
     Terms<V> terms;
-    by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+    alternate(Const<0>{}, n, [&](i64 t, auto accumulator) __attribute__((always_inline)) {
       V q = x[t] * down;
       if (!Set::finite) q = (infinite & (x[t] == m)) ? V{} + A(1) : q;
       const V power = integer_power(q, set.whole);
-      terms.add(turn, power, set.t ? p * logarithm<A, W>(q) * power : V{});
+      terms.add(accumulator, power, set.t ? p * logarithm<A, W>(q) * power : V{});
     });
     return terms.end((infinite | (m == A(0))) ? m : scale.up, set);
   }
@@ -198,13 +237,13 @@ template <class A>
 struct Exponentials {
   static constexpr bool kInRegisters = true;  // the four inputs of a 2x2 window
   template <class V, i64 W>
-  static ScaledSums<V> lift(V x, V r, Const<W>) {
+  static ScaledSums<V> partial_of(V x, V r, Const<W>) {
     return {r < A(0) ? -x : x, V{} + A(1), V{}, V{}, V{}};
   }
   template <class V, i64 W>
   static ScaledSums<V> merge(ScaledSums<V> hi, ScaledSums<V> lo, V r, const Settings<A>& set,
                              Const<W>) {
-    put_in_order(hi, lo);
+    sort_by_maximum(hi, lo);
     const V rate = r < A(0) ? -r : r;
     const V z = lo.m == hi.m ? V{} : rate * (lo.m - hi.m);  // equal infinities
     const Exp<V> e = exponentials<A, W>(z);
@@ -215,18 +254,18 @@ struct Exponentials {
     const auto negated = r < A(0);
     const V rate = negated ? -r : r, sign = negated ? V{} - A(1) : V{} + A(1);
     V m = x[0] * sign;
-    by_turns(Const<1>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
-      const V own = x[t] * sign;  // without m, whose exponential is 1
-      const auto larger = own > m;
-      x[t] = larger ? m : own;
-      m = larger ? own : m;
+    alternate(Const<1>{}, n, [&](i64 t, auto) __attribute__((always_inline)) {
+      const V value = x[t] * sign;  // without m, whose exponential is 1
+      const auto larger = value > m;
+      x[t] = larger ? m : value;
+      m = larger ? value : m;
     });
     Terms<V> terms;
     terms.partial.s += A(1);
-    by_turns(Const<1>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
+    alternate(Const<1>{}, n, [&](i64 t, auto accumulator) __attribute__((always_inline)) {
       V z = rate * (x[t] - m);
       if (!Set::finite) z = x[t] == m ? V{} : z;  // equal infinities
-      terms.template add<A, W>(turn, exponentials<A, W, Set::finite>(z), set);
+      terms.template add<A, W>(accumulator, exponentials<A, W, Set::finite>(z), set);
     });
     return terms.end_sums(m, static_cast<A>(n), set);
   }
@@ -238,14 +277,14 @@ template <class A>
 struct Positives {
   static constexpr bool kInRegisters = false;
   template <class V, i64 W>
-  static ScaledSums<V> lift(V x, V, Const<W>) {
+  static ScaledSums<V> partial_of(V x, V, Const<W>) {
     const V one = V{} + A(1);
     const auto positive = x > A(0);
     return {positive ? x : x <= A(0) ? V{} : x, positive ? one : x, positive ? one : V{}, V{}, V{}};
   }
   template <class V, i64 W>
   static ScaledSums<V> merge(ScaledSums<V> hi, ScaledSums<V> lo, V, const Settings<A>&, Const<W>) {
-    put_in_order(hi, lo);
+    sort_by_maximum(hi, lo);
     const V q = lo.m == hi.m ? V{} + A(1) : lo.m / hi.m;
     const auto alone =
         (lo.m == A(0)) & (hi.m > A(0));  // s of a window without positive inputs is another sum
@@ -260,9 +299,9 @@ struct Positives {
     V m{}, total{};
     for (i64 t = 0; t < n; ++t) m = x[t] > m ? x[t] : m;
     Terms<V> terms;
-    by_turns(Const<0>{}, n, [&](i64 t, auto turn) __attribute__((always_inline)) {
-      const V q = x[t] == m ? V{} + A(1) : x[t] / m, own = x[t] <= A(0) ? V{} : q;
-      terms.add(turn, own, own * own);
+    alternate(Const<0>{}, n, [&](i64 t, auto accumulator) __attribute__((always_inline)) {
+      const V q = x[t] == m ? V{} + A(1) : x[t] / m, share = x[t] <= A(0) ? V{} : q;
+      terms.add(accumulator, share, share * share);
       total += x[t];
     });
     ScaledSums<V> partial = terms.end(m, set);
@@ -272,7 +311,8 @@ struct Positives {
   }
 };
 
-// A row of partial reductions as a struct of arrays. `set.theta` belongs to the first.
+// A row of partial reductions as a struct of arrays. `set.theta` points to the parameter of the
+// first output.
 template <class A>
 struct ScaledSumsRow {
   static constexpr int kParts = 4;
@@ -296,7 +336,8 @@ void store_partial(const ScaledSumsRow<A>& row, i64 i, const ScaledSums<V>& part
   access.store(row.part[3] + i, partial.h);
 }
 
-// Reduces one window of many neighbours: each lane takes every W-th of them, then lanes are merged.
+// Reduces one window of many neighbours: each lane reduces every W-th input, then a horizontal
+// reduction merges the lanes.
 template <class A, class Reduction>
 POOLGRAD_LOOP void fold_across(ScaledSumsRow<A> to, const A* from, i64 taps) {
   constexpr i64 W =
@@ -305,11 +346,11 @@ POOLGRAD_LOOP void fold_across(ScaledSumsRow<A> to, const A* from, i64 taps) {
   using V = Vec<A, W>;
   using One = Vec<A, 1>;
   const V p = V{} + to.set.theta[0];
-  const One own = load<One>(to.set.theta);
-  ScaledSums<V> partials = Reduction::lift(load<V>(from), p, Const<W>{});
+  const One theta = load<One>(to.set.theta);
+  ScaledSums<V> partials = Reduction::partial_of(load<V>(from), p, Const<W>{});
   i64 t = W;
   for (; t + W <= taps; t += W) {
-    const auto next = Reduction::lift(load<V>(from + t), p, Const<W>{});
+    const auto next = Reduction::partial_of(load<V>(from + t), p, Const<W>{});
     partials = Reduction::merge(partials, next, p, to.set, Const<W>{});
   }
   A lane[1 + kParts][W];
@@ -317,11 +358,11 @@ POOLGRAD_LOOP void fold_across(ScaledSumsRow<A> to, const A* from, i64 taps) {
   store_partial(lanes_row, 0, partials);
   ScaledSums<One> partial = load_partial<One>(lanes_row, 0);
   for (i64 j = 1; j < W; ++j) {
-    partial = Reduction::merge(partial, load_partial<One>(lanes_row, j), own, to.set, Const<1>{});
+    partial = Reduction::merge(partial, load_partial<One>(lanes_row, j), theta, to.set, Const<1>{});
   }
   for (; t < taps; ++t) {
-    const auto next = Reduction::lift(load<One>(from + t), own, Const<1>{});
-    partial = Reduction::merge(partial, next, own, to.set, Const<1>{});
+    const auto next = Reduction::partial_of(load<One>(from + t), theta, Const<1>{});
+    partial = Reduction::merge(partial, next, theta, to.set, Const<1>{});
   }
   store_partial(to, 0, partial);
 }
@@ -336,7 +377,7 @@ POOLGRAD_LOOP void fold_inputs(ScaledSumsRow<A> to, i64 n, const A* from, i64 st
     const V p = access.template load<V>(to.set.theta + i);
     const auto input = [&](i64 t) {
       const A* here = from + i * step + t * gap;
-      return Reduction::lift(access.template load<V>(here, step), p, w);
+      return Reduction::partial_of(access.template load<V>(here, step), p, w);
     };
     ScaledSums<V> partial = input(0);
     for (i64 t = 1; t < taps; ++t) partial = Reduction::merge(partial, input(t), p, to.set, w);
@@ -390,7 +431,7 @@ struct Nonlinear {
   Settings<A> set;
 
   static constexpr bool kIdempotent = false;
-  static constexpr bool kDoubles = false;  // not along a row
+  static constexpr bool kDoubles = false;  // no log-step doubling along the width
   static constexpr bool kAnySize = true;
 
   Row take(Arena& arena, i64 n) const {

@@ -17,7 +17,7 @@ struct RowOutputs {
   A *y, *residuals[kMaxResiduals], *sensitivity;
 };
 
-// A row of outputs and its operands besides the input.
+// Pointers to a row of outputs and to the operands other than the input.
 template <class A>
 struct RowOperands {
   Settings<A> set;
@@ -200,7 +200,7 @@ struct SmallNonlinear {
   static constexpr bool kByLines = false;
   static constexpr bool kPads = false;  // no value leaves a result unchanged
   static constexpr bool kHeavy = true;
-  static constexpr bool kPairs = true;
+  static constexpr bool kStoresPairs = true;
   static constexpr A kFill = A(0);
   static bool may_be_padding(Target, i64) { return true; }
 
@@ -269,13 +269,14 @@ struct SmallNonlinear {
   }
 };
 
-// Computes a row. Calls begin(at, n), which sets line.out, before elements at ... at + n.
+// Computes a row. Before it writes elements [at, at + n), it calls begin(at, n), which sets
+// line.out.
 template <class A, class Begin>
 void compute_row(Unrolled<SmallNonlinear<A>>& windows, i64 od, i64 oh, const RowOperands<A>& line,
                  ScaledSumsRow<A>, Begin&& begin) {
-  windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
+  windows.row(od, oh, [&](i64 at, i64 n, auto&& compute) {
     begin(at, n);
-    make({&line, at});
+    compute({&line, at});
   });
 }
 template <class A, class Begin>
@@ -285,7 +286,7 @@ void compute_row(Separable<Nonlinear<A>>& windows, i64 od, i64 oh, const RowOper
   line.set.loops->finish(line, windows.row(od, oh, partials), windows.length());
 }
 
-// Per-task state.
+// Per-task state of nonlinear reductions.
 template <class A, class Windows>
 struct NonlinearState {
   Windows windows;
@@ -301,7 +302,7 @@ void nonlinear_tile(const Plan& p, const Tile& tile, NonlinearState<A, Windows>&
   RowOperands<A>& line = state.line;
   for (i64 od = tile.lo[0]; od < tile.hi[0]; ++od) {
     for (i64 oh = tile.lo[1]; oh < tile.hi[1]; ++oh) {
-      const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
+      const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
       line.rows = static_cast<A>(Divisor{false, 0}.of_rows(p, od, oh));
       compute_row(state.windows, od, oh, line, state.partials, [&](i64 at, i64 n) {
         const auto allocate = [&](RowWriter<A>& writer) {

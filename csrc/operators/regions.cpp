@@ -73,8 +73,8 @@ std::vector<Range> pixel_bins(double low, double high, double factor, i64 bins, 
   return ranges;
 }
 
-// The maxima of the bins of one region and their indices: a NaN wins, the last of several; of equal
-// inputs the first in row-major order.
+// Computes the maxima of the bins of one region and their indices. The last NaN wins; otherwise the
+// first of equal inputs in row-major order.
 template <class T>
 class Maxima {
  public:
@@ -98,7 +98,7 @@ class Maxima {
   }
 
  private:
-  // As wide as T, so that both have as many lanes.
+  // Integer of the size of T, so that vectors of both have the same number of lanes.
   using Index = std::conditional_t<sizeof(T) == 4, std::int32_t, i64>;
 
   // The maximum of each column over the rows of a bin; vectorised along the width.
@@ -141,15 +141,15 @@ class Maxima {
 
   std::vector<Range> rows_, columns_;
   i64 width_, first_;       // of the map, and the first column of the region in it
-  std::vector<T> best_;     // of each column of the region,
-  std::vector<Index> row_;  // and where it is
+  std::vector<T> best_;     // maximum of each column of the region
+  std::vector<Index> row_;  // row of that maximum
 };
 
 // RoIAlign: averages of bilinear samples. The samples of a bin are a grid, so their average is
 // sum_i sum_j wy_i wx_j x[i, j] / count with weights for each axis: taps.
 
 template <class T>
-struct Tap {
+struct WeightedTap {
   i64 index;
   T weight;
 };
@@ -157,9 +157,9 @@ struct Tap {
 // The taps of the bins along one axis, in ascending order; samples more than one pixel outside the
 // map have none.
 template <class T>
-class Taps {
+class AxisSamples {
  public:
-  Taps(double low, double high, const RegionScale& scale, i64 bins, i64 size) {
+  AxisSamples(double low, double high, const RegionScale& scale, i64 bins, i64 size) {
     const T factor = static_cast<T>(scale.factor), offset = static_cast<T>(scale.aligned ? 0.5 : 0);
     start_ = static_cast<T>(low) * factor - offset;
     T width = static_cast<T>(high) * factor - offset - start_;
@@ -173,7 +173,7 @@ class Taps {
   }
 
   i64 samples() const { return samples_; }  // of each bin
-  std::vector<Tap<T>>& all() { return taps_; }
+  std::vector<WeightedTap<T>>& all() { return taps_; }
 
   template <class F>
   void each(i64 bin, F&& f) const {
@@ -217,7 +217,7 @@ class Taps {
     }
   }
 
-  // Samples ascend, so a tap that there is already is one of the last two of its bin.
+  // Samples ascend, so an existing tap with this index is one of the last two taps of its bin.
   void add(i64 index, T weight) {
     const std::size_t count = taps_.size(), first = begin_.back();
     for (std::size_t k = count; k > first && k + 2 > count; --k) {
@@ -231,11 +231,11 @@ class Taps {
 
   T start_, width_;
   i64 samples_;
-  std::vector<Tap<T>> taps_;
+  std::vector<WeightedTap<T>> taps_;
   std::vector<std::size_t> begin_;  // of each bin in `taps_`, and the end
 };
 
-// The samples of one region.
+// Computes the averages of bilinear samples in the bins of one region, and their transpose.
 template <class T>
 class Samples {
  public:
@@ -247,8 +247,8 @@ class Samples {
         bin_columns_(maps.bin_columns),
         count_(static_cast<T>(larger(rows_.samples(), 1)) *
                static_cast<T>(larger(columns_.samples(), 1))) {
-    // Taps of columns count those columns of the map that have a tap.
-    for (Tap<T>& tap : columns_.all()) {
+    // Renumbers column taps: index k is the k-th column of the map that has a tap.
+    for (WeightedTap<T>& tap : columns_.all()) {
       if (used_.empty() || tap.index > used_.back()) used_.push_back(tap.index);
       std::size_t k = used_.size() - 1;
       while (used_[k] != tap.index) --k;
@@ -258,17 +258,17 @@ class Samples {
     gapless_ = !used_.empty() && used_.back() - used_[0] + 1 == static_cast<i64>(used_.size());
   }
 
-  // Rows are summed first: each input of the region is read once for each row of bins that has it.
+  // Sums rows first: an input is read once for each row of bins with a tap on it.
   void average(const T* x, T* y) {
     for (i64 row = 0; row < bin_rows_; ++row) {
       std::fill(line_.begin(), line_.end(), T(0));
-      rows_.each(row, [&](const Tap<T>& tap) {
+      rows_.each(row, [&](const WeightedTap<T>& tap) {
         const T* from = x + tap.index * width_;
         over_columns([&](std::size_t k, i64 column) { line_[k] += tap.weight * from[column]; });
       });
       for (i64 column = 0; column < bin_columns_; ++column) {
         T sum = 0;
-        columns_.each(column, [&](const Tap<T>& tap) {
+        columns_.each(column, [&](const WeightedTap<T>& tap) {
           sum += tap.weight * line_[static_cast<std::size_t>(tap.index)];
         });
         *y++ = sum / count_;
@@ -282,11 +282,11 @@ class Samples {
       std::fill(line_.begin(), line_.end(), T(0));
       for (i64 column = 0; column < bin_columns_; ++column) {
         const T share = *gy++ / count_;
-        columns_.each(column, [&](const Tap<T>& tap) {
+        columns_.each(column, [&](const WeightedTap<T>& tap) {
           line_[static_cast<std::size_t>(tap.index)] += tap.weight * share;
         });
       }
-      rows_.each(row, [&](const Tap<T>& tap) {
+      rows_.each(row, [&](const WeightedTap<T>& tap) {
         T* to = gx + tap.index * width_;
         over_columns([&](std::size_t k, i64 column) { to[column] += tap.weight * line_[k]; });
       });
@@ -304,7 +304,7 @@ class Samples {
     }
   }
 
-  Taps<T> rows_, columns_;
+  AxisSamples<T> rows_, columns_;
   i64 width_, bin_rows_, bin_columns_;
   T count_;
   std::vector<i64> used_;  // columns of the map, ascending
@@ -319,9 +319,9 @@ std::string described(const Region& box) {
   return text;
 }
 
-// In the image and in the feature map, so that float holds the product.
-bool is_near(double corner, double factor) {
-  return std::abs(corner) <= kFarthestCorner && std::abs(corner * factor) <= kFarthestCorner;
+// Whether a coordinate is small enough for float, in the image and in the feature map.
+bool is_in_range(double corner, double factor) {
+  return std::abs(corner) <= kMaxCoordinate && std::abs(corner * factor) <= kMaxCoordinate;
 }
 
 }  // namespace
@@ -350,8 +350,8 @@ std::vector<Region> checked_regions(const RegionMaps& maps, const double* boxes,
       refuse("have finite coordinates", described(box));
     }
     if (box.x2 < box.x1 || box.y2 < box.y1) refuse("have x1 <= x2 and y1 <= y2", described(box));
-    if (!(is_near(box.x1, factor) && is_near(box.y1, factor) && is_near(box.x2, factor) &&
-          is_near(box.y2, factor))) {
+    if (!(is_in_range(box.x1, factor) && is_in_range(box.y1, factor) &&
+          is_in_range(box.x2, factor) && is_in_range(box.y2, factor))) {
       refuse("lie within 2**30 pixels of the origin, also when scaled", described(box));
     }
     regions.push_back({static_cast<i64>(image), box.x1, box.y1, box.x2, box.y2});

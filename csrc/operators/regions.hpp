@@ -31,10 +31,10 @@ struct RegionScale {
 };
 
 // No corner of a box may lie further from the origin, in pixels of the image or of the feature map.
-inline constexpr double kFarthestCorner = 1 << 30;
+inline constexpr double kMaxCoordinate = 1 << 30;
 // The factor of a scale and the number of samples have limits, too.
-inline constexpr double kLargestFactor = 1 << 30;
-inline constexpr i64 kMostSamples = 1 << 16;
+inline constexpr double kMaxFactor = 1 << 30;
+inline constexpr i64 kMaxSamples = 1 << 16;
 
 // Reads `count` boxes (image index, x1, y1, x2, y2) and checks them.
 // Throws std::invalid_argument with a message that contains the number of the box.

@@ -7,7 +7,7 @@
 namespace poolgrad {
 namespace {
 
-// The sum.
+// The sum of the inputs of a window.
 template <class A>
 struct Sum {
   using In = A;
@@ -29,12 +29,12 @@ struct Sum {
     for (i64 i = 0; i < n; ++i) row.v[i] = A(0);
   }
 
-  template <class Size, class First, class Distance>
-  POOLGRAD_LOOP static void sweep(Row to, i64 n, const A* from, Distance distance, u32, Size size,
-                                  First first) {
+  template <class Size, class First, class Loader>
+  POOLGRAD_LOOP static void fold_taps(Row to, i64 n, const A* from, Loader loader, u32, Size size,
+                                      First first) {
     lanes<A>(n, [&](auto w, i64 i) {
       using V = Vec<A, w()>;
-      const auto input = [&](i64 t) { return distance.template get<V>(from, i, t); };
+      const auto input = [&](i64 t) { return loader.template get<V>(from, i, t); };
       V sum = first ? input(0) : load<V>(to.v + i);
       for (i64 t = first; t < size; ++t) sum += input(t);
       store(to.v + i, sum);
@@ -66,8 +66,8 @@ struct Sum {
     partial.sum += later.sum;
   }
   template <class C>
-  static void store_partial(Row to, const C& partial, u32, i64 lanes) {
-    store_first(to.v, partial.sum, lanes);
+  static void store_partial(Row to, const C& partial) {
+    store(to.v, partial.sum);
   }
 
   // Reduces a vector to W lanes: halves are added, then their halves, and so on.
@@ -85,7 +85,7 @@ struct Sum {
 
   // Sums one window of many neighbours: each lane adds every W-th input, then a horizontal
   // reduction adds the lanes.
-  POOLGRAD_LOOP static void across(Row to, const A* from, i64 taps) {
+  POOLGRAD_LOOP static void reduce_across_lanes(Row to, const A* from, i64 taps) {
     constexpr i64 W = kTapsAcrossLanes;  // the same on every machine, for the same rounding
     Vec<A, W> sums{};
     i64 t = 0;
@@ -101,11 +101,11 @@ struct Sum {
   POOLGRAD_LOOP static void fold_inputs(Row to, i64 n, const A* from, i64 step, i64 gap, i64 taps,
                                         i64, bool may_reduce_across = true) {
     if (may_reduce_across && n == 1 && gap == 1 && taps >= kTapsAcrossLanes)
-      return across(to, from, taps);
+      return reduce_across_lanes(to, from, taps);
     in_groups<Sum>(taps, [&](auto size, auto first, i64 begin) {
       const A* here = from + begin * gap;
       by_stride(step, gap, taps, first,
-                [&](auto distance) { sweep(to, n, here, distance, 0, size, first); });
+                [&](auto loader) { fold_taps(to, n, here, loader, 0, size, first); });
     });
   }
 
@@ -171,7 +171,7 @@ struct Mean {
   static void store(Target to, i64 i, const Partial<V>& partial) {
     divide(to, i, partial.sum);
   }
-  // A sum begins with 0, so that a sum of -0.0 only is 0.0.
+  // Adds 0, so that a sum of negative zeros is 0.0.
   template <class V>
   static void divide(Target to, i64 i, V sum) {
     poolgrad::store(to.y + i, (V{} + sum) / (*to.rows * load<V>(to.columns + i)));
@@ -199,13 +199,13 @@ struct MeanState {
   A* row;
   ColumnDivisors<A> columns;
 
-  static bool deep() { return false; }
+  static bool depth_first() { return false; }
   void start(const char* plane) { windows.start(plane); }
 
-  // Computes rows of n outputs from oh on, at most `most`, and returns how many; rows_of(oh)
-  // returns a row's divisor.
+  // Computes rows of n outputs from oh on (here one) and returns their number. rows_of(oh) returns
+  // the divisor of a row.
   template <class RowsOf>
-  i64 make(i64 od, i64 oh, i64, i64 first, const Tile&, i64 n, RowsOf&& rows_of) {
+  i64 compute_rows(i64 od, i64 oh, i64, i64 first, const Tile&, i64 n, RowsOf&& rows_of) {
     const A* sums = windows.row(od, oh, {row}).v;
     const A rows = rows_of(oh);
     const typename Mean<A, true>::Target line{y.reserve(first, n, false), columns.row, &rows};
@@ -230,7 +230,7 @@ struct SmallMeanState {
   A* rows;
   ColumnDivisors<A> columns;
 
-  bool deep() const { return blocked.deep(); }
+  bool depth_first() const { return blocked.depth_first(); }
   void start(const char* plane) {
     windows.start(plane);
     blocked.start(plane);
@@ -238,7 +238,8 @@ struct SmallMeanState {
   }
 
   template <class RowsOf>
-  i64 make(i64 od, i64 oh, i64 max_rows, i64 first, const Tile& tile, i64, RowsOf&& rows_of) {
+  i64 compute_rows(i64 od, i64 oh, i64 max_rows, i64 first, const Tile& tile, i64,
+                   RowsOf&& rows_of) {
     const i64 pixel_rows = y.in_place() ? channels_last.rows(oh, oh + max_rows) : 0;
     const i64 count = pixel_rows > 0 ? pixel_rows : larger(1, smaller(max_rows, blocked.rows()));
     for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
@@ -247,16 +248,17 @@ struct SmallMeanState {
       return count;
     }
     if (!blocked.rows()) {
-      windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
-        make(Target{y.reserve(first + at, n), columns.row + at, rows});
+      windows.row(od, oh, [&](i64 at, i64 n, auto&& compute) {
+        compute(Target{y.reserve(first + at, n), columns.row + at, rows});
       });
       return 1;
     }
     const i64 length = blocked.length();
     const Target all{y.reserve(first, count * length, false), columns.row, rows};
-    if (blocked.make(od, oh, count, all)) return count;
+    if (blocked.compute_block(od, oh, count, all)) return count;
     for (i64 q = 0; q < count; ++q) {
-      windows.row(od, oh + q, [&](i64 at, i64, auto&& make) { make(all.line(q, length).at(at)); });
+      windows.row(od, oh + q,
+                  [&](i64 at, i64, auto&& compute) { compute(all.line(q, length).at(at)); });
     }
     return count;
   }
@@ -267,7 +269,7 @@ struct SmallMeanState {
     for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
       hi = smaller(tile.hi[2], lo + channels_last.columns());
       const Target here = to.at((lo - tile.lo[2]) * p.inner);
-      channels_last.make_all(windows, od, oh, count, lo, hi, here, p.out_row());
+      channels_last.compute_all(windows, od, oh, count, lo, hi, here, p.out_row());
     }
   }
 };
@@ -276,9 +278,9 @@ template <class State>
 void average_tile(const Plan& p, const Tile& tile, State& state, Divisor divisor, i64 plane) {
   state.columns.fill(p, divisor, tile.lo[2], tile.hi[2]);
   const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-  over_rows(tile, state.deep(), [&](i64 od, i64 oh) {
-    const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-    return state.make(od, oh, tile.hi[1] - oh, first, tile, n, [&](i64 row) {
+  over_rows(tile, state.depth_first(), [&](i64 od, i64 oh) {
+    const i64 first = plane + p.output_index(od, oh, tile.lo[2]);
+    return state.compute_rows(od, oh, tile.hi[1] - oh, first, tile, n, [&](i64 row) {
       return static_cast<std::remove_pointer_t<decltype(state.columns.row)>>(
           divisor.of_rows(p, od, row));
     });
@@ -288,9 +290,9 @@ void average_tile(const Plan& p, const Tile& tile, State& state, Divisor divisor
 // Per-task state of averages of wide windows.
 template <class A>
 struct WideMeanState {
-  WideMeanState(const Plan& p, const View& x, const Tile& tile, Dense to, const Quotient* quotient,
-                Arena& arena)
-      : van_herk(p, x, tile, {false, quotient}, {}, arena),
+  WideMeanState(const Plan& p, const View& x, const Tile& tile, Dense to,
+                const PlanDivisor* input_divisor, Arena& arena)
+      : van_herk(p, x, tile, {false, input_divisor}, {}, arena),
         y(to, van_herk.max_elements(), arena),
         rows(arena.take<A>(van_herk.max_rows())),
         columns{arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner)} {}
@@ -316,13 +318,14 @@ void wide_average_tile(const Plan& p, WideMeanState<A>& state, const char* input
                i64 q, i64 s, const auto& partial, u32, i64 lanes) __attribute__((always_inline)) {
       A* y = values + strips.at(q, s);
       prefetch(y + prefetch_distance);
-      const A* own = columns + s * strip;
-      const V of_columns = by_pixel ? V{} + *own : load_first<V>(own, lanes);
+      const A* divisors = columns + s * strip;
+      const V of_columns = by_pixel ? V{} + *divisors : load_first<V>(divisors, lanes);
       store_first(y, (V{} + partial.sum) / (of_rows[q] * of_columns), lanes);
     };
   };
   const auto close = [&](const Patch& patch, i64, i64 rows) { state.y.close(patch, rows); };
-  for (i64 k = 0; k < state.van_herk.patches(); ++k) state.van_herk.make(inputs, k, open, close);
+  for (i64 k = 0; k < state.van_herk.patches(); ++k)
+    state.van_herk.compute_patch(inputs, k, open, close);
 }
 
 }  // namespace

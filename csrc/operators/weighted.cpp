@@ -5,19 +5,27 @@
 #include "base/partition.hpp"
 #include "forward/column_sums.hpp"
 #include "forward/plane_means.hpp"
-#include "operators/mixed.hpp"
+#include "kernels.hpp"
+#include "operators/sum.hpp"
 
 namespace poolgrad {
+
+// operators/mixed.cpp
+void POOLGRAD_TABLE(mixed)(const Work&, const View& x, Parameter alpha, bool count_padding, Dense y,
+                           Dense routes, void* sensitivity);
+void POOLGRAD_TABLE(mixed_backward)(const Work&, const View& gy, const View& routes,
+                                    Parameter alpha, bool count_padding, Dense gx);
+
 namespace {
 
-template <class A, class Make>
-void average_by(const Work& work, const View& x, Divisor divisor, Make&& make) {
+template <class A, class MakeState>
+void average_by(const Work& work, const View& x, Divisor divisor, MakeState&& make_state) {
   const Plan& p = *work.plan;
   over_outputs(
       work,
       [&](const Tile& tile, Arena& arena) {
         A* columns = arena.take<A>((tile.hi[2] - tile.lo[2]) * p.inner);
-        return make(tile, arena, columns);
+        return make_state(tile, arena, columns);
       },
       [&](auto& state, i64 plane, const Tile& tile) {
         state.start(plane_of(x, plane));
@@ -25,22 +33,25 @@ void average_by(const Work& work, const View& x, Divisor divisor, Make&& make) {
       });
 }
 
-template <class A, class Windows, class Make>
-void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor, Make&& make) {
+template <class A, class Windows, class MakeWindows>
+void average_by_rows(const Work& work, const View& x, Dense y, Divisor divisor,
+                     MakeWindows&& make_windows) {
   const Plan& p = *work.plan;
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
     const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return MeanState<A, Windows>{make(tile, arena), {y, n, arena}, arena.take<A>(n), {columns}};
+    return MeanState<A, Windows>{
+        make_windows(tile, arena), {y, n, arena}, arena.take<A>(n), {columns}};
   });
 }
 
 template <class A>
 void average_by_van_herk(const Work& work, const View& x, Dense y, Divisor divisor,
-                         const Quotient* quotient) {
+                         const PlanDivisor* input_divisor) {
   const Plan& p = *work.plan;
   using State = WideMeanState<A>;
   over_outputs(
-      work, [&](const Tile& tile, Arena& arena) { return State(p, x, tile, y, quotient, arena); },
+      work,
+      [&](const Tile& tile, Arena& arena) { return State(p, x, tile, y, input_divisor, arena); },
       [&](State& state, i64 plane, const Tile&) {
         wide_average_tile(p, state, plane_of(x, plane), divisor, plane * p.out_plane());
       });
@@ -72,12 +83,7 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
   const Plan p = flattened(*whole.plan, x);
   const Work work{&p, whole.threads};
   const Divisor divide{count_padding, divisor};
-  const Algorithm algorithm = choose({.task = Task::average,
-                                      .plan = &p,
-                                      .input = layout_of(x, p),
-                                      .threads = work.threads,
-                                      .vector_bytes = kVectorBytes,
-                                      .general_only = kGeneralOnly});
+  const Algorithm algorithm = choose(call_of(Task::average, work, x));
   by_sum(x.dtype, [&](auto a) {
     using A = decltype(a);
     using SeparableSum = Separable<Sum<A>>;
@@ -110,53 +116,36 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
 void average_backward(const Work& work, const View& gy, Dense gx, bool count_padding,
                       double divisor) {
   const Plan& p = *work.plan;
-  const Algorithm algorithm = choose({.task = Task::average_backward,
-                                      .plan = &p,
-                                      .input = layout_of(gy, p),
-                                      .threads = work.threads,
-                                      .vector_bytes = kVectorBytes,
-                                      .general_only = kGeneralOnly});
+  const Divisor divide{count_padding, divisor};
+  const Algorithm algorithm = choose(call_of(Task::average_backward, work, gy));
   by_sum(gy.dtype, [&](auto a) {
     using A = decltype(a);
-    const auto run_over_inputs = [&](auto kind) {
-      using Backward = typename decltype(kind)::type;
-      over_inputs(
-          work, [&](const InputTile& tile, Arena& arena) { return Backward(p, tile, gx, arena); },
-          [&](Backward& state, i64 plane, const InputTile&) {
-            state.run(gy, nullptr, {count_padding, divisor}, plane);
-          });
-    };
     switch (algorithm) {
       case Algorithm::plane_gradients:
-        return run_over_inputs(std::type_identity<PlaneGradients<A>>{});
+        return run_backward<PlaneGradients<A>>(work, gy, nullptr, divide, gx);
       case Algorithm::register_blocked_backward:
         if constexpr (!kGeneralOnly)
-          return run_over_inputs(std::type_identity<RegisterBlockedBackward<A, false>>{});
+          return run_backward<RegisterBlockedBackward<A, false>>(work, gy, nullptr, divide, gx);
         break;
       case Algorithm::gather:
-        return run_over_inputs(std::type_identity<Gather<A, false>>{});
+        return run_backward<Gather<A, false>>(work, gy, nullptr, divide, gx);
       case Algorithm::transposed_van_herk_2d:
       case Algorithm::transposed_separable: {
         Plan back = p;
         for (Axis& axis : back.axis) axis = transposed(axis);
-        const Quotient quotient{p, {count_padding, divisor}};
+        const PlanDivisor input_divisor{p, divide};
         if (algorithm == Algorithm::transposed_van_herk_2d)
-          return average_by_van_herk<A>({&back, work.threads}, gy, gx, {false, 1}, &quotient);
+          return average_by_van_herk<A>({&back, work.threads}, gy, gx, {false, 1}, &input_divisor);
         using SeparableSum = Separable<Sum<A>>;
         return average_by_rows<A, SeparableSum>(
             {&back, work.threads}, gy, gx, {false, 1}, [&](const Tile& tile, Arena& arena) {
-              return SeparableSum(back, gy, tile, {false, &quotient}, Sum<A>{}, arena);
+              return SeparableSum(back, gy, tile, {false, &input_divisor}, Sum<A>{}, arena);
             });
       }
       default:
         break;
     }
-    using State = ScatterEqualShares<A>;
-    over_inputs(
-        work, [&](const InputTile& tile, Arena& arena) { return State(p, tile, gx, arena); },
-        [&](State& state, i64 plane, const InputTile&) {
-          state.run(gy, plane_of(gy, plane), {count_padding, divisor}, plane * p.in_plane());
-        });
+    run_backward<ScatterEqualShares<A>>(work, gy, nullptr, divide, gx);
   });
 }
 

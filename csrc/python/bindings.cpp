@@ -2,13 +2,16 @@
 // guard memory.
 #include "base/buffer_cache.hpp"
 #include "choose.hpp"
-#include "python/call_key.hpp"
-#include "python/call_steps.hpp"
+#include "python/bound_regions.hpp"
+#include "python/call_cache.hpp"
 #include "python/plan.hpp"
-#include "python/regions.hpp"
-#include "xla/handler.hpp"
 
 namespace poolgrad {
+
+// xla/handler.cpp: the handlers of the stages of a call ("instantiate", "execute") as capsules in a
+// dict, for jax.ffi.register_ffi_target; None where this was built without XLA's headers.
+nb::object xla_handler();
+
 namespace {
 
 int block_buffer(PyObject* self, Py_buffer* view, int flags) {
@@ -26,7 +29,7 @@ PyType_Slot block_slots[] = {
 
 NB_MODULE(_kernels_of_main, m) {
   m.doc() = "poolgrad's compiled kernels; see poolgrad.core.";
-  nb::set_leak_warnings(false);  // the cache of calls keeps plans until the process ends
+  nb::set_leak_warnings(false);  // the call cache holds plans until the process ends
   m.def("instruction_set", [] { return std::string(chosen_kernels().name); });
   m.def("instruction_sets", [] {
     std::vector<std::string> names;
@@ -52,16 +55,17 @@ NB_MODULE(_kernels_of_main, m) {
     }
     return choices;
   });
-  nb::class_<CachedBlock>(m, "Memory", nb::type_slots(block_slots)).def(nb::init<std::size_t>());
+  nb::class_<CachedBlock>(m, "CachedBlock", nb::type_slots(block_slots))
+      .def(nb::init<std::size_t>());
   m.def("limit_cache", &limit_cache);
   m.def("empty_cache", &empty_cache);
   m.def("cache_use", [] {
     const CacheUse use = cache_use();
     return nb::make_tuple(use.used, use.kept);
   });
-  m.def("limit_streams", &limit_streams);
+  m.def("limit_nontemporal_stores", &limit_nontemporal_stores);
   m.def("share_threads", [](const char* library) {
-    const WithoutGil released;  // the thread that it waits for may take the GIL
+    const WithoutGil released;  // share_threads() may wait for a thread that needs the GIL
     return share_threads(library);
   });
   m.def("xla_handler", &xla_handler);
@@ -72,19 +76,20 @@ NB_MODULE(_kernels_of_main, m) {
     } catch (const Interrupted&) {
     }
   });
-  nb::class_<TensorSpec>(m, "Kind")
+  nb::class_<TensorSpec>(m, "TensorSpec")
       .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple,
                     std::optional<std::string>, nb::tuple>(),
-           nb::arg("type"), nb::arg("parts"), nb::arg("plain"), nb::arg("modes"), nb::arg("quiet"),
-           nb::arg("protocol") = nb::none(), nb::arg("storage") = nb::tuple())
+           nb::arg("type"), nb::arg("parts"), nb::arg("required"), nb::arg("global_state"),
+           nb::arg("required_state"), nb::arg("protocol") = nb::none(),
+           nb::arg("storage") = nb::tuple())
       .def("key", &TensorSpec::key, nb::arg("args"), nb::arg("kwargs"))
-      .def("call", &TensorSpec::call, nb::arg("kept"), nb::arg("args"), nb::arg("kwargs"))
+      .def("call", &TensorSpec::call, nb::arg("cache"), nb::arg("args"), nb::arg("kwargs"))
       .def("parts", &TensorSpec::parts, nb::arg("array"))
-      .def("plain", &TensorSpec::plain, nb::arg("array"))
-      .def("hold", &TensorSpec::hold, nb::arg("arrays"), nb::arg("parts"));
-  nb::class_<BoundCalls>(m, "Steps")
+      .def("is_supported", &TensorSpec::is_supported, nb::arg("array"))
+      .def("have_parts", &TensorSpec::have_parts, nb::arg("arrays"), nb::arg("parts"));
+  nb::class_<BoundCalls>(m, "BoundCalls")
       .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object, std::size_t>(), nb::arg("calls"),
-           nb::arg("holes"), nb::arg("makers"), nb::arg("threads"), nb::arg("returned"))
+           nb::arg("placeholders"), nb::arg("allocators"), nb::arg("threads"), nb::arg("returned"))
       .def("run", &BoundCalls::run);
   nb::class_<BoundPlan>(m, "Plan")
       .def(nb::init<const std::vector<std::vector<i64>>&, const std::vector<i64>&,
@@ -97,7 +102,7 @@ NB_MODULE(_kernels_of_main, m) {
            nb::arg("seed"), nb::arg("threads"))
       .def("route_backward", &BoundPlan::route_backward, nb::arg("gy"), nb::arg("routes"),
            nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))
-      .def("route_follow", &BoundPlan::route_follow, nb::arg("t"), nb::arg("routes"), nb::arg("y"),
+      .def("route_jvp", &BoundPlan::route_jvp, nb::arg("t"), nb::arg("routes"), nb::arg("y"),
            nb::arg("samples").none(), nb::arg("threads"))
       .def("route_indices", &BoundPlan::route_indices, nb::arg("routes"), nb::arg("indices"),
            nb::arg("samples").none(), nb::arg("threads"))
@@ -105,7 +110,7 @@ NB_MODULE(_kernels_of_main, m) {
            nb::arg("winners"), nb::arg("samples").none(), nb::arg("threads"))
       .def("split_backward", &BoundPlan::split_backward, nb::arg("gy"), nb::arg("winners"),
            nb::arg("gx"), nb::arg("samples").none(), nb::arg("threads"))
-      .def("split_follow", &BoundPlan::split_follow, nb::arg("t"), nb::arg("winners"), nb::arg("y"),
+      .def("split_jvp", &BoundPlan::split_jvp, nb::arg("t"), nb::arg("winners"), nb::arg("y"),
            nb::arg("samples").none(), nb::arg("threads"))
       .def("unpool", &BoundPlan::unpool)
       .def("unpool_backward", &BoundPlan::unpool_backward)
@@ -116,14 +121,13 @@ NB_MODULE(_kernels_of_main, m) {
            nb::arg("sensitivity").none(), nb::arg("threads"))
       .def("mixed_backward", &BoundPlan::mixed_backward)
       .def("nonlinear", &BoundPlan::nonlinear, nb::arg("which"), nb::arg("x"), nb::arg("theta"),
-           nb::arg("count"), nb::arg("y"), nb::arg("kept"), nb::arg("sensitivity").none(),
+           nb::arg("count"), nb::arg("y"), nb::arg("residuals"), nb::arg("sensitivity").none(),
            nb::arg("threads"))
       .def("nonlinear_backward", &BoundPlan::nonlinear_backward)
       .def("span", &BoundPlan::span)
       .def("covering", &BoundPlan::covering_outputs)
       .def_prop_ro("taps", &BoundPlan::taps)
-      .def_prop_ro("route_bytes", &BoundPlan::route_bytes)
-      .def_prop_ro("winner_bytes", &BoundPlan::winner_bytes);
+      .def_prop_ro("route_bytes", &BoundPlan::route_bytes);
   nb::class_<BoundRegions>(m, "Regions")
       .def(nb::init<const std::vector<i64>&, const std::vector<i64>&, const std::string&,
                     ArraySource, double>(),

@@ -13,7 +13,7 @@ namespace nb = nanobind;
 namespace poolgrad {
 namespace {
 
-inline constexpr int kMostThreads = 1024;  // of a kernel
+inline constexpr int kMaxThreads = 1024;  // upper limit for a kernel
 
 // RAII guard: releases the GIL, if `release` is true. About ten times a second Python's signal
 // handlers run, so that Ctrl-C ends a long kernel: run_tasks() throws Interrupted, and Python's
@@ -23,7 +23,7 @@ class WithoutGil {
   explicit WithoutGil(bool release = true) {
     if (!release) return;
     state_ = PyEval_SaveThread();
-    polled_.emplace(run_handlers, this);
+    poll_.emplace(run_handlers, this);
   }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
@@ -52,7 +52,7 @@ class WithoutGil {
   }
 
   PyThreadState* state_ = nullptr;
-  std::optional<Polled> polled_;
+  std::optional<PollGuard> poll_;
 };
 
 }  // namespace

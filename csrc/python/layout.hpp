@@ -29,7 +29,7 @@ class PlanLayout {
     require(in_ == out_ || (!is_floating(in_) && out_ == sum_dtype()),
             "outputs have another dtype than inputs or their sums");
     const int rank = static_cast<int>(shape.size());
-    require(!axes.empty() && axes.size() <= 3 && axes.size() == pooled.size() && rank <= kMostAxes,
+    require(!axes.empty() && axes.size() <= 3 && axes.size() == pooled.size() && rank <= kMaxAxes,
             "1 to 3 axes are pooled, of at most 64");
     for (i64 size : shape) require(size >= 0, "a size is negative");
     const std::size_t missing = 3 - axes.size();
@@ -84,12 +84,11 @@ class PlanLayout {
     return nb::make_tuple(r.lo, r.hi);
   }
 
-  // For threads that do not hold the GIL, such as those of XLA: `run` does not release it.
+  // For callers without the GIL, such as XLA's threads: run() then does not release the GIL.
   void use_without_gil() { has_gil_ = false; }
 
   i64 taps() const { return plan_.taps; }
   int route_bytes() const { return plan_.route_bytes; }
-  i64 winner_bytes() const { return plan_.winner_bytes(); }
 
  protected:
   enum WindowKind : i64 { kFixed, kAdaptive, kFractional };  // as in windows/spec.py
@@ -113,9 +112,9 @@ class PlanLayout {
     constexpr const char* kRange = "an axis has a number out of range";
     if (kind == kFixed) {
       require(stride >= 1 && lo >= 0 && hi >= 0 && dilation >= 1, kRange);
-      product(a.kernel - 1, dilation, kMostDistance);
-      product(a.out - 1, stride, kMostDistance);
-      require(lo <= kFarthest && hi <= kFarthest && a.in <= kFarthest, kRange);
+      product(a.kernel - 1, dilation, kMaxDistance);
+      product(a.out - 1, stride, kMaxDistance);
+      require(lo <= kMaxSize && hi <= kMaxSize && a.in <= kMaxSize, kRange);
       return regular_axis(a, stride, lo, hi, dilation);
     }
     require(kind == kAdaptive || kind == kFractional, kRange);
@@ -138,7 +137,7 @@ class PlanLayout {
 
   // Limits of a padding or a pooled size, and of a distance between windows or within one. The sum
   // of two distances does not overflow, nor does that of a distance and two of the others.
-  static constexpr i64 kFarthest = i64{1} << 61, kMostDistance = (i64{1} << 62) - 1;
+  static constexpr i64 kMaxSize = i64{1} << 61, kMaxDistance = (i64{1} << 62) - 1;
 
   static i64 number_of_elements(const std::vector<i64>& shape) {
     i64 elements = 1;
@@ -156,8 +155,8 @@ class PlanLayout {
     return plan_.axis[axis];
   }
 
-  // The planes that one call of a kernel computes: all (plane -1), or one if windows are
-  // fractional, which differ from plane to plane.
+  // The planes that one kernel call computes: all (plane = -1), or one plane if windows are
+  // fractional, because such windows differ between planes.
   struct PlaneSelection {
     Work work;
     i64 plane = -1;
@@ -203,6 +202,10 @@ class PlanLayout {
   void require_no_samples() const {
     for (const Axis& a : plan_.axis) require(!a.fractional, "samples are for selections only");
   }
+  void require_one_dtype_and_no_samples() const {
+    require_no_samples();
+    require_one_dtype();
+  }
 
   static Dense dense(const Array& array, Dtype dtype, i64 elements) {
     return {array.dense(elements * size_of(dtype)), dtype};
@@ -213,7 +216,7 @@ class PlanLayout {
   }
 
   Parameter parameter_of(const Array& array, i64 count) const {
-    require(count >= (outputs() > 0) && count <= kMostElements, "a parameter is empty");
+    require(count >= (outputs() > 0) && count <= kMaxElements, "a parameter is empty");
     return {array.dense(count * size_of(sum_dtype())), count};
   }
 
@@ -279,8 +282,8 @@ class PlanLayout {
     if (dims == 0) return {};
     const bool floating = in_ == Dtype::float16 || in_ == Dtype::bfloat16 || in_ == Dtype::float64;
     const Dtype dtype = floating ? in_ : Dtype::float32;
-    const Array given(samples, Use::read, size(dtype));
-    const char* data = given.dense(plan_.outer * dims * size_of(dtype));
+    const Array sample_array(samples, Use::read, size(dtype));
+    const char* data = sample_array.dense(plan_.outer * dims * size_of(dtype));
     return window_tables(plan_, dtype, data, dims);
   }
 
@@ -290,7 +293,7 @@ class PlanLayout {
   void run(const std::vector<i64>& tables, int threads, F&& kernel) const {
     if (plan_.outer == 0 || plan_.inner == 0) return;
     const bool release = has_gil_ && inputs() + outputs() * plan_.taps > kSmallCall;
-    const Work work{&plan_, std::clamp(threads, 1, kMostThreads)};
+    const Work work{&plan_, std::clamp(threads, 1, kMaxThreads)};
     const WithoutGil released(release);
     if (tables.empty()) return kernel(PlaneSelection{work});
     const i64 length = static_cast<i64>(tables.size()) / plan_.outer;
@@ -317,7 +320,7 @@ class PlanLayout {
                               .c_str());
   }
 
-  static constexpr i64 kSmallCall = 4096;  // inputs that are read
+  static constexpr i64 kSmallCall = 4096;  // inputs plus taps of all outputs
 
   static const Kernels& kernels() { return chosen_kernels(); }
 

@@ -31,8 +31,7 @@ class BoundPlan : public RoutedLayout {
 
   void draw(ArraySource x, ArraySource y, ArraySource routes, std::uint64_t seed,
             int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const SourceAndTarget arrays(*this, false, x, y);
     const RouteArgument route_argument(*this, routes, Use::write_if_given);
     const View order = view_of(out_strides_.data(), nullptr, out_);
@@ -52,8 +51,8 @@ class BoundPlan : public RoutedLayout {
     along_routes(kernels().route->backward, true, gy, routes, gx, samples, threads);
   }
 
-  void route_follow(ArraySource t, ArraySource routes, ArraySource y, ArraySource samples,
-                    int threads) const {
+  void route_jvp(ArraySource t, ArraySource routes, ArraySource y, ArraySource samples,
+                 int threads) const {
     along_routes(kernels().route->jvp, false, t, routes, y, samples, threads);
   }
 
@@ -74,9 +73,9 @@ class BoundPlan : public RoutedLayout {
     require_one_dtype();
     const Select selection = selection_named(which);
     const Array from(x, Use::read, size(in_)), best(y, Use::read, size(out_)),
-        kept(winners, Use::write, 1);
+        winner_array(winners, Use::write, 1);
     const View input = inputs_of(from, in_), output = outputs_of(best, out_);
-    const Dense bits = winner_bits(kept);
+    const Dense bits = winner_bits(winner_array);
     run(tables_of(samples), threads, [&](const PlaneSelection& planes) {
       kernels().select->split_winners(planes.work, selection, planes.of(input), planes.of(output),
                                       planes.of_winners(bits));
@@ -88,8 +87,8 @@ class BoundPlan : public RoutedLayout {
     along_winners(kernels().route->split_backward, true, gy, winners, gx, samples, threads);
   }
 
-  void split_follow(ArraySource t, ArraySource winners, ArraySource y, ArraySource samples,
-                    int threads) const {
+  void split_jvp(ArraySource t, ArraySource winners, ArraySource y, ArraySource samples,
+                 int threads) const {
     along_winners(kernels().route->split_jvp, false, t, winners, y, samples, threads);
   }
 
@@ -112,13 +111,12 @@ class BoundPlan : public RoutedLayout {
 
   void mixed(ArraySource x, ArraySource alpha, i64 count, bool count_padding, ArraySource y,
              ArraySource routes, ArraySource sensitivity, int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const SourceAndTarget arrays(*this, false, x, y);
     const Array share(alpha, Use::read, size(sum_dtype())),
-        kept(routes, Use::write_if_given, route_size()),
+        route_array(routes, Use::write_if_given, route_size()),
         slope(sensitivity, Use::write_if_given, size(sum_dtype()));
-    const Dense routing = dense(kept, route_dtype(), outputs());
+    const Dense routing = dense(route_array, route_dtype(), outputs());
     void* slopes = dense(slope, sum_dtype(), outputs()).data;
     const Parameter parameter = parameter_of(share, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
@@ -129,11 +127,11 @@ class BoundPlan : public RoutedLayout {
 
   void mixed_backward(ArraySource gy, ArraySource alpha, i64 count, bool count_padding,
                       ArraySource routes, ArraySource gx, int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const SourceAndTarget arrays(*this, true, gy, gx);
-    const Array share(alpha, Use::read, size(sum_dtype())), kept(routes, Use::read, route_size());
-    const View routing = outputs_of(kept, route_dtype());
+    const Array share(alpha, Use::read, size(sum_dtype())),
+        route_array(routes, Use::read, route_size());
+    const View routing = outputs_of(route_array, route_dtype());
     const Parameter parameter = parameter_of(share, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
       kernels().weighted->mixed_backward(planes.work, arrays.source, routing, parameter,
@@ -141,24 +139,24 @@ class BoundPlan : public RoutedLayout {
     });
   }
 
-  // kept: the arrays of the residual, each an array or None
+  // residuals: the arrays of the residual, each an array or None
   void nonlinear(const char* which, ArraySource x, ArraySource theta, i64 count, ArraySource y,
-                 const std::vector<ArraySource>& kept, ArraySource sensitivity, int threads) const {
-    require_no_samples();
-    require_one_dtype();
+                 const std::vector<ArraySource>& residuals, ArraySource sensitivity,
+                 int threads) const {
+    require_one_dtype_and_no_samples();
     const NonlinearOp op = nonlinear_op_named(which);
     const SourceAndTarget arrays(*this, false, x, y);
-    const Array own(theta, Use::read, size(sum_dtype())),
+    const Array theta_array(theta, Use::read, size(sum_dtype())),
         slope(sensitivity, Use::write_if_given, size(sum_dtype()));
-    require(kept.size() <= kMaxResiduals, "too many arrays are kept");
-    std::optional<Array> held[kMaxResiduals];
+    require(residuals.size() <= kMaxResiduals, "too many residuals");
+    std::optional<Array> residual_arrays[kMaxResiduals];
     void* rows[kMaxResiduals] = {};
-    for (std::size_t k = 0; k < kept.size(); ++k) {
-      held[k].emplace(kept[k], Use::write_if_given, size(sum_dtype()));
-      rows[k] = dense(*held[k], sum_dtype(), outputs()).data;
+    for (std::size_t k = 0; k < residuals.size(); ++k) {
+      residual_arrays[k].emplace(residuals[k], Use::write_if_given, size(sum_dtype()));
+      rows[k] = dense(*residual_arrays[k], sum_dtype(), outputs()).data;
     }
     void* slopes = dense(slope, sum_dtype(), outputs()).data;
-    const Parameter parameter = parameter_of(own, count);
+    const Parameter parameter = parameter_of(theta_array, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
       kernels().nonlinear->forward(planes.work, op, arrays.source, parameter, arrays.target, rows,
                                    slopes);
@@ -166,22 +164,22 @@ class BoundPlan : public RoutedLayout {
   }
 
   void nonlinear_backward(const char* which, ArraySource gy, ArraySource x, ArraySource theta,
-                          i64 count, const std::vector<ArraySource>& kept, ArraySource gx,
+                          i64 count, const std::vector<ArraySource>& residuals, ArraySource gx,
                           int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const NonlinearOp op = nonlinear_op_named(which);
     const SourceAndTarget arrays(*this, true, gy, gx);
-    const Array values(x, Use::read, size(in_)), own(theta, Use::read, size(sum_dtype()));
-    require(static_cast<int>(kept.size()) == residuals_of(op), "another number of arrays is kept");
-    std::optional<Array> held[kMaxResiduals];
+    const Array values(x, Use::read, size(in_)), theta_array(theta, Use::read, size(sum_dtype()));
+    require(static_cast<int>(residuals.size()) == residuals_of(op),
+            "another number of residuals is needed");
+    std::optional<Array> residual_arrays[kMaxResiduals];
     View views[kMaxResiduals];
-    for (std::size_t k = 0; k < kept.size(); ++k) {
-      held[k].emplace(kept[k], Use::read, size(sum_dtype()));
-      views[k] = outputs_of(*held[k], sum_dtype());
+    for (std::size_t k = 0; k < residuals.size(); ++k) {
+      residual_arrays[k].emplace(residuals[k], Use::read, size(sum_dtype()));
+      views[k] = outputs_of(*residual_arrays[k], sum_dtype());
     }
     const View input = inputs_of(values, in_);
-    const Parameter parameter = parameter_of(own, count);
+    const Parameter parameter = parameter_of(theta_array, count);
     run(kNoTables, threads, [&](const PlaneSelection& planes) {
       kernels().nonlinear->backward(planes.work, op, arrays.source, input, parameter, views,
                                     arrays.target);
@@ -189,6 +187,11 @@ class BoundPlan : public RoutedLayout {
   }
 
  private:
+  // The number of residuals of each window.
+  static int residuals_of(NonlinearOp kind) {
+    return kind == NonlinearOp::soft || kind == NonlinearOp::expected ? 3 : 2;
+  }
+
   // Linear maps from inputs to outputs (tangents) or, if `backward`, from outputs to inputs.
   void along_routes(void (*kernel)(const Work&, const View&, const View& routes, Dense),
                     bool backward, ArraySource from, ArraySource routes, ArraySource to,
@@ -208,8 +211,8 @@ class BoundPlan : public RoutedLayout {
                      ArraySource samples, int threads) const {
     require_one_dtype();
     const SourceAndTarget arrays(*this, backward, from, to);
-    const Array kept(winners, Use::read, 1);
-    const Dense bits = winner_bits(kept);
+    const Array winner_array(winners, Use::read, 1);
+    const Dense bits = winner_bits(winner_array);
     run(tables_of(samples), threads, [&](const PlaneSelection& planes) {
       kernel(planes.work, planes.of(arrays.source), planes.of_winners(bits),
              planes.of_target(arrays.target, backward));
@@ -220,8 +223,7 @@ class BoundPlan : public RoutedLayout {
                                  i64* invalid),
                   bool backward, ArraySource from, ArraySource indices, ArraySource to,
                   int threads) const {
-    require_no_samples();
-    require_one_dtype();
+    require_one_dtype_and_no_samples();
     const SourceAndTarget arrays(*this, backward, from, to);
     const Array positions(indices, Use::read, sizeof(i64));
     const View index = inputs_of(positions, Dtype::int64);

@@ -105,10 +105,10 @@ POOLGRAD_INLINE Vec<A, W> logarithm_near(Vec<A, W> x, Vec<A, W> minus_one) {
   using V = Vec<A, W>;
   using Bit = typename F::Bits;
   using B = Vec<Bit, W>;
-  const A lift = static_cast<A>(Bit{1} << F::mantissa);
+  const A subnormal_scale = static_cast<A>(Bit{1} << F::mantissa);
   const auto tiny = x < F::smallest;
   V scaled = x;
-  if (!Normal) scaled = tiny ? x * lift : x;
+  if (!Normal) scaled = tiny ? x * subnormal_scale : x;
   constexpr Bit root_half = sizeof(A) == 4 ? Bit{0x3F3504F3} : static_cast<Bit>(0x3FE6A09E667F3BCD);
   const B moved = bits_as<B>(scaled) - root_half;  // so that the mantissa is in [sqrt 1/2, sqrt 2)
   const B exponent = moved >> F::mantissa;

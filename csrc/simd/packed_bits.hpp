@@ -8,7 +8,7 @@
 namespace poolgrad {
 namespace {
 
-// The bytes that are packed into one byte, as one integer (kNumbersPerByte of them).
+// Integer that holds the kNumbersPerByte bytes which are packed into one byte.
 template <int Bits>
 using Unpacked = std::conditional_t<Bits == 2, u32, std::uint16_t>;
 template <int Bits>
@@ -25,8 +25,8 @@ template <int Bits, class V>
 V pack_bytes(V v) {
   V packed{};
   for (int j = 0; j < kNumbersPerByte<Bits>; ++j) {
-    // In a variable: under -fsanitize=shift, GCC 12 takes the shift for an int, not for an
-    // Unpacked.
+    // A variable of type Unpacked: with -fsanitize=shift, GCC 12 otherwise gives the shift type
+    // int.
     const auto ones = static_cast<Unpacked<Bits>>(((1u << Bits) - 1) << j * Bits);
     packed |= v >> j * (8 - Bits) & ones;
   }
@@ -79,9 +79,9 @@ POOLGRAD_LOOP void pack_pixels(const std::uint8_t* from, std::uint8_t* to, i64 n
   for (i64 i = 0; i < n; i += kNumbersPerByte<Bits>, to += inner) {
     const i64 last = smaller(kNumbersPerByte<Bits>, n - i);
     for (i64 j = 0; j < last; ++j) {
-      const std::uint8_t* own = from + (i + j) * inner;
+      const std::uint8_t* pixel = from + (i + j) * inner;
       for (i64 c = 0; c < inner; ++c) {
-        const auto bits = static_cast<std::uint8_t>((own[c] & ((1 << Bits) - 1)) << (j * Bits));
+        const auto bits = static_cast<std::uint8_t>((pixel[c] & ((1 << Bits) - 1)) << (j * Bits));
         to[c] = j ? to[c] | bits : bits;
       }
     }

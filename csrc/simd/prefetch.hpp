@@ -25,8 +25,8 @@ POOLGRAD_INLINE void prefetch(const void* at) {
   __builtin_prefetch(static_cast<const char*>(at) + kPageBytes, 0, 2);
 }
 [[maybe_unused]] POOLGRAD_INLINE void prefetch(const void* at, i64 bytes) {
-  constexpr i64 kMost = 4096;  // hardware prefetchers serve longer rows well
-  if (bytes > kMost) return;
+  constexpr i64 kMaxBytes = 4096;  // hardware prefetchers serve longer rows well
+  if (bytes > kMaxBytes) return;
   for (i64 i = 0; i < bytes; i += 64) prefetch(static_cast<const char*>(at) + i);
 }
 

@@ -1,5 +1,5 @@
-// Loads, stores, shuffles and loops over rows with the vector types of GCC and Clang. No other file
-// depends on the width of a vector.
+// Loads, stores, shuffles and loops over rows with the vector types of GCC and Clang. Only this
+// file and base/dtype.hpp (float16 conversions) use intrinsics.
 #pragma once
 
 #include <cstring>
@@ -24,8 +24,8 @@ inline constexpr int kVectorBytes = 32;
 inline constexpr int kVectorBytes = 16;
 #endif
 
-// Minimum number of taps that are reduced across lanes, where windows have no neighbour to share a
-// vector with. Not less than the lanes of any vector.
+// Minimum number of taps of a single window that are reduced across lanes. At least the lanes of
+// the widest vector.
 inline constexpr i64 kTapsAcrossLanes = 16;
 
 template <i64 N>
@@ -103,7 +103,7 @@ POOLGRAD_INLINE void store_nontemporal(T* to, V v) {
 #endif
 }
 
-// Copies few elements, without the cost of a call of memcpy.
+// Copies a short run of elements without the cost of a call to memcpy.
 template <class T>
 void copy_run(const T* from, T* to, i64 n) {
   overlapping_lanes<T>(n, [&](auto w, i64 i) { store(to + i, load<Vec<T, w()>>(from + i)); });

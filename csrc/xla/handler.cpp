@@ -1,10 +1,12 @@
 // Calls the kernels for XLA. The attributes of a call in a compiled program are typed; they are
 // read and checked, and the plan is built, once for each program.
-#include "xla/handler.hpp"
+#include <nanobind/nanobind.h>
 
 #ifndef POOLGRAD_XLA
 
-nanobind::object poolgrad::xla_handler() { return nanobind::none(); }
+namespace poolgrad {
+nanobind::object xla_handler() { return nanobind::none(); }
+}  // namespace poolgrad
 
 #else
 
@@ -116,9 +118,9 @@ class KernelCall {
     }
   }
 
-  const BoundPlan& plan(const XlaArrays& given) const {
+  const BoundPlan& plan(const XlaArrays& xla_arrays) const {
     std::call_once(planned_, [&] {
-      const XlaArray* input = given.find(input_);
+      const XlaArray* input = xla_arrays.find(input_);
       if (!input) throw std::invalid_argument("a call lacks an array of the input's shape");
       const std::vector<i64> shape(input->shape, input->shape + input->rank);
       plan_.emplace(axes_, shape, pooled_, inner_axis_, in_dtype_, out_dtype_, route_bits_);
@@ -128,9 +130,9 @@ class KernelCall {
   }
 
  private:
-  // A position as an int; one that is out of range stays so.
+  // Converts a position to int. One that is out of range stays so: BoundPlan rejects it.
   static int position(i64 number) {
-    return number < -1 || number > kMostAxes ? kMostAxes : static_cast<int>(number);
+    return number < -1 || number > kMaxAxes ? kMaxAxes : static_cast<int>(number);
   }
 
   i64 input_;
@@ -203,7 +205,7 @@ class ArgumentReader {
   std::size_t array_ = 0, integer_ = 0;
 };
 
-// Checks the number of arguments of a call and returns what executes it.
+// Checks the number of arguments of a call and sets KernelCall::execute.
 using Bind = void (*)(KernelCall&);
 
 template <auto kernel, class... Parameters>
@@ -235,10 +237,10 @@ Bind kernel_named(std::string_view name) {
       {"select", bind_kernel<&BoundPlan::select>},
       {"draw", bind_kernel<&BoundPlan::draw>},
       {"route_backward", bind_kernel<&BoundPlan::route_backward>},
-      {"route_follow", bind_kernel<&BoundPlan::route_follow>},
+      {"route_jvp", bind_kernel<&BoundPlan::route_jvp>},
       {"split_winners", bind_kernel<&BoundPlan::split_winners>},
       {"split_backward", bind_kernel<&BoundPlan::split_backward>},
-      {"split_follow", bind_kernel<&BoundPlan::split_follow>},
+      {"split_jvp", bind_kernel<&BoundPlan::split_jvp>},
       {"unpool", bind_kernel<&BoundPlan::unpool>},
       {"unpool_backward", bind_kernel<&BoundPlan::unpool_backward>},
       {"average", bind_kernel<&BoundPlan::average>},
@@ -288,7 +290,7 @@ ffi::Error execute(const KernelCall* call, ffi::ThreadPool pool, ffi::RemainingA
     // XLA's threads flush subnormal numbers to zero, which would change the maximum of such
     // numbers.
     const FloatingPointEnvironment environment(FE_DFL_ENV);
-    const OwnThreads own;
+    const OwnThreads own_threads;
     call->execute(*call, call->plan(arrays), arrays, static_cast<int>(pool.num_threads()));
     return ffi::Error::Success();
   } catch (const std::exception& error) {
@@ -316,9 +318,9 @@ XLA_FFI_DEFINE_HANDLER(execute_handler, execute,
                            .RemainingArgs()
                            .RemainingRets());
 
-// Registers the type of the state with XLA. JAX offers this too (jax.ffi.register_ffi_type), but
-// until its backend starts it registers handlers before types, which XLA refuses. So a handler does
-// it when XLA first calls it, which is when the handler is registered.
+// Registers the type of the state with XLA, when XLA first calls a handler, which it does when the
+// handler is registered. JAX's own jax.ffi.register_ffi_type is not used: before its backend
+// starts, JAX registers handlers before types, which XLA refuses.
 XLA_FFI_Error* register_state_type(const XLA_FFI_Api* api) {
   static std::mutex mutex;
   static bool registered = false;

@@ -1,9 +1,10 @@
 """Cache of bound kernel calls, keyed by the arguments and the layout of the input.
 
 The work of a pooling depends on its arguments and on the shape, strides and dtype of its input.
-A front end defines which attributes of its arrays form the key (a `Kind`, of the compiled module,
-because reading them is most of the cost of a small call). Its `bound_call` returns a function that
-repeats the call for another array with the same key, or None if the call cannot be cached.
+A front end defines which attributes of its arrays form the key (a `TensorSpec`, of the compiled
+module, because reading them is most of the cost of a small call). Its `bound_call` returns a
+function that repeats the call for another array with the same key, or None if the call cannot be
+cached.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
 from poolgrad.contract import Buffer, Request
-from poolgrad.core import Layout, Plan, Steps
+from poolgrad.core import BoundCalls, Layout, Plan
 from poolgrad.operators import Prepared
 
 _MAX_CALLS = 4096  # of one function; a full cache is cleared
@@ -108,7 +109,7 @@ def steps(
     from poolgrad import numpy as front  # whose arrays are allocated fastest
 
     makers = (*map(maker, outputs[:returned]), *map(front.maker, outputs[returned:]))
-    return Steps(bound, slots, makers, threads, returned).run
+    return BoundCalls(bound, slots, makers, threads, returned).run
 
 
 def forward(

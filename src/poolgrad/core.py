@@ -25,10 +25,10 @@ except ImportError as error:  # pragma: no cover - only in a broken installation
 
 # Results of at least this many bytes use cached memory.
 LARGE = 1 << 20
-Memory = _kernels.Memory
-Kind = _kernels.Kind
+BoundCalls = _kernels.BoundCalls
+CachedBlock = _kernels.CachedBlock
 Regions = _kernels.Regions
-Steps = _kernels.Steps
+TensorSpec = _kernels.TensorSpec
 
 _MOST_THREADS = 4096
 _MOST_ELEMENTS = (2**63 - 1) // 8
@@ -135,7 +135,7 @@ def _cache_limit() -> int:
 
 _kernels.limit_cache(_cache_limit())
 if (_streamed := _bytes_set("POOLGRAD_STREAM_BYTES")) is not None:
-    _kernels.limit_streams(_streamed)
+    _kernels.limit_nontemporal_stores(_streamed)
 
 
 def empty_cache() -> None:

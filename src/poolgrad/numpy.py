@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from poolgrad import arguments, call_cache
 from poolgrad.composition import Functions
 from poolgrad.contract import Buffer, Operator, Request, Samples, indexed
-from poolgrad.core import LARGE, Kind, Memory, get_num_threads, inner_axis
+from poolgrad.core import LARGE, CachedBlock, TensorSpec, get_num_threads, inner_axis
 from poolgrad.operands import Parameter, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.windows import Window
@@ -105,7 +105,7 @@ def allocate(buffer: Buffer) -> Array:
     dtype = dtype_named(name)
     size = math.prod(shape)
     if size * dtype.itemsize >= LARGE:
-        block = np.frombuffer(memoryview(Memory(size * dtype.itemsize)), np.uint8)
+        block = np.frombuffer(memoryview(CachedBlock(size * dtype.itemsize)), np.uint8)
         memory: Array = block.view(dtype).reshape([shape[a] for a in order])
     else:
         memory = np.empty([shape[a] for a in order], dtype)
@@ -194,12 +194,12 @@ def call(request: Request) -> Call:
     return Call(request, x, ready, operand_of(request, ready, x))
 
 
-KIND = Kind(
+KIND = TensorSpec(
     np.ndarray,
     parts=("dtype",),
-    plain=(),
-    modes=(),
-    quiet=(),
+    required=(),
+    global_state=(),
+    required_state=(),
     protocol="by buffer",
 )
 call_cache.LOOKUPS[np.ndarray] = call_cache.Lookup(KIND.call, KIND.key)

@@ -132,7 +132,7 @@ class Pullback:
             If `gy` does not have the shape of the output or a floating dtype.
         """
         shared = self._shared
-        if front.KIND.hold((gy,), (shared.usual,)):
+        if front.KIND.have_parts((gy,), (shared.usual,)):
             return shared.pull(gy, *self._kept())
         return self._pull(self._cotangent(gy))
 

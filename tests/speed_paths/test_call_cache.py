@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import poolgrad  # noqa: E402
 from poolgrad import call_cache, numpy  # noqa: E402
-from poolgrad.core import Kind, Steps  # noqa: E402
+from poolgrad.core import BoundCalls, TensorSpec  # noqa: E402
 from poolgrad.torch.arrays import kind  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((2, 3, 9, 9)).astype(np.float32)
@@ -191,17 +191,17 @@ def odd_tensors() -> dict[str, torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_odd_tensors_have_no_key(kind: Kind, grad: bool) -> None:
+def test_odd_tensors_have_no_key(kind: TensorSpec, grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         for name, odd in odd_tensors().items():
             assert kind.key((odd, 2), {}) is None, name
             assert kind.parts(odd) is None, name
-            assert not kind.hold((odd,), (None,)), name
-            assert not kind.plain(odd), name
+            assert not kind.have_parts((odd,), (None,)), name
+            assert not kind.is_supported(odd), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_tensors(kind: Kind) -> None:
+def test_kinds_of_tensors(kind: TensorSpec) -> None:
     x = torch.tensor(X)
     same = torch.zeros_like(x)
     leaf = x.clone().requires_grad_()
@@ -211,10 +211,10 @@ def test_kinds_of_tensors(kind: Kind) -> None:
     assert None not in parts
     assert len(set(parts)) == len(parts)
     assert kind.parts(same) == parts[0]
-    assert kind.hold((same, x.mT), (parts[0], None))
-    assert not any(kind.hold((t,), (parts[0],)) for t in others)
-    assert not kind.hold((x,), ())
-    assert all(kind.plain(t) for t in (x, *others))
+    assert kind.have_parts((same, x.mT), (parts[0], None))
+    assert not any(kind.have_parts((t,), (parts[0],)) for t in others)
+    assert not kind.have_parts((x,), ())
+    assert all(kind.is_supported(t) for t in (x, *others))
 
 
 def test_tensors_without_a_quick_answer_are_asked() -> None:
@@ -239,23 +239,23 @@ def test_tensors_without_a_quick_answer_are_asked() -> None:
         plan.kernels.select("max", object(), y, None, False, None, 1)
 
 
-def test_steps_fill_their_holes() -> None:
+def test_bound_calls_replace_their_placeholders() -> None:
     seen = []
     x, y, threads = object(), object(), object()
     call = (lambda *args: seen.append(args), (1, x, [y, 2, x], threads))
-    steps = Steps((call, call), (x, y, threads), (lambda: "made",), lambda: 3, 1)
-    assert steps.run("given") == "made"
+    calls = BoundCalls((call, call), (x, y, threads), (lambda: "made",), lambda: 3, 1)
+    assert calls.run("given") == "made"
     assert seen == [(1, "given", ["made", 2, "given"], 3)] * 2
     with pytest.raises(ValueError, match="number of arrays"):
-        steps.run()
-    with pytest.raises(ValueError, match="number of holes"):
-        Steps((), (threads,), (list,), int, 1)
+        calls.run()
+    with pytest.raises(ValueError, match="number of placeholders"):
+        BoundCalls((), (threads,), (list,), int, 1)
     for wrong in (0, 2):
         with pytest.raises(ValueError, match="number of results"):
-            Steps((), (y, threads), (list,), int, wrong)
+            BoundCalls((), (y, threads), (list,), int, wrong)
     made = (lambda: 1, lambda: 2, lambda: 3)
-    assert Steps((), (object(), x, y, threads), made, int, 2).run() == (1, 2)
-    assert Steps((), (object(), x, y, threads), made, int, 1).run() == 1
+    assert BoundCalls((), (object(), x, y, threads), made, int, 2).run() == (1, 2)
+    assert BoundCalls((), (object(), x, y, threads), made, int, 1).run() == 1
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")

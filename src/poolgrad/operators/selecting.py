@@ -55,7 +55,7 @@ class _Routed(Operator):
         self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
-        plan.kernels.route_follow(t, residual[0], y, None, threads)
+        plan.kernels.route_jvp(t, residual[0], y, None, threads)
 
     def share(
         self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
@@ -149,7 +149,7 @@ class Extreme(_Routed):
         *options: Any,
     ) -> None:  # fmt: skip
         split = options[0] == "split"
-        kernel = plan.kernels.split_follow if split else plan.kernels.route_follow
+        kernel = plan.kernels.split_jvp if split else plan.kernels.route_jvp
         kernel(t, residual[0], y, operand, threads)
 
     def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:

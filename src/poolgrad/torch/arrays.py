@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from poolgrad.contract import Buffer
-from poolgrad.core import LARGE, Kind, Memory, inner_axis, share_threads
+from poolgrad.core import LARGE, CachedBlock, TensorSpec, inner_axis, share_threads
 from poolgrad.operators import Prepared, prepare, prepare_uncached
 from poolgrad.torch import _compat, triton
 from poolgrad.torch._compat import (
@@ -74,7 +74,7 @@ def span(tensor: Tensor) -> int:
 _STORAGE = (Tensor.untyped_storage, Tensor.storage_offset, torch.UntypedStorage.nbytes)
 
 
-def kind(exchange: bool) -> Kind:
+def kind(exchange: bool) -> TensorSpec:
     """Return the attributes of tensors that form a cache key.
 
     If `exchange`, the memory of tensors is read by DLPack's exchange functions.
@@ -88,13 +88,13 @@ def kind(exchange: bool) -> Kind:
         *_compat.plain,
         (partial(check_memory, "x"), None),
     )
-    return Kind(
+    return TensorSpec(
         Tensor,
         parts=("requires_grad", *(() if exchange else ("shape", Tensor.stride, "dtype"))),
-        plain=((Tensor.is_neg, False), *(() if exchange else attributes)),
-        modes=(torch.is_grad_enabled,),
+        required=((Tensor.is_neg, False), *(() if exchange else attributes)),
+        global_state=(torch.is_grad_enabled,),
         # Without these symbols no call is cached.
-        quiet=_compat.quiet if _compat.has_call_cache else ((bool, True),),
+        required_state=_compat.quiet if _compat.has_call_cache else ((bool, True),),
         protocol="by exchange" if exchange else None,
         storage=_STORAGE if exchange else (),
     )
@@ -116,7 +116,7 @@ def with_kernels_for(ready: Prepared, x: Tensor) -> Prepared:
 
 def is_plain(x: Any) -> bool:
     """Whether a tensor can be passed to the kernels directly."""
-    return bool(KIND.plain(x))
+    return bool(KIND.is_supported(x))
 
 
 def is_plain_anywhere(x: Any) -> bool:
@@ -264,7 +264,7 @@ def allocate(buffer: Buffer, like: Tensor) -> Tensor:
     if small(buffer) or not like.is_cpu:  # PyTorch caches memory on other devices
         return empty(buffer, like)
     dtype = DTYPES[buffer.dtype]
-    memory = torch.frombuffer(Memory(math.prod(buffer.shape) * dtype.itemsize), dtype=dtype)
+    memory = torch.frombuffer(CachedBlock(math.prod(buffer.shape) * dtype.itemsize), dtype=dtype)
     tensor = memory.view([buffer.shape[a] for a in buffer.order])
     return tensor.permute([buffer.order.index(a) for a in range(len(buffer.order))])
 

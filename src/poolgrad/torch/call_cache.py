@@ -158,7 +158,7 @@ class _Steps:
         return (
             not _is_compiling()
             and not _is_grad_enabled()
-            and KIND.hold((gy, *saved), self._parts)
+            and KIND.have_parts((gy, *saved), self._parts)
             and gy.shape == self._shape
             and gy.dtype is self._dtype
         )

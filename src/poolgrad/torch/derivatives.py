@@ -61,7 +61,7 @@ def differentiable(
 
     def forward(*args: Any) -> Any:
         *given, static = args
-        if KIND.hold((*given,), anyhow):
+        if KIND.have_parts((*given,), anyhow):
             return run(static, *given)
         return op(*given, *flat(static))
 
@@ -81,7 +81,7 @@ def differentiable(
     def call(static: Any, *given: Tensor) -> Any:
         if is_in_graph():
             return op(*given, *flat(static))
-        if not KIND.hold(given, anyhow):
+        if not KIND.have_parts(given, anyhow):
             return function.apply(*given, static)
         if torch.is_grad_enabled() and any(t.requires_grad for t in given):
             return applied(function)(*given, static)

@@ -7,7 +7,7 @@ sums it: no atomics, no zero fill, the same bits in every run.
 =====================  ============================================================================
 `route_backward`       the backward pass above
 `route_backward_axis`  one axis of it, for extremes over wide windows (separable)
-`route_follow`         its transpose: ``y[o] = t[input(o, r[o])]``, also the winners' positions
+`route_jvp`            its transpose: ``y[o] = t[input(o, r[o])]``, also the winners' positions
 =====================  ============================================================================
 
 Separable backward pass: an extreme is the extreme along one axis of extremes along the others, so
@@ -229,7 +229,7 @@ def route_backward_axis(
 
 
 @triton.jit
-def route_follow(
+def route_jvp(
     t_ptr, route_ptr, first_ptr,
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
     planes, s_p, s_n, s_d, s_h, s_w, s_c,

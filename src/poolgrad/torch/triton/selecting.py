@@ -30,7 +30,7 @@ from poolgrad.torch.triton.layout import (
     only,
     sum_dtype,
 )
-from poolgrad.torch.triton.routes import route_backward, route_backward_axis, route_follow
+from poolgrad.torch.triton.routes import route_backward, route_backward_axis, route_jvp
 
 _ORDERS = {"max": 0, "min": 1, "relu_max": 2}
 
@@ -165,12 +165,12 @@ class SelectingKernels(LayoutKernels):
             )  # fmt: skip
             given, routes = target, rest
 
-    def route_follow(
+    def route_jvp(
         self, t: Tensor, routes: Tensor, y: Tensor, samples: Tensor | None, threads: int
     ) -> None:
         """Fill the tangent of the output."""
         self._by_outputs(
-            route_follow, t, (routes,), samples, (), (self._output(y).tensor,),
+            route_jvp, t, (routes,), samples, (), (self._output(y).tensor,),
             POSITIONS=False, BITS=self.bits,
         )  # fmt: skip
 
@@ -179,7 +179,7 @@ class SelectingKernels(LayoutKernels):
     ) -> None:
         """Fill the flat positions of the winners in their planes; -1 if there is none."""
         self._by_outputs(
-            route_follow, routes, (routes,), samples, (), (indices,),
+            route_jvp, routes, (routes,), samples, (), (indices,),
             POSITIONS=True, BITS=self.bits,
         )  # fmt: skip
 
@@ -240,11 +240,11 @@ class SelectingKernels(LayoutKernels):
             **self._align(cut, shared),
         )  # fmt: skip
 
-    def split_follow(
+    def split_jvp(
         self, t: Tensor, winners: Tensor, y: Tensor, samples: Tensor | None, threads: int
     ) -> None:
         """Fill the tangent of the output from equal shares."""
         self._by_outputs(
-            ties.split_follow, t, (winners,), samples, (), (y,),
+            ties.split_jvp, t, (winners,), samples, (), (y,),
             SUM=sum_type(y.dtype), BYTES=winners.shape[-1],
         )  # fmt: skip

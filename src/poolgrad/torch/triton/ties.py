@@ -7,7 +7,7 @@ last NaN.
 `split_winners`   the masks
 `split_shares`    ``share[o] = gy[o] / winners[o]``
 `split_backward`  ``gx[i] = sum of share[o]`` over the windows that the input wins
-`split_follow`    its transpose: the mean of the tangents at the winners
+`split_jvp`       its transpose: the mean of the tangents at the winners
 ================  =================================================================================
 """
 
@@ -148,7 +148,7 @@ def split_backward(
 
 
 @triton.jit
-def split_follow(
+def split_jvp(
     t_ptr, mask_ptr, first_ptr,
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
     planes, s_p, s_n, s_d, s_h, s_w, s_c,

@@ -106,7 +106,7 @@ class WeightedKernels(SelectingKernels):
         gx.copy_(a * of_most + (1 - a) * of_mean)
 
     def nonlinear(
-        self, which: str, x: Tensor, theta: Any, count: int, y: Tensor, kept: list[Tensor],
+        self, which: str, x: Tensor, theta: Any, count: int, y: Tensor, residuals: list[Tensor],
         sensitivity: Tensor | None, threads: int,
     ) -> None:  # fmt: skip
         """Fill outputs of a nonlinear operator, what backward needs, and the parameter's slope."""
@@ -114,18 +114,18 @@ class WeightedKernels(SelectingKernels):
         index = index_type(given, made, axes=self.axes)
         cut = self._tiles_of(self.out, self.out[2], index)
         parameter, numbers, learned = self._parameter(theta, count, x)
-        beside = [*kept, *(made.tensor,) * (3 - len(kept))]
+        beside = [*residuals, *(made.tensor,) * (3 - len(residuals))]
         launch(
             nonlinear.nonlinear, cut.grid, given.tensor, parameter,
             *self._sizes(cut, given, self.out[2]), *numbers,
             made.tensor, *beside, made.tensor if sensitivity is None else sensitivity,
             **constants(self.axes), OPERATOR=_OPERATORS[which], MEAN=which == "lp_mean",
-            LEARNED=learned, SUM=sum_type(x.dtype), KEEP=bool(kept), SLOPE=sensitivity is not None,
-            **cut.constants, **self._align(cut, given),
+            LEARNED=learned, SUM=sum_type(x.dtype), KEEP=bool(residuals),
+            SLOPE=sensitivity is not None, **cut.constants, **self._align(cut, given),
         )  # fmt: skip
 
     def nonlinear_backward(
-        self, which: str, gy: Tensor, x: Tensor, theta: Any, count: int, kept: list[Tensor],
+        self, which: str, gy: Tensor, x: Tensor, theta: Any, count: int, residuals: list[Tensor],
         gx: Tensor, threads: int,
     ) -> None:  # fmt: skip
         """Fill the gradient of the input of a nonlinear operator."""
@@ -135,7 +135,7 @@ class WeightedKernels(SelectingKernels):
         parameter, numbers, learned = self._parameter(theta, count, x)
         launch(
             nonlinear.nonlinear_backward, cut.grid, given.tensor, read.tensor, parameter,
-            *kept, *kept[-1:] * (3 - len(kept)),
+            *residuals, *residuals[-1:] * (3 - len(residuals)),
             *self._sizes(cut, given, self.sizes[2]), *numbers, read.p, *read.strides,
             made.tensor, **constants(self.axes), **self._over(None),
             OPERATOR=_OPERATORS[which], LEARNED=learned, SUM=sum_type(gx.dtype), **cut.constants,

@@ -26,14 +26,15 @@ class BoundRegions {
             "a size is less than one");
     require(product(maps_.height, maps_.width) <= std::numeric_limits<std::int32_t>::max(),
             "input must have at most 2**31 - 1 positions in a plane");
-    require(factor > 0 && factor <= kLargestFactor,
+    require(factor > 0 && factor <= kMaxFactor,
             "spatial_scale must be greater than 0 and at most 2**30");
-    const Array given(boxes, Use::read, sizeof(double));
-    require(given.rank() == 2 && given.shape()[1] == 5, "boxes have another shape than planned");
-    const i64 count = given.shape()[0];
+    const Array box_array(boxes, Use::read, sizeof(double));
+    require(box_array.rank() == 2 && box_array.shape()[1] == 5,
+            "boxes have another shape than planned");
+    const i64 count = box_array.shape()[0];
     product(product(maps_.images, maps_.channels), maps_.plane());
     product(product(count, maps_.channels), product(maps_.bin_rows, maps_.bin_columns));
-    const char* data = given.contiguous({count, 5});
+    const char* data = box_array.contiguous({count, 5});
     regions_ = checked_regions(maps_, reinterpret_cast<const double*>(data), count, factor);
   }
 
@@ -49,25 +50,11 @@ class BoundRegions {
   }
 
   void pool_backward(ArraySource gy, ArraySource indices, ArraySource gx, int threads) const {
-    const Array positions(indices, Use::read, sizeof(std::int32_t));
-    const auto* index = reinterpret_cast<const std::int32_t*>(positions.contiguous(outputs()));
-    bool valid = true;
-    run(gy, outputs(), gx, inputs(), threads, [&](const auto* from, auto* to, int workers) {
-      valid = RegionKernels<Element<decltype(to)>>::pool_backward(maps_, regions_, from, index, to,
-                                                                  workers);
-    });
-    require_valid_indices(valid);
+    by_indices<true>(gy, indices, gx, threads);
   }
 
   void pool_gather(ArraySource x, ArraySource indices, ArraySource y, int threads) const {
-    const Array positions(indices, Use::read, sizeof(std::int32_t));
-    const auto* index = reinterpret_cast<const std::int32_t*>(positions.contiguous(outputs()));
-    bool valid = true;
-    run(x, inputs(), y, outputs(), threads, [&](const auto* from, auto* to, int workers) {
-      valid = RegionKernels<Element<decltype(to)>>::pool_gather(maps_, regions_, from, index, to,
-                                                                workers);
-    });
-    require_valid_indices(valid);
+    by_indices<false>(x, indices, y, threads);
   }
 
   void align(ArraySource x, ArraySource y, i64 sampling_ratio, bool aligned, int threads) const {
@@ -90,7 +77,18 @@ class BoundRegions {
   template <class Pointer>
   using Element = std::remove_pointer_t<Pointer>;
 
-  void require_valid_indices(bool valid) const {
+  // Adds outputs to the inputs at their indices (backward), or reads the inputs at the indices.
+  template <bool Backward>
+  void by_indices(ArraySource source, ArraySource indices, ArraySource target, int threads) const {
+    const Array positions(indices, Use::read, sizeof(std::int32_t));
+    const auto* index = reinterpret_cast<const std::int32_t*>(positions.contiguous(outputs()));
+    bool valid = true;
+    run(source, Backward ? outputs() : inputs(), target, Backward ? inputs() : outputs(), threads,
+        [&](const auto* from, auto* to, int workers) {
+          using Kernels = RegionKernels<Element<decltype(to)>>;
+          constexpr auto kernel = Backward ? Kernels::pool_backward : Kernels::pool_gather;
+          valid = kernel(maps_, regions_, from, index, to, workers);
+        });
     if (valid) return;
     throw nb::value_error(("indices must be -1 or from 0 to " + std::to_string(maps_.plane() - 1) +
                            ", positions in a plane of input")
@@ -98,7 +96,7 @@ class BoundRegions {
   }
 
   RegionScale scale_of(i64 sampling_ratio, bool aligned) const {
-    require(sampling_ratio <= kMostSamples, "sampling_ratio must be at most 65536");
+    require(sampling_ratio <= kMaxSamples, "sampling_ratio must be at most 65536");
     return {factor_, std::max(sampling_ratio, i64{0}), aligned};
   }
 
@@ -117,7 +115,7 @@ class BoundRegions {
     const Array read(source, Use::read, itemsize), written(target, Use::write, itemsize);
     const char* from = read.contiguous(source_shape);
     char* to = written.contiguous(target_shape);
-    const int workers = std::clamp(threads, 1, kMostThreads);
+    const int workers = std::clamp(threads, 1, kMaxThreads);
     const WithoutGil released;
     if (wide_)
       kernel(reinterpret_cast<const double*>(from), reinterpret_cast<double*>(to), workers);

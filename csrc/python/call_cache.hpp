@@ -1,4 +1,5 @@
-// Cache keys of calls: the layout and state of the array, and all other arguments.
+// Cache of calls: computes keys of calls from the layout of the array, the global state and all
+// other arguments.
 #pragma once
 
 #include <nanobind/stl/optional.h>
@@ -9,12 +10,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "python/array_exchange.hpp"
+#include "python/arrays.hpp"
 
 namespace poolgrad {
 namespace {
 
-// Collects new references and makes a tuple of them.
+// Collects new references and returns them as a tuple.
 class TupleBuilder {
  public:
   TupleBuilder() = default;
@@ -27,7 +28,7 @@ class TupleBuilder {
   // Takes a new reference; false if it is null or the tuple is full.
   bool take(PyObject* item) {
     if (!item) return false;
-    if (count_ == kMost) {
+    if (count_ == kMaxItems) {
       Py_DECREF(item);
       return false;
     }
@@ -47,8 +48,8 @@ class TupleBuilder {
   }
 
  private:
-  static constexpr int kMost = 128;
-  PyObject* items_[kMost];
+  static constexpr int kMaxItems = 128;
+  PyObject* items_[kMaxItems];
   int count_ = 0;
 };
 
@@ -56,9 +57,10 @@ class TupleBuilder {
 // is the name of an attribute or a function of the array; one of the global state is a function
 // without arguments, or a pair of an object and the name of its attribute.
 //
-// - parts: properties of the array that are part of the key; modes: those of the global state.
-// - plain: (property of the array, required value): a call with another value, or an error, has no
-//   key; quiet: (property of the global state, required value).
+// - parts: properties of the array that are part of the key; global_state: those of the global
+//   state.
+// - required: (property of the array, required value): a call with another value, or an error, has
+//   no key; required_state: (property of the global state, required value).
 // - protocol: how the layout of an array is read, which is the first part of the key: "by exchange"
 //   (DLPack) or "by buffer"; None: by `parts`.
 // - storage: with "by exchange": functions of a tensor that return its storage and its offset in
@@ -66,32 +68,34 @@ class TupleBuilder {
 //   shrunk has no key.
 class TensorSpec {
  public:
-  TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& plain,
-             const nb::tuple& modes, const nb::tuple& quiet,
+  TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& required,
+             const nb::tuple& global_state, const nb::tuple& required_state,
              const std::optional<std::string>& protocol, const nb::tuple& storage)
       : type_(std::move(type)),
         parts_(list_of(parts)),
-        modes_(list_of(modes)),
+        global_state_(list_of(global_state)),
         storage_(list_of(storage)) {
     has_buffer_ = protocol == "by buffer";
     if (protocol == "by exchange") export_ = export_function_of(type_.ptr());
     if (protocol && !has_buffer_ && !export_)
       throw nb::type_error("arrays of this type do not support this protocol");
     if (storage_.size() != (export_ ? 3 : 0)) throw nb::value_error("storage is for exports");
-    for (nb::handle pair : plain) plain_.push_back(requirement(pair));
-    for (nb::handle pair : quiet) quiet_.push_back(requirement(pair));
+    for (nb::handle pair : required) required_.push_back(requirement(pair));
+    for (nb::handle pair : required_state) required_state_.push_back(requirement(pair));
   }
 
   // A tuple that is equal for two calls only if they differ in nothing but the elements of the
   // array, their first argument. None if a call has no key.
   nb::object key(const nb::tuple& args, const nb::dict& kwargs) const {
-    if (args.empty() || !is_plain(args[0]) || !is_quiet()) return nb::none();
+    if (args.empty() || !has_required_properties(args[0]) || !has_required_state())
+      return nb::none();
     TupleBuilder key;
     if (!add_parts(args[0], key)) return nb::none();
-    for (const nb::object& mode : modes_) {
-      if (!key.take(value_of(mode).release().ptr())) return nb::none();
+    for (const nb::object& state : global_state_) {
+      if (!key.take(value_of(state).release().ptr())) return nb::none();
     }
-    // Each value follows its types, and the name of an argument is no type: keys are unambiguous.
+    // Keys are unambiguous: each value follows its types, and the name of an argument is not a
+    // type.
     for (std::size_t a = 1; a < args.size(); ++a) {
       if (!add_value(args[a], key)) return nb::none();
     }
@@ -104,35 +108,36 @@ class TensorSpec {
     return key.tuple();
   }
 
-  // Calls the function that the cache has for the key of this call, with the array; None if it has
-  // none.
-  nb::object call(const nb::dict& kept, const nb::tuple& args, const nb::dict& kwargs) const {
-    nb::object own = key(args, kwargs);
-    if (own.is_none()) return own;
-    PyObject* found = PyDict_GetItemWithError(kept.ptr(), own.ptr());
+  // Looks the key of this call up in the cache and calls the cached function with the array.
+  // Returns None if the cache has no entry.
+  nb::object call(const nb::dict& cache, const nb::tuple& args, const nb::dict& kwargs) const {
+    nb::object call_key = key(args, kwargs);
+    if (call_key.is_none()) return call_key;
+    PyObject* found = PyDict_GetItemWithError(cache.ptr(), call_key.ptr());
     if (!found && PyErr_Occurred()) throw nb::python_error();
     if (!found) return nb::none();
-    const nb::object function = nb::borrow(found);  // lives on if the cache drops it meanwhile
+    const nb::object function = nb::borrow(found);  // the cache may drop it during the call
     return value_of(function, args[0]);
   }
 
   // The parts of the key that an array determines; None if it has no key.
   nb::object parts(nb::handle array) const {
     TupleBuilder key;
-    return is_plain(array) && add_parts(array, key) ? key.tuple() : nb::none();
+    return has_required_properties(array) && add_parts(array, key) ? key.tuple() : nb::none();
   }
 
-  // Whether a call with this array goes straight to the kernels, if its storage is large enough.
-  bool plain(nb::handle array) const {
+  // Whether the fast path accepts this array; the size of its storage is not checked.
+  bool is_supported(nb::handle array) const {
     DLTensor exported;
-    return is_quiet() && is_plain(array) && (!export_ || has_memory(array, exported));
+    return has_required_state() && has_required_properties(array) &&
+           (!export_ || has_memory(array, exported));
   }
 
-  // Whether each array has these parts of a key or, where they are None, has any.
-  bool hold(const nb::tuple& arrays, const nb::tuple& parts) const {
-    if (arrays.size() != parts.size() || !is_quiet()) return false;
+  // Whether each array has the given key parts; None accepts any array that has a key.
+  bool have_parts(const nb::tuple& arrays, const nb::tuple& parts) const {
+    if (arrays.size() != parts.size() || !has_required_state()) return false;
     for (std::size_t a = 0; a < arrays.size(); ++a) {
-      if (!is_plain(arrays[a])) return false;
+      if (!has_required_properties(arrays[a])) return false;
       if (!has_parts(arrays[a], parts[a])) return false;
     }
     return true;
@@ -201,11 +206,11 @@ class TensorSpec {
     return add_parts(array, key) && equal(key.tuple(), expected);
   }
 
-  // Whether a tensor has memory of its own: what stands for another tensor has none.
+  // Whether a tensor has memory; placeholders (fake and meta tensors) have none.
   bool has_memory(nb::handle tensor, DLTensor& exported) const {
     return export_tensor(export_, tensor, exported) && exported.data;
   }
-  // Whether it has storage for all of its elements, too: storages can be shrunk.
+  // Whether a tensor has memory and its storage holds all elements; storages can be shrunk.
   bool exports(nb::handle tensor, DLTensor& exported) const {
     if (!has_memory(tensor, exported)) return false;
     const nb::object bytes = value_of(storage_[2], value_of(storage_[0], tensor));
@@ -213,19 +218,19 @@ class TensorSpec {
     return held >= offset * element_size(exported) + extent(exported);
   }
 
-  bool is_plain(nb::handle array) const {
+  bool has_required_properties(nb::handle array) const {
     if (reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())) != type_.ptr()) return false;
-    return std::all_of(plain_.begin(), plain_.end(),
+    return std::all_of(required_.begin(), required_.end(),
                        [&](const Requirement& each) { return fulfils(array, each); });
   }
-  bool is_quiet() const {
-    return std::all_of(quiet_.begin(), quiet_.end(), [](const Requirement& each) {
+  bool has_required_state() const {
+    return std::all_of(required_state_.begin(), required_state_.end(), [](const Requirement& each) {
       return equal(value_of(each.property), each.value);
     });
   }
 
   // Adds the types of the value and of its items, since True == 1, and then the value, with tuples
-  // in place of lists. False if the value may change otherwise.
+  // in place of lists. Returns false for mutable values other than lists.
   static bool add_value(nb::handle value, TupleBuilder& key) {
     return key.take(frozen(value, key));
   }
@@ -258,8 +263,115 @@ class TensorSpec {
   nb::object type_;
   DLTensorExport export_ = nullptr;
   bool has_buffer_ = false;
-  std::vector<nb::object> parts_, modes_, storage_;
-  std::vector<Requirement> plain_, quiet_;
+  std::vector<nb::object> parts_, global_state_, storage_;
+  std::vector<Requirement> required_, required_state_;
+};
+
+// A recorded sequence of kernel calls, which is run with other arrays of the same layout.
+class BoundCalls {
+ public:
+  // calls: (function, arguments) of each; placeholders: objects in the arguments, or in a list
+  // among them, that stand for the arrays of run(), for the arrays that `allocators` allocate and
+  // for the number of threads; returned: how many of the allocated arrays are the result
+  BoundCalls(const nb::tuple& calls, const nb::tuple& placeholders, const nb::tuple& allocators,
+             nb::object threads, std::size_t returned)
+      : threads_(std::move(threads)), returned_(returned) {
+    for (nb::handle allocator : allocators) allocators_.push_back(nb::borrow(allocator));
+    if (returned < 1 || returned > allocators.size()) {
+      throw nb::value_error("another number of results is needed");
+    }
+    if (placeholders.size() < allocators.size() + 1 || placeholders.size() > kMaxArguments) {
+      throw nb::value_error("another number of placeholders is needed");
+    }
+    array_count_ = placeholders.size() - allocators.size() - 1;
+    for (nb::handle call : calls) {
+      const nb::tuple both = nb::cast<nb::tuple>(call);
+      const nb::tuple arguments = nb::cast<nb::tuple>(both[1]);
+      if (arguments.size() > kMaxArguments) throw nb::value_error("too many arguments");
+      calls_.push_back({nb::borrow(both[0]), {}});
+      for (nb::handle a : arguments) calls_.back().arguments.push_back(argument(a, placeholders));
+    }
+  }
+
+  // Returns the first of the allocated arrays, or a tuple of them if several are the result.
+  nb::object run(const nb::args& arrays) const {
+    if (arrays.size() != array_count_) throw nb::value_error("another number of arrays is needed");
+    nb::object filled[kMaxArguments];
+    std::size_t at = 0;
+    for (nb::handle array : arrays) filled[at++] = nb::borrow(array);
+    for (const nb::object& allocator : allocators_) filled[at++] = called(allocator, nullptr, 0);
+    filled[at] = called(threads_, nullptr, 0);
+    for (const Call& call : calls_) {
+      nb::object lists[kMaxArguments];
+      PyObject* arguments[kMaxArguments];
+      std::size_t count = 0;
+      for (const Argument& a : call.arguments) {
+        if (a.is_list) lists[count] = list_of(a, filled);
+        arguments[count] = a.is_list ? lists[count].ptr() : of(a, filled).ptr();
+        ++count;
+      }
+      called(call.function, arguments, count);
+    }
+    if (returned_ == 1) return filled[array_count_];
+    PyObject* results = PyTuple_New(static_cast<Py_ssize_t>(returned_));
+    if (!results) throw nb::python_error();
+    for (std::size_t m = 0; m < returned_; ++m) {
+      PyTuple_SetItem(results, static_cast<Py_ssize_t>(m),
+                      filled[array_count_ + m].release().ptr());
+    }
+    return nb::steal(results);
+  }
+
+ private:
+  static constexpr std::size_t kMaxArguments = 12;
+
+  struct Argument {
+    int placeholder = -1;
+    nb::object value;  // unless it is a placeholder
+    bool is_list = false;
+    std::vector<Argument> items;
+  };
+  struct Call {
+    nb::object function;
+    std::vector<Argument> arguments;
+  };
+
+  static Argument argument(nb::handle from, const nb::tuple& placeholders) {
+    Argument result;
+    for (std::size_t h = 0; h < placeholders.size(); ++h) {
+      if (from.is(placeholders[h])) result.placeholder = static_cast<int>(h);
+    }
+    if (result.placeholder >= 0) return result;
+    result.value = nb::borrow(from);
+    if (PyList_Check(from.ptr())) {
+      result.is_list = true;
+      for (nb::handle item : nb::borrow<nb::list>(from)) {
+        result.items.push_back(argument(item, placeholders));
+      }
+    }
+    return result;
+  }
+
+  static const nb::object& of(const Argument& a, const nb::object* filled) {
+    return a.placeholder >= 0 ? filled[a.placeholder] : a.value;
+  }
+  static nb::object list_of(const Argument& a, const nb::object* filled) {
+    nb::list list;
+    for (const Argument& item : a.items) list.append(of(item, filled));
+    return list;
+  }
+
+  static nb::object called(const nb::object& function, PyObject* const* arguments,
+                           std::size_t count) {
+    PyObject* result = PyObject_Vectorcall(function.ptr(), arguments, count, nullptr);
+    if (!result) throw nb::python_error();
+    return nb::steal(result);
+  }
+
+  nb::object threads_;
+  std::vector<nb::object> allocators_;
+  std::size_t array_count_ = 0, returned_;
+  std::vector<Call> calls_;
 };
 
 }  // namespace
