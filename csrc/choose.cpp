@@ -157,7 +157,7 @@ bool handles_plane_gradients(const Call& call) {
 }
 
 bool handles_gather(const Plan& p, bool routed) {
-  const bool disjoint = !routed && is_disjoint(p.axis[2]);
+  const bool disjoint = !routed && is_disjoint(p);
   i64 inverse_taps = 1;
   for (const Axis& a : p.axis) {
     if (!a.regular() || (a.kernel > 1024 && !disjoint) || reach(a) / a.stride >= 16) return false;

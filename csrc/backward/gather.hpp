@@ -28,7 +28,7 @@ class Gather {
         tile_(tile),
         depths_(p.axis[0], tile.lo[0], tile.hi[0], max_windows(p.axis[0]), arena),
         heights_(p.axis[1], tile.lo[1], tile.hi[1], max_windows(p.axis[1]), arena),
-        disjoint_(!Routed && is_disjoint(p.axis[2])),
+        disjoint_(!Routed && is_disjoint(p)),
         row_(disjoint_ ? arena.take<T>(columns() * p.inner) : nullptr),
         gx_(gx, columns() * p.inner, arena),
         nontemporal_(disjoint_ && columns() == p.axis[2].in &&
@@ -52,11 +52,10 @@ class Gather {
 
   // Routed uses routes, the average uses the divisor.
   void run(const View& gy, const View* routes, Divisor divisor, i64 plane) {
-    if (!ready_) prepare();
     gy_ = &gy, routing_ = routes, divisor_ = divisor;
+    if (!ready_) prepare();
     gradient_plane_ = plane_of(gy, plane);
     if (Routed) route_plane_ = plane_of(*routes, plane);
-    else divisor.fill_row(p_, valid_.lo, valid_.hi, divisors_);
     for (i64 k = 0; k < slots_[0] * slots_[1]; ++k) cached_[k].key = -1;
     i64 at = plane * p_.in_plane() +
              ((tile_.lo[0] * p_.axis[1].in + tile_.lo[1]) * p_.axis[2].in + tile_.lo[2]) * p_.inner;
@@ -102,6 +101,7 @@ class Gather {
   void prepare() {
     ready_ = true;
     depths_.fill(), heights_.fill();
+    if (!Routed) divisor_.fill_row(p_, valid_.lo, valid_.hi, divisors_);
     if (disjoint_) return;
     const Axis& a = p_.axis[2];
     for (i64 begin = 0; begin < smaller(a.stride, columns()); ++begin) {
@@ -223,29 +223,51 @@ class Gather {
                       [](const auto& a, const auto& b) { return a.output == b.output; });
   }
 
-  static void add_to(T* sums, i64 n, T value) {
-    for (i64 i = 0; i < n; ++i) sums[i] += value;
-  }
-
   // Disjoint windows: copies the share of each output to all inputs of its window.
   void expand_shares(i64 at, i64 n) {
     const Axis& a = p_.axis[2];
     std::fill(row_, row_ + n, T(0));
-    for (i64 o = valid_.lo; o < valid_.hi; ++o) {
-      const i64 begin = larger(tile_.lo[2], o * a.stride - a.lo) - tile_.lo[2];
-      const i64 end = smaller(tile_.hi[2], o * a.stride - a.lo + a.kernel) - tile_.lo[2];
-      for (i64 r = 0; r < count_; ++r) {
-        const T* share = row_sources_[r].gradient + (o - first_) * p_.inner;
-        if (p_.inner == 1) {
-          add_to(row_ + begin, end - begin, *share);
-          continue;
-        }
-        for (i64 w = begin; w < end; ++w) {
-          for (i64 c = 0; c < p_.inner; ++c) row_[w * p_.inner + c] += share[c];
-        }
-      }
+    // the outputs whose windows lie inside the tile
+    const i64 lo = smaller(valid_.hi, larger(valid_.lo, ceil_div(tile_.lo[2] + a.lo, a.stride)));
+    const i64 reach = tile_.hi[2] + a.lo - a.kernel;
+    const i64 hi = larger(lo, smaller(valid_.hi, reach < 0 ? 0 : reach / a.stride + 1));
+    for (i64 r = 0; r < count_; ++r) {
+      const T* shares = row_sources_[r].gradient - first_ * p_.inner;
+      for (i64 o = valid_.lo; o < lo; ++o) add_share(shares, o);
+      const i64 unrolled = p_.inner == 1 ? a.kernel : 0;
+      if (unrolled == 2) add_shares<2>(shares, lo, hi);
+      else if (unrolled == 3) add_shares<3>(shares, lo, hi);
+      else if (unrolled == 4) add_shares<4>(shares, lo, hi);
+      else if (unrolled == 5) add_shares<5>(shares, lo, hi);
+      else
+        for (i64 o = lo; o < hi; ++o) add_share(shares, o);
+      for (i64 o = hi; o < valid_.hi; ++o) add_share(shares, o);
     }
     gx_.put(at, row_, n, nontemporal_);
+  }
+
+  // Windows of K inputs, all inside the tile.
+  template <i64 K>
+  POOLGRAD_LOOP void add_shares(const T* shares, i64 lo, i64 hi) {
+    const Axis& a = p_.axis[2];
+    T* to = row_ + lo * a.stride - a.lo - tile_.lo[2];
+    for (i64 o = lo; o < hi; ++o, to += a.stride) {
+      POOLGRAD_UNROLL
+      for (i64 t = 0; t < K; ++t) to[t] += shares[o];
+    }
+  }
+
+  void add_share(const T* shares, i64 o) {
+    const Axis& a = p_.axis[2];
+    const i64 begin = larger(tile_.lo[2], o * a.stride - a.lo) - tile_.lo[2];
+    const i64 end = smaller(tile_.hi[2], o * a.stride - a.lo + a.kernel) - tile_.lo[2];
+    if (p_.inner == 1) {
+      for (i64 i = begin; i < end; ++i) row_[i] += shares[o];
+      return;
+    }
+    for (i64 w = begin; w < end; ++w) {
+      for (i64 c = 0; c < p_.inner; ++c) row_[w * p_.inner + c] += shares[o * p_.inner + c];
+    }
   }
 
   void compute_phase(i64 begin, T* to) {
