@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,3 +44,10 @@ def listed(table: Array, images: int) -> tuple[list[Array], Array]:
     """Boxes as a list with those of each image, and the same as a table in that order."""
     order = np.argsort(table[:, 0], kind="stable")
     return [table[table[:, 0] == n, 1:] for n in range(images)], table[order]
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pool tensors of the CPU as those of devices without kernels."""
+    from poolgrad.torch import region_operators
+
+    monkeypatch.setattr(region_operators, "_has_kernels", lambda x: False)

@@ -12,7 +12,20 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from raw_ops import ALL, FIXED, LEARNED, NONLINEAR, ROUTED, SHAPE, outcomes  # noqa: E402
+from raw_ops import (  # noqa: E402
+    ALL,
+    FIXED,
+    LEARNED,
+    NONLINEAR,
+    ROUTED,
+    SHAPE,
+    operand,
+    outcomes,
+    pooled,
+    pulled,
+    pushed,
+    x,
+)
 
 from poolgrad.windows import adaptive, fixed, flatten, fractional  # noqa: E402
 
@@ -342,3 +355,41 @@ def test_routes_of_any_strides() -> None:
             OPS.max_pull(y, kept, FIXED, SHAPE, False, -1, "first", "bytes"), expected
         )
         assert torch.equal(OPS.max_push(x, kept, FIXED, False, -1, "first", "bytes"), y)
+
+
+# Devices
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tensors_on_several_devices_are_refused_by_name(name: str) -> None:
+    """An extra operand may be on the CPU."""
+    made = pooled(name)
+    y, *residual = made if isinstance(made, tuple) else (made,)
+    words = "all tensors must be on one device, got .*{} on meta"
+    for k, kept in enumerate(residual):
+        spoilt = {f"residual{k}": kept.to("meta")}
+        with pytest.raises(ValueError, match=words.format(f"gy on cpu, .*residual{k}")):
+            pulled(name, **spoilt)
+        if name in PUSHED:
+            with pytest.raises(ValueError, match=words.format(f"t on cpu, .*residual{k}")):
+                pushed(name, **spoilt)
+    if residual:
+        with pytest.raises(ValueError, match=r"got gy on meta, .*residual0 on cpu"):
+            pulled(name, gy=torch.ones_like(y, device="meta"))
+    if name in NONLINEAR:
+        with pytest.raises(ValueError, match=words.format("gy on cpu, x")):
+            pulled(name, x=x().to("meta"))
+    if name in ARGUED:
+        with pytest.raises(ValueError, match=words.format("x on cpu, operand")):
+            pooled(name, operand=operand(name).to("meta"))
+        made = pooled(name, x=x().to("meta"))
+        assert (made[0] if isinstance(made, tuple) else made).is_meta
+
+
+def test_regions_on_several_devices_are_refused_by_name() -> None:
+    maps, table = torch.ones(1, 1, 2, 2), torch.zeros(1, 5)
+    with pytest.raises(ValueError, match="got input on cpu, boxes on meta"):
+        OPS.roi_align(maps, table.to("meta"), [1, 1], 1.0, 1, True)
+    indices = torch.zeros(1, 1, 1, 1, dtype=torch.int32, device="meta")
+    with pytest.raises(ValueError, match="got gy on cpu, indices on meta, boxes on cpu"):
+        OPS.roi_pool_backward(maps[..., :1, :1], indices, table, [1, 1, 2, 2])

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from regions import CALLS, NAMES, boxes, listed, maps  # noqa: E402
+from regions import CALLS, NAMES, boxes, listed, maps, without_kernels  # noqa: E402
 
 import poolgrad  # noqa: E402
 from poolgrad.torch import RoIAlign2d, RoIPool2d  # noqa: E402
@@ -22,8 +22,15 @@ OPS = torch.ops.poolgrad
 each_call = pytest.mark.parametrize(("name", "kwargs"), CALLS, ids=NAMES)
 # PyTorch's forward mode still imports torch.jit.script, and says so.
 quiet = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+each_way = pytest.mark.usefixtures("way")
 each_name = pytest.mark.parametrize("name", ["roi_pool", "roi_align"])
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
+
+
+@pytest.fixture(params=["kernels", "portable"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "portable":
+        without_kernels(monkeypatch)
 
 
 def tensors(shape: tuple[int, ...] = (2, 3, 11, 13), dtype: str = "float64") -> tuple[Any, Any]:
@@ -64,6 +71,7 @@ def test_gradients_of_any_order(name: str, kwargs: dict[str, Any]) -> None:
     assert torch.autograd.gradgradcheck(call, x, check_fwd_over_rev=True, check_rev_over_rev=True)
 
 
+@each_way
 @each_name
 def test_the_gradient_of_the_gradient_is_the_pooling(name: str) -> None:
     """The map is linear, so a cotangent's gradient is the pooling of the other cotangent."""
@@ -77,6 +85,7 @@ def test_the_gradient_of_the_gradient_is_the_pooling(name: str) -> None:
     assert third.isfinite().all()
 
 
+@each_way
 @each_name
 def test_boxes_have_no_gradient(name: str) -> None:
     x, table = tensors()
@@ -87,6 +96,7 @@ def test_boxes_have_no_gradient(name: str) -> None:
     assert not pool(name)(x.detach(), table).requires_grad
 
 
+@each_way
 @quiet
 @each_call
 def test_transformations(name: str, kwargs: dict[str, Any]) -> None:
@@ -101,6 +111,7 @@ def test_transformations(name: str, kwargs: dict[str, Any]) -> None:
     torch.testing.assert_close((t * y).sum(), (gx * x.flip(-1)).sum())
 
 
+@each_way
 @each_name
 @pytest.mark.parametrize("dims", [(0, None), (3, None), (None, 1), (1, 0)])
 def test_vmap(name: str, dims: tuple[int | None, int | None]) -> None:
@@ -122,6 +133,7 @@ def test_vmap(name: str, dims: tuple[int | None, int | None]) -> None:
         torch.testing.assert_close(came, torch.stack(expected), rtol=0, atol=0)
 
 
+@each_way
 @each_call
 def test_strides_and_threads_change_no_bit(name: str, kwargs: dict[str, Any]) -> None:
     base = torch.from_numpy(maps((4, 40, 11, 13), np.float32))
@@ -142,6 +154,7 @@ def test_strides_and_threads_change_no_bit(name: str, kwargs: dict[str, Any]) ->
     assert len(made) == 1
 
 
+@each_way
 def test_a_list_is_a_table() -> None:
     x, (own, table) = tensors((3, 2, 11, 13))[0], listed(boxes(), 3)
     for name, kwargs in CALLS:
@@ -160,6 +173,7 @@ def test_a_list_is_a_table() -> None:
     assert poolgrad.roi_align(x[:0], [], 2).shape == (0, 2, 2, 2)
 
 
+@each_way
 def test_boxes_of_many_images_need_not_fit_half_floats() -> None:
     """An index of 4097 is no float16: boxes may have another dtype than the input."""
     x = torch.zeros(4100, 1, 2, 2, dtype=torch.float16)
@@ -171,6 +185,7 @@ def test_boxes_of_many_images_need_not_fit_half_floats() -> None:
 # The compiler
 
 
+@each_way
 def test_compiled() -> None:
     """Whole, for any number of boxes, with the same bits."""
     torch.compiler.reset()
@@ -187,6 +202,7 @@ def test_compiled() -> None:
         torch.testing.assert_close(*made, rtol=0, atol=0)
 
 
+@each_way
 def test_pytorch_checks_the_operators() -> None:
     x, table = tensors((2, 2, 5, 6))
     table[:, 1:] /= 3
@@ -269,6 +285,7 @@ def test_onnx_export_is_the_standard_operator(layer: Any, operator: str) -> None
 # Layers
 
 
+@each_way
 @pytest.mark.parametrize(
     ("layer", "call", "shown"),
     [

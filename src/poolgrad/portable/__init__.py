@@ -24,6 +24,8 @@ engine.py
     `forward`, `pull`, `push` and `indices` of any operator of the table.
 front.py
     The front end for libraries that have none of their own: values, `vjp`.
+regions.py
+    RoIPool and RoIAlign, for tensors on devices without kernels.
 
 `tests/exactness/test_portable.py` compares the results with `poolgrad.reference`, for arrays of
 PyTorch, JAX and array-api-strict; ``poolgrad check`` includes the front end ``portable``.

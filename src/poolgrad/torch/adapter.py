@@ -56,7 +56,7 @@ from poolgrad.torch.derivatives import (
     refuse_nested_forward,
     save,
 )
-from poolgrad.torch.devices import register
+from poolgrad.torch.devices import names_of_tensors, on_one_device, register
 from poolgrad.windows import fixed, flatten
 
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
@@ -104,14 +104,9 @@ class Adapter:
             "_pull": f"(Tensor gy, {held}{window}, SymInt[] shape, {last}) -> {gradients}",
             "_push": f"(Tensor t, {held}{window}, {last}) -> Tensor",
         }
-        linear = 1 + self.given + self.kept
-        self._tensors = {
-            "": 1 + self.given,
-            "_pull": linear + operator.nonlinear,
-            "_push": linear,
-        }
         if operator.nonlinear:
             del schemas["_push"]
+        self._tensors = {suffix: names_of_tensors(schema) for suffix, schema in schemas.items()}
         runs = {"": self.forward, "_pull": self.pull, "_push": self.push}
         fakes = {"": self.fake_forward, "_pull": self.fake_pull, "_push": self.fake_push}
         self.ops = {}
@@ -128,8 +123,10 @@ class Adapter:
 
     def _of_schema(self, suffix: str, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that takes the arguments of a schema and calls `run`."""
-        tensors = self._tensors[suffix]
-        return lambda *args: run(self._rebuild(suffix, *args), *args[:tensors])
+        names = self._tensors[suffix]
+        return on_one_device(
+            names, lambda *args: run(self._rebuild(suffix, *args), *args[: len(names)])
+        )
 
     def _flat(self, suffix: str, static: Static) -> tuple[Any, ...]:
         """Return the arguments after the tensors."""
@@ -147,7 +144,7 @@ class Adapter:
 
     def _rebuild(self, suffix: str, *args: Any) -> Static:
         """Prepare the call that the arguments of a schema describe."""
-        first, (window, *rest) = args[0], args[self._tensors[suffix] :]
+        first, (window, *rest) = args[0], args[len(self._tensors[suffix]) :]
         spec, shape, tracked = spec_of(window), tuple(first.shape), True
         if suffix == "":
             last, *options = rest
@@ -307,7 +304,7 @@ class Adapter:
     def _defined(self, suffix: str, run: Any, keep: Any, backward: Any, jvp: Any) -> Any:
         return differentiable(
             self.ops[suffix],
-            self._tensors[suffix],
+            len(self._tensors[suffix]),
             run,
             partial(self._flat, suffix),
             partial(self._rebuild, suffix),

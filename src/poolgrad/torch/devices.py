@@ -1,7 +1,8 @@
-"""Registers the implementation of an operator for every device, and its shape function."""
+"""Registers the implementation of an operator for every device, and checks devices."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,13 @@ from poolgrad.torch._compat import FunctionalTensorMode, is_exported_with_triton
 _DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse1")
 
 
+def implement(op: Any, run: Callable[..., Any], library: Any) -> None:
+    """Register `run` as the implementation of an operator on every device."""
+    name = op.name().split("::")[1]
+    for key in _DISPATCH_KEYS:
+        library.impl(name, run, key)
+
+
 def register(op: Any, run: Callable[..., Any], library: Any) -> None:
     """Register `run` as the implementation of an operator.
 
@@ -21,9 +29,7 @@ def register(op: Any, run: Callable[..., Any], library: Any) -> None:
     `run` to the launches of Triton kernels, as through a `torch.library.triton_op`, so that
     inductor can schedule them; except for symbolic sizes, because kernels are chosen by size.
     """
-    name = op.name().split("::")[1]
-    for key in _DISPATCH_KEYS:
-        library.impl(name, run, key)
+    implement(op, run, library)
     if not triton.is_available():
         return
 
@@ -36,6 +42,29 @@ def register(op: Any, run: Callable[..., Any], library: Any) -> None:
             return run(*args, **(kwargs or {}))
 
     torch.library.register_torch_dispatch(op, FunctionalTensorMode, traced, lib=library)
+
+
+def names_of_tensors(schema: str) -> list[str]:
+    """Return the names of the tensors among the arguments of a schema."""
+    return re.findall(r"Tensor (\w+)", schema)
+
+
+def on_one_device(names: list[str], run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run` with a check of the devices of its first arguments, the tensors `names`.
+
+    The dispatcher chooses one of several devices. If that is ``meta``, the shape function would
+    return tensors without values on another one. An extra operand may always be on the CPU.
+    """
+
+    def checked(*args: Any) -> Any:
+        given = list(zip(names, args, strict=False))
+        device = args[0].device
+        if any(t.device != device and not (n == "operand" and t.is_cpu) for n, t in given):
+            came = ", ".join(f"{name} on {tensor.device}" for name, tensor in given)
+            raise ValueError(f"all tensors must be on one device, got {came}")
+        return run(*args)
+
+    return checked
 
 
 def _has_symbols(args: Any) -> bool:
