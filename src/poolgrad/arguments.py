@@ -1,4 +1,4 @@
-"""Checks of extra operands and cotangents, with their error messages, for all front ends."""
+"""Checks extra operands, cotangents and indices, with the same errors in all front ends."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def forward(
 
 
 def needed(ready: Prepared) -> tuple[Buffer, ...]:
-    """The residual without that of a learned parameter: numbers need no gradient."""
+    """Return the residual without that of a learned parameter: numbers need no gradient."""
     return ready.residual[:-1] if ready.operator.learned else ready.residual
 
 

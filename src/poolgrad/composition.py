@@ -100,7 +100,7 @@ class _Composition:
 
 def perform(request: Request, front: ModuleType) -> Any:
     """Compute a composed operator."""
-    if not hasattr(front, "operand"):  # a front end of arrays around other arrays
+    if not hasattr(front, "operand"):  # xarray, which passes on the array inside
         return front.perform(request)
     call = _Composition(request, front)
 
@@ -114,7 +114,7 @@ def perform(request: Request, front: ModuleType) -> Any:
 def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
     """Compute a composed operator and its pullback, for libraries without differentiation."""
     if not hasattr(front, "pullback_of"):
-        # It raises the error, or computes the pullback in another way.
+        # PyTorch and JAX raise the error; xarray passes on the array inside.
         return cast(tuple[Any, Pullback], front.vjp(request))
     from poolgrad.portable.derivative import Recording, Variable, value_of
 
@@ -153,7 +153,7 @@ class Pullback:
         self._call, self._tape, self._y, self._leaves = call, tape, y, leaves
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Its parts are functions of this process: they are made again from the input.
+        # The tape holds functions, which cannot be pickled: it is recorded again from the input.
         call = self._call
         return _again, (replace(call.request, x=call.x), call.front.__name__)
 

@@ -23,7 +23,7 @@ class Buffer(NamedTuple):
 
 
 def per_output(layout: Layout, dtype: str) -> Buffer:
-    """An array with one element for each output."""
+    """Return the buffer of an array with one element for each output."""
     return Buffer(layout.out_shape, layout.order, dtype)
 
 
@@ -75,7 +75,7 @@ STORAGE_OPTIONS = ("routes",)  # these change only how the residual is stored
 
 
 def _with(options: Any, **values: str) -> Any:
-    """Replace those of the options that the operator has."""
+    """Replace these options where the operator has them."""
     known = {name: value for name, value in values.items() if name in options._fields}
     return options._replace(**known) if known else options
 

@@ -1,7 +1,7 @@
 """Converts indices of winners between the conventions of libraries.
 
-Every convention is one `Convention`: the way to and from poolgrad's own, the flat position in the
-plane. Only arithmetic on the indices is used, so that arrays of any framework will do.
+A `Convention` converts to and from poolgrad's own convention, the flat position in the plane. Only
+arithmetic on the indices is used, so that arrays of any framework are accepted.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Planes(NamedTuple):
     Attributes
     ----------
     sizes : tuple of int
-        Of the pooled axes.
+        Sizes of the pooled axes.
     channels : int
-        Their number.
+        Number of channels.
     batch, channel : int64 array
-        What plane each index belongs to; broadcast against the indices.
+        Batch and channel of the plane of each index; they broadcast with the indices.
     """
 
     sizes: tuple[int, ...]
@@ -179,7 +179,7 @@ def _check_shape(shape: Sequence[int], of_indices: tuple[int, ...], channels_las
     """Return the axis of channels, after checking that the shapes fit each other."""
     form = "(N, ..., C)" if channels_last else "(N, C, ...)"
     if not isinstance(shape, Sequence) or not all(isinstance(n, SupportsIndex) for n in shape):
-        raise TypeError(f"shape must be made of integers, {form}, got {shape!r}")
+        raise TypeError(f"shape must be a sequence of integers {form}, got {shape!r}")
     axis = len(shape) - 1 if channels_last else 1
     sizes = [n for a, n in enumerate(shape) if a not in (0, axis)]
     if not 1 <= len(sizes) <= 3 or min(shape) < 0 or min(sizes) < 1:

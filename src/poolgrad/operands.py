@@ -211,7 +211,7 @@ class WindowSamples(Operand):
         return front.samples(self, value, x, ready)
 
     def checked(self, value: Any, layout: Layout) -> Array:
-        """The caller's samples.
+        """Check the caller's samples and convert them to an array.
 
         Raises
         ------

@@ -311,7 +311,7 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     ----------
     fun : function
         A pooling function of poolgrad, such as `poolgrad.max_pool2d`.
-    x : NumPy array
+    x : array of NumPy, Dask, xarray or an array-API library
         The input. Some operators store a reference: do not change it before the last call of the
         pullback.
     *args, **kwargs
@@ -330,6 +330,8 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     TypeError
         If `fun` is not a pooling function of poolgrad, if `x` is an array of PyTorch or JAX (which
         differentiate themselves) or of integers, or if `return_indices` or `out` is passed.
+    ValueError
+        As for `fun`.
 
     Examples
     --------

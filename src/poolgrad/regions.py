@@ -1,7 +1,7 @@
 """Pooling of regions of interest, with the arguments of torchvision.ops: `roi_pool`, `roi_align`.
 
-The checks of arguments are here, for every array library; so is what is done with NumPy arrays.
-`poolgrad.torch.regions` does it with tensors. The values of boxes are checked by the kernels.
+This module checks the arguments for every array library, and pools NumPy arrays.
+`poolgrad.torch.regions` pools tensors. The kernels check the values of boxes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def bins(
     Raises
     ------
     TypeError, ValueError
-        If one of them is not what it must be.
+        If an argument has another type, or is out of range.
     """
     height, width = positive("output_size", output_size, 2)
     number = isinstance(spatial_scale, float | int | np.floating | np.integer)
@@ -99,7 +99,7 @@ def check_input(dtype: str, shape: tuple[int, ...]) -> None:
 def check_table(dtype: str, shape: tuple[int, ...], columns: int = 5, name: str = "boxes") -> None:
     """Raise an error unless boxes are an array of real numbers of shape (K, `columns`)."""
     if dtype not in (*FLOATS, *INTEGERS, "uint64") or dtype == "bool":
-        raise TypeError(f"{name} must be made of real numbers, got {dtype}")
+        raise TypeError(f"{name} must contain real numbers, got {dtype}")
     if len(shape) != 2 or shape[1] != columns:
         hint = "" if columns == 5 else " in a list with one array for each image"
         raise ValueError(f"{_BOXES}, got {name} of shape {shape}{hint}")

@@ -84,7 +84,7 @@ def test_the_report_says_where() -> None:
     ]
     assert "1 fused\n  a.2: MaxPool2d: with the ReLU a.1" in str(report)
     said = str(convert(Untraceable(), fuse=True))
-    assert "fused in nn.Sequential only, as torch.fx says: TraceError: " in said
+    assert "fused in nn.Sequential only, because torch.fx failed: TraceError: " in said
     assert str(convert(row(), fuse=True)).endswith("  2: MaxPool2d: with the ReLU 1")
     again = row()
     assert convert(again).fused == ()

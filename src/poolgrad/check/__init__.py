@@ -63,17 +63,17 @@ class Error(NamedTuple):
 
 @dataclass
 class Row:
-    """One function in one front end, or one layer.
+    """Stores the results of checking one function in one front end, or one layer.
 
     Attributes
     ----------
     function, front_end, dtype, layout : str
         What was checked.
     errors : dict of str to Error
-        For each check that applies (textbook, differences, PyTorch; of layers, repeat), where it
-        went worst.
+        The largest error of each check that applies (textbook, differences, PyTorch; for layers,
+        repeat).
     failure : str
-        What was raised, if it came to that.
+        The error that was raised; empty if none was.
     """
 
     function: str

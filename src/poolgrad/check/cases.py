@@ -1,4 +1,4 @@
-"""The calls that check every public function: all kinds of arguments, inputs without kinks."""
+"""Defines the calls that check every public function; no input lies near a kink."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Case:
     name : str
         The function.
     dims : int
-        How many axes it pools.
+        Number of pooled axes.
     x : array
         Its input.
     kwargs : dict
@@ -113,9 +113,9 @@ def cases(name: str, dtype: str, channels_last: bool) -> Iterator[Case]:
     Parameters
     ----------
     name : str
-        Of a public function.
+        Name of a public function.
     dtype : str
-        Of its input.
+        Dtype of its input.
     channels_last : bool
         The layout.
     """
@@ -141,9 +141,10 @@ def _arguments(taken: set[str]) -> list[dict[str, Any]]:
 
 
 def distinct(shape: tuple[int, ...], dtype: str) -> Array:
-    """Values from -4 to 4, far from each other, from zero, and from each other's negatives.
+    """Return values from -4 to 4 whose magnitudes differ from each other and from zero.
 
-    Far in terms of a step of a finite difference: there no winner changes, and no sign.
+    The differences are large against a step of a finite difference, so that a step changes neither
+    a winner nor a sign.
     """
     n = math.prod(shape)
     order = np.random.default_rng(n).permutation(n)

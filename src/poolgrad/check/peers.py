@@ -19,8 +19,8 @@ Array = NDArray[Any]
 def peer(case: Case, gy: Array) -> Answer | None:
     """Return the results of PyTorch, if it supports this call.
 
-    It computes in float64, so that what it is apart from ours is our own rounding; fractional
-    windows, which depend on the dtype, in that of the input.
+    PyTorch computes in float64, so that a difference is the rounding error of poolgrad. Fractional
+    windows depend on the dtype and are computed in that of the input.
     """
     if find_spec("torch") is None or not _has(case):
         return None

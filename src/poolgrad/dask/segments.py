@@ -15,7 +15,7 @@ class Segment(NamedTuple):
     outputs, inputs : tuple of (start, stop)
         The windows, and the inputs that they contain.
     part : AxisSlice
-        The same as a slice of the axis.
+        The windows as a slice of the axis.
     """
 
     outputs: tuple[int, int]

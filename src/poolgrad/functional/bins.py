@@ -27,7 +27,7 @@ def _adaptive_max_pool(
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
-    """Maximum of a given number of bins along {axes}.
+    """Maximum of each of a given number of bins along {axes}.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def _adaptive_max_pool(
 def _adaptive_avg_pool(
     dims: int, x: Any, output_size: Any, *, channels_last: bool = False, out: Any = None
 ) -> Request:
-    """Mean of a given number of bins along {axes}.
+    """Mean of each of a given number of bins along {axes}.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ def _part_of(sizes: tuple[int, ...], output_ratio: Any) -> tuple[int, ...]:
     for name, size, n in zip(axis_names(dims), sizes, outputs, strict=True):
         if n < 1:
             raise ValueError(
-                f"output_ratio {output_ratio!r} leaves nothing of {size} inputs along the {name}"
+                f"output_ratio {output_ratio!r} gives no output for {size} inputs along the {name}"
             )
     return outputs
 
@@ -340,8 +340,8 @@ def _fractional_max_pool(
     _random_samples : array, shape (N, C, {dims}), optional
         Instead of a random draw: s for each plane and pooled axis, in PyTorch's order of axes (for
         two axes the width comes first, for three axes the depth).
-    generator : None, int or the framework's generator
-        Source of randomness. None (default): a new draw in every call.
+    generator : None, int, numpy.random.Generator, torch.Generator or key of jax.random
+        Source of randomness. None (default; not for JAX): a new draw in every call.
     {ties}
     {routes}
     {channels_last}
@@ -374,7 +374,7 @@ def _fractional_max_pool(
     last = flag("channels_last", channels_last)
     if (output_size is None) == (output_ratio is None):
         raise ValueError(
-            "exactly one of output_size and output_ratio must be given, "
+            "exactly one of output_size and output_ratio must be set, "
             f"got {output_size!r} and {output_ratio!r}"
         )
     if output_ratio is not None:

@@ -40,14 +40,15 @@ kernel_size : int or sequence of {count} int
 stride : int or sequence of {count} int, optional
     Distance between neighbouring windows; default: `kernel_size`.
 padding : int, sequence of int, sequence of (low, high), "valid" or "same"
-    Padding at both ends of each axis, of any size; "same" gives ``ceil(size / stride)`` outputs.
-    Default: 0.
+    Padding at both ends of each axis, of any size; "same" gives ``ceil(size / stride)`` outputs,
+    with the odd element of padding at the high end. Default: 0.
 dilation : int or sequence of {count} int
     Distance between neighbouring taps of a window; default: 1.
 ceil_mode : bool
     The number of outputs along an axis is
     ``floor((size + low + high - dilation * (kernel_size - 1) - 1) / stride) + 1``. If True, ceil
-    replaces floor, so that a last, partial window is kept. Default: False.""",
+    replaces floor, so that a last, partial window is kept if it begins in the input or its low
+    padding. Default: False.""",
     "bins": """\
 output_size : int, None, or sequence of {count} of them
     Number of bins along each axis; None keeps the size of the axis. Bin o holds the inputs from
@@ -77,7 +78,8 @@ channels_last : bool
     If True, {pooled_before_last}. Default: False.{trap}""",
     "out": """\
 out : array, optional
-    Array that the result is written to, with the shape and dtype of the result (NumPy only).""",
+    Array that the result is written to, with the shape and dtype of the result. NumPy only; a
+    TypeError for other libraries.""",
     "y": """\
 array, shape ({out_shape})
     {same} as `x`.""",

@@ -235,7 +235,7 @@ def bind(
 
 
 def named(function: Callable[..., R], name: str, *first: Any) -> Callable[..., R]:
-    """Bind the first arguments of a function; wrong ones after them raise the error of `bind`."""
+    """Bind the first arguments of a function; invalid further ones raise the error of `bind`."""
     signature = signature_of(function)
     signature = signature.replace(parameters=[*signature.parameters.values()][len(first) :])
 

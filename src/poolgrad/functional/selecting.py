@@ -272,9 +272,10 @@ def _stochastic_pool(
     training : bool
         If True (default), draw an input; if False, compute the expected value, which has no
         indices.
-    generator : None, int or the framework's generator
+    generator : None, int, numpy.random.Generator, torch.Generator or key of jax.random
         Source of randomness. The same seed gives the same winners for every memory format and
-        number of threads. None (default): a new draw in every call. Ignored if not `training`.
+        number of threads. None (default; not for JAX): a new draw in every call. Ignored if not
+        `training`.
     {routes}
     {channels_last}
     {out}

@@ -111,7 +111,7 @@ def _is_abstract(value: Any) -> bool:
 
 
 def _alone(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Broadcast one number to all channels, so that a batch axis is not taken for channels."""
+    """Return () for the shape of one number, so that a batch axis is not taken for channels."""
     return () if shape == (1,) else shape
 
 

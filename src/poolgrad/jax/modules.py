@@ -174,13 +174,13 @@ class Global(Pool):
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
         """Return the input, pooled."""
-        # The function would count one leading axis more or less as pooled.
+        # The public function would pool additional leading axes.
         request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
         return perform(replace(request, x=jnp.asarray(x)))
 
 
 class _Input(NamedTuple):
-    """Stands for an input, of which descriptions read only the shape."""
+    """A placeholder for an input: only its shape is read."""
 
     shape: tuple[int, ...]
 

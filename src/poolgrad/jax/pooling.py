@@ -31,7 +31,7 @@ class Pooling(NamedTuple):
 
     @property
     def given(self) -> int:
-        """Number of arrays that the operator takes besides the input."""
+        """Number of extra operands: 0 or 1."""
         return self.operator.operand.count
 
     def inner(self, shape: tuple[int, ...]) -> int:
@@ -67,7 +67,7 @@ class Pooling(NamedTuple):
     def held(self, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
         """Split arrays into input (None unless the operator is nonlinear), operand and residual.
 
-        `args`: of a push or pull, without what it is linear in.
+        `args` are the arguments of a jvp or vjp without those in which it is linear.
         """
         first, second = int(self.operator.nonlinear), int(self.operator.nonlinear) + self.given
         return (args[0] if first else None), args[first:second], args[second:]

@@ -5,8 +5,8 @@
   along tangents,
 * ``pull``: ``gy, [x], [argument], *residual -> gx, [argument's gradient]``, its transpose.
 
-`x` is an argument if the operator is nonlinear; the tangent and the gradient of the learned
-argument are there if it is learned and they are requested. ``push`` and ``pull`` are linear in
+`x` is an argument if the operator is nonlinear; the tangent and the gradient of a learned argument
+are included if they are requested. ``push`` and ``pull`` are linear in
 their first arguments and each other's transpose; `composed` computes how they depend on the other
 arguments. Derivatives of any order and in both modes follow from one rule for all operators.
 

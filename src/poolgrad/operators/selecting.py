@@ -85,7 +85,7 @@ def _positions(xp: Any, windows: Windows) -> Any:
 
 
 def _running_sums(xp: Any, values: Any) -> Any:
-    """Cumulative sums along the last axis, each of one addition more.
+    """Return the cumulative sums along the last axis, by one addition for each element.
 
     PyTorch refuses `cumulative_sum` of floating numbers on CUDA in its deterministic mode.
     """

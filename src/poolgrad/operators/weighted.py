@@ -101,7 +101,7 @@ def _ones(dtype: str) -> tuple[Any, int]:
 
 
 class _Curved(Operator):
-    """Nonlinear operators: the weights depend on the inputs."""
+    """Base class of nonlinear operators: the weights depend on the inputs."""
 
     nonlinear = True
     kept: ClassVar[int]  # residual numbers for each window
@@ -139,10 +139,10 @@ def _finite(name: str, values: list[float]) -> None:
 
 
 def _relative(xp: Any, sizes: Any) -> tuple[Any, Any]:
-    """Return the numbers of each window divided by about the largest, and the factor to undo it.
+    """Return the numbers of each window, scaled by a power of two to about 1, and its inverse.
 
-    The factor is a constant for derivatives: dividing by the largest itself, they divide by its
-    square, which overflows or vanishes long before it does.
+    The scale is a constant for derivatives. If the divisor were the largest number, they would
+    divide by its square, which overflows and underflows much earlier.
     """
     largest = xp.max(sizes, axis=-1)
     most = math.frexp(float(xp.finfo(sizes.dtype).max))[1] - 3

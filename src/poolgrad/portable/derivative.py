@@ -20,7 +20,7 @@ class Variable:
     Parameters
     ----------
     tape : Recording
-        Where it is recorded.
+        The recording that stores the variable.
     value : array
         The array.
     sources : sequence of (Variable, callable)
@@ -115,7 +115,7 @@ class Recording:
     """The functions of an array library for arrays and variables, which record pullbacks.
 
     Functions that are not defined here are applied to the values: they are constant almost
-    everywhere (``floor``, ``count_nonzero``), or describe an array.
+    everywhere (``floor``, ``count_nonzero``), or return properties of an array.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ class Recording:
     def pull(self, y: Variable, gy: Any, leaves: Sequence[Variable]) -> list[Any]:
         """Compute the cotangents of `leaves` from the cotangent `gy` of a result `y`.
 
-        Zero where `y` does not depend on one.
+        The cotangent of a leaf that `y` does not depend on is zero.
         """
         found: dict[int, Any] = {id(y): gy}
         wanted = {id(leaf) for leaf in leaves}

@@ -50,8 +50,8 @@ def forward(
     y : array
         The output, on the device of `x`.
     residual : tuple of array
-        What `pull` and `push` take: of the shapes and dtypes that ``operator.residual`` describes.
-        Empty unless `keep`. Of a nonlinear operator zeros: `pull` computes what it needs again.
+        The arrays that `vjp` and `jvp` take, with the shapes and dtypes of ``operator.residual``;
+        empty unless `keep`. They are zeros for a nonlinear operator, whose `vjp` recomputes them.
     """
     xp = namespace(x)
     if not operator.windowed:

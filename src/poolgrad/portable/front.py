@@ -84,7 +84,7 @@ def pullback_of(request: Request) -> tuple[Any, Pullback]:
 def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...], full: Any = None) -> Any:
     """Check a cotangent and convert it to the dtype of the output.
 
-    `full`: the shape that it has with its pooled axes.
+    `full` is the shape of the output with the pooled axes.
     """
     if not is_array_api_obj(gy) or name_of(gy.dtype) not in FLOATS:
         came = name_of(gy.dtype) if is_array_api_obj(gy) else type(gy).__qualname__
@@ -102,7 +102,7 @@ class _Call:
     Parameters
     ----------
     request : Request
-        What a public function describes.
+        The call of a public function.
     """
 
     def __init__(self, request: Request) -> None:
@@ -199,12 +199,14 @@ class _Converter:
 class Pullback:
     """The pullback of a pooling of an array of any array-API library.
 
-    Made by `poolgrad.vjp`.
+    Returned by `poolgrad.vjp`.
 
     Parameters
     ----------
-    call, residual
-        Of the forward pass.
+    call : _Call
+        The call of the forward pass.
+    residual : tuple of array
+        The arrays that the forward pass stored.
     """
 
     def __init__(self, call: _Call, residual: tuple[Any, ...]) -> None:
@@ -226,7 +228,7 @@ class Pullback:
         Raises
         ------
         TypeError, ValueError
-            If `gy` has another shape than the output, or is not made of real numbers.
+            If `gy` does not have the shape of the output or a floating dtype.
         """
         return self._gradients(gy)[0]
 

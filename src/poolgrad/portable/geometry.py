@@ -1,7 +1,6 @@
 """Computes the taps of windows and the windows of inputs; unfolds and folds arrays by gathering.
 
-All tables are computed by arithmetic on the device of the input. Only `axes_of` reads the fields of
-a window.
+All tables are computed by arithmetic on the device of the input.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from poolgrad.windows import Axis
 class Taps(NamedTuple):
     """The taps of the windows of one axis, without low padding.
 
-    Padding before the input is skipped, so that a window has no more taps here than the input has
-    elements for them.
+    Taps in the low padding are skipped, so that a window has at most ``ceil(size / dilation)``
+    taps in these tables.
 
     Attributes
     ----------
@@ -50,7 +49,7 @@ class Holders(NamedTuple):
     positions : int array, shape (inputs, windows) or (planes, inputs, windows)
         The position of the input among all taps of the axis, counted row by row.
     valid : bool array of the same shape
-        Which of these hold the input.
+        Whether each of these windows contains the input.
     """
 
     positions: Any

@@ -1,4 +1,4 @@
-"""Pooling one window after the other, and the gradients."""
+"""Pools one window after the other, and computes the gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
 
 
 class Pullback:
-    """Derivatives of every output, and so the gradients; `poolgrad.Pullback` is tested against it.
+    """Computes outputs and gradients; `poolgrad.Pullback` is tested against it.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Pullback:
                 out = tuple(n for n in request.spec.output_size if n is not None)
                 self._entries = list(self._unpool(request, planes, out))
             else:
-                # Refuses what every front end refuses; where windows lie is computed here.
+                # Raises the errors of the front ends; window positions are computed below.
                 self._operator.check(resolve(request.spec, self._sizes), *request.options)
                 lines = self._lines(request, len(planes))
                 out = tuple(along.out for along in lines[0])
@@ -86,13 +86,13 @@ class Pullback:
         self.routes, self.indices = self._back(routes), self._back(indices).squeeze(self._squeezed)
 
     def __call__(self, gy: Array) -> Array:
-        """The gradient of the input: every output's gradient times its weights, added up."""
+        """Compute the gradient of the input: the weighted sum of the gradients of outputs."""
         gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
         gx = np.zeros((len(gy), *self._sizes))
         with np.errstate(all="ignore"):
             for plane, output, inputs, _, pooled in self._entries:
                 for i, weight in zip(inputs, pooled.dx, strict=True):
-                    if weight:  # 0 * inf is no gradient
+                    if weight:  # 0 * inf counts as 0
                         gx[(plane, *i)] += weight * gy[(plane, *output)]
             return self._back(gx.astype(self._dtype))
 
@@ -129,7 +129,7 @@ class Pullback:
         return isinstance(self._operator.operand, kind)
 
     def _flat(self, array: Array) -> Array:
-        """Leading axes made one, pooled axes last."""
+        """Reshape to (planes, pooled axes)."""
         dims = len(self._pooled)
         moved = np.moveaxis(array, self._pooled, range(-dims, 0))
         return moved.reshape(int(np.prod(self._leading)), *moved.shape[-dims:])
@@ -139,7 +139,7 @@ class Pullback:
         return np.moveaxis(moved, range(-len(self._pooled), 0), self._pooled)
 
     def _lines(self, request: Request, planes: int) -> list[list[Line]]:
-        """The windows along each axis, for each plane; for one if there is none."""
+        """Return the windows along each axis, for each plane or, without planes, for one."""
         spec, dims = request.spec, request.spec.dims
         if not self._takes(WindowSamples):
             fixed = [line(spec, a, size) for a, size in enumerate(self._sizes)]
@@ -214,7 +214,7 @@ def _samples(samples: Samples, leading: Position, dtype: np.dtype[Any], dims: in
     kind = dtype if dtype.name in FLOATS else np.dtype(np.float32)
     if samples.given is None:
         drawn = np.random.default_rng(samples.generator).random((planes, dims)).astype(kind)
-        return np.where(drawn < 1, drawn, kind.type(0))  # 1 where few bits have rounded it up
+        return np.where(drawn < 1, drawn, kind.type(0))  # narrow dtypes round some up to 1
     given = np.asarray(samples.given)
     if given.shape[-1:] != (dims,) or given.size != planes * dims:
         raise ValueError(f"_random_samples must have shape (N, C, {dims}), got {given.shape}")
@@ -239,12 +239,12 @@ def _learned(operator: Operator, given: Any, leading: Position) -> Array:
 
 
 def result_dtype(dtype: np.dtype[Any], operator: Operator) -> np.dtype[Any]:
-    """The dtype of what an operator gives.
+    """Return the dtype of the output of an operator.
 
     Raises
     ------
     TypeError
-        If it does not take this dtype.
+        If the operator does not support this dtype.
     """
     if not operator.accepts(dtype.name):
         raise operator.refuse_dtype(dtype)

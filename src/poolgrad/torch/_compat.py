@@ -17,7 +17,7 @@ from poolgrad.private import Private
 PRIVATE = Private("torch", "2.13")
 _symbol = PRIVATE.symbol
 
-# What is traced and transformed
+# Tracing and transformations
 
 tracing_state = _symbol("torch._C._get_tracing_state")
 set_tracing_state = _symbol("torch._C._set_tracing_state")
@@ -36,7 +36,7 @@ def forward_level() -> int:
 
 def is_exported_with_triton() -> bool:
     """Whether `torch.export` keeps operators that launch Triton kernels whole."""
-    # Imported when asked for: it imports the compiler.
+    # Looked up on use, because it imports the compiler.
     disabled = _symbol("torch.export._trace.custom_triton_ops_decomposition_disabled")
     return bool(disabled())
 
@@ -59,7 +59,7 @@ def version_of(tensor: Tensor) -> int:
 
 assert_later = _symbol("torch._assert_async")
 
-# The call cache: what it reads of tensors, and of the state of PyTorch
+# The call cache: symbols that read tensors and the state of PyTorch
 
 _QUICK = (
     "torch._C._len_torch_dispatch_stack",

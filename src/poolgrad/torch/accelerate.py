@@ -80,7 +80,7 @@ for _d in ("2d", "3d"):
 def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
     """Return a kernel that uses poolgrad's where both compute the same, and PyTorch's otherwise.
 
-    `before`: the kernel that it stands for.
+    `before` is the kernel of PyTorch that it replaces.
     """
     function, names = FUNCTIONS[operator.function], operator.names
     dims = int(operator.function[-2])
@@ -111,7 +111,7 @@ def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
 def _require_unchanged(y: Tensor, indices: Tensor) -> None:
     """Make the backward pass of `y` raise if `indices` were changed in place, as in PyTorch.
 
-    Ours does not read them, so a reference that keeps them alive would cost memory for nothing.
+    The backward pass of poolgrad does not read the indices, so only a weak reference is kept.
     """
     if y.grad_fn is None:
         return
@@ -158,7 +158,7 @@ class _Switch:
 
 
 def _devices() -> list[tuple[str, str]]:
-    """The keys of the devices on which our kernels run."""
+    """Return the dispatch keys of the devices that have kernels."""
     gpu = torch.cuda.is_available() and triton.is_available()
     return [_CPU, _GPU] if gpu else [_CPU]
 
@@ -181,7 +181,7 @@ _switch = _Switch()
 
 
 class accelerate:
-    """Compute every pooling of PyTorch with poolgrad: functions, modules, callers.
+    """Compute the poolings of PyTorch with poolgrad, in functions, modules and their callers.
 
     This applies to tensors on the CPU and, if Triton is installed, on GPUs.
 

@@ -120,7 +120,7 @@ def is_plain(x: Any) -> bool:
 
 
 def is_plain_anywhere(x: Any) -> bool:
-    """`is_plain`, or the same of a tensor on a GPU for which there are kernels."""
+    """Whether a tensor can be passed directly to the kernels of the CPU or of its GPU."""
     return is_plain(x) or (
         type(x) in (Tensor, torch.nn.Parameter)
         and x.is_cuda

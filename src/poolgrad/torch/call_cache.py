@@ -113,7 +113,7 @@ class _Steps:
     x : Tensor
         A tensor with that layout.
     indices : bool
-        Whether the forward pass computes them too.
+        Whether the forward pass also computes the indices.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class _Steps:
         self._slope = (x.new_empty(0, dtype=DTYPES[layout.sum_dtype]),) * operator.learned
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensors]:
-        """Return the output, the indices if they are wanted, and the residual."""
+        """Return the output, the indices or None, and the residual."""
         if not self._keeps:
             return self._run(x), None, (x,) * self._nonlinear
         y, *kept = self._run(x)

@@ -65,7 +65,7 @@ class Report:
     left : tuple of Module
         Pooling modules that were not replaced, and why.
     calls : tuple of Module
-        Modules whose own code calls pooling functions, which `convert` cannot replace.
+        Modules that call pooling functions, which `convert` cannot replace.
     fused : tuple of Module
         Maxima that were fused with a ReLU, and the names of the ReLUs.
     untraced : str
@@ -83,13 +83,13 @@ class Report:
         lines = [f"{len(self.replaced)} replaced", *(f"  {module}" for module in self.replaced)]
         for title, modules in (
             ("fused", self.fused),
-            ("left alone", self.left),
-            ("calling functions, which accelerate() reaches", self.calls),
+            ("not replaced", self.left),
+            ("calling pooling functions, which accelerate() replaces", self.calls),
         ):
             if modules:
                 lines += [f"{len(modules)} {title}", *(f"  {module}" for module in modules)]
         if self.untraced:
-            lines.append(f"fused in nn.Sequential only, as torch.fx says: {self.untraced}")
+            lines.append(f"fused in nn.Sequential only, because torch.fx failed: {self.untraced}")
         return "\n".join(lines)
 
 
@@ -146,7 +146,7 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
     >>> print(convert(net))
     1 replaced
       2: MaxPool2d
-    1 left alone
+    1 not replaced
       3: LPPool2d: norm_type 3 is not even: PyTorch keeps signs, poolgrad does not
     >>> net[2], isinstance(net[2], nn.MaxPool2d)
     (MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False), True)
@@ -221,12 +221,12 @@ def _modules(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
 def _obstacle(module: nn.Module) -> str:
     """Return why a pooling module of PyTorch cannot be replaced; empty if it can."""
     if type(module) not in SUBCLASSES:
-        return "a subclass may do something else"
+        return "a subclass may compute something else"
     if "forward" in vars(module):
         return "its forward was replaced"
     own = [name for name in (*SUBCLASSES[type(module)].added, "converted") if hasattr(module, name)]
     if own:
-        return f"it has attributes of its own that ours has, too: {', '.join(own)}"
+        return f"it has attributes that poolgrad's class also defines: {', '.join(own)}"
     return unlike(module)
 
 

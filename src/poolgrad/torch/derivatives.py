@@ -34,12 +34,13 @@ def differentiable(
     op : OpOverload
         The operator of the dispatcher.
     tensors : int
-        How many of its first arguments are tensors.
+        Number of leading arguments that are tensors.
     run : callable
         ``run(static, *tensors)``: the computation on the CPU.
     flat, rebuild : callable
-        The other arguments of `op` from the static part of a call, and that from all arguments of
-        `op`. The static part is any object but a list, tuple or dict, which PyTorch takes apart.
+        `flat` returns the other arguments of `op` from the static part of a call; `rebuild` returns
+        the static part from all arguments of `op`. The static part must not be a list, tuple or
+        dict, which PyTorch flattens.
     keep : callable
         ``keep(ctx, static, tensors, output)``: stores what the derivatives need.
     backward, jvp : callable

@@ -42,7 +42,7 @@ from poolgrad.windows import WindowKind, flatten
 
 
 def _define_indices() -> Any:
-    """``route_indices``: converts routes to flat positions in the plane of `x`; no gradient.
+    """Define ``route_indices``, which converts routes to flat positions in the plane of `x`.
 
     `samples` are those of fractional windows, or an empty tensor.
     """
@@ -241,7 +241,7 @@ def bound_call(request: Request) -> Callable[[Tensor], Tensor] | None:
         return None
     options = _options(request)
     if request.return_indices and options != indexed(options):
-        return None  # the routes that are kept for the gradient are not those of the indices
+        return None  # the gradient needs other routes than the indices
     ready = _prepared(request)
     return call_cache.bound_call(request, ready, _operands(request, ready))
 

@@ -1,4 +1,4 @@
-"""The modules. They subclass PyTorch's where it has them, so that ``isinstance`` holds.
+"""Makes the module classes, subclasses of PyTorch's where these exist, so ``isinstance`` holds.
 
 A module stores the arguments of a public function and calls it. Its constructor takes the arguments
 of the function, in the order of PyTorch's class, and shares its documentation. `family` makes the
@@ -95,7 +95,7 @@ class Pool(nn.Module):
         Raises
         ------
         TypeError, ValueError
-            For all that no input could mend.
+            If an argument is invalid for every input.
         """
         request = self._describe(_Input((2**31,) * (self.dims + 2)), given)
         operator = OPERATORS[request.operator]
@@ -116,7 +116,7 @@ class Pool(nn.Module):
 
     @classmethod
     def of_dims(cls, pool: Callable[..., Any], dims: int) -> Callable[..., Any]:
-        """The public function `pool` for so many axes."""
+        """Return the public function `pool` for this number of pooled axes."""
         return pool
 
     def _describe(self, x: Any, given: dict[str, Any]) -> Request:
@@ -211,8 +211,8 @@ def unlike(module: nn.Module) -> str:
     """Return why a module of PyTorch gives other results than poolgrad's; empty if it does not."""
     if isinstance(module, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d):
         return (
-            "PyTorch gives the gradient of one place to every value with its index, poolgrad to "
-            "the value that stays"
+            "PyTorch gives the gradient to all values with the same index, poolgrad only to the "
+            "value that is kept"
         )
     if not isinstance(module, nn.LPPool1d | nn.LPPool2d | nn.LPPool3d):
         return ""
@@ -220,7 +220,7 @@ def unlike(module: nn.Module) -> str:
     if not isinstance(power, int | float) or power <= 0 or power % 2 != 0:
         return f"norm_type {power!r} is not even: PyTorch keeps signs, poolgrad does not"
     if module.ceil_mode:
-        return "with ceil_mode PyTorch counts inputs that a window at the edge does not hold"
+        return "with ceil_mode PyTorch scales a partial window as if it were complete"
     return ""
 
 
@@ -229,13 +229,13 @@ def _each(values: Any) -> list[Any]:
 
 
 class _Input(NamedTuple):
-    """Stands for an input while arguments are checked; it has a shape only."""
+    """A placeholder for an input while arguments are checked: only its shape is read."""
 
     shape: tuple[int, ...]
 
 
 def _numbers(name: str, value: object) -> list[float]:
-    """Return the numbers in a learned argument, as far as they are known."""
+    """Return the numbers in a learned argument; none for a tensor without data."""
     if isinstance(value, Tensor):
         if value.dim() > 1 or value.is_complex() or value.dtype == torch.bool:
             raise ValueError(
@@ -267,7 +267,7 @@ class Maximum(Pool):
 class ReLUMaximum(Pool):
     """The maximum of the ReLU."""
 
-    note = "Exported, it is PyTorch's ReLU and maximum, if these do the same."
+    note = "It is exported as PyTorch's ReLU and maximum if these compute the same."
 
     def forward(self, input: Tensor) -> Any:
         """Compute the maximum of ``relu(input)``."""
@@ -409,7 +409,7 @@ def family(
     shown: Iterable[str] = (),
     dims: tuple[int, ...] = (1, 2, 3),
 ) -> tuple[type[Pool], ...]:
-    """The classes for one, two and three pooled axes.
+    """Make the classes for one, two and three pooled axes.
 
     Parameters
     ----------

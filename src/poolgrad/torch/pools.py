@@ -1,6 +1,6 @@
-"""The module classes, one for each public function and number of pooled axes.
+"""Defines the module classes, one for each public function and number of pooled axes.
 
-They are made by `modules.family`; type checkers read `pools.pyi`, which tools/make_stubs.py writes.
+`modules.family` makes them; type checkers read `pools.pyi`, which tools/make_stubs.py writes.
 """
 
 from poolgrad.torch.modules import (

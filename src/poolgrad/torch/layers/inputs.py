@@ -16,9 +16,9 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
     Parameters
     ----------
     x : object
-        What the layer was called with.
+        The argument of the call.
     channels : int, optional
-        How many channels the layer was made for; default: any number.
+        Number of channels of the layer; default: any number.
 
     Raises
     ------
@@ -34,12 +34,12 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
         raise TypeError(f"x must be a tensor of floating-point numbers, got {x.dtype}")
     if x.dim() not in (3, 4):
         raise ValueError(f"x must have the shape (N, C, H, W) or (C, H, W), got {tuple(x.shape)}")
-    if 0 in x.shape[-3:]:
-        raise ValueError(f"x must have channels, a height and a width, got shape {tuple(x.shape)}")
+    shape = tuple(x.shape)
+    if 0 in shape[-3:]:
+        raise ValueError(f"x must have at least one channel, row and column, got shape {shape}")
     if channels is not None and x.shape[-3] != channels:
         raise ValueError(
-            f"x must have {channels} channels, as the layer was made for, "
-            f"got {x.shape[-3]} (shape {tuple(x.shape)})"
+            f"x must have {channels} channels, got {x.shape[-3]} (shape {tuple(x.shape)})"
         )
     return x
 

@@ -29,10 +29,7 @@ def number(name: str, value: object) -> float:
 def check_size(x: Tensor, size: tuple[int, int]) -> None:
     """Raise a ValueError unless maps have the height and width of a layer."""
     if tuple(x.shape[-2:]) != size:
-        raise ValueError(
-            f"x must have height and width {size}, as the layer was made for, "
-            f"got shape {tuple(x.shape)}"
-        )
+        raise ValueError(f"x must have height and width {size}, got shape {tuple(x.shape)}")
 
 
 def learned(channels: int | None, value: float) -> torch.nn.Parameter:

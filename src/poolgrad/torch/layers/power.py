@@ -55,14 +55,14 @@ class GeM2d(nn.Module):
     Parameters
     ----------
     channels : int, optional
-        The number of channels, for one power a channel. None: one power for all channels.
+        The number of channels, for one power per channel. None (default): one power for all.
     p : float
-        The power before training, above 0.
+        The initial power, above 0. Default: 3.
     keepdims : bool
-        Whether height and width stay, with length one.
+        If True, height and width stay, with length one. Default: False.
     eps : float
-        Inputs below `eps` count as `eps` and get no gradient, as in the authors' code. With 0
-        nothing is clamped, and powers are taken of ``|x|``.
+        Inputs below `eps` count as `eps` and get no gradient, as in the authors' code; default:
+        1e-6. With 0, nothing is clamped, and powers are taken of ``|x|``.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class GeM2d(nn.Module):
     Raises
     ------
     TypeError, ValueError
-        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        In the constructor, for an invalid argument; in a call, for an input that is not a
         floating tensor of shape (N, C, H, W) or (C, H, W), or has another number of channels.
 
     Notes
@@ -124,7 +124,7 @@ class GeM2d(nn.Module):
         return y if self.keepdims else y.flatten(-3)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         channels = "" if self.channels is None else f"{self.channels}, "
         kept = ", keepdims=True" if self.keepdims else ""
         return f"{channels}p={self.initial}, eps={self.eps}{kept}"
@@ -139,11 +139,11 @@ class LogSumExp2d(nn.Module):
     Parameters
     ----------
     channels : int, optional
-        The number of channels, for one sharpness a channel. None: one for all channels.
+        The number of channels, for one sharpness per channel. None (default): one for all.
     r : float
-        The sharpness before training, not 0.
+        The initial sharpness, not 0. Default: 1.
     keepdims : bool
-        Whether height and width stay, with length one.
+        If True, height and width stay, with length one. Default: False.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ class LogSumExp2d(nn.Module):
     Raises
     ------
     TypeError, ValueError
-        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        In the constructor, for an invalid argument; in a call, for an input that is not a
         floating tensor of shape (N, C, H, W) or (C, H, W), or has another number of channels.
 
     Notes
@@ -195,7 +195,7 @@ class LogSumExp2d(nn.Module):
         return y if self.keepdims else y.flatten(-3)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         channels = "" if self.channels is None else f"{self.channels}, "
         kept = ", keepdims=True" if self.keepdims else ""
         return f"{channels}r={self.initial}{kept}"

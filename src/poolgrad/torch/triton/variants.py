@@ -1,4 +1,4 @@
-"""The kernel variants that are compiled and counted without a GPU, and two tables about them.
+"""Lists the kernel variants, compiles them without a GPU, and prints the bytes that they move.
 
 ``python -m poolgrad.torch.triton.variants cuda:90`` compiles each for a target and fails if one has
 an atomic, or if a main one spills registers or has no 128-bit load and store. `print_model`
@@ -33,9 +33,9 @@ class Variant(NamedTuple):
     main : bool
         Whether it may not spill, and its loads and stores must be 128 bits wide.
     launches : list of Launch
-        What would run.
+        The recorded launches.
     least : int
-        Bytes of the arrays that come in and go out.
+        Bytes of all inputs and outputs.
     """
 
     name: str
