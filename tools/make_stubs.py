@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
-from poolgrad.contract import Routes, Ties
+from poolgrad.interface import Routes, Ties
 from poolgrad.windows import Ints, Padding
 
 class Array(Protocol):
@@ -51,7 +51,7 @@ from typing import Any
 
 from torch import nn
 
-from poolgrad.contract import Routes, Ties
+from poolgrad.interface import Routes, Ties
 from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
 from poolgrad.windows import Ints, Padding
 """
@@ -64,7 +64,7 @@ from typing import Any
 from jax import Array
 from jax.typing import ArrayLike
 
-from poolgrad.contract import Routes, Ties
+from poolgrad.interface import Routes, Ties
 from poolgrad.jax.modules import Global, Lip, Pool, Random, Stochastic, Unpool
 from poolgrad.windows import Ints, Padding
 """

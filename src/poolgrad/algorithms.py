@@ -15,11 +15,11 @@ import numpy as np
 
 from poolgrad import _kernels, core
 from poolgrad import numpy as front
-from poolgrad.contract import FLOATS, INTEGERS, Buffer, Request
 from poolgrad.functional.public import FUNCTIONS
+from poolgrad.interface import FLOATS, INTEGERS, Buffer, Request
 
 
-class Step(NamedTuple):
+class KernelRun(NamedTuple):
     """One kernel call: its algorithm, its number of tasks, and the threads that run them."""
 
     algorithm: str
@@ -53,7 +53,7 @@ def forced(name: str) -> Iterator[None]:
         _kernels.force_algorithm("")
 
 
-def steps(call: Callable[[], Any], dry: bool = False) -> list[Step]:
+def steps(call: Callable[[], Any], dry: bool = False) -> list[KernelRun]:
     """Return the kernel calls that `call` makes on this thread.
 
     Parameters
@@ -63,7 +63,7 @@ def steps(call: Callable[[], Any], dry: bool = False) -> list[Step]:
     dry : bool
         Plan the kernel calls only: no array is read or written.
     """
-    return [Step(*step) for step in _kernels.trace(call, dry)]
+    return [KernelRun(*step) for step in _kernels.trace(call, dry)]
 
 
 class KernelCall(NamedTuple):
@@ -129,7 +129,7 @@ def bind(
 
     def backward() -> None:
         given = own if operator.nonlinear else None
-        operator.pull(plan, out, given, made.operand, kept, gradient, threads, *options)
+        operator.vjp(plan, out, given, made.operand, kept, gradient, threads, *options)
 
     written = y.nbytes + (_bytes(residual) if stored else 0)
     read = y.nbytes + _bytes(residual) + (made.x.nbytes if operator.nonlinear else 0)

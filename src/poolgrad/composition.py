@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from poolgrad.contract import FLOATS, ComposedOperator, Request
 from poolgrad.core import Layout
+from poolgrad.interface import FLOATS, ComposedOperator, Request
 from poolgrad.operators import OPERATORS, prepare
 
 
@@ -84,17 +84,17 @@ class _Composition:
             )
         return value
 
-    def part(self, name: str, x: Any, given: dict[str, Any]) -> Request:
+    def part(self, name: str, x: Any, options: dict[str, Any]) -> Request:
         """Return a call of another operator with the same windows."""
-        options = OPERATORS[name].options(**given)
-        return Request(name, x, self.request.spec, options, (), self.request.channels_last)
+        named = OPERATORS[name].options(**options)
+        return Request(name, x, self.request.spec, named, (), self.request.channels_last)
 
     def combined(self, xp: Functions, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
         """Compute the output."""
         dtype = self.layout.sum_dtype
         wide = xp.astype(x, dtype)
-        beside = None if operand is None else xp.astype(operand, dtype)
-        y = self.operator.combine(xp, pool, wide, beside, *self.request.options)
+        wide_operand = None if operand is None else xp.astype(operand, dtype)
+        y = self.operator.combine(xp, pool, wide, wide_operand, *self.request.options)
         return xp.astype(y, self.layout.out_dtype)
 
 
@@ -135,8 +135,8 @@ def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
         return Variable(tape, y, [(x, pullback)])
 
     xp = plain._replace(exp=tape.exp, where=tape.where, astype=astype, constant=value_of)
-    given = (call.x,) if call.operand is None else (call.x, call.operand)
-    leaves = [Variable(tape, value) for value in given]
+    inputs = (call.x,) if call.operand is None else (call.x, call.operand)
+    leaves = [Variable(tape, value) for value in inputs]
     with np.errstate(all="ignore"):
         y = call.combined(xp, pool, leaves[0], leaves[1] if leaves[1:] else None)
     return y.value, Pullback(call, tape, y, leaves)
@@ -175,7 +175,7 @@ class Pullback:
 
     def _gradients(self, gy: Any) -> list[Any]:
         layout = self._call.layout
-        given = self._call.front.cotangent_of(gy, layout.out_dtype, layout.out_shape)
+        cotangent = self._call.front.cotangent_of(gy, layout.out_dtype, layout.out_shape)
         with np.errstate(all="ignore"):
-            gradients: list[Any] = self._tape.pull(self._y, given, self._leaves)
+            gradients: list[Any] = self._tape.cotangents(self._y, cotangent, self._leaves)
         return gradients

@@ -30,8 +30,8 @@ Kind = _kernels.Kind
 Regions = _kernels.Regions
 Steps = _kernels.Steps
 
-_MOST_THREADS = 4096
-_MOST_ELEMENTS = (2**63 - 1) // 8
+_MAX_THREADS = 4096
+_MAX_ELEMENTS = (2**63 - 1) // 8
 
 
 def instruction_set() -> str:
@@ -52,7 +52,7 @@ def _default_threads() -> int:
     for name in ("POOLGRAD_NUM_THREADS", "OMP_NUM_THREADS"):
         value = os.environ.get(name, "").strip()
         if value:
-            if not value.isdigit() or not 1 <= int(value) <= _MOST_THREADS:
+            if not value.isdigit() or not 1 <= int(value) <= _MAX_THREADS:
                 if name == "OMP_NUM_THREADS":  # may be a list for nested regions, which is ignored
                     continue
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
@@ -87,8 +87,8 @@ def set_num_threads(threads: int) -> None:
     """
     global _threads
     whole = isinstance(threads, int) and not isinstance(threads, bool)
-    if not whole or not 1 <= threads <= _MOST_THREADS:
-        raise ValueError(f"threads must be an integer from 1 to {_MOST_THREADS}, got {threads!r}")
+    if not whole or not 1 <= threads <= _MAX_THREADS:
+        raise ValueError(f"threads must be an integer from 1 to {_MAX_THREADS}, got {threads!r}")
     _threads = threads
 
 
@@ -310,7 +310,7 @@ def lay_out(
     window = resolve(spec, shape[first : first + dims])
     out_shape = shape[:first] + window.out + shape[first + dims :]
     known = [size for size in out_shape if isinstance(size, int)]  # symbolic sizes are skipped
-    if math.prod(known) > _MOST_ELEMENTS:
+    if math.prod(known) > _MAX_ELEMENTS:
         raise ValueError(f"an output of shape {out_shape} would overflow memory")
     pooled = tuple(range(first, first + dims))
     outer = tuple(a for a in range(len(shape)) if a not in pooled and a != inner)

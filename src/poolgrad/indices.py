@@ -50,15 +50,15 @@ class Convention(NamedTuple):
     back: Callable[[Any, Planes], Any]
 
 
-def _turned(flat: Any, sizes: Sequence[int]) -> Any:
+def _column_major(flat: Any, sizes: Sequence[int]) -> Any:
     """Convert row-major to column-major positions in a plane of these sizes."""
-    turned, stride, rest = 0, 1, math.prod(sizes)
+    position, stride, rest = 0, 1, math.prod(sizes)
     for size in sizes:
         rest //= size
-        turned = turned + flat // rest * stride
+        position = position + flat // rest * stride
         flat = flat % rest
         stride *= size
-    return turned
+    return position
 
 
 CONVENTIONS = {
@@ -66,8 +66,8 @@ CONVENTIONS = {
     "onnx": Convention(lambda i, planes: i + planes.start, lambda i, planes: i - planes.start),
     # Column-major order is row-major order with reversed axes.
     "onnx_column_major": Convention(
-        lambda i, planes: _turned(i, planes.sizes) + planes.start,
-        lambda i, planes: _turned(i - planes.start, planes.sizes[::-1]),
+        lambda i, planes: _column_major(i, planes.sizes) + planes.start,
+        lambda i, planes: _column_major(i - planes.start, planes.sizes[::-1]),
     ),
     "tensorflow": Convention(
         lambda i, planes: i * planes.channels + planes.channel,
@@ -152,8 +152,8 @@ def convert_indices(
     given = _int64(indices)
     won = _int64(given != -1)
     flat = CONVENTIONS[source].back(given, planes)
-    there_again = CONVENTIONS[source].to(flat, planes)
-    _refuse(won * ((flat < 0) | (flat >= planes.size) | (there_again != given)), source, shape)
+    round_trip = CONVENTIONS[source].to(flat, planes)
+    _refuse(won * ((flat < 0) | (flat >= planes.size) | (round_trip != given)), source, shape)
     return won * (CONVENTIONS[target].to(flat, planes) + 1) - 1
 
 

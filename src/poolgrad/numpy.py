@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments, call_cache
 from poolgrad.composition import Functions
-from poolgrad.contract import Buffer, Operator, Request, Samples, indexed
 from poolgrad.core import LARGE, Kind, Memory, get_num_threads, inner_axis
+from poolgrad.interface import Buffer, Operator, Request, Samples, indexed
 from poolgrad.operands import Parameter, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.windows import Window
@@ -137,10 +137,10 @@ class _Converter:
     def samples(self, operand: WindowSamples, value: Samples, x: Array, ready: Prepared) -> Array:
         kind = x.dtype if x.dtype.kind in "fV" else np.dtype(np.float32)
         shape = arguments.samples_shape(ready.layout)
-        if value.given is None:
+        if value.values is None:
             samples = arguments.numpy_generator(value.generator).random(shape)
         else:
-            samples = operand.checked(value.given, ready.layout)
+            samples = operand.checked(value.values, ready.layout)
         rounded = samples.astype(kind).reshape(shape)
         return as_buffer(rounded.clip(max=arguments.below_one(kind.name)).astype(kind))
 

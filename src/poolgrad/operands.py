@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 class Samples(NamedTuple):
     """The caller's description of fractional windows: samples, or a generator to draw them from."""
 
-    given: Any
+    values: Any
     generator: Any
 
 
@@ -243,7 +243,7 @@ class Indices(Operand):
         return "int64", [layout.in_shape], False
 
 
-class Companion(Operand):
+class SecondInput(Operand):
     """A second array of the shape of the input, with a gradient, for composed operators."""
 
     has_gradient = True

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from poolgrad import arguments, call_cache, composition
 from poolgrad import numpy as front
 from poolgrad.call_cache import LOOKUPS, CallCache
-from poolgrad.contract import FLOATS, Request
 from poolgrad.core import get_num_threads
 from poolgrad.functional.public import front_end
+from poolgrad.interface import FLOATS, Request
 from poolgrad.numpy import Call
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.regions import VJPS
@@ -76,9 +76,9 @@ class _Shared:
         return (front.KIND.parts(gy) if front.as_buffer(gy) is gy else None) or ()
 
     @cached_property
-    def pull(self) -> Callable[..., Array]:
+    def gradient(self) -> Callable[..., Array]:
         """The function that computes the gradient of the input from that of the output."""
-        return call_cache.pull(self.ready, front.maker, get_num_threads, self.operand)
+        return call_cache.vjp(self.ready, front.maker, get_num_threads, self.operand)
 
     def __reduce__(self) -> tuple[type[_Shared], tuple[object, ...]]:
         return _Shared, (self.request, self.ready, self.operand)  # without the kernels
@@ -133,8 +133,8 @@ class Pullback:
         """
         shared = self._shared
         if front.KIND.hold((gy,), (shared.usual,)):
-            return shared.pull(gy, *self._kept())
-        return self._pull(self._cotangent(gy))
+            return shared.gradient(gy, *self._kept())
+        return self._gradient(self._cotangent(gy))
 
     def parameters(self, gy: Any) -> dict[str, Array]:
         """Compute the gradients of learned parameters.
@@ -174,8 +174,8 @@ class Pullback:
         needed = self._residual[: shared.needed]
         return (*needed,) if self._x is None else (self._x, *needed)
 
-    def _pull(self, gy: Array) -> Array:
-        gx: Array = self._shared.pull(*map(front.as_buffer, (gy, *self._kept())))
+    def _gradient(self, gy: Array) -> Array:
+        gx: Array = self._shared.gradient(*map(front.as_buffer, (gy, *self._kept())))
         return gx.view(self._shared.dtype) if gy.dtype.name == "bfloat16" else gx
 
     @property
@@ -270,7 +270,7 @@ class Pullback:
             for axis, c, n in zip(layout.pooled, colour, colours, strict=True):
                 chosen[axis] = slice(c, None, n)
             gy[tuple(chosen)] = 1
-            gx = self._pull(gy)
+            gx = self._gradient(gy)
             where = list(np.nonzero(gx))
             values.append(gx[tuple(where)])
             columns.append(np.ravel_multi_index(where, layout.in_shape))

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments
 from poolgrad import numpy as front
-from poolgrad.contract import FLOATS, INTEGERS, Buffer
 from poolgrad.core import Regions, get_num_threads
 from poolgrad.functional.public import library
+from poolgrad.interface import FLOATS, INTEGERS, Buffer
 from poolgrad.windows import brief, flag, positive
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 
-_MOST_SAMPLES = 65536
-_LARGEST_SCALE = 2.0**30
-_MOST_POSITIONS = 2**31 - 1
-_MOST_ELEMENTS = (2**63 - 1) // 8
+_MAX_SAMPLES = 65536
+_MAX_SCALE = 2.0**30
+_MAX_POSITIONS = 2**31 - 1
+_MAX_ELEMENTS = (2**63 - 1) // 8
 _BOXES = (
     "boxes must be an array of shape (K, 5), the index of an image and x1, y1, x2, y2 in each row, "
     "or a list with an array of shape (L, 4) for each image"
@@ -61,14 +61,14 @@ def bins(
     if not number or isinstance(spatial_scale, bool):
         raise TypeError(f"spatial_scale must be a number, got {brief(spatial_scale)}")
     scale = float(spatial_scale)  # type: ignore[arg-type]
-    if not 0 < scale <= _LARGEST_SCALE:
+    if not 0 < scale <= _MAX_SCALE:
         raise ValueError(
             f"spatial_scale must be greater than 0 and at most 2**30, got {brief(spatial_scale)}"
         )
     if isinstance(sampling_ratio, bool) or not isinstance(sampling_ratio, int | np.integer):
         raise TypeError(f"sampling_ratio must be an integer, got {brief(sampling_ratio)}")
-    if sampling_ratio > _MOST_SAMPLES:
-        raise ValueError(f"sampling_ratio must be at most {_MOST_SAMPLES}, got {sampling_ratio}")
+    if sampling_ratio > _MAX_SAMPLES:
+        raise ValueError(f"sampling_ratio must be at most {_MAX_SAMPLES}, got {sampling_ratio}")
     ratio = max(int(sampling_ratio), 0)
     return Bins((height, width), scale, ratio, flag("aligned", aligned))
 
@@ -90,7 +90,7 @@ def check_input(dtype: str, shape: tuple[int, ...]) -> None:
             f"got shape {shape}"
         )
     height, width = shape[2:]
-    if isinstance(height, int) and isinstance(width, int) and height * width > _MOST_POSITIONS:
+    if isinstance(height, int) and isinstance(width, int) and height * width > _MAX_POSITIONS:
         raise ValueError(
             f"input must have at most 2**31 - 1 positions in a plane, got shape {shape}"
         )
@@ -119,7 +119,7 @@ def output_shape(
     """Return the shape of the output of `count` regions, unless it would overflow memory."""
     made = (count, shape[1], output_size[0], output_size[1])
     known = [size for size in made if isinstance(size, int)]  # symbolic sizes are skipped
-    if math.prod(known) > _MOST_ELEMENTS:
+    if math.prod(known) > _MAX_ELEMENTS:
         raise ValueError(f"output_size {tuple(output_size)} would overflow memory")
     return made
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from poolgrad import composition
-from poolgrad.contract import Request
 from poolgrad.core import first_pooled
 from poolgrad.functional.public import front_end
+from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import WindowKind, WindowSpec
 

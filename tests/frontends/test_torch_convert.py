@@ -118,7 +118,7 @@ def test_a_network_with_shared_modules_and_hooks() -> None:
         "2 replaced",
         "  pool, same: MaxPool2d",
         "  blocks.1: AvgPool2d",
-        "1 calling pooling functions, which accelerate() replaces",
+        "1 with calls of pooling functions, which only accelerate() replaces",
         "  (the network): Net: adaptive_avg_pool2d",
     ]
     assert net.held[0] is net.pool is net.same

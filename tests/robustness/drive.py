@@ -32,7 +32,7 @@ from robustness.memory import Allocator, Guarded, Heap, filled, placed
 
 import poolgrad
 from poolgrad import numpy as front
-from poolgrad.contract import FLOATS, Buffer
+from poolgrad.interface import FLOATS, Buffer
 
 JOURNAL = struct.Struct("<q")
 

@@ -139,8 +139,8 @@ def _call(row: Row, pool: _Pool) -> Callable[[], Any]:
         return pool(x, (size, size), (stride, stride), ((padding, padding),) * 2)
 
     def both(x: Any, gy: Any) -> Any:
-        y, pull = jax.vjp(pooled, x)
-        return y, pull(gy)
+        y, pullback = jax.vjp(pooled, x)
+        return y, pullback(gy)
 
     x = jnp.asarray(np.random.default_rng(0).standard_normal(row.shape, np.float32))
     if row.what == "forward":

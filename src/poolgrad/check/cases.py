@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
+from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
 
 Array = NDArray[Any]
@@ -122,7 +122,7 @@ def cases(name: str, dtype: str, channels_last: bool) -> Iterator[Case]:
     for dims in (int(name[-2]),) if name.endswith("d") else (1, 2, 3):
         x = distinct((*_LEADING, *_SIZES[dims]), dtype)
         for arguments in _arguments(set(inspect.signature(FUNCTIONS[name]).parameters)):
-            kwargs = {**arguments, **_beside(name, dims, x, arguments)}
+            kwargs = {**arguments, **_extra_operand(name, dims, x, arguments)}
             yield _laid_out(Case(name, dims, x, kwargs), channels_last)
 
 
@@ -151,7 +151,7 @@ def distinct(shape: tuple[int, ...], dtype: str) -> Array:
     return ((order - n // 2 + 1 / 3) * (8 / n)).reshape(shape).astype(dtype)
 
 
-def _beside(name: str, dims: int, x: Array, arguments: dict[str, Any]) -> dict[str, Array]:
+def _extra_operand(name: str, dims: int, x: Array, arguments: dict[str, Any]) -> dict[str, Array]:
     """Return the extra operand for this input."""
     rng = np.random.default_rng(dims)
     if name.startswith("lip"):

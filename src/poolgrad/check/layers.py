@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poolgrad.check.answers import Answer
 from poolgrad.check.cases import distinct
+from poolgrad.check.gradients import Gradients
 from poolgrad.torch import layers
 
 _STEP = 1e-6  # of the central differences
@@ -157,7 +157,7 @@ def _seeded() -> Iterator[None]:
         generator.set_state(state)
 
 
-def answer(case: LayerCase, layer: nn.Module, x: NDArray[Any]) -> tuple[Answer, NDArray[Any]]:
+def answer(case: LayerCase, layer: nn.Module, x: NDArray[Any]) -> tuple[Gradients, NDArray[Any]]:
     """Return the output, the gradients by PyTorch, and the cotangent."""
     leaf = torch.tensor(x, requires_grad=True)
     y = call(case, layer, leaf)
@@ -167,7 +167,7 @@ def answer(case: LayerCase, layer: nn.Module, x: NDArray[Any]) -> tuple[Answer, 
         y, (leaf, *parameters), torch.from_numpy(gy), allow_unused=True, materialize_grads=True
     )
     gradients = {name: g.numpy() for name, g in zip(names, others, strict=True)}
-    return Answer(y.detach().numpy(), gx.numpy(), gradients), gy
+    return Gradients(y.detach().numpy(), gx.numpy(), gradients), gy
 
 
 def _learns(layer: nn.Module) -> bool:
@@ -196,7 +196,7 @@ def differences(
     return slopes(tensor), {name: slopes(p.data) for name, p in layer.named_parameters()}
 
 
-def same(a: Answer, b: Answer) -> bool:
+def same(a: Gradients, b: Gradients) -> bool:
     """Whether two answers are equal to the last bit."""
     return (
         np.array_equal(a.y, b.y)

@@ -15,8 +15,8 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from poolgrad import arguments
-from poolgrad.contract import Buffer
 from poolgrad.dask._compat import Task, TaskRef, chunk_type
+from poolgrad.interface import Buffer
 from poolgrad.numpy import dtype_named
 
 Array = NDArray[Any]

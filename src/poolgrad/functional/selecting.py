@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import NoOptions, Request, Routes, Routing, Ties
-from poolgrad.functional.public import choices, in_dimensions, word
+from poolgrad.functional.public import checked_string, in_dimensions, selection
+from poolgrad.interface import NoOptions, Request, Routes, Routing, Ties
 from poolgrad.windows import Ints, Padding, fixed, flag
 
 
@@ -64,7 +64,7 @@ def _max_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("max", x, spec, choices(ties, routes), (), last, True, indices, out)
+    return Request("max", x, spec, selection(ties, routes), (), last, True, indices, out)
 
 
 def _relu_max_pool(
@@ -123,7 +123,7 @@ def _relu_max_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("relu_max", x, spec, choices(ties, routes), (), last, True, indices, out)
+    return Request("relu_max", x, spec, selection(ties, routes), (), last, True, indices, out)
 
 
 def _min_pool(
@@ -180,7 +180,7 @@ def _min_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("min", x, spec, choices(ties, routes), (), last, True, indices, out)
+    return Request("min", x, spec, selection(ties, routes), (), last, True, indices, out)
 
 
 def _median_pool(
@@ -238,7 +238,7 @@ def _median_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("median", x, spec, choices(ties, routes), (), last, True, indices, out)
+    return Request("median", x, spec, selection(ties, routes), (), last, True, indices, out)
 
 
 def _stochastic_pool(
@@ -309,7 +309,7 @@ def _stochastic_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    kept = Routing(word("routes", routes))
+    kept = Routing(checked_string("routes", routes))
     if flag("training", training):
         return Request("stochastic", x, spec, kept, (generator,), last, True, indices, out)
     if indices:

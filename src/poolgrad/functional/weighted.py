@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import Averaging, Mixing, NoOptions, PowerMean, Request
 from poolgrad.functional.public import divisor, in_dimensions
+from poolgrad.interface import Averaging, Mixing, NoOptions, PowerMean, Request
 from poolgrad.windows import Ints, Padding, fixed, flag
 
 

@@ -1,4 +1,4 @@
-"""Pooling modules for JAX: immutable dataclasses that are pytrees, for Flax NNX and Equinox alike.
+"""Static modules for JAX: immutable dataclasses that are pytrees, for Flax NNX and Equinox alike.
 
 A module stores the arguments of a public function and calls that function; `modules` creates a
 class for each public function and number of pooled axes. Neither Flax nor Equinox is imported.
@@ -21,10 +21,10 @@ from jax.tree_util import GetAttrKey
 from jax.typing import ArrayLike
 
 from poolgrad.arguments import real_numbers, refuse_numbers
-from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.docstrings import class_name, of_module
 from poolgrad.functional.public import bind
+from poolgrad.interface import Request
 from poolgrad.jax.function import is_key, perform
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import Window, brief, flag
@@ -168,7 +168,7 @@ class Lip(Pool):
 
 
 class Global(Pool):
-    """Pooling over all axes but the channels and any number of leading axes."""
+    """Static over all axes but the channels and any number of leading axes."""
 
     note = f"{Pool.note}\nThere may be any number of leading axes."
 

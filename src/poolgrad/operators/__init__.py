@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Layout, Plan, lay_out, plan
+from poolgrad.interface import Buffer, Operator
 from poolgrad.operators.composed import COMPOSED
 from poolgrad.operators.selecting import SELECTING
 from poolgrad.operators.weighted import WEIGHTED
@@ -86,13 +86,13 @@ class Prepared:
         """Compute the output and, unless it is an empty tuple, the residual."""
         self.operator.forward(self.plan, x, operand, y, residual, threads, *self.options)
 
-    def pull(self, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: Any) -> None:
+    def vjp(self, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: Any) -> None:
         """Compute the gradient of the input."""
-        self.operator.pull(self.plan, gy, x, operand, residual, gx, threads, *self.options)
+        self.operator.vjp(self.plan, gy, x, operand, residual, gx, threads, *self.options)
 
-    def push(self, t: Any, operand: Any, residual: Any, y: Any, threads: Any) -> None:
+    def jvp(self, t: Any, operand: Any, residual: Any, y: Any, threads: Any) -> None:
         """Compute the tangent of the output."""
-        self.operator.push(self.plan, t, operand, residual, y, threads, *self.options)
+        self.operator.jvp(self.plan, t, operand, residual, y, threads, *self.options)
 
 
 def prepare_uncached(

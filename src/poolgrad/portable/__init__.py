@@ -21,14 +21,14 @@ routes.py
 derivative.py
     Reverse-mode differentiation of a function written in array-API operations.
 engine.py
-    `forward`, `pull`, `push` and `indices` of any operator of the table.
-front.py
+    `forward`, `vjp`, `jvp` and `indices` of any operator of the table.
+function.py
     The front end for libraries that have none of their own: values, `vjp`.
 
 `tests/exactness/test_portable.py` compares the results with `poolgrad.reference`, for arrays of
 PyTorch, JAX and array-api-strict; ``poolgrad check`` includes the front end ``portable``.
 """
 
-from poolgrad.portable.engine import compose, differentiable, forward, indices, pull, push
+from poolgrad.portable.engine import differentiable, formula, forward, indices, jvp, vjp
 
-__all__ = ["compose", "differentiable", "forward", "indices", "pull", "push"]
+__all__ = ["differentiable", "formula", "forward", "indices", "jvp", "vjp"]

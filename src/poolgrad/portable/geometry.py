@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from array_api_compat import is_jax_array
 
-from poolgrad.contract import Windows
 from poolgrad.core import Layout
+from poolgrad.interface import UnfoldedWindows
 from poolgrad.portable.arrays import placed
 from poolgrad.windows import Axis
 
@@ -41,7 +41,7 @@ class Taps(NamedTuple):
     extent: Any
 
 
-class Holders(NamedTuple):
+class InverseTaps(NamedTuple):
     """The windows that contain each input of one axis, in ascending order of outputs.
 
     Attributes
@@ -91,7 +91,7 @@ class Geometry:
         ]
 
     @property
-    def windows(self) -> Windows:
+    def windows(self) -> UnfoldedWindows:
         """Return the windows without values: (outputs, taps)."""
         xp, dims = self._xp, len(self._axes)
         outs = tuple(axis.out for axis in self._axes)
@@ -103,7 +103,7 @@ class Geometry:
             numbers = numbers + _along(xp, taps.numbers, a, dims) * inner
             extent = extent * _along(xp, taps.extent, a, dims)
         shape = (*outs, math.prod(taps.valid.shape[1] for taps in self._taps))
-        return Windows(
+        return UnfoldedWindows(
             None,
             xp.reshape(valid, shape),
             xp.reshape(extent, (*outs, 1)),
@@ -129,7 +129,7 @@ class Geometry:
         sizes = [axis.out * n for axis, n in zip(self._axes, counts, strict=True)]
         x = xp.reshape(xp.permute_dims(apart, tuple(order)), (parts.shape[0], *sizes))
         valid: Any = None
-        for a, holders in enumerate(map(self._holders, range(dims))):
+        for a, holders in enumerate(map(self._inverse_taps, range(dims))):
             at, shape = 1 + 2 * a, holders.positions.shape
             flat = xp.reshape(holders.positions, (*shape[:-2], shape[-2] * shape[-1]))
             x = _gather(xp, x, flat, at)
@@ -165,15 +165,15 @@ class Geometry:
         shape = moved.shape
         return self._xp.reshape(moved, (*shape[: 1 + dims], math.prod(shape[1 + dims :])))
 
-    def _holders(self, a: int) -> Holders:
+    def _inverse_taps(self, a: int) -> InverseTaps:
         xp, axis, begin = self._xp, self._axes[a], self._begins[a]
         inputs = xp.arange(axis.size, **self._where)[:, None]
         if begin is not None:
-            return _sampled_holders(xp, axis, begin, inputs, self._where)
-        find = _adaptive_holders if axis.adaptive else _fixed_holders
+            return _sampled_inverse_taps(xp, axis, begin, inputs, self._where)
+        find = _adaptive_inverse_taps if axis.adaptive else _fixed_inverse_taps
         outputs, taps, valid = find(xp, axis, inputs, self._where)
         most = self._taps[a].valid.shape[1]
-        return Holders(xp.where(valid, outputs * most + taps, 0), valid)
+        return InverseTaps(xp.where(valid, outputs * most + taps, 0), valid)
 
 
 def _along(xp: Any, table: Any, axis: int, dims: int) -> Any:
@@ -213,7 +213,9 @@ def _fixed_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
     return Taps(xp.where(valid, inputs, 0), valid, numbers, extent)
 
 
-def _fixed_holders(xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _fixed_inverse_taps(
+    xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]
+) -> tuple[Any, Any, Any]:
     """Return output, tap (without padding) and validity of the windows that contain each input."""
     kernel, stride, dilation = axis.kernel, axis.stride, axis.dilation
     position = inputs + axis.lo
@@ -242,7 +244,7 @@ def _adaptive_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
     return Taps(xp.where(valid, begin + numbers, 0), valid, numbers, end - begin)
 
 
-def _adaptive_holders(
+def _adaptive_inverse_taps(
     xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]
 ) -> tuple[Any, Any, Any]:
     first, before, bins, size = axis.origin
@@ -305,9 +307,9 @@ def _sampled_taps(xp: Any, axis: Axis, begin: Any, where: dict[str, Any]) -> Tap
     return Taps(inputs, numbers >= 0, numbers, numbers[:, :1] * 0 + axis.kernel)
 
 
-def _sampled_holders(
+def _sampled_inverse_taps(
     xp: Any, axis: Axis, begin: Any, inputs: Any, where: dict[str, Any]
-) -> Holders:
+) -> InverseTaps:
     step = max((axis.size - axis.kernel) // max(axis.out - 1, 1), 1)
     most = min(axis.out, axis.kernel // step + 3)
     over = xp.astype(begin[:, None, :] + axis.kernel <= inputs[None, :, :], begin.dtype)
@@ -318,4 +320,4 @@ def _sampled_holders(
     own = xp.reshape(xp.take_along_axis(begin, flat, axis=1), outputs.shape)
     taps = inputs[None, :, :] - own
     valid = valid & (taps >= 0) & (taps < axis.kernel)
-    return Holders(xp.where(valid, outputs * axis.kernel + taps, 0), valid)
+    return InverseTaps(xp.where(valid, outputs * axis.kernel + taps, 0), valid)

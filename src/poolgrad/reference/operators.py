@@ -29,7 +29,7 @@ class Inside:
         The learned parameter, if the operator has one.
     u : float
         A uniform number in [0, 1), if the operator draws.
-    beside : array, shape (n,)
+    operand : array, shape (n,)
         The extra operand at the inputs, if it has the shape of the input.
     """
 
@@ -37,7 +37,7 @@ class Inside:
     extent: int
     theta: float = 0.0
     u: float = 0.0
-    beside: Array | None = None
+    operand: Array | None = None
 
 
 class Pooled(NamedTuple):
@@ -53,7 +53,7 @@ class Pooled(NamedTuple):
         The derivative of `y` with respect to the learned parameter.
     winner : int
         Index of the selected input (the first of several); -1 for none.
-    dbeside : array, shape (n,)
+    doperand : array, shape (n,)
         The derivative of `y` with respect to each element of the extra operand.
     """
 
@@ -61,7 +61,7 @@ class Pooled(NamedTuple):
     dx: Array
     dtheta: float = 0.0
     winner: int = -1
-    dbeside: Array | None = None
+    doperand: Array | None = None
 
 
 def max(window: Inside, ties: str) -> Pooled:
@@ -173,11 +173,11 @@ def range(window: Inside) -> Pooled:
 
 
 def lip(window: Inside) -> Pooled:
-    """The mean with the weights ``softmax(beside)``."""
-    assert window.beside is not None
-    x, weights = window.values, _softmax(window.beside)
+    """The mean with the weights ``softmax(operand)``."""
+    assert window.operand is not None
+    x, weights = window.values, _softmax(window.operand)
     y = _expectation(weights, x)
-    return Pooled(y, weights, dbeside=np.where(weights == 0, 0, weights * (x - y)))
+    return Pooled(y, weights, doperand=np.where(weights == 0, 0, weights * (x - y)))
 
 
 OPERATORS: dict[str, Callable[..., Pooled]] = {

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from poolgrad import operators as table
-from poolgrad.contract import FLOATS, INTEGERS, STORAGE_OPTIONS, Operator, Request, Samples
-from poolgrad.operands import Companion, Indices, Operand, Parameter, Seed, WindowSamples
+from poolgrad.interface import FLOATS, INTEGERS, STORAGE_OPTIONS, Operator, Request, Samples
+from poolgrad.operands import Indices, Operand, Parameter, SecondInput, Seed, WindowSamples
 from poolgrad.reference.geometry import Line, Position, line, sampled_line, window
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
 from poolgrad.windows import resolve
@@ -51,12 +51,12 @@ class Pullback:
         self._sizes = x.shape[first : first + dims]
         self._leading = tuple(n for axis, n in enumerate(x.shape) if axis not in self._pooled)
         self._channelled = self._leading or (1,)  # an input without channels has one
-        self._beside: Array | None = None
-        if self._takes(Companion):
-            beside = np.asarray(request.operands[0])
-            if beside.shape != x.shape:
-                raise ValueError(f"logits must have the shape of x, {x.shape}, got {beside.shape}")
-            self._beside, self._beside_dtype = self._flat(beside).astype(float), beside.dtype
+        self._operand: Array | None = None
+        if self._takes(SecondInput):
+            operand = np.asarray(request.operands[0])
+            if operand.shape != x.shape:
+                raise ValueError(f"logits must have the shape of x, {x.shape}, got {operand.shape}")
+            self._operand, self._operand_dtype = self._flat(operand).astype(float), operand.dtype
         if self._takes(Parameter):
             self._theta = _learned(operator, request.operands[0], self._channelled)
 
@@ -98,7 +98,7 @@ class Pullback:
 
     def parameters(self, gy: Array) -> dict[str, Array]:
         """The gradients of the learned arguments, by name, in the shape of each."""
-        if self._beside is not None:
+        if self._operand is not None:
             return {self._operator.operand.name: self._operand_gradient(gy)}
         if not self._operator.learned:
             return {}
@@ -119,10 +119,10 @@ class Pullback:
         total = np.zeros((len(gy), *self._sizes))
         with np.errstate(all="ignore"):
             for plane, output, inputs, _, pooled in self._entries:
-                for i, weight in zip(inputs, np.asarray(pooled.dbeside), strict=True):
+                for i, weight in zip(inputs, np.asarray(pooled.doperand), strict=True):
                     if weight:
                         total[(plane, *i)] += weight * gy[(plane, *output)]
-            return self._back(total.astype(self._beside_dtype))
+            return self._back(total.astype(self._operand_dtype))
 
     def _takes(self, kind: type[Operand]) -> bool:
         """Whether the operator's operand is of this kind."""
@@ -170,10 +170,10 @@ class Pullback:
             for output in np.ndindex(*out):
                 inputs, taps, extent = window(lines[plane], output)
                 valid = np.array([values[i] for i in inputs], values.dtype)
-                beside = None
-                if self._beside is not None:
-                    beside = np.array([self._beside[(plane, *i)] for i in inputs])
-                inside = Inside(valid, extent, theta[plane], u[(plane, *output)], beside)
+                operand = None
+                if self._operand is not None:
+                    operand = np.array([self._operand[(plane, *i)] for i in inputs])
+                inside = Inside(valid, extent, theta[plane], u[(plane, *output)], operand)
                 pooled = OPERATORS[request.operator](inside, *formula)
                 yield Entry(plane, output, inputs, taps, pooled)
 
@@ -212,10 +212,10 @@ def _samples(samples: Samples, leading: Position, dtype: np.dtype[Any], dims: in
     """One row of `dims` samples for each plane."""
     planes = int(np.prod(leading))
     kind = dtype if dtype.name in FLOATS else np.dtype(np.float32)
-    if samples.given is None:
+    if samples.values is None:
         drawn = np.random.default_rng(samples.generator).random((planes, dims)).astype(kind)
         return np.where(drawn < 1, drawn, kind.type(0))  # narrow dtypes round some up to 1
-    given = np.asarray(samples.given)
+    given = np.asarray(samples.values)
     if given.shape[-1:] != (dims,) or given.size != planes * dims:
         raise ValueError(f"_random_samples must have shape (N, C, {dims}), got {given.shape}")
     if not ((given >= 0) & (given < 1)).all():

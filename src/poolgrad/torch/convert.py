@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from torch import nn
 
 from poolgrad.torch import fusion
-from poolgrad.torch.modules import SUBCLASSES, Pool, unlike
+from poolgrad.torch.modules import SUBCLASSES, Pool, difference_from_pytorch
 from poolgrad.windows import flag
 
 _THEIRS: dict[type[nn.Module], type[nn.Module]] = {
@@ -84,7 +84,7 @@ class Report:
         for title, modules in (
             ("fused", self.fused),
             ("not replaced", self.left),
-            ("calling pooling functions, which accelerate() replaces", self.calls),
+            ("with calls of pooling functions, which only accelerate() replaces", self.calls),
         ):
             if modules:
                 lines += [f"{len(modules)} {title}", *(f"  {module}" for module in modules)]
@@ -147,7 +147,7 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
     1 replaced
       2: MaxPool2d
     1 not replaced
-      3: LPPool2d: norm_type 3 is not even: PyTorch keeps signs, poolgrad does not
+      3: LPPool2d: norm_type 3 is not even: poolgrad takes absolute values, PyTorch does not
     >>> net[2], isinstance(net[2], nn.MaxPool2d)
     (MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False), True)
     >>> print(revert(net))
@@ -203,7 +203,7 @@ def revert(model: nn.Module) -> Report:
         fusion.unfuse(module)
         if isinstance(module, Pool) and module.converted:
             replaced.append(Module(names, type(module).__name__))
-            module.become(_THEIRS[type(module)])
+            module.convert_to(_THEIRS[type(module)])
     return Report(tuple(replaced))
 
 
@@ -227,7 +227,7 @@ def _obstacle(module: nn.Module) -> str:
     own = [name for name in (*SUBCLASSES[type(module)].added, "converted") if hasattr(module, name)]
     if own:
         return f"it has attributes that poolgrad's class also defines: {', '.join(own)}"
-    return unlike(module)
+    return difference_from_pytorch(module)
 
 
 def _called(module: nn.Module) -> tuple[str, ...]:

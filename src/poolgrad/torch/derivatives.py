@@ -58,11 +58,11 @@ def differentiable(
         keep(ctx, rebuild(*inputs), inputs[:tensors], output)
 
     torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=LIBRARY)
-    anyhow = (None,) * tensors
+    any_layout = (None,) * tensors
 
     def forward(*args: Any) -> Any:
         *given, static = args
-        if KIND.hold((*given,), anyhow):
+        if KIND.hold((*given,), any_layout):
             return run(static, *given)
         return op(*given, *flat(static))
 
@@ -82,7 +82,7 @@ def differentiable(
     def call(static: Any, *given: Tensor) -> Any:
         if is_in_graph():
             return op(*given, *flat(static))
-        if not KIND.hold(given, anyhow):
+        if not KIND.hold(given, any_layout):
             return function.apply(*given, static)
         if torch.is_grad_enabled() and any(t.requires_grad for t in given):
             return applied(function)(*given, static)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from poolgrad.contract import Routes, Ties
+from poolgrad.interface import Routes, Ties
 from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
 from poolgrad.windows import Ints, Padding
 

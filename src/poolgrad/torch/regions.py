@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.contract import Buffer
 from poolgrad.core import Regions
+from poolgrad.interface import Buffer
 from poolgrad.regions import Bins, check_images, check_input, check_table, output_shape
 from poolgrad.torch.arrays import allocate, check_memory, compact, name_of
 from poolgrad.torch.derivatives import LIBRARY, differentiable, save

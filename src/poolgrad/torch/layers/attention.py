@@ -8,8 +8,13 @@ from torch.nn.functional import relu, scaled_dot_product_attention
 
 from poolgrad.functional import global_avg_pool
 from poolgrad.torch.arrays import pools
-from poolgrad.torch.layers.inputs import check_maps, one_positive, pair
-from poolgrad.torch.layers.options import check_size, optional_count
+from poolgrad.torch.layers.arguments import (
+    check_maps,
+    check_size,
+    one_positive,
+    optional_count,
+    pair,
+)
 
 _HEAD_WIDTH = 64  # channels of one head, as in CLIP
 

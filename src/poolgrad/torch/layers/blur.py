@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair
-from poolgrad.torch.layers.parts import max_pool2d
+from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair
+from poolgrad.torch.layers.exportable import max_pool2d
 
 PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from poolgrad.torch.layers.inputs import (
+from poolgrad.torch.layers.arguments import (
     check_fits,
     check_maps,
     one_of,
@@ -17,7 +17,7 @@ from poolgrad.torch.layers.inputs import (
     padding_of,
     pair,
 )
-from poolgrad.torch.layers.parts import avg_pool2d, max_pool2d
+from poolgrad.torch.layers.exportable import avg_pool2d, max_pool2d
 
 SHARING = ("layer", "channel")
 

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from poolgrad.functional import global_avg_pool, global_max_pool
 from poolgrad.torch.arrays import pools
+from poolgrad.torch.layers.arguments import check_maps, check_size, one_of, one_positive, pair
 from poolgrad.torch.layers.attention import AttentionPool2d
-from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair
-from poolgrad.torch.layers.options import check_size
 from poolgrad.torch.layers.power import GeM2d
 
 HEADS = ("flatten", "avg", "max", "gem", "attention")

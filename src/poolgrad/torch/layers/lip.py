@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from poolgrad.torch.layers.inputs import check_fits, check_maps, one_positive, padding_of, pair
-from poolgrad.torch.layers.parts import avg_pool2d
+from poolgrad.torch.layers.arguments import check_fits, check_maps, one_positive, padding_of, pair
+from poolgrad.torch.layers.exportable import avg_pool2d
 from poolgrad.windows import brief
 
 _HALVES = (torch.float16, torch.bfloat16)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poolgrad.torch._compat import tracing_state
+from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair, plane_of
 from poolgrad.torch.layers.blur import PADDING_MODES, extend
-from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair, plane_of
 from poolgrad.windows import brief
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a float

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from poolgrad.functional import global_lp_pool, global_lse_pool
 from poolgrad.torch.arrays import pools
-from poolgrad.torch.layers.inputs import check_maps
-from poolgrad.torch.layers.options import learned, number, optional_count
+from poolgrad.torch.layers.arguments import check_maps, number, optional_count
 from poolgrad.windows import flag
 
 
@@ -18,6 +17,12 @@ def _broadcast(value: Tensor, x: Tensor) -> Tensor:
     """Return learned numbers in the dtype of `x`, shaped to broadcast to (..., C, H, W)."""
     value = value.to(x.dtype)
     return value[:, None, None] if value.dim() else value
+
+
+def _learned(channels: int | None, value: float) -> nn.Parameter:
+    """Return a parameter filled with a number: of shape (), or one for each channel."""
+    shape = () if channels is None else (channels,)
+    return nn.Parameter(torch.full(shape, value))
 
 
 def _power_mean(size: Tensor, p: Tensor) -> Tensor:
@@ -109,7 +114,7 @@ class GeM2d(nn.Module):
         if self.eps < 0:
             raise ValueError(f"eps must not be negative, got {eps!r}")
         self.keepdims = flag("keepdims", keepdims)
-        self.p = learned(self.channels, self.initial)
+        self.p = _learned(self.channels, self.initial)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
@@ -181,7 +186,7 @@ class LogSumExp2d(nn.Module):
         if self.initial == 0:
             raise ValueError("r must not be 0; the limit there is the average: use GlobalAvgPool2d")
         self.keepdims = flag("keepdims", keepdims)
-        self.r = learned(self.channels, self.initial)
+        self.r = _learned(self.channels, self.initial)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""

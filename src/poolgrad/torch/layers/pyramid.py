@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from poolgrad.torch.arrays import shape_of
-from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive
+from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive
 from poolgrad.torch.pools import AdaptiveAvgPool2d, AdaptiveMaxPool2d
 from poolgrad.windows import brief
 

@@ -13,7 +13,7 @@ from torch.nn.functional import max_pool2d, pad
 from poolgrad import functional
 from poolgrad.torch.arrays import pools, shape_of
 from poolgrad.torch.function import known_generator
-from poolgrad.torch.layers.inputs import check_maps, pair
+from poolgrad.torch.layers.arguments import check_maps, pair
 from poolgrad.windows import Ints, brief
 
 

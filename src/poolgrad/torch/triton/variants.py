@@ -121,7 +121,7 @@ def _variants_of(row: _Row, dtype: torch.dtype, last: bool) -> Iterator[Variant]
     if ready.operator.learned:  # the slope of the parameter is read outside the kernels
         residual = residual[:-1]
     with recorded() as launches:
-        ready.pull(y, x, operand, residual, gx, 1)
+        ready.vjp(y, x, operand, residual, gx, 1)
     main = row.main and (last or row.operator != "avg")
     yield Variant(f"{name}, backward", main, launches, _bytes(y, *beside, *residual, gx))
 

@@ -1,7 +1,9 @@
-"""Checks of the arguments of layers: maps, channel counts and modes."""
+"""Checks the arguments of layers and of their calls."""
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -44,6 +46,12 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
     return x
 
 
+def check_size(x: Tensor, size: tuple[int, int]) -> None:
+    """Raise a ValueError unless maps have the height and width of a layer."""
+    if tuple(x.shape[-2:]) != size:
+        raise ValueError(f"x must have height and width {size}, got shape {tuple(x.shape)}")
+
+
 def plane_of(x: Tensor) -> tuple[int, int]:
     """Return the height and the width of maps as integers, which are constants in traces."""
     height, width = x.shape[-2:]
@@ -55,6 +63,20 @@ def plane_of(x: Tensor) -> tuple[int, int]:
 def one_positive(name: str, value: object) -> int:
     """Return an argument that is one positive integer."""
     return positive(name, value, 1)[0]
+
+
+def optional_count(name: str, value: object) -> int | None:
+    """Return an argument that is a positive integer, or None."""
+    return None if value is None else one_positive(name, value)
+
+
+def number(name: str, value: object) -> float:
+    """Return an argument that is a finite real number as Python's float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {brief(value)}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {brief(value)}")
+    return float(value)
 
 
 def pair(name: str, value: object) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from array_api_compat import array_namespace, is_array_api_obj
 
 from poolgrad import arguments
 from poolgrad.composition import Functions
-from poolgrad.contract import FLOATS, Request, Samples, indexed
+from poolgrad.interface import FLOATS, Request, Samples, indexed
 from poolgrad.operands import Parameter, WindowSamples
 from poolgrad.operators import Prepared, prepare
 from poolgrad.portable import engine
@@ -175,7 +175,7 @@ class _Converter:
         )
 
     def samples(self, operand: WindowSamples, value: Samples, x: Any, ready: Prepared) -> Any:
-        layout, given = ready.layout, value.given
+        layout, given = ready.layout, value.values
         dtype = layout.dtype if layout.dtype in FLOATS else "float32"
         if given is None:
             given = arguments.numpy_generator(value.generator).random(
@@ -241,6 +241,6 @@ class Pullback:
         call, layout = self._call, self._call.layout
         full = cotangent_of(gy, layout.out_dtype, call.shape, layout.out_shape)
         x = call.request.x if call.operator.nonlinear else None
-        return engine.pull(
+        return engine.vjp(
             call.operator, layout, full, x, call.operand, self._residual, call.options
         )

@@ -93,7 +93,7 @@ def indexed(options: Any) -> Any:
     return _with(options, ties="first", routes="bytes")
 
 
-class Windows(NamedTuple):
+class UnfoldedWindows(NamedTuple):
     """Windows whose taps lie along the last axis, for array-API operations.
 
     Attributes
@@ -143,10 +143,10 @@ class Operator(ABC):
     """One pooling operation.
 
     For a given *residual* (the arrays that the forward pass stores), the derivative of an operator
-    is a linear map: `push` computes its jvp, `pull` its vjp. If this map does not depend on the
+    is a linear map: `jvp` applies this map, `vjp` its transpose. If this map does not depend on the
     input or on a learned parameter, derivatives of any order follow from these two methods.
-    Otherwise the operator is nonlinear: its `pull` also takes the input, and derivatives
-    of higher order come from `compose`.
+    Otherwise the operator is nonlinear: its `vjp` also takes the input, and derivatives
+    of higher order come from `formula`.
 
     Attributes
     ----------
@@ -232,7 +232,7 @@ class Operator(ABC):
         """
 
     @abstractmethod
-    def pull(
+    def vjp(
         self,
         plan: Plan,
         gy: Any,
@@ -245,7 +245,7 @@ class Operator(ABC):
     ) -> None:
         """Compute the vjp: the gradient of the input. `x` is None if the operator is linear."""
 
-    def push(
+    def jvp(
         self,
         plan: Plan,
         t: Any,
@@ -260,14 +260,14 @@ class Operator(ABC):
 
     # In array-API operations, for `poolgrad.portable`. `xp` is the library of the arrays.
 
-    def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
+    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, *options: Any) -> Choice:
         """Return the winners, for selecting operators.
 
         Parameters
         ----------
         xp : module
             An array library.
-        windows : Windows
+        windows : UnfoldedWindows
             The windows; integers and small floats are converted to a dtype that every library
             supports.
         draw : array, shape (planes, outputs...), or None
@@ -278,7 +278,7 @@ class Operator(ABC):
         raise NotImplementedError
 
     def share(
-        self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
+        self, xp: Any, numbers: Any, windows: UnfoldedWindows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
         """Return each tap's share of a number: the derivative of a linear operator.
 
@@ -288,7 +288,7 @@ class Operator(ABC):
             An array library.
         numbers : array, shape (planes, outputs..., taps or 1)
             Gradients of outputs, or tangents of inputs.
-        windows : Windows
+        windows : UnfoldedWindows
             The windows, without values.
         kept : tuple of array
             The residual, with one integer for each route.
@@ -301,7 +301,7 @@ class Operator(ABC):
         """
         raise NotImplementedError
 
-    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
         """Return the output, for weighted operators.
 
         Array libraries differentiate this formula. `poolgrad.portable.derivative` lists the
@@ -312,7 +312,7 @@ class Operator(ABC):
         ----------
         xp : module
             An array library, or a `Recording` of its functions.
-        windows : Windows
+        windows : UnfoldedWindows
             The windows.
         argument : array or None
             The learned parameter, in a shape that broadcasts with (planes, outputs...).
@@ -355,7 +355,7 @@ class ComposedOperator(Operator):
         """Not called: there is no kernel."""
         raise NotImplementedError
 
-    def pull(self, *args: Any) -> None:
+    def vjp(self, *args: Any) -> None:
         """Not called: there is no kernel."""
         raise NotImplementedError
 
