@@ -17,6 +17,7 @@ import numpy as np
 from poolgrad.core import Layout
 from poolgrad.interface import FLOATS, ComposedOperator, Request
 from poolgrad.operators import OPERATORS, prepare
+from poolgrad.windows import brief
 
 
 class Functions(NamedTuple):
@@ -45,6 +46,11 @@ class Functions(NamedTuple):
     tiny: float = 0.0
 
 
+def _shown(dtype: object) -> str:
+    """Return a dtype as errors show it: ``<U3``, not ``str96``; ``int64``, not ``torch.int64``."""
+    return str(dtype).rpartition(".")[2]
+
+
 class _Composition:
     """A validated call of a composed operator.
 
@@ -61,7 +67,10 @@ class _Composition:
         assert isinstance(operator, ComposedOperator)
         self.operator, self.front, self.request = operator, front, request
         self.x = front.operand("x", request.x)
-        where = tuple(self.x.shape), request.channels_last, -1, front.dtype_name(self.x)
+        dtype = front.dtype_name(self.x)
+        if not operator.accepts(dtype):
+            raise operator.refuse_dtype(_shown(self.x.dtype))
+        where = tuple(self.x.shape), request.channels_last, -1, dtype
         ready = prepare(request.operator, request.spec, request.options, *where)
         self.layout: Layout = ready.layout
         self.operand = self._operand()
@@ -74,10 +83,11 @@ class _Composition:
         if not self.request.operands:
             return None
         name, expected = self.operator.operand.name, tuple(self.x.shape)
-        value = self.front.operand(name, self.request.operands[0])
-        dtype = self.front.dtype_name(value)
-        if dtype not in FLOATS:
-            raise TypeError(f"{name} must be of a floating dtype, got {dtype}")
+        given = self.request.operands[0]
+        value = self.front.operand(name, given)
+        if self.front.dtype_name(value) not in FLOATS:
+            came = _shown(value.dtype) if hasattr(given, "dtype") else brief(given)
+            raise TypeError(f"{name} must be of a floating dtype, got {came}")
         if tuple(value.shape) != expected:
             raise ValueError(
                 f"{name} must have the shape of x, {expected}, got {tuple(value.shape)}"

@@ -303,7 +303,7 @@ def lay_out(
     Raises
     ------
     ValueError
-        If the input has too few axes, or the windows do not fit the input.
+        If the input has too few axes, the windows do not fit the input, or `inner` is pooled.
     """
     dims = spec.dims
     first = first_pooled(shape, dims, channels_last)
@@ -313,6 +313,8 @@ def lay_out(
     if math.prod(known) > _MAX_ELEMENTS:
         raise ValueError(f"an output of shape {out_shape} would overflow memory")
     pooled = tuple(range(first, first + dims))
+    if inner != -1 and (inner in pooled or not 0 <= inner < len(shape)):
+        raise ValueError(f"inner must be -1 or an axis that is not pooled, got {inner}")
     outer = tuple(a for a in range(len(shape)) if a not in pooled and a != inner)
     order = outer + pooled + (() if inner < 0 else (inner,))
     channel = len(shape) - 1 if channels_last else first - 1

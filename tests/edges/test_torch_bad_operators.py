@@ -313,6 +313,11 @@ def test_what_was_tampered_with_stays_inside(said: dict[str, str], name: str) ->
     assert said[name].startswith("answered"), said[name]
 
 
+@pytest.mark.parametrize("name", [name for name in REFUSED if "inner axis" in name])
+def test_a_wrong_inner_axis_is_refused_by_name(said: dict[str, str], name: str) -> None:
+    assert "refused with ValueError inner must be -1 or an axis that is not pooled" in said[name]
+
+
 # Right calls
 
 
