@@ -167,7 +167,9 @@ def modules_stub() -> str:
     """The stub of `poolgrad.torch.pools`."""
     from poolgrad.torch import pools
 
-    return "\n".join([MODULES_HEAD, *(module(getattr(pools, name)) for name in pools.__all__), ""])
+    names = ",\n".join(f'    "{name}"' for name in pools.__all__)
+    texts = [module(getattr(pools, name)) for name in pools.__all__]
+    return "\n".join([MODULES_HEAD, *texts, "", f"__all__ = [\n{names},\n]", ""])
 
 
 def jax_module(made: Any) -> str:

@@ -15,8 +15,9 @@ import numpy as np
 
 from poolgrad import _kernels, core
 from poolgrad import numpy as front
+from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.functional.public import FUNCTIONS
-from poolgrad.interface import FLOATS, INTEGERS, Buffer, Request
+from poolgrad.interface import Buffer, Request
 
 
 class KernelRun(NamedTuple):

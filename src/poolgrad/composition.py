@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from poolgrad.core import Layout
-from poolgrad.interface import FLOATS, ComposedOperator, Request
+from poolgrad.dtypes import FLOATS
+from poolgrad.interface import ComposedOperator, Request
 from poolgrad.operators import OPERATORS, prepare
 from poolgrad.windows import brief
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from poolgrad.core import Layout, Plan
 from poolgrad.dtypes import FLOATS, INTEGERS
-from poolgrad.operands import NOTHING, Operand, Samples
+from poolgrad.operands import NOTHING, Operand
 from poolgrad.windows import Window, WindowSpec, require_valid_inputs
-
-__all__ = ["FLOATS", "INTEGERS", "NOTHING", "Buffer", "Operator", "Request", "Samples"]
 
 
 class Buffer(NamedTuple):
@@ -139,7 +136,7 @@ class Choice(NamedTuple):
     empty: Any
 
 
-class Operator(ABC):
+class Operator:
     """One pooling operation.
 
     For a given *residual* (the arrays that the forward pass stores), the derivative of an operator
@@ -208,14 +205,13 @@ class Operator(ABC):
         """Return the bits of a packed route; 0 if routes are whole bytes or there are none."""
         return 0
 
-    def check_operand(self, values: list[float]) -> None:  # noqa: B027 - most accept all numbers
+    def check_operand(self, values: list[float]) -> None:
         """Raise an error for invalid values of a learned parameter."""
 
-    @abstractmethod
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
         """Return the buffers that the forward pass stores for the backward pass."""
+        return ()
 
-    @abstractmethod
     def forward(
         self,
         plan: Plan,
@@ -230,8 +226,8 @@ class Operator(ABC):
 
         The operand has the form that `Operand.kernel_form` returns.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def vjp(
         self,
         plan: Plan,
@@ -244,6 +240,7 @@ class Operator(ABC):
         *options: Any,
     ) -> None:
         """Compute the vjp: the gradient of the input. `x` is None if the operator is linear."""
+        raise NotImplementedError
 
     def jvp(
         self,
@@ -345,18 +342,6 @@ class ComposedOperator(Operator):
         *options
             The options of this operator.
         """
-        raise NotImplementedError
-
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        """Return no buffers: the parts store their own residuals."""
-        return ()
-
-    def forward(self, *args: Any) -> None:
-        """Not called: there is no kernel."""
-        raise NotImplementedError
-
-    def vjp(self, *args: Any) -> None:
-        """Not called: there is no kernel."""
         raise NotImplementedError
 
 

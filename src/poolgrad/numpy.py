@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from poolgrad import arguments, call_cache
 from poolgrad.composition import Functions
 from poolgrad.core import LARGE, Kind, Memory, get_num_threads, inner_axis
-from poolgrad.interface import Buffer, Operator, Request, Samples, indexed
-from poolgrad.operands import Parameter, WindowSamples
+from poolgrad.interface import Buffer, Operator, Request, indexed
+from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.windows import Window
 

@@ -15,8 +15,9 @@ from poolgrad import arguments, call_cache, composition
 from poolgrad import numpy as front
 from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.core import get_num_threads
+from poolgrad.dtypes import FLOATS
 from poolgrad.functional.public import front_end
-from poolgrad.interface import FLOATS, Request
+from poolgrad.interface import Request
 from poolgrad.numpy import Call
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.regions import VJPS

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from poolgrad import arguments
 from poolgrad import numpy as front
 from poolgrad.core import Regions, get_num_threads
+from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.functional.public import library
-from poolgrad.interface import FLOATS, INTEGERS, Buffer
+from poolgrad.interface import Buffer
 from poolgrad.windows import brief, flag, positive
 
 Array = NDArray[Any]

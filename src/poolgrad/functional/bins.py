@@ -12,7 +12,8 @@ from poolgrad.functional.public import (
     selection,
     shape_of,
 )
-from poolgrad.interface import Averaging, NoOptions, PowerMean, Request, Routes, Samples, Ties
+from poolgrad.interface import Averaging, NoOptions, PowerMean, Request, Routes, Ties
+from poolgrad.operands import Samples
 from poolgrad.windows import Ints, WindowSpec, adaptive, axis_names, flag, fractional, whole
 
 

@@ -13,10 +13,10 @@ from jax import Array
 from poolgrad import arguments
 from poolgrad.composition import Functions
 from poolgrad.core import Layout, first_pooled
-from poolgrad.interface import Request, Samples, indexed
+from poolgrad.interface import Request, indexed
 from poolgrad.jax.primitives import bound, forward_p
 from poolgrad.jax.static import Static, has_wide_numbers
-from poolgrad.operands import Parameter, WindowSamples
+from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared
 from poolgrad.portable import engine
 from poolgrad.windows import WindowKind

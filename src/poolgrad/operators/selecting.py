@@ -297,9 +297,6 @@ class MaxUnpool(Operator):
     integers = True
     windowed = False
 
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        return ()
-
     def forward(
         self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
         *options: Any,

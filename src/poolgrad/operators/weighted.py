@@ -58,9 +58,6 @@ class Avg(Operator):
         if not count_include_pad and not divisor:
             require_valid_inputs(window)
 
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        return ()
-
     def forward(
         self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
         *options: Any,

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from poolgrad.core import Layout
-from poolgrad.interface import FLOATS, Operator
+from poolgrad.dtypes import FLOATS
+from poolgrad.interface import Operator
 from poolgrad.portable import routes
 from poolgrad.portable.arrays import (
     converted,
@@ -214,7 +215,7 @@ def _selected(
     keep: bool,
 ) -> tuple[Any, tuple[Any, ...]]:
     exact = converted(xp, planes(xp, layout, x), exact_dtype(name_of(x.dtype)))
-    lowest, highest = _ends(xp, layout.dtype)
+    lowest, highest = _ends(layout.dtype)
     windows = geometry.windows._replace(
         values=geometry.unfold(exact), lowest=lowest, highest=highest
     )
@@ -229,7 +230,7 @@ def _selected(
     return restored(xp, layout, y), residual
 
 
-def _ends(xp: Any, dtype: str) -> tuple[Any, Any]:
+def _ends(dtype: str) -> tuple[Any, Any]:
     """Return the lowest and the highest number of a dtype."""
     if dtype == "bool":
         return 0, 1

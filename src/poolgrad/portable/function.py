@@ -14,8 +14,9 @@ from array_api_compat import array_namespace, is_array_api_obj
 
 from poolgrad import arguments
 from poolgrad.composition import Functions
-from poolgrad.interface import FLOATS, Request, Samples, indexed
-from poolgrad.operands import Parameter, WindowSamples
+from poolgrad.dtypes import FLOATS
+from poolgrad.interface import Request, indexed
+from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared, prepare
 from poolgrad.portable import engine
 from poolgrad.portable.arrays import converted, name_of, placed

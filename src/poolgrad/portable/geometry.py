@@ -56,11 +56,6 @@ class InverseTaps(NamedTuple):
     valid: Any
 
 
-def axes_of(layout: Layout) -> tuple[Axis, ...]:
-    """Tables of the windows along each pooled axis."""
-    return layout.window.axes
-
-
 class Geometry:
     """The windows of the planes of an array.
 
@@ -77,7 +72,7 @@ class Geometry:
     """
 
     def __init__(self, xp: Any, layout: Layout, like: Any, samples: Any = None) -> None:
-        self._xp, self._axes, self._where = xp, axes_of(layout), placed(like)
+        self._xp, self._axes, self._where = xp, layout.window.axes, placed(like)
         self._begins: list[Any] = [None] * len(self._axes)
         if samples is not None:
             self._begins = _begins(xp, self._axes, samples)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from poolgrad import functional
-from poolgrad.interface import FLOATS
+from poolgrad.dtypes import FLOATS
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
 from poolgrad.reference.regions import VJPS, RegionPullback, roi_align, roi_pool
 from poolgrad.reference.windows import Pullback

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from poolgrad import operators as table
-from poolgrad.interface import FLOATS, INTEGERS, STORAGE_OPTIONS, Operator, Request, Samples
-from poolgrad.operands import Indices, Operand, Parameter, SecondInput, Seed, WindowSamples
+from poolgrad.dtypes import FLOATS, INTEGERS
+from poolgrad.interface import STORAGE_OPTIONS, Operator, Request
+from poolgrad.operands import Indices, Operand, Parameter, Samples, SecondInput, Seed, WindowSamples
 from poolgrad.reference.geometry import Line, Position, line, sampled_line, window
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
 from poolgrad.windows import resolve

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from poolgrad import portable
 from poolgrad.core import Layout, lay_out
-from poolgrad.interface import FLOATS, Buffer, Operator
+from poolgrad.dtypes import FLOATS
+from poolgrad.interface import Buffer, Operator
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.torch import formulas
 from poolgrad.torch.arrays import (

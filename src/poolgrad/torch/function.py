@@ -12,8 +12,8 @@ from torch import Tensor
 from poolgrad import arguments, portable
 from poolgrad.call_cache import is_cacheable
 from poolgrad.composition import Functions
-from poolgrad.interface import Request, Samples, Selection, indexed, unpacked
-from poolgrad.operands import Parameter, WindowSamples
+from poolgrad.interface import Request, Selection, indexed, unpacked
+from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared
 from poolgrad.torch import call_cache
 from poolgrad.torch.adapter import ADAPTERS, Static
