@@ -124,6 +124,11 @@ bool handles_channels_last_extreme(const Call& call) {
          has_channel_vectors(call, bytes);
 }
 
+bool handles_channels_last_average(const Call& call) {
+  return !call.general_only && call.input.dtype == Dtype::float32 &&
+         call.input.contiguous_channels && has_channel_vectors(call, 4);
+}
+
 bool handles_van_herk_2d(const Axis& depth, const Axis& height, const Axis& width, i64 taps) {
   return is_point(depth) && height.regular() && width.regular() && height.kernel > 1 &&
          height.dilation == 1 && height.stride <= height.kernel && width.stride == 1 &&
@@ -305,6 +310,8 @@ constexpr Rule kTable[] = {
 
     {Task::average, A::plane_means, handles_plane_means, always},
     {Task::average, A::register_blocked, handles_register_blocked_average, wins_unrolled_average},
+    {Task::average, A::register_blocked_channels_last, handles_channels_last_average,
+     wins_unrolled_average},
     {Task::average, A::unrolled, handles_unrolled, wins_unrolled_average},
     {Task::average, A::van_herk_2d, handles_van_herk_2d, wins_van_herk_2d},
     {Task::average, A::column_sums, handles_column_sums, wins_column_sums},

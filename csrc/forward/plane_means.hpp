@@ -1,5 +1,4 @@
-// Computes averages of whole planes, several planes at a time, so that additions do not wait for
-// each other.
+// Computes averages of whole planes, one plane in each lane of a vector.
 #pragma once
 
 #include "backward/tiles.hpp"
@@ -7,8 +6,6 @@
 
 namespace poolgrad {
 namespace {
-
-inline constexpr i64 kPlanes = 8;  // at a time
 
 template <class A>
 A divisor_of_plane(const Plan& p, Divisor divisor) {
@@ -23,61 +20,112 @@ class PlaneMeans {
   PlaneMeans(const Plan& flat, Dense y, Divisor divisor, Arena& arena)
       : n_(flat.axis[2].in),
         divisor_(divisor_of_plane<A>(flat, divisor)),
-        y_(y, kPlanes, arena),
-        copies_(arena.take<A>(kPlanes * smaller(n_, kMaxCopiedPlane))) {}
+        y_(y, W, arena),
+        copies_(arena.take<A>(W * smaller(n_, kMaxCopiedPlane))) {}
 
   void run(const View& x, i64 first, i64 last) {
-    i64 plane = first;
-    for (; plane + kPlanes <= last; plane += kPlanes) reduce_planes<kPlanes>(x, plane);
-    for (; plane < last; ++plane) reduce_planes<1>(x, plane);
+    for (i64 plane = first; plane < last; plane += W) {
+      const i64 planes = smaller(W, last - plane);
+      const A* from[W];
+      find_planes(x, plane, planes, from);
+      const V sums = n_ < W ? sums_of_few(from) : sums_of(from);
+      store_first(y_.reserve(plane, planes), (V{} + sums) / divisor_, planes);
+    }
   }
 
  private:
-  template <i64 N>
-  void reduce_planes(const View& x, i64 first) {
-    const A* planes[N];
-    for (i64 k = 0; k < N; ++k) {
-      A* copy = copies_ + k * smaller(n_, kMaxCopiedPlane);
-      planes[k] = row_of(x, plane_of(x, first + k), 1, 0, 0, 0, n_, copy);
+  static constexpr int W = kVectorBytes / static_cast<int>(sizeof(A));
+  using V = Vec<A, W>;
+
+  // Finds W planes from plane `first` on; lanes without a plane repeat the last.
+  void find_planes(const View& x, i64 first, i64 planes, const A** from) const {
+    from[0] = row_of(x, plane_of(x, first), 1, 0, 0, 0, n_, copies_);
+    const bool in_place = from[0] != copies_;
+    for (i64 k = 1; k < W; ++k) {
+      const i64 index = smaller(k, planes - 1);
+      if (in_place && x.outer_axes == 1) {
+        from[k] = from[0] + index * x.outer_stride[0];
+      } else {
+        A* copy = copies_ + k * smaller(n_, kMaxCopiedPlane);
+        from[k] = row_of(x, plane_of(x, first + index), 1, 0, 0, 0, n_, copy);
+      }
     }
-    A sums[N];
-    if (n_ <= kMaxTaps) in_order<N>(planes, sums);
-    else across<N>(planes, sums);
-    A* y = y_.reserve(first, N);
-    for (i64 k = 0; k < N; ++k) y[k] = (A(0) + sums[k]) / divisor_;
   }
 
-  // Adds in row-major order, as PyTorch does.
-  template <i64 N>
-  POOLGRAD_LOOP void in_order(const A* const* planes, A* sums) const {
-    const A* plane[N];
-    A sum[N];
-    for (i64 k = 0; k < N; ++k) plane[k] = planes[k], sum[k] = planes[k][0];
-    for (i64 t = 1; t < n_; ++t) {
+  // Adds in row-major order, as PyTorch does; large planes in the order of Sum::across.
+  POOLGRAD_LOOP V sums_of(const A* const* from) const {
+    V sums{};
+    i64 t = 0;
+    if (n_ > kMaxTaps) {
+      sums = sums_across(from);
+      t = n_ / kTapsAcrossLanes * kTapsAcrossLanes;
+    }
+    for (; t + W <= n_; t += W) {
+      V square[W];
+      transposed(from, t, square);
       POOLGRAD_UNROLL
-      for (i64 k = 0; k < N; ++k) sum[k] += plane[k][t];
+      for (int k = 0; k < W; ++k) sums += square[k];
     }
-    for (i64 k = 0; k < N; ++k) sums[k] = sum[k];
+    for (; n_ - t <= W / 4 && t < n_; ++t) {
+      V input;
+      POOLGRAD_UNROLL
+      for (int k = 0; k < W; ++k) input[k] = from[k][t];
+      sums += input;
+    }
+    if (t < n_) {  // the last vector of a plane overlaps the one before
+      V square[W];
+      transposed(from, n_ - W, square);
+      POOLGRAD_UNROLL
+      for (int k = 0; k < W; ++k) {
+        if (n_ - W + k >= t) sums += square[k];
+      }
+    }
+    return sums;
   }
 
-  // Adds in the order of Sum::across.
-  template <i64 N>
-  POOLGRAD_LOOP void across(const A* const* planes, A* sums) const {
-    constexpr i64 W = kTapsAcrossLanes, kTogether = smaller(N, 4);
-    for (i64 begin = 0; begin < N; begin += kTogether) {
-      const A* const* plane = planes + begin;
-      Vec<A, W> lane[kTogether]{};
-      i64 t = 0;
-      for (; t + W <= n_; t += W) {
-        POOLGRAD_UNROLL
-        for (i64 k = 0; k < kTogether; ++k) lane[k] += load<Vec<A, W>>(plane[k] + t);
-      }
-      for (i64 k = 0; k < kTogether; ++k) {
-        A sum = Sum<A>::total(lane[k]);
-        for (i64 i = t; i < n_; ++i) sum += plane[k][i];
-        sums[begin + k] = sum;
-      }
+  // Planes with fewer inputs than a vector has lanes.
+  POOLGRAD_LOOP V sums_of_few(const A* const* from) const {
+    V sums{};
+    for (int k = 0; k < W; ++k) {
+      A sum = from[k][0];
+      for (i64 t = 1; t < n_; ++t) sum += from[k][t];
+      sums[k] = sum;
     }
+    return sums;
+  }
+
+  // Adds vectors of each plane, several planes at a time so that additions do not wait for each
+  // other, then the lanes.
+  POOLGRAD_INLINE V sums_across(const A* const* from) const {
+    constexpr int kTogether = smaller(W, 4);
+    V square[W];
+    for (int begin = 0; begin < W; begin += kTogether) {
+      Vec<A, kTapsAcrossLanes> sums[kTogether]{};
+      for (i64 t = 0; t + kTapsAcrossLanes <= n_; t += kTapsAcrossLanes) {
+        POOLGRAD_UNROLL
+        for (int k = 0; k < kTogether; ++k) {
+          const A* here = from[begin + k] + t;
+          prefetch_line(here + kPrefetchElements<A>);
+          sums[k] += load<Vec<A, kTapsAcrossLanes>>(here);
+        }
+      }
+      for (int k = 0; k < kTogether; ++k) square[begin + k] = Sum<A>::template folded<W>(sums[k]);
+    }
+    transpose(square);
+    for (int lanes = W / 2; lanes > 0; lanes /= 2) {
+      for (int k = 0; k < lanes; ++k) square[k] += square[k + lanes];
+    }
+    return square[0];
+  }
+
+  // Loads W inputs of each plane from input t on; square[k] holds input t + k of all planes.
+  POOLGRAD_INLINE void transposed(const A* const* from, i64 t, V (&square)[W]) const {
+    POOLGRAD_UNROLL
+    for (int k = 0; k < W; ++k) {
+      square[k] = load<V>(from[k] + t);
+      prefetch_line(from[k] + t + W * n_);  // the next planes, if they follow these
+    }
+    transpose(square);
   }
 
   const i64 n_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "forward/register_blocked.hpp"
+#include "forward/unrolled.hpp"
 
 namespace poolgrad {
 namespace {
@@ -50,6 +51,27 @@ class RegisterBlockedChannelsLast {
   }
 
   void start(const char* plane) { plane_ = plane; }
+
+  // Computes all columns lo ... hi: `windows` computes those that reach into the padding, and all
+  // of them if an input is NaN.
+  template <class O>
+  void make_all(Unrolled<O>& windows, i64 od, i64 oh, i64 rows, i64 lo, i64 hi,
+                typename O::Target to, i64 length) const {
+    const Axis& width = p_.axis[2];
+    const i64 full_lo = larger(lo, smaller(hi, width.full_lo));
+    const i64 full_hi = larger(full_lo, smaller(hi, width.full_hi));
+    const auto at = [&](typename O::Target line, i64 column) {
+      return line.at((column - lo) * p_.inner);
+    };
+    const bool computed =
+        full_lo == full_hi || make(oh, rows, full_lo, full_hi, at(to, full_lo), length);
+    for (i64 q = 0; q < rows; ++q) {
+      const auto line = to.line(q, length);
+      if (!computed) windows.part(od, oh + q, full_lo, full_hi, at(line, full_lo));
+      if (lo < full_lo) windows.part(od, oh + q, lo, full_lo, line);
+      if (full_hi < hi) windows.part(od, oh + q, full_hi, hi, at(line, full_hi));
+    }
+  }
 
  private:
   static constexpr bool kCompiled = Merges<Op> && kSpecialised<T>;

@@ -208,29 +208,19 @@ struct SmallWindowsState {
 template <class Op>
 void channels_last_rows(const Plan& p, const Tile& tile, SmallWindowsState<Op>& state, i64 plane,
                         i64 od, i64 oh, i64 rows, Select which) {
-  const Axis& width = p.axis[2];
   const bool in_place = state.y.in_place() && (!state.with_routes || state.routes.in_place());
   for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
     hi = smaller(tile.hi[2], lo + state.pixels.columns());
     const i64 n = (hi - lo) * p.inner, pitch = in_place ? p.out_row() : n;
-    const i64 full_lo = larger(lo, smaller(hi, width.full_lo));
-    const i64 full_hi = larger(full_lo, smaller(hi, width.full_hi));
     const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + lo * p.inner;
     auto to = state.buffer;
     if (in_place) {
       to = Op::target(state.y.reserve(first, n, false),
                       state.with_routes ? state.routes.reserve(first, n, false) : nullptr, false);
     }
-    const i64 offset = (full_lo - lo) * p.inner;
-    const bool computed =
-        full_lo == full_hi || state.pixels.make(oh, rows, full_lo, full_hi, to.at(offset), pitch);
+    state.pixels.make_all(state.windows, od, oh, rows, lo, hi, to, pitch);
     for (i64 q = 0; q < rows; ++q) {
       const auto row = to.at(q * pitch);
-      if (!computed) state.windows.part(od, oh + q, full_lo, full_hi, row.at(offset));
-      if (lo < full_lo) state.windows.part(od, oh + q, lo, full_lo, row);
-      if (full_hi < hi) {
-        state.windows.part(od, oh + q, full_hi, hi, row.at((full_hi - lo) * p.inner));
-      }
       finish<Op>(which, row.y, row.routes, n);
       if (in_place) continue;
       state.y.put(first + q * p.out_row(), row.y, n);

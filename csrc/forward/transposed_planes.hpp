@@ -9,19 +9,6 @@
 namespace poolgrad {
 namespace {
 
-// Transposes a square of W vectors of W lanes; each step rotates the bits of (row, lane) by one.
-template <class V, int W>
-POOLGRAD_INLINE void transpose(V (&square)[W]) {
-  POOLGRAD_UNROLL
-  for (int done = 1; done < W; done *= 2) {
-    V next[W];
-    POOLGRAD_UNROLL
-    for (int k = 0; k < W / 2; ++k) interleave(square[k], square[k + W / 2], next + 2 * k);
-    POOLGRAD_UNROLL
-    for (int k = 0; k < W; ++k) square[k] = next[k];
-  }
-}
-
 template <class T, bool WithRoutes>
 class TransposedPlanes {
  public:

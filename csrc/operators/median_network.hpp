@@ -82,6 +82,7 @@ struct MedianNetwork {
     Target at(i64 offset) const {
       return {y + offset, routes ? routes + offset : nullptr, zero_ties};
     }
+    Target line(i64 row, i64 length) const { return at(row * length); }
   };
   static Target target(T* y, std::uint8_t* routes, bool zero_ties) {
     return {y, routes, zero_ties};

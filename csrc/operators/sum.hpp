@@ -1,7 +1,7 @@
 // Computes averages: sums of the inputs of windows, divided by their divisors.
 #pragma once
 
-#include "forward/register_blocked.hpp"
+#include "forward/register_blocked_channels_last.hpp"
 #include "forward/van_herk_2d.hpp"
 
 namespace poolgrad {
@@ -70,16 +70,16 @@ struct Sum {
     store_first(to.v, partial.sum, lanes);
   }
 
-  // Horizontal reduction of a vector: halves are added, then their halves, and so on.
-  template <class V>
-  POOLGRAD_INLINE static A total(const V& lanes) {
-    constexpr int W = static_cast<int>(sizeof(V) / sizeof(A));
-    if constexpr (W == 1) {
-      return lanes[0];
+  // Reduces a vector to W lanes: halves are added, then their halves, and so on.
+  template <int W, class V>
+  POOLGRAD_INLINE static Vec<A, W> folded(const V& lanes) {
+    constexpr int lanes_now = static_cast<int>(sizeof(V) / sizeof(A));
+    if constexpr (lanes_now == W) {
+      return lanes;
     } else {
-      Vec<A, W / 2> halves[2];
+      Vec<A, lanes_now / 2> halves[2];
       std::memcpy(halves, &lanes, sizeof(V));
-      return total(halves[0] + halves[1]);
+      return folded<W>(halves[0] + halves[1]);
     }
   }
 
@@ -93,7 +93,7 @@ struct Sum {
       prefetch(from + t + kPrefetchElements<A>);
       sums += load<Vec<A, W>>(from + t);
     }
-    A sum = total(sums);
+    A sum = folded<1>(sums)[0];
     for (; t < taps; ++t) sum += from[t];
     to.v[0] = sum;
   }
@@ -205,7 +205,7 @@ struct MeanState {
   // Computes rows of n outputs from oh on, at most `most`, and returns how many; rows_of(oh)
   // returns a row's divisor.
   template <class RowsOf>
-  i64 make(i64 od, i64 oh, i64, i64 first, i64 n, RowsOf&& rows_of) {
+  i64 make(i64 od, i64 oh, i64, i64 first, const Tile&, i64 n, RowsOf&& rows_of) {
     const A* sums = windows.row(od, oh, {row}).v;
     const A rows = rows_of(oh);
     const typename Mean<A, true>::Target line{y.reserve(first, n, false), columns.row, &rows};
@@ -220,8 +220,12 @@ struct MeanState {
 // Per-task state of averages of small windows.
 template <class A, bool Lines>
 struct SmallMeanState {
+  using Target = typename Mean<A, Lines>::Target;
+
+  const Plan& p;
   Unrolled<Mean<A, Lines>> windows;
   RegisterBlocked<Mean<A, Lines>> blocked;
+  RegisterBlockedChannelsLast<Mean<A, Lines>> channels_last;
   RowWriter<A> y;
   A* rows;
   ColumnDivisors<A> columns;
@@ -230,13 +234,18 @@ struct SmallMeanState {
   void start(const char* plane) {
     windows.start(plane);
     blocked.start(plane);
+    channels_last.start(plane);
   }
 
   template <class RowsOf>
-  i64 make(i64 od, i64 oh, i64 max_rows, i64 first, i64, RowsOf&& rows_of) {
-    const i64 count = blocked.rows() > 0 ? smaller(max_rows, blocked.rows()) : 1;
+  i64 make(i64 od, i64 oh, i64 max_rows, i64 first, const Tile& tile, i64, RowsOf&& rows_of) {
+    const i64 pixel_rows = y.in_place() ? channels_last.rows(oh, oh + max_rows) : 0;
+    const i64 count = pixel_rows > 0 ? pixel_rows : larger(1, smaller(max_rows, blocked.rows()));
     for (i64 q = 0; q < count; ++q) rows[q] = rows_of(oh + q);
-    using Target = typename Mean<A, Lines>::Target;
+    if (pixel_rows > 0) {
+      channels_last_rows(od, oh, count, tile, {y.reserve(first, 0, false), columns.row, rows});
+      return count;
+    }
     if (!blocked.rows()) {
       windows.row(od, oh, [&](i64 at, i64 n, auto&& make) {
         make(Target{y.reserve(first + at, n), columns.row + at, rows});
@@ -251,6 +260,16 @@ struct SmallMeanState {
     }
     return count;
   }
+
+  // Computes rows from (od, oh) on with channels last, as many columns at once as the first cache
+  // holds.
+  void channels_last_rows(i64 od, i64 oh, i64 count, const Tile& tile, Target to) {
+    for (i64 lo = tile.lo[2], hi; lo < tile.hi[2]; lo = hi) {
+      hi = smaller(tile.hi[2], lo + channels_last.columns());
+      const Target here = to.at((lo - tile.lo[2]) * p.inner);
+      channels_last.make_all(windows, od, oh, count, lo, hi, here, p.out_row());
+    }
+  }
 };
 
 template <class State>
@@ -259,7 +278,7 @@ void average_tile(const Plan& p, const Tile& tile, State& state, Divisor divisor
   const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
   over_rows(tile, state.deep(), [&](i64 od, i64 oh) {
     const i64 first = plane + (od * p.axis[1].out + oh) * p.out_row() + tile.lo[2] * p.inner;
-    return state.make(od, oh, tile.hi[1] - oh, first, n, [&](i64 row) {
+    return state.make(od, oh, tile.hi[1] - oh, first, tile, n, [&](i64 row) {
       return static_cast<std::remove_pointer_t<decltype(state.columns.row)>>(
           divisor.of_rows(p, od, row));
     });

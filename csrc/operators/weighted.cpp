@@ -54,9 +54,14 @@ void average_small_windows(const Work& work, Algorithm algorithm, const View& x,
   average_by<A>(work, x, divisor, [&](const Tile& tile, Arena& arena, A* columns) {
     RegisterBlocked<Op> blocked(p, x, algorithm == Algorithm::register_blocked, false, Op::kFill,
                                 arena);
-    const i64 rows = larger(1, blocked.rows()), n = (tile.hi[2] - tile.lo[2]) * p.inner;
-    return SmallMeanState<A, Lines>{Unrolled<Op>(p, x, tile, false, false, arena),
+    RegisterBlockedChannelsLast<Op> channels_last(
+        p, x, algorithm == Algorithm::register_blocked_channels_last, Op::kFill);
+    const i64 rows = larger(larger(1, blocked.rows()), channels_last.max_rows());
+    const i64 n = (tile.hi[2] - tile.lo[2]) * p.inner;
+    return SmallMeanState<A, Lines>{p,
+                                    Unrolled<Op>(p, x, tile, false, false, arena),
                                     blocked,
+                                    channels_last,
                                     {y, rows * n, arena},
                                     arena.take<A>(rows),
                                     {columns}};
@@ -82,6 +87,7 @@ void average(const Work& whole, const View& x, Dense y, bool count_padding, doub
             work, [&](const Tile&, Arena& arena) { return PlaneMeans<A>(p, y, divide, arena); },
             [&](auto& state, i64 first, i64 last, const Tile&) { state.run(x, first, last); });
       case Algorithm::register_blocked:
+      case Algorithm::register_blocked_channels_last:
       case Algorithm::unrolled:  // the order of additions depends on the shape of windows only
         if (shares_nothing(p))
           return average_small_windows<A, false>(work, algorithm, x, y, divide);

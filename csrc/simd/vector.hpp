@@ -330,6 +330,19 @@ POOLGRAD_INLINE void store_interleaved(T* to, V even, V odd) {
   }
 }
 
+// Transposes a square of W vectors of W lanes; each step rotates the bits of (row, lane) by one.
+template <class V, int W>
+POOLGRAD_INLINE void transpose(V (&square)[W]) {
+  POOLGRAD_UNROLL
+  for (int done = 1; done < W; done *= 2) {
+    V next[W];
+    POOLGRAD_UNROLL
+    for (int k = 0; k < W / 2; ++k) interleave(square[k], square[k + W / 2], next + 2 * k);
+    POOLGRAD_UNROLL
+    for (int k = 0; k < W; ++k) square[k] = next[k];
+  }
+}
+
 // Interleaves two rows of n elements.
 template <class T>
 POOLGRAD_LOOP void interleave_rows(const T* __restrict even, const T* __restrict odd,

@@ -165,8 +165,8 @@ def train(
 ) -> None:
     """Train a small convolutional network that pools with poolgrad.
 
-    result.json, metrics.csv, curves.png, routes.png (the winner of each window and the gradients)
-    and a checkpoint after every epoch are written to the run folder.
+    Writes result.json, metrics.csv, curves.png and routes.png (the winner of each window and the
+    gradients) to the run folder, and a checkpoint after every epoch.
     """
     given = {
         "data": data,
@@ -289,7 +289,7 @@ def compare(
     shifts: Annotated[
         int | None,
         typer.Option(
-            help="Longest shift of the test images in pixels.",
+            help="Largest shift of the test images, in pixels.",
             show_default="an eighth of the image",
         ),
     ] = None,
@@ -322,16 +322,16 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write; the same command resumes an unfinished comparison.",
+            help="Folder of the results; the same command resumes an unfinished comparison.",
             show_default="in runs/, named after the options",
         ),
     ] = None,
 ) -> None:
     """Compare ways of downsampling on your images: accuracy, shifts, time and memory.
 
-    The same small network is trained with each method, several times. report.html, results.csv,
-    runs.csv and protocol.md are written to the folder. To resume a comparison that was stopped or
-    killed, run the same command again; finished runs are not repeated.
+    Trains the same small network several times with each method, and writes report.html,
+    results.csv, runs.csv and protocol.md. To resume a comparison that was stopped or killed, run
+    the same command again; finished runs are not repeated.
     """
     given = {
         "data": data,
@@ -421,8 +421,8 @@ def bench(
         typer.Option(
             min=1,
             max=1024,
-            help="Number of threads of every library. XLA always uses all processors; with fewer"
-            " threads it is left out.",
+            help="Number of threads of every library. XLA always uses all processors, so it is not"
+            " timed with fewer threads.",
             show_default="PyTorch's",
         ),
     ] = None,
@@ -448,14 +448,14 @@ def bench(
         bool,
         typer.Option(
             "--overhead",
-            help="Time small calls in every spelling, for NumPy arrays and tensors.",
+            help="Time small calls with every form of the arguments, for NumPy arrays and tensors.",
         ),
     ] = False,
     algorithms: Annotated[
         bool,
         typer.Option(
             "--algorithms",
-            help="Time the kernels alone, each row with every algorithm that handles it.",
+            help="Time the kernels alone: each row with every algorithm that can compute it.",
         ),
     ] = False,
     device: Annotated[
@@ -466,7 +466,7 @@ def bench(
         typer.Option(
             "--dry-run",
             help="With `--device cuda`: print the bytes that each kernel moves, and the time that"
-            " this takes at the bandwidth of data sheets. Nothing is run.",
+            " this takes at the bandwidth in data sheets. No kernel is run.",
         ),
     ] = False,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder to write.")] = Path("bench"),
@@ -474,8 +474,8 @@ def bench(
     """Time every operator against PyTorch, oneDNN, ONNX Runtime, XLA and a copy of memory.
 
     The floor of an operation is the time of a copy of as many bytes as the operation must move.
-    bench.csv, bench.png and bench_kernels.png are written to the folder; with `--networks`,
-    networks.csv; with `--jax`, jax.csv; with `--algorithms`, algorithms.csv.
+    Writes bench.csv, bench.png and bench_kernels.png; with `--networks`, networks.csv; with
+    `--jax`, jax.csv; with `--algorithms`, algorithms.csv.
     """
     _refuse_several(networks, jax, overhead, algorithms)
     if overhead:
@@ -633,7 +633,7 @@ def profile(
     turns: Annotated[
         int,
         typer.Option(
-            min=6, max=1000, help="Number of timed steps; more of them narrow the interval."
+            min=6, max=1000, help="Number of timed steps; more steps narrow the interval."
         ),
     ] = 15,
     out: Annotated[Path, typer.Option(dir_okay=False, help="Picture to write.")] = Path(
@@ -643,10 +643,10 @@ def profile(
     """Measure the share of pooling in a network's time and memory, before and after `convert`.
 
     The time is the median of a step; the share of pooling comes from PyTorch's profiler. Steps of
-    the network and of its converted copy alternate. The ratio of times is the median over all
-    turns, with its 95 % confidence interval. The memory is that of the tensors that a step keeps
-    for the backward pass, without the parameters; the share of pooling is that of the tensors that
-    no other operator keeps.
+    the network and of its converted copy alternate. The ratio of times is the median over all pairs
+    of successive steps, with its 95 % confidence interval. The memory is the size of the tensors
+    that a step keeps for the backward pass, without the parameters; the share of pooling is the
+    size of the tensors that no other operator keeps.
     """
     from poolgrad.bench import factory
 
@@ -700,7 +700,7 @@ def explain(
         ),
     ] = None,
     crop: Annotated[
-        bool, typer.Option("--crop", help="Cut the middle out of an input that is too large.")
+        bool, typer.Option("--crop", help="Show only the centre of an input that is too large.")
     ] = False,
     pool: Annotated[
         str,
@@ -745,7 +745,8 @@ def explain(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Which of several equal winners get the gradient: `first`, `split` or `zero`.",
+            help="Which of several equal winners gets the gradient: the `first`, all (`split`) or"
+            " none (`zero`).",
             show_default="first",
         ),
     ] = None,

@@ -487,7 +487,7 @@ def test_what_each_algorithm_wins(tmp_path: Path) -> None:
     assert "| `van_herk_2d` | 1 | 3.00 | wide 3.00 |" in lines
     assert "| `unrolled` | 1 | 0.50 | small 0.50 |" in lines
     assert "| `separable` | 2 |  | none |" in lines
-    assert "| `window_selection` | 1 |  | 1 row that no other algorithm handles |" in lines
+    assert "| `window_selection` | 1 |  | 1 row that no other algorithm can compute |" in lines
     assert "with 2 threads and neon kernels" in lines[-1]
     assert "small: separable takes 0.50 times as long as unrolled" in lines[-1]
     assert "wide: " not in lines[-1]

@@ -17,8 +17,8 @@ DTYPES: dict[Any, float] = {
     np.float16: 1e-3,
     ml_dtypes.bfloat16: 8e-3,
 }
-PLANES = [(), (1,), (7,), (8,), (3, 3), (5, 17)]
-SIZES = [(1, 1), (3, 5), (4, 4), (7, 7), (8, 8), (5, 13), (12, 11), (40, 41), (70, 71)]
+PLANES = [(), (1,), (7,), (8,), (3, 3), (16,), (5, 17)]
+SIZES = [(1, 1), (2, 4), (3, 5), (4, 4), (7, 7), (8, 8), (5, 13), (12, 11), (40, 41), (70, 71)]
 
 
 def _whole(x: np.ndarray, size: tuple[int, int], way: str) -> tuple[np.ndarray, np.ndarray]:
@@ -72,3 +72,24 @@ def test_what_a_plane_is_divided_by() -> None:
     kwargs: dict[str, Any] = {"stride": 5, "padding": ((0, 1), (0, 1))}
     assert poolgrad.avg_pool2d(x, (4, 5), **kwargs).item() == 66 / 20
     assert poolgrad.avg_pool2d(x, (4, 5), **kwargs, count_include_pad=False).item() == 66 / 12
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 15, 16, 17, 18, 20, 31, 35, 49, 64])
+def test_small_planes_are_added_in_row_major_order(size: int, dtype: str) -> None:
+    random = np.random.default_rng(size)
+    for planes in (1, 3, 8, 16, 19, 37):
+        wide = random.standard_normal((3, planes, 2, 2 * size)).astype(dtype)
+        flat = np.ascontiguousarray(wide[..., 0, :size])
+        for x in (flat, flat.reshape(-1, size), wide[:, :, 0, :size], wide[:, ::2, 0, ::2]):
+            sums = np.zeros(x.shape[:-1], dtype)
+            for t in range(size):
+                sums += x[..., t]
+            y = poolgrad.avg_pool1d(x, size)
+            np.testing.assert_array_equal(y[..., 0], sums / x.dtype.type(size))
+
+
+def test_a_mean_of_negative_zeros_is_zero() -> None:
+    for size in (3, 16, 49, 100):
+        y = poolgrad.avg_pool1d(np.full((20, size), -0.0, np.float32), size)
+        assert not np.signbit(y).any()

@@ -1,4 +1,4 @@
-"""Times each row of the benchmark with every algorithm that handles it."""
+"""Times each row of the benchmark with every algorithm that can compute it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import poolgrad
 from poolgrad import algorithms
 from poolgrad.bench.measure import take_turns
+from poolgrad.bench.report import processor
 from poolgrad.bench.rows import Row
 from poolgrad.numpy import dtype_named
 
@@ -148,7 +149,7 @@ def _gains(summary: Summary) -> str:
     shown = [f"{row} {gain:.2f}" for row, gain in summary.gains.items()]
     if summary.alone:
         rows = "1 row" if summary.alone == 1 else f"{summary.alone} rows"
-        shown.append(f"{rows} that no other algorithm handles")
+        shown.append(f"{rows} that no other algorithm can compute")
     return "; ".join(shown) or "none"
 
 
@@ -163,7 +164,12 @@ def misses(timed: Iterable[Timed]) -> list[str]:
 
 def markdown(machine: Mapping[str, str], timed: Sequence[Timed]) -> str:
     """Return the table for a page, and a description of the machine."""
-    heads = ["algorithm", "rows that it handles", "largest gain", "rows that it computes, and gain"]
+    heads = [
+        "algorithm",
+        "rows that it can compute",
+        "largest gain",
+        "rows for which it is chosen, with the gain",
+    ]
     lines = [heads, ["---", "---:", "---:", "---"]]
     for one in summaries(timed):
         best = f"{max(one.gains.values()):.2f}" if one.gains else ""
@@ -171,12 +177,12 @@ def markdown(machine: Mapping[str, str], timed: Sequence[Timed]) -> str:
     count = machine["bench threads"]
     threads = "1 thread" if count == "1" else f"{count} threads"
     text = (
-        "*Gain* is the time of the next best algorithm that handles the row over that of the chosen"
-        f" one. Measured on {machine['processor']}, with {threads} and"
-        f" {machine['instruction set'].partition(' ')[0]} kernels; times are the shortest of"
-        f" {machine['bench turns']} turns, of the kernels alone."
+        "*Gain* is the time of the next best algorithm divided by that of the chosen one. Measured"
+        f" on {processor(machine)}, with {threads} and"
+        f" {machine['instruction set'].partition(' ')[0]} kernels. Times are those of the kernels"
+        f" alone, the shortest of {machine['bench turns']} runs."
     )
     wrong = misses(timed)
     if wrong:
-        text += f" The table chooses wrongly for: {'; '.join(wrong)}."
+        text += f" The choice is wrong for: {'; '.join(wrong)}."
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", text])

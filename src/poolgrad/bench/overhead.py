@@ -1,4 +1,4 @@
-"""Times small calls in every spelling: the cost of a call besides the pooling itself."""
+"""Times small calls with every form of the arguments: the cost of a call besides the pooling."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def _least(calls: dict[str, Call]) -> dict[str, float]:
     return least
 
 
-def _new_shape(array: Callable[[tuple[int, ...]], Any]) -> float:
+def _new_shape(array: Callable[[tuple[int, ...]], Any], channels: int) -> float:
     """Return the median time of a call with a shape that was not pooled before."""
     times = []
     for height, width in list(product(range(9, 60), repeat=2))[:_NEW_SHAPES]:
-        x = array((1, 3, height, width))
+        x = array((1, channels, height, width))
         start = time.perf_counter()
         poolgrad.max_pool2d(x, 2)
         times.append(time.perf_counter() - start)
@@ -115,10 +115,11 @@ def _new_shape(array: Callable[[tuple[int, ...]], Any]) -> float:
 def _timed(
     arrays: str,
     array: Callable[[tuple[int, ...]], Any],
+    channels: int,
     calls: dict[str, Call],
     beside: dict[str, str],
 ) -> Iterator[Timed]:
-    least = {**_least(calls), "max_pool2d(x, 2), new shape": _new_shape(array)}
+    least = {**_least(calls), "max_pool2d(x, 2), new shape": _new_shape(array, channels)}
     plain = next(iter(calls))
     for name, seconds in least.items():
         other = beside.get(name, plain)
@@ -126,18 +127,19 @@ def _timed(
 
 
 def measure() -> list[Timed]:
-    """Time every spelling for NumPy arrays and, if PyTorch is installed, for tensors.
+    """Time every form of a call for NumPy arrays and, if PyTorch is installed, for tensors.
 
     PyTorch uses one thread.
     """
-    timed = list(_timed("NumPy", lambda shape: np.ones(shape, np.float32), *_numpy_calls()))
+    # Front ends share a cache of layouts, so each has its own number of channels for new shapes.
+    timed = list(_timed("NumPy", lambda shape: np.ones(shape, np.float32), 3, *_numpy_calls()))
     if find_spec("torch"):
         import torch
 
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # more threads would only wait for each other
         try:
-            timed += _timed("PyTorch", torch.ones, *_torch_calls())
+            timed += _timed("PyTorch", torch.ones, 5, *_torch_calls())
         finally:
             torch.set_num_threads(threads)
     return timed

@@ -44,9 +44,12 @@ _MEANINGS = {
 _SPEEDUP = "*speedup* is the time of the other library divided by poolgrad's."
 _SPREAD = "*spread* is the interquartile range of poolgrad's times, relative to their median."
 _ABBREVIATIONS = {  # in the names of rows
+    r" NCHW": "*NCHW* is channels first",
+    r" NHWC": "*NHWC* is channels last",
     r" s\d": "*s2* is stride 2",
     r" p\d": "*p1* is padding 1",
     r" d\d": "*d2* is dilation 2",
+    r" N(CHW|HWC) forward$": "*forward* is the forward pass of an input that requires a gradient",
     r" values$": "*values* is the forward pass of an input that requires no gradient",
 }
 _LIMITS = [field.name for field in fields(Limits)]
@@ -63,12 +66,11 @@ class Report(NamedTuple):
         """The machine, the threads and the versions, in two sentences."""
         has = self.machine.get
         peers = "".join(f", {name} {has(key)}" for key, name in _PEERS.items() if has(key))
-        processor = re.sub(r"(\d+) logical$", r"\1 logical processors", has("processor", "unknown"))
         kernels = has("instruction set", "unknown").partition(" ")[0]
         count = has("bench threads", "?")
         threads = f"{count} thread{'s' * (count != '1')}"
         return (
-            f"Measured on {processor}, with {threads} and {kernels} kernels:"
+            f"Measured on {processor(self.machine)}, with {threads} and {kernels} kernels:"
             f" poolgrad {has('poolgrad')}, PyTorch {has('torch')}{peers}."
             f" Times are medians of {has('bench turns')} runs."
         )
@@ -91,7 +93,7 @@ class Report(NamedTuple):
             if any(re.search(pattern, name) for name in names)
         ]
         if short:
-            sentences.append(f"In the names of rows {_listed(short)}.")
+            sentences.append(f"In the names of rows, {_listed(short)}.")
         if any(head not in _OWN for head in columns):
             sentences.append(_SPEEDUP)
         return [*sentences, _SPREAD]
@@ -104,6 +106,11 @@ def machine(threads: int, turns: int) -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
+
+
+def processor(machine: Mapping[str, str]) -> str:
+    """Return the processor and its number of logical processors, for a sentence."""
+    return re.sub(r"(\d+) logical$", r"\1 logical processors", machine.get("processor", "unknown"))
 
 
 def write_csv(path: Path, report: Report) -> None:

@@ -165,13 +165,18 @@ def _odd() -> Iterator[Row]:
 
 def _others() -> Iterator[Row]:
     yield from _both("average 2x2 s2", "avg_pool2d", _TWO, IMAGES,
-                     NCHW_forward=(1.25, 4.5), NCHW_backward=(1.4, 7))  # fmt: skip
+                     NCHW_forward=(1.25, 4.5), NCHW_backward=(1.4, 7),
+                     NHWC_forward=(1.25, 1))  # fmt: skip
+    yield from _both("average 3x3 s2", "avg_pool2d", _TWO | {"kernel_size": 3, "stride": 2}, IMAGES,
+                     NHWC_forward=(1.4, 1))  # fmt: skip
     yield from _both("average 3x3 s1 p1", "avg_pool2d", kernel_row(3).calls[0], IMAGES,
                      NCHW_forward=(1.5, 12), NCHW_backward=(1.5, 12))  # fmt: skip
     yield from _both("average 31x31 s1 batch 4", "avg_pool2d", kernel_row(31).calls[0], FEW,
                      NCHW_forward=(3, 100), NCHW_backward=(3, 50))  # fmt: skip
     yield from _both("global max", "global_max_pool", {}, IMAGES, NCHW_forward=(1.2, 8))
     yield from _both("global average", "global_avg_pool", {}, IMAGES, NCHW_forward=(1.2, 0.95))
+    yield from _both("global average 7x7", "global_avg_pool", {}, (256, 512, 7, 7),
+                     NCHW_forward=(None, 0.9))  # fmt: skip
     yield from _both("adaptive average 7x7", "adaptive_avg_pool2d", {"output_size": 7}, IMAGES,
                      NCHW_forward=(1.4, 1.7), NCHW_backward=(1.5, 3))  # fmt: skip
     for title, most, function, more in (

@@ -141,10 +141,10 @@ def variants() -> Iterator[Variant]:
 def print_model() -> None:
     """Print bytes and the time that memory alone takes, by data sheets; nothing is measured."""
     print("A model, not a measurement: bytes moved; microseconds at the data sheets' bandwidth.")
-    print(f"{'variant':58} {'MiB':>8} {'x least':>8}" + "".join(f"{t:>12}" for t in BANDWIDTH))
+    print(f"{'variant':58} {'MiB':>8} {'/ minimum':>9}" + "".join(f"{t:>12}" for t in BANDWIDTH))
     for v in variants():
         times = "".join(f"{v.moved / b * 1e6:12.1f}" for b in BANDWIDTH.values())
-        print(f"{v.name:58} {v.moved / 2**20:8.1f} {v.moved / v.least:8.2f}{times}")
+        print(f"{v.name:58} {v.moved / 2**20:8.1f} {v.moved / v.least:9.2f}{times}")
 
 
 def check(target: str) -> int:
