@@ -70,6 +70,15 @@ def get_num_threads() -> int:
 
     It is the value of ``POOLGRAD_NUM_THREADS``, else of ``OMP_NUM_THREADS``, else the number of
     processors that this process may use. Tensors are pooled with PyTorch's number of threads.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ValueError
+        If ``POOLGRAD_NUM_THREADS`` is not an integer from 1 to 4096.
     """
     global _threads
     if _threads is None:
@@ -80,10 +89,15 @@ def get_num_threads() -> int:
 def set_num_threads(threads: int) -> None:
     """Set the number of threads that pool NumPy arrays. The results do not depend on it.
 
+    Parameters
+    ----------
+    threads : int
+        A number from 1 to 4096.
+
     Raises
     ------
     ValueError
-        If `threads` is not a positive integer.
+        If `threads` is not such an integer.
     """
     global _threads
     whole = isinstance(threads, int) and not isinstance(threads, bool)

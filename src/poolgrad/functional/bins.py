@@ -52,7 +52,8 @@ def _adaptive_max_pool(
 
     Notes
     -----
-    The bins are those of ``torch.nn.functional.{name}``.
+    The bins are those of ``torch.nn.functional.{name}``. He, Zhang, Ren & Sun, Spatial pyramid
+    pooling in deep convolutional networks for visual recognition, 2014.
 
     Examples
     --------
@@ -92,7 +93,8 @@ def _adaptive_avg_pool(
 
     Notes
     -----
-    The bins are those of ``torch.nn.functional.{name}``.
+    The bins are those of ``torch.nn.functional.{name}``. He, Zhang, Ren & Sun, Spatial pyramid
+    pooling in deep convolutional networks for visual recognition, 2014.
 
     Examples
     --------

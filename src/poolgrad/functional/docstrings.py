@@ -26,6 +26,13 @@ _TRAP = """
     An image of shape (H, W, 3), as image libraries read it, needs True: with False, the width and
     the three colours would be pooled."""
 
+_RAISES = """\
+TypeError
+    If `x` is not an array of a supported library and dtype, or an argument is unknown, missing or
+    of the wrong type.
+ValueError
+    If the windows do not fit `x`, or an argument has an unsuitable value."""
+
 _PARAGRAPHS = {
     "x": """\
 x : array, shape ({shape}){leading}
@@ -89,19 +96,8 @@ The mean of int8, uint8, int16, uint16 or bool is float32; that of other integer
 indices : int64 array of the same shape
     Only if `return_indices`: for each output the flat position of its winner in the pooled axes of
     its plane; -1 for a window without any input.""",
-    "raises": """\
-TypeError
-    If `x` is not an array of a supported library and dtype, or an argument is unknown, missing or
-    of the wrong type.
-ValueError
-    If the windows do not fit `x`, or an argument has an unsuitable value.""",
-    "raises_if_empty": """\
-TypeError
-    If `x` is not an array of a supported library and dtype, or an argument is unknown, missing or
-    of the wrong type.
-ValueError
-    If the windows do not fit `x`, or an argument has an unsuitable value.
-    Also if a window holds padding only.""",
+    "raises": _RAISES,
+    "raises_if_empty": f"{_RAISES[:-1]},\n    or a window contains padding only.",
 }
 
 

@@ -50,7 +50,8 @@ def _max_pool(
     Notes
     -----
     The rules for sizes, ties and NaN are those of ``torch.nn.functional.{name}``, without its limit
-    on padding.
+    on padding. Ranzato, Huang, Boureau & LeCun, Unsupervised learning of invariant feature
+    hierarchies with applications to object recognition, 2007.
 
     Examples
     --------
@@ -225,7 +226,8 @@ def _median_pool(
 
     Notes
     -----
-    Every input that equals the median is a winner. The lower median is that of ``torch.median``.
+    Inputs that equal the median are tied winners (see `ties`). The lower median is that of
+    ``torch.median``.
     Huang, Yang & Tang, A fast two-dimensional median filtering algorithm, 1979.
 
     Examples

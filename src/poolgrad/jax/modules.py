@@ -95,7 +95,7 @@ class Pool:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """Return the input, pooled."""
+        """Pool the input."""
         return self.function(jnp.asarray(x), **self._arguments())
 
 
@@ -105,7 +105,7 @@ class Random(Pool):
     note = "A call takes `x` and a `key` of `jax.random`."
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """Return the input, pooled with random numbers from the key."""
+        """Pool the input with random numbers from the key."""
         return self._drawn(x, key, self._arguments())
 
     def _drawn(self, x: ArrayLike, key: Any, given: dict[str, Any]) -> Any:
@@ -173,7 +173,7 @@ class Global(Pool):
     note = f"{Pool.note}\nThere may be any number of leading axes."
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """Return the input, pooled."""
+        """Pool the input."""
         # The public function would pool additional leading axes.
         request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
         return perform(replace(request, x=jnp.asarray(x)))
@@ -291,7 +291,7 @@ def _module(name: str, function: Callable[..., Any], base: type[Pool], dims: int
     takes = [p for n, p in signature(function).parameters.items() if n not in base.at_call]
     takes = [p.replace(default=True) if p.name == "channels_last" else p for p in takes]
     names = [p.name for p in takes]
-    notes = [f"The module that calls `poolgrad.{function.__name__}`. {base.note}"]
+    notes = [f"Calls `poolgrad.{function.__name__}`. {base.note}"]
     if not _LEARNED.isdisjoint(names):
         notes.append(_LEAF)
     documented = [name for name in names if name != "channels_last"]

@@ -468,8 +468,8 @@ def _documentation(
     function: Callable[..., Any], dims: int, takes: Signature, theirs: tuple[type, ...], note: str
 ) -> str:
     """Return the docstring of a module, made from that of its function."""
-    kinds = "".join(f", a `torch.nn.{c.__name__}`" for c in theirs)
-    notes = [f"The module that calls `poolgrad.{function.__name__}`{kinds}.", note]
+    kinds = "".join(f" Subclass of `torch.nn.{c.__name__}`." for c in theirs)
+    notes = [f"Calls `poolgrad.{function.__name__}`.{kinds}", note]
     if not takes.parameters.keys().isdisjoint(_LEARNED):
         notes.append("A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned.")
     return of_module(function, dims, takes.parameters, notes)

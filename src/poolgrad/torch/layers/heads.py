@@ -33,7 +33,7 @@ class _Maximum(nn.Module):
 
 
 class Head(nn.Module):
-    """The head of a classifier, as `make_head` makes it.
+    """The head of a classifier, returned by `make_head`.
 
     Attributes
     ----------
