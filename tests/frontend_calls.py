@@ -75,18 +75,18 @@ def _vjp_numpy(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
 class FrameworkPullback:
     """A pullback of a framework's arrays, called as `poolgrad.Pullback` is.
 
-    `pull(gy, names)` returns the gradients of ``"x"`` or of learned arguments, by name.
+    `gradients(gy, names)` returns the gradients of ``"x"`` or of learned arguments, by name.
     """
 
-    def __init__(self, pull: Callable[..., dict[str, np.ndarray]], learned: list[str]) -> None:
-        self._pull, self._learned = pull, learned
+    def __init__(self, gradients: Callable[..., dict[str, np.ndarray]], learned: list[str]) -> None:
+        self._gradients, self._learned = gradients, learned
 
     def __call__(self, gy: np.ndarray) -> np.ndarray:
-        return self._pull(gy, ["x"])["x"]
+        return self._gradients(gy, ["x"])["x"]
 
     def parameters(self, gy: np.ndarray) -> dict[str, np.ndarray]:
         """The gradients of learned arguments, by name."""
-        return self._pull(gy, self._learned) if self._learned else {}
+        return self._gradients(gy, self._learned) if self._learned else {}
 
 
 def _arrays(result: Any, convert: Callable[[Any], np.ndarray]) -> Any:
@@ -124,13 +124,13 @@ def _vjp_torch(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
     y = find(fun)(leaf, *args, **kwargs | learned)
     leaves = {"x": leaf, **learned}
 
-    def pull(gy: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+    def gradients(gy: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
         found = torch.autograd.grad(
             y, [leaves[name] for name in names], as_tensor(gy), retain_graph=True
         )
         return dict(zip(names, map(as_array, found), strict=True))
 
-    return as_array(y), FrameworkPullback(pull, list(learned))
+    return as_array(y), FrameworkPullback(gradients, list(learned))
 
 
 def native(x: Any) -> Any:
@@ -175,13 +175,13 @@ def _vjp_jax(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
             lambda x, learned: find(fun)(x, *args, **given | learned), leaf, learned
         )
 
-    def pull(gy: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+    def gradients(gy: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
         with jax.enable_x64(True):
             gx, others = pullback(jax.numpy.asarray(native(gy)))
             found = {"x": gx, **others}
             return {name: np.asarray(found[name]) for name in names}
 
-    return np.asarray(y), FrameworkPullback(pull, list(learned))
+    return np.asarray(y), FrameworkPullback(gradients, list(learned))
 
 
 def _chunked(x: np.ndarray) -> Any:
@@ -201,13 +201,13 @@ def _run_dask(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
 def _vjp_dask(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
     y, pullback = poolgrad.vjp(find(fun), _chunked(x), *args, **kwargs)
 
-    def pull(gy: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
+    def gradients(gy: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
         if names == ["x"]:
             return {"x": _computed(pullback(gy))}
         return {k: _computed(v) for k, v in pullback.parameters(gy).items()}
 
     learned = [k for k, v in kwargs.items() if k == "logits" or (k in LEARNED and _is_real(v))]
-    return _computed(y), FrameworkPullback(pull, learned)
+    return _computed(y), FrameworkPullback(gradients, learned)
 
 
 def _is_real(value: Any) -> bool:

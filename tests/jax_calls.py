@@ -16,7 +16,7 @@ from robustness.calls import Case
 
 import poolgrad
 from poolgrad.jax import portable
-from poolgrad.jax.primitives import forward_p, lowering, pull_p, push_p
+from poolgrad.jax.primitives import forward_p, jvp_p, lowering, vjp_p
 
 KINDS = (
     "max", "relu_max", "min", "median", "stochastic", "fractional_max", "max_unpool", "avg", "lp",
@@ -48,8 +48,8 @@ def _by_jax(case: Case) -> tuple[Any, ...]:
     def both(x: Any) -> Any:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return (pool(x),)
-        y, pull = jax.vjp(pool, x)
-        return y, pull(jnp.asarray(case.gradient(y.shape).astype(y.dtype)))[0]
+        y, pullback = jax.vjp(pool, x)
+        return y, pullback(jnp.asarray(case.gradient(y.shape).astype(y.dtype)))[0]
 
     with jax.enable_x64(True):
         return tuple(map(np.asarray, jax.jit(both)(jnp.asarray(x))))
@@ -83,8 +83,8 @@ def without_kernels() -> Iterator[None]:
     kept = mlir._platform_specific_lowerings["cpu"]  # JAX has no way to take one back
     ways: dict[Any, Callable[..., Any]] = {
         forward_p: portable.forward,
-        push_p: portable.push,
-        pull_p: portable.pull,
+        jvp_p: portable.jvp,
+        vjp_p: portable.vjp,
     }
     before = {p: kept[p] for p in ways}
     jax.clear_caches()

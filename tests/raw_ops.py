@@ -77,11 +77,11 @@ def _kept(name: str) -> dict[str, Any]:
 
 
 def pulled(name: str, **spoilt: Any) -> Any:
-    return _call(f"{name}_pull", _kept(name), spoilt)
+    return _call(f"{name}_vjp", _kept(name), spoilt)
 
 
 def pushed(name: str, **spoilt: Any) -> Any:
-    return _call(f"{name}_push", _kept(name), spoilt)
+    return _call(f"{name}_jvp", _kept(name), spoilt)
 
 
 _RUN = """

@@ -29,7 +29,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
-from poolgrad.contract import Routes, Ties
+from poolgrad.interface import Routes, Ties
 from poolgrad.windows import Ints, Padding
 
 class Array(Protocol):
@@ -51,7 +51,7 @@ from typing import Any
 
 from torch import nn
 
-from poolgrad.contract import Routes, Ties
+from poolgrad.interface import Routes, Ties
 from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
 from poolgrad.windows import Ints, Padding
 """
@@ -64,7 +64,7 @@ from typing import Any
 from jax import Array
 from jax.typing import ArrayLike
 
-from poolgrad.contract import Routes, Ties
+from poolgrad.interface import Routes, Ties
 from poolgrad.jax.modules import Global, Lip, Pool, Random, Stochastic, Unpool
 from poolgrad.windows import Ints, Padding
 """
@@ -167,7 +167,9 @@ def modules_stub() -> str:
     """The stub of `poolgrad.torch.pools`."""
     from poolgrad.torch import pools
 
-    return "\n".join([MODULES_HEAD, *(module(getattr(pools, name)) for name in pools.__all__), ""])
+    names = ",\n".join(f'    "{name}"' for name in pools.__all__)
+    texts = [module(getattr(pools, name)) for name in pools.__all__]
+    return "\n".join([MODULES_HEAD, *texts, "", f"__all__ = [\n{names},\n]", ""])
 
 
 def jax_module(made: Any) -> str:

@@ -1,12 +1,12 @@
-"""The compiled module, made from csrc/python/bindings.cpp."""
+"""Type stub of the compiled module, which csrc/python/bindings.cpp defines."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal
 
 # An array: an object with the buffer protocol, or a tensor (`data_ptr()`; `stride()`, in elements).
 _Array = Any
-# The name of an attribute, or a function.
-_Question = str | Callable[[Any], Any]
+# How a property of an array is read: an attribute name, or a function of the array.
+_Getter = str | Callable[[Any], Any]
 
 def instruction_set() -> str: ...
 def instruction_sets() -> list[str]: ...
@@ -28,8 +28,8 @@ class TensorSpec:
     def __init__(
         self,
         type: type,
-        parts: tuple[_Question, ...],
-        required: tuple[tuple[_Question, Any], ...],
+        parts: tuple[_Getter, ...],
+        required: tuple[tuple[_Getter, Any], ...],
         global_state: tuple[Callable[[], Any], ...],
         required_state: tuple[tuple[Callable[[], Any] | tuple[object, str], Any], ...],
         protocol: Literal["by exchange", "by buffer"] | None = None,

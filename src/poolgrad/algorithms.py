@@ -15,11 +15,12 @@ import numpy as np
 
 from poolgrad import _kernels, core
 from poolgrad import numpy as front
-from poolgrad.contract import FLOATS, INTEGERS, Buffer, Request
+from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.functional.public import FUNCTIONS
+from poolgrad.interface import Buffer, Request
 
 
-class Step(NamedTuple):
+class KernelRun(NamedTuple):
     """One kernel call: its algorithm, its number of tasks, and the threads that run them."""
 
     algorithm: str
@@ -36,8 +37,8 @@ def names() -> list[str]:
 def forced(name: str) -> Iterator[None]:
     """Force this algorithm for every call that it handles, for tests and benchmarks.
 
-    Calls that it does not handle are computed as always: see `steps` for what was used. Holds for
-    all threads of the process.
+    Calls that it does not handle use the default algorithm; `steps` returns what was used. The
+    setting applies to all threads of the process.
 
     Raises
     ------
@@ -53,7 +54,7 @@ def forced(name: str) -> Iterator[None]:
         _kernels.force_algorithm("")
 
 
-def steps(call: Callable[[], Any], dry: bool = False) -> list[Step]:
+def steps(call: Callable[[], Any], dry: bool = False) -> list[KernelRun]:
     """Return the kernel calls that `call` makes on this thread.
 
     Parameters
@@ -63,7 +64,7 @@ def steps(call: Callable[[], Any], dry: bool = False) -> list[Step]:
     dry : bool
         Plan the kernel calls only: no array is read or written.
     """
-    return [Step(*step) for step in _kernels.trace(call, dry)]
+    return [KernelRun(*step) for step in _kernels.trace(call, dry)]
 
 
 class KernelCall(NamedTuple):
@@ -76,7 +77,7 @@ class KernelCall(NamedTuple):
     forward_bytes, backward_bytes : int
         Bytes that must be moved: every array that is read or written, once.
     out_shape : tuple of int
-        Of the output.
+        Shape of the output.
     differentiable : bool
         Whether there is a backward pass for this dtype.
     """
@@ -129,7 +130,7 @@ def bind(
 
     def backward() -> None:
         given = own if operator.nonlinear else None
-        operator.pull(plan, out, given, made.operand, kept, gradient, threads, *options)
+        operator.vjp(plan, out, given, made.operand, kept, gradient, threads, *options)
 
     written = y.nbytes + (_bytes(residual) if stored else 0)
     read = y.nbytes + _bytes(residual) + (made.x.nbytes if operator.nonlinear else 0)
@@ -170,9 +171,9 @@ class Plan(NamedTuple):
     function : str
         The name of a public function.
     shape : tuple of int
-        Of the input, axes in the order in which the function takes them.
+        Shape of the input, axes in the order in which the function takes them.
     dtype : str
-        Of the input.
+        Dtype of the input.
     arguments : dict
         Further arguments of the function.
     stored : bool
@@ -196,7 +197,7 @@ def _refused(token: str, why: str) -> ValueError:
 def _numbers(token: str, digits: str) -> tuple[int, ...]:
     sizes = digits.split("x")
     if not all(size.isascii() and size.isdecimal() and len(size) < 19 for size in sizes):
-        raise _refused(token, "is no size, such as 3 or 3x5")
+        raise _refused(token, "is not a size such as 3 or 3x5")
     return tuple(map(int, sizes))
 
 
@@ -225,10 +226,10 @@ def _argument(function: str, token: str) -> tuple[str, Any]:
         name, sizes = _SIZES[token[0]], _numbers(token, token[1:])
         value = sizes if len(sizes) > 1 else sizes[0]
     else:
-        raise _refused(token, "is no option")
+        raise _refused(token, "is not an option")
     known = signature(FUNCTIONS[function]).parameters
     if name not in known or name in ("x", "out", "return_indices", "generator"):
-        raise _refused(token, f"is no argument of {function}")
+        raise _refused(token, f"is not an argument of {function}")
     return name, value
 
 
@@ -242,7 +243,7 @@ def parse(text: str) -> Plan:
     """
     function, *tokens = text.split() or [""]
     if function not in FUNCTIONS or any(word in function for word in _WITHOUT):
-        raise _refused(function, "is no pooling function whose plan depends on shapes alone")
+        raise _refused(function, "is not a pooling function whose plan depends on shapes alone")
     if not tokens:
         raise _refused(text, "has no shape")
     shape = _numbers(tokens[0], tokens[0])
@@ -259,7 +260,7 @@ def parse(text: str) -> Plan:
         elif token.startswith("threads="):
             (threads, *more) = _numbers(token, token[len("threads=") :])
             if more or not threads:
-                raise _refused(token, "is no number of threads")
+                raise _refused(token, "is not a number of threads")
         else:
             name, value = _argument(function, token)
             arguments[name] = value

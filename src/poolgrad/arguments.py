@@ -1,4 +1,4 @@
-"""Checks of extra operands and cotangents, with their error messages, for all front ends."""
+"""Checks extra operands, cotangents and indices, with the same errors in all front ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from poolgrad.windows import brief
 
 Array = NDArray[Any]
 
-_SEEDS = 2**63
+_SEED_LIMIT = 2**63
 _REALS = (*FLOATS, *(name for name in INTEGERS if name != "bool"), "uint64")
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 # The smallest and the largest magnitude of a normal number.
@@ -90,7 +90,7 @@ def seed(value: Any) -> int | None:
     """Return a seed, checked; None if the value is not an integer."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return None
-    if not 0 <= value < _SEEDS:
+    if not 0 <= value < _SEED_LIMIT:
         raise ValueError(f"generator must be from 0 to 2**63 - 1, if it is a seed, got {value}")
     return int(value)
 

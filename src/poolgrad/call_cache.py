@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
-from poolgrad.contract import Buffer, Request
 from poolgrad.core import BoundCalls, Layout, Plan
+from poolgrad.interface import Buffer, Request
 from poolgrad.operators import Prepared
 
 _MAX_CALLS = 4096  # of one function; a full cache is cleared
@@ -143,11 +143,11 @@ def forward(
 
 
 def needed(ready: Prepared) -> tuple[Buffer, ...]:
-    """The residual without that of a learned parameter: numbers need no gradient."""
+    """Return the residual without that of a learned parameter: numbers need no gradient."""
     return ready.residual[:-1] if ready.operator.learned else ready.residual
 
 
-def pull(
+def vjp(
     ready: Prepared,
     maker: _Maker,
     threads: Callable[[], int],
@@ -163,7 +163,7 @@ def pull(
     def run(plan: Plan, inputs: Any, outputs: Any, count: Any) -> None:
         x = inputs[1] if operator.nonlinear else None
         residual = inputs[first:]
-        operator.pull(plan, inputs[0], x, operand, residual, outputs[0], count, *ready.options)
+        operator.vjp(plan, inputs[0], x, operand, residual, outputs[0], count, *ready.options)
 
     return steps(ready, (ready.input,), first + len(needed(ready)), run, maker, threads, 1)
 

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from poolgrad.contract import FLOATS, ComposedOperator, Request
 from poolgrad.core import Layout
+from poolgrad.dtypes import FLOATS
+from poolgrad.interface import ComposedOperator, Request
 from poolgrad.operators import OPERATORS, prepare
+from poolgrad.windows import brief
 
 
 class Functions(NamedTuple):
@@ -45,6 +47,11 @@ class Functions(NamedTuple):
     tiny: float = 0.0
 
 
+def _shown(dtype: object) -> str:
+    """Return a dtype as errors show it: ``<U3``, not ``str96``; ``int64``, not ``torch.int64``."""
+    return str(dtype).rpartition(".")[2]
+
+
 class _Composition:
     """A validated call of a composed operator.
 
@@ -61,7 +68,10 @@ class _Composition:
         assert isinstance(operator, ComposedOperator)
         self.operator, self.front, self.request = operator, front, request
         self.x = front.operand("x", request.x)
-        where = tuple(self.x.shape), request.channels_last, -1, front.dtype_name(self.x)
+        dtype = front.dtype_name(self.x)
+        if not operator.accepts(dtype):
+            raise operator.refuse_dtype(_shown(self.x.dtype))
+        where = tuple(self.x.shape), request.channels_last, -1, dtype
         ready = prepare(request.operator, request.spec, request.options, *where)
         self.layout: Layout = ready.layout
         self.operand = self._operand()
@@ -74,33 +84,34 @@ class _Composition:
         if not self.request.operands:
             return None
         name, expected = self.operator.operand.name, tuple(self.x.shape)
-        value = self.front.operand(name, self.request.operands[0])
-        dtype = self.front.dtype_name(value)
-        if dtype not in FLOATS:
-            raise TypeError(f"{name} must be of a floating dtype, got {dtype}")
+        given = self.request.operands[0]
+        value = self.front.operand(name, given)
+        if self.front.dtype_name(value) not in FLOATS:
+            came = _shown(value.dtype) if hasattr(given, "dtype") else brief(given)
+            raise TypeError(f"{name} must be of a floating dtype, got {came}")
         if tuple(value.shape) != expected:
             raise ValueError(
                 f"{name} must have the shape of x, {expected}, got {tuple(value.shape)}"
             )
         return value
 
-    def part(self, name: str, x: Any, given: dict[str, Any]) -> Request:
+    def part(self, name: str, x: Any, options: dict[str, Any]) -> Request:
         """Return a call of another operator with the same windows."""
-        options = OPERATORS[name].options(**given)
-        return Request(name, x, self.request.spec, options, (), self.request.channels_last)
+        named = OPERATORS[name].options(**options)
+        return Request(name, x, self.request.spec, named, (), self.request.channels_last)
 
     def combined(self, xp: Functions, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
         """Compute the output."""
         dtype = self.layout.sum_dtype
         wide = xp.astype(x, dtype)
-        beside = None if operand is None else xp.astype(operand, dtype)
-        y = self.operator.combine(xp, pool, wide, beside, *self.request.options)
+        wide_operand = None if operand is None else xp.astype(operand, dtype)
+        y = self.operator.combine(xp, pool, wide, wide_operand, *self.request.options)
         return xp.astype(y, self.layout.out_dtype)
 
 
 def perform(request: Request, front: ModuleType) -> Any:
     """Compute a composed operator."""
-    if not hasattr(front, "operand"):  # a front end of arrays around other arrays
+    if not hasattr(front, "operand"):  # xarray, which passes on the array inside
         return front.perform(request)
     call = _Composition(request, front)
 
@@ -114,7 +125,7 @@ def perform(request: Request, front: ModuleType) -> Any:
 def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
     """Compute a composed operator and its pullback, for libraries without differentiation."""
     if not hasattr(front, "pullback_of"):
-        # It raises the error, or computes the pullback in another way.
+        # PyTorch and JAX raise the error; xarray passes on the array inside.
         return cast(tuple[Any, Pullback], front.vjp(request))
     from poolgrad.portable.derivative import Recording, Variable, value_of
 
@@ -135,8 +146,8 @@ def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
         return Variable(tape, y, [(x, pullback)])
 
     xp = plain._replace(exp=tape.exp, where=tape.where, astype=astype, constant=value_of)
-    given = (call.x,) if call.operand is None else (call.x, call.operand)
-    leaves = [Variable(tape, value) for value in given]
+    inputs = (call.x,) if call.operand is None else (call.x, call.operand)
+    leaves = [Variable(tape, value) for value in inputs]
     with np.errstate(all="ignore"):
         y = call.combined(xp, pool, leaves[0], leaves[1] if leaves[1:] else None)
     return y.value, Pullback(call, tape, y, leaves)
@@ -153,7 +164,7 @@ class Pullback:
         self._call, self._tape, self._y, self._leaves = call, tape, y, leaves
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Its parts are functions of this process: they are made again from the input.
+        # The tape holds functions, which cannot be pickled: it is recorded again from the input.
         call = self._call
         return _again, (replace(call.request, x=call.x), call.front.__name__)
 
@@ -175,7 +186,7 @@ class Pullback:
 
     def _gradients(self, gy: Any) -> list[Any]:
         layout = self._call.layout
-        given = self._call.front.cotangent_of(gy, layout.out_dtype, layout.out_shape)
+        cotangent = self._call.front.cotangent_of(gy, layout.out_dtype, layout.out_shape)
         with np.errstate(all="ignore"):
-            gradients: list[Any] = self._tape.pull(self._y, given, self._leaves)
+            gradients: list[Any] = self._tape.cotangents(self._y, cotangent, self._leaves)
         return gradients

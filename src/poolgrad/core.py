@@ -30,8 +30,8 @@ CachedBlock = _kernels.CachedBlock
 Regions = _kernels.Regions
 TensorSpec = _kernels.TensorSpec
 
-_MOST_THREADS = 4096
-_MOST_ELEMENTS = (2**63 - 1) // 8
+_MAX_THREADS = 4096
+_MAX_ELEMENTS = (2**63 - 1) // 8
 
 
 def instruction_set() -> str:
@@ -52,7 +52,7 @@ def _default_threads() -> int:
     for name in ("POOLGRAD_NUM_THREADS", "OMP_NUM_THREADS"):
         value = os.environ.get(name, "").strip()
         if value:
-            if not value.isdigit() or not 1 <= int(value) <= _MOST_THREADS:
+            if not value.isdigit() or not 1 <= int(value) <= _MAX_THREADS:
                 if name == "OMP_NUM_THREADS":  # may be a list for nested regions, which is ignored
                     continue
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
@@ -70,6 +70,15 @@ def get_num_threads() -> int:
 
     It is the value of ``POOLGRAD_NUM_THREADS``, else of ``OMP_NUM_THREADS``, else the number of
     processors that this process may use. Tensors are pooled with PyTorch's number of threads.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ValueError
+        If ``POOLGRAD_NUM_THREADS`` is not an integer from 1 to 4096.
     """
     global _threads
     if _threads is None:
@@ -80,15 +89,20 @@ def get_num_threads() -> int:
 def set_num_threads(threads: int) -> None:
     """Set the number of threads that pool NumPy arrays. The results do not depend on it.
 
+    Parameters
+    ----------
+    threads : int
+        A number from 1 to 4096.
+
     Raises
     ------
     ValueError
-        If `threads` is not a positive integer.
+        If `threads` is not such an integer.
     """
     global _threads
     whole = isinstance(threads, int) and not isinstance(threads, bool)
-    if not whole or not 1 <= threads <= _MOST_THREADS:
-        raise ValueError(f"threads must be an integer from 1 to {_MOST_THREADS}, got {threads!r}")
+    if not whole or not 1 <= threads <= _MAX_THREADS:
+        raise ValueError(f"threads must be an integer from 1 to {_MAX_THREADS}, got {threads!r}")
     _threads = threads
 
 
@@ -303,16 +317,18 @@ def lay_out(
     Raises
     ------
     ValueError
-        If the input has too few axes, or the windows do not fit the input.
+        If the input has too few axes, the windows do not fit the input, or `inner` is pooled.
     """
     dims = spec.dims
     first = first_pooled(shape, dims, channels_last)
     window = resolve(spec, shape[first : first + dims])
     out_shape = shape[:first] + window.out + shape[first + dims :]
     known = [size for size in out_shape if isinstance(size, int)]  # symbolic sizes are skipped
-    if math.prod(known) > _MOST_ELEMENTS:
+    if math.prod(known) > _MAX_ELEMENTS:
         raise ValueError(f"an output of shape {out_shape} would overflow memory")
     pooled = tuple(range(first, first + dims))
+    if inner != -1 and (inner in pooled or not 0 <= inner < len(shape)):
+        raise ValueError(f"inner must be -1 or an axis that is not pooled, got {inner}")
     outer = tuple(a for a in range(len(shape)) if a not in pooled and a != inner)
     order = outer + pooled + (() if inner < 0 else (inner,))
     channel = len(shape) - 1 if channels_last else first - 1

@@ -62,10 +62,10 @@ def _instruction_set() -> str:
     return f"{core.instruction_set()} (of {', '.join(core.instruction_sets())})"
 
 
-def _or_error(ask: Callable[[], object]) -> str:
+def _or_error(read: Callable[[], object]) -> str:
     """Return the result or, if an environment variable is invalid, the error message."""
     try:
-        return str(ask())
+        return str(read())
     except (RuntimeError, ValueError) as error:
         return str(error)
 
@@ -78,7 +78,7 @@ def _jax_kernels() -> str:
         return "built"
     try:
         from poolgrad.jax import kernels  # noqa: F401 - registers them with XLA
-    except Exception as error:  # whatever it is, it belongs in a bug report
+    except Exception as error:  # every error belongs in a bug report
         return f"built, but not usable: {error}"
     return "built and registered with XLA"
 

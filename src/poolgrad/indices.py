@@ -1,7 +1,7 @@
 """Converts indices of winners between the conventions of libraries.
 
-Every convention is one `Convention`: the way to and from poolgrad's own, the flat position in the
-plane. Only arithmetic on the indices is used, so that arrays of any framework will do.
+A `Convention` converts to and from poolgrad's own convention, the flat position in the plane. Only
+arithmetic on the indices is used, so that arrays of any framework are accepted.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Planes(NamedTuple):
     Attributes
     ----------
     sizes : tuple of int
-        Of the pooled axes.
+        Sizes of the pooled axes.
     channels : int
-        Their number.
+        Number of channels.
     batch, channel : int64 array
-        What plane each index belongs to; broadcast against the indices.
+        Batch and channel of the plane of each index; they broadcast with the indices.
     """
 
     sizes: tuple[int, ...]
@@ -50,15 +50,15 @@ class Convention(NamedTuple):
     back: Callable[[Any, Planes], Any]
 
 
-def _turned(flat: Any, sizes: Sequence[int]) -> Any:
+def _column_major(flat: Any, sizes: Sequence[int]) -> Any:
     """Convert row-major to column-major positions in a plane of these sizes."""
-    turned, stride, rest = 0, 1, math.prod(sizes)
+    position, stride, rest = 0, 1, math.prod(sizes)
     for size in sizes:
         rest //= size
-        turned = turned + flat // rest * stride
+        position = position + flat // rest * stride
         flat = flat % rest
         stride *= size
-    return turned
+    return position
 
 
 CONVENTIONS = {
@@ -66,8 +66,8 @@ CONVENTIONS = {
     "onnx": Convention(lambda i, planes: i + planes.start, lambda i, planes: i - planes.start),
     # Column-major order is row-major order with reversed axes.
     "onnx_column_major": Convention(
-        lambda i, planes: _turned(i, planes.sizes) + planes.start,
-        lambda i, planes: _turned(i - planes.start, planes.sizes[::-1]),
+        lambda i, planes: _column_major(i, planes.sizes) + planes.start,
+        lambda i, planes: _column_major(i - planes.start, planes.sizes[::-1]),
     ),
     "tensorflow": Convention(
         lambda i, planes: i * planes.channels + planes.channel,
@@ -152,8 +152,8 @@ def convert_indices(
     given = _int64(indices)
     won = _int64(given != -1)
     flat = CONVENTIONS[source].back(given, planes)
-    there_again = CONVENTIONS[source].to(flat, planes)
-    _refuse(won * ((flat < 0) | (flat >= planes.size) | (there_again != given)), source, shape)
+    round_trip = CONVENTIONS[source].to(flat, planes)
+    _refuse(won * ((flat < 0) | (flat >= planes.size) | (round_trip != given)), source, shape)
     return won * (CONVENTIONS[target].to(flat, planes) + 1) - 1
 
 
@@ -179,7 +179,7 @@ def _check_shape(shape: Sequence[int], of_indices: tuple[int, ...], channels_las
     """Return the axis of channels, after checking that the shapes fit each other."""
     form = "(N, ..., C)" if channels_last else "(N, C, ...)"
     if not isinstance(shape, Sequence) or not all(isinstance(n, SupportsIndex) for n in shape):
-        raise TypeError(f"shape must be made of integers, {form}, got {shape!r}")
+        raise TypeError(f"shape must be a sequence of integers {form}, got {shape!r}")
     axis = len(shape) - 1 if channels_last else 1
     sizes = [n for a, n in enumerate(shape) if a not in (0, axis)]
     if not 1 <= len(sizes) <= 3 or min(shape) < 0 or min(sizes) < 1:

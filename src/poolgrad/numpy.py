@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments, call_cache
 from poolgrad.composition import Functions
-from poolgrad.contract import Buffer, Operator, Request, Samples, indexed
 from poolgrad.core import LARGE, CachedBlock, TensorSpec, get_num_threads, inner_axis
-from poolgrad.operands import Parameter, WindowSamples
+from poolgrad.interface import Buffer, Operator, Request, indexed
+from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.windows import Window
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The dtype of this name; bfloat16 is not NumPy's own."""
+    """Return the dtype of this name; ml_dtypes defines bfloat16."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -34,16 +34,16 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 @lru_cache
 def _name_of(dtype: np.dtype[Any]) -> str:
-    return str(dtype.name)  # NumPy makes it anew each time, which takes a microsecond
+    return str(dtype.name)  # cached, because NumPy builds the string at every access
 
 
 def asarray(x: Any, operator: Operator | None = None, name: str = "x") -> Array:
-    """An array that the kernels can read; a copy only if it has to be one.
+    """Convert an input to an array that the kernels can read, without a copy if possible.
 
     Raises
     ------
     TypeError
-        If its dtype is not one that the operator takes, or it has a mask.
+        If the operator does not support the dtype, or the array has a mask.
     """
     array: Array = x
     if type(x) is not np.ndarray:
@@ -58,7 +58,7 @@ def asarray(x: Any, operator: Operator | None = None, name: str = "x") -> Array:
 
 
 def operand(name: str, value: Any) -> Array:
-    """An array of a composed operator."""
+    """Convert an argument of a composed operator to an array."""
     return asarray(value, name=name)
 
 
@@ -137,10 +137,10 @@ class _Converter:
     def samples(self, operand: WindowSamples, value: Samples, x: Array, ready: Prepared) -> Array:
         kind = x.dtype if x.dtype.kind in "fV" else np.dtype(np.float32)
         shape = arguments.samples_shape(ready.layout)
-        if value.given is None:
+        if value.values is None:
             samples = arguments.numpy_generator(value.generator).random(shape)
         else:
-            samples = operand.checked(value.given, ready.layout)
+            samples = operand.checked(value.values, ready.layout)
         rounded = samples.astype(kind).reshape(shape)
         return as_buffer(rounded.clip(max=arguments.below_one(kind.name)).astype(kind))
 
@@ -206,7 +206,7 @@ call_cache.LOOKUPS[np.ndarray] = call_cache.Lookup(KIND.call, KIND.key)
 
 
 def maker(buffer: Buffer) -> Callable[[], Array]:
-    """The function that allocates such an array, as the kernels take it."""
+    """Return a function that allocates the array of a buffer, as the kernels take it."""
     if buffer.dtype == "bfloat16":
         buffer = buffer._replace(dtype="uint16")
     shape, order, dtype = buffer.shape, buffer.order, np.dtype(buffer.dtype)
@@ -287,8 +287,8 @@ def _target(out: Any, made: Call) -> Array:
         raise TypeError(f"out must be of dtype {dtype}, got {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out must be writeable, got a read-only array")
-    beside = made.x, *(a for a in (made.operand,) if isinstance(a, np.ndarray))
-    if any(np.may_share_memory(out, a) for a in beside):
+    inputs = made.x, *(a for a in (made.operand,) if isinstance(a, np.ndarray))
+    if any(np.may_share_memory(out, a) for a in inputs):
         return made.output()
     fits = out.flags.aligned and out.transpose(plan.order).flags.c_contiguous
     return out if fits else made.output()

@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 class Samples(NamedTuple):
     """The caller's description of fractional windows: samples, or a generator to draw them from."""
 
-    given: Any
+    values: Any
     generator: Any
 
 
@@ -211,7 +211,7 @@ class WindowSamples(Operand):
         return front.samples(self, value, x, ready)
 
     def checked(self, value: Any, layout: Layout) -> Array:
-        """The caller's samples.
+        """Check the caller's samples and convert them to an array.
 
         Raises
         ------
@@ -243,7 +243,7 @@ class Indices(Operand):
         return "int64", [layout.in_shape], False
 
 
-class Companion(Operand):
+class SecondInput(Operand):
     """A second array of the shape of the input, with a gradient, for composed operators."""
 
     has_gradient = True

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from poolgrad import arguments, call_cache, composition
 from poolgrad import numpy as front
 from poolgrad.call_cache import LOOKUPS, CallCache
-from poolgrad.contract import FLOATS, Request
 from poolgrad.core import get_num_threads
+from poolgrad.dtypes import FLOATS
 from poolgrad.functional.public import front_end
+from poolgrad.interface import Request
 from poolgrad.numpy import Call
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.regions import VJPS
@@ -76,9 +77,9 @@ class _Shared:
         return (front.KIND.parts(gy) if front.as_buffer(gy) is gy else None) or ()
 
     @cached_property
-    def pull(self) -> Callable[..., Array]:
+    def gradient(self) -> Callable[..., Array]:
         """The function that computes the gradient of the input from that of the output."""
-        return call_cache.pull(self.ready, front.maker, get_num_threads, self.operand)
+        return call_cache.vjp(self.ready, front.maker, get_num_threads, self.operand)
 
     def __reduce__(self) -> tuple[type[_Shared], tuple[object, ...]]:
         return _Shared, (self.request, self.ready, self.operand)  # without the kernels
@@ -133,8 +134,8 @@ class Pullback:
         """
         shared = self._shared
         if front.KIND.have_parts((gy,), (shared.usual,)):
-            return shared.pull(gy, *self._kept())
-        return self._pull(self._cotangent(gy))
+            return shared.gradient(gy, *self._kept())
+        return self._gradient(self._cotangent(gy))
 
     def parameters(self, gy: Any) -> dict[str, Array]:
         """Compute the gradients of learned parameters.
@@ -174,8 +175,8 @@ class Pullback:
         needed = self._residual[: shared.needed]
         return (*needed,) if self._x is None else (self._x, *needed)
 
-    def _pull(self, gy: Array) -> Array:
-        gx: Array = self._shared.pull(*map(front.as_buffer, (gy, *self._kept())))
+    def _gradient(self, gy: Array) -> Array:
+        gx: Array = self._shared.gradient(*map(front.as_buffer, (gy, *self._kept())))
         return gx.view(self._shared.dtype) if gy.dtype.name == "bfloat16" else gx
 
     @property
@@ -270,7 +271,7 @@ class Pullback:
             for axis, c, n in zip(layout.pooled, colour, colours, strict=True):
                 chosen[axis] = slice(c, None, n)
             gy[tuple(chosen)] = 1
-            gx = self._pull(gy)
+            gx = self._gradient(gy)
             where = list(np.nonzero(gx))
             values.append(gx[tuple(where)])
             columns.append(np.ravel_multi_index(where, layout.in_shape))
@@ -311,7 +312,7 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     ----------
     fun : function
         A pooling function of poolgrad, such as `poolgrad.max_pool2d`.
-    x : NumPy array
+    x : array of NumPy, Dask, xarray or an array-API library
         The input. Some operators store a reference: do not change it before the last call of the
         pullback.
     *args, **kwargs
@@ -330,6 +331,8 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     TypeError
         If `fun` is not a pooling function of poolgrad, if `x` is an array of PyTorch or JAX (which
         differentiate themselves) or of integers, or if `return_indices` or `out` is passed.
+    ValueError
+        As for `fun`.
 
     Examples
     --------

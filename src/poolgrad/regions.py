@@ -1,7 +1,7 @@
 """Pooling of regions of interest, with the arguments of torchvision.ops: `roi_pool`, `roi_align`.
 
-The checks of arguments are here, for every array library; so is what is done with NumPy arrays.
-`poolgrad.torch.regions` does it with tensors. The values of boxes are checked by the kernels.
+This module checks the arguments for every array library, and pools NumPy arrays.
+`poolgrad.torch.regions` pools tensors. The kernels check the values of boxes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments
 from poolgrad import numpy as front
-from poolgrad.contract import FLOATS, INTEGERS, Buffer
 from poolgrad.core import Regions, get_num_threads
+from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.functional.public import library
+from poolgrad.interface import Buffer
 from poolgrad.windows import brief, flag, positive
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 
-_MOST_SAMPLES = 65536
-_LARGEST_SCALE = 2.0**30
-_MOST_POSITIONS = 2**31 - 1
-_MOST_ELEMENTS = (2**63 - 1) // 8
+_MAX_SAMPLES = 65536
+_MAX_SCALE = 2.0**30
+_MAX_POSITIONS = 2**31 - 1
+_MAX_ELEMENTS = (2**63 - 1) // 8
 _BOXES = (
     "boxes must be an array of shape (K, 5), the index of an image and x1, y1, x2, y2 in each row, "
     "or a list with an array of shape (L, 4) for each image"
@@ -54,21 +55,21 @@ def bins(
     Raises
     ------
     TypeError, ValueError
-        If one of them is not what it must be.
+        If an argument has another type, or is out of range.
     """
     height, width = positive("output_size", output_size, 2)
     number = isinstance(spatial_scale, float | int | np.floating | np.integer)
     if not number or isinstance(spatial_scale, bool):
         raise TypeError(f"spatial_scale must be a number, got {brief(spatial_scale)}")
     scale = float(spatial_scale)  # type: ignore[arg-type]
-    if not 0 < scale <= _LARGEST_SCALE:
+    if not 0 < scale <= _MAX_SCALE:
         raise ValueError(
             f"spatial_scale must be greater than 0 and at most 2**30, got {brief(spatial_scale)}"
         )
     if isinstance(sampling_ratio, bool) or not isinstance(sampling_ratio, int | np.integer):
         raise TypeError(f"sampling_ratio must be an integer, got {brief(sampling_ratio)}")
-    if sampling_ratio > _MOST_SAMPLES:
-        raise ValueError(f"sampling_ratio must be at most {_MOST_SAMPLES}, got {sampling_ratio}")
+    if sampling_ratio > _MAX_SAMPLES:
+        raise ValueError(f"sampling_ratio must be at most {_MAX_SAMPLES}, got {sampling_ratio}")
     ratio = max(int(sampling_ratio), 0)
     return Bins((height, width), scale, ratio, flag("aligned", aligned))
 
@@ -90,7 +91,7 @@ def check_input(dtype: str, shape: tuple[int, ...]) -> None:
             f"got shape {shape}"
         )
     height, width = shape[2:]
-    if isinstance(height, int) and isinstance(width, int) and height * width > _MOST_POSITIONS:
+    if isinstance(height, int) and isinstance(width, int) and height * width > _MAX_POSITIONS:
         raise ValueError(
             f"input must have at most 2**31 - 1 positions in a plane, got shape {shape}"
         )
@@ -99,7 +100,7 @@ def check_input(dtype: str, shape: tuple[int, ...]) -> None:
 def check_table(dtype: str, shape: tuple[int, ...], columns: int = 5, name: str = "boxes") -> None:
     """Raise an error unless boxes are an array of real numbers of shape (K, `columns`)."""
     if dtype not in (*FLOATS, *INTEGERS, "uint64") or dtype == "bool":
-        raise TypeError(f"{name} must be made of real numbers, got {dtype}")
+        raise TypeError(f"{name} must contain real numbers, got {dtype}")
     if len(shape) != 2 or shape[1] != columns:
         hint = "" if columns == 5 else " in a list with one array for each image"
         raise ValueError(f"{_BOXES}, got {name} of shape {shape}{hint}")
@@ -119,7 +120,7 @@ def output_shape(
     """Return the shape of the output of `count` regions, unless it would overflow memory."""
     made = (count, shape[1], output_size[0], output_size[1])
     known = [size for size in made if isinstance(size, int)]  # symbolic sizes are skipped
-    if math.prod(known) > _MOST_ELEMENTS:
+    if math.prod(known) > _MAX_ELEMENTS:
         raise ValueError(f"output_size {tuple(output_size)} would overflow memory")
     return made
 

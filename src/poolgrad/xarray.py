@@ -1,9 +1,9 @@
 """The front end for xarray: pools the array inside a DataArray, and keeps names and coordinates.
 
-The result has the dimensions, the name and the attributes of the input. Coordinates that no pooled
-dimension has are kept. A coordinate along pooled dimensions becomes its mean over each window where
-windows tile the dimension, as in ``DataArray.coarsen``: the stride is the kernel size, without
-padding, dilation and `ceil_mode`. Otherwise, and unless it holds numbers or times, it is dropped.
+The result has the dimensions, the name and the attributes of the input. Coordinates without a
+pooled dimension are kept. A coordinate of numbers or times along pooled dimensions becomes its mean
+over each window if windows tile the dimension, as in ``DataArray.coarsen``: the stride is the
+kernel size, without padding, dilation and `ceil_mode`. All other coordinates are dropped.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from poolgrad import composition
-from poolgrad.contract import Request
 from poolgrad.core import first_pooled
 from poolgrad.functional.public import front_end
+from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import WindowKind, WindowSpec
 

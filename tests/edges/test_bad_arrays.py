@@ -86,6 +86,23 @@ def test_an_array_in_the_place_of_a_number_is_not_printed() -> None:
         poolgrad.max_pool2d(X, ["2"] * 1000)
 
 
+@pytest.mark.parametrize(
+    ("fun", "args", "came"),
+    [
+        ("range_pool1d", ([["abc", "d"]], 1), "<U3"),
+        ("range_pool1d", (np.array([[1, 2]]), 1), "int64"),
+        ("lip_pool1d", (np.ones((1, 2)), "abc", 1), "'abc'"),
+        ("lip_pool1d", (np.ones((1, 2)), np.array(["abc"]), 1), "<U3"),
+        ("lip_pool1d", (np.ones((1, 2)), None, 1), "None"),
+        ("lip_pool1d", (np.ones((1, 2)), np.ones((1, 2), np.int32), 1), "int32"),
+    ],
+    ids=str,
+)
+def test_composed_operators_name_what_came(fun: str, args: Any, came: str) -> None:
+    with pytest.raises(TypeError, match=rf"^(x|logits) must be of .*, got {came}$"):
+        getattr(poolgrad, fun)(*args)
+
+
 def test_ragged_lists() -> None:
     with pytest.raises((TypeError, ValueError), match=r"^x\b"):
         poolgrad.max_pool2d([[1.0, 2.0], [3.0]], 2)

@@ -326,6 +326,11 @@ def test_what_was_tampered_with_stays_inside(said: dict[str, str], name: str) ->
     assert said[name].startswith("answered"), said[name]
 
 
+@pytest.mark.parametrize("name", [name for name in REFUSED if "inner axis" in name])
+def test_a_wrong_inner_axis_is_refused_by_name(said: dict[str, str], name: str) -> None:
+    assert "refused with ValueError inner must be -1 or an axis that is not pooled" in said[name]
+
+
 # Right calls
 
 
@@ -334,27 +339,27 @@ def test_bits_of_any_strides() -> None:
     x = torch.randint(0, 2, (2, 3, 8, 8)).float()
     y, bits = OPS.max(x, FIXED, False, "split", "bytes")
     gy = torch.ones_like(y)
-    expected = OPS.max_pull(gy, bits, FIXED, SHAPE, False, -1, "split", "bytes")
+    expected = OPS.max_vjp(gy, bits, FIXED, SHAPE, False, -1, "split", "bytes")
     flipped = bits.flip(0).flip(0)
     strided = bits.movedim(0, -1).contiguous().movedim(-1, 0)
     for kept in (flipped, strided, bits.repeat_interleave(2, 1)[:, ::2]):
         assert torch.equal(kept, bits)
         assert torch.equal(
-            OPS.max_pull(gy, kept, FIXED, SHAPE, False, -1, "split", "bytes"), expected
+            OPS.max_vjp(gy, kept, FIXED, SHAPE, False, -1, "split", "bytes"), expected
         )
-        assert torch.equal(OPS.max_push(x, kept, FIXED, False, -1, "split", "bytes"), y)
+        assert torch.equal(OPS.max_jvp(x, kept, FIXED, False, -1, "split", "bytes"), y)
 
 
 def test_routes_of_any_strides() -> None:
     x = torch.randn(2, 3, 8, 8)
     y, routes = OPS.max(x, FIXED, False, "first", "bytes")
-    expected = OPS.max_pull(y, routes, FIXED, SHAPE, False, -1, "first", "bytes")
+    expected = OPS.max_vjp(y, routes, FIXED, SHAPE, False, -1, "first", "bytes")
     strided = routes.movedim(0, -1).contiguous().movedim(-1, 0)
     for kept in (strided, routes.repeat_interleave(2, 1)[:, ::2]):
         assert torch.equal(
-            OPS.max_pull(y, kept, FIXED, SHAPE, False, -1, "first", "bytes"), expected
+            OPS.max_vjp(y, kept, FIXED, SHAPE, False, -1, "first", "bytes"), expected
         )
-        assert torch.equal(OPS.max_push(x, kept, FIXED, False, -1, "first", "bytes"), y)
+        assert torch.equal(OPS.max_jvp(x, kept, FIXED, False, -1, "first", "bytes"), y)
 
 
 # Devices

@@ -41,7 +41,7 @@ POOLING = [
     n for n in poolgrad.__all__ if "pool" in n and n not in {"poolgrad", "roi_pool"}
 ]  # fmt: skip
 REGIONS = ["roi_pool", "roi_align"]  # which have a page of their own
-MODULES = ["contract", "core", "functional", "indices", "numpy", "operators", "pullback"]
+MODULES = ["interface", "core", "functional", "indices", "numpy", "operators", "pullback"]
 MODULES += ["explainer", "reference", "windows"]
 MODULES += [name for name in ("jax", "dask") if find_spec(name)]
 MODULES += ["jax.nn"] if find_spec("jax") else []

@@ -167,8 +167,8 @@ def test_windows_along_one_axis(axis: int, name: str, last: bool) -> None:
     }
     signals = np.moveaxis(x, 1 + axis, -1)
     how: dict[str, Any] = {"kernel_size": 5, "stride": 1, "padding": 2}
-    expected, pull = poolgrad.vjp(getattr(poolgrad, f"{name}_pool1d"), signals, *extra, **how)
-    gradient = pull(signals)
+    expected, pullback = poolgrad.vjp(getattr(poolgrad, f"{name}_pool1d"), signals, *extra, **how)
+    gradient = pullback(signals)
     for order in ((0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)):  # as it lies in memory
         array = np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
         how = {**volume, "channels_last": last}

@@ -164,11 +164,11 @@ def test_whole_powers_agree_with_their_neighbours(front: Front, dtype: Any) -> N
     x = np.random.default_rng(0).standard_normal((2, 3, 9, 10)).astype(dtype)
     for p in (1, 2, 3, 4, 5, 8, 20):
         for near in (np.nextafter(dtype(p), dtype(99)), np.full(3, p), np.array([p, p + 0.5, p])):
-            y, pull = front.vjp("lp_pool2d", x, float(p), 3, 2)
+            y, pullback = front.vjp("lp_pool2d", x, float(p), 3, 2)
             z, other = front.vjp("lp_pool2d", x, near, 3, 2)
             gy = np.ones_like(y)
             same = [0, 2] if np.size(near) == 3 and near[1] != p else [0, 1, 2]
-            for a, b in ((y, z), (pull(gy), other(gy))):
+            for a, b in ((y, z), (pullback(gy), other(gy))):
                 # p differs by one ulp, log(y / x) by a few; powers of ratios by p times as much
                 tolerance = (10 + 10 * p) * EPS[dtype]
                 np.testing.assert_allclose(a[:, same], b[:, same], rtol=tolerance, atol=tolerance)

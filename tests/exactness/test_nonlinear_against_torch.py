@@ -88,10 +88,10 @@ def test_gradients(seed: int) -> None:
 
 
 def test_definitions_of_mixtures_keep_their_ends() -> None:
-    """The one by PyTorch's operations, from which further derivatives come, is the kernel's."""
-    from poolgrad.torch import composed
+    """The formula in PyTorch's operations, for higher derivatives, agrees with the kernel."""
+    from poolgrad.torch.formulas import define
 
-    pool = composed.define(OPERATORS["mixed"], fixed(1, 4), False, (True,))
+    pool = define(OPERATORS["mixed"], fixed(1, 4), False, (True,))
     x = torch.tensor([[[-math.inf, 1.0, 2.0, 3.0, math.inf, 1.0, 2.0, 3.0]]])
     for alpha in (0.0, 0.5, 1.0):
         y = pool(x, torch.tensor(alpha))

@@ -12,8 +12,8 @@ from frontend_calls import torch
 
 import poolgrad
 from poolgrad import check
-from poolgrad.check.answers import FRONT_ENDS, differences, textbook
 from poolgrad.check.cases import Case, cases
+from poolgrad.check.gradients import FRONT_ENDS, differences, textbook
 from poolgrad.functional import FUNCTIONS
 from poolgrad.operators import OPERATORS
 from poolgrad.operators.selecting import Max

@@ -188,13 +188,13 @@ def test_one_number_for_an_input_without_channels(name: str) -> None:
     fun = {"norm_type": "lp_pool2d", "r": "lse_pool2d", "alpha": "mixed_pool2d"}[name]
     x = np.random.default_rng(0).random((6, 6))
     given: dict[str, Any] = {"kernel_size": 2, name: np.array([3.0])}
-    y, pull = reference.vjp(getattr(reference, fun), x, **given)
-    gradients = pull.parameters(np.ones_like(y))
+    y, pullback = reference.vjp(getattr(reference, fun), x, **given)
+    gradients = pullback.parameters(np.ones_like(y))
     assert gradients[name].shape == (1,)
-    fast, fast_pull = poolgrad.vjp(getattr(poolgrad, fun), x, **given)
+    fast, fast_pullback = poolgrad.vjp(getattr(poolgrad, fun), x, **given)
     np.testing.assert_allclose(fast, y)
-    np.testing.assert_allclose(fast_pull.parameters(np.ones_like(y))[name], gradients[name])
-    np.testing.assert_allclose(fast_pull(np.ones_like(y)), pull(np.ones_like(y)))
+    np.testing.assert_allclose(fast_pullback.parameters(np.ones_like(y))[name], gradients[name])
+    np.testing.assert_allclose(fast_pullback(np.ones_like(y)), pullback(np.ones_like(y)))
 
 
 @pytest.mark.parametrize("name", ["norm_type", "r", "alpha"])

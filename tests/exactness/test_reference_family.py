@@ -110,7 +110,7 @@ BY_HAND = [
     ByHand("mixed", (False,), [2.0, 6], 4.5, [0.375, 0.625], {"theta": 0.25, "extent": 4}, 2),
     ByHand("range", (), [1.0, 3, -2, 3], 5, [0, 1, -1, 0]),
     # weights 1 : 2; (1 + 8) / 3
-    ByHand("lip", (), [1.0, 4], 3, [1 / 3, 2 / 3], {"beside": np.array([0, LN2])}),
+    ByHand("lip", (), [1.0, 4], 3, [1 / 3, 2 / 3], {"operand": np.array([0, LN2])}),
     # the first of two winners; alpha may be anything: 2 * 6 - 16/3
     ByHand("mixed", (True,), [6.0, 4, 6], 20 / 3, [5 / 3, -1 / 3, -1 / 3], {"theta": 2.0}, 2 / 3),
 ]  # fmt: skip

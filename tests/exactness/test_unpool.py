@@ -85,8 +85,8 @@ def test_pulling_is_gathering_and_pooling_back(front: Front) -> None:
     gy = np.random.default_rng(6).standard_normal(y.shape)
     unpooled = front.run("max_unpool2d", gy, indices=indices, kernel_size=2)
     np.testing.assert_array_equal(unpooled, pullback(gy))
-    pull = front.vjp("max_unpool2d", y, indices=indices, kernel_size=2)[1]
-    np.testing.assert_array_equal(pull(x), y)
+    pullback = front.vjp("max_unpool2d", y, indices=indices, kernel_size=2)[1]
+    np.testing.assert_array_equal(pullback(x), y)
 
 
 @pytest.mark.parametrize(

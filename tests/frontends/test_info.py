@@ -196,19 +196,19 @@ def test_options_are_arguments_of_the_function(text: str, expected: dict[str, ob
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' is no pooling function"),
-        ("pool 3x3", "'pool' is no pooling function"),
-        ("max_unpool2d 3x3", "'max_unpool2d' is no pooling function"),
+        ("", "'' is not a pooling function"),
+        ("pool 3x3", "'pool' is not a pooling function"),
+        ("max_unpool2d 3x3", "'max_unpool2d' is not a pooling function"),
         ("max_pool2d", "'max_pool2d' has no shape"),
-        ("max_pool2d k3", "'k3' is no size"),
+        ("max_pool2d k3", "'k3' is not a size"),
         ("max_pool2d 3x0", "'3x0' has an axis without elements"),
-        ("max_pool2d 9x9 kx", "'kx' is no option"),
-        ("max_pool2d 9x9 k3x", "'k3x' is no size"),
-        ("max_pool2d 9x9 float31", "'float31' is no option"),
-        ("max_pool2d 9x9 threads=0", "'threads=0' is no number of threads"),
-        ("max_pool2d 9x9 kernel=3", "'kernel=3' is no argument of max_pool2d"),
-        ("max_pool2d 9x9 out=3", "'out=3' is no argument of max_pool2d"),
-        ("lp_pool2d 9x9 packed", "'packed' is no argument of lp_pool2d"),
+        ("max_pool2d 9x9 kx", "'kx' is not an option"),
+        ("max_pool2d 9x9 k3x", "'k3x' is not a size"),
+        ("max_pool2d 9x9 float31", "'float31' is not an option"),
+        ("max_pool2d 9x9 threads=0", "'threads=0' is not a number of threads"),
+        ("max_pool2d 9x9 kernel=3", "'kernel=3' is not an argument of max_pool2d"),
+        ("max_pool2d 9x9 out=3", "'out=3' is not an argument of max_pool2d"),
+        ("lp_pool2d 9x9 packed", "'packed' is not an argument of lp_pool2d"),
     ],
 )
 def test_a_malformed_plan_is_refused_with_what_is_accepted(text: str, message: str) -> None:
@@ -239,4 +239,4 @@ def test_a_wrong_plan_on_the_command_line(way: str) -> None:
         )
         code, out, error = done.returncode, done.stdout, done.stderr
     assert (code, out) == (2, "")
-    assert error.startswith("poolgrad: 'kx' is no option; a plan is a pooling function")
+    assert error.startswith("poolgrad: 'kx' is not an option; a plan is a pooling function")

@@ -84,8 +84,8 @@ def test_other_devices_need_no_kernels(name: str) -> None:
     x = jnp.ones(shape)
 
     def both(x: Any) -> Any:
-        y, pull = jax.vjp(lambda x: FUNCTIONS[name](x, **kwargs), x)
-        return y, pull(y)
+        y, pullback = jax.vjp(lambda x: FUNCTIONS[name](x, **kwargs), x)
+        return y, pullback(y)
 
     module = jax.export.export(jax.jit(both), platforms=["cuda"])(x).mlir_module()
     assert "stablehlo" in module
@@ -124,9 +124,9 @@ def test_equal_to_xla(k: int, s: int, p: int, dtype: Any) -> None:
 
     gy = jnp.round(4 * jax.random.normal(jax.random.key(1), ours(x).shape)).astype(dtype)
     for way in (lambda f: f, jax.jit):
-        (y, pull), (y0, pull0) = jax.vjp(way(ours), x), jax.vjp(way(theirs), x)
+        (y, pullback), (y0, pullback0) = jax.vjp(way(ours), x), jax.vjp(way(theirs), x)
         np.testing.assert_array_equal(y, y0)
-        np.testing.assert_array_equal(pull(gy)[0], pull0(gy)[0])
+        np.testing.assert_array_equal(pullback(gy)[0], pullback0(gy)[0])
     mean = poolgrad.avg_pool2d(x, k, s, p, channels_last=True)
     close = 1e-6 if dtype == jnp.float32 else 2e-2
     np.testing.assert_allclose(
@@ -186,14 +186,14 @@ def test_integers_without_wide_numbers() -> None:
 def test_nothing_is_kept_that_need_not_be() -> None:
     """Of a maximum a byte for each output, of an average nothing; never the input."""
     x = jnp.ones((4, 8, 8))
-    _, pull = jax.vjp(lambda x: poolgrad.max_pool2d(x, 2), x)
-    kept = [leaf for leaf in jax.tree.leaves(pull) if hasattr(leaf, "nbytes")]
+    _, pullback = jax.vjp(lambda x: poolgrad.max_pool2d(x, 2), x)
+    kept = [leaf for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "nbytes")]
     assert [(a.dtype.name, a.shape) for a in kept] == [("uint8", (4, 4, 4))]
-    _, pull = jax.vjp(lambda x: poolgrad.max_pool2d(x, 2, routes="packed"), x)
-    kept = [leaf for leaf in jax.tree.leaves(pull) if hasattr(leaf, "nbytes")]
+    _, pullback = jax.vjp(lambda x: poolgrad.max_pool2d(x, 2, routes="packed"), x)
+    kept = [leaf for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "nbytes")]
     assert sum(a.nbytes for a in kept) == 4 * 4 * 4 // 4
-    _, pull = jax.vjp(lambda x: poolgrad.avg_pool2d(x, 2), x)
-    assert not [leaf for leaf in jax.tree.leaves(pull) if getattr(leaf, "nbytes", 0) > 8]
+    _, pullback = jax.vjp(lambda x: poolgrad.avg_pool2d(x, 2), x)
+    assert not [leaf for leaf in jax.tree.leaves(pullback) if getattr(leaf, "nbytes", 0) > 8]
 
 
 def test_the_same_key_draws_the_same() -> None:

@@ -94,8 +94,8 @@ def test_batches_along_any_axis(name: str) -> None:
     x = jnp.stack([_input(), _input()[::-1], 1 - _input()]).astype(jnp.float32)
 
     def both(x: Any) -> Any:
-        y, pull = jax.vjp(CALLS[name], x)
-        return y, pull(jnp.ones_like(y))[0]
+        y, pullback = jax.vjp(CALLS[name], x)
+        return y, pullback(jnp.ones_like(y))[0]
 
     expected = [jnp.stack(each) for each in zip(*map(both, x), strict=True)]
     for axis in (0, 1, 4, -1):
@@ -153,10 +153,10 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:
 @pytest.mark.parametrize("name", ["avg", "adaptive", "unpool"])
 def test_the_transpose_of_a_linear_pooling_is_its_pullback(name: str) -> None:
     x = _input()
-    y, pull = jax.vjp(CALLS[name], x)
+    y, pullback = jax.vjp(CALLS[name], x)
     for way in (lambda f: f, jax.jit):
         (found,) = way(jax.linear_transpose(CALLS[name], x))(y)
-        np.testing.assert_array_equal(found, pull(y)[0])
+        np.testing.assert_array_equal(found, pullback(y)[0])
 
 
 def test_a_maximum_has_no_transpose() -> None:
@@ -247,8 +247,8 @@ def test_arrays_that_are_spread_over_devices() -> None:
 @pytest.mark.parametrize("platforms", [["cpu"], ["cpu", "cuda"]], ids=str)
 def test_a_compiled_program_can_be_stored(platforms: list[str], x64: bool) -> None:
     def both(x: Any) -> Any:
-        y, pull = jax.vjp(lambda x: poolgrad.max_pool2d(x, 2), x)
-        return y, pull(y)[0]
+        y, pullback = jax.vjp(lambda x: poolgrad.max_pool2d(x, 2), x)
+        return y, pullback(y)[0]
 
     known = jax.export.DisabledSafetyCheck.custom_call("poolgrad")
     with jax.enable_x64(x64):
@@ -264,8 +264,8 @@ def test_a_batch_of_any_size(name: str) -> None:
     """A program is made once for all sizes of a batch."""
 
     def both(x: Any) -> Any:
-        y, pull = jax.vjp(CALLS[name], x)
-        return y, pull(y)[0]
+        y, pullback = jax.vjp(CALLS[name], x)
+        return y, pullback(y)[0]
 
     (size,) = jax.export.symbolic_shape("b")
     shape = jax.ShapeDtypeStruct((size, 1, 4, 4), jnp.float32)

@@ -156,17 +156,17 @@ def test_jvp_with_a_tangent_of_another_format(pool: Pool, memory: str, tangent_m
 def test_vmap_of_jvp_over_tangents_alone(pool: Pool) -> None:
     """The input and its routes stay, only tangents are many."""
     x, tangents = tied(2, 4, 5), tied(6, 2, 4, 5, seed=2)
-    push = lambda t: torch.func.jvp(pool, (x,), (t,))[1]  # noqa: E731
-    assert torch.equal(torch.func.vmap(push)(tangents), one_by_one(push, tangents))
+    jvp = lambda t: torch.func.jvp(pool, (x,), (t,))[1]  # noqa: E731
+    assert torch.equal(torch.func.vmap(jvp)(tangents), one_by_one(jvp, tangents))
 
 
 @pools
 def test_vmap_of_vjp_over_gradients_alone(pool: Pool) -> None:
     x = tied(2, 4, 5)
-    y, pull = torch.func.vjp(pool, x)
+    y, pullback = torch.func.vjp(pool, x)
     gy = tied(6, *y.shape, seed=3)
-    got = torch.func.vmap(lambda g: pull(g)[0])(gy)
-    assert torch.equal(got, one_by_one(lambda g: pull(g)[0], gy))
+    got = torch.func.vmap(lambda g: pullback(g)[0])(gy)
+    assert torch.equal(got, one_by_one(lambda g: pullback(g)[0], gy))
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, 3])

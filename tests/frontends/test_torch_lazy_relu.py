@@ -96,7 +96,7 @@ def fuse_all(net: nn.Module) -> None:
     convert(net)
     for module in net.modules():
         if type(module) is nn.ReLU:
-            module.__class__ = fusion.PassingReLU
+            module.__class__ = fusion.FusedReLU
         elif type(module) is layers.MaxPool2d:
             module.__class__ = fusion.ReadingMaxPool2d
 

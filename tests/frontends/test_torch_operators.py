@@ -277,7 +277,7 @@ def test_opcheck_of_one_number_in_a_vector(name: str) -> None:
 
 
 def check_op(name: str, x: Any, given: tuple[Any, ...], options: tuple[Any, ...]) -> None:
-    """Forward and pull, by all that PyTorch can check."""
+    """Forward and vjp, by all that PyTorch can check."""
     operator = OPERATORS[name]
     window = {"fractional_max": FRACTIONAL, "max_unpool": flatten(adaptive(2, (4, 5)))}.get(
         name, flatten(fixed(2, 2))
@@ -291,8 +291,8 @@ def check_op(name: str, x: Any, given: tuple[Any, ...], options: tuple[Any, ...]
     y, *residual = made if isinstance(made, list | tuple) else (made,)
     held = (*((x,) * operator.nonlinear), *given, *residual)
     where = (window, list(x.shape), False, -1, *options)
-    pull = getattr(OPS, f"{name}_pull").default
-    checked = torch.library.opcheck(pull, (torch.ones_like(y), *held, *where))
+    vjp = getattr(OPS, f"{name}_vjp").default
+    checked = torch.library.opcheck(vjp, (torch.ones_like(y), *held, *where))
     assert set(checked.values()) == {"SUCCESS"}
 
 

@@ -58,8 +58,8 @@ def test_max_ops(name: str, memory: str, ties: str) -> None:
     y, residual = OPS.max(x, window, False, ties, "bytes")
     check(OPS.max, x.clone().requires_grad_(), window, False, ties, "bytes")
     gy = torch.ones_like(y).requires_grad_()
-    check(OPS.max_pull, gy, residual, window, list(x.shape), False, inner, ties, "bytes")
-    check(OPS.max_push, x.clone().requires_grad_(), residual, window, False, inner, ties, "bytes")
+    check(OPS.max_vjp, gy, residual, window, list(x.shape), False, inner, ties, "bytes")
+    check(OPS.max_jvp, x.clone().requires_grad_(), residual, window, False, inner, ties, "bytes")
     if ties == "first":
         check(OPS.route_indices, x, residual, torch.empty(0), window, False)
 
@@ -71,8 +71,8 @@ def test_avg_ops(name: str, memory: str) -> None:
     y = OPS.avg(x, window, False, True, 0)
     check(OPS.avg, x.clone().requires_grad_(), window, False, True, 0)
     gy = torch.ones_like(y).requires_grad_()
-    check(OPS.avg_pull, gy, window, list(x.shape), False, inner, True, 0)
-    check(OPS.avg_push, x.clone().requires_grad_(), window, False, inner, True, 0)
+    check(OPS.avg_vjp, gy, window, list(x.shape), False, inner, True, 0)
+    check(OPS.avg_jvp, x.clone().requires_grad_(), window, False, inner, True, 0)
 
 
 @formats
@@ -89,18 +89,18 @@ def test_the_ops_differentiate_without_the_public_functions(ties: str, memory: s
 
 @windows
 def test_pull_and_push_are_adjoint(window: list[int]) -> None:
-    """<pull(gy), t> = <gy, push(t)>: the transposed Jacobian and the Jacobian."""
+    """<vjp(gy), t> = <gy, jvp(t)>: the transposed Jacobian and the Jacobian."""
     x = image().double()
     t = torch.randint(-3, 4, x.shape).double()
     where = (window, list(x.shape), False, -1)
     for ties in ("first", "split", "zero"):
         y, kept = OPS.max(x, window, False, ties, "bytes")
         gy = torch.randint(-3, 4, y.shape).double()
-        pulled = OPS.max_pull(gy, kept, *where, ties, "bytes")
-        pushed = OPS.max_push(t, kept, window, False, -1, ties, "bytes")
+        pulled = OPS.max_vjp(gy, kept, *where, ties, "bytes")
+        pushed = OPS.max_jvp(t, kept, window, False, -1, ties, "bytes")
         assert (pulled * t).sum().item() == pytest.approx((gy * pushed).sum().item())
     gy = torch.randint(-3, 4, OPS.avg(x, window, False, True, 0).shape).double()
-    pulled, pushed = OPS.avg_pull(gy, *where, True, 0), OPS.avg_push(t, window, False, -1, True, 0)
+    pulled, pushed = OPS.avg_vjp(gy, *where, True, 0), OPS.avg_jvp(t, window, False, -1, True, 0)
     assert (pulled * t).sum().item() == pytest.approx((gy * pushed).sum().item())
 
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import poolgrad.torch.triton as package  # noqa: E402
-from poolgrad.contract import Selection  # noqa: E402
+from poolgrad.interface import Selection  # noqa: E402
 from poolgrad.operators import OPERATORS, prepare  # noqa: E402
 from poolgrad.torch.arrays import DTYPES, as_operand, empty, inner_of, name_of  # noqa: E402
 from poolgrad.torch.triton.launch import recorded  # noqa: E402
@@ -80,9 +80,9 @@ def pooled(on_gpu: bool, name: str, windows: Windows, x: Any, options: tuple[str
     gy = torch.randint(-4, 5, layout.out_shape, generator=numbers).to(x.device, x.dtype)
     t = torch.randint(-4, 5, layout.in_shape, generator=numbers).to(x.device, x.dtype)
     gx = empty(ready.input, x)
-    ready.pull(gy, None, None, residual, gx, 1)
+    ready.vjp(gy, None, None, residual, gx, 1)
     tangent = torch.empty_like(y)
-    ready.push(t, None, residual, tangent, 1)
+    ready.jvp(t, None, residual, tangent, 1)
     return y, *residual, gx, tangent
 
 
@@ -190,7 +190,7 @@ def gradient(on_gpu: bool, windows: Windows, x: torch.Tensor, gy: torch.Tensor) 
     y, gx = empty(ready.output, x), empty(ready.input, x)
     residual = tuple(empty(b, x) for b in ready.residual)
     ready.forward(x, None, y, residual, 1)
-    ready.pull(gy, None, None, residual, gx, 1)
+    ready.vjp(gy, None, None, residual, gx, 1)
     return gx
 
 
@@ -217,8 +217,8 @@ def test_the_host_reads_no_numbers(name: str) -> None:
     residual = tuple(empty(b, x) for b in ready.residual)
     with recorded() as launches:
         ready.forward(x, given, y, residual, 1)
-        ready.pull(y, x, given, residual, gx, 1)
+        ready.vjp(y, x, given, residual, gx, 1)
         if not operator.nonlinear:
-            ready.push(x, given, residual, y, 1)
+            ready.jvp(x, given, residual, y, 1)
     assert len(launches) >= 2
     assert all(tensor.is_meta for one in launches for tensor in one.args if torch.is_tensor(tensor))

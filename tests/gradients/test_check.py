@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from poolgrad import check
-from poolgrad.check.answers import FRONT_ENDS, Answer, FrontEnd, installed
 from poolgrad.check.cases import Case, cases
+from poolgrad.check.gradients import FRONT_ENDS, FrontEnd, Gradients, installed
 from poolgrad.functional import FUNCTIONS
 
 
@@ -66,37 +66,37 @@ def test_inputs_are_far_from_kinks(name: str, dtype: str) -> None:
         assert np.diff(sizes).min() > 1e-3
 
 
-def wrong_gradient(answer: Answer) -> Answer:
+def wrong_gradient(answer: Gradients) -> Gradients:
     return answer._replace(gx=answer.gx * (1 + 1e-4))
 
 
-def wrong_output(answer: Answer) -> Answer:
+def wrong_output(answer: Gradients) -> Gradients:
     return answer._replace(y=answer.y + 1e-3)
 
 
-def wrong_parameter(answer: Answer) -> Answer:
+def wrong_parameter(answer: Gradients) -> Gradients:
     return answer._replace(parameters={k: v * 1.001 for k, v in answer.parameters.items()})
 
 
-def no_parameter(answer: Answer) -> Answer:
+def no_parameter(answer: Gradients) -> Gradients:
     return answer._replace(parameters={})
 
 
-def not_a_number(answer: Answer) -> Answer:
+def not_a_number(answer: Gradients) -> Gradients:
     return answer._replace(gx=answer.gx * np.nan)
 
 
-def wrong_shape(answer: Answer) -> Answer:
+def wrong_shape(answer: Gradients) -> Gradients:
     return answer._replace(gx=answer.gx[:1])
 
 
 WRONG = [wrong_gradient, wrong_output, wrong_parameter, no_parameter, not_a_number, wrong_shape]
 
 
-def broken(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Answer], Answer]) -> None:
+def broken(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Gradients], Gradients]) -> None:
     pool, answer, _ = FRONT_ENDS["numpy"]
 
-    def spoiled(case: Case, gy: Any) -> Answer:
+    def spoiled(case: Case, gy: Any) -> Gradients:
         return spoil(answer(case, gy))
 
     monkeypatch.setitem(FRONT_ENDS, "numpy", FrontEnd(pool, spoiled))
@@ -105,7 +105,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Answer], Answer]) -
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("spoil", WRONG)
 def test_what_is_wrong_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Answer], Answer], dtype: str
+    monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Gradients], Gradients], dtype: str
 ) -> None:
     broken(monkeypatch, spoil)
     row = check.check_function("lp_pool1d", "numpy", dtype, True)
@@ -117,7 +117,7 @@ def test_what_is_wrong_is_noticed(
 
 
 def test_an_exception_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(answer: Answer) -> Answer:
+    def fails(answer: Gradients) -> Gradients:
         raise RuntimeError("out of order")
 
     broken(monkeypatch, fails)

@@ -63,8 +63,8 @@ def directions(inputs: Any) -> Any:
 def test_forward_mode_is_reverse_mode(kind: str, value: Any, values: list[float]) -> None:
     for dtype, rtol in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
         pool, inputs = made(kind, value, values, dtype)
-        y, pull = torch.func.vjp(pool, *inputs)
-        gradients = pull(torch.ones_like(y))
+        y, pullback = torch.func.vjp(pool, *inputs)
+        gradients = pullback(torch.ones_like(y))
         for k, i, tangents in directions(inputs):
             pushed = torch.func.jvp(pool, inputs, tangents)[1].sum()
             # by a parameter, it is a difference of numbers like the inputs, which may be subnormal

@@ -176,5 +176,5 @@ def test_bad_arguments(arguments: dict[str, Any], text: str) -> None:
 def test_bad_channels_of_the_convolution() -> None:
     with pytest.raises(ValueError, match="in_channels must be positive, got 0"):
         BlurConv2d(0, 1, 3)
-    with pytest.raises(ValueError, match="x must have 3 channels, as the layer was"):
+    with pytest.raises(ValueError, match="x must have 3 channels, got"):
         BlurConv2d(3, 1, 3)(maps(1, 2, 4, 4))

@@ -178,8 +178,8 @@ def test_empty_batches_give_empty_batches(make: Any) -> None:
         (torch.zeros(1, 3, 4, 4, dtype=torch.complex64), "got torch.complex64"),
         (torch.zeros(4, 4), r"must have the shape \(N, C, H, W\) or \(C, H, W\), got \(4, 4\)"),
         (torch.zeros(1, 3, 1, 4, 4), r"got \(1, 3, 1, 4, 4\)"),
-        (torch.zeros(1, 3, 0, 4), "x must have channels, a height and a width, got shape"),
-        (torch.zeros(1, 0, 4, 4), "x must have channels, a height and a width, got shape"),
+        (torch.zeros(1, 3, 0, 4), "x must have at least one channel, row and column, got shape"),
+        (torch.zeros(1, 0, 4, 4), "x must have at least one channel, row and column, got shape"),
     ],
     ids=["list", "array", "integers", "complex", "plane", "volume", "no rows", "no channels"],
 )

@@ -186,7 +186,7 @@ def test_bad_depths() -> None:
 
 @pytest.mark.parametrize("kind", [GatedPool2d, TreePool2d])
 def test_bad_maps(kind: Any) -> None:
-    with pytest.raises(ValueError, match="x must have 3 channels, as the layer was"):
+    with pytest.raises(ValueError, match="x must have 3 channels, got"):
         kind(3)(positive(1, 2, 4, 4))
     with pytest.raises(ValueError, match="must fit into the padded map of 1 x 4"):
         kind(3)(positive(1, 3, 1, 4))

@@ -192,7 +192,7 @@ def test_bad_arguments(name: str) -> None:
         layer(4)(image())
     with pytest.raises(ValueError, match=r"^x must have the shape \(N, C, H, W\) or"):
         layer()(image(5, 4))
-    with pytest.raises(ValueError, match=r"^x must have channels, a height and a width"):
+    with pytest.raises(ValueError, match=r"^x must have at least one channel, row and column"):
         layer()(torch.ones(2, 3, 0, 4))
     with pytest.raises(TypeError, match=r"^x must be a tensor of floating-point.*got torch.int64"):
         layer()(torch.ones(2, 3, 4, 4, dtype=torch.int64))

@@ -86,5 +86,5 @@ def test_bad_arguments() -> None:
             SpatialPyramidPool2d(mode=value)
     with pytest.raises(ValueError, match=r"^x must have the shape \(N, C, H, W\) or"):
         SpatialPyramidPool2d()(torch.ones(4, 4))
-    with pytest.raises(ValueError, match=r"^x must have channels, a height and a width"):
+    with pytest.raises(ValueError, match=r"^x must have at least one channel, row and column"):
         SpatialPyramidPool2d()(torch.ones(1, 2, 0, 4))

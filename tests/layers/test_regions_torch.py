@@ -338,7 +338,7 @@ X, BOX = torch.ones(2, 3, 6, 7), torch.tensor([[0, 1.0, 1, 4, 4]])
         (X.to_sparse(), BOX, TypeError, "input must be a dense tensor"),
         (X, BOX[0], ValueError, r"boxes must be an array of shape \(K, 5\).* of shape \(5,\)"),
         (X, BOX[:, 1:], ValueError, r"got boxes of shape \(1, 4\)"),
-        (X, BOX > 0, TypeError, "boxes must be made of real numbers, got bool"),
+        (X, BOX > 0, TypeError, "boxes must contain real numbers, got bool"),
         (X, BOX.numpy(), TypeError, "boxes must be a tensor of shape"),
         (X, [BOX[:, 1:]], ValueError, "one array for each of 2 images, got a list of 1"),
         (X, [BOX[:, 1:], None], TypeError, r"boxes\[1\] must be a tensor, got None"),

@@ -32,7 +32,8 @@ from robustness.memory import Allocator, Guarded, Heap, filled, placed
 
 import poolgrad
 from poolgrad import numpy as front
-from poolgrad.contract import FLOATS, Buffer
+from poolgrad.dtypes import FLOATS
+from poolgrad.interface import Buffer
 
 JOURNAL = struct.Struct("<q")
 

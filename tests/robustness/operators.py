@@ -66,9 +66,9 @@ def spoilt(seed: int) -> tuple[str, str, dict[str, object]]:
     draw = Seeded(seed)
     name = draw.choice(ALL)
     direction = draw.choice(["pooled", "pulled", "pushed"])
-    op = name + {"pooled": "", "pulled": "_pull", "pushed": "_push"}[direction]
-    if not hasattr(torch.ops.poolgrad, op):  # of nonlinear operators there is no push
-        direction, op = "pulled", f"{name}_pull"
+    op = name + {"pooled": "", "pulled": "_vjp", "pushed": "_jvp"}[direction]
+    if not hasattr(torch.ops.poolgrad, op):  # of nonlinear operators there is no jvp
+        direction, op = "pulled", f"{name}_vjp"
     right = {"x": x(), "operand": operand(name)}
     if direction != "pooled":
         right |= _kept(name)

@@ -14,7 +14,7 @@ import pytest
 
 import poolgrad
 from poolgrad import algorithms, core, reference
-from poolgrad.contract import FLOATS
+from poolgrad.dtypes import FLOATS
 from poolgrad.numpy import dtype_named
 
 EXTREMES = ("max_pool2d", "min_pool2d", "relu_max_pool2d", "max_pool3d", "max_pool1d")

@@ -160,9 +160,9 @@ def test_pullbacks_again(name: str) -> None:
     for _ in range(2):
         other, repeated = poolgrad.vjp(fun, x, *args, **kwargs)
         same(other, y)
-        for pull in (pullback, repeated):
+        for each in (pullback, repeated):
             for cotangent in (gy, again, gy.astype(np.float64), gy.tolist()):
-                np.testing.assert_allclose(pull(cotangent), expected, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(each(cotangent), expected, rtol=1e-5, atol=1e-6)
         assert repr(repeated) == repr(pullback)
         assert repeated.parameters(gy).keys() == pullback.parameters(gy).keys()
 

@@ -150,8 +150,8 @@ def test_residuals_of_other_shapes_are_refused() -> None:
     x = torch.randn(1, 2, 8, 8)
     y, routes = torch.ops.poolgrad.max(x, flatten(fixed(2, 2)), False, "first", "packed")
     where = (flatten(fixed(2, 2)), [1, 2, 8, 8], False, -1, "first")
-    torch.ops.poolgrad.max_pull(y, routes, *where, "packed")
+    torch.ops.poolgrad.max_vjp(y, routes, *where, "packed")
     with pytest.raises(ValueError, match="residual must be uint8 of shape"):
-        torch.ops.poolgrad.max_pull(y, routes, *where, "bytes")
+        torch.ops.poolgrad.max_vjp(y, routes, *where, "bytes")
     with pytest.raises(ValueError, match='routes must be "bytes" or "packed"'):
-        torch.ops.poolgrad.max_pull(y, routes, *where, "bits")
+        torch.ops.poolgrad.max_vjp(y, routes, *where, "bits")

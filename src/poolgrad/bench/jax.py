@@ -25,17 +25,17 @@ class Row:
     Attributes
     ----------
     title : str
-        What it is.
+        Description of the row.
     what : str
         ``"forward"``, ``"both"`` (forward and backward) or ``"step"`` (of training).
     window : tuple of int
         Size, stride and padding; of a network, how many channels each stage has.
     shape : tuple of int
-        Of the input, channels last.
+        Shape of the input, channels last.
     limits : Limits
-        What it must reach.
+        The targets.
     reused : bool
-        Whether memory is used again, for both sides; once it is, it stays so.
+        Whether memory is reused, for both libraries; it cannot be switched off again.
     """
 
     title: str
@@ -92,11 +92,11 @@ def measure(row: Row, threads: int, turns: int) -> Result:
     Parameters
     ----------
     row : Row
-        Which.
+        The row.
     threads : int
         Ignored: XLA uses all processors, and poolgrad's kernels as many as XLA.
     turns : int
-        How often each is timed.
+        Number of timings of each library.
 
     Returns
     -------
@@ -139,8 +139,8 @@ def _call(row: Row, pool: _Pool) -> Callable[[], Any]:
         return pool(x, (size, size), (stride, stride), ((padding, padding),) * 2)
 
     def both(x: Any, gy: Any) -> Any:
-        y, pull = jax.vjp(pooled, x)
-        return y, pull(gy)
+        y, pullback = jax.vjp(pooled, x)
+        return y, pullback(gy)
 
     x = jnp.asarray(np.random.default_rng(0).standard_normal(row.shape, np.float32))
     if row.what == "forward":

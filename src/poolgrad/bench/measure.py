@@ -33,16 +33,16 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
     Parameters
     ----------
     row : Row
-        What to time.
+        The row.
     threads : int
-        Of everybody.
+        Number of threads of every library.
     turns : int
-        How often each is timed; slow ones less often.
+        Number of timings of each call; slow calls get a third of them.
 
     Returns
     -------
     Result
-        Without the peers that fail, but with what they said.
+        The times without those of peers that failed, and the error messages of these.
     """
     failed: dict[str, str] = {}
     with using_threads(threads), warnings.catch_warnings():

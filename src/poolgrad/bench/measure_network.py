@@ -23,11 +23,11 @@ def measure(network: Network, threads: int, turns: int) -> Result:
     Parameters
     ----------
     network : Network
-        Which.
+        The network.
     threads : int
-        PyTorch's, which are ours, too.
+        Number of threads of PyTorch and poolgrad.
     turns : int
-        How often each is timed.
+        Number of timings of each call.
 
     Returns
     -------

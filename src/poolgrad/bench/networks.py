@@ -25,17 +25,17 @@ class Network:
     Attributes
     ----------
     title : str
-        What it is called.
+        Name of the network.
     module, function, arguments
-        What makes it.
+        The call that builds the network.
     shape : tuple of int
-        Of its input.
+        Shape of the input.
     training : bool
         Whether a step of training is timed, forward and backward, or inference.
     change : str
-        Our line: ``"convert"``, ``"convert(fuse=True)"`` or ``"accelerate"``.
+        The change: ``"convert"``, ``"convert(fuse=True)"`` or ``"accelerate"``.
     limits : Limits
-        What it must reach.
+        The targets.
     """
 
     title: str

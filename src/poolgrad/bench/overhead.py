@@ -29,9 +29,9 @@ class Timed(NamedTuple):
     spelling : str
         The call.
     beside : str
-        What it is compared with: a spelling of the same library.
+        The spelling of the same library that it is compared with.
     seconds, ratio : float
-        Time of a call, and its ratio to what it is compared with.
+        Time of a call, and its ratio to that of the other spelling.
     """
 
     arrays: str

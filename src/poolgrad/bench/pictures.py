@@ -18,7 +18,7 @@ def draw_bars(results: Sequence[Result], caption: str) -> bytes | None:
     Parameters
     ----------
     results
-        Of a run.
+        Results of a run.
     caption
         The machine, the threads, the versions.
 
@@ -55,7 +55,7 @@ def draw_bars(results: Sequence[Result], caption: str) -> bytes | None:
 
 
 def draw_kernels(results: Sequence[Result], caption: str) -> bytes | None:
-    """How long a stride-1 maximum takes as its kernel grows; as `draw_bars`."""
+    """Draw the time of a stride-1 maximum against the kernel size, as `draw_bars`."""
     found = {result.name: result for result in results}
     rows = [(k, found[name]) for k in KERNELS if (name := kernel_row(k).name) in found]
     if not rows:

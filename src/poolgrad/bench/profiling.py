@@ -92,7 +92,7 @@ def measure(
     threads : int
         Threads of PyTorch, and so of poolgrad.
     turns : int
-        How often each of the two is timed; fewer than 6 give no interval of the ratio.
+        Number of timings of each network; with fewer than 6, the ratio has no interval.
 
     Returns
     -------

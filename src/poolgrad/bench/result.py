@@ -35,21 +35,21 @@ class Result:
     Attributes
     ----------
     name, dtype, shape : str
-        Of the row.
+        Name, dtype and shape of the row.
     seconds, spread : float
-        Our median, and the interquartile range as a part of it.
+        The median of poolgrad, and the interquartile range divided by it.
     floor : float or None
         The time that the copy needs for as many bytes as the row must move.
     beside : float or None
-        Our median of the row beside.
+        The median of poolgrad for the reference row.
     peers : dict of str to float
         The median of each peer that has the function.
     limits : Limits
-        Of the row.
+        Limits of the row.
     kept, apart : float or None
-        Of a network: the bytes kept for backward over PyTorch's; how far results are apart.
+        Of a network: the kept bytes over PyTorch's; the relative difference of results.
     failed : dict of str to str
-        What peers said that could not be timed.
+        The error messages of peers that could not be timed.
     """
 
     name: str

@@ -18,11 +18,11 @@ class Limits:
     Attributes
     ----------
     floor, share, seconds : float, optional
-        At most: the time over the floor, over that of the row beside it, and the time itself.
+        Upper limits: the time over the floor, over that of the reference row, and the time itself.
     kept, apart : float, optional
-        At most, of a network: the bytes kept for backward over PyTorch's; the relative difference.
+        Upper limits for a network: kept bytes over PyTorch's; the relative difference.
     faster : float, optional
-        At least: PyTorch's time over ours. All other peers have 1.
+        Lower limit of PyTorch's time over poolgrad's; 1 for all other peers.
     """
 
     floor: float | None = None
@@ -40,20 +40,20 @@ class Row:
     Attributes
     ----------
     title, function : str
-        What is pooled how, in short; the public function.
+        A short description of the pooling; the name of the public function.
     calls : tuple of mappings
         The arguments of each call; several calls are timed together.
     shape : tuple of int
-        Of the input, channels first.
+        Shape of the input, channels first.
     layout : str
         ``"NCHW"`` or ``"NHWC"``: how the input lies in memory.
     direction : str
         ``"forward"`` of an input that requires a gradient, so that routes are kept; ``"values"``
         without; ``"backward"``.
     limits : Limits
-        What it must reach.
+        The targets.
     dtype, arrays : str
-        Of the input; ``"torch"`` or ``"numpy"``.
+        Dtype and arrays of the input; ``"torch"`` or ``"numpy"``.
     beside : Row, optional
         Another row whose time this one is a share of.
     peers : bool

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.check.answers import (
+from poolgrad.check.cases import Case, cases
+from poolgrad.check.gradients import (
     FRONT_ENDS,
-    Answer,
+    Gradients,
     differences,
     installed,
     takes,
     textbook,
 )
-from poolgrad.check.cases import Case, cases
 from poolgrad.check.peers import peer
 from poolgrad.functional import FUNCTIONS
 
@@ -63,17 +63,17 @@ class Error(NamedTuple):
 
 @dataclass
 class Row:
-    """One function in one front end, or one layer.
+    """Stores the results of checking one function in one front end, or one layer.
 
     Attributes
     ----------
     function, front_end, dtype, layout : str
         What was checked.
     errors : dict of str to Error
-        For each check that applies (textbook, differences, PyTorch; of layers, repeat), where it
-        went worst.
+        The largest error of each check that applies (textbook, differences, PyTorch; for layers,
+        repeat).
     failure : str
-        What was raised, if it came to that.
+        The error that was raised; empty if none was.
     """
 
     function: str
@@ -89,7 +89,7 @@ class Row:
         return not self.failure and all(error.ok for error in self.errors.values())
 
     def note(
-        self, check: str, accepted: float, case: object, got: Answer, expected: Answer
+        self, check: str, accepted: float, case: object, got: Gradients, expected: Gradients
     ) -> None:
         """Record the error of a result, if it is the largest so far."""
         apart = [_apart(got.y, expected.y), _apart(got.gx, expected.gx)]
@@ -111,7 +111,7 @@ def _apart(a: Array, b: Array) -> float:
 @lru_cache(maxsize=4)  # dtypes and layouts of one function, which all front ends use
 def _expected(
     name: str, dtype: str, channels_last: bool
-) -> list[tuple[Case, Array, Answer, Answer | None]]:
+) -> list[tuple[Case, Array, Gradients, Gradients | None]]:
     """Return every case with a cotangent, and the results of the reference and of PyTorch."""
     expected = []
     for case in cases(name, dtype, channels_last):
@@ -192,7 +192,7 @@ def check_layer(name: str) -> Row:
         except Exception as error:  # as in `check_function`
             row.failure = f"{type(error).__name__}: {error}, in {where}"
             continue
-        row.note("differences", DIFFERENCES_TOLERANCE, where, got, Answer(got.y, gx, parameters))
+        row.note("differences", DIFFERENCES_TOLERANCE, where, got, Gradients(got.y, gx, parameters))
         apart = 0.0 if layers.same(got, again) else np.inf
         if apart or "repeat" not in row.errors:
             row.errors["repeat"] = Error(apart, 0.0, where)

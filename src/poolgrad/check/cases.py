@@ -1,4 +1,4 @@
-"""The calls that check every public function: all kinds of arguments, inputs without kinks."""
+"""Defines the calls that check every public function; no input lies near a kink."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
+from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
 
 Array = NDArray[Any]
@@ -63,7 +63,7 @@ class Case:
     name : str
         The function.
     dims : int
-        How many axes it pools.
+        Number of pooled axes.
     x : array
         Its input.
     kwargs : dict
@@ -113,16 +113,16 @@ def cases(name: str, dtype: str, channels_last: bool) -> Iterator[Case]:
     Parameters
     ----------
     name : str
-        Of a public function.
+        Name of a public function.
     dtype : str
-        Of its input.
+        Dtype of its input.
     channels_last : bool
         The layout.
     """
     for dims in (int(name[-2]),) if name.endswith("d") else (1, 2, 3):
         x = distinct((*_LEADING, *_SIZES[dims]), dtype)
         for arguments in _arguments(set(inspect.signature(FUNCTIONS[name]).parameters)):
-            kwargs = {**arguments, **_beside(name, dims, x, arguments)}
+            kwargs = {**arguments, **_extra_operand(name, dims, x, arguments)}
             yield _laid_out(Case(name, dims, x, kwargs), channels_last)
 
 
@@ -141,16 +141,17 @@ def _arguments(taken: set[str]) -> list[dict[str, Any]]:
 
 
 def distinct(shape: tuple[int, ...], dtype: str) -> Array:
-    """Values from -4 to 4, far from each other, from zero, and from each other's negatives.
+    """Return values from -4 to 4 whose magnitudes differ from each other and from zero.
 
-    Far in terms of a step of a finite difference: there no winner changes, and no sign.
+    The differences are large against a step of a finite difference, so that a step changes neither
+    a winner nor a sign.
     """
     n = math.prod(shape)
     order = np.random.default_rng(n).permutation(n)
     return ((order - n // 2 + 1 / 3) * (8 / n)).reshape(shape).astype(dtype)
 
 
-def _beside(name: str, dims: int, x: Array, arguments: dict[str, Any]) -> dict[str, Array]:
+def _extra_operand(name: str, dims: int, x: Array, arguments: dict[str, Any]) -> dict[str, Array]:
     """Return the extra operand for this input."""
     rng = np.random.default_rng(dims)
     if name.startswith("lip"):

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poolgrad.check.answers import Answer
 from poolgrad.check.cases import distinct
+from poolgrad.check.gradients import Gradients
 from poolgrad.torch import layers
 
 _STEP = 1e-6  # of the central differences
@@ -26,11 +26,11 @@ class LayerCase(NamedTuple):
     Attributes
     ----------
     make : callable
-        Returns the layer, with new parameters. A layer that draws must draw the same again: from
-        a seed that is an integer, or from PyTorch's default generator.
+        Returns the layer, with new parameters. The random draws of a layer must be repeatable: its
+        generator is an integer seed or PyTorch's default generator.
     shape : tuple of int
-        Of the input; its elements are distinct, and far from each other in terms of a step of a
-        finite difference.
+        Shape of the input; its elements are distinct, and their differences are large against a
+        step of a finite difference.
     others : callable
         Returns further arguments of a call, which are not differentiated.
     """
@@ -41,13 +41,13 @@ class LayerCase(NamedTuple):
 
 
 def _table() -> tuple[Tensor]:
-    """Boxes in both images of an input, overlapping, and partly outside."""
+    """Return boxes in both images of an input; some overlap, or lie partly outside."""
     first, second = [0, 0.3, 1.2, 3.6, 4.1], [0, 2.0, 2.5, 7.5, 5.0]
     return (torch.tensor([first, [1, -2.4, 0.0, 2.6, 9.0], second]),)
 
 
 def _listed() -> tuple[list[Tensor]]:
-    """Boxes as a list with an array for each image; the second image has none."""
+    """Return boxes as a list with an array for each image; the second image has none."""
     (table,) = _table()
     return ([table[:, 1:], torch.empty(0, 4)],)
 
@@ -128,8 +128,8 @@ LAYERS: dict[str, tuple[LayerCase, ...]] = {
 def prepared(case: LayerCase) -> tuple[nn.Module, NDArray[Any]]:
     """Return the layer in float64, and its input.
 
-    Parameters are moved from where they begin, where a gate that is closed or a convolution of
-    zeros would hide a wrong gradient.
+    Noise is added to the initial parameters, because a closed gate or a convolution of zeros would
+    hide a wrong gradient.
     """
     with _seeded(), torch.no_grad():
         layer = case.make().double()
@@ -157,7 +157,7 @@ def _seeded() -> Iterator[None]:
         generator.set_state(state)
 
 
-def answer(case: LayerCase, layer: nn.Module, x: NDArray[Any]) -> tuple[Answer, NDArray[Any]]:
+def answer(case: LayerCase, layer: nn.Module, x: NDArray[Any]) -> tuple[Gradients, NDArray[Any]]:
     """Return the output, the gradients by PyTorch, and the cotangent."""
     leaf = torch.tensor(x, requires_grad=True)
     y = call(case, layer, leaf)
@@ -167,7 +167,7 @@ def answer(case: LayerCase, layer: nn.Module, x: NDArray[Any]) -> tuple[Answer, 
         y, (leaf, *parameters), torch.from_numpy(gy), allow_unused=True, materialize_grads=True
     )
     gradients = {name: g.numpy() for name, g in zip(names, others, strict=True)}
-    return Answer(y.detach().numpy(), gx.numpy(), gradients), gy
+    return Gradients(y.detach().numpy(), gx.numpy(), gradients), gy
 
 
 def _learns(layer: nn.Module) -> bool:
@@ -196,7 +196,7 @@ def differences(
     return slopes(tensor), {name: slopes(p.data) for name, p in layer.named_parameters()}
 
 
-def same(a: Answer, b: Answer) -> bool:
+def same(a: Gradients, b: Gradients) -> bool:
     """Whether two answers are equal to the last bit."""
     return (
         np.array_equal(a.y, b.y)

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.check.answers import Answer, by_autograd
 from poolgrad.check.cases import Case
+from poolgrad.check.gradients import Gradients, by_autograd
 
 Array = NDArray[Any]
 
 
-def peer(case: Case, gy: Array) -> Answer | None:
+def peer(case: Case, gy: Array) -> Gradients | None:
     """Return the results of PyTorch, if it supports this call.
 
-    It computes in float64, so that what it is apart from ours is our own rounding; fractional
-    windows, which depend on the dtype, in that of the input.
+    PyTorch computes in float64, so that a difference is the rounding error of poolgrad. Fractional
+    windows depend on the dtype and are computed in that of the input.
     """
     if find_spec("torch") is None or not _has(case):
         return None
@@ -51,7 +51,7 @@ def _has(case: Case) -> bool:
     return operator in _POOLS and not given.keys() & {"padding", "ceil_mode", "dilation"}
 
 
-def _of_that_name(case: Case, t: Any, **kwargs: Any) -> Any:
+def _by_name(case: Case, t: Any, **kwargs: Any) -> Any:
     import torch
 
     if "output_ratio" in kwargs:  # it accepts one ratio per axis only
@@ -131,11 +131,11 @@ def _expected(w: Any, **unused: Any) -> Any:
 
 
 _POOLS: dict[str, Callable[..., Any]] = {
-    "max": _of_that_name,
+    "max": _by_name,
     "relu_max": _relu_max,
-    "avg": _of_that_name,
-    "fractional_max": _of_that_name,
-    "max_unpool": _of_that_name,
+    "avg": _by_name,
+    "fractional_max": _by_name,
+    "max_unpool": _by_name,
     "mixed": _mixed,
     "lp": _lp,
     "min": _of_windows(lambda w: w.amin(-1)),

@@ -13,5 +13,5 @@ TaskRef = PRIVATE.symbol("dask._task_spec.TaskRef")
 
 
 def chunk_type(array: Any) -> type:
-    """The type of the chunks of a Dask array."""
+    """Return the type of the chunks of a Dask array."""
     return type(array._meta)

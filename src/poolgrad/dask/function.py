@@ -15,11 +15,11 @@ import numpy as np
 
 from poolgrad import numpy as front
 from poolgrad.composition import Functions
-from poolgrad.contract import Buffer, Operator, Request, indexed, unpacked
 from poolgrad.core import Layout
 from poolgrad.dask import tasks, unpool
 from poolgrad.dask.graph import Graph, Parts, Position, asarray, cotangent, span
-from poolgrad.dask.segments import segments, taking
+from poolgrad.dask.segments import segment_reading, segments
+from poolgrad.interface import Buffer, Operator, Request, indexed, unpacked
 from poolgrad.operators import OPERATORS
 
 
@@ -27,7 +27,7 @@ def perform(request: Request) -> Any:
     """Return the lazy result of the call of a public function."""
     if request.out is not None:
         raise TypeError("out is accepted only if x is a NumPy array, got a Dask array x")
-    if _places(request):
+    if _is_unpooling(request):
         return unpool.Unpooling(request).y
     pooling = _Pooling(request)
     if not request.return_indices:
@@ -39,9 +39,9 @@ def perform(request: Request) -> Any:
 
 def vjp(request: Request) -> tuple[Any, Any]:
     """Return the lazy output and its pullback."""
-    if _places(request):
-        placed = unpool.Unpooling(request)
-        return placed.y, Pullback(placed, ())
+    if _is_unpooling(request):
+        unpooling = unpool.Unpooling(request)
+        return unpooling.y, Pullback(unpooling, ())
     pooling = _Pooling(replace(request, options=unpacked(request.options)))
     y, *residual = pooling.forward(residual=True)
     return pooling.shaped(y), Pullback(pooling, residual)
@@ -81,7 +81,7 @@ def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     return cotangent(gy, shape, dtype).reshape(shape)
 
 
-def _places(request: Request) -> bool:
+def _is_unpooling(request: Request) -> bool:
     """Whether the call is max unpooling."""
     return not OPERATORS[request.operator].windowed
 
@@ -122,7 +122,7 @@ class Pullback:
         TypeError, ValueError
             If `gy` does not have the shape of the output or a floating dtype.
         """
-        return self._call.pull(gy, self._residual)
+        return self._call.gradient(gy, self._residual)
 
     def parameters(self, gy: Any) -> dict[str, Any]:
         """Return the gradients of learned parameters; see `poolgrad.Pullback.parameters`."""
@@ -229,14 +229,14 @@ class _Pooling:
         total = da.reduction(slopes, tasks.summed, tasks.summed, axis=others, dtype="float64")
         return {operator.operand.name: total.astype(layout.sum_dtype).reshape(given)}
 
-    def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
+    def gradient(self, gy: Any, residual: Sequence[Any]) -> Any:
         """Return the gradient of the input."""
         gy = self._cotangent(gy)
-        graph = self._graph("pull", gy.name, [r.name for r in residual])
+        graph = self._graph("gradient", gy.name, [r.name for r in residual])
         kept = list(residual[:-1] if self.operator.learned else residual)
         for position in np.ndindex(*map(len, self.x.chunks)):
             chunk = {a: span(self.x.chunks[a], position[a]) for a in self._axes}
-            here = [taking(axis, *chunk[a]) for a, axis in self._axes.items()]
+            here = [segment_reading(axis, *chunk[a]) for a, axis in self._axes.items()]
             shape = tuple(c[p] for c, p in zip(self.x.chunks, position, strict=True))
             parts: list[Parts] = []
             if None not in here:
@@ -246,7 +246,7 @@ class _Pooling:
                     inputs = {a: s.inputs for a, s in zip(self._axes, here, strict=True) if s}
                     parts.append(graph.gather(self.x, position, inputs))
             how = (self._at(position), here, chunk, shape, self.layout.dtype)
-            graph.add(position, tasks.pull, how, parts)
+            graph.add(position, tasks.gradient, how, parts)
         buffer = Buffer(self.layout.in_shape, (), self.layout.dtype)
         sources = [gy, *kept, *([self.x] if self.operator.nonlinear else [])]
         return graph.arrays([buffer], self.x.chunks, sources)[0]

@@ -15,8 +15,8 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from poolgrad import arguments
-from poolgrad.contract import Buffer
 from poolgrad.dask._compat import Task, TaskRef, chunk_type
+from poolgrad.interface import Buffer
 from poolgrad.numpy import dtype_named
 
 Array = NDArray[Any]
@@ -130,14 +130,14 @@ class Graph:
         how: tuple[Any, ...],
         parts: Sequence[Parts],
     ) -> None:
-        """Return the task of a chunk."""
+        """Add the task that computes a chunk."""
         key = (self._name, *position)
         pieces = [piece for part in parts for piece in part.pieces]
         grids = [part.grid for part in parts]
         self._tasks[key] = Task(key, _run, run, how, grids, *pieces)
 
     def arrays(self, buffers: Sequence[Buffer], chunks: Any, sources: Sequence[Any]) -> list[Any]:
-        """Return the array that the tasks compute or, if there are several, a tuple of arrays."""
+        """Return the arrays that the tasks compute, one for each buffer."""
         graph = HighLevelGraph.from_collections(self._name, self._tasks, dependencies=sources)
         names = [self._name]
         if len(buffers) > 1:

@@ -15,7 +15,7 @@ class Segment(NamedTuple):
     outputs, inputs : tuple of (start, stop)
         The windows, and the inputs that they contain.
     part : AxisSlice
-        The same as a slice of the axis.
+        The windows as a slice of the axis.
     """
 
     outputs: tuple[int, int]
@@ -28,7 +28,7 @@ class Segment(NamedTuple):
         return self.outputs[1] - self.outputs[0]
 
 
-def _look(axis: Axis, output: int) -> tuple[int, int]:
+def _window_range(axis: Axis, output: int) -> tuple[int, int]:
     """Return the first and last (exclusive) position of a window, also outside the input."""
     if axis.adaptive:
         return axis.bins(output)
@@ -38,7 +38,10 @@ def _look(axis: Axis, output: int) -> tuple[int, int]:
 
 def segment(axis: Axis, first: int, stop: int) -> Segment:
     """Return a segment of windows, of which at least one contains an input."""
-    begin, end = max(_look(axis, first)[0], 0), min(_look(axis, stop - 1)[1], axis.size)
+    begin, end = (
+        max(_window_range(axis, first)[0], 0),
+        min(_window_range(axis, stop - 1)[1], axis.size),
+    )
     part = AxisSlice(first, stop - first, begin, axis.size - end)
     return Segment((first, stop), (begin, end), part)
 
@@ -73,10 +76,10 @@ def _first_beyond(axis: Axis, position: int) -> int:
 
 
 def _holds_input(axis: Axis, first: int, stop: int) -> bool:
-    return _look(axis, first)[0] < axis.size and _look(axis, stop - 1)[1] > 0
+    return _window_range(axis, first)[0] < axis.size and _window_range(axis, stop - 1)[1] > 0
 
 
-def taking(axis: Axis, start: int, stop: int) -> Segment | None:
+def segment_reading(axis: Axis, start: int, stop: int) -> Segment | None:
     """Return the windows that read a range of inputs; None if there are none."""
     if start == stop:
         return None

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import numpy as front
-from poolgrad.contract import Request
 from poolgrad.core import get_num_threads
 from poolgrad.dask.graph import Position
 from poolgrad.dask.segments import Segment
+from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import WindowSpec
 
@@ -44,7 +44,7 @@ def _global(indices: Array, inputs: Sequence[tuple[int, int]], sizes: Position) 
     return np.where(indices < 0, -1, np.ravel_multi_index(moved, sizes))
 
 
-def pull(
+def gradient(
     request: Request,
     here: Sequence[Segment | None],
     chunk: dict[int, tuple[int, int]],
@@ -71,11 +71,11 @@ def pull(
     values = None if x is None else front.as_buffer(x)
     given = front.operand_of(local, ready, like)
     threads = get_num_threads()
-    ready.pull(front.as_buffer(gy), values, given, residual, front.as_buffer(part), threads)
-    return _share(part, segments, chunk, shape)
+    ready.vjp(front.as_buffer(gy), values, given, residual, front.as_buffer(part), threads)
+    return _chunk_of(part, segments, chunk, shape)
 
 
-def _share(
+def _chunk_of(
     part: Array,
     segments: Sequence[Segment],
     chunk: dict[int, tuple[int, int]],

@@ -18,15 +18,15 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from poolgrad import arguments
-from poolgrad.contract import Request
 from poolgrad.dask._compat import Task, TaskRef
 from poolgrad.dask.graph import Position, asarray, cotangent, picked
+from poolgrad.interface import Request
 from poolgrad.numpy import dtype_named
 from poolgrad.operators import prepare
 
 Array = NDArray[Any]
 Chunks = tuple[tuple[int, ...], ...]
-_Dealt = tuple[Array, Array, Array, Array]  # planes, positions, values, and their sources
+_Part = tuple[Array, Array, Array, Array]  # planes, positions, values, and their sources
 
 
 class Unpooling:
@@ -65,7 +65,7 @@ class Unpooling:
         """Return an empty dict: unpooling has no learned parameter."""
         return {}
 
-    def pull(self, gy: Any, residual: Sequence[Any]) -> Any:
+    def gradient(self, gy: Any, residual: Sequence[Any]) -> Any:
         """Return the gradient of the input: each value of `gy` goes to the source of the output."""
         given = cotangent(gy, self.y.shape, self.y.dtype.name).rechunk(self.y.chunks)
         return _scatter(given, self._owners, self._x.chunks, self._pooled, -1)[0]
@@ -89,34 +89,36 @@ def _scatter(
     outs = tuple(sum(chunks[a]) for a in pooled)
     bounds = tuple(tuple(np.cumsum((0, *chunks[a]))) for a in pooled)
     targets = list(np.ndindex(*(len(chunks[a]) for a in pooled)))
-    dealing: dict[Any, Task] = {}
-    dealt: dict[Any, Task] = {}
-    placing: dict[Any, Task] = {}
+    distributing: dict[Any, Task] = {}
+    distributed: dict[Any, Task] = {}
+    assembling: dict[Any, Task] = {}
     for at in np.ndindex(*map(len, values.chunks)):
         key = (f"{name}-deal", *at)
         begins = tuple(sum(values.chunks[a][: at[a]]) for a in pooled)
         sources = TaskRef((values.name, *at)), TaskRef((indices.name, *at))
         how = (pooled, begins, sizes, outs, bounds, least)
-        dealing[key] = Task(key, _deal, how, *sources)
+        distributing[key] = Task(key, _distribute, how, *sources)
         for k, target in enumerate(targets):
-            part = (f"{name}-dealt", *at, *target)
-            dealt[part] = Task(part, getitem, TaskRef(key), k)
+            part = (f"{name}-distributed", *at, *target)
+            distributed[part] = Task(part, getitem, TaskRef(key), k)
     for at in np.ndindex(*map(len, chunks)):
         shape = tuple(c[p] for c, p in zip(chunks, at, strict=True))
         target = tuple(at[a] for a in pooled)
         own = [
-            (f"{name}-dealt", *_replaced(at, pooled, source), *target)
+            (f"{name}-distributed", *_replaced(at, pooled, source), *target)
             for source in np.ndindex(*(len(values.chunks[a]) for a in pooled))
         ]
         key = (f"{name}-position", *at)
         kind = (shape, pooled, values.dtype.name)
-        placing[key] = Task(key, _place, kind, *map(TaskRef, own))
-    graph = HighLevelGraph.from_collections(f"{name}-deal", dealing, dependencies=[values, indices])
+        assembling[key] = Task(key, _assemble, kind, *map(TaskRef, own))
+    graph = HighLevelGraph.from_collections(
+        f"{name}-deal", distributing, dependencies=[values, indices]
+    )
     layers: dict[str, Any] = dict(graph.layers)
     needs = dict(graph.dependencies)
     placed = f"{name}-position"
-    layers |= {f"{name}-dealt": dealt, placed: placing}
-    needs |= {f"{name}-dealt": {f"{name}-deal"}, placed: {f"{name}-dealt"}}
+    layers |= {f"{name}-distributed": distributed, placed: assembling}
+    needs |= {f"{name}-distributed": {f"{name}-deal"}, placed: {f"{name}-distributed"}}
     for k in range(2):
         layers[f"{name}-{k}"] = picked(f"{name}-{k}", placed, k, chunks)
         needs[f"{name}-{k}"] = {placed}
@@ -143,7 +145,7 @@ def _planes(array: Array, pooled: tuple[int, ...]) -> Array:
     return moved.reshape(math.prod(outer), math.prod(inner))
 
 
-def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
+def _distribute(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Part]:
     """Return the values for each chunk of the planes of the output."""
     pooled, begins, sizes, outs, bounds, least = how
     flat, where = _planes(values, pooled), _planes(indices, pooled)
@@ -162,7 +164,7 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
     block = np.ravel_multi_index(tuple(blocks), counts)
     order = np.argsort(block, kind="stable")
     ends = np.searchsorted(block[order], np.arange(math.prod(counts) + 1))
-    dealt: list[_Dealt] = []
+    distributed: list[_Part] = []
     for k, at in enumerate(np.ndindex(*counts)):
         own = order[ends[k] : ends[k + 1]]
         shape = [b[i + 1] - b[i] for b, i in zip(bounds, at, strict=True)]
@@ -170,11 +172,11 @@ def _deal(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Dealt]:
         inside = 0 not in shape
         flat_places = np.ravel_multi_index(tuple(local), shape) if inside else own
         chosen = planes[own], columns[own]
-        dealt.append((chosen[0], flat_places, flat[chosen], sources[chosen[1]]))
-    return dealt
+        distributed.append((chosen[0], flat_places, flat[chosen], sources[chosen[1]]))
+    return distributed
 
 
-def _place(how: tuple[Any, ...], *parts: _Dealt) -> tuple[Array, Array]:
+def _assemble(how: tuple[Any, ...], *parts: _Part) -> tuple[Array, Array]:
     """Return one chunk of the output, and the source of each of its elements."""
     shape, pooled, dtype = how
     planes, positions, values, sources = (np.concatenate(c) for c in zip(*parts, strict=True))

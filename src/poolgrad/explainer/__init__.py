@@ -28,14 +28,14 @@ __all__ = ["Explanation", "explain"]
 class Explanation:
     """A pooling in an interactive page, returned by `explain`. Notebooks display it.
 
-    Where anywidget is installed, a notebook displays it as a widget: `state` is then what the page
-    shows now, and setting `state` changes the page.
+    Where anywidget is installed, a notebook displays it as a widget: `state` is then the
+    current state of the page, and setting `state` changes the page.
 
     Parameters
     ----------
     state : dict, optional
-        What the page begins with: input, gradient of the output, operator and windows, of lists,
-        numbers and words. Default: the page's own opening.
+        The initial state of the page: input, gradient of the output, operator and windows, as
+        lists, numbers and strings. Default: the example of the page.
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:

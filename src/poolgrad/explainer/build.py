@@ -25,7 +25,7 @@ def build(state: dict[str, Any] | None = None) -> str:
     Parameters
     ----------
     state : dict, optional
-        What the page begins with, as `Explanation.state`. Default: its own opening.
+        The initial state, as `Explanation.state`. Default: the example of the page.
     """
     text = json.dumps(encodable(state), separators=(",", ":"), allow_nan=False)
     start = text.replace("<", "\\u003c")  # nothing may end the script element

@@ -97,7 +97,7 @@ def read(path: Path, crop: bool) -> Array:
     path : Path
         A .npy file, a .csv file, or an image, which becomes grey.
     crop : bool
-        Whether to take the middle of what is too large for the page, and its first planes.
+        Whether to cut the middle and the first planes out of an input that is too large.
 
     Raises
     ------

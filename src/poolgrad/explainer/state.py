@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import arguments, reference
-from poolgrad.contract import STORAGE_OPTIONS, Request
+from poolgrad.interface import STORAGE_OPTIONS, Request
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import brief, resolve
 

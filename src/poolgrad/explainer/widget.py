@@ -27,7 +27,7 @@ def widget(
     Returns
     -------
     anywidget.AnyWidget
-        What a notebook displays.
+        The widget, which a notebook displays.
 
     Raises
     ------

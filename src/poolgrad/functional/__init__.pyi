@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
-from poolgrad.contract import Routes, Ties
+from poolgrad.interface import Routes, Ties
 from poolgrad.windows import Ints, Padding
 
 class Array(Protocol):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from poolgrad.contract import Averaging, NoOptions, PowerMean, Request, Routes, Samples, Ties
 from poolgrad.functional.public import (
-    choices,
+    in_all_dimensions,
     in_dimensions,
-    over_everything,
     pooled_sizes,
+    selection,
     shape_of,
 )
+from poolgrad.interface import Averaging, NoOptions, PowerMean, Request, Routes, Ties
+from poolgrad.operands import Samples
 from poolgrad.windows import Ints, WindowSpec, adaptive, axis_names, flag, fractional, whole
 
 
@@ -27,7 +28,7 @@ def _adaptive_max_pool(
     channels_last: bool = False,
     out: Any = None,
 ) -> Request:
-    """Maximum of a given number of bins along {axes}.
+    """Maximum of each of a given number of bins along {axes}.
 
     Parameters
     ----------
@@ -51,7 +52,8 @@ def _adaptive_max_pool(
 
     Notes
     -----
-    The bins are those of ``torch.nn.functional.{name}``.
+    The bins are those of ``torch.nn.functional.{name}``. He, Zhang, Ren & Sun, Spatial pyramid
+    pooling in deep convolutional networks for visual recognition, 2014.
 
     Examples
     --------
@@ -65,13 +67,13 @@ def _adaptive_max_pool(
     spec = adaptive(dims, output_size)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("max", x, spec, choices(ties, routes), (), last, True, indices, out)
+    return Request("max", x, spec, selection(ties, routes), (), last, True, indices, out)
 
 
 def _adaptive_avg_pool(
     dims: int, x: Any, output_size: Any, *, channels_last: bool = False, out: Any = None
 ) -> Request:
-    """Mean of a given number of bins along {axes}.
+    """Mean of each of a given number of bins along {axes}.
 
     Parameters
     ----------
@@ -91,7 +93,8 @@ def _adaptive_avg_pool(
 
     Notes
     -----
-    The bins are those of ``torch.nn.functional.{name}``.
+    The bins are those of ``torch.nn.functional.{name}``. He, Zhang, Ren & Sun, Spatial pyramid
+    pooling in deep convolutional networks for visual recognition, 2014.
 
     Examples
     --------
@@ -106,7 +109,7 @@ def _adaptive_avg_pool(
     return Request("avg", x, adaptive(dims, output_size), Averaging(), (), last, True, False, out)
 
 
-def _everything(x: Any, name: str, channels_last: bool) -> WindowSpec:
+def _global_spec(x: Any, name: str, channels_last: bool) -> WindowSpec:
     rank = len(shape_of(x))
     if rank == 2 and not channels_last:  # one plane, without batch and channels
         return whole(2)
@@ -158,9 +161,9 @@ def _global_max_pool(
     (2, 3)
     """
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    spec = _everything(x, "global_max_pool", last)
+    spec = _global_spec(x, "global_max_pool", last)
     indices = flag("return_indices", return_indices)
-    return Request("max", x, spec, choices(ties, routes), (), last, keep, indices)
+    return Request("max", x, spec, selection(ties, routes), (), last, keep, indices)
 
 
 def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = False) -> Request:
@@ -194,7 +197,7 @@ def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = Fa
     (2, 3)
     """
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    spec = _everything(x, "global_avg_pool", last)
+    spec = _global_spec(x, "global_avg_pool", last)
     return Request("avg", x, spec, Averaging(), (), last, keep)
 
 
@@ -241,7 +244,7 @@ def _global_lp_pool(
     """
     options = PowerMean(flag("mean", mean))
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    spec = _everything(x, "global_lp_pool", last)
+    spec = _global_spec(x, "global_lp_pool", last)
     return Request("lp", x, spec, options, (norm_type,), last, keep)
 
 
@@ -280,7 +283,7 @@ def _global_lse_pool(
     array([[2.]])
     """
     last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    spec = _everything(x, "global_lse_pool", last)
+    spec = _global_spec(x, "global_lse_pool", last)
     return Request("lse", x, spec, NoOptions(), (r,), last, keep)
 
 
@@ -295,14 +298,14 @@ def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:
     return tuple(float(r) for r in given) * (dims // len(given))
 
 
-def _part_of(sizes: tuple[int, ...], output_ratio: Any) -> tuple[int, ...]:
+def _sizes_of_ratio(sizes: tuple[int, ...], output_ratio: Any) -> tuple[int, ...]:
     """Return the output sizes that `output_ratio` gives."""
     dims = len(sizes)
     outputs = tuple(int(n * r) for n, r in zip(sizes, _ratios(dims, output_ratio), strict=True))
     for name, size, n in zip(axis_names(dims), sizes, outputs, strict=True):
         if n < 1:
             raise ValueError(
-                f"output_ratio {output_ratio!r} leaves nothing of {size} inputs along the {name}"
+                f"output_ratio {output_ratio!r} gives no output for {size} inputs along the {name}"
             )
     return outputs
 
@@ -340,8 +343,8 @@ def _fractional_max_pool(
     _random_samples : array, shape (N, C, {dims}), optional
         Instead of a random draw: s for each plane and pooled axis, in PyTorch's order of axes (for
         two axes the width comes first, for three axes the depth).
-    generator : None, int or the framework's generator
-        Source of randomness. None (default): a new draw in every call.
+    generator : None, int, numpy.random.Generator, torch.Generator or key of jax.random
+        Source of randomness. None (default; not for JAX): a new draw in every call.
     {ties}
     {routes}
     {channels_last}
@@ -374,21 +377,21 @@ def _fractional_max_pool(
     last = flag("channels_last", channels_last)
     if (output_size is None) == (output_ratio is None):
         raise ValueError(
-            "exactly one of output_size and output_ratio must be given, "
+            "exactly one of output_size and output_ratio must be set, "
             f"got {output_size!r} and {output_ratio!r}"
         )
     if output_ratio is not None:
-        output_size = _part_of(pooled_sizes(x, dims, last), output_ratio)
+        output_size = _sizes_of_ratio(pooled_sizes(x, dims, last), output_ratio)
     spec = fractional(dims, kernel_size, output_size)
     samples = Samples(_random_samples, generator)
-    options = choices(ties, routes)
+    options = selection(ties, routes)
     return Request("fractional_max", x, spec, options, (samples,), last, True, indices)
 
 
 adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = in_dimensions(_adaptive_max_pool)
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = in_dimensions(_adaptive_avg_pool)
-global_max_pool = over_everything(_global_max_pool)
-global_avg_pool = over_everything(_global_avg_pool)
-global_lp_pool = over_everything(_global_lp_pool)
-global_lse_pool = over_everything(_global_lse_pool)
+global_max_pool = in_all_dimensions(_global_max_pool)
+global_avg_pool = in_all_dimensions(_global_avg_pool)
+global_lp_pool = in_all_dimensions(_global_lp_pool)
+global_lse_pool = in_all_dimensions(_global_lse_pool)
 fractional_max_pool2d, fractional_max_pool3d = in_dimensions(_fractional_max_pool, (2, 3))

@@ -26,6 +26,13 @@ _TRAP = """
     An image of shape (H, W, 3), as image libraries read it, needs True: with False, the width and
     the three colours would be pooled."""
 
+_RAISES = """\
+TypeError
+    If `x` is not an array of a supported library and dtype, or an argument is unknown, missing or
+    of the wrong type.
+ValueError
+    If the windows do not fit `x`, or an argument has an unsuitable value."""
+
 _PARAGRAPHS = {
     "x": """\
 x : array, shape ({shape}){leading}
@@ -40,14 +47,15 @@ kernel_size : int or sequence of {count} int
 stride : int or sequence of {count} int, optional
     Distance between neighbouring windows; default: `kernel_size`.
 padding : int, sequence of int, sequence of (low, high), "valid" or "same"
-    Padding at both ends of each axis, of any size; "same" gives ``ceil(size / stride)`` outputs.
-    Default: 0.
+    Padding at both ends of each axis, of any size; "same" gives ``ceil(size / stride)`` outputs,
+    with the odd element of padding at the high end. Default: 0.
 dilation : int or sequence of {count} int
     Distance between neighbouring taps of a window; default: 1.
 ceil_mode : bool
     The number of outputs along an axis is
     ``floor((size + low + high - dilation * (kernel_size - 1) - 1) / stride) + 1``. If True, ceil
-    replaces floor, so that a last, partial window is kept. Default: False.""",
+    replaces floor, so that a last, partial window is kept if it begins in the input or its low
+    padding. Default: False.""",
     "bins": """\
 output_size : int, None, or sequence of {count} of them
     Number of bins along each axis; None keeps the size of the axis. Bin o holds the inputs from
@@ -77,7 +85,8 @@ channels_last : bool
     If True, {pooled_before_last}. Default: False.{trap}""",
     "out": """\
 out : array, optional
-    Array that the result is written to, with the shape and dtype of the result (NumPy only).""",
+    Array that the result is written to, with the shape and dtype of the result. NumPy only; a
+    TypeError for other libraries.""",
     "y": """\
 array, shape ({out_shape})
     {same} as `x`.""",
@@ -87,19 +96,8 @@ The mean of int8, uint8, int16, uint16 or bool is float32; that of other integer
 indices : int64 array of the same shape
     Only if `return_indices`: for each output the flat position of its winner in the pooled axes of
     its plane; -1 for a window without any input.""",
-    "raises": """\
-TypeError
-    If `x` is not an array of a supported library and dtype, or an argument is unknown, missing or
-    of the wrong type.
-ValueError
-    If the windows do not fit `x`, or an argument has an unsuitable value.""",
-    "raises_if_empty": """\
-TypeError
-    If `x` is not an array of a supported library and dtype, or an argument is unknown, missing or
-    of the wrong type.
-ValueError
-    If the windows do not fit `x`, or an argument has an unsuitable value.
-    Also if a window holds padding only.""",
+    "raises": _RAISES,
+    "raises_if_empty": f"{_RAISES[:-1]},\n    or a window contains padding only.",
 }
 
 

@@ -1,7 +1,7 @@
 """Makes the public functions from functions that return a `Request`.
 
 A pooling is described once, by a function that returns a `Request`. `in_dimensions` makes one
-public function for each number of pooled axes from it, `over_everything` a global one. The public
+public function for each number of pooled axes from it, `in_all_dimensions` a global one. The public
 functions pass the request to the front end of their input.
 """
 
@@ -15,15 +15,18 @@ from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from poolgrad.call_cache import LOOKUPS, CallCache
-from poolgrad.composition import perform as compose
-from poolgrad.contract import Request, Selection
+from poolgrad.composition import perform as compute_composed
 from poolgrad.core import first_pooled
 from poolgrad.functional.docstrings import fill
+from poolgrad.interface import Request, Selection
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import brief
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+# Import statements, because compilers of PyTorch do not trace `import_module`.
 
 
 def _numpy() -> ModuleType:
@@ -57,9 +60,9 @@ def _xarray() -> ModuleType:
 
 
 def _portable() -> ModuleType:
-    from poolgrad.portable import front
+    from poolgrad.portable import function
 
-    return front
+    return function
 
 
 # First part of the name of an array's module -> function that imports the array's front end.
@@ -67,7 +70,7 @@ _FRONT_ENDS = {"numpy": _numpy, "torch": _torch, "jax": _jax, "jaxlib": _jax, "d
 _FRONT_ENDS |= {"cupy": _portable, "array API": _portable, "xarray": _xarray}
 _found: dict[type, ModuleType] = {}
 
-_MOST = 2**63
+_DIVISOR_LIMIT = 2**63
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
 
@@ -161,7 +164,7 @@ def described(describe: Callable[P, Request]) -> Callable[P, Any]:
         request = describe(*args, **kwargs)
         front = front_end(request.x)
         if OPERATORS[request.operator].composed:
-            return compose(request, front)
+            return compute_composed(request, front)
         if key is not None and (bound := front.bound_call(request)) is not None:
             cache.keep(key, bound)
             return bound(request.x)
@@ -235,7 +238,7 @@ def bind(
 
 
 def named(function: Callable[..., R], name: str, *first: Any) -> Callable[..., R]:
-    """Bind the first arguments of a function; wrong ones after them raise the error of `bind`."""
+    """Bind the first arguments of a function; invalid further ones raise the error of `bind`."""
     signature = signature_of(function)
     signature = signature.replace(parameters=[*signature.parameters.values()][len(first) :])
 
@@ -263,22 +266,22 @@ def in_dimensions(
     return tuple(of(d) for d in dims)
 
 
-def over_everything(describe: Callable[P, Request]) -> Callable[P, Any]:
+def in_all_dimensions(describe: Callable[P, Request]) -> Callable[P, Any]:
     """Return the public function that pools every axis but batch and channels."""
     name = describe.__name__.strip("_")
     return public(named(describe, name), name, 0)
 
 
-def word(name: str, value: object) -> str:
+def checked_string(name: str, value: object) -> str:
     """Return the value of a string option, checked."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {value!r}")
     return value
 
 
-def choices(ties: object, routes: object) -> Selection:
+def selection(ties: object, routes: object) -> Selection:
     """Return the options of a selecting operator, checked."""
-    return Selection(word("ties", ties), word("routes", routes))
+    return Selection(checked_string("ties", ties), checked_string("routes", routes))
 
 
 def divisor(value: object) -> int:
@@ -291,6 +294,6 @@ def divisor(value: object) -> int:
         raise ValueError(
             f"divisor_override must not be zero, as every sum is divided by it, got {value!r}"
         )
-    if abs(value) >= _MOST:
+    if abs(value) >= _DIVISOR_LIMIT:
         raise ValueError(f"divisor_override must be less than 2**63 in magnitude, got {value!r}")
     return value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import NoOptions, Request, Routes, Routing, Ties
-from poolgrad.functional.public import choices, in_dimensions, word
+from poolgrad.functional.public import checked_string, in_dimensions, selection
+from poolgrad.interface import NoOptions, Request, Routes, Routing, Ties
 from poolgrad.windows import Ints, Padding, fixed, flag
 
 
@@ -50,7 +50,8 @@ def _max_pool(
     Notes
     -----
     The rules for sizes, ties and NaN are those of ``torch.nn.functional.{name}``, without its limit
-    on padding.
+    on padding. Ranzato, Huang, Boureau & LeCun, Unsupervised learning of invariant feature
+    hierarchies with applications to object recognition, 2007.
 
     Examples
     --------
@@ -64,7 +65,7 @@ def _max_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("max", x, spec, choices(ties, routes), (), last, True, indices, out)
+    return Request("max", x, spec, selection(ties, routes), (), last, True, indices, out)
 
 
 def _relu_max_pool(
@@ -123,7 +124,7 @@ def _relu_max_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("relu_max", x, spec, choices(ties, routes), (), last, True, indices, out)
+    return Request("relu_max", x, spec, selection(ties, routes), (), last, True, indices, out)
 
 
 def _min_pool(
@@ -180,7 +181,7 @@ def _min_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("min", x, spec, choices(ties, routes), (), last, True, indices, out)
+    return Request("min", x, spec, selection(ties, routes), (), last, True, indices, out)
 
 
 def _median_pool(
@@ -225,7 +226,8 @@ def _median_pool(
 
     Notes
     -----
-    Every input that equals the median is a winner. The lower median is that of ``torch.median``.
+    Inputs that equal the median are tied winners (see `ties`). The lower median is that of
+    ``torch.median``.
     Huang, Yang & Tang, A fast two-dimensional median filtering algorithm, 1979.
 
     Examples
@@ -238,7 +240,7 @@ def _median_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    return Request("median", x, spec, choices(ties, routes), (), last, True, indices, out)
+    return Request("median", x, spec, selection(ties, routes), (), last, True, indices, out)
 
 
 def _stochastic_pool(
@@ -272,9 +274,10 @@ def _stochastic_pool(
     training : bool
         If True (default), draw an input; if False, compute the expected value, which has no
         indices.
-    generator : None, int or the framework's generator
+    generator : None, int, numpy.random.Generator, torch.Generator or key of jax.random
         Source of randomness. The same seed gives the same winners for every memory format and
-        number of threads. None (default): a new draw in every call. Ignored if not `training`.
+        number of threads. None (default; not for JAX): a new draw in every call. Ignored if not
+        `training`.
     {routes}
     {channels_last}
     {out}
@@ -308,7 +311,7 @@ def _stochastic_pool(
     spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
     indices = flag("return_indices", return_indices)
     last = flag("channels_last", channels_last)
-    kept = Routing(word("routes", routes))
+    kept = Routing(checked_string("routes", routes))
     if flag("training", training):
         return Request("stochastic", x, spec, kept, (generator,), last, True, indices, out)
     if indices:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import NoOptions, Request
 from poolgrad.functional.public import in_dimensions, pooled_sizes, shape_of
+from poolgrad.interface import NoOptions, Request
 from poolgrad.windows import Ints, adaptive, axis_names, fixed, flag, per_axis
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import Averaging, Mixing, NoOptions, PowerMean, Request
 from poolgrad.functional.public import divisor, in_dimensions
+from poolgrad.interface import Averaging, Mixing, NoOptions, PowerMean, Request
 from poolgrad.windows import Ints, Padding, fixed, flag
 
 
@@ -49,7 +49,8 @@ def _avg_pool(
     Notes
     -----
     The rules are those of ``torch.nn.functional.{name}``, without its limit on padding.
-    Dilation is that of ONNX AveragePool-19.
+    Dilation is that of ONNX AveragePool-19. LeCun, Bottou, Bengio & Haffner, Gradient-based
+    learning applied to document recognition, 1998.
 
     Examples
     --------
@@ -112,7 +113,8 @@ def _lp_pool(
     The operator is ONNX LpPool-22. ``torch.nn.functional.lp_pool{dims}d`` takes no absolute value:
     it gives the same where x >= 0 or p is even, and no window extends beyond the input. With
     ``mean=True`` and a learned p it is GeM pooling: Radenovic, Tolias & Chum, Fine-tuning CNN image
-    retrieval with no human annotation, 2018.
+    retrieval with no human annotation, 2018. Sermanet, Chintala & LeCun, Convolutional neural
+    networks applied to house numbers digit classification, 2012.
 
     The gradient of an input that is 0 is defined as 0. A window of zeros contributes nothing to
     the gradient of p.

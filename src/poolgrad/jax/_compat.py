@@ -1,6 +1,6 @@
 """Every private symbol of JAX that poolgrad uses.
 
-`jax.extend` and `jax.interpreters` are for extensions as this one, but may change with any version.
+`jax.extend` and `jax.interpreters` are meant for extensions, but may change with any version.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from jax import Array
 
 from poolgrad import arguments
 from poolgrad.composition import Functions
-from poolgrad.contract import Request, Samples, indexed
 from poolgrad.core import Layout, first_pooled
-from poolgrad.jax.pooling import Pooling, has_wide_numbers
+from poolgrad.interface import Request, indexed
 from poolgrad.jax.primitives import bound, forward_p
-from poolgrad.operands import Parameter, WindowSamples
+from poolgrad.jax.static import Static, has_wide_numbers
+from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared
 from poolgrad.portable import engine
 from poolgrad.windows import WindowKind
@@ -35,15 +35,15 @@ def perform(request: Request) -> Any:
     if pool.operator.result(x.dtype.name) == "float64" and not has_wide_numbers():
         x = x.astype(jnp.float32)  # without 64-bit types the mean of integers is float32
     operand = pool.operator.operand
-    given = tuple(operand.convert(_CONVERTER, v, x, ready) for v in request.operands)
+    operands = tuple(operand.convert(_CONVERTER, v, x, ready) for v in request.operands)
     if not request.return_indices:
-        return _shaped(bound(forward_p, x, *given, pool=pool, keep=0)[0], request, layout)
+        return _shaped(bound(forward_p, x, *operands, pool=pool, keep=0)[0], request, layout)
     plain = pool._replace(options=indexed(pool.options))
-    y, routes = bound(forward_p, x, *given, pool=plain, keep=1)
+    y, routes = bound(forward_p, x, *operands, pool=plain, keep=1)
     if plain != pool:  # the gradient depends on `ties`, the indices do not
-        (y,) = bound(forward_p, x, *given, pool=pool, keep=0)
+        (y,) = bound(forward_p, x, *operands, pool=pool, keep=0)
     found = engine.indices(
-        layout, routes, given[0] if pool.operator.operand.determines_windows else None
+        layout, routes, operands[0] if pool.operator.operand.determines_windows else None
     )
     return _shaped(y, request, layout), _shaped(found, request, layout)
 
@@ -82,13 +82,13 @@ def functions(x: Array) -> Functions:
     )
 
 
-def _pooling(request: Request, x: Array) -> Pooling:
+def _pooling(request: Request, x: Array) -> Static:
     first_pooled(x.shape, request.spec.dims, request.channels_last)
     options = request.options
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     if not floating and getattr(options, "ties", None) == "split":
         options = indexed(options)  # integers have no gradient to split
-    return Pooling(request.operator, request.spec, options, request.channels_last)
+    return Static(request.operator, request.spec, options, request.channels_last)
 
 
 def _channels_moved(request: Request) -> Any:
@@ -110,8 +110,8 @@ def _is_abstract(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def _alone(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Broadcast one number to all channels, so that a batch axis is not taken for channels."""
+def _without_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return () for the shape of one number, so that a batch axis is not taken for channels."""
     return () if shape == (1,) else shape
 
 
@@ -137,7 +137,7 @@ class _Converter:
             value = value.__jax_array__()
         if not _is_abstract(value):
             numbers = operand.checked(value, ready)
-            return jnp.asarray(numbers.reshape(_alone(numbers.shape)))
+            return jnp.asarray(numbers.reshape(_without_axis(numbers.shape)))
         if not any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer)):
             raise arguments.refuse_numbers(name, value.dtype)
         arguments.check_length(name, value.shape, layout.channels)
@@ -146,7 +146,7 @@ class _Converter:
             size = jnp.abs(value)
             odd = (size != 0) & jnp.isfinite(size) & ((size < least) | (size > most))
             value = jnp.where(odd, jnp.copysign(jnp.clip(size, least, most), value), value)
-        held: Array = value.astype(dtype).reshape(_alone(value.shape))
+        held: Array = value.astype(dtype).reshape(_without_axis(value.shape))
         return held
 
     def seed(self, value: Any, x: Array) -> Any:
@@ -167,7 +167,7 @@ class _Converter:
         dtype = jnp.dtype(layout.dtype)
         dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.dtype(jnp.float32)
         shape, most = arguments.samples_shape(layout), arguments.below_one(dtype.name)
-        given = value.given
+        given = value.values
         if given is None:
             key = value.generator
             if not is_key(key):

@@ -13,11 +13,11 @@ from jax import Array, ShapeDtypeStruct
 
 from poolgrad import core
 from poolgrad.call_cache import recorded
-from poolgrad.contract import Buffer
 from poolgrad.core import Layout, Plan, as_kernels_take
+from poolgrad.interface import Buffer
 from poolgrad.jax import portable
-from poolgrad.jax.pooling import Pooling
-from poolgrad.jax.sharding import spread
+from poolgrad.jax.sharding import sharded
+from poolgrad.jax.static import Static
 
 Shape = tuple[int, ...]
 
@@ -48,7 +48,7 @@ def register() -> None:
         ) from error
 
 
-def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
+def forward(x: Array, *operands: Array, pool: Static, keep: int) -> list[Array]:
     """Compute the output and the first arrays of the residual."""
 
     def made(layout: Layout) -> list[Buffer]:
@@ -61,46 +61,46 @@ def forward(x: Array, *given: Array, pool: Pooling, keep: int) -> list[Array]:
         operand = _operand(pool, arrays[1:])
         pool.operator.forward(plan, arrays[0], operand, made[0], residual, _THREADS, *pool.options)
 
-    return _call(pool, _same, made, run, (x, *_given(pool, given)), beside=1)
+    return _call(pool, _same, made, run, (x, *_wide_operands(pool, operands)), operand_index=1)
 
 
-def push(*args: Array, pool: Pooling, learned: bool) -> list[Array]:
+def jvp(*args: Array, pool: Static, learned: bool) -> list[Array]:
     """Compute the tangent of the output."""
     if pool.operator.nonlinear:
-        return portable.push(*args, pool=pool, learned=learned)
+        return portable.jvp(*args, pool=pool, learned=learned)
     t, *rest = args
-    _, given, residual = pool.held(tuple(rest))
-    first = 1 + pool.given
+    _, operands, residual = pool.held(tuple(rest))
+    first = 1 + pool.operand_count
 
     def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
         operand, kept = _operand(pool, arrays[1:first]), tuple(arrays[first:])
-        pool.operator.push(plan, arrays[0], operand, kept, made[0], _THREADS, *pool.options)
+        pool.operator.jvp(plan, arrays[0], operand, kept, made[0], _THREADS, *pool.options)
 
-    held = (t, *_given(pool, given), *residual)
-    return _call(pool, _same, lambda layout: [_output(layout)], run, held, beside=1)
+    held = (t, *_wide_operands(pool, operands), *residual)
+    return _call(pool, _same, lambda layout: [_output(layout)], run, held, operand_index=1)
 
 
-def pull(gy: Array, *args: Array, pool: Pooling, sizes: tuple[int, ...], learned: bool) -> Any:
+def vjp(gy: Array, *args: Array, pool: Static, sizes: tuple[int, ...], learned: bool) -> Any:
     """Compute the gradients of the input and, if requested, of the learned argument."""
-    x, given, residual = pool.held(args)
+    x, operands, residual = pool.held(args)
     first = 1 + pool.operator.nonlinear
-    second = first + pool.given
+    second = first + pool.operand_count
 
     def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
         values = arrays[1] if pool.operator.nonlinear else None
         operand, kept = _operand(pool, arrays[first:second]), tuple(arrays[second:])
         way = (plan, arrays[0], values, operand, kept, made[0], _THREADS)
-        pool.operator.pull(*way, *pool.options)
+        pool.operator.vjp(*way, *pool.options)
 
     def before(shape: Shape) -> Shape:
         return pool.before(shape, sizes)
 
-    held = (gy, *(() if x is None else (x,)), *_given(pool, given), *residual)
-    gradients = _call(pool, before, lambda layout: [_input(layout)], run, held, beside=first)
+    held = (gy, *(() if x is None else (x,)), *_wide_operands(pool, operands), *residual)
+    gradients = _call(pool, before, lambda layout: [_input(layout)], run, held, operand_index=first)
     if learned:
         layout = pool.layout(before(gy.shape), gy.dtype.name)
         slopes = gy.astype(residual[-1].dtype) * residual[-1]
-        gradients.append(_summed(pool, slopes, given[0], layout))
+        gradients.append(_summed(pool, slopes, operands[0], layout))
     return gradients
 
 
@@ -116,7 +116,7 @@ def _input(layout: Layout) -> Buffer:
     return Buffer(layout.in_shape, layout.order, layout.dtype)
 
 
-def _summed(pool: Pooling, slopes: Array, theta: Array, layout: Layout) -> Array:
+def _summed(pool: Static, slopes: Array, theta: Array, layout: Layout) -> Array:
     """Sum the derivatives of outputs to the gradient of a learned parameter."""
     others = pool.operator.operand.summed_axes(theta.shape, layout)
     return slopes.sum(others, dtype=jnp.float64).astype(theta.dtype)
@@ -125,9 +125,9 @@ def _summed(pool: Pooling, slopes: Array, theta: Array, layout: Layout) -> Array
 _THREADS: Any = object()  # stands for XLA's number of threads
 
 
-def _given(pool: Pooling, given: Sequence[Array]) -> tuple[Array, ...]:
+def _wide_operands(pool: Static, operands: Sequence[Array]) -> tuple[Array, ...]:
     """Return the extra operand in the form of the kernels; 64-bit integers may be disabled."""
-    return tuple(i.astype(jnp.int64) if i.dtype == jnp.int32 else i for i in given)
+    return tuple(i.astype(jnp.int64) if i.dtype == jnp.int32 else i for i in operands)
 
 
 class _Hole:
@@ -140,7 +140,7 @@ class _Hole:
 _Holes = Sequence[_Hole]
 
 
-def _operand(pool: Pooling, holes: _Holes) -> Any:
+def _operand(pool: Static, holes: _Holes) -> Any:
     """Return the placeholder of the extra operand, in the form of an operator's methods."""
     if not holes:
         return None
@@ -149,18 +149,18 @@ def _operand(pool: Pooling, holes: _Holes) -> Any:
 
 
 def _call(
-    pool: Pooling,
+    pool: Static,
     in_shape: Callable[[Shape], Shape],
     made: Callable[[Layout], list[Buffer]],
     run: Callable[[Plan, _Holes, _Holes], None],
-    given: tuple[Array, ...],
-    beside: int,
+    arrays: tuple[Array, ...],
+    operand_index: int,
 ) -> list[Array]:
     """Call the kernels of an operator through XLA and return their results.
 
     Parameters
     ----------
-    pool : Pooling
+    pool : Static
         The operator.
     in_shape : callable
         Returns the shape of the input, from that of the first array.
@@ -168,24 +168,24 @@ def _call(
         Returns the buffers of the results, for a layout.
     run : callable
         Calls the operator with a plan and placeholders of the inputs and of the results.
-    given : tuple of array
+    arrays : tuple of array
         The inputs.
-    beside : int
+    operand_index : int
         Index of the extra operand among the inputs, if there is one.
     """
 
-    def local(*given: Array) -> list[Array]:
-        layout = pool.layout(in_shape(given[0].shape), given[0].dtype.name)
+    def local(*arrays: Array) -> list[Array]:
+        layout = pool.layout(in_shape(arrays[0].shape), arrays[0].dtype.name)
         shapes = [ShapeDtypeStruct(b.shape, jnp.dtype(b.dtype)) for b in made(layout)]
-        sources, targets = [_Hole(a) for a in given], [_Hole(s) for s in shapes]
-        values: dict[_Hole, Array] = dict(zip(sources, given, strict=True))
-        whole = sources[0] if given[0].shape == layout.in_shape else targets[0]
+        sources, targets = [_Hole(a) for a in arrays], [_Hole(s) for s in shapes]
+        values: dict[_Hole, Array] = dict(zip(sources, arrays, strict=True))
+        whole = sources[0] if arrays[0].shape == layout.in_shape else targets[0]
         for name, args in recorded(layout, lambda plan: run(plan, sources, targets)):
             _run(name, args, values, whole, _plan_attributes(pool, layout))
         return [values[h] for h in targets]
 
-    pooled = pool.layout(in_shape(given[0].shape), given[0].dtype.name).pooled
-    return spread(pool, local, given, pooled, beside)
+    pooled = pool.layout(in_shape(arrays[0].shape), arrays[0].dtype.name).pooled
+    return sharded(pool, local, arrays, pooled, operand_index)
 
 
 def _run(
@@ -227,7 +227,7 @@ def _run(
     values |= zip(results, made, strict=True)
 
 
-def _plan_attributes(pool: Pooling, layout: Layout) -> dict[str, Any]:
+def _plan_attributes(pool: Static, layout: Layout) -> dict[str, Any]:
     """Return the attributes that describe the plan of a call."""
     axes = zip(layout.pooled, layout.window.axes, strict=True)
     return {

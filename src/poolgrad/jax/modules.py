@@ -1,4 +1,4 @@
-"""Pooling modules for JAX: immutable dataclasses that are pytrees, for Flax NNX and Equinox alike.
+"""Static modules for JAX: immutable dataclasses that are pytrees, for Flax NNX and Equinox alike.
 
 A module stores the arguments of a public function and calls that function; `modules` creates a
 class for each public function and number of pooled axes. Neither Flax nor Equinox is imported.
@@ -21,10 +21,10 @@ from jax.tree_util import GetAttrKey
 from jax.typing import ArrayLike
 
 from poolgrad.arguments import real_numbers, refuse_numbers
-from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.docstrings import class_name, of_module
 from poolgrad.functional.public import bind
+from poolgrad.interface import Request
 from poolgrad.jax.function import is_key, perform
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import Window, brief, flag
@@ -95,7 +95,7 @@ class Pool:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """Return the input, pooled."""
+        """Pool the input."""
         return self.function(jnp.asarray(x), **self._arguments())
 
 
@@ -105,7 +105,7 @@ class Random(Pool):
     note = "A call takes `x` and a `key` of `jax.random`."
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """Return the input, pooled with random numbers from the key."""
+        """Pool the input with random numbers from the key."""
         return self._drawn(x, key, self._arguments())
 
     def _drawn(self, x: ArrayLike, key: Any, given: dict[str, Any]) -> Any:
@@ -168,19 +168,19 @@ class Lip(Pool):
 
 
 class Global(Pool):
-    """Pooling over all axes but the channels and any number of leading axes."""
+    """Static over all axes but the channels and any number of leading axes."""
 
     note = f"{Pool.note}\nThere may be any number of leading axes."
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """Return the input, pooled."""
-        # The function would count one leading axis more or less as pooled.
+        """Pool the input."""
+        # The public function would pool additional leading axes.
         request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
         return perform(replace(request, x=jnp.asarray(x)))
 
 
 class _Input(NamedTuple):
-    """Stands for an input, of which descriptions read only the shape."""
+    """A placeholder for an input: only its shape is read."""
 
     shape: tuple[int, ...]
 
@@ -291,7 +291,7 @@ def _module(name: str, function: Callable[..., Any], base: type[Pool], dims: int
     takes = [p for n, p in signature(function).parameters.items() if n not in base.at_call]
     takes = [p.replace(default=True) if p.name == "channels_last" else p for p in takes]
     names = [p.name for p in takes]
-    notes = [f"The module that calls `poolgrad.{function.__name__}`. {base.note}"]
+    notes = [f"Calls `poolgrad.{function.__name__}`. {base.note}"]
     if not _LEARNED.isdisjoint(names):
         notes.append(_LEAF)
     documented = [name for name in names if name != "channels_last"]

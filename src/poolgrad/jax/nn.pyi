@@ -6,7 +6,7 @@ from typing import Any
 from jax import Array
 from jax.typing import ArrayLike
 
-from poolgrad.contract import Routes, Ties
+from poolgrad.interface import Routes, Ties
 from poolgrad.jax.modules import Global, Lip, Pool, Random, Stochastic, Unpool
 from poolgrad.windows import Ints, Padding
 

@@ -1,14 +1,14 @@
 """Defines three primitives of JAX for every operator of the table, and their transformations.
 
 * ``forward``: ``x, [argument] -> y, *residual``,
-* ``push``: ``t, [argument's tangent], [x], [argument], *residual -> ty``, the derivative of `y`
+* ``jvp``: ``t, [argument's tangent], [x], [argument], *residual -> ty``, the derivative of `y`
   along tangents,
-* ``pull``: ``gy, [x], [argument], *residual -> gx, [argument's gradient]``, its transpose.
+* ``vjp``: ``gy, [x], [argument], *residual -> gx, [argument's gradient]``, its transpose.
 
-`x` is an argument if the operator is nonlinear; the tangent and the gradient of the learned
-argument are there if it is learned and they are requested. ``push`` and ``pull`` are linear in
-their first arguments and each other's transpose; `composed` computes how they depend on the other
-arguments. Derivatives of any order and in both modes follow from one rule for all operators.
+`x` is an argument if the operator is nonlinear; the tangent and the gradient of a learned argument
+are included if they are requested. ``jvp`` and ``vjp`` are linear in their first arguments and each
+other's transpose; `formulas` computes how they depend on the other arguments. Derivatives of any
+order and in both modes follow from one rule for all operators.
 
 On CPUs the primitives call the kernels (`kernels`), on other devices operations of JAX
 (`portable`).
@@ -25,15 +25,15 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.sharding import PartitionSpec
 
-from poolgrad.jax import _compat, composed, kernels, portable
+from poolgrad.jax import _compat, formulas, kernels, portable
 from poolgrad.jax._compat import Primitive
-from poolgrad.jax.pooling import Pooling
+from poolgrad.jax.static import Static
 
 Values = Sequence[Any]
 
 forward_p = Primitive("poolgrad")
-push_p = Primitive("poolgrad_push")
-pull_p = Primitive("poolgrad_pull")
+jvp_p = Primitive("poolgrad_jvp")
+vjp_p = Primitive("poolgrad_vjp")
 
 
 def bound(primitive: Primitive, *args: Any, **how: Any) -> list[Any]:
@@ -62,20 +62,20 @@ def _like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
     return x.update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)
 
 
-def _forward_shapes(x: Any, *given: Any, pool: Pooling, keep: int) -> list[Any]:
+def _forward_shapes(x: Any, *operands: Any, pool: Static, keep: int) -> list[Any]:
     layout = pool.layout(x.shape, x.dtype.name)
     residual = pool.residual(layout, learned=True)[:keep]
     y = _like(x, layout.out_shape, layout.out_dtype)
     return [y, *(_like(x, b.shape, b.dtype) for b in residual)]
 
 
-def _push_shapes(t: Any, *args: Any, pool: Pooling, learned: bool) -> list[Any]:
+def _jvp_shapes(t: Any, *args: Any, pool: Static, learned: bool) -> list[Any]:
     layout = pool.layout(t.shape, t.dtype.name)
     return [_like(t, layout.out_shape, layout.out_dtype)]
 
 
-def _pull_shapes(
-    gy: Any, *args: Any, pool: Pooling, sizes: tuple[int, ...], learned: bool
+def _vjp_shapes(
+    gy: Any, *args: Any, pool: Static, sizes: tuple[int, ...], learned: bool
 ) -> list[Any]:
     gx = _like(gy, pool.before(gy.shape, sizes), gy.dtype.name)
     return [gx, *(args[1:2] if learned else ())]
@@ -84,7 +84,7 @@ def _pull_shapes(
 # Derivatives
 
 
-def _wanted(tangent: Any) -> bool:
+def _is_nonzero(tangent: Any) -> bool:
     return type(tangent) is not _compat.Zero
 
 
@@ -101,32 +101,34 @@ def _filled(tangents: Values) -> list[Any]:
     return [_compat.instantiate_zeros(t) for t in tangents]
 
 
-def _forward_jvp(primals: Values, tangents: Values, *, pool: Pooling, keep: int) -> Any:
-    operator, (x, *given), (tx, *ts) = pool.operator, primals, tangents
-    learned = operator.learned and _wanted(ts[0])
-    if not _wanted(tx) and not learned:
+def _forward_jvp(primals: Values, tangents: Values, *, pool: Static, keep: int) -> Any:
+    operator, (x, *operands), (tx, *ts) = pool.operator, primals, tangents
+    learned = operator.learned and _is_nonzero(ts[0])
+    if not _is_nonzero(tx) and not learned:
         outputs = bound(forward_p, *primals, pool=pool, keep=keep)
         return outputs, _zeros(outputs)
     layout = pool.layout(x.shape, x.dtype.name)
     needed = len(pool.residual(layout, learned))
     y, *residual = bound(forward_p, *primals, pool=pool, keep=max(keep, needed))
     along = _filled((tx, *ts[: int(learned)]))
-    held = (*(x,) * operator.nonlinear, *given)
-    (ty,) = bound(push_p, *along, *held, *residual[:needed], pool=pool, learned=learned)
+    held = (*(x,) * operator.nonlinear, *operands)
+    (ty,) = bound(jvp_p, *along, *held, *residual[:needed], pool=pool, learned=learned)
     kept = residual[:keep]
     return [y, *kept], [ty, *_zeros(kept)]
 
 
-def _forward_transpose(cotangents: Values, x: Any, *given: Any, pool: Pooling, keep: int) -> Values:
+def _forward_transpose(
+    cotangents: Values, x: Any, *operands: Any, pool: Static, keep: int
+) -> Values:
     """Compute the pullback of a linear operator, which needs no residual."""
     layout = pool.layout(x.aval.shape, x.aval.dtype.name)
     if pool.operator.nonlinear or pool.residual(layout, learned=False):
         raise NotImplementedError(f"{pool.operator.name} is not linear, so it has no transpose")
-    nothing = (None,) * len(given)
-    if not _wanted(cotangents[0]):
+    nothing = (None,) * len(operands)
+    if not _is_nonzero(cotangents[0]):
         return (_compat.Zero(x.aval), *nothing)
     sizes = pool.sizes(x.aval.shape)
-    gradients = bound(pull_p, cotangents[0], *given, pool=pool, sizes=sizes, learned=False)
+    gradients = bound(vjp_p, cotangents[0], *operands, pool=pool, sizes=sizes, learned=False)
     return (*gradients, *nothing)
 
 
@@ -134,45 +136,45 @@ def _derivative(
     primals: Values,
     tangents: Values,
     linear: int,
-    again: Callable[..., Any],
-    map_of_rest: Any,
+    apply: Callable[..., Any],
+    nonlinear_part: Any,
     pool: Any,
 ) -> Any:
     """Compute values and tangents of a map that is linear in its first arguments.
 
-    `again` is the map; `map_of_rest` returns, for the values of the first arguments, the map as a
-    function of the input and, if there is one, the learned argument.
+    `apply` is the map. `nonlinear_part` returns, for fixed values of the first arguments, the map
+    as a function of the input and, if there is one, the learned argument.
     """
-    outputs = again(*primals)
+    outputs = apply(*primals)
     rest, total = primals[linear:], _zeros(outputs)
-    if any(map(_wanted, tangents[:linear])):
-        total = _added(total, again(*_filled(tangents[:linear]), *rest))
+    if any(map(_is_nonzero, tangents[:linear])):
+        total = _added(total, apply(*_filled(tangents[:linear]), *rest))
     count = (1 + pool.operator.learned) * pool.operator.nonlinear
     moved = tangents[linear : linear + count]
-    if any(map(_wanted, moved)):
-        function = map_of_rest(*primals[:linear])
+    if any(map(_is_nonzero, moved)):
+        function = nonlinear_part(*primals[:linear])
         total = _added(total, jax.jvp(function, tuple(rest[:count]), tuple(_filled(moved)))[1])
     return outputs, total
 
 
-def _push_jvp(primals: Values, tangents: Values, *, pool: Pooling, learned: bool) -> Any:
-    again = partial(bound, push_p, pool=pool, learned=learned)
-    map_of_rest = partial(composed.push, pool, learned)
-    return _derivative(primals, tangents, 1 + learned, again, map_of_rest, pool)
+def _jvp_of_jvp(primals: Values, tangents: Values, *, pool: Static, learned: bool) -> Any:
+    apply = partial(bound, jvp_p, pool=pool, learned=learned)
+    nonlinear_part = partial(formulas.jvp, pool, learned)
+    return _derivative(primals, tangents, 1 + learned, apply, nonlinear_part, pool)
 
 
-def _pull_jvp(
-    primals: Values, tangents: Values, *, pool: Pooling, sizes: tuple[int, ...], learned: bool
+def _jvp_of_vjp(
+    primals: Values, tangents: Values, *, pool: Static, sizes: tuple[int, ...], learned: bool
 ) -> Any:
-    again = partial(bound, pull_p, pool=pool, sizes=sizes, learned=learned)
-    map_of_rest = partial(composed.pull, pool, learned)
-    return _derivative(primals, tangents, 1, again, map_of_rest, pool)
+    apply = partial(bound, vjp_p, pool=pool, sizes=sizes, learned=learned)
+    nonlinear_part = partial(formulas.vjp, pool, learned)
+    return _derivative(primals, tangents, 1, apply, nonlinear_part, pool)
 
 
-def _push_transpose(cotangents: Values, *args: Any, pool: Pooling, learned: bool) -> Values:
+def _transpose_of_jvp(cotangents: Values, *args: Any, pool: Static, learned: bool) -> Values:
     linear, rest = args[: 1 + learned], args[1 + learned :]
     nothing = (None,) * len(rest)
-    if not _wanted(cotangents[0]):
+    if not _is_nonzero(cotangents[0]):
         return (
             *(_compat.Zero(a.aval) if _compat.is_undefined_primal(a) else None for a in linear),
             *nothing,
@@ -180,19 +182,19 @@ def _push_transpose(cotangents: Values, *args: Any, pool: Pooling, learned: bool
     t = linear[0]
     shape = t.aval.shape if _compat.is_undefined_primal(t) else t.shape
     sizes = pool.sizes(shape)
-    given = bound(pull_p, cotangents[0], *rest, pool=pool, sizes=sizes, learned=learned)
-    pairs = zip(linear, given, strict=True)
+    gradients = bound(vjp_p, cotangents[0], *rest, pool=pool, sizes=sizes, learned=learned)
+    pairs = zip(linear, gradients, strict=True)
     return (*(g if _compat.is_undefined_primal(a) else None for a, g in pairs), *nothing)
 
 
-def _pull_transpose(
-    cotangents: Values, gy: Any, *rest: Any, pool: Pooling, sizes: tuple[int, ...], learned: bool
+def _transpose_of_vjp(
+    cotangents: Values, gy: Any, *rest: Any, pool: Static, sizes: tuple[int, ...], learned: bool
 ) -> Values:
     nothing = (None,) * len(rest)
-    if not any(map(_wanted, cotangents)):
+    if not any(map(_is_nonzero, cotangents)):
         return (_compat.Zero(gy.aval), *nothing)
     along = _filled(cotangents)
-    return (*bound(push_p, *along, *rest, pool=pool, learned=learned), *nothing)
+    return (*bound(jvp_p, *along, *rest, pool=pool, learned=learned), *nothing)
 
 
 # Batches: one more leading axis
@@ -200,27 +202,27 @@ def _pull_transpose(
 
 def _batch(primitive: Primitive, first: int, args: Values, dims: Values, **how: Any) -> Any:
     """Batch a primitive; `first` is the number of arguments before the extra operand."""
-    pool: Pooling = how["pool"]
+    pool: Static = how["pool"]
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
     # The gradient of a learned argument must not be summed over the batch.
     alone = primitive is not forward_p and how["learned"]
-    beside = range(first, first + pool.given)
+    operand_positions = range(first, first + pool.operand_count)
     operand = pool.operator.operand
-    shared = operand.is_shared and all(dims[k] is None for k in beside)
+    shared = operand.is_shared and all(dims[k] is None for k in operand_positions)
     if alone or operand.is_positional or (operand.is_shared and not shared):
         batched = [a for a, d in zip(front, dims, strict=True) if d is not None]
 
         def one(own: Values) -> Any:
             each = iter(own)
-            given = (a if d is None else next(each) for a, d in zip(front, dims, strict=True))
-            return primitive.bind(*given, **how)
+            full = (a if d is None else next(each) for a, d in zip(front, dims, strict=True))
+            return primitive.bind(*full, **how)
 
         outputs = jax.lax.map(one, batched)
     else:
         full = [
             a
-            if d is not None or (shared and k in beside)
+            if d is not None or (shared and k in operand_positions)
             else jnp.broadcast_to(a, (size, *a.shape))
             for k, (a, d) in enumerate(zip(front, dims, strict=True))
         ]
@@ -228,13 +230,13 @@ def _batch(primitive: Primitive, first: int, args: Values, dims: Values, **how: 
     return outputs, [0] * len(outputs)
 
 
-def _batch_push(args: Values, dims: Values, *, pool: Pooling, learned: bool) -> Any:
+def _batch_jvp(args: Values, dims: Values, *, pool: Static, learned: bool) -> Any:
     first = 1 + learned + pool.operator.nonlinear
-    return _batch(push_p, first, args, dims, pool=pool, learned=learned)
+    return _batch(jvp_p, first, args, dims, pool=pool, learned=learned)
 
 
-def _batch_pull(args: Values, dims: Values, **how: Any) -> Any:
-    return _batch(pull_p, 1 + how["pool"].operator.nonlinear, args, dims, **how)
+def _batch_vjp(args: Values, dims: Values, **how: Any) -> Any:
+    return _batch(vjp_p, 1 + how["pool"].operator.nonlinear, args, dims, **how)
 
 
 def _define(
@@ -253,7 +255,7 @@ def _define(
 
 def lowering(function: Callable[..., Any]) -> Any:
     """Return the lowering rule of a primitive."""
-    lowered = _compat.lower_fun(composed.wide(function), multiple_results=True)
+    lowered = _compat.lower_fun(formulas.wide(function), multiple_results=True)
 
     def lower(context: Any, *args: Any, **how: Any) -> Any:
         # The platform (if there are several) and symbolic sizes have the width of integers outside;
@@ -267,12 +269,12 @@ def lowering(function: Callable[..., Any]) -> Any:
         )
         return lowered(context.replace(dim_var_values=(*values,)), *args, **how)
 
-    return composed.wide(lower)  # some operations are traced only when they are lowered
+    return formulas.wide(lower)  # some operations are traced only when they are lowered
 
 
 _define(
     forward_p, _forward_shapes, _forward_jvp, _forward_transpose, partial(_batch, forward_p, 1),
     kernels.forward, portable.forward,
 )  # fmt: skip
-_define(push_p, _push_shapes, _push_jvp, _push_transpose, _batch_push, kernels.push, portable.push)
-_define(pull_p, _pull_shapes, _pull_jvp, _pull_transpose, _batch_pull, kernels.pull, portable.pull)
+_define(jvp_p, _jvp_shapes, _jvp_of_jvp, _transpose_of_jvp, _batch_jvp, kernels.jvp, portable.jvp)
+_define(vjp_p, _vjp_shapes, _jvp_of_vjp, _transpose_of_vjp, _batch_vjp, kernels.vjp, portable.vjp)

@@ -10,36 +10,36 @@ from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from poolgrad.jax.composed import wide
-from poolgrad.jax.pooling import Pooling
+from poolgrad.jax.formulas import wide
+from poolgrad.jax.static import Static
 
 
-def spread(
-    pool: Pooling,
+def sharded(
+    pool: Static,
     local: Callable[..., list[Array]],
-    given: Sequence[Array],
+    arrays: Sequence[Array],
     pooled: tuple[int, ...],
-    beside: int,
+    operand_index: int,
 ) -> list[Array]:
     """Apply `local` to the part of the arrays on each device.
 
     Parameters
     ----------
-    pool : Pooling
+    pool : Static
         The operator. A random draw needs the whole batch, because the draws depend on it.
     local : callable
         Function of arrays, for any sizes of the axes that are not pooled.
-    given : sequence of array
+    arrays : sequence of array
         Its arguments; the first has the rank of the input.
     pooled : tuple of int
         The pooled axes, which are not sharded.
-    beside : int
+    operand_index : int
         Index of the extra operand among the arguments, if there is one.
     """
-    made = jax.eval_shape(local, *given)
+    made = jax.eval_shape(local, *arrays)
     operand = pool.operator.operand
     apart = not operand.is_positional
-    common = [a if apart and a not in pooled else None for a in range(given[0].ndim)]
+    common = [a if apart and a not in pooled else None for a in range(arrays[0].ndim)]
     leading = [a for a in common if a is not None]
     own = operand.axes(leading, common)
 
@@ -49,7 +49,7 @@ def spread(
         pairs = zip(axes, arrays, strict=True)
         return [[*(known + [None] * array.ndim)][: array.ndim] for known, array in pairs]
 
-    sides = shared(given, beside if pool.given else -1), shared(made, -1)
+    sides = shared(arrays, operand_index if pool.operand_count else -1), shared(made, -1)
     whole: list[str] = []
 
     def named(axis: int | None) -> str:
@@ -77,5 +77,5 @@ def spread(
         sharding_rule=" -> ".join(words),
         need_replication_factors=tuple(whole),
     )
-    outputs: list[Array] = split(*given)
+    outputs: list[Array] = split(*arrays)
     return outputs

@@ -1,4 +1,4 @@
-"""What the lab adds to Lightning: a history of the epochs, and checkpoints that survive a kill."""
+"""Callbacks for Lightning: a history of the epochs, and checkpoints that survive a kill."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class History(lightning.Callback):
     Parameters
     ----------
     folder
-        Of the run.
+        Folder of the run.
     settings
-        Of the run; the checkpoint holds them, too.
+        Settings of the run; the checkpoint holds them, too.
 
     Attributes
     ----------
     rows
-        Of the finished epochs.
+        Rows of the finished epochs.
     started
         Whether the training has begun; before that, a checkpoint is restored.
     """
@@ -98,7 +98,7 @@ class ProgressBar(lightning.Callback):
     Parameters
     ----------
     epochs
-        Of the run.
+        Epochs of the run.
     console
         Where to draw; None: the terminal.
     """
@@ -160,7 +160,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Without Lightning's tips, and without its warnings about what is meant to be so here."""
+    """Suppress Lightning's tips, and its warnings about settings that are intended here."""
     logs = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
     levels = [log.level for log in logs]
     for log in logs:

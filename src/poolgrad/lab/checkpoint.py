@@ -30,11 +30,11 @@ def finished_epochs(folder: RunFolder, network: nn.Module, settings: Settings) -
     Parameters
     ----------
     folder
-        Of the run.
+        Folder of the run.
     network
         The network that the checkpoint must hold weights and optimizer states of.
     settings
-        Of the run, which must be those that the checkpoint was written with.
+        Settings of the run, which must be those that the checkpoint was written with.
 
     Raises
     ------

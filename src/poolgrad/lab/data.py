@@ -158,7 +158,7 @@ def describe(data: LabelledImages, parts: Split) -> dict[str, Any]:
 def image_sizes(folder: Path) -> set[tuple[int, int]]:
     """Heights and widths of the images in the class folders of a folder; only headers are read.
 
-    What cannot be read is left out: `load` says what is wrong with it.
+    Files that cannot be read are left out; `load` raises the error for them.
     """
     class_folders = (p for p in folder.iterdir() if p.is_dir() and not hidden(p))
     files = (file for class_folder in class_folders for file in image_files(class_folder))

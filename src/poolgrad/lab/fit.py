@@ -48,7 +48,7 @@ def fit(
     data
         Training images and labels; batches of validation images and labels.
     finished_epochs
-        Of the checkpoint in the folder; 0: training begins with the first epoch.
+        Epochs that the checkpoint in the folder has finished; 0 if there is none.
     callbacks
         Further ones.
     devices

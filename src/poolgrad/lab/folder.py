@@ -86,7 +86,7 @@ class RunFolder:
 
     @property
     def settings(self) -> Path:
-        """What the run was started with."""
+        """The file of the settings of the run."""
         return self.path / "settings.json"
 
     @property
@@ -116,7 +116,7 @@ class RunFolder:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What a finished run has written, the most wanted first."""
+        """The files of a finished run, the most important first."""
         return (self.result, self.metrics, self.curves, self.routes, self.checkpoint)
 
     def stored(self) -> dict[str, Any] | None:
@@ -173,7 +173,7 @@ class RunFolder:
         write_atomic(self.metrics, text.getvalue().encode())
 
     def write_result(self, content: Mapping[str, Any]) -> None:
-        """Write `result.json`, which says that the run has finished, and sweep up."""
+        """Write `result.json`, which marks the run as finished, and delete temporary files."""
         write_atomic(self.result, to_json(content))
         for partial in self.path.rglob("*" + _PARTIAL):
             with contextlib.suppress(OSError):  # leftovers are harmless

@@ -97,7 +97,7 @@ class ImageStack:
     Parameters
     ----------
     folder
-        Of the data set, for errors.
+        Folder of the data set, for errors.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -46,9 +46,9 @@ class EpochBatches(Sampler[Tensor]):
     count
         How many images there are.
     batch_size
-        At most so many make a batch (three where 2 leaves one over).
+        Largest number of images in a batch (three if batches of 2 would leave one image).
     seed
-        Of the run.
+        Seed of the run.
     """
 
     def __init__(self, count: int, batch_size: int, seed: int) -> None:

@@ -33,8 +33,8 @@ class Design:
         `"batch"`: of activations, over the batch; `"weights"`: of the convolutions' weights
         (`ScaledConv2d`), so that nothing depends on the other images of a batch.
     padding
-        Of the convolutions and downsamplings. With `"circular"` a circular shift of the image is
-        one of the feature maps, until it meets a downsampling.
+        Padding of the convolutions and downsamplings. With `"circular"`, a circular shift of the
+        image is one of the feature maps, up to the first downsampling.
     """
 
     widths: tuple[int, ...]
@@ -246,7 +246,7 @@ def _size_after(layer: nn.Module, channels: int, size: tuple[int, int]) -> tuple
 
 
 def _poolings(size: tuple[int, int], kernel: int, stride: int, most: int) -> int:
-    """How often a network downsamples: the same for every kind of downsampling."""
+    """Return the number of downsamplings, which is the same for every kind."""
     check_windows(kernel, stride, size)
     # Four times for 32 x 32 and more, twice for 8 x 8: the last map keeps some extent.
     most = min(max(min(size).bit_length() - 2, 1), most)

@@ -37,13 +37,13 @@ def add_frame(
     Parameters
     ----------
     axes
-        Of the map.
+        Axes of the map.
     corner
         Row and column of the first cell.
     extent
         How many rows and columns.
     colour, line
-        Of the frame; its width in points.
+        Colour and line of the frame; its width in points.
     inset
         How far inside the cells it runs.
     """
@@ -69,7 +69,7 @@ def write_numbers(axes: Axes, plane: Plane, rows: range, columns: range, numbers
     Parameters
     ----------
     axes
-        Of the map.
+        Axes of the map.
     plane
         The values, shape (H, W).
     rows, columns

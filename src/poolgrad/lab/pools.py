@@ -63,7 +63,7 @@ class Downsampling:
     title
         Its name for people.
     source
-        The paper it comes from; empty for what is older than the papers.
+        The paper that introduced the pooling; empty if there is none.
     step
         What it computes from each window.
     make
@@ -94,9 +94,9 @@ def build(
     name
         One of `NAMES`. `"none"` is the identity: convolutions behind it are to be dilated instead.
     channels
-        Of its input and output.
+        Channels of its input and output.
     kernel, stride
-        Of its windows. `"aps"` has no kernel.
+        Kernel and stride of its windows. `"aps"` has no kernel.
     padding
         `"circular"`: layers that pad read the other side of the map, so that a circular shift of
         the input meets the same values.

@@ -35,7 +35,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class _Words:
-    """What the picture says about one kind of pooling."""
+    """Captions of the picture for one kind of pooling."""
 
     name: str
     step: str  # over the arrow from the map to the output
@@ -282,7 +282,7 @@ class _View:
         show_part(axes, rows, columns)
 
     def legend(self) -> str:
-        """What the colours of the lines mean."""
+        """Return the meaning of the colours of the lines."""
         parts = ["blue: one of the windows" if self._overlap else "blue: the windows"]
         if self._trace.winners is not None:
             parts.append("orange: winners (of equal values, the first)")

@@ -82,16 +82,16 @@ class Settings:
     head
         How the last map becomes scores of classes: one of `poolgrad.lab.pools.HEADS`.
     kernel, stride
-        Of the pooling windows, in both directions.
+        Kernel and stride of the pooling windows, in both directions.
     epochs, lr, optimizer
-        Of the training; `lr` is the highest learning rate of the schedule.
+        Epochs, learning rate (the highest of the schedule) and optimizer of the training.
     batch_size
         Images in a step; None: chosen by `for_images`.
     seed
         Of weights, shuffling and augmentation. The split of the data does not depend on it, so
         that runs with different seeds are tested on the same images.
     threads
-        Of the processor; None: one where the images are so small that more would not help,
+        Number of threads; None: one where the images are so small that more would not help,
         otherwise PyTorch's own number. It changes the last bits, since sums are split otherwise.
     """
 

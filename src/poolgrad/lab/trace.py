@@ -27,7 +27,7 @@ class Trace:
     image
         Shape (H, W) or (H, W, 3).
     before, after
-        The feature map, and what the pooling makes of it.
+        The feature map, and the result of the pooling.
     arriving, returned
         The gradient of the winning class's score with respect to `after` and `before`.
     share

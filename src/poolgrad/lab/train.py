@@ -42,11 +42,11 @@ class Run:
     Attributes
     ----------
     settings, folder
-        What to do, and where the results go.
+        The settings of the run, and the folder of its results.
     images, parts, network
         The data, their split, and the network, with its first weights.
     finished_epochs
-        How many epochs the checkpoint in the folder has behind it; 0 without one.
+        Number of finished epochs of the checkpoint in the folder; 0 without one.
     threads
         Number of threads: that with which the run was started, so that results keep their bits.
     """

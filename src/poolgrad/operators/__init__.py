@@ -1,8 +1,8 @@
 """The table of operators: each is defined here, once, for every front end.
 
-An operator states what its forward pass keeps for the backward pass (its *residual*), which kernels
-compute it, its pullback and its pushforward, and, if it is nonlinear, its formula in an array
-library's own operations. `prepare` checks a call and lays out its arrays; a front end allocates the
+An operator defines its *residual* (the arrays that its forward pass stores for the backward pass),
+the kernels of its forward pass, vjp and jvp and, if it is nonlinear, its formula in array-API
+operations. `prepare` checks a call and lays out its arrays; a front end allocates the
 buffers that it describes, and passes arrays to the operator.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Layout, Plan, lay_out, plan
+from poolgrad.interface import Buffer, Operator
 from poolgrad.operators.composed import COMPOSED
 from poolgrad.operators.selecting import SELECTING
 from poolgrad.operators.weighted import WEIGHTED
@@ -43,7 +43,7 @@ class Prepared:
     layout : Layout
         The windows of this input, shapes, dtypes and memory formats.
     residual : tuple of Buffer
-        What the forward pass keeps.
+        The arrays that the forward pass stores for the backward pass.
     """
 
     operator: Operator
@@ -86,13 +86,13 @@ class Prepared:
         """Compute the output and, unless it is an empty tuple, the residual."""
         self.operator.forward(self.plan, x, operand, y, residual, threads, *self.options)
 
-    def pull(self, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: Any) -> None:
+    def vjp(self, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: Any) -> None:
         """Compute the gradient of the input."""
-        self.operator.pull(self.plan, gy, x, operand, residual, gx, threads, *self.options)
+        self.operator.vjp(self.plan, gy, x, operand, residual, gx, threads, *self.options)
 
-    def push(self, t: Any, operand: Any, residual: Any, y: Any, threads: Any) -> None:
+    def jvp(self, t: Any, operand: Any, residual: Any, y: Any, threads: Any) -> None:
         """Compute the tangent of the output."""
-        self.operator.push(self.plan, t, operand, residual, y, threads, *self.options)
+        self.operator.jvp(self.plan, t, operand, residual, y, threads, *self.options)
 
 
 def prepare_uncached(
@@ -117,13 +117,13 @@ def prepare_uncached(
     options : NamedTuple
         The operator's options.
     shape : tuple of int
-        Of the input.
+        Shape of the input.
     channels_last : bool
         Whether the pooled axes are those before the last.
     inner : int
-        What `core.inner_axis` returns for the input.
+        The result of `core.inner_axis` for the input.
     dtype : str
-        Of the input.
+        Dtype of the input.
 
     Raises
     ------

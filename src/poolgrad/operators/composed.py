@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from poolgrad.contract import ComposedOperator
-from poolgrad.operands import Companion
+from poolgrad.interface import ComposedOperator
+from poolgrad.operands import SecondInput
 
 __all__ = ["COMPOSED"]
 
@@ -29,7 +29,7 @@ class Lip(ComposedOperator):
     """The mean of each window, weighted with the softmax of logits."""
 
     name = "lip"
-    operand = Companion("logits")
+    operand = SecondInput("logits")
 
     def combine(self, xp: Any, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
         # A common factor of a plane cancels, so the largest weight is scaled to 1; `tiny` keeps the

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from poolgrad.contract import Buffer, Choice, Operator, Routing, Selection, Windows, per_output
 from poolgrad.core import Layout, Plan
+from poolgrad.interface import (
+    Buffer,
+    Choice,
+    Operator,
+    Routing,
+    Selection,
+    UnfoldedWindows,
+    per_output,
+)
 from poolgrad.operands import Indices, Seed, WindowSamples
 from poolgrad.windows import Window, has_empty_windows, require_valid_inputs
 
@@ -26,7 +34,7 @@ class _Routed(Operator):
         if routes not in ("bytes", "packed"):
             raise ValueError(f'routes must be "bytes" or "packed", got {routes!r}')
 
-    def nowhere(self, *options: Any) -> bool:
+    def may_have_no_winner(self, *options: Any) -> bool:
         """Whether a window with inputs can be without a winner."""
         return False
 
@@ -34,7 +42,7 @@ class _Routed(Operator):
         *_, routes = options
         if routes == "bytes":
             return 0
-        count = window.tap_count + (self.nowhere(*options) or has_empty_windows(window))
+        count = window.tap_count + (self.may_have_no_winner(*options) or has_empty_windows(window))
         return 2 if count <= 4 else 4 if count <= 16 else 0
 
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
@@ -45,20 +53,20 @@ class _Routed(Operator):
         shape[last] = -(-shape[last] * bits // 8)
         return (Buffer((*shape,), layout.order, "uint8"),)
 
-    def pull(
+    def vjp(
         self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         plan.kernels.route_backward(gy, residual[0], gx, None, threads)
 
-    def push(
+    def jvp(
         self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         plan.kernels.route_jvp(t, residual[0], y, None, threads)
 
     def share(
-        self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
+        self, xp: Any, numbers: Any, windows: UnfoldedWindows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
         return xp.where(windows.valid & (kept[0][..., None] == windows.numbers), numbers, 0.0)
 
@@ -73,19 +81,19 @@ def _first(xp: Any, condition: Any) -> Any:
     return xp.argmax(xp.astype(condition, xp.int32), axis=-1)
 
 
-def _found(xp: Any, windows: Windows) -> Any:
+def _found(xp: Any, windows: UnfoldedWindows) -> Any:
     """Return whether each window of each plane contains an input."""
     found = xp.any(windows.valid, axis=-1)
     return xp.broadcast_to(found, windows.values.shape[:-1])
 
 
-def _positions(xp: Any, windows: Windows) -> Any:
+def _positions(xp: Any, windows: UnfoldedWindows) -> Any:
     """Return the positions along the axis of taps."""
     return xp.cumulative_sum(xp.ones_like(windows.numbers), axis=-1) - 1
 
 
 def _running_sums(xp: Any, values: Any) -> Any:
-    """Cumulative sums along the last axis, each of one addition more.
+    """Return the cumulative sums along the last axis, by one addition for each element.
 
     PyTorch refuses `cumulative_sum` of floating numbers on CUDA in its deterministic mode.
     """
@@ -113,7 +121,7 @@ class Extreme(_Routed):
         if ties not in ("first", "split", "zero"):
             raise ValueError(f'ties must be "first", "split" or "zero", got {ties!r}')
 
-    def nowhere(self, *options: Any) -> bool:
+    def may_have_no_winner(self, *options: Any) -> bool:
         ties, _ = options
         return bool(ties == "zero")
 
@@ -136,7 +144,7 @@ class Extreme(_Routed):
         routes = residual[0] if residual else None
         kernels.select(self.order, x, y, routes, ties == "zero", operand, threads)
 
-    def pull(
+    def vjp(
         self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
@@ -144,7 +152,7 @@ class Extreme(_Routed):
         kernel = plan.kernels.split_backward if split else plan.kernels.route_backward
         kernel(gy, residual[0], gx, operand, threads)
 
-    def push(
+    def jvp(
         self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
@@ -152,11 +160,11 @@ class Extreme(_Routed):
         kernel = plan.kernels.split_jvp if split else plan.kernels.route_jvp
         kernel(t, residual[0], y, operand, threads)
 
-    def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
+    def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         """Return the winning value of windows without NaN, and the output of an empty window."""
         raise NotImplementedError
 
-    def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
+    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, *options: Any) -> Choice:
         values, valid = windows.values, windows.valid
         best, empty = self.best(xp, windows)
         positions = _positions(xp, windows)
@@ -171,7 +179,7 @@ class Extreme(_Routed):
         return Choice(winners, winner, _found(xp, windows), empty)
 
     def share(
-        self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
+        self, xp: Any, numbers: Any, windows: UnfoldedWindows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
         if options[0] != "split":
             return super().share(xp, numbers, windows, kept, *options)
@@ -188,7 +196,7 @@ class Max(Extreme):
 
     name = order = "max"
 
-    def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
+    def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         known = windows.valid & ~_is_nan(windows.values)
         values = xp.where(known, windows.values, windows.lowest)
         return xp.max(values, axis=-1), windows.lowest
@@ -199,10 +207,10 @@ class ReLUMax(Max):
 
     name = order = "relu_max"
 
-    def nowhere(self, *options: Any) -> bool:
+    def may_have_no_winner(self, *options: Any) -> bool:
         return True
 
-    def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
+    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, *options: Any) -> Choice:
         winners, winner, found, _ = super().choose(xp, windows, draw, *options)
         largest = xp.take_along_axis(windows.values, winner[..., None], axis=-1)[..., 0]
         found = found & ~(largest <= 0)
@@ -214,7 +222,7 @@ class Min(Extreme):
 
     name = order = "min"
 
-    def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
+    def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         known = windows.valid & ~_is_nan(windows.values)
         values = xp.where(known, windows.values, windows.highest)
         return xp.min(values, axis=-1), windows.highest
@@ -229,7 +237,7 @@ class Median(Extreme):
         super().check(window, *options)
         require_valid_inputs(window)
 
-    def best(self, xp: Any, windows: Windows) -> tuple[Any, Any]:
+    def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         middle = (xp.count_nonzero(windows.valid, axis=-1) - 1) // 2
         values = xp.where(windows.valid, windows.values, windows.highest)
         ranked = xp.sort(values, axis=-1)
@@ -260,7 +268,7 @@ class Stochastic(_Routed):
     ) -> None:  # fmt: skip
         plan.kernels.draw(x, y, residual[0] if residual else None, operand, threads)
 
-    def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
+    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, *options: Any) -> Choice:
         valid, positions = windows.valid, _positions(xp, windows)
         values = xp.astype(windows.values, draw.dtype)
         positive = xp.where(valid & (values > 0), values, 0.0)
@@ -289,22 +297,19 @@ class MaxUnpool(Operator):
     integers = True
     windowed = False
 
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        return ()
-
     def forward(
         self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         plan.kernels.unpool(x, operand, y, threads)
 
-    def pull(
+    def vjp(
         self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         plan.kernels.unpool_backward(gy, operand, gx, threads)
 
-    def push(
+    def jvp(
         self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip

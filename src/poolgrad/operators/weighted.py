@@ -8,34 +8,34 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from poolgrad.contract import (
+from poolgrad.core import Layout, Plan
+from poolgrad.interface import (
     Averaging,
     Buffer,
     Mixing,
     Operator,
     PowerMean,
-    Windows,
+    UnfoldedWindows,
     per_output,
 )
-from poolgrad.core import Layout, Plan
 from poolgrad.operands import Parameter
 from poolgrad.windows import Window, require_valid_inputs
 
 __all__ = ["WEIGHTED"]
 
 
-def _count(xp: Any, windows: Windows, padding: bool, dtype: Any) -> Any:
+def _count(xp: Any, windows: UnfoldedWindows, padding: bool, dtype: Any) -> Any:
     """The number of inputs of each window or, with `padding`, of taps in the padded input."""
     count = windows.extent[..., 0] if padding else xp.count_nonzero(windows.valid, axis=-1)
     return xp.astype(count, dtype)
 
 
-def _sum(xp: Any, windows: Windows) -> Any:
+def _sum(xp: Any, windows: UnfoldedWindows) -> Any:
     """The sum of the inputs of each window."""
     return xp.sum(xp.where(windows.valid, windows.values, 0.0), axis=-1)
 
 
-def _mean(xp: Any, windows: Windows) -> Any:
+def _mean(xp: Any, windows: UnfoldedWindows) -> Any:
     """The mean of the inputs of each window."""
     return _sum(xp, windows) / _count(xp, windows, False, windows.values.dtype)
 
@@ -58,9 +58,6 @@ class Avg(Operator):
         if not count_include_pad and not divisor:
             require_valid_inputs(window)
 
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        return ()
-
     def forward(
         self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
         *options: Any,
@@ -68,14 +65,14 @@ class Avg(Operator):
         padding, divisor = options
         plan.kernels.average(x, y, padding, divisor, threads)
 
-    def pull(
+    def vjp(
         self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         padding, divisor = options
         plan.kernels.average_backward(gy, gx, padding, divisor, threads)
 
-    def push(
+    def jvp(
         self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
@@ -83,13 +80,13 @@ class Avg(Operator):
         plan.kernels.average(t, y, padding, divisor, threads)
 
     def share(
-        self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
+        self, xp: Any, numbers: Any, windows: UnfoldedWindows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
         padding, divisor = options
         count = divisor or xp.expand_dims(_count(xp, windows, padding, numbers.dtype), axis=-1)
         return xp.where(windows.valid, numbers / count, 0.0)
 
-    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
         padding, divisor = options
         return _sum(xp, windows) / (divisor or _count(xp, windows, padding, windows.values.dtype))
 
@@ -100,8 +97,8 @@ def _ones(dtype: str) -> tuple[Any, int]:
     return np.ones(1, dtype), 1
 
 
-class _Curved(Operator):
-    """Nonlinear operators: the weights depend on the inputs."""
+class _Nonlinear(Operator):
+    """Base class of nonlinear operators: the weights depend on the inputs."""
 
     nonlinear = True
     kept: ClassVar[int]  # residual numbers for each window
@@ -122,7 +119,7 @@ class _Curved(Operator):
         theta, count = operand or _ones(plan.layout.sum_dtype)
         plan.kernels.nonlinear(self.kernel(*options), x, theta, count, y, kept, slope, threads)
 
-    def pull(
+    def vjp(
         self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
@@ -139,10 +136,10 @@ def _finite(name: str, values: list[float]) -> None:
 
 
 def _relative(xp: Any, sizes: Any) -> tuple[Any, Any]:
-    """Return the numbers of each window divided by about the largest, and the factor to undo it.
+    """Return the numbers of each window, scaled by a power of two to about 1, and its inverse.
 
-    The factor is a constant for derivatives: dividing by the largest itself, they divide by its
-    square, which overflows or vanishes long before it does.
+    The scale is a constant for derivatives. If the divisor were the largest number, they would
+    divide by its square, which overflows and underflows much earlier.
     """
     largest = xp.max(sizes, axis=-1)
     most = math.frexp(float(xp.finfo(sizes.dtype).max))[1] - 3
@@ -151,7 +148,7 @@ def _relative(xp: Any, sizes: Any) -> tuple[Any, Any]:
     return sizes * xp.expand_dims(scale, axis=-1), 1 / scale
 
 
-class Lp(_Curved):
+class Lp(_Nonlinear):
     """The p-norm of each window, or its generalised mean."""
 
     name = "lp"
@@ -172,7 +169,7 @@ class Lp(_Curved):
     def kernel(self, *options: Any) -> str:
         return "lp_mean" if options == (True,) else "lp"
 
-    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
         # Also excludes 0, where libraries define the derivative of the absolute value differently.
         size = xp.where(windows.valid & (windows.values != 0), xp.abs(windows.values), 0.0)
         size, unit = _relative(xp, size)
@@ -190,7 +187,7 @@ class Lp(_Curved):
         return largest * xp.where(infinite, 1.0, root) * unit
 
 
-class Lse(_Curved):
+class Lse(_Nonlinear):
     """The logarithm of the mean exponential of each window."""
 
     name = "lse"
@@ -202,7 +199,7 @@ class Lse(_Curved):
         if 0 in values:
             raise ValueError("r must not be 0; the limit there is the mean: use avg_pool")
 
-    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
         valid, values = windows.valid, windows.values
         count = _count(xp, windows, False, values.dtype)
         mean = _mean(xp, windows)
@@ -221,13 +218,13 @@ class Lse(_Curved):
         return xp.where(near, mean + r * (second / 2 + r * (third / 6 + r * fourth / 24)), far)
 
 
-class Soft(_Curved):
+class Soft(_Nonlinear):
     """The mean of each window, weighted with its softmax."""
 
     name = "soft"
     kept = 3
 
-    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
         valid, values = windows.valid, windows.values
         largest = xp.max(xp.where(valid, values, -math.inf), axis=-1)
         apart = xp.where(valid, values - xp.expand_dims(largest, axis=-1), 0.0)
@@ -235,13 +232,13 @@ class Soft(_Curved):
         return largest + xp.sum(weights * apart, axis=-1) / xp.sum(weights, axis=-1)
 
 
-class Expected(_Curved):
+class Expected(_Nonlinear):
     """The expected value of `Stochastic`."""
 
     name = "expected"
     kept = 3
 
-    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
         positive = xp.where(windows.valid & (windows.values > 0), windows.values, 0.0)
         positive, unit = _relative(xp, positive)  # so that squares do not overflow
         total = xp.sum(positive, axis=-1)
@@ -272,14 +269,14 @@ class Mixed(Operator):
         routes, slope = residual or (None, None)
         plan.kernels.mixed(x, alpha, count, padding, y, routes, slope, threads)
 
-    def pull(
+    def vjp(
         self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
         *options: Any,
     ) -> None:  # fmt: skip
         (alpha, count), (padding,) = operand, options
         plan.kernels.mixed_backward(gy, alpha, count, padding, residual[0], gx, threads)
 
-    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
         values = xp.where(windows.valid, windows.values, -math.inf)
         equal = values == xp.expand_dims(xp.max(values, axis=-1), axis=-1)
         first = equal & (xp.cumulative_sum(xp.astype(equal, xp.int32), axis=-1) == 1)

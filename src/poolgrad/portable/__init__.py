@@ -21,8 +21,8 @@ routes.py
 derivative.py
     Reverse-mode differentiation of a function written in array-API operations.
 engine.py
-    `forward`, `pull`, `push` and `indices` of any operator of the table.
-front.py
+    `forward`, `vjp`, `jvp` and `indices` of any operator of the table.
+function.py
     The front end for libraries that have none of their own: values, `vjp`.
 regions.py
     RoIPool and RoIAlign, for tensors on devices without kernels.
@@ -31,6 +31,6 @@ regions.py
 PyTorch, JAX and array-api-strict; ``poolgrad check`` includes the front end ``portable``.
 """
 
-from poolgrad.portable.engine import compose, differentiable, forward, indices, pull, push
+from poolgrad.portable.engine import differentiable, formula, forward, indices, jvp, vjp
 
-__all__ = ["compose", "differentiable", "forward", "indices", "pull", "push"]
+__all__ = ["differentiable", "formula", "forward", "indices", "jvp", "vjp"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Pull = Callable[[Any], Any]
+Pullback = Callable[[Any], Any]
 
 
 class Variable:
@@ -20,7 +20,7 @@ class Variable:
     Parameters
     ----------
     tape : Recording
-        Where it is recorded.
+        The recording that stores the variable.
     value : array
         The array.
     sources : sequence of (Variable, callable)
@@ -31,7 +31,7 @@ class Variable:
     __array_ufunc__ = None
 
     def __init__(
-        self, tape: Recording, value: Any, sources: Sequence[tuple[Variable, Pull]] = ()
+        self, tape: Recording, value: Any, sources: Sequence[tuple[Variable, Pullback]] = ()
     ) -> None:
         self.tape, self.value, self.sources = tape, value, sources
         tape.variables.append(self)
@@ -115,7 +115,7 @@ class Recording:
     """The functions of an array library for arrays and variables, which record pullbacks.
 
     Functions that are not defined here are applied to the values: they are constant almost
-    everywhere (``floor``, ``count_nonzero``), or describe an array.
+    everywhere (``floor``, ``count_nonzero``), or return properties of an array.
 
     Parameters
     ----------
@@ -134,13 +134,13 @@ class Recording:
         return lambda *args, **kwargs: found(*map(value_of, args), **kwargs)
 
     def linear(
-        self, function: Callable[..., Any], args: Sequence[Any], pulls: Sequence[Pull]
+        self, function: Callable[..., Any], args: Sequence[Any], pullbacks: Sequence[Pullback]
     ) -> Variable:
         """Record a function of variables and constants that broadcasts its arguments."""
         value = function(*map(value_of, args))
         sources = [
-            (a, lambda g, a=a, pull=pull: self._summed_to(pull(g), a.shape))
-            for a, pull in zip(args, pulls, strict=True)
+            (a, lambda g, a=a, pullback=pullback: self._summed_to(pullback(g), a.shape))
+            for a, pullback in zip(args, pullbacks, strict=True)
             if isinstance(a, Variable)
         ]
         return Variable(self, value, sources)
@@ -198,7 +198,7 @@ class Recording:
         if not isinstance(x, Variable):
             return self.xp.sum(x, axis=axis)
         y = self.xp.sum(x.value, axis=axis, dtype=x.dtype)
-        return Variable(self, y, [(x, lambda g: self._spread(g, x, axis))])
+        return Variable(self, y, [(x, lambda g: self._broadcast(g, x, axis))])
 
     def max(self, x: Any, *, axis: int) -> Any:
         """``xp.max`` over one axis; equal winners share the cotangent."""
@@ -207,20 +207,20 @@ class Recording:
         y = self.xp.max(x.value, axis=axis)
         winners = x.value == self.xp.expand_dims(y, axis=axis)
 
-        def pull(g: Any) -> Any:
+        def pullback(g: Any) -> Any:
             count = self.xp.count_nonzero(winners, axis=axis)
             share = g / self.xp.astype(count, x.dtype)
-            return self.xp.where(winners, self._spread(share, x, axis), 0.0)
+            return self.xp.where(winners, self._broadcast(share, x, axis), 0.0)
 
-        return Variable(self, y, [(x, pull)])
+        return Variable(self, y, [(x, pullback)])
 
-    def _spread(self, g: Any, x: Variable, axis: int) -> Any:
+    def _broadcast(self, g: Any, x: Variable, axis: int) -> Any:
         return self.xp.broadcast_to(self.xp.expand_dims(g, axis=axis), x.shape)
 
-    def pull(self, y: Variable, gy: Any, leaves: Sequence[Variable]) -> list[Any]:
+    def cotangents(self, y: Variable, gy: Any, leaves: Sequence[Variable]) -> list[Any]:
         """Compute the cotangents of `leaves` from the cotangent `gy` of a result `y`.
 
-        Zero where `y` does not depend on one.
+        The cotangent of a leaf that `y` does not depend on is zero.
         """
         found: dict[int, Any] = {id(y): gy}
         wanted = {id(leaf) for leaf in leaves}
@@ -229,8 +229,8 @@ class Recording:
             g = found.get(key) if key in wanted else found.pop(key, None)
             if g is None:
                 continue
-            for source, pull in variable.sources:
-                own = pull(g)
+            for source, pullback in variable.sources:
+                own = pullback(g)
                 before = found.get(id(source))
                 found[id(source)] = own if before is None else before + own
         return [

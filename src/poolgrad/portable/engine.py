@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from poolgrad.contract import FLOATS, Operator
 from poolgrad.core import Layout
+from poolgrad.dtypes import FLOATS
+from poolgrad.interface import Operator
 from poolgrad.portable import routes
 from poolgrad.portable.arrays import (
     converted,
@@ -43,15 +44,15 @@ def forward(
     options : tuple
         Values of the options of the operator.
     keep : bool
-        Whether `pull` or `push` will be called.
+        Whether `vjp` or `jvp` will be called.
 
     Returns
     -------
     y : array
         The output, on the device of `x`.
     residual : tuple of array
-        What `pull` and `push` take: of the shapes and dtypes that ``operator.residual`` describes.
-        Empty unless `keep`. Of a nonlinear operator zeros: `pull` computes what it needs again.
+        The arrays that `vjp` and `jvp` take, with the shapes and dtypes of ``operator.residual``;
+        empty unless `keep`. They are zeros for a nonlinear operator, whose `vjp` recomputes them.
     """
     xp = namespace(x)
     if not operator.windowed:
@@ -59,14 +60,14 @@ def forward(
     geometry = _geometry(xp, operator, layout, x, operand)
     if operator.selecting:
         return _selected(xp, geometry, operator, layout, x, operand, options, keep)
-    y = compose(operator, layout, x, operand if operator.learned else None, options, geometry)
+    y = formula(operator, layout, x, operand if operator.learned else None, options, geometry)
     y = converted(xp, y, layout.out_dtype)
     buffers = operator.residual(layout, *options) if keep else ()
     where = placed(x)
     return y, tuple(xp.zeros(b.shape, dtype=getattr(xp, b.dtype), **where) for b in buffers)
 
 
-def pull(
+def vjp(
     operator: Operator,
     layout: Layout,
     gy: Any,
@@ -93,7 +94,7 @@ def pull(
         return _unpooled_back(xp, layout, gy, operand), None
     geometry = _geometry(xp, operator, layout, gy, operand)
     if operator.nonlinear:
-        return _nonlinear_pull(xp, geometry, operator, layout, gy, x, operand, options)
+        return _nonlinear_vjp(xp, geometry, operator, layout, gy, x, operand, options)
     wide = converted(xp, planes(xp, layout, gy), sum_dtype(xp, gy, layout))
     kept = _kept(xp, operator, layout, residual, options)
     parts = operator.share(xp, wide[..., None], geometry.windows, kept, *options)
@@ -101,7 +102,7 @@ def pull(
     return xp.astype(gx, gy.dtype), None
 
 
-def push(
+def jvp(
     operator: Operator,
     layout: Layout,
     t: Any,
@@ -121,7 +122,7 @@ def push(
     return xp.astype(ty, t.dtype)
 
 
-def compose(
+def formula(
     operator: Operator,
     layout: Layout,
     x: Any,
@@ -151,7 +152,7 @@ def compose(
     values = geometry.unfold(converted(xp, planes(xp, layout, x), dtype))
     windows = geometry.windows._replace(values=values)
     theta = None if theta is None else _each_plane(xp, layout, theta, dtype)
-    return restored(xp, layout, operator.compose(xp, windows, theta, *options))
+    return restored(xp, layout, operator.formula(xp, windows, theta, *options))
 
 
 def differentiable(
@@ -164,16 +165,16 @@ def differentiable(
     """
     xp = namespace(x)
     if not operator.windowed:
-        return push(operator, layout, x, operand, (), options), ()
+        return jvp(operator, layout, x, operand, (), options), ()
     if not operator.selecting:
-        y = compose(operator, layout, x, operand if operator.learned else None, options)
+        y = formula(operator, layout, x, operand if operator.learned else None, options)
         return converted(xp, y, layout.out_dtype), ()
     y, residual = forward(operator, layout, x, operand, options)
     if layout.dtype not in FLOATS:
         return y, residual
     (kept,) = _kept(xp, operator, layout, residual, options)
-    nowhere = routes.is_nowhere(xp, layout, kept)
-    selected = push(operator, layout, x, operand, residual, options)
+    nowhere = routes.has_no_winner(xp, layout, kept)
+    selected = jvp(operator, layout, x, operand, residual, options)
     return xp.where(restored(xp, layout, nowhere), y, selected), residual
 
 
@@ -182,7 +183,7 @@ def indices(layout: Layout, kept: Any, samples: Any = None) -> Any:
     xp = namespace(kept)
     whole = xp.astype(planes(xp, layout, kept), xp.arange(1).dtype)
     found = Geometry(xp, layout, kept, samples).positions(whole)
-    return restored(xp, layout, xp.where(routes.is_nowhere(xp, layout, whole), -1, found))
+    return restored(xp, layout, xp.where(routes.has_no_winner(xp, layout, whole), -1, found))
 
 
 def _geometry(xp: Any, operator: Operator, layout: Layout, like: Any, operand: Any) -> Geometry:
@@ -214,7 +215,7 @@ def _selected(
     keep: bool,
 ) -> tuple[Any, tuple[Any, ...]]:
     exact = converted(xp, planes(xp, layout, x), exact_dtype(name_of(x.dtype)))
-    lowest, highest = _ends(xp, layout.dtype)
+    lowest, highest = _ends(layout.dtype)
     windows = geometry.windows._replace(
         values=geometry.unfold(exact), lowest=lowest, highest=highest
     )
@@ -229,7 +230,7 @@ def _selected(
     return restored(xp, layout, y), residual
 
 
-def _ends(xp: Any, dtype: str) -> tuple[Any, Any]:
+def _ends(dtype: str) -> tuple[Any, Any]:
     """Return the lowest and the highest number of a dtype."""
     if dtype == "bool":
         return 0, 1
@@ -280,7 +281,7 @@ def _each_plane(xp: Any, layout: Layout, theta: Any, dtype: str) -> Any:
     return xp.reshape(xp.broadcast_to(value, leading), (math.prod(leading), *(1,) * dims))
 
 
-def _nonlinear_pull(
+def _nonlinear_vjp(
     xp: Any,
     geometry: Geometry,
     operator: Operator,
@@ -297,9 +298,9 @@ def _nonlinear_pull(
     if operator.learned:
         leaves.append(Variable(tape, _each_plane(xp, layout, operand, dtype)))
     windows = geometry.windows._replace(values=values)
-    y = operator.compose(tape, windows, leaves[1] if operator.learned else None, *options)
+    y = operator.formula(tape, windows, leaves[1] if operator.learned else None, *options)
     wide = converted(xp, planes(xp, layout, gy), dtype)
-    parts, *slopes = tape.pull(y, wide, leaves)
+    parts, *slopes = tape.cotangents(y, wide, leaves)
     gx = restored(xp, layout, geometry.fold(xp.where(windows.valid, parts, 0.0)))
     gx = xp.astype(gx, gy.dtype)
     return gx, _theta_gradient(xp, slopes[0], operand) if slopes else None

@@ -1,7 +1,6 @@
 """Computes the taps of windows and the windows of inputs; unfolds and folds arrays by gathering.
 
-All tables are computed by arithmetic on the device of the input. Only `axes_of` reads the fields of
-a window.
+All tables are computed by arithmetic on the device of the input.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 
 from array_api_compat import is_jax_array
 
-from poolgrad.contract import Windows
 from poolgrad.core import Layout
+from poolgrad.interface import UnfoldedWindows
 from poolgrad.portable.arrays import placed
 from poolgrad.windows import Axis
 
@@ -21,8 +20,8 @@ from poolgrad.windows import Axis
 class Taps(NamedTuple):
     """The taps of the windows of one axis, without low padding.
 
-    Padding before the input is skipped, so that a window has no more taps here than the input has
-    elements for them.
+    Taps in the low padding are skipped, so that a window has at most ``ceil(size / dilation)``
+    taps in these tables.
 
     Attributes
     ----------
@@ -42,7 +41,7 @@ class Taps(NamedTuple):
     extent: Any
 
 
-class Holders(NamedTuple):
+class InverseTaps(NamedTuple):
     """The windows that contain each input of one axis, in ascending order of outputs.
 
     Attributes
@@ -50,16 +49,11 @@ class Holders(NamedTuple):
     positions : int array, shape (inputs, windows) or (planes, inputs, windows)
         The position of the input among all taps of the axis, counted row by row.
     valid : bool array of the same shape
-        Which of these hold the input.
+        Whether each of these windows contains the input.
     """
 
     positions: Any
     valid: Any
-
-
-def axes_of(layout: Layout) -> tuple[Axis, ...]:
-    """Tables of the windows along each pooled axis."""
-    return layout.window.axes
 
 
 class Geometry:
@@ -78,7 +72,7 @@ class Geometry:
     """
 
     def __init__(self, xp: Any, layout: Layout, like: Any, samples: Any = None) -> None:
-        self._xp, self._axes, self._where = xp, axes_of(layout), placed(like)
+        self._xp, self._axes, self._where = xp, layout.window.axes, placed(like)
         self._begins: list[Any] = [None] * len(self._axes)
         if samples is not None:
             self._begins = _begins(xp, self._axes, samples)
@@ -92,7 +86,7 @@ class Geometry:
         ]
 
     @property
-    def windows(self) -> Windows:
+    def windows(self) -> UnfoldedWindows:
         """Return the windows without values: (outputs, taps)."""
         xp, dims = self._xp, len(self._axes)
         outs = tuple(axis.out for axis in self._axes)
@@ -104,7 +98,7 @@ class Geometry:
             numbers = numbers + _along(xp, taps.numbers, a, dims) * inner
             extent = extent * _along(xp, taps.extent, a, dims)
         shape = (*outs, math.prod(taps.valid.shape[1] for taps in self._taps))
-        return Windows(
+        return UnfoldedWindows(
             None,
             xp.reshape(valid, shape),
             xp.reshape(extent, (*outs, 1)),
@@ -130,7 +124,7 @@ class Geometry:
         sizes = [axis.out * n for axis, n in zip(self._axes, counts, strict=True)]
         x = xp.reshape(xp.permute_dims(apart, tuple(order)), (parts.shape[0], *sizes))
         valid: Any = None
-        for a, holders in enumerate(map(self._holders, range(dims))):
+        for a, holders in enumerate(map(self._inverse_taps, range(dims))):
             at, shape = 1 + 2 * a, holders.positions.shape
             flat = xp.reshape(holders.positions, (*shape[:-2], shape[-2] * shape[-1]))
             x = _gather(xp, x, flat, at)
@@ -166,15 +160,15 @@ class Geometry:
         shape = moved.shape
         return self._xp.reshape(moved, (*shape[: 1 + dims], math.prod(shape[1 + dims :])))
 
-    def _holders(self, a: int) -> Holders:
+    def _inverse_taps(self, a: int) -> InverseTaps:
         xp, axis, begin = self._xp, self._axes[a], self._begins[a]
         inputs = xp.arange(axis.size, **self._where)[:, None]
         if begin is not None:
-            return _sampled_holders(xp, axis, begin, inputs, self._where)
-        find = _adaptive_holders if axis.adaptive else _fixed_holders
+            return _sampled_inverse_taps(xp, axis, begin, inputs, self._where)
+        find = _adaptive_inverse_taps if axis.adaptive else _fixed_inverse_taps
         outputs, taps, valid = find(xp, axis, inputs, self._where)
         most = self._taps[a].valid.shape[1]
-        return Holders(xp.where(valid, outputs * most + taps, 0), valid)
+        return InverseTaps(xp.where(valid, outputs * most + taps, 0), valid)
 
 
 def _along(xp: Any, table: Any, axis: int, dims: int) -> Any:
@@ -214,7 +208,9 @@ def _fixed_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
     return Taps(xp.where(valid, inputs, 0), valid, numbers, extent)
 
 
-def _fixed_holders(xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _fixed_inverse_taps(
+    xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]
+) -> tuple[Any, Any, Any]:
     """Return output, tap (without padding) and validity of the windows that contain each input."""
     kernel, stride, dilation = axis.kernel, axis.stride, axis.dilation
     position = inputs + axis.lo
@@ -243,7 +239,7 @@ def _adaptive_taps(xp: Any, axis: Axis, where: dict[str, Any]) -> Taps:
     return Taps(xp.where(valid, begin + numbers, 0), valid, numbers, end - begin)
 
 
-def _adaptive_holders(
+def _adaptive_inverse_taps(
     xp: Any, axis: Axis, inputs: Any, where: dict[str, Any]
 ) -> tuple[Any, Any, Any]:
     first, before, bins, size = axis.origin
@@ -306,9 +302,9 @@ def _sampled_taps(xp: Any, axis: Axis, begin: Any, where: dict[str, Any]) -> Tap
     return Taps(inputs, numbers >= 0, numbers, numbers[:, :1] * 0 + axis.kernel)
 
 
-def _sampled_holders(
+def _sampled_inverse_taps(
     xp: Any, axis: Axis, begin: Any, inputs: Any, where: dict[str, Any]
-) -> Holders:
+) -> InverseTaps:
     step = max((axis.size - axis.kernel) // max(axis.out - 1, 1), 1)
     most = min(axis.out, axis.kernel // step + 3)
     over = xp.astype(begin[:, None, :] + axis.kernel <= inputs[None, :, :], begin.dtype)
@@ -319,4 +315,4 @@ def _sampled_holders(
     own = xp.reshape(xp.take_along_axis(begin, flat, axis=1), outputs.shape)
     taps = inputs[None, :, :] - own
     valid = valid & (taps >= 0) & (taps < axis.kernel)
-    return Holders(xp.where(valid, outputs * axis.kernel + taps, 0), valid)
+    return InverseTaps(xp.where(valid, outputs * axis.kernel + taps, 0), valid)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.contract import Choice, Operator, Windows
 from poolgrad.core import Layout
+from poolgrad.interface import Choice, Operator, UnfoldedWindows
 from poolgrad.portable.arrays import converted, placed
 
-_NOWHERE = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1}
+_NO_WINNER = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1}
 
 
 def kept(
     xp: Any,
     operator: Operator,
     layout: Layout,
-    windows: Windows,
+    windows: UnfoldedWindows,
     choice: Choice,
     options: tuple[Any, ...],
 ) -> Any:
@@ -32,7 +32,7 @@ def kept(
         found = xp.sum(xp.where(winners[..., None], bits, 0), axis=-2)
         return converted(xp, found, buffer.dtype)
     route = xp.sum(xp.where(winners, numbers, 0), axis=-1)
-    route = xp.where(xp.any(winners, axis=-1), route, _NOWHERE[layout.route_dtype])
+    route = xp.where(xp.any(winners, axis=-1), route, _NO_WINNER[layout.route_dtype])
     width = operator.route_bits(layout.window, *options)
     return converted(xp, _packed(xp, route, width) if width else route, buffer.dtype)
 
@@ -50,7 +50,7 @@ def unpacked(
     rows = numbers[..., None] // steps % 2**bits
     flat = xp.reshape(rows, (*numbers.shape[:-1], numbers.shape[-1] * each))
     routes = flat[..., : layout.window.out[-1]]
-    return xp.where(routes < layout.window.tap_count, routes, _NOWHERE[layout.route_dtype])
+    return xp.where(routes < layout.window.tap_count, routes, _NO_WINNER[layout.route_dtype])
 
 
 def _packed(xp: Any, routes: Any, bits: int) -> Any:
@@ -63,8 +63,8 @@ def _packed(xp: Any, routes: Any, bits: int) -> Any:
     return xp.sum(rows * 2 ** (bits * xp.arange(each, **placed(routes))), axis=-1)
 
 
-def is_nowhere(xp: Any, layout: Layout, kept: Any) -> Any:
+def has_no_winner(xp: Any, layout: Layout, kept: Any) -> Any:
     """Return which outputs have no winner, from the result of `unpacked`."""
     if kept.ndim > 1 + len(layout.pooled):  # bits of taps
         return xp.max(kept, axis=-1) == 0
-    return kept == _NOWHERE[layout.route_dtype]
+    return kept == _NO_WINNER[layout.route_dtype]

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from poolgrad import functional
-from poolgrad.contract import FLOATS
+from poolgrad.dtypes import FLOATS
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
 from poolgrad.reference.regions import VJPS, RegionPullback, roi_align, roi_pool
 from poolgrad.reference.windows import Pullback
@@ -33,7 +33,7 @@ __all__.extend(functional.FUNCTIONS)
 
 
 def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Array, Any]:
-    """As `poolgrad.vjp`, for the functions of this module."""
+    """Compute a pooling and its pullback, as `poolgrad.vjp`, for functions of this module."""
     of_regions = VJPS.get(fun)
     if of_regions is not None:
         return of_regions(x, *args, **kwargs)
@@ -57,7 +57,7 @@ def _slow(name: str, fast: Any) -> Callable[..., Any]:
         return (y, pullback.indices) if request.return_indices else y
 
     pool.__name__ = pool.__qualname__ = name
-    pool.__doc__ = f"`poolgrad.{name}` as a textbook writes it."
+    pool.__doc__ = f"Reference implementation of `poolgrad.{name}`."
     pool.__signature__ = inspect.signature(fast)  # type: ignore[attr-defined]
     pool.describe = fast.describe  # type: ignore[attr-defined]
     return pool

@@ -64,7 +64,7 @@ def _counts(
 
 
 def _same(size: int, stride: int, reach: int) -> tuple[int, int]:
-    """The padding with which there is an output for every `stride` inputs begun."""
+    """Return the least padding with which there are ``ceil(size / stride)`` outputs."""
     outputs = len(range(0, size, stride))
     total = 0
     while (outputs - 1) * stride + reach > size + total:
@@ -91,13 +91,13 @@ def sampled_line(spec: WindowSpec, axis: int, size: int, sample: Any) -> Line:
 
 
 def starts(size: int, out: int, kernel: int, sample: Any) -> list[int]:
-    """Where fractional windows begin along one axis; arithmetic in the dtype of `sample`."""
+    """Return the starts of fractional windows along one axis, computed in the dtype of `sample`."""
     number, last = type(sample), size - kernel
     found = []
     for i in range(out - 1):
         step = number(last) / number(out - 1)
         start = int((number(i) + sample) * step) - int(sample * step)
-        found.append(min(max(start, 0), last))  # where few bits round beyond the end
+        found.append(min(max(start, 0), last))  # narrow dtypes may round beyond the end
     return [*found, last]
 
 

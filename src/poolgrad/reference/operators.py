@@ -1,4 +1,4 @@
-"""The formulas: each operator as a function of one window.
+"""Defines each operator as a function of one window.
 
 All arithmetic is in float64, except that selecting operators keep integers as integers.
 """
@@ -29,7 +29,7 @@ class Inside:
         The learned parameter, if the operator has one.
     u : float
         A uniform number in [0, 1), if the operator draws.
-    beside : array, shape (n,)
+    operand : array, shape (n,)
         The extra operand at the inputs, if it has the shape of the input.
     """
 
@@ -37,7 +37,7 @@ class Inside:
     extent: int
     theta: float = 0.0
     u: float = 0.0
-    beside: Array | None = None
+    operand: Array | None = None
 
 
 class Pooled(NamedTuple):
@@ -53,7 +53,7 @@ class Pooled(NamedTuple):
         The derivative of `y` with respect to the learned parameter.
     winner : int
         Index of the selected input (the first of several); -1 for none.
-    dbeside : array, shape (n,)
+    doperand : array, shape (n,)
         The derivative of `y` with respect to each element of the extra operand.
     """
 
@@ -61,7 +61,7 @@ class Pooled(NamedTuple):
     dx: Array
     dtheta: float = 0.0
     winner: int = -1
-    dbeside: Array | None = None
+    doperand: Array | None = None
 
 
 def max(window: Inside, ties: str) -> Pooled:
@@ -120,7 +120,7 @@ def lp(window: Inside, mean: bool) -> Pooled:
     powers = relative**p
     n = len(x) if mean else 1
     y = scale * (powers.sum() / n) ** (1 / p)
-    if y == 0:  # the mean of so many zeros, to so high a power, that nothing is left
+    if y == 0:  # the mean of the powers underflowed
         return Pooled(0.0, np.zeros(len(x)))
     dx = np.where(x == 0, 0, np.sign(x) * (size / y) ** (p - 1) / n)
     logs = _expectation(powers / powers.sum(), np.log(relative))
@@ -148,7 +148,7 @@ def soft(window: Inside) -> Pooled:
 
 
 def expected(window: Inside) -> Pooled:
-    """What `stochastic` gives on average."""
+    """The expected value of `stochastic`."""
     x, positive = window.values, np.maximum(window.values, 0)
     total = positive.sum()
     if total == 0:
@@ -162,7 +162,7 @@ def mixed(window: Inside, count_include_pad: bool) -> Pooled:
     alpha = window.theta
     top, mean = max(window, "first"), avg(window, count_include_pad, 0)
     parts = ((alpha, top.y), (1 - alpha, mean.y))
-    y = sum(share * value for share, value in parts if share)  # 0 * inf is nothing
+    y = sum(share * value for share, value in parts if share)  # 0 * inf counts as 0
     return Pooled(y, alpha * top.dx + (1 - alpha) * mean.dx, top.y - mean.y)
 
 
@@ -173,11 +173,11 @@ def range(window: Inside) -> Pooled:
 
 
 def lip(window: Inside) -> Pooled:
-    """The mean with the weights ``softmax(beside)``."""
-    assert window.beside is not None
-    x, weights = window.values, _softmax(window.beside)
+    """The mean with the weights ``softmax(operand)``."""
+    assert window.operand is not None
+    x, weights = window.values, _softmax(window.operand)
     y = _expectation(weights, x)
-    return Pooled(y, weights, dbeside=np.where(weights == 0, 0, weights * (x - y)))
+    return Pooled(y, weights, doperand=np.where(weights == 0, 0, weights * (x - y)))
 
 
 OPERATORS: dict[str, Callable[..., Pooled]] = {
@@ -236,4 +236,4 @@ def _softmax(x: Array) -> Array:
 
 
 def _expectation(weights: Array, x: Array) -> Any:
-    return np.where(weights == 0, 0, weights * x).sum()  # 0 * inf is nothing
+    return np.where(weights == 0, 0, weights * x).sum()  # 0 * inf counts as 0

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class RegionPullback:
-    """The output and, when called, the gradient of the input; both from the same entries."""
+    """Computes the output and, when called, the gradient of the input, from the same entries."""
 
     def __init__(self, x: Any, table: Array, size: tuple[int, int], entries: list[Entry]) -> None:
         self._x = np.asarray(x)
@@ -37,7 +37,7 @@ class RegionPullback:
         self.y = y.astype(self._x.dtype)
 
     def __call__(self, gy: Array) -> Array:
-        """Every output's gradient times its weights, added up."""
+        """Compute the gradient of the input: the weighted sum of the gradients of outputs."""
         gx = np.zeros(self._x.shape)
         for output, inputs, weights in self._entries:
             for i, weight in zip(inputs, weights, strict=True):
@@ -59,7 +59,7 @@ def _pair(output_size: Any) -> tuple[int, int]:
 
 
 def _real(x: Any) -> type[np.floating[Any]]:
-    """The numbers that coordinates are computed in."""
+    """Return the dtype in which coordinates are computed."""
     return np.float64 if np.asarray(x).dtype == np.float64 else np.float32
 
 
@@ -173,7 +173,7 @@ def _align_entries(
                 yield Entry((k, c, i, j), inputs, [*weights.values()])
 
 
-# As `poolgrad` calls them
+# Functions with the signatures of `poolgrad`
 
 
 def _pool_vjp(
@@ -200,7 +200,7 @@ def _align_vjp(
 
 
 def roi_pool(input: Any, boxes: Any, output_size: Any, spatial_scale: float = 1.0) -> Array:
-    """`poolgrad.roi_pool` as a textbook writes it (Girshick, Fast R-CNN, 2015)."""
+    """Reference implementation of `poolgrad.roi_pool` (Girshick, Fast R-CNN, 2015)."""
     return _pool_vjp(input, boxes, output_size, spatial_scale)[0]
 
 
@@ -212,7 +212,7 @@ def roi_align(
     sampling_ratio: int = -1,
     aligned: bool = False,
 ) -> Array:
-    """`poolgrad.roi_align` as a textbook writes it (He et al., Mask R-CNN, 2017)."""
+    """Reference implementation of `poolgrad.roi_align` (He et al., Mask R-CNN, 2017)."""
     return _align_vjp(input, boxes, output_size, spatial_scale, sampling_ratio, aligned)[0]
 
 

@@ -1,4 +1,4 @@
-"""Pooling one window after the other, and the gradients."""
+"""Pools one window after the other, and computes the gradients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from poolgrad import operators as table
-from poolgrad.contract import FLOATS, INTEGERS, STORAGE_OPTIONS, Operator, Request, Samples
-from poolgrad.operands import Companion, Indices, Operand, Parameter, Seed, WindowSamples
+from poolgrad.dtypes import FLOATS, INTEGERS
+from poolgrad.interface import STORAGE_OPTIONS, Operator, Request
+from poolgrad.operands import Indices, Operand, Parameter, Samples, SecondInput, Seed, WindowSamples
 from poolgrad.reference.geometry import Line, Position, line, sampled_line, window
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
 from poolgrad.windows import resolve
@@ -26,7 +27,7 @@ class Entry(NamedTuple):
 
 
 class Pullback:
-    """Derivatives of every output, and so the gradients; `poolgrad.Pullback` is tested against it.
+    """Computes outputs and gradients; `poolgrad.Pullback` is tested against it.
 
     Attributes
     ----------
@@ -51,12 +52,12 @@ class Pullback:
         self._sizes = x.shape[first : first + dims]
         self._leading = tuple(n for axis, n in enumerate(x.shape) if axis not in self._pooled)
         self._channelled = self._leading or (1,)  # an input without channels has one
-        self._beside: Array | None = None
-        if self._takes(Companion):
-            beside = np.asarray(request.operands[0])
-            if beside.shape != x.shape:
-                raise ValueError(f"logits must have the shape of x, {x.shape}, got {beside.shape}")
-            self._beside, self._beside_dtype = self._flat(beside).astype(float), beside.dtype
+        self._operand: Array | None = None
+        if self._takes(SecondInput):
+            operand = np.asarray(request.operands[0])
+            if operand.shape != x.shape:
+                raise ValueError(f"logits must have the shape of x, {x.shape}, got {operand.shape}")
+            self._operand, self._operand_dtype = self._flat(operand).astype(float), operand.dtype
         if self._takes(Parameter):
             self._theta = _learned(operator, request.operands[0], self._channelled)
 
@@ -68,7 +69,7 @@ class Pullback:
                 out = tuple(n for n in request.spec.output_size if n is not None)
                 self._entries = list(self._unpool(request, planes, out))
             else:
-                # Refuses what every front end refuses; where windows lie is computed here.
+                # Raises the errors of the front ends; window positions are computed below.
                 self._operator.check(resolve(request.spec, self._sizes), *request.options)
                 lines = self._lines(request, len(planes))
                 out = tuple(along.out for along in lines[0])
@@ -86,19 +87,19 @@ class Pullback:
         self.routes, self.indices = self._back(routes), self._back(indices).squeeze(self._squeezed)
 
     def __call__(self, gy: Array) -> Array:
-        """The gradient of the input: every output's gradient times its weights, added up."""
+        """Compute the gradient of the input: the weighted sum of the gradients of outputs."""
         gy = self._flat(np.expand_dims(gy, self._squeezed)).astype(np.float64)
         gx = np.zeros((len(gy), *self._sizes))
         with np.errstate(all="ignore"):
             for plane, output, inputs, _, pooled in self._entries:
                 for i, weight in zip(inputs, pooled.dx, strict=True):
-                    if weight:  # 0 * inf is no gradient
+                    if weight:  # 0 * inf counts as 0
                         gx[(plane, *i)] += weight * gy[(plane, *output)]
             return self._back(gx.astype(self._dtype))
 
     def parameters(self, gy: Array) -> dict[str, Array]:
         """The gradients of the learned arguments, by name, in the shape of each."""
-        if self._beside is not None:
+        if self._operand is not None:
             return {self._operator.operand.name: self._operand_gradient(gy)}
         if not self._operator.learned:
             return {}
@@ -119,17 +120,17 @@ class Pullback:
         total = np.zeros((len(gy), *self._sizes))
         with np.errstate(all="ignore"):
             for plane, output, inputs, _, pooled in self._entries:
-                for i, weight in zip(inputs, np.asarray(pooled.dbeside), strict=True):
+                for i, weight in zip(inputs, np.asarray(pooled.doperand), strict=True):
                     if weight:
                         total[(plane, *i)] += weight * gy[(plane, *output)]
-            return self._back(total.astype(self._beside_dtype))
+            return self._back(total.astype(self._operand_dtype))
 
     def _takes(self, kind: type[Operand]) -> bool:
         """Whether the operator's operand is of this kind."""
         return isinstance(self._operator.operand, kind)
 
     def _flat(self, array: Array) -> Array:
-        """Leading axes made one, pooled axes last."""
+        """Reshape to (planes, pooled axes)."""
         dims = len(self._pooled)
         moved = np.moveaxis(array, self._pooled, range(-dims, 0))
         return moved.reshape(int(np.prod(self._leading)), *moved.shape[-dims:])
@@ -139,7 +140,7 @@ class Pullback:
         return np.moveaxis(moved, range(-len(self._pooled), 0), self._pooled)
 
     def _lines(self, request: Request, planes: int) -> list[list[Line]]:
-        """The windows along each axis, for each plane; for one if there is none."""
+        """Return the windows along each axis, for each plane or, without planes, for one."""
         spec, dims = request.spec, request.spec.dims
         if not self._takes(WindowSamples):
             fixed = [line(spec, a, size) for a, size in enumerate(self._sizes)]
@@ -170,10 +171,10 @@ class Pullback:
             for output in np.ndindex(*out):
                 inputs, taps, extent = window(lines[plane], output)
                 valid = np.array([values[i] for i in inputs], values.dtype)
-                beside = None
-                if self._beside is not None:
-                    beside = np.array([self._beside[(plane, *i)] for i in inputs])
-                inside = Inside(valid, extent, theta[plane], u[(plane, *output)], beside)
+                operand = None
+                if self._operand is not None:
+                    operand = np.array([self._operand[(plane, *i)] for i in inputs])
+                inside = Inside(valid, extent, theta[plane], u[(plane, *output)], operand)
                 pooled = OPERATORS[request.operator](inside, *formula)
                 yield Entry(plane, output, inputs, taps, pooled)
 
@@ -212,10 +213,10 @@ def _samples(samples: Samples, leading: Position, dtype: np.dtype[Any], dims: in
     """One row of `dims` samples for each plane."""
     planes = int(np.prod(leading))
     kind = dtype if dtype.name in FLOATS else np.dtype(np.float32)
-    if samples.given is None:
+    if samples.values is None:
         drawn = np.random.default_rng(samples.generator).random((planes, dims)).astype(kind)
-        return np.where(drawn < 1, drawn, kind.type(0))  # 1 where few bits have rounded it up
-    given = np.asarray(samples.given)
+        return np.where(drawn < 1, drawn, kind.type(0))  # narrow dtypes round some up to 1
+    given = np.asarray(samples.values)
     if given.shape[-1:] != (dims,) or given.size != planes * dims:
         raise ValueError(f"_random_samples must have shape (N, C, {dims}), got {given.shape}")
     if not ((given >= 0) & (given < 1)).all():
@@ -239,12 +240,12 @@ def _learned(operator: Operator, given: Any, leading: Position) -> Array:
 
 
 def result_dtype(dtype: np.dtype[Any], operator: Operator) -> np.dtype[Any]:
-    """The dtype of what an operator gives.
+    """Return the dtype of the output of an operator.
 
     Raises
     ------
     TypeError
-        If it does not take this dtype.
+        If the operator does not support this dtype.
     """
     if not operator.accepts(dtype.name):
         raise operator.refuse_dtype(dtype)

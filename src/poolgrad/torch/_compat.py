@@ -17,7 +17,7 @@ from poolgrad.private import Private
 PRIVATE = Private("torch", "2.13")
 _symbol = PRIVATE.symbol
 
-# What is traced and transformed
+# Tracing and transformations
 
 tracing_state = _symbol("torch._C._get_tracing_state")
 set_tracing_state = _symbol("torch._C._set_tracing_state")
@@ -36,7 +36,7 @@ def forward_level() -> int:
 
 def is_exported_with_triton() -> bool:
     """Whether `torch.export` keeps operators that launch Triton kernels whole."""
-    # Imported when asked for: it imports the compiler.
+    # Looked up on use, because it imports the compiler.
     disabled = _symbol("torch.export._trace.custom_triton_ops_decomposition_disabled")
     return bool(disabled())
 
@@ -59,25 +59,25 @@ def version_of(tensor: Tensor) -> int:
 
 assert_later = _symbol("torch._assert_async")
 
-# The call cache: what it reads of tensors, and of the state of PyTorch
+# The call cache: symbols that read tensors and the state of PyTorch
 
-_QUICK = (
+_CALL_CACHE_SYMBOLS = (
     "torch._C._len_torch_dispatch_stack",
     "torch._C._len_torch_function_stack",
     "torch._is_functional_tensor",
     "torch.Tensor._is_zerotensor",
     "torch.autograd.forward_ad._current_level",
 )
-_quick = PRIVATE.symbols_or_none(
-    _QUICK, "small calls take longer, and accelerate() and fuse=True change nothing"
+_call_cache_symbols = PRIVATE.symbols_or_none(
+    _CALL_CACHE_SYMBOLS, "small calls take longer, and accelerate() and fuse=True change nothing"
 )
 
 # (function of a tensor, its value), and (function without arguments or (object, attribute), value)
 plain: tuple[tuple[Any, Any], ...] = ()
 quiet: tuple[tuple[Any, Any], ...] = ()
-has_call_cache = _quick is not None
-if _quick is not None:
-    _dispatch_modes, _function_modes, _is_functional, _is_zero, _ = _quick
+has_call_cache = _call_cache_symbols is not None
+if _call_cache_symbols is not None:
+    _dispatch_modes, _function_modes, _is_functional, _is_zero, _ = _call_cache_symbols
     plain = ((_is_zero, False), (_is_functional, False))
     quiet = (
         (innermost_transform, None),
@@ -90,7 +90,7 @@ if _quick is not None:
 
 def is_observed() -> bool:
     """Whether a dispatch mode or a torch function mode may observe calls."""
-    return _quick is None or _dispatch_modes() > 0 or _function_modes() > 0
+    return _call_cache_symbols is None or _dispatch_modes() > 0 or _function_modes() > 0
 
 
 exports_layouts = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")

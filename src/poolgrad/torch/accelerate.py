@@ -22,7 +22,7 @@ from torch import Tensor
 from poolgrad.functional import FUNCTIONS
 from poolgrad.torch import triton
 from poolgrad.torch._compat import version_of
-from poolgrad.torch.arrays import is_plain_anywhere, pads_little
+from poolgrad.torch.arrays import is_direct_for_kernels, pads_at_most_half
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ _CPU, _GPU = ("CPU", "AutogradCPU"), ("CUDA", "AutogradCUDA")
 _ENTERED_AGAIN = (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)
 
 
-class _Operator(NamedTuple):
+class _AtenOperator(NamedTuple):
     """An operator of PyTorch.
 
     Attributes
@@ -59,28 +59,28 @@ _FRACTIONAL = ("kernel_size", "output_size", "_random_samples")
 
 # The operators from which all others are composed, by the number of pooled axes.
 _OPERATORS = [
-    _Operator("max_pool1d", "max_pool1d", _MAX),
-    _Operator("avg_pool1d", "avg_pool1d", _AVG[:-1]),
+    _AtenOperator("max_pool1d", "max_pool1d", _MAX),
+    _AtenOperator("avg_pool1d", "avg_pool1d", _AVG[:-1]),
 ]
 for _d in ("2d", "3d"):
     _OPERATORS += [
-        _Operator(f"max_pool{_d}", f"max_pool{_d}", _MAX),
-        _Operator(f"max_pool{_d}_with_indices", f"max_pool{_d}", _MAX, indices=True),
-        _Operator(f"avg_pool{_d}", f"avg_pool{_d}", _AVG),
-        _Operator(
+        _AtenOperator(f"max_pool{_d}", f"max_pool{_d}", _MAX),
+        _AtenOperator(f"max_pool{_d}_with_indices", f"max_pool{_d}", _MAX, indices=True),
+        _AtenOperator(f"avg_pool{_d}", f"avg_pool{_d}", _AVG),
+        _AtenOperator(
             f"adaptive_max_pool{_d}", f"adaptive_max_pool{_d}", ("output_size",), indices=True
         ),
-        _Operator(f"_adaptive_avg_pool{_d}", f"adaptive_avg_pool{_d}", ("output_size",)),
-        _Operator(
+        _AtenOperator(f"_adaptive_avg_pool{_d}", f"adaptive_avg_pool{_d}", ("output_size",)),
+        _AtenOperator(
             f"fractional_max_pool{_d}", f"fractional_max_pool{_d}", _FRACTIONAL, indices=True
         ),
     ]
 
 
-def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
+def _kernel(operator: _AtenOperator, before: Any) -> Callable[..., Any]:
     """Return a kernel that uses poolgrad's where both compute the same, and PyTorch's otherwise.
 
-    `before`: the kernel that it stands for.
+    `before` is the kernel of PyTorch that it replaces.
     """
     function, names = FUNCTIONS[operator.function], operator.names
     dims = int(operator.function[-2])
@@ -89,12 +89,13 @@ def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
     sizes = [n for n in names if n.endswith("_size")] if "output_size" in names else []
 
     def kernel(keys: Any, x: Tensor, *args: Any, **more: Any) -> Any:
-        plain = is_plain_anywhere(x) and x.is_floating_point() and x.numel() > 0
+        plain = is_direct_for_kernels(x) and x.is_floating_point() and x.numel() > 0
         if plain and x.dim() - dims in (1, 2):
             given = dict(zip(names, args, strict=False)) | more
             pads = given.get("padding")
             if all(len(given[name]) == dims for name in sizes) and (
-                not pads or pads_little(pads, given["kernel_size"], given.get("dilation") or [1])
+                not pads
+                or pads_at_most_half(pads, given["kernel_size"], given.get("dilation") or [1])
             ):
                 try:
                     made = function(x, **_completed(given), **fixed)
@@ -111,7 +112,7 @@ def _kernel(operator: _Operator, before: Any) -> Callable[..., Any]:
 def _require_unchanged(y: Tensor, indices: Tensor) -> None:
     """Make the backward pass of `y` raise if `indices` were changed in place, as in PyTorch.
 
-    Ours does not read them, so a reference that keeps them alive would cost memory for nothing.
+    The backward pass of poolgrad does not read the indices, so only a weak reference is kept.
     """
     if y.grad_fn is None:
         return
@@ -158,7 +159,7 @@ class _Switch:
 
 
 def _devices() -> list[tuple[str, str]]:
-    """The keys of the devices on which our kernels run."""
+    """Return the dispatch keys of the devices that have kernels."""
     gpu = torch.cuda.is_available() and triton.is_available()
     return [_CPU, _GPU] if gpu else [_CPU]
 
@@ -181,7 +182,7 @@ _switch = _Switch()
 
 
 class accelerate:
-    """Compute every pooling of PyTorch with poolgrad: functions, modules, callers.
+    """Compute the poolings of PyTorch with poolgrad, in functions, modules and their callers.
 
     This applies to tensors on the CPU and, if Triton is installed, on GPUs.
 

@@ -3,19 +3,19 @@
 For an operator ``name`` there are, in ``torch.ops.poolgrad``,
 
 * ``name(x, [operand], window, channels_last, *options, [tracked]) -> (y, *residual)``,
-* ``name_pull(gy, [x], [operand], *residual, window, shape, channels_last, inner, *options) -> gx``,
+* ``name_vjp(gy, [x], [operand], *residual, window, shape, channels_last, inner, *options) -> gx``,
   which takes the input if the operator is nonlinear, and returns the gradient of a learned
   parameter, too,
-* ``name_push(t, [operand], *residual, window, channels_last, inner, *options) -> ty``, unless it
+* ``name_jvp(t, [operand], *residual, window, channels_last, inner, *options) -> ty``, unless it
   is nonlinear.
 
 Schemas support integers only: `window` is a flattened `WindowSpec`. `_rebuild` turns the
 arguments of such a call into a `Static`, `_flat` a `Static` into arguments; everything else passes
 the `Static`.
 
-For a fixed residual, the derivative of a pooling is linear, so `_pull` and `_push` are each other's
+For a fixed residual, the derivative of a pooling is linear, so `_vjp` and `_jvp` are each other's
 derivative, and gradients of any order follow. The higher derivatives of nonlinear operators come
-from `composed`.
+from `formulas`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from poolgrad import portable
-from poolgrad.contract import FLOATS, Buffer, Operator
 from poolgrad.core import Layout, lay_out
+from poolgrad.dtypes import FLOATS
+from poolgrad.interface import Buffer, Operator
 from poolgrad.operators import OPERATORS, Prepared
-from poolgrad.torch import composed
+from poolgrad.torch import formulas
 from poolgrad.torch.arrays import (
     DTYPES,
     allocate,
@@ -88,27 +89,28 @@ class Adapter:
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
         self.name = operator.name
-        self.given = operator.operand.count
+        self.operand_count = operator.operand.count
         defaults = operator.options._field_defaults
         self.kept = len(operator.residual(_example(), *defaults.values()))
         options = "".join(f", {_WORDS[type(v)]} {name}" for name, v in defaults.items())
-        given = "Tensor operand, " * self.given
-        held = "Tensor x, " * operator.nonlinear + given
+        operand = "Tensor operand, " * self.operand_count
+        held = "Tensor x, " * operator.nonlinear + operand
         held += "".join(f"Tensor residual{k}, " for k in range(self.kept))
         outputs = ", ".join(["Tensor"] * (1 + self.kept))
         gradients = "(Tensor, Tensor)" if operator.learned else "Tensor"
         tracked = ", bool tracked" * operator.learned
         window, last = "SymInt[] window", f"bool channels_last, int inner{options}"
         schemas = {
-            "": f"(Tensor x, {given}{window}, bool channels_last{options}{tracked}) -> ({outputs})",
-            "_pull": f"(Tensor gy, {held}{window}, SymInt[] shape, {last}) -> {gradients}",
-            "_push": f"(Tensor t, {held}{window}, {last}) -> Tensor",
+            "": f"(Tensor x, {operand}{window}, bool channels_last{options}{tracked})"
+            f" -> ({outputs})",
+            "_vjp": f"(Tensor gy, {held}{window}, SymInt[] shape, {last}) -> {gradients}",
+            "_jvp": f"(Tensor t, {held}{window}, {last}) -> Tensor",
         }
         if operator.nonlinear:
-            del schemas["_push"]
+            del schemas["_jvp"]
         self._tensors = {suffix: names_of_tensors(schema) for suffix, schema in schemas.items()}
-        runs = {"": self.forward, "_pull": self.pull, "_push": self.push}
-        fakes = {"": self.fake_forward, "_pull": self.fake_pull, "_push": self.fake_push}
+        runs = {"": self.forward, "_vjp": self.vjp, "_jvp": self.jvp}
+        fakes = {"": self.fake_forward, "_vjp": self.fake_vjp, "_jvp": self.fake_jvp}
         self.ops = {}
         for suffix, schema in schemas.items():
             LIBRARY.define(f"{self.name}{suffix}{schema}")
@@ -132,9 +134,9 @@ class Adapter:
         """Return the arguments after the tensors."""
         ready = static.ready
         spec, last = flatten(ready.spec), ready.channels_last
-        if suffix == "_pull":
+        if suffix == "_vjp":
             return (spec, list(ready.layout.in_shape), last, ready.inner, *ready.options)
-        if suffix == "_push":
+        if suffix == "_jvp":
             return (spec, last, ready.inner, *ready.options)
         return self.arguments(ready.spec, ready.options, last, static.tracked)
 
@@ -153,7 +155,7 @@ class Adapter:
         else:
             if name_of(first.dtype) not in FLOATS:
                 raise TypeError(f"gradients must be of a floating dtype, got {first.dtype}")
-            if suffix == "_pull":
+            if suffix == "_vjp":
                 shape, *rest = rest
             last, inner, *options = rest
         named = self.operator.options(*options)
@@ -162,20 +164,20 @@ class Adapter:
         return Static(ready, tracked)
 
     def _held(self, held: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-        """Split the tensors after the first of a pull or push: input, operand and residual."""
+        """Split the tensors after the first of a vjp or jvp: input, operand and residual."""
         first = int(self.operator.nonlinear)
-        second = first + self.given
+        second = first + self.operand_count
         return held[:first], held[first:second], held[second:]
 
     # Implementations: kernels on CPUs and, with Triton, on GPUs; otherwise `poolgrad.portable`
 
-    def forward(self, static: Static, x: Tensor, *given: Tensor) -> Any:
+    def forward(self, static: Static, x: Tensor, *operands: Tensor) -> Any:
         """Compute the output and the residual."""
         if not has_kernels(x):
-            return self._portable_forward(static, x, self._operand(given, x))
+            return self._portable_forward(static, x, self._operand(operands, x))
         ready = with_kernels_for(static.ready, x)
-        self._check_memory("x", x, given)
-        operand = as_operand(ready, compact(given))
+        self._check_memory("x", x, operands)
+        operand = as_operand(ready, compact(operands))
         x, y = readable(x), allocate(ready.output, x)
         residual = self._residual(static, x, allocate)
         kept: list[Any] = list(residual)
@@ -184,9 +186,9 @@ class Adapter:
         ready.forward(x, operand, y, tuple(kept), torch.get_num_threads())
         return (y, *residual) if residual else y
 
-    def _operand(self, given: Tensors, like: Tensor) -> Tensor | None:
+    def _operand(self, operands: Tensors, like: Tensor) -> Tensor | None:
         """Return the extra operand on the device of the input; a seed may be on the CPU."""
-        return given[0].to(like.device) if self.given else None
+        return operands[0].to(like.device) if self.operand_count else None
 
     def _portable_forward(self, static: Static, x: Tensor, operand: Tensor | None) -> Any:
         ready = static.ready
@@ -200,24 +202,24 @@ class Adapter:
         y, residual = stored(ready.output, y), tuple(map(stored, buffers, kept))
         return (y, *residual) if residual else y
 
-    def _portable_pull(
-        self, ready: Prepared, gy: Tensor, x: Tensors, given: Tensors, residual: Tensors
+    def _portable_vjp(
+        self, ready: Prepared, gy: Tensor, x: Tensors, operands: Tensors, residual: Tensors
     ) -> Any:
-        operand, value = self._operand(given, gy), x[0] if x else None
-        gradients = portable.pull(
+        operand, value = self._operand(operands, gy), x[0] if x else None
+        gradients = portable.vjp(
             self.operator, ready.layout, gy, value, operand, residual, ready.options
         )
         gx = stored(ready.input, gradients[0])
         return (gx, gradients[1]) if self.operator.learned else gx
 
     def _check_memory(
-        self, name: str, first: Tensor, given: Tensors, x: Tensors = (), residual: Tensors = ()
+        self, name: str, first: Tensor, operands: Tensors, x: Tensors = (), residual: Tensors = ()
     ) -> None:
         """Check the memory of the tensors of a call; `name` is the name of `first`."""
         check_memory(name, first)
         for tensor in x:
             check_memory("x", tensor)
-        for tensor in given:
+        for tensor in operands:
             check_memory(self.operator.operand.name, tensor)
         for tensor in residual:
             check_memory("residual", tensor)
@@ -231,15 +233,15 @@ class Adapter:
         )  # without a gradient the derivative is empty
         return (*(make(b, x) for b in buffers[:-1]), slope)
 
-    def pull(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
+    def vjp(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
         """Compute the gradient of the input, and of a learned parameter."""
         ready, layout = static.ready, static.ready.layout
-        x, given, residual = self._held(held)
+        x, operands, residual = self._held(held)
         if not has_kernels(gy):
-            return self._portable_pull(ready, gy, x, given, residual)
+            return self._portable_vjp(ready, gy, x, operands, residual)
         ready = with_kernels_for(ready, gy)
-        self._check_memory("gy", gy, given, x, residual)
-        given = compact(given)
+        self._check_memory("gy", gy, operands, x, residual)
+        operands = compact(operands)
         dtype = DTYPES[layout.dtype]
         if gy.shape != layout.out_shape or gy.dtype != dtype:
             raise ValueError(
@@ -254,48 +256,48 @@ class Adapter:
         tracked = not self.operator.learned or residual[-1].shape != (0,)
         known = self.kept if tracked else self.kept - 1  # the rest is an unused slope
         residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
-        operand, x = as_operand(ready, given), tuple(map(readable, x))
+        operand, x = as_operand(ready, operands), tuple(map(readable, x))
         gy, gx = readable(gy), allocate(ready.input, gy)
         threads = torch.get_num_threads()
-        ready.pull(gy, x[0] if x else None, operand, residual, gx, threads)
+        ready.vjp(gy, x[0] if x else None, operand, residual, gx, threads)
         if not self.operator.learned:
             return gx
         if not tracked:
-            return gx, torch.zeros_like(given[0])
+            return gx, torch.zeros_like(operands[0])
         slopes = gy.to(residual[-1].dtype) * residual[-1]
-        others = self.operator.operand.summed_axes(tuple(given[0].shape), layout)
+        others = self.operator.operand.summed_axes(tuple(operands[0].shape), layout)
         total = slopes.sum(others, dtype=torch.float64) if others else slopes
-        return gx, total.to(given[0].dtype).reshape(given[0].shape)
+        return gx, total.to(operands[0].dtype).reshape(operands[0].shape)
 
-    def push(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
+    def jvp(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
         """Compute the tangent of the output."""
         ready = static.ready
-        _, given, residual = self._held(held)
+        _, operands, residual = self._held(held)
         if not has_kernels(t):
-            operand = self._operand(given, t)
-            y = portable.push(self.operator, ready.layout, t, operand, residual, ready.options)
+            operand = self._operand(operands, t)
+            y = portable.jvp(self.operator, ready.layout, t, operand, residual, ready.options)
             return stored(ready.output, y)
         ready = with_kernels_for(ready, t)
-        self._check_memory("t", t, given, (), residual)
+        self._check_memory("t", t, operands, (), residual)
         residual = laid_out(residual, ready.residual)
-        operand = as_operand(ready, compact(given))
+        operand = as_operand(ready, compact(operands))
         t, y = readable(t), allocate(ready.output, t)
-        ready.push(t, operand, residual, y, torch.get_num_threads())
+        ready.jvp(t, operand, residual, y, torch.get_num_threads())
         return y
 
     # Shapes without data; sizes may be symbolic
 
-    def fake_forward(self, static: Static, x: Tensor, *given: Tensor) -> Any:
+    def fake_forward(self, static: Static, x: Tensor, *operands: Tensor) -> Any:
         """Return an output and a residual of the right shapes."""
         y, residual = empty(static.ready.output, x), self._residual(static, x, empty)
         return (y, *residual) if residual else y
 
-    def fake_pull(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
+    def fake_vjp(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
         """Return gradients of the right shapes."""
         gx = empty(static.ready.input, gy)
         return (gx, torch.empty_like(self._held(held)[1][0])) if self.operator.learned else gx
 
-    def fake_push(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
+    def fake_jvp(self, static: Static, t: Tensor, *held: Tensor) -> Tensor:
         """Return a tangent of the right shape."""
         return empty(static.ready.output, t)
 
@@ -314,84 +316,92 @@ class Adapter:
         )
 
     def _differentiate(self) -> None:
-        operator, given = self.operator, self.given
+        operator, operands = self.operator, self.operand_count
 
         def keep_forward(ctx: Any, static: Static, inputs: Tensors, output: Any) -> None:
             ctx.static = static
             ctx.set_materialize_grads(False)
             residual = output[1:] if self.kept else ()
             ctx.mark_non_differentiable(*residual)
-            save(ctx, (*inputs[: 1 + given][not operator.nonlinear :], *residual))
+            save(ctx, (*inputs[: 1 + operands][not operator.nonlinear :], *residual))
 
-        def pulled(ctx: Any, gy: Tensor | None, *unused: Any) -> Any:
+        def forward_backward(ctx: Any, gy: Tensor | None, *unused: Any) -> Any:
             if gy is None:
                 return (None,) * ctx.inputs
-            gradients = self.pull_of(ctx.static, gy, *ctx.saved_tensors)
+            gradients = self.differentiable_vjp(ctx.static, gy, *ctx.saved_tensors)
             gradients = gradients if isinstance(gradients, tuple) else (gradients,)
             return (*gradients, *(None,) * (ctx.inputs - len(gradients)))
 
         if operator.nonlinear:
-            self._differentiate_nonlinear(keep_forward, pulled)
+            self._differentiate_nonlinear(keep_forward, forward_backward)
             return
 
         def keep_held(ctx: Any, static: Static, inputs: Tensors, output: Any) -> None:
             ctx.static = static
             save(ctx, inputs[1:])
 
-        def pushed(ctx: Any, t: Tensor) -> Tensor:
-            y: Tensor = self.push_of(ctx.static, t, *ctx.saved_tensors)
+        def jvp_of_saved(ctx: Any, t: Tensor) -> Tensor:
+            y: Tensor = self.differentiable_jvp(ctx.static, t, *ctx.saved_tensors)
             return y
 
-        def pushed_back(ctx: Any, t: Tensor) -> Any:
-            return (pushed(ctx, t), *(None,) * (ctx.inputs - 1))
+        def vjp_backward(ctx: Any, t: Tensor) -> Any:
+            return (jvp_of_saved(ctx, t), *(None,) * (ctx.inputs - 1))
 
-        def pulled_ahead(ctx: Any, t: Tensor, *unused: Any) -> Any:
-            return pulled(ctx, t)[0]
+        def vjp_jvp(ctx: Any, t: Tensor, *unused: Any) -> Any:
+            return forward_backward(ctx, t)[0]
 
-        def pushed_ahead(ctx: Any, t: Tensor, *unused: Any) -> Any:
-            return (pushed(ctx, t), *(None,) * self.kept) if self.kept else pushed(ctx, t)
+        def forward_jvp(ctx: Any, t: Tensor, *unused: Any) -> Any:
+            return (
+                (jvp_of_saved(ctx, t), *(None,) * self.kept) if self.kept else jvp_of_saved(ctx, t)
+            )
 
-        def pushed_on(ctx: Any, t: Tensor, *unused: Any) -> Any:
-            return pushed(ctx, t)
+        def jvp_jvp(ctx: Any, t: Tensor, *unused: Any) -> Any:
+            return jvp_of_saved(ctx, t)
 
-        self.forward_of = self._defined("", self.forward, keep_forward, pulled, pushed_ahead)
-        self.pull_of = self._defined("_pull", self.pull, keep_held, pushed_back, pulled_ahead)
-        self.push_of = self._defined("_push", self.push, keep_held, pulled, pushed_on)
+        self.differentiable_forward = self._defined(
+            "", self.forward, keep_forward, forward_backward, forward_jvp
+        )
+        self.differentiable_vjp = self._defined("_vjp", self.vjp, keep_held, vjp_backward, vjp_jvp)
+        self.differentiable_jvp = self._defined(
+            "_jvp", self.jvp, keep_held, forward_backward, jvp_jvp
+        )
 
-    def _differentiate_nonlinear(self, keep_forward: Any, pulled: Any) -> None:
-        """Define the derivatives of forward that the kernels do not compute, and those of pull."""
+    def _differentiate_nonlinear(self, keep_forward: Any, forward_backward: Any) -> None:
+        """Define the derivatives of forward that the kernels do not compute, and those of vjp."""
         operator = self.operator
         variables = 1 + operator.learned  # number of differentiable arguments
 
         def pool_of(ctx: Any) -> Any:
             ready: Prepared = ctx.static.ready
-            return composed.define(operator, ready.spec, ready.channels_last, ready.options)
+            return formulas.define(operator, ready.spec, ready.channels_last, ready.options)
 
-        def ahead(function: Any, values: Any, tangents: Any) -> Any:
+        def jvp_of(function: Any, values: Any, tangents: Any) -> Any:
             pairs = zip(values, tangents, strict=False)
             full = tuple(torch.zeros_like(v) if t is None else t for v, t in pairs)
-            return composed.push_forward(function, values, full)
+            return formulas.jvp_by_double_vjp(function, values, full)
 
-        def pushed_ahead(ctx: Any, *tangents: Any) -> Any:
+        def forward_jvp(ctx: Any, *tangents: Any) -> Any:
             refuse_nested_forward()
-            y = ahead(pool_of(ctx), ctx.saved_tensors[:variables], tangents)
+            y = jvp_of(pool_of(ctx), ctx.saved_tensors[:variables], tangents)
             return (y, *(None,) * self.kept)
 
-        def keep_pull(ctx: Any, static: Static, inputs: Tensors, output: Any) -> None:
+        def keep_vjp(ctx: Any, static: Static, inputs: Tensors, output: Any) -> None:
             ctx.static = static
             save(ctx, inputs[: 1 + variables])
 
-        def pulled_back(ctx: Any, *cotangents: Any) -> Any:
-            function = composed.pull_back(pool_of(ctx))
+        def vjp_backward(ctx: Any, *cotangents: Any) -> Any:
+            function = formulas.pullback_of(pool_of(ctx))
             gradients = torch.func.vjp(function, *ctx.saved_tensors)[1](cotangents)
             return (*gradients, *(None,) * (ctx.inputs - len(gradients)))
 
-        def pulled_ahead(ctx: Any, *tangents: Any) -> Any:
-            result = ahead(composed.pull_back(pool_of(ctx)), ctx.saved_tensors, tangents)
+        def vjp_jvp(ctx: Any, *tangents: Any) -> Any:
+            result = jvp_of(formulas.pullback_of(pool_of(ctx)), ctx.saved_tensors, tangents)
             return result if operator.learned else result[0]
 
-        self.forward_of = self._defined("", self.forward, keep_forward, pulled, pushed_ahead)
-        self.pull_of = self._defined("_pull", self.pull, keep_pull, pulled_back, pulled_ahead)
+        self.differentiable_forward = self._defined(
+            "", self.forward, keep_forward, forward_backward, forward_jvp
+        )
+        self.differentiable_vjp = self._defined("_vjp", self.vjp, keep_vjp, vjp_backward, vjp_jvp)
 
 
 def _example() -> Layout:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.contract import Buffer
 from poolgrad.core import LARGE, CachedBlock, TensorSpec, inner_axis, share_threads
+from poolgrad.interface import Buffer
 from poolgrad.operators import Prepared, prepare, prepare_uncached
 from poolgrad.torch import _compat, triton
 from poolgrad.torch._compat import (
@@ -119,8 +119,8 @@ def is_plain(x: Any) -> bool:
     return bool(KIND.is_supported(x))
 
 
-def is_plain_anywhere(x: Any) -> bool:
-    """`is_plain`, or the same of a tensor on a GPU for which there are kernels."""
+def is_direct_for_kernels(x: Any) -> bool:
+    """Whether a tensor can be passed directly to the kernels of the CPU or of its GPU."""
     return is_plain(x) or (
         type(x) in (Tensor, torch.nn.Parameter)
         and x.is_cuda
@@ -169,7 +169,7 @@ def is_nested_forward() -> bool:
     return count > 1
 
 
-def pads_little(padding: Any, kernel_size: Any, dilation: Any) -> bool:
+def pads_at_most_half(padding: Any, kernel_size: Any, dilation: Any) -> bool:
     """Whether PyTorch accepts this padding: at most half a window along each axis."""
     n = max(map(len, (padding, kernel_size, dilation)))
     pads, kernels, gaps = (
@@ -269,10 +269,10 @@ def allocate(buffer: Buffer, like: Tensor) -> Tensor:
     return tensor.permute([buffer.order.index(a) for a in range(len(buffer.order))])
 
 
-def laid_out(given: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[Tensor, ...]:
+def laid_out(tensors: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[Tensor, ...]:
     """Restore the layout of a residual, which may have changed while it was saved."""
     result = []
-    for tensor, buffer in zip(given, expected, strict=True):
+    for tensor, buffer in zip(tensors, expected, strict=True):
         if tensor.shape != buffer.shape or tensor.dtype != DTYPES[buffer.dtype]:
             raise ValueError(
                 f"residual must be {buffer.dtype} of shape {buffer.shape}, "
@@ -289,12 +289,12 @@ def readable(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_cpu and _misplacement(tensor) else tensor
 
 
-def compact(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def compact(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return contiguous tensors that are aligned to their elements."""
-    return tuple(readable(t.contiguous()) for t in given)
+    return tuple(readable(t.contiguous()) for t in tensors)
 
 
-def as_operand(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
+def as_operand(ready: Prepared, operands: tuple[Tensor, ...]) -> Any:
     """Return the extra operand in the form that an operator's methods take; it must be contiguous.
 
     Raises
@@ -302,9 +302,9 @@ def as_operand(ready: Prepared, given: tuple[Tensor, ...]) -> Any:
     ValueError
         If its dtype or shape is wrong: a direct call of ``torch.ops.poolgrad`` may pass any tensor.
     """
-    if not given:
+    if not operands:
         return None
-    operator, (tensor,) = ready.operator, given
+    operator, (tensor,) = ready.operator, operands
     operand = operator.operand
     name, shapes, is_flat = operand.accepted(ready.layout)
     dtype = DTYPES[name]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.contract import Operator
+from poolgrad.interface import Operator
 
 
 def _lead(tensor: Tensor, dim: int | None, size: int) -> Tensor:
@@ -31,7 +31,7 @@ def _one_by_one(op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, .
 
 
 def batch(operator: Operator, ops: dict[str, Any], kept: int, library: Any) -> None:
-    """Register the batching rules of an operator, its pull and its push.
+    """Register the batching rules of an operator, its vjp and its jvp.
 
     Parameters
     ----------
@@ -44,13 +44,13 @@ def batch(operator: Operator, ops: dict[str, Any], kept: int, library: Any) -> N
     library : torch.library.Library
         The library that defines the operators.
     """
-    given, nonlinear = operator.operand.count, int(operator.nonlinear)
-    held = 1 + nonlinear + given + kept
-    _batch_one(operator, ops, "", 1 + given, 1, {}, library)
+    operands, nonlinear = operator.operand.count, int(operator.nonlinear)
+    held = 1 + nonlinear + operands + kept
+    _batch_one(operator, ops, "", 1 + operands, 1, {}, library)
     where = {"shape": 1, "inner": 3}
-    _batch_one(operator, ops, "_pull", held, 1 + nonlinear, where, library)
-    if "_push" in ops:
-        _batch_one(operator, ops, "_push", held, 1, {"inner": 2}, library)
+    _batch_one(operator, ops, "_vjp", held, 1 + nonlinear, where, library)
+    if "_jvp" in ops:
+        _batch_one(operator, ops, "_jvp", held, 1, {"inner": 2}, library)
 
 
 def _batch_one(
@@ -70,7 +70,7 @@ def _batch_one(
     op = ops[suffix]
     # The gradient of a learned parameter must not be summed over the batch.
     shared = operator.operand.is_shared
-    apart = suffix == "_pull" and operator.learned
+    apart = suffix == "_vjp" and operator.learned
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         size, dims = info.batch_size, in_dims[:tensors]

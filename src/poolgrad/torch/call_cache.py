@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from poolgrad import call_cache
-from poolgrad.contract import Buffer, Request
+from poolgrad.interface import Buffer, Request
 from poolgrad.operators import Prepared
 from poolgrad.torch.adapter import ADAPTERS, Adapter, Static
 from poolgrad.torch.arrays import (
@@ -60,20 +60,22 @@ def _maker(buffer: Buffer) -> Callable[[], Tensor]:
     return partial(torch.empty_strided, buffer.shape, strides, dtype=DTYPES[buffer.dtype])
 
 
-def bound_call(request: Request, ready: Prepared, given: Tensors) -> Callable[[Tensor], Any]:
-    """Bind a call; see `call_cache`. `given` holds the extra operand, if there is one."""
+def bound_call(request: Request, ready: Prepared, operands: Tensors) -> Callable[[Tensor], Any]:
+    """Bind a call; see `call_cache`. `operands` holds the extra operand, if there is one."""
     if request.x.requires_grad and _is_grad_enabled():
-        pool = _differentiable(request, ready, given)
+        pool = _differentiable(request, ready, operands)
     else:
-        operand, indices = as_operand(ready, given), request.return_indices
+        operand, indices = as_operand(ready, operands), request.return_indices
         pool = call_cache.forward(ready, _maker, torch.get_num_threads, operand, indices=indices)
     return call_cache.squeezed(request, ready, pool)
 
 
-def _differentiable(request: Request, ready: Prepared, given: Tensors) -> Callable[[Tensor], Any]:
+def _differentiable(
+    request: Request, ready: Prepared, operands: Tensors
+) -> Callable[[Tensor], Any]:
     adapter = ADAPTERS[ready.operator.name]
     apply = _function(adapter)
-    steps = _Steps(adapter, ready, given, request.x, request.return_indices)
+    steps = _BoundPasses(adapter, ready, operands, request.x, request.return_indices)
     return lambda x: apply(x, steps)
 
 
@@ -86,7 +88,7 @@ class _Function(torch.autograd.Function):
     """Forward and backward pass; higher derivatives are those of the pullback operator."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, steps: _Steps) -> Any:
+    def forward(ctx: Any, x: Tensor, steps: _BoundPasses) -> Any:
         y, indices, saved = steps.forward(x)
         ctx.steps = steps
         ctx.set_materialize_grads(False)
@@ -98,59 +100,59 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor | None, of_indices: None = None) -> Any:
-        return None if gy is None else ctx.steps.pull(gy, ctx.saved_tensors), None
+        return None if gy is None else ctx.steps.vjp(gy, ctx.saved_tensors), None
 
 
-class _Steps:
+class _BoundPasses:
     """Forward and backward pass of an operator, bound to one layout of the input.
 
     Parameters
     ----------
     adapter, ready
         The operator.
-    given : tuple of Tensor
+    operands : tuple of Tensor
         Its extra operand, a number.
     x : Tensor
         A tensor with that layout.
     indices : bool
-        Whether the forward pass computes them too.
+        Whether the forward pass also computes the indices.
     """
 
     def __init__(
-        self, adapter: Adapter, ready: Prepared, given: Tensors, x: Tensor, indices: bool
+        self, adapter: Adapter, ready: Prepared, operands: Tensors, x: Tensor, indices: bool
     ) -> None:
         operator, layout, threads = ready.operator, ready.layout, torch.get_num_threads
-        operand, kept = as_operand(ready, given), call_cache.needed(ready)
+        operand, kept = as_operand(ready, operands), call_cache.needed(ready)
         self._run = call_cache.forward(ready, _maker, threads, operand, kept, indices)
-        self._pull = call_cache.pull(ready, _maker, threads, operand)
+        self._vjp = call_cache.vjp(ready, _maker, threads, operand)
         self._nonlinear, self._keeps, self._indices = operator.nonlinear, bool(kept), indices
         self._shape, self._dtype = layout.out_shape, DTYPES[layout.out_dtype]
         saved = (*(x,) * operator.nonlinear, *(empty(b, _CPU) for b in kept))
         self._parts = (None, *map(KIND.parts, saved))
-        self._adapter, self._static, self._given = adapter, Static(ready), given
+        self._adapter, self._static, self._operands = adapter, Static(ready), operands
         self._slope = (x.new_empty(0, dtype=DTYPES[layout.sum_dtype]),) * operator.learned
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensors]:
-        """Return the output, the indices if they are wanted, and the residual."""
+        """Return the output, the indices or None, and the residual."""
         if not self._keeps:
             return self._run(x), None, (x,) * self._nonlinear
         y, *kept = self._run(x)
         indices = kept.pop(0) if self._indices else None
         return y, indices, (x, *kept) if self._nonlinear else (*kept,)
 
-    def pull(self, gy: Tensor, saved: Tensors) -> Tensor:
+    def vjp(self, gy: Tensor, saved: Tensors) -> Tensor:
         """Return the gradient of the input."""
         if not self._expects(gy, saved):
             held = (
                 *saved[: self._nonlinear],
-                *self._given,
+                *self._operands,
                 *saved[self._nonlinear :],
                 *self._slope,
             )
-            made = self._adapter.pull_of(self._static, gy, *held)
+            made = self._adapter.differentiable_vjp(self._static, gy, *held)
             gradient: Tensor = made[0] if self._slope else made
             return gradient
-        gx: Tensor = self._pull(gy, *saved)
+        gx: Tensor = self._vjp(gy, *saved)
         return gx
 
     def _expects(self, gy: Tensor, saved: Tensors) -> bool:

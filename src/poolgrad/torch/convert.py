@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from torch import nn
 
 from poolgrad.torch import fusion
-from poolgrad.torch.modules import SUBCLASSES, Pool, unlike
+from poolgrad.torch.modules import SUBCLASSES, Pool, difference_from_pytorch
 from poolgrad.windows import flag
 
 _THEIRS: dict[type[nn.Module], type[nn.Module]] = {
@@ -65,7 +65,7 @@ class Report:
     left : tuple of Module
         Pooling modules that were not replaced, and why.
     calls : tuple of Module
-        Modules whose own code calls pooling functions, which `convert` cannot replace.
+        Modules that call pooling functions, which `convert` cannot replace.
     fused : tuple of Module
         Maxima that were fused with a ReLU, and the names of the ReLUs.
     untraced : str
@@ -203,7 +203,7 @@ def revert(model: nn.Module) -> Report:
         fusion.unfuse(module)
         if isinstance(module, Pool) and module.converted:
             replaced.append(Module(names, type(module).__name__))
-            module.become(_THEIRS[type(module)])
+            module.convert_to(_THEIRS[type(module)])
     return Report(tuple(replaced))
 
 
@@ -221,13 +221,13 @@ def _modules(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
 def _obstacle(module: nn.Module) -> str:
     """Return why a pooling module of PyTorch cannot be replaced; empty if it can."""
     if type(module) not in SUBCLASSES:
-        return "a subclass may do something else"
+        return "a subclass may compute something else"
     if "forward" in vars(module):
         return "its forward was replaced"
     own = [name for name in (*SUBCLASSES[type(module)].added, "converted") if hasattr(module, name)]
     if own:
-        return f"it has attributes of its own that ours has, too: {', '.join(own)}"
-    return unlike(module)
+        return f"it has attributes that poolgrad's class also defines: {', '.join(own)}"
+    return difference_from_pytorch(module)
 
 
 def _called(module: nn.Module) -> tuple[str, ...]:

@@ -34,12 +34,13 @@ def differentiable(
     op : OpOverload
         The operator of the dispatcher.
     tensors : int
-        How many of its first arguments are tensors.
+        Number of leading arguments that are tensors.
     run : callable
         ``run(static, *tensors)``: the computation on the CPU.
     flat, rebuild : callable
-        The other arguments of `op` from the static part of a call, and that from all arguments of
-        `op`. The static part is any object but a list, tuple or dict, which PyTorch takes apart.
+        `flat` returns the other arguments of `op` from the static part of a call; `rebuild` returns
+        the static part from all arguments of `op`. The static part must not be a list, tuple or
+        dict, which PyTorch flattens.
     keep : callable
         ``keep(ctx, static, tensors, output)``: stores what the derivatives need.
     backward, jvp : callable
@@ -57,11 +58,11 @@ def differentiable(
         keep(ctx, rebuild(*inputs), inputs[:tensors], output)
 
     torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=LIBRARY)
-    anyhow = (None,) * tensors
+    any_layout = (None,) * tensors
 
     def forward(*args: Any) -> Any:
         *given, static = args
-        if KIND.have_parts((*given,), anyhow):
+        if KIND.have_parts((*given,), any_layout):
             return run(static, *given)
         return op(*given, *flat(static))
 
@@ -81,7 +82,7 @@ def differentiable(
     def call(static: Any, *given: Tensor) -> Any:
         if is_in_graph():
             return op(*given, *flat(static))
-        if not KIND.have_parts(given, anyhow):
+        if not KIND.have_parts(given, any_layout):
             return function.apply(*given, static)
         if torch.is_grad_enabled() and any(t.requires_grad for t in given):
             return applied(function)(*given, static)

@@ -12,8 +12,8 @@ from torch import Tensor
 from poolgrad import arguments, portable
 from poolgrad.call_cache import is_cacheable
 from poolgrad.composition import Functions
-from poolgrad.contract import Request, Samples, Selection, indexed, unpacked
-from poolgrad.operands import Parameter, WindowSamples
+from poolgrad.interface import Request, Selection, indexed, unpacked
+from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared
 from poolgrad.torch import call_cache
 from poolgrad.torch.adapter import ADAPTERS, Static
@@ -42,7 +42,7 @@ from poolgrad.windows import WindowKind, flatten
 
 
 def _define_indices() -> Any:
-    """``route_indices``: converts routes to flat positions in the plane of `x`; no gradient.
+    """Define ``route_indices``, which converts routes to flat positions in the plane of `x`.
 
     `samples` are those of fractional windows, or an empty tensor.
     """
@@ -158,7 +158,7 @@ class _Converter:
         layout = ready.layout
         dtype = x.dtype if x.dtype.is_floating_point else torch.float32
         shape, most = arguments.samples_shape(layout), arguments.below_one(name_of(dtype))
-        if value.given is None:
+        if value.values is None:
             known = known_generator(value.generator)
             if isinstance(known, int):
                 known = torch.Generator(x.device).manual_seed(known)
@@ -167,7 +167,7 @@ class _Converter:
             )  # compilers do not support None
             drawn: Tensor = torch.rand(shape, dtype=dtype, device=x.device, **own)
             return drawn.clamp(max=most)  # compiled code draws in float32 and rounds
-        given = value.given
+        given = value.values
         if not isinstance(given, Tensor):
             given = torch.as_tensor(arguments.floating_samples(given).astype(np.float64))
         arguments.check_samples_dtype(name_of(given.dtype))
@@ -241,7 +241,7 @@ def bound_call(request: Request) -> Callable[[Tensor], Tensor] | None:
         return None
     options = _options(request)
     if request.return_indices and options != indexed(options):
-        return None  # the routes that are kept for the gradient are not those of the indices
+        return None  # the gradient needs other routes than the indices
     ready = _prepared(request)
     return call_cache.bound_call(request, ready, _operands(request, ready))
 
@@ -288,27 +288,27 @@ def _forward(request: Request) -> tuple[Any, tuple[Tensor, ...]]:
     tracked = not all(isinstance(value, int | float) for value in request.operands)
     if not is_in_graph():
         ready = _prepared(request)
-        given = _operands(request, ready)
-        return adapter.forward_of(Static(ready, tracked), x, *given), given
+        operands = _operands(request, ready)
+        return adapter.differentiable_forward(Static(ready, tracked), x, *operands), operands
     # The operator of the graph checks the call, both while tracing and while running.
     operand = adapter.operator.operand
     ready_if = _prepared(request) if operand.uses_layout else None
-    given = tuple(operand.convert(_CONVERTER, v, x, ready_if) for v in request.operands)
+    operands = tuple(operand.convert(_CONVERTER, v, x, ready_if) for v in request.operands)
     rest = adapter.arguments(request.spec, _options(request), request.channels_last, tracked)
-    return adapter.ops[""](x, *given, *rest), given
+    return adapter.ops[""](x, *operands, *rest), operands
 
 
 def _perform(request: Request) -> Any:
     x, adapter = request.x, ADAPTERS[request.operator]
-    made, given = _forward(request)
+    made, operands = _forward(request)
     y = made[0] if adapter.kept else made
     if not request.return_indices:
         return y if request.keepdims else _squeezed(y, request)
     routes, options, last = made[1], _options(request), request.channels_last
     if options != indexed(options):
         rest = adapter.arguments(request.spec, indexed(options), last, True)
-        routes = adapter.ops[""](x.detach(), *given, *rest)[1]
-    samples = given[0] if adapter.operator.operand.determines_windows else x.new_empty(0)
+        routes = adapter.ops[""](x.detach(), *operands, *rest)[1]
+    samples = operands[0] if adapter.operator.operand.determines_windows else x.new_empty(0)
     found = _route_indices(x.detach(), routes, samples, flatten(request.spec), last)
     if request.keepdims:
         return y, found
@@ -320,12 +320,12 @@ def _differentiable(request: Request) -> Any:
     from poolgrad.torch.graph import pool_in_graph  # imports the compiler, which takes a second
 
     ready = _prepared(request)
-    given = _operands(request, ready)
+    operands = _operands(request, ready)
     options = unpacked(ready.options) if "routes" in ready.options._fields else ready.options
     both = request.return_indices
     made = pool_in_graph(
         request.x,
-        given[0] if given else None,
+        operands[0] if operands else None,
         request.operator,
         flatten(request.spec),
         request.channels_last,

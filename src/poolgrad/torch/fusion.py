@@ -23,7 +23,7 @@ from poolgrad.torch._compat import (
     without_torch_function,
     wrapper_subclass,
 )
-from poolgrad.torch.arrays import is_plain_anywhere
+from poolgrad.torch.arrays import is_direct_for_kernels
 from poolgrad.torch.modules import Maximum, Pool
 from poolgrad.torch.pools import MaxPool1d, MaxPool2d, MaxPool3d
 
@@ -120,12 +120,12 @@ class _Compute(torch.autograd.Function):
 # The modules
 
 
-class PassingReLU(nn.ReLU):
+class FusedReLU(nn.ReLU):
     """A ReLU that returns a lazy tensor, for the maximum that reads it."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the ReLU: a lazy tensor where the kernels support the input."""
-        plain = not torch.compiler.is_compiling() and is_plain_anywhere(input)
+        plain = not torch.compiler.is_compiling() and is_direct_for_kernels(input)
         if plain and input.is_floating_point() and not _is_watched(self):
             return LazyReLU.of(input)
         return super().forward(input)
@@ -135,8 +135,8 @@ class PassingReLU(nn.ReLU):
         return nn.ReLU(self.inplace)
 
 
-class _Reading(Maximum):
-    """A maximum that also applies the ReLU of a `PassingReLU`."""
+class _FusedMaximum(Maximum):
+    """A maximum that also applies the ReLU of a `FusedReLU`."""
 
     def forward(self, input: Tensor) -> Any:
         """Return the maximum of the input."""
@@ -148,21 +148,21 @@ class _Reading(Maximum):
         return super().forward(input)
 
 
-def _reading(pool: type[Pool]) -> type[nn.Module]:
-    return type(f"Reading{pool.__name__}", (_Reading, pool), {"__module__": __name__})
+def _fused_maximum(pool: type[Pool]) -> type[nn.Module]:
+    return type(f"Reading{pool.__name__}", (_FusedMaximum, pool), {"__module__": __name__})
 
 
 ReadingMaxPool1d, ReadingMaxPool2d, ReadingMaxPool3d = map(
-    _reading, (MaxPool1d, MaxPool2d, MaxPool3d)
+    _fused_maximum, (MaxPool1d, MaxPool2d, MaxPool3d)
 )
-_READERS: dict[type[nn.Module], type[nn.Module]] = {
+_FUSED: dict[type[nn.Module], type[nn.Module]] = {
     MaxPool1d: ReadingMaxPool1d,
     MaxPool2d: ReadingMaxPool2d,
     MaxPool3d: ReadingMaxPool3d,
 }
 _BEFORE: dict[type[nn.Module], type[nn.Module]] = {
-    **{reader: pool for pool, reader in _READERS.items()},
-    PassingReLU: nn.ReLU,
+    **{reader: pool for pool, reader in _FUSED.items()},
+    FusedReLU: nn.ReLU,
 }
 
 
@@ -193,8 +193,8 @@ def fuse(model: nn.Module) -> Fused:
         obstacle = f"{type(error).__name__}: {error}".partition("\n")[0]
         pairs = list(_neighbours(model))
     for relu, pool in pairs:
-        relu.__class__ = PassingReLU
-        pool.__class__ = _READERS[type(pool)]
+        relu.__class__ = FusedReLU
+        pool.__class__ = _FUSED[type(pool)]
     return Fused(pairs, obstacle)
 
 
@@ -210,21 +210,21 @@ def unfuse(module: nn.Module) -> None:
 
 # Modules that return a new tensor. Without hooks nothing else can hold this tensor, so an in-place
 # ReLU may overwrite it.
-_MAKERS = (
+_OVERWRITABLE_OUTPUT = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm,
 )  # fmt: skip
 
 
-def _may_pass(relu: Any, made_by: nn.Module | None) -> bool:
-    own = made_by is not None and type(made_by) in _MAKERS and not _is_watched(made_by)
+def _is_fusible_relu(relu: Any, made_by: nn.Module | None) -> bool:
+    own = made_by is not None and type(made_by) in _OVERWRITABLE_OUTPUT and not _is_watched(made_by)
     return type(relu) is nn.ReLU and (own or not relu.inplace)
 
 
-def _may_read(pool: Any) -> bool:
+def _is_fusible_maximum(pool: Any) -> bool:
     """Whether fusing is exact: no window can be empty (result 0), and no indices are returned."""
-    windows = type(pool) in _READERS and pool.dilation in (1, (1,) * pool.dims)
-    return windows and not pool.return_indices and pool._is_pytorchs()
+    windows = type(pool) in _FUSED and pool.dilation in (1, (1,) * pool.dims)
+    return windows and not pool.return_indices and pool._equals_pytorch()
 
 
 def _neighbours(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
@@ -233,7 +233,7 @@ def _neighbours(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
         if type(module) is nn.Sequential:
             line = [None, *module]
             for made_by, relu, pool in zip(line, line[1:], line[2:], strict=False):
-                if _may_pass(relu, made_by) and _may_read(pool):
+                if _is_fusible_relu(relu, made_by) and _is_fusible_maximum(pool):
                     yield relu, pool
 
 
@@ -266,7 +266,7 @@ class _Calls:
         self.called: dict[fx.Node, nn.Module] = {node: modules[str(node.target)] for node in nodes}
         self._times = Counter(self.called.values())
 
-    def beside(self, node: fx.Node, others: Collection[fx.Node]) -> nn.Module | None:
+    def only_neighbour(self, node: fx.Node, others: Collection[fx.Node]) -> nn.Module | None:
         """Return the module of the only other node, if this module is called once, else None."""
         if self._times[self.called[node]] != 1 or len(others) != 1:
             return None
@@ -282,11 +282,11 @@ def _pairs_of_graphs(model: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
             read = node.all_input_nodes
             if type(module) is nn.ReLU:
                 alone = len(read) == 1 and len(read[0].users) == 1
-                passes = alone and _may_pass(module, calls.beside(node, read))
-                readers[module].add(calls.beside(node, node.users) if passes else None)
+                passes = alone and _is_fusible_relu(module, calls.only_neighbour(node, read))
+                readers[module].add(calls.only_neighbour(node, node.users) if passes else None)
     pools = Counter(pool for only in readers.values() for pool in only)
     return [
         (relu, pool)
         for relu, (pool, *others) in readers.items()
-        if not others and _may_read(pool) and pools[pool] == 1
+        if not others and _is_fusible_maximum(pool) and pools[pool] == 1
     ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from poolgrad import portable
-from poolgrad.contract import indexed
+from poolgrad.interface import indexed
 from poolgrad.torch.adapter import ADAPTERS
 from poolgrad.torch.arrays import name_of, prepared, spec_of
 

@@ -1,4 +1,4 @@
-"""The modules. They subclass PyTorch's where it has them, so that ``isinstance`` holds.
+"""Makes the module classes, subclasses of PyTorch's where these exist, so ``isinstance`` holds.
 
 A module stores the arguments of a public function and calls it. Its constructor takes the arguments
 of the function, in the order of PyTorch's class, and shares its documentation. `family` makes the
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from poolgrad.arguments import real_numbers
 from poolgrad.call_cache import LOOKUPS, CallCache
-from poolgrad.contract import Request
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.docstrings import of_module
 from poolgrad.functional.public import bind, described
+from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
-from poolgrad.torch.arrays import pads_little, pools
+from poolgrad.torch.arrays import pads_at_most_half, pools
 from poolgrad.torch.function import known_generator
 from poolgrad.windows import Window
 
@@ -55,7 +55,7 @@ class Pool(nn.Module):
         The arguments of the function that the constructor does not take.
     note : str
         A sentence for the docstring.
-    cast_apart : bool
+    autocast_to_float32 : bool
         Whether PyTorch's autocast converts the input to float32.
     call_cache : CallCache
         The bound calls of the function.
@@ -74,7 +74,7 @@ class Pool(nn.Module):
     shown: ClassVar[tuple[str, ...]]
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     note: ClassVar[str] = ""
-    cast_apart: ClassVar[bool] = False
+    autocast_to_float32: ClassVar[bool] = False
     call_cache: ClassVar[CallCache]
     checked: ClassVar[CallCache]
     converted: bool = False
@@ -90,12 +90,12 @@ class Pool(nn.Module):
                 setattr(self, name, value)
 
     def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Check the arguments; numbers for each channel that are not learned become a buffer.
+        """Check the arguments; numbers for each channel that are not learned convert_to a buffer.
 
         Raises
         ------
         TypeError, ValueError
-            For all that no input could mend.
+            If an argument is invalid for every input.
         """
         request = self._describe(_Input((2**31,) * (self.dims + 2)), given)
         operator = OPERATORS[request.operator]
@@ -116,7 +116,7 @@ class Pool(nn.Module):
 
     @classmethod
     def of_dims(cls, pool: Callable[..., Any], dims: int) -> Callable[..., Any]:
-        """The public function `pool` for so many axes."""
+        """Return the public function `pool` for this number of pooled axes."""
         return pool
 
     def _describe(self, x: Any, given: dict[str, Any]) -> Request:
@@ -130,29 +130,29 @@ class Pool(nn.Module):
         except KeyError:  # parameters and buffers lie elsewhere
             return {name: getattr(self, name) for name in self.names}
 
-    def _is_theirs(self, x: Any) -> bool:
+    def _uses_pytorch(self, x: Any) -> bool:
         """Whether to use PyTorch's module, because poolgrad's kernels do not support this input."""
         if not pools(x):
-            return self.converted or self._is_pytorchs()
+            return self.converted or self._equals_pytorch()
         if not self.converted:
             return False
         usual = x.is_floating_point() and x.numel() > 0 and x.dim() - self.dims in (1, 2)
-        cast = self.cast_apart and torch.is_autocast_enabled("cpu")
-        return not usual or cast or not self._is_pytorchs()
+        cast = self.autocast_to_float32 and torch.is_autocast_enabled("cpu")
+        return not usual or cast or not self._equals_pytorch()
 
-    def _is_pytorchs(self) -> bool:
+    def _equals_pytorch(self) -> bool:
         """Whether PyTorch's class computes the same with these arguments and this padding."""
         changed = (n for n, v in self.added.items() if getattr(self, n) != v)
         if not self.inherited or {*changed} - {"routes"}:  # routes do not change results
             return False
-        return not unlike(self) and self._pads_as_pytorchs()
+        return not difference_from_pytorch(self) and self._has_pytorch_padding()
 
-    def _pads_as_pytorchs(self) -> bool:
+    def _has_pytorch_padding(self) -> bool:
         padding = getattr(self, "padding", 0)
         if isinstance(padding, int) and padding == 0:
             return True
         pads, kernel, gaps = map(_each, (padding, self.kernel_size, getattr(self, "dilation", 1)))
-        return all(isinstance(pad, int) for pad in pads) and pads_little(pads, kernel, gaps)
+        return all(isinstance(pad, int) for pad in pads) and pads_at_most_half(pads, kernel, gaps)
 
     def forward(self, input: Tensor) -> Any:
         """Pool the input."""
@@ -161,13 +161,13 @@ class Pool(nn.Module):
     def _pooled(self, x: Tensor, *more: Any, **given: Any) -> Any:
         """Pool `x`; `more` and `given` are further arguments of PyTorch's and of our function."""
         arguments = self._arguments()
-        alone = not (more or given or (self.converted and self.cast_apart))
+        alone = not (more or given or (self.converted and self.autocast_to_float32))
         lookup = LOOKUPS.get(type(x)) if alone else None
         cache = self.checked if self.converted else self.call_cache
         y = lookup.call(cache, (x,), arguments) if lookup is not None else None
         if y is not None:
             return y
-        if self._is_theirs(x):
+        if self._uses_pytorch(x):
             return super().forward(x, *more)
         try:
             y = self.function(x, **given, **arguments)
@@ -184,13 +184,13 @@ class Pool(nn.Module):
     def __prepare_scriptable__(self) -> nn.Module:
         """Return what TorchScript compiles instead: PyTorch's module, if it computes the same."""
         theirs = next((t for t, ours in SUBCLASSES.items() if isinstance(self, ours)), None)
-        if theirs is None or not self._is_pytorchs():
+        if theirs is None or not self._equals_pytorch():
             return self
         module = copy(self)
-        module.become(theirs)
+        module.convert_to(theirs)
         return module
 
-    def become(self, theirs: type[nn.Module]) -> None:
+    def convert_to(self, theirs: type[nn.Module]) -> None:
         """Become PyTorch's module, without the arguments that only poolgrad's has."""
         for name in (*self.added, "converted"):
             vars(self).pop(name, None)
@@ -207,7 +207,7 @@ class Pool(nn.Module):
         return ", ".join(words)
 
 
-def unlike(module: nn.Module) -> str:
+def difference_from_pytorch(module: nn.Module) -> str:
     """Return why a module of PyTorch gives other results than poolgrad's; empty if it does not."""
     if isinstance(module, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d):
         return (
@@ -229,13 +229,13 @@ def _each(values: Any) -> list[Any]:
 
 
 class _Input(NamedTuple):
-    """Stands for an input while arguments are checked; it has a shape only."""
+    """A placeholder for an input while arguments are checked: only its shape is read."""
 
     shape: tuple[int, ...]
 
 
 def _numbers(name: str, value: object) -> list[float]:
-    """Return the numbers in a learned argument, as far as they are known."""
+    """Return the numbers in a learned argument; none for a tensor without data."""
     if isinstance(value, Tensor):
         if value.dim() > 1 or value.is_complex() or value.dtype == torch.bool:
             raise ValueError(
@@ -259,7 +259,7 @@ class Maximum(Pool):
 
     def rectified(self, x: Tensor) -> Any:
         """Compute the maximum of ``relu(x)``, in one pass."""
-        if self._is_theirs(x):
+        if self._uses_pytorch(x):
             return super().forward(x.relu())
         return FUNCTIONS[f"relu_max_pool{self.dims}d"](x, **self._arguments())
 
@@ -267,35 +267,35 @@ class Maximum(Pool):
 class ReLUMaximum(Pool):
     """The maximum of the ReLU."""
 
-    note = "Exported, it is PyTorch's ReLU and maximum, if these do the same."
+    note = "It is exported as PyTorch's ReLU and maximum if these compute the same."
 
     def forward(self, input: Tensor) -> Any:
         """Compute the maximum of ``relu(input)``."""
         usual = self.ties == "first" and not (self.return_indices or self.channels_last)
         if pools(input) or not usual or {*_each(self.dilation)} != {1}:
             return self._pooled(input)
-        if not self._pads_as_pytorchs():
+        if not self._has_pytorch_padding():
             return self._pooled(input)
         pool = getattr(nn.functional, f"max_pool{self.dims}d")
         windows = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
         return pool(input.relu(), *windows)
 
 
-class _Composed(Pool):
+class _ExportedToOnnx(Pool):
     """An operator that is exported to ONNX as poolings of PyTorch, which ONNX supports."""
 
     def _is_exported(self) -> bool:
         """Whether the module is being exported, and PyTorch's poolings support these windows."""
         if not torch.onnx.is_in_onnx_export() or {*_each(self.dilation)} != {1}:
             return False
-        return not self.channels_last and self._pads_as_pytorchs()
+        return not self.channels_last and self._has_pytorch_padding()
 
     def _windows(self) -> tuple[Any, ...]:
         """Return the arguments of PyTorch's averages."""
         return self.kernel_size, self.stride, self.padding, self.ceil_mode
 
 
-class Mixed(_Composed):
+class Mixed(_ExportedToOnnx):
     """The mixture of maximum and average."""
 
     def forward(self, x: Tensor) -> Any:
@@ -312,7 +312,7 @@ class Mixed(_Composed):
         )
 
 
-class Stochastic(_Composed):
+class Stochastic(_ExportedToOnnx):
     """A random input in training mode, its expected value in evaluation mode."""
 
     at_call = (*Pool.at_call, "training")
@@ -396,7 +396,7 @@ class Global(Pool):
 # The classes
 
 _LEARNED = {o.operand.name for o in OPERATORS.values() if o.learned}
-_SELDOM = ("return_indices", "count_include_pad", "_random_samples")
+_NOT_SHOWN = ("return_indices", "count_include_pad", "_random_samples")
 
 
 def family(
@@ -409,7 +409,7 @@ def family(
     shown: Iterable[str] = (),
     dims: tuple[int, ...] = (1, 2, 3),
 ) -> tuple[type[Pool], ...]:
-    """The classes for one, two and three pooled axes.
+    """Make the classes for one, two and three pooled axes.
 
     Parameters
     ----------
@@ -445,8 +445,8 @@ def family(
             "names": tuple(takes.parameters),
             "inherited": inherited,
             "added": {n: p.default for n, p in takes.parameters.items() if n not in inherited},
-            "cast_apart": d == 3 or name in ("FractionalMaxPool", "MaxUnpool"),
-            "shown": tuple(shown or (n for n in placed if n not in _SELDOM)),
+            "autocast_to_float32": d == 3 or name in ("FractionalMaxPool", "MaxUnpool"),
+            "shown": tuple(shown or (n for n in placed if n not in _NOT_SHOWN)),
         }
         made: type[Pool] = type(f"{name}{d}d", (base, *theirs), members)
         SUBCLASSES.update(dict.fromkeys(theirs, made))
@@ -468,8 +468,8 @@ def _documentation(
     function: Callable[..., Any], dims: int, takes: Signature, theirs: tuple[type, ...], note: str
 ) -> str:
     """Return the docstring of a module, made from that of its function."""
-    kinds = "".join(f", a `torch.nn.{c.__name__}`" for c in theirs)
-    notes = [f"The module that calls `poolgrad.{function.__name__}`{kinds}.", note]
+    kinds = "".join(f" Subclass of `torch.nn.{c.__name__}`." for c in theirs)
+    notes = [f"Calls `poolgrad.{function.__name__}`.{kinds}", note]
     if not takes.parameters.keys().isdisjoint(_LEARNED):
         notes.append("A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned.")
     return of_module(function, dims, takes.parameters, notes)

@@ -1,6 +1,6 @@
-"""The module classes, one for each public function and number of pooled axes.
+"""Defines the module classes, one for each public function and number of pooled axes.
 
-They are made by `modules.family`; type checkers read `pools.pyi`, which tools/make_stubs.py writes.
+`modules.family` makes them; type checkers read `pools.pyi`, which tools/make_stubs.py writes.
 """
 
 from poolgrad.torch.modules import (
@@ -13,68 +13,6 @@ from poolgrad.torch.modules import (
     Unpool,
     family,
 )
-
-__all__ = [
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
-    "AdaptiveMaxPool1d",
-    "AdaptiveMaxPool2d",
-    "AdaptiveMaxPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "FractionalMaxPool2d",
-    "FractionalMaxPool3d",
-    "GlobalAvgPool1d",
-    "GlobalAvgPool2d",
-    "GlobalAvgPool3d",
-    "GlobalLPPool1d",
-    "GlobalLPPool2d",
-    "GlobalLPPool3d",
-    "GlobalLSEPool1d",
-    "GlobalLSEPool2d",
-    "GlobalLSEPool3d",
-    "GlobalMaxPool1d",
-    "GlobalMaxPool2d",
-    "GlobalMaxPool3d",
-    "LPPool1d",
-    "LPPool2d",
-    "LPPool3d",
-    "LSEPool1d",
-    "LSEPool2d",
-    "LSEPool3d",
-    "LipPool1d",
-    "LipPool2d",
-    "LipPool3d",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-    "MaxUnpool1d",
-    "MaxUnpool2d",
-    "MaxUnpool3d",
-    "MedianPool1d",
-    "MedianPool2d",
-    "MedianPool3d",
-    "MinPool1d",
-    "MinPool2d",
-    "MinPool3d",
-    "MixedPool1d",
-    "MixedPool2d",
-    "MixedPool3d",
-    "RangePool1d",
-    "RangePool2d",
-    "RangePool3d",
-    "ReLUMaxPool1d",
-    "ReLUMaxPool2d",
-    "ReLUMaxPool3d",
-    "SoftPool1d",
-    "SoftPool2d",
-    "SoftPool3d",
-    "StochasticPool1d",
-    "StochasticPool2d",
-    "StochasticPool3d",
-]
 
 MaxPool1d, MaxPool2d, MaxPool3d = family("MaxPool", "max_pool", Maximum, subclass=True)
 ReLUMaxPool1d, ReLUMaxPool2d, ReLUMaxPool3d = family(
@@ -118,3 +56,6 @@ FractionalMaxPool2d, FractionalMaxPool3d = family(
     "FractionalMaxPool", "fractional_max_pool", subclass=True, dims=(2, 3)
 )
 MaxUnpool1d, MaxUnpool2d, MaxUnpool3d = family("MaxUnpool", "max_unpool", Unpool, subclass=True)
+
+_CLASSES = sorted(name for name in globals() if name.endswith(("1d", "2d", "3d")))
+__all__ = list(_CLASSES)

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.contract import Buffer
 from poolgrad.core import Regions
+from poolgrad.interface import Buffer
 from poolgrad.portable import regions as portable
 from poolgrad.regions import bins, check_input, check_table, output_shape
 from poolgrad.torch._compat import assert_later

@@ -1,4 +1,4 @@
-"""Windows as the caller describes them (`WindowSpec`), and for an input (`Window`).
+"""Defines windows as the caller specifies them (`WindowSpec`) and for an input (`Window`).
 
 | file | contents |
 |---|---|

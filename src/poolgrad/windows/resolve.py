@@ -149,7 +149,7 @@ def _fractional_axis(name: str, size: int, kernel: int, out: int) -> Axis:
 def _axis(name: str, spec: WindowSpec, a: int, size: int) -> Axis:
     """Return the windows along axis `a` of the spec; `name` is its name in errors."""
     if size < 1:
-        raise ValueError(f"the {name} of the input must be positive to be pooled, got {size}")
+        raise ValueError(f"the {name} of the input must be positive, got {size}")
     if spec.kind is WindowKind.FIXED:
         return _fixed_axis(name, spec, a, size)
     out = spec.output_size[a] or size
@@ -162,7 +162,7 @@ def _fixed_axis(name: str, spec: WindowSpec, a: int, size: int) -> Axis:
     kernel, stride, dilation = spec.kernel_size[a], spec.stride[a], spec.dilation[a]
     reach = (kernel - 1) * dilation + 1
     if reach >= LIMIT:
-        raise ValueError(f"kernel_size and dilation span {reach} inputs along the {name}, too many")
+        raise ValueError(f"kernel_size and dilation span too many inputs along the {name}: {reach}")
     if spec.padding == "same":
         total = max((-(-size // stride) - 1) * stride + reach - size, 0)
         lo, hi = total // 2, total - total // 2

@@ -66,7 +66,7 @@ def run_on(client: Any, data: Any, out: Path, jobs: Sequence[Job], watch: Watch)
     client
         From `connect`.
     data
-        Of the task.
+        Data of the task.
     out
         Folder of the comparison, on this machine.
     jobs

@@ -457,7 +457,7 @@ def compare(options: Mapping[str, Any], out: Path | None, console: Console) -> N
     Raises
     ------
     LabError
-        As `opened` and `Session.make` say.
+        See `opened` and `Session.make`.
     """
     with opened(options, out, console) as session:
         for topic in ("data", "split"):

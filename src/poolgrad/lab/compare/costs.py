@@ -26,7 +26,7 @@ def measure(start: Any, data: Any, jobs: Sequence[Job], quick: bool) -> dict[str
     start
         From `processes.context`.
     data
-        Of the task.
+        Data of the task.
     jobs
         One for each method and head.
     quick
@@ -35,7 +35,7 @@ def measure(start: Any, data: Any, jobs: Sequence[Job], quick: bool) -> dict[str
     Returns
     -------
     dict
-        By name of the job; without those that cannot be measured, whose runs will tell why.
+        By name of the job; without jobs that cannot be measured, whose runs raise the error.
     """
     timed = processes.call(start, _times, (list(jobs), data, quick)).value or {}
     costs = {}

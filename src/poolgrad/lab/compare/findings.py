@@ -80,7 +80,7 @@ class Verdict:
     sign
         Printed before the words, so that colour is not the only difference.
     words
-        What the difference is.
+        A description of the difference.
     """
 
     name: Literal["better", "worse", "same", "unknown", "baseline"]
@@ -190,7 +190,7 @@ class Claim:
     paper
         Authors, title, venue and year.
     reported
-        What it says, in a sentence.
+        The finding as a sentence.
     outcome
         `"agrees"`, `"unclear"`, `"differs"` or `"not tested"`.
     here

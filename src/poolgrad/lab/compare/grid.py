@@ -70,13 +70,13 @@ def run_local(
     start
         From `processes.context`.
     data
-        Of the task.
+        Data of the task.
     out
         Folder of the comparison.
     jobs
         In the order in which they are begun.
     workers
-        How many at a time.
+        Number of runs at a time.
     watch
         Receives the events.
 

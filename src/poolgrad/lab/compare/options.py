@@ -59,15 +59,15 @@ class Plan:
     methods, heads
         The downsamplings and the heads: every pair is trained with every seed.
     seeds
-        How many.
+        Number of seeds.
     epochs, batch_size
-        Of each run; None: chosen by the number of images.
+        Epochs and batch size of each run; None: chosen by the number of images.
     lr
         Highest learning rate of the schedule.
     kernel
-        Of the windows; the stride is 2.
+        Size of the windows; the stride is 2.
     conv_padding
-        Of the convolutions: `"zeros"` or `"circular"`.
+        Padding of the convolutions: `"zeros"` or `"circular"`.
     shifts
         Longest shift of the test images in pixels; None: an eighth of their shorter side.
     quick
@@ -332,7 +332,7 @@ def names(option: str, text: str, accepted: Sequence[str]) -> tuple[str, ...]:
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

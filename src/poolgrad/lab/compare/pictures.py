@@ -61,7 +61,7 @@ def draw_differences(
     styles
         From `choose_styles`.
     width
-        Of the picture, in pixels.
+        Width of the picture, in pixels.
     """
     narrow = width <= NARROW
     row = 50 if narrow else 32

@@ -26,7 +26,7 @@ class Display:
         Seconds that each run is expected to take, by name of the job; only the proportions count
         once runs have finished.
     epochs
-        Of each run.
+        Epochs of each run.
     workers
         Runs at a time.
     """

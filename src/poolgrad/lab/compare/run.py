@@ -41,7 +41,7 @@ def run_one(
     data
         All images; they are split here, in the same way every time.
     folder
-        Of the run: settings, metrics and checkpoint. The result is left to the caller.
+        Folder of the run: settings, metrics and checkpoint. The result is left to the caller.
 
     Raises
     ------

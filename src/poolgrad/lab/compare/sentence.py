@@ -35,7 +35,7 @@ def sentence(
     Parameters
     ----------
     summaries
-        Of all methods that have finished runs.
+        Summaries of all methods that have finished runs.
     baseline
         The one that differences refer to.
     metric

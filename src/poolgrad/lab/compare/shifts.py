@@ -58,7 +58,7 @@ def chosen_distances(most: int) -> IntArray:
 
 
 def evaluations(most: int) -> int:
-    """How often `measure` predicts the classes of all test images."""
+    """Return how many times `measure` predicts the classes of all test images."""
     return 1 + 2 * len(DIRECTIONS) * (len(chosen_distances(most)) - 1)
 
 

@@ -33,7 +33,7 @@ class Job:
     task, method, head, seed
         Which run it is.
     settings
-        Of its training.
+        Settings of its training.
     conv_padding, shifts
         As in the plan.
     examples

@@ -80,7 +80,7 @@ def draw_masks(examples: Sequence[Example], labels: Mapping[str, str]) -> bytes 
     Parameters
     ----------
     examples
-        Of all methods. Those without masks are left out.
+        Examples of all methods. Those without masks are left out.
     labels
         The names of the methods that are written above their columns.
 

@@ -33,8 +33,8 @@ class MaskTrace:
         The gradient with respect to `after` of the scores of the predicted classes, summed over the
         pixels that are predicted to be foreground (over all, if none is).
     returned
-        What the downsampling alone gives back of it to `before`: without the gradient that comes
-        through the connection to the decoder.
+        The gradient of `before` through the downsampling alone, without the gradient through the
+        connection to the decoder.
     share, winners
         As in `poolgrad.lab.trace.Trace`.
     mask

@@ -60,7 +60,7 @@ class Unpooling(Resampling):
     width, deeper
         Channels of this level and of the next.
     kernel
-        Of the windows.
+        Size of the windows.
     """
 
     def __init__(self, width: int, deeper: int, kernel: int = 2) -> None:
@@ -115,7 +115,7 @@ class StridedConvolutions(Resampling):
     width, deeper
         Channels of this level and of the next.
     kernel
-        Of both.
+        Kernel size of both convolutions.
     """
 
     def __init__(self, width: int, deeper: int, kernel: int = 2) -> None:
@@ -168,7 +168,7 @@ class UNet(nn.Module):
     Parameters
     ----------
     channels
-        Of the images.
+        Channels of the images.
     classes
         Number of scores for a pixel.
     variant
@@ -176,9 +176,9 @@ class UNet(nn.Module):
     widths
         Channels of the levels: from the image's size down, one downsampling between two.
     kernel
-        Of the downsampling; its stride is 2.
+        Size of the windows of the downsampling; its stride is 2.
     padding
-        Of the convolutions, `"zeros"` or `"circular"`.
+        Padding of the convolutions, `"zeros"` or `"circular"`.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Pooling by multi-head attention: learned queries weigh the positions of a map."""
+"""Layers that pool the positions of a map by multi-head attention."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from torch.nn.functional import relu, scaled_dot_product_attention
 
 from poolgrad.functional import global_avg_pool
 from poolgrad.torch.arrays import pools
-from poolgrad.torch.layers.inputs import check_maps, one_positive, pair
-from poolgrad.torch.layers.options import check_size, optional_count
+from poolgrad.torch.layers.arguments import (
+    check_maps,
+    check_size,
+    one_positive,
+    optional_count,
+    pair,
+)
 
-_HEAD_WIDTH = 64  # channels of one head, as CLIP and the transformers before it have
+_HEAD_WIDTH = 64  # channels of one head, as in CLIP
 
 
 def _heads(channels: int, heads: int | None) -> int:
@@ -88,7 +93,7 @@ class AttentionPool2d(nn.Module):
 
     The positions of the map, and before them their average, are a sequence of ``H * W + 1`` tokens.
     A learned positional embedding is added to each; then the first token, the average, is the query
-    of multi-head attention over all of them. The output is what the query attends to, projected.
+    of multi-head attention over all of them. The output is the projected result of this query.
 
     Parameters
     ----------
@@ -111,7 +116,7 @@ class AttentionPool2d(nn.Module):
     Raises
     ------
     TypeError, ValueError
-        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        In the constructor, for an invalid argument; in a call, for an input that is not a
         floating tensor of shape (N, C, H, W) or (C, H, W) with these channels, height and width.
 
     Notes
@@ -167,7 +172,7 @@ class AttentionPool2d(nn.Module):
         return y if x.dim() == 4 else y[0]
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         return (
             f"{self.channels}, size={self.size}, heads={self.heads}, "
             f"out_channels={self.out_channels}"
@@ -192,7 +197,7 @@ class AttentionPoolLatent(nn.Module):
         The number of attention heads; it must divide `channels`. Default: heads of 64 channels, or
         wider ones where that does not divide `channels`.
     latents : int
-        The number of learned queries.
+        The number of learned queries. Default: 1.
     out_channels : int, optional
         The width of the output: a linear map of all rows of Z, one after the other. Default: no
         such map; the output is these rows, of width ``latents * channels``.
@@ -205,7 +210,7 @@ class AttentionPoolLatent(nn.Module):
     Raises
     ------
     TypeError, ValueError
-        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        In the constructor, for an invalid argument; in a call, for an input that is not a
         floating tensor of shape (N, C, H, W) or (C, H, W), or has another number of channels.
 
     Notes
@@ -256,7 +261,7 @@ class AttentionPoolLatent(nn.Module):
         return y if x.dim() == 4 else y[0]
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         return (
             f"{self.channels}, heads={self.heads}, latents={self.latents}, "
             f"out_channels={self.out_channels}"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair
-from poolgrad.torch.layers.parts import max_pool2d
+from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair
+from poolgrad.torch.layers.exportable import max_pool2d
 
 PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
 
@@ -76,25 +76,27 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
 class BlurPool2d(nn.Module):
     """Blur with a binomial filter, then keep every `stride`-th pixel.
 
-    It replaces a bare stride, which aliases: frequencies above half of the new sampling rate turn
-    into low ones, so that a shift of the input by one pixel changes the output. The filter is the
-    same for every channel; there is nothing to learn.
+    It replaces a stride without a filter, which aliases: frequencies above half of the new sampling
+    rate become low frequencies, so that a shift of the input by one pixel changes the output. The
+    filter is the same for every channel and has no parameters.
 
     Parameters
     ----------
     filter_size : int
-        Taps of the filter along each axis: 1 does not blur, 2 is a box, 3 is ``[1, 2, 1] / 4``.
+        Taps of the filter along each axis: 1 does not blur, 2 is a box, 3 (default) is
+        ``[1, 2, 1] / 4``.
     stride : int or (int, int)
-        The step between kept pixels.
+        The step between kept pixels. Default: 2.
     padding_mode : str
-        Padding around the map: ``"reflect"`` (without repeating the edge), ``"replicate"``,
+        Padding around the map: ``"reflect"`` (default, does not repeat the edge), ``"replicate"``,
         ``"zeros"`` or ``"circular"``. Maps smaller than the reflection are reflected repeatedly, as
         `numpy.pad` does, so that maps of any size, one pixel included, are accepted.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these.
+        In the constructor, if an argument has another type or value; in a call, if the input is not
+        a floating tensor of shape (N, C, H, W) or (C, H, W).
 
     Notes
     -----
@@ -132,7 +134,7 @@ class BlurPool2d(nn.Module):
         self.filter_size = one_positive("filter_size", filter_size)
         self.stride = pair("stride", stride)
         self.padding_mode = one_of("padding_mode", padding_mode, PADDING_MODES)
-        # Float32 holds every coefficient that matters: they are integers over a power of two.
+        # Integers over a power of two, which float32 represents exactly up to filter_size 15.
         weight = binomial_filter(self.filter_size).float()[None, None]
         self.register_buffer("weight", weight, persistent=False)
 
@@ -145,7 +147,7 @@ class BlurPool2d(nn.Module):
         return F.conv2d(x, weight, stride=self.stride, groups=channels)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         return (
             f"filter_size={self.filter_size}, stride={self.stride}, "
             f"padding_mode={self.padding_mode!r}"
@@ -161,22 +163,24 @@ class MaxBlurPool2d(nn.Module):
     Parameters
     ----------
     kernel_size : int or (int, int)
-        The windows of the maximum. On a map smaller than the window, the window is the map.
+        The windows of the maximum; default: 2. On a map smaller than the window, the window is the
+        map.
     stride : int or (int, int)
-        The step between kept pixels.
+        The step between kept pixels. Default: 2.
     filter_size, padding_mode
         As for `BlurPool2d`.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these.
+        In the constructor, if an argument has another type or value; in a call, if the input is not
+        a floating tensor of shape (N, C, H, W) or (C, H, W).
 
     Notes
     -----
     Called with ``(N, C, H, W)`` or ``(C, H, W)``, it returns
-    ``ceil((H - kernel_size + 1) / stride)`` rows, and columns likewise: of an even size, with the
-    defaults, the half. The maximum is `poolgrad.max_pool2d`.
+    ``ceil((H - kernel_size + 1) / stride)`` rows, and columns likewise: half of an even size with
+    the defaults. The maximum is `poolgrad.max_pool2d`.
 
     References
     ----------
@@ -214,17 +218,17 @@ class MaxBlurPool2d(nn.Module):
 
 
 class BlurConv2d(nn.Module):
-    """Convolve with stride 1, apply ReLU, then blur and subsample: for a strided convolution.
+    """Convolve with stride 1, apply ReLU, then blur and subsample, like a strided convolution.
 
-    The order is Zhang's: the blur comes after the nonlinearity, as a ReLU after it would make new
+    The order is Zhang's: the blur comes after the ReLU, because a ReLU after the blur would create
     high frequencies.
 
     Parameters
     ----------
     in_channels, out_channels, kernel_size, padding, bias
-        As for `torch.nn.Conv2d`.
+        As for `torch.nn.Conv2d`. Default `padding`: 0; default `bias`: True.
     stride : int or (int, int)
-        The step between kept pixels.
+        The step between kept pixels. Default: 2.
     filter_size, padding_mode
         As for `BlurPool2d`. The convolution itself pads with zeros, or around the map if the mode
         is ``"circular"``.
@@ -232,7 +236,8 @@ class BlurConv2d(nn.Module):
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these.
+        In the constructor, if an argument has another type or value; in a call, if the input is not
+        a floating tensor of shape (N, C, H, W) or (C, H, W).
 
     Notes
     -----

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from poolgrad.torch.layers.inputs import (
+from poolgrad.torch.layers.arguments import (
     check_fits,
     check_maps,
     one_of,
@@ -17,13 +17,13 @@ from poolgrad.torch.layers.inputs import (
     padding_of,
     pair,
 )
-from poolgrad.torch.layers.parts import avg_pool2d, max_pool2d
+from poolgrad.torch.layers.exportable import avg_pool2d, max_pool2d
 
 SHARING = ("layer", "channel")
 
 
 class _Filtered(nn.Module):
-    """Windows, and filters of the size of a window: shared by all channels, or one a channel."""
+    """Base class: windows, and filters of their size, for all channels or for each channel."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class _Filtered(nn.Module):
         return by_channel
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         return (
             f"channels={self.channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
             f"padding={self.padding}, per={self.per!r}"
@@ -62,34 +62,36 @@ class _Filtered(nn.Module):
 
 
 class GatedPool2d(_Filtered):
-    """Mix maximum and average by a gate that each window opens.
+    """Mix maximum and average by a gate that is computed from each window.
 
-    ``y = s * max + (1 - s) * avg`` with ``s = sigmoid(w . window)``: unlike `MixedPool2d`, the mix
-    depends on what is pooled.
+    ``y = s * max + (1 - s) * avg`` with ``s = sigmoid(w . window)``: unlike in `MixedPool2d`, the
+    mixture depends on the inputs of the window.
 
     Parameters
     ----------
     channels : int
-        Of the input.
+        Number of channels of the input.
     kernel_size : int or (int, int)
-        The windows, and the size of the gate's mask ``w``.
+        The windows, and the size of the gate's mask ``w``. Default: 2.
     stride : int or (int, int), optional
         The step between windows; default: `kernel_size`.
     padding : int or (int, int)
-        Rows and columns of zeros around the map, at most half of `kernel_size`. They count in the
-        average and never are the maximum.
+        Rows and columns of zeros around the map, at most half of `kernel_size`; default: 0. They
+        count in the average and are never the maximum.
     per : str
-        ``"layer"``: one mask for all channels; ``"channel"``: one for each.
+        ``"layer"`` (default): one mask for all channels; ``"channel"``: one for each.
 
     Attributes
     ----------
     weight : nn.Parameter, shape (1 or C, 1, kernel height, kernel width)
-        The masks. They begin at 0: maximum and average in equal parts.
+        The masks, initialised to 0: maximum and average in equal parts.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these.
+        In the constructor, if an argument has another type or value; in a call, if the input is not
+        a floating tensor of shape (N, C, H, W) or (C, H, W) with `channels` channels, or no window
+        fits.
 
     Notes
     -----
@@ -131,7 +133,7 @@ class GatedPool2d(_Filtered):
         """Pool with the gates of the input."""
         windows = self.kernel_size, self.stride, self.padding
         gate = self._responses(x, self.weight).squeeze(-3).sigmoid()
-        # Exact at both ends, as PyTorch documents its lerp to be computed from the nearer one.
+        # Exact at both ends, because PyTorch documents that lerp starts from the nearer one.
         return torch.lerp(avg_pool2d(x, *windows), max_pool2d(x, *windows), gate)
 
 
@@ -144,31 +146,33 @@ class TreePool2d(_Filtered):
     Parameters
     ----------
     channels : int
-        Of the input.
+        Number of channels of the input.
     kernel_size : int or (int, int)
-        The windows, and the size of every filter and mask.
+        The windows, and the size of every filter and mask. Default: 2.
     stride : int or (int, int), optional
         The step between windows; default: `kernel_size`.
     padding : int or (int, int)
-        Rows and columns of zeros around the map, at most half of `kernel_size`.
+        Rows and columns of zeros around the map, at most half of `kernel_size`. Default: 0.
     depth : int
         Levels of the tree, leaves included: ``2 ** (depth - 1)`` leaves and one gate less. 1 is a
-        single learned filter, 2 the authors' smallest tree. At most 10.
+        single learned filter, 2 (default) the authors' smallest tree. At most 10.
     per : str
-        ``"layer"``: one tree for all channels; ``"channel"``: one for each.
+        ``"layer"`` (default): one tree for all channels; ``"channel"``: one for each.
 
     Attributes
     ----------
     leaves : nn.Parameter, shape (1 or C, leaves, kernel height, kernel width)
-        The filters, from left to right. They begin near the average: its weight at every tap,
-        plus normal noise of a tenth of it, as leaves that are equal would stay equal.
+        The filters, from left to right. They are initialised to the weight of the average at every
+        tap plus normal noise of a tenth of it, because equal leaves would stay equal.
     gates : nn.Parameter, shape (1 or C, leaves - 1, kernel height, kernel width)
-        The masks, level by level from the root. They begin at 0: both branches in equal parts.
+        The masks, level by level from the root, initialised to 0: both branches in equal parts.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these.
+        In the constructor, if an argument has another type or value; in a call, if the input is not
+        a floating tensor of shape (N, C, H, W) or (C, H, W) with `channels` channels, or no window
+        fits.
 
     Notes
     -----
@@ -224,5 +228,5 @@ class TreePool2d(_Filtered):
         return branches.squeeze(-3)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         return f"{super().extra_repr()}, depth={self.depth}"

@@ -1,4 +1,4 @@
-"""Heads of classifiers: from the last feature map of a network to its classes."""
+"""Heads of classifiers, which compute class scores from the last feature map of a network."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from poolgrad.functional import global_avg_pool, global_max_pool
 from poolgrad.torch.arrays import pools
+from poolgrad.torch.layers.arguments import check_maps, check_size, one_of, one_positive, pair
 from poolgrad.torch.layers.attention import AttentionPool2d
-from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair
-from poolgrad.torch.layers.options import check_size
 from poolgrad.torch.layers.power import GeM2d
 
 HEADS = ("flatten", "avg", "max", "gem", "attention")
@@ -34,14 +33,14 @@ class _Maximum(nn.Module):
 
 
 class Head(nn.Module):
-    """The head of a classifier, as `make_head` makes it.
+    """The head of a classifier, returned by `make_head`.
 
     Attributes
     ----------
     name : str
         One of `HEADS`.
     channels, size, classes : int, (int, int), int
-        The feature map it takes, and the classes it gives scores for.
+        Channels and size of the feature map, and the number of scores.
     pool : nn.Module
         From (N, C, H, W) to (N, features).
     classify : nn.Module
@@ -78,7 +77,7 @@ class Head(nn.Module):
         return y if x.dim() == 4 else y[0]
 
     def extra_repr(self) -> str:
-        """What it takes and gives, and the number of its parameters."""
+        """Return the arguments and the number of parameters."""
         return (
             f"{self.name!r}, channels={self.channels}, size={self.size}, classes={self.classes}, "
             f"parameters={self.parameter_count}"
@@ -120,7 +119,7 @@ def make_head(name: str, channels: int, size: int | tuple[int, int], classes: in
     Raises
     ------
     TypeError, ValueError
-        For a wrong argument; the module raises them for an input of another shape.
+        For an invalid argument; the module raises them for an input of another shape.
 
     Notes
     -----

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from poolgrad.torch.layers.inputs import check_fits, check_maps, one_positive, padding_of, pair
-from poolgrad.torch.layers.parts import avg_pool2d
+from poolgrad.torch.layers.arguments import check_fits, check_maps, one_positive, padding_of, pair
+from poolgrad.torch.layers.exportable import avg_pool2d
 from poolgrad.windows import brief
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -32,13 +32,12 @@ def lip_pool2d(
     x : Tensor, shape (N, C, H, W) or (C, H, W)
         Floating-point numbers.
     logits : Tensor, shape of `x`, or with one channel
-        The log-importance of each input, of any size: the largest of a window is taken out of the
-        exponentials.
+        The log-importance of each input, any real number: the largest of a window is subtracted
+        before exponentials are computed.
     kernel_size, stride : int or (int, int)
-        The windows.
+        Size of the windows (default: 3) and distance between them (default: 2).
     padding : int or (int, int)
-        Rows and columns around the map that windows may reach into, at most half of
-        `kernel_size`; they have no weight.
+        Padding around the map, without weight; at most half of `kernel_size`. Default: 1.
 
     Returns
     -------
@@ -48,7 +47,7 @@ def lip_pool2d(
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these, or no window fits.
+        If an argument has another type or value, or no window fits.
 
     References
     ----------
@@ -72,7 +71,7 @@ def lip_pool2d(
 
 
 def _expanded(logits: Any, x: Tensor) -> Tensor:
-    """The logits in the shape of `x`."""
+    """Return the logits in the shape of `x`."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         came = logits.dtype if isinstance(logits, Tensor) else brief(logits)
         raise TypeError(f"logits must be a tensor of floating-point numbers, got {came}")
@@ -92,7 +91,7 @@ def _softmax_average(
     stride: tuple[int, int],
     pads: tuple[int, int],
 ) -> Tensor:
-    """Softmax over the taps of each window: for logits of any size."""
+    """Compute the softmax over the taps of each window, for logits of any size."""
     around = [pads[1], pads[1], pads[0], pads[0]]
     low = F.pad(logits, around, value=-torch.inf)
     values = F.pad(x, around)
@@ -116,7 +115,7 @@ def _bounded_average(
     stride: tuple[int, int],
     pads: tuple[int, int],
 ) -> Tensor:
-    """The quotient of two averages: for logits whose exponentials neither overflow nor vanish."""
+    """Compute the quotient of two averages, for logits whose exponentials do not overflow."""
     dtype = torch.float32 if x.dtype in _HALVES else x.dtype
     weights = logits.to(dtype).exp()
     over = avg_pool2d(x.to(dtype) * weights, window, stride, pads)
@@ -124,9 +123,9 @@ def _bounded_average(
 
 
 class _ImportanceLogits(nn.Module):
-    """A 3x3 convolution, instance normalisation and a sigmoid that is `HIGH` times as high.
+    """A 3x3 convolution, instance normalisation and `HIGH` times a sigmoid.
 
-    The convolution begins at zero: then every weight is the same, and the layer averages.
+    The convolution is initialised to 0: then all weights are equal, and the layer averages.
     """
 
     HIGH = 12.0
@@ -140,7 +139,7 @@ class _ImportanceLogits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2] * x.shape[-1] == 1:
-            # A single pixel has no spread to normalise. Its weight cancels: any will do.
+            # The variance of a single pixel is 0. Its weight cancels, so any logit is correct.
             return torch.zeros_like(x)
         y: Tensor = self.norm(self.conv(x if x.dim() == 4 else x[None]))
         return self.HIGH * (y if x.dim() == 4 else y[0]).sigmoid()
@@ -157,9 +156,9 @@ class LIP2d(nn.Module):
     channels : int
         Channels of the input.
     kernel_size, stride : int or (int, int)
-        Size of the windows, and distance between them.
+        Size of the windows (default: 3) and distance between them (default: 2).
     padding : int or (int, int)
-        Padding around the map, without weight; at most half of `kernel_size`.
+        Padding around the map, without weight; at most half of `kernel_size`. Default: 1.
     logits : nn.Module, optional
         Computes logits of the shape of the input, or with one channel. Default: the authors'
         simplified form, a 3x3 convolution without bias that is initialised to 0, instance

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poolgrad.torch._compat import tracing_state
+from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair, plane_of
 from poolgrad.torch.layers.blur import PADDING_MODES, extend
-from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive, pair, plane_of
 from poolgrad.windows import brief
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a float
@@ -67,7 +67,7 @@ def component_norms(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
 
 
 def _components(x: Tensor, stride: tuple[int, int]) -> Tensor:
-    """The polyphase components ``(N, rows, columns, C, H / rows, W / columns)`` of maps, a view."""
+    """Return the polyphase components, a view: (N, rows, columns, C, H / rows, W / columns)."""
     height, width = plane_of(x)
     rows, columns = stride
     parts = x.reshape(*x.shape[:2], height // rows, rows, width // columns, columns)
@@ -147,7 +147,7 @@ def _(x: Tensor, rows: int, columns: int, norm: float) -> Tensor:
 
 
 def _chooser() -> Callable[[Tensor, tuple[int, int], float], Tensor]:
-    """How the component is chosen here: exported programs hold standard operators only."""
+    """Return the function that chooses a component; exports need standard operators only."""
     exporting = torch.compiler.is_exporting() or tracing_state() is not None
     if exporting:
         return lambda x, stride, norm: component_norms(x, stride, norm).argmax(1)
@@ -159,26 +159,28 @@ def _chooser() -> Callable[[Tensor, tuple[int, int], float], Tensor]:
 class AdaptivePolyphasePool2d(nn.Module):
     """Keep the polyphase component of the largest norm: subsampling that commutes with shifts.
 
-    A stride of 2 could keep any of four grids of pixels. Which one holds the most is decided for
-    each example from all its channels, so that the same pixels are kept however the map is shifted
-    (around its edges). It does not average; with `filter_size` the maps are blurred before.
+    A stride of 2 could keep any of four grids of pixels. For each example, the grid of the largest
+    norm over all channels is kept, so that every circular shift of the map keeps the same pixels.
+    Pixels are not averaged; with `filter_size`, the maps are blurred first.
 
     Parameters
     ----------
     stride : int or (int, int)
-        The step between kept pixels.
+        The step between kept pixels. Default: 2.
     norm : int or math.inf
-        By which norm the components are compared, over all channels.
+        Order of the norm, over all channels, by which components are compared. Default: 2.
     filter_size : int, optional
         Taps of a binomial blur before the choice, as in `BlurPool2d`; default: no blur.
     padding_mode : str
         Padding around the map, for the blur and for maps whose height or width is not a multiple
-        of the stride: these are extended at the end. As for `BlurPool2d`.
+        of the stride: these are extended at the end. The modes are those of `BlurPool2d`; default:
+        ``"circular"``.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these.
+        In the constructor, if an argument has another type or value; in a call, if the input is not
+        a floating tensor of shape (N, C, H, W) or (C, H, W).
 
     Notes
     -----
@@ -260,7 +262,7 @@ class AdaptivePolyphasePool2d(nn.Module):
         return extend(x, (0, rows), (0, columns), self.padding_mode)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         norm = self.norm if self.norm == math.inf else int(self.norm)
         return (
             f"stride={self.stride}, norm={norm}, filter_size={self.filter_size}, "

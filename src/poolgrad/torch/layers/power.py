@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from poolgrad.functional import global_lp_pool, global_lse_pool
 from poolgrad.torch.arrays import pools
-from poolgrad.torch.layers.inputs import check_maps
-from poolgrad.torch.layers.options import learned, number, optional_count
+from poolgrad.torch.layers.arguments import check_maps, number, optional_count
 from poolgrad.windows import flag
 
 
@@ -18,6 +17,12 @@ def _broadcast(value: Tensor, x: Tensor) -> Tensor:
     """Return learned numbers in the dtype of `x`, shaped to broadcast to (..., C, H, W)."""
     value = value.to(x.dtype)
     return value[:, None, None] if value.dim() else value
+
+
+def _learned(channels: int | None, value: float) -> nn.Parameter:
+    """Return a parameter filled with a number: of shape (), or one for each channel."""
+    shape = () if channels is None else (channels,)
+    return nn.Parameter(torch.full(shape, value))
 
 
 def _power_mean(size: Tensor, p: Tensor) -> Tensor:
@@ -55,14 +60,14 @@ class GeM2d(nn.Module):
     Parameters
     ----------
     channels : int, optional
-        The number of channels, for one power a channel. None: one power for all channels.
+        The number of channels, for one power per channel. None (default): one power for all.
     p : float
-        The power before training, above 0.
+        The initial power, above 0. Default: 3.
     keepdims : bool
-        Whether height and width stay, with length one.
+        If True, height and width stay, with length one. Default: False.
     eps : float
-        Inputs below `eps` count as `eps` and get no gradient, as in the authors' code. With 0
-        nothing is clamped, and powers are taken of ``|x|``.
+        Inputs below `eps` count as `eps` and get no gradient, as in the authors' code; default:
+        1e-6. With 0, nothing is clamped, and powers are taken of ``|x|``.
 
     Attributes
     ----------
@@ -73,7 +78,7 @@ class GeM2d(nn.Module):
     Raises
     ------
     TypeError, ValueError
-        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        In the constructor, for an invalid argument; in a call, for an input that is not a
         floating tensor of shape (N, C, H, W) or (C, H, W), or has another number of channels.
 
     Notes
@@ -109,7 +114,7 @@ class GeM2d(nn.Module):
         if self.eps < 0:
             raise ValueError(f"eps must not be negative, got {eps!r}")
         self.keepdims = flag("keepdims", keepdims)
-        self.p = learned(self.channels, self.initial)
+        self.p = _learned(self.channels, self.initial)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
@@ -124,7 +129,7 @@ class GeM2d(nn.Module):
         return y if self.keepdims else y.flatten(-3)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         channels = "" if self.channels is None else f"{self.channels}, "
         kept = ", keepdims=True" if self.keepdims else ""
         return f"{channels}p={self.initial}, eps={self.eps}{kept}"
@@ -139,11 +144,11 @@ class LogSumExp2d(nn.Module):
     Parameters
     ----------
     channels : int, optional
-        The number of channels, for one sharpness a channel. None: one for all channels.
+        The number of channels, for one sharpness per channel. None (default): one for all.
     r : float
-        The sharpness before training, not 0.
+        The initial sharpness, not 0. Default: 1.
     keepdims : bool
-        Whether height and width stay, with length one.
+        If True, height and width stay, with length one. Default: False.
 
     Attributes
     ----------
@@ -153,7 +158,7 @@ class LogSumExp2d(nn.Module):
     Raises
     ------
     TypeError, ValueError
-        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        In the constructor, for an invalid argument; in a call, for an input that is not a
         floating tensor of shape (N, C, H, W) or (C, H, W), or has another number of channels.
 
     Notes
@@ -181,7 +186,7 @@ class LogSumExp2d(nn.Module):
         if self.initial == 0:
             raise ValueError("r must not be 0; the limit there is the average: use GlobalAvgPool2d")
         self.keepdims = flag("keepdims", keepdims)
-        self.r = learned(self.channels, self.initial)
+        self.r = _learned(self.channels, self.initial)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
@@ -195,7 +200,7 @@ class LogSumExp2d(nn.Module):
         return y if self.keepdims else y.flatten(-3)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         channels = "" if self.channels is None else f"{self.channels}, "
         kept = ", keepdims=True" if self.keepdims else ""
         return f"{channels}r={self.initial}{kept}"

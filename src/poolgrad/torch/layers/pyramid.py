@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from poolgrad.torch.arrays import shape_of
-from poolgrad.torch.layers.inputs import check_maps, one_of, one_positive
+from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive
 from poolgrad.torch.pools import AdaptiveAvgPool2d, AdaptiveMaxPool2d
 from poolgrad.windows import brief
 
@@ -29,14 +29,14 @@ class SpatialPyramidPool2d(nn.Module):
     Parameters
     ----------
     levels : sequence of int
-        The number of bins along each side, one for each level.
+        The number of bins along each side, one for each level. Default: (1, 2, 4).
     mode : str
-        What a bin becomes: ``"max"``, its maximum, or ``"avg"``, its average.
+        The reduction of a bin: ``"max"`` (default) or ``"avg"``.
 
     Raises
     ------
     TypeError, ValueError
-        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        In the constructor, for an invalid argument; in a call, for an input that is not a
         floating tensor of shape (N, C, H, W) or (C, H, W).
 
     Notes
@@ -78,7 +78,7 @@ class SpatialPyramidPool2d(nn.Module):
         return torch.cat([y.flatten(-3) for y in bins], -1)
 
     def _sliced(self, x: Tensor, level: int) -> Tensor:
-        """The bins of one level one by one: ONNX has no adaptive pooling, but slices."""
+        """Return the bins of one level, computed from slices: ONNX has no adaptive pooling."""
         rows, columns = (_bounds(size, level) for size in shape_of(x)[-2:])
         reduce = torch.amax if self.mode == "max" else torch.mean
         bins = [
@@ -89,5 +89,5 @@ class SpatialPyramidPool2d(nn.Module):
         return torch.stack(bins, -1)[..., None]
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         return f"levels={self.levels}, mode={self.mode!r}"

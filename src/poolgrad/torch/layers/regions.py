@@ -15,14 +15,14 @@ class RoIPool2d(nn.Module):
     output_size : int or (int, int)
         The number of bins of each region along the height and the width.
     spatial_scale : float
-        What box coordinates are multiplied by; 1/16 if a feature map has a sixteenth of the rows
-        and columns of the image that the boxes belong to.
+        Factor of box coordinates; 1/16 if the feature map has a sixteenth of the rows and columns
+        of the image that the boxes belong to. Default: 1.
 
     Raises
     ------
     TypeError, ValueError
-        When the layer is made, for a wrong argument; when it is called, for an input that is not a
-        floating tensor of shape (N, C, H, W), and for boxes that `poolgrad.roi_pool` refuses.
+        In the constructor, for an invalid argument; in a call, for an input that is not a floating
+        tensor of shape (N, C, H, W), and for boxes that `poolgrad.roi_pool` does not accept.
 
     Notes
     -----
@@ -52,7 +52,7 @@ class RoIPool2d(nn.Module):
         return y
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
 
 
@@ -64,19 +64,20 @@ class RoIAlign2d(nn.Module):
     output_size : int or (int, int)
         The number of bins of each region along the height and the width.
     spatial_scale : float
-        What box coordinates are multiplied by; 1/16 if a feature map has a sixteenth of the rows
-        and columns of the image that the boxes belong to.
+        Factor of box coordinates; 1/16 if the feature map has a sixteenth of the rows and columns
+        of the image that the boxes belong to. Default: 1.
     sampling_ratio : int
-        The number of points in a bin along each axis, at most 65536. If it is not positive, a bin
-        has as many points as pixels, rounded up.
+        The number of points in a bin along each axis, at most 65536. If it is not positive
+        (default: -1), it is the number of pixels of a bin, rounded up.
     aligned : bool
-        Whether the centre of the first pixel has the coordinate 0.5; new networks should set it.
+        If True, the centre of the first pixel has the coordinate 0.5, as it should in new networks.
+        Default: False.
 
     Raises
     ------
     TypeError, ValueError
-        When the layer is made, for a wrong argument; when it is called, for an input that is not a
-        floating tensor of shape (N, C, H, W), and for boxes that `poolgrad.roi_align` refuses.
+        In the constructor, for an invalid argument; in a call, for an input that is not a floating
+        tensor of shape (N, C, H, W), and for boxes that `poolgrad.roi_align` does not accept.
 
     Notes
     -----
@@ -113,7 +114,7 @@ class RoIAlign2d(nn.Module):
         return y
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         return (
             f"output_size={self.output_size}, spatial_scale={self.spatial_scale}, "
             f"sampling_ratio={self.sampling_ratio}, aligned={self.aligned}"

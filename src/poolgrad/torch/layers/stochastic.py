@@ -13,7 +13,7 @@ from torch.nn.functional import max_pool2d, pad
 from poolgrad import functional
 from poolgrad.torch.arrays import pools, shape_of
 from poolgrad.torch.function import known_generator
-from poolgrad.torch.layers.inputs import check_maps, pair
+from poolgrad.torch.layers.arguments import check_maps, pair
 from poolgrad.windows import Ints, brief
 
 
@@ -49,13 +49,13 @@ def _chances(size: int, stride: int, grid: int) -> tuple[tuple[float, ...], ...]
 
 
 class S3Pool2d(nn.Module):
-    """Maximum with stride one, of which random rows and columns are kept.
+    """Compute the maximum with stride one and keep random rows and columns of it.
 
-    First, the maximum of every window of `kernel_size` is taken at stride one, padded as ``"same"``
-    does it (padding never wins), so that the map keeps its size. Second, the rows are divided into
-    strips of `grid_size`, and of each strip ``grid_size / stride`` rows are drawn without
-    replacement and kept in their order; the columns likewise. All maps of a batch and all channels
-    share the draw. The output has ``ceil(size / stride)`` rows and columns.
+    First, the maximum of every window of `kernel_size` is computed at stride one with
+    ``padding="same"`` (padding never wins), so that the map keeps its size. Second, the rows are
+    divided into strips of `grid_size`, and ``grid_size / stride`` rows of each strip are drawn
+    without replacement and kept in order; the columns likewise. All maps of a batch and all
+    channels share the draw. The output has ``ceil(size / stride)`` rows and columns.
 
     In evaluation mode the output is the mean over all draws. With ``grid_size == stride`` that is
     the average over blocks of `stride`, which the authors' code computes for any grid.
@@ -63,26 +63,26 @@ class S3Pool2d(nn.Module):
     Parameters
     ----------
     kernel_size : int or sequence of 2 int
-        The size of the windows.
+        The size of the windows. Default: 2.
     stride : int or sequence of 2 int, optional
-        The factor by which rows and columns become fewer. Default: `kernel_size`.
+        The downsampling factor. Default: `kernel_size`.
     grid_size : int or sequence of 2 int, optional
         The size of the strips, a multiple of `stride`: the larger, the more a map is distorted.
         Default: `stride`, one row of each strip.
     generator : None, int or torch.Generator
-        What the draw is made from. A seed gives the same rows and columns in every call; a
-        generator moves on. None: PyTorch's default generator (`torch.manual_seed`).
+        Source of randomness. A seed gives the same rows and columns in every call; a generator
+        advances. None (default): PyTorch's default generator (`torch.manual_seed`).
 
     Raises
     ------
     TypeError, ValueError
-        When the layer is made, for a wrong argument; when it is called, for an input that is not a
+        In the constructor, for an invalid argument; in a call, for an input that is not a
         floating tensor of shape (N, C, H, W) or (C, H, W).
 
     Notes
     -----
     Zhai et al., S3Pool: pooling with stochastic spatial sampling, 2017. Where the size is not a
-    multiple of `grid_size`, the last strip is shorter, of n rows ``ceil(n / stride)`` are kept.
+    multiple of `grid_size`, the last strip is shorter: ``ceil(n / stride)`` of n rows are kept.
 
     Examples
     --------
@@ -164,7 +164,7 @@ class S3Pool2d(nn.Module):
         return y.index_select(-2, rows).index_select(-1, columns)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments for `repr`."""
         drawn = "" if self.generator is None else f", generator={self.generator}"
         return (
             f"kernel_size={self.kernel_size}, stride={self.stride}, "

@@ -1,6 +1,6 @@
 """GPU kernels in Triton, for CUDA and ROCm tensors. Read README.md first.
 
-Triton is imported when the first such tensor arrives. Nothing here imports it before.
+Triton is imported with the first such tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_available() -> bool:
 
 @lru_cache(maxsize=4096)
 def on_device(ready: Prepared) -> Prepared:
-    """The same call with kernels that run on the tensors' own device."""
+    """Return the call with Triton kernels."""
     from poolgrad.torch.triton.kernels import Kernels
 
     order = getattr(ready.operator, "order", "")

@@ -2,7 +2,7 @@
 
 ``y[o] = sum of x over window o / count[o]``, ``gx[i] = sum of gy[o] / count[o]`` over the windows
 that hold input ``i``. `average` and `average_backward` work on one axis at a time where windows
-are wide (separable filtering); `average_planes` adds up whole planes.
+are wide (separable filtering); `average_planes` reduces whole planes.
 """
 
 import triton
@@ -32,7 +32,7 @@ def taps_along(
     K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
     PADDED: tl.constexpr,
 ):  # fmt: skip
-    """How many taps of window `o` lie in the input, or with `PADDED` in the padded input."""
+    """The number of taps of window `o` in the input, or with `PADDED` in the padded input."""
     if KIND == ADAPTIVE:
         return ((o + 1) * size + S - 1) // S - o * size // S
     first = o * S - LO
@@ -49,7 +49,7 @@ def count_of(
     K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
     PADDED: tl.constexpr,
 ):  # fmt: skip
-    """How many taps of these windows count, at least 1: an empty window's mean is 0, not 0 / 0."""
+    """The number of taps that count, at least 1, so that the mean of an empty window is 0."""
     _, od, oh, ow, _ = place
     depth = taps_along(od, size[0], HI[0], K[0], S[0], LO[0], DIL[0], KIND[0], PADDED)
     height = taps_along(oh, size[1], HI[1], K[1], S[1], LO[1], DIL[1], KIND[1], PADDED)
@@ -61,7 +61,7 @@ def count_of(
 def add_tap(
     total, t, x_ptr, window, origin, strides, ok, K: tl.constexpr, DIL: tl.constexpr
 ):  # fmt: skip
-    """`total` and the input at tap `t` of each window."""
+    """Add the input at tap `t` of each window to `total`."""
     x, _ = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
     return total + x.to(total.dtype)
 

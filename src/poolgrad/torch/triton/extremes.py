@@ -35,7 +35,7 @@ RELU_MAX = tl.constexpr(2)
 
 @triton.jit
 def compare(best, tap, tied, value, t, valid, ORDER: tl.constexpr):
-    """The winner so far against the input at tap `t`: the first extreme wins, but the last NaN.
+    """Compare the winner so far with the input at tap `t`: the first extreme or last NaN wins.
 
     `tap` is -1 before the first input; `tied`: whether the winner occurred twice.
     """

@@ -1,4 +1,4 @@
-"""Windows inside kernels: from an output to its taps, and from an input to the windows over it.
+"""Computes, inside kernels, the taps of outputs and the inverse taps (windows) of inputs.
 
 Every kernel works on a tile of ``ROWS x LANES`` elements of an array that has five axes in memory,
 (planes, depth, height, width, channels). The channels are those that lie innermost in memory; if
@@ -14,7 +14,7 @@ Helpers take and return tuples, ordered (depth, height, width) where they have t
 `window`     (first, end): first tap of each window, end of its valid positions; triples
 `strides`    of the planes p and n, of depth, height, width, and of channels
 `K, S, LO`   constants: taps of a window, stride (or number of adaptive bins), low padding
-`DIL, KIND`  constants: dilation, and what places the windows (`REGULAR`, `ADAPTIVE`, `TABLE`)
+`DIL, KIND`  constants: dilation, and the kind of windows (`REGULAR`, `ADAPTIVE`, `TABLE`)
 `OVER`       constants: how many windows may hold one input
 `ALIGN`      constants: powers of two that divide lanes, input width, output width, and strides
 ===========  =================================================================================
@@ -23,7 +23,7 @@ Helpers take and return tuples, ordered (depth, height, width) where they have t
 import triton
 import triton.language as tl
 
-# What places the windows of an axis: equal distances, adaptive bins, or a table of first inputs.
+# Kinds of windows along an axis: equal distances, adaptive bins, or a table of first inputs.
 REGULAR = tl.constexpr(0)
 ADAPTIVE = tl.constexpr(1)
 TABLE = tl.constexpr(2)
@@ -34,13 +34,13 @@ TABLE = tl.constexpr(2)
 
 @triton.jit
 def aligned(n, UNIT: tl.constexpr):
-    """The multiple `n` of `UNIT`, so that the compiler knows it: wide accesses need that."""
+    """Return `n`, a multiple of `UNIT`, in a form that lets the compiler use wide accesses."""
     return n // UNIT * UNIT
 
 
 @triton.jit
 def aligned_sizes(lanes, size, out, strides, CHANNELS_LAST: tl.constexpr, ALIGN: tl.constexpr):
-    """The same lanes, sizes and strides, known to the compiler as multiples of `ALIGN`."""
+    """Return the lanes, sizes and strides in the form of `aligned`."""
     in_d, in_h, in_w = size
     out_d, out_h, out_w = out
     s_p, s_n, s_d, s_h, s_w, s_c = strides
@@ -72,7 +72,7 @@ def double_lanes(lanes, LANES: tl.constexpr, INDEX: tl.constexpr):
 
 @triton.jit
 def places(row, lane, rows, lanes, shape, row_w, CHANNELS_LAST: tl.constexpr):
-    """Places of the elements of a tile in an array with these pooled sizes; which exist.
+    """Coordinates of the elements of a tile in an array of these pooled sizes; which exist.
 
     `row_w`: the rows for each line of the width, a few more than its size if routes are packed.
     """
@@ -293,7 +293,7 @@ def window_over(
 
 @triton.jit
 def wide(value):
-    """The value in the type that is computed in: float32 for the smaller floating types."""
+    """Convert a value to the type of the computation: float32 for smaller floating types."""
     if value.dtype == tl.float16 or value.dtype == tl.bfloat16:
         return value.to(tl.float32)
     else:
@@ -302,7 +302,7 @@ def wide(value):
 
 @triton.jit
 def divided(a, b):
-    """a / b, rounded to nearest in float32, too, where Triton's own division need not be."""
+    """a / b, rounded to nearest; Triton's own division in float32 need not be."""
     if a.dtype == tl.float32:
         return tl.div_rn(a, b.to(tl.float32))
     else:

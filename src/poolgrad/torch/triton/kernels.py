@@ -1,4 +1,4 @@
-"""`Kernels`: what the compiled kernels do for a layout, done by Triton on the tensors' device."""
+"""`Kernels`: the methods of the compiled kernels for a layout, implemented in Triton."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Kernels(WeightedKernels):
     """All methods of the compiled ``_kernels.Plan``; see `LayoutKernels`."""
 
     def unpool(self, x: Tensor, indices: Tensor, y: Tensor, threads: int) -> None:
-        """Fill the output with zeros and every input where its index says."""
+        """Write every input to the position of its index, and zeros elsewhere."""
         targets, places = self._targets(indices)
         y.zero_()
         self._scatter(unpool.unpool, self._in_memory_order(x), targets, places, self._output(y))
@@ -39,7 +39,7 @@ class Kernels(WeightedKernels):
         launch(kernel, grid, values, targets, places, count, made.tensor, BLOCK=TILE)
 
     def _targets(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The sorted positions of inputs in the output's memory, and where each stood before."""
+        """Return the sorted positions of inputs in the output's memory, and the input of each."""
         size = math.prod(self.out)
         assert_later(
             ((indices >= 0) & (indices < size)).all(), f"indices must be from 0 to {size - 1}"

@@ -1,4 +1,4 @@
-"""From tensors to the arguments of a kernel: memory views, tiles, and the launch itself."""
+"""Computes the arguments of kernels (memory views, tiles), and launches kernels."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def axes_of(layout: Layout) -> tuple[Axis, Axis, Axis]:
 
 
 def kind(axis: Axis) -> int:
-    """What places the windows of an axis, as `geometry` calls it."""
+    """Return the kind of the windows of an axis, a constant of `geometry`."""
     return 1 if axis.adaptive else 2 if axis.fractional else 0
 
 
@@ -139,7 +139,7 @@ def constants(axes: tuple[Axis, Axis, Axis]) -> dict[str, tuple[int, ...]]:
 def windows_over(axes: tuple[Axis, ...], coarse: bool = False) -> dict[str, tuple[int, ...]]:
     """The constant ``OVER``: along each axis, the largest number of windows that hold one input.
 
-    `coarse`: windows are placed by samples of so few digits that many may begin at one input.
+    `coarse`: the samples have two bytes, so few digits that many windows may begin at one input.
     """
     return {"OVER": tuple(_most_over(a, coarse) for a in axes)}
 
@@ -165,7 +165,7 @@ def index_type(*views: View, axes: tuple[Axis, ...] = ()) -> Any:
 
 
 class Tiles(NamedTuple):
-    """How the elements of an array are cut into tiles."""
+    """The tiling of an array."""
 
     rows: int
     lanes: int
@@ -174,9 +174,9 @@ class Tiles(NamedTuple):
 
 
 def tiles(rows: int, lanes: int, last: bool, index: Any, tile: int = TILE) -> Tiles:
-    """The tiles of an array of so many rows and lanes; `last`: lanes are channels.
+    """Return the tiling of an array of these rows and lanes; `last`: lanes are channels.
 
-    Of the powers of two up to 128, as many lanes as waste the fewest of them.
+    The width of a tile is the power of two from 8 to 128 that leaves the fewest lanes unused.
     """
     width = min((128, 64, 32, 16, 8), key=lambda n: (-(-lanes // n) * n, -n))
     height = tile // width
@@ -186,10 +186,10 @@ def tiles(rows: int, lanes: int, last: bool, index: Any, tile: int = TILE) -> Ti
 
 
 def align(cut: Tiles, given: View, in_w: int, out_w: int) -> dict[str, tuple[int, ...]]:
-    """The constant ``ALIGN``: powers of two up to 16 that divide what addresses are made of.
+    """The constant ``ALIGN``: powers of two up to 16 that divide the terms of addresses.
 
-    Triton itself tells its compiler only of multiples of 16; rows of 56 two-byte elements are
-    aligned to 128 bits, too.
+    Triton itself specialises on multiples of 16 only, but rows of 56 two-byte elements are also
+    aligned to 128 bits.
     """
     steps = given.strides[:4] + (given.strides[4:5] if cut.constants["CHANNELS_LAST"] else ())
     numbers = ((cut.lanes,), (in_w,), (out_w,), steps)
@@ -201,7 +201,7 @@ def _power_of_two(*numbers: int) -> int:
 
 
 def sum_type(dtype: torch.dtype) -> Any:
-    """The type that sums of this type are kept in."""
+    """Return the Triton type in which sums of this dtype are accumulated."""
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 

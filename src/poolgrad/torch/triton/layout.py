@@ -38,9 +38,9 @@ class LayoutKernels:
     layout : Layout
         Windows, shapes and memory order.
     route_bits : int
-        Of a packed route; 0 where routes are whole bytes.
+        Bits of a packed route; 0 if routes are whole bytes.
     order : str
-        What wins in an operator of the table where an input wins: "max", "median", ...
+        The order of a selecting operator: "max", "median", ...; empty for other operators.
     """
 
     def __init__(self, layout: Layout, route_bits: int, order: str = "") -> None:
@@ -59,7 +59,7 @@ class LayoutKernels:
         return [number for number, a in enumerate(self.axes) if not is_identity(a)]
 
     def _partial(self, like: Tensor, sizes: tuple[int, ...], dtype: torch.dtype) -> View:
-        """Memory for what one axis after the other is pooled in."""
+        """Allocate an intermediate result of a separable pass."""
         made = like.new_empty((self.planes, *sizes, self.channels), dtype=dtype)
         return contiguous(made, self.planes, sizes, self.channels)
 
@@ -129,10 +129,10 @@ class LayoutKernels:
         for number, a in enumerate(placed):
             sample, last = each[:, number, None], a.size - a.kernel
             if a.out > 1:
-                spread = torch.full_like(sample, last) / torch.full_like(sample, a.out - 1)
-                steps = torch.arange(a.out - 1, device=each.device).to(each.dtype)
-                begin = ((steps + sample) * spread).to(torch.int64)
-                parts.append((begin - (sample * spread).to(torch.int64)).clamp(0, last))
+                step = torch.full_like(sample, last) / torch.full_like(sample, a.out - 1)
+                outputs = torch.arange(a.out - 1, device=each.device).to(each.dtype)
+                begin = ((outputs + sample) * step).to(torch.int64)
+                parts.append((begin - (sample * step).to(torch.int64)).clamp(0, last))
             parts.append(torch.full_like(sample, last, dtype=torch.int64))
         return torch.cat(parts, 1).to(torch.int32)
 
@@ -172,7 +172,7 @@ def storage(tensor: Tensor) -> Tensor:
 
 
 def only(axes: Axes, pooled: int, sizes: tuple[int, int, int]) -> Axes:
-    """The windows of one axis; the others of these sizes are left alone."""
+    """Return the windows along axis `pooled`; the other axes, of these sizes, are not pooled."""
     kept = [a if k == pooled else Axis(sizes[k], sizes[k], 1) for k, a in enumerate(axes)]
     return kept[0], kept[1], kept[2]
 
@@ -183,10 +183,10 @@ def is_identity(axis: Axis) -> bool:
 
 
 def in_pairs(axis: Axis) -> bool:
-    """Whether windows of a width begin at every second input, so that pairs of inputs go along."""
+    """Whether windows begin at every second input, so that one load gives pairs of taps."""
     return axis.stride == 2 and axis.dilation == 1 and not axis.adaptive and not axis.fractional
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that sums of this type are kept in; `launch.sum_type` of Triton's types."""
+    """Return the dtype in which sums of this dtype are accumulated; see `launch.sum_type`."""
     return torch.float64 if dtype == torch.float64 else torch.float32

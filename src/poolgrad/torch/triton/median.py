@@ -19,7 +19,7 @@ from poolgrad.torch.triton.routes import store_routes
 
 @triton.jit
 def ordered_key(value):
-    """An int64 that orders values as they are ordered; -0 and +0 have the same."""
+    """Return an int64 key with the order of the values; -0 and +0 have the same key."""
     if value.dtype.is_floating():
         B: tl.constexpr = value.dtype.primitive_bitwidth
         if B == 64:

@@ -95,7 +95,7 @@ def exponent(x, m, theta, OPERATOR: tl.constexpr):
 
 @triton.jit
 def theta_of(theta_ptr, place, LEARNED: tl.constexpr, channels, below):
-    """The parameter of these outputs: one for all, or one for each of `channels`.
+    """Load the parameter of these outputs: one for all, or one for each of `channels`.
 
     The channel of a plane is ``plane // below % channels``, unless channels lie innermost
     (`below` is 0).

@@ -1,4 +1,4 @@
-"""Compile recorded launches for a GPU that is not there, and read what the compiler made of them.
+"""Compiles recorded launches for GPUs that are not present, and reads the compiler's statistics.
 
 `triton.compile` needs no device. From the binary come registers, spills and shared memory, from the
 PTX (of AMD's GPUs from the assembly) the widest load and store, and atomics.
@@ -32,7 +32,7 @@ _POINTERS = {
 
 
 class Compiled(NamedTuple):
-    """What a compiler made of a kernel; -1 where a target does not tell."""
+    """The compiler's statistics of a kernel; -1 if the target does not report a number."""
 
     registers: int
     spilled: int  # bytes

@@ -1,4 +1,4 @@
-"""Routes of selecting operators: stored, loaded, and followed in both directions.
+"""Stores and loads the routes of selecting operators, and computes their vjp and jvp.
 
 The backward pass is a gather over inputs: ``gx[i] = sum of gy[o] over the windows o with
 input(o, r[o]) == i``, in ascending order of ``o``. Each input is stored once, by the program that
@@ -71,7 +71,7 @@ def load_route(
     route_ptr, place, out, lanes, inside,
     BITS: tl.constexpr, CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """The routes of these outputs; "no tap" is a number that no tap has."""
+    """Load the routes of these outputs; the route of no winner is larger than every tap."""
     if BITS == 0:
         at = contiguous_offset(place, out, lanes, CHANNELS_LAST)
         return tl.load(route_ptr + at, mask=inside, other=0).to(INDEX)
@@ -91,7 +91,7 @@ def add_window(
     OVER: tl.constexpr, BITS: tl.constexpr, CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr,
     SPARSE: tl.constexpr,
 ):  # fmt: skip
-    """`total` and the cotangent of the `k`-th window over each input, if the input wins it.
+    """Add the cotangent of the `k`-th window over each input to `total`, if the input wins it.
 
     `SPARSE`: only those cotangents are loaded, one by one; else all of them, many at a time.
     """

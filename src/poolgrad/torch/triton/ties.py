@@ -102,7 +102,7 @@ def split_shares(
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """The share of its cotangent that an output sends to each of its winners."""
+    """The share of the cotangent of an output for each of its winners."""
     lanes, _, out, strides = aligned_sizes(
         lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
         CHANNELS_LAST, ALIGN,

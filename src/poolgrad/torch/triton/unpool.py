@@ -18,7 +18,7 @@ def is_last(target_ptr, at, target, count, inside):
 
 @triton.jit
 def unpool(x_ptr, target_ptr, place_ptr, count, y_ptr, BLOCK: tl.constexpr):
-    """Store the inputs; `place_ptr`: where each of the sorted targets stood before."""
+    """Store the inputs; `place_ptr`: the input of each sorted target."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     target = tl.load(target_ptr + at, mask=inside, other=-1)

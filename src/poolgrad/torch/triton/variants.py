@@ -1,4 +1,4 @@
-"""The kernel variants that are compiled and counted without a GPU, and two tables about them.
+"""Lists the kernel variants, compiles them without a GPU, and prints the bytes that they move.
 
 ``python -m poolgrad.torch.triton.variants cuda:90`` compiles each for a target and fails if one has
 an atomic, or if a main one spills registers or has no 128-bit load and store. `print_model`
@@ -33,9 +33,9 @@ class Variant(NamedTuple):
     main : bool
         Whether it may not spill, and its loads and stores must be 128 bits wide.
     launches : list of Launch
-        What would run.
+        The recorded launches.
     least : int
-        Bytes of the arrays that come in and go out.
+        Bytes of all inputs and outputs.
     """
 
     name: str
@@ -121,7 +121,7 @@ def _variants_of(row: _Row, dtype: torch.dtype, last: bool) -> Iterator[Variant]
     if ready.operator.learned:  # the slope of the parameter is read outside the kernels
         residual = residual[:-1]
     with recorded() as launches:
-        ready.pull(y, x, operand, residual, gx, 1)
+        ready.vjp(y, x, operand, residual, gx, 1)
     main = row.main and (last or row.operator != "avg")
     yield Variant(f"{name}, backward", main, launches, _bytes(y, *beside, *residual, gx))
 

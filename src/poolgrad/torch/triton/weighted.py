@@ -82,14 +82,14 @@ class WeightedKernels(SelectingKernels):
         self, x: Tensor, alpha: Tensor, count: int, count_padding: bool, y: Tensor,
         routes: Tensor | None, sensitivity: Tensor | None, threads: int,
     ) -> None:  # fmt: skip
-        """Fill a share of the maximum and the rest of the mean, from the kernels of both."""
+        """Write ``alpha * max + (1 - alpha) * mean``, from the kernels of both."""
         wide = sum_dtype(y.dtype)
         most, mean = torch.empty_like(y), torch.empty_like(y, dtype=wide)
         self.select("max", x, most, routes, False, None, threads)
         self.average(x, mean, count_padding, 0, threads)
         a, most = self._by_channel(alpha, count, wide), most.to(wide)
-        blend = torch.where(a == 1, most, torch.where(a == 0, mean, a * most + (1 - a) * mean))
-        y.copy_(blend)
+        both = a * most + (1 - a) * mean
+        y.copy_(torch.where(a == 1, most, torch.where(a == 0, mean, both)))
         if sensitivity is not None:
             sensitivity.copy_(most - mean)
 
@@ -159,7 +159,7 @@ class WeightedKernels(SelectingKernels):
             sizes[k] = self.axes[k].out if reverse else self.axes[k].size
 
     def _by_channel(self, values: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        """A learned argument in a shape that goes with inputs and outputs."""
+        """Reshape a learned argument to broadcast with inputs and outputs."""
         shape = [1] * len(self.layout.in_shape)
         if count > 1:
             shape[self.layout.channel] = count
@@ -187,5 +187,5 @@ def _paddings(axes: Axes) -> dict[str, tuple[int, ...]]:
 
 
 def _dividing(divisor: float, last: bool) -> dict[str, bool]:
-    """How a pass divides: by its own windows' taps, or the last one by a given number."""
+    """Return how a pass divides: by its numbers of taps, or the last pass by `divisor`."""
     return {"DIVIDE": not divisor, "FIXED": bool(divisor) and last}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from poolgrad.core import Layout, Plan
 from poolgrad.dtypes import FLOATS, INTEGERS
-from poolgrad.operands import NOTHING, Operand, Samples
+from poolgrad.operands import NOTHING, Operand
 from poolgrad.windows import Window, WindowSpec, require_valid_inputs
-
-__all__ = ["FLOATS", "INTEGERS", "NOTHING", "Buffer", "Operator", "Request", "Samples"]
 
 
 class Buffer(NamedTuple):
@@ -23,7 +20,7 @@ class Buffer(NamedTuple):
 
 
 def per_output(layout: Layout, dtype: str) -> Buffer:
-    """An array with one element for each output."""
+    """Return the buffer of an array with one element for each output."""
     return Buffer(layout.out_shape, layout.order, dtype)
 
 
@@ -75,7 +72,7 @@ STORAGE_OPTIONS = ("routes",)  # these change only how the residual is stored
 
 
 def _with(options: Any, **values: str) -> Any:
-    """Replace those of the options that the operator has."""
+    """Replace these options where the operator has them."""
     known = {name: value for name, value in values.items() if name in options._fields}
     return options._replace(**known) if known else options
 
@@ -93,7 +90,7 @@ def indexed(options: Any) -> Any:
     return _with(options, ties="first", routes="bytes")
 
 
-class Windows(NamedTuple):
+class UnfoldedWindows(NamedTuple):
     """Windows whose taps lie along the last axis, for array-API operations.
 
     Attributes
@@ -139,14 +136,14 @@ class Choice(NamedTuple):
     empty: Any
 
 
-class Operator(ABC):
+class Operator:
     """One pooling operation.
 
     For a given *residual* (the arrays that the forward pass stores), the derivative of an operator
-    is a linear map: `push` computes its jvp, `pull` its vjp. If this map does not depend on the
+    is a linear map: `jvp` applies this map, `vjp` its transpose. If this map does not depend on the
     input or on a learned parameter, derivatives of any order follow from these two methods.
-    Otherwise the operator is nonlinear: its `pull` also takes the input, and derivatives
-    of higher order come from `compose`.
+    Otherwise the operator is nonlinear: its `vjp` also takes the input, and derivatives
+    of higher order come from `formula`.
 
     Attributes
     ----------
@@ -208,14 +205,13 @@ class Operator(ABC):
         """Return the bits of a packed route; 0 if routes are whole bytes or there are none."""
         return 0
 
-    def check_operand(self, values: list[float]) -> None:  # noqa: B027 - most accept all numbers
+    def check_operand(self, values: list[float]) -> None:
         """Raise an error for invalid values of a learned parameter."""
 
-    @abstractmethod
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
         """Return the buffers that the forward pass stores for the backward pass."""
+        return ()
 
-    @abstractmethod
     def forward(
         self,
         plan: Plan,
@@ -230,9 +226,9 @@ class Operator(ABC):
 
         The operand has the form that `Operand.kernel_form` returns.
         """
+        raise NotImplementedError
 
-    @abstractmethod
-    def pull(
+    def vjp(
         self,
         plan: Plan,
         gy: Any,
@@ -244,8 +240,9 @@ class Operator(ABC):
         *options: Any,
     ) -> None:
         """Compute the vjp: the gradient of the input. `x` is None if the operator is linear."""
+        raise NotImplementedError
 
-    def push(
+    def jvp(
         self,
         plan: Plan,
         t: Any,
@@ -260,14 +257,14 @@ class Operator(ABC):
 
     # In array-API operations, for `poolgrad.portable`. `xp` is the library of the arrays.
 
-    def choose(self, xp: Any, windows: Windows, draw: Any, *options: Any) -> Choice:
+    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, *options: Any) -> Choice:
         """Return the winners, for selecting operators.
 
         Parameters
         ----------
         xp : module
             An array library.
-        windows : Windows
+        windows : UnfoldedWindows
             The windows; integers and small floats are converted to a dtype that every library
             supports.
         draw : array, shape (planes, outputs...), or None
@@ -278,7 +275,7 @@ class Operator(ABC):
         raise NotImplementedError
 
     def share(
-        self, xp: Any, numbers: Any, windows: Windows, kept: tuple[Any, ...], *options: Any
+        self, xp: Any, numbers: Any, windows: UnfoldedWindows, kept: tuple[Any, ...], *options: Any
     ) -> Any:
         """Return each tap's share of a number: the derivative of a linear operator.
 
@@ -288,7 +285,7 @@ class Operator(ABC):
             An array library.
         numbers : array, shape (planes, outputs..., taps or 1)
             Gradients of outputs, or tangents of inputs.
-        windows : Windows
+        windows : UnfoldedWindows
             The windows, without values.
         kept : tuple of array
             The residual, with one integer for each route.
@@ -301,7 +298,7 @@ class Operator(ABC):
         """
         raise NotImplementedError
 
-    def compose(self, xp: Any, windows: Windows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
         """Return the output, for weighted operators.
 
         Array libraries differentiate this formula. `poolgrad.portable.derivative` lists the
@@ -312,7 +309,7 @@ class Operator(ABC):
         ----------
         xp : module
             An array library, or a `Recording` of its functions.
-        windows : Windows
+        windows : UnfoldedWindows
             The windows.
         argument : array or None
             The learned parameter, in a shape that broadcasts with (planes, outputs...).
@@ -345,18 +342,6 @@ class ComposedOperator(Operator):
         *options
             The options of this operator.
         """
-        raise NotImplementedError
-
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        """Return no buffers: the parts store their own residuals."""
-        return ()
-
-    def forward(self, *args: Any) -> None:
-        """Not called: there is no kernel."""
-        raise NotImplementedError
-
-    def pull(self, *args: Any) -> None:
-        """Not called: there is no kernel."""
         raise NotImplementedError
 
 

@@ -1,7 +1,9 @@
-"""Checks of the arguments of layers: maps, channel counts and modes."""
+"""Checks the arguments of layers and of their calls."""
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -16,9 +18,9 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
     Parameters
     ----------
     x : object
-        What the layer was called with.
+        The argument of the call.
     channels : int, optional
-        How many channels the layer was made for; default: any number.
+        Number of channels of the layer; default: any number.
 
     Raises
     ------
@@ -34,14 +36,20 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
         raise TypeError(f"x must be a tensor of floating-point numbers, got {x.dtype}")
     if x.dim() not in (3, 4):
         raise ValueError(f"x must have the shape (N, C, H, W) or (C, H, W), got {tuple(x.shape)}")
-    if 0 in x.shape[-3:]:
-        raise ValueError(f"x must have channels, a height and a width, got shape {tuple(x.shape)}")
+    shape = tuple(x.shape)
+    if 0 in shape[-3:]:
+        raise ValueError(f"x must have at least one channel, row and column, got shape {shape}")
     if channels is not None and x.shape[-3] != channels:
         raise ValueError(
-            f"x must have {channels} channels, as the layer was made for, "
-            f"got {x.shape[-3]} (shape {tuple(x.shape)})"
+            f"x must have {channels} channels, got {x.shape[-3]} (shape {tuple(x.shape)})"
         )
     return x
+
+
+def check_size(x: Tensor, size: tuple[int, int]) -> None:
+    """Raise a ValueError unless maps have the height and width of a layer."""
+    if tuple(x.shape[-2:]) != size:
+        raise ValueError(f"x must have height and width {size}, got shape {tuple(x.shape)}")
 
 
 def plane_of(x: Tensor) -> tuple[int, int]:
@@ -55,6 +63,20 @@ def plane_of(x: Tensor) -> tuple[int, int]:
 def one_positive(name: str, value: object) -> int:
     """Return an argument that is one positive integer."""
     return positive(name, value, 1)[0]
+
+
+def optional_count(name: str, value: object) -> int | None:
+    """Return an argument that is a positive integer, or None."""
+    return None if value is None else one_positive(name, value)
+
+
+def number(name: str, value: object) -> float:
+    """Return an argument that is a finite real number as Python's float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {brief(value)}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {brief(value)}")
+    return float(value)
 
 
 def pair(name: str, value: object) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The poolings that layers use: poolgrad's, or PyTorch's in exported programs."""
+"""Maximum and average for layers, computed by PyTorch in exported programs."""
 
 from __future__ import annotations
 

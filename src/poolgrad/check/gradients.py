@@ -20,7 +20,7 @@ Array = NDArray[Any]
 _STEP = 1e-6
 
 
-class Answer(NamedTuple):
+class Gradients(NamedTuple):
     """An output, the gradient of the input, and the gradients of learned arguments by name."""
 
     y: Array
@@ -35,31 +35,31 @@ class FrontEnd(NamedTuple):
     """
 
     pool: Callable[[Case], Array]
-    answer: Callable[[Case, Array], Answer]
+    answer: Callable[[Case, Array], Gradients]
     chunked: bool = False
 
 
-def textbook(case: Case) -> tuple[Answer, Array]:
+def textbook(case: Case) -> tuple[Gradients, Array]:
     """Return the reference results for a random cotangent, and that cotangent.
 
     Most of its elements have one sign, so that sums over all outputs do not cancel.
     """
     y, pullback = reference.vjp(getattr(reference, case.name), case.x, **case.kwargs)
     gy = np.random.default_rng(y.size).normal(1, 0.5, y.shape).astype(y.dtype)
-    return Answer(y, pullback(gy), pullback.parameters(gy)), gy
+    return Gradients(y, pullback(gy), pullback.parameters(gy)), gy
 
 
-def differences(pool: Callable[[Case], Array], case: Case, gy: Array) -> Answer:
+def differences(pool: Callable[[Case], Array], case: Case, gy: Array) -> Gradients:
     """Compute the gradients of ``(y * gy).sum()`` by central differences.
 
     The steps are too small to change the winner of a random draw.
     """
     gx = _slopes(pool, case, gy, "x")
     if case.learned is None:
-        return Answer(pool(case), gx, {})
+        return Gradients(pool(case), gx, {})
     theta = np.asarray(case.kwargs[case.learned])
     if theta.shape == case.x.shape:
-        return Answer(pool(case), gx, {case.learned: _slopes(pool, case, gy, case.learned)})
+        return Gradients(pool(case), gx, {case.learned: _slopes(pool, case, gy, case.learned)})
     slopes = np.zeros(theta.shape)
     for i in np.ndindex(theta.shape):
         above, below = theta.copy(), theta.copy()
@@ -67,7 +67,7 @@ def differences(pool: Callable[[Case], Array], case: Case, gy: Array) -> Answer:
         below[i] -= _STEP
         rise = pool(case.of(**{case.learned: above})) - pool(case.of(**{case.learned: below}))
         slopes[i] = (rise * gy).sum() / (2 * _STEP)
-    return Answer(pool(case), gx, {case.learned: slopes})
+    return Gradients(pool(case), gx, {case.learned: slopes})
 
 
 def _slopes(pool: Callable[[Case], Array], case: Case, gy: Array, name: str) -> Array:
@@ -100,9 +100,9 @@ def _numpy_pool(case: Case) -> Array:
     return np.asarray(FUNCTIONS[case.name](case.x, **case.kwargs))
 
 
-def _numpy_answer(case: Case, gy: Array) -> Answer:
+def _numpy_answer(case: Case, gy: Array) -> Gradients:
     y, pullback = vjp(FUNCTIONS[case.name], case.x, **case.kwargs)
-    return Answer(y, pullback(gy), pullback.parameters(gy))
+    return Gradients(y, pullback(gy), pullback.parameters(gy))
 
 
 def _torch_pool(case: Case) -> Array:
@@ -110,11 +110,11 @@ def _torch_pool(case: Case) -> Array:
     return np.asarray(FUNCTIONS[case.name](x, **kwargs))
 
 
-def _torch_answer(case: Case, gy: Array) -> Answer:
+def _torch_answer(case: Case, gy: Array) -> Gradients:
     return by_autograd(FUNCTIONS[case.name], case, gy)
 
 
-def by_autograd(function: Callable[..., Any], case: Case, gy: Array) -> Answer:
+def by_autograd(function: Callable[..., Any], case: Case, gy: Array) -> Gradients:
     """Differentiate a function of tensors with PyTorch."""
     import torch
 
@@ -128,7 +128,7 @@ def by_autograd(function: Callable[..., Any], case: Case, gy: Array) -> Answer:
         y, leaves, torch.from_numpy(gy), allow_unused=True, materialize_grads=True
     )
     parameters = {name: g.numpy() for name, g in zip(names, others, strict=True)}
-    return Answer(y.detach().numpy(), gx.numpy(), parameters)
+    return Gradients(y.detach().numpy(), gx.numpy(), parameters)
 
 
 def _tensors(case: Case) -> tuple[Any, dict[str, Any]]:
@@ -150,7 +150,7 @@ def _jax_pool(case: Case) -> Array:
         return np.asarray(FUNCTIONS[case.name](jax.numpy.asarray(case.x), **case.kwargs))
 
 
-def _jax_answer(case: Case, gy: Array) -> Answer:
+def _jax_answer(case: Case, gy: Array) -> Gradients:
     import jax
     import jax.numpy as jnp
 
@@ -162,9 +162,9 @@ def _jax_answer(case: Case, gy: Array) -> Answer:
 
     with jax.enable_x64(True):
         learned = (jnp.asarray(case.kwargs[name], case.x.dtype) for name in names)
-        y, pull = jax.vjp(pool, jnp.asarray(case.x), *learned)
-        gx, *others = map(np.asarray, pull(jnp.asarray(gy)))
-    return Answer(np.asarray(y), gx, dict(zip(names, others, strict=True)))
+        y, pullback = jax.vjp(pool, jnp.asarray(case.x), *learned)
+        gx, *others = map(np.asarray, pullback(jnp.asarray(gy)))
+    return Gradients(np.asarray(y), gx, dict(zip(names, others, strict=True)))
 
 
 def _dask_array(case: Case) -> Any:
@@ -179,12 +179,12 @@ def _dask_pool(case: Case) -> Array:
     return np.asarray(y.compute(scheduler="synchronous"))
 
 
-def _dask_answer(case: Case, gy: Array) -> Answer:
+def _dask_answer(case: Case, gy: Array) -> Gradients:
     import dask
 
     y, pullback = vjp(FUNCTIONS[case.name], _dask_array(case), **case.kwargs)
     results = y, pullback(gy), pullback.parameters(gy)
-    return Answer(*dask.compute(*results, scheduler="synchronous"))
+    return Gradients(*dask.compute(*results, scheduler="synchronous"))
 
 
 def _standard(value: Any) -> Any:
@@ -202,11 +202,11 @@ def _portable_pool(case: Case) -> Array:
     return np.asarray(FUNCTIONS[case.name](_standard(case.x), **_standard_kwargs(case)))
 
 
-def _portable_answer(case: Case, gy: Array) -> Answer:
+def _portable_answer(case: Case, gy: Array) -> Gradients:
     y, pullback = vjp(FUNCTIONS[case.name], _standard(case.x), **_standard_kwargs(case))
     gradients = pullback.parameters(_standard(gy))
     parameters = {name: np.asarray(g) for name, g in gradients.items()}
-    return Answer(np.asarray(y), np.asarray(pullback(_standard(gy))), parameters)
+    return Gradients(np.asarray(y), np.asarray(pullback(_standard(gy))), parameters)
 
 
 FRONT_ENDS = {

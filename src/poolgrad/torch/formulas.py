@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from poolgrad import portable
-from poolgrad.contract import Operator
 from poolgrad.core import lay_out
+from poolgrad.interface import Operator
 from poolgrad.torch.arrays import name_of
 from poolgrad.windows import WindowSpec
 
@@ -30,28 +30,28 @@ def define(
         dtype = name_of(x.dtype)
         layout = lay_out(spec, tuple(x.shape), channels_last, -1, dtype, dtype)
         theta = learned[0] if learned else None
-        y: Tensor = portable.compose(operator, layout, x, theta, options).to(x.dtype)
+        y: Tensor = portable.formula(operator, layout, x, theta, options).to(x.dtype)
         return y
 
     return pool
 
 
-def pull_back(pool: Callable[..., Tensor]) -> Callable[..., Tensors]:
+def pullback_of(pool: Callable[..., Tensor]) -> Callable[..., Tensors]:
     """Return the pullback of a function, as a function of the cotangent and the arguments."""
 
-    def pull(gy: Tensor, *arguments: Tensor) -> Tensors:
+    def vjp(gy: Tensor, *arguments: Tensor) -> Tensors:
         result: Tensors = torch.func.vjp(pool, *arguments)[1](gy)
         return result
 
-    return pull
+    return vjp
 
 
-def push_forward(function: Callable[..., Any], arguments: Tensors, tangents: Tensors) -> Any:
+def jvp_by_double_vjp(function: Callable[..., Any], arguments: Tensors, tangents: Tensors) -> Any:
     """Compute the jvp of a function from its pullback alone.
 
     A pullback is linear, so the pullback of the pullback is the jvp. This needs no nested forward
     mode.
     """
-    y, pull, *_ = torch.func.vjp(function, *arguments)
+    y, vjp, *_ = torch.func.vjp(function, *arguments)
     zero = torch.zeros_like(y) if isinstance(y, Tensor) else tuple(map(torch.zeros_like, y))
-    return torch.func.vjp(pull, zero)[1](tangents)[0]
+    return torch.func.vjp(vjp, zero)[1](tangents)[0]

@@ -14,8 +14,9 @@ from array_api_compat import array_namespace, is_array_api_obj
 
 from poolgrad import arguments
 from poolgrad.composition import Functions
-from poolgrad.contract import FLOATS, Request, Samples, indexed
-from poolgrad.operands import Parameter, WindowSamples
+from poolgrad.dtypes import FLOATS
+from poolgrad.interface import Request, indexed
+from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared, prepare
 from poolgrad.portable import engine
 from poolgrad.portable.arrays import converted, name_of, placed
@@ -84,7 +85,7 @@ def pullback_of(request: Request) -> tuple[Any, Pullback]:
 def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...], full: Any = None) -> Any:
     """Check a cotangent and convert it to the dtype of the output.
 
-    `full`: the shape that it has with its pooled axes.
+    `full` is the shape of the output with the pooled axes.
     """
     if not is_array_api_obj(gy) or name_of(gy.dtype) not in FLOATS:
         came = name_of(gy.dtype) if is_array_api_obj(gy) else type(gy).__qualname__
@@ -102,7 +103,7 @@ class _Call:
     Parameters
     ----------
     request : Request
-        What a public function describes.
+        The call of a public function.
     """
 
     def __init__(self, request: Request) -> None:
@@ -175,7 +176,7 @@ class _Converter:
         )
 
     def samples(self, operand: WindowSamples, value: Samples, x: Any, ready: Prepared) -> Any:
-        layout, given = ready.layout, value.given
+        layout, given = ready.layout, value.values
         dtype = layout.dtype if layout.dtype in FLOATS else "float32"
         if given is None:
             given = arguments.numpy_generator(value.generator).random(
@@ -199,12 +200,14 @@ class _Converter:
 class Pullback:
     """The pullback of a pooling of an array of any array-API library.
 
-    Made by `poolgrad.vjp`.
+    Returned by `poolgrad.vjp`.
 
     Parameters
     ----------
-    call, residual
-        Of the forward pass.
+    call : _Call
+        The call of the forward pass.
+    residual : tuple of array
+        The arrays that the forward pass stored.
     """
 
     def __init__(self, call: _Call, residual: tuple[Any, ...]) -> None:
@@ -226,7 +229,7 @@ class Pullback:
         Raises
         ------
         TypeError, ValueError
-            If `gy` has another shape than the output, or is not made of real numbers.
+            If `gy` does not have the shape of the output or a floating dtype.
         """
         return self._gradients(gy)[0]
 
@@ -239,6 +242,6 @@ class Pullback:
         call, layout = self._call, self._call.layout
         full = cotangent_of(gy, layout.out_dtype, call.shape, layout.out_shape)
         x = call.request.x if call.operator.nonlinear else None
-        return engine.pull(
+        return engine.vjp(
             call.operator, layout, full, x, call.operand, self._residual, call.options
         )

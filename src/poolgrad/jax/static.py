@@ -1,4 +1,4 @@
-"""`Pooling`: the static parameters of the primitives, without shapes or arrays."""
+"""`Static`: the static parameters of the primitives, without shapes or arrays."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from poolgrad.contract import Buffer, Operator
 from poolgrad.core import Layout, first_pooled
+from poolgrad.interface import Buffer, Operator
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.windows import WindowKind, WindowSpec
 
 
-class Pooling(NamedTuple):
+class Static(NamedTuple):
     """An operator of the table and its windows.
 
     JAX arrays are in row-major order, so that these fields and a shape determine the layout.
@@ -30,8 +30,8 @@ class Pooling(NamedTuple):
         return OPERATORS[self.name]
 
     @property
-    def given(self) -> int:
-        """Number of arrays that the operator takes besides the input."""
+    def operand_count(self) -> int:
+        """Number of extra operands: 0 or 1."""
         return self.operator.operand.count
 
     def inner(self, shape: tuple[int, ...]) -> int:
@@ -67,9 +67,12 @@ class Pooling(NamedTuple):
     def held(self, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
         """Split arrays into input (None unless the operator is nonlinear), operand and residual.
 
-        `args`: of a push or pull, without what it is linear in.
+        `args` are the arguments of a jvp or vjp without those in which it is linear.
         """
-        first, second = int(self.operator.nonlinear), int(self.operator.nonlinear) + self.given
+        first, second = (
+            int(self.operator.nonlinear),
+            int(self.operator.nonlinear) + self.operand_count,
+        )
         return (args[0] if first else None), args[first:second], args[second:]
 
 

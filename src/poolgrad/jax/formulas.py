@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from poolgrad.jax.pooling import Pooling
+from poolgrad.jax.static import Static
 from poolgrad.portable import engine
 
 
@@ -28,32 +28,32 @@ def wide(function: Callable[..., Any]) -> Callable[..., Any]:
     return inside
 
 
-def define(pool: Pooling) -> Callable[..., Array]:
+def define(pool: Static) -> Callable[..., Array]:
     """Return the operator as a function of the input and, if it has one, its learned argument."""
 
     def pooled(x: Array, *learned: Array) -> Array:
         layout, theta = pool.layout(x.shape, x.dtype.name), learned[0] if learned else None
-        y: Array = engine.compose(pool.operator, layout, x, theta, pool.options)
+        y: Array = engine.formula(pool.operator, layout, x, theta, pool.options)
         return y.astype(x.dtype)
 
     return pooled
 
 
-def push(pool: Pooling, learned: bool, *tangents: Array) -> Callable[..., list[Array]]:
+def jvp(pool: Static, learned: bool, *tangents: Array) -> Callable[..., list[Array]]:
     """Return the jvp along these tangents, as a function of the input and the argument."""
 
-    def along(x: Array, *given: Array) -> list[Array]:
-        full = tangents if learned else (tangents[0], *map(jnp.zeros_like, given))
-        return [jax.jvp(define(pool), (x, *given), full)[1]]
+    def along(x: Array, *parameters: Array) -> list[Array]:
+        full = tangents if learned else (tangents[0], *map(jnp.zeros_like, parameters))
+        return [jax.jvp(define(pool), (x, *parameters), full)[1]]
 
     return along
 
 
-def pull(pool: Pooling, learned: bool, gy: Array) -> Callable[..., list[Array]]:
+def vjp(pool: Static, learned: bool, gy: Array) -> Callable[..., list[Array]]:
     """Return the vjp of this cotangent, as a function of the input and the argument."""
 
-    def back(x: Array, *given: Array) -> list[Array]:
-        gradients = jax.vjp(define(pool), x, *given)[1](gy)
+    def back(x: Array, *parameters: Array) -> list[Array]:
+        gradients = jax.vjp(define(pool), x, *parameters)[1](gy)
         return list(gradients[: 1 + learned])
 
     return back

@@ -1,0 +1,287 @@
+"""Commands that measure: `poolgrad bench` and `poolgrad profile`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from poolgrad.bench.rows import Dtype
+from poolgrad.cli.common import app, clear_errors, fail, print_files
+
+# Benchmark -> the modules of `poolgrad.bench` that select its rows and time one.
+_MODULES = {
+    "bench": ("rows", "measure"),
+    "jax": ("jax", "jax"),
+    "networks": ("networks", "measure_network"),
+}
+
+
+@app.command()
+def bench(
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Time only rows whose names contain this text, such as `NHWC backward`. May be"
+            " repeated.",
+            show_default="all",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Time each call 3 times instead of 9.")
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Number of threads of every library. XLA always uses all processors, so it is not"
+            " timed with fewer threads.",
+            show_default="PyTorch's",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Dtype,
+        typer.Option(
+            metavar="NAME",
+            help="`float32`, `float64`, `bfloat16` or `float16`. Only float32 has targets.",
+        ),
+    ] = "float32",
+    networks: Annotated[
+        bool,
+        typer.Option(
+            "--networks",
+            help="Time whole networks, unchanged and with `convert` or `accelerate`.",
+        ),
+    ] = False,
+    jax: Annotated[
+        bool,
+        typer.Option("--jax", help="Time JAX with its own pooling and with poolgrad's."),
+    ] = False,
+    overhead: Annotated[
+        bool,
+        typer.Option(
+            "--overhead",
+            help="Time small calls with every form of the arguments, for NumPy arrays and tensors.",
+        ),
+    ] = False,
+    algorithms: Annotated[
+        bool,
+        typer.Option(
+            "--algorithms",
+            help="Time the kernels alone: each row with every algorithm that can compute it.",
+        ),
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="`cpu`, or with `--dry-run` also `cuda`.", metavar="NAME")
+    ] = "cpu",
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="With `--device cuda`: print the bytes that each kernel moves, and the time that"
+            " this takes at the bandwidth in data sheets. No kernel is run.",
+        ),
+    ] = False,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder to write.")] = Path("bench"),
+) -> None:
+    """Time every operator against PyTorch, oneDNN, ONNX Runtime, XLA and a copy of memory.
+
+    The floor of an operation is the time of a copy of as many bytes as the operation must move.
+    Writes bench.csv, bench.png and bench_kernels.png; with `--networks`, networks.csv; with
+    `--jax`, jax.csv; with `--algorithms`, algorithms.csv.
+    """
+    _refuse_several(networks, jax, overhead, algorithms)
+    if overhead:
+        return _print_overhead()
+    if device != "cpu" or dry_run:
+        return _print_gpu_model(device, dry_run)
+    name = "networks" if networks else "jax" if jax else "bench"
+    with clear_errors():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        from poolgrad.bench import report
+    try:
+        chosen = _select_rows(name, rows or (), dtype)
+        report.prepare(out)
+    except (ValueError, ModuleNotFoundError) as error:
+        fail(str(error), code=2)
+    except OSError as error:
+        fail(f"--out {out} cannot be written: {error.strerror}", code=2)
+    with clear_errors():  # PyTorch takes seconds to import, so the options come first
+        import torch
+
+        from poolgrad.bench import files, measure
+    threads = threads or torch.get_num_threads()
+    turns = measure.QUICK_TURNS if quick else measure.TURNS
+    if algorithms:
+        _ablation(chosen, threads, turns, out)
+        return
+    timed = import_module(f"poolgrad.bench.{_MODULES[name][1]}").measure
+    console, results, stopped = Console(), [], False
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as if by Ctrl-C
+    try:
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("", total=len(chosen))
+            for row in chosen:
+                progress.update(task, description=row.name)
+                results.append(timed(row, threads, turns))
+                progress.advance(task)
+    except KeyboardInterrupt:
+        stopped = True
+    finally:  # always prints and writes what was measured
+        signal.signal(signal.SIGTERM, before)
+        if results:
+            made = report.Report(report.machine(threads, turns), results)
+            console.print(report.table(made))
+            for text in report.explanation(made):
+                console.print(f"\n{text}", markup=False, highlight=False)
+            console.print()
+            for line in report.complaints(made):
+                console.print(line, style="red", markup=False, highlight=False)
+            print_files("written:", files.write(out, made, name))
+    if stopped:
+        typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)
+        raise typer.Exit(130)
+
+
+def _refuse_several(*benchmarks: bool) -> None:
+    if sum(benchmarks) > 1:
+        fail(
+            "--networks, --jax, --overhead and --algorithms are separate benchmarks; choose one"
+            " of them",
+            code=2,
+        )
+
+
+def _print_overhead() -> None:
+    from poolgrad.bench import overhead
+
+    typer.echo(overhead.markdown(overhead.measure()))
+
+
+def _ablation(rows: Sequence[Any], threads: int, turns: int, out: Path) -> None:
+    """Time the rows with every algorithm, print the gain of each, and write the times."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from poolgrad.bench import algorithms, report
+
+    console = Console()
+    timed = [
+        algorithms.measure(row, threads, turns)
+        for row in track(rows, "timing", console=console, transient=True)
+    ]
+    machine = report.machine(threads, turns)
+    console.print(algorithms.markdown(machine, timed), markup=False, highlight=False)
+    file = out / "algorithms.csv"
+    algorithms.write_csv(file, machine, timed)
+    print_files("written:", [file])
+
+
+def _print_gpu_model(device: str, dry_run: bool) -> None:
+    if device != "cuda" or not dry_run:
+        fail(
+            "--device must be cpu, or cuda together with --dry-run "
+            f"(benchmarks/gpu.sh measures on a GPU), got {device}",
+            code=2,
+        )
+    if find_spec("triton") is None:
+        fail("--device cuda needs triton: pip install triton", code=2)
+    with clear_errors():
+        from poolgrad.torch.triton.variants import print_model
+    print_model()
+
+
+def _select_rows(name: str, parts: Sequence[str], dtype: str) -> Sequence[Any]:
+    module = import_module(f"poolgrad.bench.{_MODULES[name][0]}")
+    chosen: Sequence[Any] = module.select(parts, *(dtype,) * (name == "bench"))
+    return chosen
+
+
+@app.command()
+def profile(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Function that returns the network: `package.module:function` or"
+            " `file.py:function`."
+        ),
+    ],
+    shape: Annotated[
+        str, typer.Option(help="Shape of the random input, such as 8,3,224,224.")
+    ] = "1,3,224,224",
+    training: Annotated[
+        bool,
+        typer.Option(
+            "--train/--inference", help="Measure a training step, or only the forward pass."
+        ),
+    ] = True,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Number of threads.", show_default="PyTorch's"),
+    ] = None,
+    turns: Annotated[
+        int,
+        typer.Option(
+            min=6, max=1000, help="Number of timed steps; more steps narrow the interval."
+        ),
+    ] = 15,
+    out: Annotated[Path, typer.Option(dir_okay=False, help="Picture to write.")] = Path(
+        "profile.png"
+    ),
+) -> None:
+    """Measure the share of pooling in a network's time and memory, before and after `convert`.
+
+    The time is the median of a step; the share of pooling comes from PyTorch's profiler. Steps of
+    the network and of its converted copy alternate. The ratio of times is the median over all pairs
+    of successive steps, with its 95 % confidence interval. The memory is the size of the tensors
+    that a step keeps for the backward pass, without the parameters; the share of pooling is the
+    size of the tensors that no other operator keeps.
+    """
+    from poolgrad.bench import factory
+
+    try:
+        sizes = tuple(int(size) for size in shape.replace("x", ",").split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        fail(f"--shape must be positive numbers such as 8,3,224,224, got {shape!r}", code=2)
+    if not out.parent.is_dir():
+        fail(f"--out: there is no folder {out.parent}", code=2)
+    try:
+        makes = factory.parse(model)
+    except ValueError as error:
+        fail(str(error), code=2)
+    try:
+        with clear_errors():  # PyTorch takes seconds to import: the options were checked before
+            network = factory.load(makes)
+    except ValueError as error:
+        fail(str(error), code=2)
+    with clear_errors():  # the plotting library takes seconds to import, too
+        import torch
+        from rich.console import Console
+
+        from poolgrad.bench import profiling
+    console = Console()
+    threads = threads or torch.get_num_threads()
+    try:
+        with console.status(f"timing {type(network).__name__} with input {shape}"):
+            made = profiling.measure(network, sizes, training, threads, turns)
+    except ValueError as error:
+        fail(str(error), code=2)
+    console.print(profiling.table(made))
+    console.print(profiling.verdict(made), markup=False, highlight=False)
+    console.print(str(made.report), markup=False, highlight=False)
+    try:
+        out.write_bytes(profiling.draw(made))
+    except OSError as error:
+        fail(f"--out {out} cannot be written: {error.strerror}", code=2)
+    print_files("written:", [out])
