@@ -41,9 +41,9 @@ format: ## Format the code
 	find csrc -name '*.[ch]pp' -exec clang-format -i {} +
 
 bench: ## Time everything and compare with other libraries; write tables and plots of README and docs
-	poolgrad bench --out docs
-	poolgrad bench --networks --out docs
-	poolgrad bench --jax --out docs
+	poolgrad bench --targets benchmarks/targets.csv --out docs
+	poolgrad bench --networks --targets benchmarks/targets.csv --out docs
+	poolgrad bench --jax --targets benchmarks/targets.csv --out docs
 	poolgrad bench --algorithms --out docs
 	python docs/make_tables.py
 

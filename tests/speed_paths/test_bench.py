@@ -29,7 +29,8 @@ from poolgrad import algorithms as kernel_algorithms  # noqa: E402
 from poolgrad.bench import algorithms, measure, networks, pictures, report, rows  # noqa: E402
 from poolgrad.bench import jax as jax_rows  # noqa: E402
 from poolgrad.bench.result import OWN, Result  # noqa: E402
-from poolgrad.bench.rows import Limits, Row  # noqa: E402
+from poolgrad.bench.rows import Row  # noqa: E402
+from poolgrad.bench.targets import Limits  # noqa: E402
 from poolgrad.cli import app  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -50,9 +51,10 @@ FEW = tuple(
     for row in rows.ROWS
     if row.name.startswith(("max 2x2 s2 NCHW", "max 3x3 s1 batch 4", "max 2x2 s2 uint8"))
 )
-WON = Result("won", "float32", "1x2x3x3", 2e-3, 0.1, 1e-3, None, {"PyTorch": 8e-3}, Limits(2, 4))
+WON = Result("won", "float32", "1x2x3x3", 2e-3, 0.1, 1e-3, None, {"PyTorch": 8e-3},
+             limits=Limits(2, 4))  # fmt: skip
 LOST = Result("lost", "float32", "1x2x3x3", 2e-3, 0, 1e-3, 1e-3,
-              {"PyTorch": 1e-2, "oneDNN": 1e-3}, Limits(1.5, 5, 3, 1e-3))  # fmt: skip
+              {"PyTorch": 1e-2, "oneDNN": 1e-3}, limits=Limits(1.5, 5, 3, 1e-3))  # fmt: skip
 REPORT = report.Report(
     {"processor": "an: abacus", "bench threads": "2", "bench turns": "3"}, [WON, LOST]
 )
@@ -175,10 +177,36 @@ def test_names_are_different() -> None:
     assert {rows.kernel_row(k).name for k in rows.KERNELS} <= {*names}
 
 
-def test_another_dtype_has_no_limits() -> None:
+def test_targets_name_rows() -> None:
+    from poolgrad.bench import targets
+
+    names = {row.name for row in (*rows.ROWS, *networks.NETWORKS, *jax_rows.ROWS)}
+    path = Path(__file__).parents[2] / "benchmarks/targets.csv"
+    assert {*targets.read(path)} <= names
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        ("name,floor\n", "the columns must be name, floor, faster, share, seconds, kept, apart"),
+        ("name,floor,faster,share,seconds,kept,apart\nmax,x,,,,,\n", "got 'x,,,,,' for 'max'"),
+        ("name,floor,faster,share,seconds,kept,apart\nmax,1\n", "got '1' for 'max'"),
+    ],
+)
+def test_bad_targets(tmp_path: Path, text: str | None, words: str) -> None:
+    path = tmp_path / "targets.csv"
+    if text is not None:
+        path.write_text(text)
+    done = bench(tmp_path / "out", "--targets", str(path))
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.split())
+
+
+def test_rows_of_another_dtype() -> None:
     chosen = rows.select(["63x63", "uint8", "NumPy"], "float64")
     assert {row.title for row in chosen} == {"max 63x63 s1 batch 4"}
-    assert all(row.limits == Limits() and row.beside.dtype == "float64" for row in chosen)
+    assert all(row.dtype == row.beside.dtype == "float64" for row in chosen)
 
 
 def test_what_is_met() -> None:
@@ -346,7 +374,6 @@ def test_a_table_of_a_comparison(tmp_path: Path) -> None:
 def test_rows_of_jax(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     forward = [r.name for r in jax_rows.select(["max 2x2 s2 forward"])]
     assert forward[0] == "max 2x2 s2 forward"
-    assert [r.limits.faster for r in jax_rows.ROWS if r.what == "both"] == [25, 20, 25] * 2
     # Those where memory is used again come last: it stays so.
     assert [r.reused for r in jax_rows.ROWS] == sorted(r.reused for r in jax_rows.ROWS)
     monkeypatch.setattr(jax_rows, "find_spec", lambda name: None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from poolgrad.bench.result import OWN, Result
-from poolgrad.bench.rows import Limits, chosen_by
+from poolgrad.bench.rows import chosen_by
 
 INSTALL = 'pip install "poolgrad[jax]" flax optax'
 _SHAPE = (32, 112, 112, 64)
@@ -32,8 +32,6 @@ class Row:
         Size, stride and padding; of a network, how many channels each stage has.
     shape : tuple of int
         Shape of the input, channels last.
-    limits : Limits
-        The targets.
     reused : bool
         Whether memory is reused, for both libraries; it cannot be switched off again.
     """
@@ -42,7 +40,6 @@ class Row:
     what: Literal["forward", "both", "step"]
     window: tuple[int, ...]
     shape: tuple[int, ...] = _SHAPE
-    limits: Limits = field(default_factory=lambda: Limits(faster=1.0))
     reused: bool = False
 
     @property
@@ -54,14 +51,14 @@ class Row:
 
 def _rows(reused: bool) -> list[Row]:
     windows = (
-        ("max 2x2 s2", (2, 2, 0), 25.0),
-        ("max 3x3 s2 p1", (3, 2, 1), 20.0),
-        ("max 3x3 s1 p1", (3, 1, 1), 25.0),
+        ("max 2x2 s2", (2, 2, 0)),
+        ("max 3x3 s2 p1", (3, 2, 1)),
+        ("max 3x3 s1 p1", (3, 1, 1)),
     )
     rows = []
-    for title, window, faster in windows:
+    for title, window in windows:
         rows.append(Row(title, "forward", window, reused=reused))
-        rows.append(Row(title, "both", window, limits=Limits(faster=faster), reused=reused))
+        rows.append(Row(title, "both", window, reused=reused))
     rows.append(Row("LeNet", "step", (32, 64), (256, 28, 28, 1), reused=reused))
     rows.append(Row("VGG-11", "step", (64, 128, 256, 512, 512), (8, 96, 96, 3), reused=reused))
     return rows
@@ -122,7 +119,6 @@ def measure(row: Row, threads: int, turns: int) -> Result:
         floor=None,
         beside=None,
         peers={OWN: median_and_spread(times[OWN])[0]},
-        limits=row.limits,
     )
 
 

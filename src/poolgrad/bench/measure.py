@@ -76,7 +76,6 @@ def measure(row: Row, threads: int, turns: int = TURNS) -> Result:
         floor=copied * bytes_moved(row, x, ys) / (2 * x.nbytes) if copied else None,
         beside=beside,
         peers=seconds,
-        limits=row.limits,
         failed=failed,
     )
 

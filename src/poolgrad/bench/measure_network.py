@@ -62,7 +62,6 @@ def measure(network: Network, threads: int, turns: int) -> Result:
         floor=None,
         beside=None,
         peers={EAGER: median_and_spread(times[EAGER])[0]},
-        limits=network.limits,
         kept=kept,
         apart=apart,
     )

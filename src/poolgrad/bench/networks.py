@@ -8,14 +8,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from poolgrad.bench.rows import Limits, chosen_by
+from poolgrad.bench.rows import chosen_by
 
 if TYPE_CHECKING:
     from torch import nn
 
 INSTALL = "pip install --no-deps pytorchcv monai"
-_EXACT, _CLOSE = 0.0, 1e-6  # accepted difference of networks with maxima only, and of others
-_NEVER_SLOWER = 0.98
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,6 @@ class Network:
         Whether a step of training is timed, forward and backward, or inference.
     change : str
         The change: ``"convert"``, ``"convert(fuse=True)"`` or ``"accelerate"``.
-    limits : Limits
-        The targets.
     """
 
     title: str
@@ -43,7 +39,6 @@ class Network:
     function: str
     shape: tuple[int, ...]
     training: bool = False
-    limits: Limits = field(default_factory=Limits)
     change: Literal["convert", "convert(fuse=True)", "accelerate"] = "convert"
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -66,18 +61,12 @@ class Network:
         return network.train(self.training)
 
 
-def _zoo(
-    title: str, module: str, function: str, batch: int, faster: float, apart: float, side: int = 224
-) -> Network:
-    limits = Limits(faster=faster, apart=apart)
-    return Network(
-        title, f"pytorchcv.models.{module}", function, (batch, 3, side, side), limits=limits
-    )
+def _zoo(title: str, module: str, function: str, batch: int, side: int = 224) -> Network:
+    return Network(title, f"pytorchcv.models.{module}", function, (batch, 3, side, side))
 
 
-def _trained(network: Network, faster: float, kept: float | None = None) -> Network:
-    limits = Limits(faster=faster, kept=kept, apart=network.limits.apart)
-    return replace(network, training=True, limits=limits)
+def _trained(network: Network) -> Network:
+    return replace(network, training=True)
 
 
 def _u_net(dims: int, shape: tuple[int, ...]) -> Network:
@@ -86,31 +75,30 @@ def _u_net(dims: int, shape: tuple[int, ...]) -> Network:
         "monai.networks.nets.basic_unet",
         "BasicUNet",
         shape,
-        limits=Limits(faster=_NEVER_SLOWER, apart=_EXACT),
         arguments={"spatial_dims": dims, "in_channels": 1, "out_channels": 2},
     )
 
 
-_SQUEEZENET = _zoo("SqueezeNet 1.0", "squeezenet", "squeezenet_v1_0", 16, 1.5, _CLOSE)
-_VGG16 = _zoo("VGG-16", "vgg", "vgg16", 4, 0, _EXACT)
+_SQUEEZENET = _zoo("SqueezeNet 1.0", "squeezenet", "squeezenet_v1_0", 16)
+_VGG16 = _zoo("VGG-16", "vgg", "vgg16", 4)
 _OTHERS = (
-    _zoo("ResNet-50", "resnet", "resnet50", 4, _NEVER_SLOWER, _CLOSE),
-    _zoo("DenseNet-121", "densenet", "densenet121", 4, _NEVER_SLOWER, _CLOSE),
-    _zoo("MobileNet", "mobilenet", "mobilenet_w1", 8, _NEVER_SLOWER, _CLOSE),
+    _zoo("ResNet-50", "resnet", "resnet50", 4),
+    _zoo("DenseNet-121", "densenet", "densenet121", 4),
+    _zoo("MobileNet", "mobilenet", "mobilenet_w1", 8),
     _u_net(2, (4, 1, 128, 128)),
     _u_net(3, (1, 1, 64, 64, 64)),
 )
 NETWORKS: tuple[Network, ...] = (
     _SQUEEZENET,
-    _zoo("Inception v3", "inceptionv3", "inceptionv3", 8, 1.2, _CLOSE, side=299),
-    _zoo("VGG-11", "vgg", "vgg11", 8, 1.15, _EXACT),
-    _zoo("ResNet-18", "resnet", "resnet18", 16, 1.1, _CLOSE),
-    replace(_zoo("AlexNet", "alexnet", "alexnet", 16, 1.3, _CLOSE), change="accelerate"),
-    _trained(_SQUEEZENET, 1.12),
+    _zoo("Inception v3", "inceptionv3", "inceptionv3", 8, side=299),
+    _zoo("VGG-11", "vgg", "vgg11", 8),
+    _zoo("ResNet-18", "resnet", "resnet18", 16),
+    replace(_zoo("AlexNet", "alexnet", "alexnet", 16), change="accelerate"),
+    _trained(_SQUEEZENET),
     *_OTHERS,
-    *(_trained(network, _NEVER_SLOWER) for network in _OTHERS),
-    _trained(_VGG16, _NEVER_SLOWER, kept=0.87),
-    replace(_trained(_VGG16, _NEVER_SLOWER, kept=0.56), change="convert(fuse=True)"),
+    *(_trained(network) for network in _OTHERS),
+    _trained(_VGG16),
+    replace(_trained(_VGG16), change="convert(fuse=True)"),
 )
 
 

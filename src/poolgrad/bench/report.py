@@ -27,7 +27,7 @@ from poolgrad.bench.result import (
     Figure,
     Result,
 )
-from poolgrad.bench.rows import Limits
+from poolgrad.bench.targets import Limits
 from poolgrad.environment import describe
 
 _FIELDS = ("name", "dtype", "shape", "seconds", "spread", "floor", "beside", "kept", "apart")

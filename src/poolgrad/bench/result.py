@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from poolgrad.bench.rows import Limits
+from poolgrad.bench.targets import Limits
 
 EAGER, OWN = "PyTorch", "JAX's own"
 TIME, FLOOR, TO_FLOOR = "time, ms", "floor, ms", "time / floor"
@@ -44,12 +44,12 @@ class Result:
         The median of poolgrad for the reference row.
     peers : dict of str to float
         The median of each peer that has the function.
-    limits : Limits
-        Limits of the row.
     kept, apart : float or None
         Of a network: the kept bytes over PyTorch's; the relative difference of results.
     failed : dict of str to str
         The error messages of peers that could not be timed.
+    limits : Limits
+        The targets of the row.
     """
 
     name: str
@@ -60,10 +60,10 @@ class Result:
     floor: float | None
     beside: float | None
     peers: Mapping[str, float]
-    limits: Limits
     kept: float | None = None
     apart: float | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def figures(self) -> dict[str, Figure]:
@@ -80,8 +80,10 @@ class Result:
         if self.apart is not None:
             figures[DIFFERENCE] = Figure(self.apart, self.limits.apart)
         for peer, seconds in self.peers.items():
-            least = self.limits.faster if peer in (EAGER, OWN) else 1.0
-            figures[peer] = Figure(seconds / self.seconds, least, at_least=True)
+            least = self.limits.faster if peer in (EAGER, OWN) else None
+            figures[peer] = Figure(
+                seconds / self.seconds, 1.0 if least is None else least, at_least=True
+            )
         return figures
 
     @property

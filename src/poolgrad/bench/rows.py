@@ -1,4 +1,4 @@
-"""The table of rows: the timed calls and their targets."""
+"""The table of rows: the timed calls."""
 
 from __future__ import annotations
 
@@ -8,29 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-Pair = tuple[float | None, float | None]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The targets of a row; None if there is none.
-
-    Attributes
-    ----------
-    floor, share, seconds : float, optional
-        Upper limits: the time over the floor, over that of the reference row, and the time itself.
-    kept, apart : float, optional
-        Upper limits for a network: kept bytes over PyTorch's; the relative difference.
-    faster : float, optional
-        Lower limit of PyTorch's time over poolgrad's; 1 for all other peers.
-    """
-
-    floor: float | None = None
-    faster: float | None = None
-    share: float | None = None
-    seconds: float | None = None
-    kept: float | None = None
-    apart: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,8 +27,6 @@ class Row:
     direction : str
         ``"forward"`` of an input that requires a gradient, so that routes are kept; ``"values"``
         without; ``"backward"``.
-    limits : Limits
-        The targets.
     dtype, arrays : str
         Dtype and arrays of the input; ``"torch"`` or ``"numpy"``.
     beside : Row, optional
@@ -66,7 +41,6 @@ class Row:
     shape: tuple[int, ...]
     layout: str = "NCHW"
     direction: str = "forward"
-    limits: Limits = Limits()
     dtype: str = "float32"
     arrays: str = "torch"
     beside: Row | None = None
@@ -83,9 +57,9 @@ class Row:
         return math.prod(self.shape) < 1 << 14
 
     def of(self, dtype: str) -> Row:
-        """Return the row in another dtype, without limits."""
+        """Return the row in another dtype."""
         beside = self.beside and self.beside.of(dtype)
-        return replace(self, dtype=dtype, limits=Limits(), beside=beside)
+        return replace(self, dtype=dtype, beside=beside)
 
 
 # The pooled arrays, and the kernel sizes of the plot of times.
@@ -103,97 +77,185 @@ def kernel_row(size: int, direction: str = "forward") -> Row:
 
 
 def _both(
-    title: str, function: str, call: Mapping[str, Any], shape: tuple[int, ...], **ways: Pair
+    title: str, function: str, call: Mapping[str, Any], shape: tuple[int, ...], *ways: str
 ) -> Iterator[Row]:
-    """Return the row in several variants, such as ``NCHW_forward=(floor, faster)``."""
-    for way, limits in ways.items():
-        layout, _, direction = way.partition("_")
-        yield Row(title, function, (call,), shape, layout, direction, Limits(*limits))
+    """Return the row in several variants, such as ``"NCHW forward"``."""
+    for way in ways:
+        layout, direction = way.split()
+        yield Row(title, function, (call,), shape, layout, direction)
 
 
 def _maxima() -> Iterator[Row]:
-    yield from _both("max 2x2 s2", "max_pool2d", _TWO, IMAGES,
-                     NCHW_forward=(1.25, 15), NHWC_forward=(1.25, 3), NCHW_values=(None, 1),
-                     NCHW_backward=(1.4, 4.5), NHWC_backward=(1.4, 4))  # fmt: skip
+    yield from _both(
+        "max 2x2 s2",
+        "max_pool2d",
+        _TWO,
+        IMAGES,
+        "NCHW forward",
+        "NHWC forward",
+        "NCHW values",
+        "NCHW backward",
+        "NHWC backward",
+    )
     call = {"kernel_size": 3, "stride": 2, "padding": 1}
-    yield from _both("max 3x3 s2 p1", "max_pool2d", call, IMAGES,
-                     NCHW_forward=(1.4, 16), NHWC_forward=(1.4, 3.5), NCHW_values=(None, 1),
-                     NCHW_backward=(1.8, 3.5), NHWC_backward=(1.8, 3.5))  # fmt: skip
-    yield from _both("max 3x3 s1 p1", "max_pool2d", call | {"stride": 1}, IMAGES,
-                     NCHW_forward=(1.8, 30), NHWC_forward=(1.8, 7), NCHW_values=(None, 1),
-                     NCHW_backward=(2.2, 2.5), NHWC_backward=(2.2, 2.5))  # fmt: skip
+    yield from _both(
+        "max 3x3 s2 p1",
+        "max_pool2d",
+        call,
+        IMAGES,
+        "NCHW forward",
+        "NHWC forward",
+        "NCHW values",
+        "NCHW backward",
+        "NHWC backward",
+    )
+    yield from _both(
+        "max 3x3 s1 p1",
+        "max_pool2d",
+        call | {"stride": 1},
+        IMAGES,
+        "NCHW forward",
+        "NHWC forward",
+        "NCHW values",
+        "NCHW backward",
+        "NHWC backward",
+    )
     thirteen = kernel_row(13)
-    yield from _both(thirteen.title, "max_pool2d", thirteen.calls[0], FEW,
-                     NCHW_forward=(4, 80), NHWC_forward=(4, 14), NCHW_values=(None, 1),
-                     NCHW_backward=(3, 1.2), NHWC_backward=(3, 1.2))  # fmt: skip
+    yield from _both(
+        thirteen.title,
+        "max_pool2d",
+        thirteen.calls[0],
+        FEW,
+        "NCHW forward",
+        "NHWC forward",
+        "NCHW values",
+        "NCHW backward",
+        "NHWC backward",
+    )
     yield from (kernel_row(size) for size in KERNELS if size not in (13, 63))
     for direction in ("forward", "values"):
         small, large = (kernel_row(size, direction) for size in (3, 63))
-        yield replace(large, beside=small, limits=Limits(share=2.5))
+        yield replace(large, beside=small)
     three = tuple(kernel_row(size).calls[0] for size in (5, 9, 13))
-    yield Row("SPP max 5, 9, 13 s1", "max_pool2d", three, (8, 512, 20, 20), limits=Limits(6, 50))
-    yield from _both("max 2x2x2 s2", "max_pool3d", _TWO, VOLUMES, NCHW_values=(None, 1),
-                     NCHW_forward=(1.4, 8), NCHW_backward=(1.6, 4))  # fmt: skip
-    yield from _both("max 3x3x3 s2 p1", "max_pool3d", call, VOLUMES, NCHW_values=(None, 1),
-                     NCHW_forward=(2, 12), NCHW_backward=(2.2, 6))  # fmt: skip
-    yield from _both("ReLU, max 2x2 s2", "relu_max_pool2d", _TWO, IMAGES,
-                     NCHW_forward=(None, None), NHWC_forward=(None, None),
-                     NCHW_backward=(None, None), NHWC_backward=(None, None))  # fmt: skip
+    yield Row("SPP max 5, 9, 13 s1", "max_pool2d", three, (8, 512, 20, 20))
+    yield from _both(
+        "max 2x2x2 s2", "max_pool3d", _TWO, VOLUMES, "NCHW values", "NCHW forward", "NCHW backward"
+    )
+    yield from _both(
+        "max 3x3x3 s2 p1",
+        "max_pool3d",
+        call,
+        VOLUMES,
+        "NCHW values",
+        "NCHW forward",
+        "NCHW backward",
+    )
+    yield from _both(
+        "ReLU, max 2x2 s2",
+        "relu_max_pool2d",
+        _TWO,
+        IMAGES,
+        "NCHW forward",
+        "NHWC forward",
+        "NCHW backward",
+        "NHWC backward",
+    )
     for kernel, stride in ((2, 2), (3, 1)):
         packed = {"kernel_size": kernel, "stride": stride, "routes": "packed"}
         for direction in ("forward", "backward"):
-            bytewise = Row("", "max_pool2d", ({**packed, "routes": "bytes"},), IMAGES,
-                           direction=direction, peers=False)  # fmt: skip
+            bytewise = Row(
+                "",
+                "max_pool2d",
+                ({**packed, "routes": "bytes"},),
+                IMAGES,
+                direction=direction,
+                peers=False,
+            )
             title = f"max {kernel}x{kernel} s{stride} packed routes"
             yield replace(bytewise, title=title, calls=(packed,), beside=bytewise)
     one = (1, 64, 224, 224)
-    yield from _both("batch 1 max 2x2 s2", "max_pool2d", _TWO, one, NHWC_backward=(1.8, 3))
+    yield from _both("batch 1 max 2x2 s2", "max_pool2d", _TWO, one, "NHWC backward")
 
 
 def _odd() -> Iterator[Row]:
-    """Return rows of other widths with the number of elements of `IMAGES`, and twice the floor."""
+    """Return rows of other widths with the number of elements of `IMAGES`, and other windows."""
     for width in (7, 13, 55, 111):
         title, shape = f"max 2x2 s2 W={width}", (32 * 112 // width, 64, 112, width)
-        yield from _both(title, "max_pool2d", _TWO, shape, NCHW_forward=(2.5, None))
-    for title, most, call in (
-        ("max 3x3 s3", 2.8, {"kernel_size": 3, "stride": 3}),
-        ("max 3x3 s1 p1 d2", 3.6, {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2}),
-        ("max 3x3 s2 'same'", 2.8, {"kernel_size": 3, "stride": 2, "padding": "same"}),
+        yield from _both(title, "max_pool2d", _TWO, shape, "NCHW forward")
+    for title, call in (
+        ("max 3x3 s3", {"kernel_size": 3, "stride": 3}),
+        ("max 3x3 s1 p1 d2", {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2}),
+        ("max 3x3 s2 'same'", {"kernel_size": 3, "stride": 2, "padding": "same"}),
     ):
-        yield from _both(title, "max_pool2d", call, IMAGES, NCHW_forward=(most, None))
+        yield from _both(title, "max_pool2d", call, IMAGES, "NCHW forward")
 
 
 def _others() -> Iterator[Row]:
-    yield from _both("average 2x2 s2", "avg_pool2d", _TWO, IMAGES,
-                     NCHW_forward=(1.25, 4.5), NCHW_backward=(1.4, 7),
-                     NHWC_forward=(1.25, 1))  # fmt: skip
-    yield from _both("average 3x3 s2", "avg_pool2d", _TWO | {"kernel_size": 3, "stride": 2}, IMAGES,
-                     NHWC_forward=(1.4, 1))  # fmt: skip
-    yield from _both("average 3x3 s1 p1", "avg_pool2d", kernel_row(3).calls[0], IMAGES,
-                     NCHW_forward=(1.5, 12), NCHW_backward=(1.5, 12))  # fmt: skip
-    yield from _both("average 31x31 s1 batch 4", "avg_pool2d", kernel_row(31).calls[0], FEW,
-                     NCHW_forward=(3, 100), NCHW_backward=(3, 50))  # fmt: skip
-    yield from _both("global max", "global_max_pool", {}, IMAGES, NCHW_forward=(1.2, 8))
-    yield from _both("global average", "global_avg_pool", {}, IMAGES, NCHW_forward=(1.2, 0.95))
-    yield from _both("global average 7x7", "global_avg_pool", {}, (256, 512, 7, 7),
-                     NCHW_forward=(None, 0.9))  # fmt: skip
-    yield from _both("adaptive average 7x7", "adaptive_avg_pool2d", {"output_size": 7}, IMAGES,
-                     NCHW_forward=(1.4, 1.7), NCHW_backward=(1.5, 3))  # fmt: skip
-    for title, most, function, more in (
-        ("lp2", 3, "lp_pool2d", {"norm_type": 2.0}),
-        ("lp3", 3, "lp_pool2d", {"norm_type": 3.0}),
-        ("lse", 3, "lse_pool2d", {}),
-        ("soft", 3, "soft_pool2d", {}),
-        ("median", 2, "median_pool2d", {}),
+    yield from _both(
+        "average 2x2 s2",
+        "avg_pool2d",
+        _TWO,
+        IMAGES,
+        "NCHW forward",
+        "NCHW backward",
+        "NHWC forward",
+    )
+    yield from _both(
+        "average 3x3 s2",
+        "avg_pool2d",
+        _TWO | {"kernel_size": 3, "stride": 2},
+        IMAGES,
+        "NHWC forward",
+    )
+    yield from _both("average 3x3 s3", "avg_pool2d", {"kernel_size": 3}, IMAGES, "NCHW backward")
+    yield from _both(
+        "average 3x3 s1 p1",
+        "avg_pool2d",
+        kernel_row(3).calls[0],
+        IMAGES,
+        "NCHW forward",
+        "NCHW backward",
+    )
+    yield from _both(
+        "average 31x31 s1 batch 4",
+        "avg_pool2d",
+        kernel_row(31).calls[0],
+        FEW,
+        "NCHW forward",
+        "NCHW backward",
+    )
+    yield from _both("global max", "global_max_pool", {}, IMAGES, "NCHW forward")
+    yield from _both("global average", "global_avg_pool", {}, IMAGES, "NCHW forward")
+    yield from _both(
+        "global average 7x7",
+        "global_avg_pool",
+        {},
+        (256, 512, 7, 7),
+        "NCHW forward",
+        "NCHW backward",
+    )
+    yield from _both(
+        "adaptive average 7x7",
+        "adaptive_avg_pool2d",
+        {"output_size": 7},
+        IMAGES,
+        "NCHW forward",
+        "NCHW backward",
+    )
+    for title, function, more in (
+        ("lp2", "lp_pool2d", {"norm_type": 2.0}),
+        ("lp3", "lp_pool2d", {"norm_type": 3.0}),
+        ("lse", "lse_pool2d", {}),
+        ("soft", "soft_pool2d", {}),
+        ("median", "median_pool2d", {}),
     ):
-        yield from _both(f"{title} 2x2 s2", function, _TWO | more, IMAGES, NCHW_values=(most, None))
+        yield from _both(f"{title} 2x2 s2", function, _TWO | more, IMAGES, "NCHW values")
     reference = Row("max 2x2 s2", "max_pool2d", (_TWO,), IMAGES, direction="values")
-    for dtype, share in (("bfloat16", 0.6), ("float16", 0.6), ("uint8", 0.35)):
-        title, limits = f"max 2x2 s2 {dtype}", Limits(share=share)
-        yield replace(reference, title=title, dtype=dtype, beside=reference, limits=limits)
+    for dtype in ("bfloat16", "float16", "uint8"):
+        yield replace(reference, title=f"max 2x2 s2 {dtype}", dtype=dtype, beside=reference)
     tiny = Row("tiny max 2x2 s2", "max_pool2d", (_TWO,), (1, 8, 8, 8), direction="values")
-    yield replace(tiny, limits=Limits(faster=1 / 1.8))
-    yield replace(tiny, title=f"{tiny.title} NumPy", arrays="numpy", limits=Limits(seconds=4e-6))
+    yield tiny
+    yield replace(tiny, title=f"{tiny.title} NumPy", arrays="numpy")
 
 
 ROWS: tuple[Row, ...] = (*_maxima(), *_odd(), *_others())
@@ -207,7 +269,7 @@ def select(parts: Sequence[str] = (), dtype: str = "float32") -> list[Row]:
     parts : sequence of str
         Of names, such as ``"NHWC backward"``.
     dtype : str
-        In another one than float32, rows that compare dtypes are left out, and so are all limits.
+        In another one than float32, rows that compare dtypes are left out.
 
     Returns
     -------

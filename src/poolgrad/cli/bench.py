@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from poolgrad.bench.rows import Dtype
+from poolgrad.bench.targets import Limits
+from poolgrad.bench.targets import read as read_targets
 from poolgrad.cli.common import app, clear_errors, fail, print_files
 
 # Benchmark -> the modules of `poolgrad.bench` that select its rows and time one.
@@ -50,7 +53,7 @@ def bench(
         Dtype,
         typer.Option(
             metavar="NAME",
-            help="`float32`, `float64`, `bfloat16` or `float16`. Only float32 has targets.",
+            help="`float32`, `float64`, `bfloat16` or `float16`.",
         ),
     ] = "float32",
     networks: Annotated[
@@ -78,6 +81,15 @@ def bench(
             help="Time the kernels alone: each row with every algorithm that can compute it.",
         ),
     ] = False,
+    targets: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CSV file of targets by the name of the row, such as benchmarks/targets.csv of the"
+            " repository. Without one, the target is to be as fast as each other library.",
+            show_default="none",
+        ),
+    ] = None,
     device: Annotated[
         str, typer.Option(help="`cpu`, or with `--dry-run` also `cuda`.", metavar="NAME")
     ] = "cpu",
@@ -109,6 +121,7 @@ def bench(
 
         from poolgrad.bench import report
     try:
+        limits = _read_targets(targets, dtype)
         chosen = _select_rows(name, rows or (), dtype)
         report.prepare(out)
     except (ValueError, ModuleNotFoundError) as error:
@@ -132,7 +145,8 @@ def bench(
             task = progress.add_task("", total=len(chosen))
             for row in chosen:
                 progress.update(task, description=row.name)
-                results.append(timed(row, threads, turns))
+                result = timed(row, threads, turns)
+                results.append(replace(result, limits=limits.get(row.name, result.limits)))
                 progress.advance(task)
     except KeyboardInterrupt:
         stopped = True
@@ -150,6 +164,17 @@ def bench(
     if stopped:
         typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)
         raise typer.Exit(130)
+
+
+def _read_targets(path: Path | None, dtype: str) -> dict[str, Limits]:
+    if path is None or dtype != "float32":
+        return {}
+    try:
+        return read_targets(path)
+    except OSError as error:
+        fail(f"--targets {path} cannot be read: {error.strerror}", code=2)
+    except ValueError as error:
+        fail(f"--targets {path}: {error}", code=2)
 
 
 def _refuse_several(*benchmarks: bool) -> None:
