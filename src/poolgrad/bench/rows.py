@@ -67,6 +67,7 @@ IMAGES, FEW, VOLUMES = (32, 64, 112, 112), (4, 64, 112, 112), (2, 32, 64, 64, 64
 KERNELS = (3, 5, 9, 13, 31, 63)
 _ENDLESS = 31  # from this size on, PyTorch's maximum takes seconds
 _TWO = {"kernel_size": 2}
+_WAYS = ("NCHW forward", "NHWC forward", "NCHW values", "NCHW backward", "NHWC backward")
 
 
 def kernel_row(size: int, direction: str = "forward") -> Row:
@@ -86,52 +87,12 @@ def _both(
 
 
 def _maxima() -> Iterator[Row]:
-    yield from _both(
-        "max 2x2 s2",
-        "max_pool2d",
-        _TWO,
-        IMAGES,
-        "NCHW forward",
-        "NHWC forward",
-        "NCHW values",
-        "NCHW backward",
-        "NHWC backward",
-    )
+    yield from _both("max 2x2 s2", "max_pool2d", _TWO, IMAGES, *_WAYS)
     call = {"kernel_size": 3, "stride": 2, "padding": 1}
-    yield from _both(
-        "max 3x3 s2 p1",
-        "max_pool2d",
-        call,
-        IMAGES,
-        "NCHW forward",
-        "NHWC forward",
-        "NCHW values",
-        "NCHW backward",
-        "NHWC backward",
-    )
-    yield from _both(
-        "max 3x3 s1 p1",
-        "max_pool2d",
-        call | {"stride": 1},
-        IMAGES,
-        "NCHW forward",
-        "NHWC forward",
-        "NCHW values",
-        "NCHW backward",
-        "NHWC backward",
-    )
+    yield from _both("max 3x3 s2 p1", "max_pool2d", call, IMAGES, *_WAYS)
+    yield from _both("max 3x3 s1 p1", "max_pool2d", call | {"stride": 1}, IMAGES, *_WAYS)
     thirteen = kernel_row(13)
-    yield from _both(
-        thirteen.title,
-        "max_pool2d",
-        thirteen.calls[0],
-        FEW,
-        "NCHW forward",
-        "NHWC forward",
-        "NCHW values",
-        "NCHW backward",
-        "NHWC backward",
-    )
+    yield from _both(thirteen.title, "max_pool2d", thirteen.calls[0], FEW, *_WAYS)
     yield from (kernel_row(size) for size in KERNELS if size not in (13, 63))
     for direction in ("forward", "values"):
         small, large = (kernel_row(size, direction) for size in (3, 63))
