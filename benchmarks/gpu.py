@@ -1,23 +1,32 @@
-"""Measure poolgrad's GPU kernels: equal bits, large inputs, and times beside PyTorch.
+"""Measures poolgrad's GPU kernels: times beside PyTorch, training steps, equal bits, large inputs.
 
-Run by gpu.sh. Each time is the median of 20 runs between two events of the device, after 5 that do
-not count. The floor of a row is the time of a copy of as many bytes as it must move.
+gpu.sh runs it; gpu_table.py writes its tables. Each time is the median of 20 runs, after 5 that do
+not count:
+
+- ``*_us``: the device's time of a call, which is replayed from a CUDA graph after the L2 cache has
+  been overwritten. It does not contain the time of the host.
+- ``*_call_us``: from a call on an idle device to its end, with the time of the host.
+- ``floor_us``: the device's time to copy as many bytes as the call must read and write.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import gc
 import statistics
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gpu_table
 import torch
+from gpu_table import DIRECTIONS, Line
 from torch import Tensor
 from torch.nn import functional
 
@@ -59,181 +68,323 @@ ROWS = [
     _pair("adaptive_max", 2, (64, 512, 28, 28), 1, label="global max"),
     _pair("adaptive_avg", 2, (64, 512, 28, 28), 1, label="global avg"),
 ]
-FORMATS = ("NCHW", "NHWC")
+FORMATS = {"NCHW": {}, "NHWC": {4: torch.channels_last, 5: torch.channels_last_3d}}
 DTYPES = (torch.bfloat16, torch.float32)
-COLUMNS = [
-    "row", "dtype", "format", "direction", "ours_us", "eager_us", "compiled_us", "floor_us",
-    "eager / ours", "floor / ours",
-]  # fmt: skip
 
 
-def _input(row: Row, dtype: torch.dtype, layout: str, device: str) -> Tensor:
-    x = torch.randn(row.shape, device=device).to(dtype)
-    if layout == "NHWC":
-        kinds = {4: torch.channels_last, 5: torch.channels_last_3d}
-        x = x.to(memory_format=kinds[x.dim()])
-    return x.requires_grad_()
+class Deadline:
+    """The time at which a step stops, so that it ends by itself before gpu.sh ends it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def passed(self, name: str) -> bool:
+        """Whether it is too late to begin `name`, which is printed then."""
+        late = time.monotonic() > self._end
+        if late:
+            print("no time is left for:", name, flush=True)
+        return late
 
 
-def _microseconds(run: Callable[[], Any]) -> float:
-    times = []
-    for turn in range(25):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+class Times(NamedTuple):
+    """Microseconds of a call."""
+
+    device: float
+    call: float
+
+
+def timed(run: Callable[[], Any]) -> Times:
+    """Return the times of a call; the current stream must not be the default one."""
+    return Times(_replayed(run), _called(run))
+
+
+def _replayed(run: Callable[[], Any]) -> float:
+    for _ in range(3):
         run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        run()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def microseconds() -> float:
+        _larger_than_caches().zero_()
+        begin.record()
+        graph.replay()
         end.record()
         end.synchronize()
-        if turn >= 5:
-            times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+        return begin.elapsed_time(end) * 1e3
+
+    return _median(microseconds)
 
 
-def _directions(pool: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, float]:
+@cache
+def _larger_than_caches() -> Tensor:
+    return torch.empty(2**28, dtype=torch.uint8, device="cuda")
+
+
+def _called(run: Callable[[], Any]) -> float:
+    def microseconds() -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) * 1e6
+
+    return _median(microseconds)
+
+
+def _median(measure: Callable[[], float]) -> float:
+    return statistics.median([measure() for _ in range(25)][5:])
+
+
+def side_stream(device: str) -> AbstractContextManager[Any]:
+    """Select a stream that can be captured; gradients run on the stream of the forward pass."""
+    return torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext()
+
+
+def make_input(row: Row, dtype: torch.dtype, memory: str, device: str) -> Tensor:
+    """Return a random input that needs a gradient."""
+    x = torch.randn(row.shape, device=device).to(dtype)
+    memory_format = FORMATS[memory].get(x.dim(), torch.contiguous_format)
+    return x.to(memory_format=memory_format).requires_grad_()
+
+
+def _directions(pool: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, Times]:
     y = pool(x)
     gy = torch.randn_like(y)
     with torch.no_grad():
-        forward = _microseconds(lambda: pool(x))
-    backward = _microseconds(lambda: torch.autograd.grad(y, x, gy, retain_graph=True))
-    both = _microseconds(lambda: torch.autograd.grad(pool(x), x, gy))
-    return {"forward": forward, "backward": backward, "both": both}
+        forward = timed(lambda: pool(x))
+    backward = timed(lambda: torch.autograd.grad(y, x, gy, retain_graph=True))
+    both = timed(lambda: torch.autograd.grad(pool(x), x, gy))
+    return dict(zip(DIRECTIONS, (forward, backward, both), strict=True))
 
 
-def _floor(x: Tensor, y: Tensor, turns: int) -> float:
-    count = (x.nbytes + y.nbytes) * turns // 2
-    source = torch.empty(count, dtype=torch.uint8, device=x.device)
+def _floors(row: Row, x: Tensor) -> dict[str, float]:
+    """Return the time to copy what a call must move: arrays, and a byte for each maximum."""
+    y = row.ours(x)
+    routes = y.numel() if "max" in row.name else 0
+    forward = x.nbytes + y.nbytes
+    moved = (forward, forward + routes, 2 * (forward + routes))
+    return {d: _copy(n, x.device) for d, n in zip(DIRECTIONS, moved, strict=True)}
+
+
+@cache
+def _copy(moved: int, device: torch.device) -> float:
+    source = torch.empty(moved // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return _microseconds(lambda: target.copy_(source))
+    return timed(lambda: target.copy_(source)).device
 
 
-def measure(out: Path) -> None:
-    """Time every row and write gpu.csv and gpu.png."""
-    lines: list[dict[str, Any]] = []
-    for row in ROWS:
-        for dtype in DTYPES:
-            for layout in FORMATS:
-                x = _input(row, dtype, layout, "cuda")
-                ours, eager = _directions(row.ours, x), _directions(row.theirs, x)
-                compiled = _directions(torch.compile(row.theirs), x)
-                floors = _floor(x, row.ours(x), 1), _floor(x, row.ours(x), 2)
-                for direction, time in ours.items():
-                    floor = floors[direction == "both"]
-                    numbers = (time, eager[direction], compiled[direction], floor)
-                    ratios = (eager[direction] / time, floor / time)
-                    key = (row.name, str(dtype).removeprefix("torch."), layout, direction)
-                    lines.append(dict(zip(COLUMNS, (*key, *numbers, *ratios), strict=True)))
-                    print(*lines[-1].values(), sep="\t", flush=True)
-    with (out / "gpu.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(lines)
-    _picture(lines, out / "gpu.png")
-    print("device:", torch.cuda.get_device_name(), "; written:", out / "gpu.csv", out / "gpu.png")
+def _lines(row: Row, rival: Callable[[Tensor], Tensor], x: Tensor) -> Iterator[Line]:
+    ours, others, floors = _directions(row.ours, x), _directions(rival, x), _floors(row, x)
+    for direction, mine in ours.items():
+        other, floor = others[direction], floors[direction]
+        yield {
+            "direction": direction,
+            "ours_us": mine.device,
+            "rival_us": other.device,
+            "floor_us": floor,
+            "rival / ours": other.device / mine.device,
+            "floor / ours": floor / mine.device,
+            "ours_call_us": mine.call,
+            "rival_call_us": other.call,
+        }
 
 
-NETWORKS = ("VGG-16", "ResNet-50", "3-D U-Net")
-NETWORK_COLUMNS = ["network", "change", "step_us", "peak_bytes", "kept_bytes"]
+def measure(out: Path, deadline: Deadline, compiled: bool = False, device: str = "cuda") -> int:
+    """Time every row beside eager PyTorch, or bfloat16 beside torch.compile; return the failures.
 
-
-def measure_networks(out: Path) -> None:
-    """Time training steps, unchanged and converted, with their memory; write gpu-networks.csv.
-
-    `peak_bytes` is allocated at once on the device, `kept_bytes` between forward and backward.
+    A failure is a line with an error, or a configuration that no time was left for.
     """
-    lines = []
-    for network in chosen_networks():
-        if not find_spec(network.package):
-            print(f"skipped: {network.title}: {INSTALL}")
+    failures = 0
+    path = out / (gpu_table.COMPILED if compiled else gpu_table.TIMES)
+    dtypes, formats = (DTYPES[:1], ["NCHW"]) if compiled else (DTYPES, [*FORMATS])
+    with gpu_table.table(path, gpu_table.COLUMNS) as write, side_stream(device):
+        for dtype, row, memory in product(dtypes, ROWS, formats):
+            key = {"row": row.name, "dtype": str(dtype).removeprefix("torch."), "format": memory}
+            if deadline.passed(" ".join(key.values())):
+                failures += 1
+                continue
+            try:
+                rival = row.theirs
+                if compiled:  # all rows share a code object, whose compilations are limited
+                    torch._dynamo.reset()
+                    rival = torch.compile(rival, dynamic=False)
+                for line in _lines(row, rival, make_input(row, dtype, memory, device)):
+                    missed = [] if compiled else gpu_table.missed_goals(key | line)
+                    write(key | line | {"missed": "; ".join(missed)})
+            except Exception as error:
+                failures += 1
+                write(key | {"error": _first_line(error)})
+    return failures
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+UNCHANGED = "PyTorch"  # the change of a network that is not converted
+# The batch of each network; that of `poolgrad bench` is too small for a GPU.
+BATCHES = {"VGG-16": 64, "ResNet-50": 64, "3-D U-Net": 4}
+
+
+def measure_networks(out: Path, deadline: Deadline, device: str = "cuda") -> int:
+    """Time training steps, unchanged and converted, with their memory; return the failures.
+
+    They run in bfloat16 (autocast), channels last, with cuDNN's fastest convolutions. `peak_bytes`
+    is the most that is allocated at once, `kept_bytes` what is kept for the backward pass.
+    """
+    failures = 0
+    torch.backends.cudnn.benchmark = True
+    with gpu_table.table(out / gpu_table.NETWORKS, gpu_table.NETWORK_COLUMNS) as write:
+        for network, change in chosen_networks():
+            key = {"network": network.title, "batch": BATCHES[network.title], "change": change}
+            if deadline.passed(f"{network.title}, {change}"):
+                failures += 1
+                continue
+            try:
+                if not find_spec(network.package):
+                    raise ModuleNotFoundError(INSTALL)
+                write(key | _step(network, change, device))
+            except Exception as error:
+                failures += 1
+                write(key | {"error": _first_line(error)})
+            gc.collect()
+            torch.cuda.empty_cache()
+    return failures
+
+
+def _step(network: Network, change: str, device: str) -> Line:
+    x = torch.randn(BATCHES[network.title], *network.shape[1:], device=device)
+    memory_format = FORMATS["NHWC"][x.dim()]
+    x = x.to(memory_format=memory_format)
+    model = network.make().to(device, memory_format=memory_format)
+    if change != UNCHANGED:
+        convert(model, fuse="fuse" in change)
+    call = partial(steps.train, model, x), partial(torch.autocast, device, torch.bfloat16)
+    kept = steps.kept_bytes(call, model)
+    torch.cuda.reset_peak_memory_stats()
+    steps.outcome(call)
+    peak = torch.cuda.max_memory_allocated()
+    return {
+        "step_us": _called(partial(steps.outcome, call)), "peak_bytes": peak, "kept_bytes": kept,
+    }  # fmt: skip
+
+
+def chosen_networks() -> list[tuple[Network, str]]:
+    """Return those of `poolgrad bench --networks` that are trained, unchanged and as converted."""
+    trained = [n for n in networks.NETWORKS if n.training and n.title in BATCHES]
+    changes = [(n, change) for n in trained for change in (UNCHANGED, n.change)]
+    return [*{(n.title, change): (n, change) for n, change in changes}.values()]
+
+
+def check_bits(deadline: Deadline, device: str = "cuda") -> int:
+    """Check ten backward passes of every row, and large inputs; return the number of failures.
+
+    tests/gpu/test_device.py does the same for every public function, on small inputs.
+    """
+    checks: dict[str, Callable[[], None]] = {
+        f"ten backward passes: {row.name} {memory}": partial(
+            _assert_equal_bits, row, memory, device
+        )
+        for row, memory in product(ROWS, FORMATS)
+    }
+    checks |= {
+        "2^31 elements: 1-D": partial(_assert_large_signal, device),
+        "2^31 elements: channels last, backward": partial(_assert_large_images, device),
+        "2^31 elements: indices": partial(_assert_large_indices, device),
+    }
+    failures = 0
+    for name, check in checks.items():
+        if deadline.passed(name):
+            failures += 1
             continue
-        x = torch.randn(network.shape, device="cuda")
-        for change in ("PyTorch", network.change):
-            model = network.make().cuda()
-            if change != "PyTorch":
-                convert(model, fuse="fuse" in change)
-            call = (partial(steps.train, model, x), nullcontext)
-            kept = steps.kept_bytes(call, model)
-            torch.cuda.reset_peak_memory_stats()
-            steps.outcome(call)
-            peak = torch.cuda.max_memory_allocated()
-            time = _microseconds(partial(steps.outcome, call))
-            lines.append((network.title, change, time, peak, kept))
-            print(*lines[-1], sep="\t", flush=True)
-    with (out / "gpu-networks.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([NETWORK_COLUMNS, *lines])
+        try:
+            check()
+            print("right:", name, flush=True)
+        except Exception as error:
+            failures += 1
+            print("FAILED:", name, _first_line(error), flush=True)
+    return failures
 
 
-def chosen_networks() -> list[Network]:
-    """Those of `poolgrad bench --networks` that are trained and named above."""
-    return [n for n in networks.NETWORKS if n.training and n.title in NETWORKS]
+def _assert_equal_bits(row: Row, memory: str, device: str) -> None:
+    x = make_input(row, torch.bfloat16, memory, device)
+    y = row.ours(x)
+    gy = torch.randn_like(y)
+
+    def bits() -> Tensor:
+        return torch.autograd.grad(y, x, gy, retain_graph=True)[0].view(torch.int16)
+
+    first = bits()
+    assert all(torch.equal(first, bits()) for _ in range(9)), "the bits differ"
 
 
-def _picture(lines: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shown = [line for line in lines if line["direction"] == "both"]
-    names = [f"{line['row']} {line['dtype']} {line['format']}" for line in shown]
-    figure, axes = pyplot.subplots(figsize=(8, 0.2 * len(shown) + 1), layout="constrained")
-    axes.barh(names, [line["eager / ours"] for line in shown])
-    axes.axvline(1, color="black")
-    axes.set_xlabel("PyTorch's time / ours, forward and backward")
-    axes.invert_yaxis()
-    figure.savefig(path, dpi=120)
+def _assert_large_signal(device: str, size: int = 2**31 + 2**20) -> None:
+    x = torch.zeros(size, dtype=torch.uint8, device=device).view(1, -1, 1024)
+    x[0, -1, -1] = 7
+    y = poolgrad.max_pool1d(x, 2)
+    assert y[0, -1, -1] == 7, "the last output"
+    assert int(y.sum(dtype=torch.int64)) == 7, "the other outputs"
 
 
-def check_bits() -> None:
-    """Ten backward passes give the same bits; an input of more than 2**31 elements is right."""
+def _assert_large_images(device: str, side: int = 2**14) -> None:
+    x = torch.zeros(3, side, side, 4, dtype=torch.bfloat16, device=device).movedim(-1, 1)
+    x[-1, -1, -1, -1] = 7
+    x.requires_grad_()
+    y = poolgrad.max_pool2d(x, 2)
+    (gx,) = torch.autograd.grad(y, x, y.detach())
+    assert gx[-1, -1, -1, -1] == 7, "the last gradient"
+    assert int(gx.count_nonzero()) == 1, "the other gradients"
+
+
+def _assert_large_indices(device: str, side: int = 50000) -> None:
+    x = torch.zeros(1, 1, side, side, dtype=torch.uint8, device=device)
+    x[..., -1, -1] = 7
+    y, indices = poolgrad.adaptive_max_pool2d(x, 7, return_indices=True)
+    assert y[..., -1, -1] == 7, "the last output"
+    assert indices[..., -1, -1] == side * side - 1, "the last index"
+
+
+def print_plan() -> None:
+    """Print what would be measured, and check that both functions of a row take its arguments."""
     for row in ROWS:
-        x = _input(row, torch.bfloat16, "NCHW", "cuda")
-        y = row.ours(x)
-        gy = torch.randn_like(y)
-        first = torch.autograd.grad(y, x, gy, retain_graph=True)[0].view(torch.int16)
-        for _ in range(9):
-            again = torch.autograd.grad(y, x, gy, retain_graph=True)[0].view(torch.int16)
-            assert torch.equal(first, again), row.name
-        print("equal bits in ten runs:", row.name)
-    large = torch.zeros(2**31 + 2**20, dtype=torch.uint8, device="cuda").view(1, -1, 1024)
-    large[0, -1, -1] = 7
-    y = poolgrad.max_pool1d(large, 2)
-    assert y[0, -1, -1] == 7
-    assert int(y.sum(dtype=torch.int64)) == 7
-    print("more than 2^31 elements: right")
+        x = torch.empty(row.shape, device="meta")
+        assert row.ours(x).shape == row.theirs(x).shape, row.name
+    print(f"{len(ROWS)} rows x {len(DTYPES)} dtypes x {len(FORMATS)} formats would be timed")
+    print("networks:", *(f"{network.title} ({change});" for network, change in chosen_networks()))
+    if find_spec("triton"):
+        from poolgrad.torch.triton.variants import print_model
 
-
-def run_few() -> None:
-    """Each row once, on a small input, for compute-sanitizer."""
-    for row in ROWS:
-        x = _input(row._replace(shape=(1, 4, *row.shape[2:])), torch.float32, "NCHW", "cuda")
-        row.ours(x).sum().backward()
+        print_model()
+    else:
+        print("the model of bytes is not printed: triton is not installed")
 
 
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("bits", "few", "times", "networks"))
+    parser.add_argument("what", choices=("times", "compiled", "bits", "networks"))
     parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--dry-run", action="store_true")
-    given = parser.parse_args()
-    if given.dry_run:
-        from poolgrad.torch.triton.variants import print_model
-
-        for row in ROWS:  # what both make of the arguments, without numbers
-            x = torch.empty(row.shape, device="meta")
-            assert row.ours(x).shape == row.theirs(x).shape, row.name
-        print(f"{len(ROWS)} rows x {len(DTYPES)} dtypes x {len(FORMATS)} formats would be timed")
-        print("networks that would be timed:", *(f"{n.name};" for n in chosen_networks()))
-        print_model()
-    elif not torch.cuda.is_available():
+    arguments = parser.parse_args()
+    if arguments.dry_run:
+        print_plan()
+        return
+    if not torch.cuda.is_available():
         sys.exit("there is no GPU that PyTorch can use; --dry-run needs none")
-    else:
-        runs: dict[str, Callable[[], None]] = {
-            "bits": check_bits,
-            "few": run_few,
-            "times": partial(measure, given.out),
-            "networks": partial(measure_networks, given.out),
-        }
-        runs[given.what]()
+    print("device:", torch.cuda.get_device_name())
+    deadline = Deadline(arguments.seconds)
+    runs: dict[str, Callable[[], int]] = {
+        "times": partial(measure, arguments.out, deadline),
+        "compiled": partial(measure, arguments.out, deadline, compiled=True),
+        "bits": partial(check_bits, deadline),
+        "networks": partial(measure_networks, arguments.out, deadline),
+    }
+    failures = runs[arguments.what]()
+    if failures:
+        sys.exit(f"{failures} failed or were not measured")
 
 
 if __name__ == "__main__":

@@ -1,30 +1,60 @@
 #!/usr/bin/env bash
-# All proofs that need a GPU, inside about ten minutes: the tests of the GPU kernels on the device,
-# equal bits in ten runs of each backward pass, compute-sanitizer, an input of more than 2^31
-# elements, times beside PyTorch, and training steps of networks. Writes OUT/gpu.csv,
-# OUT/gpu-networks.csv and OUT/gpu.png.
+# Runs everything that needs a GPU, in at most ten minutes: times beside PyTorch and torch.compile,
+# equal bits in ten backward passes, inputs of more than 2^31 elements, training steps of networks,
+# the tests of the GPU kernels on the device, and compute-sanitizer. docs/gpu.md describes the
+# packages that it needs, and the files that it writes to OUT.
 #
 #   benchmarks/gpu.sh [--dry-run] [OUT]      OUT: gpu-results by default
 #
-# --dry-run needs no GPU: it prints the steps, the model of bytes, and checks the benchmark's rows.
-set -euo pipefail
-cd "$(dirname "$0")/.."
+# A step that fails or exceeds its time does not stop the later ones; the last line lists the failed
+# steps. --dry-run needs no GPU: it prints the steps, checks the rows and prints the model of bytes.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
 
 dry=
-[ "${1:-}" = --dry-run ] && { dry=--dry-run; shift; }
+[ "${1:-}" = --dry-run ] && { dry=yes; shift; }
 out=${1:-gpu-results}
-mkdir -p "$out"
+mkdir -p "$out" || exit
+failed=()
 
-step() { printf '\n=== %s (after %d s)\n' "$1" "$SECONDS"; shift; if [ -n "$dry" ]; then echo "would run: $*"; else "$@"; fi; }
+step() {  # step SECONDS NAME COMMAND...
+  local limit=$1 name=$2 status
+  shift 2
+  printf '\n=== %s (at %d s, at most %d s)\n' "$name" "$SECONDS" "$limit"
+  if [ -n "$dry" ]; then
+    echo "would run: $*"
+    return
+  fi
+  timeout --kill-after 5 "$limit" "$@"
+  status=$?
+  if [ "$status" -ne 0 ]; then
+    echo "FAILED with status $status: $name"
+    failed+=("$name")
+  fi
+}
 
-step "tests on the device" env POOLGRAD_TEST_DEVICE=cuda timeout 240 python -m pytest -q tests/gpu
-step "equal bits and 2^31 elements" timeout 120 python benchmarks/gpu.py bits
+gpu() {  # gpu SECONDS NAME WHAT: a step of gpu.py, which stops by itself before its time is over
+  step "$1" "$2" python benchmarks/gpu.py "$3" --out "$out" --seconds "$(($1 - 10))"
+}
+
+pytest=(env POOLGRAD_TEST_DEVICE=cuda python -m pytest -q)
+
+gpu 170 "times beside PyTorch" times
+gpu 85 "times beside torch.compile" compiled
+gpu 45 "equal bits, more than 2^31 elements" bits
+gpu 80 "training steps of networks" networks
+# Triton compiles on the CPU, so several processes. Without the caching allocator of PyTorch,
+# compute-sanitizer sees an access outside of a tensor; it comes last, when kernels are compiled.
+step 130 "tests on the device" "${pytest[@]}" -n 8 --maxfail 20 tests/gpu
 if command -v compute-sanitizer >/dev/null; then
-  step "compute-sanitizer" timeout 120 compute-sanitizer --error-exitcode 1 python benchmarks/gpu.py few
+  step 60 "compute-sanitizer" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+    compute-sanitizer --error-exitcode 1 "${pytest[@]}" \
+    tests/gpu/test_functions.py tests/gpu/test_bits.py -k "textbooks or packed"
 else
-  echo "skipped: compute-sanitizer is not installed"
+  printf '\nskipped: compute-sanitizer is not installed\n'
 fi
-echo
-echo "=== times beside PyTorch (after $SECONDS s)"
-timeout 180 python benchmarks/gpu.py times --out "$out" $dry
-step "training steps of networks" timeout 120 python benchmarks/gpu.py networks --out "$out"
+step 20 "summary and picture" python benchmarks/gpu_table.py "$out"
+[ -n "$dry" ] && python benchmarks/gpu.py times --dry-run
+
+printf '\nafter %d s; failed steps: %s\n' "$SECONDS" "$(IFS=,; echo "${failed[*]:-none}")"
+[ "${#failed[@]}" -eq 0 ]

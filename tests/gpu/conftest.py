@@ -6,6 +6,7 @@ On a machine with a GPU, ``POOLGRAD_TEST_DEVICE=cuda pytest tests/gpu`` runs the
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def device() -> str:
-    """Where tensors live: the CPU, where kernels are interpreted, or a GPU."""
-    return DEVICE
+def device() -> Iterator[str]:
+    """Where tensors live: the CPU, where kernels are interpreted, or a GPU.
+
+    Networks are compared, so convolutions on a GPU are deterministic, and in float32 not rounded
+    to TF32.
+    """
+    from torch.backends import cudnn
+
+    with cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        yield DEVICE
 
 
 def _serve(monkeypatch: pytest.MonkeyPatch, name: str, serve: Any) -> None:

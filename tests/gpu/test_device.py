@@ -1,0 +1,211 @@
+"""What only a GPU can show: CUDA graphs, streams, several devices, inductor, gradient scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from robustness.calls import example  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+import poolgrad  # noqa: E402
+from poolgrad.functional import FUNCTIONS  # noqa: E402
+from poolgrad.torch import convert  # noqa: E402
+
+Pool = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _on_a_gpu(device: str) -> None:
+    if device == "cpu":
+        pytest.skip("needs a GPU: POOLGRAD_TEST_DEVICE=cuda")
+
+
+# Every public function in two dimensions, and every option that chooses other kernels.
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    *((n, {}) for n in FUNCTIONS if n.endswith("2d") or n.startswith("global")),
+    ("max_pool2d", {"ties": "split"}),
+    ("max_pool2d", {"ties": "zero"}),
+    ("max_pool2d", {"routes": "packed"}),
+    ("max_pool2d", {"kernel_size": 9, "padding": 4}),  # separable
+    ("avg_pool2d", {"kernel_size": 9, "padding": 4}),
+]
+DETERMINED = [c for c in CALLS if not c[0].startswith("stochastic")]
+
+
+def name_of(call: tuple[str, dict[str, Any]]) -> str:
+    return " ".join(map(str, (call[0], *call[1].values())))
+
+
+def made(
+    call: tuple[str, dict[str, Any]], device: str, batch: int = 1, channels_last: bool = False
+) -> tuple[Pool, Tensor]:
+    """A pooling of `example`, with its tensors on the device, and an input of 2 * batch images."""
+    name, options = call
+    shape, kwargs = example(name, channels_last)
+    for key, value in kwargs.items():
+        if isinstance(value, np.ndarray):
+            tensor = torch.tensor(value, device=device)
+            if tensor.is_floating_point():
+                tensor = tensor.float()
+            if len(tensor) == shape[0]:  # not a learned argument, which has a number per channel
+                tensor = tensor.repeat(batch, *(1,) * (tensor.dim() - 1))
+            kwargs[key] = tensor
+    arguments = kwargs | options
+    x = torch.randn(shape[0] * batch, *shape[1:], generator=torch.manual_seed(5))
+    return lambda t: FUNCTIONS[name](t, **arguments), x.to(device).requires_grad_()
+
+
+def outcome(pool: Pool, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = pool(x)
+    return y, torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+
+def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of a call, and what it writes to; kernels are compiled and loaded before."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+        with torch.cuda.graph(graph, stream=stream):
+            written = run()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph, written
+
+
+@pytest.mark.parametrize("call", DETERMINED, ids=name_of)
+def test_cuda_graphs_replay_with_other_inputs(call: Any, device: str) -> None:
+    pool, x = made(call, device)
+    graph, written = captured(lambda: outcome(pool, x))
+    with torch.no_grad():
+        x.copy_(torch.randn(x.shape, generator=torch.manual_seed(6)))
+    graph.replay()
+    torch.cuda.synchronize()
+    for found, expected in zip(written, outcome(pool, x), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_cuda_graphs_draw_other_numbers_in_each_replay(device: str) -> None:
+    x = torch.rand(4, 8, 32, 32, device=device)
+    graph, y = captured(lambda: poolgrad.stochastic_pool2d(x, 2))
+    draws = []
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        draws.append(y.clone())
+    assert not torch.equal(*draws)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("call", CALLS, ids=name_of)
+def test_ten_runs_give_equal_bits(call: Any, channels_last: bool, device: str) -> None:
+    """Of the output, the gradient, and the second derivatives."""
+    pool, x = made(call, device, 256, channels_last)
+
+    def bits() -> list[Tensor]:
+        y = pool(x)
+        gy = torch.linspace(-1, 1, y.numel(), device=device).view(y.shape).requires_grad_()
+        (gx,) = torch.autograd.grad(y, x, gy, create_graph=True)
+        second = torch.autograd.grad(gx.square().sum(), (x, gy), allow_unused=True)
+        return [t.detach().view(torch.int32) for t in (y, gx, *second) if t is not None]
+
+    first = bits()
+    for _ in range(9):
+        assert all(torch.equal(a, b) for a, b in zip(first, bits(), strict=True))
+
+
+def test_launches_run_on_the_current_stream(device: str) -> None:
+    """Behind a kernel that takes long, which another stream would not wait for."""
+    x = torch.zeros(8, 16, 64, 64, device=device, requires_grad=True)
+    outcome(lambda t: poolgrad.max_pool2d(t, 2), x)  # compiles
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.no_grad():
+        torch.cuda._sleep(200_000_000)  # about 0.1 s
+        x[..., 1::2, 1::2] = 3
+        with torch.enable_grad():
+            y, gx = outcome(lambda t: poolgrad.max_pool2d(t, 2), x)
+    stream.synchronize()
+    assert bool((y == 3).all())
+    assert torch.equal(gx, (x == 3).to(x.dtype))
+
+
+def test_a_device_that_is_not_the_current_one(device: str) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x = torch.randn(2, 3, 16, 16, device=f"{device}:1", requires_grad=True)
+    here = x.detach().to(f"{device}:0").requires_grad_()
+    for pool in (poolgrad.max_pool2d, poolgrad.avg_pool2d, poolgrad.soft_pool2d):
+        found = outcome(lambda t, pool=pool: pool(t, 3, 2, 1), x)
+        expected = outcome(lambda t, pool=pool: pool(t, 3, 2, 1), here)
+        for a, b in zip(found, expected, strict=True):
+            assert a.device == x.device
+            assert torch.equal(a.cpu(), b.cpu())
+
+
+# Inductor warns of settings that it would rather have, such as TF32.
+ignored = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+@ignored
+@pytest.mark.parametrize("call", DETERMINED, ids=name_of)
+def test_inductor_gives_the_same(call: Any, device: str) -> None:
+    pool, x = made(call, device)
+    torch._dynamo.reset()
+    whole = call[0] not in ("range_pool2d", "lip_pool2d")  # there Dynamo meets numpy.errstate
+    compiled = torch.compile(lambda t: pool(t * 2) + 1, fullgraph=whole, dynamic=False)
+    expected = outcome(lambda t: pool(t * 2) + 1, x)
+    for found, other in zip(outcome(compiled, x), expected, strict=True):
+        torch.testing.assert_close(found, other, rtol=1e-5, atol=1e-6)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(4, 4, 3, padding=1), nn.AvgPool2d(2), nn.AdaptiveMaxPool2d(2),
+    )  # fmt: skip
+
+
+def images(device: str) -> Tensor:
+    return torch.randn(2, 3, 16, 12, generator=torch.manual_seed(1)).to(device)
+
+
+@ignored
+def test_inductor_captures_a_converted_network_in_cuda_graphs(device: str) -> None:
+    model, x = network().to(device), images(device).requires_grad_()
+    expected = outcome(model, x)
+    convert(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    for _ in range(3):  # warms up, captures, replays
+        torch.compiler.cudagraph_mark_step_begin()
+        for found, other in zip(outcome(compiled, x), expected, strict=True):
+            torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_scaling(device: str) -> None:
+    """A step in float16 changes the parameters as the step of the unchanged network does."""
+    model = network().to(device)
+    changed = deepcopy(model)
+    convert(changed)
+    for one in (model, changed):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler(device, init_scale=1024.0)
+        with torch.autocast(device, torch.float16):
+            loss = one(images(device)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 1024  # no gradient was infinite or NaN
+    for found, expected in zip(changed.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
