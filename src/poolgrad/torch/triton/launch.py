@@ -154,14 +154,25 @@ def _most_over(axis: Axis, coarse: bool) -> int:
     return min(most, axis.out)
 
 
-def index_type(*views: View, axes: tuple[Axis, ...] = ()) -> Any:
-    """The type of offsets: int64 if some element lies 2**31 elements or more from the first."""
-    large = any(a.size * a.out >= 2**31 - 1 for a in axes)
+def index_type(*views: View, axes: tuple[Axis, ...] = (), elements: int = 0) -> Any:
+    """The type of offsets and positions: int64 if one of them may be 2**31 or more.
+
+    `elements`: the size of an array without a view, or the number of taps of a window.
+    """
+    limit = 2**31 - TILE * 8
+    large = elements >= limit or any(_largest_position(a) >= limit for a in axes)
     for v in views:
         shape = (v.p, v.planes // max(v.p, 1), *v.sizes, v.channels)
         reach = sum((n - 1) * abs(s) for n, s in zip(shape, v.strides, strict=True))
-        large |= max(reach, v.planes * math.prod(v.sizes) * v.channels) >= 2**31 - TILE * 8
+        large |= max(reach, v.planes * math.prod(v.sizes) * v.channels) >= limit
     return tl.int64 if large else tl.int32
+
+
+def _largest_position(axis: Axis) -> int:
+    """Return a bound of the numbers that `geometry` computes along an axis."""
+    if axis.adaptive:
+        return axis.size * axis.out + max(axis.size, axis.out)
+    return axis.size + axis.lo + axis.hi + axis.kernel * axis.dilation
 
 
 class Tiles(NamedTuple):

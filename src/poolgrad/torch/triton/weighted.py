@@ -41,10 +41,10 @@ class WeightedKernels(SelectingKernels):
                 SUM=sum_type(y.dtype), INDEX=index, **cut.constants,
             )  # fmt: skip
             return
-        index = index_type(given, made, axes=self.axes)
         for axes, last in self._passes(reverse=True):
             out = tuple(a.out for a in axes)
             target = made if last else self._partial(y, out, sum_dtype(y.dtype))
+            index = index_type(given, target, axes=self.axes)
             cut = self._tiles_of(out, out[2], index)
             unroll = math.prod(a.kernel for a in axes) <= UNROLLED
             pairs = unroll and not self.channels_last and in_pairs(axes[2]) and axes[2].kernel > 1
@@ -63,10 +63,10 @@ class WeightedKernels(SelectingKernels):
     ) -> None:
         """Fill the gradient of the input, one axis after the other where windows are wide."""
         given, made = view(gy, self.layout), self._input(gx)
-        index = index_type(given, made, axes=self.axes)
         for axes, last in self._passes(reverse=False):
             sizes = tuple(a.size for a in axes)
             target = made if last else self._partial(gx, sizes, sum_dtype(gx.dtype))
+            index = index_type(given, target, axes=self.axes)
             cut = self._tiles_of(sizes, sizes[2], index)
             launch(
                 averages.average_backward, cut.grid, given.tensor,

@@ -1,0 +1,109 @@
+"""What is launched, and where: launches recorded on tensors without data, of any size."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+tl = pytest.importorskip("triton.language", reason="Triton is not installed")
+
+from poolgrad.operators import OPERATORS, prepare  # noqa: E402
+from poolgrad.torch import triton  # noqa: E402
+from poolgrad.torch.arrays import DTYPES, as_operand, empty, inner_of  # noqa: E402
+from poolgrad.torch.triton.launch import Launch, recorded  # noqa: E402
+from poolgrad.windows import WindowSpec, adaptive, fixed  # noqa: E402
+
+
+class Calls(NamedTuple):
+    """The launches of each direction of an operator."""
+
+    forward: list[Launch]
+    backward: list[Launch]
+    tangent: list[Launch]  # empty for nonlinear operators
+    indices: list[Launch]  # empty without routes
+
+    @property
+    def all(self) -> list[Launch]:
+        return [one for direction in self for one in direction]
+
+
+def record(
+    name: str, spec: WindowSpec, shape: tuple[int, ...], dtype: str = "float32", *options: Any,
+    last: bool = False, inference: bool = False,
+) -> Calls:  # fmt: skip
+    """Record the launches of a call; `inference`: nothing is kept for the backward pass."""
+    operator = OPERATORS[name]
+    x = torch.empty(shape, dtype=DTYPES[dtype], device="meta")
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    where = (shape, False, inner_of(x, spec, False), dtype)
+    ready = triton.on_device(prepare(name, spec, operator.options(*options), *where))
+    operand = None
+    if operator.operand.count:
+        accepted, shapes, _ = operator.operand.accepted(ready.layout)
+        tensor = torch.empty(shapes[0], dtype=DTYPES[accepted], device="meta")
+        operand = as_operand(ready, (tensor,))
+    y, gx = empty(ready.output, x), empty(ready.input, x)
+    residual = () if inference else tuple(empty(b, x) for b in ready.residual)
+    with recorded() as forward:
+        ready.forward(x, operand, y, residual, 1)
+    with recorded() as backward:
+        if not inference:
+            ready.vjp(y, x, operand, residual, gx, 1)
+    with recorded() as tangent:
+        if not inference and not operator.nonlinear:
+            ready.jvp(x, operand, residual, y, 1)
+    with recorded() as indices:
+        if not inference and operator.name == "max":
+            kernels: Any = ready.plan.kernels
+            kernels.route_indices(*residual, empty(ready.per_output("int64"), x), None, 1)
+    return Calls(forward, backward, tangent, indices)
+
+
+def offsets(launches: list[Launch]) -> set[Any]:
+    return {one.constants["INDEX"] for one in launches}
+
+
+# Offsets
+
+
+@pytest.mark.parametrize(("size", "out"), [(46341, 46340), (46340, 46341), (2**20 + 1, 2048)])
+@pytest.mark.parametrize("name", ["max", "avg"])
+def test_products_of_adaptive_bins_fit_their_type(name: str, size: int, out: int) -> None:
+    """Bins begin at ``o * size // out``, whose numerator may be larger than every offset."""
+    calls = record(name, adaptive(1, out), (1, 1, size))
+    assert offsets(calls.all) == {tl.int64}
+
+
+@pytest.mark.parametrize("spec", [fixed(1, 2), adaptive(1, 32)])
+def test_long_signals_need_no_large_products(spec: WindowSpec) -> None:
+    calls = record("max", spec, (1, 1, 2**17))
+    assert offsets(calls.all) == {tl.int32}
+
+
+@pytest.mark.parametrize("bins", [1, 7])
+def test_indices_of_large_planes_have_64_bits(bins: int) -> None:
+    """The routes are few, but the positions that they stand for may be 2**31 or more."""
+    calls = record("max", adaptive(2, bins), (1, 1, 50000, 50000), "uint8")
+    assert offsets(calls.indices) == {tl.int64}
+
+
+def test_masks_of_several_bytes_may_be_larger_than_arrays() -> None:
+    """Windows of 7x7 have masks of seven bytes: 3.2e8 outputs have masks of 2.2e9 bytes."""
+    calls = record("max", fixed(2, 7, 1, 3), (1, 2000, 400, 400), "bfloat16", "split")
+    masked = [one for one in calls.all if "BYTES" in one.constants]
+    assert {one.kernel.__name__ for one in masked} == {
+        "split_winners", "split_shares", "split_backward", "split_jvp",
+    }  # fmt: skip
+    assert offsets(masked) == {tl.int64}
+
+
+@pytest.mark.parametrize("name", ["max", "avg"])
+@pytest.mark.parametrize("last", [False, True])
+def test_arrays_between_separable_passes_may_be_larger_than_both(name: str, last: bool) -> None:
+    """From 8000x10 to 10x8000: pooled along one axis only, an array may be 8000x8000."""
+    calls = record(name, adaptive(2, (10, 8000)), (1, 40, 8000, 10), last=last)
+    assert tl.int64 in offsets(calls.forward)
+    assert (tl.int64 in offsets(calls.backward)) == (name == "max")  # its passes begin outermost
