@@ -13,7 +13,7 @@ from poolgrad.operators import OPERATORS, prepare  # noqa: E402
 from poolgrad.torch import triton  # noqa: E402
 from poolgrad.torch.arrays import DTYPES, as_operand, empty, inner_of  # noqa: E402
 from poolgrad.torch.triton.launch import Launch, recorded  # noqa: E402
-from poolgrad.windows import WindowSpec, adaptive, fixed  # noqa: E402
+from poolgrad.windows import WindowSpec, adaptive, fixed, fractional, whole  # noqa: E402
 
 
 class Calls(NamedTuple):
@@ -107,3 +107,31 @@ def test_arrays_between_separable_passes_may_be_larger_than_both(name: str, last
     calls = record(name, adaptive(2, (10, 8000)), (1, 40, 8000, 10), last=last)
     assert tl.int64 in offsets(calls.forward)
     assert (tl.int64 in offsets(calls.backward)) == (name == "max")  # its passes begin outermost
+
+
+# Arguments
+
+
+def calls_of(inference: bool) -> list[Launch]:
+    """Launches of every operator, with small, wide and global windows."""
+    specs = {
+        "fractional_max": [fractional(2, 3, 4)],
+        "max_unpool": [adaptive(2, 18)],
+    }
+    usual = [fixed(2, 3, 2, 1), fixed(2, 9, 1, 4), whole(2)]
+    names = [o.name for o in OPERATORS.values() if not o.composed]
+    found = [
+        one
+        for name in names
+        for spec in specs.get(name, usual)
+        for one in record(name, spec, (2, 3, 9, 9), inference=inference).all
+    ]
+    split = record("max", fixed(2, 3, 2, 1), (2, 3, 9, 9), "float32", "split").all
+    return found if inference else found + split
+
+
+def test_numbers_are_integers() -> None:
+    """Triton passes Python's floats in 32 bits, which divisors of float64 averages exceed."""
+    for one in calls_of(inference=False):
+        numbers = [a for a in one.args if not torch.is_tensor(a)]
+        assert {type(n) for n in numbers} <= {int}, one.kernel

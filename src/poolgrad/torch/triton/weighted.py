@@ -29,7 +29,7 @@ class WeightedKernels(SelectingKernels):
     """Averages, mixtures with a maximum, and nonlinear operators; see `LayoutKernels`."""
 
     def average(
-        self, x: Tensor, y: Tensor, count_padding: bool, divisor: float, threads: int
+        self, x: Tensor, y: Tensor, count_padding: bool, divisor: int, threads: int
     ) -> None:
         """Fill the mean of each window; wide windows are summed one axis after the other."""
         given, made = view(x, self.layout), self._output(y)
@@ -37,7 +37,7 @@ class WeightedKernels(SelectingKernels):
             cut, index = self._tiles_of_planes(), index_type(given, made)
             launch(
                 averages.average_planes, cut.grid, given.tensor, cut.rows, cut.lanes,
-                *flattened(given), float(divisor or self.places), made.tensor,
+                *flattened(given), divisor or self.places, made.tensor,
                 SUM=sum_type(y.dtype), INDEX=index, **cut.constants,
             )  # fmt: skip
             return
@@ -51,7 +51,7 @@ class WeightedKernels(SelectingKernels):
             launch(
                 averages.average, cut.grid, given.tensor,
                 cut.rows, cut.lanes, *(a.size for a in axes), *out, out[2], given.p, *given.strides,
-                float(divisor), target.tensor,
+                divisor, target.tensor,
                 **constants(axes), **_paddings(axes), **_dividing(divisor, last),
                 SUM=sum_type(y.dtype), PADDED=count_padding, PAIRS=pairs, UNROLL=unroll,
                 **cut.constants, **align(cut, given, axes[2].size, out[2]),
@@ -59,7 +59,7 @@ class WeightedKernels(SelectingKernels):
             given = target
 
     def average_backward(
-        self, gy: Tensor, gx: Tensor, count_padding: bool, divisor: float, threads: int
+        self, gy: Tensor, gx: Tensor, count_padding: bool, divisor: int, threads: int
     ) -> None:
         """Fill the gradient of the input, one axis after the other where windows are wide."""
         given, made = view(gy, self.layout), self._input(gx)
@@ -71,7 +71,7 @@ class WeightedKernels(SelectingKernels):
             launch(
                 averages.average_backward, cut.grid, given.tensor,
                 cut.rows, cut.lanes, *sizes, *(a.out for a in axes), sizes[2],
-                given.p, *given.strides, float(divisor), target.tensor,
+                given.p, *given.strides, divisor, target.tensor,
                 **constants(axes), **_paddings(axes), **windows_over(axes),
                 **_dividing(divisor, last), SUM=sum_type(gx.dtype), PADDED=count_padding,
                 **cut.constants, **align(cut, given, sizes[2], axes[2].out),
@@ -186,6 +186,6 @@ def _paddings(axes: Axes) -> dict[str, tuple[int, ...]]:
     return {"HI": tuple(a.hi for a in axes)}
 
 
-def _dividing(divisor: float, last: bool) -> dict[str, bool]:
+def _dividing(divisor: int, last: bool) -> dict[str, bool]:
     """Return how a pass divides: by its numbers of taps, or the last pass by `divisor`."""
     return {"DIVIDE": not divisor, "FIXED": bool(divisor) and last}
