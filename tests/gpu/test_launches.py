@@ -130,6 +130,18 @@ def calls_of(inference: bool) -> list[Launch]:
     return found if inference else found + split
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_no_written_tensor_is_an_alias(inference: bool) -> None:
+    """A compiler may replace each written argument by a copy; see `layout.written`."""
+    for one in calls_of(inference):
+        last_number = max(k for k, a in enumerate(one.args) if not torch.is_tensor(a))
+        memory = [a.untyped_storage()._cdata if torch.is_tensor(a) else None for a in one.args]
+        outputs = memory[last_number + 1 :]
+        assert outputs, one.kernel
+        assert len({*outputs}) == len(outputs), one.kernel
+        assert not {*outputs} & {*memory[:last_number]}, one.kernel
+
+
 def test_numbers_are_integers() -> None:
     """Triton passes Python's floats in 32 bits, which divisors of float64 averages exceed."""
     for one in calls_of(inference=False):

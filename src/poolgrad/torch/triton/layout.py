@@ -160,6 +160,15 @@ class LayoutKernels:
         return Tiles(self.planes, lanes, grid, {"ROWS": height, "LANES": width, "TAPS": taps})
 
 
+def written(tensor: Tensor | None, like: Tensor) -> Tensor:
+    """Return the tensor, or an empty one for a pointer that a kernel does not write.
+
+    A second reference to another argument would be an alias, which breaks the replacement of
+    written arguments by copies when a compiler functionalises the launch.
+    """
+    return like.new_empty(0) if tensor is None else tensor
+
+
 def flattened(v: View) -> tuple[int, ...]:
     """Sizes and strides of planes, as one long axis if their elements lie at equal distances."""
     (d, h, w), (s_p, s_n, s_d, s_h, s_w, s_c) = v.sizes, v.strides

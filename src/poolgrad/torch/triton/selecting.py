@@ -29,6 +29,7 @@ from poolgrad.torch.triton.layout import (
     in_pairs,
     only,
     sum_dtype,
+    written,
 )
 from poolgrad.torch.triton.routes import route_backward, route_backward_axis, route_jvp
 
@@ -87,7 +88,7 @@ class SelectingKernels(LayoutKernels):
             extremes.select, cut.grid,
             x.tensor, first if prior is None else prior, first,
             cut.rows, cut.lanes, *(a.size for a in axes), d, h, w, row_w, x.p, *x.strides,
-            y.tensor, y.tensor if routes is None else routes,
+            y.tensor, written(routes, y.tensor),
             **constants(axes), **order, ZERO_TIES=zero_ties, PRIOR=0 if prior is None else taps,
             LAST=last, ROUTES=routes is not None, BITS=bits, PAIRS=pairs, UNROLL=unroll,
             **cut.constants, **align(cut, x, axes[2].size, w),
@@ -99,7 +100,7 @@ class SelectingKernels(LayoutKernels):
         cut, index = self._tiles_of_planes(), index_type(x, y)
         launch(
             extremes.select_planes, cut.grid, x.tensor, cut.rows, cut.lanes, *flattened(x),
-            y.tensor, y.tensor if routes is None else routes,
+            y.tensor, written(routes, y.tensor),
             **order, ROUTES=routes is not None, INDEX=index, **cut.constants,
         )  # fmt: skip
 
@@ -149,7 +150,7 @@ class SelectingKernels(LayoutKernels):
             axes = only(self.axes, a, (sizes[0], sizes[1], sizes[2]))
             below = math.prod(axis.kernel for axis in self.axes[a + 1 :])
             last = a == several[-1]
-            target, rest = made, routes
+            target, rest = made, written(None, routes)
             if not last:
                 target = self._partial(made.tensor, tuple(sizes), sum_dtype(dtype))
                 kept = torch.uint8 if below < 2**8 else torch.int32
@@ -187,7 +188,7 @@ class SelectingKernels(LayoutKernels):
         signed = x.dtype.is_floating_point or x.dtype.is_signed
         made = self._output(y).tensor
         self._by_outputs(
-            median.select_rank, x, (), None, (), (made, made if routes is None else routes),
+            median.select_rank, x, (), None, (), (made, written(routes, made)),
             padded=True, ZERO_TIES=zero_ties, ROUTES=routes is not None, BITS=self.bits,
             KEY_BITS=8 * x.itemsize + (not signed),
         )  # fmt: skip
@@ -201,7 +202,7 @@ class SelectingKernels(LayoutKernels):
         numbers = view(torch.empty(self.layout.out_shape, device="meta"), self.layout)
         self._by_outputs(
             stochastic.draw, x, (), None, (numbers.p, *numbers.strides),
-            (made, made if routes is None else routes), extra=(drawn.reshape(1),),
+            (made, written(routes, made)), extra=(drawn.reshape(1),),
             padded=True, ROUTES=routes is not None, BITS=self.bits,
         )  # fmt: skip
 

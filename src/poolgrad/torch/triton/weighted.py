@@ -19,7 +19,15 @@ from poolgrad.torch.triton.launch import (
     view,
     windows_over,
 )
-from poolgrad.torch.triton.layout import UNROLLED, Axes, flattened, in_pairs, only, sum_dtype
+from poolgrad.torch.triton.layout import (
+    UNROLLED,
+    Axes,
+    flattened,
+    in_pairs,
+    only,
+    sum_dtype,
+    written,
+)
 from poolgrad.torch.triton.selecting import SelectingKernels
 
 _OPERATORS = {"lp": 0, "lp_mean": 0, "lse": 1, "soft": 2, "expected": 3}
@@ -114,11 +122,11 @@ class WeightedKernels(SelectingKernels):
         index = index_type(given, made, axes=self.axes)
         cut = self._tiles_of(self.out, self.out[2], index)
         parameter, numbers, learned = self._parameter(theta, count, x)
-        beside = [*residuals, *(made.tensor,) * (3 - len(residuals))]
+        kept = [written(t, made.tensor) for t in (*residuals, None, None, None)[:3]]
         launch(
             nonlinear.nonlinear, cut.grid, given.tensor, parameter,
             *self._sizes(cut, given, self.out[2]), *numbers,
-            made.tensor, *beside, made.tensor if sensitivity is None else sensitivity,
+            made.tensor, *kept, written(sensitivity, made.tensor),
             **constants(self.axes), OPERATOR=_OPERATORS[which], MEAN=which == "lp_mean",
             LEARNED=learned, SUM=sum_type(x.dtype), KEEP=bool(residuals),
             SLOPE=sensitivity is not None, **cut.constants, **self._align(cut, given),
