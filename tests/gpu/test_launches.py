@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ tl = pytest.importorskip("triton.language", reason="Triton is not installed")
 from poolgrad.operators import OPERATORS, prepare  # noqa: E402
 from poolgrad.torch import triton  # noqa: E402
 from poolgrad.torch.arrays import DTYPES, as_operand, empty, inner_of  # noqa: E402
-from poolgrad.torch.triton.launch import Launch, recorded  # noqa: E402
+from poolgrad.torch.triton.launch import Launch, launch, recorded  # noqa: E402
 from poolgrad.windows import WindowSpec, adaptive, fixed, fractional, whole  # noqa: E402
 
 
@@ -147,3 +148,19 @@ def test_numbers_are_integers() -> None:
     for one in calls_of(inference=False):
         numbers = [a for a in one.args if not torch.is_tensor(a)]
         assert {type(n) for n in numbers} <= {int}, one.kernel
+
+
+# Threads
+
+
+def test_launches_of_other_threads_are_not_recorded() -> None:
+    launched = []
+    kernel = {(1,): lambda *args: launched.append(args)}
+    x = torch.empty(1)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # starts the thread
+        with recorded() as own:
+            pool.submit(launch, kernel, 1, x, 2).result()
+            launch(kernel, 1, x, 3)
+    assert launched == [(x, 2)]
+    assert [one.args for one in own] == [(x, 3)]

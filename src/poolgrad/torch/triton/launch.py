@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -41,37 +41,40 @@ class Launch(NamedTuple):
     constants: dict[str, Any]
 
 
-_records: list[list[Launch]] = []
-_traced: list[None] = []
+# Context variables, because other threads launch kernels at the same time.
+_record: ContextVar[list[Launch] | None] = ContextVar("_record", default=None)
+_is_traced: ContextVar[bool] = ContextVar("_is_traced", default=False)
 
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Record launches instead of running them; tensors may be of the device ``meta``."""
-    _records.append([])
+    """Record launches of this thread instead of running them; tensors may be on ``meta``."""
+    launches: list[Launch] = []
+    token = _record.set(launches)
     try:
-        yield _records[-1]
+        yield launches
     finally:
-        _records.pop()
+        _record.reset(token)
 
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Make launches visible to the compiler that is tracing (`torch.library.wrap_triton`)."""
-    _traced.append(None)
+    """Make launches of this thread visible to the compiler (`torch.library.wrap_triton`)."""
+    token = _is_traced.set(True)
     try:
         yield
     finally:
-        _traced.pop()
+        _is_traced.reset(token)
 
 
 def launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
     """Run a kernel with `grid` programs; the last pointers are those it writes."""
     if not grid:
         return
-    if _records:
-        _records[-1].append(Launch(kernel, grid, args, constants))
-    elif _traced:
+    record = _record.get()
+    if record is not None:
+        record.append(Launch(kernel, grid, args, constants))
+    elif _is_traced.get():
         torch.library.wrap_triton(kernel)[(grid,)](*args, **constants, num_warps=WARPS)
     elif args[0].is_cuda:
         with torch.cuda.device(args[0].device):
@@ -214,8 +217,3 @@ def _power_of_two(*numbers: int) -> int:
 def sum_type(dtype: torch.dtype) -> Any:
     """Return the Triton type in which sums of this dtype are accumulated."""
     return tl.float64 if dtype == torch.float64 else tl.float32
-
-
-def is_interpreted() -> bool:
-    """Whether kernels are run by Triton's interpreter, on the CPU (``TRITON_INTERPRET=1``)."""
-    return bool(triton.knobs.runtime.interpret)
