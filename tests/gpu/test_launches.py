@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 tl = pytest.importorskip("triton.language", reason="Triton is not installed")
 
 from poolgrad.operators import OPERATORS, prepare  # noqa: E402
-from poolgrad.torch import triton  # noqa: E402
+from poolgrad.torch import function, triton  # noqa: E402
 from poolgrad.torch.arrays import DTYPES, as_operand, empty, inner_of  # noqa: E402
 from poolgrad.torch.triton.launch import Launch, launch, recorded  # noqa: E402
 from poolgrad.windows import WindowSpec, adaptive, fixed, fractional, whole  # noqa: E402
@@ -148,6 +148,12 @@ def test_numbers_are_integers() -> None:
     for one in calls_of(inference=False):
         numbers = [a for a in one.args if not torch.is_tensor(a)]
         assert {type(n) for n in numbers} <= {int}, one.kernel
+
+
+@pytest.mark.parametrize("seeded", [torch.Generator(), None, 7])
+def test_seeds_are_on_the_device_of_the_input(seeded: Any) -> None:
+    x = torch.empty(1, device="meta")
+    assert function._CONVERTER.seed(seeded, x).device == x.device
 
 
 # Threads
