@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ tl = pytest.importorskip("triton.language", reason="Triton is not installed")
 
 from poolgrad.operators import OPERATORS, prepare  # noqa: E402
 from poolgrad.torch import function, triton  # noqa: E402
-from poolgrad.torch.arrays import DTYPES, as_operand, empty, inner_of  # noqa: E402
+from poolgrad.torch.arrays import DTYPES, as_operand, empty, has_kernels, inner_of  # noqa: E402
 from poolgrad.torch.triton.launch import Launch, launch, recorded  # noqa: E402
 from poolgrad.windows import WindowSpec, adaptive, fixed, fractional, whole  # noqa: E402
 
@@ -156,7 +157,7 @@ def test_seeds_are_on_the_device_of_the_input(seeded: Any) -> None:
     assert function._CONVERTER.seed(seeded, x).device == x.device
 
 
-# Threads
+# Threads and devices
 
 
 def test_launches_of_other_threads_are_not_recorded() -> None:
@@ -170,3 +171,21 @@ def test_launches_of_other_threads_are_not_recorded() -> None:
             launch(kernel, 1, x, 3)
     assert launched == [(x, 2)]
     assert [one.args for one in own] == [(x, 3)]
+
+
+CAPABILITIES = [(7, 5), (8, 0), (12, 0)]
+
+
+@pytest.mark.parametrize("hip", [None, "6.4"])
+def test_kernels_are_used_where_triton_can_compile_them(
+    hip: str | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Older NVIDIA GPUs use `poolgrad.portable`."""
+    request.addfinalizer(triton.is_available.cache_clear)
+    triton.is_available.cache_clear()
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: CAPABILITIES[d.index])
+    for number, capability in enumerate(CAPABILITIES):
+        x = SimpleNamespace(is_cpu=False, is_cuda=True, device=torch.device("cuda", number))
+        assert has_kernels(x) == (hip is not None or capability >= (8, 0))
