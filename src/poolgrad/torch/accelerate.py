@@ -160,7 +160,7 @@ class _Switch:
 
 def _devices() -> list[tuple[str, str]]:
     """Return the dispatch keys of the devices that have kernels."""
-    gpu = torch.cuda.is_available() and triton.is_available()
+    gpu = torch.cuda.is_available() and triton.is_installed()
     return [_CPU, _GPU] if gpu else [_CPU]
 
 
@@ -184,7 +184,7 @@ _switch = _Switch()
 class accelerate:
     """Compute the poolings of PyTorch with poolgrad, in functions, modules and their callers.
 
-    This applies to tensors on the CPU and, if Triton is installed, on GPUs.
+    This applies to tensors on the CPU and, where Triton compiles kernels, on GPUs.
 
     It is active until `stop`; as a context manager, until the end of the block; as a decorator,
     while the function runs. It may be nested. It applies to all threads of the process: start it

@@ -106,7 +106,7 @@ KIND = kind(_compat.exports_layouts)
 
 def has_kernels(x: Tensor) -> bool:
     """Whether the device of a tensor has kernels; otherwise `poolgrad.portable` is used."""
-    return x.is_cpu or (x.is_cuda and triton.is_available())
+    return x.is_cpu or (x.is_cuda and triton.is_available(x.device))
 
 
 def with_kernels_for(ready: Prepared, x: Tensor) -> Prepared:
@@ -142,7 +142,7 @@ def pools(x: Any) -> bool:
         return not (torch.compiler.is_exporting() or is_transformed() or forward_level() >= 0)
     return is_plain(x) or (
         type(x) in (Tensor, torch.nn.Parameter)
-        and (x.is_cpu or x.is_meta or (x.is_cuda and triton.is_available()))
+        and (x.is_cpu or x.is_meta or (x.is_cuda and triton.is_available(x.device)))
         and x.layout is torch.strided
         and not x.is_quantized
         and not x.is_nested

@@ -30,7 +30,7 @@ def register(op: Any, run: Callable[..., Any], library: Any) -> None:
     inductor can schedule them; except for symbolic sizes, because kernels are chosen by size.
     """
     implement(op, run, library)
-    if not triton.is_available():
+    if not triton.is_installed():
         return
 
     def traced(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:

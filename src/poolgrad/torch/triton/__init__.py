@@ -15,11 +15,27 @@ import torch
 from poolgrad.core import Plan
 from poolgrad.operators import Prepared
 
+LEAST_CAPABILITY = (8, 0)  # the compute capability that Triton requires of NVIDIA GPUs
+
 
 @lru_cache(maxsize=1)
-def is_available() -> bool:
+def is_installed() -> bool:
     """Whether there is a Triton whose kernels take tuples, as PyTorch 2.7 and newer require."""
     return find_spec("triton") is not None and torch.__version__ >= "2.7"
+
+
+@lru_cache(maxsize=64)
+def is_available(device: torch.device) -> bool:
+    """Whether Triton can compile kernels for a CUDA or ROCm device.
+
+    On a machine without a GPU only a compiler's fake tensors have such a device; it is assumed to
+    be recent.
+    """
+    if not is_installed():
+        return False
+    if torch.version.hip or not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
 @lru_cache(maxsize=4096)

@@ -135,7 +135,7 @@ def average_planes(
     ok = (row < rows) & (lane < lanes)
     origin = row // planes * s_n + row % planes * s_p + lane * s_c
     total = tl.zeros((ROWS, LANES, TAPS), SUM)
-    size = depth * height * width
+    size = tl.full((), depth, INDEX) * height * width
     for begin in range(0, size, TAPS):
         t = (begin + tl.arange(0, TAPS).to(INDEX))[None, None, :]
         at = t // width // height * s_d + t // width % height * s_h + t % width * s_w

@@ -60,7 +60,7 @@ def compare_tap(
     if PRIOR:
         at, _ = tap_at(t, window, strides, K, DIL)
         prior = tl.load(prior_ptr + origin + at, mask=ok & valid, other=-1)
-        number = (t * PRIOR + prior).to(tap.dtype)
+        number = tl.full((), t, tap.dtype) * PRIOR + prior
         valid &= prior >= 0
     return compare(best, tap, tied, value, number, valid, ORDER)
 
@@ -208,7 +208,7 @@ def select_planes(
     best = tl.zeros((ROWS, LANES, TAPS), x_ptr.dtype.element_ty)
     tap = tl.full((ROWS, LANES, TAPS), -1, INDEX)
     tied = tl.zeros((ROWS, LANES, TAPS), tl.int1)
-    total = depth * height * width
+    total = tl.full((), depth, INDEX) * height * width
     for begin in range(0, total, TAPS):
         t = (begin + tl.arange(0, TAPS).to(INDEX))[None, None, :]
         at = t // width // height * s_d + t // width % height * s_h + t % width * s_w

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -41,37 +41,40 @@ class Launch(NamedTuple):
     constants: dict[str, Any]
 
 
-_records: list[list[Launch]] = []
-_traced: list[None] = []
+# Context variables, because other threads launch kernels at the same time.
+_record: ContextVar[list[Launch] | None] = ContextVar("_record", default=None)
+_is_traced: ContextVar[bool] = ContextVar("_is_traced", default=False)
 
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Record launches instead of running them; tensors may be of the device ``meta``."""
-    _records.append([])
+    """Record launches of this thread instead of running them; tensors may be on ``meta``."""
+    launches: list[Launch] = []
+    token = _record.set(launches)
     try:
-        yield _records[-1]
+        yield launches
     finally:
-        _records.pop()
+        _record.reset(token)
 
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Make launches visible to the compiler that is tracing (`torch.library.wrap_triton`)."""
-    _traced.append(None)
+    """Make launches of this thread visible to the compiler (`torch.library.wrap_triton`)."""
+    token = _is_traced.set(True)
     try:
         yield
     finally:
-        _traced.pop()
+        _is_traced.reset(token)
 
 
 def launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
     """Run a kernel with `grid` programs; the last pointers are those it writes."""
     if not grid:
         return
-    if _records:
-        _records[-1].append(Launch(kernel, grid, args, constants))
-    elif _traced:
+    record = _record.get()
+    if record is not None:
+        record.append(Launch(kernel, grid, args, constants))
+    elif _is_traced.get():
         torch.library.wrap_triton(kernel)[(grid,)](*args, **constants, num_warps=WARPS)
     elif args[0].is_cuda:
         with torch.cuda.device(args[0].device):
@@ -154,14 +157,25 @@ def _most_over(axis: Axis, coarse: bool) -> int:
     return min(most, axis.out)
 
 
-def index_type(*views: View, axes: tuple[Axis, ...] = ()) -> Any:
-    """The type of offsets: int64 if some element lies 2**31 elements or more from the first."""
-    large = any(a.size * a.out >= 2**31 - 1 for a in axes)
+def index_type(*views: View, axes: tuple[Axis, ...] = (), elements: int = 0) -> Any:
+    """The type of offsets and positions: int64 if one of them may be 2**31 or more.
+
+    `elements`: the size of an array without a view, or the number of taps of a window.
+    """
+    limit = 2**31 - TILE * 8
+    large = elements >= limit or any(_largest_position(a) >= limit for a in axes)
     for v in views:
         shape = (v.p, v.planes // max(v.p, 1), *v.sizes, v.channels)
         reach = sum((n - 1) * abs(s) for n, s in zip(shape, v.strides, strict=True))
-        large |= max(reach, v.planes * math.prod(v.sizes) * v.channels) >= 2**31 - TILE * 8
+        large |= max(reach, v.planes * math.prod(v.sizes) * v.channels) >= limit
     return tl.int64 if large else tl.int32
+
+
+def _largest_position(axis: Axis) -> int:
+    """Return a bound of the numbers that `geometry` computes along an axis."""
+    if axis.adaptive:
+        return axis.size * axis.out + max(axis.size, axis.out)
+    return axis.size + axis.lo + axis.hi + axis.kernel * axis.dilation
 
 
 class Tiles(NamedTuple):
@@ -203,8 +217,3 @@ def _power_of_two(*numbers: int) -> int:
 def sum_type(dtype: torch.dtype) -> Any:
     """Return the Triton type in which sums of this dtype are accumulated."""
     return tl.float64 if dtype == torch.float64 else tl.float32
-
-
-def is_interpreted() -> bool:
-    """Whether kernels are run by Triton's interpreter, on the CPU (``TRITON_INTERPRET=1``)."""
-    return bool(triton.knobs.runtime.interpret)

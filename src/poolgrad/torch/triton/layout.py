@@ -66,15 +66,17 @@ class LayoutKernels:
     def _by_outputs(
         self, kernel: Any, x: Tensor, beside: tuple[Tensor, ...], samples: Tensor | None,
         numbers: tuple[int, ...], made: tuple[Tensor, ...], extra: tuple[Tensor, ...] = (),
-        padded: bool = False, **options: Any,
+        padded: bool = False, elements: int = 0, **options: Any,
     ) -> None:  # fmt: skip
-        """Launch a kernel whose tiles are outputs; `padded`: it may write packed routes."""
+        """Launch a kernel whose tiles are outputs; `padded`: it may write packed routes.
+
+        `elements`: see `index_type`.
+        """
         given = view(x, self.layout)
         bits, w = self.bits if padded else 0, self.out[2]
         row_w = -(-w // (8 // bits)) * (8 // bits) if bits and self.channels_last else w
-        index = index_type(
-            given, contiguous(made[0], self.planes, self.out, self.channels), axes=self.axes
-        )
+        output = contiguous(made[0], self.planes, self.out, self.channels)
+        index = index_type(given, output, axes=self.axes, elements=elements)
         cut = self._tiles_of(self.out, row_w, index)
         launch(
             kernel, cut.grid,
@@ -156,6 +158,15 @@ class LayoutKernels:
         height = max(1, 1024 // (width * taps))
         grid = -(-self.planes // height) * -(-lanes // width)
         return Tiles(self.planes, lanes, grid, {"ROWS": height, "LANES": width, "TAPS": taps})
+
+
+def written(tensor: Tensor | None, like: Tensor) -> Tensor:
+    """Return the tensor, or an empty one for a pointer that a kernel does not write.
+
+    A second reference to another argument would be an alias, which breaks the replacement of
+    written arguments by copies when a compiler functionalises the launch.
+    """
+    return like.new_empty(0) if tensor is None else tensor
 
 
 def flattened(v: View) -> tuple[int, ...]:

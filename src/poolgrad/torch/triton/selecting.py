@@ -29,6 +29,7 @@ from poolgrad.torch.triton.layout import (
     in_pairs,
     only,
     sum_dtype,
+    written,
 )
 from poolgrad.torch.triton.routes import route_backward, route_backward_axis, route_jvp
 
@@ -55,11 +56,10 @@ class SelectingKernels(LayoutKernels):
             return self._select_planes(given, made, routes, order)
         several = self._pooled_axes()
         if self.places <= UNROLLED or len(several) < 2 or zero_ties or samples is not None:
-            index = index_type(given, made, axes=self.axes)
+            index = index_type(given, made, axes=self.axes, elements=self.places)
             self._select(given, None, first, self.axes, made, routes, order, zero_ties, 0, index)
             return None
         prior, taps = None, 1
-        index = index_type(given, made, axes=self.axes)
         for a in reversed(several):
             axes = only(self.axes, a, given.sizes)
             target, tap = made, routes
@@ -68,6 +68,7 @@ class SelectingKernels(LayoutKernels):
                 kept = torch.int64 if self.places >= 2**31 else torch.int32
                 tap = None if routes is None else torch.empty_like(target.tensor, dtype=kept)
             last = a == several[0] or routes is None
+            index = index_type(given, target, axes=self.axes, elements=self.places)
             self._select(given, prior, first, axes, target, tap, order, False, taps, index, last)
             given, prior, taps = target, tap, taps * axes[a].kernel
         return None
@@ -87,7 +88,7 @@ class SelectingKernels(LayoutKernels):
             extremes.select, cut.grid,
             x.tensor, first if prior is None else prior, first,
             cut.rows, cut.lanes, *(a.size for a in axes), d, h, w, row_w, x.p, *x.strides,
-            y.tensor, y.tensor if routes is None else routes,
+            y.tensor, written(routes, y.tensor),
             **constants(axes), **order, ZERO_TIES=zero_ties, PRIOR=0 if prior is None else taps,
             LAST=last, ROUTES=routes is not None, BITS=bits, PAIRS=pairs, UNROLL=unroll,
             **cut.constants, **align(cut, x, axes[2].size, w),
@@ -99,7 +100,7 @@ class SelectingKernels(LayoutKernels):
         cut, index = self._tiles_of_planes(), index_type(x, y)
         launch(
             extremes.select_planes, cut.grid, x.tensor, cut.rows, cut.lanes, *flattened(x),
-            y.tensor, y.tensor if routes is None else routes,
+            y.tensor, written(routes, y.tensor),
             **order, ROUTES=routes is not None, INDEX=index, **cut.constants,
         )  # fmt: skip
 
@@ -120,7 +121,7 @@ class SelectingKernels(LayoutKernels):
             return self._separable_backward(given, routes, made, several)
         first = self._first_inputs(samples, given.tensor)
         last = first if samples is None else self._last_windows(first)
-        index = index_type(given, made, axes=self.axes)
+        index = index_type(given, made, axes=self.axes, elements=self.places)
         unroll = windows <= UNROLLED and samples is None
         pairs = unroll and not self.channels_last and in_pairs(self.axes[2])
         d, h, w = self.sizes
@@ -143,18 +144,18 @@ class SelectingKernels(LayoutKernels):
         self, given: View, routes: Tensor, made: View, several: list[int]
     ) -> None:
         """`route_backward` along the axes `several`, from the outermost."""
-        index = index_type(given, made, axes=self.axes)
         sizes, dtype = list(self.out), made.tensor.dtype
         for a in several:
             sizes[a] = self.sizes[a]
             axes = only(self.axes, a, (sizes[0], sizes[1], sizes[2]))
             below = math.prod(axis.kernel for axis in self.axes[a + 1 :])
             last = a == several[-1]
-            target, rest = made, routes
+            target, rest = made, written(None, routes)
             if not last:
                 target = self._partial(made.tensor, tuple(sizes), sum_dtype(dtype))
                 kept = torch.uint8 if below < 2**8 else torch.int32
                 rest = torch.empty_like(target.tensor, dtype=kept)
+            index = index_type(given, target, axes=self.axes, elements=self.places)
             cut = self._tiles_of(tuple(sizes), sizes[2], index)
             launch(
                 route_backward_axis, cut.grid, given.tensor, routes,
@@ -180,14 +181,14 @@ class SelectingKernels(LayoutKernels):
         """Fill the flat positions of the winners in their planes; -1 if there is none."""
         self._by_outputs(
             route_jvp, routes, (routes,), samples, (), (indices,),
-            POSITIONS=True, BITS=self.bits,
+            elements=max(math.prod(self.sizes), self.places), POSITIONS=True, BITS=self.bits,
         )  # fmt: skip
 
     def _select_rank(self, x: Tensor, y: Tensor, routes: Tensor | None, zero_ties: bool) -> None:
         signed = x.dtype.is_floating_point or x.dtype.is_signed
         made = self._output(y).tensor
         self._by_outputs(
-            median.select_rank, x, (), None, (), (made, made if routes is None else routes),
+            median.select_rank, x, (), None, (), (made, written(routes, made)),
             padded=True, ZERO_TIES=zero_ties, ROUTES=routes is not None, BITS=self.bits,
             KEY_BITS=8 * x.itemsize + (not signed),
         )  # fmt: skip
@@ -201,7 +202,7 @@ class SelectingKernels(LayoutKernels):
         numbers = view(torch.empty(self.layout.out_shape, device="meta"), self.layout)
         self._by_outputs(
             stochastic.draw, x, (), None, (numbers.p, *numbers.strides),
-            (made, made if routes is None else routes), extra=(drawn.reshape(1),),
+            (made, written(routes, made)), extra=(drawn.reshape(1),),
             padded=True, ROUTES=routes is not None, BITS=self.bits,
         )  # fmt: skip
 
@@ -212,7 +213,7 @@ class SelectingKernels(LayoutKernels):
         """Fill one bit for each tap that wins."""
         self._by_outputs(
             ties.split_winners, x, (self._output(y).tensor,), samples, (), (winners,),
-            POSITIVE=which == "relu_max", BYTES=winners.shape[-1],
+            elements=winners.numel(), POSITIVE=which == "relu_max", BYTES=winners.shape[-1],
         )  # fmt: skip
 
     def split_backward(
@@ -223,7 +224,8 @@ class SelectingKernels(LayoutKernels):
         shares = gy.new_empty(winners.numel() // size, dtype=sum_dtype(gy.dtype))
         given = view(gy, self.layout)
         shared = contiguous(shares, self.planes, self.out, self.channels)
-        made, index = self._input(gx), index_type(given, self._input(gx), axes=self.axes)
+        made = self._input(gx)
+        index = index_type(given, made, axes=self.axes, elements=winners.numel())
         cut = self._tiles_of(self.out, self.out[2], index)
         launch(
             ties.split_shares, cut.grid, given.tensor, winners,
@@ -246,5 +248,5 @@ class SelectingKernels(LayoutKernels):
         """Fill the tangent of the output from equal shares."""
         self._by_outputs(
             ties.split_jvp, t, (winners,), samples, (), (y,),
-            SUM=sum_type(y.dtype), BYTES=winners.shape[-1],
+            elements=winners.numel(), SUM=sum_type(y.dtype), BYTES=winners.shape[-1],
         )  # fmt: skip

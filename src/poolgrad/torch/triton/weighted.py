@@ -19,7 +19,15 @@ from poolgrad.torch.triton.launch import (
     view,
     windows_over,
 )
-from poolgrad.torch.triton.layout import UNROLLED, Axes, flattened, in_pairs, only, sum_dtype
+from poolgrad.torch.triton.layout import (
+    UNROLLED,
+    Axes,
+    flattened,
+    in_pairs,
+    only,
+    sum_dtype,
+    written,
+)
 from poolgrad.torch.triton.selecting import SelectingKernels
 
 _OPERATORS = {"lp": 0, "lp_mean": 0, "lse": 1, "soft": 2, "expected": 3}
@@ -29,7 +37,7 @@ class WeightedKernels(SelectingKernels):
     """Averages, mixtures with a maximum, and nonlinear operators; see `LayoutKernels`."""
 
     def average(
-        self, x: Tensor, y: Tensor, count_padding: bool, divisor: float, threads: int
+        self, x: Tensor, y: Tensor, count_padding: bool, divisor: int, threads: int
     ) -> None:
         """Fill the mean of each window; wide windows are summed one axis after the other."""
         given, made = view(x, self.layout), self._output(y)
@@ -37,21 +45,21 @@ class WeightedKernels(SelectingKernels):
             cut, index = self._tiles_of_planes(), index_type(given, made)
             launch(
                 averages.average_planes, cut.grid, given.tensor, cut.rows, cut.lanes,
-                *flattened(given), float(divisor or self.places), made.tensor,
+                *flattened(given), divisor or self.places, made.tensor,
                 SUM=sum_type(y.dtype), INDEX=index, **cut.constants,
             )  # fmt: skip
             return
-        index = index_type(given, made, axes=self.axes)
         for axes, last in self._passes(reverse=True):
             out = tuple(a.out for a in axes)
             target = made if last else self._partial(y, out, sum_dtype(y.dtype))
+            index = index_type(given, target, axes=self.axes)
             cut = self._tiles_of(out, out[2], index)
             unroll = math.prod(a.kernel for a in axes) <= UNROLLED
             pairs = unroll and not self.channels_last and in_pairs(axes[2]) and axes[2].kernel > 1
             launch(
                 averages.average, cut.grid, given.tensor,
                 cut.rows, cut.lanes, *(a.size for a in axes), *out, out[2], given.p, *given.strides,
-                float(divisor), target.tensor,
+                divisor, target.tensor,
                 **constants(axes), **_paddings(axes), **_dividing(divisor, last),
                 SUM=sum_type(y.dtype), PADDED=count_padding, PAIRS=pairs, UNROLL=unroll,
                 **cut.constants, **align(cut, given, axes[2].size, out[2]),
@@ -59,19 +67,19 @@ class WeightedKernels(SelectingKernels):
             given = target
 
     def average_backward(
-        self, gy: Tensor, gx: Tensor, count_padding: bool, divisor: float, threads: int
+        self, gy: Tensor, gx: Tensor, count_padding: bool, divisor: int, threads: int
     ) -> None:
         """Fill the gradient of the input, one axis after the other where windows are wide."""
         given, made = view(gy, self.layout), self._input(gx)
-        index = index_type(given, made, axes=self.axes)
         for axes, last in self._passes(reverse=False):
             sizes = tuple(a.size for a in axes)
             target = made if last else self._partial(gx, sizes, sum_dtype(gx.dtype))
+            index = index_type(given, target, axes=self.axes)
             cut = self._tiles_of(sizes, sizes[2], index)
             launch(
                 averages.average_backward, cut.grid, given.tensor,
                 cut.rows, cut.lanes, *sizes, *(a.out for a in axes), sizes[2],
-                given.p, *given.strides, float(divisor), target.tensor,
+                given.p, *given.strides, divisor, target.tensor,
                 **constants(axes), **_paddings(axes), **windows_over(axes),
                 **_dividing(divisor, last), SUM=sum_type(gx.dtype), PADDED=count_padding,
                 **cut.constants, **align(cut, given, sizes[2], axes[2].out),
@@ -114,11 +122,11 @@ class WeightedKernels(SelectingKernels):
         index = index_type(given, made, axes=self.axes)
         cut = self._tiles_of(self.out, self.out[2], index)
         parameter, numbers, learned = self._parameter(theta, count, x)
-        beside = [*residuals, *(made.tensor,) * (3 - len(residuals))]
+        kept = [written(t, made.tensor) for t in (*residuals, None, None, None)[:3]]
         launch(
             nonlinear.nonlinear, cut.grid, given.tensor, parameter,
             *self._sizes(cut, given, self.out[2]), *numbers,
-            made.tensor, *beside, made.tensor if sensitivity is None else sensitivity,
+            made.tensor, *kept, written(sensitivity, made.tensor),
             **constants(self.axes), OPERATOR=_OPERATORS[which], MEAN=which == "lp_mean",
             LEARNED=learned, SUM=sum_type(x.dtype), KEEP=bool(residuals),
             SLOPE=sensitivity is not None, **cut.constants, **self._align(cut, given),
@@ -186,6 +194,6 @@ def _paddings(axes: Axes) -> dict[str, tuple[int, ...]]:
     return {"HI": tuple(a.hi for a in axes)}
 
 
-def _dividing(divisor: float, last: bool) -> dict[str, bool]:
+def _dividing(divisor: int, last: bool) -> dict[str, bool]:
     """Return how a pass divides: by its numbers of taps, or the last pass by `divisor`."""
     return {"DIVIDE": not divisor, "FIXED": bool(divisor) and last}
