@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from poolgrad.torch.arrays import is_in_graph
 from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair, plane_of
 from poolgrad.torch.layers.exportable import max_pool2d
+from poolgrad.torch.transposes import linear
 
 PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
 
@@ -54,14 +56,32 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     """
     if mode == "zeros":
         return F.pad(x, [*width, *height])
-    # Slices: PyTorch's derivatives of its own padding and of a gather use atomics on GPUs.
     for axis, size, (before, after) in zip((-2, -1), plane_of(x), (height, width), strict=True):
         if before or after:
             low = [_source(i, size, mode) for i in range(-before, 0)]
             high = [_source(size + i, size, mode) for i in range(after)]
-            rows = [[x.narrow(axis, i, 1) for i in side] for side in (low, high)]
-            x = torch.cat([*rows[0], x, *rows[1]], axis)
+            x = _extended(x, axis, size, low, high)
     return x
+
+
+def _extended(x: Tensor, axis: int, size: int, low: list[int], high: list[int]) -> Tensor:
+    """Copy the rows `low` before a map and the rows `high` after it.
+
+    PyTorch's derivatives of its own padding and of a gather use atomics on GPUs; slices do not.
+    """
+
+    def apart(x: Tensor) -> Tensor:
+        rows = [[x.narrow(axis, i, 1) for i in side] for side in (low, high)]
+        return torch.cat([*rows[0], x, *rows[1]], axis)
+
+    def together(gy: Tensor) -> Tensor:
+        gx = gy.narrow(axis, len(low), size).clone()
+        copies = [*enumerate(low), *enumerate(high, len(low) + size)]
+        for copy, source in copies:
+            gx.narrow(axis, source, 1).add_(gy.narrow(axis, copy, 1))
+        return gx
+
+    return apart(x) if is_in_graph() else linear(apart, together, x)
 
 
 def _source(i: int, size: int, mode: str) -> int:
