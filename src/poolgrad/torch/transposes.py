@@ -36,19 +36,20 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_forward(*constants)
 
     @staticmethod
-    def backward(ctx: Any, gy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gy: Tensor) -> Any:
         constants = ctx.saved_tensors
         gx = linear(ctx.transpose, ctx.map, gy, *constants)
         return (gx, *(None,) * (len(constants) + 2))
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, *unused: Any) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, t: Tensor, *unused: Any) -> Tensor:
         return linear(ctx.map, ctx.transpose, t, *ctx.saved_tensors)
 
 
 def linear(apply: Map, transpose: Map, x: Tensor, *constants: Tensor) -> Tensor:
     """Return ``apply(x, *constants)``, whose derivative with respect to `x` is `transpose`."""
-    y: Tensor = _Linear.apply(x, *constants, apply, transpose)
+    function: Any = _Linear
+    y: Tensor = function.apply(x, *constants, apply, transpose)
     return y
 
 
