@@ -67,7 +67,7 @@ def kill_one(client: Client) -> None:
 def pyramid(path: Path, side: int, kill: bool) -> list[int]:
     """Make an image and all its levels; the most memory of each process, this one first."""
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         make(path, side)

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 
 import profiles  # noqa: F401
 import pytest
-from frontend_calls import FRONTS
+from frontend_calls import FRONTS, torch
 
 import poolgrad
 
@@ -68,6 +68,20 @@ def _same_threads_afterwards() -> Iterator[None]:
     before = poolgrad.get_num_threads()
     yield
     poolgrad.set_num_threads(before)
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the CPU take the path of other devices."""
+    if torch is None:
+        pytest.skip("PyTorch is not installed")
+    poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the front end exists from the first tensor on
+    from poolgrad.call_cache import LOOKUPS
+    from poolgrad.torch import adapter, function
+
+    monkeypatch.delitem(LOOKUPS, torch.Tensor)
+    for module in (adapter, function):
+        monkeypatch.setattr(module, "has_kernels", lambda x: False)
 
 
 @pytest.fixture(scope="session")

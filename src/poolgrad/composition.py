@@ -7,6 +7,7 @@ pullbacks for NumPy, Dask and array-API libraries come from `poolgrad.portable.d
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
@@ -118,7 +119,9 @@ def perform(request: Request, front: ModuleType) -> Any:
     def pool(name: str, x: Any, **options: Any) -> Any:
         return front.perform(call.part(name, x, options))
 
-    with np.errstate(all="ignore"):
+    # of NumPy's arrays only: PyTorch's compiler does not know this context
+    ignores = np.errstate(all="ignore") if isinstance(call.x, np.ndarray) else nullcontext()
+    with ignores:
         return call.combined(call.functions, pool, call.x, call.operand)
 
 

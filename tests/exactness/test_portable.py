@@ -58,20 +58,6 @@ STRICT = Front("array API", _run, _vjp, _run)
 _STRICT_DTYPES = (np.float32, np.float64, *INTEGERS)
 
 
-@pytest.fixture
-def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors on the CPU take the path of other devices."""
-    if torch is None:
-        pytest.skip("PyTorch is not installed")
-    poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the front end exists from the first tensor on
-    from poolgrad.call_cache import LOOKUPS
-    from poolgrad.torch import adapter, function
-
-    monkeypatch.delitem(LOOKUPS, torch.Tensor)
-    for module in (adapter, function):
-        monkeypatch.setattr(module, "has_kernels", lambda x: False)
-
-
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", KINDS)
 def test_arrays_of_the_standard(kind: str) -> None:
@@ -189,21 +175,31 @@ def test_the_same_draw_as_the_kernels() -> None:
 
 def test_no_tensor_is_copied_to_the_host(no_kernels: None) -> None:
     """Nothing asks a tensor of another device for its numbers: on a GPU it would wait for them."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Refuse(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            assert "_local_scalar_dense" not in str(func)
-            assert "nonzero.default" not in str(func)
-            return func(*args, **(kwargs or {}))
+    from watching import Watching
 
     for name in FUNCTIONS:
         x, kwargs = tensors(name)
         leaf = x.requires_grad_()
-        with Refuse():
+        with Watching() as watching:
             FUNCTIONS[name](leaf, **kwargs).sum().backward()
+        assert not watching.refused
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@pytest.mark.parametrize("way", ["kernels", "no_kernels"])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith("roi")])
+def test_second_derivatives_gather(name: str, way: str, request: pytest.FixtureRequest) -> None:
+    from watching import Watching
+
+    if way == "no_kernels":
+        request.getfixturevalue(way)
+    x, kwargs = tensors(name)
+    leaf = x.requires_grad_()
+    with Watching() as watching:
+        y = FUNCTIONS[name](leaf, **kwargs)
+        (slope,) = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
+        slope.square().sum().backward()
+    assert not watching.refused
 
 
 @pytest.mark.parametrize(

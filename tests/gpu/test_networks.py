@@ -129,9 +129,10 @@ def test_distributed_data_parallel(
     assert on_triton
 
 
-# What PyTorch refuses on CUDA under `use_deterministic_algorithms(True)`: on the CPU it refuses
-# less, so its operators are watched. Sums of integers are deterministic.
+# What adds by scatter, and what PyTorch refuses on CUDA under `use_deterministic_algorithms(True)`:
+# on the CPU it refuses less, so its operators are watched. Sums of integers are deterministic.
 REFUSED = {
+    "index_add", "index_add_", "scatter_add", "scatter_add_",
     "put_", "histc", "bincount", "kthvalue", "median", "scatter_reduce", "scatter_reduce_",
     "_segment_reduce", "resize_",
     "avg_pool3d_backward", "max_pool3d_with_indices_backward", "max_unpool2d", "max_unpool3d",
@@ -176,7 +177,8 @@ def differentiate(name: str, device: str) -> None:
         for k, v in kwargs.items()
     }
     y = FUNCTIONS[name](x, **tensors)
-    y.sum().backward()
+    (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    slope.square().sum().backward()
 
 
 NAMES = [name for name in FUNCTIONS if not name.startswith("roi")]

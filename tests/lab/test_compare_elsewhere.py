@@ -120,7 +120,7 @@ def test_a_worker_of_the_cluster_is_killed(
     killed: list[int] = []
     watch = Killer()
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=50
     ) as machines:
         client = cluster.connect(machines.scheduler_address)
         try:

@@ -456,7 +456,7 @@ if __name__ == "__main__":
 import dask.array as da, poolgrad
 from distributed import Client, LocalCluster
 if __name__ == "__main__":
-    with LocalCluster(n_workers=2, {how}, dashboard_address=None) as cluster, Client(cluster):
+    with LocalCluster(n_workers=2, {how}, dashboard_address=":0") as cluster, Client(cluster):
         y, pullback = poolgrad.vjp(poolgrad.max_pool2d, da.from_array(X, chunks=(1, 3, 3, 8)), 2)
         check(pullback(2 * y).compute())
 """

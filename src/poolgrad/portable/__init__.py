@@ -31,6 +31,6 @@ regions.py
 PyTorch, JAX and array-api-strict; ``poolgrad check`` includes the front end ``portable``.
 """
 
-from poolgrad.portable.engine import differentiable, formula, forward, indices, jvp, vjp
+from poolgrad.portable.engine import formula, forward, indices, jvp, vjp, without_winner
 
-__all__ = ["differentiable", "formula", "forward", "indices", "jvp", "vjp"]
+__all__ = ["formula", "forward", "indices", "jvp", "vjp", "without_winner"]

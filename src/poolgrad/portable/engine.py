@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from poolgrad.core import Layout
-from poolgrad.dtypes import FLOATS
 from poolgrad.interface import Operator
 from poolgrad.portable import routes
 from poolgrad.portable.arrays import (
@@ -155,27 +154,13 @@ def formula(
     return restored(xp, layout, operator.formula(xp, windows, theta, *options))
 
 
-def differentiable(
-    operator: Operator, layout: Layout, x: Any, operand: Any, options: Options
-) -> tuple[Any, tuple[Any, ...]]:
-    """Compute the output, in differentiable operations, and the residual.
-
-    The derivative of a selecting operator is the linear map along its routes; where a window has no
-    winner, its output is a constant.
-    """
-    xp = namespace(x)
-    if not operator.windowed:
-        return jvp(operator, layout, x, operand, (), options), ()
-    if not operator.selecting:
-        y = formula(operator, layout, x, operand if operator.learned else None, options)
-        return converted(xp, y, layout.out_dtype), ()
-    y, residual = forward(operator, layout, x, operand, options)
-    if layout.dtype not in FLOATS:
-        return y, residual
+def without_winner(
+    operator: Operator, layout: Layout, residual: tuple[Any, ...], options: Options
+) -> Any:
+    """Return whether each window of a selecting operator has no winner."""
+    xp = namespace(residual[0])
     (kept,) = _kept(xp, operator, layout, residual, options)
-    nowhere = routes.has_no_winner(xp, layout, kept)
-    selected = jvp(operator, layout, x, operand, residual, options)
-    return xp.where(restored(xp, layout, nowhere), y, selected), residual
+    return restored(xp, layout, routes.has_no_winner(xp, layout, kept))
 
 
 def indices(layout: Layout, kept: Any, samples: Any = None) -> Any:

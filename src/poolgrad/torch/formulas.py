@@ -16,6 +16,7 @@ from poolgrad import portable
 from poolgrad.core import lay_out
 from poolgrad.interface import Operator
 from poolgrad.torch.arrays import name_of
+from poolgrad.torch.transposes import TransposableGeometry
 from poolgrad.windows import WindowSpec
 
 Tensors = tuple[Tensor, ...]
@@ -30,7 +31,8 @@ def define(
         dtype = name_of(x.dtype)
         layout = lay_out(spec, tuple(x.shape), channels_last, -1, dtype, dtype)
         theta = learned[0] if learned else None
-        y: Tensor = portable.formula(operator, layout, x, theta, options).to(x.dtype)
+        geometry = TransposableGeometry(layout, x)
+        y: Tensor = portable.formula(operator, layout, x, theta, options, geometry).to(x.dtype)
         return y
 
     return pool

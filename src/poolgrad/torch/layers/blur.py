@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair
+from poolgrad.torch.arrays import is_in_graph
+from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair, plane_of
 from poolgrad.torch.layers.exportable import max_pool2d
+from poolgrad.torch.transposes import linear
 
 PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
 
@@ -52,25 +54,44 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     -------
     Tensor, shape (..., H + sum(height), W + sum(width))
     """
-    if not any((*height, *width)):
-        return x
-    pads = [*width, *height]
     if mode == "zeros":
-        return F.pad(x, pads)
-    limits = [size - int(mode == "reflect") for size in x.shape[-2:]]
-    if mode == "replicate" or (max(height) <= limits[0] and max(width) <= limits[1]):
-        return F.pad(x, pads, mode=mode)
-    for axis, (before, after) in ((-2, height), (-1, width)):
-        size = x.shape[axis]
-        index = torch.arange(-before, size + after, device=x.device)
-        if mode == "circular":
-            index = index % size
-        else:
-            period = max(2 * (size - 1), 1)
-            index = index % period
-            index = torch.minimum(index, period - index) if size > 1 else index
-        x = x.index_select(axis, index)
+        return F.pad(x, [*width, *height])
+    for axis, size, (before, after) in zip((-2, -1), plane_of(x), (height, width), strict=True):
+        if before or after:
+            low = [_source(i, size, mode) for i in range(-before, 0)]
+            high = [_source(size + i, size, mode) for i in range(after)]
+            x = _extended(x, axis, size, low, high)
     return x
+
+
+def _extended(x: Tensor, axis: int, size: int, low: list[int], high: list[int]) -> Tensor:
+    """Copy the rows `low` before a map and the rows `high` after it.
+
+    PyTorch's derivatives of its own padding and of a gather use atomics on GPUs; slices do not.
+    """
+
+    def apart(x: Tensor) -> Tensor:
+        rows = [[x.narrow(axis, i, 1) for i in side] for side in (low, high)]
+        return torch.cat([*rows[0], x, *rows[1]], axis)
+
+    def together(gy: Tensor) -> Tensor:
+        gx = gy.narrow(axis, len(low), size).clone()
+        copies = [*enumerate(low), *enumerate(high, len(low) + size)]
+        for copy, source in copies:
+            gx.narrow(axis, source, 1).add_(gy.narrow(axis, copy, 1))
+        return gx
+
+    return apart(x) if is_in_graph() else linear(apart, together, x)
+
+
+def _source(i: int, size: int, mode: str) -> int:
+    """Return the row that is copied to row `i`, which lies outside the map."""
+    if mode == "replicate":
+        return 0 if i < 0 else size - 1
+    if mode == "circular":
+        return i % size
+    period = max(2 * (size - 1), 1)
+    return min(i % period, -i % period)
 
 
 class BlurPool2d(nn.Module):

@@ -14,9 +14,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poolgrad.torch._compat import tracing_state
@@ -85,54 +83,84 @@ def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     Tensor, shape (N,), int64
         ``row offset * stride[1] + column offset``.
     """
-    norms = component_norms(x, stride, norm)
+    most = torch.finfo(torch.float64).max
+    finite = x.detach().to(torch.float64, copy=True)
+    finite.nan_to_num_(nan=most, posinf=most, neginf=-most)
+    norms = component_norms(finite, stride, norm)
     if x.is_meta:
         return norms.argmax(1)
-    if not norms.isfinite().all():
-        most = torch.finfo(torch.float64).max
-        finite = x.double().nan_to_num(nan=most, posinf=most, neginf=-most)
-        norms = component_norms(finite, stride, norm)
-    chosen = norms.argmax(1)
     tied = norms == norms.amax(1, keepdim=True)
+    bits = x.detach().contiguous().view(_INTEGERS[x.element_size()])
+    parts = _components(bits, stride)
+    if not _may_read(x):
+        return _order(parts.flatten(1, 2)).where(tied, -1).argmax(1)
+    chosen = norms.argmax(1)
     for n in (tied.sum(1) > 1).nonzero().flatten().tolist():
         candidates = tied[n].nonzero().flatten()
-        bits = x[n : n + 1].detach().contiguous().view(_INTEGERS[x.element_size()])
-        parts = _components(bits, stride)[0].flatten(0, 1)[candidates]
-        chosen[n] = candidates[greatest(parts.cpu().numpy())]
+        chosen[n] = candidates[greatest(parts[n].flatten(0, 1)[candidates])]
     return chosen
 
 
-def greatest(parts: NDArray[Any]) -> int:
-    """Find the greatest of some maps in an order that circular shifts do not change.
+def _may_read(x: Tensor) -> bool:
+    """Whether reading values does not wait for a device: then only ties are compared."""
+    return x.is_cpu
 
-    A map is compared by the greatest of its circular shifts, read row by row. The rank of every
-    pixel as the start of such a reading is found by prefix doubling (as for suffix arrays): ranks
-    of runs of 2, 4, 8, ... pixels along the rows, then of 2, 4, 8, ... rows. Maps with the same
-    rank are circular shifts of each other, so that it does not matter which of them is taken.
+
+def greatest(parts: Any) -> int:
+    """Find the greatest of some maps in an order that circular shifts do not change.
 
     Parameters
     ----------
-    parts : array of integers, shape (T, C, H, W)
+    parts : tensor or array of integers, shape (T, C, H, W)
 
     Returns
     -------
     int
         From 0 to T - 1.
     """
+    parts = torch.as_tensor(parts)
     if (parts == parts[0]).all():  # as for a map of one value: nothing to compare
         return 0
-    count, channels, height, width = parts.shape
-    pixels = np.moveaxis(parts, 1, -1).reshape(-1, channels)
-    _, inverse = np.unique(pixels, axis=0, return_inverse=True)
-    rank = inverse.reshape(count, height, width)
-    for axis, length in ((2, width), (1, height)):
+    return int(_order(parts[None]).argmax())
+
+
+def _order(parts: Tensor) -> Tensor:
+    """Return the position of each map in the order that circular shifts do not change.
+
+    A map is compared by the greatest of its circular shifts, read row by row. The rank of every
+    pixel as the start of such a reading is found by prefix doubling (as for suffix arrays): ranks
+    of runs of 2, 4, 8, ... channels, then of 2, 4, 8, ... pixels along the rows, then of 2, 4, 8,
+    ... rows. Maps with the same rank are circular shifts of each other, so that it does not matter
+    which of them is taken.
+
+    Parameters
+    ----------
+    parts : Tensor of integers, shape (N, T, C, H, W)
+        Only maps of the same example are compared.
+
+    Returns
+    -------
+    Tensor, shape (N, T), int64
+        Numbers that increase in this order, from 0.
+    """
+    count = max(math.prod(parts.shape[1:]), 1)  # ranks are less, so that a pair of them is a number
+    rank = _ranks(parts)
+    while rank.shape[2] > 1:
+        if rank.shape[2] % 2:
+            rank = torch.cat((rank, torch.zeros_like(rank[:, :, :1])), 2)
+        rank = _ranks(rank[:, :, ::2] * count + rank[:, :, 1::2])
+    for axis in (-1, -2):
         run = 1
-        while run < length:
-            code = rank * (rank.max() + 1) + np.roll(rank, -run, axis)
-            rank = np.unique(code, return_inverse=True)[1].reshape(rank.shape)
+        while run < rank.shape[axis]:
+            rank = _ranks(rank * count + rank.roll(-run, axis))
             run *= 2
-    best: int = rank.argmax().item() // (height * width)
-    return best
+    return rank.amax((2, 3, 4))
+
+
+def _ranks(numbers: Tensor) -> Tensor:
+    """Return how many numbers of the same example are less than each number."""
+    flat = numbers.flatten(1)
+    return torch.searchsorted(flat.sort(1).values, flat).reshape(numbers.shape)
 
 
 @torch.library.custom_op("poolgrad::polyphase_component", mutates_args=())
@@ -235,9 +263,12 @@ class AdaptivePolyphasePool2d(nn.Module):
         maps = x if check_maps(x).dim() == 4 else x[None]
         maps = self._complete(self._blurred(maps))
         chosen = _chooser()(maps, self.stride, self.norm)
-        which = torch.arange(maps.shape[0], device=maps.device)
-        columns = self.stride[1]
-        kept = _components(maps, self.stride)[which, chosen // columns, chosen % columns]
+        chosen = chosen[:, None, None, None]
+        # Not by indexing, whose derivative adds to indexed elements.
+        rows = _components(maps, self.stride).unbind(1)
+        kept, *others = (part for row in rows for part in row.unbind(1))
+        for k, other in enumerate(others, 1):
+            kept = torch.where(chosen == k, other, kept)
         return kept if x.dim() == 4 else kept[0]
 
     def _blurred(self, x: Tensor) -> Tensor:

@@ -72,8 +72,9 @@ class GeM2d(nn.Module):
     Attributes
     ----------
     p : nn.Parameter, shape () or (C,)
-        The learned power. It must stay above 0: a call with another one raises ValueError (about
-        `norm_type`, the argument of `poolgrad.global_lp_pool`).
+        The learned power. It must stay above 0: on the CPU, a call with another one raises
+        ValueError (about `norm_type`, the argument of `poolgrad.global_lp_pool`); on other devices
+        the value is not read.
 
     Raises
     ------
@@ -153,7 +154,8 @@ class LogSumExp2d(nn.Module):
     Attributes
     ----------
     r : nn.Parameter, shape () or (C,)
-        The learned sharpness. A call with an r of exactly 0 raises ValueError.
+        The learned sharpness. A call with an r of exactly 0 raises ValueError on the
+        CPU; on other devices the value is not read.
 
     Raises
     ------

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad
 
 from poolgrad import functional
-from poolgrad.torch.arrays import pools, shape_of
+from poolgrad.torch.arrays import is_in_graph, pools, shape_of
 from poolgrad.torch.function import known_generator
 from poolgrad.torch.layers.arguments import check_maps, pair
+from poolgrad.torch.transposes import linear
 from poolgrad.windows import Ints, brief
 
 
@@ -48,6 +49,19 @@ def _chances(size: int, stride: int, grid: int) -> tuple[tuple[float, ...], ...]
     return tuple(chances)
 
 
+def _selected(y: Tensor, kept: Tensor, axis: int, size: int) -> Tensor:
+    """Select rows or columns, each at most once: the derivative copies, and adds nothing."""
+    if is_in_graph():
+        return y.index_select(axis, kept)
+
+    def back(gy: Tensor, kept: Tensor) -> Tensor:
+        shape = [*gy.shape]
+        shape[axis] = size
+        return gy.new_zeros(shape).index_copy(axis, kept, gy)
+
+    return linear(lambda y, kept: y.index_select(axis, kept), back, y, kept)
+
+
 class S3Pool2d(nn.Module):
     """Compute the maximum with stride one and keep random rows and columns of it.
 
@@ -71,7 +85,8 @@ class S3Pool2d(nn.Module):
         Default: `stride`, one row of each strip.
     generator : None, int or torch.Generator
         Source of randomness. A seed gives the same rows and columns in every call; a generator
-        advances. None (default): PyTorch's default generator (`torch.manual_seed`).
+        advances. None (default): PyTorch's default generator of the device of the input
+        (`torch.manual_seed`).
 
     Raises
     ------
@@ -122,11 +137,20 @@ class S3Pool2d(nn.Module):
         around = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
         return max_pool2d(pad(x, around, value=-torch.inf), self.kernel_size, stride=1)
 
-    def _drawn(self, size: int, axis: int, generator: torch.Generator | None) -> Tensor:
-        """The rows (axis 0) or columns (axis 1) that are kept, in order, where the generator is."""
+    def _drawn(
+        self,
+        size: int,
+        axis: int,
+        generator: torch.Generator | None,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """The rows (axis 0) or columns (axis 1) that are kept, in order.
+
+        Drawn on the device of the generator; without one, by the default generator of `device`.
+        """
         kept = []
         first = 0
-        device = torch.device("cpu") if generator is None else generator.device
+        device = device if generator is None else generator.device
         # Compilers take no generator that is None.
         own: dict[str, Any] = {} if generator is None else {"generator": generator}
         for strips, n, m in _strips(size, self.stride[axis], self.grid_size[axis]):
@@ -160,8 +184,11 @@ class S3Pool2d(nn.Module):
         generator = self.generator
         if isinstance(generator, int):
             generator = torch.Generator().manual_seed(generator)
-        rows, columns = (self._drawn(x.shape[a - 2], a, generator).to(x.device) for a in (0, 1))
-        return y.index_select(-2, rows).index_select(-1, columns)
+        for axis in (0, 1):
+            size = x.shape[axis - 2]
+            kept = self._drawn(size, axis, generator, x.device).to(x.device)
+            y = _selected(y, kept, axis - 2, size)
+        return y
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
