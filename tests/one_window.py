@@ -1,4 +1,4 @@
-"""An operator of the textbook, asked about one window."""
+"""Evaluates an operator of the reference implementation on one window."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_nan_reaches_only_its_windows_in_an_average(front: Front) -> None:
 @pytest.mark.slow_in("jax", "dask")
 @pytest.mark.parametrize("values", [v for v in VALUES if v not in FINITE], ids=lambda v: v.id)
 def test_average_of_infinities_and_nan(front: Front, values: Values) -> None:
-    """Infinity stays, unless it meets its opposite; the gradient knows nothing of either."""
+    """An infinity gives an infinite average, both signs NaN; the gradient reads no values."""
     for dtype, args in itertools.product(DTYPES, [(2,), (3, 2, 1), (3, 1, ((2, 0), (0, 1)))]):
         x = values.make((2, 6, 7), dtype)
         with np.errstate(invalid="ignore"):  # inf - inf in the textbook's sum

@@ -161,8 +161,7 @@ ignored = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecation
 def test_inductor_gives_the_same(call: Any, device: str) -> None:
     pool, x = made(call, device)
     torch._dynamo.reset()
-    whole = call[0] not in ("range_pool2d", "lip_pool2d")  # there Dynamo meets numpy.errstate
-    compiled = torch.compile(lambda t: pool(t * 2) + 1, fullgraph=whole, dynamic=False)
+    compiled = torch.compile(lambda t: pool(t * 2) + 1, fullgraph=True, dynamic=False)
     expected = outcome(lambda t: pool(t * 2) + 1, x)
     for found, other in zip(outcome(compiled, x), expected, strict=True):
         torch.testing.assert_close(found, other, rtol=1e-5, atol=1e-6)

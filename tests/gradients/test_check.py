@@ -34,7 +34,7 @@ def test_every_gradient_holds(name: str, front_end: str) -> None:
         check.check_function(name, front_end, dtype, last)
         for dtype in check.TOLERANCE
         for last in (False, True)
-        # `poolgrad check`, which `.ci/run` runs, asks JAX everything
+        # `poolgrad check`, which `.ci/run` runs, checks all cases with JAX
         if front_end != "jax" or (dtype == "float64" and not last)
     ]
     for row in rows:

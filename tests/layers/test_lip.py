@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 import poolgrad  # noqa: E402
-from poolgrad.torch import LIP2d, lip_pool2d  # noqa: E402
+from poolgrad.torch import LIP2d  # noqa: E402
+from poolgrad.torch.layers.lip import lip_pool2d  # noqa: E402
 
 WINDOWS = [(2, 2, 0), (3, 2, 1), ((3, 2), (1, 2), (1, 0))]
 windows = pytest.mark.parametrize("window", WINDOWS, ids=str)

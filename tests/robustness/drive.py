@@ -125,7 +125,7 @@ def outcome(made: Call, allocator: Allocator, threads: int) -> list[bytes]:
 
 
 def flush_subnormals() -> None:
-    """This thread takes subnormal numbers for zeros from now on, as PyTorch and XLA may ask for."""
+    """Set the flush-to-zero mode of this thread, as PyTorch and XLA may do."""
     libm = ctypes.CDLL("libm.so.6")
     environment = (ctypes.c_uint32 * 8)()
     libm.fegetenv(environment)

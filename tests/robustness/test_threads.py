@@ -94,7 +94,7 @@ def test_threads_share_one_pullback() -> None:
 
 
 def test_plans_are_made_by_many_threads_at_once() -> None:
-    """Remembered plans are made by the first who asks; here all ask at once, for new ones."""
+    """Several threads request the same uncached plans at the same time."""
     x = example((2, 64, 67))
     sizes = [(k, s) for k in range(1, 9) for s in range(1, 9)]
 

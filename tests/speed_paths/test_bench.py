@@ -251,10 +251,10 @@ def test_markdown_marks_losing_rows() -> None:
     lost = "| **lost** | **2** (at most 1) | 1 | **2** (at most 1.5) | 2 | 5 |"
     assert text[3] == f"{lost} **0.5** (at least 1) | 0% |"
     assert text[5].startswith("Measured on an: abacus, with 2 threads")
-    assert text[5].endswith("Rows in bold miss a target, which is given in parentheses: 1 of 2.")
+    assert text[5].endswith(" rows misses a target and is in bold; the target is in parentheses.")
     assert "won" not in report.markdown(REPORT, ["another"])
     assert "**lost**" in report.markdown(REPORT, ["another"])
-    assert "parentheses: 1 of 2." in report.markdown(REPORT, ["another"])
+    assert " 1 of 2 rows misses a target" in report.markdown(REPORT, ["another"])
     assert "bold" not in report.markdown(REPORT._replace(results=[WON]))
 
 

@@ -270,8 +270,10 @@ def markdown(report: Report, names: Sequence[str] = ()) -> str:
     missed = sum(not result.met for result in report.results)
     text = " ".join([part.caption, *part.legend])
     if missed:
-        share = f"{missed} of {len(report.results)}"
-        text += f" Rows in bold miss a target, which is given in parentheses: {share}."
+        miss = "misses a target and is" if missed == 1 else "miss a target and are"
+        text += (
+            f" {missed} of {len(report.results)} rows {miss} in bold; the target is in parentheses."
+        )
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", text])
 
 

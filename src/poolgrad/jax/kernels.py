@@ -55,7 +55,7 @@ def forward(x: Array, *operands: Array, pool: Static, keep: int) -> list[Array]:
         kept = pool.operator.residual(layout, *pool.options)
         return [_output(layout), *kept[:keep]]
 
-    def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
+    def run(plan: Plan, arrays: _Placeholders, made: _Placeholders) -> None:
         missing = len(pool.operator.residual(plan.layout, *pool.options)) - keep
         residual = (*made[1:], *(None,) * missing) if keep else ()
         operand = _operand(pool, arrays[1:])
@@ -72,7 +72,7 @@ def jvp(*args: Array, pool: Static, learned: bool) -> list[Array]:
     _, operands, residual = pool.held(tuple(rest))
     first = 1 + pool.operand_count
 
-    def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
+    def run(plan: Plan, arrays: _Placeholders, made: _Placeholders) -> None:
         operand, kept = _operand(pool, arrays[1:first]), tuple(arrays[first:])
         pool.operator.jvp(plan, arrays[0], operand, kept, made[0], _THREADS, *pool.options)
 
@@ -86,7 +86,7 @@ def vjp(gy: Array, *args: Array, pool: Static, sizes: tuple[int, ...], learned: 
     first = 1 + pool.operator.nonlinear
     second = first + pool.operand_count
 
-    def run(plan: Plan, arrays: _Holes, made: _Holes) -> None:
+    def run(plan: Plan, arrays: _Placeholders, made: _Placeholders) -> None:
         values = arrays[1] if pool.operator.nonlinear else None
         operand, kept = _operand(pool, arrays[first:second]), tuple(arrays[second:])
         way = (plan, arrays[0], values, operand, kept, made[0], _THREADS)
@@ -130,17 +130,17 @@ def _wide_operands(pool: Static, operands: Sequence[Array]) -> tuple[Array, ...]
     return tuple(i.astype(jnp.int64) if i.dtype == jnp.int32 else i for i in operands)
 
 
-class _Hole:
+class _Placeholder:
     """A placeholder for an array while the kernel calls of an operator are recorded."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
 
 
-_Holes = Sequence[_Hole]
+_Placeholders = Sequence[_Placeholder]
 
 
-def _operand(pool: Static, holes: _Holes) -> Any:
+def _operand(pool: Static, holes: _Placeholders) -> Any:
     """Return the placeholder of the extra operand, in the form of an operator's methods."""
     if not holes:
         return None
@@ -152,7 +152,7 @@ def _call(
     pool: Static,
     in_shape: Callable[[Shape], Shape],
     made: Callable[[Layout], list[Buffer]],
-    run: Callable[[Plan, _Holes, _Holes], None],
+    run: Callable[[Plan, _Placeholders, _Placeholders], None],
     arrays: tuple[Array, ...],
     operand_index: int,
 ) -> list[Array]:
@@ -177,8 +177,8 @@ def _call(
     def local(*arrays: Array) -> list[Array]:
         layout = pool.layout(in_shape(arrays[0].shape), arrays[0].dtype.name)
         shapes = [ShapeDtypeStruct(b.shape, jnp.dtype(b.dtype)) for b in made(layout)]
-        sources, targets = [_Hole(a) for a in arrays], [_Hole(s) for s in shapes]
-        values: dict[_Hole, Array] = dict(zip(sources, arrays, strict=True))
+        sources, targets = [_Placeholder(a) for a in arrays], [_Placeholder(s) for s in shapes]
+        values: dict[_Placeholder, Array] = dict(zip(sources, arrays, strict=True))
         whole = sources[0] if arrays[0].shape == layout.in_shape else targets[0]
         for name, args in recorded(layout, lambda plan: run(plan, sources, targets)):
             _run(name, args, values, whole, _plan_attributes(pool, layout))
@@ -191,26 +191,27 @@ def _call(
 def _run(
     name: str,
     arguments: Sequence[Any],
-    values: dict[_Hole, Array],
-    whole: _Hole,
+    values: dict[_Placeholder, Array],
+    whole: _Placeholder,
     plan: dict[str, Any],
 ) -> None:
     """Call one kernel and add the arrays that it writes to `values`.
 
     `whole` is an array of the input's shape. csrc/xla/README.md describes the attributes.
     """
-    args = [_Hole(a) if isinstance(a, np.ndarray) else a for a in arguments if a is not _THREADS]
+    args = [a for a in arguments if a is not _THREADS]
+    args = [_Placeholder(a) if isinstance(a, np.ndarray) else a for a in args]
     values |= {
         a: jnp.full(a.array.shape, a.array.item(), a.array.dtype)
         for a in args
-        if isinstance(a, _Hole) and isinstance(a.array, np.ndarray)
+        if isinstance(a, _Placeholder) and isinstance(a.array, np.ndarray)
     }
     listed = next((a for a in args if isinstance(a, list)), [])
     flat = [a for arg in args for a in (arg if isinstance(arg, list) else [arg])]
-    holes = list(dict.fromkeys(a for a in (whole, *flat) if isinstance(a, _Hole)))
+    holes = list(dict.fromkeys(a for a in (whole, *flat) if isinstance(a, _Placeholder)))
     operands = [h for h in holes if h in values]
     results = [h for h in holes if h not in values]
-    numbers: dict[_Hole | None, int] = {h: k for k, h in enumerate(operands)}
+    numbers: dict[_Placeholder | None, int] = {h: k for k, h in enumerate(operands)}
     numbers |= {h: -2 - k for k, h in enumerate(results)}
     numbers[None] = -1
     call = jax.ffi.ffi_call(TARGET, [h.array for h in results])
@@ -218,7 +219,7 @@ def _run(
         *(values[h] for h in operands),
         kernel=name,
         option=next((a for a in args if isinstance(a, str)), ""),
-        arrays=_integers(numbers[a] for a in flat if a is None or isinstance(a, _Hole)),
+        arrays=_integers(numbers[a] for a in flat if a is None or isinstance(a, _Placeholder)),
         integers=_integers(a for a in args if isinstance(a, int)),
         list=np.int64(len(listed)),
         input=np.int64(numbers[whole]),

@@ -60,7 +60,7 @@ class LabelledImages:
         return self.images.shape[2], self.images.shape[3]
 
     def fingerprint(self) -> str:
-        """A hash of all there is: equal exactly where a training run would see the same."""
+        """Return a hash of images and labels: equal if a training run reads the same."""
         digest = hashlib.sha256(repr((self.images.shape, self.images.dtype, self.classes)).encode())
         digest.update(self.images.tobytes())
         digest.update(self.labels.tobytes())

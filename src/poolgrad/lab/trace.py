@@ -54,7 +54,7 @@ class Trace:
 def follow(network: Network, settings: Settings, image: NDArray[Any]) -> Trace:
     """Send an image through the network and the gradient of its score back to the feature map.
 
-    The channel is one with much to see: many windows that are not empty, and much gradient.
+    The channel has many windows that are not empty, and a large gradient.
 
     Parameters
     ----------

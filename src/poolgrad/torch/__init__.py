@@ -34,3 +34,7 @@ from poolgrad.torch.pools import *  # noqa: F403 - the names are listed there
 __all__ = ["MODULES", "Report", "accelerate", "convert", "revert"]
 __all__ += layers.__all__
 __all__ += pools.__all__
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

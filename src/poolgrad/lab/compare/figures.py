@@ -268,7 +268,7 @@ def spread_labels(
 ) -> NDArray[np.float64]:
     """Move labels along an axis as little as possible, so that none overlaps another.
 
-    A bounded isotonic regression on the positions less the room that the labels before them take.
+    A bounded isotonic regression on the positions minus the height of the labels before them.
 
     Parameters
     ----------

@@ -148,8 +148,9 @@ def warnings(
     if tested < FEW_IMAGES:
         found.append(
             f"There are only {counted(tested, 'test image')}: one image more or less is"
-            f" {1 / tested:.3f} of the {metric}. At least {FEW_IMAGES} are needed to tell anything,"
-            " and hundreds to tell small differences; more images help, more seeds do not."
+            f" {1 / tested:.3f} of the {metric}. At least {FEW_IMAGES} are needed to"
+            " draw a conclusion, and hundreds to tell small differences; more images help, more"
+            " seeds do not."
         )
     halves = [(s.difference.high - s.difference.low) / 2 for s in summaries if s.difference]
     if halves and max(halves) > WIDE:

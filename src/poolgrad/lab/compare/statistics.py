@@ -54,9 +54,8 @@ def estimate(values: FloatArray, bounds: tuple[float, float] | None = (0.0, 1.0)
     values
         Shape (seeds, images).
     bounds
-        Least and largest possible score. Where all scores are equal the bootstrap knows no
-        variance; the interval then reaches as far as an event can hide that no image of the test
-        has shown (Clopper-Pearson).
+        Least and largest possible score. If all scores are equal, the bootstrap variance is 0;
+        the interval is then the Clopper-Pearson bound for an event that no test image showed.
     """
     drawn = _bootstrap([values])[0]
     low, high = np.quantile(drawn, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))

@@ -49,7 +49,7 @@ class MaskedImages:
         return self.images.shape[2], self.images.shape[3]
 
     def fingerprint(self) -> str:
-        """A hash of images, masks and classes: equal where a training run would see the same."""
+        """Return a hash of images, masks and classes: equal if a training run reads the same."""
         digest = hashlib.sha256(repr((self.images.shape, self.classes)).encode())
         digest.update(self.images.tobytes())
         digest.update(self.masks.tobytes())

@@ -56,7 +56,7 @@ def follow(
 ) -> MaskTrace:
     """Send an image through the network and the gradient of its scores back to the first pooling.
 
-    The channel is one with much to see: much that is not zero, and much gradient.
+    The channel has many values that are not zero, and a large gradient.
 
     Parameters
     ----------

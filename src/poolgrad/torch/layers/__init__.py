@@ -4,7 +4,7 @@ from poolgrad.torch.layers.attention import AttentionPool2d, AttentionPoolLatent
 from poolgrad.torch.layers.blur import BlurConv2d, BlurPool2d, MaxBlurPool2d
 from poolgrad.torch.layers.gated import GatedPool2d, TreePool2d
 from poolgrad.torch.layers.heads import HEADS, Head, make_head
-from poolgrad.torch.layers.lip import LIP2d, lip_pool2d
+from poolgrad.torch.layers.lip import LIP2d
 from poolgrad.torch.layers.polyphase import AdaptivePolyphasePool2d
 from poolgrad.torch.layers.power import GeM2d, LogSumExp2d
 from poolgrad.torch.layers.pyramid import SpatialPyramidPool2d
@@ -29,6 +29,5 @@ __all__ = [
     "S3Pool2d",
     "SpatialPyramidPool2d",
     "TreePool2d",
-    "lip_pool2d",
     "make_head",
 ]

@@ -56,7 +56,7 @@ def lip_pool2d(
     Examples
     --------
     >>> import torch
-    >>> from poolgrad.torch import lip_pool2d
+    >>> from poolgrad.torch.layers.lip import lip_pool2d
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 6.0]])[None]
     >>> lip_pool2d(x, torch.zeros_like(x), 2, padding=0)
     tensor([[[3.]]])

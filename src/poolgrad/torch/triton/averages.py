@@ -74,12 +74,12 @@ def average(
     y_ptr,
     K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
     HI: tl.constexpr,
-    SUM: tl.constexpr, DIVIDE: tl.constexpr, FIXED: tl.constexpr, PADDED: tl.constexpr,
+    SUM: tl.constexpr, DIVIDE: tl.constexpr, BY_DIVISOR: tl.constexpr, PADDED: tl.constexpr,
     PAIRS: tl.constexpr, UNROLL: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """The sum of each window, divided by the number of its taps or by `divisor` (`FIXED`).
+    """The sum of each window, divided by the number of its taps or by `divisor` (`BY_DIVISOR`).
 
     `DIVIDE`: whether to divide along these axes; `PAIRS` as in `extremes.select`.
     """
@@ -112,7 +112,7 @@ def average(
     else:
         for t in range(K[0] * K[1] * K[2]):
             total = add_tap(total, t, x_ptr, window, origin, strides, ok, K, DIL)
-    if FIXED:
+    if BY_DIVISOR:
         total = divided(total, tl.full((), divisor, SUM))
     elif DIVIDE:
         count = count_of(place, size, HI, K, S, LO, DIL, KIND, PADDED)
@@ -153,7 +153,7 @@ def average_backward(
     gx_ptr,
     K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
     HI: tl.constexpr, OVER: tl.constexpr,
-    SUM: tl.constexpr, DIVIDE: tl.constexpr, FIXED: tl.constexpr, PADDED: tl.constexpr,
+    SUM: tl.constexpr, DIVIDE: tl.constexpr, BY_DIVISOR: tl.constexpr, PADDED: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
@@ -173,7 +173,7 @@ def average_backward(
         )
         at = origin + strided_offset(over, strides)
         g = tl.load(gy_ptr + at, mask=inside, other=0).to(SUM)
-        if FIXED:
+        if BY_DIVISOR:
             g = divided(g, tl.full((), divisor, SUM))
         elif DIVIDE:
             count = count_of(over, size, HI, K, S, LO, DIL, KIND, PADDED)

@@ -14,7 +14,7 @@ Helpers take and return tuples, ordered (depth, height, width) where they have t
 `window`     (first, end): first tap of each window, end of its valid positions; triples
 `strides`    of the planes p and n, of depth, height, width, and of channels
 `K, S, LO`   constants: taps of a window, stride (or number of adaptive bins), low padding
-`DIL, KIND`  constants: dilation, and the kind of windows (`REGULAR`, `ADAPTIVE`, `TABLE`)
+`DIL, KIND`  constants: dilation, and the kind of windows (`FIXED`, `ADAPTIVE`, `FRACTIONAL`)
 `OVER`       constants: how many windows may hold one input
 `ALIGN`      constants: powers of two that divide lanes, input width, output width, and strides
 ===========  =================================================================================
@@ -23,10 +23,12 @@ Helpers take and return tuples, ordered (depth, height, width) where they have t
 import triton
 import triton.language as tl
 
-# Kinds of windows along an axis: equal distances, adaptive bins, or a table of first inputs.
-REGULAR = tl.constexpr(0)
-ADAPTIVE = tl.constexpr(1)
-TABLE = tl.constexpr(2)
+from poolgrad.windows import WindowKind
+
+# Kinds of windows along an axis; those of fractional windows begin at the inputs of a table.
+FIXED = tl.constexpr(int(WindowKind.FIXED))
+ADAPTIVE = tl.constexpr(int(WindowKind.ADAPTIVE))
+FRACTIONAL = tl.constexpr(int(WindowKind.FRACTIONAL))
 
 
 # Tiles and memory
@@ -131,7 +133,7 @@ def window_range(o, size, first_ptr, table, S: tl.constexpr, LO: tl.constexpr, K
     """
     if KIND == ADAPTIVE:
         return o * size // S, ((o + 1) * size + S - 1) // S
-    elif KIND == TABLE:
+    elif KIND == FRACTIONAL:
         return tl.load(first_ptr + table + o), size + 0 * o
     else:
         return o * S - LO, size + 0 * o
@@ -223,7 +225,7 @@ def last_windows(
 ):  # fmt: skip
     """`last_window` over these inputs along each axis; from a table if windows come from one."""
     plane, d, h, w, _ = place
-    if KIND[2] == TABLE:
+    if KIND[2] == FRACTIONAL:
         table = plane * (size[0] + size[1] + size[2])
         last_d = tl.load(last_ptr + table + d, mask=ok, other=0)
         last_h = tl.load(last_ptr + table + size[0] + h, mask=ok, other=0)
@@ -244,7 +246,7 @@ def tap_of(
 ):  # fmt: skip
     """The tap at which window `o` of an axis holds input `i`, and whether it does."""
     inside = (o >= 0) & (o < outputs)
-    if KIND == REGULAR:
+    if KIND == FIXED:
         reach = i + LO - o * S
         inside &= (reach >= 0) & (reach <= (K - 1) * DIL)
         if DIL > 1:

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from poolgrad.core import Layout
-from poolgrad.windows import Axis
+from poolgrad.windows import Axis, WindowKind
 
 TILE = 1024  # elements of a tile
 THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type
@@ -125,7 +125,9 @@ def axes_of(layout: Layout) -> tuple[Axis, Axis, Axis]:
 
 def kind(axis: Axis) -> int:
     """Return the kind of the windows of an axis, a constant of `geometry`."""
-    return 1 if axis.adaptive else 2 if axis.fractional else 0
+    if axis.adaptive:
+        return int(WindowKind.ADAPTIVE)
+    return int(WindowKind.FRACTIONAL if axis.fractional else WindowKind.FIXED)
 
 
 def constants(axes: tuple[Axis, Axis, Axis]) -> dict[str, tuple[int, ...]]:

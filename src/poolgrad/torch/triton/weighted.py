@@ -196,4 +196,4 @@ def _paddings(axes: Axes) -> dict[str, tuple[int, ...]]:
 
 def _dividing(divisor: int, last: bool) -> dict[str, bool]:
     """Return how a pass divides: by its numbers of taps, or the last pass by `divisor`."""
-    return {"DIVIDE": not divisor, "FIXED": bool(divisor) and last}
+    return {"DIVIDE": not divisor, "BY_DIVISOR": bool(divisor) and last}
