@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from watching import Watching  # noqa: E402
 
 from poolgrad.check.layers import LAYERS, LayerCase, call, prepared  # noqa: E402
-from poolgrad.torch.layers import polyphase  # noqa: E402
+from poolgrad.torch.layers import arguments, polyphase  # noqa: E402
 
 CASES = [
     pytest.param(case, id=f"{name}-{i}") for name, cases in LAYERS.items()
@@ -23,7 +23,7 @@ CASES = [
 def test_nothing_is_scattered_or_read(
     case: LayerCase, no_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polyphase, "_may_read", lambda x: False)
+    monkeypatch.setattr(arguments, "on_cpu", lambda x: False)
     layer, x = prepared(case)
     leaf = torch.tensor(x, requires_grad=True)
     leaves = [leaf, *layer.parameters()]
@@ -45,5 +45,5 @@ def test_polyphase_components_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPat
             x = torch.tensor(values)[torch.randint(len(values), shape, generator=generator)]
             expected = polyphase.choose_component(x, (2, 2), 2.0)
             with monkeypatch.context() as patch:
-                patch.setattr(polyphase, "_may_read", lambda x: False)
+                patch.setattr(arguments, "on_cpu", lambda x: False)
                 assert torch.equal(polyphase.choose_component(x, (2, 2), 2.0), expected)

@@ -114,3 +114,8 @@ def one_of(name: str, value: object, accepted: tuple[str, ...]) -> str:
         words = ", ".join(map(repr, accepted))
         raise ValueError(f"{name} must be one of {words}, got {brief(value)}")
     return value
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Whether reading values does not wait, and no derivative adds by atomics."""
+    return x.is_cpu

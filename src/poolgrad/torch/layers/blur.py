@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from poolgrad.torch.arrays import is_in_graph
+from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair, plane_of
 from poolgrad.torch.layers.exportable import max_pool2d
 from poolgrad.torch.transposes import linear
@@ -54,8 +55,15 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     -------
     Tensor, shape (..., H + sum(height), W + sum(width))
     """
+    pads = [*width, *height]
+    if not any(pads):
+        return x
     if mode == "zeros":
-        return F.pad(x, [*width, *height])
+        return F.pad(x, pads)
+    if arguments.on_cpu(x):
+        limits = [size - int(mode == "reflect") for size in plane_of(x)]
+        if mode == "replicate" or (max(height) <= limits[0] and max(width) <= limits[1]):
+            return F.pad(x, pads, mode=mode)
     for axis, size, (before, after) in zip((-2, -1), plane_of(x), (height, width), strict=True):
         if before or after:
             low = [_source(i, size, mode) for i in range(-before, 0)]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from poolgrad.torch._compat import tracing_state
+from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair, plane_of
 from poolgrad.torch.layers.blur import PADDING_MODES, extend
 from poolgrad.windows import brief
@@ -83,27 +84,24 @@ def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     Tensor, shape (N,), int64
         ``row offset * stride[1] + column offset``.
     """
-    most = torch.finfo(torch.float64).max
-    finite = x.detach().to(torch.float64, copy=True)
-    finite.nan_to_num_(nan=most, posinf=most, neginf=-most)
-    norms = component_norms(finite, stride, norm)
+    norms = component_norms(x.detach(), stride, norm)
     if x.is_meta:
         return norms.argmax(1)
+    if not (arguments.on_cpu(x) and norms.isfinite().all()):
+        most = torch.finfo(torch.float64).max
+        finite = x.detach().to(torch.float64, copy=True)
+        finite.nan_to_num_(nan=most, posinf=most, neginf=-most)
+        norms = component_norms(finite, stride, norm)
     tied = norms == norms.amax(1, keepdim=True)
     bits = x.detach().contiguous().view(_INTEGERS[x.element_size()])
     parts = _components(bits, stride)
-    if not _may_read(x):
+    if not arguments.on_cpu(x):
         return _order(parts.flatten(1, 2)).where(tied, -1).argmax(1)
     chosen = norms.argmax(1)
     for n in (tied.sum(1) > 1).nonzero().flatten().tolist():
         candidates = tied[n].nonzero().flatten()
         chosen[n] = candidates[greatest(parts[n].flatten(0, 1)[candidates])]
     return chosen
-
-
-def _may_read(x: Tensor) -> bool:
-    """Whether reading values does not wait for a device: then only ties are compared."""
-    return x.is_cpu
 
 
 def greatest(parts: Any) -> int:
@@ -182,6 +180,18 @@ def _chooser() -> Callable[[Tensor, tuple[int, int], float], Tensor]:
     if torch.compiler.is_compiling():
         return lambda x, stride, norm: _opaque(x.detach(), *stride, norm)
     return choose_component
+
+
+def _select(parts: Tensor, chosen: Tensor) -> Tensor:
+    """Return the chosen component of each example."""
+    if arguments.on_cpu(parts):
+        which, columns = torch.arange(parts.shape[0]), parts.shape[2]
+        return parts[which, chosen // columns, chosen % columns]
+    # On a GPU the derivative of indexing adds to elements in any order.
+    kept, *others = (part for row in parts.unbind(1) for part in row.unbind(1))
+    for k, other in enumerate(others, 1):
+        kept = torch.where(chosen[:, None, None, None] == k, other, kept)
+    return kept
 
 
 class AdaptivePolyphasePool2d(nn.Module):
@@ -263,12 +273,7 @@ class AdaptivePolyphasePool2d(nn.Module):
         maps = x if check_maps(x).dim() == 4 else x[None]
         maps = self._complete(self._blurred(maps))
         chosen = _chooser()(maps, self.stride, self.norm)
-        chosen = chosen[:, None, None, None]
-        # Not by indexing, whose derivative adds to indexed elements.
-        rows = _components(maps, self.stride).unbind(1)
-        kept, *others = (part for row in rows for part in row.unbind(1))
-        for k, other in enumerate(others, 1):
-            kept = torch.where(chosen == k, other, kept)
+        kept = _select(_components(maps, self.stride), chosen)
         return kept if x.dim() == 4 else kept[0]
 
     def _blurred(self, x: Tensor) -> Tensor:
