@@ -235,8 +235,8 @@ def measure_networks(out: Path, deadline: Deadline, device: str = "cuda") -> int
     is the most that is allocated at once, `kept_bytes` what is kept for the backward pass.
     """
     failures = 0
-    torch.backends.cudnn.benchmark = True
-    with gpu_table.table(out / gpu_table.NETWORKS, gpu_table.NETWORK_COLUMNS) as write:
+    fastest = torch.backends.cudnn.flags(enabled=True, benchmark=True)
+    with fastest, gpu_table.table(out / gpu_table.NETWORKS, gpu_table.NETWORK_COLUMNS) as write:
         for network, change in chosen_networks():
             key = {"network": network.title, "batch": BATCHES[network.title], "change": change}
             if deadline.passed(f"{network.title}, {change}"):
