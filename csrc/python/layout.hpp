@@ -20,8 +20,8 @@ class PlanLayout {
  public:
   static constexpr std::size_t kAxisNumbers = 12;
 
-  // axes: for each (WindowKind, in, out, kernel, stride, lo, hi, dilation, first, before, n, m),
-  // see geometry/window.hpp; `stride` is the number of bins of an adaptive axis.
+  // axes: for each (WindowKind, in, out, kernel, stride or number of bins, lo, hi, dilation, first,
+  // before, n, m), see geometry/window.hpp.
   PlanLayout(const std::vector<std::vector<i64>>& axes, const std::vector<i64>& shape,
              const std::vector<int>& pooled, int inner_axis, const std::string& in,
              const std::string& out)
@@ -95,7 +95,7 @@ class PlanLayout {
 
   static Axis axis_of(const std::vector<i64>& numbers) {
     require(numbers.size() == kAxisNumbers, "an axis lacks members");
-    const i64 kind = numbers[0], stride = numbers[4], lo = numbers[5], hi = numbers[6],
+    const i64 kind = numbers[0], stride_or_bins = numbers[4], lo = numbers[5], hi = numbers[6],
               dilation = numbers[7];
     Axis a;
     a.in = numbers[1];
@@ -111,11 +111,11 @@ class PlanLayout {
             "an axis is no part of the whole");
     constexpr const char* kRange = "an axis has a number out of range";
     if (kind == kFixed) {
-      require(stride >= 1 && lo >= 0 && hi >= 0 && dilation >= 1, kRange);
+      require(stride_or_bins >= 1 && lo >= 0 && hi >= 0 && dilation >= 1, kRange);
       product(a.kernel - 1, dilation, kMaxDistance);
-      product(a.out - 1, stride, kMaxDistance);
+      product(a.out - 1, stride_or_bins, kMaxDistance);
       require(lo <= kMaxSize && hi <= kMaxSize && a.in <= kMaxSize, kRange);
-      return regular_axis(a, stride, lo, hi, dilation);
+      return regular_axis(a, stride_or_bins, lo, hi, dilation);
     }
     require(kind == kAdaptive || kind == kFractional, kRange);
     a.overlap = true;
@@ -124,8 +124,8 @@ class PlanLayout {
     a.adaptive = kind == kAdaptive;
     if (a.fractional) require(a.kernel <= a.in, "a window is larger than the input");
     if (a.adaptive) {
-      require(stride >= 1 && a.m <= stride, kRange);
-      a.bins = stride;
+      require(stride_or_bins >= 1 && a.m <= stride_or_bins, kRange);
+      a.bins = stride_or_bins;
       product(a.n, a.bins, std::numeric_limits<i64>::max() / 2);
       const i64 rest = a.n % a.bins, extra = rest == 0 ? 0 : rest > std::gcd(a.n, a.bins) ? 2 : 1;
       require(a.kernel >= a.n / a.bins + extra, "a bin is larger than its window");

@@ -358,6 +358,6 @@ def as_kernels_take(axis: Axis) -> tuple[int, ...]:
     """Flatten an axis to the integers that the kernels take; csrc/python/plan.hpp rebuilds it."""
     origin = axis.origin
     return (
-        int(axis.kind), axis.size, axis.out, axis.kernel, axis.stride, axis.lo, axis.hi,
+        int(axis.kind), axis.size, axis.out, axis.kernel, axis.stride_or_bins, axis.lo, axis.hi,
         axis.dilation, origin.first, origin.before, origin.inputs, origin.outputs,
     )  # fmt: skip

@@ -292,7 +292,7 @@ def _hull(axis: Axis, output: int) -> tuple[int, int]:
 def _colours(axis: Axis) -> int:
     """Return the smallest distance of outputs whose windows do not overlap."""
     if axis.adaptive:
-        return -(-axis.kernel * axis.stride // axis.origin.inputs) + 1
+        return -(-axis.kernel * axis.origin.outputs // axis.origin.inputs) + 1
     return min(axis.out, ((axis.kernel - 1) * axis.dilation) // axis.stride + 1)
 
 

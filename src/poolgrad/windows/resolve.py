@@ -65,6 +65,11 @@ class Axis(NamedTuple):
         return self.kind is WindowKind.FRACTIONAL
 
     @property
+    def stride_or_bins(self) -> int:
+        """The stride, or the number of bins of an adaptive axis: one number for the kernels."""
+        return self.origin.outputs if self.adaptive else self.stride
+
+    @property
     def origin(self) -> Origin:
         """Position of these windows in the whole axis, which may be this axis."""
         return self.slice_of or Origin(0, 0, self.out, self.size)
@@ -134,7 +139,7 @@ def _adaptive_axis(name: str, size: int, out: int) -> Axis:
         return Axis(size, out, size // out, size // out)
     # Bins begin at multiples of gcd / out, so that the widest covers one input more than most.
     widest = size // out + (2 if size % out > math.gcd(size, out) else 1)
-    return Axis(size, out, widest, out, kind=WindowKind.ADAPTIVE)
+    return Axis(size, out, widest, kind=WindowKind.ADAPTIVE)
 
 
 def _fractional_axis(name: str, size: int, kernel: int, out: int) -> Axis:

@@ -134,7 +134,7 @@ def constants(axes: tuple[Axis, Axis, Axis]) -> dict[str, tuple[int, ...]]:
     """The constants of a kernel that describe windows, each along depth, height and width."""
     return {
         "K": tuple(a.kernel for a in axes),
-        "S": tuple(a.stride for a in axes),
+        "S": tuple(a.stride_or_bins for a in axes),
         "LO": tuple(a.lo for a in axes),
         "DIL": tuple(a.dilation for a in axes),
         "KIND": tuple(map(kind, axes)),
