@@ -73,7 +73,9 @@ class _Composition:
         if not operator.accepts(dtype):
             raise operator.refuse_dtype(_shown(self.x.dtype))
         where = tuple(self.x.shape), request.channels_last, -1, dtype
-        ready = prepare(request.operator, request.spec, request.options, *where)
+        # PyTorch's front end prepares without a cache while a compiler traces.
+        prepared = getattr(front, "prepared", prepare)
+        ready = prepared(request.operator, request.spec, request.options, *where)
         self.layout: Layout = ready.layout
         self.operand = self._operand()
         self.functions: Functions = front.functions(self.x)._replace(

@@ -28,6 +28,8 @@ POOLS: dict[str, Callable[[Any], Any]] = {
     "adaptive-avg": lambda x: poolgrad.adaptive_avg_pool2d(x, (3, 5)),
     "global-avg": poolgrad.global_avg_pool,
     "lp": lambda x: poolgrad.lp_pool2d(x, 2.0, 2),
+    "range": lambda x: poolgrad.range_pool2d(x, 2),
+    "lip": lambda x: poolgrad.lip_pool2d(x, x * 2, 2),
 }
 
 
@@ -56,7 +58,7 @@ def check(compiled: Callable[[Any], Any], eager: Callable[[Any], Any], x: torch.
 # Without code generation: what is traced is what matters here, and each trace takes half a second.
 
 
-@pytest.mark.parametrize("name", ["max", "max-indices", "adaptive-avg"])
+@pytest.mark.parametrize("name", ["max", "max-indices", "adaptive-avg", "range", "lip"])
 def test_static_shapes(name: str) -> None:
     pool = POOLS[name]
     compiled = torch.compile(pool, fullgraph=True, dynamic=False, backend="aot_eager")
