@@ -74,8 +74,8 @@ class _Composition:
             raise operator.refuse_dtype(_shown(self.x.dtype))
         where = tuple(self.x.shape), request.channels_last, -1, dtype
         # PyTorch's front end prepares without a cache while a compiler traces.
-        prepared = getattr(front, "prepared", prepare)
-        ready = prepared(request.operator, request.spec, request.options, *where)
+        prepare_call = getattr(front, "prepare_call", prepare)
+        ready = prepare_call(request.operator, request.spec, request.options, *where)
         self.layout: Layout = ready.layout
         self.operand = self._operand()
         self.functions: Functions = front.functions(self.x)._replace(

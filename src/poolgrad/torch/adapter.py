@@ -44,7 +44,7 @@ from poolgrad.torch.arrays import (
     inner_of,
     laid_out,
     name_of,
-    prepared,
+    prepare_call,
     readable,
     spec_of,
     stored,
@@ -160,7 +160,7 @@ class Adapter:
             last, inner, *options = rest
         named = self.operator.options(*options)
         dtype = name_of(first.dtype)
-        ready = prepared(self.name, spec, named, tuple(shape), last, inner, dtype)
+        ready = prepare_call(self.name, spec, named, tuple(shape), last, inner, dtype)
         return Static(ready, tracked)
 
     def _held(self, held: Tensors) -> tuple[Tensors, Tensors, Tensors]:

@@ -216,7 +216,7 @@ def inner_of(x: Tensor, spec: WindowSpec, channels_last: bool) -> int:
         return inner_axis.__wrapped__(*where)
 
 
-def prepared(
+def prepare_call(
     name: str,
     spec: WindowSpec,
     options: Any,

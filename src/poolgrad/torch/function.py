@@ -30,7 +30,7 @@ from poolgrad.torch.arrays import (
     is_transformed_graph,
     laid_out,
     name_of,
-    prepared,
+    prepare_call,
     shape_of,
     spec_of,
     stored,
@@ -51,7 +51,7 @@ def _define_indices() -> Any:
         spec = spec_of(window)
         name = "fractional_max" if spec.kind is WindowKind.FRACTIONAL else "max"
         inner, dtype = inner_of(x, spec, last), name_of(x.dtype)
-        return prepared(name, spec, Selection(), tuple(x.shape), last, inner, dtype)
+        return prepare_call(name, spec, Selection(), tuple(x.shape), last, inner, dtype)
 
     def fake(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
         return empty(ready_for(x, window, last).per_output("int64"), routes)
@@ -278,7 +278,7 @@ def _prepared(request: Request) -> Prepared:
     # A graph may run on another memory format than the traced tensor.
     inner = -1 if is_in_graph() else inner_of(x, spec, last)
     where = (shape_of(x), last, inner, name_of(x.dtype))
-    return prepared(request.operator, spec, _options(request), *where)
+    return prepare_call(request.operator, spec, _options(request), *where)
 
 
 def _forward(request: Request) -> tuple[Any, tuple[Tensor, ...]]:

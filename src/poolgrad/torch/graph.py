@@ -15,7 +15,7 @@ from poolgrad.core import Layout
 from poolgrad.dtypes import FLOATS
 from poolgrad.interface import Operator, indexed
 from poolgrad.torch.adapter import ADAPTERS
-from poolgrad.torch.arrays import DTYPES, name_of, prepared, spec_of
+from poolgrad.torch.arrays import DTYPES, name_of, prepare_call, spec_of
 from poolgrad.torch.transposes import TransposableGeometry, linear
 
 
@@ -33,7 +33,7 @@ def pool_in_graph(
     """Return the output and, if requested, the indices, in differentiable operations."""
     named = ADAPTERS[name].operator.options(*options)
     where = (tuple(x.shape), last, -1, name_of(x.dtype))
-    ready = prepared(name, spec_of(window), named, *where)
+    ready = prepare_call(name, spec_of(window), named, *where)
     operator, layout = ready.operator, ready.layout
     y, routes = _differentiable(operator, layout, x, operand, named)
     if not with_indices:
