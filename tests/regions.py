@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,3 +53,17 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     from poolgrad.torch import region_operators
 
     monkeypatch.setattr(region_operators, "_has_kernels", lambda x: False)
+
+
+def random_regions(most_samples: int) -> Any:
+    """Draw boxes, which may reach beyond the maps, maps and arguments of both functions."""
+    corner = st.floats(-20, 40, width=32) | st.integers(-20, 40).map(float)
+    return given(
+        corners=st.lists(st.tuples(corner, corner, corner, corner), min_size=1, max_size=4),
+        shape=st.tuples(st.just(1), st.integers(1, 2), st.integers(1, 9), st.integers(1, 9)),
+        size=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+        scale=st.sampled_from([1.0, 0.25, 0.3, 2.0]),
+        ratio=st.integers(-1, most_samples),
+        aligned=st.booleans(),
+        dtype=st.sampled_from(["float32", "float64"]),
+    )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from regions import CALLS, NAMES, boxes, maps, without_kernels
+from regions import CALLS, NAMES, boxes, maps, random_regions, without_kernels
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 strict = pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
@@ -83,19 +83,8 @@ def test_chunks(
     compare(name, torch.from_numpy(maps()), torch.from_numpy(boxes()), 3, kwargs, 1e-12)
 
 
-corner = st.floats(-20, 40, width=32) | st.integers(-20, 40).map(float)
-
-
 @settings(max_examples=60, deadline=None)
-@given(
-    corners=st.lists(st.tuples(corner, corner, corner, corner), min_size=1, max_size=4),
-    shape=st.tuples(st.just(1), st.integers(1, 2), st.integers(1, 9), st.integers(1, 9)),
-    size=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    scale=st.sampled_from([1.0, 0.25, 0.3, 2.0]),
-    ratio=st.integers(-1, 5),
-    aligned=st.booleans(),
-    dtype=st.sampled_from(["float32", "float64"]),
-)
+@random_regions(most_samples=5)
 def test_random_boxes(
     corners: Any, shape: Any, size: Any, scale: float, ratio: int, aligned: bool, dtype: str
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Limits:
-    """The targets of a row; None where there is none.
+    """The targets of a row; None if the row has no such target.
 
     Attributes
     ----------

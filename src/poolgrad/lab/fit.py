@@ -48,7 +48,7 @@ def fit(
     data
         Training images and labels; batches of validation images and labels.
     finished_epochs
-        Epochs that the checkpoint in the folder has finished; 0 if there is none.
+        Epochs that the checkpoint in the folder has finished; 0 without a checkpoint.
     callbacks
         Further ones.
     devices

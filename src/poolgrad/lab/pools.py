@@ -63,7 +63,7 @@ class Downsampling:
     title
         Its name for people.
     source
-        The paper that introduced the pooling; empty if there is none.
+        The paper that introduced the pooling; empty if the pooling has no paper.
     step
         What it computes from each window.
     make
