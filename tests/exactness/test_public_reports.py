@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from frontend_calls import TORCH, Front, as_array, as_tensor, find, jax, torch
 
+from poolgrad import reference
+
 # PyTorch's own, on importing its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
@@ -39,9 +41,11 @@ def array(values: Any, dtype: str = "float64") -> np.ndarray:
     return np.array(values, dtype)
 
 
-def peak(shape: tuple[int, int], at: tuple[int, int], value: float) -> np.ndarray:
+def peak(
+    shape: tuple[int, int], at: tuple[int, int], value: float, dtype: str = "float32"
+) -> np.ndarray:
     """Zeros, and one other number."""
-    x = np.zeros(shape, np.float32)
+    x = np.zeros(shape, dtype)
     x[at] = value
     return x
 
@@ -244,6 +248,14 @@ CASES = [
         array([[2, NAN, NAN, NAN, 6, 7]]),
     ),
     Case(
+        "scipy/scipy#7818-wide",
+        "the same of wide windows in two dimensions",
+        "avg_pool2d",
+        peak((20, 20), (0, 0), NAN),
+        {"kernel_size": 16, "stride": 1},
+        peak((5, 5), (0, 0), NAN),
+    ),
+    Case(
         "tensorflow/tensorflow#118673-max",
         "where the maximum is NaN, a NaN has the gradient, the last one if there are several",
         "max_pool1d",
@@ -271,6 +283,14 @@ CASES = [
         array([[3002399751580331, 0, 0, 0, 0, 0]]),
         {"kernel_size": 3, "stride": 1},
         array([[1000799917193443.625, 0, 0, 0]]),
+    ),
+    Case(
+        "pandas-dev/pandas#36031-wide",
+        "the same of wide windows in two dimensions",
+        "avg_pool2d",
+        peak((20, 20), (0, 0), 3002399751580331, "float64"),
+        {"kernel_size": 16, "stride": 1},
+        peak((5, 5), (0, 0), 11728124029610.66796875, "float64"),
     ),
     Case(
         "cupy/cupy#8401",
@@ -301,13 +321,13 @@ CASES = [
     Case(
         "tinygrad/tinygrad#12296",
         "70000 equal float16 numbers share the gradient: their number is infinite in float16",
-        "max_pool1d",
-        np.ones((1, 70000), np.float16),
-        {"kernel_size": 70000, "ties": "split"},
+        "global_max_pool",
+        np.ones((1, 1, 70000), np.float16),
+        {"ties": "split"},
         array([[1]], "float16"),
         gy=array([[1]], "float16"),
         # 1 / 70000 is 239.67 units in the last place of the smallest numbers of float16
-        gx=np.full((1, 70000), 240 / 2**24, np.float16),
+        gx=np.full((1, 1, 70000), 240 / 2**24, np.float16),
     ),
     # overlapping windows, indices, dtypes
     Case(
@@ -386,6 +406,25 @@ def check(case: Case, run: Run, vjp: Callable[..., tuple[np.ndarray, Run]]) -> N
 def test_right_values(case: Case, front: Front) -> None:
     case = prepared(case)
     check(case, front.run, front.vjp)
+
+
+@pytest.mark.parametrize("case", by_name(CASES))
+def test_right_values_of_the_reference(case: Case) -> None:
+    case = prepared(case)
+
+    def run(fun: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(reference, fun)(*args, **kwargs)
+
+    def vjp(fun: str, *args: Any, **kwargs: Any) -> Any:
+        return reference.vjp(getattr(reference, fun), *args, **kwargs)
+
+    check(case, run, vjp)
+
+
+@pytest.mark.parametrize("case", by_name(CASES))
+def test_right_values_without_kernels(case: Case, no_kernels: None) -> None:
+    """As on devices that have no kernels of their own."""
+    check(prepared(case), TORCH.run, TORCH.vjp)
 
 
 # 512 equal boxes of an 8 x 8 map of ones. A bin of 2 x 2 pixels has one sample: a pixel, or the
