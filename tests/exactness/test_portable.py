@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,32 @@ def test_indices(name: str, channels_last: bool) -> None:
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(np.asarray(a), b)
     assert found[1].dtype == strict.int64
+
+
+@pytest.mark.parametrize("padding", [1, (2, 0), (0, 2)])
+def test_shared_gradients_of_windows_that_begin_in_the_padding(padding: Any) -> None:
+    """Numbers of taps after the window's end have no bit, and often no byte."""
+    x = np.tile(np.array([1, 2, 2, 1, 0, 2], np.float32), (6, 1))
+    given = {"kernel_size": 4, "stride": 1, "ties": "split"}
+    given["padding"] = padding if isinstance(padding, int) else (padding, padding)
+    y, pullback = poolgrad.vjp(poolgrad.max_pool2d, x, **given)
+    found, other = _vjp("max_pool2d", x, **given)
+    np.testing.assert_array_equal(found, y)
+    np.testing.assert_allclose(other(y), pullback(y), rtol=1e-6)  # float32, in another order
+
+
+def test_memory_of_shared_gradients_grows_with_the_window() -> None:
+    """One bit is kept for each tap; no array has an element for each pair of taps."""
+    taps = 4096
+    x = strict.ones((1, 1, taps), dtype=strict.float32)
+    poolgrad.vjp(poolgrad.global_max_pool, x, ties="split")
+    tracemalloc.start()
+    try:
+        poolgrad.vjp(poolgrad.global_max_pool, x, ties="split")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 500 * taps
 
 
 def tensors(name: str, channels_last: bool = False) -> tuple[Any, dict[str, Any]]:

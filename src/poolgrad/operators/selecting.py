@@ -184,7 +184,8 @@ class Extreme(_Routed):
         if options[0] != "split":
             return super().share(xp, numbers, windows, kept, *options)
         taps = windows.numbers
-        byte = xp.broadcast_to(taps // 8, (*kept[0].shape[:-1], taps.shape[-1]))
+        byte = xp.where(windows.valid, taps // 8, 0)
+        byte = xp.broadcast_to(byte, (*kept[0].shape[:-1], taps.shape[-1]))
         bits = xp.take_along_axis(kept[0], byte, axis=-1) // 2 ** (taps % 8) % 2
         winners = windows.valid & (bits == 1)
         count = xp.maximum(xp.count_nonzero(winners, axis=-1), 1)[..., None]

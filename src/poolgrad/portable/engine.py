@@ -210,7 +210,7 @@ def _selected(
     y = xp.astype(xp.where(choice.found, winner, choice.empty), x.dtype)
     residual: tuple[Any, ...] = ()
     if keep:
-        made = routes.kept(xp, operator, layout, windows, choice, options)
+        made = routes.kept(xp, operator, layout, geometry, choice, options)
         residual = (restored(xp, layout, made, made.ndim - y.ndim),)
     return restored(xp, layout, y), residual
 

@@ -105,6 +105,21 @@ class Geometry:
             xp.reshape(numbers, shape),
         )
 
+    @property
+    def places(self) -> tuple[Any, Any]:
+        """Return the place of each tap in `windows`, and whether it has one: (outputs, numbers)."""
+        xp, dims = self._xp, len(self._axes)
+        valid, place = None, 0
+        for a, (axis, taps) in enumerate(zip(self._axes, self._taps, strict=True)):
+            at = xp.arange(axis.kernel, **self._where)[None, :] - taps.numbers[:, :1]
+            here = _along(xp, (at >= 0) & (at < taps.numbers.shape[1]), a, dims)
+            valid = here if valid is None else valid & here
+            inner = math.prod(others.numbers.shape[1] for others in self._taps[a + 1 :])
+            place = place + _along(xp, at, a, dims) * inner
+        count = math.prod(axis.kernel for axis in self._axes)
+        shape = (*(axis.out for axis in self._axes), count)
+        return xp.reshape(xp.where(valid, place, 0), shape), xp.reshape(valid, shape)
+
     def unfold(self, x: Any) -> Any:
         """Gather the taps of each window: (planes, inputs...) to (planes, outputs..., taps)."""
         xp = self._xp

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from poolgrad.core import Layout
-from poolgrad.interface import Choice, Operator, UnfoldedWindows
+from poolgrad.interface import Choice, Operator
 from poolgrad.portable.arrays import converted, placed
+from poolgrad.portable.geometry import Geometry
 
 _NO_WINNER = {"uint8": 2**8 - 1, "uint16": 2**16 - 1, "uint32": 2**32 - 1}
 
@@ -18,20 +19,19 @@ def kept(
     xp: Any,
     operator: Operator,
     layout: Layout,
-    windows: UnfoldedWindows,
+    geometry: Geometry,
     choice: Choice,
     options: tuple[Any, ...],
 ) -> Any:
     """Pack the residual of a forward pass; bits for each tap have one more axis."""
     (buffer,) = operator.residual(layout, *options)
-    winners, numbers = choice.winners, windows.numbers
+    winners = choice.winners
     if len(buffer.shape) > len(layout.out_shape):
-        byte = xp.arange(buffer.shape[-1], **placed(winners))
-        bit = 2 ** (numbers % 8)[..., None]
-        bits = xp.where((numbers // 8)[..., None] == byte, bit, 0)
-        found = xp.sum(xp.where(winners[..., None], bits, 0), axis=-2)
-        return converted(xp, found, buffer.dtype)
-    route = xp.sum(xp.where(winners, numbers, 0), axis=-1)
+        place, there = geometry.places
+        place = xp.broadcast_to(place, (*winners.shape[:-1], place.shape[-1]))
+        found = there & xp.take_along_axis(winners, place, axis=-1)
+        return converted(xp, _packed(xp, xp.astype(found, place.dtype), 1), buffer.dtype)
+    route = xp.sum(xp.where(winners, geometry.windows.numbers, 0), axis=-1)
     route = xp.where(xp.any(winners, axis=-1), route, _NO_WINNER[layout.route_dtype])
     width = operator.route_bits(layout.window, *options)
     return converted(xp, _packed(xp, route, width) if width else route, buffer.dtype)
