@@ -1,14 +1,15 @@
-"""Wrong options of every command are reported before slow imports."""
+"""Wrong options are reported before slow imports; a failing output ends with one sentence."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from processes import assert_runs
+from processes import assert_runs, run_python
 
 import poolgrad
 
@@ -119,3 +120,136 @@ done = CliRunner().invoke(app, {[*command, "--help"]!r})
 print(done.exit_code, [name for name in {HEAVY!r} if name in sys.modules])
 """
     assert assert_runs(code) == "0 []\n"
+
+
+# `poolgrad check` takes a minute; here it checks nothing.
+CHECK = "from poolgrad import check; check.count = lambda: 0; check.run = lambda: iter(())\n"
+NETWORK = """
+from torch import nn
+def make():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+"""
+PROFILE = "profile net.py:make --shape 2,3,16,16 --turns 6"
+BENCH = "bench --quick --rows tiny~max~2x2~s2~NCHW~values"
+TRAIN = "train --epochs 1 --out run"
+SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in (PROFILE, BENCH, TRAIN)]
+
+
+def run_shell(arguments: str, redirection: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder with a file net.py, and with redirected streams."""
+    words = shlex.join(each.replace("~", " ") for each in arguments.split())
+    (folder / "net.py").write_text(NETWORK)
+    (folder / "run.py").write_text(f"{CHECK}from poolgrad.__main__ import main\nmain()\n")
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} run.py {words} {redirection}"],
+        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("redirection", "said"),
+    [
+        ("> /dev/full", "cannot be written: No space left on device"),
+        (">&-", "is closed"),
+        ("| exec 0<&-", "was closed by the program that reads it"),
+    ],
+)
+@pytest.mark.parametrize(
+    "arguments", ["info", "check", "--help", "explain --no-open --out x.html", *SLOW]
+)
+def test_a_failing_output_ends_with_one_sentence(
+    tmp_path: Path, arguments: str, redirection: str, said: str
+) -> None:
+    done = run_shell(arguments, redirection, tmp_path)
+    lines = (done.stderr + done.stdout).splitlines()
+    progress = ("checking", "importing", "timing", "trying", "measuring")
+    assert [each for each in lines if not each.startswith(progress)] == [
+        f"poolgrad: standard output {said}"
+    ]
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [(PROFILE, "profile.png"), (BENCH, "bench/bench.csv"), (TRAIN, "run/result.json")],
+)
+def test_a_failing_output_loses_no_results(tmp_path: Path, arguments: str, file: str) -> None:
+    assert run_shell(arguments, "> /dev/full", tmp_path).returncode == 1
+    assert (tmp_path / file).stat().st_size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+@pytest.mark.parametrize("redirection", ["2>&-", "2> /dev/full", "<&-", "<&- 2>&-"])
+@pytest.mark.parametrize("arguments", ["check", "explain --no-open --out x.html"])
+def test_other_streams_may_be_closed(tmp_path: Path, arguments: str, redirection: str) -> None:
+    done = run_shell(arguments, redirection, tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.endswith(("per layer\n", "x.html\n"))
+    assert "Traceback" not in done.stderr
+
+
+def test_an_output_whose_encoding_lacks_a_character() -> None:
+    code = "import poolgrad.environment as e; e.report = lambda: 'µ'\n"
+    code += (
+        "import sys; sys.argv = ['poolgrad', 'info']\nfrom poolgrad.__main__ import main; main()"
+    )
+    assert assert_runs(code, PYTHONIOENCODING="ascii") == "\\xb5\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function"),
+    [
+        (["info"], "poolgrad.environment.report"),
+        (["check"], "poolgrad.check.count"),
+        (["explain"], "poolgrad.explainer.command.page"),
+        (["profile", "os:getcwd"], "poolgrad.bench.factory.load"),
+        (["bench", "--overhead"], "poolgrad.bench.overhead.measure"),
+    ],
+)
+def test_ctrl_c_ends_with_one_sentence(arguments: list[str], function: str) -> None:
+    code = f"""
+import os, signal, sys, unittest.mock
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = ["poolgrad", *{arguments!r}]
+from poolgrad.__main__ import main
+def stop(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+with unittest.mock.patch({function!r}, stop):
+    main()
+"""
+    done = run_python(code)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == "poolgrad: stopped"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function", "said"),
+    [
+        (["check"], "poolgrad.check.count", "checking gradients"),
+        (["profile", "os:getcwd"], "poolgrad.bench.factory.load", "importing os:getcwd"),
+        (["bench", "--rows", "tiny"], "poolgrad.bench.overhead.measure", "importing PyTorch"),
+    ],
+)
+def test_progress_is_shown_before_slow_imports(
+    arguments: list[str], function: str, said: str
+) -> None:
+    """Also where standard error is a pipe, and at once: the process ends without a last flush."""
+    code = f"""
+import os, sys, unittest.mock
+sys.argv = ["poolgrad", *{arguments!r}]
+from poolgrad.__main__ import main
+class Finder:
+    def find_spec(name, path, target=None):
+        if name in {HEAVY!r}:
+            os._exit(0)
+sys.meta_path.insert(0, Finder)
+with unittest.mock.patch({function!r}, lambda *_: os._exit(0)):
+    main()
+"""
+    done = run_python(code)
+    assert done.returncode == 0
+    assert done.stderr.startswith(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -16,6 +17,7 @@ from poolgrad import algorithms
 from poolgrad.bench.measure import take_turns
 from poolgrad.bench.report import processor
 from poolgrad.bench.rows import Row
+from poolgrad.lab.folder import write_atomic
 from poolgrad.numpy import dtype_named
 
 WORTH = 1.15  # an algorithm whose gains are all smaller should be deleted
@@ -89,13 +91,14 @@ _HEADS = ("row", "chosen", "algorithm", "seconds")
 
 def write_csv(path: Path, machine: Mapping[str, str], timed: Sequence[Timed]) -> None:
     """Write all times, after a description of the machine in lines with a #."""
-    with path.open("w", newline="") as file:
-        file.writelines(f"# {name}: {value}\n" for name, value in machine.items())
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(_HEADS)
-        for one in timed:
-            for name, seconds in one.seconds.items():
-                lines.writerow([one.row, one.chosen, name, f"{seconds:.4g}"])
+    text = io.StringIO()
+    text.writelines(f"# {name}: {value}\n" for name, value in machine.items())
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(_HEADS)
+    for one in timed:
+        for name, seconds in one.seconds.items():
+            lines.writerow([one.row, one.chosen, name, f"{seconds:.4g}"])
+    write_atomic(path, text.getvalue().encode())
 
 
 def read_csv(path: Path) -> tuple[dict[str, str], list[Timed]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from poolgrad.bench.pictures import draw_bars, draw_kernels
 from poolgrad.bench.report import Report, write_csv
+from poolgrad.lab.folder import write_atomic
 
 
 def write(folder: Path, report: Report, name: str = "bench") -> list[Path]:
@@ -15,6 +16,11 @@ def write(folder: Path, report: Report, name: str = "bench") -> list[Path]:
     -------
     list of Path
         What was written: without any size of kernel, there is no picture of them.
+
+    Raises
+    ------
+    LabError
+        If the system refuses to write a file; the message names it.
     """
     files = [folder / f"{name}.csv"]
     write_csv(files[0], report)
@@ -22,5 +28,5 @@ def write(folder: Path, report: Report, name: str = "bench") -> list[Path]:
         picture = draw(report.results, report.caption)
         if picture:
             files.append(folder / file)
-            files[-1].write_bytes(picture)
+            write_atomic(files[-1], picture)
     return files

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
 from statistics import median
@@ -77,7 +78,12 @@ class Profile(NamedTuple):
 
 
 def measure(
-    network: nn.Module, shape: tuple[int, ...], training: bool, threads: int, turns: int
+    network: nn.Module,
+    shape: tuple[int, ...],
+    training: bool,
+    threads: int,
+    turns: int,
+    show: Callable[[str], None] = lambda _: None,
 ) -> Profile:
     """Profile a network and a converted copy of it, in alternation.
 
@@ -93,6 +99,8 @@ def measure(
         Threads of PyTorch, and so of poolgrad.
     turns : int
         Number of timings of each network; with fewer than 6, the ratio has no interval.
+    show : callable
+        Is called with a line of text before each part of the measurement.
 
     Returns
     -------
@@ -108,14 +116,25 @@ def measure(
         ours = deepcopy(network).train(training)
     except Exception as error:  # of any module's own __deepcopy__
         raise ValueError(f"the network cannot be copied: {_one_line(error)}") from error
+    name = type(network).__name__
+    show(f"trying a step of {name} with an input of shape {','.join(map(str, shape))}")
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with using_threads(threads):
         _check_step(network.train(training), x, training)
     report = convert(ours)
     networks = (network, ours)
     steps = [partial(train if training else infer, each, x) for each in networks]
+    turn = itertools.count(1)
+
+    @contextmanager
+    def shown() -> Iterator[None]:
+        show(f"timing {name}, unchanged and converted: {next(turn)} of {2 * (turns + 1)}")
+        yield
+
     with using_threads(threads):
-        times = take_turns({str(k): step for k, step in enumerate(steps)}, turns, slow=math.inf)
+        calls = {str(k): (step, shown) for k, step in enumerate(steps)}
+        times = take_turns(calls, turns, slow=math.inf)
+        show(f"measuring the share of pooling in {name}")
         wholes = [median_and_spread(times[str(k)])[0] for k in range(2)]
         seconds = [
             Share(whole, whole * _pooling_share(each, step))
@@ -126,7 +145,6 @@ def measure(
             for each, step in zip(networks, steps, strict=True)
             if training
         ]
-    name = type(network).__name__
     return Profile(
         name,
         (seconds[0], seconds[1]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from poolgrad.bench.result import (
 )
 from poolgrad.bench.targets import Limits
 from poolgrad.environment import describe
+from poolgrad.lab.folder import write_atomic
 
 _FIELDS = ("name", "dtype", "shape", "seconds", "spread", "floor", "beside", "kept", "apart")
 _PEERS = {"onnxruntime": "ONNX Runtime", "jax": "JAX"}  # packages beside PyTorch
@@ -117,14 +119,15 @@ def write_csv(path: Path, report: Report) -> None:
     """Write all results, times in seconds, after a description of the machine in lines with a #."""
     peers = dict.fromkeys(peer for result in report.results for peer in result.peers)
     heads = [*_FIELDS, *(f"limit {name}" for name in _LIMITS), *(f"peer {name}" for name in peers)]
-    with path.open("w", newline="") as file:
-        file.writelines(f"# {name}: {value}\n" for name, value in report.machine.items())
-        lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(heads)
-        for result in report.results:
-            own = [getattr(result, name) for name in _FIELDS]
-            others = [result.peers.get(name) for name in peers]
-            lines.writerow([*own, *asdict(result.limits).values(), *others])
+    text = io.StringIO()
+    text.writelines(f"# {name}: {value}\n" for name, value in report.machine.items())
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(heads)
+    for result in report.results:
+        own = [getattr(result, name) for name in _FIELDS]
+        others = [result.peers.get(name) for name in peers]
+        lines.writerow([*own, *asdict(result.limits).values(), *others])
+    write_atomic(path, text.getvalue().encode())
 
 
 def read_csv(path: Path) -> Report:

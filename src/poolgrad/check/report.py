@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import groupby
 
 from poolgrad import check as checks
 from poolgrad.check import Row
+from poolgrad.progress import Progress
 
 _CHECKS = [
     ("float64", "textbook"),
@@ -25,13 +25,13 @@ _HEADS = {"differences": "differ."}
 
 def run() -> int:
     """Check everything, print it, and return the exit code of the command."""
-    total, rows = checks.count(), []
-    for row in checks.run():
-        rows.append(row)
-        if sys.stderr.isatty():
-            print(f"\rchecking {len(rows)} of {total}", end="", file=sys.stderr, flush=True)
-    if sys.stderr.isatty():
-        print("\r" + " " * 40, end="\r", file=sys.stderr)
+    rows = []
+    with Progress() as progress:
+        progress.show("checking gradients; the libraries of arrays are imported first")
+        total = checks.count()
+        for row in checks.run():
+            rows.append(row)
+            progress.show(f"checked {len(rows)} of {total}: {row.function}")
     held = sum(row.ok for row in rows)
     ending = f"{held} of {total} checks passed: one per function, library, dtype, layout; per layer"
     print("\n".join([table(rows), *complaints(rows), ending]))

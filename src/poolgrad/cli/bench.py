@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,11 @@ from poolgrad.bench.rows import Dtype
 from poolgrad.bench.targets import Limits
 from poolgrad.bench.targets import read as read_targets
 from poolgrad.cli.common import app, clear_errors, fail, print_files
+from poolgrad.progress import Progress
+
+if TYPE_CHECKING:  # they need rich
+    from poolgrad.bench.report import Report
+    from poolgrad.bench.result import Result
 
 # Benchmark -> the modules of `poolgrad.bench` that select its rows and time one.
 _MODULES = {
@@ -116,9 +121,6 @@ def bench(
         return _print_gpu_model(device, dry_run)
     name = "networks" if networks else "jax" if jax else "bench"
     with clear_errors():
-        from rich.console import Console
-        from rich.progress import Progress
-
         from poolgrad.bench import report
     try:
         limits = _read_targets(targets, dtype)
@@ -128,42 +130,56 @@ def bench(
         fail(str(error), code=2)
     except OSError as error:
         fail(f"--out {out} cannot be written: {error.strerror}", code=2)
-    with clear_errors():  # PyTorch takes seconds to import, so the options come first
+    with clear_errors(), Progress() as progress:
+        # PyTorch takes seconds to import, so the options come first.
+        progress.show("importing PyTorch")
         import torch
 
-        from poolgrad.bench import files, measure
+        from poolgrad.bench import measure
     threads = threads or torch.get_num_threads()
     turns = measure.QUICK_TURNS if quick else measure.TURNS
     if algorithms:
         _ablation(chosen, threads, turns, out)
         return
     timed = import_module(f"poolgrad.bench.{_MODULES[name][1]}").measure
-    console, results, stopped = Console(), [], False
+    results: list[Result] = []
+    stopped = False
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as if by Ctrl-C
     try:
-        with Progress(console=console, transient=True) as progress:
-            task = progress.add_task("", total=len(chosen))
+        with Progress() as progress:
             for row in chosen:
-                progress.update(task, description=row.name)
+                progress.show(f"timing {len(results) + 1} of {len(chosen)}: {row.name}")
                 result = timed(row, threads, turns)
                 results.append(replace(result, limits=limits.get(row.name, result.limits)))
-                progress.advance(task)
     except KeyboardInterrupt:
         stopped = True
-    finally:  # always prints and writes what was measured
+    finally:  # always writes and prints what was measured
         signal.signal(signal.SIGTERM, before)
         if results:
-            made = report.Report(report.machine(threads, turns), results)
+            _publish(report.Report(report.machine(threads, turns), results), out, name)
+    if stopped:
+        typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)
+        raise typer.Exit(130)
+
+
+def _publish(made: Report, out: Path, name: str) -> None:
+    """Write and print the results; if one of both fails, the other is done."""
+    from rich.console import Console
+
+    from poolgrad.bench import files, report
+
+    console = Console()
+    with clear_errors():
+        try:
+            written = files.write(out, made, name)
+        finally:
             console.print(report.table(made))
             for text in report.explanation(made):
                 console.print(f"\n{text}", markup=False, highlight=False)
             console.print()
             for line in report.complaints(made):
                 console.print(line, style="red", markup=False, highlight=False)
-            print_files("written:", files.write(out, made, name))
-    if stopped:
-        typer.echo(f"stopped after {len(results)} of {len(chosen)} rows", err=True)
-        raise typer.Exit(130)
+    print_files("written:", written)
 
 
 def _read_targets(path: Path | None, dtype: str) -> dict[str, Limits]:
@@ -189,25 +205,28 @@ def _refuse_several(*benchmarks: bool) -> None:
 def _print_overhead() -> None:
     from poolgrad.bench import overhead
 
-    typer.echo(overhead.markdown(overhead.measure()))
+    with Progress() as progress:
+        progress.show("timing small calls")
+        timed = overhead.measure()
+    typer.echo(overhead.markdown(timed))
 
 
 def _ablation(rows: Sequence[Any], threads: int, turns: int, out: Path) -> None:
     """Time the rows with every algorithm, print the gain of each, and write the times."""
-    from rich.console import Console
-    from rich.progress import track
-
     from poolgrad.bench import algorithms, report
 
-    console = Console()
-    timed = [
-        algorithms.measure(row, threads, turns)
-        for row in track(rows, "timing", console=console, transient=True)
-    ]
+    timed = []
+    with Progress() as progress:
+        for k, row in enumerate(rows):
+            progress.show(f"timing {k + 1} of {len(rows)}: {row.name}")
+            timed.append(algorithms.measure(row, threads, turns))
     machine = report.machine(threads, turns)
-    console.print(algorithms.markdown(machine, timed), markup=False, highlight=False)
     file = out / "algorithms.csv"
-    algorithms.write_csv(file, machine, timed)
+    with clear_errors():
+        try:  # first, because standard output may fail
+            algorithms.write_csv(file, machine, timed)
+        finally:
+            typer.echo(algorithms.markdown(machine, timed))
     print_files("written:", [file])
 
 
@@ -286,27 +305,27 @@ def profile(
     except ValueError as error:
         fail(str(error), code=2)
     try:
-        with clear_errors():  # PyTorch takes seconds to import: the options were checked before
+        with clear_errors(), Progress() as progress:
+            # PyTorch and the plotting library take seconds to import, so the options come first.
+            progress.show(f"importing {model}")
             network = factory.load(makes)
-    except ValueError as error:
-        fail(str(error), code=2)
-    with clear_errors():  # the plotting library takes seconds to import, too
-        import torch
-        from rich.console import Console
+            import torch
+            from rich.console import Console
 
-        from poolgrad.bench import profiling
-    console = Console()
-    threads = threads or torch.get_num_threads()
-    try:
-        with console.status(f"timing {type(network).__name__} with input {shape}"):
-            made = profiling.measure(network, sizes, training, threads, turns)
+            from poolgrad.bench import profiling
+
+            threads = threads or torch.get_num_threads()
+            made = profiling.measure(network, sizes, training, threads, turns, progress.show)
     except ValueError as error:
         fail(str(error), code=2)
-    console.print(profiling.table(made))
-    console.print(profiling.verdict(made), markup=False, highlight=False)
-    console.print(str(made.report), markup=False, highlight=False)
+    console = Console()
     try:
-        out.write_bytes(profiling.draw(made))
+        try:  # first, because standard output may fail
+            out.write_bytes(profiling.draw(made))
+        finally:
+            console.print(profiling.table(made))
+            console.print(profiling.verdict(made), markup=False, highlight=False)
+            console.print(str(made.report), markup=False, highlight=False)
     except OSError as error:
         fail(f"--out {out} cannot be written: {error.strerror}", code=2)
     print_files("written:", [out])

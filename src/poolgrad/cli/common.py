@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from poolgrad import __version__
 from poolgrad.lab.settings import LabError
@@ -17,6 +17,7 @@ _INSTALL = 'pip install "poolgrad[lab]"'
 
 try:
     import typer
+    import typer.core
 except ModuleNotFoundError as error:
     if error.name != "typer":
         raise
@@ -32,8 +33,19 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[:-1]) + f" or `{names[-1]}`"
 
 
+class _Commands(typer.core.TyperGroup):
+    """Ends every command at Ctrl-C with one sentence, where Typer prints nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            fail("stopped", code=130)
+
+
 app = typer.Typer(
     name="poolgrad",
+    cls=_Commands,
     help="Pooling layers with exact gradients.",
     no_args_is_help=True,
     add_completion=False,

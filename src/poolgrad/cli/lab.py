@@ -132,30 +132,33 @@ def train(
         from poolgrad.lab import data as lab_data
         from poolgrad.lab.folder import open_folder
 
-        settings, folder, result = open_folder(options, out, resume)
-        if result is not None:
-            typer.echo(f"{folder.path} holds a finished run; there is nothing to resume")
-            _print_result(result, folder.files)
-            return
-        for package in ("torch", "pytorch_lightning"):  # before images are read
-            if find_spec(package) is None:
-                raise ModuleNotFoundError(name=package)
-        images = lab_data.load(settings.data, settings.size)
-        check_windows(settings.kernel, settings.stride, images.size)
-        # PyTorch and Lightning take seconds to import, so the options have been checked before.
-        from poolgrad.lab import train as lab
+        with open_folder(options, out, resume) as (settings, folder, result):
+            if result is not None:
+                typer.echo(f"{folder.path} holds a finished run; there is nothing to resume")
+                _print_result(result, folder.files)
+                return
+            for package in ("torch", "pytorch_lightning"):  # before images are read
+                if find_spec(package) is None:
+                    raise ModuleNotFoundError(name=package)
+            images = lab_data.load(settings.data, settings.size)
+            check_windows(settings.kernel, settings.stride, images.size)
+            # PyTorch and Lightning take seconds to import, so the options have been checked before.
+            from poolgrad.lab import train as lab
 
-        run = lab.prepare(settings, folder, images)
-        typer.echo(run.describe())
-        if resume:
-            done = f"after epoch {run.finished_epochs}" if run.finished_epochs else "from epoch 1"
-            typer.echo(f"resumed {done} of {settings.epochs}")
-        try:
-            result = run.finish(progress=sys.stdout.isatty())
-        except KeyboardInterrupt:
-            typer.echo(f"stopped; to resume: poolgrad train --out {folder.path} --resume", err=True)
-            raise typer.Exit(130) from None
-        _print_result(result, folder.files)
+            run = lab.prepare(settings, folder, images)
+            typer.echo(run.describe())
+            if resume:
+                done = (
+                    f"after epoch {run.finished_epochs}" if run.finished_epochs else "from epoch 1"
+                )
+                typer.echo(f"resumed {done} of {settings.epochs}")
+            try:
+                finished = run.finish(progress=sys.stdout.isatty())
+            except KeyboardInterrupt:
+                again = f"poolgrad train --out {folder.path} --resume"
+                typer.echo(f"stopped; to resume: {again}", err=True)
+                raise typer.Exit(130) from None
+            _print_result(finished, folder.files)
 
 
 @app.command()

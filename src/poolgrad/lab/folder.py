@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from poolgrad.lab.settings import (
     MOST_THREADS,
     LabError,
@@ -22,6 +24,7 @@ from poolgrad.lab.settings import (
 )
 
 _PARTIAL = ".partial"  # left behind by a kill; overwritten by the next write of the same file
+_LOCK = "in-use.lock"  # left behind by a kill, too, but then unlocked
 # The entries of settings.json, and those of result.json that are printed, with their types.
 _STORED: dict[str, tuple[type, ...]] = {
     "settings": (dict,),
@@ -73,6 +76,50 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Create a folder of results and lock it, so that one process at a time writes to it.
+
+    The operating system unlocks the folder when the process ends, even if it is killed. A folder
+    that is still empty at the end is removed.
+
+    Parameters
+    ----------
+    path
+        The folder; it may exist.
+
+    Raises
+    ------
+    LabError
+        If another process has locked it, or it cannot be written.
+    """
+    created = [each for each in (path, *path.parents) if not each.exists()]
+    lock = FileLock(path / _LOCK)  # creates the folder
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise LabError(
+            f"--out {path} is in use by another poolgrad train or compare; wait until that ends, or"
+            " choose another --out"
+        ) from None
+    except OSError as error:
+        raise UnwritableError(f"--out {path} cannot be written: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes the file when it is unlocked
+            os.unlink(path / _LOCK)
+        lock.release()
+        with contextlib.suppress(OSError):  # not empty
+            for each in created:
+                each.rmdir()
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file holds no result: the lock of a folder, or a partly written file."""
+    return path.name == _LOCK or path.suffix == _PARTIAL
 
 
 @dataclass(frozen=True)
@@ -132,7 +179,7 @@ class RunFolder:
                 return self._checked(read_json(self.settings))
             if self.path.exists() and not self.path.is_dir():
                 raise LabError(f"--out {self.path} is a file, not a folder")
-            used = self.path.exists() and any(p.suffix != _PARTIAL for p in self.path.iterdir())
+            used = self.path.exists() and not all(map(is_leftover, self.path.iterdir()))
         except OSError as error:
             raise LabError(f"--out {self.path} cannot be read: {error.strerror}") from error
         if used:
@@ -180,10 +227,13 @@ class RunFolder:
                 partial.unlink()
 
 
+@contextlib.contextmanager
 def open_folder(
     options: Mapping[str, Any], out: Path | None, resume: bool
-) -> tuple[Settings, RunFolder, dict[str, Any] | None]:
-    """Find the run folder of the options, and the settings of its run.
+) -> Iterator[tuple[Settings, RunFolder, dict[str, Any] | None]]:
+    """Find and lock the run folder of the options, and find the settings of its run.
+
+    The folder of a finished run is not locked, because nothing is written to it.
 
     Parameters
     ----------
@@ -194,8 +244,8 @@ def open_folder(
     resume
         Go on with the run in the folder.
 
-    Returns
-    -------
+    Yields
+    ------
     settings, folder, result
         `result` is what a finished run wrote, otherwise None.
 
@@ -207,12 +257,20 @@ def open_folder(
     """
     settings = Settings.from_options(options)
     folder = RunFolder(out or settings.default_out())
-    stored = folder.stored()
-    if stored is None and resume:
+    if folder.stored() is None and resume:
         raise LabError(
             f"--resume: {folder.path} holds no run, since there is no {folder.settings.name}; leave"
             " --resume out to begin one"
         )
+    with contextlib.nullcontext() if folder.result.exists() else locked(folder.path):
+        yield _begun(options, settings, folder, resume)
+
+
+def _begun(
+    options: Mapping[str, Any], settings: Settings, folder: RunFolder, resume: bool
+) -> tuple[Settings, RunFolder, dict[str, Any] | None]:
+    """Find the settings of the run in a folder that no other process writes to."""
+    stored = folder.stored()
     if stored is None:
         return settings, folder, None
     result = folder.stored_result()

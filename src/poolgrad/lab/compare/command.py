@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from poolgrad.environment import describe as describe_machine
@@ -25,12 +23,12 @@ from poolgrad.lab.compare.results import Comparison, Cost, Example, Failure, Run
 from poolgrad.lab.compare.sentence import name_of, sentence, warnings
 from poolgrad.lab.compare.statistics import DRAWS, Scores, differences, estimate
 from poolgrad.lab.compare.tasks import Described, Job
-from poolgrad.lab.folder import read_json, to_json, write_atomic, writing
+from poolgrad.lab.folder import is_leftover, locked, read_json, to_json, write_atomic
 from poolgrad.lab.pools import with_head
 from poolgrad.lab.settings import LabError, check_entries, counted, flag, shorten
 from poolgrad.lab.versions import versions
 
-_MARK, _LOCK, _COSTS = "comparison.json", "comparison.lock", "costs.json"
+_MARK, _COSTS = "comparison.json", "costs.json"
 _MARKED: dict[str, tuple[type, ...]] = {"options": (dict,), "data": (dict,), "versions": (dict,)}
 _COST: dict[str, tuple[type, ...]] = {
     "method": (str,),
@@ -231,28 +229,20 @@ def opened(options: Mapping[str, Any], out: Path | None, console: Console) -> It
     """
     plan = Plan.from_options(options)
     out = out or plan.default_out()
-    stored = _stored(out)  # before the images are read
-    reader = plan.task_entry.data_functions()
-    data = reader.load(plan)
-    described = reader.describe(plan, data)
-    plan = plan.for_data(described.training, described.size)
-    if stored is not None:
-        _check_same(plan, described, stored, out)
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(out / _LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise LabError(f"--out {out} is in use by another poolgrad compare") from None
-    try:
+    _stored(out)  # before the folder is created
+    with locked(out):
+        stored = _stored(out)
+        reader = plan.task_entry.data_functions()
+        data = reader.load(plan)
+        described = reader.describe(plan, data)
+        plan = plan.for_data(described.training, described.size)
         if stored is None:
             mark = {"options": plan.deciding(), "data": described.identity, "versions": versions()}
             write_atomic(out / _MARK, to_json(mark))
+        else:
+            _check_same(plan, described, stored, out)
         described.facts.update(reader.protocol(plan, described))
         yield Session(plan, out, data, described, console)
-    finally:
-        lock.release()
 
 
 def _stored(out: Path) -> dict[str, Any] | None:
@@ -263,15 +253,11 @@ def _stored(out: Path) -> dict[str, Any] | None:
             return check_entries(read_json(mark), _MARKED, mark)
         if out.exists() and not out.is_dir():
             raise LabError(f"--out {out} is a file, not a folder")
-        ours = {_LOCK, f"{_MARK}.partial"}
-        used = out.exists() and any(path.name not in ours for path in out.iterdir())
+        used = out.exists() and not all(map(is_leftover, out.iterdir()))
     except OSError as error:
         raise LabError(f"--out {out} cannot be read: {error.strerror}") from error
     if used:
         raise LabError(f"--out {out} is not empty and holds no comparison; choose another")
-    parent = next(path for path in [out, *out.absolute().parents] if path.exists())
-    if not os.access(parent, os.W_OK):
-        raise LabError(f"--out {out} cannot be written: {parent} is not writable")
     return None
 
 
