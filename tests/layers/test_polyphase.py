@@ -136,9 +136,9 @@ def test_ties_are_broken_by_contents() -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_order_of_maps_ignores_shifts(parts: Any, shift: Any, order: Any) -> None:
-    best = parts[greatest(parts)]
-    again = np.roll(parts, shift, (2, 3))[order]
-    assert is_a_shift(torch.from_numpy(best), torch.from_numpy(again[greatest(again)]))
+    again = torch.from_numpy(np.roll(parts, shift, (2, 3))[order])
+    parts = torch.from_numpy(parts)
+    assert is_a_shift(parts[greatest(parts)], again[greatest(again)])
 
 
 def exactly(values: Any) -> Any:

@@ -108,7 +108,9 @@ class Pool(nn.Module):
         value = given[name]
         if isinstance(value, list | tuple | np.ndarray):
             numbers = real_numbers(name, value).astype(np.float64)
-            value = torch.as_tensor(numbers, dtype=torch.get_default_dtype())
+            value = torch.as_tensor(
+                numbers, dtype=torch.get_default_dtype(), device=torch.get_default_device()
+            )
         operator.check_operand(_numbers(name, value))
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             value = nn.Buffer(value)
@@ -305,7 +307,7 @@ class Mixed(_ExportedToOnnx):
         largest = getattr(nn.functional, f"max_pool{self.dims}d")
         mean = getattr(nn.functional, f"avg_pool{self.dims}d")
         size, stride, padding, ceil_mode = self._windows()
-        alpha = torch.as_tensor(self.alpha, dtype=x.dtype)
+        alpha = torch.as_tensor(self.alpha, dtype=x.dtype, device=x.device)
         alpha = alpha.reshape(-1, *[1] * self.dims) if alpha.dim() else alpha
         return alpha * largest(x, size, stride, padding, 1, ceil_mode) + (1 - alpha) * mean(
             x, size, stride, padding, ceil_mode, self.count_include_pad

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from poolgrad.regions import bins, roi_align, roi_pool
+
+for _function in ("roi_align", "roi_pool"):  # in graphs that torch.fx traces, nodes
+    fx.wrap(_function)
 
 
 class RoIPool2d(nn.Module):

@@ -132,7 +132,7 @@ class LayoutKernels:
             sample, last = each[:, number, None], a.size - a.kernel
             if a.out > 1:
                 step = torch.full_like(sample, last) / torch.full_like(sample, a.out - 1)
-                outputs = torch.arange(a.out - 1, device=each.device).to(each.dtype)
+                outputs = torch.arange(a.out - 1, dtype=torch.int64, device=each.device).to(each.dtype)
                 begin = ((outputs + sample) * step).to(torch.int64)
                 parts.append((begin - (sample * step).to(torch.int64)).clamp(0, last))
             parts.append(torch.full_like(sample, last, dtype=torch.int64))

@@ -198,8 +198,8 @@ class SelectingKernels(LayoutKernels):
     ) -> None:
         """Fill a random choice of each window, of a probability given by its positive part."""
         made = self._output(y).tensor
-        drawn = seed if isinstance(seed, Tensor) else torch.tensor(seed, device=x.device)
-        numbers = view(torch.empty(self.layout.out_shape, device="meta"), self.layout)
+        drawn = seed if isinstance(seed, Tensor) else torch.full((), seed, dtype=torch.int64, device=x.device)
+        numbers = view(torch.empty(self.layout.out_shape, dtype=torch.int8, device="meta"), self.layout)
         self._by_outputs(
             stochastic.draw, x, (), None, (numbers.p, *numbers.strides),
             (made, written(routes, made)), extra=(drawn.reshape(1),),
