@@ -24,7 +24,7 @@ from layer_checks import (  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from poolgrad.torch import StochasticPool1d, StochasticPool2d, StochasticPool3d  # noqa: E402
-from poolgrad.torch.layers.stochastic import _drawn, S3Pool2d  # noqa: E402
+from poolgrad.torch.layers.stochastic import S3Pool2d, _drawn  # noqa: E402
 
 N = 10_000
 LAYERS: dict[str, Any] = {"StochasticPool2d": StochasticPool2d, "S3Pool2d": S3Pool2d}

@@ -152,9 +152,9 @@ class _Converter:
         if isinstance(known, int):
             return torch.full((), known, dtype=torch.int64, device=x.device)
         device = x.device if known is None else known.device
-        return torch.randint(
-            2**63 - 1, (), generator=known, dtype=torch.int64, device=device
-        ).to(x.device)
+        return torch.randint(2**63 - 1, (), generator=known, dtype=torch.int64, device=device).to(
+            x.device
+        )
 
     def samples(self, operand: WindowSamples, value: Samples, x: Tensor, ready: Prepared) -> Tensor:
         layout = ready.layout

@@ -184,10 +184,16 @@ class Pool(nn.Module):
         return y
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """Return what TorchScript compiles instead: PyTorch's module, if it computes the same."""
+        """Return what TorchScript compiles instead: PyTorch's module, if it computes the same.
+
+        Raises
+        ------
+        NotImplementedError
+            If PyTorch has no such module.
+        """
         theirs = next((t for t, ours in SUBCLASSES.items() if isinstance(self, ours)), None)
         if theirs is None or not self._equals_pytorch():
-            return self
+            raise not_scriptable(self)
         module = copy(self)
         module.convert_to(theirs)
         return module
@@ -224,6 +230,14 @@ def difference_from_pytorch(module: nn.Module) -> str:
     if module.ceil_mode:
         return "with ceil_mode PyTorch scales the sum of a partial window, poolgrad does not"
     return ""
+
+
+def not_scriptable(module: nn.Module) -> NotImplementedError:
+    """Return the error of `torch.jit.script` for a module that PyTorch does not have."""
+    return NotImplementedError(
+        "torch.jit.script accepts poolgrad's modules only where PyTorch has a module that computes "
+        f"the same, got {type(module).__name__}; use torch.jit.trace or torch.export"
+    )
 
 
 def _each(values: Any) -> list[Any]:
@@ -392,7 +406,9 @@ class Global(Pool):
             request: Request = pool.describe(_Input((1,) * (dims + 2)), **given)  # type: ignore[attr-defined]
             return replace(request, x=x)
 
-        return described(describe)
+        limited = described(describe)
+        limited.__name__, limited.__module__ = pool.__name__, pool.__module__  # for `torch.fx`
+        return limited
 
 
 # The classes

@@ -8,10 +8,19 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from poolgrad.torch._compat import tracing_state
+from poolgrad.torch.arrays import is_in_graph
+from poolgrad.torch.modules import not_scriptable
 from poolgrad.windows import brief, per_axis, positive
+
+
+class Layer(nn.Module):
+    """Base class of the layers."""
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise not_scriptable(self)
 
 
 def check_maps(x: Any, channels: int | None = None) -> Tensor:
@@ -144,5 +153,8 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether reading values does not wait, and no derivative adds by atomics."""
-    return x.is_cpu
+    """Whether reading values does not wait, and no derivative adds by atomics.
+
+    Of subclasses of tensors (fake, distributed) this is not known, outside graphs.
+    """
+    return x.is_cpu and (type(x) in (Tensor, nn.Parameter) or is_in_graph())

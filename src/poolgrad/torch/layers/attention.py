@@ -8,6 +8,7 @@ from torch.nn.functional import relu, scaled_dot_product_attention
 
 from poolgrad.torch._compat import forward_level, is_transformed
 from poolgrad.torch.layers.arguments import (
+    Layer,
     batched,
     check_maps,
     check_size,
@@ -53,7 +54,7 @@ def _tokens(x: Tensor) -> Tensor:
     return x.flatten(-2).transpose(-2, -1)
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(Layer):
     """Multi-head attention of a few queries over a sequence of tokens.
 
     Computes ``softmax(q k^T / sqrt(d)) v`` for each head, with ``d = channels / heads``, and
@@ -104,7 +105,7 @@ class MultiHeadAttention(nn.Module):
         return projected
 
 
-class AttentionPool2d(nn.Module):
+class AttentionPool2d(Layer):
     """Attention of the average token over all positions of a map, with positional embeddings.
 
     The positions of the map, and before them their average, are a sequence of ``H * W + 1`` tokens.
@@ -191,7 +192,7 @@ class AttentionPool2d(nn.Module):
         )
 
 
-class AttentionPoolLatent(nn.Module):
+class AttentionPoolLatent(Layer):
     """Attention of learned queries over all positions of a map of any size.
 
     With the positions of the map as tokens X and the learned queries S::

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from poolgrad.torch.arrays import is_in_graph
 from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import (
+    Layer,
     check_maps,
     one_of,
     one_positive,
@@ -138,7 +139,7 @@ def _source(i: int, size: int, mode: str) -> int:
     return min(i % period, -i % period)
 
 
-class BlurPool2d(nn.Module):
+class BlurPool2d(Layer):
     """Blur with a binomial filter, then keep every `stride`-th pixel.
 
     It replaces a stride without a filter, which aliases: frequencies above half of the new sampling
@@ -210,7 +211,7 @@ class BlurPool2d(nn.Module):
         )
 
 
-class MaxBlurPool2d(nn.Module):
+class MaxBlurPool2d(Layer):
     """Take the maximum of every window with stride 1, then blur and subsample.
 
     Max pooling is a dense maximum, which commutes with shifts, followed by a bare stride, which
@@ -271,7 +272,7 @@ class MaxBlurPool2d(nn.Module):
         return f"kernel_size={self.kernel_size}"
 
 
-class BlurConv2d(nn.Module):
+class BlurConv2d(Layer):
     """Convolve with stride 1, apply ReLU, then blur and subsample, like a strided convolution.
 
     The order is Zhang's: the blur comes after the ReLU, because a ReLU after the blur would create

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from poolgrad.torch.layers.arguments import (
+    Layer,
     check_fits,
     check_maps,
     one_of,
@@ -43,7 +44,7 @@ def _responses(
     return by_channel
 
 
-class _Filtered(nn.Module):
+class _Filtered(Layer):
     """Base class: windows, and filters of their size, for all channels or for each channel."""
 
     def __init__(

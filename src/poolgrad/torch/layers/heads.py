@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, fx, nn
 
 from poolgrad.torch.layers.arguments import (
+    Layer,
     batched,
     check_maps,
     check_size,
@@ -18,7 +19,14 @@ from poolgrad.torch.layers.exportable import global_average, global_maximum
 from poolgrad.torch.layers.power import GeM2d
 
 # In graphs that torch.fx traces, nodes
-for _function in ("batched", "check_maps", "check_size", "global_average", "global_maximum", "unbatched"):
+for _function in (
+    "batched",
+    "check_maps",
+    "check_size",
+    "global_average",
+    "global_maximum",
+    "unbatched",
+):
     fx.wrap(_function)
 
 HEADS = ("flatten", "avg", "max", "gem", "attention")
@@ -41,7 +49,7 @@ class _Maximum(nn.Module):
         return global_maximum(x)
 
 
-class Head(nn.Module):
+class Head(Layer):
     """The head of a classifier, returned by `make_head`.
 
     Attributes

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from poolgrad.torch.layers.arguments import (
+    Layer,
     batched,
     check_fits,
     check_maps,
@@ -169,7 +170,7 @@ class _ImportanceLogits(nn.Module):
         return _of_shape(self.HIGH * y.sigmoid(), x)
 
 
-class LIP2d(nn.Module):
+class LIP2d(Layer):
     """Average every window with weights that a small network computes from the input.
 
     The weights are ``exp(logits(x))``, normalised in each window. `logits` learns which inputs

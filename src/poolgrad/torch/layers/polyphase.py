@@ -14,12 +14,13 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from poolgrad.torch._compat import tracing_state
 from poolgrad.torch.arrays import is_plain
 from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import (
+    Layer,
     batched,
     check_maps,
     one_of,
@@ -165,9 +166,12 @@ def _order(parts: Tensor) -> Tensor:
 
 
 def _ranks(numbers: Tensor) -> Tensor:
-    """Return how many numbers of the same example are less than each number."""
+    """Return how many different numbers of the same example are less than each number."""
     flat = numbers.flatten(1)
-    return torch.searchsorted(flat.sort(1).values, flat).reshape(numbers.shape)
+    values, order = flat.sort(1)
+    steps = (values[:, 1:] != values[:, :-1]).cumsum(1)
+    ranks = torch.cat((torch.zeros_like(steps[:, :1]), steps), 1) if flat.shape[1] > 1 else order
+    return torch.zeros_like(order).scatter(1, order, ranks).reshape(numbers.shape)
 
 
 @torch.library.custom_op("poolgrad::polyphase_component", mutates_args=())
@@ -238,7 +242,7 @@ def _pooled(
     return unbatched(_select(_components(maps, stride), chosen), x)
 
 
-class AdaptivePolyphasePool2d(nn.Module):
+class AdaptivePolyphasePool2d(Layer):
     """Keep the polyphase component of the largest norm: subsampling that commutes with shifts.
 
     A stride of 2 could keep any of four grids of pixels. For each example, the grid of the largest

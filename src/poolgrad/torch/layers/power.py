@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from poolgrad.functional import global_lp_pool, global_lse_pool
 from poolgrad.torch.arrays import pools
 from poolgrad.torch.layers.arguments import (
+    Layer,
     batched,
     check_maps,
     number,
@@ -83,7 +84,7 @@ def _smooth_maximum(x: Tensor, r: Tensor, channels: int | None, keepdims: bool) 
     return y if keepdims else y.flatten(-3)
 
 
-class GeM2d(nn.Module):
+class GeM2d(Layer):
     """Generalised mean over height and width, with a learned power.
 
     Computes ``mean(max(x, eps) ** p) ** (1 / p)`` of every channel. With ``p = 1`` that is the
@@ -160,7 +161,7 @@ class GeM2d(nn.Module):
         return f"{channels}p={self.initial}, eps={self.eps}{kept}"
 
 
-class LogSumExp2d(nn.Module):
+class LogSumExp2d(Layer):
     """Log-mean-exp over height and width, with a learned sharpness.
 
     Computes ``log(mean(exp(r * x))) / r`` of every channel. With a small r that comes close to the

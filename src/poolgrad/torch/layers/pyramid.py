@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from poolgrad.torch.arrays import shape_of
-from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive
+from poolgrad.torch.layers.arguments import Layer, check_maps, one_of, one_positive
 from poolgrad.torch.pools import AdaptiveAvgPool2d, AdaptiveMaxPool2d
 from poolgrad.windows import brief
 
@@ -22,7 +22,7 @@ def _bounds(size: int, level: int) -> list[tuple[int, int]]:
     return [(k * size // level, -(-(k + 1) * size // level)) for k in range(level)]
 
 
-class SpatialPyramidPool2d(nn.Module):
+class SpatialPyramidPool2d(Layer):
     """Adaptive pooling into grids of several sizes, concatenated to one vector.
 
     Level l divides a map of any size into l x l bins. The output holds the bins of the

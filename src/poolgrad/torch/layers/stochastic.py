@@ -7,13 +7,13 @@ from math import comb
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.nn.functional import max_pool2d, pad
 
 from poolgrad import functional
 from poolgrad.torch.arrays import is_in_graph, pools, shape_of
 from poolgrad.torch.function import known_generator
-from poolgrad.torch.layers.arguments import check_maps, pair, sum_dtype, without_autocast
+from poolgrad.torch.layers.arguments import Layer, check_maps, pair, sum_dtype, without_autocast
 from poolgrad.torch.transposes import linear
 from poolgrad.windows import Ints, brief
 
@@ -127,7 +127,7 @@ def _mean(y: Tensor, stride: tuple[int, int], grid_size: tuple[int, int]) -> Ten
         return (by_row @ y.to(dtype) @ by_column.T).to(y.dtype)
 
 
-class S3Pool2d(nn.Module):
+class S3Pool2d(Layer):
     """Compute the maximum with stride one and keep random rows and columns of it.
 
     First, the maximum of every window of `kernel_size` is computed at stride one with
