@@ -42,9 +42,9 @@ def unnamed(source: str) -> list[str]:
             given = {keyword.arg for keyword in node.keywords}
             needed = {"device"} if name == "torch.Generator" else set()
             owner, _, last = name.rpartition(".")
+            if last == "partial":
+                owner, _, last = ast.unparse(node.args[0]).rpartition(".")
             if owner == "torch" and last in FACTORIES:
-                needed = {"device", "dtype"}
-            elif last == "partial" and ast.unparse(node.args[0]).rpartition(".")[2] in FACTORIES:
                 needed = {"device", "dtype"}
             if not needed <= given:
                 found.append(ast.unparse(node))

@@ -100,7 +100,8 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     if arguments.on_cpu(x):
         limits = [size - int(mode == "reflect") for size in plane_of(x)]
         if mode == "replicate" or (max(height) <= limits[0] and max(width) <= limits[1]):
-            return F.pad(x, pads, mode=mode)
+            with without_autocast(x):  # it would convert the map to float32
+                return F.pad(x, pads, mode=mode)
     for axis, size, (before, after) in zip((-2, -1), plane_of(x), (height, width), strict=True):
         if before or after:
             low = [_source(i, size, mode) for i in range(-before, 0)]
