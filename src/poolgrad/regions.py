@@ -18,7 +18,7 @@ from poolgrad import arguments
 from poolgrad import numpy as front
 from poolgrad.core import Regions, get_num_threads
 from poolgrad.dtypes import FLOATS, INTEGERS
-from poolgrad.functional.public import library
+from poolgrad.functional.public import is_proxy, library, recorded
 from poolgrad.interface import Buffer
 from poolgrad.windows import brief, flag, positive
 
@@ -346,6 +346,8 @@ def roi_pool(
     array([[[[14., 16.],
              [26., 28.]]]])
     """
+    if is_proxy(input):
+        return recorded(roi_pool, input, (input, boxes, output_size, spatial_scale), {})
     wanted = bins(output_size, spatial_scale)
     if _is_tensor("roi_pool", input):
         return _torch().roi_pool(input, boxes, wanted)
@@ -425,6 +427,9 @@ def roi_align(
     (array([[[[17.5]]]]), array([[0.25, 0.25],
            [0.25, 0.25]]))
     """
+    if is_proxy(input):
+        given = (input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
+        return recorded(roi_align, input, given, {})
     wanted = bins(output_size, spatial_scale, sampling_ratio, aligned)
     if _is_tensor("roi_align", input):
         return _torch().roi_align(input, boxes, wanted)

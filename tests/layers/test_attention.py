@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -268,3 +269,24 @@ def test_bad_sizes() -> None:
             AttentionPoolLatent(8, latents=value)
     with pytest.raises(ValueError, match=r"^latents must be positive, got 0"):
         AttentionPoolLatent(8, latents=0)
+
+
+@each_layer
+def test_second_derivatives_of_a_plain_backward_pass(name: str) -> None:
+    layer, x = made(name), image().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that create_graph keeps memory
+        layer(x).sum().backward(create_graph=True)
+    (second,) = torch.autograd.grad(x.grad.square().sum(), x)
+    assert second.abs().max() > 0
+    small = image()[:1].requires_grad_()
+    assert torch.autograd.gradgradcheck(layer, (small,))
+    assert torch.autograd.gradcheck(layer, (small,), check_forward_ad=True)
+
+
+@each_layer
+def test_without_gradients_the_fused_attention_computes_the_same(name: str) -> None:
+    layer, x = made(name), image()
+    with torch.no_grad():
+        y = layer(x)
+    torch.testing.assert_close(y, layer(x))

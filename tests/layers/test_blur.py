@@ -178,3 +178,48 @@ def test_bad_channels_of_the_convolution() -> None:
         BlurConv2d(0, 1, 3)
     with pytest.raises(ValueError, match="x must have 3 channels, got"):
         BlurConv2d(3, 1, 3)(maps(1, 2, 4, 4))
+
+
+# The filter is computed in every call
+
+
+@pytest.mark.parametrize("make", [BlurPool2d, MaxBlurPool2d, lambda: BlurConv2d(2, 2, 1)])
+@pytest.mark.parametrize("way", ["to_empty", "assign", "half", "meta"])
+def test_the_filter_survives_what_replaces_tensors(make: Any, way: str) -> None:
+    layer, x = make(), torch.rand(1, 2, 6, 6)
+    expected, state = layer(x), layer.state_dict()
+    if way == "half":
+        for parameter in layer.parameters():
+            nn.init.ones_(parameter)
+        expected = layer(x)
+        layer = layer.half().float()
+    elif way == "assign":
+        with torch.device("meta"):
+            layer = make()
+        layer.load_state_dict(state, assign=True)
+    else:
+        with torch.device("meta" if way == "meta" else "cpu"):
+            layer = make()
+        layer.to_empty(device="cpu")
+        layer.load_state_dict(state)
+    assert torch.equal(layer(x), expected)
+    assert not [*layer.buffers()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("filter_size", [*range(1, 16)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_weights_of_the_filter_sum_to_one(dtype: Any, filter_size: int, autocast: bool) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        y = BlurPool2d(filter_size)(torch.full((1, 1, 16, 16), 1.0, dtype=dtype))
+    # From a size of 14 on, partial sums have more bits than float32.
+    rounding = 1e-6 if dtype == torch.float32 and filter_size > 13 else 0
+    torch.testing.assert_close(y, torch.ones(1, 1, 8, 8, dtype=dtype), rtol=0, atol=rounding)
+
+
+def test_a_filter_made_in_inference_mode_is_not_kept() -> None:
+    with torch.inference_mode():
+        BlurPool2d()(torch.ones(1, 1, 4, 4))
+    x = torch.ones(1, 1, 4, 4, requires_grad=True)
+    BlurPool2d()(x).sum().backward()
+    assert x.grad.sum() == 4

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from layer_checks import check_exported  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import poolgrad.torch as public  # noqa: E402
 from poolgrad import check  # noqa: E402
@@ -236,3 +237,100 @@ def test_exported_programs_do_the_same(make: Any) -> None:
     program = torch.export.export(layer, (x,)).module()
     other = x.flip(0)
     torch.testing.assert_close(program(other), layer(other))
+
+
+# Modes of PyTorch
+
+
+@each_case
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_trains(case: LayerCase, dtype: Any) -> None:
+    layer, x = case.make(), torch.rand(case.shape, requires_grad=True)
+    with torch.autocast("cpu", dtype=dtype):
+        y = call(case, layer, x)
+    assert y.isfinite().all()
+    y.float().square().sum().backward()
+    leaves = [x, *layer.parameters()]
+    assert all(leaf.grad is not None and leaf.grad.dtype == leaf.dtype for leaf in leaves)
+
+
+@each_case
+def test_vmap_is_a_loop(case: LayerCase) -> None:
+    if case.others():
+        pytest.skip("boxes are not mapped")
+    layer, x = prepared(case)
+    xs = torch.stack([torch.tensor(x), torch.tensor(x).flip(0) * 1.5])
+    ys = torch.func.vmap(lambda x: call(case, layer, x), randomness="same")(xs)
+    torch.testing.assert_close(ys, torch.stack([call(case, layer, x) for x in xs]))
+
+
+@each_case
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_second_derivatives_and_forward_mode(case: LayerCase) -> None:
+    layer, x = prepared(case)
+    x = torch.tensor(x, requires_grad=True)
+    direction = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
+
+    def pool(x: Any) -> Any:
+        return call(case, layer, x)
+
+    y, ty = torch.func.jvp(pool, (x.detach(),), (direction,))
+    (gx,) = torch.autograd.grad(y.new_ones(()) * pool(x).square().sum(), x, create_graph=True)
+    torch.testing.assert_close((gx * direction).sum(), (2 * y * ty).sum())
+    (along,) = torch.autograd.grad((gx * direction).sum(), x)
+    step = 1e-5
+
+    def gradient(x: Any) -> Any:
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(pool(leaf).square().sum(), leaf)[0]
+
+    differences = gradient(x + step * direction) - gradient(x - step * direction)
+    torch.testing.assert_close(along, differences / (2 * step), rtol=1e-4, atol=1e-5)
+
+
+@each_case
+def test_fake_tensors_have_the_shape_of_the_output(case: LayerCase) -> None:
+    shape = call(case, case.make(), torch.rand(case.shape)).shape
+    with FakeTensorMode():
+        x = torch.empty(case.shape, requires_grad=True)
+        y = call(case, case.make(), x)
+        y.sum().backward()
+    assert y.shape == shape
+    assert x.grad.shape == case.shape
+
+
+@each_case
+@pytest.mark.parametrize("is_root", [True, False])
+def test_fx_traces(case: LayerCase, is_root: bool) -> None:
+    layer, x = moved(case.make()), torch.rand(case.shape)
+    if not is_root:
+        layer = (CallerWithBoxes if case.others() else Caller)(layer)
+    traced = torch.fx.symbolic_trace(layer)
+    expected = call(case, layer, x)
+    assert traced.state_dict().keys() <= layer.state_dict().keys()
+    # PyTorch's averages, which are traced in place of ours, round differently.
+    torch.testing.assert_close(call(case, traced, x), expected)
+    torch.testing.assert_close(call(case, copy.deepcopy(traced), x), expected)
+
+
+class Caller(nn.Module):
+    """A network that calls a layer; boxes, which not all layers take, may follow the maps."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) + 1
+
+
+class CallerWithBoxes(Caller):
+    def forward(self, x: Any, boxes: Any) -> Any:
+        return self.layer(x, boxes) + 1
+
+
+@each_case
+def test_scripting_is_an_error_that_names_the_layer(case: LayerCase) -> None:
+    layer = case.make()
+    with pytest.raises(NotImplementedError, match=f"got {type(layer).__name__}; use torch.jit.tra"):
+        torch.jit.script(layer)

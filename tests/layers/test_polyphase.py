@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from processes import assert_runs
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
@@ -136,9 +137,9 @@ def test_ties_are_broken_by_contents() -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_order_of_maps_ignores_shifts(parts: Any, shift: Any, order: Any) -> None:
-    best = parts[greatest(parts)]
-    again = np.roll(parts, shift, (2, 3))[order]
-    assert is_a_shift(torch.from_numpy(best), torch.from_numpy(again[greatest(again)]))
+    again = torch.from_numpy(np.roll(parts, shift, (2, 3))[order])
+    parts = torch.from_numpy(parts)
+    assert is_a_shift(parts[greatest(parts)], again[greatest(again)])
 
 
 def exactly(values: Any) -> Any:
@@ -226,3 +227,51 @@ def test_bad_arguments() -> None:
         AdaptivePolyphasePool2d(filter_size=0)
     with pytest.raises(ValueError, match="padding_mode must be one of 'reflect'"):
         AdaptivePolyphasePool2d(padding_mode="constant")
+
+
+# Where values cannot be read
+
+
+@pytest.mark.parametrize("filter_size", [None, 3])
+def test_vmap_chooses_as_a_loop_does(filter_size: int | None) -> None:
+    """Ties, NaN and infinity included."""
+    layer = AdaptivePolyphasePool2d(2, filter_size=filter_size)
+    xs = torch.randint(0, 2, (5, 3, 2, 4, 6), generator=torch.Generator().manual_seed(0)).float()
+    xs[1, 0, 0, 0, 0], xs[2, 1, 1, 2, 3], xs[3] = math.nan, math.inf, 0.0
+    expected = torch.stack([layer(x) for x in xs])
+    came = torch.func.vmap(layer)(xs)
+    assert torch.equal(came.nan_to_num(7.0), expected.nan_to_num(7.0))
+    gradients = torch.func.vmap(torch.func.grad(lambda x: layer(x).sum()))(xs)
+    leaf = xs.clone().requires_grad_()
+    torch.stack([layer(x) for x in leaf]).sum().backward()
+    assert torch.equal(gradients, leaf.grad)
+
+
+DISTRIBUTED = """
+import torch, torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from poolgrad.torch import AdaptivePolyphasePool2d
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+x = torch.randint(0, 2, (3, 2, 4, 6)).float()
+for placement in (Shard(0), Replicate()):
+    for layer in (AdaptivePolyphasePool2d(2), AdaptivePolyphasePool2d(3, 1, 3, "reflect")):
+        part = distribute_tensor(x, mesh, [placement]).requires_grad_()
+        y = layer(part)
+        assert torch.equal(y.full_tensor(), layer(x))
+        y.sum().backward()
+        assert part.grad.full_tensor().sum() > 0
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_distributed_tensors() -> None:
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("PyTorch has no gloo")
+    assert_runs(
+        DISTRIBUTED.replace("import torch,", "import warnings, torch,").replace(
+            "store =", "warnings.simplefilter('ignore')\nstore ="
+        )
+    )

@@ -151,6 +151,17 @@ def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:
     return shape[first : first + dims]
 
 
+def is_proxy(x: object) -> bool:
+    """Whether `x` records calls by PyTorch's protocol without being a tensor, as in `torch.fx`."""
+    kind = type(x)
+    return hasattr(kind, "__torch_function__") and not hasattr(kind, "data_ptr")
+
+
+def recorded(function: Callable[..., Any], x: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Record a call of a public function with a proxy."""
+    return type(x).__torch_function__(function, (type(x),), args, kwargs)
+
+
 def described(describe: Callable[P, Request]) -> Callable[P, Any]:
     """Return the function that computes what `describe` describes."""
     cache = CallCache()
@@ -160,6 +171,8 @@ def described(describe: Callable[P, Request]) -> Callable[P, Any]:
         result = lookup.call(cache, args, kwargs) if lookup is not None else None
         if result is not None:
             return result
+        if lookup is None and is_proxy(first := args[0] if args else kwargs.get("x")):
+            return recorded(pool, first, args, kwargs)
         key = lookup.key(args, kwargs) if lookup is not None else None
         request = describe(*args, **kwargs)
         front = front_end(request.x)

@@ -50,14 +50,16 @@ def key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
 
 call_cache.LOOKUPS[Tensor] = call_cache.Lookup(call, key)
 
-_CPU = torch.empty(0)
+_CPU = torch.empty(0, dtype=torch.float32, device="cpu")  # only its device is read
 
 
 def _maker(buffer: Buffer) -> Callable[[], Tensor]:
     if not small(buffer):
         return partial(allocate, buffer, _CPU)
     strides = empty(buffer, _CPU).stride()  # known strides save time in PyTorch
-    return partial(torch.empty_strided, buffer.shape, strides, dtype=DTYPES[buffer.dtype])
+    return partial(
+        torch.empty_strided, buffer.shape, strides, dtype=DTYPES[buffer.dtype], device=_CPU.device
+    )
 
 
 def bound_call(request: Request, ready: Prepared, operands: Tensors) -> Callable[[Tensor], Any]:

@@ -136,8 +136,8 @@ class _Converter:
             return torch.full((), number, dtype=dtype, device=x.device)
         given = value
         if not isinstance(given, Tensor):  # float64: PyTorch lacks some of NumPy's dtypes
-            numbers = arguments.real_numbers(operand.name, given)
-            given = torch.as_tensor(numbers.astype(np.float64))
+            numbers = arguments.real_numbers(operand.name, given).astype(np.float64)
+            given = torch.as_tensor(numbers, dtype=torch.float64, device="cpu")
         if given.is_complex() or given.dtype == torch.bool:
             raise arguments.refuse_numbers(operand.name, given.dtype)
         arguments.check_length(operand.name, shape_of(given), layout.channels)
@@ -152,7 +152,9 @@ class _Converter:
         if isinstance(known, int):
             return torch.full((), known, dtype=torch.int64, device=x.device)
         device = x.device if known is None else known.device
-        return torch.randint(2**63 - 1, (), generator=known, device=device).to(x.device)
+        return torch.randint(2**63 - 1, (), generator=known, dtype=torch.int64, device=device).to(
+            x.device
+        )
 
     def samples(self, operand: WindowSamples, value: Samples, x: Tensor, ready: Prepared) -> Tensor:
         layout = ready.layout
@@ -161,7 +163,7 @@ class _Converter:
         if value.values is None:
             known = known_generator(value.generator)
             if isinstance(known, int):
-                known = torch.Generator(x.device).manual_seed(known)
+                known = torch.Generator(device=x.device).manual_seed(known)
             own: Any = (
                 {"generator": known} if known is not None else {}
             )  # compilers do not support None
@@ -169,7 +171,8 @@ class _Converter:
             return drawn.clamp(max=most)  # compiled code draws in float32 and rounds
         given = value.values
         if not isinstance(given, Tensor):
-            given = torch.as_tensor(arguments.floating_samples(given).astype(np.float64))
+            numbers = arguments.floating_samples(given).astype(np.float64)
+            given = torch.as_tensor(numbers, dtype=torch.float64, device="cpu")
         arguments.check_samples_dtype(name_of(given.dtype))
         arguments.check_samples_shape(shape_of(given), layout)
         given = given.to(x.device)

@@ -108,7 +108,9 @@ class Pool(nn.Module):
         value = given[name]
         if isinstance(value, list | tuple | np.ndarray):
             numbers = real_numbers(name, value).astype(np.float64)
-            value = torch.as_tensor(numbers, dtype=torch.get_default_dtype())
+            value = torch.as_tensor(
+                numbers, dtype=torch.get_default_dtype(), device=torch.get_default_device()
+            )
         operator.check_operand(_numbers(name, value))
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             value = nn.Buffer(value)
@@ -182,10 +184,16 @@ class Pool(nn.Module):
         return y
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """Return what TorchScript compiles instead: PyTorch's module, if it computes the same."""
+        """Return what TorchScript compiles instead: PyTorch's module, if it computes the same.
+
+        Raises
+        ------
+        NotImplementedError
+            If PyTorch has no such module.
+        """
         theirs = next((t for t, ours in SUBCLASSES.items() if isinstance(self, ours)), None)
         if theirs is None or not self._equals_pytorch():
-            return self
+            raise not_scriptable(self)
         module = copy(self)
         module.convert_to(theirs)
         return module
@@ -222,6 +230,14 @@ def difference_from_pytorch(module: nn.Module) -> str:
     if module.ceil_mode:
         return "with ceil_mode PyTorch scales the sum of a partial window, poolgrad does not"
     return ""
+
+
+def not_scriptable(module: nn.Module) -> NotImplementedError:
+    """Return the error of `torch.jit.script` for a module that PyTorch does not have."""
+    return NotImplementedError(
+        "torch.jit.script accepts poolgrad's modules only where PyTorch has a module that computes "
+        f"the same, got {type(module).__name__}; use torch.jit.trace or torch.export"
+    )
 
 
 def _each(values: Any) -> list[Any]:
@@ -305,7 +321,7 @@ class Mixed(_ExportedToOnnx):
         largest = getattr(nn.functional, f"max_pool{self.dims}d")
         mean = getattr(nn.functional, f"avg_pool{self.dims}d")
         size, stride, padding, ceil_mode = self._windows()
-        alpha = torch.as_tensor(self.alpha, dtype=x.dtype)
+        alpha = torch.as_tensor(self.alpha, dtype=x.dtype, device=x.device)
         alpha = alpha.reshape(-1, *[1] * self.dims) if alpha.dim() else alpha
         return alpha * largest(x, size, stride, padding, 1, ceil_mode) + (1 - alpha) * mean(
             x, size, stride, padding, ceil_mode, self.count_include_pad
@@ -390,7 +406,9 @@ class Global(Pool):
             request: Request = pool.describe(_Input((1,) * (dims + 2)), **given)  # type: ignore[attr-defined]
             return replace(request, x=x)
 
-        return described(describe)
+        limited = described(describe)
+        limited.__name__, limited.__module__ = pool.__name__, pool.__module__  # for `torch.fx`
+        return limited
 
 
 # The classes

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from poolgrad.regions import Bins, check_images, check_input, check_table, output_shape
 from poolgrad.torch import region_operators
+from poolgrad.torch._compat import tracing_state
 from poolgrad.torch.arrays import name_of
 from poolgrad.windows import brief
 
@@ -51,6 +52,11 @@ def _checked(x: Tensor, boxes: object, wanted: Bins) -> Tensor:
 
 def _onnx(name: str, x: Tensor, inputs: list[Tensor], shape: Any, **attributes: Any) -> Tensor:
     """Emit a standard operator of ONNX into a program that is being exported."""
+    if tracing_state() is not None:
+        raise NotImplementedError(
+            f"the ONNX operator {name} is exported by torch.onnx.export(dynamo=True) only, "
+            "got a TorchScript trace (dynamo=False)"
+        )
     symbolic = getattr(getattr(torch.onnx, "ops", None), "symbolic", None)
     if symbolic is None:
         raise NotImplementedError(

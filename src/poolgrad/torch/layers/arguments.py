@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from poolgrad.torch._compat import tracing_state
+from poolgrad.torch.arrays import is_in_graph
+from poolgrad.torch.modules import not_scriptable
 from poolgrad.windows import brief, per_axis, positive
+
+
+class Layer(nn.Module):
+    """Base class of the layers."""
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        raise not_scriptable(self)
 
 
 def check_maps(x: Any, channels: int | None = None) -> Tensor:
@@ -46,10 +57,21 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
     return x
 
 
-def check_size(x: Tensor, size: tuple[int, int]) -> None:
-    """Raise a ValueError unless maps have the height and width of a layer."""
+def batched(x: Tensor) -> Tensor:
+    """Return checked maps as a batch of shape (N, C, H, W)."""
+    return x if x.dim() == 4 else x[None]
+
+
+def unbatched(y: Tensor, x: Tensor) -> Tensor:
+    """Return the result of ``batched(x)``, without the batch axis if `x` has none."""
+    return y if x.dim() == 4 else y[0]
+
+
+def check_size(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return maps that have the height and width of a layer; others are a ValueError."""
     if tuple(x.shape[-2:]) != size:
         raise ValueError(f"x must have height and width {size}, got shape {tuple(x.shape)}")
+    return x
 
 
 def plane_of(x: Tensor) -> tuple[int, int]:
@@ -98,14 +120,15 @@ def padding_of(value: object, kernel_size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def check_fits(x: Tensor, kernel_size: tuple[int, int], padding: tuple[int, int]) -> None:
-    """Raise a ValueError unless at least one window fits into the padded map."""
+def check_fits(x: Tensor, kernel_size: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+    """Return maps into which, padded, at least one window fits; others are a ValueError."""
     height, width = (n + 2 * pad for n, pad in zip(x.shape[-2:], padding, strict=True))
     if height < kernel_size[0] or width < kernel_size[1]:
         raise ValueError(
             f"kernel_size {kernel_size} must fit into the padded map of {height} x {width}; "
             f"x has shape {tuple(x.shape)} and padding is {padding}"
         )
+    return x
 
 
 def one_of(name: str, value: object, accepted: tuple[str, ...]) -> str:
@@ -116,6 +139,22 @@ def one_of(name: str, value: object, accepted: tuple[str, ...]) -> str:
     return value
 
 
+def sum_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of sums: in float16 and bfloat16, constant weights would be rounded."""
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which autocast does not change the dtype of sums."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
 def on_cpu(x: Tensor) -> bool:
-    """Whether reading values does not wait, and no derivative adds by atomics."""
-    return x.is_cpu
+    """Whether reading values does not wait, and no derivative adds by atomics.
+
+    Of subclasses of tensors (fake, distributed) this is not known, outside graphs.
+    """
+    return x.is_cpu and (type(x) in (Tensor, nn.Parameter) or is_in_graph())

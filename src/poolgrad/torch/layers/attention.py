@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.functional import relu, scaled_dot_product_attention
 
-from poolgrad.functional import global_avg_pool
-from poolgrad.torch.arrays import pools
+from poolgrad.torch._compat import forward_level, is_transformed
 from poolgrad.torch.layers.arguments import (
+    Layer,
+    batched,
     check_maps,
     check_size,
     one_positive,
     optional_count,
     pair,
+    unbatched,
 )
+from poolgrad.torch.layers.exportable import global_average
+
+# In graphs that torch.fx traces, nodes
+for _function in ("batched", "check_maps", "check_size", "global_average", "unbatched"):
+    fx.wrap(_function)
 
 _HEAD_WIDTH = 64  # channels of one head, as in CLIP
 
@@ -30,12 +37,24 @@ def _heads(channels: int, heads: int | None) -> int:
     return given
 
 
+@fx.wrap
+def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute ``softmax(q k^T / sqrt(d)) v``.
+
+    PyTorch's fused kernels have neither second derivatives nor forward mode, and a first backward
+    pass may be differentiated later: they are called only where nothing is differentiated.
+    """
+    if not (torch.is_grad_enabled() or is_transformed() or forward_level() >= 0):
+        return scaled_dot_product_attention(q, k, v)
+    return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
 def _tokens(x: Tensor) -> Tensor:
     """Return the positions of a map (N, C, H, W) as a sequence, shape (N, H * W, C)."""
     return x.flatten(-2).transpose(-2, -1)
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(Layer):
     """Multi-head attention of a few queries over a sequence of tokens.
 
     Computes ``softmax(q k^T / sqrt(d)) v`` for each head, with ``d = channels / heads``, and
@@ -52,9 +71,8 @@ class MultiHeadAttention(nn.Module):
 
     Notes
     -----
-    Vaswani et al., Attention is all you need, 2017; by
-    `torch.nn.functional.scaled_dot_product_attention`. Its fused kernel on CPUs has no second
-    derivative; within ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` there is one.
+    Vaswani et al., Attention is all you need, 2017. Without gradients the attention is
+    `torch.nn.functional.scaled_dot_product_attention`.
     """
 
     def __init__(self, channels: int, heads: int, out_channels: int) -> None:
@@ -83,12 +101,11 @@ class MultiHeadAttention(nn.Module):
                 (self.value, tokens),
             )
         )
-        attended = scaled_dot_product_attention(q, k, v)
-        projected: Tensor = self.output(attended.transpose(-3, -2).flatten(-2))
+        projected: Tensor = self.output(_attended(q, k, v).transpose(-3, -2).flatten(-2))
         return projected
 
 
-class AttentionPool2d(nn.Module):
+class AttentionPool2d(Layer):
     """Attention of the average token over all positions of a map, with positional embeddings.
 
     The positions of the map, and before them their average, are a sequence of ``H * W + 1`` tokens.
@@ -163,13 +180,9 @@ class AttentionPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
-        check_maps(x, self.channels)
-        check_size(x, self.size)
-        batch = x if x.dim() == 4 else x[None]
-        average = global_avg_pool(batch) if pools(batch) else batch.mean((-2, -1))
-        tokens = torch.cat([average[:, None], _tokens(batch)], 1) + self.positions
-        y: Tensor = self.attention(tokens[:, :1], tokens)[:, 0]
-        return y if x.dim() == 4 else y[0]
+        batch = batched(check_size(check_maps(x, self.channels), self.size))
+        tokens = torch.cat([global_average(batch)[:, None], _tokens(batch)], 1) + self.positions
+        return unbatched(self.attention(tokens[:, :1], tokens)[:, 0], x)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
@@ -179,7 +192,7 @@ class AttentionPool2d(nn.Module):
         )
 
 
-class AttentionPoolLatent(nn.Module):
+class AttentionPoolLatent(Layer):
     """Attention of learned queries over all positions of a map of any size.
 
     With the positions of the map as tokens X and the learned queries S::
@@ -252,13 +265,11 @@ class AttentionPoolLatent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
-        check_maps(x, self.channels)
-        batch = x if x.dim() == 4 else x[None]
+        batch = batched(check_maps(x, self.channels))
         queries = self.queries.expand(batch.shape[0], -1, -1)
         hidden = self.norm(queries + self.attention(queries, _tokens(batch)))
         rows = self.norm_out(hidden + relu(self.feed_forward(hidden)))
-        y: Tensor = self.projection(rows.flatten(-2))
-        return y if x.dim() == 4 else y[0]
+        return unbatched(self.projection(rows.flatten(-2)), x)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""

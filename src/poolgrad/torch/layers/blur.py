@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import comb
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from poolgrad.torch.arrays import is_in_graph
 from poolgrad.torch.layers import arguments
-from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair, plane_of
+from poolgrad.torch.layers.arguments import (
+    Layer,
+    check_maps,
+    one_of,
+    one_positive,
+    pair,
+    plane_of,
+    sum_dtype,
+    without_autocast,
+)
 from poolgrad.torch.layers.exportable import max_pool2d
 from poolgrad.torch.transposes import linear
 
@@ -20,21 +30,48 @@ PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
 Pads = tuple[int, int]  # before and after one axis
 
 
-def binomial_filter(size: int) -> Tensor:
-    """Compute the two-dimensional binomial filter: the outer square of a row of Pascal's triangle.
+fx.wrap("check_maps")  # in graphs that torch.fx traces, a node
 
-    Parameters
-    ----------
-    size : int
-        Height and width. 1 is the identity, 2 a box, 3 is ``[1, 2, 1] / 4`` along each axis.
 
-    Returns
-    -------
-    Tensor, shape (size, size), float64
-        Its sum is 1, exactly.
+@lru_cache(maxsize=64)
+def _row(size: int) -> tuple[float, ...]:
+    """Return a row of Pascal's triangle, divided by its sum, a power of two."""
+    return tuple(comb(size - 1, k) / 2 ** (size - 1) for k in range(size))
+
+
+def _filter(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the two-dimensional binomial filter of `size`: the outer square of `_row`.
+
+    It is computed in every call, because a stored one would have the dtype and device of the
+    module, and be lost where a module gets its memory later (`to_empty`). Its taps are integers
+    over a power of two, which float32 represents exactly up to a size of 15.
     """
-    row = torch.tensor([comb(size - 1, k) for k in range(size)], dtype=torch.float64)
-    return torch.outer(row, row) / 4.0 ** (size - 1)
+    if device.type == "cpu":
+        row = torch.tensor(_row(size), dtype=dtype, device=device)
+    else:  # a CUDA graph cannot capture a copy from the host
+        taps = [torch.full((1,), tap, dtype=dtype, device=device) for tap in _row(size)]
+        row = torch.cat(taps)
+    return torch.outer(row, row)
+
+
+@fx.wrap
+def _blurred(x: Tensor, filter_size: int, stride: tuple[int, int], padding_mode: str) -> Tensor:
+    """Blur and subsample; the sums of float16 and bfloat16 are computed in float32."""
+    channels = check_maps(x).shape[-3]
+    around = ((filter_size - 1) // 2, filter_size // 2)
+    x = extend(x, around, around, padding_mode)
+    dtype = sum_dtype(x)
+    weight = _filter(filter_size, dtype, x.device).expand(channels, 1, -1, -1)
+    with without_autocast(x):
+        y = F.conv2d(x.to(dtype), weight, stride=stride, groups=channels)
+    return y.to(x.dtype)
+
+
+@fx.wrap
+def _dense_maximum(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
+    """Take the maximum of every window at stride one; a window is at most the map."""
+    height, width = check_maps(x).shape[-2:]
+    return max_pool2d(x, (min(kernel_size[0], height), min(kernel_size[1], width)), (1, 1))
 
 
 def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
@@ -63,7 +100,8 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     if arguments.on_cpu(x):
         limits = [size - int(mode == "reflect") for size in plane_of(x)]
         if mode == "replicate" or (max(height) <= limits[0] and max(width) <= limits[1]):
-            return F.pad(x, pads, mode=mode)
+            with without_autocast(x):  # it would convert the map to float32
+                return F.pad(x, pads, mode=mode)
     for axis, size, (before, after) in zip((-2, -1), plane_of(x), (height, width), strict=True):
         if before or after:
             low = [_source(i, size, mode) for i in range(-before, 0)]
@@ -102,7 +140,7 @@ def _source(i: int, size: int, mode: str) -> int:
     return min(i % period, -i % period)
 
 
-class BlurPool2d(nn.Module):
+class BlurPool2d(Layer):
     """Blur with a binomial filter, then keep every `stride`-th pixel.
 
     It replaces a stride without a filter, which aliases: frequencies above half of the new sampling
@@ -151,8 +189,6 @@ class BlurPool2d(nn.Module):
               [0.5000, 0.5000]]]])
     """
 
-    weight: Tensor
-
     def __init__(
         self,
         filter_size: int = 3,
@@ -163,17 +199,10 @@ class BlurPool2d(nn.Module):
         self.filter_size = one_positive("filter_size", filter_size)
         self.stride = pair("stride", stride)
         self.padding_mode = one_of("padding_mode", padding_mode, PADDING_MODES)
-        # Integers over a power of two, which float32 represents exactly up to filter_size 15.
-        weight = binomial_filter(self.filter_size).float()[None, None]
-        self.register_buffer("weight", weight, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Blur and subsample."""
-        channels = check_maps(x).shape[-3]
-        around = ((self.filter_size - 1) // 2, self.filter_size // 2)
-        x = extend(x, around, around, self.padding_mode)
-        weight = self.weight.to(device=x.device, dtype=x.dtype).expand(channels, -1, -1, -1)
-        return F.conv2d(x, weight, stride=self.stride, groups=channels)
+        return _blurred(x, self.filter_size, self.stride, self.padding_mode)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
@@ -183,7 +212,7 @@ class BlurPool2d(nn.Module):
         )
 
 
-class MaxBlurPool2d(nn.Module):
+class MaxBlurPool2d(Layer):
     """Take the maximum of every window with stride 1, then blur and subsample.
 
     Max pooling is a dense maximum, which commutes with shifts, followed by a bare stride, which
@@ -236,9 +265,7 @@ class MaxBlurPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool, blur and subsample."""
-        height, width = check_maps(x).shape[-2:]
-        window = min(self.kernel_size[0], height), min(self.kernel_size[1], width)
-        y: Tensor = self.blur(max_pool2d(x, window, (1, 1)))
+        y: Tensor = self.blur(_dense_maximum(x, self.kernel_size))
         return y
 
     def extra_repr(self) -> str:
@@ -246,7 +273,7 @@ class MaxBlurPool2d(nn.Module):
         return f"kernel_size={self.kernel_size}"
 
 
-class BlurConv2d(nn.Module):
+class BlurConv2d(Layer):
     """Convolve with stride 1, apply ReLU, then blur and subsample, like a strided convolution.
 
     The order is Zhang's: the blur comes after the ReLU, because a ReLU after the blur would create

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional as F
 
-from poolgrad.functional import FUNCTIONS
+from poolgrad.functional import FUNCTIONS, global_avg_pool, global_max_pool
 from poolgrad.torch.arrays import pools
 
 Pair = tuple[int, int]
@@ -24,4 +24,18 @@ def avg_pool2d(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = (0, 0
     """Average every window, padding included; exported programs get PyTorch's operator."""
     pool = _avg_pool2d if pools(x) else F.avg_pool2d
     y: Tensor = pool(x, kernel_size, stride, padding)
+    return y
+
+
+@fx.wrap
+def global_average(x: Tensor) -> Tensor:
+    """Average every channel, shape (N, C, H, W) to (N, C); exports get PyTorch's operator."""
+    y: Tensor = global_avg_pool(x) if pools(x) else x.mean((-2, -1))
+    return y
+
+
+@fx.wrap
+def global_maximum(x: Tensor) -> Tensor:
+    """Take the maximum of every channel; of equal inputs the first gets the gradient."""
+    y: Tensor = global_max_pool(x) if pools(x) else x.flatten(-2).max(-1).values
     return y

@@ -6,10 +6,11 @@ The source of both is Lee, Gallagher & Tu 2016.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from poolgrad.torch.layers.arguments import (
+    Layer,
     check_fits,
     check_maps,
     one_of,
@@ -21,8 +22,29 @@ from poolgrad.torch.layers.exportable import avg_pool2d, max_pool2d
 
 SHARING = ("layer", "channel")
 
+for _function in ("avg_pool2d", "max_pool2d"):  # in graphs that torch.fx traces, nodes
+    fx.wrap(_function)
 
-class _Filtered(nn.Module):
+
+@fx.wrap
+def _responses(
+    x: Tensor,
+    weight: Tensor,
+    channels: int,
+    kernel_size: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> Tensor:
+    """The scalar product of every filter with every window: ``(..., C, filters, H', W')``."""
+    check_fits(check_maps(x, channels), kernel_size, padding)
+    filters = weight.shape[1]
+    each = weight.expand(channels, -1, -1, -1).reshape(-1, 1, *kernel_size)
+    y = F.conv2d(x, each, stride=stride, padding=padding, groups=channels)
+    by_channel: Tensor = y.unflatten(-3, (channels, filters))
+    return by_channel
+
+
+class _Filtered(Layer):
     """Base class: windows, and filters of their size, for all channels or for each channel."""
 
     def __init__(
@@ -45,13 +67,8 @@ class _Filtered(nn.Module):
         return nn.Parameter(torch.zeros(sets, filters, *self.kernel_size))
 
     def _responses(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The scalar product of every filter with every window: ``(..., C, filters, H', W')``."""
-        check_fits(check_maps(x, self.channels), self.kernel_size, self.padding)
-        filters = weight.shape[1]
-        each = weight.expand(self.channels, -1, -1, -1).reshape(-1, 1, *self.kernel_size)
-        y = F.conv2d(x, each, stride=self.stride, padding=self.padding, groups=self.channels)
-        by_channel: Tensor = y.unflatten(-3, (self.channels, filters))
-        return by_channel
+        windows = self.kernel_size, self.stride, self.padding
+        return _responses(x, weight, self.channels, *windows)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
@@ -132,7 +149,7 @@ class GatedPool2d(_Filtered):
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the gates of the input."""
         windows = self.kernel_size, self.stride, self.padding
-        gate = self._responses(x, self.weight).squeeze(-3).sigmoid()
+        gate = self._responses(x, self.weight).squeeze(-3).sigmoid().to(x.dtype)  # by autocast
         # Exact at both ends, because PyTorch documents that lerp starts from the nearer one.
         return torch.lerp(avg_pool2d(x, *windows), max_pool2d(x, *windows), gate)
 

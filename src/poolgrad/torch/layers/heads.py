@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from poolgrad.functional import global_avg_pool, global_max_pool
-from poolgrad.torch.arrays import pools
-from poolgrad.torch.layers.arguments import check_maps, check_size, one_of, one_positive, pair
+from poolgrad.torch.layers.arguments import (
+    Layer,
+    batched,
+    check_maps,
+    check_size,
+    one_of,
+    one_positive,
+    pair,
+    unbatched,
+)
 from poolgrad.torch.layers.attention import AttentionPool2d
+from poolgrad.torch.layers.exportable import global_average, global_maximum
 from poolgrad.torch.layers.power import GeM2d
+
+# In graphs that torch.fx traces, nodes
+for _function in (
+    "batched",
+    "check_maps",
+    "check_size",
+    "global_average",
+    "global_maximum",
+    "unbatched",
+):
+    fx.wrap(_function)
 
 HEADS = ("flatten", "avg", "max", "gem", "attention")
 """The names of the heads that `make_head` makes."""
@@ -19,8 +38,7 @@ class _Average(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (N, C, H, W) to (N, C)."""
-        y: Tensor = global_avg_pool(x) if pools(x) else x.mean((-2, -1))
-        return y
+        return global_average(x)
 
 
 class _Maximum(nn.Module):
@@ -28,11 +46,10 @@ class _Maximum(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (N, C, H, W) to (N, C)."""
-        y: Tensor = global_max_pool(x) if pools(x) else x.flatten(-2).max(-1).values
-        return y
+        return global_maximum(x)
 
 
-class Head(nn.Module):
+class Head(Layer):
     """The head of a classifier, returned by `make_head`.
 
     Attributes
@@ -69,12 +86,10 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Score a tensor of shape (N, C, H, W); the scores have shape (N, classes)."""
-        check_maps(x, self.channels)
+        x = check_maps(x, self.channels)
         if self.name in ("flatten", "attention"):
-            check_size(x, self.size)
-        batch = x if x.dim() == 4 else x[None]
-        y: Tensor = self.classify(self.pool(batch))
-        return y if x.dim() == 4 else y[0]
+            x = check_size(x, self.size)
+        return unbatched(self.classify(self.pool(batched(x))), x)
 
     def extra_repr(self) -> str:
         """Return the arguments and the number of parameters."""

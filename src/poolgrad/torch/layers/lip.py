@@ -5,14 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from poolgrad.torch.layers.arguments import check_fits, check_maps, one_positive, padding_of, pair
+from poolgrad.torch.layers.arguments import (
+    Layer,
+    batched,
+    check_fits,
+    check_maps,
+    one_positive,
+    padding_of,
+    pair,
+    sum_dtype,
+    unbatched,
+)
 from poolgrad.torch.layers.exportable import avg_pool2d
 from poolgrad.windows import brief
 
-_HALVES = (torch.float16, torch.bfloat16)
+# In graphs that torch.fx traces, nodes
+for _function in ("check_fits", "check_maps"):
+    fx.wrap(_function)
 
 
 def lip_pool2d(
@@ -70,6 +82,7 @@ def lip_pool2d(
     return _softmax_average(x, logits, window, step, pads)
 
 
+@fx.wrap
 def _expanded(logits: Any, x: Tensor) -> Tensor:
     """Return the logits in the shape of `x`."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
@@ -84,6 +97,7 @@ def _expanded(logits: Any, x: Tensor) -> Tensor:
     return logits.expand_as(x)
 
 
+@fx.wrap
 def _softmax_average(
     x: Tensor,
     logits: Tensor,
@@ -108,6 +122,7 @@ def _softmax_average(
     return y.to(x.dtype)
 
 
+@fx.wrap
 def _bounded_average(
     x: Tensor,
     logits: Tensor,
@@ -116,10 +131,23 @@ def _bounded_average(
     pads: tuple[int, int],
 ) -> Tensor:
     """Compute the quotient of two averages, for logits whose exponentials do not overflow."""
-    dtype = torch.float32 if x.dtype in _HALVES else x.dtype
+    dtype = sum_dtype(x)
     weights = logits.to(dtype).exp()
     over = avg_pool2d(x.to(dtype) * weights, window, stride, pads)
     return (over / avg_pool2d(weights, window, stride, pads)).to(x.dtype)
+
+
+@fx.wrap
+def _normalisable(x: Tensor) -> Tensor:
+    """Return a batch of maps of two or more pixels, because one pixel has no variance."""
+    batch = batched(x)
+    return batch.expand(-1, -1, 1, 2) if batch.shape[-2] * batch.shape[-1] == 1 else batch
+
+
+@fx.wrap
+def _of_shape(y: Tensor, x: Tensor) -> Tensor:
+    """Undo `_normalisable` of `x`."""
+    return unbatched(y if y.shape[-1] == x.shape[-1] else y[..., :1], x)
 
 
 class _ImportanceLogits(nn.Module):
@@ -138,14 +166,11 @@ class _ImportanceLogits(nn.Module):
         self.norm = nn.GroupNorm(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-2] * x.shape[-1] == 1:
-            # The variance of a single pixel is 0. Its weight cancels, so any logit is correct.
-            return torch.zeros_like(x)
-        y: Tensor = self.norm(self.conv(x if x.dim() == 4 else x[None]))
-        return self.HIGH * (y if x.dim() == 4 else y[0]).sigmoid()
+        y: Tensor = self.norm(self.conv(_normalisable(x)))
+        return _of_shape(self.HIGH * y.sigmoid(), x)
 
 
-class LIP2d(nn.Module):
+class LIP2d(Layer):
     """Average every window with weights that a small network computes from the input.
 
     The weights are ``exp(logits(x))``, normalised in each window. `logits` learns which inputs
@@ -211,7 +236,7 @@ class LIP2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the logits of the input."""
-        check_fits(check_maps(x, self.channels), self.kernel_size, self.padding)
+        x = check_fits(check_maps(x, self.channels), self.kernel_size, self.padding)
         logits = _expanded(self.logits(x), x)
         bounded = isinstance(self.logits, _ImportanceLogits)
         average = _bounded_average if bounded else _softmax_average

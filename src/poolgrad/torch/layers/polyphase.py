@@ -12,14 +12,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx
 
 from poolgrad.torch._compat import tracing_state
+from poolgrad.torch.arrays import is_plain
 from poolgrad.torch.layers import arguments
-from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive, pair, plane_of
+from poolgrad.torch.layers.arguments import (
+    Layer,
+    batched,
+    check_maps,
+    one_of,
+    one_positive,
+    pair,
+    plane_of,
+    unbatched,
+)
 from poolgrad.torch.layers.blur import PADDING_MODES, extend
 from poolgrad.windows import brief
 
@@ -87,7 +96,9 @@ def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     norms = component_norms(x.detach(), stride, norm)
     if x.is_meta:
         return norms.argmax(1)
-    if not (arguments.on_cpu(x) and norms.isfinite().all()):
+    # Other tensors than plain ones may have no values (transformations, fake tensors).
+    is_readable = is_plain(x)
+    if not (is_readable and norms.isfinite().all()):
         most = torch.finfo(torch.float64).max
         finite = x.detach().to(torch.float64, copy=True)
         finite.nan_to_num_(nan=most, posinf=most, neginf=-most)
@@ -95,7 +106,7 @@ def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     tied = norms == norms.amax(1, keepdim=True)
     bits = x.detach().contiguous().view(_INTEGERS[x.element_size()])
     parts = _components(bits, stride)
-    if not arguments.on_cpu(x):
+    if not is_readable:
         return _order(parts.flatten(1, 2)).where(tied, -1).argmax(1)
     chosen = norms.argmax(1)
     for n in (tied.sum(1) > 1).nonzero().flatten().tolist():
@@ -104,19 +115,18 @@ def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     return chosen
 
 
-def greatest(parts: Any) -> int:
+def greatest(parts: Tensor) -> int:
     """Find the greatest of some maps in an order that circular shifts do not change.
 
     Parameters
     ----------
-    parts : tensor or array of integers, shape (T, C, H, W)
+    parts : Tensor of integers, shape (T, C, H, W)
 
     Returns
     -------
     int
         From 0 to T - 1.
     """
-    parts = torch.as_tensor(parts)
     if (parts == parts[0]).all():  # as for a map of one value: nothing to compare
         return 0
     return int(_order(parts[None]).argmax())
@@ -156,9 +166,12 @@ def _order(parts: Tensor) -> Tensor:
 
 
 def _ranks(numbers: Tensor) -> Tensor:
-    """Return how many numbers of the same example are less than each number."""
+    """Return how many different numbers of the same example are less than each number."""
     flat = numbers.flatten(1)
-    return torch.searchsorted(flat.sort(1).values, flat).reshape(numbers.shape)
+    values, order = flat.sort(1)
+    steps = (values[:, 1:] != values[:, :-1]).cumsum(1)
+    ranks = torch.cat((torch.zeros_like(steps[:, :1]), steps), 1) if flat.shape[1] > 1 else order
+    return torch.zeros_like(order).scatter(1, order, ranks).reshape(numbers.shape)
 
 
 @torch.library.custom_op("poolgrad::polyphase_component", mutates_args=())
@@ -185,7 +198,8 @@ def _chooser() -> Callable[[Tensor, tuple[int, int], float], Tensor]:
 def _select(parts: Tensor, chosen: Tensor) -> Tensor:
     """Return the chosen component of each example."""
     if arguments.on_cpu(parts):
-        which, columns = torch.arange(parts.shape[0]), parts.shape[2]
+        which = torch.arange(parts.shape[0], dtype=torch.int64, device=parts.device)
+        columns = parts.shape[2]
         return parts[which, chosen // columns, chosen % columns]
     # On a GPU the derivative of indexing adds to elements in any order.
     kept, *others = (part for row in parts.unbind(1) for part in row.unbind(1))
@@ -194,7 +208,41 @@ def _select(parts: Tensor, chosen: Tensor) -> Tensor:
     return kept
 
 
-class AdaptivePolyphasePool2d(nn.Module):
+def _blurred(x: Tensor, filter_size: int | None, padding_mode: str) -> Tensor:
+    """Apply the binomial filter as sums of neighbours, which round alike at every position.
+
+    A convolution may round differently at different positions.
+    """
+    if filter_size in (None, 1):
+        return x
+    steps = filter_size - 1
+    around = (steps // 2, steps - steps // 2)
+    x = extend(x, around, around, padding_mode)
+    for _ in range(steps):
+        x = x[..., 1:, :] + x[..., :-1, :]
+    for _ in range(steps):
+        x = x[..., 1:] + x[..., :-1]
+    return x * 4.0**-steps
+
+
+def _complete(x: Tensor, stride: tuple[int, int], padding_mode: str) -> Tensor:
+    """Extend the map to multiples of the stride."""
+    rows, columns = (-size % step for size, step in zip(plane_of(x), stride, strict=True))
+    return extend(x, (0, rows), (0, columns), padding_mode)
+
+
+@fx.wrap
+def _pooled(
+    x: Tensor, stride: tuple[int, int], norm: float, filter_size: int | None, padding_mode: str
+) -> Tensor:
+    """Keep one component of every example."""
+    maps = _blurred(batched(check_maps(x)), filter_size, padding_mode)
+    maps = _complete(maps, stride, padding_mode)
+    chosen = _chooser()(maps, stride, norm)
+    return unbatched(_select(_components(maps, stride), chosen), x)
+
+
+class AdaptivePolyphasePool2d(Layer):
     """Keep the polyphase component of the largest norm: subsampling that commutes with shifts.
 
     A stride of 2 could keep any of four grids of pixels. For each example, the grid of the largest
@@ -270,32 +318,7 @@ class AdaptivePolyphasePool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep one component of every example."""
-        maps = x if check_maps(x).dim() == 4 else x[None]
-        maps = self._complete(self._blurred(maps))
-        chosen = _chooser()(maps, self.stride, self.norm)
-        kept = _select(_components(maps, self.stride), chosen)
-        return kept if x.dim() == 4 else kept[0]
-
-    def _blurred(self, x: Tensor) -> Tensor:
-        """Apply the binomial filter as sums of neighbours, which round alike at every position.
-
-        A convolution may round differently at different positions.
-        """
-        if self.filter_size in (None, 1):
-            return x
-        steps = self.filter_size - 1
-        around = (steps // 2, steps - steps // 2)
-        x = extend(x, around, around, self.padding_mode)
-        for _ in range(steps):
-            x = x[..., 1:, :] + x[..., :-1, :]
-        for _ in range(steps):
-            x = x[..., 1:] + x[..., :-1]
-        return x * 4.0**-steps
-
-    def _complete(self, x: Tensor) -> Tensor:
-        """Extend the map to multiples of the stride."""
-        rows, columns = (-size % step for size, step in zip(plane_of(x), self.stride, strict=True))
-        return extend(x, (0, rows), (0, columns), self.padding_mode)
+        return _pooled(x, self.stride, self.norm, self.filter_size, self.padding_mode)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""

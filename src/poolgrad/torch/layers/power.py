@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from poolgrad.functional import global_lp_pool, global_lse_pool
 from poolgrad.torch.arrays import pools
-from poolgrad.torch.layers.arguments import check_maps, number, optional_count
+from poolgrad.torch.layers.arguments import (
+    Layer,
+    batched,
+    check_maps,
+    number,
+    optional_count,
+    unbatched,
+)
 from poolgrad.windows import flag
 
 
@@ -51,7 +58,33 @@ def _log_mean_exp(x: Tensor, r: Tensor) -> Tensor:
     return most + (total - math.log(x.shape[-1] * x.shape[-2])) / r
 
 
-class GeM2d(nn.Module):
+@fx.wrap
+def _generalised_mean(
+    x: Tensor, p: Tensor, channels: int | None, keepdims: bool, eps: float
+) -> Tensor:
+    """Compute the generalised mean of `GeM2d`."""
+    check_maps(x, channels)
+    size = x.clamp(min=eps) if eps else x
+    if pools(x):
+        y = global_lp_pool(batched(size), keepdims=True, norm_type=p, mean=True)
+        y = unbatched(y, x)
+    else:
+        y = _power_mean(size if eps else size.abs(), _broadcast(p, x))
+    return y if keepdims else y.flatten(-3)
+
+
+@fx.wrap
+def _smooth_maximum(x: Tensor, r: Tensor, channels: int | None, keepdims: bool) -> Tensor:
+    """Compute the log-mean-exp of `LogSumExp2d`."""
+    check_maps(x, channels)
+    if pools(x):
+        y = unbatched(global_lse_pool(batched(x), keepdims=True, r=r), x)
+    else:
+        y = _log_mean_exp(x, _broadcast(r, x))
+    return y if keepdims else y.flatten(-3)
+
+
+class GeM2d(Layer):
     """Generalised mean over height and width, with a learned power.
 
     Computes ``mean(max(x, eps) ** p) ** (1 / p)`` of every channel. With ``p = 1`` that is the
@@ -119,15 +152,7 @@ class GeM2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
-        check_maps(x, self.channels)
-        size = x.clamp(min=self.eps) if self.eps else x
-        if pools(x):
-            batch = size if x.dim() == 4 else size[None]
-            y: Tensor = global_lp_pool(batch, keepdims=True, norm_type=self.p, mean=True)
-            y = y if x.dim() == 4 else y[0]
-        else:
-            y = _power_mean(size if self.eps else size.abs(), _broadcast(self.p, x))
-        return y if self.keepdims else y.flatten(-3)
+        return _generalised_mean(x, self.p, self.channels, self.keepdims, self.eps)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
@@ -136,7 +161,7 @@ class GeM2d(nn.Module):
         return f"{channels}p={self.initial}, eps={self.eps}{kept}"
 
 
-class LogSumExp2d(nn.Module):
+class LogSumExp2d(Layer):
     """Log-mean-exp over height and width, with a learned sharpness.
 
     Computes ``log(mean(exp(r * x))) / r`` of every channel. With a small r that comes close to the
@@ -192,14 +217,7 @@ class LogSumExp2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
-        check_maps(x, self.channels)
-        if pools(x):
-            batch = x if x.dim() == 4 else x[None]
-            y: Tensor = global_lse_pool(batch, keepdims=True, r=self.r)
-            y = y if x.dim() == 4 else y[0]
-        else:
-            y = _log_mean_exp(x, _broadcast(self.r, x))
-        return y if self.keepdims else y.flatten(-3)
+        return _smooth_maximum(x, self.r, self.channels, self.keepdims)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""

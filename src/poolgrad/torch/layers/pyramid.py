@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from poolgrad.torch.arrays import shape_of
-from poolgrad.torch.layers.arguments import check_maps, one_of, one_positive
+from poolgrad.torch.layers.arguments import Layer, check_maps, one_of, one_positive
 from poolgrad.torch.pools import AdaptiveAvgPool2d, AdaptiveMaxPool2d
 from poolgrad.windows import brief
+
+fx.wrap("check_maps")  # in graphs that torch.fx traces, a node
 
 _MODES = {"max": AdaptiveMaxPool2d, "avg": AdaptiveAvgPool2d}
 
@@ -20,7 +22,7 @@ def _bounds(size: int, level: int) -> list[tuple[int, int]]:
     return [(k * size // level, -(-(k + 1) * size // level)) for k in range(level)]
 
 
-class SpatialPyramidPool2d(nn.Module):
+class SpatialPyramidPool2d(Layer):
     """Adaptive pooling into grids of several sizes, concatenated to one vector.
 
     Level l divides a map of any size into l x l bins. The output holds the bins of the
@@ -69,7 +71,7 @@ class SpatialPyramidPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C * sum(l * l for each level l))."""
-        check_maps(x)
+        x = check_maps(x)
         exported = torch.onnx.is_in_onnx_export()
         bins = [
             self._sliced(x, level) if exported else pool(x)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from poolgrad.regions import bins, roi_align, roi_pool
+from poolgrad.torch.layers.arguments import Layer
 
 
-class RoIPool2d(nn.Module):
+class RoIPool2d(Layer):
     """Maximum of each bin of regions of interest (RoIPool): the layer of `poolgrad.roi_pool`.
 
     Parameters
@@ -56,7 +57,7 @@ class RoIPool2d(nn.Module):
         return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
 
 
-class RoIAlign2d(nn.Module):
+class RoIAlign2d(Layer):
     """Average of bilinear samples of regions of interest: the layer of `poolgrad.roi_align`.
 
     Parameters

@@ -7,13 +7,13 @@ from math import comb
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx
 from torch.nn.functional import max_pool2d, pad
 
 from poolgrad import functional
 from poolgrad.torch.arrays import is_in_graph, pools, shape_of
 from poolgrad.torch.function import known_generator
-from poolgrad.torch.layers.arguments import check_maps, pair
+from poolgrad.torch.layers.arguments import Layer, check_maps, pair, sum_dtype, without_autocast
 from poolgrad.torch.transposes import linear
 from poolgrad.windows import Ints, brief
 
@@ -62,7 +62,72 @@ def _selected(y: Tensor, kept: Tensor, axis: int, size: int) -> Tensor:
     return linear(lambda y, kept: y.index_select(axis, kept), back, y, kept)
 
 
-class S3Pool2d(nn.Module):
+@fx.wrap
+def _dense_maximum(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
+    """The maximum of every window at stride one, of the size of `x`."""
+    if pools(check_maps(x)):
+        y: Tensor = functional.max_pool2d(x, kernel_size, stride=1, padding="same")
+        return y
+    high, wide = (k - 1 for k in kernel_size)
+    around = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
+    return max_pool2d(pad(x, around, value=-torch.inf), kernel_size, stride=1)
+
+
+def _drawn(
+    size: int, stride: int, grid: int, generator: torch.Generator | None, device: torch.device
+) -> Tensor:
+    """The rows or columns that are kept, in order.
+
+    Drawn on the device of the generator; without one, by the default generator of `device`.
+    """
+    kept = []
+    first = 0
+    device = device if generator is None else generator.device
+    # Compilers take no generator that is None.
+    own: dict[str, Any] = {} if generator is None else {"generator": generator}
+    for strips, n, m in _strips(size, stride, grid):
+        keys = torch.rand(strips, n, dtype=torch.float64, device=device, **own)
+        starts = first + n * torch.arange(strips, dtype=torch.int64, device=device)[:, None]
+        kept.append((starts + keys.topk(m).indices.sort().values).flatten())
+        first += strips * n
+    return torch.cat(kept)
+
+
+@fx.wrap
+def _sampled(
+    y: Tensor,
+    stride: tuple[int, int],
+    grid_size: tuple[int, int],
+    generator: torch.Generator | int | None,
+) -> Tensor:
+    """Keep random rows and columns of a map of maxima."""
+    if isinstance(generator, int):
+        generator = torch.Generator(device="cpu").manual_seed(generator)
+    for axis in (0, 1):
+        size = y.shape[axis - 2]
+        kept = _drawn(size, stride[axis], grid_size[axis], generator, y.device).to(y.device)
+        y = _selected(y, kept, axis - 2, size)
+    return y
+
+
+@fx.wrap
+def _mean(y: Tensor, stride: tuple[int, int], grid_size: tuple[int, int]) -> Tensor:
+    """The mean of all draws from a map of maxima."""
+    if grid_size == stride and pools(y):
+        mean: Tensor = functional.avg_pool2d(y, stride, ceil_mode=True)
+        return mean
+    dtype = sum_dtype(y)
+    by_row, by_column = (
+        torch.tensor(
+            _chances(shape_of(y)[a - 2], stride[a], grid_size[a]), dtype=dtype, device=y.device
+        )
+        for a in (0, 1)
+    )
+    with without_autocast(y):
+        return (by_row @ y.to(dtype) @ by_column.T).to(y.dtype)
+
+
+class S3Pool2d(Layer):
     """Compute the maximum with stride one and keep random rows and columns of it.
 
     First, the maximum of every window of `kernel_size` is computed at stride one with
@@ -128,67 +193,12 @@ class S3Pool2d(nn.Module):
             )
         self.generator = known_generator(generator)
 
-    def _maxima(self, x: Tensor) -> Tensor:
-        """The maximum of every window at stride one, of the size of `x`."""
-        if pools(x):
-            y: Tensor = functional.max_pool2d(x, self.kernel_size, stride=1, padding="same")
-            return y
-        high, wide = (k - 1 for k in self.kernel_size)
-        around = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
-        return max_pool2d(pad(x, around, value=-torch.inf), self.kernel_size, stride=1)
-
-    def _drawn(
-        self,
-        size: int,
-        axis: int,
-        generator: torch.Generator | None,
-        device: torch.device | None = None,
-    ) -> Tensor:
-        """The rows (axis 0) or columns (axis 1) that are kept, in order.
-
-        Drawn on the device of the generator; without one, by the default generator of `device`.
-        """
-        kept = []
-        first = 0
-        device = device if generator is None else generator.device
-        # Compilers take no generator that is None.
-        own: dict[str, Any] = {} if generator is None else {"generator": generator}
-        for strips, n, m in _strips(size, self.stride[axis], self.grid_size[axis]):
-            keys = torch.rand(strips, n, dtype=torch.float64, device=device, **own)
-            starts = first + n * torch.arange(strips, device=device)[:, None]
-            kept.append((starts + keys.topk(m).indices.sort().values).flatten())
-            first += strips * n
-        return torch.cat(kept)
-
-    def _mean(self, y: Tensor) -> Tensor:
-        """The mean of all draws from a map of maxima."""
-        if self.grid_size == self.stride and pools(y):
-            mean: Tensor = functional.avg_pool2d(y, self.stride, ceil_mode=True)
-            return mean
-        by_row, by_column = (
-            torch.tensor(
-                _chances(shape_of(y)[a - 2], self.stride[a], self.grid_size[a]),
-                dtype=y.dtype,
-                device=y.device,
-            )
-            for a in (0, 1)
-        )
-        return by_row @ y @ by_column.T
-
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C, ceil(H / stride), ceil(W / stride))."""
-        check_maps(x)
-        y = self._maxima(x)
-        if not self.training:
-            return self._mean(y)
-        generator = self.generator
-        if isinstance(generator, int):
-            generator = torch.Generator().manual_seed(generator)
-        for axis in (0, 1):
-            size = x.shape[axis - 2]
-            kept = self._drawn(size, axis, generator, x.device).to(x.device)
-            y = _selected(y, kept, axis - 2, size)
-        return y
+        y = _dense_maximum(x, self.kernel_size)
+        if self.training:
+            return _sampled(y, self.stride, self.grid_size, self.generator)
+        return _mean(y, self.stride, self.grid_size)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""

@@ -46,8 +46,8 @@ class Kernels(WeightedKernels):
         )
         flat = self._in_memory_order(indices).reshape(self.planes, -1, self.channels)
         device = indices.device
-        plane = torch.arange(self.planes, device=device).reshape(-1, 1, 1)
-        channel = torch.arange(self.channels, device=device)
+        plane = torch.arange(self.planes, dtype=torch.int64, device=device).reshape(-1, 1, 1)
+        channel = torch.arange(self.channels, dtype=torch.int64, device=device)
         target = (plane * size + flat) * self.channels + channel
         ordered, place = torch.sort(target.reshape(-1), stable=True)
         return ordered, place

@@ -132,8 +132,8 @@ class LayoutKernels:
             sample, last = each[:, number, None], a.size - a.kernel
             if a.out > 1:
                 step = torch.full_like(sample, last) / torch.full_like(sample, a.out - 1)
-                outputs = torch.arange(a.out - 1, device=each.device).to(each.dtype)
-                begin = ((outputs + sample) * step).to(torch.int64)
+                outputs = torch.arange(a.out - 1, dtype=torch.int64, device=each.device)
+                begin = ((outputs.to(each.dtype) + sample) * step).to(torch.int64)
                 parts.append((begin - (sample * step).to(torch.int64)).clamp(0, last))
             parts.append(torch.full_like(sample, last, dtype=torch.int64))
         return torch.cat(parts, 1).to(torch.int32)

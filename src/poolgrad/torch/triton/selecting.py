@@ -198,11 +198,13 @@ class SelectingKernels(LayoutKernels):
     ) -> None:
         """Fill a random choice of each window, of a probability given by its positive part."""
         made = self._output(y).tensor
-        drawn = seed if isinstance(seed, Tensor) else torch.tensor(seed, device=x.device)
-        numbers = view(torch.empty(self.layout.out_shape, device="meta"), self.layout)
+        if not isinstance(seed, Tensor):
+            seed = torch.full((), seed, dtype=torch.int64, device=x.device)
+        shape = torch.empty(self.layout.out_shape, dtype=torch.int8, device="meta")
+        numbers = view(shape, self.layout)
         self._by_outputs(
             stochastic.draw, x, (), None, (numbers.p, *numbers.strides),
-            (made, written(routes, made)), extra=(drawn.reshape(1),),
+            (made, written(routes, made)), extra=(seed.reshape(1),),
             padded=True, ROUTES=routes is not None, BITS=self.bits,
         )  # fmt: skip
 

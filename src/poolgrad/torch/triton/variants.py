@@ -99,7 +99,7 @@ def _operand(ready: Prepared, device: str) -> Any:
         return None
     if operand.is_positional:  # a seed
         return torch.empty((), dtype=torch.int64, device=device)
-    return torch.empty(1, device=device), 1
+    return torch.empty(1, dtype=torch.float32, device=device), 1
 
 
 def _variants_of(row: _Row, dtype: torch.dtype, last: bool) -> Iterator[Variant]:

@@ -1,0 +1,293 @@
+"""Contexts that change the defaults of PyTorch's factory functions, around calls and the import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import assert_runs
+
+import poolgrad
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from poolgrad.check.layers import LAYERS, _seeded  # noqa: E402
+
+FOLDER = Path(poolgrad.__file__).parent / "torch"
+
+# Their results have the default device and dtype of PyTorch, unless the call names others.
+FACTORIES = {
+    "arange", "as_tensor", "asarray", "empty", "empty_permuted", "empty_strided", "eye", "full",
+    "linspace", "logspace", "ones", "rand", "randint", "randn", "randperm", "scalar_tensor",
+    "tensor", "tril_indices", "triu_indices", "zeros",
+}  # fmt: skip
+
+
+def unnamed(source: str) -> list[str]:
+    """The calls of factory functions without a device or dtype.
+
+    A parameter has the defaults of the caller, as in PyTorch's own modules.
+    """
+    found: list[str] = []
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name == "nn.Parameter":
+                return
+            given = {keyword.arg for keyword in node.keywords}
+            needed = {"device"} if name == "torch.Generator" else set()
+            owner, _, last = name.rpartition(".")
+            if last == "partial":
+                owner, _, last = ast.unparse(node.args[0]).rpartition(".")
+            if owner == "torch" and last in FACTORIES:
+                needed = {"device", "dtype"}
+            if not needed <= given:
+                found.append(ast.unparse(node))
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(source))
+    return found
+
+
+@pytest.mark.parametrize("path", [*FOLDER.rglob("*.py")], ids=lambda p: str(p.relative_to(FOLDER)))
+def test_every_tensor_is_made_with_a_device_and_a_dtype(path: Path) -> None:
+    assert unnamed(path.read_text()) == []
+
+
+def test_a_call_without_a_device_is_found() -> None:
+    source = "torch.empty(0, dtype=d)\nnn.Parameter(torch.ones(2))\npartial(torch.zeros, device=d)"
+    assert len(unnamed(source)) == 2
+
+
+@contextmanager
+def default_device(name: str) -> Iterator[None]:
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextmanager
+def default_dtype(dtype: Any) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "device-meta": lambda: torch.device("meta"),
+    "default-device-meta": lambda: default_device("meta"),
+    "default-dtype-float64": lambda: default_dtype(torch.float64),
+    "default-dtype-float16": lambda: default_dtype(torch.float16),
+}
+each_context = pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
+CASES = [(name, i) for name, cases in LAYERS.items() for i in range(len(cases))]
+
+
+@each_context
+@pytest.mark.parametrize(("name", "number"), CASES)
+def test_layers_ignore_the_defaults(name: str, number: int, context: Any) -> None:
+    case = LAYERS[name][number]
+    with _seeded():
+        layer = case.make()
+    x, others = torch.rand(case.shape), case.others()
+
+    def computed() -> list[Any]:
+        leaf = x.clone().requires_grad_()
+        with _seeded():
+            y = layer(leaf, *others)
+        y.backward(torch.ones_like(y))
+        return [y, leaf.grad]
+
+    expected = computed()
+    with context():
+        came = computed()
+    assert all(torch.equal(a, b) for a, b in zip(came, expected, strict=True))
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "max": lambda x: poolgrad.max_pool2d(x, 2, return_indices=True)[0],
+    "min": lambda x: poolgrad.min_pool2d(x, 2, ties="split"),
+    "median": lambda x: poolgrad.median_pool2d(x, 3),
+    "avg": lambda x: poolgrad.avg_pool2d(x, 2, padding=1),
+    "lp, a list": lambda x: poolgrad.lp_pool2d(x, [2.0, 3.0], 2),
+    "lse, an array": lambda x: poolgrad.lse_pool2d(x, 2, r=[0.5, 2]),
+    "mixed": lambda x: poolgrad.mixed_pool2d(x, 2, alpha=0.25),
+    "soft": lambda x: poolgrad.soft_pool2d(x, 2),
+    "stochastic": lambda x: poolgrad.stochastic_pool2d(x, 2, generator=3),
+    "stochastic, the default": lambda x: poolgrad.stochastic_pool2d(x, 2),
+    "fractional": lambda x: poolgrad.fractional_max_pool2d(x, 2, 3, generator=3),
+    "fractional, a list": lambda x: poolgrad.fractional_max_pool2d(
+        x, 2, 3, _random_samples=[[[0.25, 0.5]] * 2] * 2
+    ),
+    "range": lambda x: poolgrad.range_pool2d(x, 2),
+    "lip": lambda x: poolgrad.lip_pool2d(x, x, 2),
+    "global": lambda x: poolgrad.global_lp_pool(x, norm_type=3),
+    "adaptive": lambda x: poolgrad.adaptive_avg_pool2d(x, 3),
+    "unpool": lambda x: poolgrad.max_unpool2d(*poolgrad.max_pool2d(x, 2, return_indices=True), 2),
+    "no boxes": lambda x: poolgrad.roi_align(x, [x.new_empty(0, 4)] * 2, 2),
+}
+
+
+@each_context
+@pytest.mark.parametrize("pool", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_functions_ignore_the_defaults(pool: Any, context: Any) -> None:
+    x = torch.rand(2, 2, 6, 6)
+
+    def computed() -> list[Any]:
+        leaf = x.clone().requires_grad_()
+        with _seeded():
+            y = pool(leaf)
+        y.backward(torch.ones_like(y))
+        return [y, leaf.grad]
+
+    expected = computed()
+    with context():
+        came = computed()
+    assert all(torch.equal(a, b) for a, b in zip(came, expected, strict=True))
+
+
+def test_numbers_of_a_module_are_on_the_default_device() -> None:
+    with torch.device("meta"):
+        assert poolgrad.torch.LPPool2d([2.0, 3.0], 2).norm_type.is_meta
+
+
+IMPORTS = """
+import contextlib, os, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+class Function(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+@contextlib.contextmanager
+def during(change, undo):
+    change()
+    try:
+        yield
+    finally:
+        undo()
+
+def setting(function, value, before):
+    return during(lambda: function(value), lambda: function(before))
+
+def deterministic(warn_only):
+    return during(
+        lambda: torch.use_deterministic_algorithms(True, warn_only=warn_only),
+        lambda: torch.use_deterministic_algorithms(False),
+    )
+
+@contextlib.contextmanager
+def dual_level():
+    with torch.autograd.forward_ad.dual_level():
+        yield
+
+contexts = {
+    "device meta": lambda: torch.device("meta"),
+    "default device meta": lambda: setting(torch.set_default_device, "meta", None),
+    "default device cpu": lambda: setting(torch.set_default_device, "cpu", None),
+    "float64": lambda: setting(torch.set_default_dtype, torch.float64, torch.float32),
+    "float16": lambda: setting(torch.set_default_dtype, torch.float16, torch.float32),
+    "bfloat16": lambda: setting(torch.set_default_dtype, torch.bfloat16, torch.float32),
+    "inference mode": torch.inference_mode,
+    "no_grad": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "fake tensors": FakeTensorMode,
+    "dual level": dual_level,
+    "flush denormal": lambda: setting(torch.set_flush_denormal, True, False),
+    "deterministic": lambda: deterministic(False),
+    "deterministic, warn": lambda: deterministic(True),
+    "anomaly": torch.autograd.detect_anomaly,
+    "one thread": lambda: setting(torch.set_num_threads, 1, 2),
+    "dispatch mode": Dispatch,
+    "function mode": Function,
+    "saved tensors hooks": lambda: torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t, lambda t: t
+    ),
+    "vmap": None,
+    "grad": None,
+}
+
+def used():
+    import poolgrad.torch
+    x = torch.arange(72.0, dtype=torch.float32, device="cpu").reshape(1, 2, 6, 6).sin()
+    x.requires_grad_()
+    result = []
+    for pool in (
+        lambda: poolgrad.max_pool2d(x, 2),
+        lambda: poolgrad.avg_pool2d(x, 2),
+        lambda: poolgrad.lp_pool2d(x, 3.0, 2),
+        lambda: poolgrad.median_pool2d(x, 3),
+        lambda: poolgrad.torch.BlurPool2d()(x),
+        lambda: poolgrad.torch.AdaptivePolyphasePool2d()(x),
+        lambda: poolgrad.torch.GeM2d()(x),
+    ):
+        for _ in range(2):  # the second call is cached
+            y = pool()
+            result += [y.detach(), *torch.autograd.grad(y.sum(), x)]
+    return result
+
+def imported(name):
+    if name == "vmap":
+        def inside(x):
+            import poolgrad.torch
+            return x
+        torch.func.vmap(inside)(torch.ones(2))
+    elif name == "grad":
+        def inside(x):
+            import poolgrad.torch
+            return x
+        torch.func.grad(inside)(torch.ones(()))
+    else:
+        with contexts[name]():
+            import poolgrad.torch
+
+assert "poolgrad" not in sys.modules
+torch.set_num_threads(1)
+files = {}
+for name in ["", *contexts]:
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        try:
+            if name:
+                imported(name)
+            torch.set_num_threads(1)
+            numbers = [t.numpy().tobytes() for t in used()]
+            os.write(write, b"".join(numbers))
+            os._exit(0)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        files[name] = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0, name
+assert files[""]
+wrong = [name for name in contexts if files[name] != files[""]]
+assert not wrong, wrong
+print(len(contexts))
+"""
+
+
+@pytest.mark.slow
+def test_the_import_in_any_context_changes_no_result() -> None:
+    assert int(assert_runs(IMPORTS, timeout=300)) >= 18
