@@ -50,11 +50,31 @@ def asarray(x: Any, operator: Operator | None = None, name: str = "x") -> Array:
         array = arguments.plain(name, x, "an array or lists of equal lengths")
     if operator is not None and not operator.accepts(_name_of(array.dtype)):
         raise operator.refuse_dtype(array.dtype)
+    return readable(array)
+
+
+def readable(array: Array) -> Array:
+    """Return the array in the form that the kernels read, without a copy if possible.
+
+    Every array that comes from a caller, another process or a task of Dask passes through this
+    function before a kernel reads it.
+    """
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     if any(s % array.itemsize for s in array.strides) or not array.flags.aligned:
-        return array.copy("K")  # a field of a record, or a view of bytes
+        return array.copy("K")  # a field of a record, a view of bytes, or a part of a message
     return array
+
+
+def restored(kind: Callable[..., Any], *state: Any) -> Any:
+    """Return ``kind(*state)`` for a state from a pickle, whose arrays may be unaligned."""
+
+    def taken(value: Any) -> Any:
+        if type(value) in (list, tuple):
+            return tuple(map(taken, value))
+        return readable(value) if isinstance(value, np.ndarray) else value
+
+    return kind(*map(taken, state))
 
 
 def operand(name: str, value: Any) -> Array:
@@ -283,14 +303,14 @@ def _target(out: Any, made: Call) -> Array:
         raise TypeError(f"out must be a NumPy array without a mask, got {type(out).__qualname__}")
     if out.shape != plan.out_shape:
         raise ValueError(f"out must have shape {plan.out_shape}, got {out.shape}")
-    if out.dtype != dtype or not out.dtype.isnative:
+    if out.dtype.newbyteorder("=") != dtype:
         raise TypeError(f"out must be of dtype {dtype}, got {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out must be writeable, got a read-only array")
     inputs = made.x, *(a for a in (made.operand,) if isinstance(a, np.ndarray))
     if any(np.may_share_memory(out, a) for a in inputs):
         return made.output()
-    fits = out.flags.aligned and out.transpose(plan.order).flags.c_contiguous
+    fits = readable(out) is out and out.transpose(plan.order).flags.c_contiguous
     return out if fits else made.output()
 
 

@@ -81,8 +81,9 @@ class _Shared:
         """The function that computes the gradient of the input from that of the output."""
         return call_cache.vjp(self.ready, front.maker, get_num_threads, self.operand)
 
-    def __reduce__(self) -> tuple[type[_Shared], tuple[object, ...]]:
-        return _Shared, (self.request, self.ready, self.operand)  # without the kernels
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        # without the kernels
+        return front.restored, (_Shared, self.request, self.ready, self.operand)
 
 
 class Pullback:
@@ -96,15 +97,18 @@ class Pullback:
     ----------
     shared : _Shared
         What does not depend on the values of the input.
-    x : array
-        The input, as the kernels read it.
+    x : array or None
+        The input, as the kernels read it; None is accepted if the pullback does not read it.
     residual : sequence of array
         The arrays that the forward pass stored.
     """
 
-    def __init__(self, shared: _Shared, x: Array, residual: Sequence[Array]) -> None:
+    def __init__(self, shared: _Shared, x: Array | None, residual: Sequence[Array]) -> None:
         self._shared, self._residual = shared, residual
         self._x = x if shared.nonlinear else None
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return front.restored, (Pullback, self._shared, self._x, self._residual)
 
     def __repr__(self) -> str:
         shared = self._shared

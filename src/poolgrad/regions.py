@@ -166,7 +166,7 @@ class _Call:
         return {name: value for name, value in vars(self).items() if name != "regions"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, regions=Regions(*state["_where"]))
+        vars(self).update(state, regions=front.restored(Regions, *state["_where"]))
 
     def taken(self) -> Array:
         """Return the input in the form that the kernels read, without storing it."""
@@ -214,6 +214,9 @@ class RegionPullback:
         if indices is not None:
             indices.flags.writeable = False
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return front.restored, (RegionPullback, self._call, self._indices)
+
     def __repr__(self) -> str:
         call, name = self._call, "roi_align" if self._indices is None else "roi_pool"
         return (
@@ -243,7 +246,9 @@ class RegionPullback:
         """
         call, threads = self._call, get_num_threads()
         given = arguments.cotangent(gy, call.input_dtype, call.output_shape)
-        gradient = np.ascontiguousarray(given.reshape(call.output_shape), call.dtype)
+        gradient = np.ascontiguousarray(
+            front.readable(given).reshape(call.output_shape), call.dtype
+        )
         gx = call.allocate(call.input_shape)
         if self._indices is None:
             ratio, aligned = call.wanted.sampling_ratio, call.wanted.aligned

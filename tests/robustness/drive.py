@@ -198,6 +198,10 @@ def checker(options: argparse.Namespace) -> tuple[Callable[[int], bytes], Callab
         from robustness import programs
 
         return programs.check, programs.described
+    if options.tensors:
+        from robustness import tensors
+
+        return tensors.check, tensors.described
     if options.concurrent:
         return check_concurrent, lambda seed: described(call(seed, parallel=True))
     allocator = Heap() if options.heap else Guarded()
@@ -217,6 +221,7 @@ def main() -> int:
     parser.add_argument("--concurrent", action="store_true", help="each call in 4 threads at once")
     parser.add_argument("--raw", action="store_true", help="calls of robustness.operators instead")
     parser.add_argument("--programs", action="store_true", help="robustness.programs instead")
+    parser.add_argument("--tensors", action="store_true", help="robustness.tensors instead")
     parser.add_argument("--crash", type=int, help="read a guard page before the call of a seed")
     parser.add_argument("--journal", type=Path, help="file for the seed of the call in flight")
     parser.add_argument("--digests", type=Path, help="file for a checksum of each call's results")

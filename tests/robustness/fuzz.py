@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first call")
     parser.add_argument("--calls", type=int, default=20_000, help="for each instruction set")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    modes = ("heap", "flush", "concurrent", "raw", "programs")
+    modes = ("heap", "flush", "concurrent", "raw", "programs", "tensors")
     for name in modes:
         parser.add_argument(f"--{name}", action="store_true", help="see robustness.drive")
     options = parser.parse_args()

@@ -17,7 +17,15 @@ from poolgrad import numpy as front
 from poolgrad.composition import Functions
 from poolgrad.core import Layout
 from poolgrad.dask import tasks, unpool
-from poolgrad.dask.graph import Graph, Parts, Position, asarray, cotangent, span
+from poolgrad.dask.graph import (
+    Graph,
+    Parts,
+    Position,
+    asarray,
+    cotangent,
+    span,
+    without_empty_chunks,
+)
 from poolgrad.dask.segments import segment_reading, segments
 from poolgrad.interface import Buffer, Operator, Request, indexed, unpacked
 from poolgrad.operators import OPERATORS
@@ -49,7 +57,8 @@ def vjp(request: Request) -> tuple[Any, Any]:
 
 def operand(name: str, value: Any) -> Any:
     """Return an array of a composed operator, checked."""
-    return asarray(name, da.asarray(value) if isinstance(value, np.ndarray) else value)
+    array = da.asarray(value) if isinstance(value, np.ndarray) else value
+    return without_empty_chunks(asarray(name, array))
 
 
 def dtype_name(x: Any) -> str:
@@ -78,7 +87,7 @@ def pullback_of(request: Request) -> tuple[Any, Pullback]:
 
 def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     """Check a cotangent and convert it to the dtype of the output."""
-    return cotangent(gy, shape, dtype).reshape(shape)
+    return without_empty_chunks(cotangent(gy, shape, dtype).reshape(shape))
 
 
 def _is_unpooling(request: Request) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from poolgrad import arguments
 from poolgrad.dask._compat import Task, TaskRef, chunk_type
 from poolgrad.interface import Buffer
-from poolgrad.numpy import dtype_named
+from poolgrad.numpy import dtype_named, readable
 
 Array = NDArray[Any]
 Position = tuple[int, ...]
@@ -41,7 +41,14 @@ def asarray(name: str, array: Any) -> Any:
             f"{name} must have chunks of known sizes, got shape {array.shape}; call "
             f"{name}.compute_chunk_sizes() first"
         )
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def without_empty_chunks(array: Any) -> Any:
+    """Return the array in its chunks that have elements; Dask's reductions fail on the others."""
+    if all(all(along) or len(along) == 1 for along in array.chunks):
+        return array
+    return array.rechunk(tuple(tuple(filter(None, along)) or (0,) for along in array.chunks))
 
 
 def cotangent(gy: Any, shape: Position, dtype: str) -> Any:
@@ -167,7 +174,12 @@ def _run(run: Any, how: Any, grids: Sequence[Position], *pieces: Array) -> Any:
 
 
 def _joined(pieces: Sequence[Array], grid: Position) -> Array:
-    """Join pieces in row-major order to one array."""
+    """Join pieces in row-major order to one array that the kernels can read.
+
+    Pieces from another process may be unaligned, and a chunk may have another byte order than the
+    dtype of its array.
+    """
+    pieces = [*map(readable, pieces)]
     for axis in reversed(range(len(grid))):
         n = grid[axis]
         if n > 1:

@@ -18,10 +18,10 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from poolgrad import arguments
+from poolgrad import numpy as front
 from poolgrad.dask._compat import Task, TaskRef
 from poolgrad.dask.graph import Position, asarray, cotangent, picked
 from poolgrad.interface import Request
-from poolgrad.numpy import dtype_named
 from poolgrad.operators import prepare
 
 Array = NDArray[Any]
@@ -49,8 +49,7 @@ class Unpooling:
         layout = prepare(name, spec, options, x.shape, last, -1, x.dtype.name).layout
         indices = request.operands[0]
         if not isinstance(indices, da.Array):
-            form = "an array or lists of equal lengths"
-            indices = da.asarray(arguments.plain("indices", indices, form))
+            indices = da.asarray(front.asarray(indices, name="indices"))
         indices = asarray("indices", indices)
         arguments.check_indices(indices.dtype, indices.shape, x.shape)
         self._pooled, self._x = layout.pooled, x
@@ -184,7 +183,10 @@ def _assemble(how: tuple[Any, ...], *parts: _Part) -> tuple[Array, Array]:
     inner = [shape[a] for a in pooled]
     outer = [s for a, s in enumerate(shape) if a not in pooled]
     made = []
-    for column, empty in ((values, np.zeros((), dtype_named(dtype))), (sources, np.array(-1))):
+    for column, empty in (
+        (values, np.zeros((), front.dtype_named(dtype))),
+        (sources, np.array(-1)),
+    ):
         flat = np.full((math.prod(outer), math.prod(inner)), empty)
         flat[planes[order], positions[order]] = column[order]
         last = range(len(shape) - len(pooled), len(shape))

@@ -1,0 +1,126 @@
+"""Chunks in whatever form NumPy holds them: all operators, forward and backward, and on a cluster.
+
+Arrays that come from another process are not aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from adversarial_arrays import LAYOUTS
+from robustness.calls import example
+
+dask = pytest.importorskip("dask", reason="Dask is not installed")
+
+import dask.array as da  # noqa: E402
+
+import poolgrad  # noqa: E402
+from poolgrad.functional.public import FUNCTIONS  # noqa: E402
+
+# The draws of stochastic and fractional pooling are refused.
+NAMES = [name for name in FUNCTIONS if not name.startswith(("stochastic", "fractional"))]
+SOME = [name for name in NAMES if "1d" not in name and "3d" not in name]
+AS_HELD = {
+    layout.id: layout.make
+    for layout in LAYOUTS
+    if layout.id in ("byte-swapped", "read-only", "record-field", "reversed", "unaligned")
+}
+
+
+def _held(make: Callable[[Any], Any], block: Any) -> Any:
+    return make(block) if block.ndim else block
+
+
+def _same(a: Any) -> Any:
+    return a
+
+
+def _results(
+    name: str, x: Any, kwargs: dict[str, Any], lazy: Callable[[Any], Any] = _same
+) -> list[Any]:
+    """Output, gradient and gradients of learned arguments; `lazy` makes an array a Dask array."""
+    given = {k: lazy(v) if np.ndim(v) > 1 else v for k, v in kwargs.items()}
+    y, pullback = poolgrad.vjp(FUNCTIONS[name], lazy(x), **given)
+    gy = np.random.default_rng(1).integers(-4, 5, y.shape).astype(y.dtype)
+    gy = lazy(gy)
+    return [y, pullback(gy), *pullback.parameters(gy).values()]
+
+
+def _call(name: str, last: bool = False) -> tuple[Any, dict[str, Any]]:
+    shape, kwargs = example(name, last)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    return x, kwargs
+
+
+def _equal(name: str, found: list[Any], expected: list[Any]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("held", AS_HELD)
+def test_chunks_as_numpy_may_hold_them(held: str, declared: bool) -> None:
+    """`declared`: whether Dask's dtype has the byte order of the chunks."""
+    make = AS_HELD[held]
+
+    def lazy(a: Any) -> Any:
+        meta = make(a[:0]) if declared and a.ndim else a[:0] if a.ndim else None
+        chunked = da.from_array(a, chunks=tuple(-(-n // 2) for n in a.shape))
+        return chunked.map_blocks(lambda block: _held(make, block), meta=meta)
+
+    with dask.config.set(scheduler="synchronous"):
+        for name in SOME:
+            x, kwargs = _call(name)
+            (found,) = dask.compute(_results(name, x, kwargs, lazy))
+            _equal(name, found, _results(name, x, kwargs))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", SOME)
+def test_chunks_without_elements(name: str, last: bool) -> None:
+    x, kwargs = _call(name, last)
+
+    def lazy(a: Any) -> Any:
+        return da.from_array(a, chunks=tuple((0, n // 2, 0, n - n // 2, 0) for n in a.shape))
+
+    with dask.config.set(scheduler="synchronous"):
+        (found,) = dask.compute(_results(name, x, kwargs, lazy))
+    _equal(name, found, _results(name, x, kwargs))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_unpooling_takes_indices_of_either_byte_order(swapped: bool) -> None:
+    x, kwargs = _call("max_unpool2d")
+    indices = AS_HELD["byte-swapped"](kwargs["indices"])
+    given = kwargs | {"indices": indices if swapped else da.from_array(indices, chunks=2)}
+    found = poolgrad.max_unpool2d(da.from_array(x, chunks=2), **given).compute()
+    np.testing.assert_array_equal(found, poolgrad.max_unpool2d(x, **kwargs))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        ) as two,
+        distributed.Client(two) as client,
+    ):
+        yield client
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_on_two_worker_processes(name: str, cluster: Any) -> None:
+    x, kwargs = _call(name)
+
+    def lazy(a: Any) -> Any:
+        return da.from_array(a, chunks=tuple(-(-n // 2) for n in a.shape))
+
+    for dtype in (np.float32, np.float64):
+        (found,) = dask.compute(_results(name, x.astype(dtype), kwargs, lazy), scheduler=cluster)
+        _equal(name, found, _results(name, x.astype(dtype), kwargs))
