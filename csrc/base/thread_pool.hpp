@@ -44,8 +44,8 @@ struct Interrupted : std::exception {
 };
 
 // RAII guard: about ten times a second, between two tasks, run_tasks() on this thread calls
-// interrupted(context), which may itself run tasks, fork or call share_threads(). Meanwhile no guard
-// is active.
+// interrupted(context), which may itself run tasks, fork or call share_threads(). Meanwhile no
+// guard is active.
 class PollGuard {
  public:
   PollGuard(bool (*interrupted)(void*), void* context);

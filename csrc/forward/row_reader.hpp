@@ -30,7 +30,8 @@ template <class A>
 POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i64 lo, i64 hi,
                               bool negate, A* to) {
   const i64 n = hi - lo;
-  if (!negate && x.dtype == DtypeOf<A>::value && x.width == 1 && !x.row_columns) {  // the common case
+  if (!negate && x.dtype == DtypeOf<A>::value && x.width == 1 &&
+      !x.row_columns) {  // the common case
     return copy_run(reinterpret_cast<const A*>(plane) + d * x.depth + h * x.height + lo, to, n);
   }
   const A* from = row_of(x, plane, 1, d, h, lo, hi, to);

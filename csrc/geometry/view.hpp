@@ -65,8 +65,8 @@ POOLGRAD_LOOP void copy_merged_rows(const View& v, const char* row, i64 inner, i
     for (i64 c = lo, end; c < hi; to += (end - c) * inner, c = end) {
       const i64 h = c / v.row_columns;
       end = smaller(hi, (h + 1) * v.row_columns);
-      const i64 at = h / v.depth_rows * v.depth + h % v.depth_rows * v.height +
-                     c % v.row_columns * v.width;
+      const i64 at =
+          h / v.depth_rows * v.depth + h % v.depth_rows * v.height + c % v.row_columns * v.width;
       copy_columns(reinterpret_cast<const S*>(row) + at, end - c, v.width, inner, v.inner, to);
     }
   });
@@ -104,9 +104,9 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
 }
 
 // Returns the same windows with height, or depth and height, merged into the width, where the axes
-// are contiguous and either all global or all pointwise. merged: if not null, global axes are merged
-// also where they are not contiguous, so that the order of a sum does not depend on strides, and
-// *merged becomes the view of x with merged rows.
+// are contiguous and either all global or all pointwise. merged: if not null, global axes are
+// merged also where they are not contiguous, so that the order of a sum does not depend on strides,
+// and *merged becomes the view of x with merged rows.
 [[maybe_unused]] inline Plan flattened(Plan p, const View& x, View* merged = nullptr) {
   Axis& width = p.axis[2];
   i64 step = x.width;

@@ -1,4 +1,4 @@
-"""Python's signal handlers, which run between two tasks of a long call, may pool, fork and raise."""
+"""Signal handlers, which run between two tasks of a long call, may pool, fork and raise."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ HANDLERS = {
     "forks, and the child goes on": f"child.append(os.fork())\n    {POOL}",
     "raises": f"{POOL}\n    raise RuntimeError('from the handler')",
     "forks, and the child raises": (
-        "child.append(os.fork())\n    if child == [0]:\n        raise RuntimeError('from the handler')"
+        "child.append(os.fork())\n    if child == [0]: raise RuntimeError('from the handler')"
     ),
     "imports PyTorch's part": "import poolgrad.torch",
 }

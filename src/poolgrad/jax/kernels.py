@@ -96,7 +96,9 @@ def vjp(gy: Array, *args: Array, pool: Static, sizes: tuple[int, ...], learned: 
         return pool.before(shape, sizes)
 
     held = (gy, *(() if x is None else (x,)), *_wide_operands(pool, operands), *residual)
-    gradients = _call(pool, before, lambda layout: [per_input(layout)], run, held, operand_index=first)
+    gradients = _call(
+        pool, before, lambda layout: [per_input(layout)], run, held, operand_index=first
+    )
     if learned:
         layout = pool.layout(before(gy.shape), gy.dtype.name)
         slopes = gy.astype(residual[-1].dtype) * residual[-1]
