@@ -64,12 +64,8 @@ bool is_specialised(const Call& call) {
 bool handles_plane_means(const Call& call) {
   const Plan& p = *call.plan;
   const Axis& width = p.axis[2];
-  const bool whole = p.inner == 1 && p.in_rows() == 1 && is_global(p.axis[0]) &&
-                     is_global(p.axis[1]) && is_global(width);
-  const bool read_in_place =
-      (call.input.dtype == Dtype::float32 || call.input.dtype == Dtype::float64) &&
-      call.input.contiguous_width;
-  return whole && (read_in_place || width.in <= kMaxCopiedPlane);
+  return p.inner == 1 && p.in_rows() == 1 && is_global(p.axis[0]) && is_global(p.axis[1]) &&
+         is_global(width);
 }
 
 bool handles_unrolled(const Call& call) { return has_few_taps(*call.plan); }
@@ -143,9 +139,7 @@ bool handles_transposed_planes(const Call& call) {
          larger(in, out) <= kMaxTransposedBytes / call.vector_bytes;
 }
 
-bool handles_column_sums(const Call& call) {
-  return call.plan->inner_axis < 0 && call.input.contiguous_width;
-}
+bool handles_column_sums(const Call& call) { return call.plan->inner_axis < 0; }
 
 bool handles_sorting_network(const Call& call) {
   return has_few_taps(*call.plan) && call.plan->taps <= kMaxSorted;

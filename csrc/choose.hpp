@@ -58,7 +58,6 @@ enum class Task {
 // How an array that is read lies in memory.
 struct ArrayLayout {
   Dtype dtype = Dtype::float32;
-  bool contiguous_width = false;     // neighbouring columns are neighbours in memory
   bool contiguous_rows = false;      // a plane has no gaps between its rows
   bool contiguous_channels = false;  // with channels last: neighbours in memory
 };
@@ -127,8 +126,8 @@ class Trace {
 namespace {
 
 [[maybe_unused]] inline ArrayLayout layout_of(const View& v, const Plan& p) {
-  return {v.dtype, v.width == 1, v.width == 1 && (v.height == p.axis[2].in || p.axis[1].in == 1),
-          v.inner == 1};
+  const bool packed = v.width == 1 && !v.row_columns;
+  return {v.dtype, packed && (v.height == p.axis[2].in || p.axis[1].in == 1), v.inner == 1};
 }
 
 // A call of this instruction set's kernels. x: the array that is read.

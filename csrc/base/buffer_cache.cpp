@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
-#include <new>
 #include <vector>
+
+#include "base/out_of_memory.hpp"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -103,7 +104,7 @@ bool uses_nontemporal_stores(std::size_t bytes) { return bytes > nontemporal_lim
 void limit_nontemporal_stores(std::size_t bytes) { nontemporal_limit = bytes; }
 
 CachedBlock::CachedBlock(std::size_t bytes) : data_(nullptr), bytes_(bytes), size_(0) {
-  if (bytes > SIZE_MAX - kPage) throw std::bad_alloc();
+  if (bytes > SIZE_MAX - kPage) throw OutOfMemory(bytes);
   const std::size_t rounded = (bytes + kPage - 1) / kPage * kPage;
   const Locked cache;
   cache->blocks.reserve(cache->blocks.size() + cache->live + 1);
@@ -124,7 +125,7 @@ CachedBlock::CachedBlock(std::size_t bytes) : data_(nullptr), bytes_(bytes), siz
       cache->drop(0);
       data_ = fresh(rounded);
     }
-    if (!data_) throw std::bad_alloc();
+    if (!data_) throw OutOfMemory(bytes);
     size_ = rounded;
   }
   cache->used += size_;

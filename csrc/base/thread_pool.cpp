@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/out_of_memory.hpp"
 #include "base/scratch.hpp"
 
 namespace poolgrad {
@@ -22,6 +23,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenPolls{100};
+constexpr const char* kScratch = " of scratch memory for a thread";
 
 thread_local int own_threads = 0;                // number of `OwnThreads` guards
 thread_local PollGuard* current_poll = nullptr;  // what this thread polls between tasks
@@ -48,26 +50,34 @@ struct alignas(64) TaskShare {
   i64 end = 0;
 };
 
-// A spin lock. Unlike with std::mutex, the thread that holds it may call try_lock() again: a signal
-// handler that runs between two tasks may call a kernel.
-class SpinLock {
+// RAII guard: holds a flag that no other caller holds. Nobody waits for it, and the thread that
+// holds it may try again: a signal handler that runs between two tasks may call a kernel.
+class TryLock {
  public:
-  bool try_lock() { return !locked_.test_and_set(std::memory_order_acquire); }
-  void lock() {
-    while (!try_lock()) std::this_thread::yield();
+  explicit TryLock(std::atomic_flag& flag) : flag_(flag), owns_(!flag.test_and_set()) {}
+  TryLock(const TryLock&) = delete;
+  TryLock& operator=(const TryLock&) = delete;
+  ~TryLock() {
+    if (owns_) flag_.clear();
   }
-  void unlock() { locked_.clear(std::memory_order_release); }
+  bool owns() const { return owns_; }
 
  private:
-  std::atomic_flag locked_;
+  std::atomic_flag& flag_;
+  const bool owns_;
 };
+
+class Pool;
+// Never destroyed: workers may still wait on it while the process ends.
+extern std::atomic<Pool*> pool;
 
 class Pool {
  public:
-  // False if another caller holds the pool.
+  // False if not all tasks were run: another caller holds the pool, or a signal handler forked and
+  // this is the child, which lacks the threads that were running tasks. Tasks may be run again.
   bool run(i64 tasks, int threads, void (*body)(void*, i64), void* context) {
-    std::unique_lock<SpinLock> owner(owner_, std::try_to_lock);
-    if (!owner.owns_lock()) return false;
+    const TryLock owner(busy_);
+    if (!owner.owns()) return false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       body_ = body, context_ = context, threads_ = threads;
@@ -80,17 +90,21 @@ class Pool {
         shares_[k].end = tasks * (k + 1) / threads;
       }
     }
-    if (team_.start && own_threads == 0 && threads <= team_.size()) {
-      run_on_team();
+    const OpenMP* team = own_threads == 0 ? team_.load() : nullptr;
+    if (team && threads <= team->size()) {
+      run_on_team(*team);
     } else {
       wake_workers(threads - 1);
       work(0);
-      std::unique_lock<std::mutex> lock(mutex_);
-      done_.wait(lock, [this] { return running_ == 0; });
+      if (!was_forked()) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        done_.wait(lock, [this] { return running_ == 0; });
+      }
     }
     const End end = end_.exchange(End::complete);
     if (end == End::interrupted) throw Interrupted();
-    if (end == End::failed) throw std::bad_alloc();
+    if (was_forked()) return false;
+    if (end == End::failed) throw OutOfMemory(failed_bytes_.exchange(0), kScratch);
     return true;
   }
 
@@ -101,25 +115,35 @@ class Pool {
     team.size = reinterpret_cast<decltype(team.size)>(dlsym(handle, "omp_get_max_threads"));
     team.number = reinterpret_cast<decltype(team.number)>(dlsym(handle, "omp_get_thread_num"));
     team.start = reinterpret_cast<decltype(team.start)>(dlsym(handle, "GOMP_parallel"));
-    std::lock_guard<SpinLock> owner(owner_);
-    if (team.size && team.number && team.start) team_ = team;  // it stays: `handle` is not closed
-    return team_.start;
+    if (!team.size || !team.number || !team.start) return false;
+    static const OpenMP joined = team;  // it stays: `handle` is not closed
+    team_.store(&joined);
+    return true;
   }
 
  private:
   enum class End { complete, failed, interrupted };
+  struct Forked {};
+
+  // Whether this is the child of a fork that happened while run() was running tasks.
+  bool was_forked() const { return pool.load(std::memory_order_relaxed) != this; }
 
   // Starts all threads of the OpenMP team, since a smaller team would end the remaining threads;
-  // the first `threads_` members run the tasks.
-  void run_on_team() {
+  // the first `threads_` members run the tasks. In the child of a fork the end of the parallel
+  // region would wait for threads that do not exist, so an exception leaves the region.
+  void run_on_team(const OpenMP& team) {
     const auto member = [](void* self) {
-      Pool* pool = static_cast<Pool*>(self);
-      const int number = pool->team_.number();
-      if (number >= pool->threads_) return;
-      const FloatingPointEnvironment same(&pool->environment_);
-      pool->work(number);
+      Pool* own = static_cast<Pool*>(self);
+      const int number = own->team_.load()->number();
+      if (number >= own->threads_) return;
+      const FloatingPointEnvironment same(&own->environment_);
+      own->work(number);
+      if (own->was_forked()) throw Forked();
     };
-    team_.start(member, this, 0, 0);
+    try {
+      team.start(member, this, 0, 0);
+    } catch (const Forked&) {
+    }
   }
 
   void wake_workers(int count) {
@@ -168,21 +192,31 @@ class Pool {
         for (i64 task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
           if (end_.load(std::memory_order_relaxed) != End::complete) return;
           poll();
+          if (was_forked()) return;
           body_(context_, task);
         }
       }
     } catch (const Interrupted&) {
       end_.store(End::interrupted);
+    } catch (const OutOfMemory& error) {
+      failed_bytes_.store(error.bytes());
+      fail();
     } catch (...) {
-      end_.store(End::failed);
+      fail();
     }
   }
 
-  OpenMP team_;
-  SpinLock owner_;
+  void fail() {
+    End complete = End::complete;  // an interruption has set Python's error
+    end_.compare_exchange_strong(complete, End::failed);
+  }
+
+  std::atomic<const OpenMP*> team_{nullptr};
+  std::atomic_flag busy_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::atomic<End> end_{End::complete};
+  std::atomic<std::size_t> failed_bytes_{0};
   std::fenv_t environment_;
   void (*body_)(void*, i64) = nullptr;
   void* context_ = nullptr;
@@ -192,12 +226,12 @@ class Pool {
   std::uint64_t round_ = 0;
 };
 
-// Never destroyed: workers may still wait on it while the process ends. Created when the module is
-// loaded: a fork while another thread creates it would copy a half-constructed pool.
+// Created when the module is loaded: a fork while another thread creates it would copy a
+// half-constructed pool.
 std::atomic<Pool*> pool{new (std::nothrow) Pool};
 
 // Replaces the pool in the child of a fork, which has no worker threads and may have a locked
-// mutex.
+// mutex. A call that is running when a signal handler forks finds the new pool by was_forked().
 void replace_pool() { pool.store(new (std::nothrow) Pool); }
 
 const bool forks_are_safe = pthread_atfork(nullptr, nullptr, replace_pool) == 0;
@@ -220,7 +254,10 @@ PollGuard::~PollGuard() { current_poll = outer_; }
 
 bool PollGuard::due() {
   if (Clock::now() < next_) return false;
+  // A kernel that a signal handler calls polls its own guard, or none (XLA's calls have none).
+  current_poll = nullptr;
   const bool interrupted = interrupted_(context_);
+  current_poll = this;
   next_ = Clock::now() + kBetweenPolls;
   return interrupted;
 }
@@ -263,7 +300,7 @@ char* thread_scratch(std::size_t bytes) {
     block.size = 0;
     const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
     block.data = static_cast<char*>(std::aligned_alloc(64, rounded));
-    if (!block.data) throw std::bad_alloc();
+    if (!block.data) throw OutOfMemory(rounded, kScratch);
     block.size = rounded;
   }
   return block.data;

@@ -3,6 +3,7 @@
 
 #include <cfenv>
 #include <chrono>
+#include <exception>
 
 #include "geometry/window.hpp"
 
@@ -11,7 +12,8 @@ namespace poolgrad {
 // Calls body(context, task) once for every task in [0, tasks), on up to `threads` threads including
 // the caller. If the pool is busy with the tasks of another caller, the calling thread runs all
 // tasks. Every thread computes in the caller's floating-point environment. Safe after fork(): the
-// child starts a new pool.
+// child starts a new pool. If a signal handler forks between two tasks, the child runs all tasks
+// again, some for the second time.
 void run_tasks(i64 tasks, int threads, void (*body)(void*, i64), void* context);
 
 // Number of tasks of run_tasks() calls, and the largest number of threads of a call. dry:
@@ -37,10 +39,13 @@ class OwnThreads {
 };
 
 // Thrown by run_tasks() if a poll returns true; tasks that have not begun are not run.
-struct Interrupted {};
+struct Interrupted : std::exception {
+  const char* what() const noexcept override { return "interrupted by a signal handler"; }
+};
 
 // RAII guard: about ten times a second, between two tasks, run_tasks() on this thread calls
-// interrupted(context), which may itself run tasks.
+// interrupted(context), which may itself run tasks, fork or call share_threads(). Meanwhile no
+// guard is active.
 class PollGuard {
  public:
   PollGuard(bool (*interrupted)(void*), void* context);

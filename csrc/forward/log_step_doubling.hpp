@@ -210,7 +210,9 @@ class WidthReduction {
 
  private:
   static ReadOptions<T> reading(const Plan& p, ReadOptions<T> options) {
-    if constexpr (Op::kDoubles) options.pad = shares_much(p.axis[2]), options.fill = Op::kFill;
+    const bool doubles = Op::kDoubles && shares_much(p.axis[2]);
+    if constexpr (Op::kDoubles) options.pad = doubles, options.fill = Op::kFill;
+    options.pack = !Op::kIdempotent && (p.inner == 1 || doubles);
     return options;
   }
 

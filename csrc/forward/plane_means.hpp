@@ -24,11 +24,17 @@ class PlaneMeans {
         copies_(arena.take<A>(W * smaller(n_, kMaxCopiedPlane))) {}
 
   void run(const View& x, i64 first, i64 last) {
+    const bool copied = x.dtype != DtypeOf<A>::value || x.width != 1 || x.row_columns;
     for (i64 plane = first; plane < last; plane += W) {
       const i64 planes = smaller(W, last - plane);
       const A* from[W];
-      find_planes(x, plane, planes, from);
-      const V sums = n_ < W ? sums_of_few(from) : sums_of(from);
+      V sums{};
+      if (copied && n_ > kMaxCopiedPlane) {
+        for (i64 k = 0; k < planes; ++k) sums[k] = sum_in_parts(x, plane_of(x, plane + k));
+      } else {
+        find_planes(x, plane, planes, from);
+        sums = n_ < W ? sums_of_few(from) : sums_of(from);
+      }
       store_first(y_.reserve(plane, planes), (V{} + sums) / divisor_, planes);
     }
   }
@@ -50,6 +56,24 @@ class PlaneMeans {
         from[k] = row_of(x, plane_of(x, first + index), 1, 0, 0, 0, n_, copy);
       }
     }
+  }
+
+  // Sums a large plane that is copied in parts, in the order of sums_of.
+  POOLGRAD_LOOP A sum_in_parts(const View& x, const char* plane) const {
+    constexpr i64 L = kTapsAcrossLanes;
+    static_assert(kMaxCopiedPlane % L == 0 && kMaxCopiedPlane > kMaxTaps);
+    Vec<A, L> sums{};
+    const A* from = copies_;
+    i64 begin = 0, t = 0;
+    for (; begin < n_; begin += kMaxCopiedPlane) {
+      const i64 n = smaller(kMaxCopiedPlane, n_ - begin);
+      from = row_of(x, plane, 1, 0, 0, begin, begin + n, copies_);
+      for (t = 0; t + L <= n; t += L) sums += load<Vec<A, L>>(from + t);
+    }
+    A sum = Sum<A>::template folded<1>(sums)[0];
+    for (t = n_ / L * L - (begin - kMaxCopiedPlane); t < n_ - (begin - kMaxCopiedPlane); ++t)
+      sum += from[t];
+    return sum;
   }
 
   // Adds in row-major order, as PyTorch does; large planes as Sum::reduce_across_lanes.

@@ -30,7 +30,8 @@ template <class A>
 POOLGRAD_INLINE void copy_row(const View& x, const char* plane, i64 d, i64 h, i64 lo, i64 hi,
                               bool negate, A* to) {
   const i64 n = hi - lo;
-  if (!negate && x.dtype == DtypeOf<A>::value && x.width == 1) {  // the common case, inlined
+  if (!negate && x.dtype == DtypeOf<A>::value && x.width == 1 &&
+      !x.row_columns) {  // the common case
     return copy_run(reinterpret_cast<const A*>(plane) + d * x.depth + h * x.height + lo, to, n);
   }
   const A* from = row_of(x, plane, 1, d, h, lo, hi, to);
@@ -51,6 +52,8 @@ struct ReadOptions {
   bool pad = false;                      // add narrow padding to copied rows
   A fill{};                              // value of the padding
   i64 depths = 1, heights = 1;           // neighbouring rows that are kept in the buffer
+  bool pack = false;  // copy rows with gaps between columns: the order of sums then depends on the
+                      // shape only
 };
 
 // Reads input rows as numbers of type A; copies a row only if it must be converted or padded.
@@ -64,7 +67,8 @@ class Reader {
         inner_(p.inner),
         rows_(p.axis[1].in),
         direct_(!options.negate && !options.divisor && x.dtype == DtypeOf<A>::value &&
-                (p.inner == 1 || x.inner == 1)) {
+                (p.inner == 1 || x.inner == 1) && !x.row_columns &&
+                !(options.pack && x.width != p.inner)) {
     const Axis& a = p.axis[2];
     from_ = lo_ = a.in, hi_ = 0;
     for (i64 o : {lo, hi - 1}) {  // the first and the last window span the others

@@ -58,7 +58,8 @@ class Unrolled {
         uniform_(plan.inner == 1 && reader_.direct() && has_no_padding(plan.axis[2])),
         joins_rows_(joins_rows),
         in_place_(!negate && has_no_padding(plan.axis[1]) && has_no_padding(plan.axis[2]) &&
-                  x.dtype == DtypeOf<T>::value && x.width == 1 && x.height == plan.axis[2].in),
+                  x.dtype == DtypeOf<T>::value && x.width == 1 && !x.row_columns &&
+                  x.height == plan.axis[2].in),
         piece_(plan.inner == 1 ? tile.hi[2] - tile.lo[2]
                                : larger(1, kUnrolledPixelElements / plan.inner)),
         pitch_(in_place_ ? plan.axis[2].in : covered_length(plan.axis[2], plan.axis[2].out)),

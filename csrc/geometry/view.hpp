@@ -12,6 +12,9 @@ struct View {
   const char* data = nullptr;
   Dtype dtype = Dtype::float32;
   i64 depth = 0, height = 0, width = 0, inner = 0;
+  // A width into which flattened() merged rows that do not follow each other in memory: the columns
+  // of a row (0: no such rows), and the rows of a depth.
+  i64 row_columns = 0, depth_rows = 1;
   int outer_axes = 0;
   i64 outer_size[kMaxAxes], outer_stride[kMaxAxes];
 };
@@ -53,11 +56,32 @@ void copy_columns(const S* from, i64 n, i64 width, i64 inner, i64 inner_stride, 
   }
 }
 
+// Copies columns [lo, hi) of merged rows; see View::row_columns.
+template <class A>
+POOLGRAD_LOOP void copy_merged_rows(const View& v, const char* row, i64 inner, i64 lo, i64 hi,
+                                    A* to) {
+  by_element<A>(v.dtype, [&](auto s) {
+    using S = decltype(s);
+    for (i64 c = lo, end; c < hi; to += (end - c) * inner, c = end) {
+      const i64 h = c / v.row_columns;
+      end = smaller(hi, (h + 1) * v.row_columns);
+      const i64 at =
+          h / v.depth_rows * v.depth + h % v.depth_rows * v.height + c % v.row_columns * v.width;
+      copy_columns(reinterpret_cast<const S*>(row) + at, end - c, v.width, inner, v.inner, to);
+    }
+  });
+}
+
 // Returns columns [lo, hi) of row (d, h) of a plane as numbers of type A: a pointer into the array
 // if they are contiguous and of type A there, else a copy in `buffer`.
 template <class A>
 POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d, i64 h, i64 lo,
                               i64 hi, A* buffer) {
+  if (v.row_columns) {
+    copy_merged_rows(v, plane + (d * v.depth + h * v.height) * size_of(v.dtype), inner, lo, hi,
+                     buffer);
+    return buffer;
+  }
   const char* row = plane + (d * v.depth + h * v.height + lo * v.width) * size_of(v.dtype);
   const i64 n = hi - lo;
   const bool packed = (inner == 1 || v.inner == 1) && (v.width == inner || n <= 1);
@@ -80,14 +104,22 @@ POOLGRAD_LOOP const A* row_of(const View& v, const char* plane, i64 inner, i64 d
 }
 
 // Returns the same windows with height, or depth and height, merged into the width, where the axes
-// are contiguous and either all global or all pointwise.
-[[maybe_unused]] inline Plan flattened(Plan p, const View& x) {
+// are contiguous and either all global or all pointwise. merged: if not null, global axes are
+// merged also where they are not contiguous, so that the order of a sum does not depend on strides,
+// and *merged becomes the view of x with merged rows.
+[[maybe_unused]] inline Plan flattened(Plan p, const View& x, View* merged = nullptr) {
   Axis& width = p.axis[2];
+  i64 step = x.width;
   for (int k = 1; k >= 0; --k) {
     Axis& a = p.axis[k];
+    const i64 pitch = k == 1 ? x.height : x.depth;
     const bool global = is_global(width) && is_global(a);
     if (!global && !(is_pointwise(width) && is_pointwise(a))) break;
-    if (a.in > 1 && (k == 1 ? x.height : x.depth) != width.in * x.width) break;
+    if (merged && !merged->row_columns && width.in == 1 && a.in > 1) merged->width = step = pitch;
+    else if (a.in > 1 && (pitch != width.in * step || (merged && merged->row_columns))) {
+      if (!global || !merged) break;
+      if (!merged->row_columns) merged->row_columns = width.in, merged->depth_rows = k ? a.in : 1;
+    }
     width.n = width.in *= a.in, width.m = width.out *= a.out, width.kernel *= a.kernel;
     width = regular_axis(width, 1, 0, 0, 1);
     a = Axis{};

@@ -79,8 +79,9 @@ void average_small_windows(const Work& work, Algorithm algorithm, const View& x,
   });
 }
 
-void average(const Work& whole, const View& x, Dense y, bool count_padding, double divisor) {
-  const Plan p = flattened(*whole.plan, x);
+void average(const Work& whole, const View& given, Dense y, bool count_padding, double divisor) {
+  View x = given;
+  const Plan p = flattened(*whole.plan, given, &x);
   const Work work{&p, whole.threads};
   const Divisor divide{count_padding, divisor};
   const Algorithm algorithm = choose(call_of(Task::average, work, x));

@@ -263,12 +263,16 @@ class Array {
   void read_tensor(nb::handle tensor) {
     const DLTensorExport function = export_function_of(tensor.type().ptr());
     DLTensor exported;
-    if (function && export_tensor(function, tensor, exported)) {
+    if (function) {
+      require(export_tensor(function, tensor, exported), "an array has no memory on the CPU");
       check_itemsize(element_size(exported));
       data_ = first_element(exported);
       for (int a = 0; a < exported.ndim; ++a) add_axis(exported.shape[a], exported.strides[a]);
       return;
     }
+    // PyTorch before 2.10
+    require(nb::cast<bool>(tensor.attr("is_cpu")), "an array has no memory on the CPU");
+    check_itemsize(nb::cast<i64>(tensor.attr("itemsize")));
     static PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
     static PyObject* const size = PyUnicode_InternFromString("size");
     static PyObject* const stride = PyUnicode_InternFromString("stride");

@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from poolgrad.core import Layout, Plan
+from poolgrad.core import CachedBlock, Layout, Plan
 from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.operands import NOTHING, Operand
 from poolgrad.windows import Window, WindowSpec, require_valid_inputs
 
 
 class Buffer(NamedTuple):
-    """An array that a front end allocates; `order` lists its axes, slowest in memory first."""
+    """An array that a front end allocates; `order` lists its axes, slowest in memory first.
+
+    `input_shape` is the shape of `x`, from which the size of the array follows.
+    """
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
     dtype: str
+    input_shape: tuple[int, ...]
 
 
 def per_output(layout: Layout, dtype: str) -> Buffer:
     """Return the buffer of an array with one element for each output."""
-    return Buffer(layout.out_shape, layout.order, dtype)
+    return Buffer(layout.out_shape, layout.order, dtype, layout.in_shape)
+
+
+def per_input(layout: Layout) -> Buffer:
+    """Return the buffer of the gradient of the input."""
+    return Buffer(layout.in_shape, layout.order, layout.dtype, layout.in_shape)
+
+
+def cached_memory(buffer: Buffer, itemsize: int) -> CachedBlock:
+    """Return memory for a large array.
+
+    Raises
+    ------
+    MemoryError
+        If there is not enough memory; the message names the bytes and where they follow from.
+    """
+    try:
+        return CachedBlock(math.prod(buffer.shape) * itemsize)
+    except MemoryError as error:
+        raise MemoryError(
+            f"{error} for an array of shape {buffer.shape} and dtype {buffer.dtype}, "
+            f"which follows from x of shape {buffer.input_shape}"
+        ) from None
 
 
 # The options of operators: numbers and strings besides the windows. Each class holds the options of

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments, call_cache
 from poolgrad.composition import Functions
-from poolgrad.core import LARGE, CachedBlock, TensorSpec, get_num_threads, inner_axis
-from poolgrad.interface import Buffer, Operator, Request, indexed
+from poolgrad.core import LARGE, TensorSpec, get_num_threads, inner_axis
+from poolgrad.interface import Buffer, Operator, Request, cached_memory, indexed
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.windows import Window
@@ -121,11 +121,9 @@ def as_buffer(array: Array) -> Array:
 
 def allocate(buffer: Buffer) -> Array:
     """Allocate the array that a buffer describes, without initialising it."""
-    shape, order, name = buffer
-    dtype = dtype_named(name)
-    size = math.prod(shape)
-    if size * dtype.itemsize >= LARGE:
-        block = np.frombuffer(memoryview(CachedBlock(size * dtype.itemsize)), np.uint8)
+    shape, order, dtype = buffer.shape, buffer.order, dtype_named(buffer.dtype)
+    if math.prod(shape) * dtype.itemsize >= LARGE:
+        block = np.frombuffer(memoryview(cached_memory(buffer, dtype.itemsize)), np.uint8)
         memory: Array = block.view(dtype).reshape([shape[a] for a in order])
     else:
         memory = np.empty([shape[a] for a in order], dtype)

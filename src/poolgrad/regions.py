@@ -176,7 +176,8 @@ class _Call:
 
     def allocate(self, shape: tuple[int, ...], dtype: str = "") -> Array:
         """Allocate a contiguous array for the kernels to write."""
-        return front.allocate(Buffer(shape, tuple(range(len(shape))), dtype or self.dtype.name))
+        order, name = tuple(range(len(shape))), dtype or self.dtype.name
+        return front.allocate(Buffer(shape, order, name, self.input_shape))
 
     def finished(self, made: Array) -> Array:
         """Convert a result of the kernels to the dtype of the input."""

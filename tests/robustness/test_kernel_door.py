@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frontend_calls import torch
 from processes import assert_runs
 
 import poolgrad
@@ -46,6 +47,41 @@ def test_arrays_that_do_not_fit_the_plan(arrays: dict[str, Any], message: str) -
     given = {"x": X, "y": Y, "routes": ROUTES} | arrays
     with pytest.raises(ValueError, match=message):
         plan(X).kernels.select("max", given["x"], given["y"], given["routes"], False, None, 1)
+
+
+class OldTensor:
+    """The memory of an array, as PyTorch's tensors offer it before version 2.10."""
+
+    def __init__(self, array: np.ndarray, is_cpu: bool = True) -> None:
+        self.array, self.is_cpu, self.itemsize = array, is_cpu, array.itemsize
+        self.data_ptr = lambda: array.ctypes.data
+        self.size = lambda: array.shape
+        self.stride = lambda: tuple(s // array.itemsize for s in array.strides)
+
+
+def test_tensors_without_dlpack_are_checked_as_arrays_are() -> None:
+    y, expected = np.zeros_like(Y), poolgrad.max_pool2d(X, 2)
+    select = plan(X).kernels.select
+    select("max", OldTensor(X), OldTensor(y), None, False, None, 1)
+    assert (y == expected).all()
+    for tensor, message in [
+        (OldTensor(Y.astype(np.float16)), "items of another size"),  # would be overrun
+        (OldTensor(Y.astype(np.float64)), "items of another size"),
+        (OldTensor(Y, is_cpu=False), "no memory on the CPU"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            select("max", X, tensor, None, False, None, 1)
+        with pytest.raises(ValueError, match=message):
+            select("max", tensor, Y, None, False, None, 1)
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_tensors_that_are_not_exported_are_refused() -> None:
+    x = torch.from_numpy(X)
+    others: list[Any] = [x.to("meta"), x.to_sparse(), x.half()]
+    for tensor in others:
+        with pytest.raises((ValueError, AttributeError)):
+            plan(X).kernels.select("max", tensor, Y, None, False, None, 1)
 
 
 @pytest.mark.parametrize("gradient", [Y[:, :2], Y[:1], np.empty((2, 4, 3), np.float32)])

@@ -27,7 +27,7 @@ from poolgrad.dask.graph import (
     without_empty_chunks,
 )
 from poolgrad.dask.segments import segment_reading, segments
-from poolgrad.interface import Buffer, Operator, Request, indexed, unpacked
+from poolgrad.interface import Buffer, Operator, Request, indexed, per_input, unpacked
 from poolgrad.operators import OPERATORS
 
 
@@ -210,11 +210,11 @@ class _Pooling:
         layout = self.layout
         if residual and self.x.dtype.kind not in "fV":
             raise TypeError(f"x must be of a floating dtype to have a gradient, got {self.x.dtype}")
-        buffers = [Buffer(layout.out_shape, (), layout.out_dtype)]
+        buffers = [Buffer(layout.out_shape, (), layout.out_dtype, layout.in_shape)]
         if residual:
             buffers += self._ready.residual
         elif indices:
-            buffers.append(Buffer(layout.out_shape, (), "int64"))
+            buffers.append(Buffer(layout.out_shape, (), "int64", layout.in_shape))
         graph = self._graph("forward", residual, indices)
         for position in np.ndindex(*map(len, self._chunks)):
             here = [self._segments[a][position[a]] for a in self._axes]
@@ -256,6 +256,6 @@ class _Pooling:
                     parts.append(graph.gather(self.x, position, inputs))
             how = (self._at(position), here, chunk, shape, self.layout.dtype)
             graph.add(position, tasks.gradient, how, parts)
-        buffer = Buffer(self.layout.in_shape, (), self.layout.dtype)
+        buffer = per_input(self.layout)._replace(order=())
         sources = [gy, *kept, *([self.x] if self.operator.nonlinear else [])]
         return graph.arrays([buffer], self.x.chunks, sources)[0]

@@ -157,7 +157,7 @@ class Graph:
                 needs[name] = {self._name}
             graph = HighLevelGraph(layers, needs)
         made = []
-        for name, (shape, _, dtype) in zip(names, buffers, strict=True):
+        for name, (shape, _, dtype, _) in zip(names, buffers, strict=True):
             more = tuple((size,) for size in shape[len(chunks) :])
             meta = np.empty((0,) * len(shape), dtype_named(dtype))
             made.append(da.Array(graph, name, (*chunks, *more), meta=meta))

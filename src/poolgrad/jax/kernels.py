@@ -14,7 +14,7 @@ from jax import Array, ShapeDtypeStruct
 from poolgrad import core
 from poolgrad.call_cache import recorded
 from poolgrad.core import Layout, Plan, as_kernels_take
-from poolgrad.interface import Buffer
+from poolgrad.interface import Buffer, per_input, per_output
 from poolgrad.jax import portable
 from poolgrad.jax.sharding import sharded
 from poolgrad.jax.static import Static
@@ -96,7 +96,9 @@ def vjp(gy: Array, *args: Array, pool: Static, sizes: tuple[int, ...], learned: 
         return pool.before(shape, sizes)
 
     held = (gy, *(() if x is None else (x,)), *_wide_operands(pool, operands), *residual)
-    gradients = _call(pool, before, lambda layout: [_input(layout)], run, held, operand_index=first)
+    gradients = _call(
+        pool, before, lambda layout: [per_input(layout)], run, held, operand_index=first
+    )
     if learned:
         layout = pool.layout(before(gy.shape), gy.dtype.name)
         slopes = gy.astype(residual[-1].dtype) * residual[-1]
@@ -109,11 +111,7 @@ def _same(shape: Shape) -> Shape:
 
 
 def _output(layout: Layout) -> Buffer:
-    return Buffer(layout.out_shape, layout.order, layout.out_dtype)
-
-
-def _input(layout: Layout) -> Buffer:
-    return Buffer(layout.in_shape, layout.order, layout.dtype)
+    return per_output(layout, layout.out_dtype)
 
 
 def _summed(pool: Static, slopes: Array, theta: Array, layout: Layout) -> Array:

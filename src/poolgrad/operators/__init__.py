@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from poolgrad.core import Layout, Plan, lay_out, plan
-from poolgrad.interface import Buffer, Operator
+from poolgrad.interface import Buffer, Operator, per_input, per_output
 from poolgrad.operators.composed import COMPOSED
 from poolgrad.operators.selecting import SELECTING
 from poolgrad.operators.weighted import WEIGHTED
@@ -61,16 +61,16 @@ class Prepared:
     @property
     def output(self) -> Buffer:
         """The output."""
-        return Buffer(self.layout.out_shape, self.layout.order, self.layout.out_dtype)
+        return per_output(self.layout, self.layout.out_dtype)
 
     @property
     def input(self) -> Buffer:
         """The gradient of the input."""
-        return Buffer(self.layout.in_shape, self.layout.order, self.layout.dtype)
+        return per_input(self.layout)
 
     def per_output(self, dtype: str) -> Buffer:
         """Return a buffer with one number for each output."""
-        return Buffer(self.layout.out_shape, self.layout.order, dtype)
+        return per_output(self.layout, dtype)
 
     @property
     def route_bits(self) -> int:

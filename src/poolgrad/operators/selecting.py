@@ -51,7 +51,7 @@ class _Routed(Operator):
             return (per_output(layout, layout.route_dtype),)
         shape, last = [*layout.out_shape], layout.pooled[-1]
         shape[last] = -(-shape[last] * bits // 8)
-        return (Buffer((*shape,), layout.order, "uint8"),)
+        return (Buffer((*shape,), layout.order, "uint8", layout.in_shape),)
 
     def vjp(
         self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
@@ -128,7 +128,7 @@ class Extreme(_Routed):
     def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
         if options[0] == "split":
             order = (*layout.order, len(layout.order))
-            return (Buffer(layout.winner_shape, order, "uint8"),)
+            return (Buffer(layout.winner_shape, order, "uint8", layout.in_shape),)
         return super().residual(layout, *options)
 
     def forward(

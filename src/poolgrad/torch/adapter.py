@@ -229,7 +229,7 @@ class Adapter:
         if static.tracked:
             return tuple(make(b, x) for b in buffers)
         slope = make(
-            Buffer((0,), (0,), buffers[-1].dtype), x
+            buffers[-1]._replace(shape=(0,), order=(0,)), x
         )  # without a gradient the derivative is empty
         return (*(make(b, x) for b in buffers[:-1]), slope)
 

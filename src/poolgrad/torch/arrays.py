@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.core import LARGE, CachedBlock, TensorSpec, inner_axis, share_threads
-from poolgrad.interface import Buffer
+from poolgrad.core import LARGE, TensorSpec, inner_axis, share_threads
+from poolgrad.interface import Buffer, cached_memory
 from poolgrad.operators import Prepared, prepare, prepare_uncached
 from poolgrad.torch import _compat, triton
 from poolgrad.torch._compat import (
@@ -264,7 +264,7 @@ def allocate(buffer: Buffer, like: Tensor) -> Tensor:
     if small(buffer) or not like.is_cpu:  # PyTorch caches memory on other devices
         return empty(buffer, like)
     dtype = DTYPES[buffer.dtype]
-    memory = torch.frombuffer(CachedBlock(math.prod(buffer.shape) * dtype.itemsize), dtype=dtype)
+    memory = torch.frombuffer(cached_memory(buffer, dtype.itemsize), dtype=dtype)
     tensor = memory.view([buffer.shape[a] for a in buffer.order])
     return tensor.permute([buffer.order.index(a) for a in range(len(buffer.order))])
 

@@ -109,7 +109,7 @@ class _Kernels:
         return result.to(self._result)
 
     def _allocate(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        return allocate(Buffer(shape, tuple(range(len(shape))), dtype), self._table)
+        return allocate(Buffer(shape, tuple(range(len(shape))), dtype, self._shape), self._table)
 
 
 class _Portable:
