@@ -21,8 +21,6 @@ from poolgrad.torch.arrays import (
     DTYPES,
     allocate,
     as_operand,
-    check_memory,
-    compact,
     empty,
     has_kernels,
     inner_of,
@@ -62,12 +60,10 @@ def _define_indices() -> Any:
             given = samples if ready.layout.window.fractional else None
             found = portable.indices(ready.layout, routes, given)
             return stored(ready.per_output("int64"), found)
-        check_memory("routes", routes)
-        check_memory("samples", samples)
         ready = with_kernels_for(ready_for(x, window, last), x)
         (routes,) = laid_out((routes,), ready.residual)
         indices = allocate(ready.per_output("int64"), routes)
-        placed = as_operand(ready, compact((samples,) * ready.operator.operand.count))
+        placed = as_operand(ready, (samples,) * ready.operator.operand.count)
         threads = torch.get_num_threads()
         ready.plan.kernels.route_indices(routes, indices, placed, threads)
         return indices
