@@ -90,7 +90,8 @@ class Pullback:
 
     Returned by `vjp`. It stores what the backward pass needs: for a selecting operator the routes,
     a few bytes for each output, and not the input; for an operator whose weights depend on the
-    input, the input, too. It can be pickled and copied.
+    input, a copy of the input, too. It can be pickled and copied, and later changes of the caller's
+    arrays do not change it.
 
     Parameters
     ----------
@@ -104,7 +105,7 @@ class Pullback:
 
     def __init__(self, shared: _Shared, x: Array, residual: Sequence[Array]) -> None:
         self._shared, self._residual = shared, residual
-        self._x = x if shared.nonlinear else None
+        self._x = x.copy("K") if shared.nonlinear else None
 
     def __repr__(self) -> str:
         shared = self._shared
@@ -376,7 +377,9 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
 def _shared(call: Call) -> _Shared:
     if call.x.dtype.name not in FLOATS:
         raise TypeError(f"x must be of a floating dtype to have a gradient, got {call.x.dtype}")
-    return _Shared(replace(call.request, x=None), call.ready, call.operand)
+    operand = call.operand  # indices may be the caller's array
+    operand = operand.copy() if isinstance(operand, np.ndarray) else operand
+    return _Shared(replace(call.request, x=None), call.ready, operand)
 
 
 def _bound_vjp(request: Request) -> Callable[[Array], tuple[Array, Pullback]] | None:
