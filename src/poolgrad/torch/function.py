@@ -158,10 +158,10 @@ class _Converter:
             known = known_generator(value.generator)
             if isinstance(known, int):
                 known = torch.Generator(x.device).manual_seed(known)
-            own: Any = (
-                {"generator": known} if known is not None else {}
-            )  # compilers do not support None
-            drawn: Tensor = torch.rand(shape, dtype=dtype, device=x.device, **own)
+            # Compilers do not support None.
+            own: Any = {} if known is None else {"generator": known}
+            device = x.device if known is None else known.device
+            drawn: Tensor = torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
             return drawn.clamp(max=most)  # compiled code draws in float32 and rounds
         given = value.values
         if not isinstance(given, Tensor):
@@ -250,6 +250,11 @@ def perform(request: Request) -> Any:
     if is_transformed_graph():
         return _differentiable(request)
     return _perform(request)
+
+
+def check(request: Request) -> None:
+    """Raise the TypeError or ValueError of a call whose arguments are not accepted."""
+    _operands(request, _prepared(request))
 
 
 def vjp(request: Request) -> Any:
