@@ -1,6 +1,6 @@
 """Arrays that are changed between forward and backward: the same gradient, or an error.
 
-A pullback of NumPy arrays is private. PyTorch's autograd raises an error if a tensor was changed
+A pullback of arrays is private. PyTorch's autograd raises an error if a tensor was changed
 that a backward pass reads; a tensor that it does not read may be changed.
 """
 
@@ -48,6 +48,22 @@ def test_pullbacks_of_numpy_are_private(name: str, args: tuple[Any, ...]) -> Non
                 array[...] = np.flip(array).copy()
         for again in (pullback, pickle.loads(pickle.dumps(pullback))):
             np.testing.assert_array_equal(again(g), expected)
+
+
+@pytest.mark.parametrize(("name", "args"), CASES, ids=IDS)
+def test_pullbacks_of_other_libraries_are_private(name: str, args: tuple[Any, ...]) -> None:
+    xp = pytest.importorskip("array_api_strict")
+    if name.startswith("roi"):
+        pytest.skip("regions take arrays of NumPy and tensors")
+    given = (LOGITS + 0.5, *args)
+    x, *own = (xp.asarray(a, copy=True) if isinstance(a, np.ndarray) else a for a in given)
+    y, pullback = poolgrad.vjp(getattr(poolgrad, name), x, *own, **RANDOM.get(name, {}))
+    g = xp.asarray(RNG.random(y.shape))
+    expected = np.asarray(pullback(g))
+    for array in (x, y, *own):
+        if not isinstance(array, int | float):
+            array[...] = xp.flip(array)
+    np.testing.assert_array_equal(np.asarray(pullback(g)), expected)
 
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
