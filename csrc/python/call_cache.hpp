@@ -210,12 +210,16 @@ class TensorSpec {
   bool has_memory(nb::handle tensor, DLTensor& exported) const {
     return export_tensor(export_, tensor, exported) && exported.data;
   }
-  // Whether a tensor has memory and its storage holds all elements; storages can be shrunk.
+  // Whether the kernels can read a tensor: it is aligned and its storage holds all elements.
+  // Storages can be shrunk. A zero tensor has no storage: its address is its offset.
   bool exports(nb::handle tensor, DLTensor& exported) const {
-    if (!has_memory(tensor, exported)) return false;
+    const i64 size = has_memory(tensor, exported) ? element_size(exported) : 0;
+    if (size == 0) return false;
     const nb::object bytes = value_of(storage_[2], value_of(storage_[0], tensor));
     const i64 offset = nb::cast<i64>(value_of(storage_[1], tensor)), held = nb::cast<i64>(bytes);
-    return held >= offset * element_size(exported) + extent(exported);
+    const i64 address = reinterpret_cast<std::intptr_t>(first_element(exported));
+    return address % size == 0 && address != offset * size &&
+           held >= offset * size + extent(exported);
   }
 
   bool has_required_properties(nb::handle array) const {

@@ -135,6 +135,7 @@ def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
     from poolgrad.portable.derivative import Recording, Variable, value_of
 
     call = _Composition(request, front)
+    call.x, call.operand = map(_private, (call.x, call.operand))  # pickling reads them
     tape = Recording(front.namespace(call.x))
     plain = call.functions
 
@@ -158,6 +159,11 @@ def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
     return y.value, Pullback(call, tape, y, leaves)
 
 
+def _private(value: Any) -> Any:
+    """Return a copy of a NumPy array, which its owner may change; other libraries' stay as is."""
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
 def _again(request: Request, front: str) -> Pullback:
     return vjp(request, import_module(front))[1]
 
@@ -171,7 +177,8 @@ class Pullback:
     def __reduce__(self) -> tuple[Any, ...]:
         # The tape holds functions, which cannot be pickled: it is recorded again from the input.
         call = self._call
-        return _again, (replace(call.request, x=call.x), call.front.__name__)
+        operands = () if call.operand is None else (call.operand,)
+        return _again, (replace(call.request, x=call.x, operands=operands), call.front.__name__)
 
     def __repr__(self) -> str:
         layout = self._call.layout

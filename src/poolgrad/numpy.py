@@ -305,11 +305,27 @@ def _target(out: Any, made: Call) -> Array:
         raise TypeError(f"out must be of dtype {dtype}, got {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out must be writeable, got a read-only array")
+    if _overlaps_itself(out):
+        raise ValueError(
+            "out must have its own memory for each element, got an array of shape "
+            f"{out.shape} with strides {out.strides}"
+        )
     inputs = made.x, *(a for a in (made.operand,) if isinstance(a, np.ndarray))
     if any(np.may_share_memory(out, a) for a in inputs):
         return made.output()
     fits = readable(out) is out and out.transpose(plan.order).flags.c_contiguous
     return out if fits else made.output()
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Whether elements share memory: an axis steps less than the extent of the axes inside it."""
+    extent = array.itemsize
+    axes = zip(array.strides, array.shape, strict=True)
+    for step, size in sorted((abs(step), size) for step, size in axes if size > 1):
+        if step < extent:
+            return array.size > 0
+        extent += step * (size - 1)
+    return False
 
 
 def _into(out: Array | None, y: Array) -> Array:

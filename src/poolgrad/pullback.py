@@ -91,7 +91,8 @@ class Pullback:
 
     Returned by `vjp`. It stores what the backward pass needs: for a selecting operator the routes,
     a few bytes for each output, and not the input; for an operator whose weights depend on the
-    input, the input, too. It can be pickled and copied.
+    input, a copy of the input, too. It can be pickled and copied, and later changes of the caller's
+    arrays do not change it.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ class Pullback:
 
     def __init__(self, shared: _Shared, x: Array | None, residual: Sequence[Array]) -> None:
         self._shared, self._residual = shared, residual
-        self._x = x if shared.nonlinear else None
+        self._x = x.copy("K") if shared.nonlinear else None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
         return front.restored, (Pullback, self._shared, self._x, self._residual)
@@ -380,7 +381,9 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
 def _shared(call: Call) -> _Shared:
     if call.x.dtype.name not in FLOATS:
         raise TypeError(f"x must be of a floating dtype to have a gradient, got {call.x.dtype}")
-    return _Shared(replace(call.request, x=None), call.ready, call.operand)
+    operand = call.operand  # indices may be the caller's array
+    operand = operand.copy() if isinstance(operand, np.ndarray) else operand
+    return _Shared(replace(call.request, x=None), call.ready, operand)
 
 
 def _bound_vjp(request: Request) -> Callable[[Array], tuple[Array, Pullback]] | None:

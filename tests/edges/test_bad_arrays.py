@@ -184,6 +184,16 @@ def read_only() -> np.ndarray:
         (np.zeros((1, 2, 2, 2), ">f8"), TypeError, ">f8"),
         (np.zeros((1, 2, 2, 2), "i8"), TypeError, "int64"),
         (read_only(), ValueError, "read-only"),
+        (
+            np.lib.stride_tricks.as_strided(np.zeros(2), (1, 2, 2, 2), (0, 0, 0, 8)),
+            ValueError,
+            "(0, 0, 0, 8)",
+        ),
+        (
+            np.lib.stride_tricks.as_strided(np.zeros(9), (1, 2, 2, 2), (0, 16, 8, 8)),
+            ValueError,
+            "its own memory",
+        ),
         ([[0.0]], TypeError, "list"),
         (1, TypeError, "int"),
         ("out", TypeError, "str"),
@@ -198,6 +208,17 @@ def read_only() -> np.ndarray:
 def test_out(fun: str, kwargs: Any, out: Any, error: type[Exception], came: object) -> None:
     with refused(error, "out must", came):
         getattr(poolgrad, fun)(X, 2, out=out, **kwargs)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_out_of_any_strides_without_overlap(k: int) -> None:
+    for out in (
+        np.zeros((1, 4, 4, 4))[:, ::2, ::-2, 1::2],
+        np.zeros((2, 2, 2, 1)).transpose(3, 2, 0, 1),
+        np.zeros((k, 2, 2, 2))[:1],
+    ):
+        poolgrad.max_pool2d(X, 2, out=out)
+        np.testing.assert_array_equal(out, poolgrad.max_pool2d(X, 2))
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")

@@ -331,6 +331,22 @@ def test_threads_may_turn_it_on_and_off() -> None:
     assert not ours()
 
 
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_a_fault_of_a_kernel_is_shown(error: type[Exception], monkeypatch: Any) -> None:
+    def fails(*args: Any) -> None:
+        raise error("a fault")
+
+    from poolgrad.torch import function
+
+    x = torch.rand(1, 2, 6, 6)
+    monkeypatch.setattr(function, "_perform", fails)
+    monkeypatch.setattr(function, "bound_call", lambda request: None)
+    with accelerate(), pytest.raises(error, match="a fault"):
+        F.max_pool2d(x, (2, 3), 4)  # arguments of no other test, which might have cached the call
+    with accelerate(), pytest.raises(RuntimeError, match="zero"):  # PyTorch's own error
+        F.max_pool2d(x, 0)
+
+
 def test_it_says_nothing_and_a_new_process_knows_nothing_of_it() -> None:
     code = """
 import torch, os

@@ -396,3 +396,28 @@ def test_integers_as_learned_arguments(name: str) -> None:
     pool, (x, _) = call(name)
     same(pool(x, torch.tensor(2)), pool(x, 2.0))
     same(pool(x, 2), pool(x, 2.0))
+
+
+def test_a_generator_of_the_cpu_draws_for_other_devices() -> None:
+    x = torch.empty(1, 2, 8, 8, device="meta")
+    for pool in (
+        lambda g: poolgrad.fractional_max_pool2d(x, 2, 4, generator=g),
+        lambda g: poolgrad.stochastic_pool2d(x, 2, generator=g),
+    ):
+        generator = torch.Generator().manual_seed(1)
+        before = generator.get_state()
+        assert pool(generator).shape == (1, 2, 4, 4)
+        assert not torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("name", ["lp", "lse", "soft", "mixed"])
+def test_nested_forward_mode_is_an_error_for_nonlinear_poolings(name: str) -> None:
+    args = (2.0, 2) if name == "lp" else (2,)
+    x = torch.rand(1, 1, 4, 4)
+
+    def pool(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = getattr(poolgrad, f"{name}_pool2d")(x, *args)
+        return y
+
+    with pytest.raises(NotImplementedError, match="use reverse mode for one of them"):
+        torch.func.jacfwd(torch.func.jacfwd(pool))(x)

@@ -212,6 +212,10 @@ class Pullback:
 
     def __init__(self, call: _Call, residual: tuple[Any, ...]) -> None:
         self._call, self._residual = call, residual
+        # Copies, because the caller may change the arrays.
+        self._x = call.xp.asarray(call.request.x, copy=True) if call.operator.nonlinear else None
+        given = call.operand
+        self._operand = None if given is None else call.xp.asarray(given, copy=True)
 
     def __call__(self, gy: Any) -> Any:
         """Compute the gradient of the input.
@@ -241,7 +245,6 @@ class Pullback:
     def _gradients(self, gy: Any) -> tuple[Any, Any]:
         call, layout = self._call, self._call.layout
         full = cotangent_of(gy, layout.out_dtype, call.shape, layout.out_shape)
-        x = call.request.x if call.operator.nonlinear else None
         return engine.vjp(
-            call.operator, layout, full, x, call.operand, self._residual, call.options
+            call.operator, layout, full, self._x, self._operand, self._residual, call.options
         )

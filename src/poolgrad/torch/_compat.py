@@ -34,6 +34,10 @@ def forward_level() -> int:
     return level
 
 
+# Zeros that PyTorch stores as a shape alone: their address is their offset, so 0 or invalid.
+is_zero_tensor = _symbol("torch.Tensor._is_zerotensor")
+
+
 def is_exported_with_triton() -> bool:
     """Whether `torch.export` keeps operators that launch Triton kernels whole."""
     # Looked up on use, because it imports the compiler.
@@ -65,7 +69,6 @@ _CALL_CACHE_SYMBOLS = (
     "torch._C._len_torch_dispatch_stack",
     "torch._C._len_torch_function_stack",
     "torch._is_functional_tensor",
-    "torch.Tensor._is_zerotensor",
     "torch.autograd.forward_ad._current_level",
 )
 _call_cache_symbols = PRIVATE.symbols_or_none(
@@ -77,8 +80,8 @@ plain: tuple[tuple[Any, Any], ...] = ()
 quiet: tuple[tuple[Any, Any], ...] = ()
 has_call_cache = _call_cache_symbols is not None
 if _call_cache_symbols is not None:
-    _dispatch_modes, _function_modes, _is_functional, _is_zero, _ = _call_cache_symbols
-    plain = ((_is_zero, False), (_is_functional, False))
+    _dispatch_modes, _function_modes, _is_functional, _ = _call_cache_symbols
+    plain = ((_is_functional, False),)
     quiet = (
         (innermost_transform, None),
         (_dispatch_modes, 0),

@@ -37,8 +37,6 @@ from poolgrad.torch.arrays import (
     DTYPES,
     allocate,
     as_operand,
-    check_memory,
-    compact,
     empty,
     has_kernels,
     inner_of,
@@ -176,9 +174,8 @@ class Adapter:
         if not has_kernels(x):
             return self._portable_forward(static, x, self._operand(operands, x))
         ready = with_kernels_for(static.ready, x)
-        self._check_memory("x", x, operands)
-        operand = as_operand(ready, compact(operands))
-        x, y = readable(x), allocate(ready.output, x)
+        operand = as_operand(ready, operands)
+        x, y = readable("x", x), allocate(ready.output, x)
         residual = self._residual(static, x, allocate)
         kept: list[Any] = list(residual)
         if not static.tracked:
@@ -212,18 +209,6 @@ class Adapter:
         gx = stored(ready.input, gradients[0])
         return (gx, gradients[1]) if self.operator.learned else gx
 
-    def _check_memory(
-        self, name: str, first: Tensor, operands: Tensors, x: Tensors = (), residual: Tensors = ()
-    ) -> None:
-        """Check the memory of the tensors of a call; `name` is the name of `first`."""
-        check_memory(name, first)
-        for tensor in x:
-            check_memory("x", tensor)
-        for tensor in operands:
-            check_memory(self.operator.operand.name, tensor)
-        for tensor in residual:
-            check_memory("residual", tensor)
-
     def _residual(self, static: Static, x: Tensor, make: _Make) -> Tensors:
         buffers = static.ready.residual
         if static.tracked:
@@ -240,8 +225,6 @@ class Adapter:
         if not has_kernels(gy):
             return self._portable_vjp(ready, gy, x, operands, residual)
         ready = with_kernels_for(ready, gy)
-        self._check_memory("gy", gy, operands, x, residual)
-        operands = compact(operands)
         dtype = DTYPES[layout.dtype]
         if gy.shape != layout.out_shape or gy.dtype != dtype:
             raise ValueError(
@@ -256,8 +239,8 @@ class Adapter:
         tracked = not self.operator.learned or residual[-1].shape != (0,)
         known = self.kept if tracked else self.kept - 1  # the rest is an unused slope
         residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
-        operand, x = as_operand(ready, operands), tuple(map(readable, x))
-        gy, gx = readable(gy), allocate(ready.input, gy)
+        operand, x = as_operand(ready, operands), tuple(readable("x", t) for t in x)
+        gy, gx = readable("gy", gy), allocate(ready.input, gy)
         threads = torch.get_num_threads()
         ready.vjp(gy, x[0] if x else None, operand, residual, gx, threads)
         if not self.operator.learned:
@@ -278,10 +261,9 @@ class Adapter:
             y = portable.jvp(self.operator, ready.layout, t, operand, residual, ready.options)
             return stored(ready.output, y)
         ready = with_kernels_for(ready, t)
-        self._check_memory("t", t, operands, (), residual)
         residual = laid_out(residual, ready.residual)
-        operand = as_operand(ready, compact(operands))
-        t, y = readable(t), allocate(ready.output, t)
+        operand = as_operand(ready, operands)
+        t, y = readable("t", t), allocate(ready.output, t)
         ready.jvp(t, operand, residual, y, torch.get_num_threads())
         return y
 

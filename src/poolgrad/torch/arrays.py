@@ -19,6 +19,7 @@ from poolgrad.torch._compat import (
     forward_level,
     innermost_transform,
     is_transformed,
+    is_zero_tensor,
     set_tracing_state,
     tracing_state,
     transforms,
@@ -47,14 +48,33 @@ def _misplacement(tensor: Tensor) -> int:
     return tensor.data_ptr() % tensor.itemsize
 
 
-def check_memory(name: str, tensor: Tensor) -> None:
-    """Raise an error unless the storage of the tensor `name` holds all of its elements.
+def readable(name: str, tensor: Tensor) -> Tensor:
+    """Return the tensor `name` in memory that the kernels can read; copies only where needed.
 
-    PyTorch lets anyone free or shrink a storage (`UntypedStorage.resize_`) under its tensors, and
-    raises RuntimeError where they are read, too.
+    Every tensor that a kernel reads passes this function (or `KIND`, which accepts none that would
+    be copied). Zero tensors, which have no memory, and negative or misaligned views are copied.
+
+    Raises
+    ------
+    RuntimeError
+        If the storage does not hold all elements. PyTorch lets anyone free or shrink a storage
+        (`UntypedStorage.resize_`) under its tensors, and raises RuntimeError where they are read.
     """
     if type(tensor) not in (Tensor, torch.nn.Parameter):  # a compiler's tensor, which has no memory
-        return
+        return tensor.resolve_neg()
+    if is_zero_tensor(tensor):
+        return tensor.clone()
+    _check_memory(name, tensor)
+    tensor = tensor.resolve_neg()
+    return tensor.clone() if tensor.is_cpu and _misplacement(tensor) else tensor
+
+
+def compact(name: str, tensor: Tensor) -> Tensor:
+    """Return the tensor `name` as a contiguous one that the kernels can read."""
+    return readable(name, tensor).contiguous()
+
+
+def _check_memory(name: str, tensor: Tensor) -> None:
     least = tensor.numel() if tensor.is_contiguous() else span(tensor)
     held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     if least and held < least:
@@ -86,7 +106,8 @@ def kind(exchange: bool) -> TensorSpec:
         ("is_nested", False),
         (_misplacement, 0),  # a RuntimeError for fake tensors, which have no memory
         *_compat.plain,
-        (partial(check_memory, "x"), None),
+        (is_zero_tensor, False),
+        (partial(_check_memory, "x"), None),
     )
     return TensorSpec(
         Tensor,
@@ -279,23 +300,13 @@ def laid_out(tensors: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
         back = [buffer.order.index(a) for a in range(len(buffer.order))]
-        result.append(readable(tensor.permute(buffer.order).contiguous()).permute(back))
+        ordered = readable("residual", tensor).permute(buffer.order)
+        result.append(ordered.contiguous().permute(back))
     return tuple(result)
 
 
-def readable(tensor: Tensor) -> Tensor:
-    """Return a tensor that the kernels can read; negative and misaligned views are copied."""
-    tensor = tensor.resolve_neg()
-    return tensor.clone() if tensor.is_cpu and _misplacement(tensor) else tensor
-
-
-def compact(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return contiguous tensors that are aligned to their elements."""
-    return tuple(readable(t.contiguous()) for t in tensors)
-
-
 def as_operand(ready: Prepared, operands: tuple[Tensor, ...]) -> Any:
-    """Return the extra operand in the form that an operator's methods take; it must be contiguous.
+    """Return the extra operand in the form that an operator's methods take.
 
     Raises
     ------
@@ -314,9 +325,9 @@ def as_operand(ready: Prepared, operands: tuple[Tensor, ...]) -> Any:
             f"{operand.name} must be {dtype} of {' or '.join(map(str, shapes))} elements, "
             f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
-    if (
-        operand.has_gradient and tensor.is_cpu
-    ):  # on another device, reading it would wait for the device
+    tensor = compact(operand.name, tensor)
+    # On another device, reading the numbers would wait for the device.
+    if operand.has_gradient and tensor.is_cpu:
         operator.check_operand(tensor.reshape(-1).tolist())
     number = int if tensor.is_cpu else _unread
     return operand.kernel_form(tensor.reshape(-1) if is_flat else tensor, tensor.numel(), number)

@@ -21,8 +21,6 @@ from poolgrad.torch.arrays import (
     DTYPES,
     allocate,
     as_operand,
-    check_memory,
-    compact,
     empty,
     has_kernels,
     inner_of,
@@ -62,12 +60,10 @@ def _define_indices() -> Any:
             given = samples if ready.layout.window.fractional else None
             found = portable.indices(ready.layout, routes, given)
             return stored(ready.per_output("int64"), found)
-        check_memory("routes", routes)
-        check_memory("samples", samples)
         ready = with_kernels_for(ready_for(x, window, last), x)
         (routes,) = laid_out((routes,), ready.residual)
         indices = allocate(ready.per_output("int64"), routes)
-        placed = as_operand(ready, compact((samples,) * ready.operator.operand.count))
+        placed = as_operand(ready, (samples,) * ready.operator.operand.count)
         threads = torch.get_num_threads()
         ready.plan.kernels.route_indices(routes, indices, placed, threads)
         return indices
@@ -164,10 +160,10 @@ class _Converter:
             known = known_generator(value.generator)
             if isinstance(known, int):
                 known = torch.Generator(device=x.device).manual_seed(known)
-            own: Any = (
-                {"generator": known} if known is not None else {}
-            )  # compilers do not support None
-            drawn: Tensor = torch.rand(shape, dtype=dtype, device=x.device, **own)
+            # Compilers do not support None.
+            own: Any = {} if known is None else {"generator": known}
+            device = x.device if known is None else known.device
+            drawn: Tensor = torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
             return drawn.clamp(max=most)  # compiled code draws in float32 and rounds
         given = value.values
         if not isinstance(given, Tensor):
@@ -257,6 +253,11 @@ def perform(request: Request) -> Any:
     if is_transformed_graph():
         return _differentiable(request)
     return _perform(request)
+
+
+def check(request: Request) -> None:
+    """Raise the TypeError or ValueError of a call whose arguments are not accepted."""
+    _operands(request, _prepared(request))
 
 
 def vjp(request: Request) -> Any:

@@ -33,26 +33,25 @@ from poolgrad.torch.pools import MaxPool1d, MaxPool2d, MaxPool3d
 class LazyReLU(Tensor):
     """The output of a ReLU, computed when it is first read."""
 
-    source: Tensor  # the ReLU's input
-    version: int | None  # of the input, when the ReLU was called
+    source: _Source
     node: Any  # of autograd's graph
     computed: Tensor | None
 
     @classmethod
     def of(cls, x: Tensor) -> Tensor:
         """Return the lazy ReLU of a tensor."""
-        lazy: LazyReLU = _Lazy.apply(x)  # type: ignore[no-untyped-call]
+        source = _Source(x)
+        lazy: LazyReLU = _Lazy.apply(x, source)  # type: ignore[no-untyped-call]
         with without_torch_function():
             lazy.node = lazy.grad_fn
-        lazy.source, lazy.computed = x, None
-        lazy.version = None if x.is_inference() else version_of(x)
+        lazy.source, lazy.computed = source, None
         return lazy
 
     def unread(self) -> Tensor | None:
         """Return the ReLU's input if this tensor has not been read or wrapped yet, else None."""
         with without_torch_function():
             same = self.grad_fn is self.node
-        return self._intact() if self.computed is None and same else None
+        return self.source.intact() if self.computed is None and same else None
 
     def value(self) -> Tensor:
         """Return the ReLU's output; its gradient flows through this tensor."""
@@ -61,14 +60,6 @@ class LazyReLU(Tensor):
                 self.computed = _Compute.apply(self)  # type: ignore[no-untyped-call]
         computed: Tensor = self.computed
         return computed
-
-    def _intact(self) -> Tensor:
-        if self.version is not None and version_of(self.source) != self.version:
-            raise RuntimeError(
-                "the input of a fused ReLU was changed in place before its output was read: "
-                "convert this network without fuse=True"
-            )
-        return self.source
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,16 +76,56 @@ class LazyReLU(Tensor):
         return func(*args, **kwargs)
 
 
+class _Source:
+    """The input of a lazy ReLU, and where the ReLU's gradient is zero.
+
+    The gradient is determined when the output is first read, as PyTorch's ReLU keeps its output:
+    the input may be changed in place afterwards.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+        self._closed: Tensor | None = None
+        self._version = None if x.is_inference() else version_of(x)
+
+    def intact(self) -> Tensor:
+        """Return the input.
+
+        Raises
+        ------
+        RuntimeError
+            If it was changed in place.
+        """
+        if self._version is not None and version_of(self._x) != self._version:
+            raise RuntimeError(
+                "the input of a fused ReLU was changed in place before its output was read: "
+                "convert this network without fuse=True"
+            )
+        return self._x
+
+    def closed(self) -> Tensor:
+        """Return where the gradient is zero: a private tensor of one byte for each element."""
+        if self._closed is None:
+            self._closed = self.intact().detach() <= 0  # false for NaN, as in PyTorch
+        return self._closed
+
+    def relu(self) -> Tensor:
+        """Return the ReLU's output."""
+        if self._x.requires_grad:
+            self.closed()
+        return self.intact().detach().relu()
+
+
 def _relu_of(lazy: LazyReLU) -> Tensor:
-    return lazy._intact().detach().relu()
+    return lazy.source.relu()
 
 
 class _Lazy(torch.autograd.Function):
     """Creates the lazy ReLU of a tensor; its backward pass is that of ReLU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.x = x  # not saved, so that hooks on saved tensors do not count it
+    def forward(ctx: Any, x: Tensor, source: _Source) -> Tensor:
+        ctx.source = source
         lazy: Tensor = wrapper_subclass(
             LazyReLU, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
         )
@@ -102,7 +133,7 @@ class _Lazy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return torch.ops.aten.threshold_backward(gradients[0], ctx.x.detach(), 0)
+        return gradients[0].masked_fill(ctx.source.closed(), 0), None
 
 
 class _Compute(torch.autograd.Function):

@@ -27,7 +27,7 @@ from poolgrad.interface import Buffer
 from poolgrad.portable import regions as portable
 from poolgrad.regions import bins, check_input, check_table, output_shape
 from poolgrad.torch._compat import assert_later
-from poolgrad.torch.arrays import allocate, check_memory, compact, name_of
+from poolgrad.torch.arrays import allocate, compact, name_of
 from poolgrad.torch.derivatives import LIBRARY, differentiable, save
 from poolgrad.torch.devices import implement, names_of_tensors, on_one_device
 
@@ -73,38 +73,42 @@ class _Kernels:
         self._result, self._how = dtype, where[1:]
         self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self._shape, self._out_shape = tuple(shape), (boxes.shape[0], shape[1], *size)
-        (table,) = compact((boxes.to(torch.float64),))
-        self._table = table
-        self._regions = Regions(self._shape, tuple(size), name_of(self._dtype), table, where[0])
+        self._table = compact("boxes", boxes).to(torch.float64)
+        dtype_name = name_of(self._dtype)
+        self._regions = Regions(self._shape, tuple(size), dtype_name, self._table, where[0])
         self._threads = torch.get_num_threads()
 
     def align(self, x: Tensor) -> Tensor:
-        return self._run(self._regions.align, x, self._out_shape, after=self._how)
+        return self._run(self._regions.align, "input", x, self._out_shape, after=self._how)
 
     def align_backward(self, gy: Tensor) -> Tensor:
-        return self._run(self._regions.align_backward, gy, self._shape, after=self._how)
+        return self._run(self._regions.align_backward, "gy", gy, self._shape, after=self._how)
 
     def pool(self, x: Tensor) -> tuple[Tensor, Tensor]:
         indices = self._allocate(self._out_shape, "int32")
-        return self._run(self._regions.pool, x, self._out_shape, after=(indices,)), indices
+        y = self._run(self._regions.pool, "input", x, self._out_shape, after=(indices,))
+        return y, indices
 
     def pool_backward(self, gy: Tensor, indices: Tensor) -> Tensor:
-        return self._run(self._regions.pool_backward, gy, self._shape, compact((indices,)))
+        given = (compact("indices", indices),)
+        return self._run(self._regions.pool_backward, "gy", gy, self._shape, given)
 
     def pool_gather(self, t: Tensor, indices: Tensor) -> Tensor:
-        return self._run(self._regions.pool_gather, t, self._out_shape, compact((indices,)))
+        given = (compact("indices", indices),)
+        return self._run(self._regions.pool_gather, "t", t, self._out_shape, given)
 
     def _run(
         self,
         kernel: Callable[..., None],
+        name: str,
         source: Tensor,
         shape: tuple[int, ...],
         before: tuple[Any, ...] = (),
         after: tuple[Any, ...] = (),
     ) -> Tensor:
-        """Call a kernel; `before` and `after` are its arguments around the result."""
+        """Call a kernel with the tensor `name`; `before` and `after` are around the result."""
         result = self._allocate(shape, name_of(self._dtype))
-        (values,) = compact((source.to(self._dtype),))
+        values = compact(name, source).to(self._dtype)
         kernel(values, *before, result, *after, self._threads)
         return result.to(self._result)
 
@@ -165,8 +169,6 @@ def _regions(
         _like(name, first, out_shape, first.dtype)
     for other, indices in rest:
         _like(other, indices, out_shape, torch.int32)
-    for each, tensor in (*tensors.items(), ("boxes", boxes)):
-        check_memory(each, tensor)
     chosen = _Kernels if _has_kernels(first) else _Portable
     return chosen(first.dtype, shape, boxes, size, *where)
 

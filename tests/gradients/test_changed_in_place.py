@@ -1,0 +1,178 @@
+"""Arrays that are changed between forward and backward: the same gradient, or an error.
+
+A pullback of arrays is private. PyTorch's autograd raises an error if a tensor was changed
+that a backward pass reads; a tensor that it does not read may be changed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poolgrad
+
+SHAPE = (1, 2, 6, 6)
+RNG = np.random.default_rng(0)
+LOGITS = RNG.standard_normal(SHAPE)
+INDICES = np.arange(72).reshape(SHAPE) % 144
+BOXES = np.array([[0, 0.5, 0.5, 4, 5], [0, 1, 1, 3, 5]])
+CALLS: dict[str, tuple[Any, ...]] = {
+    "max_pool2d": (2,), "min_pool2d": (2,), "relu_max_pool2d": (2,), "median_pool2d": (3, 2),
+    "avg_pool2d": (3, 2), "adaptive_max_pool2d": (4,), "adaptive_avg_pool2d": (4,),
+    "global_max_pool": (), "global_avg_pool": (), "range_pool2d": (2,),
+    "lp_pool2d": (3.0, 2), "lse_pool2d": (2,), "soft_pool2d": (2,), "global_lp_pool": (),
+    "stochastic_pool2d": (2,), "fractional_max_pool2d": (2, 3),
+    "lip_pool2d": (LOGITS, 2), "max_unpool2d": (INDICES, 2),
+    "roi_pool": (BOXES, 2), "roi_align": (BOXES, 2),
+}  # fmt: skip
+RANDOM = {"stochastic_pool2d": {"generator": 3}, "fractional_max_pool2d": {"generator": 3}}
+LEARNED = {"lp_pool2d": (np.array([2.0, 3.0]), 2)}
+CASES = [(name, args) for calls in (CALLS, LEARNED) for name, args in calls.items()]
+IDS = [f"{name}-{k >= len(CALLS)}" for k, (name, _) in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(("name", "args"), CASES, ids=IDS)
+def test_pullbacks_of_numpy_are_private(name: str, args: tuple[Any, ...]) -> None:
+    function: Any = getattr(poolgrad, name)
+    for _ in range(2):  # the second call is cached
+        x, *own = (np.array(a) if isinstance(a, np.ndarray) else a for a in (LOGITS + 0.5, *args))
+        y, pullback = poolgrad.vjp(function, x, *own, **RANDOM.get(name, {}))
+        g = RNG.random(y.shape)
+        expected = pullback(g)
+        for array in (x, y, *own):
+            if isinstance(array, np.ndarray):
+                array[...] = np.flip(array).copy()
+        for again in (pullback, pickle.loads(pickle.dumps(pullback))):
+            np.testing.assert_array_equal(again(g), expected)
+
+
+@pytest.mark.parametrize(("name", "args"), CASES, ids=IDS)
+def test_pullbacks_of_other_libraries_are_private(name: str, args: tuple[Any, ...]) -> None:
+    xp = pytest.importorskip("array_api_strict")
+    if name.startswith("roi"):
+        pytest.skip("regions take arrays of NumPy and tensors")
+    given = (LOGITS + 0.5, *args)
+    x, *own = (xp.asarray(a, copy=True) if isinstance(a, np.ndarray) else a for a in given)
+    y, pullback = poolgrad.vjp(getattr(poolgrad, name), x, *own, **RANDOM.get(name, {}))
+    g = xp.asarray(RNG.random(y.shape))
+    expected = np.asarray(pullback(g))
+    for array in (x, y, *own):
+        if not isinstance(array, int | float):
+            array[...] = xp.flip(array)
+    np.testing.assert_array_equal(np.asarray(pullback(g)), expected)
+
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch.nn import functional as F  # noqa: E402
+
+from poolgrad.torch import accelerate, convert, fusion  # noqa: E402
+
+
+def _tensors(args: tuple[Any, ...]) -> list[Any]:
+    return [torch.tensor(a) if isinstance(a, np.ndarray) else a for a in args]
+
+
+def _accelerated(x: Any) -> Any:
+    with accelerate():
+        return F.max_pool2d(x, 2)
+
+
+def _fused(x: Any) -> Any:
+    net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.MaxPool2d(2))
+    assert convert(net, fuse=True).fused
+    return net(x)
+
+
+def _read(x: Any) -> Any:
+    lazy = fusion.LazyReLU.of(x)
+    return lazy * 1  # reads the value
+
+
+def _read_by_a_function(x: Any) -> Any:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return 2 * gradients[0]
+
+    return Twice.apply(fusion.LazyReLU.of(x))
+
+
+def _read_below_autograd(x: Any) -> Any:
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            with torch._C.DisableTorchFunctionSubclass():
+                return torch.exp(x)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return gradients[0]
+
+    return Same.apply(fusion.LazyReLU.of(x))
+
+
+def _of_layer(name: str, **options: Any) -> Callable[[Any], Any]:
+    def call(x: Any) -> Any:
+        torch.manual_seed(0)
+        return getattr(poolgrad.torch, name)(**options).double()(x)
+
+    return call
+
+
+PATHS: dict[str, Callable[..., Any]] = {
+    "accelerated": _accelerated, "fused": _fused, "lazy ReLU": _read,
+    "lazy ReLU in a function": _read_by_a_function,
+    "lazy ReLU below autograd": _read_below_autograd,
+    "BlurPool2d": _of_layer("BlurPool2d"),
+    "LIP2d": _of_layer("LIP2d", channels=2),
+    "GatedPool2d": _of_layer("GatedPool2d", channels=2, kernel_size=2),
+    "AdaptivePolyphasePool2d": _of_layer("AdaptivePolyphasePool2d"),
+    "GeM2d": _of_layer("GeM2d"),
+    "LogSumExp2d": _of_layer("LogSumExp2d"),
+}  # fmt: skip
+TORCH = {f"{name}-{k}": (getattr(poolgrad, name), args, RANDOM.get(name, {}))
+         for k, (name, args) in enumerate(CASES)}  # fmt: skip
+TORCH |= {name: (call, (), {}) for name, call in PATHS.items()}
+
+
+def _gradient(call: Any, args: Any, options: Any, changed: int | None) -> Any:
+    leaf = torch.tensor(LOGITS + 0.5, requires_grad=True)
+    x = leaf * 1
+    given = [x, *_tensors(args)]
+    y = call(*given, **options)
+    seed = torch.linspace(1, 2, y.numel(), dtype=y.dtype).view(y.shape)
+    arrays = [*(t for t in given if isinstance(t, torch.Tensor)), y]
+    z = (y * 1 * seed).sum()
+    if changed is not None:
+        if changed >= len(arrays):
+            return None
+        with torch.no_grad():
+            arrays[changed].copy_(arrays[changed].flip(-1))
+    return torch.autograd.grad(z, leaf)[0]
+
+
+@pytest.mark.parametrize("case", TORCH)
+def test_autograd_notices_changes_of_what_it_reads(case: str) -> None:
+    call, args, options = TORCH[case]
+    expected = _gradient(call, args, options, None)
+    for _ in range(2):  # the second call is cached
+        for changed in range(3):
+            try:
+                gradient = _gradient(call, args, options, changed)
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                continue
+            if gradient is not None:
+                torch.testing.assert_close(gradient, expected, rtol=0, atol=0)
+    if "lazy" in case or case == "max_pool2d-0":  # as in PyTorch, whose ReLU reads its output
+        assert torch.equal(_gradient(call, args, options, 0), expected)

@@ -1,0 +1,166 @@
+"""Every tensor that an operator takes, in memory that no kernel can read: the right values.
+
+Zero tensors have no memory, and negative and misaligned views need a copy. All run in a child
+process, which a read of an invalid address would end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from processes import assert_runs  # noqa: E402
+
+CODE = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import torch, poolgrad
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own forward mode
+from torch.func import grad, jvp
+from torch.nn import functional as F
+from poolgrad.torch import accelerate, convert
+from raw_ops import ALL, FIXED, NONLINEAR, WORDS, _kept
+
+def zero(t):
+    # A slice of a zero tensor: its address is the offset of the slice.
+    if t.dim() == 0:
+        return torch._efficientzerotensor((2,), dtype=t.dtype)[1]
+    return torch._efficientzerotensor((t.shape[0] + 1, *t.shape[1:]), dtype=t.dtype)[1:]
+
+def negative(t):
+    view = torch._neg_view(-t)
+    assert view.is_neg()
+    return view
+
+def misaligned(t):
+    memory = torch.empty(t.numel() * t.itemsize + 1, dtype=torch.uint8)[1:]
+    view = torch.frombuffer(memory.numpy(), dtype=t.dtype).view(t.shape)
+    assert t.itemsize == 1 or view.data_ptr() % t.itemsize
+    return view.copy_(t)
+
+def freed(t):
+    t = t.clone()
+    t.untyped_storage().resize_(0)
+    return t
+
+def numbers(made):
+    made = made if isinstance(made, tuple) else (made,)
+    return [m.clone() for m in made]
+
+def outcome(call):
+    try:
+        return numbers(call())
+    except ValueError as error:  # a value that the operator does not accept, such as r = 0
+        return str(error)
+
+def same(call, given, expected):
+    one, two = outcome(lambda: call(given)), outcome(lambda: call(expected))
+    if isinstance(one, str) or isinstance(two, str):
+        assert one == two, (one, two)
+    else:
+        torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
+"""
+
+OPERATORS = """
+boxes = torch.tensor([[0, 0, 0, 4, 4.0], [1, 1, 1, 5, 6.0]])
+image, gy, routes = torch.rand(2, 3, 8, 8), torch.rand(2, 3, 2, 2), torch.ones(2, 3, 2, 2).int()
+shape, where = [2, 3, 8, 8], (1.0, 2, True)
+calls = {
+    "roi_align": ([image, boxes], ([2, 2], *where)),
+    "roi_align_backward": ([gy, boxes], (shape, *where)),
+    "roi_pool": ([image, boxes], ([2, 2], 1.0)),
+    "roi_pool_backward": ([gy, routes, boxes], (shape,)),
+    "roi_pool_gather": ([image, routes, boxes], ()),
+    "route_indices": ([image, torch.ones(2, 3, 4, 4).byte(), image[:0]], (FIXED, False)),
+}
+for name in ALL:
+    for suffix in ("", "_vjp", "_jvp"):
+        if suffix == "_jvp" and name in NONLINEAR:
+            continue
+        schema = getattr(torch.ops.poolgrad, name + suffix).default._schema
+        values = WORDS | _kept(name)
+        tensors = [a.name for a in schema.arguments if str(a.type) == "Tensor"]
+        rest = [values[a.name] for a in schema.arguments[len(tensors):]]
+        calls[name + suffix] = ([values[n] for n in tensors], rest)
+count = 0
+for name, (tensors, rest) in calls.items():
+    op = getattr(torch.ops.poolgrad, name)
+    for k, given in enumerate(tensors):
+        if given.numel() == 0:
+            continue
+        def call(t):
+            return op(*tensors[:k], t, *tensors[k + 1:], *rest)
+        count += 1
+        same(call, zero(given), torch.zeros_like(given))
+        if given.dtype not in (torch.uint8, torch.bool):
+            same(call, negative(given), given)
+        same(call, misaligned(given), given)
+        if name == "route_indices" and k == 0:  # only its shape is read
+            continue
+        try:
+            call(freed(given))
+        except RuntimeError as error:
+            assert "memory" in str(error), error
+        else:
+            raise AssertionError(f"{name}: a freed tensor {k} is read")
+assert count > 70, count
+"""
+
+FUNCTIONS = """
+x, v = torch.rand(1, 2, 8, 8), torch.rand(1, 2, 8, 8)
+pools = [
+    lambda x: poolgrad.max_pool2d(x, 2),
+    lambda x: poolgrad.avg_pool2d(x, 2),
+    lambda x: poolgrad.lp_pool2d(x, 3.0, 2),
+    lambda x: poolgrad.soft_pool2d(x, 2),
+]
+converted = torch.nn.Sequential(torch.nn.MaxPool2d(2), torch.nn.AvgPool2d(2))
+convert(converted)
+
+def accelerated(x):
+    with accelerate():
+        return F.max_pool2d(x, 2)
+
+def backward(pool, change):
+    leaf = x.clone().requires_grad_()
+    y = pool(leaf)
+    y.backward(change(torch.zeros(y.shape)))
+    return leaf.grad
+
+for pool in (*pools, converted, accelerated):
+    for _ in range(3):  # the second and third call are cached
+        pool(x)
+        same(pool, zero(x), torch.zeros_like(x))
+        same(pool, negative(x), x)
+        same(pool, misaligned(x), x)
+        for change in (zero, negative, misaligned):
+            assert not backward(pool, change).count_nonzero()
+
+for first in pools:
+    for second in pools:
+        def joined(a):
+            return torch.cat([first(a), second(a)], 1).pow(2).sum()
+        hessian = torch.func.hessian(joined)(x).reshape(128, 128)
+        product = grad(lambda a: jvp(joined, (a,), (v,))[1])(x)
+        torch.testing.assert_close(product.flatten(), hessian @ v.flatten())
+
+values = torch.rand(1, 2, 2, 2)
+indices = torch.zeros(1, 2, 2, 2, dtype=torch.int64)
+same(lambda i: poolgrad.max_unpool2d(values, i, 2), zero(indices), indices)
+boxes = torch.tensor([[0, 0, 0, 4, 4.0], [0, 1, 1, 5, 6.0]])
+for pool in (poolgrad.roi_align, poolgrad.roi_pool):
+    for change in (zero, negative, misaligned):
+        same(lambda x: pool(x, boxes, 2), change(x), x if change is not zero else 0 * x)
+        same(lambda b: pool(x, b, 2), change(boxes), boxes if change is not zero else 0 * boxes)
+for learned in (torch.rand(2), torch.rand(())):
+    same(lambda p: poolgrad.mixed_pool2d(x, 2, alpha=p), zero(learned), torch.zeros_like(learned))
+"""
+
+
+@pytest.mark.parametrize("code", [OPERATORS, FUNCTIONS], ids=["operators", "functions"])
+def test_tensors_without_readable_memory(code: str) -> None:
+    assert_runs(CODE + code)
