@@ -46,7 +46,9 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """
     if not (torch.is_grad_enabled() or is_transformed() or forward_level() >= 0):
         return scaled_dot_product_attention(q, k, v)
-    return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
+    weights = (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
+    attended: Tensor = weights @ v
+    return attended
 
 
 def _tokens(x: Tensor) -> Tensor:
