@@ -16,6 +16,7 @@ test-slow: ## Run the slow tests
 fuzz: ## Run 200,000 generated calls with each instruction set, next to guard pages
 	PYTHONPATH=tests python -m robustness.fuzz --calls 200000
 	PYTHONPATH=tests python -m robustness.fuzz --calls 20000 --first 1000000 --flush
+	PYTHONPATH=tests python -m robustness.fuzz --calls 200000 --tensors
 
 sanitize: ## Build with AddressSanitizer and UndefinedBehaviorSanitizer; run generated calls
 	tests/robustness/sanitize address

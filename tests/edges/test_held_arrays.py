@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 from adversarial_arrays import LAYOUTS
 from robustness.calls import example
+from robustness.memory import carried
 
 import poolgrad
 from poolgrad.functional.public import FUNCTIONS
@@ -21,20 +21,6 @@ HELD = [
 BOXES = np.array([[0, 0.0, 0.0, 3.0, 3.0], [1, 1.0, 0.0, 2.0, 3.0]])
 
 
-def _unaligned(buffer: Any) -> memoryview:
-    """A read-only copy of a buffer at an odd address."""
-    content = bytes(buffer)
-    return memoryview(b"\0" + content)[1:]
-
-
-def _moved(value: Any) -> Any:
-    """The value after pickling with buffers that lie unaligned in the message, as Dask sends it."""
-    buffers: list[pickle.PickleBuffer] = []
-    message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    assert buffers
-    return pickle.loads(message, buffers=[_unaligned(b.raw()) for b in buffers])
-
-
 @pytest.mark.parametrize("name", [n for n in FUNCTIONS if "1d" not in n and "3d" not in n])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_pullbacks_from_unaligned_pickles(name: str, dtype: Any) -> None:
@@ -43,7 +29,7 @@ def test_pullbacks_from_unaligned_pickles(name: str, dtype: Any) -> None:
     y, pullback = poolgrad.vjp(FUNCTIONS[name], x, **kwargs)
     if FUNCTIONS[name].__name__.startswith(("avg", "global_avg", "adaptive_avg")):
         return  # keeps no array
-    moved = _moved(pullback)
+    moved = carried(pullback)
     gy = np.random.default_rng(1).integers(-4, 5, y.shape).astype(y.dtype)
     np.testing.assert_array_equal(moved(gy), pullback(gy))
     for key, value in pullback.parameters(gy).items():
@@ -55,7 +41,7 @@ def test_pullbacks_from_unaligned_pickles(name: str, dtype: Any) -> None:
 def test_wide_routes_from_an_unaligned_pickle() -> None:
     x = np.random.default_rng(0).random((1, 40, 40))
     y, pullback = poolgrad.vjp(poolgrad.max_pool2d, x, 20, 3)
-    moved = _moved(pullback)
+    moved = carried(pullback)
     assert moved.routes.dtype == np.uint16
     np.testing.assert_array_equal(moved.routes, pullback.routes)
     np.testing.assert_array_equal(moved(y), pullback(y))
@@ -69,7 +55,7 @@ def test_regions(layout: Any, pool: Any) -> None:
     other, same = poolgrad.vjp(pool, layout.make(x), layout.make(BOXES), 2)
     np.testing.assert_array_equal(other, y)
     gy = np.random.default_rng(1).random(y.shape)
-    for held in (same, _moved(same)):
+    for held in (same, carried(same)):
         np.testing.assert_array_equal(held(layout.make(gy)), pullback(gy))
 
 

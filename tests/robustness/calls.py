@@ -511,6 +511,12 @@ class Call(NamedTuple):
         Whether ``return_indices=True`` is asked for as well, where the function has it.
     threads : int
         Number of threads.
+    operand_layout : Layout
+        How the arrays among the arguments lie in memory.
+    carried : bool
+        Whether the pullback is pickled and restored from unaligned, read-only buffers.
+    overwritten : bool
+        Whether the input is overwritten before the pullback, if the pullback does not read it.
     """
 
     case: Case
@@ -519,6 +525,9 @@ class Call(NamedTuple):
     out_layout: Layout
     indices: bool
     threads: int
+    operand_layout: Layout
+    carried: bool
+    overwritten: bool
 
 
 _SIGNED_ZEROS, _SUBNORMAL = (
@@ -529,6 +538,11 @@ _WRITABLE = [
     layout
     for layout in LAYOUTS
     if layout.id not in ("read-only", "expanded", "expanded-batch", "overlapping", "byte-swapped")
+]
+
+# Layouts that keep all values.
+KEEPING = [
+    layout for layout in LAYOUTS if layout.id not in ("expanded", "expanded-batch", "overlapping")
 ]
 
 
@@ -550,4 +564,7 @@ def call(seed: int, parallel: bool = False) -> Call:
         draw.choice(_WRITABLE),
         draw.choice([False, True]) and made.operator in ("max", "relu_max", "min", "median"),
         draw.choice([2, 3, 5] if parallel else [1, 2, 3, 5]),
+        draw.choice(KEEPING),
+        draw.integer(0, 3) == 0,
+        draw.choice([False, True]),
     )

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from robustness.calls import Call, call
-from robustness.memory import Allocator, Guarded, Heap, filled, placed
+from robustness.memory import Allocator, Guarded, Heap, carried, filled, placed
 
 import poolgrad
 from poolgrad import numpy as front
@@ -51,7 +51,8 @@ def described(made: Call) -> str:
     return (
         f"{case.fun}(x{args}, {kwargs}), x: {case.made}, "
         f"cotangent: {made.cotangent.id} {made.cotangent_layout.id}, out: {made.out_layout.id}, "
-        f"threads: {made.threads}"
+        f"operand: {made.operand_layout.id}, carried: {made.carried}, "
+        f"overwritten: {made.overwritten}, threads: {made.threads}"
     )
 
 
@@ -70,22 +71,38 @@ def results_in(allocator: Allocator) -> Iterator[None]:
         front.allocate, front.maker = before
 
 
+def reads_no_input(pullback: Any) -> bool:
+    """Whether the input may be overwritten before the pullback is called.
+
+    Pullbacks of nonlinear and composed operators keep a reference to the input.
+    """
+    return getattr(pullback, "_x", pullback) is None
+
+
 def answers(made: Call, allocator: Allocator) -> list[np.ndarray]:
     """All results of a call and of its pullback."""
     case = made.case
     function = getattr(poolgrad, case.fun)
     x = placed(allocator, case.x)
     kwargs = {
-        k: placed(allocator, v) if isinstance(v, np.ndarray) else v for k, v in case.kwargs.items()
+        k: placed(allocator, made.operand_layout.make(v)) if isinstance(v, np.ndarray) else v
+        for k, v in case.kwargs.items()
     }
     if case.x.dtype.name in FLOATS:
         y, pullback = poolgrad.vjp(function, x, *case.args, **kwargs)
+        if made.carried:
+            pullback = carried(pullback)
+        overwritten = made.overwritten and x.flags.writeable and reads_no_input(pullback)
+        if overwritten:
+            x[...] = 1
         # What was kept is read where it may not be written.
         if hasattr(pullback, "_residual"):  # a composed operator keeps it in its parts
             pullback._residual = tuple(placed(allocator, r) for r in pullback._residual)
         values = made.cotangent.make(y.shape, y.dtype)
         gy = placed(allocator, made.cotangent_layout.make(values)) if y.ndim else values
         results = [y, pullback(gy), *pullback.parameters(gy).values()]
+        if overwritten:
+            x[...] = case.x
     else:
         y = function(x, *case.args, **kwargs)
         results = [y]

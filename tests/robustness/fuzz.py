@@ -109,6 +109,8 @@ def fuzz(
         Processes at the same time.
     """
     with tempfile.TemporaryDirectory() as folder:
+        if "--tensors" in options and not sets:  # the front end is the same for all
+            sets = [core.instruction_set()]
         run = Run(first, calls, sets or core.instruction_sets(), options, Path(folder))
         with ThreadPoolExecutor(jobs) as pool:
             parts = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import pickle
 from collections import defaultdict
 from typing import Any, Literal
 
@@ -92,3 +93,11 @@ def filled(
     array = np.ndarray([shape[a] for a in order], dtype, buffer, offset)
     np.frombuffer(buffer, np.uint8, size, offset)[...] = 0xA5 if allocator.side == "end" else 0x5A
     return array.transpose([order.index(a) for a in range(len(order))])
+
+
+def carried(value: Any) -> Any:
+    """The value after pickling, with buffers that lie unaligned and read-only in a message."""
+    buffers: list[pickle.PickleBuffer] = []
+    message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    moved = [memoryview(b"\0" + bytes(b.raw()))[1:] for b in buffers]
+    return pickle.loads(message, buffers=moved)

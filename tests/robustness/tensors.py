@@ -57,8 +57,8 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    axis = min(1, x.ndim - 1)
-    return x.movedim(axis, -1).contiguous().movedim(-1, axis)
+    axis = max(0, min(1, x.ndim - 1))
+    return x.movedim(axis, -1).contiguous().movedim(-1, axis) if x.ndim else x.clone()
 
 
 def _every_other(x: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "negative": lambda x: torch._neg_view(-x),
     "negative-slice": lambda x: torch._neg_view(_every_other(-x)),
     "misaligned": _misaligned,
-    "expanded": lambda x: x[..., :1].clone().expand(x.shape),
-    "expanded-batch": lambda x: x[:1].clone().expand(x.shape),
+    "expanded": lambda x: x[..., :1].clone().expand(x.shape) if x.ndim else x.clone(),
+    "expanded-batch": lambda x: x[:1].clone().expand(x.shape) if x.ndim else x.clone(),
     "transposed": _transposed,
     "channels-last": _channels_last,
     "every-other": _every_other,
@@ -223,6 +223,8 @@ def drawn(seed: int) -> TensorCall:
     forms = [draw.choice(names) if draw.integer(0, 2) else "contiguous" for _ in range(4)]
     if changed:  # a tensor that may be written
         forms[changed == "gy"] = draw.choice(_WRITABLE)
+    if mode in ("jvp", "hessian") and forms[0].startswith("expanded"):
+        forms[0] = "contiguous"  # PyTorch itself refuses expanded tensors in forward mode
     context = draw.choice(["none", "none", *CONTEXTS])
     return TensorCall(made, draw.choice(_DTYPES), tuple(forms), mode, context, changed)
 
@@ -258,7 +260,7 @@ def _numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def bits(found: Tensor | None) -> bytes:
-    """Shape, dtype and elements of a result, all NaN alike; None is the gradient of no influence."""
+    """Shape, dtype and elements of a result, all NaN alike; None is a gradient that is absent."""
     if found is None:
         return b"None"
     wide = plain(found)

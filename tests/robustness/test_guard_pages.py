@@ -75,6 +75,13 @@ def test_a_call_that_ends_its_process_is_named() -> None:
     assert "python -m robustness.drive --first 3" in failures[0]
 
 
+@linux
+@pytest.mark.slow
+def test_tensors_that_other_code_may_pass() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert fuzz(0, 300, ["--tensors"]) == []
+
+
 def test_calls_are_repeated_from_their_seeds() -> None:
     for seed in range(20):
         one, other = call(seed), call(seed)
