@@ -18,7 +18,8 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self._last = -float("inf")
+        self._last = -float("inf")  # when a line was written
+        self._length = 0  # of the line in the terminal
 
     def __enter__(self) -> Progress:
         return self
@@ -31,7 +32,6 @@ class Progress:
     ) -> None:
         if sys.stderr.isatty():
             self._overwrite("")
-            print(end="\r", file=sys.stderr, flush=True)
 
     def show(self, text: str) -> None:
         """Show what begins now, in a line."""
@@ -42,5 +42,8 @@ class Progress:
             self._last = time.monotonic()
 
     def _overwrite(self, text: str) -> None:
-        width = shutil.get_terminal_size().columns - 1  # the last column would break the line
-        print(f"\r{text[:width]:{width}}", end="", file=sys.stderr, flush=True)
+        text = text[: shutil.get_terminal_size().columns - 1]  # the last column may break the line
+        rest = self._length - len(text)  # of the line before
+        blanks, back = " " * rest, "\b" * rest
+        print(f"\r{text}{blanks}{back}", end="", file=sys.stderr, flush=True)
+        self._length = len(text)

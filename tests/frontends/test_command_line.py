@@ -12,6 +12,7 @@ import pytest
 from processes import assert_runs, run_python
 
 import poolgrad
+from poolgrad.progress import Progress
 
 pytest.importorskip("typer", reason="the lab extra is not installed")
 
@@ -174,7 +175,7 @@ def test_a_failing_output_ends_with_one_sentence(
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
 @pytest.mark.parametrize(
     ("arguments", "file"),
-    [(PROFILE, "profile.png"), (BENCH, "bench/bench.csv"), (TRAIN, "run/result.json")],
+    [(PROFILE, "profile.png"), (BENCH, "bench/bench.csv")],
 )
 def test_a_failing_output_loses_no_results(tmp_path: Path, arguments: str, file: str) -> None:
     assert run_shell(arguments, "> /dev/full", tmp_path).returncode == 1
@@ -253,3 +254,23 @@ with unittest.mock.patch({function!r}, lambda *_: os._exit(0)):
     done = run_python(code)
     assert done.returncode == 0
     assert done.stderr.startswith(said)
+
+
+def test_progress_in_a_terminal_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress() as progress:
+        progress.show("one of ten: a long name")
+        progress.show("two")
+    cells = [" "] * 12
+    place = 0
+    for character in capsys.readouterr().err:
+        if character in "\r\b":
+            place = 0 if character == "\r" else place - 1
+        else:
+            cells[place] = character
+            place += 1
+    assert set(cells) == {" "}
+    assert place == 0

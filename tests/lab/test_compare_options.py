@@ -15,9 +15,10 @@ from rich.console import Console
 
 from poolgrad.lab import LabError, pools
 from poolgrad.lab import data as lab_data
-from poolgrad.lab.compare import classify, terminal
+from poolgrad.lab.compare import classify, costs, terminal
 from poolgrad.lab.compare.command import opened, repeat_command
 from poolgrad.lab.compare.options import Plan
+from poolgrad.lab.compare.processes import Outcome
 from poolgrad.lab.compare.results import Failure
 
 from .comparisons import fabricated
@@ -103,6 +104,17 @@ def test_runs_are_named_with_their_head() -> None:
         failure = Failure(job.method, job.head, job.seed, "")
         assert (failure.name, failure.title) == (job.name, job.title)
         assert job.title == title
+
+
+def test_costs_that_cannot_be_measured_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the measuring process had been killed for its memory."""
+    killed = Outcome(error="its process was ended by SIGKILL")
+    monkeypatch.setattr(costs.processes, "call", lambda *_: killed)
+    said: list[str] = []
+    assert costs.measure(None, None, [], quick=True, complain=said.append) == {}
+    assert said == [
+        "the time and memory of the methods were not measured: its process was ended by SIGKILL"
+    ]
 
 
 def test_an_unreachable_cluster_is_refused_before_costs_are_measured(

@@ -105,9 +105,14 @@ class Session:
             if not self.console.is_terminal:  # there is no status display
                 self.console.print(text, highlight=False)
             with self.console.status(text):
-                known = lab_costs.measure(start, self.data, list(jobs.values()), self.plan.quick)
+                known = lab_costs.measure(
+                    start, self.data, list(jobs.values()), self.plan.quick, self._complain
+                )
             write_atomic(path, to_json({name: asdict(cost) for name, cost in known.items()}))
         return {name: known[name] for name in jobs if name in known}
+
+    def _complain(self, text: str) -> None:
+        self.console.print(text, style="red", markup=False, highlight=False)
 
     def _run(
         self,

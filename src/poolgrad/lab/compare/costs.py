@@ -18,7 +18,9 @@ _TURNS = (5, 31)
 _STEPS = 3  # whose peak memory is measured
 
 
-def measure(start: Any, data: Any, jobs: Sequence[Job], quick: bool) -> dict[str, Cost]:
+def measure(
+    start: Any, data: Any, jobs: Sequence[Job], quick: bool, complain: Callable[[str], None]
+) -> dict[str, Cost]:
     """Measure every method, in alternation.
 
     Parameters
@@ -31,18 +33,27 @@ def measure(start: Any, data: Any, jobs: Sequence[Job], quick: bool) -> dict[str
         One for each method and head.
     quick
         Time each call less often.
+    complain
+        Is called with a sentence if a measuring process ends with an error.
 
     Returns
     -------
     dict
         By name of the job; without jobs that cannot be measured, whose runs raise the error.
     """
-    timed = processes.call(start, _times, (list(jobs), data, quick)).value or {}
+    timed = processes.call(start, _times, (list(jobs), data, quick))
+    if timed.error is not None:
+        complain(f"the time and memory of the methods were not measured: {timed.error}")
+        return {}
     costs = {}
     for job in jobs:
+        if job.name not in timed.value:
+            continue
         peak = processes.call(start, _peak, (job, data))
-        if job.name in timed and peak.error is None:
-            costs[job.name] = Cost(job.method, job.head, peak_bytes=peak.value, **timed[job.name])
+        if peak.error is not None:
+            complain(f"{job.name}: the time and memory were not measured: {peak.error}")
+            continue
+        costs[job.name] = Cost(job.method, job.head, peak_bytes=peak.value, **timed.value[job.name])
     return costs
 
 
