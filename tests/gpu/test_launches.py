@@ -13,7 +13,14 @@ tl = pytest.importorskip("triton.language", reason="Triton is not installed")
 
 from poolgrad.operators import OPERATORS, prepare  # noqa: E402
 from poolgrad.torch import function, triton  # noqa: E402
-from poolgrad.torch.arrays import DTYPES, as_operand, empty, has_kernels, inner_of  # noqa: E402
+from poolgrad.torch.arrays import (  # noqa: E402
+    DTYPES,
+    as_operand,
+    empty,
+    has_kernels,
+    inner_of,
+    with_kernels_for,
+)
 from poolgrad.torch.triton.launch import Launch, launch, recorded  # noqa: E402
 from poolgrad.windows import WindowSpec, adaptive, fixed, fractional, whole  # noqa: E402
 
@@ -189,3 +196,13 @@ def test_kernels_are_used_where_triton_can_compile_them(
     for number, capability in enumerate(CAPABILITIES):
         x = SimpleNamespace(is_cpu=False, is_cuda=True, device=torch.device("cuda", number))
         assert has_kernels(x) == (hip is not None or capability >= (8, 0))
+
+
+def test_calls_that_are_prepared_while_compiling_are_not_cached(monkeypatch: Any) -> None:
+    x = torch.empty(1, 2, 8, 8, device="meta")
+    options = OPERATORS["max"].options()
+    ready = prepare("max", fixed(2, 2), options, (1, 2, 8, 8), False, -1, "float32")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    before = triton.on_device.cache_info()
+    assert with_kernels_for(ready, x).layout == ready.layout
+    assert triton.on_device.cache_info() == before

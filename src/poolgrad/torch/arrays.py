@@ -132,7 +132,11 @@ def has_kernels(x: Tensor) -> bool:
 
 def with_kernels_for(ready: Prepared, x: Tensor) -> Prepared:
     """Return the call with kernels for the device of a tensor."""
-    return ready if x.is_cpu else triton.on_device(ready)
+    if x.is_cpu:
+        return ready
+    # While compiling, each call is prepared anew, so that a cache would keep it and never find it.
+    on_device = triton.on_device
+    return on_device.__wrapped__(ready) if torch.compiler.is_compiling() else on_device(ready)
 
 
 def is_plain(x: Any) -> bool:
