@@ -17,6 +17,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 import poolgrad.torch as layers  # noqa: E402
+from poolgrad.functional import FUNCTIONS  # noqa: E402
+from poolgrad.torch import MODULES  # noqa: E402
 
 PLAIN = ["MaxPool", "AvgPool", "LPPool", "AdaptiveMaxPool", "AdaptiveAvgPool"]
 NAMES = [f"{kind}{dims}d" for kind in PLAIN for dims in (1, 2, 3)]
@@ -381,3 +383,27 @@ def test_global_pooling_of_ones_keeps_leading_axes_of_length_one() -> None:
     assert layers.GlobalAvgPool2d()(x).shape == (1, 1)
     assert layers.GlobalMaxPool2d(channels_last=True)(x.movedim(1, -1)).shape == (1, 1)
     assert poolgrad.global_max_pool(x).shape == (1, 1)
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if n[-2:] not in ("1d", "3d")])
+def test_fx_traces_modules_and_functions(name: str) -> None:
+    """Also as the root of the trace, which is never a leaf."""
+    made, x = MODULES[name], torch.rand(2, 2, 6, 6)
+    needed = [n for n, p in made.__signature__.parameters.items() if p.default is p.empty]
+    given: dict[str, Any] = dict.fromkeys(needed, 2)
+    if "generator" in made.__signature__.parameters:
+        given["generator"] = 0
+    if name.startswith("fractional"):
+        given |= {"kernel_size": 2, "output_size": 3}
+    inputs = (x,)
+    if name.startswith("max_unpool"):
+        inputs = poolgrad.max_pool2d(x, 2, return_indices=True)
+    elif name.startswith("lip"):
+        inputs = (x, x)
+    module = made(**given)
+    # PyTorch's operators, which are traced in place of ours, round differently.
+    torch.testing.assert_close(torch.fx.symbolic_trace(module)(*inputs), module(*inputs))
+    if len(inputs) == 1 and name in FUNCTIONS:
+        function = FUNCTIONS[name]
+        traced = torch.fx.symbolic_trace(lambda x: function(x=x, **given))
+        torch.testing.assert_close(traced(x), function(x, **given))

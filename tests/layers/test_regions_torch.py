@@ -397,3 +397,23 @@ def test_freed_memory(name: str) -> None:
         given[freed].untyped_storage().resize_(0)
         with pytest.raises(RuntimeError, match=("input", "boxes")[freed] + " must have memory"):
             pool(name, 2)(*given)
+
+
+@pytest.mark.parametrize("layer", [RoIPool2d(2), RoIAlign2d(2)], ids=["pool", "align"])
+def test_torchscript_is_an_error_with_another_way(layer: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript and its exporter are old
+        with pytest.raises(NotImplementedError, match=r"use torch\.jit\.trace"):
+            torch.jit.script(layer)
+        given = tuple(t.detach().float() for t in tensors())
+        with pytest.raises(
+            NotImplementedError, match=r"exported by .*\(dynamo=True\) only"
+        ):
+            torch.onnx.export(layer, given, io.BytesIO(), dynamo=False)
+
+
+@each_name
+def test_fx_records_the_functions(name: str) -> None:
+    x, table = (t.detach() for t in tensors())
+    traced = torch.fx.symbolic_trace(lambda x, boxes: pool(name)(x, boxes) + 1)
+    assert torch.equal(traced(x, table), pool(name)(x, table) + 1)
