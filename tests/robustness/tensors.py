@@ -223,8 +223,8 @@ def drawn(seed: int) -> TensorCall:
     forms = [draw.choice(names) if draw.integer(0, 2) else "contiguous" for _ in range(4)]
     if changed:  # a tensor that may be written
         forms[changed == "gy"] = draw.choice(_WRITABLE)
-    if mode in ("jvp", "hessian") and forms[0].startswith("expanded"):
-        forms[0] = "contiguous"  # PyTorch itself refuses expanded tensors in forward mode
+    if mode in ("jvp", "hessian") and forms[0].startswith(("expanded", "zero")):
+        forms[0] = "contiguous"  # PyTorch itself refuses strides of 0 in forward mode
     context = draw.choice(["none", "none", *CONTEXTS])
     return TensorCall(made, draw.choice(_DTYPES), tuple(forms), mode, context, changed)
 
