@@ -408,7 +408,11 @@ def test_right_values(case: Case, front: Front) -> None:
     check(case, front.run, front.vjp)
 
 
-@pytest.mark.parametrize("case", by_name(CASES))
+# The reference visits each of 600 times 600 taps in Python.
+FAST_IN_REFERENCE = tuple(case.report for case in CASES if "oneDNN" not in case.report)
+
+
+@pytest.mark.parametrize("case", by_name(CASES, FAST_IN_REFERENCE))
 def test_right_values_of_the_reference(case: Case) -> None:
     case = prepared(case)
 
