@@ -106,7 +106,7 @@ class Pullback:
 
     def __init__(self, shared: _Shared, x: Array | None, residual: Sequence[Array]) -> None:
         self._shared, self._residual = shared, residual
-        self._x = x.copy("K") if shared.nonlinear else None
+        self._x = x.copy("K") if shared.nonlinear and x is not None else None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
         return front.restored, (Pullback, self._shared, self._x, self._residual)
