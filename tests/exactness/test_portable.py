@@ -56,6 +56,7 @@ def _vjp(fun: str, x: np.ndarray, *args: Any, **kwargs: Any) -> Any:
 
 
 STRICT = Front("array API", _run, _vjp, _run)
+NONLINEAR = ("lp_", "lse_", "soft_", "mixed_", "global_lp_", "global_lse_")
 _STRICT_DTYPES = (np.float32, np.float64, *INTEGERS)
 
 
@@ -210,6 +211,37 @@ def test_no_tensor_is_copied_to_the_host(no_kernels: None) -> None:
         with Watching() as watching:
             FUNCTIONS[name](leaf, **kwargs).sum().backward()
         assert not watching.refused
+
+
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n.startswith(NONLINEAR)])
+@pytest.mark.parametrize("learned", [False, True])
+def test_nonlinear_operators_save_only_what_backward_reads(
+    name: str, learned: bool, no_kernels: None
+) -> None:
+    """The input, from which everything is computed again, and a learned parameter."""
+    x, kwargs = tensors(name)
+    if learned:
+        parameter = torch.tensor(1.5, dtype=x.dtype, requires_grad=True)
+        kwargs |= {k: parameter for k in kwargs if k in ("norm_type", "r", "alpha")}
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        FUNCTIONS[name](x.requires_grad_(), **kwargs).sum().backward()
+    most = x.shape[1] * x.itemsize  # of a parameter
+    assert sum(t.nbytes for t in saved if t.shape != x.shape) <= most
+    assert [t.data_ptr() for t in saved if t.shape == x.shape] == [x.data_ptr()]
+
+
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n.startswith(NONLINEAR)])
+def test_gradients_of_mapped_nonlinear_operators(name: str, no_kernels: None) -> None:
+    x, kwargs = tensors(name)
+    gradient = torch.func.grad(lambda x: FUNCTIONS[name](x, **kwargs).sum())
+    found = torch.func.vmap(gradient)(torch.stack([x, -x]))
+    torch.testing.assert_close(found, torch.stack([gradient(x), gradient(-x)]))
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")

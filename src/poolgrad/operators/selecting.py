@@ -93,10 +93,11 @@ def _positions(xp: Any, windows: UnfoldedWindows) -> Any:
 
 
 def _running_sums(xp: Any, values: Any) -> Any:
-    """Return the cumulative sums along the last axis, by one addition for each element.
-
-    PyTorch refuses `cumulative_sum` of floating numbers on CUDA in its deterministic mode.
-    """
+    """Return the cumulative sums along the last axis, by one addition for each element."""
+    # The kernels add from left to right, and the same seed must give the same draw. No library
+    # promises this order for `cumulative_sum`: JAX and CUDA add in parallel and round differently,
+    # PyTorch sums float32 on the CPU in float64 and refuses CUDA in its deterministic mode. Sums
+    # in any order would be equal only for integer weights, in the kernels, too.
     sums = [values[..., 0]]
     for tap in range(1, values.shape[-1]):
         sums.append(sums[-1] + values[..., tap])

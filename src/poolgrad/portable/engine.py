@@ -51,7 +51,7 @@ def forward(
         The output, on the device of `x`.
     residual : tuple of array
         The arrays that `vjp` and `jvp` take, with the shapes and dtypes of ``operator.residual``;
-        empty unless `keep`. They are zeros for a nonlinear operator, whose `vjp` recomputes them.
+        empty unless `keep`, and for a nonlinear operator, whose `vjp` needs the input only.
     """
     xp = namespace(x)
     if not operator.windowed:
@@ -60,10 +60,7 @@ def forward(
     if operator.selecting:
         return _selected(xp, geometry, operator, layout, x, operand, options, keep)
     y = formula(operator, layout, x, operand if operator.learned else None, options, geometry)
-    y = converted(xp, y, layout.out_dtype)
-    buffers = operator.residual(layout, *options) if keep else ()
-    where = placed(x)
-    return y, tuple(xp.zeros(b.shape, dtype=getattr(xp, b.dtype), **where) for b in buffers)
+    return converted(xp, y, layout.out_dtype), ()
 
 
 def vjp(

@@ -192,11 +192,9 @@ class Adapter:
         y, kept = portable.forward(
             self.operator, ready.layout, x, operand, ready.options, self.kept > 0
         )
-        buffers = ready.residual
-        if not static.tracked:  # no slope without a gradient
-            kept = (*kept[:-1], kept[-1].new_empty(0))
-            buffers = (*buffers[:-1], buffers[-1]._replace(shape=(0,), order=(0,)))
-        y, residual = stored(ready.output, y), tuple(map(stored, buffers, kept))
+        buffers = self._buffers(static, x)
+        residual = tuple(map(stored, buffers, kept)) or tuple(empty(b, x) for b in buffers)
+        y = stored(ready.output, y)
         return (y, *residual) if residual else y
 
     def _portable_vjp(
@@ -209,14 +207,20 @@ class Adapter:
         gx = stored(ready.input, gradients[0])
         return (gx, gradients[1]) if self.operator.learned else gx
 
-    def _residual(self, static: Static, x: Tensor, make: _Make) -> Tensors:
+    def _buffers(self, static: Static, x: Tensor) -> tuple[Buffer, ...]:
+        """Return the residual, where arrays that `vjp` does not read are empty.
+
+        It reads the slope of a parameter only for its gradient and, without kernels, nothing of a
+        nonlinear operator, which it computes again from the input.
+        """
         buffers = static.ready.residual
-        if static.tracked:
-            return tuple(make(b, x) for b in buffers)
-        slope = make(
-            buffers[-1]._replace(shape=(0,), order=(0,)), x
-        )  # without a gradient the derivative is empty
-        return (*(make(b, x) for b in buffers[:-1]), slope)
+        read = len(buffers) - (not static.tracked)
+        if self.operator.nonlinear and not has_kernels(x):
+            read = 0
+        return (*buffers[:read], *(b._replace(shape=(0,), order=(0,)) for b in buffers[read:]))
+
+    def _residual(self, static: Static, x: Tensor, make: _Make) -> Tensors:
+        return tuple(make(b, x) for b in self._buffers(static, x))
 
     def vjp(self, static: Static, gy: Tensor, *held: Tensor) -> Any:
         """Compute the gradient of the input, and of a learned parameter."""

@@ -87,11 +87,9 @@ def _batch_one(
             if "inner" in at and rest[at["inner"]] >= 0:
                 rest[at["inner"]] += 1
             out = op(*moved, *rest)
-            if not suffix and operator.learned and out[-1].shape == (0,):
-                out = (
-                    *out[:-1],
-                    out[-1].new_empty(size, 0),
-                )  # an empty slope for each element of the batch
+            if not suffix and operator.nonlinear:
+                # An array of the residual that is not read is empty for each element of the batch.
+                out = tuple(t.new_empty(size, 0) if t.shape == (0,) else t for t in out)
         return (out, (0,) * len(out)) if isinstance(out, tuple) else (out, 0)
 
     torch.library.register_vmap(op, rule, lib=library)
