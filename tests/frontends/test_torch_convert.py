@@ -228,6 +228,25 @@ def test_tensor_subclasses_see_pytorchs_operators() -> None:
     assert "max_pool2d" in " ".join(seen)
 
 
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_a_fault_of_a_kernel_is_shown(error: type[Exception], monkeypatch: Any) -> None:
+    def fails(*args: Any) -> None:
+        raise error("a fault")
+
+    from poolgrad.torch import function
+
+    x = torch.rand(1, 2, 6, 6)
+    monkeypatch.setattr(function, "_perform", fails)
+    monkeypatch.setattr(function, "bound_call", lambda request: None)
+    pool, wrong = nn.MaxPool2d((3, 2), 5), nn.MaxPool2d(0)  # arguments of no other test: not cached
+    convert(pool)
+    convert(wrong)
+    with pytest.raises(error, match="a fault"):
+        pool(x)
+    with pytest.raises(RuntimeError, match="zero"):  # PyTorch's own error
+        wrong(x)
+
+
 def test_indices_are_pytorchs() -> None:
     net = nn.ModuleList([nn.MaxPool2d(2, 2, 0, 1, True), nn.MaxUnpool2d(2)])
     x = torch.randn(1, 2, 6, 6)

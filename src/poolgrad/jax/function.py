@@ -16,6 +16,7 @@ from poolgrad.core import Layout, first_pooled
 from poolgrad.interface import Request, indexed
 from poolgrad.jax.primitives import bound, forward_p
 from poolgrad.jax.static import Static, has_wide_numbers
+from poolgrad.numpy import readable
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared
 from poolgrad.portable import engine
@@ -60,7 +61,7 @@ def asarray(x: Any) -> Array:
     """Return the array if it holds numbers."""
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
         raise TypeError(f"x must be an array of numbers, got one of {x.dtype}")
-    return jnp.asarray(x)
+    return jnp.asarray(readable(x) if isinstance(x, np.ndarray) else x)  # JAX: native order only
 
 
 def operand(name: str, value: Any) -> Array:
@@ -178,7 +179,7 @@ class _Converter:
             arguments.check_samples_dtype(given.dtype.name)
             arguments.check_samples_shape(given.shape, layout)
         else:
-            given = operand.checked(given, layout)
+            given = readable(operand.checked(given, layout))
         samples = jnp.minimum(jnp.asarray(given).astype(dtype), jnp.asarray(most, dtype))
         leading = (s for a, s in enumerate(layout.in_shape) if a not in layout.pooled)
         return jax.lax.stop_gradient(samples.reshape(*leading, len(layout.pooled)))
@@ -187,7 +188,7 @@ class _Converter:
         if not isinstance(value, Array | np.ndarray):
             raise TypeError(f"indices must be an array, got {type(value).__qualname__}")
         if isinstance(value, np.ndarray):  # which may have a mask
-            value = arguments.plain("indices", value, "an array")
+            value = readable(arguments.plain("indices", value, "an array"))
         # JAX converts int64 to int32 unless 64-bit types are enabled.
         wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
         arguments.check_indices(wide, value.shape, x.shape)

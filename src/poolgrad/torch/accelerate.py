@@ -23,7 +23,7 @@ from poolgrad.functional import FUNCTIONS
 from poolgrad.torch import triton
 from poolgrad.torch._compat import version_of
 from poolgrad.torch.arrays import is_direct_for_kernels, pads_at_most_half
-from poolgrad.torch.function import check
+from poolgrad.torch.function import refuses
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,21 +104,12 @@ def _kernel(operator: _AtenOperator, before: Any) -> Callable[..., Any]:
                         _require_unchanged(*made)
                     return made
                 except (TypeError, ValueError):
-                    if not _refuses(function, x, given):
+                    if not refuses(function, x, _completed(given)):
                         raise
                     # PyTorch raises its own error
         return before.call_boxed(keys, x, *args, **more)
 
     return kernel
-
-
-def _refuses(function: Any, x: Tensor, given: dict[str, Any]) -> bool:
-    """Whether poolgrad does not accept the arguments of a call, rather than fails in it."""
-    try:
-        check(function.describe(x, **_completed(given)))
-    except (TypeError, ValueError):
-        return True
-    return False
 
 
 def _require_unchanged(y: Tensor, indices: Tensor) -> None:

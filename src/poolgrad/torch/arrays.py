@@ -60,8 +60,8 @@ def readable(name: str, tensor: Tensor) -> Tensor:
         If the storage does not hold all elements. PyTorch lets anyone free or shrink a storage
         (`UntypedStorage.resize_`) under its tensors, and raises RuntimeError where they are read.
     """
-    if type(tensor) not in (Tensor, torch.nn.Parameter):  # a compiler's tensor, which has no memory
-        return tensor.resolve_neg()
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return tensor.resolve_neg()  # a compiler's tensor, which has no memory
     if is_zero_tensor(tensor):
         return tensor.clone()
     _check_memory(name, tensor)

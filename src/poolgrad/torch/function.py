@@ -255,9 +255,17 @@ def perform(request: Request) -> Any:
     return _perform(request)
 
 
-def check(request: Request) -> None:
-    """Raise the TypeError or ValueError of a call whose arguments are not accepted."""
-    _operands(request, _prepared(request))
+def refuses(function: Any, x: Tensor, arguments: dict[str, Any]) -> bool:
+    """Whether a public function does not accept the arguments of a call, rather than fails in it.
+
+    A caller that lets PyTorch compute what poolgrad refuses would otherwise hide faults.
+    """
+    try:
+        request: Request = function.describe(x, **arguments)
+        _operands(request, _prepared(request))
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def vjp(request: Request) -> Any:

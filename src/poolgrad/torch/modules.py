@@ -26,7 +26,7 @@ from poolgrad.functional.public import bind, described
 from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
 from poolgrad.torch.arrays import pads_at_most_half, pools
-from poolgrad.torch.function import known_generator
+from poolgrad.torch.function import known_generator, refuses
 from poolgrad.windows import Window
 
 MODULES: dict[str, type[nn.Module]] = {}  # by public function; for a global one, the 2-D module
@@ -174,7 +174,7 @@ class Pool(nn.Module):
         try:
             y = self.function(x, **given, **arguments)
         except (TypeError, ValueError):
-            if not self.converted:
+            if not self.converted or not refuses(self.function, x, {**given, **arguments}):
                 raise
             return super().forward(x, *more)  # PyTorch raises its own error
         if lookup is not None and self.converted:
