@@ -31,6 +31,7 @@ SECTIONS = {
     "PyTorch": ("PyTorch",),
     "JAX": ("JAX",),
     "Dask": ("Dask",),
+    "Command line": (),  # has no calls
 }
 
 

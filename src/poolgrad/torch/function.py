@@ -262,7 +262,10 @@ def refuses(function: Any, x: Tensor, arguments: dict[str, Any]) -> bool:
     """
     try:
         request: Request = function.describe(x, **arguments)
-        _operands(request, _prepared(request))
+        ready = _prepared(request)
+        operands = _operands(request, ready)
+        if ready.operator.operand.determines_windows and operands[0].is_cpu:
+            return not bool(((operands[0] >= 0) & (operands[0] < 1)).all())
     except (TypeError, ValueError):
         return True
     return False
