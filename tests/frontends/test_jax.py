@@ -171,13 +171,13 @@ def test_byte_swapped_arrays_beside_a_jax_array() -> None:
     x = np.random.default_rng(0).random((2, 3, 8, 8), np.float32)
     y, indices = poolgrad.max_pool2d(jnp.asarray(x), 2, return_indices=True)
     samples = x[..., 0, :2]
-    for call, given in (
+    for call, operand in (
         (lambda a: poolgrad.fractional_max_pool2d(y, 2, output_size=2, _random_samples=a), samples),
         (lambda a: poolgrad.max_unpool2d(y, a, 2), np.asarray(indices)),
         (lambda a: poolgrad.lip_pool2d(jnp.asarray(x), a, 2), x),
     ):
-        swapped = given.astype(given.dtype.newbyteorder())
-        np.testing.assert_array_equal(call(swapped), call(given))
+        swapped = operand.astype(operand.dtype.newbyteorder())
+        np.testing.assert_array_equal(call(swapped), call(operand))
 
 
 def test_booleans_are_unpooled_without_kernels() -> None:

@@ -406,9 +406,7 @@ def test_torchscript_is_an_error_with_another_way(layer: Any) -> None:
         with pytest.raises(NotImplementedError, match=r"use torch\.jit\.trace"):
             torch.jit.script(layer)
         given = tuple(t.detach().float() for t in tensors())
-        with pytest.raises(
-            NotImplementedError, match=r"exported by .*\(dynamo=True\) only"
-        ):
+        with pytest.raises(NotImplementedError, match=r"exported by .*\(dynamo=True\) only"):
             torch.onnx.export(layer, given, io.BytesIO(), dynamo=False)
 
 
