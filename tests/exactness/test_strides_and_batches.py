@@ -128,3 +128,19 @@ def test_bits_of_large_planes_do_not_depend_on_strides(name: str, dtype: Any, la
     expected = results(call, x, None)
     differ = [s.strides for s in slices(x, last) if not equal(results(call, s, None), expected)]
     assert not differ, f"other bits for strides {differ} than for {x.strides}"
+
+
+@pytest.mark.parametrize("name", ["lp_pool2d", "lse_pool2d", "mixed_pool2d"])
+def test_gradients_of_learned_arguments_of_tensors(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pool, learned = getattr(poolgrad, name), {"lp": "norm_type", "lse": "r", "mixed": "alpha"}
+    numbers = torch.linspace(0.3, 0.9, 4, dtype=torch.float64, requires_grad=True)
+    x = torch.rand(3, 4, 57, 56, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = pool(x, kernel_size=2, **{learned[name.split("_")[0]]: numbers})
+    gy = torch.sin(torch.arange(y.numel(), dtype=torch.float64)).reshape(y.shape)
+    (expected,) = torch.autograd.grad(y, numbers, gy, retain_graph=True)
+    for order in ((0, 1, 3, 2), (1, 2, 3, 0), (0, 2, 3, 1)):
+        back = [order.index(a) for a in range(4)]
+        turned = gy.permute(order).contiguous().permute(back)
+        (gradient,) = torch.autograd.grad(y, numbers, turned, retain_graph=True)
+        assert torch.equal(gradient, expected), order

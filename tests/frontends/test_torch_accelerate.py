@@ -331,6 +331,33 @@ def test_threads_may_turn_it_on_and_off() -> None:
     assert not ours()
 
 
+def test_a_signal_handler_may_turn_it_on_while_it_is_turned_on() -> None:
+    assert_runs("""
+import faulthandler, signal, sys, torch
+from torch.nn import functional as F
+from poolgrad.torch import accelerate
+
+faulthandler.dump_traceback_later(30, exit=True)
+module, handled = sys.modules["poolgrad.torch.accelerate"], []
+registered, x = module._registered, torch.rand(1, 1, 4, 4, requires_grad=True)
+
+def handler(*_):
+    with accelerate():
+        handled.append(F.max_pool2d(x, 2))
+
+def interrupted():
+    signal.raise_signal(signal.SIGINT)
+    return registered()
+
+signal.signal(signal.SIGINT, handler)
+module._registered = interrupted
+theirs = F.max_pool2d(x, 2).grad_fn.name()
+with accelerate():
+    assert F.max_pool2d(x, 2).grad_fn.name() != theirs
+assert handled and F.max_pool2d(x, 2).grad_fn.name() == theirs
+""")
+
+
 @pytest.mark.parametrize("error", [TypeError, ValueError])
 def test_a_fault_of_a_kernel_is_shown(error: type[Exception], monkeypatch: Any) -> None:
     def fails(*args: Any) -> None:

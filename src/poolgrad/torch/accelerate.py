@@ -144,7 +144,8 @@ class _Switch:
     """Counts the users of the kernels, which are registered while there is at least one."""
 
     def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
+        # Reentrant, because a signal handler that accelerates may run while the lock is held.
+        self._lock, self._users = threading.RLock(), 0
         self._library: torch.library.Library | None = None
 
     def on(self) -> None:
@@ -157,8 +158,8 @@ class _Switch:
         with self._lock:
             self._users -= 1
             if self._users == 0 and self._library is not None:
-                self._library._destroy()
-                self._library = None
+                library, self._library = self._library, None  # a signal handler may set another
+                library._destroy()
 
 
 def _devices() -> list[tuple[str, str]]:

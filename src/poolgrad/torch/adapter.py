@@ -251,7 +251,8 @@ class Adapter:
             return gx
         if not tracked:
             return gx, torch.zeros_like(operands[0])
-        slopes = gy.to(residual[-1].dtype) * residual[-1]
+        # The product has the strides of its first factor, and the order of the sum follows them.
+        slopes = residual[-1] * gy.to(residual[-1].dtype)
         others = self.operator.operand.summed_axes(tuple(operands[0].shape), layout)
         total = slopes.sum(others, dtype=torch.float64) if others else slopes
         return gx, total.to(operands[0].dtype).reshape(operands[0].shape)
