@@ -53,3 +53,25 @@ def test_compilers_see_the_kernels() -> None:
     assert "triton_kernel_wrapper" in gpu
     assert "poolgrad.max" not in gpu
     assert "poolgrad.max" in cpu
+
+
+SIZES = """
+import torch
+from poolgrad.torch.triton.offline import source_of
+from poolgrad.torch.triton.variants import _Row, _variants_of
+from poolgrad.windows import whole
+
+for name, options in (("lp", (True,)), ("lse", ())):
+    for dims in (1, 2, 3):
+        for last in (False, True):
+            rows = [_Row(name, "global", whole(dims), (2, 8, *(n,) * dims), options)
+                    for n in (24, 40, 56)]
+            calls = [v for row in rows for v in _variants_of(row, torch.float32, last)]
+            kernels = {source_of(one).hash() for v in calls for one in v.launches}
+            assert len(kernels) == 2, (name, dims, last, len(kernels))
+"""
+
+
+def test_planes_of_all_sizes_share_a_kernel() -> None:
+    """One forward and one backward: a network that sees images of many sizes compiles once."""
+    run("-c", SIZES)

@@ -13,7 +13,8 @@ Helpers take and return tuples, ordered (depth, height, width) where they have t
 `place`      (plane, d, h, w, channel) of each element of a tile
 `window`     (first, end): first tap of each window, end of its valid positions; triples
 `strides`    of the planes p and n, of depth, height, width, and of channels
-`K, S, LO`   constants: taps of a window, stride (or number of adaptive bins), low padding
+`K, S, LO`   constants: taps of a window, stride (or number of adaptive bins), low padding;
+             helpers also take taps that are not constant
 `DIL, KIND`  constants: dilation, and the kind of windows (`FIXED`, `ADAPTIVE`, `FRACTIONAL`)
 `OVER`       constants: how many windows may hold one input
 `ALIGN`      constants: powers of two that divide lanes, input width, output width, and strides
@@ -155,7 +156,7 @@ def windows_of(
 
 
 @triton.jit
-def tap_position(t, window, K: tl.constexpr, DIL: tl.constexpr):
+def tap_position(t, window, K, DIL: tl.constexpr):
     """The input (d, h, w) of tap `t`, counted in row-major order; it may be padding."""
     first, _ = window
     d = first[0] + t // (K[1] * K[2]) * DIL[0]
@@ -165,7 +166,7 @@ def tap_position(t, window, K: tl.constexpr, DIL: tl.constexpr):
 
 
 @triton.jit
-def tap_at(t, window, strides, K: tl.constexpr, DIL: tl.constexpr):
+def tap_at(t, window, strides, K, DIL: tl.constexpr):
     """Offset of tap `t` from the first element of a plane, and whether the tap is an input."""
     d, h, w = tap_position(t, window, K, DIL)
     _, end = window
@@ -174,7 +175,7 @@ def tap_at(t, window, strides, K: tl.constexpr, DIL: tl.constexpr):
 
 
 @triton.jit
-def load_tap(x_ptr, t, window, origin, strides, ok, K: tl.constexpr, DIL: tl.constexpr):
+def load_tap(x_ptr, t, window, origin, strides, ok, K, DIL: tl.constexpr):
     """The input at tap `t` of each window, 0 where that is padding, and whether it is an input."""
     at, valid = tap_at(t, window, strides, K, DIL)
     return tl.load(x_ptr + origin + at, mask=ok & valid, other=0), valid
@@ -242,7 +243,7 @@ def last_windows(
 @triton.jit
 def tap_of(
     i, o, size, outputs, first_ptr, table,
-    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
+    K, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     """The tap at which window `o` of an axis holds input `i`, and whether it does."""
     inside = (o >= 0) & (o < outputs)
@@ -263,7 +264,7 @@ def tap_of(
 @triton.jit
 def window_over(
     k, last, place, ok, size, out, first_ptr,
-    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
+    K, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
     OVER: tl.constexpr,
 ):  # fmt: skip
     """The `k`-th window over each input, in ascending order.

@@ -112,10 +112,22 @@ def theta_of(theta_ptr, place, LEARNED: tl.constexpr, channels, below):
 
 
 @triton.jit
+def taps_of(taps, K: tl.constexpr, INDEX: tl.constexpr):
+    """The taps of a window along each axis: `K` or, for whole planes, where `K` is 0, `taps`.
+
+    Planes have any size, and a constant would be one more kernel to compile for each.
+    """
+    if K[0] == 0:
+        return tl.cast(taps[0], INDEX), tl.cast(taps[1], INDEX), tl.cast(taps[2], INDEX)
+    else:
+        return tl.cast(K[0], tl.int32), tl.cast(K[1], tl.int32), tl.cast(K[2], tl.int32)
+
+
+@triton.jit
 def nonlinear(
     x_ptr, theta_ptr,
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
-    planes, s_p, s_n, s_d, s_h, s_w, s_c, channels, below,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c, channels, below, k_d, k_h, k_w,
     y_ptr, kept0_ptr, kept1_ptr, kept2_ptr, slope_ptr,
     K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
     OPERATOR: tl.constexpr, MEAN: tl.constexpr, LEARNED: tl.constexpr, SUM: tl.constexpr,
@@ -131,13 +143,14 @@ def nonlinear(
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
     window = windows_of(place, size, out, x_ptr, S, LO, KIND)
+    taps = taps_of((k_d, k_h, k_w), K, INDEX)
     origin = plane_offset(place, planes, strides)
     theta = theta_of(theta_ptr, place, LEARNED, channels, below)
     least = -float("inf") if OPERATOR == LSE or OPERATOR == SOFT else 0.0
     m = tl.full((ROWS, LANES), least, SUM)
     n = tl.zeros((ROWS, LANES), SUM)
-    for k in range(K[0] * K[1] * K[2]):
-        value, valid = load_tap(x_ptr, k, window, origin, strides, ok, K, DIL)
+    for k in range(taps[0] * taps[1] * taps[2]):
+        value, valid = load_tap(x_ptr, k, window, origin, strides, ok, taps, DIL)
         x = value.to(SUM)
         if OPERATOR == LP:
             x = tl.abs(x)
@@ -149,8 +162,8 @@ def nonlinear(
     t = tl.zeros((ROWS, LANES), SUM)
     w = tl.zeros((ROWS, LANES), SUM)
     h = tl.zeros((ROWS, LANES), SUM)
-    for k in range(K[0] * K[1] * K[2]):
-        value, valid = load_tap(x_ptr, k, window, origin, strides, ok, K, DIL)
+    for k in range(taps[0] * taps[1] * taps[2]):
+        value, valid = load_tap(x_ptr, k, window, origin, strides, ok, taps, DIL)
         x = value.to(SUM)
         if OPERATOR == EXPECTED:
             q = tl.where(x > 0, tl.where(x == m, 1.0, divided(x, m)), 0.0)
@@ -205,7 +218,7 @@ def nonlinear(
 def nonlinear_backward(
     gy_ptr, x_ptr, theta_ptr, kept0_ptr, kept1_ptr, kept2_ptr,
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
-    planes, s_p, s_n, s_d, s_h, s_w, s_c, channels, below,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c, channels, below, k_d, k_h, k_w,
     x_planes, x_p, x_n, x_d, x_h, x_w, x_c,
     gx_ptr,
     K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
@@ -227,10 +240,11 @@ def nonlinear_backward(
     x = tl.load(x_ptr + at_x, mask=ok, other=0).to(SUM)
     theta = theta_of(theta_ptr, place, LEARNED, channels, below)
     last = last_windows(place, ok, size, out, gy_ptr, S, LO, KIND)
+    taps = taps_of((k_d, k_h, k_w), K, INDEX)
     total = tl.zeros((ROWS, LANES), SUM)
     for k in range(OVER[0] * OVER[1] * OVER[2]):
         over, _, inside = window_over(
-            k, last, place, ok, size, out, gy_ptr, K, S, LO, DIL, KIND, OVER
+            k, last, place, ok, size, out, gy_ptr, taps, S, LO, DIL, KIND, OVER
         )
         at = contiguous_offset(over, out, lanes, CHANNELS_LAST)
         m = tl.load(kept0_ptr + at, mask=inside, other=0)

@@ -125,9 +125,9 @@ class WeightedKernels(SelectingKernels):
         kept = [written(t, made.tensor) for t in (*residuals, None, None, None)[:3]]
         launch(
             nonlinear.nonlinear, cut.grid, given.tensor, parameter,
-            *self._sizes(cut, given, self.out[2]), *numbers,
+            *self._sizes(cut, given, self.out[2]), *numbers, *self._taps(),
             made.tensor, *kept, written(sensitivity, made.tensor),
-            **constants(self.axes), OPERATOR=_OPERATORS[which], MEAN=which == "lp_mean",
+            **self._windows(), OPERATOR=_OPERATORS[which], MEAN=which == "lp_mean",
             LEARNED=learned, SUM=sum_type(x.dtype), KEEP=bool(residuals),
             SLOPE=sensitivity is not None, **cut.constants, **self._align(cut, given),
         )  # fmt: skip
@@ -144,11 +144,19 @@ class WeightedKernels(SelectingKernels):
         launch(
             nonlinear.nonlinear_backward, cut.grid, given.tensor, read.tensor, parameter,
             *residuals, *residuals[-1:] * (3 - len(residuals)),
-            *self._sizes(cut, given, self.sizes[2]), *numbers, read.p, *read.strides,
-            made.tensor, **constants(self.axes), **self._over(None),
+            *self._sizes(cut, given, self.sizes[2]), *numbers, *self._taps(),
+            read.p, *read.strides, made.tensor, **self._windows(), **self._over(None),
             OPERATOR=_OPERATORS[which], LEARNED=learned, SUM=sum_type(gx.dtype), **cut.constants,
             **self._align(cut, given),
         )  # fmt: skip
+
+    def _taps(self) -> tuple[int, ...]:
+        return tuple(a.kernel for a in self.axes)
+
+    def _windows(self) -> dict[str, tuple[int, ...]]:
+        """The constants of windows; those of whole planes are equal for all sizes."""
+        whole = {"K": (0, 0, 0), "S": (1, 1, 1)} if self._is_plane() else {}
+        return constants(self.axes) | whole
 
     def _passes(self, reverse: bool) -> Iterator[tuple[Axes, bool]]:
         """The windows of each pass over an average, and whether it is the last one.
