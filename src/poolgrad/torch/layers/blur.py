@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import comb
 from typing import Any
 
@@ -33,7 +32,6 @@ Pads = tuple[int, int]  # before and after one axis
 fx.wrap("check_maps")  # in graphs that torch.fx traces, a node
 
 
-@lru_cache(maxsize=64)
 def _row(size: int) -> tuple[float, ...]:
     """Return a row of Pascal's triangle, divided by its sum, a power of two."""
     return tuple(comb(size - 1, k) / 2 ** (size - 1) for k in range(size))
