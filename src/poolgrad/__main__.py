@@ -15,7 +15,7 @@ class _Output(io.FileIO):
 
     If standard output cannot be written, a SystemExit with one sentence ends the command. It is no
     OSError, so that no handler mistakes it for an error of a file. If standard error cannot be
-    written, nobody can be told, and the command goes on.
+    written, the command goes on without it, because there is no other place for a message.
     """
 
     def write(self, data, /):  # type: ignore[no-untyped-def]
