@@ -50,8 +50,8 @@ struct alignas(64) TaskShare {
   i64 end = 0;
 };
 
-// RAII guard: sets a flag unless another caller has set it, and never waits. The thread that has set
-// it may try again: a signal handler that runs between two tasks may call a kernel.
+// RAII guard: sets a flag unless another caller has set it, and never waits. The thread that has
+// set it may try again: a signal handler that runs between two tasks may call a kernel.
 class TryLock {
  public:
   explicit TryLock(std::atomic_flag& flag) : flag_(flag), owns_(!flag.test_and_set()) {}

@@ -136,7 +136,7 @@ def test_gradients_of_learned_arguments_of_tensors(name: str) -> None:
     pool, learned = getattr(poolgrad, name), {"lp": "norm_type", "lse": "r", "mixed": "alpha"}
     numbers = torch.linspace(0.3, 0.9, 4, dtype=torch.float64, requires_grad=True)
     x = torch.rand(3, 4, 57, 56, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    y = pool(x, kernel_size=2, **{learned[name.split("_")[0]]: numbers})
+    y = pool(x, kernel_size=2, **{learned[name.split("_", maxsplit=1)[0]]: numbers})
     gy = torch.sin(torch.arange(y.numel(), dtype=torch.float64)).reshape(y.shape)
     (expected,) = torch.autograd.grad(y, numbers, gy, retain_graph=True)
     for order in ((0, 1, 3, 2), (1, 2, 3, 0), (0, 2, 3, 1)):
