@@ -69,11 +69,9 @@ const bool fork_handlers_registered = [] {
 }();
 
 char* fresh(std::size_t size) {
-  void* data = std::aligned_alloc(kPage, size);
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  if (data) madvise(data, size, MADV_HUGEPAGE);  // fewer page faults; may fail
-#endif
-  return static_cast<char*>(data);
+  auto* data = static_cast<char*>(std::aligned_alloc(kPage, size));
+  if (data) advise_huge_pages(data, size);
+  return data;
 }
 
 // Returns the size above which results are written by non-temporal stores: the size of the
@@ -139,6 +137,14 @@ CachedBlock::~CachedBlock() {
   --cache->live;
   cache->blocks.push_back({data_, size_});
   cache->drop(cache->limit);
+}
+
+void advise_huge_pages([[maybe_unused]] char* data, [[maybe_unused]] std::size_t size) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  const std::size_t before = (kPage - reinterpret_cast<std::uintptr_t>(data) % kPage) % kPage;
+  if (size < before + kPage) return;
+  madvise(data + before, (size - before) / kPage * kPage, MADV_HUGEPAGE);  // may fail
+#endif
 }
 
 CacheUse cache_use() {

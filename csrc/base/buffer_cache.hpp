@@ -32,6 +32,9 @@ CacheUse cache_use();
 void limit_cache(std::size_t bytes);  // maximum of CacheUse::kept
 void empty_cache();
 
+// Requests huge pages, which need fewer page faults, for the whole huge pages in this memory.
+void advise_huge_pages(char* data, std::size_t size);
+
 // Whether results of this size are written by non-temporal stores: those above a limit, which is
 // infinite on processors where such stores have not been measured to be faster.
 bool uses_nontemporal_stores(std::size_t bytes);

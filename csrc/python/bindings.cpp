@@ -59,6 +59,9 @@ NB_MODULE(_kernels_of_main, m) {
       .def(nb::init<std::size_t>());
   m.def("limit_cache", &limit_cache);
   m.def("empty_cache", &empty_cache);
+  m.def("advise_huge_pages", [](std::uintptr_t address, std::size_t size) {
+    advise_huge_pages(reinterpret_cast<char*>(address), size);
+  });
   m.def("cache_use", [] {
     const CacheUse use = cache_use();
     return nb::make_tuple(use.used, use.kept);

@@ -10,7 +10,7 @@ import math
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from poolgrad.windows import Axis, Window, WindowKind, WindowSpec, axis_names, resolve
 
@@ -147,9 +147,30 @@ def _cache_limit() -> int:
     return min(1 << 30, memory // 8)
 
 
-_kernels.limit_cache(_cache_limit())
+CACHE_LIMIT = _cache_limit()
+_kernels.limit_cache(CACHE_LIMIT)
 if (_streamed := _bytes_set("POOLGRAD_STREAM_BYTES")) is not None:
     _kernels.limit_nontemporal_stores(_streamed)
+
+
+class Cache(Protocol):
+    """Memory of large results that is reused for later results."""
+
+    def empty(self) -> None:
+        """Free what no result uses."""
+
+    def use(self) -> tuple[int, int]:
+        """Return the bytes that results use, and the bytes that are kept for later results."""
+
+
+class _Blocks:
+    """The cache of the compiled kernels, for NumPy arrays and scratch memory."""
+
+    empty = staticmethod(_kernels.empty_cache)
+    use = staticmethod(_kernels.cache_use)
+
+
+CACHES: list[Cache] = [_Blocks()]  # a front end with a cache of its own adds it
 
 
 def empty_cache() -> None:
@@ -157,16 +178,22 @@ def empty_cache() -> None:
 
     The memory of results of 1 MiB or more is reused for later results, because the page faults of
     new memory take longer than most poolings. The environment variable ``POOLGRAD_CACHE_BYTES``
-    limits the cached bytes; the default is 1 GiB, or an eighth of the machine's memory if that is
-    less.
+    limits the cached bytes of NumPy arrays, and those of PyTorch tensors; the default is 1 GiB, or
+    an eighth of the machine's memory if that is less.
     """
-    _kernels.empty_cache()
+    for cache in CACHES:
+        cache.empty()
 
 
 def cache_use() -> tuple[int, int]:
     """Return the bytes of live large results, and the bytes that are cached for later ones."""
-    used, kept = _kernels.cache_use()
-    return int(used), int(kept)
+    uses = [cache.use() for cache in CACHES]
+    return sum(used for used, _ in uses), sum(kept for _, kept in uses)
+
+
+def advise_huge_pages(address: int, size: int) -> None:
+    """Ask the system for huge pages, which need fewer page faults, for memory not yet written."""
+    _kernels.advise_huge_pages(address, size)
 
 
 @dataclass(frozen=True, slots=True)

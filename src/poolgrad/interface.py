@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from poolgrad.core import CachedBlock, Layout, Plan
+from poolgrad.core import Layout, Plan, empty_cache
 from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.operands import NOTHING, Operand
 from poolgrad.windows import Window, WindowSpec, require_valid_inputs
+
+M = TypeVar("M")  # memory of a library
 
 
 class Buffer(NamedTuple):
@@ -23,6 +26,11 @@ class Buffer(NamedTuple):
     dtype: str
     input_shape: tuple[int, ...]
 
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
 
 def per_output(layout: Layout, dtype: str) -> Buffer:
     """Return the buffer of an array with one element for each output."""
@@ -34,16 +42,21 @@ def per_input(layout: Layout) -> Buffer:
     return Buffer(layout.in_shape, layout.order, layout.dtype, layout.in_shape)
 
 
-def cached_memory(buffer: Buffer, itemsize: int) -> CachedBlock:
-    """Return memory for a large array.
+def with_memory(allocate: Callable[[int], M], buffer: Buffer, itemsize: int) -> M:
+    """Return ``allocate(bytes)``, memory for a large array; once more if caches can be emptied.
 
     Raises
     ------
     MemoryError
         If there is not enough memory; the message names the bytes and where they follow from.
     """
+    size = buffer.elements * itemsize
     try:
-        return CachedBlock(math.prod(buffer.shape) * itemsize)
+        return allocate(size)
+    except MemoryError:
+        empty_cache()
+    try:
+        return allocate(size)
     except MemoryError as error:
         raise MemoryError(
             f"{error} for an array of shape {buffer.shape} and dtype {buffer.dtype}, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments, call_cache
 from poolgrad.composition import Functions
-from poolgrad.core import LARGE, TensorSpec, get_num_threads, inner_axis
-from poolgrad.interface import Buffer, Operator, Request, cached_memory, indexed
+from poolgrad.core import LARGE, CachedBlock, TensorSpec, get_num_threads, inner_axis
+from poolgrad.interface import Buffer, Operator, Request, indexed, with_memory
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared, prepare
 from poolgrad.windows import Window
@@ -122,9 +121,10 @@ def as_buffer(array: Array) -> Array:
 def allocate(buffer: Buffer) -> Array:
     """Allocate the array that a buffer describes, without initialising it."""
     shape, order, dtype = buffer.shape, buffer.order, dtype_named(buffer.dtype)
-    if math.prod(shape) * dtype.itemsize >= LARGE:
-        block = np.frombuffer(memoryview(cached_memory(buffer, dtype.itemsize)), np.uint8)
-        memory: Array = block.view(dtype).reshape([shape[a] for a in order])
+    if buffer.elements * dtype.itemsize >= LARGE:
+        block = with_memory(CachedBlock, buffer, dtype.itemsize)
+        flat = np.frombuffer(memoryview(block), np.uint8)
+        memory: Array = flat.view(dtype).reshape([shape[a] for a in order])
     else:
         memory = np.empty([shape[a] for a in order], dtype)
     return memory.transpose([order.index(a) for a in range(len(order))])
@@ -228,7 +228,7 @@ def maker(buffer: Buffer) -> Callable[[], Array]:
     if buffer.dtype == "bfloat16":
         buffer = buffer._replace(dtype="uint16")
     shape, order, dtype = buffer.shape, buffer.order, np.dtype(buffer.dtype)
-    if order == tuple(range(len(shape))) and math.prod(shape) * dtype.itemsize < LARGE:
+    if order == tuple(range(len(shape))) and buffer.elements * dtype.itemsize < LARGE:
         return partial(np.empty, shape, dtype)
     return partial(allocate, buffer)
 

@@ -1,22 +1,186 @@
-"""Large results lie in reused memory, whose storage cannot be resized: PyTorch raises."""
+"""Storages of large tensors: PyTorch's own, so that they can be resized; reused when idle."""
 
 from __future__ import annotations
 
+import gc
+import threading
+from collections.abc import Callable
+
+import numpy as np
 import pytest
+from processes import assert_runs
 
 import poolgrad
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from poolgrad.interface import Buffer  # noqa: E402
+from poolgrad.torch.storages import Storages  # noqa: E402
+
+SMALL, LARGE = 8, 800
+SHAPE = (1, 512, 1024)
+BYTES = 4 * 512 * 1024
 
 
-def test_storage_of_large_results_is_not_resized_in_silence() -> None:
-    y = poolgrad.max_pool2d(torch.rand(1, 3, 800, 800), 2)
-    copy, size = y.clone(), y.untyped_storage().nbytes()
-    for resize in (
-        lambda: y.untyped_storage().resize_(0),
-        lambda: y.untyped_storage().resize_(2 * size),
-        lambda: y.resize_(3, 800, 1600),
-    ):
-        with pytest.raises(RuntimeError, match="resiz"):
-            resize()
-    copy.untyped_storage().resize_(2 * size)  # a clone is PyTorch's
+def pooled(side: int) -> torch.Tensor:
+    return poolgrad.max_pool2d(torch.rand(1, 3, side, side), 2)
+
+
+@pytest.mark.parametrize("side", [SMALL, LARGE])
+def test_storages_can_be_resized(side: int) -> None:
+    """As FSDP frees storages, and as `out=` of another size resizes its tensor."""
+    y = pooled(side)
+    expected, size = y.clone(), y.untyped_storage().nbytes()
+    assert y.untyped_storage().resizable()
+    assert size == y.nbytes
+    y.untyped_storage().resize_(0)
+    assert y.untyped_storage().nbytes() == 0
+    y.untyped_storage().resize_(size)
+    y.copy_(expected)
+    assert torch.equal(y, expected)
+    y.resize_(3, side, side)
+    assert torch.equal(y.flatten()[: expected.numel()], expected.flatten())
+    with pytest.warns(UserWarning, match="resized"):
+        torch.add(torch.ones(5, side, side), 1, out=y)
+    assert torch.equal(y, torch.full((5, side, side), 2.0))
+    (gx,) = torch.autograd.grad(poolgrad.max_pool2d(x := ones(side), 2).sum(), x)
+    gx.untyped_storage().resize_(0)
+
+
+def ones(side: int) -> torch.Tensor:
+    return torch.ones(1, 3, side, side, requires_grad=True)
+
+
+def tensor(storages: Storages) -> torch.Tensor:
+    buffer = Buffer(SHAPE, (0, 1, 2), "float32", SHAPE)
+    return storages.tensor(buffer, (512 * 1024, 1024, 1), torch.float32)
+
+
+def test_an_idle_storage_is_reused() -> None:
+    storages = Storages(limit=8 * BYTES)
+    first = tensor(storages)
+    address = first.data_ptr()
+    assert storages.use() == (BYTES, 0)
+    del first
+    assert storages.use() == (0, BYTES)
+    again, other = tensor(storages), tensor(storages)
+    assert again.data_ptr() == address != other.data_ptr()
+    assert storages.use() == (2 * BYTES, 0)
+    del again, other
+    storages.empty()
+    assert storages.use() == (0, 0)
+
+
+# What still refers to the memory of a tensor that was deleted.
+REFERENCES: dict[str, Callable[[torch.Tensor], object]] = {
+    "view": lambda y: y[0, 3:5],
+    "detached": lambda y: y.detach(),
+    "storage": lambda y: y.untyped_storage(),
+    "typed storage": lambda y: torch.storage.TypedStorage(
+        wrap_storage=y.untyped_storage(), dtype=y.dtype, _internal=True
+    ),
+    "NumPy": lambda y: y.numpy(),
+    "NumPy view": lambda y: y.numpy()[0, :3],
+    "DLPack": np.from_dlpack,
+    "saved for backward": lambda y: (y * torch.ones(SHAPE, requires_grad=True)).grad_fn,
+    "lazy copy": torch._lazy_clone,
+    "memory view": lambda y: memoryview(y.numpy()),
+    "weak copy of a view": lambda y: y.view(torch.uint8)[..., ::7],
+}
+
+
+@pytest.mark.parametrize("held", REFERENCES.values(), ids=REFERENCES)
+def test_a_storage_that_something_refers_to_is_not_reused(
+    held: Callable[[torch.Tensor], object],
+) -> None:
+    storages = Storages(limit=8 * BYTES)
+    y = tensor(storages)
+    address, reference = y.data_ptr(), held(y)
+    del y
+    later = [tensor(storages) for _ in range(3)]
+    assert address not in [t.data_ptr() for t in later]
+    del reference
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
+    "freed": lambda y: y.untyped_storage().resize_(0),
+    "resized": lambda y: y.untyped_storage().resize_(BYTES // 2),
+    "shared": lambda y: y.share_memory_(),
+    "no longer resizable": lambda y: y.numpy() is None,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_storage_leaves_the_cache(change: Callable[[torch.Tensor], object]) -> None:
+    storages = Storages(limit=8 * BYTES)
+    y = tensor(storages)
+    change(y)
+    storage = y.untyped_storage()
+    del y
+    gc.collect()
+    later = tensor(storages)
+    assert later.untyped_storage() is not storage
+    assert later.untyped_storage().nbytes() == BYTES
+    assert later.untyped_storage().resizable()
+    assert not later.is_shared()
+
+
+def test_the_cache_is_bounded() -> None:
+    storages = Storages(limit=3 * BYTES)
+    live = [tensor(storages) for _ in range(5)]
+    assert storages.use() == (3 * BYTES, 0)
+    live.clear()
+    assert storages.use() == (0, 3 * BYTES)
+    halves = Buffer((1, 256, 1024), (0, 1, 2), "float32", SHAPE)
+    half = storages.tensor(halves, (256 * 1024, 1024, 1), torch.float32)
+    assert storages.use() == (BYTES // 2, 2 * BYTES)  # an idle one of the older size was freed
+    none = Storages(limit=0)
+    del half
+    tensor(none)
+    assert none.use() == (0, 0)
+
+
+def test_threads_share_it() -> None:
+    storages, wrong = Storages(limit=8 * BYTES), []
+
+    def write(number: int) -> None:
+        for step in range(50):
+            y = tensor(storages)
+            value = number * 100 + step
+            y.fill_(value)
+            held = y[0, ::7]
+            del y
+            if not bool((held == value).all()):
+                wrong.append((number, step))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+HANDLER = """
+import signal
+import torch, poolgrad
+
+x = torch.rand(4, 64, 128, 128)
+expected, live = poolgrad.max_pool2d(x, 2), []
+
+def pool(*_):
+    live.append(poolgrad.max_pool2d(x, 2))
+    del live[:-3]
+
+signal.signal(signal.SIGALRM, pool)
+for turn in range(300):
+    signal.setitimer(signal.ITIMER_REAL, 1e-6 + 1e-5 * (turn % 60))  # once, at another moment
+    y = poolgrad.max_pool2d(x, 2)
+    assert torch.equal(y, expected), turn
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert live and all(torch.equal(y, expected) for y in live)
+"""
+
+
+def test_a_signal_handler_may_pool() -> None:
+    assert_runs(HANDLER)

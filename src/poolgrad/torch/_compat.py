@@ -37,6 +37,9 @@ def forward_level() -> int:
 # Zeros that PyTorch stores as a shape alone: their address is their offset, so 0 or invalid.
 is_zero_tensor = _symbol("torch.Tensor._is_zerotensor")
 
+# How many tensors and Python objects refer to a storage, by its `_cdata`
+storage_use_count = _symbol("torch._C._storage_Use_Count")
+
 
 def is_exported_with_triton() -> bool:
     """Whether `torch.export` keeps operators that launch Triton kernels whole."""

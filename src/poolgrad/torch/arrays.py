@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from poolgrad.core import LARGE, TensorSpec, inner_axis, share_threads
-from poolgrad.interface import Buffer, cached_memory
+from poolgrad.interface import Buffer
 from poolgrad.operators import Prepared, prepare, prepare_uncached
 from poolgrad.torch import _compat, triton
 from poolgrad.torch._compat import (
@@ -24,6 +23,7 @@ from poolgrad.torch._compat import (
     tracing_state,
     transforms,
 )
+from poolgrad.torch.storages import STORAGES
 from poolgrad.windows import WindowSpec, unflatten
 
 _KNOWN = (
@@ -280,18 +280,26 @@ def stored(buffer: Buffer, tensor: Tensor) -> Tensor:
 
 def small(buffer: Buffer) -> bool:
     """Whether a buffer is too small for cached memory."""
-    size: int = math.prod(buffer.shape) * DTYPES[buffer.dtype].itemsize
+    size: int = buffer.elements * DTYPES[buffer.dtype].itemsize
     return size < LARGE
 
 
 def allocate(buffer: Buffer, like: Tensor) -> Tensor:
-    """Allocate a tensor that the kernels write, in cached memory if it is large."""
+    """Allocate a tensor that the kernels write, in a cached storage if it is large."""
     if small(buffer) or not like.is_cpu:  # PyTorch caches memory on other devices
         return empty(buffer, like)
-    dtype = DTYPES[buffer.dtype]
-    memory = torch.frombuffer(cached_memory(buffer, dtype.itemsize), dtype=dtype)
-    tensor = memory.view([buffer.shape[a] for a in buffer.order])
-    return tensor.permute([buffer.order.index(a) for a in range(len(buffer.order))])
+    return STORAGES.tensor(buffer, _strides(buffer), DTYPES[buffer.dtype])
+
+
+@lru_cache(maxsize=4096)
+def _strides(buffer: Buffer) -> tuple[int, ...]:
+    """Return the strides of a compact tensor whose axes lie in the order of the buffer."""
+    strides = [0] * len(buffer.shape)
+    step = 1
+    for axis in reversed(buffer.order):
+        strides[axis] = step
+        step *= max(buffer.shape[axis], 1)
+    return tuple(strides)
 
 
 def laid_out(tensors: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple[Tensor, ...]:
