@@ -122,6 +122,15 @@ def test_transformations_of_functions(name: str) -> None:
         torch.testing.assert_close(compiled(x), transformed(x))
 
 
+def test_the_compiler_does_not_trace_into_operators_after_a_graph_break() -> None:
+    """Reading a tensor breaks the graph inside of the function; the rest of it runs eagerly."""
+
+    def pool(x: torch.Tensor) -> torch.Tensor:
+        return poolgrad.max_pool2d(x, torch.tensor([3, 2]), padding=1)
+
+    check(torch.compile(pool, backend="aot_eager"), pool, torch.randn(2, 3, 9, 9))
+
+
 FIRST_CALL = """
 import warnings
 warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)

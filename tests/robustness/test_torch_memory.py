@@ -163,6 +163,8 @@ for pool in (poolgrad.roi_align, poolgrad.roi_pool):
         same(lambda b: pool(x, b, 2), change(boxes), boxes if change is not zero else 0 * boxes)
 for learned in (torch.rand(2), torch.rand(())):
     same(lambda p: poolgrad.mixed_pool2d(x, 2, alpha=p), zero(learned), torch.zeros_like(learned))
+for pool in (lambda n: poolgrad.max_pool2d(x, 2, 2, n), lambda n: poolgrad.max_pool2d(x, n)):
+    same(pool, zero(torch.ones(2).int()), torch.zeros(2).int())
 """
 
 

@@ -48,6 +48,20 @@ def is_exported_with_triton() -> bool:
     return bool(disabled())
 
 
+_set_strategy = _symbol("torch._C._dynamo.eval_frame.set_code_exec_strategy")
+_Strategy = _symbol("torch._C._dynamo.eval_frame._FrameExecStrategy")
+_Action = _symbol("torch._C._dynamo.eval_frame._FrameAction")
+
+
+def skip_by_compiler(function: Any) -> None:
+    """Exclude a Python function, and all that it calls, from `torch.compile`.
+
+    After a graph break the compiler runs operators, and would compile their implementations. The
+    public decorator, `torch.compiler.disable`, imports the compiler, which takes seconds.
+    """
+    _set_strategy(function.__code__, _Strategy(_Action.SKIP, _Action.SKIP))
+
+
 # Fused ReLUs
 
 without_torch_function = _symbol("torch._C.DisableTorchFunctionSubclass")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poolgrad.torch._compat import skip_by_compiler
 from poolgrad.torch.arrays import KIND, applied, is_in_graph, is_nested_forward
 
 LIBRARY = torch.library.Library("poolgrad", "DEF")
@@ -57,6 +58,7 @@ def differentiable(
         ctx.inputs = len(inputs)
         keep(ctx, rebuild(*inputs), inputs[:tensors], output)
 
+    skip_by_compiler(keep_flat)
     torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=LIBRARY)
     any_layout = (None,) * tensors
 

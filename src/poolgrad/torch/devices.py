@@ -9,7 +9,11 @@ from typing import Any
 import torch
 
 from poolgrad.torch import triton
-from poolgrad.torch._compat import FunctionalTensorMode, is_exported_with_triton
+from poolgrad.torch._compat import (
+    FunctionalTensorMode,
+    is_exported_with_triton,
+    skip_by_compiler,
+)
 
 # The devices on which poolgrad's operators run: see `arrays.has_kernels`.
 _DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse1")
@@ -18,6 +22,7 @@ _DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse
 def implement(op: Any, run: Callable[..., Any], library: Any) -> None:
     """Register `run` as the implementation of an operator on every device."""
     name = op.name().split("::")[1]
+    skip_by_compiler(run)
     for key in _DISPATCH_KEYS:
         library.impl(name, run, key)
 

@@ -50,9 +50,11 @@ def integer(name: str, value: object, shown: object, accepted: str) -> int:
 
 def to_python(value: object) -> object:
     """Convert numbers and arrays of a framework to Python's numbers and lists."""
-    if isinstance(value, int):  # or a compiler's symbol, which has no `tolist`
+    if isinstance(value, int) or not hasattr(value, "tolist"):  # or a compiler's symbol
         return value
-    return value.tolist() if hasattr(value, "tolist") else value
+    # PyTorch's `tolist` reads the address of a slice of a zero tensor, which has no memory.
+    has_no_memory = getattr(value, "_is_zerotensor", bool)()
+    return (value.clone() if has_no_memory else value).tolist()  # type: ignore[attr-defined]
 
 
 def is_sequence(value: object) -> TypeGuard[Sequence[object]]:
