@@ -70,6 +70,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.nn import functional as F  # noqa: E402
 
+from poolgrad.check.layers import LAYERS, LayerCase, _seeded, prepared  # noqa: E402
 from poolgrad.torch import accelerate, convert, fusion  # noqa: E402
 
 
@@ -120,24 +121,10 @@ def _read_below_autograd(x: Any) -> Any:
     return Same.apply(fusion.LazyReLU.of(x))
 
 
-def _of_layer(name: str, **options: Any) -> Callable[[Any], Any]:
-    def call(x: Any) -> Any:
-        torch.manual_seed(0)
-        return getattr(poolgrad.torch, name)(**options).double()(x)
-
-    return call
-
-
 PATHS: dict[str, Callable[..., Any]] = {
     "accelerated": _accelerated, "fused": _fused, "lazy ReLU": _read,
     "lazy ReLU in a function": _read_by_a_function,
     "lazy ReLU below autograd": _read_below_autograd,
-    "BlurPool2d": _of_layer("BlurPool2d"),
-    "LIP2d": _of_layer("LIP2d", channels=2),
-    "GatedPool2d": _of_layer("GatedPool2d", channels=2, kernel_size=2),
-    "AdaptivePolyphasePool2d": _of_layer("AdaptivePolyphasePool2d"),
-    "GeM2d": _of_layer("GeM2d"),
-    "LogSumExp2d": _of_layer("LogSumExp2d"),
 }  # fmt: skip
 TORCH = {f"{name}-{k}": (getattr(poolgrad, name), args, RANDOM.get(name, {}))
          for k, (name, args) in enumerate(CASES)}  # fmt: skip
@@ -176,3 +163,47 @@ def test_autograd_notices_changes_of_what_it_reads(case: str) -> None:
                 torch.testing.assert_close(gradient, expected, rtol=0, atol=0)
     if "lazy" in case or case == "max_pool2d-0":  # as in PyTorch, whose ReLU reads its output
         assert torch.equal(_gradient(call, args, options, 0), expected)
+
+
+def _layer_gradients(
+    case: LayerCase, compiled: bool, changed: int | None
+) -> tuple[int, list[Any] | None]:
+    """Return the number of tensors of a call, and its gradients; None if autograd raises an error.
+
+    The tensors are the input, the output, the parameters and the other arguments. The one of number
+    `changed` is changed in place before the backward pass.
+    """
+    layer, numbers = prepared(case)
+    leaf = torch.tensor(numbers, requires_grad=True)
+    x, others = leaf * 1, case.others()
+    with _seeded():
+        y = (torch.compile(layer, backend="aot_eager") if compiled else layer)(x, *others)
+    seed = torch.linspace(1, 2, y.numel(), dtype=y.dtype).view(y.shape)
+    z, parameters = (y * 1 * seed).sum(), [p for p in layer.parameters() if p.requires_grad]
+    tensors = [x, y, *parameters, *(t for t in others if isinstance(t, torch.Tensor))]
+    if changed is not None:
+        with torch.no_grad():
+            tensors[changed].mul_(-2).sub_(1)
+    try:
+        gradients = torch.autograd.grad(z, [leaf, *parameters], allow_unused=True)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        return len(tensors), None
+    return len(tensors), [g for g in gradients if g is not None]
+
+
+# PyTorch's compiler reads `grad` of every input, and warns where it is no leaf.
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_notice_changes_of_what_they_read(name: str, compiled: bool) -> None:
+    for case in LAYERS[name][: 1 if compiled else None]:
+        torch.compiler.reset()
+        count, expected = _layer_gradients(case, compiled, None)
+        assert expected is not None
+        for changed in range(count):
+            _, gradients = _layer_gradients(case, compiled, changed)
+            if gradients is not None:
+                torch.testing.assert_close(gradients, expected, rtol=0, atol=0)
