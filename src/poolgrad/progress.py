@@ -30,7 +30,11 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if sys.stderr.isatty():
+        self.end()
+
+    def end(self) -> None:
+        """Remove the line from a terminal."""
+        if self._length and sys.stderr.isatty():
             self._overwrite("")
 
     def show(self, text: str) -> None:

@@ -86,8 +86,9 @@ def test_run_folder(finished: tuple[Path, Result], few_digits: Path) -> None:
         assert str(out / name) in shown.stdout
 
 
-def test_nothing_but_the_summary_is_printed(finished: tuple[Path, Result]) -> None:
-    lines = finished[1].output.splitlines()
+def test_nothing_but_progress_and_the_summary_is_printed(finished: tuple[Path, Result]) -> None:
+    lines = finished[1].stdout.splitlines()
+    assert finished[1].stderr == "epoch 1 of 3\n"
     assert lines[:6] == [
         "data      few: 150 images of 8 x 8, 5 classes",
         "          105 for training, 15 for validation, 30 for the test",
@@ -114,11 +115,26 @@ def test_a_finished_run_is_not_overwritten(finished: tuple[Path, Result], few_di
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
+def stub_trainer() -> Any:
+    accuracy = {"val_accuracy": torch.tensor(0.9123)}
+    return SimpleNamespace(
+        estimated_stepping_batches=12, global_step=0, current_epoch=0, callback_metrics=accuracy
+    )
+
+
+def test_the_progress_is_shown_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    bar, trainer = ProgressBar(3, Console(file=io.StringIO())), stub_trainer()
+    bar.on_train_start(trainer, None)
+    assert capsys.readouterr().err == "epoch 1 of 3\n"
+    bar.on_train_epoch_end(trainer, None)
+    bar.on_train_end(trainer, None)
+    assert capsys.readouterr().err == ""  # a later line after five seconds
+
+
 def test_the_progress_is_one_line_that_disappears() -> None:
     shown = io.StringIO()
     bar = ProgressBar(3, Console(file=shown, width=80, force_terminal=True, no_color=True))
-    trainer: Any = SimpleNamespace(estimated_stepping_batches=12, global_step=0, current_epoch=0)
-    trainer.callback_metrics = {"val_accuracy": torch.tensor(0.9123)}
+    trainer = stub_trainer()
     bar.on_train_start(trainer, None)
     trainer.global_step = 4
     bar.on_train_batch_end(trainer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -153,7 +152,7 @@ def train(
                 )
                 typer.echo(f"resumed {done} of {settings.epochs}")
             try:
-                finished = run.finish(progress=sys.stdout.isatty())
+                finished = run.finish(progress=True)
             except KeyboardInterrupt:
                 again = f"poolgrad train --out {folder.path} --resume"
                 typer.echo(f"stopped; to resume: {again}", err=True)

@@ -16,10 +16,12 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_fabric.utilities.warnings import disable_possible_user_warnings
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as BarOfSteps
 
 from poolgrad.lab.folder import RunFolder, write_atomic, writing
 from poolgrad.lab.settings import Settings
+from poolgrad.progress import Progress
 
 METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr", "seconds")
 
@@ -93,7 +95,8 @@ class History(lightning.Callback):
 class ProgressBar(lightning.Callback):
     """Shows the steps of the whole run, the epoch and the latest validation accuracy in one line.
 
-    The line disappears at the end of the training.
+    The line disappears at the end of the training. Where standard output is no terminal, the epoch
+    and the accuracy are shown on standard error; see `poolgrad.progress`.
 
     Parameters
     ----------
@@ -106,15 +109,18 @@ class ProgressBar(lightning.Callback):
     def __init__(self, epochs: int, console: Console | None = None) -> None:
         self._epochs = epochs
         columns = TextColumn("{task.description}"), BarColumn(bar_width=None), TimeRemainingColumn()
-        self._bar = Progress(*columns, console=console, transient=True, expand=True)
+        self._bar = BarOfSteps(*columns, console=console, transient=True, expand=True)
         self._task = self._bar.add_task("", total=None)
+        self._in_terminal = self._bar.console.is_terminal
+        self._lines = Progress()
         self._accuracy = ""
 
     def on_train_start(self, trainer: lightning.Trainer, _: lightning.LightningModule) -> None:
         """Draw the line, from the first step of this run or of the resumed one."""
         self._bar.update(self._task, total=int(trainer.estimated_stepping_batches))
         self._update(trainer)
-        self._bar.start()
+        if self._in_terminal:
+            self._bar.start()
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
         """Count the step."""
@@ -128,16 +134,22 @@ class ProgressBar(lightning.Callback):
 
     def on_train_end(self, *_: Any) -> None:
         """Remove the line."""
-        self._bar.stop()
+        if self._in_terminal:
+            self._bar.stop()
+        else:
+            self._lines.end()
 
     def on_exception(self, *_: Any) -> None:
         """Remove the line, also if the user stops the run."""
-        self._bar.stop()
+        self.on_train_end()
 
     def _update(self, trainer: lightning.Trainer) -> None:
         epoch = min(trainer.current_epoch + 1, self._epochs)
         described = f"epoch {epoch} of {self._epochs}{self._accuracy}"
-        self._bar.update(self._task, description=described, completed=trainer.global_step)
+        if self._in_terminal:
+            self._bar.update(self._task, description=described, completed=trainer.global_step)
+        else:
+            self._lines.show(described)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
