@@ -6,6 +6,7 @@
 import errno
 import io
 import os
+import select
 import sys
 from typing import Any
 
@@ -20,7 +21,9 @@ class _Output(io.FileIO):
 
     def write(self, data, /):  # type: ignore[no-untyped-def]
         try:
-            return super().write(data)
+            while (written := super().write(data)) is None:  # full, and not blocking
+                select.select((), (self,), ())
+            return written
         except OSError as error:
             # What is left in the buffers is flushed to this descriptor when the interpreter exits.
             _discard(self.fileno())

@@ -192,6 +192,20 @@ def test_other_streams_may_be_closed(tmp_path: Path, arguments: str, redirection
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes that do not block")
+def test_a_full_pipe_that_does_not_block_is_waited_for() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    filled = os.write(writing, bytes(1 << 20))
+    with subprocess.Popen([sys.executable, "-m", "poolgrad", "--help"], stdout=writing) as process:
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=3)  # it is full
+            assert b"Usage: poolgrad" in pipe.read()[filled:]
+    assert process.returncode == 0
+
+
 def test_an_output_whose_encoding_lacks_a_character() -> None:
     code = "import poolgrad.environment as e; e.report = lambda: 'µ'\n"
     code += (
