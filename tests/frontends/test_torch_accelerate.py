@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 import weakref
@@ -307,6 +308,20 @@ def test_a_function_may_be_decorated() -> None:
 def test_an_exception_leaves_pytorch_as_it_was() -> None:
     with pytest.raises(ZeroDivisionError), accelerate():
         raise ZeroDivisionError
+    assert not ours()
+
+
+def test_it_can_be_turned_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        # The function `accelerate` has the name of its module.
+        patch.setattr(sys.modules["poolgrad.torch.accelerate"], "_registered", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            accelerate()
+    with accelerate():
+        assert ours()
     assert not ours()
 
 

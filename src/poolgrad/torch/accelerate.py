@@ -152,7 +152,11 @@ class _Switch:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                self._library = _registered()
+                try:
+                    self._library = _registered()
+                except BaseException:  # such as Ctrl-C: the next user tries again
+                    self._users -= 1
+                    raise
 
     def off(self) -> None:
         with self._lock:
@@ -230,8 +234,8 @@ class accelerate:
 
     def _start(self) -> None:
         if not self._holds:
-            self._holds = True
             _switch.on()
+            self._holds = True
 
     def stop(self) -> None:
         """Restore PyTorch's kernels, unless another `accelerate` is active; may be called twice."""
