@@ -71,6 +71,8 @@ def equal(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
 
 def slices(x: np.ndarray, last: bool) -> Iterator[np.ndarray]:
     """The array `x` again and again, as parts of larger arrays in the same memory format."""
+    for axes in (*range(x.ndim), tuple(range(x.ndim))):
+        yield np.flip(np.flip(x, axes).copy(), axes)  # negative strides
     pooled = range(1, x.ndim - 1) if last else range(2, x.ndim)
     batches, channels = 0, x.ndim - 1 if last else 1
     for axes, step in [
@@ -115,6 +117,23 @@ def test_bits_do_not_depend_on_strides_or_batches(
     for i in range(len(x)):
         alone = results(call, x[i : i + 1], gy[i : i + 1])
         assert equal(alone, [each[i : i + 1] for each in expected]), f"image {i} of a batch alone"
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("call", CALLS, ids=lambda c: f"{c[0]}{c[1]}")
+def test_bits_of_broadcast_arrays_are_those_of_their_copies(
+    call: tuple[str, tuple[Any, ...], dict[str, Any]], last: bool
+) -> None:
+    name, args, options = call
+    call = (name, args, {**options, "channels_last": last})
+    shape = SHAPES[int(name[-2]) if name[-1] == "d" else 2]
+    shape = (shape[0], *shape[2:], shape[1]) if last else shape
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32) + 0.5
+    for axis in range(x.ndim):
+        view = np.broadcast_to(x.take([0], axis), shape)
+        one, two = results(call, view, None), results(call, view.copy(), None)
+        assert equal(one, two), axis
+        assert [a.strides for a in one] == [a.strides for a in two]
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
