@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, cast
 
 from poolgrad.core import BoundCalls, Layout, Plan
 from poolgrad.interface import Buffer, Request
-from poolgrad.operators import Prepared
+from poolgrad.operands import Seed
+from poolgrad.operators import OPERATORS, Prepared
 
 _MAX_CALLS = 4096  # of one function; a full cache is cleared
 
@@ -48,8 +49,14 @@ LOOKUPS: dict[type, Lookup] = {}  # by the exact type of an array
 
 
 def is_cacheable(request: Request) -> bool:
-    """Whether the call has no `out`, and no operand other than plain numbers."""
-    return request.out is None and all(type(value) in (int, float) for value in request.operands)
+    """Whether the call has no `out`, and no operand other than plain numbers that recur.
+
+    A seed does not: each call has another one, so that the cache would fill with calls that are
+    never repeated.
+    """
+    numbers = all(type(value) in (int, float) for value in request.operands)
+    seeded = isinstance(OPERATORS[request.operator].operand, Seed)
+    return request.out is None and numbers and not seeded
 
 
 class _Recorder:

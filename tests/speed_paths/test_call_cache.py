@@ -70,6 +70,18 @@ def test_equal_seeds_draw_the_same_and_inputs_are_still_looked_at(kind: object) 
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_calls_with_seeds_are_not_kept(kind: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[object] = []
+    monkeypatch.setattr(call_cache.CallCache, "keep", lambda *entry: kept.append(entry))
+    x = kind(abs(X[:, :, :7, :5]).copy())  # type: ignore[operator]
+    for seed in range(3):
+        poolgrad.stochastic_pool2d(x, 2, generator=seed)
+    assert not kept
+    poolgrad.lp_pool2d(x, 2.0, 2)
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
 def test_equal_arguments_of_another_type_are_still_refused(kind: object) -> None:
     x = kind(X)  # type: ignore[operator]
     for _ in range(2):
