@@ -66,6 +66,42 @@ def test_pullbacks_of_other_libraries_are_private(name: str, args: tuple[Any, ..
     np.testing.assert_array_equal(np.asarray(pullback(g)), expected)
 
 
+@pytest.mark.parametrize("kind", ["Dask", "xarray", "NumPy arguments"])
+@pytest.mark.parametrize(("name", "args"), CASES, ids=IDS)
+def test_lazy_results_are_private(name: str, args: tuple[Any, ...], kind: str) -> None:
+    """``x[...] = value`` replaces the graph of a Dask array, and may change its chunks."""
+    da = pytest.importorskip("dask.array", reason="Dask is not installed")
+    if name.startswith(("stochastic", "fractional", "roi")):
+        pytest.skip("not for Dask arrays")
+
+    def lazy(a: Any) -> Any:
+        chunked = da.from_array(a, chunks=(1, 2, 4, 4))
+        xarray = pytest.importorskip("xarray") if kind == "xarray" else None
+        return chunked if xarray is None else xarray.DataArray(chunked)
+
+    def own(a: Any) -> Any:
+        if not isinstance(a, np.ndarray):
+            return a
+        return np.array(a) if a.ndim == 1 or kind == "NumPy arguments" else lazy(a)
+
+    function: Any = getattr(poolgrad, name)
+    given = [lazy(LOGITS + 0.5), *map(own, args)]
+    y, pullback = poolgrad.vjp(function, *given)
+    g = RNG.random(y.shape)
+    lazy_results = [function(*given), pullback(g), *pullback.parameters(g).values()]
+    expected = [np.asarray(a) for a in lazy_results]
+    for array in (y, *given):
+        if isinstance(array, np.ndarray):
+            array[...] = 1
+        elif hasattr(array, "shape"):
+            inside = getattr(array, "data", array) if kind == "xarray" else array
+            inside[da.ones(array.shape, chunks=3, dtype=bool)] = 1
+    for again in (pullback, pickle.loads(pickle.dumps(pullback))):
+        lazy_results[1:] = [again(g), *again.parameters(g).values()]
+        for found, value in zip(lazy_results, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(found), value)
+
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.nn import functional as F  # noqa: E402
