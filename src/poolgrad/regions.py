@@ -211,9 +211,7 @@ class RegionPullback:
 
     def __init__(self, call: _Call, indices: Array | None) -> None:
         self._call = call
-        self._indices = indices
-        if indices is not None:
-            indices.flags.writeable = False
+        self._indices = None if indices is None else front.read_only(indices)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
         return front.restored, (RegionPullback, self._call, self._indices)
