@@ -71,8 +71,8 @@ def readable(array: Array) -> Array:
 
 def placeholder(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return what describes a contiguous array: it has no memory and must not be read."""
-    steps = accumulate((max(size, 1) for size in shape[:0:-1]), mul, initial=dtype.itemsize)
-    strides = [*steps][len(shape) - 1 :: -1] if shape else ()
+    steps = [*accumulate(reversed(shape[1:]), mul, initial=dtype.itemsize)]
+    strides = steps[::-1][: len(shape)]
     return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides, writeable=False)
 
 

@@ -177,7 +177,8 @@ class _Call:
     def allocate(self, shape: tuple[int, ...], dtype: str = "") -> Array:
         """Allocate a contiguous array for the kernels to write."""
         order, name = tuple(range(len(shape))), dtype or self.dtype.name
-        return front.allocate(Buffer(shape, order, name, self.input_shape))
+        cause = "input of shape {}, boxes and output_size"
+        return front.allocate(Buffer(shape, order, name, self.input_shape, cause))
 
     def finished(self, made: Array) -> Array:
         """Convert a result of the kernels to the dtype of the input."""

@@ -199,9 +199,9 @@ class Graph:
                 needs[name] = {self._name}
             graph = HighLevelGraph(layers, needs)
         made = []
-        for name, (shape, _, dtype, _) in zip(names, buffers, strict=True):
-            more = tuple((size,) for size in shape[len(chunks) :])
-            meta = np.empty((0,) * len(shape), dtype_named(dtype))
+        for name, buffer in zip(names, buffers, strict=True):
+            more = tuple((size,) for size in buffer.shape[len(chunks) :])
+            meta = np.empty((0,) * len(buffer.shape), dtype_named(buffer.dtype))
             made.append(da.Array(graph, name, (*chunks, *more), meta=meta))
         return made
 
