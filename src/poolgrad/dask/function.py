@@ -158,7 +158,7 @@ class _Pooling:
         x = asarray("x", request.x)
         self.x, self.request = x, replace(request, x=None, keepdims=True)
         self._squeezed = not request.keepdims
-        whole = np.broadcast_to(np.zeros((), x.dtype), x.shape)
+        whole = front.asarray(np.broadcast_to(np.zeros((), x.dtype), x.shape), self.operator)
         self._ready = front.prepared(request, whole)
         self.layout: Layout = self._ready.layout
         if request.operands:  # raises errors here, not while the graph runs
