@@ -135,8 +135,12 @@ def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
     from poolgrad.portable.derivative import Recording, Variable, value_of
 
     call = _Composition(request, front)
-    call.x, call.operand = map(_private, (call.x, call.operand))  # pickling reads them
-    tape = Recording(front.namespace(call.x))
+    xp = front.namespace(call.x)
+    # Copies, because the caller may change the arrays; the tape and pickling read them.
+    call.x = xp.asarray(call.x, copy=True)
+    call.operand = None if call.operand is None else xp.asarray(call.operand, copy=True)
+    call.request = replace(request, x=None, operands=())
+    tape = Recording(xp)
     plain = call.functions
 
     def astype(x: Any, dtype: str) -> Any:
@@ -151,17 +155,12 @@ def vjp(request: Request, front: ModuleType) -> tuple[Any, Pullback]:
         y, pullback = front.pullback_of(call.part(name, x.value, options))
         return Variable(tape, y, [(x, pullback)])
 
-    xp = plain._replace(exp=tape.exp, where=tape.where, astype=astype, constant=value_of)
+    functions = plain._replace(exp=tape.exp, where=tape.where, astype=astype, constant=value_of)
     inputs = (call.x,) if call.operand is None else (call.x, call.operand)
     leaves = [Variable(tape, value) for value in inputs]
     with np.errstate(all="ignore"):
-        y = call.combined(xp, pool, leaves[0], leaves[1] if leaves[1:] else None)
+        y = call.combined(functions, pool, leaves[0], leaves[1] if leaves[1:] else None)
     return y.value, Pullback(call, tape, y, leaves)
-
-
-def _private(value: Any) -> Any:
-    """Return a copy of a NumPy array, which its owner may change; other libraries' stay as is."""
-    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _again(request: Request, front: str) -> Pullback:

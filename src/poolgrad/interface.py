@@ -18,13 +18,15 @@ M = TypeVar("M")  # memory of a library
 class Buffer(NamedTuple):
     """An array that a front end allocates; `order` lists its axes, slowest in memory first.
 
-    `input_shape` is the shape of `x`, from which the size of the array follows.
+    `input_shape` is the shape of the input, and `cause` a sentence for errors with that shape in
+    place of the braces: what the size of the array follows from.
     """
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
     dtype: str
     input_shape: tuple[int, ...]
+    cause: str = "x of shape {} and the windows"
 
     @property
     def elements(self) -> int:
@@ -60,7 +62,7 @@ def with_memory(allocate: Callable[[int], M], buffer: Buffer, itemsize: int) -> 
     except MemoryError as error:
         raise MemoryError(
             f"{error} for an array of shape {buffer.shape} and dtype {buffer.dtype}, "
-            f"which follows from x of shape {buffer.input_shape}"
+            f"which follows from {buffer.cause.format(buffer.input_shape)}"
         ) from None
 
 

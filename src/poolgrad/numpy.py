@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import accumulate
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,9 +62,23 @@ def readable(array: Array) -> Array:
     """
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
-    if any(s % array.itemsize for s in array.strides) or not array.flags.aligned:
+    # an itemsize of 0 (dtype V0) is refused later, like other dtypes
+    step = array.itemsize or 1
+    if any(s % step for s in array.strides) or not array.flags.aligned:
         return array.copy("K")  # a field of a record, a view of bytes, or a part of a message
     return array
+
+
+def placeholder(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return what describes a contiguous array: it has no memory and must not be read."""
+    steps = [*accumulate(reversed(shape[1:]), mul, initial=dtype.itemsize)]
+    strides = steps[::-1][: len(shape)]
+    return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides, writeable=False)
+
+
+def read_only(array: Array) -> Array:
+    """Return a view that cannot be made writeable: its base is not an array of NumPy."""
+    return np.asarray(array.data.toreadonly())
 
 
 def restored(kind: Callable[..., Any], *state: Any) -> Any:
@@ -278,12 +294,11 @@ def _with_indices(request: Request) -> tuple[Array, Array]:
 
 def routes_of(ready: Prepared, kept: Array) -> Array:
     """Unpack routes to one number for each output; read-only."""
-    routes = kept.view()
+    routes = kept
     if ready.route_bits:
         routes = allocate(ready.per_output(ready.layout.route_dtype))
         ready.plan.kernels.unpack_routes(kept, as_buffer(routes), get_num_threads())
-    routes.flags.writeable = False
-    return routes
+    return read_only(routes)
 
 
 def indices_of(ready: Prepared, operand: Any, routes: Array) -> Array:

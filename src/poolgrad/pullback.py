@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +36,8 @@ class _Shared:
     Attributes
     ----------
     request : Request
-        The call, without its input.
+        The call, without its input and with private operands: the value of a learned operand,
+        otherwise what the kernels take.
     ready : Prepared
         The checked call.
     operand : object
@@ -73,8 +74,7 @@ class _Shared:
     @cached_property
     def usual(self) -> tuple[Any, ...]:
         """The part of a cache key for a contiguous cotangent, which needs no conversion; or ()."""
-        gy = np.empty(self.ready.layout.out_shape, self.dtype)
-        return (front.KIND.parts(gy) if front.as_buffer(gy) is gy else None) or ()
+        return _usual(self.ready.layout.out_shape, self.dtype)
 
     @cached_property
     def gradient(self) -> Callable[..., Array]:
@@ -84,6 +84,12 @@ class _Shared:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
         # without the kernels
         return front.restored, (_Shared, self.request, self.ready, self.operand)
+
+
+@lru_cache
+def _usual(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    gy = front.placeholder(shape, dtype)
+    return (front.KIND.parts(gy) if front.as_buffer(gy) is gy else None) or ()
 
 
 class Pullback:
@@ -165,7 +171,10 @@ class Pullback:
         shape = np.shape(self._shared.request.operands[0])
         others = operator.operand.summed_axes(shape, layout)
         with np.errstate(over="ignore", invalid="ignore"):
-            slopes = gradient.astype(layout.sum_dtype) * self._residual[-1]
+            # Contiguous, because the order of the sum depends on strides.
+            order = tuple(range(gradient.ndim))
+            slopes = front.allocate(ready.per_output(layout.sum_dtype)._replace(order=order))
+            np.multiply(gradient, self._residual[-1], slopes, dtype=slopes.dtype)
             total = slopes.sum(others, dtype=np.float64).astype(layout.sum_dtype)
         return {operator.operand.name: np.asarray(total).reshape(shape)}
 
@@ -318,8 +327,7 @@ def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any
     fun : function
         A pooling function of poolgrad, such as `poolgrad.max_pool2d`.
     x : array of NumPy, Dask, xarray or an array-API library
-        The input. Some operators store a reference: do not change it before the last call of the
-        pullback.
+        The input. The pullback does not keep it: where the gradient depends on its values, a copy.
     *args, **kwargs
         Further arguments of `fun`.
 
@@ -383,7 +391,10 @@ def _shared(call: Call) -> _Shared:
         raise TypeError(f"x must be of a floating dtype to have a gradient, got {call.x.dtype}")
     operand = call.operand  # indices may be the caller's array
     operand = operand.copy() if isinstance(operand, np.ndarray) else operand
-    return _Shared(replace(call.request, x=None), call.ready, operand)
+    operands = call.request.operands
+    if operands:
+        operands = tuple(map(np.array, operands)) if call.ready.operator.learned else (operand,)
+    return _Shared(replace(call.request, x=None, operands=operands), call.ready, operand)
 
 
 def _bound_vjp(request: Request) -> Callable[[Array], tuple[Array, Pullback]] | None:

@@ -177,7 +177,8 @@ class _Call:
     def allocate(self, shape: tuple[int, ...], dtype: str = "") -> Array:
         """Allocate a contiguous array for the kernels to write."""
         order, name = tuple(range(len(shape))), dtype or self.dtype.name
-        return front.allocate(Buffer(shape, order, name, self.input_shape))
+        cause = "input of shape {}, boxes and output_size"
+        return front.allocate(Buffer(shape, order, name, self.input_shape, cause))
 
     def finished(self, made: Array) -> Array:
         """Convert a result of the kernels to the dtype of the input."""
@@ -211,9 +212,7 @@ class RegionPullback:
 
     def __init__(self, call: _Call, indices: Array | None) -> None:
         self._call = call
-        self._indices = indices
-        if indices is not None:
-            indices.flags.writeable = False
+        self._indices = None if indices is None else front.read_only(indices)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
         return front.restored, (RegionPullback, self._call, self._indices)

@@ -27,6 +27,23 @@ def test_dtypes_of_tensors_that_are_not_pooled(name: str) -> None:
             fun(x, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "argument"),
+    [
+        ("max_pool2d", ("empty", 2), "x"),
+        ("range_pool2d", ("empty", 2), "x"),
+        ("lip_pool2d", (X, "empty", 2), "logits"),
+        ("max_unpool2d", (X, "empty", 2), "indices"),
+        ("roi_pool", ("empty", [], 2), "input"),
+    ],
+)
+def test_elements_of_no_bytes(name: str, args: Any, argument: str) -> None:
+    for empty in (np.empty(X.shape, "V0"), np.zeros(X.shape, [("a", "V0"), ("b", "f8")])["a"]):
+        given = [empty if isinstance(a, str) else a for a in args]
+        with refused(TypeError, argument, "dtype"):
+            getattr(poolgrad, name)(*given)
+
+
 def test_masked_arrays() -> None:
     for fun in (poolgrad.max_pool2d, poolgrad.avg_pool2d):
         with refused(TypeError, "x must have no mask", "fill"):

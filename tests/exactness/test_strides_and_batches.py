@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -163,3 +164,23 @@ def test_gradients_of_learned_arguments_of_tensors(name: str) -> None:
         turned = gy.permute(order).contiguous().permute(back)
         (gradient,) = torch.autograd.grad(y, numbers, turned, retain_graph=True)
         assert torch.equal(gradient, expected), order
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("name", ["lp_pool2d", "lse_pool2d", "mixed_pool2d"])
+def test_gradients_of_learned_arguments_of_arrays(name: str, lazy: bool) -> None:
+    def turned(a: Any, order: tuple[int, ...]) -> Any:
+        return np.ascontiguousarray(a.transpose(order)).transpose(np.argsort(order))
+
+    rng, orders = np.random.default_rng(0), [*itertools.permutations(range(4))]
+    x, gy = rng.random((4, 18, 15, 18)), rng.standard_normal((4, 18, 7, 9))
+    learned = {"lp": "norm_type", "lse": "r", "mixed": "alpha"}[name.split("_", maxsplit=1)[0]]
+    found = set()
+    for order in ((0, 1, 2, 3), (0, 2, 3, 1), (2, 3, 0, 1)):
+        given = turned(x, order)
+        if lazy:
+            given = pytest.importorskip("dask.array").from_array(given)
+        _, pullback = poolgrad.vjp(getattr(poolgrad, name), given, kernel_size=2, **{learned: 0.7})
+        slopes = [pullback.parameters(turned(gy, o))[learned] for o in orders[:: 1 + 4 * lazy]]
+        found |= {float(np.asarray(slope)) for slope in slopes}
+    assert len(found) == 1

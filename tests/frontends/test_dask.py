@@ -289,6 +289,8 @@ def test_refused() -> None:
         poolgrad.max_pool2d(x, 2, out=np.empty((4, 4)))
     with refused(TypeError, "x", "complex128"):
         poolgrad.max_pool2d(x.astype(complex), 2)
+    with refused(TypeError, "x", "V0"):
+        poolgrad.max_pool2d(da.from_array(np.empty((8, 8), "V0"), chunks=4), 2)
     with refused(TypeError, "x", "int64"):
         poolgrad.vjp(poolgrad.max_pool2d, x.astype(int), 2)
     _, pullback = poolgrad.vjp(poolgrad.max_pool2d, x, 2)

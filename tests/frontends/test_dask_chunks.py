@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adversarial_arrays import LAYOUTS
+from expected_errors import refused
 from robustness.calls import example
 
 dask = pytest.importorskip("dask", reason="Dask is not installed")
@@ -77,6 +78,81 @@ def test_chunks_as_numpy_may_hold_them(held: str, declared: bool) -> None:
             x, kwargs = _call(name)
             (found,) = dask.compute(_results(name, x, kwargs, lazy))
             _equal(name, found, _results(name, x, kwargs))
+
+
+def _returned(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that makes a Dask array, whose chunks are not as its meta declares."""
+
+    def lazy(a: Any) -> Any:
+        chunked = da.from_array(a, chunks=tuple(-(-n // 2) for n in a.shape))
+        return chunked.map_blocks(change, meta=a[:0])
+
+    return lazy
+
+
+@pytest.mark.parametrize("dtype", ["int16", "float64", "float32"])
+def test_chunks_of_another_dtype_than_declared(dtype: str) -> None:
+    with dask.config.set(scheduler="synchronous"):
+        for name in SOME:
+            x, kwargs = _call(name)
+            x = np.round(4 * x).astype("float64" if dtype == "float32" else "float32")
+            kwargs = {k: np.round(v) if k == "logits" else v for k, v in kwargs.items()}
+            lazy = _returned(lambda b: b.astype(dtype if b.dtype.kind == "f" else "int32"))
+            (found,) = dask.compute(_results(name, x, kwargs, lazy))
+            _equal(name, found, _results(name, x, kwargs))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (np.ma.masked_array, TypeError, "without a mask"),
+        (lambda b: b + 1j, TypeError, "complex"),
+        (lambda b: np.concatenate([b, b]), ValueError, "chunks of the shape that Dask expects"),
+        (lambda b: b[:0], ValueError, "chunks of the shape that Dask expects"),
+    ],
+)
+def test_refused_chunks(change: Any, error: type[Exception], words: str) -> None:
+    unlike = _returned(change)
+    with dask.config.set(scheduler="synchronous"):
+        for name in SOME:
+            x, kwargs = _call(name)
+            lazy = _returned(_same)
+            given = {k: lazy(v) if np.ndim(v) > 1 else v for k, v in kwargs.items()}
+            results = {"x": FUNCTIONS[name](unlike(x), **given)}
+            y, pullback = poolgrad.vjp(FUNCTIONS[name], lazy(x), **given)
+            gy = np.ones(y.shape, y.dtype)
+            if y.ndim:
+                results["gy"] = pullback(unlike(gy))
+            for k, v in kwargs.items():
+                if np.ndim(v) > 1:
+                    results[k] = FUNCTIONS[name](lazy(x), **given | {k: unlike(v)})
+            for argument, result in results.items():
+                with refused(error, argument, words):
+                    result.compute()
+
+
+class _Subclass(np.ndarray):
+    """An array with nothing of its own."""
+
+
+@pytest.mark.parametrize("kind", [np.matrix, _Subclass])
+def test_chunks_of_subclasses(kind: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((7, 8))
+    for name in ("max_pool2d", "lp_pool2d", "range_pool2d"):
+        args = (2.5, 2) if name == "lp_pool2d" else (2,)
+        y, pullback = poolgrad.vjp(FUNCTIONS[name], da.from_array(x.view(kind), chunks=3), *args)
+        expected, back = poolgrad.vjp(FUNCTIONS[name], x, *args)
+        gradient = pullback(da.from_array(expected.view(kind), chunks=2)).compute()
+        assert type(gradient) is np.ndarray
+        np.testing.assert_allclose(y.compute(), expected, 1e-14)
+        np.testing.assert_allclose(gradient, back(expected), 1e-14)
+
+
+def test_unpooling_computes_sources_only_for_a_gradient() -> None:
+    x, kwargs = _call("max_unpool2d")
+    y = poolgrad.max_unpool2d(da.from_array(x, chunks=2), **kwargs)
+    chunks = [key for key in y.dask if key[0].endswith(("-0", "-1"))]
+    assert {key[0][-2:] for key in chunks} == {"-0"}
 
 
 @pytest.mark.parametrize("last", [False, True])

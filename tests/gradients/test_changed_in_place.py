@@ -6,7 +6,10 @@ that a backward pass reads; a tensor that it does not read may be changed.
 
 from __future__ import annotations
 
+import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -30,24 +33,78 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "roi_pool": (BOXES, 2), "roi_align": (BOXES, 2),
 }  # fmt: skip
 RANDOM = {"stochastic_pool2d": {"generator": 3}, "fractional_max_pool2d": {"generator": 3}}
-LEARNED = {"lp_pool2d": (np.array([2.0, 3.0]), 2)}
-CASES = [(name, args) for calls in (CALLS, LEARNED) for name, args in calls.items()]
-IDS = [f"{name}-{k >= len(CALLS)}" for k, (name, _) in enumerate(CASES)]
+LEARNED = [("lp_pool2d", (np.array([2.0, 3.0]), 2)), ("lp_pool2d", ([2.0, 3.0], 2))]
+CASES = [*CALLS.items(), *LEARNED]
+IDS = [f"{name}-{max(k + 1 - len(CALLS), 0)}" for k, (name, _) in enumerate(CASES)]
+
+
+def _parameters(pullback: Any, g: Any) -> dict[str, Any]:
+    """Gradients of learned arguments; regions of interest have none."""
+    parameters = getattr(pullback, "parameters", lambda g: {})(g)
+    return {name: np.asarray(value) for name, value in parameters.items()}
 
 
 @pytest.mark.parametrize(("name", "args"), CASES, ids=IDS)
 def test_pullbacks_of_numpy_are_private(name: str, args: tuple[Any, ...]) -> None:
     function: Any = getattr(poolgrad, name)
     for _ in range(2):  # the second call is cached
-        x, *own = (np.array(a) if isinstance(a, np.ndarray) else a for a in (LOGITS + 0.5, *args))
+        x, *own = map(copy.copy, (LOGITS + 0.5, *args))
         y, pullback = poolgrad.vjp(function, x, *own, **RANDOM.get(name, {}))
         g = RNG.random(y.shape)
-        expected = pullback(g)
+        expected, slopes = pullback(g), _parameters(pullback, g)
         for array in (x, y, *own):
             if isinstance(array, np.ndarray):
                 array[...] = np.flip(array).copy()
+            elif isinstance(array, list):
+                array[:] = [1.0]
         for again in (pullback, pickle.loads(pickle.dumps(pullback))):
             np.testing.assert_array_equal(again(g), expected)
+            for learned, value in _parameters(again, g).items():
+                np.testing.assert_array_equal(value, slopes[learned], strict=True)
+
+
+@pytest.mark.parametrize("library", ["numpy", "array_api_strict"])
+@pytest.mark.parametrize(("name", "args"), CASES, ids=IDS)
+def test_pullbacks_keep_no_array_of_the_caller(
+    name: str, args: tuple[Any, ...], library: str
+) -> None:
+    xp = pytest.importorskip(library)
+    if name.startswith("roi") and library != "numpy":
+        pytest.skip("regions take arrays of NumPy and tensors")
+    arrays = [xp.asarray(a, copy=True) if isinstance(a, np.ndarray) else a
+              for a in (LOGITS + 0.5, *args)]  # fmt: skip
+    kept = [weakref.ref(a) for a in arrays if not isinstance(a, int | float | list)]
+    y, pullback = poolgrad.vjp(getattr(poolgrad, name), *arrays, **RANDOM.get(name, {}))
+    del arrays, y
+    gc.collect()
+    assert not [ref() for ref in kept if ref() is not None], pullback
+
+
+def test_pullbacks_are_pickled_without_the_arguments_of_the_caller() -> None:
+    class Unpicklable(np.random.Generator):
+        def __reduce__(self) -> Any:
+            raise TypeError
+
+    for name in RANDOM:
+        generator = Unpicklable(np.random.PCG64())
+        _, pullback = poolgrad.vjp(
+            getattr(poolgrad, name), LOGITS, *CALLS[name], generator=generator
+        )
+        pickle.dumps(pullback)
+    x = np.ones((64, 64))
+    indices = np.arange(x.size).reshape(x.shape)
+    _, pullback = poolgrad.vjp(poolgrad.max_unpool2d, x, indices, 2)
+    assert len(pickle.dumps(pullback)) < 1.5 * indices.nbytes
+
+
+def test_routes_and_indices_cannot_be_made_writeable() -> None:
+    for name in ("max_pool2d", "roi_pool"):
+        for routes in ("bytes", "packed"):
+            options = {"routes": routes} if name == "max_pool2d" else {}
+            _, pullback = poolgrad.vjp(getattr(poolgrad, name), LOGITS, *CALLS[name], **options)
+            found: Any = pullback.indices if name == "roi_pool" else pullback.routes
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                found.flags.writeable = True
 
 
 @pytest.mark.parametrize(("name", "args"), CASES, ids=IDS)
@@ -56,14 +113,58 @@ def test_pullbacks_of_other_libraries_are_private(name: str, args: tuple[Any, ..
     if name.startswith("roi"):
         pytest.skip("regions take arrays of NumPy and tensors")
     given = (LOGITS + 0.5, *args)
-    x, *own = (xp.asarray(a, copy=True) if isinstance(a, np.ndarray) else a for a in given)
+    x, *own = (
+        xp.asarray(a, copy=True) if isinstance(a, np.ndarray) else copy.copy(a) for a in given
+    )
     y, pullback = poolgrad.vjp(getattr(poolgrad, name), x, *own, **RANDOM.get(name, {}))
     g = xp.asarray(RNG.random(y.shape))
-    expected = np.asarray(pullback(g))
+    expected, slopes = np.asarray(pullback(g)), _parameters(pullback, g)
     for array in (x, y, *own):
-        if not isinstance(array, int | float):
+        if isinstance(array, list):
+            array[:] = [1.0]
+        elif not isinstance(array, int | float):
             array[...] = xp.flip(array)
     np.testing.assert_array_equal(np.asarray(pullback(g)), expected)
+    for learned, value in _parameters(pullback, g).items():
+        np.testing.assert_array_equal(value, slopes[learned])
+
+
+@pytest.mark.parametrize("kind", ["Dask", "xarray", "NumPy arguments"])
+@pytest.mark.parametrize(("name", "args"), CASES, ids=IDS)
+def test_lazy_results_are_private(name: str, args: tuple[Any, ...], kind: str) -> None:
+    """``x[...] = value`` replaces the graph of a Dask array, and may change its chunks."""
+    da = pytest.importorskip("dask.array", reason="Dask is not installed")
+    if name.startswith(("stochastic", "fractional", "roi")):
+        pytest.skip("not for Dask arrays")
+
+    def lazy(a: Any) -> Any:
+        chunked = da.from_array(a, chunks=(1, 2, 4, 4))
+        xarray = pytest.importorskip("xarray") if kind == "xarray" else None
+        return chunked if xarray is None else xarray.DataArray(chunked)
+
+    def own(a: Any) -> Any:
+        if not isinstance(a, np.ndarray):
+            return copy.copy(a)
+        return np.array(a) if a.ndim == 1 or kind == "NumPy arguments" else lazy(a)
+
+    function: Any = getattr(poolgrad, name)
+    given = [lazy(LOGITS + 0.5), *map(own, args)]
+    y, pullback = poolgrad.vjp(function, *given)
+    g = RNG.random(y.shape)
+    lazy_results = [function(*given), pullback(g), *pullback.parameters(g).values()]
+    expected = [np.asarray(a) for a in lazy_results]
+    for array in (y, *given):
+        if isinstance(array, np.ndarray):
+            array[...] = 1
+        elif isinstance(array, list):
+            array[:] = [1.0]
+        elif hasattr(array, "shape"):
+            inside = getattr(array, "data", array) if kind == "xarray" else array
+            inside[da.ones(array.shape, chunks=3, dtype=bool)] = 1
+    for again in (pullback, pickle.loads(pickle.dumps(pullback))):
+        lazy_results[1:] = [again(g), *again.parameters(g).values()]
+        for found, value in zip(lazy_results, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(found), value)
 
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

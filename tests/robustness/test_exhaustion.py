@@ -166,6 +166,16 @@ for pool, args in [(poolgrad.max_pool2d, (3, 1)), (poolgrad.lp_pool2d, (2.5, 3, 
 y, pullback = poolgrad.vjp(poolgrad.avg_pool2d, x, 3)
 text = refusal(lambda: pullback(y))
 assert text and str(4 * x.size) in text and "x of shape (2, 1500, 1600)" in text, text
+y, pullback = poolgrad.vjp(poolgrad.avg_pool2d, x, 3, 1)
+text = refusal(lambda: pullback(y))
+assert text and "x of shape (2, 1500, 1600)" in text, text
+small = np.ones((1, 2, 2))
+text = refusal(lambda: poolgrad.max_unpool2d(small, np.zeros((1, 2, 2), int), 2000))
+assert text and "x of shape (1, 2, 2) and the windows" in text, text
+boxes = np.array([[0, 1, 1, 4, 4]])
+for region in (poolgrad.roi_pool, poolgrad.roi_align):
+    text = refusal(lambda: region(np.ones((1, 1, 5, 5)), boxes, (2000, 2000)))
+    assert text and "input of shape (1, 1, 5, 5), boxes and output_size" in text, text
 wide, out = np.ones((1, 8_000_000), np.float16), np.empty((1, 7_999_998), np.float16)
 text = refusal(lambda: poolgrad.avg_pool1d(wide, 3, 1, out=out))
 assert text and "bytes of scratch memory" in text, text

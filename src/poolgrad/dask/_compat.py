@@ -10,6 +10,7 @@ PRIVATE = Private("dask", "2026.8")
 
 Task = PRIVATE.symbol("dask._task_spec.Task")
 TaskRef = PRIVATE.symbol("dask._task_spec.TaskRef")
+ArrayChunkShapeDep = PRIVATE.symbol("dask.layers.ArrayChunkShapeDep")
 
 
 def chunk_type(array: Any) -> type:

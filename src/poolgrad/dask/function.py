@@ -36,7 +36,7 @@ def perform(request: Request) -> Any:
     if request.out is not None:
         raise TypeError("out is accepted only if x is a NumPy array, got a Dask array x")
     if _is_unpooling(request):
-        return unpool.Unpooling(request).y
+        return unpool.Unpooling(request).forward()[0]
     pooling = _Pooling(request)
     if not request.return_indices:
         return pooling.shaped(pooling.forward()[0])
@@ -49,7 +49,8 @@ def vjp(request: Request) -> tuple[Any, Any]:
     """Return the lazy output and its pullback."""
     if _is_unpooling(request):
         unpooling = unpool.Unpooling(request)
-        return unpooling.y, Pullback(unpooling, ())
+        y, *residual = unpooling.forward(sources=True)
+        return y, Pullback(unpooling, residual)
     pooling = _Pooling(replace(request, options=unpacked(request.options)))
     y, *residual = pooling.forward(residual=True)
     return pooling.shaped(y), Pullback(pooling, residual)
@@ -157,12 +158,12 @@ class _Pooling:
         x = asarray("x", request.x)
         self.x, self.request = x, replace(request, x=None, keepdims=True)
         self._squeezed = not request.keepdims
-        whole = np.broadcast_to(np.zeros((), x.dtype), x.shape)
+        whole = front.asarray(np.broadcast_to(np.zeros((), x.dtype), x.shape), self.operator)
         self._ready = front.prepared(request, whole)
         self.layout: Layout = self._ready.layout
         if request.operands:  # raises errors here, not while the graph runs
             front.operand_of(request, self._ready, whole)
-            operands = tuple(map(np.asarray, request.operands))
+            operands = tuple(map(np.array, request.operands))  # copies: tasks read them later
             self.request = replace(self.request, operands=operands)
         self._axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
         along = {a: segments(axis, x.chunks[a]) for a, axis in self._axes.items()}

@@ -15,7 +15,7 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from poolgrad import arguments
-from poolgrad.dask._compat import Task, TaskRef, chunk_type
+from poolgrad.dask._compat import ArrayChunkShapeDep, Task, TaskRef, chunk_type
 from poolgrad.interface import Buffer
 from poolgrad.numpy import dtype_named, readable
 
@@ -24,7 +24,10 @@ Position = tuple[int, ...]
 
 
 def asarray(name: str, array: Any) -> Any:
-    """Return the array, if its chunks can be pooled.
+    """Return a private Dask array, whose chunks pass through `readable_chunk`.
+
+    Every array of a caller passes through this function. The result is a new array, because
+    ``x[...] = value`` replaces the graph of the caller's array.
 
     Raises
     ------
@@ -34,14 +37,53 @@ def asarray(name: str, array: Any) -> Any:
     if not isinstance(array, da.Array):  # Dask has more collections
         raise TypeError(f"{name} must be a dask.array.Array, got {type(array).__qualname__}")
     kind = chunk_type(array)
-    if kind is not np.ndarray:
+    if not issubclass(kind, np.ndarray) or issubclass(kind, np.ma.MaskedArray):
         raise TypeError(f"{name} must have chunks of NumPy arrays without a mask, got {kind}")
     if any(np.isnan(size) for size in array.shape):
         raise ValueError(
             f"{name} must have chunks of known sizes, got shape {array.shape}; call "
             f"{name}.compute_chunk_sizes() first"
         )
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    dtype, axes = array.dtype.newbyteorder("="), tuple(range(array.ndim))
+    declared = array, axes, ArrayChunkShapeDep(array.chunks), axes
+    meta = np.empty((0,) * array.ndim, dtype)
+    return da.blockwise(
+        readable_chunk,
+        axes,
+        *declared,
+        argument=name,
+        dtype_name=dtype.name,
+        align_arrays=False,
+        meta=meta,
+    )
+
+
+def readable_chunk(chunk: Any, shape: Position, argument: str, dtype_name: str) -> Array:
+    """Return a chunk as a NumPy array of the declared dtype, in the form that the kernels read.
+
+    Dask does not check that the chunks that a task returns have the type, the dtype and the shape
+    that their array declares.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the chunk has a mask, a dtype that cannot be converted, or another shape than declared.
+    """
+    if isinstance(chunk, np.ma.MaskedArray):
+        raise TypeError(f"{argument} must have chunks of NumPy arrays without a mask, got a mask")
+    array, dtype = np.asarray(chunk), dtype_named(dtype_name)
+    if array.shape != shape:
+        raise ValueError(
+            f"{argument} must have chunks of the shape that Dask expects, {shape}, "
+            f"got {array.shape}"
+        )
+    # floats may be rounded, but integers may not wrap around
+    if not np.can_cast(array.dtype, dtype, "same_kind" if dtype.kind in "fV" else "safe"):
+        raise TypeError(
+            f"{argument} must have chunks of its dtype, {dtype}, or of one that can be converted "
+            f"to it, got a chunk of {array.dtype}"
+        )
+    return readable(array.astype(dtype, copy=False))
 
 
 def without_empty_chunks(array: Any) -> Any:
@@ -157,9 +199,9 @@ class Graph:
                 needs[name] = {self._name}
             graph = HighLevelGraph(layers, needs)
         made = []
-        for name, (shape, _, dtype, _) in zip(names, buffers, strict=True):
-            more = tuple((size,) for size in shape[len(chunks) :])
-            meta = np.empty((0,) * len(shape), dtype_named(dtype))
+        for name, buffer in zip(names, buffers, strict=True):
+            more = tuple((size,) for size in buffer.shape[len(chunks) :])
+            meta = np.empty((0,) * len(buffer.shape), dtype_named(buffer.dtype))
             made.append(da.Array(graph, name, (*chunks, *more), meta=meta))
         return made
 
@@ -176,8 +218,7 @@ def _run(run: Any, how: Any, grids: Sequence[Position], *pieces: Array) -> Any:
 def _joined(pieces: Sequence[Array], grid: Position) -> Array:
     """Join pieces in row-major order to one array that the kernels can read.
 
-    Pieces from another process may be unaligned, and a chunk may have another byte order than the
-    dtype of its array.
+    Pieces from another process may be unaligned.
     """
     pieces = [*map(readable, pieces)]
     for axis in reversed(range(len(grid))):

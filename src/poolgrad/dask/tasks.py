@@ -61,7 +61,7 @@ def gradient(
     size = list(shape)
     for axis, segment in zip(chunk, segments, strict=True):
         size[axis] = segment.inputs[1] - segment.inputs[0]
-    like = np.empty(size, front.dtype_named(dtype))
+    like = front.placeholder(tuple(size), front.dtype_named(dtype))
     local = replace(request, x=like, spec=_sliced(request, segments))
     ready = front.prepared(local, like)
     part = front.allocate(ready.input)
@@ -101,9 +101,9 @@ def _laid_out(array: Array, order: Position) -> Array:
 
 
 def times(a: Array, b: Array) -> Array:
-    """Return the product, without warnings about overflow."""
+    """Return the product as a contiguous array, without warnings about overflow."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return a * b
+        return np.multiply(a, b, np.empty(b.shape, b.dtype))
 
 
 def summed(a: Array, axis: Any, keepdims: bool) -> Array:

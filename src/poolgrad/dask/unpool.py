@@ -37,10 +37,6 @@ class Unpooling:
     request : Request
         The call of a public function.
 
-    Attributes
-    ----------
-    y : dask.array.Array
-        The output.
     """
 
     def __init__(self, request: Request) -> None:
@@ -52,13 +48,17 @@ class Unpooling:
             indices = da.asarray(front.asarray(indices, name="indices"))
         indices = asarray("indices", indices)
         arguments.check_indices(indices.dtype, indices.shape, x.shape)
-        self._pooled, self._x = layout.pooled, x
+        self._layout, self._x, self._indices = layout, x, indices.rechunk(x.chunks)
         outs = dict(zip(layout.pooled, layout.window.axes, strict=True))
-        chunks = tuple(
+        self._chunks = tuple(
             _scaled(c, outs[a].size, outs[a].out) if a in outs else c
             for a, c in enumerate(x.chunks)
         )
-        self.y, self._owners = _scatter(x, indices.rechunk(x.chunks), chunks, self._pooled, 0)
+
+    def forward(self, sources: bool = False) -> list[Any]:
+        """Return the output and, with `sources`, the flat position of the source of each output."""
+        how = self._chunks, self._layout.pooled, 0, sources
+        return _scatter(self._x, self._indices, *how)
 
     def parameters(self, gy: Any, residual: Sequence[Any]) -> dict[str, Any]:
         """Return an empty dict: unpooling has no learned parameter."""
@@ -66,8 +66,9 @@ class Unpooling:
 
     def gradient(self, gy: Any, residual: Sequence[Any]) -> Any:
         """Return the gradient of the input: each value of `gy` goes to the source of the output."""
-        given = cotangent(gy, self.y.shape, self.y.dtype.name).rechunk(self.y.chunks)
-        return _scatter(given, self._owners, self._x.chunks, self._pooled, -1)[0]
+        layout, (sources,) = self._layout, residual
+        given = cotangent(gy, layout.out_shape, layout.out_dtype).rechunk(self._chunks)
+        return _scatter(given, sources, self._x.chunks, layout.pooled, -1, False)[0]
 
 
 def _scaled(chunks: Sequence[int], size: int, out: int) -> tuple[int, ...]:
@@ -77,13 +78,13 @@ def _scaled(chunks: Sequence[int], size: int, out: int) -> tuple[int, ...]:
 
 
 def _scatter(
-    values: Any, indices: Any, chunks: Chunks, pooled: tuple[int, ...], least: int
-) -> tuple[Any, Any]:
-    """Return the values at their indices, among zeros, and the source of each, or -1.
+    values: Any, indices: Any, chunks: Chunks, pooled: tuple[int, ...], least: int, sources: bool
+) -> list[Any]:
+    """Return the values at their indices, among zeros; with `sources` also their sources, or -1.
 
     The last of several values with one index is kept. `least` is the lowest index; -1 means none.
     """
-    name = "unpool-" + tokenize(values.name, indices.name, chunks, pooled)
+    name = "unpool-" + tokenize(values.name, indices.name, chunks, pooled, sources)
     sizes = tuple(values.shape[a] for a in pooled)
     outs = tuple(sum(chunks[a]) for a in pooled)
     bounds = tuple(tuple(np.cumsum((0, *chunks[a]))) for a in pooled)
@@ -94,9 +95,9 @@ def _scatter(
     for at in np.ndindex(*map(len, values.chunks)):
         key = (f"{name}-deal", *at)
         begins = tuple(sum(values.chunks[a][: at[a]]) for a in pooled)
-        sources = TaskRef((values.name, *at)), TaskRef((indices.name, *at))
+        read = TaskRef((values.name, *at)), TaskRef((indices.name, *at))
         how = (pooled, begins, sizes, outs, bounds, least)
-        distributing[key] = Task(key, _distribute, how, *sources)
+        distributing[key] = Task(key, _distribute, how, *read)
         for k, target in enumerate(targets):
             part = (f"{name}-distributed", *at, *target)
             distributed[part] = Task(part, getitem, TaskRef(key), k)
@@ -108,7 +109,7 @@ def _scatter(
             for source in np.ndindex(*(len(values.chunks[a]) for a in pooled))
         ]
         key = (f"{name}-position", *at)
-        kind = (shape, pooled, values.dtype.name)
+        kind = (shape, pooled, values.dtype.name, sources)
         assembling[key] = Task(key, _assemble, kind, *map(TaskRef, own))
     graph = HighLevelGraph.from_collections(
         f"{name}-deal", distributing, dependencies=[values, indices]
@@ -118,15 +119,15 @@ def _scatter(
     placed = f"{name}-position"
     layers |= {f"{name}-distributed": distributed, placed: assembling}
     needs |= {f"{name}-distributed": {f"{name}-deal"}, placed: {f"{name}-distributed"}}
-    for k in range(2):
+    dtypes = (values.dtype, np.dtype(np.int64))[: 1 + sources]
+    for k in range(len(dtypes)):
         layers[f"{name}-{k}"] = picked(f"{name}-{k}", placed, k, chunks)
         needs[f"{name}-{k}"] = {placed}
     graph = HighLevelGraph(layers, needs)
-    y, owners = (
+    return [
         da.Array(graph, f"{name}-{k}", chunks, meta=np.empty((0,) * values.ndim, dtype))
-        for k, dtype in enumerate((values.dtype, np.int64))
-    )
-    return y, owners
+        for k, dtype in enumerate(dtypes)
+    ]
 
 
 def _replaced(position: Position, axes: tuple[int, ...], values: Position) -> Position:
@@ -175,20 +176,18 @@ def _distribute(how: tuple[Any, ...], values: Array, indices: Array) -> list[_Pa
     return distributed
 
 
-def _assemble(how: tuple[Any, ...], *parts: _Part) -> tuple[Array, Array]:
-    """Return one chunk of the output, and the source of each of its elements."""
-    shape, pooled, dtype = how
+def _assemble(how: tuple[Any, ...], *parts: _Part) -> list[Array]:
+    """Return one chunk of the output and, if requested, the source of each of its elements."""
+    shape, pooled, dtype, with_sources = how
     planes, positions, values, sources = (np.concatenate(c) for c in zip(*parts, strict=True))
     order = np.argsort(sources, kind="stable")  # the last is kept
     inner = [shape[a] for a in pooled]
     outer = [s for a, s in enumerate(shape) if a not in pooled]
     made = []
-    for column, empty in (
-        (values, np.zeros((), front.dtype_named(dtype))),
-        (sources, np.array(-1)),
-    ):
+    columns = (values, np.zeros((), front.dtype_named(dtype))), (sources, np.array(-1))
+    for column, empty in columns[: 1 + with_sources]:
         flat = np.full((math.prod(outer), math.prod(inner)), empty)
         flat[planes[order], positions[order]] = column[order]
         last = range(len(shape) - len(pooled), len(shape))
         made.append(np.moveaxis(flat.reshape(*outer, *inner), last, pooled))
-    return made[0], made[1]
+    return made

@@ -7,6 +7,7 @@ on a device stay there.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -213,9 +214,11 @@ class Pullback:
     def __init__(self, call: _Call, residual: tuple[Any, ...]) -> None:
         self._call, self._residual = call, residual
         # Copies, because the caller may change the arrays.
-        self._x = call.xp.asarray(call.request.x, copy=True) if call.operator.nonlinear else None
-        given = call.operand
+        x, given = call.request.x, call.operand
+        self._x = call.xp.asarray(x, copy=True) if call.operator.nonlinear else None
         self._operand = None if given is None else call.xp.asarray(given, copy=True)
+        # The caller's arrays are not kept alive.
+        call.request, call.operand = replace(call.request, x=None, operands=()), None
 
     def __call__(self, gy: Any) -> Any:
         """Compute the gradient of the input.
