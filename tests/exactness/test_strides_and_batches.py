@@ -134,7 +134,8 @@ def test_bits_of_broadcast_arrays_are_those_of_their_copies(
         view = np.broadcast_to(x.take([0], axis), shape)
         one, two = results(call, view, None), results(call, view.copy(), None)
         assert equal(one, two), axis
-        assert [a.strides for a in one] == [a.strides for a in two]
+        if name != "lip_pool2d":  # NumPy's arithmetic determines the format of its output
+            assert [a.strides for a in one] == [a.strides for a in two]
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
