@@ -50,10 +50,10 @@ def test_arrays_that_do_not_fit_the_plan(arrays: dict[str, Any], message: str) -
 
 
 class Elsewhere:
-    """An object with a tensor's attributes, which names an address that it does not own."""
+    """An object with a tensor's attributes, which could name any address."""
 
     is_cpu, itemsize, ndim = True, 4, 3
-    data_ptr, is_neg = lambda self: 16, lambda self: False
+    data_ptr, is_neg = lambda self: X.ctypes.data, lambda self: False
     size, stride = lambda self: X.shape, lambda self: (48, 8, 1)
 
 
