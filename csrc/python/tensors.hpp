@@ -65,7 +65,7 @@ class TensorReader {
     is_neg_ = type_.attr("is_neg");
     storage_ = type_.attr("untyped_storage");
     storage_address_ = storage_type.attr("data_ptr");
-    without_torch_function_ = torch.attr("_C").attr("_disabled_torch_function_impl");
+    without_torch_function_ = torch.attr("nn").attr("Parameter").attr("__torch_function__");
     if (by_exchange) {
       export_ = export_function();
       if (!export_) throw nb::type_error("this PyTorch has no exchange functions of DLPack");
