@@ -1,5 +1,5 @@
-// Reads the arguments of kernels: arrays from Python (objects with the buffer protocol, tensors
-// that DLPack exports, or tensors with `data_ptr()` and `stride()`) or from XLA, and enums by name.
+// Reads the arguments of kernels: arrays from Python (objects with the buffer protocol, or tensors
+// of PyTorch) or from XLA, and enums by name.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,69 +12,12 @@
 #include <utility>
 
 #include "kernels.hpp"
-#include "third_party/dlpack/dlpack.h"
+#include "python/tensors.hpp"
 
 namespace nb = nanobind;
 
 namespace poolgrad {
 namespace {
-
-// Fills a DLTensor that borrows the memory of a tensor; 0, or else a Python error is set.
-using DLTensorExport = DLPackDLTensorFromPyObjectNoSync;
-
-inline char* first_element(const DLTensor& tensor) {
-  return static_cast<char*>(tensor.data) + tensor.byte_offset;
-}
-
-// Bytes of an element.
-inline i64 element_size(const DLTensor& tensor) {
-  return i64{tensor.dtype.bits} / 8 * tensor.dtype.lanes;
-}
-
-// Bytes from the first element to the end of the last one.
-inline i64 extent(const DLTensor& tensor) {
-  i64 last = 0;
-  for (int a = 0; a < tensor.ndim; ++a) {
-    if (tensor.shape[a] == 0) return 0;
-    last += (tensor.shape[a] - 1) * tensor.strides[a];
-  }
-  return (last + 1) * element_size(tensor);
-}
-
-// The export function of the tensors of a type; null if the type offers none.
-inline DLTensorExport export_function_of(PyObject* type) {
-  static PyObject* const attribute = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
-  static PyObject* cached_type = nullptr;  // most arrays of a process are of one type
-  static DLTensorExport cached = nullptr;
-  if (type == cached_type) return cached;
-  DLTensorExport found = nullptr;
-  PyObject* capsule = PyObject_GetAttr(type, attribute);
-  if (capsule) {
-    const auto* api =
-        static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-    if (api && api->header.version.major == DLPACK_MAJOR_VERSION) {
-      found = api->dltensor_from_py_object_no_sync;
-    }
-    Py_DECREF(capsule);
-  }
-  PyErr_Clear();
-  Py_INCREF(type);
-  Py_XDECREF(cached_type);
-  cached_type = type;
-  return cached = found;
-}
-
-// False if the tensor cannot be exported or is not in this machine's memory.
-inline bool export_tensor(DLTensorExport function, nb::handle tensor, DLTensor& to) {
-  if (function(tensor.ptr(), &to) != 0) {
-    PyErr_Clear();
-    return false;
-  }
-  if (to.device.device_type != kDLCPU || to.ndim > kMaxAxes) return false;
-  i64 elements = 1;
-  for (int a = 0; a < to.ndim; ++a) elements *= to.shape[a];
-  return (to.strides || to.ndim == 0) && (to.data || elements == 0);
-}
 
 // The layout of an array as a Python bytes object, which is part of the key of a call.
 class LayoutKey {
@@ -90,16 +33,34 @@ class LayoutKey {
   int count_ = 0;
 };
 
-// Dtype, shape and strides of a tensor; null if it is not aligned to the size of its elements.
-inline PyObject* layout_key_of_tensor(const DLTensor& exported) {
+// Whether a tensor is aligned to the size of its elements.
+inline bool is_aligned(const DLTensor& exported) {
   const auto size = static_cast<std::uintptr_t>(element_size(exported));
-  if (size == 0 || reinterpret_cast<std::uintptr_t>(first_element(exported)) % size) return nullptr;
+  return size > 0 && reinterpret_cast<std::uintptr_t>(first_element(exported)) % size == 0;
+}
+
+// Dtype, shape and strides of a tensor.
+inline PyObject* layout_key_of_tensor(const DLTensor& exported) {
   const DLDataType dtype = exported.dtype;
   LayoutKey key;
   key.add(dtype.code | dtype.bits << 8 | i64{dtype.lanes} << 16);
   for (int a = 0; a < exported.ndim; ++a) key.add(exported.shape[a]);
   for (int a = 0; a < exported.ndim; ++a) key.add(exported.strides[a]);
   return key.bytes();
+}
+
+// Whether a buffer states its axes. Objects that break the buffer protocol may state no shape.
+inline bool has_axes(const Py_buffer& buffer) {
+  return buffer.itemsize > 0 && buffer.ndim >= 0 && buffer.ndim <= kMaxAxes &&
+         (buffer.shape || buffer.ndim == 0) && !buffer.suboffsets;
+}
+
+// The stride of an axis in bytes. Arrays of ctypes, which are C-contiguous, state none.
+inline i64 stride_of(const Py_buffer& buffer, int axis) {
+  if (buffer.strides) return buffer.strides[axis];
+  i64 stride = buffer.itemsize;
+  for (int a = axis + 1; a < buffer.ndim; ++a) stride *= buffer.shape[a];
+  return stride;
 }
 
 // Size of an element, shape and strides of an array with the buffer protocol; null unless its
@@ -111,14 +72,15 @@ inline PyObject* layout_key_of_buffer(nb::handle array) {
     return nullptr;
   }
   const Py_ssize_t size = buffer.itemsize;
-  bool aligned = size > 0 && buffer.ndim <= kMaxAxes &&
+  bool aligned = has_axes(buffer) &&
                  reinterpret_cast<std::uintptr_t>(buffer.buf) % static_cast<std::size_t>(size) == 0;
   LayoutKey key;
   key.add(size);
   for (int a = 0; aligned && a < buffer.ndim; ++a) key.add(buffer.shape[a]);
   for (int a = 0; aligned && a < buffer.ndim; ++a) {
-    key.add(buffer.strides[a]);
-    aligned = buffer.strides[a] % size == 0;
+    const i64 stride = stride_of(buffer, a);
+    key.add(stride);
+    aligned = stride % size == 0;
   }
   PyBuffer_Release(&buffer);
   return aligned ? key.bytes() : nullptr;
@@ -134,14 +96,6 @@ inline constexpr i64 kMaxElements = std::numeric_limits<i64>::max() / 8;  // of 
 inline i64 product(i64 a, i64 b, i64 most = kMaxElements) {
   require(b == 0 || a <= most / b, "a size is too large");
   return a * b;
-}
-
-// Calls a method without arguments; `name` is an interned string.
-inline nb::object call_method(nb::handle object, PyObject* name) {
-  PyObject* self = object.ptr();
-  PyObject* result = PyObject_VectorcallMethod(name, &self, 1, nullptr);
-  if (!result) throw nb::python_error();
-  return nb::steal(result);
 }
 
 // A C-contiguous array that XLA owns. An operand is only read, a result only written.
@@ -195,7 +149,7 @@ class Array {
       if (source.xla()) read_xla(*source.xla());
       else if (PyObject_CheckBuffer(object.ptr())) read_buffer(object);
       else read_tensor(object);
-      require(data_ || elements() == 0, "an array has no memory: its storage was freed");
+      require(data_ || elements_ == 0, "an array has no memory: its storage was freed");
       require(reinterpret_cast<std::uintptr_t>(data_) % itemsize == 0,
               "an array is not aligned to the size of its items");
     } catch (...) {
@@ -219,7 +173,7 @@ class Array {
   // The memory of a C-contiguous array of this shape. Null if it has no elements.
   char* contiguous(const std::vector<i64>& shape) const {
     require(present_ && has_shape(shape), "an array has another shape than planned");
-    if (elements() == 0) return nullptr;
+    if (elements_ == 0) return nullptr;
     i64 step = 1;
     for (int a = rank_; a-- > 0; step *= shape_[a]) {
       require(shape_[a] == 1 || strides_[a] == step, "an array is not contiguous");
@@ -231,7 +185,7 @@ class Array {
   // given.
   char* dense(i64 bytes) const {
     if (!present_) return nullptr;
-    const i64 count = elements();
+    const i64 count = elements_;
     require(count * itemsize_ >= bytes, "an array is smaller than planned");
     require(count == 0 || is_dense(count), "an array is not dense");
     return data_;
@@ -253,52 +207,36 @@ class Array {
     owns_buffer_ = true;
     data_ = static_cast<char*>(buffer_.buf);
     check_itemsize(buffer_.itemsize);
+    require(has_axes(buffer_), "an array states no shape, or has too many axes");
     for (int a = 0; a < buffer_.ndim; ++a) {
-      require(buffer_.strides[a] % itemsize_ == 0,
-              "an array's strides are no multiples of its item size");
-      add_axis(buffer_.shape[a], buffer_.strides[a] / itemsize_);
+      const i64 stride = stride_of(buffer_, a);
+      require(stride % itemsize_ == 0, "an array's strides are no multiples of its item size");
+      add_axis(buffer_.shape[a], stride / itemsize_);
     }
   }
 
   void read_tensor(nb::handle tensor) {
-    const DLTensorExport function = export_function_of(tensor.type().ptr());
-    DLTensor exported;
-    if (function) {
-      require(export_tensor(function, tensor, exported), "an array has no memory on the CPU");
-      check_itemsize(element_size(exported));
-      data_ = first_element(exported);
-      for (int a = 0; a < exported.ndim; ++a) add_axis(exported.shape[a], exported.strides[a]);
-      return;
+    const TensorReader& reader = TensorReader::of(tensor);
+    ExportedTensor exported;
+    require(reader.read(tensor, exported), "a tensor has no memory on the CPU");
+    check_itemsize(element_size(exported));
+    if (!CheckedTensors::contain(tensor, exported)) {
+      const char* refusal = reader.refusal(tensor, exported);
+      require(!refusal, refusal);
     }
-    // PyTorch before 2.10
-    require(nb::cast<bool>(tensor.attr("is_cpu")), "an array has no memory on the CPU");
-    check_itemsize(nb::cast<i64>(tensor.attr("itemsize")));
-    static PyObject* const data_ptr = PyUnicode_InternFromString("data_ptr");
-    static PyObject* const size = PyUnicode_InternFromString("size");
-    static PyObject* const stride = PyUnicode_InternFromString("stride");
-    data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(call_method(tensor, data_ptr)));
-    const nb::tuple sizes = nb::cast<nb::tuple>(call_method(tensor, size)),
-                    strides = nb::cast<nb::tuple>(call_method(tensor, stride));
-    require(sizes.size() == strides.size(), "an array has another rank");
-    for (std::size_t a = 0; a < sizes.size(); ++a) {
-      add_axis(nb::cast<i64>(sizes[a]), nb::cast<i64>(strides[a]));
-    }
+    data_ = first_element(exported);
+    for (int a = 0; a < exported.ndim; ++a) add_axis(exported.shape[a], exported.strides[a]);
   }
 
   void add_axis(i64 size, i64 stride) {
     require(rank_ < kMaxAxes, "an array has too many axes");
+    require(!__builtin_mul_overflow(elements_, size, &elements_), "an array is too large");
     shape_[rank_] = size;
     strides_[rank_++] = stride;
   }
 
   void check_itemsize(i64 itemsize) const {
     require(itemsize == itemsize_, "an array has items of another size than planned");
-  }
-
-  i64 elements() const {
-    i64 count = 1;
-    for (int a = 0; a < rank_; ++a) count *= shape_[a];
-    return count;
   }
 
   bool is_dense(i64 count) const {
@@ -323,6 +261,7 @@ class Array {
   i64 itemsize_;
   bool writable_;
   int rank_ = 0;
+  i64 elements_ = 1;
   i64 shape_[kMaxAxes], strides_[kMaxAxes];
 };
 

@@ -15,6 +15,11 @@ nb::object xla_handler();
 namespace {
 
 int block_buffer(PyObject* self, Py_buffer* view, int flags) {
+  if (!nb::inst_ready(self)) {  // made by __new__ alone, as copy.copy does
+    PyErr_SetString(PyExc_BufferError, "the block is not initialised");
+    view->obj = nullptr;
+    return -1;
+  }
   const CachedBlock* block = nb::inst_ptr<CachedBlock>(self);
   return PyBuffer_FillInfo(view, self, block->data(), static_cast<Py_ssize_t>(block->bytes()), 0,
                            flags);
@@ -81,15 +86,16 @@ NB_MODULE(_kernels_of_main, m) {
   });
   nb::class_<TensorSpec>(m, "TensorSpec")
       .def(nb::init<nb::type_object, nb::tuple, nb::tuple, nb::tuple, nb::tuple,
-                    std::optional<std::string>, nb::tuple>(),
+                    const std::string&>(),
            nb::arg("type"), nb::arg("parts"), nb::arg("required"), nb::arg("global_state"),
-           nb::arg("required_state"), nb::arg("protocol") = nb::none(),
-           nb::arg("storage") = nb::tuple())
+           nb::arg("required_state"), nb::arg("protocol"))
       .def("key", &TensorSpec::key, nb::arg("args"), nb::arg("kwargs"))
       .def("call", &TensorSpec::call, nb::arg("cache"), nb::arg("args"), nb::arg("kwargs"))
       .def("parts", &TensorSpec::parts, nb::arg("array"))
       .def("is_supported", &TensorSpec::is_supported, nb::arg("array"))
-      .def("have_parts", &TensorSpec::have_parts, nb::arg("arrays"), nb::arg("parts"));
+      .def("have_parts", &TensorSpec::have_parts, nb::arg("arrays"), nb::arg("parts"))
+      .def("call_with", &TensorSpec::call_with, nb::arg("function"), nb::arg("arrays"),
+           nb::arg("parts"));
   nb::class_<BoundCalls>(m, "BoundCalls")
       .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object, std::size_t>(), nb::arg("calls"),
            nb::arg("placeholders"), nb::arg("allocators"), nb::arg("threads"), nb::arg("returned"))

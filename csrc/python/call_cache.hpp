@@ -2,12 +2,12 @@
 // other arguments.
 #pragma once
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "python/arrays.hpp"
@@ -61,25 +61,21 @@ class TupleBuilder {
 //   state.
 // - required: (property of the array, required value): a call with another value, or an error, has
 //   no key; required_state: (property of the global state, required value).
-// - protocol: how the layout of an array is read, which is the first part of the key: "by exchange"
-//   (DLPack) or "by buffer"; None: by `parts`.
-// - storage: with "by exchange": functions of a tensor that return its storage and its offset in
-//   there in elements, and one of the storage that returns its bytes. A tensor whose storage was
-//   shrunk has no key.
+// - protocol: how the layout of an array is read, which is the first part of the key: "by buffer",
+//   or, of tensors of PyTorch, "by exchange" (DLPack) or "by attributes", where the dtype must be
+//   among `parts`. A tensor whose storage does not hold all its elements has no key.
 class TensorSpec {
  public:
   TensorSpec(nb::type_object type, const nb::tuple& parts, const nb::tuple& required,
              const nb::tuple& global_state, const nb::tuple& required_state,
-             const std::optional<std::string>& protocol, const nb::tuple& storage)
-      : type_(std::move(type)),
-        parts_(list_of(parts)),
-        global_state_(list_of(global_state)),
-        storage_(list_of(storage)) {
-    has_buffer_ = protocol == "by buffer";
-    if (protocol == "by exchange") export_ = export_function_of(type_.ptr());
-    if (protocol && !has_buffer_ && !export_)
-      throw nb::type_error("arrays of this type do not support this protocol");
-    if (storage_.size() != (export_ ? 3 : 0)) throw nb::value_error("storage is for exports");
+             const std::string& protocol)
+      : type_(std::move(type)), parts_(list_of(parts)), global_state_(list_of(global_state)) {
+    if (protocol == "by exchange" || protocol == "by attributes") {
+      reader_.emplace(protocol == "by exchange");
+      require(type_.is(reader_->type()), "this protocol is for tensors of PyTorch");
+    } else {
+      require(protocol == "by buffer", "no such protocol");
+    }
     for (nb::handle pair : required) required_.push_back(requirement(pair));
     for (nb::handle pair : required_state) required_state_.push_back(requirement(pair));
   }
@@ -87,10 +83,59 @@ class TensorSpec {
   // A tuple that is equal for two calls only if they differ in nothing but the elements of the
   // array, their first argument. None if a call has no key.
   nb::object key(const nb::tuple& args, const nb::dict& kwargs) const {
+    CheckedTensors checked_tensors;
+    return key_of(args, kwargs, checked_tensors);
+  }
+
+  // Looks the key of this call up in the cache and calls the cached function with the array.
+  // Returns None if the cache has no entry.
+  nb::object call(const nb::dict& cache, const nb::tuple& args, const nb::dict& kwargs) const {
+    CheckedTensors checked_tensors;
+    nb::object call_key = key_of(args, kwargs, checked_tensors);
+    if (call_key.is_none()) return call_key;
+    PyObject* found = PyDict_GetItemWithError(cache.ptr(), call_key.ptr());
+    if (!found && PyErr_Occurred()) throw nb::python_error();
+    if (!found) return nb::none();
+    const nb::object function = nb::borrow(found);  // the cache may drop it during the call
+    return value_of(function, args[0]);
+  }
+
+  // The parts of the key that an array determines; None if it has no key.
+  nb::object parts(nb::handle array) const {
+    TupleBuilder key;
+    CheckedTensors checked_tensors;
+    return has_required_properties(array) && add_parts(array, key, checked_tensors) ? key.tuple()
+                                                                                    : nb::none();
+  }
+
+  // Whether the fast path accepts this array; the size of its storage is not checked.
+  bool is_supported(nb::handle array) const {
+    ExportedTensor exported;
+    return has_required_state() && has_required_properties(array) &&
+           (!reader_ || (has_memory(array, exported) && !reader_->is_negated(array)));
+  }
+
+  // Whether each array has the given key parts; None accepts any array that has a key.
+  bool have_parts(const nb::tuple& arrays, const nb::tuple& parts) const {
+    CheckedTensors checked_tensors;
+    return all_have_parts(arrays, parts, checked_tensors);
+  }
+
+  // Calls the function with the arrays if each has the given key parts; returns None otherwise.
+  nb::object call_with(const nb::object& function, const nb::tuple& arrays,
+                       const nb::tuple& parts) const {
+    CheckedTensors checked_tensors;
+    if (!all_have_parts(arrays, parts, checked_tensors)) return nb::none();
+    return checked(PyObject_CallObject(function.ptr(), arrays.ptr()));
+  }
+
+ private:
+  nb::object key_of(const nb::tuple& args, const nb::dict& kwargs,
+                    CheckedTensors& checked_tensors) const {
     if (args.empty() || !has_required_properties(args[0]) || !has_required_state())
       return nb::none();
     TupleBuilder key;
-    if (!add_parts(args[0], key)) return nb::none();
+    if (!add_parts(args[0], key, checked_tensors)) return nb::none();
     for (const nb::object& state : global_state_) {
       if (!key.take(value_of(state).release().ptr())) return nb::none();
     }
@@ -108,42 +153,6 @@ class TensorSpec {
     return key.tuple();
   }
 
-  // Looks the key of this call up in the cache and calls the cached function with the array.
-  // Returns None if the cache has no entry.
-  nb::object call(const nb::dict& cache, const nb::tuple& args, const nb::dict& kwargs) const {
-    nb::object call_key = key(args, kwargs);
-    if (call_key.is_none()) return call_key;
-    PyObject* found = PyDict_GetItemWithError(cache.ptr(), call_key.ptr());
-    if (!found && PyErr_Occurred()) throw nb::python_error();
-    if (!found) return nb::none();
-    const nb::object function = nb::borrow(found);  // the cache may drop it during the call
-    return value_of(function, args[0]);
-  }
-
-  // The parts of the key that an array determines; None if it has no key.
-  nb::object parts(nb::handle array) const {
-    TupleBuilder key;
-    return has_required_properties(array) && add_parts(array, key) ? key.tuple() : nb::none();
-  }
-
-  // Whether the fast path accepts this array; the size of its storage is not checked.
-  bool is_supported(nb::handle array) const {
-    DLTensor exported;
-    return has_required_state() && has_required_properties(array) &&
-           (!export_ || has_memory(array, exported));
-  }
-
-  // Whether each array has the given key parts; None accepts any array that has a key.
-  bool have_parts(const nb::tuple& arrays, const nb::tuple& parts) const {
-    if (arrays.size() != parts.size() || !has_required_state()) return false;
-    for (std::size_t a = 0; a < arrays.size(); ++a) {
-      if (!has_required_properties(arrays[a])) return false;
-      if (!has_parts(arrays[a], parts[a])) return false;
-    }
-    return true;
-  }
-
- private:
   struct Requirement {
     nb::object property, value;
   };
@@ -158,10 +167,6 @@ class TensorSpec {
     return {nb::borrow(both[0]), nb::borrow(both[1])};
   }
 
-  static nb::object checked(PyObject* value) {
-    if (!value) throw nb::python_error();
-    return nb::steal(value);
-  }
   static nb::object value_of(const nb::object& property, nb::handle array) {
     if (PyUnicode_Check(property.ptr())) {
       return checked(PyObject_GetAttr(array.ptr(), property.ptr()));
@@ -188,10 +193,19 @@ class TensorSpec {
     return result == 1;
   }
 
-  bool add_parts(nb::handle array, TupleBuilder& key) const {
-    if (has_buffer_ && !key.take(layout_key_of_buffer(array))) return false;
-    DLTensor exported;
-    if (export_ && !(exports(array, exported) && key.take(layout_key_of_tensor(exported)))) {
+  bool all_have_parts(const nb::tuple& arrays, const nb::tuple& parts,
+                      CheckedTensors& checked_tensors) const {
+    if (arrays.size() != parts.size() || !has_required_state()) return false;
+    for (std::size_t a = 0; a < arrays.size(); ++a) {
+      if (!has_required_properties(arrays[a])) return false;
+      if (!has_parts(arrays[a], parts[a], checked_tensors)) return false;
+    }
+    return true;
+  }
+
+  bool add_parts(nb::handle array, TupleBuilder& key, CheckedTensors& checked_tensors) const {
+    if (reader_ ? !add_tensor(array, &key, checked_tensors)
+                : !key.take(layout_key_of_buffer(array))) {
       return false;
     }
     for (const nb::object& part : parts_) {
@@ -199,27 +213,24 @@ class TensorSpec {
     }
     return true;
   }
-  bool has_parts(nb::handle array, nb::handle expected) const {
-    DLTensor exported;
-    if (expected.is_none()) return !export_ || exports(array, exported);
+  bool has_parts(nb::handle array, nb::handle expected, CheckedTensors& checked_tensors) const {
+    if (expected.is_none()) return !reader_ || add_tensor(array, nullptr, checked_tensors);
     TupleBuilder key;
-    return add_parts(array, key) && equal(key.tuple(), expected);
+    return add_parts(array, key, checked_tensors) && equal(key.tuple(), expected);
   }
 
-  // Whether a tensor has memory; placeholders (fake and meta tensors) have none.
-  bool has_memory(nb::handle tensor, DLTensor& exported) const {
-    return export_tensor(export_, tensor, exported) && exported.data;
+  // Whether the kernels can read a tensor: it is aligned, and its storage holds all elements. Adds
+  // its layout to the key, if there is one.
+  bool add_tensor(nb::handle tensor, TupleBuilder* key, CheckedTensors& checked_tensors) const {
+    ExportedTensor exported;
+    if (!has_memory(tensor, exported) || !is_aligned(exported)) return false;
+    if (reader_->refusal(tensor, exported)) return false;
+    checked_tensors.add(tensor, exported);
+    return !key || key->take(layout_key_of_tensor(exported));
   }
-  // Whether the kernels can read a tensor: it is aligned and its storage holds all elements.
-  // Storages can be shrunk. A zero tensor has no storage: its address is its offset.
-  bool exports(nb::handle tensor, DLTensor& exported) const {
-    const i64 size = has_memory(tensor, exported) ? element_size(exported) : 0;
-    if (size == 0) return false;
-    const nb::object bytes = value_of(storage_[2], value_of(storage_[0], tensor));
-    const i64 offset = nb::cast<i64>(value_of(storage_[1], tensor)), held = nb::cast<i64>(bytes);
-    const i64 address = reinterpret_cast<std::intptr_t>(first_element(exported));
-    return address % size == 0 && address != offset * size &&
-           held >= offset * size + extent(exported);
+  // Whether a tensor has memory; placeholders (fake and meta tensors) have none.
+  bool has_memory(nb::handle tensor, ExportedTensor& exported) const {
+    return reader_->read(tensor, exported) && exported.data;
   }
 
   bool has_required_properties(nb::handle array) const {
@@ -265,10 +276,39 @@ class TensorSpec {
   }
 
   nb::object type_;
-  DLTensorExport export_ = nullptr;
-  bool has_buffer_ = false;
-  std::vector<nb::object> parts_, global_state_, storage_;
+  std::optional<TensorReader> reader_;  // none: the buffer protocol
+  std::vector<nb::object> parts_, global_state_;
   std::vector<Requirement> required_, required_state_;
+};
+
+// A function without arguments that allocates an array.
+class Allocator {
+ public:
+  // A `functools.partial` is taken apart: its own calls copy its keywords, and its members can be
+  // replaced.
+  explicit Allocator(nb::handle function) : function_(nb::borrow(function)) {
+    const nb::object partial = nb::module_::import_("functools").attr("partial");
+    if (!function.type().is(partial)) return;
+    function_ = function.attr("func");
+    arguments_ = nb::cast<nb::tuple>(function.attr("args"));
+    keywords_ = nb::cast<nb::dict>(function.attr("keywords").attr("copy")());
+    if (TensorReader::is_allocation(function_)) tensors_ = TensorReader::usual();
+  }
+
+  // Adds a new tensor to the checked ones: its storage holds all its elements.
+  nb::object call(CheckedTensors& checked_tensors) const {
+    if (!arguments_) return checked(PyObject_CallNoArgs(function_.ptr()));
+    nb::object array = checked(PyObject_Call(function_.ptr(), arguments_.ptr(), keywords_.ptr()));
+    ExportedTensor exported;
+    if (tensors_ && tensors_->is_plain(array) && tensors_->read(array, exported)) {
+      checked_tensors.add(array, exported);
+    }
+    return array;
+  }
+
+ private:
+  nb::object function_, arguments_, keywords_;
+  const TensorReader* tensors_ = nullptr;  // unless the function allocates other arrays
 };
 
 // A recorded sequence of kernel calls, which is run with other arrays of the same layout.
@@ -280,7 +320,7 @@ class BoundCalls {
   BoundCalls(const nb::tuple& calls, const nb::tuple& placeholders, const nb::tuple& allocators,
              nb::object threads, std::size_t returned)
       : threads_(std::move(threads)), returned_(returned) {
-    for (nb::handle allocator : allocators) allocators_.push_back(nb::borrow(allocator));
+    for (nb::handle allocator : allocators) allocators_.emplace_back(allocator);
     if (returned < 1 || returned > allocators.size()) {
       throw nb::value_error("another number of results is needed");
     }
@@ -303,7 +343,10 @@ class BoundCalls {
     nb::object filled[kMaxArguments];
     std::size_t at = 0;
     for (nb::handle array : arrays) filled[at++] = nb::borrow(array);
-    for (const nb::object& allocator : allocators_) filled[at++] = called(allocator, nullptr, 0);
+    CheckedTensors checked_tensors;
+    for (const Allocator& allocator : allocators_) {
+      filled[at++] = allocator.call(checked_tensors);
+    }
     filled[at] = called(threads_, nullptr, 0);
     for (const Call& call : calls_) {
       nb::object lists[kMaxArguments];
@@ -329,6 +372,7 @@ class BoundCalls {
  private:
   static constexpr std::size_t kMaxArguments = 12;
 
+  // An argument: a placeholder, a value, or a list of both.
   struct Argument {
     int placeholder = -1;
     nb::object value;  // unless it is a placeholder
@@ -340,7 +384,7 @@ class BoundCalls {
     std::vector<Argument> arguments;
   };
 
-  static Argument argument(nb::handle from, const nb::tuple& placeholders) {
+  static Argument argument(nb::handle from, const nb::tuple& placeholders, bool is_item = false) {
     Argument result;
     for (std::size_t h = 0; h < placeholders.size(); ++h) {
       if (from.is(placeholders[h])) result.placeholder = static_cast<int>(h);
@@ -349,8 +393,9 @@ class BoundCalls {
     result.value = nb::borrow(from);
     if (PyList_Check(from.ptr())) {
       result.is_list = true;
+      if (is_item) throw nb::value_error("a list among the arguments contains a list");
       for (nb::handle item : nb::borrow<nb::list>(from)) {
-        result.items.push_back(argument(item, placeholders));
+        result.items.push_back(argument(item, placeholders, true));
       }
     }
     return result;
@@ -373,7 +418,7 @@ class BoundCalls {
   }
 
   nb::object threads_;
-  std::vector<nb::object> allocators_;
+  std::vector<Allocator> allocators_;
   std::size_t array_count_ = 0, returned_;
   std::vector<Call> calls_;
 };

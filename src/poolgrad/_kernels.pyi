@@ -33,8 +33,7 @@ class TensorSpec:
         required: tuple[tuple[_Getter, Any], ...],
         global_state: tuple[Callable[[], Any], ...],
         required_state: tuple[tuple[Callable[[], Any] | tuple[object, str], Any], ...],
-        protocol: Literal["by exchange", "by buffer"] | None = None,
-        storage: tuple[Callable[[Any], Any], ...] = (),
+        protocol: Literal["by exchange", "by attributes", "by buffer"],
     ) -> None: ...
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None: ...
     def call(
@@ -48,6 +47,12 @@ class TensorSpec:
     def have_parts(
         self, arrays: tuple[Any, ...], parts: tuple[tuple[Any, ...] | None, ...]
     ) -> bool: ...
+    def call_with(
+        self,
+        function: Callable[..., Any],
+        arrays: tuple[Any, ...],
+        parts: tuple[tuple[Any, ...] | None, ...],
+    ) -> Any: ...
 
 class BoundCalls:
     def __init__(

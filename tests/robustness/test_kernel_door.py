@@ -49,39 +49,188 @@ def test_arrays_that_do_not_fit_the_plan(arrays: dict[str, Any], message: str) -
         plan(X).kernels.select("max", given["x"], given["y"], given["routes"], False, None, 1)
 
 
-class OldTensor:
-    """The memory of an array, as PyTorch's tensors offer it before version 2.10."""
+class Elsewhere:
+    """An object with a tensor's attributes, which could name any address."""
 
-    def __init__(self, array: np.ndarray, is_cpu: bool = True) -> None:
-        self.array, self.is_cpu, self.itemsize = array, is_cpu, array.itemsize
-        self.data_ptr = lambda: array.ctypes.data
-        self.size = lambda: array.shape
-        self.stride = lambda: tuple(s // array.itemsize for s in array.strides)
+    is_cpu, itemsize, ndim = True, 4, 3
+    data_ptr, is_neg = lambda self: X.ctypes.data, lambda self: False
+    size, stride = lambda self: X.shape, lambda self: (48, 8, 1)
 
 
-def test_tensors_without_dlpack_are_checked_as_arrays_are() -> None:
-    y, expected = np.zeros_like(Y), poolgrad.max_pool2d(X, 2)
+@pytest.mark.parametrize("array", [Elsewhere(), object(), 16, [[1.0]]])
+def test_only_buffers_and_tensors_are_arrays(array: object) -> None:
     select = plan(X).kernels.select
-    select("max", OldTensor(X), OldTensor(y), None, False, None, 1)
-    assert (y == expected).all()
-    for tensor, message in [
-        (OldTensor(Y.astype(np.float16)), "items of another size"),  # would be overrun
-        (OldTensor(Y.astype(np.float64)), "items of another size"),
-        (OldTensor(Y, is_cpu=False), "no memory on the CPU"),
-    ]:
+    for arrays in [(array, Y), (X, array)]:
+        with pytest.raises(TypeError, match=r"buffer protocol or be a torch\.Tensor"):
+            select("max", *arrays, None, False, None, 1)
+
+
+CTYPES = """
+import ctypes, numpy as np
+from poolgrad import _kernels, max_pool2d
+from poolgrad import numpy as front
+x = np.arange(48, dtype=np.float32).reshape(6, 8)
+array, y = ((ctypes.c_float * 8) * 6).from_buffer(x), np.zeros((3, 4), np.float32)
+plan = front.prepared(max_pool2d.describe(x, 2), x).plan
+plan.kernels.select("max", array, y, None, False, None, 1)
+assert (y == max_pool2d(x, 2)).all()
+target = ((ctypes.c_float * 4) * 3)()
+plan.kernels.select("max", array, target, None, False, None, 1)
+assert (np.asarray(target) == y).all()
+spec = _kernels.TensorSpec(type(array), (), (), (), (), "by buffer")
+assert spec.parts(array) == (front.KIND.parts(x)[0],)
+"""
+
+
+def test_arrays_of_ctypes_which_state_no_strides() -> None:
+    assert_runs(CTYPES)
+
+
+# `exchange` is False for PyTorch before 2.10, whose tensors have no exchange functions.
+TENSORS = """
+import numpy as np, pytest, torch
+exchange = {exchange}
+if not exchange and hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    del torch.Tensor.__dlpack_c_exchange_api__
+import poolgrad
+from poolgrad import numpy as front
+from poolgrad.torch.arrays import kind
+n = 1000
+x = np.random.default_rng(0).standard_normal((n, n), np.float32)
+plan = front.prepared(poolgrad.max_pool2d.describe(x, 2), x).plan
+spec, expected = kind(exchange), poolgrad.max_pool2d(x, 2)
+
+def select(x, y):
+    plan.kernels.select("max", x, y, None, False, None, 1)
+
+def shrunk(*shape, size=64):
+    tensor = torch.ones(shape)
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+def second(*shape):
+    first, tensor = torch.ones(2, *shape)
+    tensor.untyped_storage().resize_(first.nbytes)
+    return tensor
+
+class Own(torch.Tensor):
+    pass
+
+class Liar(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return torch.ones(8, n, n).untyped_storage() if "storage" in str(function) else False
+
+for type in (torch.Tensor, torch.nn.Parameter, Own, Liar):
+    with torch.no_grad():
+        tensor = torch.from_numpy(x).clone().as_subclass(type)
+        target = torch.zeros(n // 2, n // 2).as_subclass(type)
+    select(tensor, target)
+    assert (target.as_subclass(torch.Tensor).detach().numpy() == expected).all(), type
+select(torch.from_numpy(x).T.contiguous().T, target)
+
+memory = "no memory for all its elements"
+for make, message in [
+    (shrunk, memory),
+    (lambda *shape: shrunk(*shape).as_subclass(Own), memory),
+    (lambda *shape: shrunk(*shape).as_subclass(Liar), memory),
+    (second, memory),
+    (lambda *shape: shrunk(*shape, size=0), "memory"),
+    (lambda *shape: torch._efficientzerotensor(shape), "memory"),
+    (lambda *shape: torch._efficientzerotensor((2, *shape))[1], "memory"),
+    (lambda *shape: torch._neg_view(torch.ones(shape)), "negative bit"),
+    (lambda *shape: torch.ones(shape, device="meta"), "no memory"),
+    (lambda *shape: torch.ones(shape).to_sparse(), "no memory"),
+    (lambda *shape: torch.ones(shape).to_mkldnn(), "no memory"),
+    (lambda *shape: torch.ones(shape).half(), "items of another size"),
+    (lambda *shape: torch.ones(shape).double(), "items of another size"),
+]:
+    for arrays in [(make(n, n), expected), (x, make(n // 2, n // 2))]:
         with pytest.raises(ValueError, match=message):
-            select("max", X, tensor, None, False, None, 1)
-        with pytest.raises(ValueError, match=message):
-            select("max", tensor, Y, None, False, None, 1)
+            select(*arrays)
+    assert "items" in message or spec.parts(make(n, n)) is None
+"""
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-def test_tensors_that_are_not_exported_are_refused() -> None:
-    x = torch.from_numpy(X)
-    others: list[Any] = [x.to("meta"), x.to_sparse(), x.half()]
-    for tensor in others:
-        with pytest.raises((ValueError, AttributeError)):
-            plan(X).kernels.select("max", tensor, Y, None, False, None, 1)
+@pytest.mark.parametrize("exchange", [True, False])
+def test_tensors_are_read_only_where_their_storage_is(exchange: bool) -> None:
+    if exchange and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this PyTorch has no exchange functions")
+    assert_runs(TENSORS.format(exchange=exchange))
+
+
+CACHED = """
+import numpy as np, pytest, torch
+from functools import partial
+from poolgrad import max_pool2d
+from poolgrad import numpy as front
+from poolgrad.core import BoundCalls
+x = torch.ones(1000, 1000)
+plan = front.prepared(max_pool2d.describe(x.numpy(), 2), x.numpy()).plan
+a, b, threads = object(), object(), object()
+kernel = (plan.kernels.select, ("max", a, b, None, False, None, threads))
+new = partial(torch.empty_strided, (500, 500), (500, 1), dtype=torch.float32)
+
+def bound(*calls, allocate=new):
+    return BoundCalls(calls, (a, b, threads), (allocate,), lambda: 1, 1).run
+
+def shrink(tensor):
+    tensor.untyped_storage().resize_(64)
+    return tensor
+
+assert (bound(kernel)(x) == 1).all()
+changed = partial(new)
+changed.__setstate__((lambda: shrink(new()), (), {}, {}))
+for run in [
+    bound(kernel, allocate=lambda: shrink(new())),
+    bound(kernel, allocate=changed),
+    bound((shrink, (b,)), kernel),
+    bound((shrink, (a,)), kernel),
+]:
+    with pytest.raises(ValueError, match="no memory for all its elements"):
+        run(x.clone())
+"""
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_bound_calls_check_tensors_that_change() -> None:
+    assert_runs(CACHED)
+
+
+UNINITIALISED = """
+import copy, pytest
+from poolgrad import _kernels
+
+class Own(_kernels.CachedBlock):
+    def __init__(self):
+        pass
+
+for block in (_kernels.CachedBlock.__new__(_kernels.CachedBlock), Own()):
+    with pytest.raises(BufferError, match="not initialised"):
+        memoryview(block)
+with pytest.raises(TypeError):
+    copy.copy(_kernels.CachedBlock(8))
+"""
+
+
+def test_blocks_that_were_not_initialised() -> None:
+    assert_runs(UNINITIALISED)
+
+
+NESTED = """
+import pytest
+from poolgrad import _kernels
+endless = []
+endless.append(endless)
+for nested in (endless, [[1]]):
+    with pytest.raises(ValueError, match="contains a list"):
+        _kernels.BoundCalls(((print, (nested,)),), (object(), object()), (object,), object(), 1)
+"""
+
+
+def test_lists_inside_the_lists_of_bound_calls_are_refused() -> None:
+    assert_runs(NESTED)
 
 
 @pytest.mark.parametrize("gradient", [Y[:, :2], Y[:1], np.empty((2, 4, 3), np.float32)])

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import poolgrad  # noqa: E402
-from poolgrad import call_cache, numpy  # noqa: E402
+from poolgrad import call_cache  # noqa: E402
 from poolgrad.core import BoundCalls, TensorSpec  # noqa: E402
 from poolgrad.torch.arrays import kind  # noqa: E402
 
@@ -177,7 +177,7 @@ def test_out_is_written() -> None:
         np.testing.assert_array_equal(out, expected)
 
 
-# What tensors are asked, also of those versions that say where they lie only one by one.
+# The specs of tensors of this PyTorch, and of those before 2.10, which have no exchange functions.
 KINDS = [kind(told) for told in {False, hasattr(torch.Tensor, "__dlpack_c_exchange_api__")}]
 
 
@@ -227,30 +227,6 @@ def test_kinds_of_tensors(kind: TensorSpec) -> None:
     assert not any(kind.have_parts((t,), (parts[0],)) for t in others)
     assert not kind.have_parts((x,), ())
     assert all(kind.is_supported(t) for t in (x, *others))
-
-
-def test_tensors_without_a_quick_answer_are_asked() -> None:
-    class Asked:
-        is_cpu = True
-
-        def __init__(self, array: np.ndarray) -> None:
-            self.array, self.itemsize = array, array.itemsize
-
-        def data_ptr(self) -> int:
-            return int(self.array.ctypes.data)
-
-        def size(self) -> tuple[int, ...]:
-            return self.array.shape
-
-        def stride(self) -> tuple[int, ...]:
-            return tuple(s // self.array.itemsize for s in self.array.strides)
-
-    x, y = X.transpose(0, 1, 3, 2), np.zeros((2, 3, 3, 3), np.float32)
-    plan = numpy.prepared(poolgrad.max_pool2d.describe(x, 3), x).plan
-    plan.kernels.select("max", Asked(x), Asked(y), None, False, None, 1)
-    np.testing.assert_array_equal(y, poolgrad.max_pool2d(x, 3))
-    with pytest.raises(AttributeError, match="is_cpu"):
-        plan.kernels.select("max", object(), y, None, False, None, 1)
 
 
 def test_bound_calls_replace_their_placeholders() -> None:

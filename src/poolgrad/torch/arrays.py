@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,33 +91,22 @@ def span(tensor: Tensor) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-_STORAGE = (Tensor.untyped_storage, Tensor.storage_offset, torch.UntypedStorage.nbytes)
-
-
 def kind(exchange: bool) -> TensorSpec:
     """Return the attributes of tensors that form a cache key.
 
-    If `exchange`, the memory of tensors is read by DLPack's exchange functions.
+    If `exchange`, the memory of tensors is read by DLPack's exchange functions, and else by their
+    attributes. Both read only tensors whose storage holds all elements.
     """
-    attributes = (
-        ("is_cpu", True),
-        ("layout", torch.strided),
-        ("is_quantized", False),
-        ("is_nested", False),
-        (_misplacement, 0),  # a RuntimeError for fake tensors, which have no memory
-        *_compat.plain,
-        (is_zero_tensor, False),
-        (partial(_check_memory, "x"), None),
-    )
+    # Tensors that have no exchange functions, but may have an address.
+    plain = (("layout", torch.strided), ("is_quantized", False), ("is_nested", False))
     return TensorSpec(
         Tensor,
-        parts=("requires_grad", *(() if exchange else ("shape", Tensor.stride, "dtype"))),
-        required=((Tensor.is_neg, False), *(() if exchange else attributes)),
+        parts=("requires_grad", *(() if exchange else ("dtype",))),
+        required=() if exchange else (*plain, *_compat.plain),
         global_state=(torch.is_grad_enabled,),
         # Without these symbols no call is cached.
         required_state=_compat.quiet if _compat.has_call_cache else ((bool, True),),
-        protocol="by exchange" if exchange else None,
-        storage=_STORAGE if exchange else (),
+        protocol="by exchange" if exchange else "by attributes",
     )
 
 

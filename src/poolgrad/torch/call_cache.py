@@ -32,7 +32,7 @@ Tensors = tuple[Tensor, ...]
 # Other compilers than Dynamo call with tensors of other types, or watch them.
 _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 
-_call, _key = KIND.call, KIND.key
+_call, _key, _call_with = KIND.call, KIND.key, KIND.call_with
 
 
 # While a compiler traces, no call is cached.
@@ -144,25 +144,17 @@ class _BoundPasses:
 
     def vjp(self, gy: Tensor, saved: Tensors) -> Tensor:
         """Return the gradient of the input."""
-        if not self._expects(gy, saved):
-            held = (
-                *saved[: self._nonlinear],
-                *self._operands,
-                *saved[self._nonlinear :],
-                *self._slope,
-            )
-            made = self._adapter.differentiable_vjp(self._static, gy, *held)
-            gradient: Tensor = made[0] if self._slope else made
-            return gradient
-        gx: Tensor = self._vjp(gy, *saved)
-        return gx
-
-    def _expects(self, gy: Tensor, saved: Tensors) -> bool:
-        """Whether the layouts are as bound and the pullback itself needs no derivative."""
-        return (
+        # The layouts are as bound, and the pullback itself needs no derivative.
+        if (
             not _is_compiling()
             and not _is_grad_enabled()
-            and KIND.have_parts((gy, *saved), self._parts)
             and gy.shape == self._shape
             and gy.dtype is self._dtype
-        )
+        ):
+            gx: Tensor | None = _call_with(self._vjp, (gy, *saved), self._parts)
+            if gx is not None:
+                return gx
+        held = (*saved[: self._nonlinear], *self._operands, *saved[self._nonlinear :], *self._slope)
+        made = self._adapter.differentiable_vjp(self._static, gy, *held)
+        gradient: Tensor = made[0] if self._slope else made
+        return gradient
