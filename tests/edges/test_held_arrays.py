@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adversarial_arrays import LAYOUTS
+from processes import assert_runs
 from robustness.calls import example
 from robustness.memory import carried
 
@@ -67,3 +68,22 @@ def test_out(layout: Any) -> None:
         out = layout.make(np.zeros_like(expected))
         assert pool(x, 2, out=out) is out
         np.testing.assert_array_equal(out, expected)
+
+
+SWAPPED = """
+import pickle
+import ml_dtypes, numpy as np, poolgrad
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+samples = np.full((1, 2, 2), 0.25, bfloat16).astype(bfloat16.newbyteorder(">"))
+x = np.arange(72).reshape(2, 6, 6).astype(bfloat16)
+pull = poolgrad.vjp(poolgrad.fractional_max_pool2d, x, 2, 3, _random_samples=samples)[1]
+pickle.loads(pickle.dumps(pull))
+assert bfloat16.isnative and np.ones(1, bfloat16) + 1 == 2
+"""
+
+
+def test_no_byte_swapped_bfloat16_is_pickled() -> None:
+    """Reading a pickle of one makes the dtype bfloat16 of the whole process byte-swapped."""
+    pytest.importorskip("ml_dtypes")
+    assert_runs(SWAPPED)
