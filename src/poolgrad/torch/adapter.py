@@ -365,8 +365,8 @@ class Adapter:
             ready: Prepared = ctx.static.ready
             return formulas.define(operator, ready.spec, ready.channels_last, ready.options)
 
-        def checked_all(name: str, tensors: Any) -> Tensors:
-            return tuple(t if t is None else checked(name, t) for t in tensors)
+        def checked_all(name: str, tensors: Any) -> tuple[Any, ...]:
+            return tuple(None if t is None else checked(name, t) for t in tensors)
 
         def jvp_of(function: Any, values: Any, tangents: Any) -> Any:
             values = checked_all("residual", values)
