@@ -199,6 +199,7 @@ for change in (zero, negative, misaligned):
 ARGUMENTS = """
 from itertools import product
 from torch.autograd import forward_ad
+from poolgrad.indices import convert_indices
 
 x, wide, rows = torch.rand(2, 2, 8, 8), torch.rand(2, 2, 8, 8).double(), torch.rand(2).double()
 boxes = torch.tensor([[0, 0, 0, 4, 4.0], [1, 1, 1, 5, 6.0]])
@@ -245,6 +246,9 @@ takes = {
     "samples, converted": (fractional, samples.double()),
     "samples, accelerated": (accelerated, samples.double()),
     "samples of a module": (converted, samples.double()),
+    "indices of a library": (
+        lambda i: convert_indices(i, x.shape, "torch", "onnx"), torch.zeros(x.shape).long()
+    ),
     "indices": (lambda i: poolgrad.max_unpool2d(x, i, 2), torch.zeros(x.shape).long()),
     "cotangent": (pull, x),
     "second cotangent": (second, x),
