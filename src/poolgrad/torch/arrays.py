@@ -81,9 +81,10 @@ def checked(name: str, tensor: Tensor) -> Tensor:
     RuntimeError
         If its storage does not hold all elements.
     """
-    dense(name, tensor)
-    if not torch.compiler.is_compiling():
-        untraced(partial(has_memory, name), unwrapped(tensor))
+    if torch.compiler.is_compiling():
+        return dense(name, tensor)
+    if not KIND.have_parts((tensor,), (None,)):
+        untraced(partial(has_memory, name), unwrapped(dense(name, tensor)))
     return tensor
 
 
@@ -99,6 +100,8 @@ def readable(name: str, tensor: Tensor) -> Tensor:
         If the storage does not hold all elements, or a tensor on the CPU has no memory. While a
         dispatch mode traces (compilation for GPUs), no tensor has memory.
     """
+    if KIND.have_parts((tensor,), (None,)):
+        return tensor
     if is_zero_tensor(tensor):
         return tensor.clone()
     if not has_memory(name, tensor):
@@ -327,13 +330,11 @@ def is_in_graph() -> bool:
     which cannot be saved. `functionalize` supports operators, and no `autograd.Function`; together
     with `grad` or `jvp`, which need the function, it raises PyTorch's error.
     """
-    return torch.compiler.is_compiling() or tracing_state() is not None or _is_functional()
-
-
-def _is_functional() -> bool:
-    levels = {*_levels()}
+    if torch.compiler.is_compiling() or tracing_state() is not None:
+        return True
     return (
-        Transform.Functionalize in levels
+        is_transformed()
+        and Transform.Functionalize in (levels := {*_levels()})
         and levels <= {Transform.Functionalize, Transform.Vmap}
         and forward_level() < 0
     )
