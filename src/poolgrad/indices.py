@@ -115,7 +115,7 @@ def convert_indices(
     ------
     TypeError, ValueError
         If an argument has an unsuitable type or value; also for indices that are not in
-        their own plane. (Tensors that are being traced are not checked.)
+        their own plane. (Values of tensors that are being traced or transformed are not checked.)
 
     Notes
     -----
@@ -140,6 +140,7 @@ def convert_indices(
            [27, 31]])
     """
     _check_array(indices)
+    has_values = _has_values(indices)
     for name, word in (("source", source), ("target", target)):
         if word not in list(CONVENTIONS):
             accepted = ", ".join(f'"{c}"' for c in CONVENTIONS)
@@ -153,7 +154,8 @@ def convert_indices(
     won = _int64(given != -1)
     flat = CONVENTIONS[source].back(given, planes)
     round_trip = CONVENTIONS[source].to(flat, planes)
-    _refuse(won * ((flat < 0) | (flat >= planes.size) | (round_trip != given)), source, shape)
+    if has_values:
+        _refuse(won * ((flat < 0) | (flat >= planes.size) | (round_trip != given)), source, shape)
     return won * (CONVENTIONS[target].to(flat, planes) + 1) - 1
 
 
@@ -173,6 +175,18 @@ def _check_array(indices: Any) -> None:
         raise TypeError(f"indices must be an array of integers, got {type(indices).__qualname__}")
     if "int" not in getattr(dtype, "name", str(dtype)):
         raise TypeError(f"indices must be an array of integers, got one of {dtype}")
+
+
+def _has_values(indices: Any) -> bool:
+    """Whether the indices can be read: not those of tensors without memory."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(indices, torch.Tensor):
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    from poolgrad.torch.arrays import checked, has_memory, untraced
+
+    return untraced(lambda tensor: has_memory("indices", tensor), checked("indices", indices))
 
 
 def _check_shape(shape: Sequence[int], of_indices: tuple[int, ...], channels_last: bool) -> int:
@@ -196,11 +210,6 @@ def _check_shape(shape: Sequence[int], of_indices: tuple[int, ...], channels_las
 
 
 def _refuse(wrong: Any, source: str, shape: Sequence[int]) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(wrong, torch.Tensor):
-        traced = type(wrong) is not torch.Tensor or torch.compiler.is_compiling()
-        if traced or wrong.is_meta:
-            return
     if wrong.any():
         raise ValueError(
             f"indices must be -1 or positions in their own planes of {tuple(shape)}, counted as in "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,45 @@ def test_tensors_that_are_not_dense(kind: str) -> None:
         if kind != "sparse_csr" or not fun.startswith("global"):  # which asks for the rank first
             with refused(TypeError, "x must be a dense tensor", kind.partition(",")[0]):
                 getattr(poolgrad, fun)(x, *args)
+
+
+def _takers() -> dict[str, Any]:
+    """Return a call that takes a tensor, and the tensor, by the name of the argument."""
+    if torch is None:
+        return {}
+    x = as_tensor(X).float()
+    leaf, boxes = x.clone().requires_grad_(), torch.zeros(2, 5)
+    indices, samples = torch.zeros(x.shape, dtype=torch.int64), torch.full((*x.shape[:2], 2), 0.5)
+    return {
+        "r": (lambda t: poolgrad.lse_pool2d(x, 2, r=t), torch.ones(x.shape[1])),
+        "r of a module": (lambda t: poolgrad.torch.LSEPool2d(2, r=t), torch.ones(x.shape[1])),
+        "boxes": (lambda t: poolgrad.roi_align(x, t, 2), boxes),
+        "boxes[0]": (lambda t: poolgrad.roi_pool(x, [t] * len(x), 2), boxes[:, 1:]),
+        "indices": (lambda t: poolgrad.max_unpool2d(x, t, 2), indices),
+        "_random_samples": (
+            lambda t: poolgrad.fractional_max_pool2d(x, 2, output_size=1, _random_samples=t),
+            samples,
+        ),
+        "logits": (lambda t: poolgrad.lip_pool2d(x, t, 2), x),
+        "gy": (lambda t: poolgrad.max_pool2d(leaf, 1).backward(t), x),
+        "gy of range": (lambda t: poolgrad.range_pool2d(leaf, 1).backward(t), x),
+        "gy of roi_align": (
+            lambda t: poolgrad.roi_align(leaf, boxes, 2).backward(t),
+            torch.ones(2, x.shape[1], 2, 2),
+        ),
+        "t": (lambda t: torch.ops.poolgrad.roi_pool_gather(t, indices.int(), boxes), x),
+    }
+
+
+@needs_torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", _takers())
+def test_other_arguments_that_are_not_dense(name: str) -> None:
+    take, tensor = _takers()[name]
+    with refused(
+        TypeError, re.escape(name.partition(" ")[0]) + " must be a dense tensor", "sparse_coo"
+    ):
+        take(tensor.to_sparse())
 
 
 @needs_torch

@@ -148,6 +148,7 @@ def test_tensors_without_numbers() -> None:
     compiled = torch.compile(convert, fullgraph=True, backend="eager")
     assert torch.equal(compiled(indices), convert(indices))
     assert convert(indices.to("meta")).shape == indices.shape
+    assert torch.equal(torch.vmap(convert)(indices[None]), convert(indices)[None])
 
 
 @needs_torch

@@ -162,6 +162,45 @@ def test_numbers_of_a_module_are_on_the_default_device() -> None:
         assert poolgrad.torch.LPPool2d([2.0, 3.0], 2).norm_type.is_meta
 
 
+FAKE = {
+    "max": lambda x: poolgrad.max_pool2d(x, 2),
+    "lp": lambda x: poolgrad.lp_pool2d(x, 2.0, 2),
+    "lse": lambda x: poolgrad.lse_pool2d(x, 2, r=1.5),
+    "lip": lambda x: poolgrad.lip_pool2d(x, x, 2),
+    "global_lp": lambda x: poolgrad.global_lp_pool(x, norm_type=2.0),
+    "stochastic": lambda x: poolgrad.stochastic_pool2d(x, 2),
+    "fractional": lambda x: poolgrad.fractional_max_pool2d(x, 2, output_size=3, generator=1),
+    "regions": lambda x: poolgrad.roi_align(x, x.new_zeros(2, 5), 2),
+    "BlurPool2d": poolgrad.torch.BlurPool2d(2),
+    "AdaptivePolyphasePool2d": poolgrad.torch.AdaptivePolyphasePool2d(),
+    "LPPool2d": poolgrad.torch.LPPool2d(2.0, 2),
+}
+
+
+@pytest.mark.parametrize("pool", FAKE.values(), ids=FAKE)
+def test_fake_tensors_outside_their_mode(pool: Any) -> None:
+    x = torch.rand(2, 3, 8, 8)
+    fake = torch._subclasses.FakeTensorMode().from_tensor(x)
+    assert pool(fake).shape == pool(x).shape
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("LSEPool2d", {"kernel_size": 2, "r": [1.0, 2.0]}),
+        ("MixedPool2d", {"kernel_size": 2, "alpha": [0.1, 0.2]}),
+        ("GlobalLPPool2d", {"norm_type": [1.0, 2.0]}),
+        ("LSEPool2d", {"kernel_size": 2, "r": None}),
+    ],
+)
+def test_learned_arguments_in_fake_mode(name: str, arguments: dict[str, Any]) -> None:
+    with torch._subclasses.FakeTensorMode():
+        if arguments.get("r", 0) is None:
+            arguments = {**arguments, "r": torch.nn.Parameter(torch.ones(2))}
+        pool = getattr(poolgrad.torch, name)(**arguments)
+        assert pool(torch.rand(1, 2, 4, 4)).shape[:2] == (1, 2)
+
+
 IMPORTS = """
 import contextlib, hashlib, os, sys, warnings
 warnings.simplefilter("ignore")

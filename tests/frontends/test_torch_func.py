@@ -178,3 +178,72 @@ def test_vmap_of_indices(ties: str, dim: int) -> None:
         lambda v: poolgrad.max_pool2d(v, 2, 1, ties=ties, return_indices=True)[1], in_dims=dim
     )(x.movedim(0, dim).contiguous())
     assert torch.equal(got, expected)
+
+
+IMAGE = tied(2, 3, 6, 6)
+DRAWN: dict[str, Callable[[Any], Any]] = {
+    "lp": lambda x: poolgrad.lp_pool2d(x, 3.0, 2),
+    "lse": lambda x: poolgrad.lse_pool2d(x, 2, r=torch.ones(3, dtype=x.dtype)),
+    "range": lambda x: poolgrad.range_pool2d(x, 2),
+    "stochastic": lambda x: poolgrad.stochastic_pool2d(x, 2, generator=1),
+    "roi_align": lambda x: poolgrad.roi_align(x, torch.zeros(2, 5), 2),
+    "roi_pool": lambda x: poolgrad.roi_pool(x, torch.zeros(2, 5), 2),
+}
+
+
+@pytest.mark.parametrize("pool", (POOLS | DRAWN).values(), ids=POOLS | DRAWN)
+def test_functionalize(pool: Pool) -> None:
+    x = tied(2, 3, 6, 6)
+    functional = torch.func.functionalize(pool)
+    torch.testing.assert_close(functional(x), pool(x))
+    torch.testing.assert_close(torch.func.vmap(functional)(x[None]), pool(x)[None])
+    leaves = x.clone().requires_grad_(), x.clone().requires_grad_()
+    functional(leaves[0]).sum().backward()
+    pool(leaves[1]).sum().backward()
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+
+
+@pytest.mark.parametrize(
+    "transform", [torch.func.grad, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))]
+)
+def test_functionalize_with_derivatives_is_an_error(transform: Any) -> None:
+    pool = transform(lambda x: poolgrad.max_pool2d(x, 2).sum())
+    with pytest.raises(RuntimeError, match="Functionalize"):
+        torch.func.functionalize(pool)(tied(2, 3, 6, 6))
+
+
+@pytest.mark.parametrize("pool", (POOLS | DRAWN).values(), ids=POOLS | DRAWN)
+def test_vmap_of_an_empty_batch(pool: Pool) -> None:
+    x = tied(0, 2, 3, 6, 6)
+    y = torch.func.vmap(pool)(x)
+    assert y.shape == (0, *pool(tied(2, 3, 6, 6)).shape)
+    assert torch.func.vmap(torch.func.grad(loss(pool)))(x).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda r: poolgrad.lse_pool2d(IMAGE, 2, r=r[0, :3]),
+        lambda b: poolgrad.roi_align(IMAGE, b, 2),
+        lambda b: poolgrad.roi_pool(IMAGE, b, 2),
+    ],
+)
+def test_vmap_of_an_empty_batch_of_operands(pool: Pool) -> None:
+    y = torch.func.vmap(pool)(torch.ones(0, 4, 5))
+    assert y.shape == (0, *pool(torch.ones(4, 5)).shape)
+
+
+def test_samples_have_the_tangent_zero() -> None:
+    x, samples = tied(2, 3, 8, 8), torch.rand(2, 3, 2, dtype=torch.float64)
+
+    def pool(samples: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = poolgrad.fractional_max_pool2d(
+            x, 2, output_size=3, _random_samples=samples
+        )
+        return y
+
+    y, t = torch.func.jvp(pool, (samples,), (samples,))
+    assert torch.equal(y, pool(samples))
+    assert torch.equal(t, torch.zeros_like(y))
+    assert not torch.func.jacfwd(pool)(samples).count_nonzero()
+    assert not torch.func.hessian(lambda s: pool(s).sum())(samples).count_nonzero()

@@ -1,7 +1,8 @@
 """Every tensor that an operator takes, in memory that no kernel can read: the right values.
 
-Zero tensors have no memory, and negative and misaligned views need a copy. All run in a child
-process, which a read of an invalid address would end.
+Zero tensors have no memory, and negative and misaligned views need a copy. Freed and shrunk tensors
+are errors, in every argument of every function. All run in a child process, which a read of an
+invalid address would end.
 """
 
 from __future__ import annotations
@@ -47,8 +48,34 @@ def freed(t):
     t.untyped_storage().resize_(0)
     return t
 
+def shrunk(t):
+    # The second half of a storage that holds the first only.
+    t = torch.cat([t.flatten()] * 2)[t.numel():].view(t.shape)
+    t.untyped_storage().resize_(t.numel() * t.itemsize)
+    return t
+
 class Subclass(torch.Tensor):
     pass
+
+class Dispatching(torch.Tensor):
+    # A type whose operations reach those of a plain tensor, with its memory.
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return super().__torch_dispatch__(function, types, args, kwargs or dict())
+
+class Wrapper(Dispatching):
+    # The same without memory.
+    @staticmethod
+    def __new__(cls, t):
+        return torch.Tensor._make_wrapper_subclass(cls, t.shape, dtype=t.dtype, strides=t.stride())
+
+def refuses(call, *given):
+    try:
+        call(*given)
+    except RuntimeError as error:
+        assert "must have memory" in str(error), error
+    else:
+        raise AssertionError("a tensor without all its memory is read")
 
 def numbers(made):
     made = made if isinstance(made, tuple) else (made,)
@@ -102,16 +129,14 @@ for name, (tensors, rest) in calls.items():
         if given.dtype not in (torch.uint8, torch.bool):
             same(call, negative(given), given)
         same(call, misaligned(given), given)
-        same(call, misaligned(given).as_subclass(Subclass), given.as_subclass(Subclass))
+        for kind in (Subclass, Dispatching):
+            same(call, misaligned(given).as_subclass(kind), given.as_subclass(kind))
         if name == "route_indices" and k == 0:  # only its shape is read
             continue
-        for kind in (torch.Tensor, Subclass):
-            try:
-                call(freed(given).as_subclass(kind))
-            except RuntimeError as error:
-                assert "memory" in str(error), error
-            else:
-                raise AssertionError(f"{name}: a freed tensor {k} is read")
+        for kind in (torch.Tensor, Subclass, Dispatching):
+            for change in (freed, shrunk):
+                refuses(call, change(given).as_subclass(kind))
+        refuses(call, Wrapper(given))
 assert count > 70, count
 """
 
@@ -165,9 +190,90 @@ for learned in (torch.rand(2), torch.rand(())):
     same(lambda p: poolgrad.mixed_pool2d(x, 2, alpha=p), zero(learned), torch.zeros_like(learned))
 for pool in (lambda n: poolgrad.max_pool2d(x, 2, 2, n), lambda n: poolgrad.max_pool2d(x, n)):
     same(pool, zero(torch.ones(2).int()), torch.zeros(2).int())
+
+pool = poolgrad.torch.AdaptivePolyphasePool2d()
+for change in (zero, negative, misaligned):
+    same(pool, change(x), x if change is not zero else 0 * x)
+"""
+
+ARGUMENTS = """
+from itertools import product
+from torch.autograd import forward_ad
+from poolgrad.indices import convert_indices
+
+x, wide, rows = torch.rand(2, 2, 8, 8), torch.rand(2, 2, 8, 8).double(), torch.rand(2).double()
+boxes = torch.tensor([[0, 0, 0, 4, 4.0], [1, 1, 1, 5, 6.0]])
+samples = torch.rand(2, 2, 2)
+converted_max = torch.nn.MaxPool2d(2)
+convert(converted_max)
+own = torch.nn.FractionalMaxPool2d(2, output_size=3, _random_samples=samples)
+convert(own)
+
+def fractional(s, pool=poolgrad.fractional_max_pool2d):
+    return pool(x, 2, output_size=3, _random_samples=s)
+
+def accelerated(s):
+    with accelerate():
+        return fractional(s, F.fractional_max_pool2d)
+
+def converted(s):
+    own._random_samples = s
+    return own(x)
+
+def pull(gy):
+    leaf = torch.rand(2, 2, 16, 16, dtype=gy.dtype).requires_grad_()
+    return torch.autograd.grad(poolgrad.lp_pool2d(leaf, 3.0, 2), leaf, gy)
+
+def second(v):
+    leaf = torch.rand(v.shape, dtype=v.dtype).requires_grad_()
+    gx, = torch.autograd.grad(poolgrad.lp_pool2d(leaf, 3.0, 2).sum(), leaf, create_graph=True)
+    return torch.autograd.grad(gx, leaf, v)
+
+takes = {
+    "max": (lambda x: poolgrad.max_pool2d(x, 2), x),
+    "range": (lambda x: poolgrad.range_pool2d(x, 2), x),
+    "lip": (lambda x: poolgrad.lip_pool2d(x, torch.rand(2, 2, 8, 8), 2), x),
+    "logits": (lambda logits: poolgrad.lip_pool2d(x, logits, 2), x),
+    "r": (lambda r: poolgrad.lse_pool2d(x, 2, r=r), rows.float()),
+    "r, converted": (lambda r: poolgrad.lse_pool2d(x, 2, r=r), rows),
+    "r of a batch": (torch.vmap(lambda r: poolgrad.lse_pool2d(x, 2, r=r)), rows.repeat(2, 1)),
+    "r of a module": (lambda r: poolgrad.torch.LSEPool2d(2, r=torch.nn.Parameter(r)), rows),
+    "input": (lambda x: poolgrad.roi_align(x, boxes, 2), x),
+    "boxes": (lambda b: poolgrad.roi_pool(x, b, 2), boxes),
+    "boxes, converted": (lambda b: poolgrad.roi_align(x, b, 2), boxes.double()),
+    "list of boxes": (lambda b: poolgrad.roi_align(x, [b, boxes[:, 1:]], 2), boxes[:, 1:].clone()),
+    "samples": (fractional, samples),
+    "samples, converted": (fractional, samples.double()),
+    "samples, accelerated": (accelerated, samples.double()),
+    "samples of a module": (converted, samples.double()),
+    "indices of a library": (
+        lambda i: convert_indices(i, x.shape, "torch", "onnx"), torch.zeros(x.shape).long()
+    ),
+    "indices": (lambda i: poolgrad.max_unpool2d(x, i, 2), torch.zeros(x.shape).long()),
+    "cotangent": (pull, x),
+    "second cotangent": (second, x),
+}
+for (name, (call, given)), change in product(takes.items(), (freed, shrunk)):
+    call(given.clone())
+    try:
+        refuses(call, change(given))
+        if "," not in name and "batch" not in name and "module" not in name:
+            refuses(call, change(given).as_subclass(Dispatching))
+    except BaseException:
+        print(name, change.__name__, file=sys.stderr)
+        raise
+
+for pool, size in product((lambda x: poolgrad.lp_pool2d(x, 3.0, 2), converted_max), (0, 64)):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones(x.shape))
+        pool(dual)
+        forward_ad.unpack_dual(dual).tangent.untyped_storage().resize_(size)
+        refuses(pool, dual)
 """
 
 
-@pytest.mark.parametrize("code", [OPERATORS, FUNCTIONS], ids=["operators", "functions"])
+@pytest.mark.parametrize(
+    "code", [OPERATORS, FUNCTIONS, ARGUMENTS], ids=["operators", "functions", "arguments"]
+)
 def test_tensors_without_readable_memory(code: str) -> None:
     assert_runs(CODE + code)

@@ -6,6 +6,7 @@ cache can be left out.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ is_transformed = _symbol("torch._C._are_functorch_transforms_active")
 innermost_transform = _symbol("torch._C._functorch.peek_interpreter_stack")
 transforms = _symbol("torch._C._functorch.get_interpreter_stack")
 Transform = _symbol("torch._C._functorch.TransformType")
+_is_wrapped = _symbol("torch._C._functorch.is_functorch_wrapped_tensor")
+_unwrap = _symbol("torch._C._functorch.get_unwrapped")
 FunctionalTensorMode = _symbol("torch._subclasses.functional_tensor.FunctionalTensorMode")
 
 
@@ -32,6 +35,24 @@ def forward_level() -> int:
     """Return the innermost level of forward mode; -1 outside."""
     level: int = forward_ad._current_level
     return level
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor inside those that the transformations of `torch.func` make."""
+    while _is_wrapped(tensor):
+        tensor = _unwrap(tensor)
+    return tensor
+
+
+def mode_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which new tensors can be combined with `tensor`: the mode of fake ones.
+
+    A fake tensor can be used outside its mode, where a new tensor would be a real one.
+    """
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        return nullcontext()
+    mode: AbstractContextManager[Any] | None = getattr(tensor, "fake_mode", None)
+    return nullcontext() if mode is None else mode
 
 
 # Zeros that PyTorch stores as a shape alone: their address is their offset, so 0 or invalid.

@@ -37,6 +37,7 @@ from poolgrad.torch.arrays import (
     DTYPES,
     allocate,
     as_operand,
+    checked,
     empty,
     has_kernels,
     inner_of,
@@ -327,7 +328,9 @@ class Adapter:
             ctx.static = static
             save(ctx, inputs[1:])
 
-        def jvp_of_saved(ctx: Any, t: Tensor) -> Tensor:
+        def jvp_of_saved(ctx: Any, t: Tensor | None) -> Tensor:
+            if t is None:  # only samples, which have no derivative, have a tangent
+                return torch.zeros_like(empty(ctx.static.ready.output, ctx.saved_tensors[0]))
             y: Tensor = self.differentiable_jvp(ctx.static, t, *ctx.saved_tensors)
             return y
 
@@ -362,8 +365,12 @@ class Adapter:
             ready: Prepared = ctx.static.ready
             return formulas.define(operator, ready.spec, ready.channels_last, ready.options)
 
+        def checked_all(name: str, tensors: Any) -> tuple[Any, ...]:
+            return tuple(None if t is None else checked(name, t) for t in tensors)
+
         def jvp_of(function: Any, values: Any, tangents: Any) -> Any:
-            pairs = zip(values, tangents, strict=False)
+            values = checked_all("residual", values)
+            pairs = zip(values, checked_all("t", tangents), strict=False)
             full = tuple(torch.zeros_like(v) if t is None else t for v, t in pairs)
             return formulas.jvp_by_double_vjp(function, values, full)
 
@@ -378,7 +385,8 @@ class Adapter:
 
         def vjp_backward(ctx: Any, *cotangents: Any) -> Any:
             function = formulas.pullback_of(pool_of(ctx))
-            gradients = torch.func.vjp(function, *ctx.saved_tensors)[1](cotangents)
+            saved = checked_all("residual", ctx.saved_tensors)
+            gradients = torch.func.vjp(function, *saved)[1](checked_all("t", cotangents))
             return (*gradients, *(None,) * (ctx.inputs - len(gradients)))
 
         def vjp_jvp(ctx: Any, *tangents: Any) -> Any:

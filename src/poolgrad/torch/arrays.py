@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,15 +17,17 @@ from poolgrad.torch import _compat, triton
 from poolgrad.torch._compat import (
     Transform,
     forward_level,
-    innermost_transform,
     is_transformed,
     is_zero_tensor,
     set_tracing_state,
     tracing_state,
     transforms,
+    unwrapped,
 )
 from poolgrad.torch.storages import STORAGES
 from poolgrad.windows import WindowSpec, unflatten
+
+T = TypeVar("T")
 
 _KNOWN = (
     "float16", "bfloat16", "float32", "float64",
@@ -48,6 +51,43 @@ def _misplacement(tensor: Tensor) -> int:
     return tensor.data_ptr() % tensor.itemsize
 
 
+def dense(name: str, tensor: Tensor) -> Tensor:
+    """Return the tensor `name` if it is dense.
+
+    Raises
+    ------
+    TypeError
+        If it is not.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        came = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else ""
+        raise TypeError(
+            f"{name} must be a dense tensor (of layout torch.strided), "
+            f"got a {came or tensor.layout} one"
+        )
+    return tensor
+
+
+def checked(name: str, tensor: Tensor) -> Tensor:
+    """Return the tensor `name` of a caller, checked before any operation of PyTorch reads it.
+
+    PyTorch lets anyone free or shrink a storage (`UntypedStorage.resize_`) under its tensors, and
+    many of its operations read beyond it.
+
+    Raises
+    ------
+    TypeError
+        If it is not dense.
+    RuntimeError
+        If its storage does not hold all elements.
+    """
+    if torch.compiler.is_compiling():
+        return dense(name, tensor)
+    if not KIND.have_parts((tensor,), (None,)):
+        untraced(partial(has_memory, name), unwrapped(dense(name, tensor)))
+    return tensor
+
+
 def readable(name: str, tensor: Tensor) -> Tensor:
     """Return the tensor `name` in memory that the kernels can read; copies only where needed.
 
@@ -57,14 +97,17 @@ def readable(name: str, tensor: Tensor) -> Tensor:
     Raises
     ------
     RuntimeError
-        If the storage does not hold all elements. PyTorch lets anyone free or shrink a storage
-        (`UntypedStorage.resize_`) under its tensors, and raises RuntimeError where they are read.
+        If the storage does not hold all elements, or a tensor on the CPU has no memory. While a
+        dispatch mode traces (compilation for GPUs), no tensor has memory.
     """
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return tensor.resolve_neg()  # a compiler's tensor, which has no memory
+    if KIND.have_parts((tensor,), (None,)):
+        return tensor
     if is_zero_tensor(tensor):
         return tensor.clone()
-    _check_memory(name, tensor)
+    if not has_memory(name, tensor):
+        if tensor.is_cpu and not _compat.is_observed():
+            raise RuntimeError(f"{name} must have memory, got a {type(tensor).__name__} without")
+        return tensor.resolve_neg()
     tensor = tensor.resolve_neg()
     return tensor.clone() if tensor.is_cpu and _misplacement(tensor) else tensor
 
@@ -74,14 +117,32 @@ def compact(name: str, tensor: Tensor) -> Tensor:
     return readable(name, tensor).contiguous()
 
 
-def _check_memory(name: str, tensor: Tensor) -> None:
+def has_memory(name: str, tensor: Tensor) -> bool:
+    """Whether the elements of the tensor `name` are in memory.
+
+    Those of meta and fake tensors, of compilers and transformations, and of wrapper subclasses are
+    not, whatever the type of the tensor.
+
+    Raises
+    ------
+    RuntimeError
+        If the storage does not hold all elements, because it was freed or shrunk.
+    """
+    try:
+        storage = tensor.untyped_storage()
+        if storage.device.type == "meta":  # also of fake tensors
+            return False
+        storage.data_ptr()
+    except RuntimeError:  # there is no storage, or it has no address
+        return False
     least = tensor.numel() if tensor.is_contiguous() else span(tensor)
-    held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+    held = storage.nbytes() // tensor.itemsize - tensor.storage_offset()
     if least and held < least:
         raise RuntimeError(
             f"{name} must have memory for {least} elements, got a tensor of shape "
             f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or shrunk"
         )
+    return True
 
 
 def span(tensor: Tensor) -> int:
@@ -166,9 +227,13 @@ def pools(x: Any) -> bool:
     )
 
 
+def _levels() -> list[Any]:
+    """Return the kinds of the active transformations of `torch.func`, the outermost first."""
+    return [level.key() for level in transforms() or ()]
+
+
 def _is_functionalized() -> bool:
-    top = innermost_transform()
-    return bool(top is not None and top.key() == Transform.Functionalize)
+    return Transform.Functionalize in _levels()
 
 
 def is_transformed_graph() -> bool:
@@ -178,9 +243,7 @@ def is_transformed_graph() -> bool:
 
 def is_nested_forward() -> bool:
     """Whether forward mode is nested; poolgrad's operators support one level only."""
-    levels = transforms() or ()
-    count: int = sum(level.key() == Transform.Jvp for level in levels)
-    return count > 1
+    return _levels().count(Transform.Jvp) > 1
 
 
 def pads_at_most_half(padding: Any, kernel_size: Any, dilation: Any) -> bool:
@@ -209,16 +272,21 @@ def spec_of(window: list[int]) -> WindowSpec:
         return unflatten(window)
 
 
-def shape_of(x: Tensor) -> tuple[int, ...]:
-    """Return the shape as plain integers, also while TorchScript traces, which records tensors."""
+def untraced(read: Callable[[Tensor], T], tensor: Tensor) -> T:
+    """Return ``read(tensor)``, with sizes as integers also while TorchScript traces."""
     tracing = None if torch.compiler.is_compiling() else tracing_state()
     if tracing is None:
-        return tuple(x.shape)
+        return read(tensor)
     set_tracing_state(None)
     try:
-        return tuple(x.shape)
+        return read(tensor)
     finally:
         set_tracing_state(tracing)
+
+
+def shape_of(x: Tensor) -> tuple[int, ...]:
+    """Return the shape as plain integers, also while TorchScript traces, which records tensors."""
+    return untraced(lambda x: tuple(x.shape), x)
 
 
 def inner_of(x: Tensor, spec: WindowSpec, channels_last: bool) -> int:
@@ -245,12 +313,20 @@ def prepare_call(
 
 
 def is_in_graph() -> bool:
-    """Whether a compiler or TorchScript records calls.
+    """Whether a compiler, TorchScript or `torch.func.functionalize` records calls.
 
     A TorchScript graph stores operators; it would store an `autograd.Function` as a Python object,
-    which cannot be saved.
+    which cannot be saved. `functionalize` supports operators, and no `autograd.Function`; together
+    with `grad` or `jvp`, which need the function, it raises PyTorch's error.
     """
-    return torch.compiler.is_compiling() or tracing_state() is not None
+    if torch.compiler.is_compiling() or tracing_state() is not None:
+        return True
+    return (
+        is_transformed()
+        and Transform.Functionalize in (levels := {*_levels()})
+        and levels <= {Transform.Functionalize, Transform.Vmap}
+        and forward_level() < 0
+    )
 
 
 def empty(buffer: Buffer, like: Tensor) -> Tensor:

@@ -16,15 +16,28 @@ def _lead(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     return tensor.movedim(dim, 0)
 
 
-def _one_by_one(op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-    """Apply the operator to each element of the batch and stack the results."""
-    results = []
-    for n in range(size):
-        own = [
-            t if d is None else t.select(d, n)
-            for t, d in zip(args[: len(in_dims)], in_dims, strict=True)
+def one_by_one(op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+    """Apply the operator to each element of the batch and stack the results.
+
+    `in_dims` are those of the tensors, which come first in `args`. The shapes of the results of an
+    empty batch are those of an element on the device ``meta``.
+    """
+    given, rest = list(zip(args, in_dims, strict=False)), args[len(in_dims) :]
+    if size == 0:
+        shapes = [[n for a, n in enumerate(t.shape) if a != d] for t, d in given]
+        example = (
+            torch.empty(shape, dtype=t.dtype, device="meta")
+            for shape, (t, _) in zip(shapes, given, strict=True)
+        )
+        made = op(*example, *rest)
+        empty = [
+            torch.empty(0, *m.shape, dtype=m.dtype, device=args[0].device)
+            for m in (made if isinstance(made, tuple) else (made,))
         ]
-        results.append(op(*own, *args[len(in_dims) :]))
+        return tuple(empty) if isinstance(made, tuple) else empty[0]
+    results = [
+        op(*(t if d is None else t.select(d, n) for t, d in given), *rest) for n in range(size)
+    ]
     if isinstance(results[0], tuple):
         return tuple(map(torch.stack, zip(*results, strict=True)))
     return torch.stack(results)
@@ -75,7 +88,7 @@ def _batch_one(
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         size, dims = info.batch_size, in_dims[:tensors]
         if apart or (shared and dims[operand] is not None):
-            out = _one_by_one(op, size, dims, args)
+            out = one_by_one(op, size, dims, args)
         else:
             moved = [
                 t if shared and k == operand else _lead(t, d, size)

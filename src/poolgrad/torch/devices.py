@@ -14,17 +14,33 @@ from poolgrad.torch._compat import (
     is_exported_with_triton,
     skip_by_compiler,
 )
+from poolgrad.torch.arrays import dense
 
 # The devices on which poolgrad's operators run: see `arrays.has_kernels`.
 _DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse1")
 
 
+# The kinds of tensors that are not dense
+_REFUSED_KEYS = (
+    "SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA", "QuantizedCPU", "QuantizedCUDA",
+    "NestedTensorCPU", "NestedTensorCUDA", "MkldnnCPU",
+)  # fmt: skip
+
+
 def implement(op: Any, run: Callable[..., Any], library: Any) -> None:
-    """Register `run` as the implementation of an operator on every device."""
+    """Register `run` as the implementation of an operator for dense tensors on every device."""
     name = op.name().split("::")[1]
     skip_by_compiler(run)
     for key in _DISPATCH_KEYS:
         library.impl(name, run, key)
+    names = names_of_tensors(str(op._schema))
+
+    def refuse(*args: Any) -> None:
+        for name, tensor in zip(names, args, strict=False):
+            dense(name, tensor)
+
+    for key in _REFUSED_KEYS:
+        library.impl(name, refuse, key)
 
 
 def register(op: Any, run: Callable[..., Any], library: Any) -> None:

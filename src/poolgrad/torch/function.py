@@ -16,11 +16,14 @@ from poolgrad.interface import Request, Selection, indexed, unpacked
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared
 from poolgrad.torch import call_cache
+from poolgrad.torch._compat import mode_of
 from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
     DTYPES,
     allocate,
     as_operand,
+    checked,
+    dense,
     empty,
     has_kernels,
     inner_of,
@@ -130,9 +133,10 @@ class _Converter:
             ready.operator.check_operand([float(value)])
             (number,) = arguments.within([float(value)], layout.sum_dtype)
             return torch.full((), number, dtype=dtype, device=x.device)
-        given = value
-        if not isinstance(given, Tensor):  # float64: PyTorch lacks some of NumPy's dtypes
-            numbers = arguments.real_numbers(operand.name, given).astype(np.float64)
+        if isinstance(value, Tensor):
+            given = checked(operand.name, value)
+        else:  # float64: PyTorch lacks some of NumPy's dtypes
+            numbers = arguments.real_numbers(operand.name, value).astype(np.float64)
             given = torch.as_tensor(numbers, dtype=torch.float64, device="cpu")
         if given.is_complex() or given.dtype == torch.bool:
             raise arguments.refuse_numbers(operand.name, given.dtype)
@@ -165,9 +169,10 @@ class _Converter:
             device = x.device if known is None else known.device
             drawn: Tensor = torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
             return drawn.clamp(max=most)  # compiled code draws in float32 and rounds
-        given = value.values
-        if not isinstance(given, Tensor):
-            numbers = arguments.floating_samples(given).astype(np.float64)
+        if isinstance(value.values, Tensor):
+            given = checked(operand.name, value.values)
+        else:
+            numbers = arguments.floating_samples(value.values).astype(np.float64)
             given = torch.as_tensor(numbers, dtype=torch.float64, device="cpu")
         arguments.check_samples_dtype(name_of(given.dtype))
         arguments.check_samples_shape(shape_of(given), layout)
@@ -183,7 +188,7 @@ class _Converter:
         if not isinstance(value, Tensor):
             raise TypeError(f"indices must be a tensor, got {type(value).__qualname__}")
         arguments.check_indices(value.dtype, shape_of(value), shape_of(x))
-        return value
+        return checked("indices", value)
 
 
 _CONVERTER = _Converter()
@@ -196,24 +201,15 @@ def _operands(request: Request, ready: Prepared) -> tuple[Tensor, ...]:
 
 
 def asarray(x: Tensor) -> Tensor:
-    """Return the tensor if the kernels can read it.
-
-    Raises
-    ------
-    TypeError
-        If the tensor is not dense.
-    """
-    if x.layout is not torch.strided or x.is_quantized or x.is_nested:
-        came = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)
-        raise TypeError(f"x must be a dense tensor (of layout torch.strided), got a {came} one")
-    return x
+    """Return the input, of which only the shape is read, if it is dense."""
+    return dense("x", x)
 
 
 def operand(name: str, value: Any) -> Tensor:
     """Return a tensor of a composed operator, checked."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__qualname__}")
-    return asarray(value)
+    return checked(name, value)
 
 
 def dtype_name(x: Tensor) -> str:
@@ -225,13 +221,18 @@ def _largest(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     return torch.amax(x, axis, keepdims)
 
 
+def _where(condition: Tensor, x: Any, y: Any) -> Tensor:
+    with mode_of(condition):  # PyTorch makes tensors of numbers
+        return torch.where(condition, x, y)
+
+
 def _converted(x: Tensor, dtype: str) -> Tensor:
     return x.to(DTYPES[dtype])
 
 
 def functions(x: Tensor) -> Functions:
     """Return the functions that a composed operator may call."""
-    return Functions(torch.exp, torch.where, _largest, _converted, Tensor.detach)
+    return Functions(torch.exp, _where, _largest, _converted, Tensor.detach)
 
 
 def bound_call(request: Request) -> Callable[[Tensor], Tensor] | None:
@@ -252,7 +253,8 @@ def perform(request: Request) -> Any:
         raise TypeError("out is accepted only if x is a NumPy array, got a tensor x")
     if is_transformed_graph():
         return _differentiable(request)
-    return _perform(request)
+    with mode_of(request.x):
+        return _perform(request)
 
 
 def refuses(function: Any, x: Tensor, arguments: dict[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from poolgrad.functional.docstrings import of_module
 from poolgrad.functional.public import bind, described
 from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
-from poolgrad.torch.arrays import pads_at_most_half, pools
+from poolgrad.torch.arrays import checked, has_memory, pads_at_most_half, pools
 from poolgrad.torch.function import known_generator, refuses
 from poolgrad.windows import Window
 
@@ -253,12 +253,13 @@ class _Input(NamedTuple):
 def _numbers(name: str, value: object) -> list[float]:
     """Return the numbers in a learned argument; none for a tensor without data."""
     if isinstance(value, Tensor):
+        checked(name, value)
         if value.dim() > 1 or value.is_complex() or value.dtype == torch.bool:
             raise ValueError(
                 f"{name} must be a number or one for each channel, "
                 f"got {value.dtype} of shape {tuple(value.shape)}"
             )
-        return [] if value.is_meta else [float(v) for v in value.detach().reshape(-1)]
+        return [] if not has_memory(name, value) else [float(v) for v in value.detach().reshape(-1)]
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, a tensor or an nn.Parameter, got {value!r}")
     return [float(value)]

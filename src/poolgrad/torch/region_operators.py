@@ -28,6 +28,7 @@ from poolgrad.portable import regions as portable
 from poolgrad.regions import bins, check_input, check_table, output_shape
 from poolgrad.torch._compat import assert_later
 from poolgrad.torch.arrays import allocate, compact, name_of
+from poolgrad.torch.batching import one_by_one
 from poolgrad.torch.derivatives import LIBRARY, differentiable, save
 from poolgrad.torch.devices import implement, names_of_tensors, on_one_device
 
@@ -409,25 +410,11 @@ def _batch(name: str, tensors: int) -> None:
     op = _OPS[name]
     channelled = (0, 1) if name.startswith("roi_pool_") else (0,)  # tensors that have channels
 
-    def one_by_one(size: int, in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        made = [
-            op(
-                *(
-                    t if d is None else t.select(d, n)
-                    for t, d in zip(args[:tensors], in_dims[:tensors], strict=True)
-                ),
-                *args[tensors:],
-            )
-            for n in range(size)
-        ]
-        if isinstance(made[0], tuple):
-            return tuple(map(torch.stack, zip(*made, strict=True))), (0,) * len(made[0])
-        return torch.stack(made), 0
-
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         size = info.batch_size
         if in_dims[tensors - 1] is not None or size == 0:
-            return one_by_one(size, in_dims, args)
+            made = one_by_one(op, size, in_dims[:tensors], args)
+            return made, (0,) * len(made) if isinstance(made, tuple) else 0
         given = list(args)
         for k in channelled:
             t, d = args[k], in_dims[k]

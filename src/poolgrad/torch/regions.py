@@ -9,8 +9,8 @@ from torch import Tensor
 
 from poolgrad.regions import Bins, check_images, check_input, check_table, output_shape
 from poolgrad.torch import region_operators
-from poolgrad.torch._compat import tracing_state
-from poolgrad.torch.arrays import name_of
+from poolgrad.torch._compat import mode_of, tracing_state
+from poolgrad.torch.arrays import checked, name_of
 from poolgrad.windows import brief
 
 _ONNX_OPSET = 16  # of the operator RoiAlign with coordinate_transformation_mode
@@ -20,7 +20,7 @@ def _table(boxes: object, x: Tensor) -> Tensor:
     """Convert boxes of either form to one tensor of shape (K, 5), without a gradient."""
     if isinstance(boxes, Tensor):
         check_table(name_of(boxes.dtype), tuple(boxes.shape))
-        return boxes.detach().to(x.device)
+        return checked("boxes", boxes).detach().to(x.device)
     if not isinstance(boxes, list | tuple):
         raise TypeError(
             "boxes must be a tensor of shape (K, 5) or a list with a tensor of shape (L, 4) for "
@@ -34,16 +34,16 @@ def _table(boxes: object, x: Tensor) -> Tensor:
         check_table(name_of(own.dtype), tuple(own.shape), 4, f"boxes[{index}]")
         # float64 holds the numbers of every dtype, and the indices of all images; MPS lacks it
         dtype = torch.float64 if x.device.type != "mps" else torch.float32
-        corners = own.detach().to(x.device, dtype)
+        corners = checked(f"boxes[{index}]", own).detach().to(x.device, dtype)
         image = corners.new_full((corners.shape[0], 1), index)
         parts.append(torch.cat([image, corners], 1))
-    return torch.cat(parts) if parts else torch.empty(0, 5, dtype=torch.float32, device=x.device)
+    with mode_of(x):
+        none = torch.empty(0, 5, dtype=torch.float32, device=x.device)
+    return torch.cat(parts) if parts else none
 
 
 def _checked(x: Tensor, boxes: object, wanted: Bins) -> Tensor:
-    if x.layout is not torch.strided or x.is_quantized or x.is_nested:
-        came = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)
-        raise TypeError(f"input must be a dense tensor (of layout torch.strided), got a {came} one")
+    checked("input", x)
     check_input(name_of(x.dtype), tuple(x.shape))
     table = _table(boxes, x)
     output_shape(table.shape[0], tuple(x.shape), wanted.output_size)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import is_in_graph
 from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import (
@@ -59,7 +60,8 @@ def _blurred(x: Tensor, filter_size: int, stride: tuple[int, int], padding_mode:
     around = ((filter_size - 1) // 2, filter_size // 2)
     x = extend(x, around, around, padding_mode)
     dtype = sum_dtype(x)
-    weight = _filter(filter_size, dtype, x.device).expand(channels, 1, -1, -1)
+    with mode_of(x):
+        weight = _filter(filter_size, dtype, x.device).expand(channels, 1, -1, -1)
     with without_autocast(x):
         y = F.conv2d(x.to(dtype), weight, stride=stride, groups=channels)
     return y.to(x.dtype)

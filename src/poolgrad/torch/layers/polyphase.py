@@ -104,10 +104,10 @@ def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
         finite.nan_to_num_(nan=most, posinf=most, neginf=-most)
         norms = component_norms(finite, stride, norm)
     tied = norms == norms.amax(1, keepdim=True)
-    bits = x.detach().contiguous().view(_INTEGERS[x.element_size()])
+    bits = x.detach().resolve_neg().contiguous().view(_INTEGERS[x.element_size()])
     parts = _components(bits, stride)
     if not is_readable:
-        return _order(parts.flatten(1, 2)).where(tied, -1).argmax(1)
+        return _order(parts.flatten(1, 2)).masked_fill(~tied, -1).argmax(1)
     chosen = norms.argmax(1)
     for n in (tied.sum(1) > 1).nonzero().flatten().tolist():
         candidates = tied[n].nonzero().flatten()
