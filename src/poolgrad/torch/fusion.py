@@ -107,7 +107,7 @@ class _Source:
     """
 
     def __init__(self, x: Tensor) -> None:
-        # An alias with the present place in autograd's graph: `detach_`, `requires_grad_` and `data`
+        # An alias with the present place in the graph: `detach_`, `requires_grad_` and `data`
         # may change the tensor itself, which PyTorch's ReLU does not read again.
         self._x = x[...] if x.requires_grad and torch.is_grad_enabled() else x.detach()
         self._closed: Tensor | None = None
