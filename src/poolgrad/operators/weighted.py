@@ -259,11 +259,13 @@ class Expected(_Nonlinear):
     kept = 3
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
-        positive = xp.where(windows.valid & (windows.values > 0), windows.values, 0.0)
-        positive, unit = _relative(xp, positive)  # so that squares do not overflow
+        counted = (windows.values > 0) | (windows.values != windows.values)  # NaN stays
+        given = xp.where(windows.valid & counted, windows.values, 0.0)
+        unlimited = xp.max(given, axis=-1) == math.inf
+        positive, unit = _relative(xp, _bounded(xp, given))  # so that squares do not overflow
         total = xp.sum(positive, axis=-1)
         squares = xp.sum(positive * positive, axis=-1)
-        drawn = squares * unit / xp.where(total > 0, total, 1.0)
+        drawn = xp.where(unlimited, math.inf, squares / xp.where(total > 0, total, 1.0) * unit)
         return xp.where(total > 0, drawn, _mean(xp, windows))
 
 
@@ -302,7 +304,10 @@ class Mixed(Operator):
         first = equal & (xp.cumulative_sum(xp.astype(equal, xp.int32), axis=-1) == 1)
         most = xp.sum(xp.where(first, windows.values, 0.0), axis=-1)
         total, (padding,) = _sum(xp, windows), options
-        # For alpha of 0 or 1 the result is one of the two, even if the other is infinite.
+        # For alpha of 0 or 1 the result is one of the two, even if the other is infinite or the
+        # difference of infinities.
+        bounded = _sum(xp, windows._replace(values=_bounded(xp, windows.values)))
+        total = xp.where(argument == 1, bounded, total)
         most = xp.where((argument == 0) & (xp.abs(most) == math.inf), 0.0, most)
         total = xp.where((argument == 1) & (xp.abs(total) == math.inf), 0.0, total)
         count = _count(xp, windows, padding, windows.values.dtype)
