@@ -211,9 +211,11 @@ def test_transformations_differentiate_in_inference_mode(pool: Any) -> None:
         assert torch.equal(gradient(), expected)
 
 
-def test_numbers_of_a_module_are_on_the_default_device() -> None:
+def test_numbers_of_a_module_need_no_device() -> None:
     with torch.device("meta"):
-        assert poolgrad.torch.LPPool2d([2.0, 3.0], 2).norm_type.is_meta
+        layer = poolgrad.torch.LPPool2d([2.0, 3.0], 2).to_empty(device="cpu")
+    x = torch.rand(2, 2, 6, 6)
+    assert torch.equal(layer(x), poolgrad.lp_pool2d(x, [2.0, 3.0], 2))
 
 
 IMPORTS = """

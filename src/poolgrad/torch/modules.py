@@ -90,7 +90,9 @@ class Pool(nn.Module):
                 setattr(self, name, value)
 
     def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Check the arguments; numbers for each channel that are not learned convert_to a buffer.
+        """Check the arguments. A tensor that is not learned becomes a buffer, a list plain numbers.
+
+        Numbers are converted to the dtype of the sums in each call, so that they are exact there.
 
         Raises
         ------
@@ -107,10 +109,15 @@ class Pool(nn.Module):
             return given
         value = given[name]
         if isinstance(value, list | tuple | np.ndarray):
-            numbers = real_numbers(name, value).astype(np.float64)
-            value = torch.as_tensor(
-                numbers, dtype=torch.get_default_dtype(), device=torch.get_default_device()
-            )
+            numbers = real_numbers(name, value)
+            if numbers.ndim > 1:
+                raise ValueError(
+                    f"{name} must be a number or one for each channel, "
+                    f"got {numbers.dtype} of shape {numbers.shape}"
+                )
+            numbers = numbers.astype(np.float64)
+            operator.check_operand(numbers.ravel().tolist())
+            return {**given, name: tuple(numbers.tolist()) if numbers.ndim else float(numbers)}
         operator.check_operand(_numbers(name, value))
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             value = nn.Buffer(value)
@@ -171,6 +178,9 @@ class Pool(nn.Module):
             return y
         if self._uses_pytorch(x):
             return super().forward(x, *more)
+        for name in _LEARNED.intersection(arguments):
+            if isinstance(arguments[name], tuple):  # compilers accept no lists of numbers
+                arguments[name] = torch.tensor(arguments[name], dtype=torch.float64, device="cpu")
         try:
             y = self.function(x, **given, **arguments)
         except (TypeError, ValueError):
@@ -489,5 +499,8 @@ def _documentation(
     kinds = "".join(f" Subclass of `torch.nn.{c.__name__}`." for c in theirs)
     notes = [f"Calls `poolgrad.{function.__name__}`.{kinds}", note]
     if not takes.parameters.keys().isdisjoint(_LEARNED):
-        notes.append("A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned.")
+        notes.append(
+            "A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned. A list or "
+            "an array is kept as plain numbers."
+        )
     return of_module(function, dims, takes.parameters, notes)
