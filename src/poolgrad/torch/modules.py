@@ -160,8 +160,9 @@ class Pool(nn.Module):
         padding = getattr(self, "padding", 0)
         if isinstance(padding, int) and padding == 0:
             return True
-        pads, kernel, gaps = map(_each, (padding, self.kernel_size, getattr(self, "dilation", 1)))
-        return all(isinstance(pad, int) for pad in pads) and pads_at_most_half(pads, kernel, gaps)
+        pads = _each(padding)
+        plain = all(isinstance(pad, int) for pad in pads)
+        return plain and pads_at_most_half(pads, _each(self.kernel_size))
 
     def forward(self, input: Tensor) -> Any:
         """Pool the input."""
@@ -178,9 +179,10 @@ class Pool(nn.Module):
             return y
         if self._uses_pytorch(x):
             return super().forward(x, *more)
-        for name in _LEARNED.intersection(arguments):
-            if isinstance(arguments[name], tuple):  # compilers accept no lists of numbers
-                arguments[name] = torch.tensor(arguments[name], dtype=torch.float64, device="cpu")
+        if torch.compiler.is_compiling():  # compilers accept no lists of numbers
+            for name, value in arguments.items():
+                if name in _LEARNED and isinstance(value, tuple):
+                    arguments[name] = torch.tensor(value, dtype=torch.float64, device="cpu")
         try:
             y = self.function(x, **given, **arguments)
         except (TypeError, ValueError):
