@@ -172,8 +172,8 @@ BAD: dict[str, Callable[[], Any]] = {
     "padding and dilation": lambda: F.max_pool2d(torch.ones(1, 1, 16, 16), 2, 1, 2, 9),
     "padding and dilation of one axis": lambda: F.max_pool1d(torch.ones(1, 1, 16), 3, 1, 2, 3),
     "smaller than a window": lambda: F.avg_pool3d(torch.ones(1, 1, 4, 4, 4), 5, 1, 2),
-    "samples of float64": lambda: _fractional(torch.ones(1, 1, 2, dtype=torch.float64)),
-    "samples of float16": lambda: _fractional(torch.ones(1, 1, 2, dtype=torch.float16)),
+    "samples of float64": lambda: _fractional(torch.full((1, 1, 2), 0.5, dtype=torch.float64)),
+    "samples of float16": lambda: _fractional(torch.full((1, 1, 2), 0.5, dtype=torch.float16)),
     "learned samples": lambda: _fractional(torch.full((1, 1, 2), 0.5, requires_grad=True)),
     "samples of another shape": lambda: _fractional(torch.ones(1, 2, 2)),
 }

@@ -244,17 +244,41 @@ def test_copies_and_unbatched_maps() -> None:
     check_unbatched(layer, x)
 
 
-def test_compiled() -> None:
-    x = distinct(2, 3, 8, 8)
-    torch.compiler.reset()
-    layer = S3Pool2d(2)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+SIZES = [(8, 8), (7, 10), (12, 9)]
+S3_LAYERS = {
+    "drawn": lambda: S3Pool2d(2),
+    "drawn from strips": lambda: S3Pool2d(2, grid_size=4),
+    "mean": lambda: S3Pool2d(2, grid_size=4).eval(),
+}
+
+
+def _same(layer: Any, traced: Any, sizes: Any = SIZES) -> None:
     with torch.random.fork_rng():
-        made = []
-        for call in (layer, compiled):
-            torch.manual_seed(2)
-            made.append(call(x))
-    assert torch.equal(*made)
+        for size in sizes:
+            made = []
+            for call in (layer, traced):
+                torch.manual_seed(2)
+                made.append(call(distinct(2, 3, *size)))
+            assert torch.equal(*made)
+
+
+@pytest.mark.parametrize(
+    "name", ["drawn", "mean", pytest.param("drawn from strips", marks=pytest.mark.slow)]
+)
+def test_compiled_for_several_sizes(name: str) -> None:
+    torch.compiler.reset()
+    layer = S3_LAYERS[name]()
+    _same(layer, torch.compile(layer, fullgraph=True, backend="aot_eager"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", S3_LAYERS)
+def test_traced(name: str) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    layer, x = S3_LAYERS[name](), distinct(2, 3, *SIZES[0])
+    _same(layer, torch.jit.trace(layer, x, check_trace=False), SIZES[:1])
+    _same(layer, make_fx(layer, tracing_mode="symbolic")(x), SIZES[:1])
 
 
 def test_bad_arguments() -> None:
