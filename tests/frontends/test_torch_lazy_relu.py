@@ -375,6 +375,16 @@ def test_a_network_is_not_changed_by_looking_at_it() -> None:
     assert random.getstate() == states[1]
 
 
+def test_a_network_that_cannot_be_traced_leaves_the_state_of_random_numbers() -> None:
+    class Drawing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * random.random() if x.sum() > random.random() * 2 else x
+
+    state = random.getstate()
+    assert "torch.fx failed" in str(convert(nn.Sequential(row(), Drawing()), fuse=True))
+    assert random.getstate() == state
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:`torch.jit.script` is")
 @pytest.mark.slow
 @pytest.mark.parametrize("transform", ["vmap", "jvp"])

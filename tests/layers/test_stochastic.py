@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import poolgrad
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from layer_checks import (  # noqa: E402
@@ -279,6 +281,22 @@ def test_traced(name: str) -> None:
     layer, x = S3_LAYERS[name](), distinct(2, 3, *SIZES[0])
     _same(layer, torch.jit.trace(layer, x, check_trace=False), SIZES[:1])
     _same(layer, make_fx(layer, tracing_mode="symbolic")(x), SIZES[:1])
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        S3Pool2d(2, generator=3),
+        lambda x: poolgrad.fractional_max_pool2d(x, 2, output_size=3, generator=3),
+    ],
+)
+def test_a_seed_draws_the_same_in_every_call(pool: Any) -> None:
+    """Under transformations, for which draws without a seed are errors, and on the device meta."""
+    x = distinct(3, 2, 3, 8, 8)
+    assert torch.equal(torch.func.vmap(pool)(x)[1], pool(x[1]))
+    gradient = torch.func.grad(lambda x: pool(x).sum())
+    assert torch.equal(torch.func.vmap(gradient)(x)[1], gradient(x[1]))
+    assert pool(x[0].to("meta")).shape == pool(x[0]).shape
 
 
 def test_bad_arguments() -> None:

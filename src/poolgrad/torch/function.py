@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from poolgrad.interface import Request, Selection, indexed, unpacked
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared
 from poolgrad.torch import call_cache
+from poolgrad.torch._compat import is_transformed, without_transforms
 from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
     DTYPES,
@@ -120,6 +122,12 @@ def known_generator(value: Any) -> torch.Generator | int | None:
     return seed
 
 
+def seeded(generator: Any) -> AbstractContextManager[Any]:
+    """Return a context for draws: those of a seed are the same in every call, mapped or not."""
+    mapped = isinstance(generator, int) and not torch.compiler.is_compiling() and is_transformed()
+    return without_transforms() if mapped else nullcontext()
+
+
 class _Converter:
     """Converts extra operands to tensors; see `operands.Converter`."""
 
@@ -158,12 +166,15 @@ class _Converter:
         shape, most = arguments.samples_shape(layout), arguments.below_one(name_of(dtype))
         if value.values is None:
             known = known_generator(value.generator)
-            if isinstance(known, int):
-                known = torch.Generator(device=x.device).manual_seed(known)
+            context = seeded(known)
+            if isinstance(known, int):  # no generator draws on the device meta
+                device = torch.device("cpu") if x.is_meta else x.device
+                known = torch.Generator(device=device).manual_seed(known)
             # Compilers do not support None.
             own: Any = {} if known is None else {"generator": known}
             device = x.device if known is None else known.device
-            drawn: Tensor = torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
+            with context:
+                drawn: Tensor = torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
             return drawn.clamp(max=most)  # compiled code draws in float32 and rounds
         given = value.values
         if not isinstance(given, Tensor):

@@ -323,9 +323,11 @@ class _Calls:
         for module in twin.modules():
             module.training = training
         state = random.getstate()
-        with torch.random.fork_rng(devices=[]):
-            graph = _Tracer().trace(twin)
-        random.setstate(state)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                graph = _Tracer().trace(twin)
+        finally:
+            random.setstate(state)
         modules = dict(model.named_modules(remove_duplicate=False))
         nodes = (node for node in graph.nodes if node.op == "call_module")
         self.called: dict[fx.Node, nn.Module] = {node: modules[str(node.target)] for node in nodes}

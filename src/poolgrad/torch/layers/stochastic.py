@@ -13,7 +13,7 @@ from torch.nn.functional import max_pool2d, pad
 
 from poolgrad import functional
 from poolgrad.torch.arrays import is_in_graph, pools, shape_of
-from poolgrad.torch.function import known_generator
+from poolgrad.torch.function import known_generator, seeded
 from poolgrad.torch.layers.arguments import Layer, check_maps, pair, sum_dtype, without_autocast
 from poolgrad.torch.transposes import linear
 from poolgrad.windows import Ints, brief
@@ -102,11 +102,13 @@ def _sampled(
     generator: torch.Generator | int | None,
 ) -> Tensor:
     """Keep random rows and columns of a map of maxima."""
+    seed = generator
     if isinstance(generator, int):
         generator = torch.Generator(device="cpu").manual_seed(generator)
     for axis in (0, 1):
         size = shape_of(y)[axis - 2]
-        kept = _drawn(size, stride[axis], grid_size[axis], generator, y.device).to(y.device)
+        with seeded(seed):
+            kept = _drawn(size, stride[axis], grid_size[axis], generator, y.device).to(y.device)
         y = _selected(y, kept, axis - 2, size)
     return y
 
