@@ -86,6 +86,41 @@ def test_tensors(kind: str, no_kernels: None) -> None:
     check()
 
 
+INF, LARGE = float("inf"), 1e308
+UNUSUAL = [
+    [1, INF, 2, 3], [INF, INF, 1, 2], [-INF, 1, 2, 3], [INF, -INF, 0, 1], [INF] * 4, [-INF] * 4,
+    [LARGE, -LARGE, 1, 0], [LARGE] * 4, [-LARGE] * 4, [0] * 4,
+    [np.nan, INF, 1, 2], [np.nan, 1, 2, 3], [np.nan, -1, -2, -3],
+]  # fmt: skip
+LIMITS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "norm": (poolgrad.lp_pool2d, {"norm_type": 3.0}),
+    "largest": (poolgrad.lp_pool2d, {"norm_type": INF}),
+    "power mean": (poolgrad.lp_pool2d, {"norm_type": 0.5, "mean": True}),
+    "lse": (poolgrad.lse_pool2d, {"r": 100.0}),
+    "lse, negative": (poolgrad.lse_pool2d, {"r": -3.0}),
+    "lse, small": (poolgrad.lse_pool2d, {"r": 1e-4}),
+    "soft": (poolgrad.soft_pool2d, {}),
+    "maximum": (poolgrad.mixed_pool2d, {"alpha": 1.0}),
+    "average": (poolgrad.mixed_pool2d, {"alpha": 0.0}),
+    "expected": (poolgrad.stochastic_pool2d, {"training": False}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_of_nonlinear_operators(name: str) -> None:
+    """Infinities and numbers close to the largest one; NaN stays NaN."""
+    function, options = LIMITS[name]
+    x = np.array(UNUSUAL, np.float64).reshape(-1, 1, 2, 2)
+    expected = function(x, kernel_size=2, **options)
+    y, pullback = poolgrad.vjp(function, as_strict(x), kernel_size=2, **options)
+    np.testing.assert_allclose(np.asarray(y), expected, rtol=1e-12)
+    if name != "power mean":  # whose slope is infinite at 0
+        g = np.asarray(pullback(strict.ones_like(y)))
+        numbers = ~np.isnan(x).any((1, 2, 3))
+        np.testing.assert_array_equal(np.isfinite(g[numbers]), True)
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("name", [n for n in FUNCTIONS if "max" in n and "unpool" not in n])
 def test_indices(name: str, channels_last: bool) -> None:

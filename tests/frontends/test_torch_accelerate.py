@@ -169,7 +169,19 @@ BAD: dict[str, Callable[[], Any]] = {
     "output": lambda: F.adaptive_max_pool2d(torch.ones(1, 4, 4), (-1, 2)),
     "one number of bins": lambda: torch._C._nn.adaptive_max_pool2d(torch.ones(1, 4, 4), [2]),
     "no tensor": lambda: F.max_pool2d([[1.0]], 2),
+    "padding and dilation": lambda: F.max_pool2d(torch.ones(1, 1, 16, 16), 2, 1, 2, 9),
+    "padding and dilation of one axis": lambda: F.max_pool1d(torch.ones(1, 1, 16), 3, 1, 2, 3),
+    "smaller than a window": lambda: F.avg_pool3d(torch.ones(1, 1, 4, 4, 4), 5, 1, 2),
+    "samples of float64": lambda: _fractional(torch.full((1, 1, 2), 0.5, dtype=torch.float64)),
+    "samples of float16": lambda: _fractional(torch.full((1, 1, 2), 0.5, dtype=torch.float16)),
+    "learned samples": lambda: _fractional(torch.full((1, 1, 2), 0.5, requires_grad=True)),
+    "samples of another shape": lambda: _fractional(torch.ones(1, 2, 2)),
 }
+
+
+def _fractional(samples: torch.Tensor) -> Any:
+    x = torch.ones(1, 1, 6, 6)
+    return F.fractional_max_pool2d(x, 2, output_size=3, _random_samples=samples)
 
 
 @pytest.mark.parametrize("name", BAD)

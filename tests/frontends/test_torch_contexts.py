@@ -157,9 +157,65 @@ def test_functions_ignore_the_defaults(pool: Any, context: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(came, expected, strict=True))
 
 
-def test_numbers_of_a_module_are_on_the_default_device() -> None:
+def _accelerated(x: Any) -> Any:
+    with poolgrad.torch.accelerate():
+        return torch.nn.functional.max_pool2d(x, 2)
+
+
+def _fused(x: Any) -> Any:
+    net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.MaxPool2d(2))
+    assert poolgrad.torch.convert(net, fuse=True).fused
+    return net(x)
+
+
+INFERENCE = FUNCTIONS | {
+    "max": lambda x: poolgrad.max_pool2d(x, 2),
+    "indices": lambda x: poolgrad.max_pool2d(x, 2, return_indices=True)[0],
+    "large": lambda x: poolgrad.max_pool2d(x.tile(64, 64), 2),
+    "lp": lambda x: poolgrad.lp_pool2d(x, 3.0, 2),
+    "learned": lambda x: poolgrad.lse_pool2d(x, 2, r=torch.ones(2, requires_grad=True)),
+    "negative view": lambda x: poolgrad.soft_pool2d(torch._neg_view(x), 2),
+    "regions": lambda x: poolgrad.roi_align(x, torch.tensor([[0, 1.0, 1.0, 4.0, 5.0]]), 2),
+    "accelerate": _accelerated,
+    "fused": _fused,
+}
+INFERENCE |= {f"{name}-{i}": LAYERS[name][i].make() for name, i in CASES if i == 0}
+
+
+@pytest.mark.parametrize("name", INFERENCE)
+def test_inference_mode_wins_over_enable_grad(name: str) -> None:
+    case = LAYERS[name[:-2]][0] if name[-2:] == "-0" else None
+    leaf = torch.rand(case.shape if case else (2, 2, 6, 6), requires_grad=True)
+    others = case.others() if case else ()
+    for x in (leaf, leaf.detach() * 1, leaf * 1):
+        for _ in range(2):  # the second call is cached
+            with _seeded():
+                expected = INFERENCE[name](x, *others)
+            with torch.inference_mode(), torch.enable_grad(), _seeded():
+                came = INFERENCE[name](x, *others)
+            assert torch.equal(came, expected)
+            assert came.is_inference()
+            assert not came.requires_grad
+
+
+@pytest.mark.parametrize("pool", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_transformations_differentiate_in_inference_mode(pool: Any) -> None:
+    x = torch.rand(2, 2, 6, 6)
+
+    def gradient() -> Any:
+        with _seeded():
+            return torch.func.grad(lambda x: pool(x).sum())(x)
+
+    expected = gradient()
+    with torch.inference_mode():
+        assert torch.equal(gradient(), expected)
+
+
+def test_numbers_of_a_module_need_no_device() -> None:
     with torch.device("meta"):
-        assert poolgrad.torch.LPPool2d([2.0, 3.0], 2).norm_type.is_meta
+        layer = poolgrad.torch.LPPool2d([2.0, 3.0], 2).to_empty(device="cpu")
+    x = torch.rand(2, 2, 6, 6)
+    assert torch.equal(layer(x), poolgrad.lp_pool2d(x, [2.0, 3.0], 2))
 
 
 FAKE = {

@@ -164,6 +164,126 @@ def test_changes_of_the_input_are_not_overlooked() -> None:
         late.sum()
 
 
+# The circumstances of the ReLU, of its first reader and of the maximum may differ
+
+
+def _first_read_by(context: Callable[[], Any]) -> Callable[[nn.Sequential, torch.Tensor], Any]:
+    def run(net: nn.Sequential, x: torch.Tensor) -> Any:
+        between = net[0](x * 1)
+        with context():
+            between.max()
+        return net[1](between), between.sin()
+
+    return run
+
+
+def _transformed(transform: Callable[..., Any]) -> Callable[[nn.Sequential, torch.Tensor], Any]:
+    def run(net: nn.Sequential, x: torch.Tensor) -> Any:
+        between = net[0](x * 1)
+        one = torch.ones(())
+        came = transform(lambda a: a * between + net[1](between).sum(), one)
+        between.register_hook(lambda g: 3 * g)
+        return came, between * 2, transform(lambda a: a * between, one)
+
+    return run
+
+
+def _changed(change: Callable[[torch.Tensor], Any]) -> Callable[[nn.Sequential, torch.Tensor], Any]:
+    def run(net: nn.Sequential, x: torch.Tensor) -> Any:
+        given = x * 1
+        between = net[0](given)
+        change(given)
+        return net[1](between)
+
+    return run
+
+
+def _in_inference_mode(net: nn.Sequential, x: torch.Tensor) -> Any:
+    with torch.inference_mode():
+        given = x.clone()
+        between = net[0](given)
+        given.neg_()
+        return net[1](between).clone(), between.is_inference()
+
+
+def _on_a_tensor_of_inference_mode(net: nn.Sequential, x: torch.Tensor) -> Any:
+    with torch.inference_mode():
+        given = x.clone()
+    between = net[0](given)
+    with torch.inference_mode():
+        given.neg_()
+    return net[1](between), between.is_inference()
+
+
+def _without_gradient(net: nn.Sequential, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        between = [net[0](x), net[0](x)]
+        between[1].max()
+    return [net[1](b) for b in between], x * 1
+
+
+def _tracked_later(net: nn.Sequential, x: torch.Tensor) -> Any:
+    late = x.detach().clone()
+    between = net[0](late)
+    late.requires_grad_()
+    return net[1](between), between * 2, x * 1
+
+
+def _fake() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+CIRCUMSTANCES: dict[str, Callable[[nn.Sequential, torch.Tensor], Any]] = {
+    "read in inference mode": _first_read_by(torch.inference_mode),
+    "read without gradient": _first_read_by(torch.no_grad),
+    "read under a fake mode": _first_read_by(_fake),
+    "read under a device": _first_read_by(lambda: torch.device("meta")),
+    "vmap": _transformed(lambda f, a: torch.vmap(f)(a.expand(3))),
+    "grad": _transformed(lambda f, a: torch.func.grad(lambda a: f(a).sum())(a)),
+    "jvp": _transformed(lambda f, a: torch.func.jvp(f, (a,), (a,))[1]),
+    "in inference mode": _in_inference_mode,
+    "of inference mode": _on_a_tensor_of_inference_mode,
+    "without gradient": _without_gradient,
+    "tracked later": _tracked_later,
+    "detached later": _changed(lambda x: x.detach_()),
+    "data set later": _changed(lambda x: setattr(x, "data", -x.data)),
+    "data of another shape": _changed(lambda x: setattr(x, "data", torch.zeros(1))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the fake mode reads it
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_the_circumstances_of_a_reader_change_nothing(name: str) -> None:
+    def gradient_and_results(net: nn.Sequential) -> list[Any]:
+        x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        results = torch.utils._pytree.tree_leaves(CIRCUMSTANCES[name](net, x))
+        tensors = [r for r in results if isinstance(r, torch.Tensor)]
+        tracked = [t for t in tensors if t.requires_grad]
+        if tracked:
+            sum(t.sin().sum() for t in tracked).backward()
+        flags = [r for r in results if not isinstance(r, torch.Tensor)]
+        return [*(t.requires_grad for t in tensors), *flags, x.grad, *tensors]
+
+    net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    expected = gradient_and_results(net)
+    assert convert(net, fuse=True).fused
+    for came, theirs in zip(gradient_and_results(net), expected, strict=True):
+        assert type(came) is type(theirs)
+        torch.testing.assert_close(came, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_changes_in_other_modes_are_not_overlooked(context: Any) -> None:
+    x = torch.randn(2, 3)
+    late = fusion.LazyReLU.of(x)
+    with context():
+        x.neg_()
+    with pytest.raises(RuntimeError, match="changed in place before its output was read"):
+        late.sum()
+
+
 @pytest.mark.parametrize(
     "read",
     [
@@ -253,6 +373,16 @@ def test_a_network_is_not_changed_by_looking_at_it() -> None:
     assert not seen
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
+
+
+def test_a_network_that_cannot_be_traced_leaves_the_state_of_random_numbers() -> None:
+    class Drawing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * random.random() if x.sum() > random.random() * 2 else x
+
+    state = random.getstate()
+    assert "torch.fx failed" in str(convert(nn.Sequential(row(), Drawing()), fuse=True))
+    assert random.getstate() == state
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:`torch.jit.script` is")

@@ -8,6 +8,7 @@ import math
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 import poolgrad
@@ -82,7 +83,7 @@ def test_forms_of_the_argument_agree(kind: str, dims: int) -> None:
     for value in (torch.tensor(2.5), torch.full((CHANNELS,), 2.5)):
         for given in (value, value.tolist(), value.numpy()):
             layer, _ = made(kind, dims, given)
-            plain = isinstance(given, float)
+            plain = not isinstance(given, torch.Tensor)
             assert [name for name, _ in layer.named_buffers()] == [argument] * (not plain)
             assert list(layer.parameters()) == []
             torch.testing.assert_close(layer(x), expected)
@@ -92,6 +93,35 @@ def test_forms_of_the_argument_agree(kind: str, dims: int) -> None:
     function = function_of(kind, dims)
     settings = KINDS[kind][1]
     assert torch.equal(function(x, **settings, **{argument: 2.5}), expected)
+
+
+@each_module
+def test_a_list_is_exact_in_every_dtype(kind: str, dims: int) -> None:
+    x, numbers = images(dims).double(), [0.1, 0.2, 0.3][:CHANNELS]
+    layer, argument = made(kind, dims, numbers)
+    settings = KINDS[kind][1]
+    expected = function_of(kind, dims)(x, **settings, **{argument: numbers})
+    for twin in (layer, layer.half().float(), made(kind, dims, np.array(numbers))[0]):
+        assert twin.state_dict() == {}
+        assert torch.equal(twin(x), expected)
+    with torch.inference_mode():
+        layer, _ = made(kind, dims, numbers)
+    leaf = x.clone().requires_grad_()
+    layer(leaf).sum().backward()
+    with pytest.raises(ValueError, match=f"^{argument} must be a number or one for each channel"):
+        made(kind, dims, [numbers])
+
+
+def test_a_module_with_a_list_is_compiled_and_exported() -> None:
+    layer, x = layers.LPPool2d([2.0, 3.0, 2.5], 2), images(2)
+    expected = layer(x)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    for run in (
+        compiled,
+        torch.fx.symbolic_trace(layer),
+        torch.export.export(layer, (x,)).module(),
+    ):
+        assert torch.equal(run(x), expected)
 
 
 def test_generalised_mean() -> None:

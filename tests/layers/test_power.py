@@ -159,6 +159,62 @@ def test_standard_operators_compute_the_same(
     torch.testing.assert_close(their_gradients, gradients, rtol=1e-9, atol=1e-12)
 
 
+WITHOUT_KERNELS: dict[str, Any] = {
+    "compiled": lambda gradient, layer: torch.compile(gradient(layer), backend="aot_eager"),
+    "exported": lambda gradient, layer: gradient(
+        torch.export.export(layer, (torch.rand(1, 2, 3, 3),)).module()
+    ),
+    "traced": lambda gradient, layer: gradient(
+        torch.jit.trace(layer, (torch.rand(1, 2, 3, 3),), check_trace=False)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    "way", [*(pytest.param(w, marks=pytest.mark.slow) for w in ("compiled", "exported")), "traced"]
+)
+@pytest.mark.parametrize("layer", [GeM2d(eps=0), GeM2d(2, p=20.0), LogSumExp2d(2)], ids=str)
+def test_maps_of_one_value_have_the_gradient_of_the_kernels(layer: Any, way: str) -> None:
+    def gradient(layer: Any) -> Any:
+        return torch.func.grad(lambda x: layer(x).sum())
+
+    torch.compiler.reset()
+    run = WITHOUT_KERNELS[way](gradient, layer)
+    for x in (torch.zeros(1, 2, 3, 3), torch.full((1, 2, 3, 3), 2.0)):
+        torch.testing.assert_close(run(x), gradient(layer)(x))
+
+
+EXTREMES = [
+    [0.0] * 4, [2.0] * 4, [1.0, 1.001, 0.999, 1.0], [6e4, 6e4, 6e4, 1.0], [5.9e4, -5.9e4, 1.0, 0.0],
+    [math.inf, 1.0, 2.0, 3.0], [-math.inf, 1.0, 2.0, 3.0], [6.1e-5, 0.0, 0.0, 0.0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "layer",
+    [GeM2d(p=20.0), GeM2d(p=0.5, eps=0), GeM2d(eps=0), LogSumExp2d(), LogSumExp2d(r=-2.0)],
+    ids=str,
+)
+def test_extreme_values_without_kernels(
+    layer: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.tensor(EXTREMES).to(dtype).reshape(-1, 1, 2, 2)
+    finite = x[x.isfinite().flatten(1).all(1)]
+
+    def computed() -> tuple[Any, ...]:
+        leaf = finite.clone().requires_grad_()
+        return layer(x), *torch.autograd.grad(layer(leaf).sum(), (leaf, *layer.parameters()))
+
+    expected = computed()
+    monkeypatch.setattr("poolgrad.torch.layers.power.pools", lambda x: False)
+    close = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 1e-6}
+    for came, theirs in zip(computed()[:2], expected, strict=False):
+        torch.testing.assert_close(came, theirs, **close)
+    torch.testing.assert_close(computed()[2], expected[2], rtol=1e-3, atol=1e-6)
+
+
 @each_channels
 @each_layer
 @exporters

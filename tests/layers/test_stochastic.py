@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import poolgrad
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from layer_checks import (  # noqa: E402
@@ -244,17 +246,57 @@ def test_copies_and_unbatched_maps() -> None:
     check_unbatched(layer, x)
 
 
-def test_compiled() -> None:
-    x = distinct(2, 3, 8, 8)
-    torch.compiler.reset()
-    layer = S3Pool2d(2)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+SIZES = [(8, 8), (7, 10), (12, 9)]
+S3_LAYERS = {
+    "drawn": lambda: S3Pool2d(2),
+    "drawn from strips": lambda: S3Pool2d(2, grid_size=4),
+    "mean": lambda: S3Pool2d(2, grid_size=4).eval(),
+}
+
+
+def _same(layer: Any, traced: Any, sizes: Any = SIZES) -> None:
     with torch.random.fork_rng():
-        made = []
-        for call in (layer, compiled):
-            torch.manual_seed(2)
-            made.append(call(x))
-    assert torch.equal(*made)
+        for size in sizes:
+            made = []
+            for call in (layer, traced):
+                torch.manual_seed(2)
+                made.append(call(distinct(2, 3, *size)))
+            assert torch.equal(*made)
+
+
+@pytest.mark.parametrize(
+    "name", ["drawn", "mean", pytest.param("drawn from strips", marks=pytest.mark.slow)]
+)
+def test_compiled_for_several_sizes(name: str) -> None:
+    torch.compiler.reset()
+    layer = S3_LAYERS[name]()
+    _same(layer, torch.compile(layer, fullgraph=True, backend="aot_eager"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", S3_LAYERS)
+def test_traced(name: str) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    layer, x = S3_LAYERS[name](), distinct(2, 3, *SIZES[0])
+    _same(layer, torch.jit.trace(layer, x, check_trace=False), SIZES[:1])
+    _same(layer, make_fx(layer, tracing_mode="symbolic")(x), SIZES[:1])
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        S3Pool2d(2, generator=3),
+        lambda x: poolgrad.fractional_max_pool2d(x, 2, output_size=3, generator=3),
+    ],
+)
+def test_a_seed_draws_the_same_in_every_call(pool: Any) -> None:
+    """Under transformations, for which draws without a seed are errors, and on the device meta."""
+    x = distinct(3, 2, 3, 8, 8)
+    assert torch.equal(torch.func.vmap(pool)(x)[1], pool(x[1]))
+    gradient = torch.func.grad(lambda x: pool(x).sum())
+    assert torch.equal(torch.func.vmap(gradient)(x)[1], gradient(x[1]))
+    assert pool(x[0].to("meta")).shape == pool(x[0]).shape
 
 
 def test_bad_arguments() -> None:

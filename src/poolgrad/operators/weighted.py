@@ -26,8 +26,10 @@ __all__ = ["WEIGHTED"]
 
 def _count(xp: Any, windows: UnfoldedWindows, padding: bool, dtype: Any) -> Any:
     """The number of inputs of each window or, with `padding`, of taps in the padded input."""
-    count = windows.extent[..., 0] if padding else xp.count_nonzero(windows.valid, axis=-1)
-    return xp.astype(count, dtype)
+    if padding:
+        return xp.astype(windows.extent[..., 0], dtype)
+    # Of integers, and a sum, because older exporters to ONNX support no other count.
+    return xp.astype(xp.sum(xp.astype(windows.valid, xp.arange(1).dtype), axis=-1), dtype)
 
 
 def _sum(xp: Any, windows: UnfoldedWindows) -> Any:
@@ -135,6 +137,15 @@ def _finite(name: str, values: list[float]) -> None:
             raise ValueError(f"{name} must be finite, got {value}")
 
 
+def _bounded(xp: Any, values: Any) -> Any:
+    """Replace infinities by the largest numbers of the dtype; NaN stays.
+
+    Differences and quotients of infinities would be NaN.
+    """
+    most = float(xp.finfo(values.dtype).max)
+    return xp.where(values > most, most, xp.where(values < -most, -most, values))
+
+
 def _relative(xp: Any, sizes: Any) -> tuple[Any, Any]:
     """Return the numbers of each window, scaled by a power of two to about 1, and its inverse.
 
@@ -171,8 +182,9 @@ class Lp(_Nonlinear):
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
         # Also excludes 0, where libraries define the derivative of the absolute value differently.
-        size = xp.where(windows.valid & (windows.values != 0), xp.abs(windows.values), 0.0)
-        size, unit = _relative(xp, size)
+        given = xp.where(windows.valid & (windows.values != 0), xp.abs(windows.values), 0.0)
+        unlimited = xp.max(given, axis=-1) == math.inf
+        size, unit = _relative(xp, _bounded(xp, given))
         largest = xp.max(size, axis=-1)
         scale = xp.where(largest > 0, largest, 1.0)
         positive = size > 0
@@ -184,7 +196,7 @@ class Lp(_Nonlinear):
         if options == (True,):
             total = total / _count(xp, windows, False, windows.values.dtype)
         root = xp.exp(xp.log(xp.where(largest > 0, total, 1.0)) / p)
-        return largest * xp.where(infinite, 1.0, root) * unit
+        return xp.where(unlimited, math.inf, largest * xp.where(infinite, 1.0, root) * unit)
 
 
 class Lse(_Nonlinear):
@@ -200,22 +212,28 @@ class Lse(_Nonlinear):
             raise ValueError("r must not be 0; the limit there is the mean: use avg_pool")
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
-        valid, values = windows.valid, windows.values
+        valid, values = windows.valid, _bounded(xp, windows.values)
         count = _count(xp, windows, False, values.dtype)
-        mean = _mean(xp, windows)
+        mean = _mean(xp, windows._replace(values=values))
         centred = xp.where(valid, values - xp.expand_dims(mean, axis=-1), 0.0)
         near = xp.abs(argument) * xp.max(xp.abs(centred), axis=-1) < 1e-3
         rate = xp.where(near, 1.0, argument)
-        terms = xp.expand_dims(rate, axis=-1) * values
-        largest = xp.max(xp.where(valid, terms, -math.inf), axis=-1)
-        apart = xp.where(valid, terms - xp.expand_dims(largest, axis=-1), 0.0)
-        total = xp.sum(xp.where(valid, xp.exp(apart), 0.0), axis=-1)
-        far = (largest + xp.log(total / count)) / rate
+        # The input that dominates: the smallest one for a negative rate.
+        sign = xp.sign(argument)
+        signed = xp.where(valid, windows.values * xp.expand_dims(sign, axis=-1), -math.inf)
+        limit = xp.max(signed, axis=-1)
+        most = _bounded(xp, limit) * sign
+        apart = xp.where(valid, _bounded(xp, values - xp.expand_dims(most, axis=-1)), 0.0)
+        powers = xp.exp(apart * xp.expand_dims(rate, axis=-1))
+        total = xp.sum(xp.where(valid, powers, 0.0), axis=-1)
+        far = most + xp.log(total / count) / rate
         # Near the mean the formula would cancel, so the first cumulants are used.
         small = xp.where(xp.expand_dims(near, axis=-1), centred, 0.0)
         second, third, fourth = (xp.sum(small**k, axis=-1) / count for k in (2, 3, 4))
         r, fourth = xp.where(near, argument, 0.0), fourth - 3 * second * second
-        return xp.where(near, mean + r * (second / 2 + r * (third / 6 + r * fourth / 24)), far)
+        close = mean + r * (second / 2 + r * (third / 6 + r * fourth / 24))
+        infinite = xp.abs(limit) == math.inf
+        return xp.where(infinite, limit * sign, xp.where(near, close, far))
 
 
 class Soft(_Nonlinear):
@@ -225,11 +243,13 @@ class Soft(_Nonlinear):
     kept = 3
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
-        valid, values = windows.valid, windows.values
-        largest = xp.max(xp.where(valid, values, -math.inf), axis=-1)
-        apart = xp.where(valid, values - xp.expand_dims(largest, axis=-1), 0.0)
+        valid, values = windows.valid, _bounded(xp, windows.values)
+        limit = xp.max(xp.where(valid, windows.values, -math.inf), axis=-1)
+        largest = _bounded(xp, limit)
+        apart = xp.where(valid, _bounded(xp, values - xp.expand_dims(largest, axis=-1)), 0.0)
         weights = xp.where(valid, xp.exp(apart), 0.0)
-        return largest + xp.sum(weights * apart, axis=-1) / xp.sum(weights, axis=-1)
+        mean = largest + xp.sum(weights * apart, axis=-1) / xp.sum(weights, axis=-1)
+        return xp.where(xp.abs(limit) == math.inf, limit, mean)
 
 
 class Expected(_Nonlinear):
@@ -239,11 +259,13 @@ class Expected(_Nonlinear):
     kept = 3
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
-        positive = xp.where(windows.valid & (windows.values > 0), windows.values, 0.0)
-        positive, unit = _relative(xp, positive)  # so that squares do not overflow
+        counted = (windows.values > 0) | (windows.values != windows.values)  # NaN stays
+        given = xp.where(windows.valid & counted, windows.values, 0.0)
+        unlimited = xp.max(given, axis=-1) == math.inf
+        positive, unit = _relative(xp, _bounded(xp, given))  # so that squares do not overflow
         total = xp.sum(positive, axis=-1)
         squares = xp.sum(positive * positive, axis=-1)
-        drawn = squares * unit / xp.where(total > 0, total, 1.0)
+        drawn = xp.where(unlimited, math.inf, squares / xp.where(total > 0, total, 1.0) * unit)
         return xp.where(total > 0, drawn, _mean(xp, windows))
 
 
@@ -282,7 +304,10 @@ class Mixed(Operator):
         first = equal & (xp.cumulative_sum(xp.astype(equal, xp.int32), axis=-1) == 1)
         most = xp.sum(xp.where(first, windows.values, 0.0), axis=-1)
         total, (padding,) = _sum(xp, windows), options
-        # For alpha of 0 or 1 the result is one of the two, even if the other is infinite.
+        # For alpha of 0 or 1 the result is one of the two, even if the other is infinite or the
+        # difference of infinities.
+        bounded = _sum(xp, windows._replace(values=_bounded(xp, windows.values)))
+        total = xp.where(argument == 1, bounded, total)
         most = xp.where((argument == 0) & (xp.abs(most) == math.inf), 0.0, most)
         total = xp.where((argument == 1) & (xp.abs(total) == math.inf), 0.0, total)
         count = _count(xp, windows, padding, windows.values.dtype)

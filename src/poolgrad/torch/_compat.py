@@ -85,7 +85,9 @@ def skip_by_compiler(function: Any) -> None:
 
 # Fused ReLUs
 
-without_torch_function = _symbol("torch._C.DisableTorchFunctionSubclass")
+without_torch_function = _symbol("torch._C.DisableTorchFunction")
+without_transforms = _symbol("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
+without_dispatch_modes = _symbol("torch.utils._python_dispatch._disable_current_modes")
 wrapper_subclass = _symbol("torch.Tensor._make_wrapper_subclass")
 has_global_hooks = _symbol("torch.nn.modules.module._has_any_global_hook")
 tree_map_only = _symbol("torch.utils._pytree.tree_map_only")

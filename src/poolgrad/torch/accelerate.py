@@ -89,14 +89,18 @@ def _kernel(operator: _AtenOperator, before: Any) -> Callable[..., Any]:
     # For bins and fractional windows PyTorch accepts no list of one number for all axes.
     sizes = [n for n in names if n.endswith("_size")] if "output_size" in names else []
 
+    drawn, fitting = "_random_samples" in names, operator.name == "avg_pool3d"
+
     def kernel(keys: Any, x: Tensor, *args: Any, **more: Any) -> Any:
         plain = is_direct_for_kernels(x) and x.is_floating_point() and x.numel() > 0
         if plain and x.dim() - dims in (1, 2):
             given = dict(zip(names, args, strict=False)) | more
             pads = given.get("padding")
-            if all(len(given[name]) == dims for name in sizes) and (
-                not pads
-                or pads_at_most_half(pads, given["kernel_size"], given.get("dilation") or [1])
+            if (
+                all(len(given[name]) == dims for name in sizes)
+                and (not pads or pads_at_most_half(pads, given["kernel_size"]))
+                and not (drawn and _refuses_samples(given["_random_samples"], x))
+                and not (fitting and _is_smaller(x, given["kernel_size"]))
             ):
                 try:
                     made = function(x, **_completed(given), **fixed)
@@ -110,6 +114,18 @@ def _kernel(operator: _AtenOperator, before: Any) -> Callable[..., Any]:
         return before.call_boxed(keys, x, *args, **more)
 
     return kernel
+
+
+def _refuses_samples(samples: Tensor, x: Tensor) -> bool:
+    """Whether PyTorch refuses these samples, for which it has no derivative."""
+    plain = is_direct_for_kernels(samples) and samples.device == x.device
+    return not plain or samples.dtype != x.dtype or samples.requires_grad
+
+
+def _is_smaller(x: Tensor, kernel_size: list[int]) -> bool:
+    """Whether the volume without padding is smaller than a window."""
+    sizes = kernel_size if len(kernel_size) == 3 else kernel_size * 3
+    return any(n < k for n, k in zip(x.shape[-3:], sizes, strict=True))
 
 
 def _require_unchanged(y: Tensor, indices: Tensor) -> None:

@@ -246,14 +246,11 @@ def is_nested_forward() -> bool:
     return _levels().count(Transform.Jvp) > 1
 
 
-def pads_at_most_half(padding: Any, kernel_size: Any, dilation: Any) -> bool:
-    """Whether PyTorch accepts this padding: at most half a window along each axis."""
-    n = max(map(len, (padding, kernel_size, dilation)))
-    pads, kernels, gaps = (
-        values if len(values) == n else [values[0]] * n
-        for values in (padding, kernel_size, dilation)
-    )
-    return all(0 <= 2 * p <= (k - 1) * d + 1 for p, k, d in zip(pads, kernels, gaps, strict=True))
+def pads_at_most_half(padding: Any, kernel_size: Any) -> bool:
+    """Whether PyTorch accepts this padding: at most half the taps of a window along each axis."""
+    n = max(len(padding), len(kernel_size))
+    pads, kernels = (v if len(v) == n else [v[0]] * n for v in (padding, kernel_size))
+    return all(0 <= 2 * p <= k for p, k in zip(pads, kernels, strict=True))
 
 
 def applied(function: type[torch.autograd.Function]) -> Any:

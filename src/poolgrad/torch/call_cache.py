@@ -31,6 +31,7 @@ Tensors = tuple[Tensor, ...]
 
 # Other compilers than Dynamo call with tensors of other types, or watch them.
 _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
+_is_inference_mode_enabled = torch.is_inference_mode_enabled
 
 _call, _key, _call_with = KIND.call, KIND.key, KIND.call_with
 
@@ -78,7 +79,8 @@ def _differentiable(
     adapter = ADAPTERS[ready.operator.name]
     apply = _function(adapter)
     steps = _BoundPasses(adapter, ready, operands, request.x, request.return_indices)
-    return lambda x: apply(x, steps)
+    # Inference mode also holds in `enable_grad`, where an `autograd.Function` would fail.
+    return lambda x: steps.output(x) if _is_inference_mode_enabled() else apply(x, steps)
 
 
 @lru_cache
@@ -141,6 +143,11 @@ class _BoundPasses:
         y, *kept = self._run(x)
         indices = kept.pop(0) if self._indices else None
         return y, indices, (x, *kept) if self._nonlinear else (*kept,)
+
+    def output(self, x: Tensor) -> Any:
+        """Return the output or, if there are indices, both."""
+        y, indices, _ = self.forward(x)
+        return y if indices is None else (y, indices)
 
     def vjp(self, gy: Tensor, saved: Tensors) -> Tensor:
         """Return the gradient of the input."""

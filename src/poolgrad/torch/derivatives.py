@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.torch._compat import skip_by_compiler
+from poolgrad.torch._compat import is_transformed, skip_by_compiler
 from poolgrad.torch.arrays import KIND, applied, is_in_graph, is_nested_forward
 
 LIBRARY = torch.library.Library("poolgrad", "DEF")
@@ -85,12 +85,21 @@ def differentiable(
         if is_in_graph():
             return op(*given, *flat(static))
         if not KIND.have_parts(given, any_layout):
-            return function.apply(*given, static)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+            return op(*given, *flat(static)) if is_inference() else function.apply(*given, static)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in given) and not is_inference():
             return applied(function)(*given, static)
         return run(static, *given)
 
     return call
+
+
+def is_inference() -> bool:
+    """Whether inference mode keeps autograd from recording, as it does even in `enable_grad`.
+
+    An `autograd.Function` would record there, and fail. Transformations differentiate in inference
+    mode, too.
+    """
+    return torch.is_inference_mode_enabled() and not is_transformed()
 
 
 def refuse_nested_forward() -> None:

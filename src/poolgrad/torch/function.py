@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from poolgrad.interface import Request, Selection, indexed, unpacked
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared
 from poolgrad.torch import call_cache
-from poolgrad.torch._compat import mode_of
+from poolgrad.torch._compat import is_transformed, mode_of, without_transforms
 from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
     DTYPES,
@@ -123,6 +124,12 @@ def known_generator(value: Any) -> torch.Generator | int | None:
     return seed
 
 
+def seeded(generator: Any) -> AbstractContextManager[Any]:
+    """Return a context for draws: those of a seed are the same in every call, mapped or not."""
+    mapped = isinstance(generator, int) and not torch.compiler.is_compiling() and is_transformed()
+    return without_transforms() if mapped else nullcontext()
+
+
 class _Converter:
     """Converts extra operands to tensors; see `operands.Converter`."""
 
@@ -162,12 +169,15 @@ class _Converter:
         shape, most = arguments.samples_shape(layout), arguments.below_one(name_of(dtype))
         if value.values is None:
             known = known_generator(value.generator)
-            if isinstance(known, int):
-                known = torch.Generator(device=x.device).manual_seed(known)
+            context = seeded(known)
+            if isinstance(known, int):  # no generator draws on the device meta
+                device = torch.device("cpu") if x.is_meta else x.device
+                known = torch.Generator(device=device).manual_seed(known)
             # Compilers do not support None.
             own: Any = {} if known is None else {"generator": known}
             device = x.device if known is None else known.device
-            drawn: Tensor = torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
+            with context:
+                drawn: Tensor = torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
             return drawn.clamp(max=most)  # compiled code draws in float32 and rounds
         if isinstance(value.values, Tensor):
             given = checked(operand.name, value.values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -18,9 +19,13 @@ from torch import Tensor, fx, nn
 
 from poolgrad.torch._compat import (
     has_global_hooks,
+    is_observed,
+    is_transformed,
     tree_map_only,
     version_of,
+    without_dispatch_modes,
     without_torch_function,
+    without_transforms,
     wrapper_subclass,
 )
 from poolgrad.torch.arrays import is_direct_for_kernels
@@ -28,6 +33,24 @@ from poolgrad.torch.modules import Maximum, Pool
 from poolgrad.torch.pools import MaxPool1d, MaxPool2d, MaxPool3d
 
 # The lazy tensor
+
+
+@contextmanager
+def _as_created() -> Iterator[None]:
+    """Restore the circumstances in which lazy ReLUs are created.
+
+    What a reader computes is stored for all readers. It must not depend on inference mode,
+    transformations or modes that are active around the first of them.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(without_torch_function())
+        if is_transformed():
+            stack.enter_context(without_transforms())
+        if is_observed():
+            stack.enter_context(without_dispatch_modes())
+        yield
 
 
 class LazyReLU(Tensor):
@@ -56,7 +79,7 @@ class LazyReLU(Tensor):
     def value(self) -> Tensor:
         """Return the ReLU's output; its gradient flows through this tensor."""
         if self.computed is None:
-            with torch.enable_grad():
+            with _as_created():
                 self.computed = _Compute.apply(self)  # type: ignore[no-untyped-call]
         computed: Tensor = self.computed
         return computed
@@ -84,9 +107,11 @@ class _Source:
     """
 
     def __init__(self, x: Tensor) -> None:
-        self._x = x
+        # An alias with the present place in the graph: `detach_`, `requires_grad_` and `data`
+        # may change the tensor itself, which PyTorch's ReLU does not read again.
+        self._x = x[...] if x.requires_grad and torch.is_grad_enabled() else x.detach()
         self._closed: Tensor | None = None
-        self._version = None if x.is_inference() else version_of(x)
+        self._version = version_of(x)
 
     def intact(self) -> Tensor:
         """Return the input.
@@ -96,7 +121,7 @@ class _Source:
         RuntimeError
             If it was changed in place.
         """
-        if self._version is not None and version_of(self._x) != self._version:
+        if version_of(self._x) != self._version:
             raise RuntimeError(
                 "the input of a fused ReLU was changed in place before its output was read: "
                 "convert this network without fuse=True"
@@ -106,7 +131,8 @@ class _Source:
     def closed(self) -> Tensor:
         """Return where the gradient is zero: a private tensor of one byte for each element."""
         if self._closed is None:
-            self._closed = self.intact().detach() <= 0  # false for NaN, as in PyTorch
+            with _as_created():
+                self._closed = self.intact().detach() <= 0  # false for NaN, as in PyTorch
         return self._closed
 
     def relu(self) -> Tensor:
@@ -155,9 +181,12 @@ class FusedReLU(nn.ReLU):
     """A ReLU that returns a lazy tensor, for the maximum that reads it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the ReLU: a lazy tensor where the kernels support the input."""
+        """Return the ReLU: a lazy tensor where the kernels support the input.
+
+        A tensor of inference mode has no version counter, which tells whether it was changed.
+        """
         plain = not torch.compiler.is_compiling() and is_direct_for_kernels(input)
-        if plain and input.is_floating_point() and not _is_watched(self):
+        if plain and input.is_floating_point() and _has_version(input) and not _is_watched(self):
             return LazyReLU.of(input)
         return super().forward(input)
 
@@ -195,6 +224,11 @@ _BEFORE: dict[type[nn.Module], type[nn.Module]] = {
     **{reader: pool for pool, reader in _FUSED.items()},
     FusedReLU: nn.ReLU,
 }
+
+
+def _has_version(x: Tensor) -> bool:
+    """Whether PyTorch counts the changes of a tensor, and of results of its operations."""
+    return not (x.is_inference() or torch.is_inference_mode_enabled())
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -289,9 +323,11 @@ class _Calls:
         for module in twin.modules():
             module.training = training
         state = random.getstate()
-        with torch.random.fork_rng(devices=[]):
-            graph = _Tracer().trace(twin)
-        random.setstate(state)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                graph = _Tracer().trace(twin)
+        finally:
+            random.setstate(state)
         modules = dict(model.named_modules(remove_duplicate=False))
         nodes = (node for node in graph.nodes if node.op == "call_module")
         self.called: dict[fx.Node, nn.Module] = {node: modules[str(node.target)] for node in nodes}

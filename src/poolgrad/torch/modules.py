@@ -90,7 +90,9 @@ class Pool(nn.Module):
                 setattr(self, name, value)
 
     def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Check the arguments; numbers for each channel that are not learned convert_to a buffer.
+        """Check the arguments. A tensor that is not learned becomes a buffer, a list plain numbers.
+
+        Numbers are converted to the dtype of the sums in each call, so that they are exact there.
 
         Raises
         ------
@@ -107,10 +109,15 @@ class Pool(nn.Module):
             return given
         value = given[name]
         if isinstance(value, list | tuple | np.ndarray):
-            numbers = real_numbers(name, value).astype(np.float64)
-            value = torch.as_tensor(
-                numbers, dtype=torch.get_default_dtype(), device=torch.get_default_device()
-            )
+            numbers = real_numbers(name, value)
+            if numbers.ndim > 1:
+                raise ValueError(
+                    f"{name} must be a number or one for each channel, "
+                    f"got {numbers.dtype} of shape {numbers.shape}"
+                )
+            numbers = numbers.astype(np.float64)
+            operator.check_operand(numbers.ravel().tolist())
+            return {**given, name: tuple(numbers.tolist()) if numbers.ndim else float(numbers)}
         operator.check_operand(_numbers(name, value))
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             value = nn.Buffer(value)
@@ -153,8 +160,9 @@ class Pool(nn.Module):
         padding = getattr(self, "padding", 0)
         if isinstance(padding, int) and padding == 0:
             return True
-        pads, kernel, gaps = map(_each, (padding, self.kernel_size, getattr(self, "dilation", 1)))
-        return all(isinstance(pad, int) for pad in pads) and pads_at_most_half(pads, kernel, gaps)
+        pads = _each(padding)
+        plain = all(isinstance(pad, int) for pad in pads)
+        return plain and pads_at_most_half(pads, _each(self.kernel_size))
 
     def forward(self, input: Tensor) -> Any:
         """Pool the input."""
@@ -171,6 +179,10 @@ class Pool(nn.Module):
             return y
         if self._uses_pytorch(x):
             return super().forward(x, *more)
+        if torch.compiler.is_compiling():  # compilers accept no lists of numbers
+            for name, value in arguments.items():
+                if name in _LEARNED and isinstance(value, tuple):
+                    arguments[name] = torch.tensor(value, dtype=torch.float64, device="cpu")
         try:
             y = self.function(x, **given, **arguments)
         except (TypeError, ValueError):
@@ -490,5 +502,8 @@ def _documentation(
     kinds = "".join(f" Subclass of `torch.nn.{c.__name__}`." for c in theirs)
     notes = [f"Calls `poolgrad.{function.__name__}`.{kinds}", note]
     if not takes.parameters.keys().isdisjoint(_LEARNED):
-        notes.append("A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned.")
+        notes.append(
+            "A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned. A list or "
+            "an array is kept as plain numbers."
+        )
     return of_module(function, dims, takes.parameters, notes)

@@ -14,6 +14,7 @@ from torch import Tensor
 from poolgrad.core import Layout
 from poolgrad.portable.arrays import namespace
 from poolgrad.portable.geometry import Geometry
+from poolgrad.torch.derivatives import is_inference
 
 Map = Callable[..., Tensor]
 
@@ -48,6 +49,8 @@ class _Linear(torch.autograd.Function):
 
 def linear(apply: Map, transpose: Map, x: Tensor, *constants: Tensor) -> Tensor:
     """Return ``apply(x, *constants)``, whose derivative with respect to `x` is `transpose`."""
+    if is_inference():
+        return apply(x, *constants)
     function: Any = _Linear
     y: Tensor = function.apply(x, *constants, apply, transpose)
     return y

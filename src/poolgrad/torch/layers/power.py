@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
+from array_api_compat import torch as namespace
 from torch import Tensor, fx, nn
 
 from poolgrad.functional import global_lp_pool, global_lse_pool
+from poolgrad.interface import UnfoldedWindows
+from poolgrad.operators import OPERATORS
 from poolgrad.torch.arrays import pools
 from poolgrad.torch.layers.arguments import (
     Layer,
@@ -15,15 +18,10 @@ from poolgrad.torch.layers.arguments import (
     check_maps,
     number,
     optional_count,
+    sum_dtype,
     unbatched,
 )
 from poolgrad.windows import flag
-
-
-def _broadcast(value: Tensor, x: Tensor) -> Tensor:
-    """Return learned numbers in the dtype of `x`, shaped to broadcast to (..., C, H, W)."""
-    value = value.to(x.dtype)
-    return value[:, None, None] if value.dim() else value
 
 
 def _learned(channels: int | None, value: float) -> nn.Parameter:
@@ -32,30 +30,14 @@ def _learned(channels: int | None, value: float) -> nn.Parameter:
     return nn.Parameter(torch.full(shape, value))
 
 
-def _power_mean(size: Tensor, p: Tensor) -> Tensor:
-    """Compute ``mean(size ** p) ** (1 / p)`` over the last two axes, which stay.
-
-    The values are divided by the largest of their map first, so that no power overflows. The
-    result does not depend on that divisor, which is therefore a constant for the gradient.
-    """
-    limits = torch.finfo(size.dtype)
-    scale = size.detach().amax((-2, -1), keepdim=True).clamp(limits.tiny, limits.max)
-    return scale * (size / scale).pow(p).mean((-2, -1), keepdim=True).pow(1 / p)
-
-
-def _log_mean_exp(x: Tensor, r: Tensor) -> Tensor:
-    """Compute ``log(mean(exp(r * x))) / r`` over the last two axes, which stay.
-
-    The input that dominates is subtracted first, as a constant for the gradient: that of `r` would
-    else be the difference of two numbers of the size of `x`.
-    """
-    axes = (-2, -1)
-    constant = x.detach()
-    most = torch.where(r > 0, constant.amax(axes, True), constant.amin(axes, True))
-    limits = torch.finfo(x.dtype)
-    most = most.clamp(limits.min, limits.max)
-    total = torch.logsumexp(r * (x - most), axes, keepdim=True)
-    return most + (total - math.log(x.shape[-1] * x.shape[-2])) / r
+def _by_formula(operator: str, x: Tensor, argument: Tensor, *options: Any) -> Tensor:
+    """Compute an operator over the last two axes, which stay, with operations of PyTorch."""
+    values = x.to(sum_dtype(x)).flatten(-2)
+    valid = values.new_ones(values.shape[-1:], dtype=torch.bool)
+    windows = UnfoldedWindows(values, valid, None, None)
+    formula = OPERATORS[operator].formula
+    y: Tensor = formula(namespace, windows, argument.to(values.dtype), *options)
+    return y.to(x.dtype)[..., None, None]
 
 
 @fx.wrap
@@ -69,7 +51,7 @@ def _generalised_mean(
         y = global_lp_pool(batched(size), keepdims=True, norm_type=p, mean=True)
         y = unbatched(y, x)
     else:
-        y = _power_mean(size if eps else size.abs(), _broadcast(p, x))
+        y = _by_formula("lp", size, p, True)
     return y if keepdims else y.flatten(-3)
 
 
@@ -80,7 +62,7 @@ def _smooth_maximum(x: Tensor, r: Tensor, channels: int | None, keepdims: bool) 
     if pools(x):
         y = unbatched(global_lse_pool(batched(x), keepdims=True, r=r), x)
     else:
-        y = _log_mean_exp(x, _broadcast(r, x))
+        y = _by_formula("lse", x, r)
     return y if keepdims else y.flatten(-3)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import comb
+from operator import index
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import max_pool2d, pad
 
 from poolgrad import functional
 from poolgrad.torch.arrays import is_in_graph, pools, shape_of
-from poolgrad.torch.function import known_generator
+from poolgrad.torch.function import known_generator, seeded
 from poolgrad.torch.layers.arguments import Layer, check_maps, pair, sum_dtype, without_autocast
 from poolgrad.torch.transposes import linear
 from poolgrad.windows import Ints, brief
@@ -23,7 +24,7 @@ def _strips(size: int, stride: int, grid: int) -> list[tuple[int, int, int]]:
 
     First those of `grid` rows, then, if rows are left, one of the rest.
     """
-    whole, rest = divmod(size, grid)
+    whole, rest = size // grid, size % grid  # compilers have no divmod of symbolic sizes
     strips = [(whole, grid, grid // stride), (1, rest, -(-rest // stride))]
     return [(count, n, m) for count, n, m in strips if count and n]
 
@@ -101,11 +102,13 @@ def _sampled(
     generator: torch.Generator | int | None,
 ) -> Tensor:
     """Keep random rows and columns of a map of maxima."""
+    seed = generator
     if isinstance(generator, int):
         generator = torch.Generator(device="cpu").manual_seed(generator)
     for axis in (0, 1):
-        size = y.shape[axis - 2]
-        kept = _drawn(size, stride[axis], grid_size[axis], generator, y.device).to(y.device)
+        size = shape_of(y)[axis - 2]
+        with seeded(seed):
+            kept = _drawn(size, stride[axis], grid_size[axis], generator, y.device).to(y.device)
         y = _selected(y, kept, axis - 2, size)
     return y
 
@@ -117,11 +120,13 @@ def _mean(y: Tensor, stride: tuple[int, int], grid_size: tuple[int, int]) -> Ten
         mean: Tensor = functional.avg_pool2d(y, stride, ceil_mode=True)
         return mean
     dtype = sum_dtype(y)
+    # The table is a constant of compiled code, which holds for this size.
+    sizes = [index(n) for n in shape_of(y)[-2:]]
+    # A compiler would warn that it ignores the cache.
+    chances = _chances.__wrapped__ if torch.compiler.is_compiling() else _chances
     by_row, by_column = (
-        torch.tensor(
-            _chances(shape_of(y)[a - 2], stride[a], grid_size[a]), dtype=dtype, device=y.device
-        )
-        for a in (0, 1)
+        torch.tensor(chances(*given), dtype=dtype, device=y.device)
+        for given in zip(sizes, stride, grid_size, strict=True)
     )
     with without_autocast(y):
         return (by_row @ y.to(dtype) @ by_column.T).to(y.dtype)
