@@ -114,7 +114,9 @@ class _Kernels:
         return result.to(self._result)
 
     def _allocate(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        return allocate(Buffer(shape, tuple(range(len(shape))), dtype, self._shape), self._table)
+        cause = "input of shape {}, boxes and output_size"
+        order = tuple(range(len(shape)))
+        return allocate(Buffer(shape, order, dtype, self._shape, cause), self._table)
 
 
 class _Portable:

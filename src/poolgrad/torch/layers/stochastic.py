@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch.nn.functional import max_pool2d, pad
 
 from poolgrad import functional
+from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import is_in_graph, pools, shape_of
 from poolgrad.torch.function import known_generator, seeded
 from poolgrad.torch.layers.arguments import Layer, check_maps, pair, sum_dtype, without_autocast
@@ -124,10 +125,11 @@ def _mean(y: Tensor, stride: tuple[int, int], grid_size: tuple[int, int]) -> Ten
     sizes = [index(n) for n in shape_of(y)[-2:]]
     # A compiler would warn that it ignores the cache.
     chances = _chances.__wrapped__ if torch.compiler.is_compiling() else _chances
-    by_row, by_column = (
-        torch.tensor(chances(*given), dtype=dtype, device=y.device)
-        for given in zip(sizes, stride, grid_size, strict=True)
-    )
+    with mode_of(y):
+        by_row, by_column = (
+            torch.tensor(chances(*given), dtype=dtype, device=y.device)
+            for given in zip(sizes, stride, grid_size, strict=True)
+        )
     with without_autocast(y):
         return (by_row @ y.to(dtype) @ by_column.T).to(y.dtype)
 
