@@ -287,11 +287,14 @@ class Allocator {
   // A `functools.partial` is taken apart: its own calls copy its keywords, and its members can be
   // replaced.
   explicit Allocator(nb::handle function) : function_(nb::borrow(function)) {
-    const nb::object partial = nb::module_::import_("functools").attr("partial");
+    // Kept until the process ends.
+    static const nb::handle partial =
+        nb::object(nb::module_::import_("functools").attr("partial")).release();
     if (!function.type().is(partial)) return;
     function_ = function.attr("func");
     arguments_ = nb::cast<nb::tuple>(function.attr("args"));
-    keywords_ = nb::cast<nb::dict>(function.attr("keywords").attr("copy")());
+    const nb::object keywords = function.attr("keywords");
+    keywords_ = checked(PyDict_Copy(keywords.ptr()));
     if (TensorReader::is_allocation(function_)) tensors_ = TensorReader::usual();
   }
 

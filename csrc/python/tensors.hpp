@@ -83,10 +83,9 @@ class TensorReader {
   static const TensorReader* usual() {
     static const TensorReader* reader = nullptr;  // is kept until the process ends, as PyTorch is
     if (reader) return reader;
-    const nb::dict modules = nb::cast<nb::dict>(nb::module_::import_("sys").attr("modules"));
-    if (!modules.contains("torch") || !nb::hasattr(modules["torch"], "UntypedStorage"))
-      return nullptr;
-    return reader = new TensorReader(nb::hasattr(modules["torch"].attr("Tensor"), kExchange));
+    const nb::handle torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+    if (!torch.is_valid() || !nb::hasattr(torch, "UntypedStorage")) return nullptr;
+    return reader = new TensorReader(nb::hasattr(torch.attr("Tensor"), kExchange));
   }
 
   // The reader of an array that does not support the buffer protocol.

@@ -54,9 +54,12 @@ def is_cacheable(request: Request) -> bool:
     A seed does not: each call has another one, so that the cache would fill with calls that are
     never repeated.
     """
-    numbers = all(type(value) in (int, float) for value in request.operands)
-    seeded = isinstance(OPERATORS[request.operator].operand, Seed)
-    return request.out is None and numbers and not seeded
+    if request.out is not None:
+        return False
+    return not request.operands or (
+        all(type(value) in (int, float) for value in request.operands)
+        and not isinstance(OPERATORS[request.operator].operand, Seed)
+    )
 
 
 class _Recorder:

@@ -270,7 +270,7 @@ def inner_axis(
         return -1  # too few axes: `first_pooled` raises the error
     if spec.kind is WindowKind.FRACTIONAL:
         return -1  # each channel has its own windows, so channels are not pooled together
-    strides = tuple(map(abs, strides))  # an axis in reverse order has the same place in memory
+    strides = (*map(abs, strides),)  # an axis in reverse order has the same place in memory
     if shape[-1] > 1 and strides[-1] == 0:  # broadcast: the same format as its copy
         return len(shape) - 1 if channels_last else -1
     if shape[first + dims - 1] > 1 and strides[first + dims - 1] == 1:

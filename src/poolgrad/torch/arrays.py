@@ -283,6 +283,8 @@ def untraced(read: Callable[[Tensor], T], tensor: Tensor) -> T:
 
 def shape_of(x: Tensor) -> tuple[int, ...]:
     """Return the shape as plain integers, also while TorchScript traces, which records tensors."""
+    if torch.compiler.is_compiling() or tracing_state() is None:
+        return tuple(x.shape)
     return untraced(lambda x: tuple(x.shape), x)
 
 
