@@ -209,12 +209,8 @@ convert(converted_max)
 own = torch.nn.FractionalMaxPool2d(2, output_size=3, _random_samples=samples)
 convert(own)
 
-def fractional(s, pool=poolgrad.fractional_max_pool2d):
-    return pool(x, 2, output_size=3, _random_samples=s)
-
-def accelerated(s):
-    with accelerate():
-        return fractional(s, F.fractional_max_pool2d)
+def fractional(s):
+    return poolgrad.fractional_max_pool2d(x, 2, output_size=3, _random_samples=s)
 
 def converted(s):
     own._random_samples = s
@@ -244,7 +240,6 @@ takes = {
     "list of boxes": (lambda b: poolgrad.roi_align(x, [b, boxes[:, 1:]], 2), boxes[:, 1:].clone()),
     "samples": (fractional, samples),
     "samples, converted": (fractional, samples.double()),
-    "samples, accelerated": (accelerated, samples.double()),
     "samples of a module": (converted, samples.double()),
     "indices of a library": (
         lambda i: convert_indices(i, x.shape, "torch", "onnx"), torch.zeros(x.shape).long()

@@ -219,7 +219,7 @@ class Lse(_Nonlinear):
         near = xp.abs(argument) * xp.max(xp.abs(centred), axis=-1) < 1e-3
         rate = xp.where(near, 1.0, argument)
         # The input that dominates: the smallest one for a negative rate.
-        sign = xp.sign(argument)
+        sign = xp.where(argument < 0, -1.0, argument * 0.0 + 1.0)  # `xp.sign` reads values
         signed = xp.where(valid, windows.values * xp.expand_dims(sign, axis=-1), -math.inf)
         limit = xp.max(signed, axis=-1)
         most = _bounded(xp, limit) * sign
