@@ -94,18 +94,13 @@ each_context = pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXT
 CASES = [(name, i) for name, cases in LAYERS.items() for i in range(len(cases))]
 
 
-@each_context
-@pytest.mark.parametrize(("name", "number"), CASES)
-def test_layers_ignore_the_defaults(name: str, number: int, context: Any) -> None:
-    case = LAYERS[name][number]
-    with _seeded():
-        layer = case.make()
-    x, others = torch.rand(case.shape), case.others()
+def check_in(context: Any, pool: Callable[[Any], Any], x: torch.Tensor) -> None:
+    """Compare output and gradient in a context with those outside."""
 
     def computed() -> list[Any]:
         leaf = x.clone().requires_grad_()
         with _seeded():
-            y = layer(leaf, *others)
+            y = pool(leaf)
         y.backward(torch.ones_like(y))
         return [y, leaf.grad]
 
@@ -113,6 +108,16 @@ def test_layers_ignore_the_defaults(name: str, number: int, context: Any) -> Non
     with context():
         came = computed()
     assert all(torch.equal(a, b) for a, b in zip(came, expected, strict=True))
+
+
+@each_context
+@pytest.mark.parametrize(("name", "number"), CASES)
+def test_layers_ignore_the_defaults(name: str, number: int, context: Any) -> None:
+    case = LAYERS[name][number]
+    with _seeded():
+        layer = case.make()
+    others = case.others()
+    check_in(context, lambda x: layer(x, *others), torch.rand(case.shape))
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
@@ -142,19 +147,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 @each_context
 @pytest.mark.parametrize("pool", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_functions_ignore_the_defaults(pool: Any, context: Any) -> None:
-    x = torch.rand(2, 2, 6, 6)
-
-    def computed() -> list[Any]:
-        leaf = x.clone().requires_grad_()
-        with _seeded():
-            y = pool(leaf)
-        y.backward(torch.ones_like(y))
-        return [y, leaf.grad]
-
-    expected = computed()
-    with context():
-        came = computed()
-    assert all(torch.equal(a, b) for a, b in zip(came, expected, strict=True))
+    check_in(context, pool, torch.rand(2, 2, 6, 6))
 
 
 def _accelerated(x: Any) -> Any:
