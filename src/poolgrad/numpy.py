@@ -81,6 +81,19 @@ def read_only(array: Array) -> Array:
     return np.asarray(array.data.toreadonly())
 
 
+def laid_out(arrays: tuple[Array, ...], buffers: tuple[Buffer, ...]) -> tuple[Array, ...]:
+    """Return the arrays of a residual in the memory formats of their buffers.
+
+    Pickles store arrays in row-major order, and the kernels read some without their strides.
+    """
+
+    def laid(array: Array, order: tuple[int, ...]) -> Array:
+        back = [order.index(a) for a in range(len(order))]
+        return np.ascontiguousarray(array.transpose(order)).transpose(back)
+
+    return tuple(laid(a, b.order) for a, b in zip(arrays, buffers, strict=False))
+
+
 def restored(kind: Callable[..., Any], *state: Any) -> Any:
     """Return ``kind(*state)`` for a state from a pickle, whose arrays may be unaligned."""
 

@@ -115,7 +115,7 @@ class Pullback:
         self._x = x.copy("K") if shared.nonlinear and x is not None else None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        return front.restored, (Pullback, self._shared, self._x, self._residual)
+        return front.restored, (_unpickled, self._shared, self._x, self._residual)
 
     def __repr__(self) -> str:
         shared = self._shared
@@ -296,6 +296,10 @@ class Pullback:
                 where[axis] = _owner(window, c, n)[where[axis]] if local else 0 * where[axis] + c
             rows.append(np.ravel_multi_index(where, layout.out_shape))
         return np.concatenate(rows), np.concatenate(columns), np.concatenate(values)
+
+
+def _unpickled(shared: _Shared, x: Any, residual: tuple[Any, ...]) -> Pullback:
+    return Pullback(shared, x, front.laid_out(residual, shared.ready.residual))
 
 
 def _hull(axis: Axis, output: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,33 @@ def test_pullbacks_from_unaligned_pickles(name: str, dtype: Any) -> None:
         np.testing.assert_array_equal(moved.parameters(gy)[key], value)
     if hasattr(pullback, "matrix"):  # composed operators have none
         np.testing.assert_array_equal(moved.matrix().toarray(), pullback.matrix().toarray())
+
+
+FORMATS = {
+    "channels last": lambda x: np.moveaxis(np.moveaxis(x, 1, -1).copy(), -1, 1),
+    "column-major": np.asfortranarray,
+    "reversed": lambda x: x[..., ::-1],
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"ties": "split"}, {"ties": "zero"}, {"routes": "packed"}])
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if "1d" not in n and "3d" not in n])
+def test_pullbacks_of_other_memory_formats_from_pickles(
+    name: str, form: Any, options: dict[str, str]
+) -> None:
+    shape, kwargs = example(name)
+    shape = (2, 3, *shape[-2:]) if "unpool" not in name and "lip" not in name else shape
+    x = form(np.random.default_rng(0).integers(0, 4, shape).astype(np.float32))
+    try:
+        y, pullback = poolgrad.vjp(FUNCTIONS[name], x, **kwargs | options)
+    except TypeError:
+        pytest.skip(f"no option {options}") if options else pytest.fail("an example is wrong")
+    gy = np.random.default_rng(1).integers(-4, 5, y.shape).astype(y.dtype)
+    moved = pickle.loads(pickle.dumps(pullback))
+    np.testing.assert_array_equal(moved(gy), pullback(gy))
+    for key, value in pullback.parameters(gy).items():
+        np.testing.assert_array_equal(moved.parameters(gy)[key], value)
 
 
 def test_wide_routes_from_an_unaligned_pickle() -> None:

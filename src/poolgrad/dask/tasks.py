@@ -65,9 +65,7 @@ def gradient(
     local = replace(request, x=like, spec=_sliced(request, segments))
     ready = front.prepared(local, like)
     part = front.allocate(ready.input)
-    residual = tuple(
-        front.as_buffer(_laid_out(r, b.order)) for r, b in zip(kept, ready.residual, strict=False)
-    )
+    residual = tuple(map(front.as_buffer, front.laid_out(kept, ready.residual)))
     values = None if x is None else front.as_buffer(x)
     given = front.operand_of(local, ready, like)
     threads = get_num_threads()
@@ -92,12 +90,6 @@ def _chunk_of(
     gx = np.zeros(shape, part.dtype)  # not a view, which would keep the larger array alive
     gx[tuple(target)] = part[tuple(inside)]
     return gx
-
-
-def _laid_out(array: Array, order: Position) -> Array:
-    """Return the array in the memory layout that the kernels read."""
-    back = [order.index(a) for a in range(len(order))]
-    return np.ascontiguousarray(array.transpose(order)).transpose(back)
 
 
 def times(a: Array, b: Array) -> Array:
