@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -81,7 +81,7 @@ def read_only(array: Array) -> Array:
     return np.asarray(array.data.toreadonly())
 
 
-def laid_out(arrays: tuple[Array, ...], buffers: tuple[Buffer, ...]) -> tuple[Array, ...]:
+def laid_out(arrays: Sequence[Array], buffers: tuple[Buffer, ...]) -> tuple[Array, ...]:
     """Return the arrays of a residual in the memory formats of their buffers.
 
     Pickles store arrays in row-major order, and the kernels read some without their strides.

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from fusible import NOT_ALONE, Blocks, Code, assert_same, called_twice, image, outcome, row  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
 from poolgrad import torch as layers  # noqa: E402
 from poolgrad.torch import convert, fusion, revert  # noqa: E402
@@ -272,6 +273,65 @@ def test_the_circumstances_of_a_reader_change_nothing(name: str) -> None:
     for came, theirs in zip(gradient_and_results(net), expected, strict=True):
         assert type(came) is type(theirs)
         torch.testing.assert_close(came, theirs, rtol=0, atol=0)
+
+
+# What reads the gradient of the ReLU's output. The maximum's gradient does not flow through it.
+OF_GRADIENTS: dict[str, Callable[[Any, Any], Any]] = {
+    "register_hook": lambda r, y: r.register_hook(lambda g: 2 * g),
+    "retain_grad": lambda r, y: r.retain_grad(),
+    "grad_fn": lambda r, y: r.grad_fn.register_prehook(lambda g: (3 * g[0],)),
+    "several hooks": lambda r, y: torch.autograd.graph.register_multi_grad_hook([r], print),
+    "grad": lambda r, y: torch.autograd.grad(y.sum() + r.sum(), r),
+}
+
+
+def lazy_pair(x: torch.Tensor) -> tuple[Any, Any]:
+    net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    convert(net, fuse=True)
+    return net[0](x), net[1]
+
+
+@pytest.mark.parametrize("name", OF_GRADIENTS)
+def test_the_gradient_of_the_output_is_refused_after_the_maximum_has_read_it(name: str) -> None:
+    r, pool = lazy_pair(torch.randn(1, 1, 4, 4, requires_grad=True) * 1)
+    y = pool(r)
+    with pytest.raises(RuntimeError, match="without fuse=True"):
+        OF_GRADIENTS[name](r, y)
+
+
+def test_a_hook_before_the_maximum_works() -> None:
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    for factor in (0, 2):
+        r, pool = lazy_pair(x * 1)
+        r.register_hook(lambda g, factor=factor: factor * g)
+        (gx,) = torch.autograd.grad(pool(r).sum(), x)
+        (expected,) = torch.autograd.grad(F.max_pool2d(x.relu(), 2).sum(), x)
+        assert torch.equal(gx, factor * expected)
+
+
+@torch.jit.script
+def _incremented(t: torch.Tensor) -> torch.Tensor:
+    t.add_(1)
+    return t
+
+
+@pytest.mark.parametrize("change", [_incremented, lambda r: r.set_(torch.ones(1, 1, 4, 4))])
+def test_changes_that_would_be_lost_are_refused(change: Callable[[Any], Any]) -> None:
+    with torch.no_grad():
+        r, _ = lazy_pair(torch.randn(1, 1, 4, 4))
+        # TorchScript drops the message.
+        with pytest.raises(RuntimeError, match=r"without fuse=True|TorchScript"):
+            change(r)
+
+
+@pytest.mark.parametrize("size", [0, 64])
+def test_a_freed_input_is_not_read(size: int) -> None:
+    with torch.no_grad():
+        r, pool = lazy_pair(x := torch.randn(1, 1, 256, 256))
+        x.untyped_storage().resize_(size)
+        for read in (torch.sum, pool):
+            with pytest.raises(RuntimeError, match="memory"):
+                read(r)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

@@ -184,3 +184,36 @@ assert live and all(torch.equal(y, expected) for y in live)
 
 def test_a_signal_handler_may_pool() -> None:
     assert_runs(HANDLER)
+
+
+IMPORTED_UNDER_A_MODE = """
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Functions(TorchFunctionMode):
+    made = []
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.made.append(function(*args, **(kwargs or {})))
+        return self.made[-1]
+
+class Operators(TorchDispatchMode):
+    made = []
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.made.append(function(*args, **(kwargs or {})))
+        return self.made[-1]
+
+with Functions(), Operators():
+    import poolgrad.torch
+import poolgrad
+x = torch.rand(1, 1, 1024, 2048)
+expected = torch.nn.functional.max_pool2d(x, 2)
+for held in (lambda y: [y], lambda y: [y, y.detach()], lambda y: [y, y.untyped_storage()]):
+    y, *_ = kept = held(poolgrad.max_pool2d(x, 2))
+    poolgrad.max_pool2d(x + 100, 2)
+    assert torch.equal(y, expected)
+"""
+
+
+def test_an_import_under_a_mode_does_not_confuse_storages() -> None:
+    assert_runs(IMPORTED_UNDER_A_MODE)

@@ -241,6 +241,11 @@ def is_transformed_graph() -> bool:
     return torch.compiler.is_compiling() and (is_transformed() or forward_level() >= 0)
 
 
+def is_differentiated() -> bool:
+    """Whether a transformation of `torch.func` differentiates."""
+    return not {Transform.Grad, Transform.Jvp}.isdisjoint(_levels())
+
+
 def is_nested_forward() -> bool:
     """Whether forward mode is nested; poolgrad's operators support one level only."""
     return _levels().count(Transform.Jvp) > 1

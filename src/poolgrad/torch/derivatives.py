@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.torch._compat import is_transformed, skip_by_compiler
-from poolgrad.torch.arrays import KIND, applied, is_in_graph, is_nested_forward
+from poolgrad.torch._compat import skip_by_compiler
+from poolgrad.torch.arrays import (
+    KIND,
+    applied,
+    is_differentiated,
+    is_in_graph,
+    is_nested_forward,
+)
 
 LIBRARY = torch.library.Library("poolgrad", "DEF")
 
@@ -96,10 +102,10 @@ def differentiable(
 def is_inference() -> bool:
     """Whether inference mode keeps autograd from recording, as it does even in `enable_grad`.
 
-    An `autograd.Function` would record there, and fail. Transformations differentiate in inference
-    mode, too.
+    An `autograd.Function` would record there, and fail. `torch.func.grad` and `jvp` differentiate
+    in inference mode, too.
     """
-    return torch.is_inference_mode_enabled() and not is_transformed()
+    return torch.is_inference_mode_enabled() and not is_differentiated()
 
 
 def refuse_nested_forward() -> None:

@@ -28,7 +28,7 @@ from poolgrad.torch._compat import (
     without_transforms,
     wrapper_subclass,
 )
-from poolgrad.torch.arrays import is_direct_for_kernels
+from poolgrad.torch.arrays import checked, is_direct_for_kernels
 from poolgrad.torch.modules import Maximum, Pool
 from poolgrad.torch.pools import MaxPool1d, MaxPool2d, MaxPool3d
 
@@ -59,6 +59,7 @@ class LazyReLU(Tensor):
     source: _Source
     node: Any  # of autograd's graph
     computed: Tensor | None
+    is_fused: bool  # whether a maximum has read the source instead
 
     @classmethod
     def of(cls, x: Tensor) -> Tensor:
@@ -67,14 +68,17 @@ class LazyReLU(Tensor):
         lazy: LazyReLU = _Lazy.apply(x, source)  # type: ignore[no-untyped-call]
         with without_torch_function():
             lazy.node = lazy.grad_fn
-        lazy.source, lazy.computed = source, None
+        lazy.source, lazy.computed, lazy.is_fused = source, None, False
         return lazy
 
-    def unread(self) -> Tensor | None:
+    def take_source(self) -> Tensor | None:
         """Return the ReLU's input if this tensor has not been read or wrapped yet, else None."""
         with without_torch_function():
             same = self.grad_fn is self.node
-        return self.source.intact() if self.computed is None and same else None
+        if self.computed is not None or not same:
+            return None
+        self.is_fused = True
+        return self.source.intact()
 
     def value(self) -> Tensor:
         """Return the ReLU's output; its gradient flows through this tensor."""
@@ -86,7 +90,16 @@ class LazyReLU(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute the ReLU for PyTorch's Python functions."""
+        """Compute the ReLU for PyTorch's Python functions.
+
+        Raises
+        ------
+        RuntimeError
+            If the gradient of this tensor is asked for after a maximum has read the ReLU's input:
+            that of the maximum does not flow through this tensor.
+        """
+        if func in _OF_GRADIENTS:
+            tree_map_only(LazyReLU, _refuse_if_fused, (args, kwargs))
         args, kwargs = tree_map_only(LazyReLU, LazyReLU.value, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -94,9 +107,41 @@ class LazyReLU(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Compute the ReLU for PyTorch's C++ code, which runs below autograd."""
+        """Compute the ReLU for PyTorch's C++ code, which runs below autograd.
+
+        Raises
+        ------
+        RuntimeError
+            If the code changes this tensor: the change would be lost.
+        """
+        arguments = func._schema.arguments
+        given = {a.name: v for a, v in zip(arguments, args, strict=False)} | (kwargs or {})
+        written = (a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+        if any(isinstance(given.get(name), LazyReLU) for name in written):
+            raise RuntimeError(
+                f"the output of a fused ReLU cannot be changed by {func}: convert this network "
+                "without fuse=True"
+            )
         args, kwargs = tree_map_only(LazyReLU, _relu_of, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+# What reads the gradient of a tensor, or a hook that does.
+_grad_fn: Any = Tensor.grad_fn
+_OF_GRADIENTS = {
+    Tensor.register_hook,
+    Tensor.retain_grad,
+    _grad_fn.__get__,
+    torch.autograd.grad,
+}
+
+
+def _refuse_if_fused(lazy: LazyReLU) -> None:
+    if lazy.is_fused:
+        raise RuntimeError(
+            "the gradient of a fused ReLU's output is not known after its maximum has read it: "
+            "register hooks before, or convert this network without fuse=True"
+        )
 
 
 class _Source:
@@ -132,14 +177,18 @@ class _Source:
         """Return where the gradient is zero: a private tensor of one byte for each element."""
         if self._closed is None:
             with _as_created():
-                self._closed = self.intact().detach() <= 0  # false for NaN, as in PyTorch
+                self._closed = self._checked() <= 0  # false for NaN, as in PyTorch
         return self._closed
 
     def relu(self) -> Tensor:
         """Return the ReLU's output."""
         if self._x.requires_grad:
             self.closed()
-        return self.intact().detach().relu()
+        return self._checked().relu()
+
+    def _checked(self) -> Tensor:
+        """Return the input, without its graph, for operations of PyTorch."""
+        return checked("the input of a fused ReLU", self.intact().detach())
 
 
 def _relu_of(lazy: LazyReLU) -> Tensor:
@@ -201,7 +250,7 @@ class _FusedMaximum(Maximum):
     def forward(self, input: Tensor) -> Any:
         """Return the maximum of the input."""
         if type(input) is LazyReLU:
-            source = None if self.return_indices else input.unread()
+            source = None if self.return_indices else input.take_source()
             if source is not None:
                 return self.rectified(source)
             input = input.value()

@@ -16,20 +16,6 @@ from poolgrad.interface import Buffer, with_memory
 from poolgrad.torch._compat import storage_use_count
 
 
-def _references(storage: UntypedStorage) -> tuple[int, int]:
-    """Return the number of references to a storage: those of Python, and those of tensors."""
-    return sys.getrefcount(storage), storage_use_count(storage._cdata)
-
-
-def _references_when_idle() -> tuple[int, int]:
-    """Return `_references` of a storage to which only one local variable refers."""
-    storage = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
-    return _references(storage)
-
-
-_IDLE = _references_when_idle()
-
-
 def _new_storage(size: int) -> UntypedStorage:
     try:
         storage = torch.empty(size, dtype=torch.uint8, device="cpu").untyped_storage()
@@ -81,13 +67,15 @@ class Storages:
         (because `Tensor.numpy` was called) leaves the cache.
         """
         storages = self._storages.get(size, deque())
+        alone = object()  # only one local variable refers to it, as to an idle storage
         for _ in range(len(storages)):
             try:
                 storage = storages.popleft()
             except IndexError:  # other threads examine the rest
                 break
             if storage.nbytes() == size and storage.resizable() and not storage.is_shared():
-                if _references(storage) == _IDLE:
+                is_idle = sys.getrefcount(storage) == sys.getrefcount(alone)
+                if is_idle and storage_use_count(storage._cdata) == 1:
                     return storage
                 storages.append(storage)
         return None

@@ -14,6 +14,7 @@ from torch import Tensor
 from poolgrad.core import Layout
 from poolgrad.portable.arrays import namespace
 from poolgrad.portable.geometry import Geometry
+from poolgrad.torch.arrays import checked
 from poolgrad.torch.derivatives import is_inference
 
 Map = Callable[..., Tensor]
@@ -39,7 +40,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> Any:
         constants = ctx.saved_tensors
-        gx = linear(ctx.transpose, ctx.map, gy, *constants)
+        gx = linear(ctx.transpose, ctx.map, checked("gy", gy), *constants)
         return (gx, *(None,) * (len(constants) + 2))
 
     @staticmethod
