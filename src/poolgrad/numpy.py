@@ -54,19 +54,25 @@ def asarray(x: Any, operator: Operator | None = None, name: str = "x") -> Array:
     return readable(array)
 
 
+def is_readable(array: Array) -> bool:
+    """Whether the kernels can read the array itself."""
+    # An itemsize of 0 (dtype V0) is refused later, like other dtypes.
+    step = array.itemsize or 1
+    in_steps = not any(s % step for s in array.strides)
+    return array.dtype.isnative and in_steps and array.flags.aligned
+
+
 def readable(array: Array) -> Array:
     """Return the array in the form that the kernels read, without a copy if possible.
 
     Every array that comes from a caller, another process or a task of Dask passes through this
     function before a kernel reads it.
     """
+    if is_readable(array):
+        return array
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
-    # an itemsize of 0 (dtype V0) is refused later, like other dtypes
-    step = array.itemsize or 1
-    if any(s % step for s in array.strides) or not array.flags.aligned:
-        return array.copy("K")  # a field of a record, a view of bytes, or a part of a message
-    return array
+    return array.copy("K")  # a field of a record, a view of bytes, or a part of a message
 
 
 def placeholder(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -264,7 +270,7 @@ def maker(buffer: Buffer) -> Callable[[], Array]:
 
 def bound_call(request: Request) -> Callable[[Array], Array] | None:
     """Bind a call, or return None if it cannot be cached; see `call_cache`."""
-    if not call_cache.is_cacheable(request):
+    if not (call_cache.is_cacheable(request) and is_readable(request.x)):
         return None
     made = _call_for_indices(request) if request.return_indices else call(request)
     if not is_direct(made):

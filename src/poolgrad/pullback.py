@@ -403,7 +403,7 @@ def _shared(call: Call) -> _Shared:
 
 def _bound_vjp(request: Request) -> Callable[[Array], tuple[Array, Pullback]] | None:
     """Bind a call of `vjp`, or return None if it cannot be cached; see `call_cache`."""
-    if not call_cache.is_cacheable(request):
+    if not (call_cache.is_cacheable(request) and front.is_readable(request.x)):
         return None
     call = front.call(request)
     shared, ready = _shared(call), call.ready

@@ -192,28 +192,31 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 class Functions(TorchFunctionMode):
-    made = []
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.made.append(function(*args, **(kwargs or {})))
-        return self.made[-1]
+        made = function(*args, **(kwargs or {{}}))
+        {keep}
+        return made
 
 class Operators(TorchDispatchMode):
-    made = []
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.made.append(function(*args, **(kwargs or {})))
-        return self.made[-1]
+        made = function(*args, **(kwargs or {{}}))
+        {keep}
+        return made
 
-with Functions(), Operators():
+kept = []
+with {mode}():
     import poolgrad.torch
 import poolgrad
 x = torch.rand(1, 1, 1024, 2048)
 expected = torch.nn.functional.max_pool2d(x, 2)
 for held in (lambda y: [y], lambda y: [y, y.detach()], lambda y: [y, y.untyped_storage()]):
-    y, *_ = kept = held(poolgrad.max_pool2d(x, 2))
+    y, *_ = results = held(poolgrad.max_pool2d(x, 2))
     poolgrad.max_pool2d(x + 100, 2)
     assert torch.equal(y, expected)
 """
 
 
-def test_an_import_under_a_mode_does_not_confuse_storages() -> None:
-    assert_runs(IMPORTED_UNDER_A_MODE)
+@pytest.mark.parametrize("keep", ["kept[:] = [made]", "kept.append(made)"], ids=["last", "all"])
+@pytest.mark.parametrize("mode", ["Functions", "Operators"])
+def test_an_import_under_a_mode_does_not_confuse_storages(mode: str, keep: str) -> None:
+    assert_runs(IMPORTED_UNDER_A_MODE.format(mode=mode, keep=keep))
