@@ -15,11 +15,10 @@ from torch import Tensor
 from poolgrad.torch._compat import is_transformed, skip_by_compiler
 from poolgrad.torch.arrays import KIND, applied, is_in_graph, is_nested_forward
 
-LIBRARY = torch.library.Library("poolgrad", "DEF")
-
 
 def differentiable(
     op: Any,
+    library: torch.library.Library,
     tensors: int,
     run: Callable[..., Any],
     flat: Callable[[Any], tuple[Any, ...]],
@@ -34,6 +33,8 @@ def differentiable(
     ----------
     op : OpOverload
         The operator of the dispatcher.
+    library : torch.library.Library
+        The library that defines it.
     tensors : int
         Number of leading arguments that are tensors.
     run : callable
@@ -59,7 +60,7 @@ def differentiable(
         keep(ctx, rebuild(*inputs), inputs[:tensors], output)
 
     skip_by_compiler(keep_flat)
-    torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=LIBRARY)
+    torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=library)
     any_layout = (None,) * tensors
 
     def forward(*args: Any) -> Any:
