@@ -45,11 +45,12 @@ def _discard(descriptor: int) -> None:
 
 
 def _checked(stream: Any) -> Any:
-    if stream.isatty():  # its user sees what goes wrong, and Windows has a class for consoles
+    if os.name == "nt" and stream.isatty():  # Windows has a class for consoles
         return stream
     buffer = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
-    # Standard error is buffered by line. File names may have characters that the encoding lacks.
-    by_line = stream is sys.__stderr__
+    # Standard error and terminals, which may go away during a command, are buffered by line. File
+    # names may have characters that the encoding lacks.
+    by_line = stream is sys.__stderr__ or stream.isatty()
     return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=by_line)
 
 

@@ -171,6 +171,38 @@ def test_a_failing_output_ends_with_one_sentence(
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_terminal_that_goes_away(stream: str) -> None:
+    """A command goes on without standard error, and ends without a traceback otherwise."""
+    pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
+    code = (
+        "import sys\nfrom poolgrad import __main__ as cli\n"
+        "def run():\n"
+        f"    out = sys.{stream}\n"
+        "    assert out.isatty()\n"
+        "    print('here', file=out)\n"
+        "    sys.stdin.readline()\n"
+        "    print('gone', file=out)\n"
+        "    print('after', file=sys.stdout)\n"
+        "cli._run = run\ncli.main()"
+    )
+    main, child = pty.openpty()
+    other = {"stdout": "stderr", "stderr": "stdout"}[stream]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        **{stream: child, other: subprocess.PIPE},  # type: ignore[call-overload]
+        stdin=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(child)
+    seen = b""
+    while not seen.endswith(b"\n"):
+        seen += os.read(main, 100)
+    os.close(main)
+    shown = "".join(each or "" for each in process.communicate("\n", 60))
+    problem = "poolgrad: standard output cannot be written: Input/output error\n"
+    assert (shown, process.returncode) == ((problem, 1) if stream == "stdout" else ("after\n", 0))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
 @pytest.mark.parametrize(

@@ -41,6 +41,13 @@ def test_a_locked_folder_is_refused(few_digits: Path, tmp_path: Path, command: l
     assert line.startswith(f"poolgrad: --out {out} is in use by another poolgrad train or compare")
 
 
+def test_a_locked_folder_is_in_use_before_its_run_has_begun(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with locked(out):
+        done = invoke("train", "--out", out, "--resume")
+    assert f"--out {out} is in use by another poolgrad train or compare" in done.stderr
+
+
 def test_the_second_of_two_runs_ends(
     few_digits: Path, tmp_path: Path, cli_process: CliProcess
 ) -> None:

@@ -14,6 +14,7 @@ from inspect import signature as signature_of
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from poolgrad import front_ends
 from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.composition import perform as compute_composed
 from poolgrad.core import first_pooled
@@ -26,48 +27,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-# Import statements, because compilers of PyTorch do not trace `import_module`.
-
-
-def _numpy() -> ModuleType:
-    from poolgrad import numpy
-
-    return numpy
-
-
-def _torch() -> ModuleType:
-    from poolgrad.torch import function
-
-    return function
-
-
-def _jax() -> ModuleType:
-    from poolgrad.jax import function
-
-    return function
-
-
-def _dask() -> ModuleType:
-    from poolgrad.dask import function
-
-    return function
-
-
-def _xarray() -> ModuleType:
-    from poolgrad import xarray
-
-    return xarray
-
-
-def _portable() -> ModuleType:
-    from poolgrad.portable import function
-
-    return function
-
-
-# First part of the name of an array's module -> function that imports the array's front end.
-_FRONT_ENDS = {"numpy": _numpy, "torch": _torch, "jax": _jax, "jaxlib": _jax, "dask": _dask}
-_FRONT_ENDS |= {"cupy": _portable, "array API": _portable, "xarray": _xarray}
 _found: dict[type, ModuleType] = {}
 
 _DIVISOR_LIMIT = 2**63
@@ -87,6 +46,8 @@ def front_end(x: object) -> ModuleType:
     ------
     TypeError
         If no front end takes this type.
+    RuntimeError
+        If this call interrupts the import of the front end, as in a signal handler.
     """
     kind = type(x)
     if kind not in _found:
@@ -96,7 +57,7 @@ def front_end(x: object) -> ModuleType:
                 "x must be an array of NumPy, PyTorch, JAX, Dask or an array-API library, "
                 f"got {_refused(x)}"
             )
-        _found[kind] = _FRONT_ENDS[known]()
+        _found[kind] = getattr(front_ends, known)
     return _found[kind]
 
 
@@ -109,7 +70,7 @@ def library(x: object) -> str:
         return "torch"
     # A subclass of another module is pooled as an array of its base class's library.
     origins = [c.__module__.partition(".")[0] for c in (kind, *kind.__mro__)]
-    origin = next((o for o in origins if o in _FRONT_ENDS), "")
+    origin = next((o for o in origins if o in front_ends.MODULES), "")
     if origin and hasattr(x, "shape"):  # these libraries define more than arrays
         return origin
     if hasattr(kind, "__array_namespace__"):

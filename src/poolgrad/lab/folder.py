@@ -257,11 +257,7 @@ def open_folder(
     """
     settings = Settings.from_options(options)
     folder = RunFolder(out or settings.default_out())
-    if folder.stored() is None and resume:
-        raise LabError(
-            f"--resume: {folder.path} holds no run, since there is no {folder.settings.name}; leave"
-            " --resume out to begin one"
-        )
+    folder.stored()  # an error before the folder is locked, which writes to it
     with contextlib.nullcontext() if folder.result.exists() else locked(folder.path):
         yield _begun(options, settings, folder, resume)
 
@@ -271,6 +267,11 @@ def _begun(
 ) -> tuple[Settings, RunFolder, dict[str, Any] | None]:
     """Find the settings of the run in a folder that no other process writes to."""
     stored = folder.stored()
+    if stored is None and resume:
+        raise LabError(
+            f"--resume: {folder.path} holds no run, since there is no {folder.settings.name}; leave"
+            " --resume out to begin one"
+        )
     if stored is None:
         return settings, folder, None
     result = folder.stored_result()

@@ -50,14 +50,12 @@ from poolgrad.torch.arrays import (
     with_kernels_for,
 )
 from poolgrad.torch.batching import batch
-from poolgrad.torch.derivatives import (
-    LIBRARY,
-    differentiable,
-    refuse_nested_forward,
-    save,
-)
+from poolgrad.torch.derivatives import differentiable, refuse_nested_forward, save
 from poolgrad.torch.devices import names_of_tensors, on_one_device, register
+from poolgrad.torch.library import library
 from poolgrad.windows import fixed, flatten
+
+LIBRARY = library(__name__)
 
 _WORDS = {str: "str", bool: "bool", int: "int", float: "float"}
 
@@ -294,6 +292,7 @@ class Adapter:
     def _defined(self, suffix: str, run: Any, keep: Any, backward: Any, jvp: Any) -> Any:
         return differentiable(
             self.ops[suffix],
+            LIBRARY,
             len(self._tensors[suffix]),
             run,
             partial(self._flat, suffix),

@@ -21,11 +21,10 @@ from poolgrad.torch.arrays import (
     is_nested_forward,
 )
 
-LIBRARY = torch.library.Library("poolgrad", "DEF")
-
 
 def differentiable(
     op: Any,
+    library: torch.library.Library,
     tensors: int,
     run: Callable[..., Any],
     flat: Callable[[Any], tuple[Any, ...]],
@@ -40,6 +39,8 @@ def differentiable(
     ----------
     op : OpOverload
         The operator of the dispatcher.
+    library : torch.library.Library
+        The library that defines it.
     tensors : int
         Number of leading arguments that are tensors.
     run : callable
@@ -65,7 +66,7 @@ def differentiable(
         keep(ctx, rebuild(*inputs), inputs[:tensors], output)
 
     skip_by_compiler(keep_flat)
-    torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=LIBRARY)
+    torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=library)
     any_layout = (None,) * tensors
 
     def forward(*args: Any) -> Any:

@@ -38,9 +38,11 @@ from poolgrad.torch.arrays import (
     stored,
     with_kernels_for,
 )
-from poolgrad.torch.derivatives import LIBRARY
 from poolgrad.torch.devices import register
+from poolgrad.torch.library import library
 from poolgrad.windows import WindowKind, flatten
+
+LIBRARY = library(__name__)
 
 
 def _define_indices() -> Any:

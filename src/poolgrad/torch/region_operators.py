@@ -29,8 +29,11 @@ from poolgrad.regions import bins, check_input, check_table, output_shape
 from poolgrad.torch._compat import assert_later
 from poolgrad.torch.arrays import allocate, compact, name_of
 from poolgrad.torch.batching import one_by_one
-from poolgrad.torch.derivatives import LIBRARY, differentiable, save
+from poolgrad.torch.derivatives import differentiable, save
 from poolgrad.torch.devices import implement, names_of_tensors, on_one_device
+from poolgrad.torch.library import library
+
+LIBRARY = library(__name__)
 
 _ASSERTING = ("cpu", "cuda")  # devices on which PyTorch implements assertions without waiting
 
@@ -348,6 +351,7 @@ def _differentiable(
     """An operator with its derivatives: see `derivatives.differentiable`."""
     call = differentiable(
         op,
+        LIBRARY,
         tensors,
         run=lambda static, *given: run(*given, *static.values),
         flat=lambda static: static.values,

@@ -1,0 +1,56 @@
+"""Imports the front ends, each on first use: ``front_ends.torch`` is the front end for PyTorch.
+
+A front end is remembered only after its import is complete, so an import that was interrupted (by
+Ctrl-C, or by an error of a signal handler) is begun again by the next call. They are attributes,
+because compilers of PyTorch look up attributes of modules but do not trace `import_module`.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+
+_DASK, _JAX, _PORTABLE = (f"poolgrad.{name}.function" for name in ("dask", "jax", "portable"))
+
+# First part of the name of an array's module -> module of the array's front end.
+MODULES = {"numpy": "poolgrad.numpy", "torch": "poolgrad.torch.function", "jax": _JAX}
+MODULES |= {"jaxlib": _JAX, "dask": _DASK, "cupy": _PORTABLE, "array API": _PORTABLE}
+MODULES |= {"xarray": "poolgrad.xarray"}
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    package = ".".join(MODULES[name].split(".")[:2])
+    _wait_for(package, "poolgrad.portable")  # which other front ends import
+    import_module(package)  # first, because a module does not wait for the import of its package
+    module = globals()[name] = import_module(MODULES[name])
+    return module
+
+
+def is_being_imported(module: object) -> bool:
+    """Whether a module is incomplete, as Python's own import statement determines it."""
+    return getattr(getattr(module, "__spec__", None), "_initializing", False) is True
+
+
+def _wait_for(*packages: str) -> None:
+    """Wait for imports in other threads, and refuse to continue inside one of this thread.
+
+    A module that is imported inside such an import could keep incomplete modules for ever.
+
+    Raises
+    ------
+    RuntimeError
+        If this call interrupts an import of the packages.
+    """
+    for name, module in [*sys.modules.items()]:
+        if ".".join(name.split(".")[:2]) not in packages or not is_being_imported(module):
+            continue
+        # Waits for another thread, or imports it if that failed; returns at once in this thread.
+        if is_being_imported(import_module(name)):
+            raise RuntimeError(
+                f"poolgrad cannot pool here, because this call interrupts the import of {name}: in "
+                "a signal handler, pool only after the program has pooled such an array or "
+                f"imported {packages[0]}"
+            )
