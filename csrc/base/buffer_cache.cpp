@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
-#include <vector>
 
 #include "base/out_of_memory.hpp"
 
@@ -21,6 +20,8 @@ namespace {
 
 constexpr std::size_t kPage = std::size_t{2} << 20;  // a huge page of x86-64
 
+constexpr char kOfBlocks[] = " for a list of the memory of results";
+
 struct MemoryBlock {
   char* data;
   std::size_t size;
@@ -30,8 +31,8 @@ struct MemoryBlock {
 // never allocates.
 struct Cache {
   std::mutex mutex;
-  std::vector<MemoryBlock> blocks;  // unused blocks, least recently used first
-  std::size_t live = 0;             // blocks in use
+  Table<MemoryBlock, kOfBlocks> blocks;  // unused blocks, least recently used first
+  std::size_t live = 0;                  // blocks in use
   std::size_t used = 0, kept = 0, limit = 0;
 
   // Frees unused blocks, oldest first, until at most `most` bytes are kept.

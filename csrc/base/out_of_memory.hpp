@@ -1,24 +1,56 @@
-// The error of an allocation that fails.
+// The error of an allocation that fails, and tables whose allocations raise it.
 #pragma once
 
 #include <cstdio>
 #include <new>
+#include <vector>
 
 namespace poolgrad {
 
-// States how many bytes of what were requested. The text has a place of its own: there may be no
+// States how many bytes for what were requested. The text has a place of its own: there may be no
 // memory for a string.
 class OutOfMemory : public std::bad_alloc {
  public:
-  explicit OutOfMemory(std::size_t bytes, const char* what = "") : bytes_(bytes) {
-    std::snprintf(text_, sizeof text_, "cannot allocate %zu bytes%s", bytes, what);
+  explicit OutOfMemory(std::size_t bytes, const char* purpose = "") {
+    std::snprintf(text_, sizeof text_, "cannot allocate %zu bytes%s", bytes, purpose);
   }
   const char* what() const noexcept override { return text_; }
-  std::size_t bytes() const { return bytes_; }
 
  private:
-  std::size_t bytes_;
-  char text_[96];
+  char text_[400];
 };
+
+template <class T, const char* purpose>
+struct TableAllocator {
+  using value_type = T;
+  template <class U>
+  struct rebind {
+    using other = TableAllocator<U, purpose>;
+  };
+
+  TableAllocator() = default;
+  template <class U>
+  TableAllocator(const TableAllocator<U, purpose>&) {}
+
+  T* allocate(std::size_t count) {
+    const std::size_t bytes = count * sizeof(T);  // std::vector limits the count
+    void* memory = ::operator new(bytes, std::align_val_t{alignof(T)}, std::nothrow);
+    if (!memory) throw OutOfMemory(bytes, purpose);
+    return static_cast<T*>(memory);
+  }
+  void deallocate(T* memory, std::size_t) {
+    ::operator delete(memory, std::align_val_t{alignof(T)});
+  }
+
+  template <class U>
+  bool operator==(const TableAllocator<U, purpose>&) const {
+    return true;
+  }
+};
+
+// A vector whose size follows from the arguments of a call. purpose: ends the sentence of the
+// error, as in " for a table of boxes".
+template <class T, const char* purpose>
+using Table = std::vector<T, TableAllocator<T, purpose>>;
 
 }  // namespace poolgrad

@@ -10,10 +10,8 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/out_of_memory.hpp"
 #include "base/scratch.hpp"
@@ -23,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenPolls{100};
-constexpr const char* kScratch = " of scratch memory for a thread";
+constexpr char kOfShares[] = " for the tasks of each thread";
 
 thread_local int own_threads = 0;                // number of `OwnThreads` guards
 thread_local PollGuard* current_poll = nullptr;  // what this thread polls between tasks
@@ -83,7 +81,7 @@ class Pool {
       body_ = body, context_ = context, threads_ = threads;
       std::fegetenv(&environment_);
       if (shares_.size() < static_cast<std::size_t>(threads)) {
-        shares_ = std::vector<TaskShare>(static_cast<std::size_t>(threads));
+        shares_ = Table<TaskShare, kOfShares>(static_cast<std::size_t>(threads));
       }
       for (int k = 0; k < threads; ++k) {
         shares_[k].next.store(tasks * k / threads, std::memory_order_relaxed);
@@ -102,9 +100,10 @@ class Pool {
       }
     }
     const End end = end_.exchange(End::complete);
+    const std::exception_ptr failure = std::exchange(failure_, nullptr);
     if (end == End::interrupted) throw Interrupted();
     if (was_forked()) return false;
-    if (end == End::failed) throw OutOfMemory(failed_bytes_.exchange(0), kScratch);
+    if (end == End::failed) std::rethrow_exception(failure);
     return true;
   }
 
@@ -160,8 +159,8 @@ class Pool {
     for (; workers_ < workers; ++workers_) {
       try {
         std::thread(&Pool::loop, this, workers_, round_).detach();
-      } catch (const std::system_error&) {
-        return;  // thread limit of the system: continue with fewer threads
+      } catch (const std::exception&) {
+        return;  // thread limit of the system, or no memory: continue with fewer threads
       }
     }
   }
@@ -183,8 +182,7 @@ class Pool {
     }
   }
 
-  // After an exception no thread starts a task; `run` rethrows it when all have stopped. Kernels
-  // throw std::bad_alloc only.
+  // After an exception no thread starts a task; run() rethrows the first one when all have stopped.
   void work(int number) noexcept {
     try {
       for (int k = 0; k < threads_; ++k) {
@@ -198,17 +196,10 @@ class Pool {
       }
     } catch (const Interrupted&) {
       end_.store(End::interrupted);
-    } catch (const OutOfMemory& error) {
-      failed_bytes_.store(error.bytes());
-      fail();
     } catch (...) {
-      fail();
+      End complete = End::complete;  // an interruption has set Python's error
+      if (end_.compare_exchange_strong(complete, End::failed)) failure_ = std::current_exception();
     }
-  }
-
-  void fail() {
-    End complete = End::complete;  // an interruption has set Python's error
-    end_.compare_exchange_strong(complete, End::failed);
   }
 
   std::atomic<const OpenMP*> team_{nullptr};
@@ -216,11 +207,11 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::atomic<End> end_{End::complete};
-  std::atomic<std::size_t> failed_bytes_{0};
+  std::exception_ptr failure_;
   std::fenv_t environment_;
   void (*body_)(void*, i64) = nullptr;
   void* context_ = nullptr;
-  std::vector<TaskShare> shares_;  // of at least `threads_` threads
+  Table<TaskShare, kOfShares> shares_;  // of at least `threads_` threads
   int threads_ = 0;
   int workers_ = 0, wanted_ = 0, running_ = 0;
   std::uint64_t round_ = 0;
@@ -300,7 +291,7 @@ char* thread_scratch(std::size_t bytes) {
     block.size = 0;
     const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
     block.data = static_cast<char*>(std::aligned_alloc(64, rounded));
-    if (!block.data) throw OutOfMemory(rounded, kScratch);
+    if (!block.data) throw OutOfMemory(rounded, " of scratch memory for a thread");
     block.size = rounded;
   }
   return block.data;

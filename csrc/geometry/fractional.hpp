@@ -4,9 +4,9 @@
 #pragma once
 
 #include <stdexcept>
-#include <vector>
 
 #include "base/dtype.hpp"
+#include "base/out_of_memory.hpp"
 
 namespace poolgrad {
 namespace {
@@ -40,13 +40,17 @@ void window_table(const Axis& a, A sample, i64* begins) {
   begins[a.out - 1] = last;
 }
 
+inline constexpr char kOfWindows[] =
+    " for tables of the windows of each plane, which follow from the shapes of x and of the output";
+using WindowTables = Table<i64, kOfWindows>;
+
 // Returns the tables of all planes, axis after axis. samples: for each plane one number for each
 // axis; with two axes that of the last axis is the first, as in PyTorch.
-[[maybe_unused]] inline std::vector<i64> window_tables(const Plan& p, Dtype dtype,
-                                                       const char* samples, int dims) {
+[[maybe_unused]] inline WindowTables window_tables(const Plan& p, Dtype dtype, const char* samples,
+                                                   int dims) {
   i64 length = 0;
   for (const Axis& a : p.axis) length += a.fractional ? a.out : 0;
-  std::vector<i64> tables(static_cast<std::size_t>(length * p.outer));
+  WindowTables tables(static_cast<std::size_t>(length * p.outer));
   i64* next = tables.data();
   const auto fill = [&](auto s, auto zero) {
     using S = decltype(s);

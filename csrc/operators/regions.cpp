@@ -31,12 +31,12 @@ void over_regions(const RegionMaps& maps, i64 regions, int threads, F&& each) {
 // The backward pass is parallel over (image, block of channels): each task clears its planes and
 // adds the regions of its image in their order, so that no sum depends on the number of threads.
 template <class T, class F>
-void over_images(const RegionMaps& maps, const std::vector<Region>& regions, T* gx, int threads,
+void over_images(const RegionMaps& maps, const RegionTable<Region>& regions, T* gx, int threads,
                  F&& each) {
-  std::vector<i64> begin(static_cast<std::size_t>(maps.images) + 1), order(regions.size());
+  RegionTable<i64> begin(static_cast<std::size_t>(maps.images) + 1), order(regions.size());
   for (const Region& r : regions) ++begin[static_cast<std::size_t>(r.image) + 1];
   for (std::size_t n = 1; n < begin.size(); ++n) begin[n] += begin[n - 1];
-  std::vector<i64> next = begin;
+  RegionTable<i64> next = begin;
   for (std::size_t k = 0; k < regions.size(); ++k) {
     const auto place = static_cast<std::size_t>(next[static_cast<std::size_t>(regions[k].image)]++);
     order[place] = static_cast<i64>(k);
@@ -58,12 +58,12 @@ void over_images(const RegionMaps& maps, const std::vector<Region>& regions, T* 
 
 // The rows (or columns) [begin, end) of each bin along one axis.
 template <class T>
-std::vector<Range> pixel_bins(double low, double high, double factor, i64 bins, i64 size) {
+RegionTable<Range> pixel_bins(double low, double high, double factor, i64 bins, i64 size) {
   const T scale = static_cast<T>(factor);
   const i64 first = static_cast<i64>(std::round(static_cast<T>(low) * scale));
   const i64 last = static_cast<i64>(std::round(static_cast<T>(high) * scale));
   const T width = static_cast<T>(larger(last - first + 1, 1)) / static_cast<T>(bins);
-  std::vector<Range> ranges(static_cast<std::size_t>(bins));
+  RegionTable<Range> ranges(static_cast<std::size_t>(bins));
   for (i64 b = 0; b < bins; ++b) {
     const i64 lo = first + static_cast<i64>(std::floor(static_cast<T>(b) * width));
     const i64 hi = first + static_cast<i64>(std::ceil(static_cast<T>(b + 1) * width));
@@ -139,10 +139,10 @@ class Maxima {
 
   std::size_t at(i64 column) const { return static_cast<std::size_t>(column - first_); }
 
-  std::vector<Range> rows_, columns_;
+  RegionTable<Range> rows_, columns_;
   i64 width_, first_;       // of the map, and the first column of the region in it
-  std::vector<T> best_;     // maximum of each column of the region
-  std::vector<Index> row_;  // row of that maximum
+  RegionTable<T> best_;     // maximum of each column of the region
+  RegionTable<Index> row_;  // row of that maximum
 };
 
 // RoIAlign: averages of bilinear samples. The samples of a bin are a grid, so their average is
@@ -173,7 +173,7 @@ class AxisSamples {
   }
 
   i64 samples() const { return samples_; }  // of each bin
-  std::vector<WeightedTap<T>>& all() { return taps_; }
+  RegionTable<WeightedTap<T>>& all() { return taps_; }
 
   template <class F>
   void each(i64 bin, F&& f) const {
@@ -231,8 +231,8 @@ class AxisSamples {
 
   T start_, width_;
   i64 samples_;
-  std::vector<WeightedTap<T>> taps_;
-  std::vector<std::size_t> begin_;  // of each bin in `taps_`, and the end
+  RegionTable<WeightedTap<T>> taps_;
+  RegionTable<std::size_t> begin_;  // of each bin in `taps_`, and the end
 };
 
 // Computes the averages of bilinear samples in the bins of one region, and their transpose.
@@ -307,8 +307,8 @@ class Samples {
   AxisSamples<T> rows_, columns_;
   i64 width_, bin_rows_, bin_columns_;
   T count_;
-  std::vector<i64> used_;  // columns of the map, ascending
-  std::vector<T> line_;    // a number for each of them
+  RegionTable<i64> used_;  // columns of the map, ascending
+  RegionTable<T> line_;    // a number for each of them
   bool gapless_;
 };
 
@@ -326,9 +326,9 @@ bool is_in_range(double corner, double factor) {
 
 }  // namespace
 
-std::vector<Region> checked_regions(const RegionMaps& maps, const double* boxes, i64 count,
+RegionTable<Region> checked_regions(const RegionMaps& maps, const double* boxes, i64 count,
                                     double factor) {
-  std::vector<Region> regions;
+  RegionTable<Region> regions;
   regions.reserve(static_cast<std::size_t>(count));
   for (i64 k = 0; k < count; ++k, boxes += 5) {
     const double image = boxes[0];
@@ -360,7 +360,7 @@ std::vector<Region> checked_regions(const RegionMaps& maps, const double* boxes,
 }
 
 template <class T>
-void RegionKernels<T>::pool(const RegionMaps& maps, const std::vector<Region>& regions,
+void RegionKernels<T>::pool(const RegionMaps& maps, const RegionTable<Region>& regions,
                             double factor, const T* x, T* y, std::int32_t* indices, int threads) {
   over_regions(maps, static_cast<i64>(regions.size()), threads, [&](i64 k, i64 first, i64 last) {
     const Region& box = regions[static_cast<std::size_t>(k)];
@@ -373,7 +373,7 @@ void RegionKernels<T>::pool(const RegionMaps& maps, const std::vector<Region>& r
 }
 
 template <class T>
-bool RegionKernels<T>::pool_backward(const RegionMaps& maps, const std::vector<Region>& regions,
+bool RegionKernels<T>::pool_backward(const RegionMaps& maps, const RegionTable<Region>& regions,
                                      const T* gy, const std::int32_t* indices, T* gx, int threads) {
   std::atomic<bool> inside{true};
   over_images(maps, regions, gx, threads, [&](i64 k, i64 first, i64 last, T* planes) {
@@ -390,7 +390,7 @@ bool RegionKernels<T>::pool_backward(const RegionMaps& maps, const std::vector<R
 }
 
 template <class T>
-bool RegionKernels<T>::pool_gather(const RegionMaps& maps, const std::vector<Region>& regions,
+bool RegionKernels<T>::pool_gather(const RegionMaps& maps, const RegionTable<Region>& regions,
                                    const T* x, const std::int32_t* indices, T* y, int threads) {
   std::atomic<bool> inside{true};
   over_regions(maps, static_cast<i64>(regions.size()), threads, [&](i64 k, i64 first, i64 last) {
@@ -410,7 +410,7 @@ bool RegionKernels<T>::pool_gather(const RegionMaps& maps, const std::vector<Reg
 }
 
 template <class T>
-void RegionKernels<T>::align(const RegionMaps& maps, const std::vector<Region>& regions,
+void RegionKernels<T>::align(const RegionMaps& maps, const RegionTable<Region>& regions,
                              const RegionScale& scale, const T* x, T* y, int threads) {
   over_regions(maps, static_cast<i64>(regions.size()), threads, [&](i64 k, i64 first, i64 last) {
     const Region& box = regions[static_cast<std::size_t>(k)];
@@ -423,7 +423,7 @@ void RegionKernels<T>::align(const RegionMaps& maps, const std::vector<Region>& 
 }
 
 template <class T>
-void RegionKernels<T>::align_backward(const RegionMaps& maps, const std::vector<Region>& regions,
+void RegionKernels<T>::align_backward(const RegionMaps& maps, const RegionTable<Region>& regions,
                                       const RegionScale& scale, const T* gy, T* gx, int threads) {
   over_images(maps, regions, gx, threads, [&](i64 k, i64 first, i64 last, T* planes) {
     Samples<T> samples(maps, regions[static_cast<std::size_t>(k)], scale);

@@ -2,8 +2,7 @@
 // et al., Mask R-CNN, 2017), with the coordinate conventions of torchvision.ops.
 #pragma once
 
-#include <vector>
-
+#include "base/out_of_memory.hpp"
 #include "geometry/window.hpp"
 
 namespace poolgrad {
@@ -23,6 +22,11 @@ struct Region {
   double x1, y1, x2, y2;
 };
 
+inline constexpr char kOfRegions[] =
+    " for tables of boxes and bins, which follow from boxes and output_size";
+template <class T>
+using RegionTable = Table<T, kOfRegions>;
+
 // How boxes are mapped to a feature map, and how RoIAlign samples it.
 struct RegionScale {
   double factor;
@@ -38,7 +42,7 @@ inline constexpr i64 kMaxSamples = 1 << 16;
 
 // Reads `count` boxes (image index, x1, y1, x2, y2) and checks them.
 // Throws std::invalid_argument with a message that contains the number of the box.
-std::vector<Region> checked_regions(const RegionMaps& maps, const double* boxes, i64 count,
+RegionTable<Region> checked_regions(const RegionMaps& maps, const double* boxes, i64 count,
                                     double factor);
 
 // Arrays are contiguous: x and gx (images, channels, height, width); y, gy and indices (regions,
@@ -46,16 +50,16 @@ std::vector<Region> checked_regions(const RegionMaps& maps, const double* boxes,
 // for a bin without inputs. T: float or double. No result depends on the number of threads.
 template <class T>
 struct RegionKernels {
-  static void pool(const RegionMaps& maps, const std::vector<Region>& regions, double factor,
+  static void pool(const RegionMaps& maps, const RegionTable<Region>& regions, double factor,
                    const T* x, T* y, std::int32_t* indices, int threads);
   // False if an index lies outside its plane: then the results are not complete.
-  static bool pool_backward(const RegionMaps& maps, const std::vector<Region>& regions, const T* gy,
+  static bool pool_backward(const RegionMaps& maps, const RegionTable<Region>& regions, const T* gy,
                             const std::int32_t* indices, T* gx, int threads);
-  static bool pool_gather(const RegionMaps& maps, const std::vector<Region>& regions, const T* x,
+  static bool pool_gather(const RegionMaps& maps, const RegionTable<Region>& regions, const T* x,
                           const std::int32_t* indices, T* y, int threads);
-  static void align(const RegionMaps& maps, const std::vector<Region>& regions,
+  static void align(const RegionMaps& maps, const RegionTable<Region>& regions,
                     const RegionScale& scale, const T* x, T* y, int threads);
-  static void align_backward(const RegionMaps& maps, const std::vector<Region>& regions,
+  static void align_backward(const RegionMaps& maps, const RegionTable<Region>& regions,
                              const RegionScale& scale, const T* gy, T* gx, int threads);
 };
 

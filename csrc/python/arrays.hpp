@@ -117,19 +117,20 @@ struct XlaArray {
 // dense. Only an array of `write_if_given` may be None.
 enum class Use { read, write, write_if_given };
 
-// The origin of an array argument: a Python object (None: no array), or an array of XLA.
+// The origin of an array argument: a Python object (None: no array), or an array of XLA. It owns
+// the object: a list among the arguments may be changed while a kernel runs.
 class ArraySource {
  public:
   ArraySource() = default;
-  ArraySource(nb::handle object) : object_(object) {}
+  ArraySource(nb::handle object) : object_(nb::borrow(object)) {}
   ArraySource(const XlaArray& array) : xla_(&array) {}
 
   bool is_none() const { return !xla_ && (!object_ || object_.is_none()); }
-  nb::handle object() const { return object_; }
+  const nb::object& object() const { return object_; }
   const XlaArray* xla() const { return xla_; }
 
  private:
-  nb::handle object_;
+  nb::object object_;
   const XlaArray* xla_ = nullptr;
 };
 
@@ -137,7 +138,7 @@ class ArraySource {
 // shape and the number of bytes are compared with the plan before a kernel accesses the memory.
 class Array {
  public:
-  Array(ArraySource source, Use use, std::size_t itemsize)
+  Array(const ArraySource& source, Use use, std::size_t itemsize)
       : itemsize_(static_cast<i64>(itemsize)), writable_(use != Use::read) {
     if (source.is_none()) {
       require(use == Use::write_if_given, "an array is missing");
@@ -145,7 +146,7 @@ class Array {
     }
     present_ = true;
     try {
-      const nb::handle object = source.object();
+      const nb::object& object = source.object();
       if (source.xla()) read_xla(*source.xla());
       else if (PyObject_CheckBuffer(object.ptr())) read_buffer(object);
       else read_tensor(object);

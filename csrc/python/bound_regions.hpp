@@ -125,7 +125,7 @@ class BoundRegions {
   RegionMaps maps_;
   bool wide_;
   double factor_;
-  std::vector<Region> regions_;
+  RegionTable<Region> regions_;
 };
 
 }  // namespace

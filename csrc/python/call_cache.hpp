@@ -144,9 +144,11 @@ class TensorSpec {
     for (std::size_t a = 1; a < args.size(); ++a) {
       if (!add_value(args[a], key)) return nb::none();
     }
-    PyObject *name = nullptr, *value = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(kwargs.ptr(), &at, &name, &value);) {
-      if (Py_TYPE(name) != &PyUnicode_Type || !key.add(name) || !add_value(value, key)) {
+    PyObject *next_name = nullptr, *next_value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(kwargs.ptr(), &at, &next_name, &next_value);) {
+      const nb::object name = nb::borrow(next_name), value = nb::borrow(next_value);
+      if (Py_TYPE(name.ptr()) != &PyUnicode_Type || !key.add(name.ptr()) ||
+          !add_value(value, key)) {
         return nb::none();
       }
     }
@@ -246,12 +248,13 @@ class TensorSpec {
 
   // Adds the types of the value and of its items, since True == 1, and then the value, with tuples
   // in place of lists. Returns false for mutable values other than lists.
-  static bool add_value(nb::handle value, TupleBuilder& key) {
+  static bool add_value(const nb::object& value, TupleBuilder& key) {
     return key.take(frozen(value, key));
   }
   // A new reference to the value as part of a key, null if it has none. Adds the types to the key,
-  // which ends the recursion into a list that contains itself.
-  static PyObject* frozen(nb::handle value, TupleBuilder& key) {
+  // which ends the recursion into a list that contains itself. Values are owned: a new tuple may
+  // start the garbage collector, whose finalizers may empty the list that holds them.
+  static PyObject* frozen(const nb::object& value, TupleBuilder& key) {
     PyTypeObject* const type = Py_TYPE(value.ptr());
     if (!key.add(reinterpret_cast<PyObject*>(type))) return nullptr;
     if (type == &PyLong_Type || type == &PyBool_Type || type == &PyUnicode_Type ||
@@ -265,12 +268,10 @@ class TensorSpec {
     const bool is_list = type == &PyList_Type;
     if (!is_list && !PyTuple_Check(value.ptr())) return nullptr;
     TupleBuilder items;
-    const Py_ssize_t count = is_list ? PyList_Size(value.ptr()) : PyTuple_Size(value.ptr());
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* const item =
-          is_list ? PyList_GetItem(value.ptr(), i) : PyTuple_GetItem(value.ptr(), i);
-      if (!item) throw nb::python_error();
-      if (!items.take(frozen(item, key))) return nullptr;
+    const auto size = is_list ? PyList_Size : PyTuple_Size;
+    const auto item = is_list ? PyList_GetItem : PyTuple_GetItem;
+    for (Py_ssize_t i = 0; i < size(value.ptr()); ++i) {
+      if (!items.take(frozen(nb::borrow(item(value.ptr(), i)), key))) return nullptr;
     }
     return items.tuple().release().ptr();
   }
@@ -287,10 +288,7 @@ class Allocator {
   // A `functools.partial` is taken apart: its own calls copy its keywords, and its members can be
   // replaced.
   explicit Allocator(nb::handle function) : function_(nb::borrow(function)) {
-    // Kept until the process ends.
-    static const nb::handle partial =
-        nb::object(nb::module_::import_("functools").attr("partial")).release();
-    if (!function.type().is(partial)) return;
+    if (!function.type().is(partial())) return;
     function_ = function.attr("func");
     arguments_ = nb::cast<nb::tuple>(function.attr("args"));
     const nb::object keywords = function.attr("keywords");
@@ -310,6 +308,17 @@ class Allocator {
   }
 
  private:
+  // Kept until the process ends. Not initialised by an import, which may run Python code: other
+  // threads, and calls of that code, would wait for the initialisation with the GIL.
+  static nb::handle partial() {
+    static PyObject* type = nullptr;
+    if (!type) {
+      const nb::object found = nb::module_::import_("functools").attr("partial");
+      type = Py_NewRef(found.ptr());
+    }
+    return type;
+  }
+
   nb::object function_, arguments_, keywords_;
   const TensorReader* tensors_ = nullptr;  // unless the function allocates other arrays
 };

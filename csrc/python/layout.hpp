@@ -139,6 +139,18 @@ class PlanLayout {
   // of two distances does not overflow, nor does that of a distance and two of the others.
   static constexpr i64 kMaxSize = i64{1} << 61, kMaxDistance = (i64{1} << 62) - 1;
 
+  // The end of the error if there is no memory for an array with one element for each output, as
+  // in with_memory() of src/poolgrad/interface.py.
+  std::string purpose_of_outputs(const char* dtype) const {
+    return " for an array of shape " + described(out_shape_) + " and dtype " + dtype +
+           ", which follows from x of shape " + described(in_shape_) + " and the windows";
+  }
+  static std::string described(const std::vector<i64>& shape) {
+    std::string text;
+    for (i64 size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+    return "(" + text + (shape.size() == 1 ? ",)" : ")");
+  }
+
   static i64 number_of_elements(const std::vector<i64>& shape) {
     i64 elements = 1;
     for (i64 size : shape) elements = product(elements, size);
@@ -272,10 +284,10 @@ class PlanLayout {
     const Dense target;
   };
 
-  static inline const std::vector<i64> kNoTables;
+  static inline const WindowTables kNoTables;
 
   // The positions of fractional windows in each plane (see window_tables); empty for other windows.
-  std::vector<i64> tables_of(ArraySource samples) const {
+  WindowTables tables_of(ArraySource samples) const {
     int dims = 0;
     for (const Axis& a : plan_.axis) dims += a.fractional;
     require((dims > 0) != samples.is_none(), "samples are for fractional windows");
@@ -290,7 +302,7 @@ class PlanLayout {
   // Calls kernel(PlaneSelection) for all planes at once or, with tables, for each plane. Releases
   // the GIL, unless that would cost more than the kernel.
   template <class F>
-  void run(const std::vector<i64>& tables, int threads, F&& kernel) const {
+  void run(const WindowTables& tables, int threads, F&& kernel) const {
     if (plan_.outer == 0 || plan_.inner == 0) return;
     const bool release = has_gil_ && inputs() + outputs() * plan_.taps > kSmallCall;
     const Work work{&plan_, std::clamp(threads, 1, kMaxThreads)};

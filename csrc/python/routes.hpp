@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/buffer_cache.hpp"
+#include "base/out_of_memory.hpp"
 #include "python/layout.hpp"
 
 namespace poolgrad {
@@ -53,7 +54,12 @@ class RoutedLayout : public PlanLayout {
     RouteArgument(const RoutedLayout& layout, ArraySource source, Use use)
         : layout_(layout), array_(source, use, layout.packed_.bits ? 1 : layout.route_size()) {
       if (layout.packed_.bits && array_.data()) {
-        unpacked_.emplace(static_cast<std::size_t>(larger(1, layout.outputs())));
+        const auto bytes = static_cast<std::size_t>(larger(1, layout.outputs()));
+        try {
+          unpacked_.emplace(bytes);
+        } catch (const OutOfMemory&) {
+          throw OutOfMemory(bytes, layout.purpose_of_outputs("uint8").c_str());
+        }
       }
     }
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -41,7 +42,8 @@ inline i64 extent(const DLTensor& tensor) {
   return valid && !__builtin_mul_overflow(last + 1, element_size(tensor), &bytes) ? bytes : -1;
 }
 
-// A tensor as DLPack describes it. Its shape and strides may lie in `axes`.
+// A tensor as DLPack describes it. Its shape and strides lie in `axes`: those of the tensor itself
+// may be freed by Python code that resizes it.
 struct ExportedTensor : DLTensor {
   i64 axes[2][kMaxAxes];
 };
@@ -83,7 +85,7 @@ class TensorReader {
   static const TensorReader* usual() {
     static const TensorReader* reader = nullptr;  // is kept until the process ends, as PyTorch is
     if (reader) return reader;
-    const nb::handle torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+    const nb::object torch = nb::borrow(PyDict_GetItemString(PyImport_GetModuleDict(), "torch"));
     if (!torch.is_valid() || !nb::hasattr(torch, "UntypedStorage")) return nullptr;
     return reader = new TensorReader(nb::hasattr(torch.attr("Tensor"), kExchange));
   }
@@ -112,12 +114,11 @@ class TensorReader {
   // False if the tensor cannot be exported or is not in this machine's memory.
   bool read(nb::handle tensor, ExportedTensor& to) const {
     try {
-      if (!(export_ ? export_(tensor.ptr(), &to) == 0 : read_attributes(tensor, to))) {
+      if (!(export_ ? read_exported(tensor, to) : read_attributes(tensor, to))) {
         PyErr_Clear();
         return false;
       }
-      if (to.device.device_type != kDLCPU || to.ndim > kMaxAxes) return false;
-      return to.strides || to.ndim == 0;
+      return to.device.device_type == kDLCPU;
     } catch (nb::python_error&) {  // a tensor without memory
       return false;
     } catch (std::bad_cast&) {  // symbolic sizes
@@ -165,6 +166,16 @@ class TensorReader {
 
   bool is_tensor(nb::handle object) const {
     return PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(type_.ptr()));
+  }
+
+  bool read_exported(nb::handle tensor, ExportedTensor& to) const {
+    if (export_(tensor.ptr(), &to) != 0 || to.ndim > kMaxAxes) return false;
+    if (to.ndim > 0 && !to.strides) return false;
+    std::copy_n(to.shape, to.ndim, to.axes[0]);
+    std::copy_n(to.strides, to.ndim, to.axes[1]);
+    to.shape = to.axes[0];
+    to.strides = to.axes[1];
+    return true;
   }
 
   bool read_attributes(nb::handle tensor, ExportedTensor& to) const {

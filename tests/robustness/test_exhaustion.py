@@ -143,10 +143,11 @@ import resource
 import numpy as np
 import poolgrad
 
-def refusal(call):
+def refusal(call, free=4):  # MiB
+    poolgrad.empty_cache()
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (used + (free << 20), resource.RLIM_INFINITY))
     try:
         call()
     except MemoryError as error:
@@ -179,12 +180,35 @@ for region in (poolgrad.roi_pool, poolgrad.roi_align):
 wide, out = np.ones((1, 8_000_000), np.float16), np.empty((1, 7_999_998), np.float16)
 text = refusal(lambda: poolgrad.avg_pool1d(wide, 3, 1, out=out))
 assert text and "bytes of scratch memory" in text, text
+
+packed = [
+    refusal(lambda: poolgrad.vjp(poolgrad.max_pool2d, x, 3, 1, routes="packed"), free)
+    for free in range(16, 40, 2)
+]
+assert all("x of shape (2, 1500, 1600)" in text for text in packed if text), packed
+expected = f"{2 * 1498 * 1598} bytes for an array of shape (2, 1498, 1598) and dtype uint8"
+assert any(expected in text for text in packed if text), packed
+planes = np.ones((400_000, 1, 4, 4), np.float32)
+samples = np.zeros((400_000, 1, 2), np.float32)
+text = refusal(lambda: poolgrad.fractional_max_pool2d(planes, 2, output_size=3,
+                                                      _random_samples=samples), 24)
+assert text and f"{400_000 * 6 * 8} bytes for tables of the windows" in text, text
+image, bins = np.ones((1, 1, 4, 4), np.float32), 4_000_000
+for threads in (1, 2):
+    poolgrad.set_num_threads(threads)
+    poolgrad.max_pool2d(x, 2)
+    text = refusal(lambda: poolgrad.roi_pool(image, np.tile([0.0, 0, 0, 3, 3], (threads, 1)),
+                                             (1, bins)), (8 * bins * threads >> 20) + 8)
+    assert text and f"{16 * bins} bytes for tables of boxes and bins" in text, text
+boxes = np.tile([0.0, 0, 0, 1, 1], (400_000, 1))
+text = refusal(lambda: poolgrad.roi_align(image, boxes, 1), 24)
+assert text and f"{40 * len(boxes)} bytes for tables of boxes and bins" in text, text
 """
 
 
 @linux
 def test_the_error_names_bytes_and_shapes() -> None:
-    assert_runs(NAMED)
+    assert_runs(NAMED, **FRESH)
 
 
 MANY = """

@@ -326,3 +326,96 @@ thread.join()
 def test_an_input_that_another_thread_changes_is_not_left() -> None:
     """The scan for the winner ends with the array, also if the winner is gone."""
     assert_runs(RACE)
+
+
+FINALIZED = """
+import gc
+import numpy as np
+from poolgrad import _kernels
+x = np.ones((1, 1, 8, 8), np.float32)
+spec = _kernels.TensorSpec(np.ndarray, (), (), (), (), "by buffer")
+tuples = [tuple([i] * n) for n in (1, 2, 3) for i in range(3000)]  # no free tuple is left
+
+class Finalizer:
+    def __init__(self, changed):
+        self.cycle, self.changed = self, changed
+
+    def __del__(self):
+        self.changed.clear()
+        self.memory = [b"0" * (8 * n - 33) for n in range(20, 40) for _ in range(40)]
+
+for moment in range(1, 60):
+    gc.disable()
+    gc.collect()
+    nested = [[[1000, 1001] for _ in range(25)]]
+    {arguments}
+    Finalizer({changed})
+    gc.set_threshold(gc.get_count()[0] + moment, 1000, 1000)
+    gc.enable()
+    spec.key(args, kwargs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        ("args, kwargs = (x, nested), {}", "nested"),
+        ("args, kwargs = (x,), {'padding': nested.pop()}", "kwargs"),
+    ],
+)
+def test_finalizers_that_change_arguments(arguments: str, changed: str) -> None:
+    """The garbage collector may run wherever a key is computed."""
+    assert_runs(FINALIZED.format(arguments=arguments, changed=changed))
+
+
+MADE = """
+import numpy as np
+from poolgrad import numpy as front, soft_pool2d
+x = np.ones((1, 1, 8, 8), np.float32)
+plan = front.prepared(soft_pool2d.describe(x, 2), x).plan
+
+class Made:  # a sequence whose items nothing else refers to
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, at):
+        return [np.empty((1, 1, 4, 4), np.float32) for _ in range(2)][at]
+
+y = np.empty((1, 1, 4, 4), np.float32)
+plan.kernels.nonlinear("soft", x, np.ones(1, np.float32), 1, y, Made(), None, 1)
+assert (y == 1).all()
+"""
+
+
+def test_arrays_that_only_the_call_refers_to() -> None:
+    assert_runs(MADE, PYTHONMALLOC="debug")  # fills released memory
+
+
+HOOKED = """
+import builtins, threading, time
+import numpy as np
+import poolgrad
+x, real = np.ones((1, 1, 64, 64), np.float32), builtins.__import__
+
+def hook(name, *args, **kwargs):
+    if name == "functools":
+        {hooked}
+    return real(name, *args, **kwargs)
+
+builtins.__import__ = hook
+calls = [threading.Thread(target=poolgrad.max_pool2d, args=(x, 2), daemon=True) for _ in range(2)]
+for call in calls:
+    call.start()
+for call in calls:
+    call.join(20)
+    assert not call.is_alive()
+"""
+
+
+@pytest.mark.parametrize(
+    "hooked",
+    ["time.sleep(0.1)", "builtins.__import__ = real; poolgrad.max_pool2d(x, 2)"],
+)
+def test_import_hooks_that_wait_or_pool(hooked: str) -> None:
+    """No call waits, with the GIL, for an initialisation that runs Python code."""
+    assert_runs(HOOKED.format(hooked=hooked), timeout=20)
