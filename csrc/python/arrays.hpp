@@ -117,20 +117,20 @@ struct XlaArray {
 // dense. Only an array of `write_if_given` may be None.
 enum class Use { read, write, write_if_given };
 
-// The origin of an array argument: a Python object (None: no array), or an array of XLA. It owns
-// the object: a list among the arguments may be changed while a kernel runs.
+// The origin of an array argument: a Python object (None: no array), or an array of XLA. The
+// caller owns the object.
 class ArraySource {
  public:
   ArraySource() = default;
-  ArraySource(nb::handle object) : object_(nb::borrow(object)) {}
+  ArraySource(nb::handle object) : object_(object) {}
   ArraySource(const XlaArray& array) : xla_(&array) {}
 
   bool is_none() const { return !xla_ && (!object_ || object_.is_none()); }
-  const nb::object& object() const { return object_; }
+  nb::handle object() const { return object_; }
   const XlaArray* xla() const { return xla_; }
 
  private:
-  nb::object object_;
+  nb::handle object_;
   const XlaArray* xla_ = nullptr;
 };
 
@@ -146,7 +146,7 @@ class Array {
     }
     present_ = true;
     try {
-      const nb::object& object = source.object();
+      const nb::handle object = source.object();
       if (source.xla()) read_xla(*source.xla());
       else if (PyObject_CheckBuffer(object.ptr())) read_buffer(object);
       else read_tensor(object);
@@ -316,6 +316,25 @@ struct type_caster<poolgrad::ArraySource> {
     value = source;
     return true;
   }
+};
+
+// Owns the arrays of a list until the call ends: the list may be changed while a kernel runs.
+template <>
+struct type_caster<std::vector<poolgrad::ArraySource>> {
+  NB_TYPE_CASTER(std::vector<poolgrad::ArraySource>, const_name("collections.abc.Sequence[object]"))
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    owned_ = steal(PySequence_Tuple(source.ptr()));
+    if (!owned_) {
+      PyErr_Clear();
+      return false;
+    }
+    value.clear();
+    for (handle array : borrow<nanobind::tuple>(owned_)) value.emplace_back(array);
+    return true;
+  }
+
+ private:
+  object owned_;
 };
 
 }  // namespace nanobind::detail

@@ -248,13 +248,13 @@ class TensorSpec {
 
   // Adds the types of the value and of its items, since True == 1, and then the value, with tuples
   // in place of lists. Returns false for mutable values other than lists.
-  static bool add_value(const nb::object& value, TupleBuilder& key) {
+  static bool add_value(nb::handle value, TupleBuilder& key) {
     return key.take(frozen(value, key));
   }
   // A new reference to the value as part of a key, null if it has none. Adds the types to the key,
-  // which ends the recursion into a list that contains itself. Values are owned: a new tuple may
-  // start the garbage collector, whose finalizers may empty the list that holds them.
-  static PyObject* frozen(const nb::object& value, TupleBuilder& key) {
+  // which ends the recursion into a list that contains itself. The caller owns the value: a new
+  // tuple may start the garbage collector, whose finalizers may empty the list that holds it.
+  static PyObject* frozen(nb::handle value, TupleBuilder& key) {
     PyTypeObject* const type = Py_TYPE(value.ptr());
     if (!key.add(reinterpret_cast<PyObject*>(type))) return nullptr;
     if (type == &PyLong_Type || type == &PyBool_Type || type == &PyUnicode_Type ||
@@ -268,10 +268,15 @@ class TensorSpec {
     const bool is_list = type == &PyList_Type;
     if (!is_list && !PyTuple_Check(value.ptr())) return nullptr;
     TupleBuilder items;
-    const auto size = is_list ? PyList_Size : PyTuple_Size;
-    const auto item = is_list ? PyList_GetItem : PyTuple_GetItem;
-    for (Py_ssize_t i = 0; i < size(value.ptr()); ++i) {
-      if (!items.take(frozen(nb::borrow(item(value.ptr(), i)), key))) return nullptr;
+    const Py_ssize_t count = is_list ? PyList_Size(value.ptr()) : PyTuple_Size(value.ptr());
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      const nb::object item =
+          nb::borrow(is_list ? PyList_GetItem(value.ptr(), i) : PyTuple_GetItem(value.ptr(), i));
+      if (!item) {  // the list has been shortened
+        PyErr_Clear();
+        return nullptr;
+      }
+      if (!items.take(frozen(item, key))) return nullptr;
     }
     return items.tuple().release().ptr();
   }
