@@ -333,3 +333,16 @@ def test_a_pyramid_in_little_memory(tmp_path: Path, side: int, kill: bool) -> No
     levels, _, peak = done.stdout.rsplit("levels", 1)[1].split()
     assert int(levels) == (8 if side == 20_000 else 6)
     assert 10 < int(peak) < 1024
+
+
+@pytest.mark.parametrize("form", [list, np.ndarray.tolist, memoryview, da.asarray])
+def test_logits_in_every_form_that_numpy_takes(form: Any) -> None:
+    x, logits = np.random.default_rng(0).random((2, 2, 8, 8))
+    y, pullback = poolgrad.vjp(
+        poolgrad.lip_pool2d, da.from_array(x, chunks=(1, 4, 4)), form(logits), 2
+    )
+    expected, of_numpy = poolgrad.vjp(poolgrad.lip_pool2d, x, logits, 2)
+    assert np.array_equal(y.compute(), expected)
+    assert np.array_equal(pullback(y).compute(), of_numpy(expected))
+    with refused(TypeError, "logits", "Delayed"):
+        poolgrad.lip_pool2d(da.from_array(x, chunks=4), dask.delayed(logits), 2)

@@ -12,6 +12,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.base import is_dask_collection
 
 from poolgrad import numpy as front
 from poolgrad.composition import Functions
@@ -58,7 +59,7 @@ def vjp(request: Request) -> tuple[Any, Any]:
 
 def operand(name: str, value: Any) -> Any:
     """Return an array of a composed operator, checked."""
-    array = da.asarray(value) if isinstance(value, np.ndarray) else value
+    array = value if is_dask_collection(value) else da.asarray(front.operand(name, value))
     return without_empty_chunks(asarray(name, array))
 
 
