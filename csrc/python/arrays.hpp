@@ -182,6 +182,12 @@ class Array {
     return data_;
   }
 
+  // The same of any shape, of at least `bytes`.
+  char* contiguous(i64 bytes) const {
+    require(elements_ * itemsize_ >= bytes, "an array is smaller than planned");
+    return contiguous(std::vector<i64>(shape_, shape_ + rank_));
+  }
+
   // The memory of a dense array (its axes in any order) of at least `bytes`. Null if none was
   // given.
   char* dense(i64 bytes) const {

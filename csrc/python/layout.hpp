@@ -295,7 +295,7 @@ class PlanLayout {
     const bool floating = in_ == Dtype::float16 || in_ == Dtype::bfloat16 || in_ == Dtype::float64;
     const Dtype dtype = floating ? in_ : Dtype::float32;
     const Array sample_array(samples, Use::read, size(dtype));
-    const char* data = sample_array.dense(plan_.outer * dims * size_of(dtype));
+    const char* data = sample_array.contiguous(plan_.outer * dims * size_of(dtype));
     return window_tables(plan_, dtype, data, dims);
   }
 

@@ -63,7 +63,8 @@ def refuse_numbers(name: str, came: object) -> TypeError:
 
 def check_length(name: str, shape: tuple[int, ...], channels: int) -> None:
     """Raise an error unless there is one number, or one for each channel."""
-    if shape not in ((), (channels,)):
+    # Compilers do not compare tuples of symbolic sizes.
+    if len(shape) > 1 or (len(shape) == 1 and shape[0] != channels):
         raise ValueError(
             f"{name} must be a number or one for each of {channels} channels, got shape {shape}"
         )

@@ -194,8 +194,8 @@ class _Converter:
             samples = arguments.numpy_generator(value.generator).random(shape)
         else:
             samples = operand.checked(value.values, ready.layout)
-        rounded = samples.astype(kind).reshape(shape)
-        return as_buffer(rounded.clip(max=arguments.below_one(kind.name)).astype(kind))
+        rounded = samples.astype(kind, order="C").reshape(shape)  # the kernels read no strides
+        return as_buffer(rounded.clip(max=arguments.below_one(kind.name)).astype(kind, order="C"))
 
     def indices(self, value: Any, x: Array) -> Array:
         given = asarray(value, name="indices")

@@ -15,6 +15,7 @@ from poolgrad import composition
 from poolgrad.core import first_pooled
 from poolgrad.functional.public import front_end
 from poolgrad.interface import Request
+from poolgrad.operands import Samples
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import WindowKind, WindowSpec
 
@@ -56,6 +57,11 @@ def _inside(request: Request) -> Request:
     x = request.x
 
     def plain(value: Any) -> Any:
+        if isinstance(value, Samples):  # their last dimension is none of `x`
+            inside = value.values
+            dims = (d for d in x.dims if d in getattr(inside, "dims", ()))
+            ordered = inside.transpose(*dims, ...).data if isinstance(inside, type(x)) else inside
+            return value._replace(values=ordered)
         if not isinstance(value, type(x)):
             return value
         return value.transpose(..., *(d for d in x.dims if d in value.dims)).data

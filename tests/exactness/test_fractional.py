@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -181,3 +182,30 @@ def test_pytorch(dims: int, name: str, channels_last: bool) -> None:
             made.append((y.detach(), indices, leaf.grad))
         for ours, theirs in zip(*made, strict=True):
             assert torch.equal(ours, theirs), (size, kernel, out)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_samples_in_another_memory_order(dtype: str) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 3, 9, 8)).astype(dtype)
+    samples = np.random.default_rng(1).random((2, 3, 2))
+    expected = poolgrad.fractional_max_pool2d(x, 2, (4, 3), _random_samples=samples)
+    for order in itertools.permutations(range(3)):
+        other = samples.transpose(order).copy().transpose(np.argsort(order))
+        for held in (other, other.astype(dtype)):
+            y = poolgrad.fractional_max_pool2d(x, 2, (4, 3), _random_samples=held)
+            copied = poolgrad.fractional_max_pool2d(x, 2, (4, 3), _random_samples=held.copy())
+            np.testing.assert_array_equal(y, copied)
+        y = poolgrad.fractional_max_pool2d(x, 2, (4, 3), _random_samples=other)
+        np.testing.assert_array_equal(y, expected)
+
+
+def test_samples_of_xarray_are_matched_by_dimension() -> None:
+    xarray = pytest.importorskip("xarray")
+    x = np.random.default_rng(0).normal(size=(3, 3, 9, 8))
+    samples = np.random.default_rng(1).random((3, 3, 2))
+    expected = poolgrad.fractional_max_pool2d(x, 2, (4, 3), _random_samples=samples)
+    named = xarray.DataArray(samples.transpose(1, 0, 2), dims=("c", "n", "sample"))
+    y = poolgrad.fractional_max_pool2d(
+        xarray.DataArray(x, dims=tuple("nchw")), 2, (4, 3), _random_samples=named
+    )
+    np.testing.assert_array_equal(y.values, expected)

@@ -115,9 +115,10 @@ def test_a_list_is_exact_in_every_dtype(kind: str, dims: int) -> None:
 def test_a_module_with_a_list_is_compiled_and_exported() -> None:
     layer, x = layers.LPPool2d([2.0, 3.0, 2.5], 2), images(2)
     expected = layer(x)
-    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.compiler.reset()
     for run in (
-        compiled,
+        torch.compile(layer, backend="eager", fullgraph=True, dynamic=False),
+        torch.compile(layer, backend="eager", fullgraph=True, dynamic=True),
         torch.fx.symbolic_trace(layer),
         torch.export.export(layer, (x,)).module(),
     ):

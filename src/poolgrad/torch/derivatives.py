@@ -16,6 +16,7 @@ from poolgrad.torch._compat import skip_by_compiler
 from poolgrad.torch.arrays import (
     KIND,
     applied,
+    checked,
     is_differentiated,
     is_in_graph,
     is_nested_forward,
@@ -68,6 +69,7 @@ def differentiable(
     skip_by_compiler(keep_flat)
     torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=library)
     any_layout = (None,) * tensors
+    names = [argument.name for argument in op._schema.arguments[:tensors]]
 
     def forward(*args: Any) -> Any:
         *given, static = args
@@ -92,6 +94,9 @@ def differentiable(
         if is_in_graph():
             return op(*given, *flat(static))
         if not KIND.have_parts(given, any_layout):
+            # PyTorch copies negative views before an implementation is called.
+            for name, tensor in zip(names, given, strict=True):
+                checked(name, tensor)
             return op(*given, *flat(static)) if is_inference() else function.apply(*given, static)
         if torch.is_grad_enabled() and any(t.requires_grad for t in given) and not is_inference():
             return applied(function)(*given, static)

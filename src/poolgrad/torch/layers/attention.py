@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.functional import relu, scaled_dot_product_attention
 
-from poolgrad.torch._compat import forward_level, is_transformed
+from poolgrad.torch._compat import forward_level, is_transformed, tracing_state
 from poolgrad.torch.layers.arguments import (
     Layer,
     batched,
@@ -44,7 +44,8 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     PyTorch's fused kernels have neither second derivatives nor forward mode, and a first backward
     pass may be differentiated later: they are called only where nothing is differentiated.
     """
-    if not (torch.is_grad_enabled() or is_transformed() or forward_level() >= 0):
+    traced = tracing_state() is not None  # a graph is compared with one that has no gradients
+    if not (traced or torch.is_grad_enabled() or is_transformed() or forward_level() >= 0):
         return scaled_dot_product_attention(q, k, v)
     weights = (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
     attended: Tensor = weights @ v
