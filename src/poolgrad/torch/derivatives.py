@@ -21,6 +21,7 @@ from poolgrad.torch.arrays import (
     is_in_graph,
     is_nested_forward,
 )
+from poolgrad.torch.devices import names_of_tensors
 
 
 def differentiable(
@@ -69,7 +70,7 @@ def differentiable(
     skip_by_compiler(keep_flat)
     torch.library.register_autograd(op, backward, setup_context=keep_flat, lib=library)
     any_layout = (None,) * tensors
-    names = [argument.name for argument in op._schema.arguments[:tensors]]
+    names = names_of_tensors(str(op._schema))[:tensors]
 
     def forward(*args: Any) -> Any:
         *given, static = args
