@@ -172,7 +172,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch.nn import functional as F  # noqa: E402
 
 from poolgrad.check.layers import LAYERS, LayerCase, _seeded, prepared  # noqa: E402
-from poolgrad.torch import accelerate, convert, fusion  # noqa: E402
+from poolgrad.torch import accelerate, convert  # noqa: E402
 
 
 def _tensors(args: tuple[Any, ...]) -> list[Any]:
@@ -190,43 +190,7 @@ def _fused(x: Any) -> Any:
     return net(x)
 
 
-def _read(x: Any) -> Any:
-    lazy = fusion.LazyReLU.of(x)
-    return lazy * 1  # reads the value
-
-
-def _read_by_a_function(x: Any) -> Any:
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return 2 * x
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return 2 * gradients[0]
-
-    return Twice.apply(fusion.LazyReLU.of(x))
-
-
-def _read_below_autograd(x: Any) -> Any:
-    class Same(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            with torch._C.DisableTorchFunctionSubclass():
-                return torch.exp(x)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return gradients[0]
-
-    return Same.apply(fusion.LazyReLU.of(x))
-
-
-PATHS: dict[str, Callable[..., Any]] = {
-    "accelerated": _accelerated, "fused": _fused, "lazy ReLU": _read,
-    "lazy ReLU in a function": _read_by_a_function,
-    "lazy ReLU below autograd": _read_below_autograd,
-}  # fmt: skip
+PATHS: dict[str, Callable[..., Any]] = {"accelerated": _accelerated, "fused": _fused}
 TORCH = {f"{name}-{k}": (getattr(poolgrad, name), args, RANDOM.get(name, {}))
          for k, (name, args) in enumerate(CASES)}  # fmt: skip
 TORCH |= {name: (call, (), {}) for name, call in PATHS.items()}

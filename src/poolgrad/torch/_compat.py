@@ -23,6 +23,7 @@ _symbol = PRIVATE.symbol
 tracing_state = _symbol("torch._C._get_tracing_state")
 set_tracing_state = _symbol("torch._C._set_tracing_state")
 is_transformed = _symbol("torch._C._are_functorch_transforms_active")
+without_transforms = _symbol("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
 innermost_transform = _symbol("torch._C._functorch.peek_interpreter_stack")
 transforms = _symbol("torch._C._functorch.get_interpreter_stack")
 Transform = _symbol("torch._C._functorch.TransformType")
@@ -83,14 +84,7 @@ def skip_by_compiler(function: Any) -> None:
     _set_strategy(function.__code__, _Strategy(_Action.SKIP, _Action.SKIP))
 
 
-# Fused ReLUs
-
-without_torch_function = _symbol("torch._C.DisableTorchFunction")
-without_transforms = _symbol("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
-without_dispatch_modes = _symbol("torch.utils._python_dispatch._disable_current_modes")
-wrapper_subclass = _symbol("torch.Tensor._make_wrapper_subclass")
 has_global_hooks = _symbol("torch.nn.modules.module._has_any_global_hook")
-tree_map_only = _symbol("torch.utils._pytree.tree_map_only")
 
 
 def version_of(tensor: Tensor) -> int:
@@ -112,7 +106,7 @@ _CALL_CACHE_SYMBOLS = (
     "torch.autograd.forward_ad._current_level",
 )
 _call_cache_symbols = PRIVATE.symbols_or_none(
-    _CALL_CACHE_SYMBOLS, "small calls take longer, and accelerate() and fuse=True change nothing"
+    _CALL_CACHE_SYMBOLS, "small calls take longer, and accelerate() changes nothing"
 )
 
 # (function of a tensor, its value), and (function without arguments or (object, attribute), value)

@@ -68,16 +68,12 @@ class Report:
         Modules that call pooling functions, which `convert` cannot replace.
     fused : tuple of Module
         Maxima that were fused with a ReLU, and the names of the ReLUs.
-    untraced : str
-        Why the network could not be traced, so that only `nn.Sequential` was searched for ReLUs;
-        empty if it was traced.
     """
 
     replaced: tuple[Module, ...] = ()
     left: tuple[Module, ...] = ()
     calls: tuple[Module, ...] = ()
     fused: tuple[Module, ...] = ()
-    untraced: str = ""
 
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} replaced", *(f"  {module}" for module in self.replaced)]
@@ -88,8 +84,6 @@ class Report:
         ):
             if modules:
                 lines += [f"{len(modules)} {title}", *(f"  {module}" for module in modules)]
-        if self.untraced:
-            lines.append(f"fused in nn.Sequential only, because torch.fx failed: {self.untraced}")
         return "\n".join(lines)
 
 
@@ -107,10 +101,8 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
     model : nn.Module
         The network, or one pooling module. It is changed.
     fuse : bool
-        If True, also fuse each maximum that is the only reader of an `nn.ReLU` with it: the tensor
-        between them is neither computed nor stored. `torch.fx` traces a copy of the network to find
-        such pairs; in a network that cannot be traced, only neighbours in an `nn.Sequential` are
-        fused. Any other reader of a ReLU's output still gets it. Default: False.
+        If True, also fuse each maximum with the `nn.ReLU` before it in an `nn.Sequential`: the
+        tensor between them is neither computed nor stored. Default: False.
 
     Returns
     -------
@@ -171,13 +163,17 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
             ours = SUBCLASSES[kind]
             module.__class__ = ours
             vars(module).update(ours.added, converted=True)
-    found = fusion.fuse(model) if fuse else fusion.Fused([])
-    names_of = {module: names for names, module in _modules(model)} if found.pairs else {}
-    fused = []
-    for relu, pool in found.pairs:
-        title = _THEIRS[fusion.before(pool)].__name__
-        fused.append(Module(names_of[pool], title, f"with the ReLU {', '.join(names_of[relu])}"))
-    return Report(tuple(replaced), tuple(left), tuple(calls), tuple(fused), found.obstacle)
+    pairs = fusion.fuse(model) if fuse else []
+    names_of = {module: names for names, module in _modules(model)} if pairs else {}
+    fused = [
+        Module(
+            names_of[pool],
+            _THEIRS[type(pool)].__name__,
+            f"with the ReLU {', '.join(names_of[relu])}",
+        )
+        for _, relu, pool in pairs
+    ]
+    return Report(tuple(replaced), tuple(left), tuple(calls), tuple(fused))
 
 
 def revert(model: nn.Module) -> Report:
