@@ -211,6 +211,33 @@ def test_the_error_names_bytes_and_shapes() -> None:
     assert_runs(NAMED, **FRESH)
 
 
+OF_GRADIENTS = """
+import resource
+import torch
+import poolgrad
+
+x = torch.ones(4, 16, 512, 512, requires_grad=True)
+# Leave memory for an output and what it keeps for the backward pass.
+poolgrad.soft_pool2d(x.detach(), 2, 1), poolgrad.max_pool2d(x.detach(), 1, 1)
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (30 << 20), resource.RLIM_INFINITY))
+y = poolgrad.lp_pool2d(x, 3.0, 2, 1)
+try:
+    poolgrad.lp_pool2d(x, 3.0, 2, 1)
+except MemoryError as error:
+    assert "(4, 16, 511, 511)" in str(error) and "x of shape (4, 16, 512, 512)" in str(error), error
+else:
+    raise AssertionError("there was memory for a second output")
+"""
+
+
+@linux
+@needs_torch
+def test_memory_is_found_for_a_first_call_with_a_gradient() -> None:
+    assert_runs(OF_GRADIENTS, **FRESH)
+
+
 MANY = """
 import gc, resource
 import numpy as np

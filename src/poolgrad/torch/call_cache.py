@@ -131,7 +131,7 @@ class _BoundPasses:
         self._vjp = call_cache.vjp(ready, _maker, threads, operand)
         self._nonlinear, self._keeps, self._indices = operator.nonlinear, bool(kept), indices
         self._shape, self._dtype = layout.out_shape, DTYPES[layout.out_dtype]
-        saved = (*(x,) * operator.nonlinear, *(empty(b, _CPU) for b in kept))
+        saved = (*(x,) * operator.nonlinear, *(allocate(b, _CPU) for b in kept))
         self._parts = (None, *map(KIND.parts, saved))
         self._adapter, self._static, self._operands = adapter, Static(ready), operands
         self._slope = (x.new_empty(0, dtype=DTYPES[layout.sum_dtype]),) * operator.learned
