@@ -286,6 +286,25 @@ def test_second_derivatives_of_a_plain_backward_pass(name: str) -> None:
 
 
 @each_layer
+def test_derivatives_of_forward_mode(name: str) -> None:
+    layer, x = made(name), image()[:1]
+    direction = distinct(*x.shape) - 0.5
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return layer(x).sin().sum()
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(loss, (x,), (direction,))[1]
+
+    gradient = torch.func.grad(loss)
+    step = 1e-5 * direction
+    expected = (gradient(x + step) - gradient(x - step)) / 2e-5
+    torch.testing.assert_close(torch.func.grad(slope)(x), expected, rtol=1e-6, atol=1e-7)
+    along = torch.func.jvp(slope, (x,), (direction,))[1]
+    torch.testing.assert_close(along, (expected * direction).sum(), rtol=1e-6, atol=1e-7)
+
+
+@each_layer
 def test_without_gradients_the_fused_attention_computes_the_same(name: str) -> None:
     layer, x = made(name), image()
     with torch.no_grad():

@@ -52,6 +52,19 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attended
 
 
+def _normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """Apply a layer normalisation.
+
+    PyTorch's forward-mode derivative of it has a wrong derivative itself.
+    """
+    if forward_level() < 0:
+        normalised: Tensor = norm(x)
+        return normalised
+    centred = x - x.mean(-1, keepdim=True)
+    scale = (centred.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    return centred * scale * norm.weight + norm.bias
+
+
 def _tokens(x: Tensor) -> Tensor:
     """Return the positions of a map (N, C, H, W) as a sequence, shape (N, H * W, C)."""
     return x.flatten(-2).transpose(-2, -1)
@@ -270,8 +283,8 @@ class AttentionPoolLatent(Layer):
         """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
         batch = batched(check_maps(x, self.channels))
         queries = self.queries.expand(batch.shape[0], -1, -1)
-        hidden = self.norm(queries + self.attention(queries, _tokens(batch)))
-        rows = self.norm_out(hidden + relu(self.feed_forward(hidden)))
+        hidden = _normalised(self.norm, queries + self.attention(queries, _tokens(batch)))
+        rows = _normalised(self.norm_out, hidden + relu(self.feed_forward(hidden)))
         return unbatched(self.projection(rows.flatten(-2)), x)
 
     def extra_repr(self) -> str:
