@@ -311,7 +311,7 @@ class VanHerk2d {
       const T* row = reader_->direct() ? reader_->at(0, h + r) : reader_->row(0, h + r);
       const T* from = row + (origin_ + valid_.lo) * step + patch_.channel;
       T* to = raw_ + r * pitch_ + valid_.lo * column_elements_;
-      if (step == column_elements_) run(from, to, columns * column_elements_);
+      if (step == column_elements_ && step == patch_.channels) run(from, to, columns * step);
       else
         for (i64 c = 0; c < columns; ++c)
           run(from + c * step, to + c * column_elements_, patch_.channels);

@@ -66,6 +66,32 @@ def test_planes_narrower_than_their_padding(isa: str) -> None:
     assert_runs(NARROW, POOLGRAD_ISA=isa, PYTHONPATH=os.pathsep.join(sys.path))
 
 
+APART = """
+import numpy as np, poolgrad
+from robustness.memory import Guarded, placed
+memory = Guarded()
+for dtype in ("float16", "float32", "float64"):
+    for lanes in (4, 8, 16, 32):  # of a vector
+        # Images are neighbours in memory, then come two rows, then the columns.
+        x = np.asfortranarray(np.zeros((lanes // 2, 1, 2, 17, 2), dtype))
+        x[...] = np.random.default_rng(0).standard_normal(x.shape)
+        for name in ("avg_pool2d", "max_pool2d", "min_pool2d"):
+            memory.reset("end")
+            options = {"stride": 1, "padding": "same", "channels_last": True}
+            y = getattr(poolgrad, name)(placed(memory, x), 7, **options)
+            expected = getattr(poolgrad.reference, name)(x, 7, **options)
+            np.testing.assert_allclose(y, expected, rtol=0, atol=2e-3 if dtype == "float16" else 1e-6)
+"""
+
+
+@linux
+@pytest.mark.dispatch
+@each_instruction_set
+def test_columns_that_are_a_vector_apart(isa: str) -> None:
+    """Columns of fewer channels than lanes were copied as whole vectors, also the last one."""
+    assert_runs(APART, POOLGRAD_ISA=isa, PYTHONPATH=os.pathsep.join(sys.path))
+
+
 @linux
 def test_a_call_that_ends_its_process_is_named() -> None:
     """Seed 3 is made to read from a guard page; the calls after it run all the same."""
