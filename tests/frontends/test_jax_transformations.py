@@ -289,5 +289,5 @@ def test_a_program_without_implicit_rank_promotion(name: str) -> None:
 
     with jax.numpy_rank_promotion("raise"):
         jax.eval_shape(lambda x: jax.jvp(call, (x,), (x,)), x)
-        jax.eval_shape(lambda x: jax.grad(lambda x: (slope(x) ** 2).sum())(x), x)
+        jax.eval_shape(jax.grad(lambda x: (slope(x) ** 2).sum()), x)
         jax.export.export(jax.jit(slope), platforms=["cuda"])(x)

@@ -419,8 +419,8 @@ class Global(Pool):
             request: Request = pool.describe(_Input((1,) * (dims + 2)), **given)  # type: ignore[attr-defined]
             return replace(request, x=x)
 
-        limited = described(describe)
-        limited.__name__, limited.__module__ = pool.__name__, pool.__module__  # for `torch.fx`
+        name = f"{pool.__name__}{dims}d"
+        limited = globals()[name] = described(describe, name, __name__)
         return limited
 
 
