@@ -254,7 +254,7 @@ def in_all_dimensions(describe: Callable[P, Request]) -> Callable[P, Any]:
 def checked_string(name: str, value: object) -> str:
     """Return the value of a string option, checked."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {value!r}")
+        raise TypeError(f"{name} must be a string, got {brief(value)}")
     return value
 
 
@@ -268,11 +268,13 @@ def divisor(value: object) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"divisor_override must be an integer or None, got {value!r}")
+        raise TypeError(f"divisor_override must be an integer or None, got {brief(value)}")
     if value == 0:
         raise ValueError(
-            f"divisor_override must not be zero, as every sum is divided by it, got {value!r}"
+            f"divisor_override must not be zero, as every sum is divided by it, got {brief(value)}"
         )
     if abs(value) >= _DIVISOR_LIMIT:
-        raise ValueError(f"divisor_override must be less than 2**63 in magnitude, got {value!r}")
+        raise ValueError(
+            f"divisor_override must be less than 2**63 in magnitude, got {brief(value)}"
+        )
     return value
