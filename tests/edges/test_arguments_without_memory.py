@@ -42,11 +42,11 @@ MADE: dict[str, Callable[[], Any]] = {
     "matrix": lambda: shrunk(1, 2, 4, 4, dtype=torch.float64),
     "list": lambda: [freed(1), freed()],
     "nested": lambda: ((freed(), 1), [1, freed(2)]),
-    "objects": lambda: np.array([freed(2), None], object),
+    "objects": lambda: [np.array([freed(2)], object), np.array([1, None], object)],
 }
 GIVEN: dict[str, Any] = {
     "kernel_size": 2, "norm_type": 2.0, "logits": X, "in_channels": 4, "out_channels": 4,
-    "size": 4, "channels": 64,
+    "size": 4, "channels": 64, "classes": 2, "name": "avg",
 }  # fmt: skip
 MODULES = [
     name
@@ -55,6 +55,7 @@ MODULES = [
     and issubclass(made, torch.nn.Module)
     and name[-2:] not in ("1d", "3d")
 ]
+MODULES[MODULES.index("Head")] = "make_head"  # which makes its argument
 
 
 def refused(call: Callable[[], Any]) -> None:
@@ -95,6 +96,18 @@ def test_modules_and_layers(name: str, kind: str) -> None:
         given["output_size"] = 2
     for argument in parameters:
         refused(lambda a=argument: made(**given | {a: MADE[kind]()}))
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_modules_of_jax(kind: str) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    from poolgrad.jax import nn
+
+    for argument in signature(nn.LPPool2d).parameters:
+        given: dict[str, Any] = {"norm_type": 2.0, "kernel_size": 2, argument: MADE[kind]()}
+        refused(lambda given=given: nn.LPPool2d(**given))
+    with pytest.raises(RuntimeError, match=r"^x must have memory for .* elements"):
+        nn.MaxPool2d(2)(shrunk(1, 2, 4, 4))
 
 
 @pytest.mark.parametrize("argument", ["kernel_size", "stride", "padding", "dilation"])
@@ -161,11 +174,12 @@ def test_other_arguments() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (shrunk(2), "a tensor of shape (2,) and dtype torch.int64 without memory (Tensor)"),
-        ([1, freed()], "a list that contains a tensor without memory"),
-        ({"a": (freed(),)}, "a dict that contains a tensor without memory"),
+        (shrunk(2),
+         "a tensor of shape (2,) and dtype torch.int64 without readable memory (Tensor)"),
+        ([1, freed()], "a list that contains a tensor without readable memory"),
+        ({"a": (freed(),)}, "a dict that contains a tensor without readable memory"),
         (torch.ones(2, device="meta"),
-         "a tensor of shape (2,) and dtype torch.float32 without memory (Tensor)"),
+         "a tensor of shape (2,) and dtype torch.float32 without readable memory (Tensor)"),
         (torch.tensor([2, 3]), "tensor([2, 3])"),
         ([1, torch.tensor(2)], "[1, tensor(2)]"),
     ],
@@ -183,3 +197,6 @@ def test_zero_tensors_and_lists_that_contain_themselves_are_read() -> None:
     own.append(own)
     with pytest.raises(TypeError, match=r"kernel_size must be .*, got \[1, \[\.\.\.\]\]"):
         poolgrad.max_pool2d(X, own)
+    array = np.array([None], object)
+    array[0] = array
+    assert brief(array).startswith("array(")

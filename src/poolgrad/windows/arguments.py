@@ -62,19 +62,24 @@ def _is_tensor(value: object) -> bool:
 
 def _tensors(value: object) -> Iterator[Any]:
     """Return the tensors that NumPy or `repr` would read: the value itself, or its elements."""
-    rest, seen = [value], set()
+    rest: list[Any] = [value]
+    seen: dict[int, Any] = {}  # a list may contain itself
     while rest:
         part = rest.pop()
         if _is_tensor(part):
             yield part
-        elif isinstance(part, list | tuple | set | frozenset | dict):
-            if id(part) in seen:  # a list may contain itself
-                continue
-            seen.add(id(part))
-            if not {*map(type, part)} <= {int, float, str} or isinstance(part, dict):
-                rest += [*part, *part.values()] if isinstance(part, dict) else part
+            continue
+        if isinstance(part, dict):
+            inside = [*part, *part.values()]
+        elif isinstance(part, list | tuple | set | frozenset):
+            inside = [] if {*map(type, part)} <= {int, float, str} else [*part]
         elif getattr(getattr(part, "dtype", None), "hasobject", None) is True:
-            rest += [part.tolist()] if hasattr(part, "tolist") else []
+            inside = [part.tolist()] if hasattr(part, "tolist") else []
+        else:
+            continue
+        if id(part) not in seen:
+            seen[id(part)] = part
+            rest += inside
 
 
 def in_memory(name: str, value: Any) -> Any:
@@ -104,7 +109,7 @@ def _can_be_shown(tensor: Any) -> bool:
 def brief(value: object) -> str:
     """Return ``repr(value)`` for an error message; if it is long, shortened or the shape.
 
-    Tensors without memory are described.
+    Tensors without readable memory, which `repr` would read, are described.
     """
     kind = type(value).__name__
     is_shown = all(map(_can_be_shown, _tensors(value)))
@@ -118,9 +123,9 @@ def brief(value: object) -> str:
     if is_shown:
         return short(value) if shape is None else f"an array of shape {tuple(shape)} ({kind})"
     if shape is None:
-        return f"a {kind} that contains a tensor without memory"
+        return f"a {kind} that contains a tensor without readable memory"
     dtype = getattr(value, "dtype", None)
-    return f"a tensor of shape {tuple(shape)} and dtype {dtype} without memory ({kind})"
+    return f"a tensor of shape {tuple(shape)} and dtype {dtype} without readable memory ({kind})"
 
 
 def one_or_each(dims: int) -> str:
