@@ -181,6 +181,7 @@ def test_other_arguments() -> None:
         (torch.ones(2, device="meta"),
          "a tensor of shape (2,) and dtype torch.float32 without readable memory (Tensor)"),
         (torch.tensor([2, 3]), "tensor([2, 3])"),
+        (torch._efficientzerotensor((3,), dtype=torch.int64)[1:], "tensor([0, 0])"),
         ([1, torch.tensor(2)], "[1, tensor(2)]"),
     ],
 )  # fmt: skip

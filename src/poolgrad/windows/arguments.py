@@ -95,13 +95,17 @@ def in_memory(name: str, value: Any) -> Any:
     """
     for tensor in _tensors(value):
         has_memory(name, tensor)
-    is_zero = _is_tensor(value) and getattr(value, "_is_zerotensor", bool)()
-    return value.clone() if is_zero else value
+    return value.clone() if _is_tensor(value) and _is_zero(value) else value
+
+
+def _is_zero(tensor: Any) -> bool:
+    """Whether a tensor is one of zeros that PyTorch stores as a shape alone."""
+    return bool(getattr(tensor, "_is_zerotensor", bool)())
 
 
 def _can_be_shown(tensor: Any) -> bool:
     try:
-        return has_memory("", tensor)
+        return _is_zero(tensor) or has_memory("", tensor)
     except RuntimeError:
         return False
 
