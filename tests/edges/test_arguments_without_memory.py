@@ -146,7 +146,7 @@ def test_arrays_must_have_memory(argument: str, call: Callable[[], Any]) -> None
 def test_cotangents_of_array_libraries() -> None:
     strict = pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
     _, pullback = poolgrad.vjp(poolgrad.max_pool2d, strict.asarray(X), 2)
-    with pytest.raises(RuntimeError, match="^gy must have memory for 8 elements"):
+    with pytest.raises(RuntimeError, match=r"^gy must have memory for 8 elements"):
         pullback(shrunk(1, 2, 2, 2, dtype=torch.float64, to=0))
 
 
