@@ -18,6 +18,7 @@ from poolgrad import numpy as front
 from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.functional.public import FUNCTIONS
 from poolgrad.interface import Buffer, Request
+from poolgrad.windows import brief
 
 
 class KernelRun(NamedTuple):
@@ -46,7 +47,7 @@ def forced(name: str) -> Iterator[None]:
         If there is no algorithm of this name.
     """
     if name not in names():
-        raise ValueError(f"an algorithm is one of {', '.join(names())}, got {name!r}")
+        raise ValueError(f"an algorithm is one of {', '.join(names())}, got {brief(name)}")
     _kernels.force_algorithm(name)
     try:
         yield

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from poolgrad.core import Layout
 from poolgrad.dtypes import FLOATS, INTEGERS
-from poolgrad.windows import brief
+from poolgrad.windows import brief, in_memory
 
 Array = NDArray[Any]
 
@@ -31,9 +31,12 @@ def plain(name: str, value: Any, form: str) -> Array:
     ------
     TypeError, ValueError
         If the value has a mask, or NumPy cannot convert it.
+    RuntimeError
+        If a tensor does not have memory for all elements; see `windows.has_memory`.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must have no mask; fill it first, with {name}.filled")
+    value = in_memory(name, value)
     try:
         return np.asarray(value)
     except ValueError as error:  # lists of unequal lengths
@@ -52,7 +55,7 @@ def real_numbers(name: str, value: Any) -> Array:
     """Convert a number or an array of numbers of any real dtype to a NumPy array."""
     given = plain(name, value, "a number or an array of them")
     if given.dtype.name not in _REALS:
-        raise refuse_numbers(name, given.dtype if given.ndim else repr(value))
+        raise refuse_numbers(name, given.dtype if given.ndim else brief(value))
     return given
 
 
@@ -98,7 +101,7 @@ def seed(value: Any) -> int | None:
 
 def refuse_generator(kind: str, value: Any) -> TypeError:
     """Return the error for a generator of another library."""
-    return TypeError(f"generator must be a {kind}, a seed or None, got {value!r}")
+    return TypeError(f"generator must be a {kind}, a seed or None, got {brief(value)}")
 
 
 # Samples of fractional windows

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from poolgrad.windows import Axis, Window, WindowKind, WindowSpec, axis_names, resolve
+from poolgrad.windows import Axis, Window, WindowKind, WindowSpec, axis_names, brief, resolve
 
 try:
     from poolgrad import _kernels
@@ -102,7 +102,9 @@ def set_num_threads(threads: int) -> None:
     global _threads
     whole = isinstance(threads, int) and not isinstance(threads, bool)
     if not whole or not 1 <= threads <= _MAX_THREADS:
-        raise ValueError(f"threads must be an integer from 1 to {_MAX_THREADS}, got {threads!r}")
+        raise ValueError(
+            f"threads must be an integer from 1 to {_MAX_THREADS}, got {brief(threads)}"
+        )
     _threads = threads
 
 

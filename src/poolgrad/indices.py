@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
+from poolgrad.windows import brief, has_memory, in_memory
+
 __all__ = ["convert_indices"]
 
 
@@ -144,9 +146,9 @@ def convert_indices(
     for name, word in (("source", source), ("target", target)):
         if word not in list(CONVENTIONS):
             accepted = ", ".join(f'"{c}"' for c in CONVENTIONS)
-            raise ValueError(f"{name} must be one of {accepted}, got {word!r}")
+            raise ValueError(f"{name} must be one of {accepted}, got {brief(word)}")
     if not isinstance(channels_last, bool):
-        raise TypeError(f"channels_last must be True or False, got {channels_last!r}")
+        raise TypeError(f"channels_last must be True or False, got {brief(channels_last)}")
     channel_axis = _check_shape(shape, tuple(indices.shape), channels_last)
     sizes = tuple(shape[1:-1] if channels_last else shape[2:])
     planes = Planes(sizes, shape[channel_axis], _along(indices, 0), _along(indices, channel_axis))
@@ -184,16 +186,17 @@ def _has_values(indices: Any) -> bool:
         return True
     if torch.compiler.is_compiling():
         return False
-    from poolgrad.torch.arrays import checked, has_memory, untraced
+    from poolgrad.torch.arrays import checked, untraced
 
     return untraced(lambda tensor: has_memory("indices", tensor), checked("indices", indices))
 
 
 def _check_shape(shape: Sequence[int], of_indices: tuple[int, ...], channels_last: bool) -> int:
     """Return the axis of channels, after checking that the shapes fit each other."""
+    in_memory("shape", shape)
     form = "(N, ..., C)" if channels_last else "(N, C, ...)"
     if not isinstance(shape, Sequence) or not all(isinstance(n, SupportsIndex) for n in shape):
-        raise TypeError(f"shape must be a sequence of integers {form}, got {shape!r}")
+        raise TypeError(f"shape must be a sequence of integers {form}, got {brief(shape)}")
     axis = len(shape) - 1 if channels_last else 1
     sizes = [n for a, n in enumerate(shape) if a not in (0, axis)]
     if not 1 <= len(sizes) <= 3 or min(shape) < 0 or min(sizes) < 1:

@@ -276,3 +276,18 @@ def test_a_batch_of_any_size(name: str) -> None:
         x = _input(n).astype(jnp.float32)
         for a, b in zip(exported.call(x), both(x), strict=True):
             np.testing.assert_allclose(a, b, 1e-6)
+
+
+@pytest.mark.parametrize("name", [*CALLS, *LEARNED])
+def test_a_program_without_implicit_rank_promotion(name: str) -> None:
+    """Differentiated, and compiled for a device without kernels."""
+    call = CALLS.get(name) or (lambda x: LEARNED[name](x, 2.0))
+    x = jax.ShapeDtypeStruct((2, 1, 4, 4), jnp.float32)
+
+    def slope(x: Any) -> Any:
+        return jax.grad(lambda x: (call(x) ** 2).sum())(x)
+
+    with jax.numpy_rank_promotion("raise"):
+        jax.eval_shape(lambda x: jax.jvp(call, (x,), (x,)), x)
+        jax.eval_shape(jax.grad(lambda x: (slope(x) ** 2).sum()), x)
+        jax.export.export(jax.jit(slope), platforms=["cuda"])(x)

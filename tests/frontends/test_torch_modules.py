@@ -407,3 +407,11 @@ def test_fx_traces_modules_and_functions(name: str) -> None:
         function = FUNCTIONS[name]
         traced = torch.fx.symbolic_trace(lambda x: function(x=x, **given))
         torch.testing.assert_close(traced(x), function(x, **given))
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if not n.startswith(("Lip", "MaxUnpool"))])
+def test_traced_networks_can_be_pickled(name: str) -> None:
+    """A sequence, because PyTorch pickles no root whose annotations are strings."""
+    layer, x = made(name).eval(), images(name, 8)
+    traced = torch.fx.symbolic_trace(nn.Sequential(layer))
+    torch.testing.assert_close(pickle.loads(pickle.dumps(traced))(x), layer(x))

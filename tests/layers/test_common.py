@@ -311,6 +311,9 @@ def test_fx_traces(case: LayerCase, is_root: bool) -> None:
     # PyTorch's averages, which are traced in place of ours, round differently.
     torch.testing.assert_close(call(case, traced, x), expected)
     torch.testing.assert_close(call(case, copy.deepcopy(traced), x), expected)
+    if not case.others():
+        sequence = torch.fx.symbolic_trace(nn.Sequential(layer))
+        torch.testing.assert_close(call(case, pickle.loads(pickle.dumps(sequence)), x), expected)
 
 
 class Caller(nn.Module):

@@ -277,6 +277,10 @@ def test_the_command_prints_and_draws(file: Path) -> None:
         (["--shape", "0,1"], "--shape must be positive numbers"),
         (["--shape", "1,3,8,8"], "raised an error in training on an input of shape 1,3,8,8 "
          "(--shape): RuntimeError: Given groups=1"),
+        (["--shape", "1,1,1048576,268435456"], "an input of shape 1,1,1048576,268435456 (--shape) "
+         "needs too much memory: RuntimeError: "),  # more than addresses of 47 bits
+        (["--shape", f"1,1,{2**40},{2**40}"], "(--shape) needs too much memory"),
+        (["--shape", f"1,1,{2**64},1"], "(--shape) needs too much memory"),
         (["--shape", "1,3,8,8", "--inference"], "raised an error in inference on an input"),
         pytest.param(["--shape", "1,1,16,16", "--out", "/dev/full"],
                      "--out /dev/full cannot be written: No space left on device",

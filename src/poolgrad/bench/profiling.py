@@ -109,8 +109,8 @@ def measure(
     Raises
     ------
     ValueError
-        If the network cannot be copied, does not take the input, cannot be trained, or does not
-        pool; the message is one sentence.
+        If the network cannot be copied, does not take the input, cannot be trained, does not pool,
+        or needs too much memory; the message is one sentence.
     """
     try:
         ours = deepcopy(network).train(training)
@@ -118,8 +118,8 @@ def measure(
         raise ValueError(f"the network cannot be copied: {_one_line(error)}") from error
     name = type(network).__name__
     show(f"trying a step of {name} with an input of shape {','.join(map(str, shape))}")
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    with using_threads(threads):
+    with using_threads(threads), _memory_of(shape):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         _check_step(network.train(training), x, training)
     report = convert(ours)
     networks = (network, ours)
@@ -131,7 +131,7 @@ def measure(
         show(f"timing {name}, unchanged and converted: {next(turn)} of {2 * (turns + 1)}")
         yield
 
-    with using_threads(threads):
+    with using_threads(threads), _memory_of(shape):
         calls = {str(k): (step, shown) for k, step in enumerate(steps)}
         times = take_turns(calls, turns, slow=math.inf)
         show(f"measuring the share of pooling in {name}")
@@ -152,6 +152,24 @@ def measure(
         (kept[0], kept[1]) if kept else None,
         report,
     )
+
+
+@contextmanager
+def _memory_of(shape: tuple[int, ...]) -> Iterator[None]:
+    """Raise ValueError where memory, or the largest number of its bytes, is too small.
+
+    PyTorch's allocator for the CPU raises no type of its own.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, TypeError) as error:
+        text = _one_line(error)
+        if not any(word in text.lower() for word in ("memory", "overflow")):
+            raise
+        size = ",".join(map(str, shape))
+        raise ValueError(
+            f"an input of shape {size} (--shape) needs too much memory: {text}"
+        ) from error
 
 
 def _check_step(network: nn.Module, x: torch.Tensor, training: bool) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from poolgrad import arguments, reference
 from poolgrad.interface import STORAGE_OPTIONS, Request
 from poolgrad.operators import OPERATORS
-from poolgrad.windows import brief, resolve
+from poolgrad.windows import brief, in_memory, resolve
 
 Array = NDArray[Any]
 
@@ -31,6 +31,7 @@ def values(name: str, given: Any) -> Array:
     TypeError, ValueError
         If they are not real numbers, or lists of unequal lengths.
     """
+    given = in_memory(name, given)
     if hasattr(given, "detach"):  # a tensor, perhaps of another device or without NumPy's dtype
         given = given.detach().cpu().double()
     return np.asarray(arguments.real_numbers(name, given), np.float64)

@@ -14,7 +14,7 @@ from poolgrad.functional.public import (
 )
 from poolgrad.interface import Averaging, NoOptions, PowerMean, Request, Routes, Ties
 from poolgrad.operands import Samples
-from poolgrad.windows import Ints, WindowSpec, adaptive, axis_names, flag, fractional, whole
+from poolgrad.windows import Ints, WindowSpec, adaptive, axis_names, brief, flag, fractional, whole
 
 
 def _adaptive_max_pool(
@@ -290,11 +290,15 @@ def _global_lse_pool(
 def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:
     given = tuple(output_ratio) if isinstance(output_ratio, list | tuple) else (output_ratio,)
     if any(isinstance(r, bool) or not isinstance(r, Real) for r in given):
-        raise TypeError(f"output_ratio must be a number or {dims} of them, got {output_ratio!r}")
+        raise TypeError(
+            f"output_ratio must be a number or {dims} of them, got {brief(output_ratio)}"
+        )
     if len(given) not in (1, dims):
-        raise ValueError(f"output_ratio must be a number or {dims} of them, got {output_ratio!r}")
+        raise ValueError(
+            f"output_ratio must be a number or {dims} of them, got {brief(output_ratio)}"
+        )
     if not all(0 < r < 1 for r in given):
-        raise ValueError(f"output_ratio must lie between 0 and 1, got {output_ratio!r}")
+        raise ValueError(f"output_ratio must lie between 0 and 1, got {brief(output_ratio)}")
     return tuple(float(r) for r in given) * (dims // len(given))
 
 
@@ -305,7 +309,8 @@ def _sizes_of_ratio(sizes: tuple[int, ...], output_ratio: Any) -> tuple[int, ...
     for name, size, n in zip(axis_names(dims), sizes, outputs, strict=True):
         if n < 1:
             raise ValueError(
-                f"output_ratio {output_ratio!r} gives no output for {size} inputs along the {name}"
+                f"output_ratio {brief(output_ratio)} gives no output for {size} inputs along the "
+                f"{name}"
             )
     return outputs
 
@@ -378,7 +383,7 @@ def _fractional_max_pool(
     if (output_size is None) == (output_ratio is None):
         raise ValueError(
             "exactly one of output_size and output_ratio must be set, "
-            f"got {output_size!r} and {output_ratio!r}"
+            f"got {brief(output_size)} and {brief(output_ratio)}"
         )
     if output_ratio is not None:
         output_size = _sizes_of_ratio(pooled_sizes(x, dims, last), output_ratio)

@@ -123,8 +123,13 @@ def recorded(function: Callable[..., Any], x: Any, args: Any, kwargs: dict[str, 
     return type(x).__torch_function__(function, (type(x),), args, kwargs)
 
 
-def described(describe: Callable[P, Request]) -> Callable[P, Any]:
-    """Return the function that computes what `describe` describes."""
+def described(
+    describe: Callable[P, Request], name: str, module: str = "poolgrad"
+) -> Callable[P, Any]:
+    """Return the function that computes what `describe` describes.
+
+    Pickles and traces of `torch.fx` store it as the attribute `name` of `module`, where it must be.
+    """
     cache = CallCache()
 
     def pool(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -147,14 +152,14 @@ def described(describe: Callable[P, Request]) -> Callable[P, Any]:
     pool.describe = describe  # type: ignore[attr-defined]
     pool.cache = cache  # type: ignore[attr-defined]
     pool.pullbacks = CallCache()  # type: ignore[attr-defined]
+    pool.__name__ = pool.__qualname__ = name
+    pool.__module__ = module
     return pool
 
 
 def public(describe: Callable[P, Request], name: str, dims: int) -> Callable[P, Any]:
     """Return the public function for `describe`, with its signature and docstring."""
-    pool = described(describe)
-    pool.__name__ = pool.__qualname__ = name
-    pool.__module__ = "poolgrad"  # where users, and pickle, find it
+    pool = described(describe, name)
     pool.__signature__ = signature_of(describe).replace(  # type: ignore[attr-defined]
         return_annotation=Signature.empty
     )
@@ -249,7 +254,7 @@ def in_all_dimensions(describe: Callable[P, Request]) -> Callable[P, Any]:
 def checked_string(name: str, value: object) -> str:
     """Return the value of a string option, checked."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {value!r}")
+        raise TypeError(f"{name} must be a string, got {brief(value)}")
     return value
 
 
@@ -263,11 +268,13 @@ def divisor(value: object) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"divisor_override must be an integer or None, got {value!r}")
+        raise TypeError(f"divisor_override must be an integer or None, got {brief(value)}")
     if value == 0:
         raise ValueError(
-            f"divisor_override must not be zero, as every sum is divided by it, got {value!r}"
+            f"divisor_override must not be zero, as every sum is divided by it, got {brief(value)}"
         )
     if abs(value) >= _DIVISOR_LIMIT:
-        raise ValueError(f"divisor_override must be less than 2**63 in magnitude, got {value!r}")
+        raise ValueError(
+            f"divisor_override must be less than 2**63 in magnitude, got {brief(value)}"
+        )
     return value

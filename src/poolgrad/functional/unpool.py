@@ -6,7 +6,7 @@ from typing import Any
 
 from poolgrad.functional.public import in_dimensions, pooled_sizes, shape_of
 from poolgrad.interface import NoOptions, Request
-from poolgrad.windows import Ints, adaptive, axis_names, fixed, flag, per_axis
+from poolgrad.windows import Ints, adaptive, axis_names, brief, fixed, flag, per_axis
 
 
 def _output_sizes(
@@ -31,8 +31,8 @@ def _output_sizes(
     if output_size is None:
         if min(default) < 1:
             raise ValueError(
-                f"kernel_size {kernel_size!r} with padding {padding!r} would give an output of "
-                f"{default} from an input of {sizes}"
+                f"kernel_size {brief(kernel_size)} with padding {brief(padding)} would give an "
+                f"output of {default} from an input of {sizes}"
             )
         return default
     rank = len(shape_of(x))
@@ -46,7 +46,7 @@ def _output_sizes(
         if not least <= out < n + step:
             raise ValueError(
                 f"output_size along the {name} must be from {least} to {n + step - 1}, "
-                f"got {output_size!r}"
+                f"got {brief(output_size)}"
             )
     return wanted
 

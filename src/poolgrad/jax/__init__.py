@@ -242,7 +242,7 @@ def reuse_memory(limit: int = 1 << 30) -> bool:
     >>> kept = poolgrad.jax.reuse_memory()
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit < 2**31:
-        raise ValueError(f"limit must be an integer from 0 to 2**31 - 1, got {limit!r}")
+        raise ValueError(f"limit must be an integer from 0 to 2**31 - 1, got {brief(limit)}")
     if sys.platform != "linux":
         return False
     change = getattr(ctypes.CDLL(None), "mallopt", None)

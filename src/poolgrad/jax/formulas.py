@@ -17,12 +17,20 @@ from poolgrad.jax.static import Static
 from poolgrad.portable import engine
 
 
+def broadcasting() -> Any:
+    """Return a context in which ranks may differ, which a user of JAX can make an error."""
+    return jax.numpy_rank_promotion("allow")
+
+
 def wide(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes with 64-bit types, even if JAX has them disabled."""
+    """Return a function that computes with 64-bit types, even if JAX has them disabled.
+
+    It may broadcast arrays of different ranks, too.
+    """
 
     @wraps(function)
     def inside(*args: Any, **kwargs: Any) -> Any:
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), broadcasting():
             return function(*args, **kwargs)
 
     return inside
@@ -33,7 +41,8 @@ def define(pool: Static) -> Callable[..., Array]:
 
     def pooled(x: Array, *learned: Array) -> Array:
         layout, theta = pool.layout(x.shape, x.dtype.name), learned[0] if learned else None
-        y: Array = engine.formula(pool.operator, layout, x, theta, pool.options)
+        with broadcasting():
+            y: Array = engine.formula(pool.operator, layout, x, theta, pool.options)
         return y.astype(x.dtype)
 
     return pooled

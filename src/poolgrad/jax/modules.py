@@ -27,7 +27,7 @@ from poolgrad.functional.public import bind
 from poolgrad.interface import Request
 from poolgrad.jax.function import is_key, perform
 from poolgrad.operators import OPERATORS
-from poolgrad.windows import Window, brief, flag
+from poolgrad.windows import Window, brief, flag, in_memory
 from poolgrad.windows.arguments import to_python
 
 _LEARNED = {operator.operand.name for operator in OPERATORS.values() if operator.learned}
@@ -62,7 +62,7 @@ class Pool:
         bound = bind(type(self).__name__, self.__signature__, args, kwargs)
         bound.apply_defaults()
         given = {
-            name: _learned(name, value) if name in _LEARNED else _hashable(value)
+            name: _learned(name, value) if name in _LEARNED else _hashable(name, value)
             for name, value in bound.arguments.items()
         }
         leaves = tuple(name for name in _LEARNED & given.keys() if not _is_number(given[name]))
@@ -96,7 +96,7 @@ class Pool:
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
         """Pool the input."""
-        return self.function(jnp.asarray(x), **self._arguments())
+        return self.function(_array(x), **self._arguments())
 
 
 class Random(Pool):
@@ -114,7 +114,7 @@ class Random(Pool):
                 f"key must be a key of jax.random, got {brief(key)}: "
                 f"{type(self).__name__} draws random numbers"
             )
-        return self.function(jnp.asarray(x), generator=key, **given)
+        return self.function(_array(x), generator=key, **given)
 
 
 class Stochastic(Random):
@@ -135,7 +135,7 @@ class Stochastic(Random):
             given["training"] = flag("training", training)
         if given["training"]:
             return self._drawn(x, key, given)
-        return self.function(jnp.asarray(x), **given | {"return_indices": False})
+        return self.function(_array(x), **given | {"return_indices": False})
 
 
 class Unpool(Pool):
@@ -149,7 +149,7 @@ class Unpool(Pool):
     ) -> Array:
         """Return the values at their indices, and zeros elsewhere."""
         given = self._arguments() | {"output_size": output_size}
-        y: Array = self.function(jnp.asarray(x), indices, **given)
+        y: Array = self.function(_array(x), indices, **given)
         return y
 
 
@@ -163,7 +163,7 @@ class Lip(Pool):
         self, x: ArrayLike, logits: ArrayLike, *, key: Array | None = None
     ) -> Array:
         """Return the mean of each window, weighted with the softmax of the logits."""
-        y: Array = self.function(jnp.asarray(x), logits, **self._arguments())
+        y: Array = self.function(_array(x), logits, **self._arguments())
         return y
 
 
@@ -176,7 +176,7 @@ class Global(Pool):
         """Pool the input."""
         # The public function would pool additional leading axes.
         request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
-        return perform(replace(request, x=jnp.asarray(x)))
+        return perform(replace(request, x=_array(x)))
 
 
 class _Input(NamedTuple):
@@ -188,10 +188,17 @@ class _Input(NamedTuple):
 # Arguments
 
 
-def _hashable(value: object) -> Any:
+def _array(x: ArrayLike) -> Array:
+    """Return the input of a call as an array of JAX."""
+    return jnp.asarray(in_memory("x", x))
+
+
+def _hashable(name: str, value: object) -> Any:
     """Return the value with tuples for lists and arrays: JAX hashes the structure of a pytree."""
-    value = to_python(value)
-    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+    value = to_python(name, value)
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(name, part) for part in value)
+    return value
 
 
 def _is_number(value: object) -> bool:

@@ -15,7 +15,7 @@ from poolgrad.interface import (
     per_output,
 )
 from poolgrad.operands import Indices, Seed, WindowSamples
-from poolgrad.windows import Window, has_empty_windows, require_valid_inputs
+from poolgrad.windows import Window, brief, has_empty_windows, require_valid_inputs
 
 __all__ = ["SELECTING"]
 
@@ -32,7 +32,7 @@ class _Routed(Operator):
     def check(self, window: Window, *options: Any) -> None:
         *_, routes = options
         if routes not in ("bytes", "packed"):
-            raise ValueError(f'routes must be "bytes" or "packed", got {routes!r}')
+            raise ValueError(f'routes must be "bytes" or "packed", got {brief(routes)}')
 
     def may_have_no_winner(self, *options: Any) -> bool:
         """Whether a window with inputs can be without a winner."""
@@ -120,7 +120,7 @@ class Extreme(_Routed):
                 'of the maximum (the shares must add up to one). Use "first", "split" or "zero"'
             )
         if ties not in ("first", "split", "zero"):
-            raise ValueError(f'ties must be "first", "split" or "zero", got {ties!r}')
+            raise ValueError(f'ties must be "first", "split" or "zero", got {brief(ties)}')
 
     def may_have_no_winner(self, *options: Any) -> bool:
         ties, _ = options

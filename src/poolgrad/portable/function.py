@@ -21,6 +21,7 @@ from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared, prepare
 from poolgrad.portable import engine
 from poolgrad.portable.arrays import converted, name_of, placed
+from poolgrad.windows import in_memory
 
 
 def asarray(x: Any) -> Any:
@@ -94,6 +95,7 @@ def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...], full: Any = None) 
     given = tuple(gy.shape)
     if given != shape and not (given == () and math.prod(shape) == 1):
         raise ValueError(f"gy must have the shape of the output, {shape}, got {given}")
+    gy = in_memory("gy", gy)
     xp = array_namespace(gy)
     return xp.reshape(converted(xp, gy, dtype), shape if full is None else full)
 

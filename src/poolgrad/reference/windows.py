@@ -13,7 +13,7 @@ from poolgrad.interface import STORAGE_OPTIONS, Operator, Request
 from poolgrad.operands import Indices, Operand, Parameter, Samples, SecondInput, Seed, WindowSamples
 from poolgrad.reference.geometry import Line, Position, line, sampled_line, window
 from poolgrad.reference.operators import OPERATORS, Array, Inside, Pooled
-from poolgrad.windows import resolve
+from poolgrad.windows import in_memory, resolve
 
 
 class Entry(NamedTuple):
@@ -41,8 +41,9 @@ class Pullback:
     """
 
     def __init__(self, request: Request) -> None:
-        x = np.asarray(request.x)
         self._operator = operator = table.OPERATORS[request.operator]
+        x = np.asarray(in_memory("x", request.x))
+        in_memory(operator.operand.name, request.operands)
         y_dtype = result_dtype(x.dtype, operator)
         dims = request.spec.dims
         first = x.ndim - dims - request.channels_last

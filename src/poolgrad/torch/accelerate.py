@@ -24,6 +24,7 @@ from poolgrad.torch import triton
 from poolgrad.torch._compat import version_of
 from poolgrad.torch.arrays import is_direct_for_kernels, pads_at_most_half
 from poolgrad.torch.function import refuses
+from poolgrad.windows import brief
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -278,7 +279,7 @@ class accelerate:
         if not callable(function) or any(is_such(function) for is_such in _ENTERED_AGAIN):
             raise TypeError(
                 "accelerate() cannot decorate generators and coroutines: use it as a context "
-                f"manager inside them, got {function!r}"
+                f"manager inside them, got {brief(function)}"
             )
 
         @wraps(function)

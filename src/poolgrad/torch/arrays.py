@@ -25,7 +25,7 @@ from poolgrad.torch._compat import (
     unwrapped,
 )
 from poolgrad.torch.storages import STORAGES
-from poolgrad.windows import WindowSpec, unflatten
+from poolgrad.windows import WindowSpec, has_memory, unflatten
 
 T = TypeVar("T")
 
@@ -115,41 +115,6 @@ def readable(name: str, tensor: Tensor) -> Tensor:
 def compact(name: str, tensor: Tensor) -> Tensor:
     """Return the tensor `name` as a contiguous one that the kernels can read."""
     return readable(name, tensor).contiguous()
-
-
-def has_memory(name: str, tensor: Tensor) -> bool:
-    """Whether the elements of the tensor `name` are in memory.
-
-    Those of meta and fake tensors, of compilers and transformations, and of wrapper subclasses are
-    not, whatever the type of the tensor.
-
-    Raises
-    ------
-    RuntimeError
-        If the storage does not hold all elements, because it was freed or shrunk.
-    """
-    try:
-        storage = tensor.untyped_storage()
-        if storage.device.type == "meta":  # also of fake tensors
-            return False
-        storage.data_ptr()
-    except RuntimeError:  # there is no storage, or it has no address
-        return False
-    least = tensor.numel() if tensor.is_contiguous() else span(tensor)
-    held = storage.nbytes() // tensor.itemsize - tensor.storage_offset()
-    if least and held < least:
-        raise RuntimeError(
-            f"{name} must have memory for {least} elements, got a tensor of shape "
-            f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or shrunk"
-        )
-    return True
-
-
-def span(tensor: Tensor) -> int:
-    """Return the distance from the first to the last element in memory, both included."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def kind(exchange: bool) -> TensorSpec:

@@ -25,9 +25,9 @@ from poolgrad.functional.docstrings import of_module
 from poolgrad.functional.public import bind, described
 from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
-from poolgrad.torch.arrays import checked, has_memory, pads_at_most_half, pools
+from poolgrad.torch.arrays import checked, pads_at_most_half, pools
 from poolgrad.torch.function import known_generator, refuses
-from poolgrad.windows import Window
+from poolgrad.windows import Window, brief, has_memory
 
 MODULES: dict[str, type[nn.Module]] = {}  # by public function; for a global one, the 2-D module
 SUBCLASSES: dict[type[nn.Module], type[Pool]] = {}  # by PyTorch's class
@@ -273,7 +273,7 @@ def _numbers(name: str, value: object) -> list[float]:
             )
         return [] if not has_memory(name, value) else [float(v) for v in value.detach().reshape(-1)]
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, a tensor or an nn.Parameter, got {value!r}")
+        raise TypeError(f"{name} must be a number, a tensor or an nn.Parameter, got {brief(value)}")
     return [float(value)]
 
 
@@ -419,8 +419,8 @@ class Global(Pool):
             request: Request = pool.describe(_Input((1,) * (dims + 2)), **given)  # type: ignore[attr-defined]
             return replace(request, x=x)
 
-        limited = described(describe)
-        limited.__name__, limited.__module__ = pool.__name__, pool.__module__  # for `torch.fx`
+        name = f"{pool.__name__}{dims}d"
+        limited = globals()[name] = described(describe, name, __name__)
         return limited
 
 

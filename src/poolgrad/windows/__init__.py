@@ -10,7 +10,16 @@ All front ends use this package, so that output sizes and error messages agree. 
 of docs/semantics.md. Tests: tests/exactness/test_windows.py and tests/exactness/test_geometry.py.
 """
 
-from poolgrad.windows.arguments import Ints, Padding, brief, flag, per_axis, positive
+from poolgrad.windows.arguments import (
+    Ints,
+    Padding,
+    brief,
+    flag,
+    has_memory,
+    in_memory,
+    per_axis,
+    positive,
+)
 from poolgrad.windows.resolve import (
     Axis,
     Window,
@@ -47,6 +56,8 @@ __all__ = [
     "flatten",
     "fractional",
     "has_empty_windows",
+    "has_memory",
+    "in_memory",
     "per_axis",
     "positive",
     "require_valid_inputs",

@@ -6,9 +6,9 @@ An argument may be a Python number, a sequence of them, or an array of any frame
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from reprlib import repr as short
-from typing import Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 Ints = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[Sequence[int]] | Literal["valid", "same"]
@@ -17,14 +17,119 @@ Pairs = tuple[tuple[int, int], ...]
 LIMIT = 2**61  # exclusive, of each number: sums and products of a few still fit 64 bits
 
 
+def has_memory(name: str, tensor: Any) -> bool:
+    """Whether the elements of a tensor of PyTorch, the argument `name`, are in memory.
+
+    Those of meta and fake tensors, of compilers and transformations, and of wrapper subclasses are
+    not, whatever the type of the tensor.
+
+    Raises
+    ------
+    RuntimeError
+        If the storage does not hold all elements, because it was freed or shrunk: PyTorch lets
+        anyone do this (`UntypedStorage.resize_`), and reads beyond it.
+    """
+    try:
+        storage = tensor.untyped_storage()
+        if storage.device.type == "meta":  # also of fake tensors
+            return False
+        storage.data_ptr()
+    except RuntimeError:  # there is no storage, or it has no address
+        return False
+    least = tensor.numel() if tensor.is_contiguous() else _span(tensor)
+    held = storage.nbytes() // tensor.itemsize - tensor.storage_offset()
+    if least and held < least:
+        raise RuntimeError(
+            f"{name} must have memory for {least} elements, got a tensor of shape "
+            f"{tuple(tensor.shape)} whose storage holds {max(held, 0)}: it was freed or shrunk"
+        )
+    return True
+
+
+def _span(tensor: Any) -> int:
+    """Return the distance from the first to the last element in memory, both included."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last: int = sum((n - 1) * step for n, step in steps)
+    return 1 + last
+
+
+def _is_tensor(value: object) -> bool:
+    # PyTorch may not be installed; a proxy of `torch.fx` has every attribute, its class has not.
+    return hasattr(type(value), "untyped_storage")
+
+
+def _tensors(value: object) -> Iterator[Any]:
+    """Return the tensors that NumPy or `repr` would read: the value itself, or its elements."""
+    rest: list[Any] = [value]
+    seen: dict[int, Any] = {}  # a list may contain itself
+    while rest:
+        part = rest.pop()
+        if _is_tensor(part):
+            yield part
+            continue
+        if isinstance(part, dict):
+            inside = [*part, *part.values()]
+        elif isinstance(part, list | tuple | set | frozenset):
+            inside = [] if {*map(type, part)} <= {int, float, str} else [*part]
+        elif getattr(getattr(part, "dtype", None), "hasobject", None) is True:
+            inside = [part.tolist()] if hasattr(part, "tolist") else []
+        else:
+            continue
+        if id(part) not in seen:
+            seen[id(part)] = part
+            rest += inside
+
+
+def in_memory(name: str, value: Any) -> Any:
+    """Return the argument `name` in a form that Python and NumPy can read.
+
+    Every value of a caller that is read by its own methods passes through this function. Zero
+    tensors, which have no memory, are copied.
+
+    Raises
+    ------
+    RuntimeError
+        If a tensor, or one in a list, does not have memory for all elements; see `has_memory`.
+    """
+    for tensor in _tensors(value):
+        has_memory(name, tensor)
+    return value.clone() if _is_tensor(value) and _is_zero(value) else value
+
+
+def _is_zero(tensor: Any) -> bool:
+    """Whether a tensor is one of zeros that PyTorch stores as a shape alone."""
+    return bool(getattr(tensor, "_is_zerotensor", bool)())
+
+
+def _can_be_shown(tensor: Any) -> bool:
+    try:
+        return _is_zero(tensor) or has_memory("", tensor)
+    except RuntimeError:
+        return False
+
+
 def brief(value: object) -> str:
-    """Return ``repr(value)`` for an error message; if it is long, shortened or the shape."""
-    text = repr(value)
-    if len(text) <= 100 and "\n" not in text:
-        return text
-    shape = getattr(value, "shape", None)
+    """Return ``repr(value)`` for an error message; if it is long, shortened or the shape.
+
+    Tensors without readable memory, which `repr` would read, are described.
+    """
     kind = type(value).__name__
-    return short(value) if shape is None else f"an array of shape {tuple(shape)} ({kind})"
+    is_shown = all(map(_can_be_shown, _tensors(value)))
+    text = repr(value) if is_shown else ""
+    if text and len(text) <= 100 and "\n" not in text:
+        return text
+    try:
+        shape = getattr(value, "shape", None)
+    except RuntimeError:  # nested tensors have none
+        shape = None
+    if is_shown:
+        return short(value) if shape is None else f"an array of shape {tuple(shape)} ({kind})"
+    if shape is None:
+        return f"a {kind} that contains a tensor without readable memory"
+    dtype = getattr(value, "dtype", None)
+    return f"a tensor of shape {tuple(shape)} and dtype {dtype} without readable memory ({kind})"
 
 
 def one_or_each(dims: int) -> str:
@@ -42,19 +147,17 @@ def integer(name: str, value: object, shown: object, accepted: str) -> int:
     """
     try:
         if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]
+            return operator.index(in_memory(name, value))
     except TypeError:  # also an array of several elements, although it has `__index__`
         pass
     raise TypeError(f"{name} must be {accepted}, got {brief(shown)}")
 
 
-def to_python(value: object) -> object:
-    """Convert numbers and arrays of a framework to Python's numbers and lists."""
+def to_python(name: str, value: object) -> object:
+    """Convert numbers and arrays of a framework, the argument `name`, to Python's."""
     if isinstance(value, int) or not hasattr(value, "tolist"):  # or a compiler's symbol
         return value
-    # PyTorch's `tolist` reads the address of a slice of a zero tensor, which has no memory.
-    has_no_memory = getattr(value, "_is_zerotensor", bool)()
-    return (value.clone() if has_no_memory else value).tolist()  # type: ignore[attr-defined]
+    return in_memory(name, value).tolist()
 
 
 def is_sequence(value: object) -> TypeGuard[Sequence[object]]:
@@ -64,7 +167,7 @@ def is_sequence(value: object) -> TypeGuard[Sequence[object]]:
 
 def flag(name: str, value: object) -> bool:
     """Return an option that is True or False as Python's bool; NumPy's are accepted."""
-    on = to_python(value)
+    on = to_python(name, value)
     if not isinstance(on, bool):
         raise TypeError(f"{name} must be True or False, got {brief(value)}")
     return on
@@ -79,12 +182,12 @@ def per_axis(name: str, value: object, dims: int, accepted: str = "") -> tuple[i
         If it is neither. The message contains `accepted`, by default the text of `one_or_each`.
     """
     accepted = accepted or one_or_each(dims)
-    plain = to_python(value)
+    plain = to_python(name, value)
     if not is_sequence(plain):
         return (integer(name, plain, value, accepted),) * dims
     if len(plain) not in (1, dims):
         raise ValueError(f"{name} must be {accepted}, got {brief(value)}")
-    numbers = tuple(integer(name, to_python(v), value, accepted) for v in plain)
+    numbers = tuple(integer(name, to_python(name, v), value, accepted) for v in plain)
     return numbers if len(numbers) == dims else numbers * dims
 
 
@@ -125,7 +228,7 @@ def padding_pairs(value: object, dims: int) -> Pairs | Literal["same"]:
             raise ValueError(f"padding must be {accepted}, got {brief(value)}")
         return "same" if value.lower() == "same" else ((0, 0),) * dims
     pairs: Pairs
-    plain = to_python(value)
+    plain = to_python("padding", value)
     if is_sequence(plain) and any(is_sequence(v) for v in plain):
         ends = [v for v in plain if is_sequence(v) and len(v) == 2]
         if not len(ends) == len(plain) == dims:

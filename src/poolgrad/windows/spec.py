@@ -168,7 +168,7 @@ def adaptive(dims: int, output_size: object) -> WindowSpec:
         If `output_size` has another form, or a number is not positive or too large.
     """
     accepted = f"{one_or_each(dims)} (None keeps the size of the input)"
-    plain = to_python(output_size)
+    plain = to_python("output_size", output_size)
     sizes = list(plain) if is_sequence(plain) else [plain] * dims
     if len(sizes) == 1:
         sizes *= dims

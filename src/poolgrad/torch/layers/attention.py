@@ -18,6 +18,7 @@ from poolgrad.torch.layers.arguments import (
     unbatched,
 )
 from poolgrad.torch.layers.exportable import global_average
+from poolgrad.windows import brief
 
 # In graphs that torch.fx traces, nodes
 for _function in ("batched", "check_maps", "check_size", "global_average", "unbatched"):
@@ -33,7 +34,7 @@ def _heads(channels: int, heads: int | None) -> int:
         most = max(1, channels // _HEAD_WIDTH)
         return next(h for h in range(most, 0, -1) if channels % h == 0)
     if channels % given:
-        raise ValueError(f"heads must divide the {channels} channels, got {heads!r}")
+        raise ValueError(f"heads must divide the {channels} channels, got {brief(heads)}")
     return given
 
 

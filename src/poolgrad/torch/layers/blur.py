@@ -24,6 +24,7 @@ from poolgrad.torch.layers.arguments import (
 )
 from poolgrad.torch.layers.exportable import max_pool2d
 from poolgrad.torch.transposes import linear
+from poolgrad.windows import in_memory
 
 PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
 
@@ -329,8 +330,8 @@ class BlurConv2d(Layer):
             one_positive("in_channels", in_channels),
             one_positive("out_channels", out_channels),
             pair("kernel_size", kernel_size),
-            padding=padding,
-            bias=bias,
+            padding=in_memory("padding", padding),
+            bias=in_memory("bias", bias),
             padding_mode="circular" if padding_mode == "circular" else "zeros",
         )
 

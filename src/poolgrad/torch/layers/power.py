@@ -21,7 +21,7 @@ from poolgrad.torch.layers.arguments import (
     sum_dtype,
     unbatched,
 )
-from poolgrad.windows import flag
+from poolgrad.windows import brief, flag
 
 
 def _learned(channels: int | None, value: float) -> nn.Parameter:
@@ -125,10 +125,10 @@ class GeM2d(Layer):
         self.channels = optional_count("channels", channels)
         self.initial = number("p", p)
         if self.initial <= 0:
-            raise ValueError(f"p must be above 0, got {p!r}")
+            raise ValueError(f"p must be above 0, got {brief(p)}")
         self.eps = number("eps", eps)
         if self.eps < 0:
-            raise ValueError(f"eps must not be negative, got {eps!r}")
+            raise ValueError(f"eps must not be negative, got {brief(eps)}")
         self.keepdims = flag("keepdims", keepdims)
         self.p = _learned(self.channels, self.initial)
 
