@@ -80,7 +80,8 @@ for dtype in ("float16", "float32", "float64"):
             options = {"stride": 1, "padding": "same", "channels_last": True}
             y = getattr(poolgrad, name)(placed(memory, x), 7, **options)
             expected = getattr(poolgrad.reference, name)(x, 7, **options)
-            np.testing.assert_allclose(y, expected, rtol=0, atol=2e-3 if dtype == "float16" else 1e-6)
+            tolerance = 2e-3 if dtype == "float16" else 1e-6
+            np.testing.assert_allclose(y, expected, rtol=0, atol=tolerance)
 """
 
 
