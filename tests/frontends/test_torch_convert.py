@@ -247,6 +247,30 @@ def test_a_fault_of_a_kernel_is_shown(error: type[Exception], monkeypatch: Any) 
         wrong(x)
 
 
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("number", [np.int64, torch.tensor])
+def test_numbers_of_other_libraries(number: Any, fuse: bool) -> None:
+    net = nn.Sequential(
+        nn.ReLU(), nn.MaxPool2d(number(3), padding=number(1)), nn.AvgPool2d(2, padding=number(1))
+    )
+    x = torch.randn(1, 2, 8, 8)
+    y = net(x)
+    assert len(convert(net, fuse=fuse).fused) == fuse
+    torch.testing.assert_close(net(x), y)
+    own = nn.Sequential(nn.ReLU(), layers.MaxPool2d(2, dilation=np.array([1, 1])))
+    expected = own(x)
+    assert len(convert(own, fuse=fuse).fused) == fuse
+    assert torch.equal(own(x), expected)
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_errors_are_pytorchs(fuse: bool) -> None:
+    net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(9))
+    convert(net, fuse=fuse)
+    with pytest.raises(RuntimeError, match="Output size is too small"):
+        net(torch.randn(1, 2, 8, 8))
+
+
 def test_indices_are_pytorchs() -> None:
     net = nn.ModuleList([nn.MaxPool2d(2, 2, 0, 1, True), nn.MaxUnpool2d(2)])
     x = torch.randn(1, 2, 6, 6)

@@ -247,3 +247,21 @@ def test_samples_have_the_tangent_zero() -> None:
     assert torch.equal(t, torch.zeros_like(y))
     assert not torch.func.jacfwd(pool)(samples).count_nonzero()
     assert not torch.func.hessian(lambda s: pool(s).sum())(samples).count_nonzero()
+
+
+def test_a_batching_rule_may_pool() -> None:
+    """It calls with plain tensors while the transformation is active."""
+
+    @torch.library.custom_op("poolgrad_tests::pooled", mutates_args=())
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return poolgrad.max_pool2d(x, 2).clone()
+
+    @pooled.register_vmap
+    def rule(info: Any, in_dims: Any, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        x = x.movedim(in_dims[0], 0)
+        y = poolgrad.max_pool2d(x.flatten(0, 1), 2)
+        return y.unflatten(0, x.shape[:2]), 0
+
+    x = torch.rand(3, 2, 4, 8, 8)
+    expected = torch.stack([poolgrad.max_pool2d(image, 2) for image in x])
+    assert torch.equal(torch.func.vmap(pooled)(x), expected)

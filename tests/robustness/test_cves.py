@@ -268,7 +268,7 @@ def test_cve_2022_21739_arguments_without_elements(front: Front, raw: dict[str, 
 def test_cve_2022_41900_ratio_beyond_its_range(front: Front, raw: dict[str, str]) -> None:
     """FractionalMaxPool with a ratio that asks for more outputs than inputs wrote beyond them."""
     for ratio in (1, 1.0, 1.0000001, 3.7, -0.5, (0.5, 1.5), float("nan"), float("inf"), 10**400):
-        with refused(ValueError, "output_ratio must lie between 0 and 1", repr(ratio)):
+        with refused(ValueError, "output_ratio must lie between 0 and 1", repr(ratio)[:15]):
             front.run("fractional_max_pool2d", X, 1, output_ratio=ratio)
     for kernel, size in ((2, 4), (4, 2), (1, 5), (2, 2**40)):
         with refused(ValueError, f"kernel_size {kernel} and output_size {size} need", "got 4"):

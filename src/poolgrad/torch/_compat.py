@@ -27,7 +27,7 @@ without_transforms = _symbol("torch._functorch.pyfunctorch.temporarily_clear_int
 innermost_transform = _symbol("torch._C._functorch.peek_interpreter_stack")
 transforms = _symbol("torch._C._functorch.get_interpreter_stack")
 Transform = _symbol("torch._C._functorch.TransformType")
-_is_wrapped = _symbol("torch._C._functorch.is_functorch_wrapped_tensor")
+is_wrapped = _symbol("torch._C._functorch.is_functorch_wrapped_tensor")
 _unwrap = _symbol("torch._C._functorch.get_unwrapped")
 FunctionalTensorMode = _symbol("torch._subclasses.functional_tensor.FunctionalTensorMode")
 
@@ -40,7 +40,7 @@ def forward_level() -> int:
 
 def unwrapped(tensor: Tensor) -> Tensor:
     """Return the tensor inside those that the transformations of `torch.func` make."""
-    while _is_wrapped(tensor):
+    while is_wrapped(tensor):
         tensor = _unwrap(tensor)
     return tensor
 

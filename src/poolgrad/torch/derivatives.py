@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.torch._compat import skip_by_compiler
+from poolgrad.torch._compat import (
+    forward_level,
+    is_transformed,
+    is_wrapped,
+    skip_by_compiler,
+)
 from poolgrad.torch.arrays import (
     KIND,
     applied,
@@ -98,12 +103,18 @@ def differentiable(
             # PyTorch copies negative views before an implementation is called.
             for name, tensor in zip(names, given, strict=True):
                 checked(name, tensor)
-            return op(*given, *flat(static)) if is_inference() else function.apply(*given, static)
+            as_operator = is_inference() or _is_in_batching_rule(given)
+            return op(*given, *flat(static)) if as_operator else function.apply(*given, static)
         if torch.is_grad_enabled() and any(t.requires_grad for t in given) and not is_inference():
             return applied(function)(*given, static)
         return run(static, *given)
 
     return call
+
+
+def _is_in_batching_rule(given: tuple[Tensor, ...]) -> bool:
+    """Whether a batching rule of a caller may be running, where PyTorch applies no functions."""
+    return is_transformed() and forward_level() < 0 and not any(map(is_wrapped, given))
 
 
 def is_inference() -> bool:

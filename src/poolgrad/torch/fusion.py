@@ -83,25 +83,20 @@ def pairs(container: nn.Sequential) -> Iterator[Pair]:
     """
     before: nn.Module | None = None
     for position, (relu, pool) in enumerate(pairwise(container)):
-        if type(relu) is nn.ReLU and isinstance(pool, Maximum) and _is_exact(pool):
+        if type(relu) is nn.ReLU and isinstance(pool, Maximum) and type(pool) in _MAXIMA:
             overwrites = relu.inplace and not (type(before) in _NEW_OUTPUT and _is_own(before))
-            if not overwrites and _is_own(relu) and _is_own(pool):
+            if not overwrites and _is_own(relu) and _is_own(pool) and pool.may_be_fused():
                 yield Pair(position, relu, pool)
         before = relu
 
+
+_MAXIMA = (MaxPool1d, MaxPool2d, MaxPool3d)
 
 # Modules that return a new tensor, which nothing else holds
 _NEW_OUTPUT = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm,
 )  # fmt: skip
-
-
-def _is_exact(pool: Any) -> bool:
-    """Whether a maximum gives values of one of PyTorch's classes, and has no empty windows."""
-    if type(pool) not in (MaxPool1d, MaxPool2d, MaxPool3d) or pool.return_indices:
-        return False
-    return pool.dilation in (1, (1,) * pool.dims) and pool._equals_pytorch()
 
 
 def _is_own(module: Any) -> bool:

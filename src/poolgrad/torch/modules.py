@@ -27,7 +27,7 @@ from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
 from poolgrad.torch.arrays import checked, pads_at_most_half, pools
 from poolgrad.torch.function import known_generator, refuses
-from poolgrad.windows import Window, brief, has_memory
+from poolgrad.windows import Window, brief, has_memory, to_python
 
 MODULES: dict[str, type[nn.Module]] = {}  # by public function; for a global one, the 2-D module
 SUBCLASSES: dict[type[nn.Module], type[Pool]] = {}  # by PyTorch's class
@@ -157,12 +157,11 @@ class Pool(nn.Module):
         return not difference_from_pytorch(self) and self._has_pytorch_padding()
 
     def _has_pytorch_padding(self) -> bool:
-        padding = getattr(self, "padding", 0)
-        if isinstance(padding, int) and padding == 0:
+        pads = _each("padding", getattr(self, "padding", 0))
+        if pads == [0]:
             return True
-        pads = _each(padding)
         plain = all(isinstance(pad, int) for pad in pads)
-        return plain and pads_at_most_half(pads, _each(self.kernel_size))
+        return plain and pads_at_most_half(pads, _each("kernel_size", self.kernel_size))
 
     def forward(self, input: Tensor) -> Any:
         """Pool the input."""
@@ -252,8 +251,9 @@ def not_scriptable(module: nn.Module) -> NotImplementedError:
     )
 
 
-def _each(values: Any) -> list[Any]:
-    return [values] if isinstance(values, int) else [*values]
+def _each(name: str, values: Any) -> list[Any]:
+    numbers: Any = to_python(name, values)
+    return [numbers] if isinstance(numbers, int) else [to_python(name, n) for n in numbers]
 
 
 class _Input(NamedTuple):
@@ -288,9 +288,19 @@ class Maximum(Pool):
 
     def rectified(self, x: Tensor) -> Any:
         """Compute the maximum of ``relu(x)``, in one pass."""
-        if self._uses_pytorch(x):
-            return super().forward(x.relu())
-        return FUNCTIONS[f"relu_max_pool{self.dims}d"](x, **self._arguments())
+        function, arguments = FUNCTIONS[f"relu_max_pool{self.dims}d"], self._arguments()
+        if not self._uses_pytorch(x):
+            try:
+                return function(x, **arguments)
+            except (TypeError, ValueError):
+                if not self.converted or not refuses(function, x, arguments):
+                    raise
+        return super().forward(x.relu())
+
+    def may_be_fused(self) -> bool:
+        """Whether `rectified` gives the values of PyTorch's class, with no empty window."""
+        undilated = {*_each("dilation", self.dilation)} == {1}
+        return undilated and not self.return_indices and self._equals_pytorch()
 
 
 class ReLUMaximum(Pool):
@@ -301,7 +311,7 @@ class ReLUMaximum(Pool):
     def forward(self, input: Tensor) -> Any:
         """Compute the maximum of ``relu(input)``."""
         usual = self.ties == "first" and not (self.return_indices or self.channels_last)
-        if pools(input) or not usual or {*_each(self.dilation)} != {1}:
+        if pools(input) or not usual or {*_each("dilation", self.dilation)} != {1}:
             return self._pooled(input)
         if not self._has_pytorch_padding():
             return self._pooled(input)
@@ -315,7 +325,7 @@ class _ExportedToOnnx(Pool):
 
     def _is_exported(self) -> bool:
         """Whether the module is being exported, and PyTorch's poolings support these windows."""
-        if not torch.onnx.is_in_onnx_export() or {*_each(self.dilation)} != {1}:
+        if not torch.onnx.is_in_onnx_export() or {*_each("dilation", self.dilation)} != {1}:
             return False
         return not self.channels_last and self._has_pytorch_padding()
 

@@ -19,6 +19,7 @@ from poolgrad.windows.arguments import (
     in_memory,
     per_axis,
     positive,
+    to_python,
 )
 from poolgrad.windows.resolve import (
     Axis,
@@ -62,6 +63,7 @@ __all__ = [
     "positive",
     "require_valid_inputs",
     "resolve",
+    "to_python",
     "unflatten",
     "whole",
 ]

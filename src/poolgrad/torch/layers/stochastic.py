@@ -30,7 +30,7 @@ def _strips(size: int, stride: int, grid: int) -> list[tuple[int, int, int]]:
     return [(count, n, m) for count, n, m in strips if count and n]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8)  # tables of size * size / stride numbers
 def _chances(size: int, stride: int, grid: int) -> tuple[tuple[float, ...], ...]:
     """Return the probability with which each output (row) is each input (column) of an axis.
 
