@@ -18,6 +18,7 @@ from torch import nn  # noqa: E402
 from poolgrad.bench import measure_network, networks, report  # noqa: E402
 from poolgrad.bench.networks import Network  # noqa: E402
 from poolgrad.cli import app  # noqa: E402
+from poolgrad.torch import convert  # noqa: E402
 
 
 def make(channels: int = 2) -> nn.Module:
@@ -66,7 +67,15 @@ def test_other_results_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_and_packages() -> None:
     names = [network.name for network in networks.NETWORKS]
     assert len({*names}) == len(names)
-    assert all(network.package in networks.INSTALL for network in networks.NETWORKS)
+    packages = {network.package for network in networks.NETWORKS}
+    assert all(package in networks.INSTALL for package in packages - {"poolgrad"})
+
+
+def test_vgg16_has_its_parameters() -> None:
+    with torch.device("meta"):
+        network = networks.vgg16()
+    assert sum(p.numel() for p in network.parameters()) == 138_357_544  # of Simonyan & Zisserman
+    assert len(convert(network, fuse=True).fused) == 5
 
 
 def test_a_run_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

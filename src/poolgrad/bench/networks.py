@@ -18,7 +18,7 @@ INSTALL = "pip install --no-deps pytorchcv monai"
 
 @dataclass(frozen=True)
 class Network:
-    """A third-party network with random weights.
+    """A published network with random weights.
 
     Attributes
     ----------
@@ -61,6 +61,29 @@ class Network:
         return network.train(self.training)
 
 
+def vgg16() -> nn.Module:
+    """Build VGG-16 as torchvision does: its features are an `nn.Sequential`, which can be fused."""
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, convolutions in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(convolutions):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    hidden = (nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout())
+    return nn.Sequential(
+        nn.Sequential(*layers),
+        nn.AdaptiveAvgPool2d(7),
+        nn.Flatten(),
+        nn.Sequential(
+            nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout(), *hidden,
+            nn.Linear(4096, 1000),
+        ),
+    )  # fmt: skip
+
+
 def _zoo(title: str, module: str, function: str, batch: int, side: int = 224) -> Network:
     return Network(title, f"pytorchcv.models.{module}", function, (batch, 3, side, side))
 
@@ -80,7 +103,7 @@ def _u_net(dims: int, shape: tuple[int, ...]) -> Network:
 
 
 _SQUEEZENET = _zoo("SqueezeNet 1.0", "squeezenet", "squeezenet_v1_0", 16)
-_VGG16 = _zoo("VGG-16", "vgg", "vgg16", 4)
+_VGG16 = Network("VGG-16", __name__, "vgg16", (4, 3, 224, 224))
 _OTHERS = (
     _zoo("ResNet-50", "resnet", "resnet50", 4),
     _zoo("DenseNet-121", "densenet", "densenet121", 4),
