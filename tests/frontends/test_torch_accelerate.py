@@ -416,3 +416,33 @@ os.kill(os.getpid(), 9) if os.environ.get("KILLED") else None
     with pytest.raises(AssertionError, match="ended with -9"):
         assert_runs(code, KILLED="1")
     assert assert_runs(code) == said
+
+
+def test_an_interrupted_start_leaves_pytorchs_kernels(monkeypatch: Any) -> None:
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    theirs = F.max_pool2d(x, 2).grad_fn.name()
+    look_up, calls = torch.library.get_kernel, []
+
+    def interrupted(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == most:
+            raise KeyboardInterrupt
+        return look_up(*args)
+
+    most = 0
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.library, "get_kernel", interrupted)
+        accelerate().stop()
+    most = len(calls)  # the last of them is interrupted
+    for start in (accelerate, accelerate()(lambda: None)):
+        calls.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.library, "get_kernel", interrupted)
+            with pytest.raises(KeyboardInterrupt) as held:
+                start()
+        assert held  # the traceback is alive
+        assert F.max_pool2d(x, 2).grad_fn.name() == theirs
+        with accelerate():
+            assert F.max_pool2d(x, 2).grad_fn.name() != theirs
+            assert F.max_pool2d(torch.ones(1, 1, 4, 4, dtype=torch.int32), 2).sum() == 4
+        assert F.max_pool2d(x, 2).grad_fn.name() == theirs

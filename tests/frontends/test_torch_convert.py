@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 import warnings
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -269,6 +272,46 @@ def test_errors_are_pytorchs(fuse: bool) -> None:
     convert(net, fuse=fuse)
     with pytest.raises(RuntimeError, match="Output size is too small"):
         net(torch.randn(1, 2, 8, 8))
+
+
+def interrupt_at(step: int, call: Callable[[], Any]) -> bool:
+    """Raise KeyboardInterrupt before line number `step` of poolgrad or PyTorch; whether it came."""
+    lines = count()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line" and next(lines) == step:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("change", [convert, revert])
+def test_an_interrupted_conversion_leaves_a_network_that_works(change: Any) -> None:
+    x = torch.randn(1, 1, 8, 8)
+    for step in range(1000):
+        net = nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2))
+        expected = net(x)
+        if change is revert:
+            convert(net)
+        if not interrupt_at(step, lambda net=net: change(net)):
+            break
+        assert torch.equal(net(x), expected)
+        convert(net)
+        assert [type(m) for m in net] == [layers.MaxPool2d, layers.AvgPool2d]
+        revert(net)
+        assert [type(m) for m in net] == [nn.MaxPool2d, nn.AvgPool2d]
+        assert torch.equal(net(x), expected)
+    assert 20 < step < 1000
 
 
 def test_indices_are_pytorchs() -> None:

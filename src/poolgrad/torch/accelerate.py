@@ -158,27 +158,31 @@ def _completed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Switch:
-    """Counts the users of the kernels, which are registered while there is at least one."""
+    """Keeps the users of the kernels, which are registered while there is at least one."""
 
     def __init__(self) -> None:
         # Reentrant, because a signal handler that accelerates may run while the lock is held.
-        self._lock, self._users = threading.RLock(), 0
+        self._lock = threading.RLock()
+        self._users: set[object] = set()
+        self._is_registering = False
         self._library: torch.library.Library | None = None
 
-    def on(self) -> None:
+    def on(self, user: object) -> None:
+        """Add a user; if this is interrupted, `off` has to be called."""
         with self._lock:
-            self._users += 1
-            if self._users == 1:
+            self._users.add(user)
+            if self._library is None and not self._is_registering:
+                self._is_registering = True
                 try:
                     self._library = _registered()
-                except BaseException:  # such as Ctrl-C: the next user tries again
-                    self._users -= 1
-                    raise
+                finally:
+                    self._is_registering = False
 
-    def off(self) -> None:
+    def off(self, user: object) -> None:
+        """Remove a user, if it is one."""
         with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._library is not None:
+            self._users.discard(user)
+            if not self._users and self._library is not None:
                 library, self._library = self._library, None  # a signal handler may set another
                 library._destroy()
 
@@ -192,14 +196,18 @@ def _devices() -> list[tuple[str, str]]:
 def _registered() -> torch.library.Library:
     """Register the kernels in PyTorch's dispatcher for as long as the returned library lives."""
     library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*verrid", UserWarning)  # overriding is the purpose
-        for operator, keys in product(_OPERATORS, _devices()):
-            # Both before registering: a kernel for one key changes the lookup of the other.
-            before = [torch.library.get_kernel(f"aten::{operator.name}", key) for key in keys]
-            for key, kernel in zip(keys, before, strict=True):
-                ours = _kernel(operator, kernel)
-                library.impl(operator.name, ours, key, with_keyset=True, allow_override=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*verrid", UserWarning)  # overriding is the purpose
+            for operator, keys in product(_OPERATORS, _devices()):
+                # Both before registering: a kernel for one key changes the lookup of the other.
+                before = [torch.library.get_kernel(f"aten::{operator.name}", key) for key in keys]
+                for key, kernel in zip(keys, before, strict=True):
+                    ours = _kernel(operator, kernel)
+                    library.impl(operator.name, ours, key, with_keyset=True, allow_override=True)
+    except BaseException:  # such as Ctrl-C; a traceback may keep the library alive
+        library._destroy()
+        raise
     return library
 
 
@@ -246,19 +254,18 @@ class accelerate:
     """
 
     def __init__(self) -> None:
-        self._holds = False
         self._start()
 
     def _start(self) -> None:
-        if not self._holds:
-            _switch.on()
-            self._holds = True
+        try:
+            _switch.on(self)
+        except BaseException:
+            _switch.off(self)
+            raise
 
     def stop(self) -> None:
         """Restore PyTorch's kernels, unless another `accelerate` is active; may be called twice."""
-        if self._holds:
-            self._holds = False
-            _switch.off()
+        _switch.off(self)
 
     def __enter__(self) -> accelerate:
         self._start()
@@ -284,7 +291,11 @@ class accelerate:
 
         @wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with accelerate():
+            user = object()
+            try:
+                _switch.on(user)
                 return function(*args, **kwargs)
+            finally:
+                _switch.off(user)
 
         return run

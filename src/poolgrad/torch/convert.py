@@ -161,8 +161,9 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
         else:
             replaced.append(Module(names, kind.__name__))
             ours = SUBCLASSES[kind]
-            module.__class__ = ours
+            # In this order, an interrupted conversion leaves a module that works.
             vars(module).update(ours.added, converted=True)
+            module.__class__ = ours
     pairs = fusion.fuse(model) if fuse else []
     names_of = {module: names for names, module in _modules(model)} if pairs else {}
     fused = [
@@ -221,7 +222,8 @@ def _obstacle(module: nn.Module) -> str:
     if "forward" in vars(module):
         return "its forward was replaced"
     own = [name for name in (*SUBCLASSES[type(module)].added, "converted") if hasattr(module, name)]
-    if own:
+    interrupted = vars(module).get("converted") is True  # a conversion or its reversal was
+    if own and not interrupted:
         return f"it has attributes that poolgrad's class also defines: {', '.join(own)}"
     return difference_from_pytorch(module)
 

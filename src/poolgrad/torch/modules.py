@@ -211,9 +211,11 @@ class Pool(nn.Module):
 
     def convert_to(self, theirs: type[nn.Module]) -> None:
         """Become PyTorch's module, without the arguments that only poolgrad's has."""
-        for name in (*self.added, "converted"):
-            vars(self).pop(name, None)
+        added = self.added
+        # In this order, an interruption leaves a module that works.
         self.__class__ = theirs  # type: ignore[assignment]
+        for name in (*added, "converted"):
+            vars(self).pop(name, None)
 
     def extra_repr(self) -> str:
         """Return the arguments that are printed."""
