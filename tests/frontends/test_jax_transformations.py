@@ -288,6 +288,8 @@ def test_a_program_without_implicit_rank_promotion(name: str) -> None:
         return jax.grad(lambda x: (call(x) ** 2).sum())(x)
 
     with jax.numpy_rank_promotion("raise"):
-        jax.eval_shape(lambda x: jax.jvp(call, (x,), (x,)), x)
-        jax.eval_shape(jax.grad(lambda x: (slope(x) ** 2).sum()), x)
-        jax.export.export(jax.jit(slope), platforms=["cuda"])(x)
+        y, tangent = jax.eval_shape(lambda x: jax.jvp(call, (x,), (x,)), x)
+        assert tangent.shape == y.shape
+        assert jax.eval_shape(jax.grad(lambda x: (slope(x) ** 2).sum()), x).shape == x.shape
+        exported = jax.export.export(jax.jit(slope), platforms=["cuda"])(x)
+        assert [a.shape for a in exported.out_avals] == [x.shape]

@@ -72,16 +72,10 @@ def vgg16() -> nn.Module:
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
             channels = width
         layers.append(nn.MaxPool2d(2))
-    hidden = (nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout())
-    return nn.Sequential(
-        nn.Sequential(*layers),
-        nn.AdaptiveAvgPool2d(7),
-        nn.Flatten(),
-        nn.Sequential(
-            nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout(), *hidden,
-            nn.Linear(4096, 1000),
-        ),
-    )  # fmt: skip
+    layers += [nn.AdaptiveAvgPool2d(7), nn.Flatten()]
+    for inputs in (512 * 7 * 7, 4096):
+        layers += [nn.Linear(inputs, 4096), nn.ReLU(inplace=True), nn.Dropout()]
+    return nn.Sequential(*layers, nn.Linear(4096, 1000))
 
 
 def _zoo(title: str, module: str, function: str, batch: int, side: int = 224) -> Network:

@@ -101,5 +101,8 @@ _NEW_OUTPUT = (
 
 def _is_own(module: Any) -> bool:
     """Whether a call of a module is a call of its class' `forward` and nothing else."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return "forward" not in vars(module) and not any(getattr(module, name) for name in hooks)
+    own = vars(module)
+    return "forward" not in own and not any(map(own.get, _HOOKS))
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -145,9 +145,12 @@ class Pool(nn.Module):
             return self.converted or self._equals_pytorch()
         if not self.converted:
             return False
+        return not self._is_usual(x) or not self._equals_pytorch()
+
+    def _is_usual(self, x: Tensor) -> bool:
+        """Whether poolgrad computes what PyTorch's class does for such an input."""
         usual = x.is_floating_point() and x.numel() > 0 and x.dim() - self.dims in (1, 2)
-        cast = self.autocast_to_float32 and torch.is_autocast_enabled("cpu")
-        return not usual or cast or not self._equals_pytorch()
+        return usual and not (self.autocast_to_float32 and torch.is_autocast_enabled("cpu"))
 
     def _equals_pytorch(self) -> bool:
         """Whether PyTorch's class computes the same with these arguments and this padding."""
@@ -230,12 +233,12 @@ class Pool(nn.Module):
 
 def difference_from_pytorch(module: nn.Module) -> str:
     """Return why a module of PyTorch gives other results than poolgrad's; empty if it does not."""
-    if isinstance(module, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d):
+    if isinstance(module, (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)):
         return (
             "PyTorch gives the gradient of an output to every value with its index, poolgrad only "
             "to the value that was kept"
         )
-    if not isinstance(module, nn.LPPool1d | nn.LPPool2d | nn.LPPool3d):
+    if not isinstance(module, (nn.LPPool1d, nn.LPPool2d, nn.LPPool3d)):
         return ""
     power = module.norm_type
     if not isinstance(power, int | float) or power <= 0 or power % 2 != 0:
@@ -289,9 +292,9 @@ class Maximum(Pool):
     """The maximum, which can be fused with a ReLU."""
 
     def rectified(self, x: Tensor) -> Any:
-        """Compute the maximum of ``relu(x)``, in one pass."""
+        """Compute the maximum of ``relu(x)`` in one pass; only if it `may_be_fused`."""
         function, arguments = FUNCTIONS[f"relu_max_pool{self.dims}d"], self._arguments()
-        if not self._uses_pytorch(x):
+        if self._is_usual(x):
             try:
                 return function(x, **arguments)
             except (TypeError, ValueError):
