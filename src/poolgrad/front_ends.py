@@ -44,7 +44,9 @@ def _wait_for(*packages: str) -> None:
     RuntimeError
         If this call interrupts an import of the packages.
     """
-    for name, module in [*sys.modules.items()]:
+    # `copy` runs no Python code. A list of `items` can: its tuples start the garbage collector, and
+    # a finalizer that imports, or another thread, would change the dictionary meanwhile.
+    for name, module in sys.modules.copy().items():
         if ".".join(name.split(".")[:2]) not in packages or not is_being_imported(module):
             continue
         # Waits for another thread, or imports it if that failed; returns at once in this thread.

@@ -126,6 +126,22 @@ def test_threads_that_pool_first(library: str) -> None:
     assert_runs(code)
 
 
+@EACH
+def test_an_import_by_the_garbage_collector(library: str) -> None:
+    """As another thread's import, it changes `sys.modules` while that is read."""
+    code = (
+        "import gc, sys, types, numpy as np, poolgrad\n"
+        "def load(*_): name = f'loaded{len(sys.modules)}'; sys.modules[name] = sys\n"
+        f"{ARRAYS[library]}\n"
+        "gc.callbacks.append(load)\n"
+        "gc.set_threshold(1)\n"
+        "try: poolgrad.front_ends._wait_for('poolgrad.portable')\n"
+        "finally: gc.set_threshold(1000)\n"
+        "assert poolgrad.max_pool2d(x, 2).shape == (1, 4, 4)\n"
+    )
+    assert_runs(code)
+
+
 def test_a_symbol_of_a_module_that_is_being_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
