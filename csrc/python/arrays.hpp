@@ -228,7 +228,8 @@ class Array {
     require(reader.read(tensor, exported), "a tensor has no memory on the CPU");
     check_itemsize(element_size(exported));
     if (!CheckedTensors::contain(tensor, exported)) {
-      const char* refusal = reader.refusal(tensor, exported);
+      StoragePart part;
+      const char* refusal = reader.refusal(tensor, exported, part);
       require(!refusal, refusal);
     }
     data_ = first_element(exported);

@@ -226,8 +226,9 @@ class TensorSpec {
   bool add_tensor(nb::handle tensor, TupleBuilder* key, CheckedTensors& checked_tensors) const {
     ExportedTensor exported;
     if (!has_memory(tensor, exported) || !is_aligned(exported)) return false;
-    if (reader_->refusal(tensor, exported)) return false;
-    checked_tensors.add(tensor, exported);
+    StoragePart part;
+    if (reader_->refusal(tensor, exported, part)) return false;
+    checked_tensors.add(tensor, exported, std::move(part));
     return !key || key->take(layout_key_of_tensor(exported));
   }
   // Whether a tensor has memory; placeholders (fake and meta tensors) have none.
@@ -307,7 +308,7 @@ class Allocator {
     nb::object array = checked(PyObject_Call(function_.ptr(), arguments_.ptr(), keywords_.ptr()));
     ExportedTensor exported;
     if (tensors_ && tensors_->is_plain(array) && tensors_->read(array, exported)) {
-      checked_tensors.add(array, exported);
+      checked_tensors.add(array, exported, {});
     }
     return array;
   }

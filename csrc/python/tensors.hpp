@@ -53,6 +53,21 @@ inline nb::object checked(PyObject* value) {
   return nb::steal(value);
 }
 
+// The part of a storage of PyTorch, from its begin, that a tensor needs. There is none if the
+// tensor has no elements, or is a new one that nobody else knows.
+struct StoragePart {
+  nb::object storage;
+  i64 end = 0;  // in bytes
+
+  // Whether the storage still has these bytes.
+  bool is_held() const {
+    if (!storage.is_valid()) return end == 0;
+    const Py_ssize_t size = PyObject_Size(storage.ptr());  // in bytes
+    if (size < 0) PyErr_Clear();
+    return size >= end;
+  }
+};
+
 // Reads tensors by the functions of `torch`, the only module whose tensors the kernels take: an
 // object of another type could state any address.
 class TensorReader {
@@ -128,26 +143,24 @@ class TensorReader {
 
   // Why a kernel cannot use the memory of an exported tensor; null if it can. Storages can be freed
   // and shrunk, and zero tensors have none: their address is their offset.
-  const char* refusal(nb::handle tensor, const DLTensor& exported) const {
+  // Where it can, `part` becomes the part of the storage that the elements lie in.
+  const char* refusal(nb::handle tensor, const DLTensor& exported, StoragePart& part) const {
     if (is_negated(tensor)) return "a tensor has a negative bit";
     const i64 needed = extent(exported);
-    if (needed == 0 || holds(tensor, exported, needed)) return nullptr;
+    if (needed == 0 || holds(tensor, exported, needed, part)) return nullptr;
     return "a tensor has no memory for all its elements: it is a zero tensor, or its storage was "
            "freed or shrunk";
   }
 
  private:
   // Whether the storage holds these bytes of a tensor.
-  bool holds(nb::handle tensor, const DLTensor& exported, i64 needed) const {
+  bool holds(nb::handle tensor, const DLTensor& exported, i64 needed, StoragePart& part) const {
     try {
-      const nb::object storage = value_of(storage_, tensor);
-      const auto begin = nb::cast<std::uintptr_t>(value_of(storage_address_, storage));
-      const Py_ssize_t size = PyObject_Size(storage.ptr());  // in bytes
-      if (size < 0) throw nb::python_error();
-      const auto bytes = static_cast<std::uintptr_t>(size);
+      part.storage = value_of(storage_, tensor);
+      const auto begin = nb::cast<std::uintptr_t>(value_of(storage_address_, part.storage));
       const auto address = reinterpret_cast<std::uintptr_t>(first_element(exported));
-      return needed > 0 && begin != 0 && address >= begin && address - begin <= bytes &&
-             static_cast<std::uintptr_t>(needed) <= bytes - (address - begin);
+      return needed > 0 && begin != 0 && address >= begin &&
+             !__builtin_add_overflow(address - begin, needed, &part.end) && part.is_held();
     } catch (nb::python_error&) {  // a storage without memory
       return false;
     }
@@ -214,7 +227,7 @@ class TensorReader {
   DLPackDLTensorFromPyObjectNoSync export_ = nullptr;
 };
 
-// RAII guard: the tensors of a cached call, whose storages need not be read a second time.
+// RAII guard: the tensors of a cached call, whose addresses need not be compared a second time.
 class CheckedTensors {
  public:
   CheckedTensors() = default;
@@ -225,18 +238,19 @@ class CheckedTensors {
   }
 
   // Adds a tensor whose storage holds all elements. The caller keeps it alive.
-  void add(nb::handle tensor, const DLTensor& exported) {
+  void add(nb::handle tensor, const DLTensor& exported, StoragePart part) {
     if (count_ == kMost) return;
     if (count_ == 0) outer_ = std::exchange(innermost, this);
-    entries_[count_++] = {tensor.ptr(), first_element(exported), extent(exported)};
+    entries_[count_++] = {tensor.ptr(), first_element(exported), extent(exported), std::move(part)};
   }
-  // Whether a tensor was added and has not changed since: a storage that is resized moves.
+  // Whether a tensor was added and has not changed since. A storage that a finalizer resized twice
+  // may have its former address, and be smaller.
   static bool contain(nb::handle tensor, const DLTensor& exported) {
     for (const CheckedTensors* guard = innermost; guard; guard = guard->outer_) {
       for (int e = 0; e < guard->count_; ++e) {
         const Entry& entry = guard->entries_[e];
         if (entry.tensor == tensor.ptr() && entry.address == first_element(exported) &&
-            entry.bytes == extent(exported)) {
+            entry.bytes == extent(exported) && entry.part.is_held()) {
           return true;
         }
       }
@@ -249,6 +263,7 @@ class CheckedTensors {
     PyObject* tensor;
     const char* address;
     i64 bytes;
+    StoragePart part;
   };
   static constexpr int kMost = 12;
   static inline thread_local const CheckedTensors* innermost = nullptr;

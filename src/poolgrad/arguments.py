@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from poolgrad.core import Layout
 from poolgrad.dtypes import FLOATS, INTEGERS
-from poolgrad.windows import brief, in_memory
+from poolgrad.windows import brief, in_memory, unmasked
 
 Array = NDArray[Any]
 
@@ -34,9 +34,7 @@ def plain(name: str, value: Any, form: str) -> Array:
     RuntimeError
         If a tensor does not have memory for all elements; see `windows.has_memory`.
     """
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} must have no mask; fill it first, with {name}.filled")
-    value = in_memory(name, value)
+    value = in_memory(name, unmasked(name, value))
     try:
         return np.asarray(value)
     except ValueError as error:  # lists of unequal lengths

@@ -1,7 +1,7 @@
 """Converts indices of winners between the conventions of libraries.
 
-A `Convention` converts to and from poolgrad's own convention, the flat position in the plane. Only
-arithmetic on the indices is used, so that arrays of any framework are accepted.
+A `Convention` converts to and from poolgrad's own convention, the flat position in the plane, by
+arithmetic on the indices.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
-from poolgrad.windows import brief, has_memory, in_memory
+from poolgrad.functional.public import library
+from poolgrad.windows import brief, has_memory, in_memory, unmasked
 
 __all__ = ["convert_indices"]
+
+LIBRARIES = ("numpy", "torch", "jax", "jaxlib", "dask", "cupy")
 
 
 class Planes(NamedTuple):
@@ -153,16 +156,29 @@ def convert_indices(
     sizes = tuple(shape[1:-1] if channels_last else shape[2:])
     planes = Planes(sizes, shape[channel_axis], _along(indices, 0), _along(indices, channel_axis))
     given = _int64(indices)
+    _check_range(given, planes, shape, {source, target})
     won = _int64(given != -1)
     flat = CONVENTIONS[source].back(given, planes)
     round_trip = CONVENTIONS[source].to(flat, planes)
     if has_values:
-        _refuse(won * ((flat < 0) | (flat >= planes.size) | (round_trip != given)), source, shape)
+        wrong = (flat < 0) | (flat >= planes.size) | (round_trip != given)
+        _refuse(won * wrong + (given < 0) * (indices > 0), source, shape)  # or uint64 beyond int64
     return won * (CONVENTIONS[target].to(flat, planes) + 1) - 1
 
 
 def _int64(array: Any) -> Any:
-    return array.long() if hasattr(array, "long") else array.astype("int64")
+    if hasattr(array, "long"):
+        return array.long()
+    # JAX warns of a dtype that is disabled.
+    return array.astype(int if library(array) in ("jax", "jaxlib") else "int64")
+
+
+def _check_range(given: Any, planes: Planes, shape: Sequence[int], used: set[str]) -> None:
+    """Raise an error if an index of these conventions may be too large for the integers."""
+    bits = 32 if "int32" in str(given.dtype) else 64
+    if math.prod(shape if used != {"torch"} else planes.sizes) > 2 ** (bits - 1):
+        hint = ": enable 64-bit types of JAX (jax_enable_x64)" if bits == 32 else ""
+        raise ValueError(f"shape must have indices that fit int{bits}, got {tuple(shape)}{hint}")
 
 
 def _along(indices: Any, axis: int) -> Any:
@@ -172,9 +188,12 @@ def _along(indices: Any, axis: int) -> Any:
 
 
 def _check_array(indices: Any) -> None:
-    dtype = getattr(indices, "dtype", None)
-    if dtype is None or not hasattr(indices, "shape"):
-        raise TypeError(f"indices must be an array of integers, got {type(indices).__qualname__}")
+    dtype = getattr(unmasked("indices", indices), "dtype", None)
+    if dtype is None or library(indices) not in LIBRARIES:
+        raise TypeError(
+            "indices must be an array of integers of NumPy, PyTorch, JAX, Dask or CuPy, "
+            f"got {type(indices).__qualname__}"
+        )
     if "int" not in getattr(dtype, "name", str(dtype)):
         raise TypeError(f"indices must be an array of integers, got one of {dtype}")
 

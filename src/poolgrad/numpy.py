@@ -335,7 +335,7 @@ def _target(out: Any, made: Call) -> Array:
         raise TypeError(f"out must be a NumPy array without a mask, got {type(out).__qualname__}")
     if out.shape != plan.out_shape:
         raise ValueError(f"out must have shape {plan.out_shape}, got {out.shape}")
-    if out.dtype.newbyteorder("=") != dtype:
+    if _name_of(out.dtype) != dtype.name:  # in any byte order
         raise TypeError(f"out must be of dtype {dtype}, got {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out must be writeable, got a read-only array")

@@ -180,7 +180,7 @@ class Parameter(Operand):
         return tuple(a for a in range(len(layout.out_shape)) if a != channel)
 
     def part(self, value: Any, begin: int, stop: int) -> Any:
-        return value if np.size(value) == 1 else np.asarray(value)[begin:stop]
+        return value if np.ndim(value) == 0 else np.asarray(value)[begin:stop]
 
 
 class Seed(Operand):

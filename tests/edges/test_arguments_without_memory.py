@@ -208,3 +208,40 @@ def test_zero_tensors_and_lists_that_contain_themselves_are_read() -> None:
     array = np.array([None], object)
     array[0] = array
     assert brief(array).startswith("array(")
+
+
+KINDS = {
+    "sparse": lambda: torch.tensor([2, 2]).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.tensor([2.0, 2.0]), 1.0, 0, torch.quint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.tensor([2, 2])], layout=torch.strided),
+    "meta": lambda: torch.tensor([2, 2], device="meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fun", ["max_pool2d", "adaptive_max_pool2d"])
+def test_sizes_that_python_cannot_read(fun: str, kind: str) -> None:
+    with pytest.raises(TypeError, match="_size must hold numbers that Python can read, got a"):
+        getattr(poolgrad, fun)(torch.rand(1, 1, 4, 4), KINDS[kind]())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("listed", [False, True])
+def test_nested_boxes(listed: bool) -> None:
+    boxes = torch.nested.nested_tensor([torch.ones(2, 5)], layout=torch.strided)
+    with pytest.raises(TypeError, match=r"boxes.* must be a dense tensor .*, got a nested one"):
+        poolgrad.roi_align(torch.rand(1, 1, 4, 4), [boxes] if listed else boxes, 2)
+
+
+@pytest.mark.parametrize("name", ["roi_align", "stochastic_pool2d"])
+def test_errors_show_tensors_without_a_storage(name: str) -> None:
+    given = torch.tensor([2.0]).to_mkldnn()
+    x = torch.rand(1, 1, 4, 4)
+    call = {
+        "roi_align": lambda: poolgrad.roi_align(x, torch.ones(1, 5), 2, given),
+        "stochastic_pool2d": lambda: poolgrad.stochastic_pool2d(x, 2, generator=given),
+    }[name]
+    with pytest.raises(TypeError, match=r"got a tensor of shape .* without readable memory"):
+        call()

@@ -151,6 +151,13 @@ def test_adaptive_sizes(front: Front, fun: str, dims: int) -> None:
             front.run(f"{fun}{dims}d", x, value)
 
 
+def test_masked_sizes(front: Front) -> None:
+    masked = np.ma.array([2, 3], mask=[False, True])
+    for fun in ("adaptive_avg_pool2d", "max_pool2d"):
+        with pytest.raises(TypeError, match="_size must have no mask"):
+            front.run(fun, X, masked)
+
+
 def test_huge_output_size_overflows_nothing(front: Front) -> None:
     """pytorch#50960: a product of two sizes that fit."""
     with pytest.raises(ValueError, match="overflow memory"):

@@ -182,6 +182,40 @@ def test_indices_of_other_types(indices: Any, came: str) -> None:
         convert_indices(indices, SHAPE, "torch", "onnx")
 
 
+def test_indices_with_a_mask() -> None:
+    with refused(TypeError, "indices", "must have no mask"):
+        convert_indices(np.ma.array(one(0), mask=False), SHAPE, "torch", "onnx")
+
+
+def test_unsigned_indices_that_are_no_int64() -> None:
+    with refused(ValueError, "indices", SHAPE):
+        convert_indices(np.full((2, 3, 1, 1), 2**64 - 1, np.uint64), SHAPE, "torch", "onnx")
+
+
+@pytest.mark.parametrize("library", ["array_api_strict", "xarray"])
+def test_indices_of_other_libraries(library: str) -> None:
+    module = pytest.importorskip(library, reason=f"{library} is not installed")
+    indices = module.DataArray(one(0)) if library == "xarray" else module.asarray(one(0))
+    with refused(TypeError, "indices", "array of integers of NumPy, PyTorch"):
+        convert_indices(indices, SHAPE, "torch", "onnx")
+
+
+def test_shapes_whose_indices_overflow() -> None:
+    with refused(ValueError, "shape", "int64"):
+        convert_indices(one(0), (2, 3, 2**31, 2**31), "torch", "onnx")
+    large = convert_indices(one(0), (2, 3, 2**31, 2**31), "torch", "torch")  # of one plane
+    assert large.tolist() == one(0).tolist()
+
+
+def test_shapes_whose_indices_overflow_in_jax() -> None:
+    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
+    indices = jnp.zeros((2, 2, 1, 1), "int32")
+    with pytest.raises(ValueError, match=r"^shape must .* int32, got .* \(jax_enable_x64\)$"):
+        convert_indices(indices, (2, 2, 2**15, 2**15), "torch", "onnx")
+    fits = convert_indices(indices, (2, 2, 2**14, 2**15), "torch", "onnx")
+    assert fits.ravel().tolist() == [0, 2**29, 2**30, 2**30 + 2**29]
+
+
 @pytest.mark.parametrize(
     "of", [(2, 3, 1), (2, 3, 1, 1, 1), (3, 2, 1, 1), (2, 1, 1, 3), (1, 3, 1, 1)]
 )

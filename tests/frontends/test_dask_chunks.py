@@ -168,6 +168,15 @@ def test_chunks_without_elements(name: str, last: bool) -> None:
     _equal(name, found, _results(name, x, kwargs))
 
 
+def test_one_parameter_of_one_channel_and_chunks_without_it() -> None:
+    x, alpha = np.arange(32.0).reshape(2, 1, 4, 4), np.array([0.3])
+    lazy = da.from_array(x, chunks=((2,), (0, 1), (4,), (4,)))
+    expected, own = poolgrad.vjp(poolgrad.mixed_pool2d, x, 2, alpha=alpha)
+    y, pullback = poolgrad.vjp(poolgrad.mixed_pool2d, lazy, 2, alpha=alpha)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(pullback(y), own(expected))
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_unpooling_takes_indices_of_either_byte_order(swapped: bool) -> None:
     x, kwargs = _call("max_unpool2d")

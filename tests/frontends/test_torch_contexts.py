@@ -223,7 +223,16 @@ FAKE = {
     "BlurPool2d": poolgrad.torch.BlurPool2d(2),
     "AdaptivePolyphasePool2d": poolgrad.torch.AdaptivePolyphasePool2d(),
     "LPPool2d": poolgrad.torch.LPPool2d(2.0, 2),
+    "GeM2d": lambda x: with_own_parameters(poolgrad.torch.GeM2d(), x),
+    "LogSumExp2d": lambda x: with_own_parameters(poolgrad.torch.LogSumExp2d(3), x),
 }
+
+
+def with_own_parameters(layer: Any, x: Any) -> Any:
+    """Call a layer with parameters of the mode of `x`."""
+    mode = getattr(x, "fake_mode", None)
+    own = {n: mode.from_tensor(p) if mode else p for n, p in layer.named_parameters()}
+    return torch.func.functional_call(layer, own, (x,))
 
 
 @pytest.mark.parametrize("pool", FAKE.values(), ids=FAKE)
@@ -231,6 +240,16 @@ def test_fake_tensors_outside_their_mode(pool: Any) -> None:
     x = torch.rand(2, 3, 8, 8)
     fake = torch._subclasses.FakeTensorMode().from_tensor(x)
     assert pool(fake).shape == pool(x).shape
+
+
+@pytest.mark.parametrize("name", ["lse", "soft", "mixed"])
+def test_second_derivatives_of_fake_tensors_outside_their_mode(name: str) -> None:
+    x = torch._subclasses.FakeTensorMode().from_tensor(torch.rand(2, 3, 8, 8))
+    x.requires_grad_()
+    y = getattr(poolgrad, f"{name}_pool2d")(x, 2)
+    (gx,) = torch.autograd.grad(y, x, y, create_graph=True)
+    (second,) = torch.autograd.grad(gx.sum(), x)
+    assert second.shape == x.shape
 
 
 @pytest.mark.parametrize(

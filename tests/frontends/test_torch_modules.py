@@ -325,6 +325,17 @@ def test_bad_ties_are_refused_when_the_layer_is_made(name: str) -> None:
             made(name, ties=ties)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_samples_that_a_cast_rounds_to_one(dtype: Any) -> None:
+    samples = torch.full((1, 4, 2), 0.9999)
+    pool, x = layers.FractionalMaxPool2d(2, 2, _random_samples=samples), torch.rand(1, 4, 7, 7)
+    expected = poolgrad.fractional_max_pool2d(x.to(dtype), 2, 2, _random_samples=samples)
+    assert torch.equal(pool.to(dtype)(x.to(dtype)), expected)
+    assert torch.equal(pool.float()(x.to(dtype).float()), expected.float())
+    with pytest.raises(ValueError, match=r"_random_samples must be in \[0, 1\), got 1.5"):
+        layers.FractionalMaxPool2d(2, 2, _random_samples=samples + 0.5001)(x)
+
+
 @pytest.mark.parametrize("name", [n for n in EVERY if n.startswith(("Stoch", "Fractional"))])
 def test_bad_generators_are_refused_when_the_layer_is_made(name: str) -> None:
     for value, error in (("a", TypeError), (True, TypeError), (1.0, TypeError), (-1, ValueError)):

@@ -71,6 +71,16 @@ def test_each_example_of_a_batch_is_shifted_by_itself(call: Any, norm: Any) -> N
     assert is_a_shift(a, b)
 
 
+def test_bits_of_nan_break_no_tie() -> None:
+    """PyTorch's sums of bfloat16 have NaN of other bits at other positions of an array."""
+    torch.manual_seed(0)
+    pool = AdaptivePolyphasePool2d(2, filter_size=2)
+    for _ in range(100):
+        x = torch.tensor([0.0, 1.0, math.nan])[torch.randint(0, 3, (3, 1, 6, 6))].bfloat16()
+        alone = torch.cat([pool(x[n : n + 1]) for n in range(3)])
+        assert torch.equal(pool(x).nan_to_num(9.0), alone.nan_to_num(9.0))
+
+
 @settings(max_examples=50, deadline=None)
 @given(shift=st.tuples(st.integers(0, 7), st.integers(0, 11)), seed=st.integers(0, 99))
 def test_gradient_goes_where_the_shift_does(shift: tuple[int, int], seed: int) -> None:

@@ -220,3 +220,82 @@ for held in (lambda y: [y], lambda y: [y, y.detach()], lambda y: [y, y.untyped_s
 @pytest.mark.parametrize("mode", ["Functions", "Operators"])
 def test_an_import_under_a_mode_does_not_confuse_storages(mode: str, keep: str) -> None:
     assert_runs(IMPORTED_UNDER_A_MODE.format(mode=mode, keep=keep))
+
+
+FINALIZED = """
+import gc, torch, poolgrad, poolgrad.torch
+LARGE = (1 << 20) // 4
+kept = [poolgrad.avg_pool1d(torch.zeros(1, LARGE + 64 * k), 1) for k in range(1, 60)]
+finalized = 0
+
+class Finalizer:
+    def __init__(self):
+        self.cycle = self
+
+    def __del__(self):
+        global finalized
+        gc.disable()
+        finalized += 1
+        kept.append(poolgrad.avg_pool1d(torch.zeros(1, LARGE + 64 * (1000 + finalized)), 1))
+
+gc.disable()
+for k in range(1, 60):
+    x = torch.zeros(1, LARGE + 64 * (5000 + k))
+    gc.collect()
+    gc.collect()
+    Finalizer()
+    gc.set_threshold(k, 1000, 1000)
+    gc.enable()
+    kept.append(poolgrad.avg_pool1d(x, 1))
+    gc.disable()
+assert finalized > 30
+"""
+
+
+def test_finalizers_that_pool_while_the_cache_is_read() -> None:
+    assert_runs(FINALIZED)
+
+
+SHRUNK_TWICE = """
+import gc, torch, poolgrad, poolgrad.torch
+COUNT = 1 << 24
+
+class Finalizer:
+    def __init__(self, x):
+        self.cycle, self.x = self, x
+
+    def __del__(self):
+        gc.disable()
+        storage, kept = self.x.untyped_storage(), []
+        before = storage.data_ptr()
+        for _ in range(2):
+            storage.resize_(0)
+            storage.resize_(4 * COUNT - 64)
+            if storage.data_ptr() == before:
+                break
+            kept.append(torch.empty(4 * COUNT - 64, dtype=torch.uint8))
+        storage.fill_(1)
+
+poolgrad.max_pool1d(torch.zeros(1, COUNT), 2)
+gc.disable()
+refused = 0
+for k in range(1, 22):
+    x = torch.zeros(1, COUNT)
+    gc.collect()
+    Finalizer(x)
+    gc.set_threshold(k, 1000, 1000)
+    gc.enable()
+    try:
+        y = poolgrad.max_pool1d(x, 2)
+        assert not y.any(), "computed after the change"
+    except (RuntimeError, ValueError):
+        refused += 1
+    gc.disable()
+assert refused
+"""
+
+
+@pytest.mark.slow
+def test_finalizers_that_shrink_a_storage_at_its_place() -> None:
+    """Resized to nothing and back, a storage may have its former address."""
+    assert_runs(SHRUNK_TWICE)

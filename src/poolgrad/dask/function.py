@@ -59,8 +59,12 @@ def vjp(request: Request) -> tuple[Any, Any]:
 
 def operand(name: str, value: Any) -> Any:
     """Return an array of a composed operator, checked."""
-    array = value if is_dask_collection(value) else da.asarray(front.operand(name, value))
-    return without_empty_chunks(asarray(name, array))
+    if not is_dask_collection(value):
+        value = front.operand(name, value)
+        if value.dtype.hasobject:  # which Dask cannot cut into chunks
+            raise TypeError(f"{name} must be of a floating dtype, got {value.dtype}")
+        value = da.asarray(value)
+    return without_empty_chunks(asarray(name, value))
 
 
 def dtype_name(x: Any) -> str:

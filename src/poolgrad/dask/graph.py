@@ -44,7 +44,8 @@ def asarray(name: str, array: Any) -> Any:
             f"{name} must have chunks of known sizes, got shape {array.shape}; call "
             f"{name}.compute_chunk_sizes() first"
         )
-    dtype, axes = array.dtype.newbyteorder("="), tuple(range(array.ndim))
+    dtype, axes = array.dtype, tuple(range(array.ndim))
+    dtype = dtype if dtype.isnative else dtype.newbyteorder("=")
     declared = array, axes, ArrayChunkShapeDep(array.chunks), axes
     meta = np.empty((0,) * array.ndim, dtype)
     return da.blockwise(

@@ -45,9 +45,9 @@ class Unpooling:
         layout = prepare(name, spec, options, x.shape, last, -1, x.dtype.name).layout
         indices = request.operands[0]
         if not isinstance(indices, da.Array):
-            indices = da.asarray(front.asarray(indices, name="indices"))
-        indices = asarray("indices", indices)
-        arguments.check_indices(indices.dtype, indices.shape, x.shape)
+            indices = front.asarray(indices, name="indices")
+        arguments.check_indices(indices.dtype.name, indices.shape, x.shape)  # in any byte order
+        indices = asarray("indices", da.asarray(indices))
         self._layout, self._x, self._indices = layout, x, indices.rechunk(x.chunks)
         outs = dict(zip(layout.pooled, layout.window.axes, strict=True))
         self._chunks = tuple(

@@ -94,9 +94,11 @@ def _refused(x: object) -> str:
 def shape_of(x: Any) -> tuple[int, ...]:
     """Return the shape of an input of any front end."""
     try:
-        return tuple(x.shape)
-    except (AttributeError, RuntimeError):  # lists; nested tensors, which have none
-        return tuple(front_end(x).asarray(x).shape)
+        if not getattr(x, "is_nested", False):
+            return tuple(x.shape)
+    except AttributeError:  # lists
+        pass
+    return tuple(front_end(x).asarray(x).shape)  # of nested tensors: raises the error
 
 
 def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from poolgrad.numpy import readable
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import Prepared
 from poolgrad.portable import engine
-from poolgrad.windows import WindowKind
+from poolgrad.windows import WindowKind, unmasked
 
 
 def perform(request: Request) -> Any:
@@ -68,7 +68,7 @@ def operand(name: str, value: Any) -> Array:
     """Return an array of a composed operator, checked."""
     if not isinstance(value, Array | np.ndarray):
         raise TypeError(f"{name} must be an array, got {type(value).__qualname__}")
-    return asarray(value)
+    return asarray(unmasked(name, value))
 
 
 def dtype_name(x: Array) -> str:

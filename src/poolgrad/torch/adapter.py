@@ -33,6 +33,7 @@ from poolgrad.dtypes import FLOATS
 from poolgrad.interface import Buffer, Operator
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.torch import formulas
+from poolgrad.torch._compat import mode_of, unwrapped
 from poolgrad.torch.arrays import (
     DTYPES,
     allocate,
@@ -371,7 +372,8 @@ class Adapter:
             values = checked_all("residual", values)
             pairs = zip(values, checked_all("t", tangents), strict=False)
             full = tuple(torch.zeros_like(v) if t is None else t for v, t in pairs)
-            return formulas.jvp_by_double_vjp(function, values, full)
+            with mode_of(unwrapped(values[0])):
+                return formulas.jvp_by_double_vjp(function, values, full)
 
         def forward_jvp(ctx: Any, *tangents: Any) -> Any:
             refuse_nested_forward()
@@ -385,7 +387,8 @@ class Adapter:
         def vjp_backward(ctx: Any, *cotangents: Any) -> Any:
             function = formulas.pullback_of(pool_of(ctx))
             saved = checked_all("residual", ctx.saved_tensors)
-            gradients = torch.func.vjp(function, *saved)[1](checked_all("t", cotangents))
+            with mode_of(unwrapped(saved[0])):
+                gradients = torch.func.vjp(function, *saved)[1](checked_all("t", cotangents))
             return (*gradients, *(None,) * (ctx.inputs - len(gradients)))
 
         def vjp_jvp(ctx: Any, *tangents: Any) -> Any:

@@ -127,7 +127,7 @@ def known_generator(value: Any) -> torch.Generator | int | None:
 
 
 def seeded(generator: Any) -> AbstractContextManager[Any]:
-    """Return a context for draws: those of a seed are the same in every call, mapped or not."""
+    """Return a context for draws: those of a seed are the same in every call, also under vmap."""
     mapped = isinstance(generator, int) and not torch.compiler.is_compiling() and is_transformed()
     return without_transforms() if mapped else nullcontext()
 

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from poolgrad.arguments import real_numbers
+from poolgrad.arguments import below_one, real_numbers
 from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.docstrings import of_module
 from poolgrad.functional.public import bind, described
 from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
-from poolgrad.torch.arrays import checked, pads_at_most_half, pools
+from poolgrad.torch.arrays import checked, name_of, pads_at_most_half, pools
 from poolgrad.torch.function import known_generator, refuses
 from poolgrad.windows import Window, brief, has_memory, to_python
 
@@ -389,6 +389,19 @@ class Stochastic(_ExportedToOnnx):
         some = total > 0
         mean = average(weights * positive) / torch.where(some, total, 1.0)
         return torch.where(some, mean, average(x))
+
+
+class Fractional(Pool):
+    """Fractional windows; their samples, a buffer, are cast with the module."""
+
+    def _arguments(self) -> dict[str, Any]:
+        given = super()._arguments()
+        samples = given["_random_samples"]
+        if isinstance(samples, Tensor) and samples.is_floating_point():
+            checked("_random_samples", samples)
+            most = below_one(name_of(samples.dtype))
+            given["_random_samples"] = samples.masked_fill(samples == 1, most)  # a cast rounds to 1
+        return given
 
 
 class Unpool(Pool):

@@ -4,6 +4,7 @@
 """
 
 from poolgrad.torch.modules import (
+    Fractional,
     Global,
     Lip,
     Maximum,
@@ -53,7 +54,7 @@ GlobalLSEPool1d, GlobalLSEPool2d, GlobalLSEPool3d = family(
     "GlobalLSEPool", "global_lse_pool", Global, first=("r", "keepdims")
 )
 FractionalMaxPool2d, FractionalMaxPool3d = family(
-    "FractionalMaxPool", "fractional_max_pool", subclass=True, dims=(2, 3)
+    "FractionalMaxPool", "fractional_max_pool", Fractional, subclass=True, dims=(2, 3)
 )
 MaxUnpool1d, MaxUnpool2d, MaxUnpool3d = family("MaxUnpool", "max_unpool", Unpool, subclass=True)
 

@@ -19,8 +19,9 @@ _ONNX_OPSET = 16  # of the operator RoiAlign with coordinate_transformation_mode
 def _table(boxes: object, x: Tensor) -> Tensor:
     """Convert boxes of either form to one tensor of shape (K, 5), without a gradient."""
     if isinstance(boxes, Tensor):
+        boxes = checked("boxes", boxes)
         check_table(name_of(boxes.dtype), tuple(boxes.shape))
-        return checked("boxes", boxes).detach().to(x.device)
+        return boxes.detach().to(x.device)
     if not isinstance(boxes, list | tuple):
         raise TypeError(
             "boxes must be a tensor of shape (K, 5) or a list with a tensor of shape (L, 4) for "
@@ -31,10 +32,11 @@ def _table(boxes: object, x: Tensor) -> Tensor:
     for index, own in enumerate(boxes):
         if not isinstance(own, Tensor):
             raise TypeError(f"boxes[{index}] must be a tensor, got {brief(own)}")
-        check_table(name_of(own.dtype), tuple(own.shape), 4, f"boxes[{index}]")
+        given = checked(f"boxes[{index}]", own)
+        check_table(name_of(given.dtype), tuple(given.shape), 4, f"boxes[{index}]")
         # float64 holds the numbers of every dtype, and the indices of all images; MPS lacks it
         dtype = torch.float64 if x.device.type != "mps" else torch.float32
-        corners = checked(f"boxes[{index}]", own).detach().to(x.device, dtype)
+        corners = given.detach().to(x.device, dtype)
         image = corners.new_full((corners.shape[0], 1), index)
         parts.append(torch.cat([image, corners], 1))
     with mode_of(x):

@@ -30,7 +30,8 @@ class Storages:
 
     There is no lock: a signal handler that pools would wait for it for ever. Every storage is taken
     out of the cache before it is examined, so no two threads examine the same one, and the
-    operations on `dict` and `deque` are atomic.
+    operations on `dict` and `deque` are atomic. (A list of `items` is not: its tuples start the
+    garbage collector, and a finalizer may pool, too.)
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ class Storages:
             False if the storages in use are larger than that.
         """
         excess = self._bytes() - most
-        for size, storages in list(self._storages.items()):
+        for size, storages in self._storages.copy().items():
             while excess > 0 and self._take(size) is not None:
                 excess -= size
             if not storages:
@@ -97,7 +98,7 @@ class Storages:
         return excess <= 0
 
     def _bytes(self) -> int:
-        return sum(size * len(storages) for size, storages in list(self._storages.items()))
+        return sum(size * len(storages) for size, storages in self._storages.copy().items())
 
     def empty(self) -> None:
         """Free all idle storages."""

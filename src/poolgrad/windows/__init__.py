@@ -20,6 +20,7 @@ from poolgrad.windows.arguments import (
     per_axis,
     positive,
     to_python,
+    unmasked,
 )
 from poolgrad.windows.resolve import (
     Axis,
@@ -65,5 +66,6 @@ __all__ = [
     "resolve",
     "to_python",
     "unflatten",
+    "unmasked",
     "whole",
 ]

@@ -8,7 +8,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from reprlib import repr as short
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
 
 Ints = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[Sequence[int]] | Literal["valid", "same"]
@@ -21,7 +25,7 @@ def has_memory(name: str, tensor: Any) -> bool:
     """Whether the elements of a tensor of PyTorch, the argument `name`, are in memory.
 
     Those of meta and fake tensors, of compilers and transformations, and of wrapper subclasses are
-    not, whatever the type of the tensor.
+    not, whatever the type of the tensor. Those of nested tensors count as not being there.
 
     Raises
     ------
@@ -29,6 +33,8 @@ def has_memory(name: str, tensor: Any) -> bool:
         If the storage does not hold all elements, because it was freed or shrunk: PyTorch lets
         anyone do this (`UntypedStorage.resize_`), and reads beyond it.
     """
+    if tensor.is_nested:
+        return False
     try:
         storage = tensor.untyped_storage()
         if storage.device.type == "meta":  # also of fake tensors
@@ -153,11 +159,30 @@ def integer(name: str, value: object, shown: object, accepted: str) -> int:
     raise TypeError(f"{name} must be {accepted}, got {brief(shown)}")
 
 
+def unmasked(name: str, value: T) -> T:
+    """Return the argument `name`.
+
+    Raises
+    ------
+    TypeError
+        If it is a masked array of NumPy, whose methods ignore elements.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} must have no mask; fill it first, with {name}.filled")
+    return value
+
+
 def to_python(name: str, value: object) -> object:
     """Convert numbers and arrays of a framework, the argument `name`, to Python's."""
     if isinstance(value, int) or not hasattr(value, "tolist"):  # or a compiler's symbol
         return value
-    return in_memory(name, value).tolist()
+    array: Any = in_memory(name, unmasked(name, value))
+    try:
+        return array.tolist()
+    except (RuntimeError, NotImplementedError) as error:  # sparse, quantized, nested, meta
+        raise TypeError(
+            f"{name} must hold numbers that Python can read, got {brief(array)}"
+        ) from error
 
 
 def is_sequence(value: object) -> TypeGuard[Sequence[object]]:

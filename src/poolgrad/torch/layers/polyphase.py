@@ -103,6 +103,8 @@ def choose_component(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
         finite = x.detach().to(torch.float64, copy=True)
         finite.nan_to_num_(nan=most, posinf=most, neginf=-most)
         norms = component_norms(finite, stride, norm)
+        # PyTorch's NaN have different bits in different positions of an array.
+        x = x.detach().masked_fill(x.isnan(), math.nan)
     tied = norms == norms.amax(1, keepdim=True)
     bits = x.detach().resolve_neg().contiguous().view(_INTEGERS[x.element_size()])
     parts = _components(bits, stride)

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from poolgrad.functional import global_lp_pool, global_lse_pool
 from poolgrad.interface import UnfoldedWindows
 from poolgrad.operators import OPERATORS
+from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import pools
 from poolgrad.torch.layers.arguments import (
     Layer,
@@ -36,7 +37,8 @@ def _by_formula(operator: str, x: Tensor, argument: Tensor, *options: Any) -> Te
     valid = values.new_ones(values.shape[-1:], dtype=torch.bool)
     windows = UnfoldedWindows(values, valid, None, None)
     formula = OPERATORS[operator].formula
-    y: Tensor = formula(namespace, windows, argument.to(values.dtype), *options)
+    with mode_of(values):
+        y: Tensor = formula(namespace, windows, argument.to(values.dtype), *options)
     return y.to(x.dtype)[..., None, None]
 
 
