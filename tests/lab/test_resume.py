@@ -103,6 +103,20 @@ def test_killed_in_the_middle_of_writes(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pool", ["stochastic", "s3"])
+def test_random_poolings_draw_the_same_after_a_kill(
+    cli_process: CliProcess, few_digits: Path, tmp_path: Path, pool: str
+) -> None:
+    arguments = ("--data", few_digits, *OPTIONS, "--pool", pool)
+    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
+    assert finish(cli_process(*arguments, "--out", unbroken)) == 0
+    process = cli_process(*arguments, "--out", killed, die=("last.ckpt", 2, "after"))
+    assert finish(process) == -signal.SIGKILL
+    assert finish(cli_process("--data", few_digits, "--out", killed, "--resume")) == 0
+    Outcome.of(killed).assert_equal(Outcome.of(unbroken))
+
+
+@pytest.mark.slow
 def test_killed_from_outside_in_the_middle_of_epochs(
     cli_process: CliProcess, few_digits: Path, tmp_path: Path, unbroken: Outcome
 ) -> None:

@@ -87,11 +87,14 @@ def fit(
     )
     assert settings.batch_size is not None, "chosen for the number of images"
     order = EpochBatches(len(training), settings.batch_size, settings.seed)
+    # Every iterator draws a number, and a resumed epoch makes one iterator less. Random poolings
+    # draw from the global generator, so the iterators must not.
+    batches = DataLoader(training, batch_size=None, sampler=order, generator=torch.Generator())
     try:
         with torch.random.fork_rng(devices=[]):  # random poolings draw from the global generator
             trainer.fit(
                 learner,
-                DataLoader(training, batch_size=None, sampler=order),
+                batches,
                 validation,
                 ckpt_path=checkpoint if finished_epochs else None,
                 weights_only=True,

@@ -99,6 +99,8 @@ def in_memory(name: str, value: Any) -> Any:
     RuntimeError
         If a tensor, or one in a list, does not have memory for all elements; see `has_memory`.
     """
+    if isinstance(value, int):  # or a compiler's symbol, which has no attributes
+        return value
     for tensor in _tensors(value):
         has_memory(name, tensor)
     return value.clone() if _is_tensor(value) and _is_zero(value) else value
