@@ -46,8 +46,11 @@ class Unpooling:
         indices = request.operands[0]
         if not isinstance(indices, da.Array):
             indices = front.asarray(indices, name="indices")
-        arguments.check_indices(indices.dtype.name, indices.shape, x.shape)  # in any byte order
-        indices = asarray("indices", da.asarray(indices))
+            # Dask cannot cut an array of objects into chunks.
+            arguments.check_indices(indices.dtype, indices.shape, x.shape)
+            indices = da.asarray(indices)
+        indices = asarray("indices", indices)
+        arguments.check_indices(indices.dtype, indices.shape, x.shape)
         self._layout, self._x, self._indices = layout, x, indices.rechunk(x.chunks)
         outs = dict(zip(layout.pooled, layout.window.axes, strict=True))
         self._chunks = tuple(
