@@ -53,8 +53,8 @@ inline nb::object checked(PyObject* value) {
   return nb::steal(value);
 }
 
-// The part of a storage of PyTorch, from its begin, that a tensor needs. There is none if the
-// tensor has no elements, or is a new one that nobody else knows.
+// The storage of a tensor, and the offset of the end of the tensor in it. The storage is null for
+// tensors without elements, and for results that poolgrad has just allocated.
 struct StoragePart {
   nb::object storage;
   i64 end = 0;  // in bytes

@@ -245,3 +245,14 @@ def test_errors_show_tensors_without_a_storage(name: str) -> None:
     }[name]
     with pytest.raises(TypeError, match=r"got a tensor of shape .* without readable memory"):
         call()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_indices() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(1, 2, 2).long()], layout=torch.strided)
+    with pytest.raises(TypeError, match=r"^indices must be a dense tensor .*, got a nested one$"):
+        convert_indices(nested, (1, 1, 2, 2), "torch", "onnx")
+    rows = [torch.rand(4, 4), torch.rand(3, 4)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    with pytest.raises(TypeError, match=r"^x must be a dense tensor .*, got a nested one$"):
+        poolgrad.max_unpool2d(jagged, torch.zeros(2, 4, 4).long(), 2)

@@ -209,3 +209,11 @@ def test_gradients_on_two_worker_processes(name: str, cluster: Any) -> None:
     for dtype in (np.float32, np.float64):
         (found,) = dask.compute(_results(name, x.astype(dtype), kwargs, lazy), scheduler=cluster)
         _equal(name, found, _results(name, x.astype(dtype), kwargs))
+
+
+def test_objects_as_operands() -> None:
+    x, objects = da.ones((1, 4, 4)), np.full((1, 4, 4), 1, object)
+    with pytest.raises(TypeError, match=r"^logits must be of a floating dtype, got object$"):
+        poolgrad.lip_pool2d(x, objects, 2)
+    with pytest.raises(TypeError, match=r"^indices must be of dtype int64, got object$"):
+        poolgrad.max_unpool2d(x, objects, 2)

@@ -181,7 +181,7 @@ def to_python(name: str, value: object) -> object:
     array: Any = in_memory(name, unmasked(name, value))
     try:
         return array.tolist()
-    except (RuntimeError, NotImplementedError) as error:  # sparse, quantized, nested, meta
+    except RuntimeError as error:  # of a sparse, quantized, nested or meta tensor
         raise TypeError(
             f"{name} must hold numbers that Python can read, got {brief(array)}"
         ) from error
