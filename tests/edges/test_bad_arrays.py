@@ -262,3 +262,10 @@ def test_what_an_average_has_not() -> None:
     split = poolgrad.vjp(poolgrad.max_pool2d, X, 2, ties="split")[1]
     with pytest.raises(TypeError, match='ties="split" has no routes'):
         _ = split.routes
+
+
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 2 has it")
+def test_out_of_strings() -> None:
+    out = np.empty((1, 2, 2), np.dtypes.StringDType())
+    with pytest.raises(TypeError, match=r"^out must be of dtype float64, got StringDType"):
+        poolgrad.max_pool2d(np.ones((1, 4, 4)), 2, out=out)

@@ -220,3 +220,9 @@ def test_every_dtype_of_the_documentation(dtype: Any) -> None:
     for pool, expected in ((poolgrad.jax.max_pool, [1, 1]), (poolgrad.jax.min_pool, [0, 0])):
         y = pool(x, (2,))
         assert (y.dtype, y.ravel().tolist()) == (dtype, expected)
+
+
+def test_masked_logits() -> None:
+    masked = np.ma.array(np.ones((1, 4, 4), np.float32), mask=True)
+    with pytest.raises(TypeError, match=r"^logits must have no mask; fill it first"):
+        poolgrad.lip_pool2d(jnp.ones((1, 4, 4)), masked, 2)
