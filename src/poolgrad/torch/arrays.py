@@ -161,14 +161,31 @@ def is_plain(x: Any) -> bool:
 
 def is_direct_for_kernels(x: Any) -> bool:
     """Whether a tensor can be passed directly to the kernels of the CPU or of its GPU."""
-    return is_plain(x) or (
-        type(x) in (Tensor, torch.nn.Parameter)
-        and x.is_cuda
-        and pools(x)
-        and not x.is_neg()
+    return is_plain(x) or are_direct_for_triton((x,))
+
+
+def are_direct_for_triton(given: tuple[Any, ...]) -> bool:
+    """Whether tensors can be passed directly to the kernels of the GPU that holds them all."""
+    first = given[0]
+    if type(first) not in (Tensor, torch.nn.Parameter) or not first.is_cuda:
+        return False
+    device = first.device
+    return (
+        triton.is_available(device)
+        and not torch.compiler.is_compiling()
         and not is_transformed()
         and not _compat.is_observed()
         and forward_level() < 0
+        and tracing_state() is None
+        and all(
+            type(t) in (Tensor, torch.nn.Parameter)
+            and t.device == device
+            and t.layout is torch.strided
+            and not t.is_neg()
+            and not t.is_quantized
+            and not t.is_nested
+            for t in given
+        )
     )
 
 
@@ -345,9 +362,8 @@ def laid_out(tensors: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple
                 f"residual must be {buffer.dtype} of shape {buffer.shape}, "
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
-        back = [buffer.order.index(a) for a in range(len(buffer.order))]
-        ordered = readable("residual", tensor).permute(buffer.order)
-        result.append(ordered.contiguous().permute(back))
+        made = readable("residual", tensor)
+        result.append(made if made.stride() == _strides(buffer) else stored(buffer, made))
     return tuple(result)
 
 

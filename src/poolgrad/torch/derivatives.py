@@ -21,6 +21,7 @@ from poolgrad.torch._compat import (
 from poolgrad.torch.arrays import (
     KIND,
     applied,
+    are_direct_for_triton,
     checked,
     is_differentiated,
     is_in_graph,
@@ -77,9 +78,12 @@ def differentiable(
     any_layout = (None,) * tensors
     names = names_of_tensors(str(op._schema))[:tensors]
 
+    def is_direct(given: tuple[Tensor, ...]) -> bool:
+        return KIND.have_parts(given, any_layout) or are_direct_for_triton(given)
+
     def forward(*args: Any) -> Any:
         *given, static = args
-        if KIND.have_parts((*given,), any_layout):
+        if is_direct((*given,)):
             return run(static, *given)
         return op(*given, *flat(static))
 
@@ -99,7 +103,7 @@ def differentiable(
     def call(static: Any, *given: Tensor) -> Any:
         if is_in_graph():
             return op(*given, *flat(static))
-        if not KIND.have_parts(given, any_layout):
+        if not is_direct(given):
             # PyTorch copies negative views before an implementation is called.
             for name, tensor in zip(names, given, strict=True):
                 checked(name, tensor)

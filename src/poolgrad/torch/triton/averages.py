@@ -103,9 +103,18 @@ def average(
                         K, LO, DIL, ROWS, LANES,
                     )  # fmt: skip
                     total = total + even.to(SUM) + odd.to(SUM)
-                elif k % 2 == LO[2] % 2 or k == 0:  # a tap without a neighbour
-                    t = line * K[2] + k
-                    total = add_tap(total, t, x_ptr, window, origin, strides, ok, K, DIL)
+                elif k % 2 == LO[2] % 2:  # the last tap
+                    even, _, _, _ = load_pair(
+                        x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
+                        K, LO, DIL, ROWS, LANES,
+                    )  # fmt: skip
+                    total += even.to(SUM)
+                elif k == 0:
+                    _, _, odd, _ = load_pair(
+                        x_ptr, line, -1, window, place[3], both, row < rows, size, origin, strides,
+                        K, LO, DIL, ROWS, LANES,
+                    )  # fmt: skip
+                    total += odd.to(SUM)
     elif UNROLL:
         for t in tl.static_range(K[0] * K[1] * K[2]):
             total = add_tap(total, t, x_ptr, window, origin, strides, ok, K, DIL)
@@ -146,18 +155,72 @@ def average_planes(
 
 
 @triton.jit
-def average_backward(
+def average_shares(
     gy_ptr,
+    rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
+    planes, s_p, s_n, s_d, s_h, s_w, s_c, divisor,
+    share_ptr,
+    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
+    HI: tl.constexpr, BY_DIVISOR: tl.constexpr, PADDED: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    """The cotangent of each output over the number of its taps, or over `divisor`."""
+    lanes, size, out, strides = aligned_sizes(
+        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
+        CHANNELS_LAST, ALIGN,
+    )  # fmt: skip
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
+    place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
+    given = plane_offset(place, planes, strides) + strided_offset(place, strides)
+    share = tl.load(gy_ptr + given, mask=ok, other=0).to(share_ptr.dtype.element_ty)
+    if BY_DIVISOR:
+        share = divided(share, tl.full((), divisor, share.dtype))
+    else:
+        count = count_of(place, size, HI, K, S, LO, DIL, KIND, PADDED)
+        share = divided(share, count.to(share.dtype))
+    at = element(row, place, lanes, out[2], row_w, CHANNELS_LAST)
+    tl.store(share_ptr + at, share, mask=ok)
+
+
+@triton.jit
+def add_share(
+    total, k, last, place, ok, share_ptr, size, out, origin, strides, divisor,
+    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
+    HI: tl.constexpr, OVER: tl.constexpr,
+    DIVIDE: tl.constexpr, BY_DIVISOR: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """Add the share of the `k`-th window over each input to `total`."""
+    over, _, inside = window_over(
+        k, last, place, ok, size, out, share_ptr, K, S, LO, DIL, KIND, OVER
+    )
+    at = origin + strided_offset(over, strides)
+    share = tl.load(share_ptr + at, mask=inside, other=0).to(total.dtype)
+    if BY_DIVISOR:
+        share = divided(share, tl.full((), divisor, total.dtype))
+    elif DIVIDE:
+        count = count_of(over, size, HI, K, S, LO, DIL, KIND, PADDED)
+        share = divided(share, count.to(total.dtype))
+    return total + tl.where(inside, share, 0.0)
+
+
+@triton.jit
+def average_backward(
+    share_ptr,
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
     planes, s_p, s_n, s_d, s_h, s_w, s_c, divisor,
     gx_ptr,
     K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
     HI: tl.constexpr, OVER: tl.constexpr,
     SUM: tl.constexpr, DIVIDE: tl.constexpr, BY_DIVISOR: tl.constexpr, PADDED: tl.constexpr,
+    UNROLL: tl.constexpr,
     CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the input along these axes: the sum of the windows' equal shares."""
+    """The gradient of the input along these axes: the sum of the shares of the windows over it.
+
+    `share_ptr`: the shares, or with `DIVIDE` or `BY_DIVISOR` the cotangents.
+    """
     lanes, size, out, strides = aligned_sizes(
         lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
         CHANNELS_LAST, ALIGN,
@@ -165,18 +228,18 @@ def average_backward(
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, size, row_w, CHANNELS_LAST)
     origin = plane_offset(place, planes, strides)
-    last = last_windows(place, ok, size, out, gy_ptr, S, LO, KIND)
+    last = last_windows(place, ok, size, out, share_ptr, S, LO, KIND)
     total = tl.zeros((ROWS, LANES), SUM)
-    for k in range(OVER[0] * OVER[1] * OVER[2]):
-        over, _, inside = window_over(
-            k, last, place, ok, size, out, gy_ptr, K, S, LO, DIL, KIND, OVER
-        )
-        at = origin + strided_offset(over, strides)
-        g = tl.load(gy_ptr + at, mask=inside, other=0).to(SUM)
-        if BY_DIVISOR:
-            g = divided(g, tl.full((), divisor, SUM))
-        elif DIVIDE:
-            count = count_of(over, size, HI, K, S, LO, DIL, KIND, PADDED)
-            g = divided(g, count.to(SUM))
-        total += tl.where(inside, g, 0.0)
+    if UNROLL:
+        for k in tl.static_range(OVER[0] * OVER[1] * OVER[2]):
+            total = add_share(
+                total, k, last, place, ok, share_ptr, size, out, origin, strides, divisor,
+                K, S, LO, DIL, KIND, HI, OVER, DIVIDE, BY_DIVISOR, PADDED,
+            )  # fmt: skip
+    else:
+        for k in range(OVER[0] * OVER[1] * OVER[2]):
+            total = add_share(
+                total, k, last, place, ok, share_ptr, size, out, origin, strides, divisor,
+                K, S, LO, DIL, KIND, HI, OVER, DIVIDE, BY_DIVISOR, PADDED,
+            )  # fmt: skip
     tl.store(gx_ptr + row * lanes + lane, total.to(gx_ptr.dtype.element_ty), mask=ok)

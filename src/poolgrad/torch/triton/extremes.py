@@ -139,11 +139,18 @@ def select(
                     )  # fmt: skip
                     best, tap, tied = compare(best, tap, tied, even, t, in_even, ORDER)
                     best, tap, tied = compare(best, tap, tied, odd, t + 1, in_odd, ORDER)
-                elif k % 2 == LO[2] % 2 or k == 0:  # a tap without a neighbour
-                    best, tap, tied = compare_tap(
-                        best, tap, tied, t, x_ptr, prior_ptr, window, origin, strides, ok,
-                        K, DIL, PRIOR, ORDER,
+                elif k % 2 == LO[2] % 2:  # the last tap
+                    even, in_even, _, _ = load_pair(
+                        x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
+                        K, LO, DIL, ROWS, LANES,
                     )  # fmt: skip
+                    best, tap, tied = compare(best, tap, tied, even, t, in_even, ORDER)
+                elif k == 0:
+                    _, _, odd, in_odd = load_pair(
+                        x_ptr, line, -1, window, place[3], both, row < rows, size, origin, strides,
+                        K, LO, DIL, ROWS, LANES,
+                    )  # fmt: skip
+                    best, tap, tied = compare(best, tap, tied, odd, t, in_odd, ORDER)
     elif UNROLL:
         for t in tl.static_range(K[0] * K[1] * K[2]):
             best, tap, tied = compare_tap(

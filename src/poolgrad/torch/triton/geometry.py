@@ -15,7 +15,7 @@ Helpers take and return tuples, ordered (depth, height, width) where they have t
 `strides`    of the planes p and n, of depth, height, width, and of channels
 `K, S, LO`   constants: taps of a window, stride (or number of adaptive bins), low padding;
              helpers also take taps that are not constant
-`DIL, KIND`  constants: dilation, and the kind of windows (`FIXED`, `ADAPTIVE`, `FRACTIONAL`)
+`DIL, KIND`  constants: dilation, and the kind of windows (see `launch.kind`)
 `OVER`       constants: how many windows may hold one input
 `ALIGN`      constants: powers of two that divide lanes, input width, output width, and strides
 ===========  =================================================================================
@@ -24,10 +24,12 @@ Helpers take and return tuples, ordered (depth, height, width) where they have t
 import triton
 import triton.language as tl
 
+from poolgrad.torch.triton import launch
 from poolgrad.windows import WindowKind
 
 # Kinds of windows along an axis; those of fractional windows begin at the inputs of a table.
 FIXED = tl.constexpr(int(WindowKind.FIXED))
+FEW = tl.constexpr(launch.FEW)
 ADAPTIVE = tl.constexpr(int(WindowKind.ADAPTIVE))
 FRACTIONAL = tl.constexpr(int(WindowKind.FRACTIONAL))
 
@@ -213,11 +215,17 @@ def load_pair(
 
 @triton.jit
 def last_window(i, size, outputs, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
-    """The last window that can hold input `i`; those before it follow in descending order."""
+    """The last window that can hold input `i`; those before it follow in descending order.
+
+    It may be behind the last one of the axis: then the tap at which a window of stride 1 holds an
+    input is a constant.
+    """
     if KIND == ADAPTIVE:
         return ((i + 1) * S + size - 1) // size - 1
-    else:
+    elif KIND == FEW:
         return tl.minimum((i + LO) // S, outputs - 1)
+    else:
+        return (i + LO) // S
 
 
 @triton.jit
@@ -247,18 +255,18 @@ def tap_of(
 ):  # fmt: skip
     """The tap at which window `o` of an axis holds input `i`, and whether it does."""
     inside = (o >= 0) & (o < outputs)
-    if KIND == FIXED:
+    if KIND == ADAPTIVE:
+        first = o * size // S
+        return i - first, inside & (i >= first) & (i < ((o + 1) * size + S - 1) // S)
+    elif KIND == FRACTIONAL:
+        tap = i - tl.load(first_ptr + table + o, mask=inside, other=0)
+        return tap, inside & (tap >= 0) & (tap < K)
+    else:
         reach = i + LO - o * S
         inside &= (reach >= 0) & (reach <= (K - 1) * DIL)
         if DIL > 1:
             inside &= reach % DIL == 0
         return reach // DIL, inside
-    elif KIND == ADAPTIVE:
-        first = o * size // S
-        return i - first, inside & (i >= first) & (i < ((o + 1) * size + S - 1) // S)
-    else:
-        tap = i - tl.load(first_ptr + table + o, mask=inside, other=0)
-        return tap, inside & (tap >= 0) & (tap < K)
 
 
 @triton.jit

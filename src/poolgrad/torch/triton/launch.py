@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,8 @@ from poolgrad.windows import Axis, WindowKind
 
 TILE = 1024  # elements of a tile
 THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type
-WARPS = THREADS // (64 if torch.version.hip else 32)
+WARP = 64 if torch.version.hip else 32
+FEW = len(WindowKind)  # the kind of fixed windows where an axis has less than may hold an input
 CONTRACTION = {"enable_fp_fusion": False}  # a * b + c is rounded twice on every device
 
 
@@ -75,12 +77,126 @@ def launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
     if record is not None:
         record.append(Launch(kernel, grid, args, constants))
     elif _is_traced.get():
-        torch.library.wrap_triton(kernel)[(grid,)](*args, **constants, num_warps=WARPS)
-    elif args[0].is_cuda:
-        with torch.cuda.device(args[0].device):
-            kernel[(grid,)](*args, **constants, num_warps=WARPS, **CONTRACTION)
+        torch.library.wrap_triton(kernel)[(grid,)](*args, **constants, num_warps=warps(constants))
     else:
-        kernel[(grid,)](*args, **constants)  # the interpreter
+        _launched(Launch(kernel, grid, args, constants))
+
+
+def warps(constants: dict[str, Any], size: int = WARP) -> int:
+    """Return the number of warps of a program; `size`: the threads of a warp."""
+    # Loads of windows that begin at every input of the width are narrow: a thread reads less.
+    narrow = constants.get("CHANNELS_LAST") is False and not constants.get("PAIRS")
+    if "OVER" in constants:
+        narrow = narrow and constants["S"][2] == 1
+    return THREADS * (2 if narrow else 1) // size
+
+
+def _launched(one: Launch) -> Callable[..., Any]:
+    """Launch a kernel; return a function that repeats it, for tensors of the same layouts."""
+    kernel, grid, args, constants = one
+    if not args[0].is_cuda:
+        run = kernel[(grid,)]  # the interpreter
+        run(*args, **constants)
+        return partial(run, **constants)
+    with torch.cuda.device(args[0].device):
+        compiled = kernel[(grid,)](*args, **constants, num_warps=warps(constants), **CONTRACTION)
+        run = compiled[(grid, 1, 1)]
+    rest = [constants[name] for name in kernel.arg_names[len(args) :]]
+    return lambda *given: run(*given, *rest)
+
+
+class _Program(NamedTuple):
+    """The launches of a method of the kernels, for any tensors of the same layouts.
+
+    Attributes
+    ----------
+    steps : list of tuple
+        Of each launch: the function that repeats it, its arguments, and which of these are tensors:
+        their places among the arguments and among the tensors of the program.
+    made : list of tuple
+        Shapes and dtypes of the tensors between launches.
+    """
+
+    steps: list[tuple[Callable[..., Any], tuple[Any, ...], list[tuple[int, int]]]]
+    made: list[tuple[torch.Size, torch.dtype]]
+
+    def run(self, given: list[Tensor]) -> None:
+        """Launch everything, for these arguments of the method."""
+        device = given[0].device
+        tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in given]
+        tensors += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]
+        for repeat, args, places in self.steps:
+            filled = [*args]
+            for place, number in places:
+                filled[place] = tensors[number]
+            repeat(*filled)
+
+
+def _program(launches: list[Launch], given: list[Tensor]) -> _Program | None:
+    """Run launches; return them as a program if all tensors that they read first are `given`."""
+    addresses = [t.data_ptr() for t in given]
+    numbers = {a: n for n, a in enumerate(addresses) if a}
+    complete = len(numbers) == sum(map(bool, addresses))  # no two are one
+    made: list[tuple[torch.Size, torch.dtype]] = []
+    steps = []
+    for one in launches:
+        repeat, places = _launched(one), []
+        first_number = next(n for n, a in enumerate(one.args) if not torch.is_tensor(a))
+        for place, tensor in enumerate(one.args):
+            if not torch.is_tensor(tensor) or not tensor.numel():
+                continue
+            address = tensor.data_ptr()
+            if address not in numbers:
+                complete &= place > first_number  # not written by an earlier launch
+                numbers[address] = len(given) + len(made)
+                made.append((tensor.shape, tensor.dtype))
+            places.append((place, numbers[address]))
+        taken = {place for place, _ in places}
+        args = tuple(None if place in taken else a for place, a in enumerate(one.args))
+        steps.append((repeat, args, places))
+    return _Program(steps, made) if complete else None
+
+
+_MAX_PROGRAMS = 64  # of the methods of one layout; strides of few inputs differ
+
+
+def repeated(method: Callable[..., None]) -> Callable[..., None]:
+    """Let a method of `LayoutKernels` prepare its launches once for each layout of its tensors.
+
+    Preparing views, tiles and constants, and Triton's own preparation of a launch, take longer than
+    small kernels. The method computes nothing with tensors but what it launches.
+    """
+    name = method.__name__
+
+    @wraps(method)
+    def run(self: Any, *args: Any) -> None:
+        if _record.get() is not None or _is_traced.get():
+            return method(self, *args)
+        given: list[Tensor] = []
+        key = (name, *(_layout_of(a, given) for a in args), given[0].device)
+        programs = self.programs
+        if key in programs:
+            program = programs[key]
+            return method(self, *args) if program is None else program.run(given)
+        with recorded() as launches:
+            method(self, *args)
+        if len(programs) >= _MAX_PROGRAMS:
+            programs.clear()
+        programs[key] = _program(launches, given)
+        return None
+
+    return run
+
+
+def _layout_of(value: Any, given: list[Tensor]) -> Any:
+    """Return what the preparation of a launch reads of an argument; append tensors to `given`."""
+    if isinstance(value, Tensor):
+        given.append(value)
+        # Triton compiles for addresses that are multiples of 16.
+        return value.dtype, value.stride(), value.data_ptr() % 16 == 0
+    if isinstance(value, list | tuple):
+        return tuple(_layout_of(v, given) for v in value)
+    return value if isinstance(value, int | str) else None  # kernels read no other numbers
 
 
 def view(tensor: Tensor, layout: Layout) -> View:
@@ -127,7 +243,9 @@ def kind(axis: Axis) -> int:
     """Return the kind of the windows of an axis, a constant of `geometry`."""
     if axis.adaptive:
         return int(WindowKind.ADAPTIVE)
-    return int(WindowKind.FRACTIONAL if axis.fractional else WindowKind.FIXED)
+    if axis.fractional:
+        return int(WindowKind.FRACTIONAL)
+    return int(WindowKind.FIXED) if _most_fixed(axis) <= axis.out else FEW
 
 
 def constants(axes: tuple[Axis, Axis, Axis]) -> dict[str, tuple[int, ...]]:
@@ -141,11 +259,14 @@ def constants(axes: tuple[Axis, Axis, Axis]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def windows_over(axes: tuple[Axis, ...], coarse: bool = False) -> dict[str, tuple[int, ...]]:
+def windows_over(
+    axes: tuple[Axis, ...], samples: Tensor | None = None
+) -> dict[str, tuple[int, ...]]:
     """The constant ``OVER``: along each axis, the largest number of windows that hold one input.
 
-    `coarse`: the samples have two bytes, so few digits that many windows may begin at one input.
+    Samples of two bytes have so few digits that many windows may begin at one input.
     """
+    coarse = samples is not None and samples.itemsize == 2
     return {"OVER": tuple(_most_over(a, coarse) for a in axes)}
 
 
@@ -155,8 +276,13 @@ def _most_over(axis: Axis, coarse: bool) -> int:
     elif axis.fractional:
         most = axis.out if coarse else axis.kernel + 1
     else:
-        most = (axis.kernel - 1) * axis.dilation // axis.stride + 1
+        most = _most_fixed(axis)
     return min(most, axis.out)
+
+
+def _most_fixed(axis: Axis) -> int:
+    """Return how many windows of a fixed stride may hold one input, if the axis is long."""
+    return (axis.kernel - 1) * axis.dilation // axis.stride + 1
 
 
 def index_type(*views: View, axes: tuple[Axis, ...] = (), elements: int = 0) -> Any:

@@ -21,7 +21,6 @@ from poolgrad.torch.triton.launch import (
     launch,
     tiles,
     view,
-    windows_over,
 )
 from poolgrad.windows import Axis
 
@@ -45,6 +44,7 @@ class LayoutKernels:
 
     def __init__(self, layout: Layout, route_bits: int, order: str = "") -> None:
         self.layout, self.bits, self.order = layout, route_bits, order
+        self.programs: dict[Any, Any] = {}  # see `launch.repeated`
         self.axes = axes_of(layout)
         self.places = math.prod(a.kernel for a in self.axes)
         self.out = tuple(a.out for a in self.axes)
@@ -98,16 +98,19 @@ class LayoutKernels:
     def _align(self, cut: Tiles, given: View) -> dict[str, tuple[int, ...]]:
         return align(cut, given, self.sizes[2], self.out[2])
 
-    def _over(self, samples: Tensor | None) -> dict[str, tuple[int, ...]]:
-        coarse = samples is not None and samples.itemsize == 2
-        return windows_over(self.axes, coarse)
-
     def _is_plane(self) -> bool:
         """Whether every plane is one window."""
         return all(
             a.out == 1 and a.kernel == a.size and not a.lo and not a.fractional and a.dilation == 1
             for a in self.axes
         )
+
+    def _of_gradient(self) -> tuple[Axes, tuple[int, ...]]:
+        """The windows and sizes of a gradient: a plane that is one window is one axis of memory."""
+        if not self._is_plane():
+            return self.axes, self.sizes
+        size = math.prod(self.sizes)
+        return (Axis(1, 1, 1), Axis(1, 1, 1), Axis(size, 1, size)), (1, 1, size)
 
     def _output(self, y: Tensor) -> View:
         return contiguous(storage(y), self.planes, self.out, self.channels)
@@ -145,7 +148,9 @@ class LayoutKernels:
             begins = first[:, begin : begin + a.out].contiguous()
             inputs = torch.arange(a.size, dtype=torch.int32, device=first.device)
             inputs = inputs.expand(self.planes, a.size).contiguous()
-            parts.append(torch.searchsorted(begins, inputs, right=True) - 1)
+            # Inductor cannot compile a search for the input of an axis that has one.
+            found = torch.searchsorted(begins, inputs, right=True) - 1 if a.size > 1 else inputs
+            parts.append(found)
             begin += a.out
         return torch.cat(parts, 1).to(torch.int32).contiguous()
 

@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from poolgrad.torch.triton.launch import CONTRACTION, THREADS, Launch
+from poolgrad.torch.triton.launch import CONTRACTION, Launch, warps
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -64,7 +64,7 @@ def source_of(launched: Launch) -> ASTSource:
 def compiled(launched: Launch, target: str) -> Compiled:
     """Compile the kernel of a launch for one of `TARGETS`."""
     gpu = TARGETS[target]
-    options = {"num_warps": THREADS // gpu.warp_size} | CONTRACTION
+    options = {"num_warps": warps(launched.constants, gpu.warp_size)} | CONTRACTION
     made = triton.compile(source_of(launched), target=gpu, options=options)
     shared = made.metadata.shared
     if target.startswith("hip"):

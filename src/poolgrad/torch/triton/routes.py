@@ -138,13 +138,15 @@ def route_backward(
         DEPTH: tl.constexpr = OVER[0]
         HEIGHT: tl.constexpr = OVER[1]
         WIDTH: tl.constexpr = OVER[2]
+        last_d = tl.minimum(last_window(d, size[0], out[0], S[0], LO[0], KIND[0]), out[0] - 1)
+        last_h = tl.minimum(last_window(h, size[1], out[1], S[1], LO[1], KIND[1]), out[1] - 1)
         for kd in tl.static_range(DEPTH):
-            od = last_window(d, size[0], out[0], S[0], LO[0], KIND[0]) - (DEPTH - 1 - kd)
+            od = last_d - (DEPTH - 1 - kd)
             td, in_depth = tap_of(
                 d, od, size[0], out[0], first_ptr, 0, K[0], S[0], LO[0], DIL[0], KIND[0]
             )
             for kh in tl.static_range(HEIGHT):
-                oh = last_window(h, size[1], out[1], S[1], LO[1], KIND[1]) - (HEIGHT - 1 - kh)
+                oh = last_h - (HEIGHT - 1 - kh)
                 th, in_height = tap_of(
                     h, oh, size[1], out[1], first_ptr, 0, K[1], S[1], LO[1], DIL[1], KIND[1]
                 )

@@ -16,6 +16,7 @@ from poolgrad.torch.triton.launch import (
     contiguous,
     index_type,
     launch,
+    repeated,
     sum_type,
     tiles,
     view,
@@ -39,6 +40,7 @@ _ORDERS = {"max": 0, "min": 1, "relu_max": 2}
 class SelectingKernels(LayoutKernels):
     """Extremes, medians, draws and shared winners; see `LayoutKernels`."""
 
+    @repeated
     def select(
         self, which: str, x: Tensor, y: Tensor, routes: Tensor | None, zero_ties: bool,
         samples: Tensor | None, threads: int,
@@ -104,6 +106,7 @@ class SelectingKernels(LayoutKernels):
             **order, ROUTES=routes is not None, INDEX=index, **cut.constants,
         )  # fmt: skip
 
+    @repeated
     def route_backward(
         self, gy: Tensor, routes: Tensor, gx: Tensor, samples: Tensor | None, threads: int
     ) -> None:
@@ -114,7 +117,8 @@ class SelectingKernels(LayoutKernels):
         self, gy: Tensor, routes: Tensor, gx: Tensor, samples: Tensor | None, separable: bool
     ) -> None:
         given, made = view(gy, self.layout), self._input(gx)
-        over = self._over(samples)
+        axes, sizes = self._of_gradient()
+        over = windows_over(axes, samples)
         windows = math.prod(over["OVER"])
         several = self._pooled_axes()
         if separable and windows > UNROLLED and len(several) > 1 and samples is None:
@@ -123,18 +127,18 @@ class SelectingKernels(LayoutKernels):
         last = first if samples is None else self._last_windows(first)
         index = index_type(given, made, axes=self.axes, elements=self.places)
         unroll = windows <= UNROLLED and samples is None
-        pairs = unroll and not self.channels_last and in_pairs(self.axes[2])
-        d, h, w = self.sizes
-        cut = self._tiles_of(self.sizes, w, index)
+        pairs = unroll and not self.channels_last and in_pairs(axes[2])
+        d, h, w = sizes
+        cut = self._tiles_of(sizes, w, index)
         if pairs:
-            ahead = (self.axes[2].lo + 1) // 2
-            along_w = (self.axes[2].kernel - 1 + 2 * ahead - self.axes[2].lo) // 2 + 1
+            ahead = (axes[2].lo + 1) // 2
+            along_w = (axes[2].kernel - 1 + 2 * ahead - axes[2].lo) // 2 + 1
             over = {"OVER": (*over["OVER"][:2], along_w)}
             cut = tiles(self.planes * d * h, (w + 1) // 2, False, index)
         launch(
             route_backward, cut.grid, given.tensor, routes, first, last,
-            *self._sizes(cut, given, w), made.tensor,
-            **constants(self.axes), **over,
+            cut.rows, cut.lanes, *sizes, *self.out, w, given.p, *given.strides, made.tensor,
+            **constants(axes), **over,
             SUM=sum_type(gx.dtype), BITS=self.bits, PAIRS=pairs, UNROLL=unroll, **cut.constants,
             **align(cut, given, w, self.out[2]),
         )  # fmt: skip
@@ -166,6 +170,7 @@ class SelectingKernels(LayoutKernels):
             )  # fmt: skip
             given, routes = target, rest
 
+    @repeated
     def route_jvp(
         self, t: Tensor, routes: Tensor, y: Tensor, samples: Tensor | None, threads: int
     ) -> None:
@@ -175,6 +180,7 @@ class SelectingKernels(LayoutKernels):
             POSITIONS=False, BITS=self.bits,
         )  # fmt: skip
 
+    @repeated
     def route_indices(
         self, routes: Tensor, indices: Tensor, samples: Tensor | None, threads: int
     ) -> None:
@@ -208,6 +214,7 @@ class SelectingKernels(LayoutKernels):
             padded=True, ROUTES=routes is not None, BITS=self.bits,
         )  # fmt: skip
 
+    @repeated
     def split_winners(
         self, which: str, x: Tensor, y: Tensor, winners: Tensor, samples: Tensor | None,
         threads: int,
@@ -218,6 +225,7 @@ class SelectingKernels(LayoutKernels):
             elements=winners.numel(), POSITIVE=which == "relu_max", BYTES=winners.shape[-1],
         )  # fmt: skip
 
+    @repeated
     def split_backward(
         self, gy: Tensor, winners: Tensor, gx: Tensor, samples: Tensor | None, threads: int
     ) -> None:
@@ -240,10 +248,11 @@ class SelectingKernels(LayoutKernels):
         launch(
             ties.split_backward, cut.grid, shares, winners, first, last,
             *self._sizes(cut, shared, self.sizes[2]), made.tensor,
-            **constants(self.axes), **self._over(samples), BYTES=size, **cut.constants,
+            **constants(self.axes), **windows_over(self.axes, samples), BYTES=size, **cut.constants,
             **self._align(cut, shared),
         )  # fmt: skip
 
+    @repeated
     def split_jvp(
         self, t: Tensor, winners: Tensor, y: Tensor, samples: Tensor | None, threads: int
     ) -> None:

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from poolgrad.torch.triton import averages, nonlinear
 from poolgrad.torch.triton.launch import (
+    FEW,
+    View,
     align,
     constants,
     index_type,
     launch,
+    repeated,
     sum_type,
     view,
     windows_over,
@@ -36,6 +39,7 @@ _OPERATORS = {"lp": 0, "lp_mean": 0, "lse": 1, "soft": 2, "expected": 3}
 class WeightedKernels(SelectingKernels):
     """Averages, mixtures with a maximum, and nonlinear operators; see `LayoutKernels`."""
 
+    @repeated
     def average(
         self, x: Tensor, y: Tensor, count_padding: bool, divisor: int, threads: int
     ) -> None:
@@ -66,25 +70,45 @@ class WeightedKernels(SelectingKernels):
             )  # fmt: skip
             given = target
 
+    @repeated
     def average_backward(
         self, gy: Tensor, gx: Tensor, count_padding: bool, divisor: int, threads: int
     ) -> None:
         """Fill the gradient of the input, one axis after the other where windows are wide."""
         given, made = view(gy, self.layout), self._input(gx)
-        for axes, last in self._passes(reverse=False):
+        passes = [*self._passes(reverse=False)]
+        # Where windows overlap, the division of each cotangent is worth a pass of its own.
+        shared = len(passes) > 1 or math.prod(windows_over(self.axes)["OVER"]) > 1
+        if shared:
+            given = self._shares(given, sum_dtype(gx.dtype), count_padding, divisor)
+        for axes, last in passes:
             sizes = tuple(a.size for a in axes)
             target = made if last else self._partial(gx, sizes, sum_dtype(gx.dtype))
             index = index_type(given, target, axes=self.axes)
-            cut = self._tiles_of(sizes, sizes[2], index)
+            cut, over = self._tiles_of(sizes, sizes[2], index), windows_over(axes)
             launch(
                 averages.average_backward, cut.grid, given.tensor,
                 cut.rows, cut.lanes, *sizes, *(a.out for a in axes), sizes[2],
                 given.p, *given.strides, divisor, target.tensor,
-                **constants(axes), **_paddings(axes), **windows_over(axes),
-                **_dividing(divisor, last), SUM=sum_type(gx.dtype), PADDED=count_padding,
+                **constants(axes), **_paddings(axes), **over, SUM=sum_type(gx.dtype),
+                DIVIDE=not shared and not divisor, BY_DIVISOR=not shared and bool(divisor),
+                PADDED=count_padding, UNROLL=math.prod(over["OVER"]) <= UNROLLED,
                 **cut.constants, **align(cut, given, sizes[2], axes[2].out),
             )  # fmt: skip
             given = target
+
+    def _shares(self, given: View, dtype: torch.dtype, count_padding: bool, divisor: int) -> View:
+        """Divide cotangents by the numbers of taps or by `divisor`."""
+        shares = self._partial(given.tensor, self.out, dtype)
+        index = index_type(given, shares, axes=self.axes)
+        cut = self._tiles_of(self.out, self.out[2], index)
+        launch(
+            averages.average_shares, cut.grid, given.tensor,
+            *self._sizes(cut, given, self.out[2]), divisor, shares.tensor,
+            **constants(self.axes), **_paddings(self.axes), BY_DIVISOR=bool(divisor),
+            PADDED=count_padding, **cut.constants, **self._align(cut, given),
+        )  # fmt: skip
+        return shares
 
     def mixed(
         self, x: Tensor, alpha: Tensor, count: int, count_padding: bool, y: Tensor,
@@ -113,6 +137,7 @@ class WeightedKernels(SelectingKernels):
         self.average_backward(gy, of_mean, count_padding, 0, threads)
         gx.copy_(a * of_most + (1 - a) * of_mean)
 
+    @repeated
     def nonlinear(
         self, which: str, x: Tensor, theta: Any, count: int, y: Tensor, residuals: list[Tensor],
         sensitivity: Tensor | None, threads: int,
@@ -132,6 +157,7 @@ class WeightedKernels(SelectingKernels):
             SLOPE=sensitivity is not None, **cut.constants, **self._align(cut, given),
         )  # fmt: skip
 
+    @repeated
     def nonlinear_backward(
         self, which: str, gy: Tensor, x: Tensor, theta: Any, count: int, residuals: list[Tensor],
         gx: Tensor, threads: int,
@@ -145,7 +171,7 @@ class WeightedKernels(SelectingKernels):
             nonlinear.nonlinear_backward, cut.grid, given.tensor, read.tensor, parameter,
             *residuals, *residuals[-1:] * (3 - len(residuals)),
             *self._sizes(cut, given, self.sizes[2]), *numbers, *self._taps(),
-            read.p, *read.strides, made.tensor, **self._windows(), **self._over(None),
+            read.p, *read.strides, made.tensor, **self._windows(), **windows_over(self.axes),
             OPERATOR=_OPERATORS[which], LEARNED=learned, SUM=sum_type(gx.dtype), **cut.constants,
             **self._align(cut, given),
         )  # fmt: skip
@@ -155,7 +181,7 @@ class WeightedKernels(SelectingKernels):
 
     def _windows(self) -> dict[str, tuple[int, ...]]:
         """The constants of windows; those of whole planes are equal for all sizes."""
-        whole = {"K": (0, 0, 0), "S": (1, 1, 1)} if self._is_plane() else {}
+        whole = {"K": (0, 0, 0), "S": (1, 1, 1), "KIND": (FEW,) * 3} if self._is_plane() else {}
         return constants(self.axes) | whole
 
     def _passes(self, reverse: bool) -> Iterator[tuple[Axes, bool]]:
@@ -163,9 +189,10 @@ class WeightedKernels(SelectingKernels):
 
         One pass if windows are small, else one for each axis that is pooled.
         """
+        axes, _ = (self.axes, self.sizes) if reverse else self._of_gradient()
         several = self._pooled_axes()
-        if self.places <= UNROLLED or len(several) < 2:
-            yield self.axes, True
+        if self.places <= UNROLLED or len(several) < 2 or axes != self.axes:
+            yield axes, True
             return
         order = several[::-1]
         sizes = list(self.sizes if reverse else self.out)
