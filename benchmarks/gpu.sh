@@ -39,8 +39,8 @@ gpu() {  # gpu SECONDS NAME WHAT: a step of gpu.py, which stops by itself before
 
 pytest=(env POOLGRAD_TEST_DEVICE=cuda python -m pytest -q)
 
-gpu 170 "times beside PyTorch" times
-gpu 85 "times beside torch.compile" compiled
+gpu 110 "times beside PyTorch" times
+gpu 145 "times beside torch.compile" compiled
 gpu 45 "equal bits, more than 2^31 elements" bits
 gpu 80 "training steps of networks" networks
 # Triton compiles on the CPU, so several processes. Without the caching allocator of PyTorch,

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_table.py OUT
 
-prints which goals the measurements in OUT reach, and draws OUT/gpu.png. An incomplete file is read
-as far as it goes.
+prints which goals the measurements in OUT reach, and a table in Markdown, and draws OUT/gpu.png. An
+incomplete file is read as far as it goes.
 """
 
 from __future__ import annotations
@@ -84,6 +84,28 @@ def summarize(lines: Sequence[Line]) -> None:
     )
 
 
+def print_markdown(lines: Sequence[Line], compiled: Sequence[Line]) -> None:
+    """Print a row for each pooling: in each direction the times of poolgrad and of the others."""
+    others = {(_name(n), n["direction"]): n for n in compiled}
+    print("| pooling | dtype | format |", *(f" {d} |" for d in DIRECTIONS), " host, both |", sep="")
+    print("|---" * (4 + len(DIRECTIONS)), "|", sep="")
+    for name in dict.fromkeys(map(_name, lines)):
+        of_name = {n["direction"]: n for n in lines if _name(n) == name}
+        if len(of_name) < len(DIRECTIONS):
+            continue
+        cells = []
+        for direction, line in of_name.items():
+            times = [line["ours_us"], line["rival_us"]]
+            if (name, direction) in others:
+                times.append(others[name, direction]["rival_us"])
+            cells.append(" / ".join(f"{float(t):.0f}" for t in times))
+        last = of_name[DIRECTIONS[-1]]
+        cells.append(
+            " / ".join(f"{float(last[key]):.0f}" for key in ("ours_call_us", "rival_call_us"))
+        )
+        print("|", " | ".join([last["row"], last["dtype"], last["format"], *cells]), "|")
+
+
 def draw(lines: Sequence[Line], compiled: Sequence[Line], path: Path) -> None:
     """Draw the ratio of times of every row, in a panel for each direction."""
     import matplotlib
@@ -127,6 +149,7 @@ def main() -> None:
     timed, timed_compiled = ([n for n in some if n["ours_us"]] for some in (lines, compiled))
     if not timed:
         sys.exit("there is no gpu.png: nothing was timed")
+    print_markdown(timed, timed_compiled)
     draw(timed, timed_compiled, out / "gpu.png")
     print("written:", out / "gpu.png")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from gpu_calls import CALLS, DETERMINED, made, name_of, outcome  # noqa: E402
 from robustness.calls import example  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
@@ -19,53 +21,14 @@ import poolgrad  # noqa: E402
 from poolgrad.functional import FUNCTIONS  # noqa: E402
 from poolgrad.torch import convert  # noqa: E402
 
-Pool = Callable[[Tensor], Tensor]
+# PyTorch uses the same GPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 @pytest.fixture(autouse=True)
 def _on_a_gpu(device: str) -> None:
     if device == "cpu":
         pytest.skip("needs a GPU: POOLGRAD_TEST_DEVICE=cuda")
-
-
-# Every public function in two dimensions, and every option that chooses other kernels.
-CALLS: list[tuple[str, dict[str, Any]]] = [
-    *((n, {}) for n in FUNCTIONS if n.endswith("2d") or n.startswith("global")),
-    ("max_pool2d", {"ties": "split"}),
-    ("max_pool2d", {"ties": "zero"}),
-    ("max_pool2d", {"routes": "packed"}),
-    ("max_pool2d", {"kernel_size": 9, "padding": 4}),  # separable
-    ("avg_pool2d", {"kernel_size": 9, "padding": 4}),
-]
-DETERMINED = [c for c in CALLS if not c[0].startswith("stochastic")]
-
-
-def name_of(call: tuple[str, dict[str, Any]]) -> str:
-    return " ".join(map(str, (call[0], *call[1].values())))
-
-
-def made(
-    call: tuple[str, dict[str, Any]], device: str, batch: int = 1, channels_last: bool = False
-) -> tuple[Pool, Tensor]:
-    """A pooling of `example`, with its tensors on the device, and an input of 2 * batch images."""
-    name, options = call
-    shape, kwargs = example(name, channels_last)
-    for key, value in kwargs.items():
-        if isinstance(value, np.ndarray):
-            tensor = torch.tensor(value, device=device)
-            if tensor.is_floating_point():
-                tensor = tensor.float()
-            if len(tensor) == shape[0]:  # not a learned argument, which has a number per channel
-                tensor = tensor.repeat(batch, *(1,) * (tensor.dim() - 1))
-            kwargs[key] = tensor
-    arguments = kwargs | options
-    x = torch.randn(shape[0] * batch, *shape[1:], generator=torch.manual_seed(5))
-    return lambda t: FUNCTIONS[name](t, **arguments), x.to(device).requires_grad_()
-
-
-def outcome(pool: Pool, x: Tensor) -> tuple[Tensor, Tensor]:
-    y = pool(x)
-    return y, torch.autograd.grad(y, x, torch.ones_like(y))[0]
 
 
 def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -210,3 +173,52 @@ def test_gradient_scaling(device: str) -> None:
         assert scaler.get_scale() == 1024  # no gradient was infinite or NaN
     for found, expected in zip(changed.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+# Other libraries, whose arrays on a GPU are pooled by operations of theirs (`poolgrad.portable`)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=name_of)
+def test_arrays_of_cupy(call: Any) -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    (x, gy, kwargs), function = numbers(call), FUNCTIONS[call[0]]
+    y, pullback = poolgrad.vjp(function, x, **kwargs)
+    on_gpu = {k: cupy.asarray(v) if isinstance(v, np.ndarray) else v for k, v in kwargs.items()}
+    found, vjp = poolgrad.vjp(function, cupy.asarray(x), **on_gpu)
+    assert isinstance(found, cupy.ndarray)
+    np.testing.assert_allclose(found.get(), y, rtol=1e-5, atol=1e-6)
+    outputs = zip(_tuple(vjp(cupy.asarray(gy(y)))), _tuple(pullback(gy(y))), strict=True)
+    for mine, expected in outputs:
+        np.testing.assert_allclose(mine.get(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("call", DETERMINED, ids=name_of)
+def test_arrays_of_jax(call: Any) -> None:
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    (x, gy, kwargs), function = numbers(call), FUNCTIONS[call[0]]
+    y, pullback = poolgrad.vjp(function, x, **kwargs)
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX has no GPU")
+    found, vjp = jax.vjp(jax.jit(lambda t: function(t, **kwargs)), jax.numpy.asarray(x))
+    np.testing.assert_allclose(found, y, rtol=1e-5, atol=1e-6)
+    expected = _tuple(pullback(gy(y)))[0]
+    np.testing.assert_allclose(vjp(jax.numpy.asarray(gy(y)))[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def numbers(call: tuple[str, dict[str, Any]]) -> tuple[Any, Callable[[Any], Any], dict[str, Any]]:
+    """An input of `example`, a function that makes cotangents of an output, and the arguments."""
+    shape, kwargs = example(call[0])
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal(shape).astype(np.float32)
+    for name, value in kwargs.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            kwargs[name] = value.astype(np.float32)
+    return (
+        x,
+        lambda y: np.linspace(-1, 1, y.size, dtype=np.float32).reshape(y.shape),
+        kwargs | call[1],
+    )
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -130,6 +130,9 @@ def test_the_picture_of_a_table_that_was_cut_off(
     found = capsys.readouterr().out
     assert "23 lines timed" in found
     assert found.count(ERROR) == 4
+    rows = [line for line in found.splitlines() if line.startswith("| max")]
+    assert len(rows) == 7  # those of which every direction was timed
+    assert all(line.count(" / ") == len(gpu.DIRECTIONS) + 1 for line in rows)
 
 
 PYTHON = """#!/bin/sh

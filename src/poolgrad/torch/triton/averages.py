@@ -62,7 +62,7 @@ def add_tap(
     total, t, x_ptr, window, origin, strides, ok, K: tl.constexpr, DIL: tl.constexpr
 ):  # fmt: skip
     """Add the input at tap `t` of each window to `total`."""
-    x, _ = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
+    x, _ = load_tap(x_ptr, t, window, origin, strides, ok, 0, K, DIL)
     return total + x.to(total.dtype)
 
 
@@ -89,7 +89,7 @@ def average(
     )  # fmt: skip
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, size, out, x_ptr, S, LO, KIND)
+    window = windows_of(place, ok, size, out, x_ptr, S, LO, KIND)
     origin = plane_offset(place, planes, strides)
     total = tl.zeros((ROWS, LANES), SUM)
     if PAIRS:
@@ -100,19 +100,19 @@ def average(
                 if k % 2 == LO[2] % 2 and k + 1 < WIDTH:
                     even, _, odd, _ = load_pair(
                         x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
-                        K, LO, DIL, ROWS, LANES,
+                        0, K, LO, DIL, ROWS, LANES,
                     )  # fmt: skip
                     total = total + even.to(SUM) + odd.to(SUM)
                 elif k % 2 == LO[2] % 2:  # the last tap
                     even, _, _, _ = load_pair(
                         x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
-                        K, LO, DIL, ROWS, LANES,
+                        0, K, LO, DIL, ROWS, LANES,
                     )  # fmt: skip
                     total += even.to(SUM)
                 elif k == 0:
                     _, _, odd, _ = load_pair(
                         x_ptr, line, -1, window, place[3], both, row < rows, size, origin, strides,
-                        K, LO, DIL, ROWS, LANES,
+                        0, K, LO, DIL, ROWS, LANES,
                     )  # fmt: skip
                     total += odd.to(SUM)
     elif UNROLL:

@@ -16,6 +16,7 @@ from poolgrad.torch.triton.geometry import (
     aligned_sizes,
     double_lanes,
     element,
+    first_valid_tap,
     load_pair,
     load_tap,
     places,
@@ -34,35 +35,40 @@ RELU_MAX = tl.constexpr(2)
 
 
 @triton.jit
-def compare(best, tap, tied, value, t, valid, ORDER: tl.constexpr):
+def compare(
+    best, tap, tied, value, t, valid, ORDER: tl.constexpr, STARTED: tl.constexpr
+):  # fmt: skip
     """Compare the winner so far with the input at tap `t`: the first extreme or last NaN wins.
 
-    `tap` is -1 before the first input; `tied`: whether the winner occurred twice.
+    `STARTED`: `tap` began as the first valid one, and what is not an input is the `identity`. Else
+    `tap` is -1 before the first input. `tied`: whether the winner occurred twice.
     """
     a, b = wide(value), wide(best)
     if ORDER == MIN:
         better = a < b
     else:
         better = a > b
-    takes = valid & (better | (a != a) | (tap < 0))
-    tied = (tied | (valid & (a == b))) & ~takes
+    takes = better | (a != a)
+    if not STARTED:
+        takes = valid & (takes | (tap < 0))
+    tied = (tied | (valid & (a == b) & (tap != t))) & ~takes
     return tl.where(takes, value, best), tl.where(takes, t, tap), tied
 
 
 @triton.jit
 def compare_tap(
-    best, tap, tied, t, x_ptr, prior_ptr, window, origin, strides, ok,
+    best, tap, tied, t, x_ptr, prior_ptr, window, origin, strides, ok, fill,
     K: tl.constexpr, DIL: tl.constexpr, PRIOR: tl.constexpr, ORDER: tl.constexpr,
 ):  # fmt: skip
     """`compare` with the input at tap `t` of each window; see `select` for `PRIOR`."""
-    value, valid = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
+    value, valid = load_tap(x_ptr, t, window, origin, strides, ok, fill, K, DIL)
     number = t
     if PRIOR:
         at, _ = tap_at(t, window, strides, K, DIL)
         prior = tl.load(prior_ptr + origin + at, mask=ok & valid, other=-1)
         number = tl.full((), t, tap.dtype) * PRIOR + prior
         valid &= prior >= 0
-    return compare(best, tap, tied, value, number, valid, ORDER)
+    return compare(best, tap, tied, value, number, valid, ORDER, PRIOR == 0)
 
 
 @triton.jit
@@ -121,10 +127,13 @@ def select(
     )  # fmt: skip
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, size, out, first_ptr, S, LO, KIND)
+    window = windows_of(place, ok, size, out, first_ptr, S, LO, KIND)
     origin = plane_offset(place, planes, strides)
-    best = tl.zeros((ROWS, LANES), x_ptr.dtype.element_ty)
+    fill = identity(tl.full((), 0, x_ptr.dtype.element_ty), MIN if ORDER == MIN else MAX, BOOL)
+    best = tl.zeros((ROWS, LANES), x_ptr.dtype.element_ty) + fill
     tap = tl.full((ROWS, LANES), -1, INDEX)
+    if PRIOR == 0:
+        tap += first_valid_tap(window, K, LO, DIL) + 1
     tied = tl.zeros((ROWS, LANES), tl.int1)
     if PAIRS:
         both = double_lanes(lanes, LANES, INDEX)
@@ -135,32 +144,32 @@ def select(
                 if k % 2 == LO[2] % 2 and k + 1 < WIDTH:
                     even, in_even, odd, in_odd = load_pair(
                         x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
-                        K, LO, DIL, ROWS, LANES,
+                        fill, K, LO, DIL, ROWS, LANES,
                     )  # fmt: skip
-                    best, tap, tied = compare(best, tap, tied, even, t, in_even, ORDER)
-                    best, tap, tied = compare(best, tap, tied, odd, t + 1, in_odd, ORDER)
+                    best, tap, tied = compare(best, tap, tied, even, t, in_even, ORDER, True)
+                    best, tap, tied = compare(best, tap, tied, odd, t + 1, in_odd, ORDER, True)
                 elif k % 2 == LO[2] % 2:  # the last tap
                     even, in_even, _, _ = load_pair(
                         x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
-                        K, LO, DIL, ROWS, LANES,
+                        fill, K, LO, DIL, ROWS, LANES,
                     )  # fmt: skip
-                    best, tap, tied = compare(best, tap, tied, even, t, in_even, ORDER)
+                    best, tap, tied = compare(best, tap, tied, even, t, in_even, ORDER, True)
                 elif k == 0:
                     _, _, odd, in_odd = load_pair(
                         x_ptr, line, -1, window, place[3], both, row < rows, size, origin, strides,
-                        K, LO, DIL, ROWS, LANES,
+                        fill, K, LO, DIL, ROWS, LANES,
                     )  # fmt: skip
-                    best, tap, tied = compare(best, tap, tied, odd, t, in_odd, ORDER)
+                    best, tap, tied = compare(best, tap, tied, odd, t, in_odd, ORDER, True)
     elif UNROLL:
         for t in tl.static_range(K[0] * K[1] * K[2]):
             best, tap, tied = compare_tap(
-                best, tap, tied, t, x_ptr, prior_ptr, window, origin, strides, ok,
+                best, tap, tied, t, x_ptr, prior_ptr, window, origin, strides, ok, fill,
                 K, DIL, PRIOR, ORDER,
             )  # fmt: skip
     else:
         for t in range(K[0] * K[1] * K[2]):
             best, tap, tied = compare_tap(
-                best, tap, tied, t, x_ptr, prior_ptr, window, origin, strides, ok,
+                best, tap, tied, t, x_ptr, prior_ptr, window, origin, strides, ok, fill,
                 K, DIL, PRIOR, ORDER,
             )  # fmt: skip
     if LAST:
@@ -221,7 +230,7 @@ def select_planes(
         at = t // width // height * s_d + t // width % height * s_h + t % width * s_w
         valid = t < total
         value = tl.load(x_ptr + origin[:, :, None] + at, mask=ok[:, :, None] & valid, other=0)
-        best, tap, tied = compare(best, tap, tied, value, t, valid, ORDER)
+        best, tap, tied = compare(best, tap, tied, value, t, valid, ORDER, False)
     if ORDER == MIN:
         most, taps = tl.reduce((best, tap), 2, better_min)
     else:

@@ -128,7 +128,9 @@ def strided_offset(place, strides):
 
 
 @triton.jit
-def window_range(o, size, first_ptr, table, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
+def window_range(
+    o, ok, size, first_ptr, table, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
+):  # fmt: skip
     """First tap of window `o` as a position in the input, and the end of its valid positions.
 
     `first_ptr + table`: the first inputs of the windows of this axis, if those come from a table.
@@ -137,23 +139,23 @@ def window_range(o, size, first_ptr, table, S: tl.constexpr, LO: tl.constexpr, K
     if KIND == ADAPTIVE:
         return o * size // S, ((o + 1) * size + S - 1) // S
     elif KIND == FRACTIONAL:
-        return tl.load(first_ptr + table + o), size + 0 * o
+        return tl.load(first_ptr + table + o, mask=ok, other=0), size + 0 * o
     else:
         return o * S - LO, size + 0 * o
 
 
 @triton.jit
 def windows_of(
-    place, size, out, first_ptr, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
+    place, ok, size, out, first_ptr, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
-    """`window_range` of these outputs along each axis."""
+    """`window_range` of these outputs along each axis; `ok`: which of them exist."""
     plane, od, oh, ow, _ = place
     table = plane * (out[0] + out[1] + out[2])
-    first_d, end_d = window_range(od, size[0], first_ptr, table, S[0], LO[0], KIND[0])
+    first_d, end_d = window_range(od, ok, size[0], first_ptr, table, S[0], LO[0], KIND[0])
     table += out[0]
-    first_h, end_h = window_range(oh, size[1], first_ptr, table, S[1], LO[1], KIND[1])
+    first_h, end_h = window_range(oh, ok, size[1], first_ptr, table, S[1], LO[1], KIND[1])
     table += out[1]
-    first_w, end_w = window_range(ow, size[2], first_ptr, table, S[2], LO[2], KIND[2])
+    first_w, end_w = window_range(ow, ok, size[2], first_ptr, table, S[2], LO[2], KIND[2])
     return (first_d, first_h, first_w), (end_d, end_h, end_w)
 
 
@@ -177,22 +179,44 @@ def tap_at(t, window, strides, K, DIL: tl.constexpr):
 
 
 @triton.jit
-def load_tap(x_ptr, t, window, origin, strides, ok, K, DIL: tl.constexpr):
-    """The input at tap `t` of each window, 0 where that is padding, and whether it is an input."""
+def first_valid(first, LO: tl.constexpr, DIL: tl.constexpr):
+    """The first tap of each window along an axis that is not low padding."""
+    if LO == 0:
+        return 0 * first
+    return tl.maximum(DIL - 1 - first, 0) // DIL
+
+
+@triton.jit
+def first_valid_tap(window, K, LO: tl.constexpr, DIL: tl.constexpr):
+    """The first tap of each window that is an input, counted in row-major order; -1 if none is."""
+    first, end = window
+    d = first_valid(first[0], LO[0], DIL[0])
+    h = first_valid(first[1], LO[1], DIL[1])
+    w = first_valid(first[2], LO[2], DIL[2])
+    found = (d < K[0]) & (first[0] + d * DIL[0] < end[0])
+    found &= (h < K[1]) & (first[1] + h * DIL[1] < end[1])
+    found &= (w < K[2]) & (first[2] + w * DIL[2] < end[2])
+    return tl.where(found, (d * K[1] + h) * K[2] + w, -1)
+
+
+@triton.jit
+def load_tap(x_ptr, t, window, origin, strides, ok, other, K, DIL: tl.constexpr):
+    """The input at tap `t` of each window, `other` for padding, and whether it is an input."""
     at, valid = tap_at(t, window, strides, K, DIL)
-    return tl.load(x_ptr + origin + at, mask=ok & valid, other=0), valid
+    return tl.load(x_ptr + origin + at, mask=ok & valid, other=other), valid
 
 
 @triton.jit
 def load_pair(
-    x_ptr, line, k, window, ow, both, row_ok, size, origin, strides,
+    x_ptr, line, k, window, ow, both, row_ok, size, origin, strides, other,
     K: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr,
     ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Taps `k` and `k + 1` of a line of windows of stride 2 along the width, from one load.
 
     The ``2 * LANES`` neighbours from tap `k` of the first window on (`both`, shifted) hold both
-    taps of all windows of a row. Returns the two inputs and whether each is one.
+    taps of all windows of a row. Returns the two inputs, `other` for padding, and whether each is
+    an input.
     """
     first, _ = window
     d, h = first[0] + line // K[1] * DIL[0], first[1] + line % K[1] * DIL[1]
@@ -202,7 +226,7 @@ def load_pair(
     if k < LO[2]:
         inside &= w >= 0
     at = origin + d * strides[2] + h * strides[3] + w * strides[4]
-    pair = tl.load(x_ptr + at, mask=inside, other=0)
+    pair = tl.load(x_ptr + at, mask=inside, other=other)
     even, odd = tl.split(tl.reshape(pair, (ROWS, LANES, 2)))
     left = ow * 2 + (k - LO[2])
     in_even = valid & (left >= 0) & (left < size[2])
@@ -250,16 +274,16 @@ def last_windows(
 
 @triton.jit
 def tap_of(
-    i, o, size, outputs, first_ptr, table,
+    i, o, ok, size, outputs, first_ptr, table,
     K, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The tap at which window `o` of an axis holds input `i`, and whether it does."""
+    """The tap at which window `o` of an axis holds input `i`, if that is `ok`; whether it does."""
     inside = (o >= 0) & (o < outputs)
     if KIND == ADAPTIVE:
         first = o * size // S
         return i - first, inside & (i >= first) & (i < ((o + 1) * size + S - 1) // S)
     elif KIND == FRACTIONAL:
-        tap = i - tl.load(first_ptr + table + o, mask=inside, other=0)
+        tap = i - tl.load(first_ptr + table + o, mask=ok & inside, other=0)
         return tap, inside & (tap >= 0) & (tap < K)
     else:
         reach = i + LO - o * S
@@ -285,15 +309,15 @@ def window_over(
     ow = last[2] - (OVER[2] - 1 - k % OVER[2])
     table = plane * (out[0] + out[1] + out[2])
     td, in_depth = tap_of(
-        d, od, size[0], out[0], first_ptr, table, K[0], S[0], LO[0], DIL[0], KIND[0]
+        d, od, ok, size[0], out[0], first_ptr, table, K[0], S[0], LO[0], DIL[0], KIND[0]
     )
     table += out[0]
     th, in_height = tap_of(
-        h, oh, size[1], out[1], first_ptr, table, K[1], S[1], LO[1], DIL[1], KIND[1]
+        h, oh, ok, size[1], out[1], first_ptr, table, K[1], S[1], LO[1], DIL[1], KIND[1]
     )
     table += out[1]
     tw, in_width = tap_of(
-        w, ow, size[2], out[2], first_ptr, table, K[2], S[2], LO[2], DIL[2], KIND[2]
+        w, ow, ok, size[2], out[2], first_ptr, table, K[2], S[2], LO[2], DIL[2], KIND[2]
     )
     tap = (td * K[1] + th) * K[2] + tw
     return (plane, od, oh, ow, c), tap, ok & in_depth & in_height & in_width

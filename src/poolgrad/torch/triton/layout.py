@@ -110,7 +110,7 @@ class LayoutKernels:
         if not self._is_plane():
             return self.axes, self.sizes
         size = math.prod(self.sizes)
-        return (Axis(1, 1, 1), Axis(1, 1, 1), Axis(size, 1, size)), (1, 1, size)
+        return (Axis(1, 1, 1), Axis(1, 1, 1), Axis(size, 1, size, size)), (1, 1, size)
 
     def _output(self, y: Tensor) -> View:
         return contiguous(storage(y), self.planes, self.out, self.channels)

@@ -53,12 +53,12 @@ def select_rank(
     )  # fmt: skip
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, size, out, first_ptr, S, LO, KIND)
+    window = windows_of(place, ok, size, out, first_ptr, S, LO, KIND)
     origin = plane_offset(place, planes, strides)
     count = tl.zeros((ROWS, LANES), tl.int32)
     nan_tap = tl.full((ROWS, LANES), -1, INDEX)
     for t in range(K[0] * K[1] * K[2]):
-        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
+        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, 0, K, DIL)
         value = wide(x)
         count += valid.to(tl.int32)
         nan_tap = tl.where(valid & (value != value), t, nan_tap)
@@ -69,13 +69,13 @@ def select_rank(
         higher = middle + (tl.full((), 1, tl.int64) << (KEY_BITS - 1 - b))
         below = tl.zeros((ROWS, LANES), tl.int32)
         for t in range(K[0] * K[1] * K[2]):
-            x, valid = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
+            x, valid = load_tap(x_ptr, t, window, origin, strides, ok, 0, K, DIL)
             below += (valid & (ordered_key(x) < higher)).to(tl.int32)
         middle = tl.where(below <= rank, higher, middle)
     tap = tl.full((ROWS, LANES), -1, INDEX)
     equal = tl.zeros((ROWS, LANES), tl.int32)
     for t in range(K[0] * K[1] * K[2]):
-        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
+        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, 0, K, DIL)
         hit = valid & (ordered_key(x) == middle)
         tap = tl.where(hit & (tap < 0), t, tap)
         equal += hit.to(tl.int32)

@@ -142,7 +142,7 @@ def nonlinear(
     )  # fmt: skip
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, size, out, x_ptr, S, LO, KIND)
+    window = windows_of(place, ok, size, out, x_ptr, S, LO, KIND)
     taps = taps_of((k_d, k_h, k_w), K, INDEX)
     origin = plane_offset(place, planes, strides)
     theta = theta_of(theta_ptr, place, LEARNED, channels, below)
@@ -150,7 +150,7 @@ def nonlinear(
     m = tl.full((ROWS, LANES), least, SUM)
     n = tl.zeros((ROWS, LANES), SUM)
     for k in range(taps[0] * taps[1] * taps[2]):
-        value, valid = load_tap(x_ptr, k, window, origin, strides, ok, taps, DIL)
+        value, valid = load_tap(x_ptr, k, window, origin, strides, ok, 0, taps, DIL)
         x = value.to(SUM)
         if OPERATOR == LP:
             x = tl.abs(x)
@@ -163,7 +163,7 @@ def nonlinear(
     w = tl.zeros((ROWS, LANES), SUM)
     h = tl.zeros((ROWS, LANES), SUM)
     for k in range(taps[0] * taps[1] * taps[2]):
-        value, valid = load_tap(x_ptr, k, window, origin, strides, ok, taps, DIL)
+        value, valid = load_tap(x_ptr, k, window, origin, strides, ok, 0, taps, DIL)
         x = value.to(SUM)
         if OPERATOR == EXPECTED:
             q = tl.where(x > 0, tl.where(x == m, 1.0, divided(x, m)), 0.0)

@@ -143,12 +143,12 @@ def route_backward(
         for kd in tl.static_range(DEPTH):
             od = last_d - (DEPTH - 1 - kd)
             td, in_depth = tap_of(
-                d, od, size[0], out[0], first_ptr, 0, K[0], S[0], LO[0], DIL[0], KIND[0]
+                d, od, ok, size[0], out[0], first_ptr, 0, K[0], S[0], LO[0], DIL[0], KIND[0]
             )
             for kh in tl.static_range(HEIGHT):
                 oh = last_h - (HEIGHT - 1 - kh)
                 th, in_height = tap_of(
-                    h, oh, size[1], out[1], first_ptr, 0, K[1], S[1], LO[1], DIL[1], KIND[1]
+                    h, oh, ok, size[1], out[1], first_ptr, 0, K[1], S[1], LO[1], DIL[1], KIND[1]
                 )
                 for kw in tl.static_range(WIDTH):
                     back = WIDTH - 1 - kw
@@ -248,7 +248,7 @@ def route_jvp(
     )  # fmt: skip
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, size, out, first_ptr, S, LO, KIND)
+    window = windows_of(place, ok, size, out, first_ptr, S, LO, KIND)
     at = element(row, place, lanes, out[2], row_w, CHANNELS_LAST)
     t = load_route(route_ptr, place, out, lanes, ok, BITS, CHANNELS_LAST, INDEX)
     won = ok & (t >= 0) & (t < K[0] * K[1] * K[2])

@@ -52,19 +52,19 @@ def draw(
     )  # fmt: skip
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, size, out, first_ptr, S, LO, KIND)
+    window = windows_of(place, ok, size, out, first_ptr, S, LO, KIND)
     origin = plane_offset(place, planes, strides)
     largest = tl.zeros((ROWS, LANES), tl.float64)
     count = tl.zeros((ROWS, LANES), tl.int32)
     for t in range(K[0] * K[1] * K[2]):
-        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
+        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, 0, K, DIL)
         value = x.to(tl.float64)
         count += valid.to(tl.int32)
         largest = tl.where(valid & (value > largest), value, largest)
     scale = tl.where(largest > 2.0**900, 2.0**-100, tl.full((), 1.0, tl.float64))
     total = tl.zeros((ROWS, LANES), tl.float64)
     for t in range(K[0] * K[1] * K[2]):
-        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
+        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, 0, K, DIL)
         value = x.to(tl.float64)
         total += tl.where(valid & (value > 0), value * scale, 0.0)
     logical = (i_p, i_n, i_d, i_h, i_w, i_c)
@@ -75,7 +75,7 @@ def draw(
     seen = tl.zeros((ROWS, LANES), tl.int32)
     tap = tl.full((ROWS, LANES), -1, INDEX)
     for t in range(K[0] * K[1] * K[2]):
-        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
+        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, 0, K, DIL)
         value = x.to(tl.float64)
         positive = valid & (value > 0)
         drawn = positive & (below <= limit)  # until the sum passes the limit

@@ -50,20 +50,20 @@ def split_winners(
     )  # fmt: skip
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, size, out, first_ptr, S, LO, KIND)
+    window = windows_of(place, ok, size, out, first_ptr, S, LO, KIND)
     origin = plane_offset(place, planes, strides)
     at = element(row, place, lanes, out[2], row_w, CHANNELS_LAST)
     best = wide(tl.load(y_ptr + at, mask=ok, other=0))
     nan_tap = tl.full((ROWS, LANES), -1, INDEX)
     for t in range(K[0] * K[1] * K[2]):
-        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, K, DIL)
+        x, valid = load_tap(x_ptr, t, window, origin, strides, ok, 0, K, DIL)
         value = wide(x)
         nan_tap = tl.where(valid & (value != value), t, nan_tap)
     for b in range(BYTES):
         byte = tl.zeros((ROWS, LANES), tl.int32)
         for j in tl.static_range(8):
             number = row * 0 + (b * 8 + j)
-            x, valid = load_tap(x_ptr, number, window, origin, strides, ok, K, DIL)
+            x, valid = load_tap(x_ptr, number, window, origin, strides, ok, 0, K, DIL)
             valid &= number < K[0] * K[1] * K[2]
             value = wide(x)
             wins = value == best
@@ -165,7 +165,7 @@ def split_jvp(
     )  # fmt: skip
     row, lane = tile(lanes, ROWS, LANES, INDEX)
     place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, size, out, first_ptr, S, LO, KIND)
+    window = windows_of(place, ok, size, out, first_ptr, S, LO, KIND)
     origin = plane_offset(place, planes, strides)
     at = element(row, place, lanes, out[2], row_w, CHANNELS_LAST)
     total = tl.zeros((ROWS, LANES), SUM)
