@@ -144,12 +144,12 @@ def main() -> None:
     out = Path(sys.argv[1])
     lines, compiled = read(out / TIMES), read(out / COMPILED)
     summarize(lines)
+    timed, timed_compiled = ([n for n in some if n["ours_us"]] for some in (lines, compiled))
+    print_markdown(timed, timed_compiled)
     if not find_spec("matplotlib"):
         sys.exit("there is no gpu.png: matplotlib is not installed")
-    timed, timed_compiled = ([n for n in some if n["ours_us"]] for some in (lines, compiled))
     if not timed:
         sys.exit("there is no gpu.png: nothing was timed")
-    print_markdown(timed, timed_compiled)
     draw(timed, timed_compiled, out / "gpu.png")
     print("written:", out / "gpu.png")
 

@@ -74,9 +74,10 @@ def samples(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str
+    ("dtype", "every"),
+    [(torch.float32, 7), pytest.param(torch.float64, 1, marks=pytest.mark.slow)],
+    ids=["some", "all"],
 )
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_functions_give_what_pytorchs_give(op: Any, dtype: torch.dtype, every: int) -> None:
     count = 0
     for name, call, leaves in samples(op, dtype, every):

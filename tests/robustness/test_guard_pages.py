@@ -1,6 +1,6 @@
 """Kernels access only their own arrays: each lies next to pages without access.
 
-A few of the generated calls; `.ci/run` makes 20,000 with each instruction set, ``make fuzz``
+A few of the generated calls; `.ci/run` makes 10,000 with each instruction set, ``make fuzz``
 200,000.
 """
 

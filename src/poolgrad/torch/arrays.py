@@ -18,6 +18,7 @@ from poolgrad.torch._compat import (
     Transform,
     forward_level,
     is_transformed,
+    is_wrapped,
     is_zero_tensor,
     set_tracing_state,
     tracing_state,
@@ -184,6 +185,8 @@ def are_direct_for_triton(given: tuple[Any, ...]) -> bool:
             and not t.is_neg()
             and not t.is_quantized
             and not t.is_nested
+            and not is_wrapped(t)
+            and all(read(t) == value for read, value in _compat.plain)
             for t in given
         )
     )

@@ -40,7 +40,7 @@ def compare(
 ):  # fmt: skip
     """Compare the winner so far with the input at tap `t`: the first extreme or last NaN wins.
 
-    `STARTED`: `tap` began as the first valid one, and what is not an input is the `identity`. Else
+    `STARTED`: `tap` began as the first valid one, and padding holds the value that never wins. Else
     `tap` is -1 before the first input. `tied`: whether the winner occurred twice.
     """
     a, b = wide(value), wide(best)

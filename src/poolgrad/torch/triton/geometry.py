@@ -28,7 +28,6 @@ from poolgrad.torch.triton import launch
 from poolgrad.windows import WindowKind
 
 # Kinds of windows along an axis; those of fractional windows begin at the inputs of a table.
-FIXED = tl.constexpr(int(WindowKind.FIXED))
 FEW = tl.constexpr(launch.FEW)
 ADAPTIVE = tl.constexpr(int(WindowKind.ADAPTIVE))
 FRACTIONAL = tl.constexpr(int(WindowKind.FRACTIONAL))
@@ -241,7 +240,7 @@ def load_pair(
 def last_window(i, size, outputs, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
     """The last window that can hold input `i`; those before it follow in descending order.
 
-    It may be behind the last one of the axis: then the tap at which a window of stride 1 holds an
+    It may be past the last one of the axis: then the tap at which a window of stride 1 holds an
     input is a constant.
     """
     if KIND == ADAPTIVE:

@@ -19,7 +19,7 @@ from poolgrad.windows import Axis, WindowKind
 TILE = 1024  # elements of a tile
 THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type
 WARP = 64 if torch.version.hip else 32
-FEW = len(WindowKind)  # the kind of fixed windows where an axis has less than may hold an input
+FEW = len(WindowKind)  # kind of fixed windows if an axis has fewer than could hold one input
 CONTRACTION = {"enable_fp_fusion": False}  # a * b + c is rounded twice on every device
 
 
@@ -84,37 +84,39 @@ def launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
 
 def warps(constants: dict[str, Any], size: int = WARP) -> int:
     """Return the number of warps of a program; `size`: the threads of a warp."""
-    # Loads of windows that begin at every input of the width are narrow: a thread reads less.
-    narrow = constants.get("CHANNELS_LAST") is False and not constants.get("PAIRS")
-    if "OVER" in constants:
-        narrow = narrow and constants["S"][2] == 1
-    return THREADS * (2 if narrow else 1) // size
+    # Measured: along the width without pairs, outputs, and inputs under windows of stride 1, are
+    # faster with fewer elements for each thread.
+    fewer = constants.get("CHANNELS_LAST") is False and not constants.get("PAIRS")
+    if "OVER" in constants:  # a tile of inputs
+        fewer = fewer and constants["S"][2] == 1
+    return THREADS * (2 if fewer else 1) // size
 
 
 def _launched(one: Launch) -> Callable[..., Any]:
     """Launch a kernel; return a function that repeats it, for tensors of the same layouts."""
     kernel, grid, args, constants = one
-    if not args[0].is_cuda:
-        run = kernel[(grid,)]  # the interpreter
-        run(*args, **constants)
-        return partial(run, **constants)
-    with torch.cuda.device(args[0].device):
-        compiled = kernel[(grid,)](*args, **constants, num_warps=warps(constants), **CONTRACTION)
+    options = constants | {"num_warps": warps(constants)} | CONTRACTION
+    if not args[0].is_cuda:  # the interpreter, which takes no options
+        options = constants
+    with torch.cuda.device_of(args[0]):
+        compiled = kernel[(grid,)](*args, **options)
+        if compiled is None:  # interpreted
+            return partial(kernel[(grid,)], **options)
         run = compiled[(grid, 1, 1)]
     rest = [constants[name] for name in kernel.arg_names[len(args) :]]
     return lambda *given: run(*given, *rest)
 
 
-class _Program(NamedTuple):
+class _BoundLaunches(NamedTuple):
     """The launches of a method of the kernels, for any tensors of the same layouts.
 
     Attributes
     ----------
     steps : list of tuple
-        Of each launch: the function that repeats it, its arguments, and which of these are tensors:
-        their places among the arguments and among the tensors of the program.
+        For each launch: the function that repeats it, its arguments, and which of these are
+        tensors: their places among them, and in the tensors of the method followed by `made`.
     made : list of tuple
-        Shapes and dtypes of the tensors between launches.
+        Shapes and dtypes of the tensors that one launch writes and a later one reads.
     """
 
     steps: list[tuple[Callable[..., Any], tuple[Any, ...], list[tuple[int, int]]]]
@@ -125,18 +127,18 @@ class _Program(NamedTuple):
         device = given[0].device
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in given]
         tensors += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.made]
-        for repeat, args, places in self.steps:
-            filled = [*args]
-            for place, number in places:
-                filled[place] = tensors[number]
-            repeat(*filled)
+        with torch.cuda.device_of(given[0]):
+            for repeat, args, places in self.steps:
+                filled = [*args]
+                for place, number in places:
+                    filled[place] = tensors[number]
+                repeat(*filled)
 
 
-def _program(launches: list[Launch], given: list[Tensor]) -> _Program | None:
-    """Run launches; return them as a program if all tensors that they read first are `given`."""
-    addresses = [t.data_ptr() for t in given]
-    numbers = {a: n for n, a in enumerate(addresses) if a}
-    complete = len(numbers) == sum(map(bool, addresses))  # no two are one
+def _bind(launches: list[Launch], given: list[Tensor]) -> _BoundLaunches | None:
+    """Run launches; bind them if no other tensors than `given` are their input."""
+    numbers = {t.data_ptr(): n for n, t in enumerate(given) if t.numel()}
+    complete = True
     made: list[tuple[torch.Size, torch.dtype]] = []
     steps = []
     for one in launches:
@@ -154,10 +156,10 @@ def _program(launches: list[Launch], given: list[Tensor]) -> _Program | None:
         taken = {place for place, _ in places}
         args = tuple(None if place in taken else a for place, a in enumerate(one.args))
         steps.append((repeat, args, places))
-    return _Program(steps, made) if complete else None
+    return _BoundLaunches(steps, made) if complete else None
 
 
-_MAX_PROGRAMS = 64  # of the methods of one layout; strides of few inputs differ
+_MAX_BOUND = 64  # of one layout, whose tensors mostly have the same strides
 
 
 def repeated(method: Callable[..., None]) -> Callable[..., None]:
@@ -174,15 +176,17 @@ def repeated(method: Callable[..., None]) -> Callable[..., None]:
             return method(self, *args)
         given: list[Tensor] = []
         key = (name, *(_layout_of(a, given) for a in args), given[0].device)
-        programs = self.programs
-        if key in programs:
-            program = programs[key]
-            return method(self, *args) if program is None else program.run(given)
+        bound = self.bound.get(key)
+        if bound is not None:
+            return bound.run(given) if bound else method(self, *args)
+        used = [t.data_ptr() for t in given if t.numel()]
+        if len({*used}) < len(used):  # one tensor as two arguments: its address is ambiguous
+            return method(self, *args)
         with recorded() as launches:
             method(self, *args)
-        if len(programs) >= _MAX_PROGRAMS:
-            programs.clear()
-        programs[key] = _program(launches, given)
+        if len(self.bound) >= _MAX_BOUND:
+            self.bound.clear()
+        self.bound[key] = _bind(launches, given) or ()
         return None
 
     return run

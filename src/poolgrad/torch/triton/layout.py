@@ -44,7 +44,7 @@ class LayoutKernels:
 
     def __init__(self, layout: Layout, route_bits: int, order: str = "") -> None:
         self.layout, self.bits, self.order = layout, route_bits, order
-        self.programs: dict[Any, Any] = {}  # see `launch.repeated`
+        self.bound: dict[Any, Any] = {}  # see `launch.repeated`
         self.axes = axes_of(layout)
         self.places = math.prod(a.kernel for a in self.axes)
         self.out = tuple(a.out for a in self.axes)

@@ -77,7 +77,7 @@ class WeightedKernels(SelectingKernels):
         """Fill the gradient of the input, one axis after the other where windows are wide."""
         given, made = view(gy, self.layout), self._input(gx)
         passes = [*self._passes(reverse=False)]
-        # Where windows overlap, the division of each cotangent is worth a pass of its own.
+        # Each cotangent is divided once, not once for each input of its window.
         shared = len(passes) > 1 or math.prod(windows_over(self.axes)["OVER"]) > 1
         if shared:
             given = self._shares(given, sum_dtype(gx.dtype), count_padding, divisor)
