@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow fuzz sanitize sanitize-threads check stubs lint format bench build-times compare pictures docs
+.PHONY: help install test test-slow test-nightly fuzz sanitize sanitize-threads check stubs lint format bench build-times compare pictures docs
 
 help: ## List the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -12,6 +12,9 @@ test: ## Run the tests
 
 test-slow: ## Run the slow tests
 	pytest -n auto -m slow
+
+test-nightly: ## Run the tests that run each night
+	pytest -n auto -m nightly
 
 fuzz: ## Run 200,000 generated calls with each instruction set, next to guard pages
 	PYTHONPATH=tests python -m robustness.fuzz --calls 200000

@@ -133,7 +133,7 @@ def make():
 PROFILE = "profile net.py:make --shape 2,3,16,16 --turns 6"
 BENCH = "bench --quick --rows tiny~max~2x2~s2~NCHW~values"
 TRAIN = "train --epochs 1 --out run"
-SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in (PROFILE, BENCH, TRAIN)]
+LONG = [pytest.param(each, marks=pytest.mark.nightly) for each in (PROFILE, BENCH, TRAIN)]
 
 
 def run_shell(arguments: str, redirection: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -157,7 +157,7 @@ def run_shell(arguments: str, redirection: str, folder: Path) -> subprocess.Comp
     ],
 )
 @pytest.mark.parametrize(
-    "arguments", ["info", "check", "--help", "explain --no-open --out x.html", *SLOW]
+    "arguments", ["info", "check", "--help", "explain --no-open --out x.html", *LONG]
 )
 def test_a_failing_output_ends_with_one_sentence(
     tmp_path: Path, arguments: str, redirection: str, said: str

@@ -319,8 +319,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("side", "kill"), [(5_000, False), (20_000, True)])
+@pytest.mark.parametrize(
+    ("side", "kill"),
+    [
+        pytest.param(5_000, False, marks=pytest.mark.slow),
+        pytest.param(20_000, True, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_pyramid_in_little_memory(tmp_path: Path, side: int, kill: bool) -> None:
     """Of up to 20,000 x 20,000 pixels, on two workers, one of which is killed."""
     example = Path(__file__).parents[2] / "examples" / "pyramid.py"

@@ -22,10 +22,8 @@ from torch import Tensor, nn  # noqa: E402
 
 from poolgrad.torch import accelerate, convert  # noqa: E402
 
-pytestmark = [
-    pytest.mark.slow,  # tests/frontends/test_torch_segnet.py trains a small one
-    pytest.mark.filterwarnings("ignore"),  # the networks' own
-]
+# The networks' own warnings; tests/frontends/test_torch_segnet.py trains a small network.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def _of(package: str, module: str, name: str, shape: tuple[int, ...], **arguments: Any) -> Any:
@@ -72,6 +70,10 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         "densenet", "DenseNet121", (2, 1, 256), spatial_dims=1, out_channels=2
     ),
 }
+# Those with poolings that no other network has, and small ones; the others each night
+EACH_TIME = (
+    "AlexNet", "SqueezeNet", "ResNet-18", "U-Net", "U-Net of volumes", "DenseNet of signals",
+)  # fmt: skip
 FUSED = ("DenseNet of volumes", "DenseNet of signals")  # neighbours in an nn.Sequential
 EXACT = ("VGG-11", "U-Net", "U-Net of volumes")  # these only take maxima
 
@@ -93,7 +95,13 @@ def losses(network: nn.Module, x: Tensor, steps: int = 3) -> Tensor:
     return torch.stack(curve)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n in EACH_TIME else pytest.mark.nightly)
+        for n in NETWORKS
+    ],
+)
 def test_steps_of_training(name: str) -> None:
     """To the bit where a network only takes maxima; else in float64.
 

@@ -396,6 +396,6 @@ print(len(contexts))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_import_in_any_context_changes_no_result() -> None:
     assert int(assert_runs(IMPORTS, timeout=300)) >= 18

@@ -218,7 +218,7 @@ def test_ends_of_processes_are_explained() -> None:
     assert "cannot be written: Not a directory" in str(full.error)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_at_any_moment_it_goes_on(few_digits: Path, tmp_path: Path) -> None:
     """Runs that had finished are not repeated; the result is that of an unbroken comparison."""
     options = ("--pool", "max,stochastic", "--epochs", 4, "--seeds", 2, "--batch-size", 16)

@@ -94,7 +94,7 @@ def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         cluster.connect("tcp://127.0.0.1:9")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 def test_a_worker_of_the_cluster_is_killed(
     fork_server: Any, few_digits: Path, tmp_path: Path

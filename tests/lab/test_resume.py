@@ -136,7 +136,7 @@ def test_killed_from_outside_in_the_middle_of_epochs(
     Outcome.of(folder.path).assert_equal(unbroken)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_at_random_moments(
     cli_process: CliProcess, few_digits: Path, tmp_path: Path, unbroken: Outcome
 ) -> None:

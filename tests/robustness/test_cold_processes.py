@@ -485,8 +485,17 @@ def needed(name: str) -> list[str]:
     return packages
 
 
+def _how_often(name: str) -> str:
+    rare = name.startswith("torch compile") and not name.startswith("torch compile default")
+    return "nightly" if rare else "slow"
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in CHEAP else pytest.mark.slow) for n in ROWS]
+    "name",
+    [
+        pytest.param(n, marks=() if n in CHEAP else getattr(pytest.mark, _how_often(n)))
+        for n in ROWS
+    ],
 )
 def test_first_use(name: str, tmp_path: Path) -> None:
     for package in needed(name):

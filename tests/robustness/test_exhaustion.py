@@ -123,7 +123,7 @@ JAX = {
     ("library", "turns"),
     [
         (NUMPY, 2),
-        pytest.param(NUMPY, examples(25), marks=pytest.mark.slow),
+        pytest.param(NUMPY, examples(25), marks=pytest.mark.nightly),
         pytest.param(TENSORS, examples(5), marks=[needs_torch, pytest.mark.slow]),
         pytest.param(JAX, examples(3), marks=[needs_jax, pytest.mark.slow]),
     ],
@@ -283,7 +283,7 @@ SHAPES = {
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("library", ["NumPy", pytest.param("PyTorch", marks=needs_torch)])
 def test_calls_of_changing_shapes_do_not_fill_the_memory(library: str) -> None:
     """Whatever is kept of earlier calls is bounded; a quarter of the calls has filled it."""
