@@ -485,9 +485,18 @@ def needed(name: str) -> list[str]:
     return packages
 
 
+# One of each kind; what they use is also tested in processes that have pooled before.
+EACH_TIME = (
+    "torch compile default converted", "torch export converted", "torch ONNX by TorchScript",
+    "torch jit.trace converted", "torch func.hessian", "torch second derivatives",
+    "torch pickle converted", "torch DataLoader, workers by spawn", "torch eight threads at once",
+    "jax jit", "jax vmap of grad", "jax export", "jax eight threads at once", "dask processes",
+    "dask distributed, processes", "numpy multiprocessing by spawn", "numpy torch afterwards",
+)  # fmt: skip
+
+
 def _how_often(name: str) -> str:
-    rare = name.startswith("torch compile") and not name.startswith("torch compile default")
-    return "nightly" if rare else "slow"
+    return "slow" if name in EACH_TIME else "nightly"
 
 
 @pytest.mark.parametrize(
