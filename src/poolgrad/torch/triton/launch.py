@@ -172,22 +172,25 @@ def repeated(method: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(method)
     def run(self: Any, *args: Any) -> None:
-        if _record.get() is not None or _is_traced.get():
-            return method(self, *args)
         given: list[Tensor] = []
+        if _record.get() is not None or _is_traced.get():
+            method(self, *args)
+            return
         key = (name, *(_layout_of(a, given) for a in args), given[0].device)
         bound = self.bound.get(key)
-        if bound is not None:
-            return bound.run(given) if bound else method(self, *args)
+        if bound:
+            bound.run(given)
+            return
         used = [t.data_ptr() for t in given if t.numel()]
-        if len({*used}) < len(used):  # one tensor as two arguments: its address is ambiguous
-            return method(self, *args)
+        # One tensor as two arguments: its address is ambiguous.
+        if bound is not None or len({*used}) < len(used):
+            method(self, *args)
+            return
         with recorded() as launches:
             method(self, *args)
         if len(self.bound) >= _MAX_BOUND:
             self.bound.clear()
         self.bound[key] = _bind(launches, given) or ()
-        return None
 
     return run
 
