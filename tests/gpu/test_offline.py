@@ -23,8 +23,14 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "hip:gfx942"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param("cuda:80", marks=pytest.mark.nightly),
+        pytest.param("cuda:90", marks=pytest.mark.slow),
+        pytest.param("hip:gfx942", marks=pytest.mark.nightly),
+    ],
+)
 def test_every_variant_compiles(target: str) -> None:
     run("-m", "poolgrad.torch.triton.variants", target)
 
