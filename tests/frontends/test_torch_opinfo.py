@@ -75,8 +75,11 @@ def samples(
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
 @pytest.mark.parametrize(
     ("dtype", "every"),
-    [(torch.float32, 7), pytest.param(torch.float64, 1, marks=pytest.mark.slow)],
-    ids=["some", "all"],
+    [
+        (torch.float32, 7),
+        pytest.param(torch.float32, 1, marks=pytest.mark.nightly),
+        pytest.param(torch.float64, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_functions_give_what_pytorchs_give(op: Any, dtype: torch.dtype, every: int) -> None:
     count = 0

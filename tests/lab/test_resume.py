@@ -146,7 +146,7 @@ def test_killed_at_random_moments(
     began = time.perf_counter()
     assert finish(cli_process("--data", few_digits, "--out", tmp_path / "timed", *OPTIONS)) == 0
     longest = time.perf_counter() - began
-    while kills < examples(12):
+    while kills < examples(25):
         out = tmp_path / str(ended)
         process = cli_process("--data", few_digits, "--out", out, *OPTIONS, *resume(out))
         process.join(moments.uniform(0, longest))

@@ -76,7 +76,7 @@ COMPILED = {
 
 ROWS: dict[str, str] = {}
 for _name, _how in COMPILED.items():
-    for _pool, _code in POOLS.items() if _name == "default" else [*POOLS.items()][2:3]:
+    for _pool, _code in POOLS.items():
         ROWS[f"torch compile {_name} {_pool}"] = (
             f"{_code}\ncheck(gradient(torch.compile(pool, {_how})))"
         )
