@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from poolgrad import reference
 from poolgrad.check.cases import Case
 from poolgrad.functional import FUNCTIONS
+from poolgrad.functional.vjp import vjp
 from poolgrad.operators import OPERATORS
-from poolgrad.pullback import vjp
 
 Array = NDArray[Any]
 

@@ -45,7 +45,7 @@ class Unpooling:
         layout = prepare(name, spec, options, x.shape, last, -1, x.dtype.name).layout
         indices = request.operands[0]
         if not isinstance(indices, da.Array):
-            indices = front.asarray(indices, name="indices")
+            indices = front.FRONT_END.asarray("indices", indices)
             # Dask cannot cut an array of objects into chunks.
             arguments.check_indices(indices.dtype, indices.shape, x.shape)
             indices = da.asarray(indices)

@@ -25,7 +25,7 @@ from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.docstrings import class_name, of_module
 from poolgrad.functional.public import bind
 from poolgrad.interface import Request
-from poolgrad.jax.function import is_key, perform
+from poolgrad.jax.function import FRONT_END, is_key
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import Window, brief, flag, in_memory
 from poolgrad.windows.arguments import to_python
@@ -77,7 +77,7 @@ class Pool:
         """Raise an error if the arguments are wrong for every input."""
         request = self._describe(_Input((2**31,) * (self.dims + 2)), given)
         operator = OPERATORS[request.operator]
-        operator.check(Window(()), *request.options)
+        operator.check(Window(()), request.options)
         for name in _LEARNED & given.keys():
             value = _unwrapped(given[name])
             if not isinstance(value, jax.core.Tracer):
@@ -176,7 +176,7 @@ class Global(Pool):
         """Pool the input."""
         # The public function would pool additional leading axes.
         request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
-        return perform(replace(request, x=_array(x)))
+        return FRONT_END.perform(replace(request, x=_array(x)))
 
 
 class _Input(NamedTuple):

@@ -26,7 +26,7 @@ from poolgrad.functional.public import bind, described
 from poolgrad.interface import Request
 from poolgrad.operators import OPERATORS
 from poolgrad.torch.arrays import checked, name_of, pads_at_most_half, pools
-from poolgrad.torch.function import known_generator, refuses
+from poolgrad.torch.function import FRONT_END, known_generator
 from poolgrad.windows import Window, brief, has_memory, to_python
 
 MODULES: dict[str, type[nn.Module]] = {}  # by public function; for a global one, the 2-D module
@@ -101,7 +101,7 @@ class Pool(nn.Module):
         """
         request = self._describe(_Input((2**31,) * (self.dims + 2)), given)
         operator = OPERATORS[request.operator]
-        operator.check(Window(()), *request.options)
+        operator.check(Window(()), request.options)
         if "generator" in given:
             known_generator(given["generator"])
         name = operator.operand.name
@@ -188,7 +188,9 @@ class Pool(nn.Module):
         try:
             y = self.function(x, **given, **arguments)
         except (TypeError, ValueError):
-            if not self.converted or not refuses(self.function, x, {**given, **arguments}):
+            if not self.converted or not FRONT_END.refuses(
+                self.function, x, {**given, **arguments}
+            ):
                 raise
             return super().forward(x, *more)  # PyTorch raises its own error
         if lookup is not None and self.converted:
@@ -298,7 +300,7 @@ class Maximum(Pool):
             try:
                 return function(x, **arguments)
             except (TypeError, ValueError):
-                if not self.converted or not refuses(function, x, arguments):
+                if not self.converted or not FRONT_END.refuses(function, x, arguments):
                     raise
         return super().forward(x.relu())
 
