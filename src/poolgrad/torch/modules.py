@@ -42,6 +42,8 @@ class Pool(nn.Module):
         The public function.
     dims : int
         Number of pooled axes.
+    takes : Signature
+        The signature of the constructor; each argument becomes an attribute.
     names : tuple of str
         The arguments of the constructor.
     inherited : tuple of str
@@ -65,7 +67,7 @@ class Pool(nn.Module):
         Whether the module was PyTorch's; then it behaves as PyTorch's for all inputs.
     """
 
-    __signature__: ClassVar[Signature]  # of the constructor; each argument becomes an attribute
+    takes: ClassVar[Signature]
     function: ClassVar[Callable[..., Any]]
     dims: ClassVar[int]
     names: ClassVar[tuple[str, ...]]
@@ -80,7 +82,7 @@ class Pool(nn.Module):
     converted: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        bound = bind(type(self).__name__, self.__signature__, args, kwargs)
+        bound = bind(type(self).__name__, self.takes, args, kwargs)
         bound.apply_defaults()
         given = self._checked(bound.arguments)
         super().__init__(**{name: given[name] for name in self.inherited})
@@ -223,7 +225,7 @@ class Pool(nn.Module):
     def extra_repr(self) -> str:
         """Return the arguments that are printed."""
         words = [f"{name}={_brief(getattr(self, name))}" for name in self.shown]
-        for name, parameter in self.__signature__.parameters.items():
+        for name, parameter in self.takes.parameters.items():
             value = getattr(self, name)
             usual = not isinstance(value, Tensor) and value == parameter.default
             if not usual and name not in (*self.shown, *self.inherited):
@@ -497,6 +499,7 @@ def family(
             "__module__": "poolgrad.torch",  # where users, and pickle, find it
             "__doc__": _documentation(fast, d, takes, theirs, base.note),
             "__signature__": takes,
+            "takes": takes,
             "function": staticmethod(function_of_dims),
             "dims": d,
             "call_cache": function_of_dims.cache,  # type: ignore[attr-defined]

@@ -183,6 +183,8 @@ class S3Pool2d(Layer):
               [1., 1.]]]])
     """
 
+    shown = ("kernel_size", "stride", "grid_size")
+
     def __init__(
         self,
         kernel_size: Ints = 2,
@@ -210,7 +212,4 @@ class S3Pool2d(Layer):
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
         drawn = "" if self.generator is None else f", generator={self.generator}"
-        return (
-            f"kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"grid_size={self.grid_size}{drawn}"
-        )
+        return super().extra_repr() + drawn
