@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from poolgrad.torch.arrays import is_in_graph
-from poolgrad.torch.modules import not_scriptable
+from poolgrad.torch.base import not_scriptable
 from poolgrad.windows import Ints, brief, per_axis, positive
 
 

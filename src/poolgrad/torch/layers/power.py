@@ -13,9 +13,9 @@ from poolgrad.interface import UnfoldedWindows
 from poolgrad.operators import OPERATORS
 from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import pools
+from poolgrad.torch.base import Pool
 from poolgrad.torch.layers import arguments
 from poolgrad.torch.layers.arguments import batched, number, optional_count, sum_dtype, unbatched
-from poolgrad.torch.modules import Pool
 from poolgrad.torch.pools import GlobalLPPool2d, GlobalLSEPool2d
 from poolgrad.windows import brief
 
