@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import copy
 from inspect import Signature
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from poolgrad.arguments import real_numbers
 from poolgrad.call_cache import LOOKUPS, CallCache
+from poolgrad.functional.modules import LEARNED, operator_of
 from poolgrad.functional.public import bind
-from poolgrad.operators import OPERATORS
 from poolgrad.torch.arrays import checked, pads_at_most_half, pools
 from poolgrad.torch.function import known_generator, refuses
-from poolgrad.windows import Window, brief, has_memory, to_python
-
-LEARNED = {o.operand.name for o in OPERATORS.values() if o.learned}
+from poolgrad.windows import brief, has_memory, to_python
 
 
 class Pool(nn.Module):
@@ -97,10 +95,7 @@ class Pool(nn.Module):
         TypeError, ValueError
             If an argument is invalid for every input.
         """
-        x = Placeholder((2**31,) * (self.dims + 2))
-        request = self.function.describe(x, **dict.fromkeys(self.required), **given)  # type: ignore[attr-defined]
-        operator = OPERATORS[request.operator]
-        operator.check(Window(()), *request.options)
+        operator = operator_of(self.function, self.dims, given, self.required)
         if "generator" in given:
             known_generator(given["generator"])
         name = operator.operand.name
@@ -257,12 +252,6 @@ def each(name: str, values: Any) -> list[Any]:
     """Return the numbers of an argument that is one number, or one for each axis."""
     numbers: Any = to_python(name, values)
     return [numbers] if isinstance(numbers, int) else [to_python(name, n) for n in numbers]
-
-
-class Placeholder(NamedTuple):
-    """A placeholder for an input while arguments are checked: only its shape is read."""
-
-    shape: tuple[int, ...]
 
 
 def _stored(name: str, value: Any) -> Any:

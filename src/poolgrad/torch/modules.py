@@ -19,10 +19,11 @@ from poolgrad.arguments import below_one
 from poolgrad.call_cache import CallCache
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.docstrings import of_module
+from poolgrad.functional.modules import LEARNED, Placeholder
 from poolgrad.functional.public import described
 from poolgrad.interface import Request
 from poolgrad.torch.arrays import checked, name_of, pools
-from poolgrad.torch.base import LEARNED, Placeholder, Pool, each
+from poolgrad.torch.base import Pool, each
 from poolgrad.torch.function import refuses
 
 MODULES: dict[str, type[nn.Module]] = {}  # by public function; for a global one, the 2-D module
@@ -95,8 +96,8 @@ class Mixed(_Exported):
             return self._pooled(x)
         alpha = torch.as_tensor(self.alpha, dtype=x.dtype, device=x.device)
         alpha = alpha.reshape(-1, *[1] * self.dims) if alpha.dim() else alpha
-        mean = self._average(x, self.count_include_pad)
-        return alpha * self._maximum(x) + (1 - alpha) * mean
+        most = alpha * self._maximum(x)
+        return most + (1 - alpha) * self._average(x, self.count_include_pad)
 
 
 class Stochastic(_Exported):
