@@ -97,14 +97,9 @@ class MultiHeadAttention(Layer):
 
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         """Attend from (N, Q, C) to (N, T, C); the result has shape (N, Q, out_channels)."""
-        q, k, v = (
-            self._split(project(values))
-            for project, values in (
-                (self.query, queries),
-                (self.key, tokens),
-                (self.value, tokens),
-            )
-        )
+        q = self._split(self.query(queries))
+        k = self._split(self.key(tokens))
+        v = self._split(self.value(tokens))
         projected: Tensor = self.output(_attended(q, k, v).transpose(-3, -2).flatten(-2))
         return projected
 

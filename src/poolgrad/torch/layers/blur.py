@@ -21,23 +21,20 @@ PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
 Pads = tuple[int, int]  # before and after one axis
 
 
-def _row(size: int) -> tuple[float, ...]:
-    """Return a row of Pascal's triangle, divided by its sum, a power of two."""
-    return tuple(comb(size - 1, k) / 2 ** (size - 1) for k in range(size))
-
-
 def _filter(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the two-dimensional binomial filter of `size`: the outer square of `_row`.
+    """Return the two-dimensional binomial filter of `size`: the outer square of a row.
+
+    The row is one of Pascal's triangle, divided by its sum, a power of two.
 
     It is computed in every call, because a stored one would have the dtype and device of the
     module, and be lost where a module gets its memory later (`to_empty`). Its taps are integers
     over a power of two, which float32 represents exactly up to a size of 15.
     """
+    taps = [comb(size - 1, k) / 2 ** (size - 1) for k in range(size)]
     if device.type == "cpu":
-        row = torch.tensor(_row(size), dtype=dtype, device=device)
+        row = torch.tensor(taps, dtype=dtype, device=device)
     else:  # a CUDA graph cannot capture a copy from the host
-        taps = [torch.full((1,), tap, dtype=dtype, device=device) for tap in _row(size)]
-        row = torch.cat(taps)
+        row = torch.cat([torch.full((1,), tap, dtype=dtype, device=device) for tap in taps])
     return torch.outer(row, row)
 
 

@@ -24,15 +24,9 @@ SHARING = ("layer", "channel")
 
 
 @fx.wrap
-def _responses(
-    x: Tensor,
-    weight: Tensor,
-    channels: int,
-    kernel_size: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-) -> Tensor:
+def _responses(x: Tensor, weight: Tensor, channels: int, *windows: tuple[int, int]) -> Tensor:
     """The scalar product of every filter with every window: ``(..., C, filters, H', W')``."""
+    kernel_size, stride, padding = windows
     check_fits(check_maps(x, channels), kernel_size, padding)
     filters = weight.shape[1]
     each = weight.expand(channels, -1, -1, -1).reshape(-1, 1, *kernel_size)
@@ -60,9 +54,6 @@ class _Filtered(WindowedLayer):
     def _new(self, filters: int) -> nn.Parameter:
         sets = 1 if self.per == "layer" else self.channels
         return nn.Parameter(torch.zeros(sets, filters, *self.kernel_size))
-
-    def _responses(self, x: Tensor, weight: Tensor) -> Tensor:
-        return _responses(x, weight, self.channels, *self.windows)
 
 
 class GatedPool2d(_Filtered):
@@ -135,13 +126,11 @@ class GatedPool2d(_Filtered):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the gates of the input."""
-        gate = self._responses(x, self.weight).squeeze(-3).sigmoid().to(x.dtype)  # by autocast
+        responses = _responses(x, self.weight, self.channels, *self.windows).squeeze(-3)
+        gate = responses.sigmoid().to(x.dtype)  # autocast may change it
+        mean = exportable.avg_pool2d(x, *self.windows)
         # Exact at both ends, because PyTorch documents that lerp starts from the nearer one.
-        mean, most = (
-            exportable.avg_pool2d(x, *self.windows),
-            exportable.max_pool2d(x, *self.windows),
-        )
-        return torch.lerp(mean, most, gate)
+        return torch.lerp(mean, exportable.max_pool2d(x, *self.windows), gate)
 
 
 class TreePool2d(_Filtered):
@@ -226,7 +215,8 @@ class TreePool2d(_Filtered):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the leaves, combined by the gates of the input."""
-        responses = self._responses(x, torch.cat((self.leaves, self.gates), 1))
+        filters = torch.cat((self.leaves, self.gates), 1)
+        responses = _responses(x, filters, self.channels, *self.windows)
         count = self.leaves.shape[1]
         branches, gates = responses[..., :count, :, :], responses[..., count:, :, :]
         for level in range(self.depth - 2, -1, -1):  # from the leaves' parents to the root

@@ -9,15 +9,11 @@ from poolgrad.torch.layers.arguments import Layer, one_of, one_positive, pair
 from poolgrad.torch.layers.attention import AttentionPool2d
 from poolgrad.torch.layers.power import GeM2d
 
-HEADS = ("flatten", "avg", "max", "gem", "attention")
-"""The names of the heads that `make_head` makes."""
-
 
 class _Average(nn.Module):
-    """The average of every channel."""
+    """The average of every channel: (N, C, H, W) to (N, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (N, C, H, W) to (N, C)."""
         return exportable.global_average(x)
 
 
@@ -25,8 +21,13 @@ class _Maximum(nn.Module):
     """The maximum of every channel; of equal inputs the first gets the gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (N, C, H, W) to (N, C)."""
         return exportable.global_maximum(x)
+
+
+_POOLS = {"flatten": nn.Flatten, "avg": _Average, "max": _Maximum, "gem": GeM2d}
+
+HEADS = (*_POOLS, "attention")
+"""The names of the heads that `make_head` makes."""
 
 
 class Head(Layer):
@@ -137,16 +138,8 @@ def make_head(name: str, channels: int, size: int | tuple[int, int], classes: in
     name = one_of("name", name, HEADS)
     channels, classes = one_positive("channels", channels), one_positive("classes", classes)
     height, width = pair("size", size)
-    features = channels * height * width if name == "flatten" else channels
-    pool: nn.Module
     if name == "attention":
-        pool = AttentionPool2d(channels, (height, width), out_channels=classes)
-        return Head(name, channels, (height, width), classes, pool, nn.Identity())
-    if name == "flatten":
-        pool = nn.Flatten()
-    elif name == "gem":
-        pool = GeM2d()
-    else:
-        pool = _Average() if name == "avg" else _Maximum()
-    linear = nn.Linear(features, classes)
-    return Head(name, channels, (height, width), classes, pool, linear)
+        attention = AttentionPool2d(channels, (height, width), out_channels=classes)
+        return Head(name, channels, (height, width), classes, attention, nn.Identity())
+    linear = nn.Linear(channels * height * width if name == "flatten" else channels, classes)
+    return Head(name, channels, (height, width), classes, _POOLS[name](), linear)

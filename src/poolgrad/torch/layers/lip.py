@@ -95,18 +95,12 @@ def _expanded(logits: Any, x: Tensor) -> Tensor:
 
 
 @fx.wrap
-def _bounded_average(
-    x: Tensor,
-    logits: Tensor,
-    window: tuple[int, int],
-    stride: tuple[int, int],
-    pads: tuple[int, int],
-) -> Tensor:
+def _bounded_average(x: Tensor, logits: Tensor, *windows: tuple[int, int]) -> Tensor:
     """Compute the quotient of two averages, for logits whose exponentials do not overflow."""
     dtype = sum_dtype(x)
     weights = logits.to(dtype).exp()
-    over = avg_pool2d(x.to(dtype) * weights, window, stride, pads)
-    return (over / avg_pool2d(weights, window, stride, pads)).to(x.dtype)
+    over = avg_pool2d(x.to(dtype) * weights, *windows)
+    return (over / avg_pool2d(weights, *windows)).to(x.dtype)
 
 
 @fx.wrap

@@ -11,7 +11,6 @@ exact, and ties are broken by an order of the contents.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
@@ -178,14 +177,14 @@ def _(x: Tensor, rows: int, columns: int, norm: float) -> Tensor:
     return x.new_empty(x.shape[0], dtype=torch.int64)
 
 
-def _chooser() -> Callable[[Tensor, tuple[int, int], float], Tensor]:
-    """Return the function that chooses a component; exports need standard operators only."""
-    exporting = torch.compiler.is_exporting() or tracing_state() is not None
-    if exporting:
-        return lambda x, stride, norm: component_norms(x, stride, norm).argmax(1)
+def _choose(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
+    """Call `choose_component`; exported programs, of standard operators, take the first of ties."""
+    if torch.compiler.is_exporting() or tracing_state() is not None:
+        return component_norms(x, stride, norm).argmax(1)
     if torch.compiler.is_compiling():
-        return lambda x, stride, norm: _opaque(x.detach(), *stride, norm)
-    return choose_component
+        opaque: Tensor = _opaque(x.detach(), *stride, norm)
+        return opaque
+    return choose_component(x, stride, norm)
 
 
 def _select(parts: Tensor, chosen: Tensor) -> Tensor:
@@ -231,7 +230,7 @@ def _pooled(
     """Keep one component of every example."""
     maps = _blurred(batched(arguments.check_maps(x)), filter_size, padding_mode)
     maps = _complete(maps, stride, padding_mode)
-    chosen = _chooser()(maps, stride, norm)
+    chosen = _choose(maps, stride, norm)
     return unbatched(_select(_components(maps, stride), chosen), x)
 
 
