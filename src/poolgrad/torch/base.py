@@ -30,11 +30,11 @@ class Pool(nn.Module):
         The public function.
     dims : int
         Number of pooled axes.
-    takes : Signature
+    init_signature : Signature
         The signature of the constructor; each argument becomes an attribute.
     names : tuple of str
         The arguments of the constructor.
-    theirs : type or None
+    pytorch_class : type or None
         PyTorch's class, if there is one.
     inherited : tuple of str
         The arguments that the constructor of PyTorch's class stores.
@@ -59,11 +59,11 @@ class Pool(nn.Module):
         Whether the module was PyTorch's; then it behaves as PyTorch's for all inputs.
     """
 
-    takes: ClassVar[Signature]
+    init_signature: ClassVar[Signature]
     function: ClassVar[Callable[..., Any]]
     dims: ClassVar[int]
     names: ClassVar[tuple[str, ...]]
-    theirs: ClassVar[type[nn.Module] | None]
+    pytorch_class: ClassVar[type[nn.Module] | None]
     inherited: ClassVar[tuple[str, ...]]
     added: ClassVar[dict[str, Any]]
     shown: ClassVar[tuple[str, ...]]
@@ -76,7 +76,7 @@ class Pool(nn.Module):
     converted: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        bound = bind(type(self).__name__, self.takes, args, kwargs)
+        bound = bind(type(self).__name__, self.init_signature, args, kwargs)
         bound.apply_defaults()
         given = self._checked(bound.arguments)
         super().__init__(**{name: given[name] for name in self.inherited})
@@ -198,7 +198,7 @@ class Pool(nn.Module):
         NotImplementedError
             If PyTorch has no such module.
         """
-        if self.theirs is None or not self._equals_pytorch():
+        if self.pytorch_class is None or not self._equals_pytorch():
             raise not_scriptable(self)
         module = copy(self)
         module.become_pytorch()
@@ -208,14 +208,14 @@ class Pool(nn.Module):
         """Become PyTorch's module, without the arguments that only poolgrad's has."""
         added = self.added
         # In this order, an interruption leaves a module that works.
-        self.__class__ = self.theirs  # type: ignore[assignment]
+        self.__class__ = self.pytorch_class  # type: ignore[assignment]
         for name in (*added, "converted"):
             vars(self).pop(name, None)
 
     def extra_repr(self) -> str:
         """Return the arguments that are printed."""
         words = [f"{name}={_brief(getattr(self, name))}" for name in self.shown]
-        for name, parameter in self.takes.parameters.items():
+        for name, parameter in self.init_signature.parameters.items():
             value = getattr(self, name)
             usual = not isinstance(value, Tensor) and value == parameter.default
             if not usual and name not in (*self.shown, *self.inherited):

@@ -162,13 +162,9 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
             vars(module).update(ours.added, converted=True)
             module.__class__ = ours
     pairs = fusion.fuse(model) if fuse else []
-    names_of = {module: names for names, module in _modules(model)} if pairs else {}
+    names_of = {module: names for names, module in _modules(model)}
     fused = [
-        Module(
-            names_of[pool],
-            type(pool).__name__,
-            f"with the ReLU {', '.join(names_of[relu])}",
-        )
+        Module(names_of[pool], type(pool).__name__, f"with the ReLU {', '.join(names_of[relu])}")
         for _, relu, pool in pairs
     ]
     return Report(tuple(replaced), tuple(left), tuple(calls), tuple(fused))

@@ -262,13 +262,13 @@ def family(
             "__module__": "poolgrad.torch",  # where users, and pickle, find it
             "__doc__": _documentation(fast, d, takes, theirs, base.note),
             "__signature__": takes,
-            "takes": takes,
+            "init_signature": takes,
             "function": staticmethod(function_of_dims),
             "dims": d,
             "call_cache": function_of_dims.cache,  # type: ignore[attr-defined]
             "checked": CallCache(),
             "names": tuple(takes.parameters),
-            "theirs": theirs[0] if theirs else None,
+            "pytorch_class": theirs[0] if theirs else None,
             "inherited": inherited,
             "added": {n: p.default for n, p in takes.parameters.items() if n not in inherited},
             "autocast_to_float32": d == 3 or name in ("FractionalMaxPool", "MaxUnpool"),

@@ -25,7 +25,7 @@ SHARING = ("layer", "channel")
 
 @fx.wrap
 def _responses(x: Tensor, weight: Tensor, channels: int, *windows: tuple[int, int]) -> Tensor:
-    """The scalar product of every filter with every window: ``(..., C, filters, H', W')``."""
+    """Multiply every filter with every window; the shape is ``(..., C, filters, H', W')``."""
     kernel_size, stride, padding = windows
     check_fits(check_maps(x, channels), kernel_size, padding)
     filters = weight.shape[1]
