@@ -52,7 +52,8 @@ from typing import Any
 from torch import nn
 
 from poolgrad.interface import Routes, Ties
-from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
+from poolgrad.torch.base import Pool
+from poolgrad.torch.modules import Lip, Maximum, Unpool
 from poolgrad.windows import Ints, Padding
 """
 JAX_HEAD = """\
@@ -153,7 +154,8 @@ def functions_stub() -> str:
 
 def module(made: Any) -> str:
     """The stub of a module class."""
-    from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
+    from poolgrad.torch.base import Pool
+    from poolgrad.torch.modules import Lip, Maximum, Unpool
 
     ours = next(base.__name__ for base in (Lip, Maximum, Unpool, Pool) if issubclass(made, base))
     theirs = [f"nn.{b.__name__}" for b in made.__bases__ if not issubclass(b, Pool)]

@@ -23,7 +23,7 @@ from torch import nn  # noqa: E402
 from poolgrad.torch.layers.power import GeM2d, LogSumExp2d  # noqa: E402
 
 LAYERS: dict[str, Any] = {"GeM2d": GeM2d, "LogSumExp2d": LogSumExp2d}
-ARGUMENT = {"GeM2d": "p", "LogSumExp2d": "r"}
+ARGUMENT = {"GeM2d": "norm_type", "LogSumExp2d": "r"}
 each_layer = pytest.mark.parametrize("name", LAYERS)
 each_channels = pytest.mark.parametrize("channels", [None, 3])
 
@@ -35,7 +35,7 @@ def image(*shape: int) -> torch.Tensor:
 @each_channels
 def test_gem_with_power_one_is_the_average(channels: int | None) -> None:
     x = image()
-    torch.testing.assert_close(GeM2d(channels, p=1.0).double()(x), x.mean((2, 3)))
+    torch.testing.assert_close(GeM2d(channels, norm_type=1.0).double()(x), x.mean((2, 3)))
 
 
 @each_channels
@@ -43,7 +43,7 @@ def test_gem_comes_close_to_the_maximum(channels: int | None) -> None:
     """Of n values the power mean lies between ``max * n ** (-1 / p)`` and the maximum."""
     x = image()
     for p in (10.0, 100.0, 1000.0):
-        y = GeM2d(channels, p=p).double()(x)
+        y = GeM2d(channels, norm_type=p).double()(x)
         assert (y < x.amax((2, 3))).all()
         assert (y >= x.amax((2, 3)) * 20 ** (-1 / p)).all()
     torch.testing.assert_close(y, x.amax((2, 3)), rtol=4e-3, atol=0)
@@ -73,17 +73,17 @@ def test_log_mean_exp_comes_close_to_the_maximum(channels: int | None) -> None:
 def test_gem_is_what_its_authors_compute() -> None:
     """Inputs below `eps`, too: they count as `eps`, and get no gradient."""
     x = (image() - 1).requires_grad_()
-    gem = GeM2d(p=2.5, eps=1e-3).double()
-    authors = x.clamp(min=1e-3).pow(gem.p).mean((2, 3)).pow(1 / gem.p)
+    gem = GeM2d(norm_type=2.5, eps=1e-3).double()
+    authors = x.clamp(min=1e-3).pow(gem.norm_type).mean((2, 3)).pow(1 / gem.norm_type)
     torch.testing.assert_close(gem(x), authors)
-    ours, theirs = (torch.autograd.grad(y.sum(), (x, gem.p)) for y in (gem(x), authors))
+    ours, theirs = (torch.autograd.grad(y.sum(), (x, gem.norm_type)) for y in (gem(x), authors))
     torch.testing.assert_close(ours, theirs)
     assert (ours[0][x < 1e-3] == 0).all()
 
 
 def test_gem_without_eps_takes_sizes() -> None:
     x = image() - 1
-    y = GeM2d(p=2.0, eps=0).double()(x)
+    y = GeM2d(norm_type=2.0, eps=0).double()(x)
     torch.testing.assert_close(y, x.square().mean((2, 3)).sqrt())
 
 
@@ -174,7 +174,7 @@ WITHOUT_KERNELS: dict[str, Any] = {
 @pytest.mark.parametrize(
     "way", [*(pytest.param(w, marks=pytest.mark.slow) for w in ("compiled", "exported")), "traced"]
 )
-@pytest.mark.parametrize("layer", [GeM2d(eps=0), GeM2d(2, p=20.0), LogSumExp2d(2)], ids=str)
+@pytest.mark.parametrize("layer", [GeM2d(eps=0), GeM2d(2, norm_type=20.0), LogSumExp2d(2)], ids=str)
 def test_maps_of_one_value_have_the_gradient_of_the_kernels(layer: Any, way: str) -> None:
     def gradient(layer: Any) -> Any:
         return torch.func.grad(lambda x: layer(x).sum())
@@ -194,7 +194,13 @@ EXTREMES = [
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     "layer",
-    [GeM2d(p=20.0), GeM2d(p=0.5, eps=0), GeM2d(eps=0), LogSumExp2d(), LogSumExp2d(r=-2.0)],
+    [
+        GeM2d(norm_type=20.0),
+        GeM2d(norm_type=0.5, eps=0),
+        GeM2d(eps=0),
+        LogSumExp2d(),
+        LogSumExp2d(r=-2.0),
+    ],
     ids=str,
 )
 def test_extreme_values_without_kernels(
@@ -257,12 +263,12 @@ def test_bad_arguments(name: str) -> None:
 
 
 def test_bad_powers() -> None:
-    with pytest.raises(ValueError, match=r"^p must be above 0, got -1"):
-        GeM2d(p=-1)
+    with pytest.raises(ValueError, match=r"^norm_type must be positive, got -1"):
+        GeM2d(norm_type=-1)
     with pytest.raises(ValueError, match=r"^eps must not be negative, got -1"):
         GeM2d(eps=-1)
     gem = GeM2d()
     with torch.no_grad():
-        gem.p.fill_(-1.0)
+        gem.norm_type.fill_(-1.0)
     with pytest.raises(ValueError, match=r"^norm_type must be positive"):
         gem(image().float())

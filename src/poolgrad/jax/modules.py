@@ -1,4 +1,4 @@
-"""Static modules for JAX: immutable dataclasses that are pytrees, for Flax NNX and Equinox alike.
+"""Modules for JAX: immutable dataclasses that are pytrees, for Flax NNX and Equinox alike.
 
 A module stores the arguments of a public function and calls that function; `modules` creates a
 class for each public function and number of pooled axes. Neither Flax nor Equinox is imported.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, make_dataclass, replace
-from inspect import Parameter, Signature, signature
+from inspect import Signature, signature
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,11 @@ from jax.typing import ArrayLike
 from poolgrad.arguments import real_numbers, refuse_numbers
 from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.docstrings import class_name, of_module
+from poolgrad.functional.modules import LEARNED, Placeholder, operator_of
 from poolgrad.functional.public import bind
-from poolgrad.interface import Request
 from poolgrad.jax.function import FRONT_END, is_key
-from poolgrad.operators import OPERATORS
-from poolgrad.windows import Window, brief, flag, in_memory
+from poolgrad.windows import brief, flag, in_memory
 from poolgrad.windows.arguments import to_python
-
-_LEARNED = {operator.operand.name for operator in OPERATORS.values() if operator.learned}
 
 
 class Pool:
@@ -47,6 +44,8 @@ class Pool:
         The number of pooled axes.
     at_call : tuple of str
         The arguments of the function that the constructor does not take.
+    required : tuple of str
+        Those of them that have no default.
     note : str
         A sentence for the documentation.
     """
@@ -55,6 +54,7 @@ class Pool:
     function: ClassVar[Callable[..., Any]]
     dims: ClassVar[int]
     at_call: ClassVar[tuple[str, ...]] = ("x", "out", "generator", "_random_samples")
+    required: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = "A call takes `x`; a `key` is accepted and not used."
     _leaves: tuple[str, ...]  # the names of the arguments that are leaves
 
@@ -62,10 +62,10 @@ class Pool:
         bound = bind(type(self).__name__, self.__signature__, args, kwargs)
         bound.apply_defaults()
         given = {
-            name: _learned(name, value) if name in _LEARNED else _hashable(name, value)
+            name: _learned(name, value) if name in LEARNED else _hashable(name, value)
             for name, value in bound.arguments.items()
         }
-        leaves = tuple(name for name in _LEARNED & given.keys() if not _is_number(given[name]))
+        leaves = tuple(name for name in LEARNED & given.keys() if not _is_number(given[name]))
         self._check(given)
         for name, value in [*given.items(), ("_leaves", leaves)]:
             object.__setattr__(self, name, value)
@@ -75,27 +75,35 @@ class Pool:
 
     def _check(self, given: dict[str, Any]) -> None:
         """Raise an error if the arguments are wrong for every input."""
-        request = self._describe(_Input((2**31,) * (self.dims + 2)), given)
-        operator = OPERATORS[request.operator]
-        operator.check(Window(()), request.options)
-        for name in _LEARNED & given.keys():
+        operator = operator_of(self.function, self.dims, given, self.required)
+        for name in LEARNED & given.keys():
             value = _unwrapped(given[name])
             if not isinstance(value, jax.core.Tracer):
                 operator.check_operand(np.asarray(value, np.float64).ravel().tolist())
-
-    def _describe(self, x: Any, given: dict[str, Any]) -> Request:
-        """Return the description of a call, without the arguments that only a call takes."""
-        function = signature(self.function).parameters
-        added = (n for n in self.at_call if n in function and n != "x")
-        required = {n: None for n in added if function[n].default is Parameter.empty}
-        request: Request = self.function.describe(x, **required, **given)  # type: ignore[attr-defined]
-        return request
 
     def _arguments(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """Pool the input."""
+        """Call the public function with the arguments of the module.
+
+        Parameters
+        ----------
+        x : array
+            The input, of a dtype that the function accepts, with any number of leading axes.
+        key : array, optional
+            Not used: containers of modules pass a key to each of them.
+
+        Returns
+        -------
+        array or (array, array)
+            The output; with ``return_indices=True``, also the indices of the winners.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the input does not suit the function or the windows.
+        """
         return self.function(_array(x), **self._arguments())
 
 
@@ -105,7 +113,13 @@ class Random(Pool):
     note = "A call takes `x` and a `key` of `jax.random`."
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """Pool the input with random numbers from the key."""
+        """Call the public function with random numbers from the key; see `Pool.__call__`.
+
+        Raises
+        ------
+        TypeError
+            If `key` is not a key of `jax.random`.
+        """
         return self._drawn(x, key, self._arguments())
 
     def _drawn(self, x: ArrayLike, key: Any, given: dict[str, Any]) -> Any:
@@ -129,7 +143,15 @@ class Stochastic(Random):
     def __call__(
         self, x: ArrayLike, *, key: Array | None = None, training: bool | None = None
     ) -> Any:
-        """Return a random input of each window, or the weighted mean."""
+        """Return a random input of each window, or the weighted mean; see `Pool.__call__`.
+
+        Parameters
+        ----------
+        x, key : array
+            The input, and a key of `jax.random`, which only training needs.
+        training : bool, optional
+            Replaces the argument of the constructor.
+        """
         given = self._arguments()
         if training is not None:
             given["training"] = flag("training", training)
@@ -142,12 +164,21 @@ class Unpool(Pool):
     """Unpooling, which takes indices in every call."""
 
     at_call = (*Pool.at_call, "indices", "output_size")
+    required = ("indices",)
     note = "A call takes `x`, its `indices` and optionally\n`output_size`."
 
     def __call__(  # type: ignore[override]
         self, x: ArrayLike, indices: ArrayLike, output_size: Any = None, *, key: Array | None = None
     ) -> Array:
-        """Return the values at their indices, and zeros elsewhere."""
+        """Return the values at their indices, and zeros elsewhere; see `Pool.__call__`.
+
+        Parameters
+        ----------
+        x, indices : array
+            The values and their indices, of the same shape.
+        output_size : sequence of int, optional
+            Sizes of the pooled axes of the output; default: that of the public function.
+        """
         given = self._arguments() | {"output_size": output_size}
         y: Array = self.function(_array(x), indices, **given)
         return y
@@ -157,32 +188,34 @@ class Lip(Pool):
     """Local importance pooling, which takes logits in every call."""
 
     at_call = (*Pool.at_call, "logits")
+    required = ("logits",)
     note = "A call takes `x` and its `logits`."
 
     def __call__(  # type: ignore[override]
         self, x: ArrayLike, logits: ArrayLike, *, key: Array | None = None
     ) -> Array:
-        """Return the mean of each window, weighted with the softmax of the logits."""
+        """Return the mean of each window, weighted with the softmax of its logits.
+
+        Parameters
+        ----------
+        x, logits : array
+            The values and the logarithms of their weights, of the same shape.
+        """
         y: Array = self.function(_array(x), logits, **self._arguments())
         return y
 
 
 class Global(Pool):
-    """Static over all axes but the channels and any number of leading axes."""
+    """Pooling over the given number of axes, with any number of leading axes."""
 
     note = f"{Pool.note}\nThere may be any number of leading axes."
 
     def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
-        """Pool the input."""
+        """Pool the last axes of the input, or those before the channels; see `Pool.__call__`."""
         # The public function would pool additional leading axes.
-        request = self._describe(_Input((1,) * (self.dims + 2)), self._arguments())
+        x_like = Placeholder((1,) * (self.dims + 2))
+        request = self.function.describe(x_like, **self._arguments())  # type: ignore[attr-defined]
         return FRONT_END.perform(replace(request, x=_array(x)))
-
-
-class _Input(NamedTuple):
-    """A placeholder for an input: only its shape is read."""
-
-    shape: tuple[int, ...]
 
 
 # Arguments
@@ -299,7 +332,7 @@ def _module(name: str, function: Callable[..., Any], base: type[Pool], dims: int
     takes = [p.replace(default=True) if p.name == "channels_last" else p for p in takes]
     names = [p.name for p in takes]
     notes = [f"Calls `poolgrad.{function.__name__}`. {base.note}"]
-    if not _LEARNED.isdisjoint(names):
+    if not LEARNED.isdisjoint(names):
         notes.append(_LEAF)
     documented = [name for name in names if name != "channels_last"]
     members = {

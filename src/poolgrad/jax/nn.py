@@ -1,4 +1,4 @@
-"""Static modules for Flax NNX, Equinox and plain JAX.
+"""Modules for Flax NNX, Equinox and plain JAX.
 
 There is a class for each public function and number of pooled axes, with the arguments of the
 function. Its objects are immutable dataclasses and pytrees.

@@ -109,14 +109,15 @@ _call_cache_symbols = PRIVATE.symbols_or_none(
     _CALL_CACHE_SYMBOLS, "small calls take longer, and accelerate() changes nothing"
 )
 
-# (function of a tensor, its value), and (function without arguments or (object, attribute), value)
-plain: tuple[tuple[Any, Any], ...] = ()
-quiet: tuple[tuple[Any, Any], ...] = ()
+# (function of a tensor, its value for a plain tensor)
+PLAIN_TENSOR: tuple[tuple[Any, Any], ...] = ()
+# (function without arguments or (object, attribute), its value if nothing observes or transforms)
+UNOBSERVED: tuple[tuple[Any, Any], ...] = ()
 has_call_cache = _call_cache_symbols is not None
 if _call_cache_symbols is not None:
     _dispatch_modes, _function_modes, _is_functional, _ = _call_cache_symbols
-    plain = ((_is_functional, False),)
-    quiet = (
+    PLAIN_TENSOR = ((_is_functional, False),)
+    UNOBSERVED = (
         (innermost_transform, None),
         (_dispatch_modes, 0),
         (_function_modes, 0),
@@ -130,4 +131,4 @@ def is_observed() -> bool:
     return _call_cache_symbols is None or _dispatch_modes() > 0 or _function_modes() > 0
 
 
-exports_layouts = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+has_dlpack_exchange = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")

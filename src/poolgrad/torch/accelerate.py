@@ -41,8 +41,6 @@ class _AtenOperator(NamedTuple):
     ----------
     name : str
         Name in ``torch.ops.aten``.
-    function : str
-        Name of poolgrad's function.
     names : tuple of str
         The arguments after the input, by the names of poolgrad's function.
     indices : bool
@@ -50,9 +48,13 @@ class _AtenOperator(NamedTuple):
     """
 
     name: str
-    function: str
     names: tuple[str, ...]
     indices: bool = False
+
+    @property
+    def function(self) -> str:
+        """Name of poolgrad's function."""
+        return self.name.removeprefix("_").removesuffix("_with_indices")
 
 
 _MAX = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
@@ -60,22 +62,15 @@ _AVG = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "d
 _FRACTIONAL = ("kernel_size", "output_size", "_random_samples")
 
 # The operators from which all others are composed, by the number of pooled axes.
-_OPERATORS = [
-    _AtenOperator("max_pool1d", "max_pool1d", _MAX),
-    _AtenOperator("avg_pool1d", "avg_pool1d", _AVG[:-1]),
-]
+_OPERATORS = [_AtenOperator("max_pool1d", _MAX), _AtenOperator("avg_pool1d", _AVG[:-1])]
 for _d in ("2d", "3d"):
     _OPERATORS += [
-        _AtenOperator(f"max_pool{_d}", f"max_pool{_d}", _MAX),
-        _AtenOperator(f"max_pool{_d}_with_indices", f"max_pool{_d}", _MAX, indices=True),
-        _AtenOperator(f"avg_pool{_d}", f"avg_pool{_d}", _AVG),
-        _AtenOperator(
-            f"adaptive_max_pool{_d}", f"adaptive_max_pool{_d}", ("output_size",), indices=True
-        ),
-        _AtenOperator(f"_adaptive_avg_pool{_d}", f"adaptive_avg_pool{_d}", ("output_size",)),
-        _AtenOperator(
-            f"fractional_max_pool{_d}", f"fractional_max_pool{_d}", _FRACTIONAL, indices=True
-        ),
+        _AtenOperator(f"max_pool{_d}", _MAX),
+        _AtenOperator(f"max_pool{_d}_with_indices", _MAX, indices=True),
+        _AtenOperator(f"avg_pool{_d}", _AVG),
+        _AtenOperator(f"adaptive_max_pool{_d}", ("output_size",), indices=True),
+        _AtenOperator(f"_adaptive_avg_pool{_d}", ("output_size",)),
+        _AtenOperator(f"fractional_max_pool{_d}", _FRACTIONAL, indices=True),
     ]
 
 
@@ -103,13 +98,15 @@ def _kernel(operator: _AtenOperator, before: Any) -> Callable[..., Any]:
                 and not (drawn and _refuses_samples(given["_random_samples"], x))
                 and not (fitting and _is_smaller(x, given["kernel_size"]))
             ):
+                if given.get("stride") == []:  # stands for the kernel size
+                    del given["stride"]
                 try:
-                    made = function(x, **_completed(given), **fixed)
+                    made = function(x, **given, **fixed)
                     if operator.indices:
                         _require_unchanged(*made)
                     return made
                 except (TypeError, ValueError):
-                    if not FRONT_END.refuses(function, x, _completed(given)):
+                    if not FRONT_END.refuses(function, x, given):
                         raise
                     # PyTorch raises its own error
         return before.call_boxed(keys, x, *args, **more)
@@ -148,13 +145,6 @@ def _require_unchanged(y: Tensor, indices: Tensor) -> None:
             )
 
     y.grad_fn.register_prehook(check)
-
-
-def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """Remove an empty stride, which stands for the kernel size."""
-    if given.get("stride") == []:
-        return {name: value for name, value in given.items() if name != "stride"}
-    return given
 
 
 class _Switch:

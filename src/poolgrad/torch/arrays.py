@@ -129,16 +129,16 @@ def kind(exchange: bool) -> TensorSpec:
     return TensorSpec(
         Tensor,
         parts=("requires_grad", *(() if exchange else ("dtype",))),
-        required=() if exchange else (*plain, *_compat.plain),
+        required=() if exchange else (*plain, *_compat.PLAIN_TENSOR),
         global_state=(torch.is_grad_enabled,),
         # Without these symbols no call is cached.
-        required_state=_compat.quiet if _compat.has_call_cache else ((bool, True),),
+        required_state=_compat.UNOBSERVED if _compat.has_call_cache else ((bool, True),),
         protocol="by exchange" if exchange else "by attributes",
     )
 
 
 # Plain tensors while nothing is transformed, traced or observed: the dispatcher can be skipped.
-KIND = kind(_compat.exports_layouts)
+KIND = kind(_compat.has_dlpack_exchange)
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -186,7 +186,7 @@ def are_direct_for_triton(given: tuple[Any, ...]) -> bool:
             and not t.is_quantized
             and not t.is_nested
             and not is_wrapped(t)
-            and all(read(t) == value for read, value in _compat.plain)
+            and all(read(t) == value for read, value in _compat.PLAIN_TENSOR)
             for t in given
         )
     )

@@ -23,24 +23,20 @@ def one_by_one(op: Any, size: int, in_dims: tuple[Any, ...], args: tuple[Any, ..
     empty batch are those of an element on the device ``meta``.
     """
     given, rest = list(zip(args, in_dims, strict=False)), args[len(in_dims) :]
-    if size == 0:
+    if size:
+        elements = [[t if d is None else t.select(d, n) for t, d in given] for n in range(size)]
+    else:
         shapes = [[n for a, n in enumerate(t.shape) if a != d] for t, d in given]
-        example = (
-            torch.empty(shape, dtype=t.dtype, device="meta")
-            for shape, (t, _) in zip(shapes, given, strict=True)
-        )
-        made = op(*example, *rest)
-        empty = [
-            torch.empty(0, *m.shape, dtype=m.dtype, device=args[0].device)
-            for m in (made if isinstance(made, tuple) else (made,))
-        ]
-        return tuple(empty) if isinstance(made, tuple) else empty[0]
-    results = [
-        op(*(t if d is None else t.select(d, n) for t, d in given), *rest) for n in range(size)
-    ]
+        elements = [[t.new_empty(s, device="meta") for s, t in zip(shapes, args, strict=False)]]
+    results = [op(*tensors, *rest) for tensors in elements]
+
+    def stacked(parts: Any) -> Tensor:
+        made = torch.stack(tuple(parts))
+        return made if size else torch.empty_like(made[:0], device=args[0].device)
+
     if isinstance(results[0], tuple):
-        return tuple(map(torch.stack, zip(*results, strict=True)))
-    return torch.stack(results)
+        return tuple(map(stacked, zip(*results, strict=True)))
+    return stacked(results)
 
 
 def batch(operator: Operator, ops: dict[str, Any], kept: int, library: Any) -> None:

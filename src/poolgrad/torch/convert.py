@@ -15,12 +15,9 @@ from types import CodeType, FunctionType
 from torch import nn
 
 from poolgrad.torch import fusion
-from poolgrad.torch.modules import SUBCLASSES, Pool, difference_from_pytorch
+from poolgrad.torch.base import Pool, difference_from_pytorch
+from poolgrad.torch.modules import SUBCLASSES
 from poolgrad.windows import flag
-
-_THEIRS: dict[type[nn.Module], type[nn.Module]] = {
-    ours: theirs for theirs, ours in SUBCLASSES.items()
-}
 
 # PyTorch's pooling functions: those of its modules, and functions that call them.
 _FUNCTIONS = frozenset(
@@ -153,7 +150,7 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
         functions = _called(module)
         if functions:
             calls.append(Module(names, kind.__name__, ", ".join(functions)))
-        if not isinstance(module, tuple(SUBCLASSES)) or isinstance(module, tuple(_THEIRS)):
+        if not isinstance(module, tuple(SUBCLASSES)) or isinstance(module, Pool):
             continue
         obstacle = _obstacle(module)
         if obstacle:
@@ -165,13 +162,9 @@ def convert(model: nn.Module, *, fuse: bool = False) -> Report:
             vars(module).update(ours.added, converted=True)
             module.__class__ = ours
     pairs = fusion.fuse(model) if fuse else []
-    names_of = {module: names for names, module in _modules(model)} if pairs else {}
+    names_of = {module: names for names, module in _modules(model)}
     fused = [
-        Module(
-            names_of[pool],
-            _THEIRS[type(pool)].__name__,
-            f"with the ReLU {', '.join(names_of[relu])}",
-        )
+        Module(names_of[pool], type(pool).__name__, f"with the ReLU {', '.join(names_of[relu])}")
         for _, relu, pool in pairs
     ]
     return Report(tuple(replaced), tuple(left), tuple(calls), tuple(fused))
@@ -200,7 +193,7 @@ def revert(model: nn.Module) -> Report:
         fusion.unfuse(module)
         if isinstance(module, Pool) and module.converted:
             replaced.append(Module(names, type(module).__name__))
-            module.convert_to(_THEIRS[type(module)])
+            module.become_pytorch()
     return Report(tuple(replaced))
 
 

@@ -5,7 +5,8 @@ from typing import Any
 from torch import nn
 
 from poolgrad.interface import Routes, Ties
-from poolgrad.torch.modules import Lip, Maximum, Pool, Unpool
+from poolgrad.torch.base import Pool
+from poolgrad.torch.modules import Lip, Maximum, Unpool
 from poolgrad.windows import Ints, Padding
 
 class AdaptiveAvgPool1d(Pool, nn.AdaptiveAvgPool1d):

@@ -25,7 +25,7 @@ from poolgrad.lab.plotting import BLUE, GREY, to_png
 from poolgrad.tools.bench.measure import median_and_spread, take_turns, using_threads
 from poolgrad.tools.bench.steps import forward, infer, is_pooling, kept_bytes, pooling_bytes, train
 from poolgrad.torch import Report, convert
-from poolgrad.torch.modules import Pool
+from poolgrad.torch.base import Pool
 
 _CONFIDENCE = 0.95
 _PROFILED = 5  # steps

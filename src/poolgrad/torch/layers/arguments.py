@@ -5,24 +5,66 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from poolgrad.torch._compat import tracing_state
 from poolgrad.torch.arrays import is_in_graph
-from poolgrad.torch.modules import not_scriptable
-from poolgrad.windows import brief, per_axis, positive
+from poolgrad.torch.base import not_scriptable
+from poolgrad.windows import Ints, brief, per_axis, positive
 
 
 class Layer(nn.Module):
-    """Base class of the layers."""
+    """Base class of the layers.
+
+    Attributes
+    ----------
+    shown : tuple of str
+        The arguments that are printed.
+    """
+
+    shown: ClassVar[tuple[str, ...]] = ()
 
     def __prepare_scriptable__(self) -> nn.Module:
         raise not_scriptable(self)
 
+    def extra_repr(self) -> str:
+        """Return the arguments for `repr`."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown)
 
+
+class WindowedLayer(Layer):
+    """Base class of the layers for maps with a given number of channels, divided into windows.
+
+    Parameters
+    ----------
+    channels, kernel_size, stride, padding
+        As for the layers; the default stride is the kernel size.
+    """
+
+    shown: ClassVar[tuple[str, ...]] = ("channels", "kernel_size", "stride", "padding")
+
+    def __init__(
+        self, channels: int, kernel_size: Ints, stride: Ints | None, padding: Ints
+    ) -> None:
+        super().__init__()
+        self.channels = one_positive("channels", channels)
+        self.kernel_size = pair("kernel_size", kernel_size)
+        self.stride = self.kernel_size if stride is None else pair("stride", stride)
+        self.padding = padding_of(padding, self.kernel_size)
+
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """Return kernel size, stride and padding."""
+        return self.kernel_size, self.stride, self.padding
+
+
+# Arguments of calls. In graphs that torch.fx traces, these functions are nodes, if they are called
+# as attributes of this module.
+
+
+@fx.wrap
 def check_maps(x: Any, channels: int | None = None) -> Tensor:
     """Return `x` if a layer can pool it.
 
@@ -57,16 +99,19 @@ def check_maps(x: Any, channels: int | None = None) -> Tensor:
     return x
 
 
+@fx.wrap
 def batched(x: Tensor) -> Tensor:
     """Return checked maps as a batch of shape (N, C, H, W)."""
     return x if x.dim() == 4 else x[None]
 
 
+@fx.wrap
 def unbatched(y: Tensor, x: Tensor) -> Tensor:
     """Return the result of ``batched(x)``, without the batch axis if `x` has none."""
     return y if x.dim() == 4 else y[0]
 
 
+@fx.wrap
 def check_size(x: Tensor, size: tuple[int, int]) -> Tensor:
     """Return maps that have the height and width of a layer; others are a ValueError."""
     if tuple(x.shape[-2:]) != size:
@@ -74,12 +119,19 @@ def check_size(x: Tensor, size: tuple[int, int]) -> Tensor:
     return x
 
 
-def plane_of(x: Tensor) -> tuple[int, int]:
-    """Return the height and the width of maps as integers, which are constants in traces."""
-    height, width = x.shape[-2:]
-    if tracing_state() is not None:
-        return int(height), int(width)
-    return height, width
+@fx.wrap
+def check_fits(x: Tensor, kernel_size: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+    """Return maps into which, padded, at least one window fits; others are a ValueError."""
+    height, width = (n + 2 * pad for n, pad in zip(x.shape[-2:], padding, strict=True))
+    if height < kernel_size[0] or width < kernel_size[1]:
+        raise ValueError(
+            f"kernel_size {kernel_size} must fit into the padded map of {height} x {width}; "
+            f"x has shape {tuple(x.shape)} and padding is {padding}"
+        )
+    return x
+
+
+# Arguments of constructors
 
 
 def one_positive(name: str, value: object) -> int:
@@ -120,23 +172,15 @@ def padding_of(value: object, kernel_size: tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
-def check_fits(x: Tensor, kernel_size: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """Return maps into which, padded, at least one window fits; others are a ValueError."""
-    height, width = (n + 2 * pad for n, pad in zip(x.shape[-2:], padding, strict=True))
-    if height < kernel_size[0] or width < kernel_size[1]:
-        raise ValueError(
-            f"kernel_size {kernel_size} must fit into the padded map of {height} x {width}; "
-            f"x has shape {tuple(x.shape)} and padding is {padding}"
-        )
-    return x
-
-
 def one_of(name: str, value: object, accepted: tuple[str, ...]) -> str:
     """Return an argument that is one of some words."""
     if not isinstance(value, str) or value not in accepted:
         words = ", ".join(map(repr, accepted))
         raise ValueError(f"{name} must be one of {words}, got {brief(value)}")
     return value
+
+
+# Computation
 
 
 def sum_dtype(x: Tensor) -> torch.dtype:

@@ -7,22 +7,9 @@ from torch import Tensor, fx, nn
 from torch.nn.functional import relu, scaled_dot_product_attention
 
 from poolgrad.torch._compat import forward_level, is_transformed, tracing_state
-from poolgrad.torch.layers.arguments import (
-    Layer,
-    batched,
-    check_maps,
-    check_size,
-    one_positive,
-    optional_count,
-    pair,
-    unbatched,
-)
-from poolgrad.torch.layers.exportable import global_average
+from poolgrad.torch.layers import arguments, exportable
+from poolgrad.torch.layers.arguments import Layer, one_positive, optional_count, pair
 from poolgrad.windows import brief
-
-# In graphs that torch.fx traces, nodes
-for _function in ("batched", "check_maps", "check_size", "global_average", "unbatched"):
-    fx.wrap(_function)
 
 _HEAD_WIDTH = 64  # channels of one head, as in CLIP
 
@@ -110,19 +97,33 @@ class MultiHeadAttention(Layer):
 
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
         """Attend from (N, Q, C) to (N, T, C); the result has shape (N, Q, out_channels)."""
-        q, k, v = (
-            self._split(project(values))
-            for project, values in (
-                (self.query, queries),
-                (self.key, tokens),
-                (self.value, tokens),
-            )
-        )
+        q = self._split(self.query(queries))
+        k = self._split(self.key(tokens))
+        v = self._split(self.value(tokens))
         projected: Tensor = self.output(_attended(q, k, v).transpose(-3, -2).flatten(-2))
         return projected
 
 
-class AttentionPool2d(Layer):
+class _Attention(Layer):
+    """Base class: multi-head attention to the positions of a map with a given number of channels.
+
+    Parameters
+    ----------
+    channels, heads
+        As for the layers.
+    """
+
+    def __init__(self, channels: int, heads: int | None) -> None:
+        super().__init__()
+        self.channels = one_positive("channels", channels)
+        self.heads = _heads(self.channels, heads)
+
+    def extra_repr(self) -> str:
+        """Return the arguments for `repr`."""
+        return f"{self.channels}, {super().extra_repr()}"
+
+
+class AttentionPool2d(_Attention):
     """Attention of the average token over all positions of a map, with positional embeddings.
 
     The positions of the map, and before them their average, are a sequence of ``H * W + 1`` tokens.
@@ -177,6 +178,8 @@ class AttentionPool2d(Layer):
     torch.Size([2, 10])
     """
 
+    shown = ("size", "heads", "out_channels")
+
     def __init__(
         self,
         channels: int,
@@ -184,10 +187,8 @@ class AttentionPool2d(Layer):
         heads: int | None = None,
         out_channels: int | None = None,
     ) -> None:
-        super().__init__()
-        self.channels = one_positive("channels", channels)
+        super().__init__(channels, heads)
         self.size = pair("size", size)
-        self.heads = _heads(self.channels, heads)
         self.out_channels = optional_count("out_channels", out_channels) or self.channels
         deviation = self.channels**-0.5
         self.positions = nn.Parameter(
@@ -197,19 +198,14 @@ class AttentionPool2d(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
-        batch = batched(check_size(check_maps(x, self.channels), self.size))
-        tokens = torch.cat([global_average(batch)[:, None], _tokens(batch)], 1) + self.positions
-        return unbatched(self.attention(tokens[:, :1], tokens)[:, 0], x)
-
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        return (
-            f"{self.channels}, size={self.size}, heads={self.heads}, "
-            f"out_channels={self.out_channels}"
-        )
+        x = arguments.check_size(arguments.check_maps(x, self.channels), self.size)
+        batch = arguments.batched(x)
+        mean = exportable.global_average(batch)[:, None]
+        tokens = torch.cat([mean, _tokens(batch)], 1) + self.positions
+        return arguments.unbatched(self.attention(tokens[:, :1], tokens)[:, 0], x)
 
 
-class AttentionPoolLatent(Layer):
+class AttentionPoolLatent(_Attention):
     """Attention of learned queries over all positions of a map of any size.
 
     With the positions of the map as tokens X and the learned queries S::
@@ -257,6 +253,8 @@ class AttentionPoolLatent(Layer):
     (torch.Size([2, 10]), torch.Size([2, 10]))
     """
 
+    shown = ("heads", "latents", "out_channels")
+
     def __init__(
         self,
         channels: int,
@@ -264,9 +262,7 @@ class AttentionPoolLatent(Layer):
         latents: int = 1,
         out_channels: int | None = None,
     ) -> None:
-        super().__init__()
-        self.channels = one_positive("channels", channels)
-        self.heads = _heads(self.channels, heads)
+        super().__init__(channels, heads)
         self.latents = one_positive("latents", latents)
         rows = self.latents * self.channels
         self.out_channels = optional_count("out_channels", out_channels) or rows
@@ -282,15 +278,8 @@ class AttentionPoolLatent(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, out_channels)."""
-        batch = batched(check_maps(x, self.channels))
+        batch = arguments.batched(arguments.check_maps(x, self.channels))
         queries = self.queries.expand(batch.shape[0], -1, -1)
         hidden = _normalised(self.norm, queries + self.attention(queries, _tokens(batch)))
         rows = _normalised(self.norm_out, hidden + relu(self.feed_forward(hidden)))
-        return unbatched(self.projection(rows.flatten(-2)), x)
-
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        return (
-            f"{self.channels}, heads={self.heads}, latents={self.latents}, "
-            f"out_channels={self.out_channels}"
-        )
+        return arguments.unbatched(self.projection(rows.flatten(-2)), x)

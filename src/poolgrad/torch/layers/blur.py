@@ -10,19 +10,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from poolgrad.torch._compat import mode_of
-from poolgrad.torch.arrays import is_in_graph
-from poolgrad.torch.layers import arguments
-from poolgrad.torch.layers.arguments import (
-    Layer,
-    check_maps,
-    one_of,
-    one_positive,
-    pair,
-    plane_of,
-    sum_dtype,
-    without_autocast,
-)
-from poolgrad.torch.layers.exportable import max_pool2d
+from poolgrad.torch.arrays import is_in_graph, shape_of
+from poolgrad.torch.layers import arguments, exportable
+from poolgrad.torch.layers.arguments import Layer, one_of, one_positive, pair
 from poolgrad.torch.transposes import linear
 from poolgrad.windows import in_memory
 
@@ -31,39 +21,33 @@ PADDING_MODES = ("reflect", "replicate", "zeros", "circular")
 Pads = tuple[int, int]  # before and after one axis
 
 
-fx.wrap("check_maps")  # in graphs that torch.fx traces, a node
-
-
-def _row(size: int) -> tuple[float, ...]:
-    """Return a row of Pascal's triangle, divided by its sum, a power of two."""
-    return tuple(comb(size - 1, k) / 2 ** (size - 1) for k in range(size))
-
-
 def _filter(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the two-dimensional binomial filter of `size`: the outer square of `_row`.
+    """Return the two-dimensional binomial filter of `size`: the outer square of a row.
+
+    The row is one of Pascal's triangle, divided by its sum, a power of two.
 
     It is computed in every call, because a stored one would have the dtype and device of the
     module, and be lost where a module gets its memory later (`to_empty`). Its taps are integers
     over a power of two, which float32 represents exactly up to a size of 15.
     """
+    taps = [comb(size - 1, k) / 2 ** (size - 1) for k in range(size)]
     if device.type == "cpu":
-        row = torch.tensor(_row(size), dtype=dtype, device=device)
+        row = torch.tensor(taps, dtype=dtype, device=device)
     else:  # a CUDA graph cannot capture a copy from the host
-        taps = [torch.full((1,), tap, dtype=dtype, device=device) for tap in _row(size)]
-        row = torch.cat(taps)
+        row = torch.cat([torch.full((1,), tap, dtype=dtype, device=device) for tap in taps])
     return torch.outer(row, row)
 
 
 @fx.wrap
 def _blurred(x: Tensor, filter_size: int, stride: tuple[int, int], padding_mode: str) -> Tensor:
     """Blur and subsample; the sums of float16 and bfloat16 are computed in float32."""
-    channels = check_maps(x).shape[-3]
+    channels = arguments.check_maps(x).shape[-3]
     around = ((filter_size - 1) // 2, filter_size // 2)
     x = extend(x, around, around, padding_mode)
-    dtype = sum_dtype(x)
+    dtype = arguments.sum_dtype(x)
     with mode_of(x):
         weight = _filter(filter_size, dtype, x.device).expand(channels, 1, -1, -1)
-    with without_autocast(x):
+    with arguments.without_autocast(x):
         y = F.conv2d(x.to(dtype), weight, stride=stride, groups=channels)
     return y.to(x.dtype)
 
@@ -71,8 +55,9 @@ def _blurred(x: Tensor, filter_size: int, stride: tuple[int, int], padding_mode:
 @fx.wrap
 def _dense_maximum(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
     """Take the maximum of every window at stride one; a window is at most the map."""
-    height, width = check_maps(x).shape[-2:]
-    return max_pool2d(x, (min(kernel_size[0], height), min(kernel_size[1], width)), (1, 1))
+    height, width = arguments.check_maps(x).shape[-2:]
+    window = min(kernel_size[0], height), min(kernel_size[1], width)
+    return exportable.max_pool2d(x, window, (1, 1))
 
 
 def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
@@ -99,11 +84,13 @@ def extend(x: Tensor, height: Pads, width: Pads, mode: str) -> Tensor:
     if mode == "zeros":
         return F.pad(x, pads)
     if arguments.on_cpu(x):
-        limits = [size - int(mode == "reflect") for size in plane_of(x)]
+        limits = [size - int(mode == "reflect") for size in shape_of(x)[-2:]]
         if mode == "replicate" or (max(height) <= limits[0] and max(width) <= limits[1]):
-            with without_autocast(x):  # it would convert the map to float32
+            with arguments.without_autocast(x):  # it would convert the map to float32
                 return F.pad(x, pads, mode=mode)
-    for axis, size, (before, after) in zip((-2, -1), plane_of(x), (height, width), strict=True):
+    for axis, size, (before, after) in zip(
+        (-2, -1), shape_of(x)[-2:], (height, width), strict=True
+    ):
         if before or after:
             low = [_source(i, size, mode) for i in range(-before, 0)]
             high = [_source(size + i, size, mode) for i in range(after)]
@@ -190,6 +177,8 @@ class BlurPool2d(Layer):
               [0.5000, 0.5000]]]])
     """
 
+    shown = ("filter_size", "stride", "padding_mode")
+
     def __init__(
         self,
         filter_size: int = 3,
@@ -204,13 +193,6 @@ class BlurPool2d(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """Blur and subsample."""
         return _blurred(x, self.filter_size, self.stride, self.padding_mode)
-
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        return (
-            f"filter_size={self.filter_size}, stride={self.stride}, "
-            f"padding_mode={self.padding_mode!r}"
-        )
 
 
 class MaxBlurPool2d(Layer):
@@ -253,6 +235,8 @@ class MaxBlurPool2d(Layer):
     torch.Size([2, 8, 16, 16])
     """
 
+    shown = ("kernel_size",)  # the blur prints its own arguments
+
     def __init__(
         self,
         kernel_size: int | tuple[int, int] = 2,
@@ -268,10 +252,6 @@ class MaxBlurPool2d(Layer):
         """Pool, blur and subsample."""
         y: Tensor = self.blur(_dense_maximum(x, self.kernel_size))
         return y
-
-    def extra_repr(self) -> str:
-        """The windows of the maximum; the blur prints its own arguments."""
-        return f"kernel_size={self.kernel_size}"
 
 
 class BlurConv2d(Layer):
@@ -337,5 +317,6 @@ class BlurConv2d(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve, rectify, blur and subsample."""
-        y: Tensor = self.blur(F.relu(self.conv(check_maps(x, self.conv.in_channels))))
+        x = arguments.check_maps(x, self.conv.in_channels)
+        y: Tensor = self.blur(F.relu(self.conv(x)))
         return y

@@ -13,6 +13,7 @@ Pair = tuple[int, int]
 _max_pool2d, _avg_pool2d = FUNCTIONS["max_pool2d"], FUNCTIONS["avg_pool2d"]
 
 
+@fx.wrap
 def max_pool2d(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = (0, 0)) -> Tensor:
     """Take the maximum of every window; exported programs get PyTorch's operator."""
     pool = _max_pool2d if pools(x) else F.max_pool2d
@@ -20,6 +21,7 @@ def max_pool2d(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = (0, 0
     return y
 
 
+@fx.wrap
 def avg_pool2d(x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = (0, 0)) -> Tensor:
     """Average every window, padding included; exported programs get PyTorch's operator."""
     pool = _avg_pool2d if pools(x) else F.avg_pool2d

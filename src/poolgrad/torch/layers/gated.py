@@ -5,37 +5,28 @@ The source of both is Lee, Gallagher & Tu 2016.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from poolgrad.torch.layers import exportable
 from poolgrad.torch.layers.arguments import (
-    Layer,
+    WindowedLayer,
     check_fits,
     check_maps,
     one_of,
     one_positive,
-    padding_of,
-    pair,
 )
-from poolgrad.torch.layers.exportable import avg_pool2d, max_pool2d
 
 SHARING = ("layer", "channel")
 
-for _function in ("avg_pool2d", "max_pool2d"):  # in graphs that torch.fx traces, nodes
-    fx.wrap(_function)
-
 
 @fx.wrap
-def _responses(
-    x: Tensor,
-    weight: Tensor,
-    channels: int,
-    kernel_size: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-) -> Tensor:
-    """The scalar product of every filter with every window: ``(..., C, filters, H', W')``."""
+def _responses(x: Tensor, weight: Tensor, channels: int, *windows: tuple[int, int]) -> Tensor:
+    """Multiply every filter with every window; the shape is ``(..., C, filters, H', W')``."""
+    kernel_size, stride, padding = windows
     check_fits(check_maps(x, channels), kernel_size, padding)
     filters = weight.shape[1]
     each = weight.expand(channels, -1, -1, -1).reshape(-1, 1, *kernel_size)
@@ -44,8 +35,10 @@ def _responses(
     return by_channel
 
 
-class _Filtered(Layer):
+class _Filtered(WindowedLayer):
     """Base class: windows, and filters of their size, for all channels or for each channel."""
+
+    shown: ClassVar[tuple[str, ...]] = (*WindowedLayer.shown, "per")
 
     def __init__(
         self,
@@ -55,27 +48,12 @@ class _Filtered(Layer):
         padding: int | tuple[int, int],
         per: str,
     ) -> None:
-        super().__init__()
-        self.channels = one_positive("channels", channels)
-        self.kernel_size = pair("kernel_size", kernel_size)
-        self.stride = self.kernel_size if stride is None else pair("stride", stride)
-        self.padding = padding_of(padding, self.kernel_size)
+        super().__init__(channels, kernel_size, stride, padding)
         self.per = one_of("per", per, SHARING)
 
     def _new(self, filters: int) -> nn.Parameter:
         sets = 1 if self.per == "layer" else self.channels
         return nn.Parameter(torch.zeros(sets, filters, *self.kernel_size))
-
-    def _responses(self, x: Tensor, weight: Tensor) -> Tensor:
-        windows = self.kernel_size, self.stride, self.padding
-        return _responses(x, weight, self.channels, *windows)
-
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        return (
-            f"channels={self.channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding={self.padding}, per={self.per!r}"
-        )
 
 
 class GatedPool2d(_Filtered):
@@ -148,10 +126,11 @@ class GatedPool2d(_Filtered):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the gates of the input."""
-        windows = self.kernel_size, self.stride, self.padding
-        gate = self._responses(x, self.weight).squeeze(-3).sigmoid().to(x.dtype)  # by autocast
+        responses = _responses(x, self.weight, self.channels, *self.windows).squeeze(-3)
+        gate = responses.sigmoid().to(x.dtype)  # autocast may change it
+        mean = exportable.avg_pool2d(x, *self.windows)
         # Exact at both ends, because PyTorch documents that lerp starts from the nearer one.
-        return torch.lerp(avg_pool2d(x, *windows), max_pool2d(x, *windows), gate)
+        return torch.lerp(mean, exportable.max_pool2d(x, *self.windows), gate)
 
 
 class TreePool2d(_Filtered):
@@ -213,6 +192,7 @@ class TreePool2d(_Filtered):
     """
 
     DEEPEST = 10
+    shown = (*_Filtered.shown, "depth")
 
     def __init__(
         self,
@@ -235,7 +215,8 @@ class TreePool2d(_Filtered):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the leaves, combined by the gates of the input."""
-        responses = self._responses(x, torch.cat((self.leaves, self.gates), 1))
+        filters = torch.cat((self.leaves, self.gates), 1)
+        responses = _responses(x, filters, self.channels, *self.windows)
         count = self.leaves.shape[1]
         branches, gates = responses[..., :count, :, :], responses[..., count:, :, :]
         for level in range(self.depth - 2, -1, -1):  # from the leaves' parents to the root
@@ -243,7 +224,3 @@ class TreePool2d(_Filtered):
             gate = gates[..., first : 2 * first + 1, :, :].sigmoid()
             branches = torch.lerp(branches[..., 1::2, :, :], branches[..., ::2, :, :], gate)
         return branches.squeeze(-3)
-
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        return f"{super().extra_repr()}, depth={self.depth}"

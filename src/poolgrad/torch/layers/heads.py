@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from poolgrad.torch.layers.arguments import (
-    Layer,
-    batched,
-    check_maps,
-    check_size,
-    one_of,
-    one_positive,
-    pair,
-    unbatched,
-)
+from poolgrad.torch.layers import arguments, exportable
+from poolgrad.torch.layers.arguments import Layer, one_of, one_positive, pair
 from poolgrad.torch.layers.attention import AttentionPool2d
-from poolgrad.torch.layers.exportable import global_average, global_maximum
 from poolgrad.torch.layers.power import GeM2d
-
-# In graphs that torch.fx traces, nodes
-for _function in (
-    "batched",
-    "check_maps",
-    "check_size",
-    "global_average",
-    "global_maximum",
-    "unbatched",
-):
-    fx.wrap(_function)
-
-HEADS = ("flatten", "avg", "max", "gem", "attention")
-"""The names of the heads that `make_head` makes."""
 
 
 class _Average(nn.Module):
-    """The average of every channel."""
+    """The average of every channel: (N, C, H, W) to (N, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (N, C, H, W) to (N, C)."""
-        return global_average(x)
+        return exportable.global_average(x)
 
 
 class _Maximum(nn.Module):
     """The maximum of every channel; of equal inputs the first gets the gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (N, C, H, W) to (N, C)."""
-        return global_maximum(x)
+        return exportable.global_maximum(x)
+
+
+_POOLS = {"flatten": nn.Flatten, "avg": _Average, "max": _Maximum, "gem": GeM2d}
+
+HEADS = (*_POOLS, "attention")
+"""The names of the heads that `make_head` makes."""
 
 
 class Head(Layer):
@@ -86,10 +67,10 @@ class Head(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Score a tensor of shape (N, C, H, W); the scores have shape (N, classes)."""
-        x = check_maps(x, self.channels)
+        x = arguments.check_maps(x, self.channels)
         if self.name in ("flatten", "attention"):
-            x = check_size(x, self.size)
-        return unbatched(self.classify(self.pool(batched(x))), x)
+            x = arguments.check_size(x, self.size)
+        return arguments.unbatched(self.classify(self.pool(arguments.batched(x))), x)
 
     def extra_repr(self) -> str:
         """Return the arguments and the number of parameters."""
@@ -148,7 +129,7 @@ def make_head(name: str, channels: int, size: int | tuple[int, int], classes: in
     >>> head
     Head(
       'gem', channels=64, size=(4, 4), classes=10, parameters=651
-      (pool): GeM2d(p=3.0, eps=1e-06)
+      (pool): GeM2d(norm_type=3.0, eps=1e-06)
       (classify): Linear(in_features=64, out_features=10, bias=True)
     )
     >>> head(torch.rand(2, 64, 4, 4)).shape
@@ -157,16 +138,8 @@ def make_head(name: str, channels: int, size: int | tuple[int, int], classes: in
     name = one_of("name", name, HEADS)
     channels, classes = one_positive("channels", channels), one_positive("classes", classes)
     height, width = pair("size", size)
-    features = channels * height * width if name == "flatten" else channels
-    pool: nn.Module
     if name == "attention":
-        pool = AttentionPool2d(channels, (height, width), out_channels=classes)
-        return Head(name, channels, (height, width), classes, pool, nn.Identity())
-    if name == "flatten":
-        pool = nn.Flatten()
-    elif name == "gem":
-        pool = GeM2d()
-    else:
-        pool = _Average() if name == "avg" else _Maximum()
-    linear = nn.Linear(features, classes)
-    return Head(name, channels, (height, width), classes, pool, linear)
+        attention = AttentionPool2d(channels, (height, width), out_channels=classes)
+        return Head(name, channels, (height, width), classes, attention, nn.Identity())
+    linear = nn.Linear(channels * height * width if name == "flatten" else channels, classes)
+    return Head(name, channels, (height, width), classes, _POOLS[name](), linear)

@@ -8,25 +8,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from poolgrad.torch.layers.arguments import (
-    Layer,
-    batched,
-    check_fits,
-    check_maps,
-    one_positive,
-    padding_of,
-    pair,
-    sum_dtype,
-    unbatched,
-)
+from poolgrad.torch.layers import arguments
+from poolgrad.torch.layers.arguments import WindowedLayer, batched, pair, sum_dtype, unbatched
 from poolgrad.torch.layers.exportable import avg_pool2d
 from poolgrad.windows import brief
 
-# In graphs that torch.fx traces, nodes
-for _function in ("check_fits", "check_maps"):
-    fx.wrap(_function)
 
-
+@fx.wrap
 def lip_pool2d(
     x: Tensor,
     logits: Tensor,
@@ -76,13 +64,22 @@ def lip_pool2d(
     tensor([[[6.]]])
     """
     window, step = pair("kernel_size", kernel_size), pair("stride", stride)
-    pads = padding_of(padding, window)
-    logits = _expanded(logits, check_maps(x))
-    check_fits(x, window, pads)
-    return _softmax_average(x, logits, window, step, pads)
+    height, width = arguments.padding_of(padding, window)
+    logits = _expanded(logits, arguments.check_maps(x))
+    arguments.check_fits(x, window, (height, width))
+    around = (width, width, height, height)
+    low, values = F.pad(logits, around, value=-torch.inf), F.pad(x, around)
+    shape = [(n - k) // s + 1 for n, k, s in zip(values.shape[-2:], window, step, strict=True)]
+
+    def taps(maps: Tensor) -> Tensor:
+        by_channel: Tensor = F.unfold(maps, window, stride=step).unflatten(-2, (x.shape[-3], -1))
+        return by_channel
+
+    weights = taps(low).softmax(-2)
+    y: Tensor = (weights * taps(values)).sum(-2).unflatten(-1, shape)
+    return y.to(x.dtype)
 
 
-@fx.wrap
 def _expanded(logits: Any, x: Tensor) -> Tensor:
     """Return the logits in the shape of `x`."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
@@ -98,43 +95,12 @@ def _expanded(logits: Any, x: Tensor) -> Tensor:
 
 
 @fx.wrap
-def _softmax_average(
-    x: Tensor,
-    logits: Tensor,
-    window: tuple[int, int],
-    stride: tuple[int, int],
-    pads: tuple[int, int],
-) -> Tensor:
-    """Compute the softmax over the taps of each window, for logits of any size."""
-    around = [pads[1], pads[1], pads[0], pads[0]]
-    low = F.pad(logits, around, value=-torch.inf)
-    values = F.pad(x, around)
-    shape = [(n - k) // s + 1 for n, k, s in zip(values.shape[-2:], window, stride, strict=True)]
-    taps = window[0] * window[1]
-
-    def laid_out(maps: Tensor) -> Tensor:
-        columns = F.unfold(maps, window, stride=stride)
-        by_channel: Tensor = columns.unflatten(-2, (x.shape[-3], taps))
-        return by_channel
-
-    weights = laid_out(low).softmax(-2)
-    y: Tensor = (weights * laid_out(values)).sum(-2).unflatten(-1, shape)
-    return y.to(x.dtype)
-
-
-@fx.wrap
-def _bounded_average(
-    x: Tensor,
-    logits: Tensor,
-    window: tuple[int, int],
-    stride: tuple[int, int],
-    pads: tuple[int, int],
-) -> Tensor:
+def _bounded_average(x: Tensor, logits: Tensor, *windows: tuple[int, int]) -> Tensor:
     """Compute the quotient of two averages, for logits whose exponentials do not overflow."""
     dtype = sum_dtype(x)
     weights = logits.to(dtype).exp()
-    over = avg_pool2d(x.to(dtype) * weights, window, stride, pads)
-    return (over / avg_pool2d(weights, window, stride, pads)).to(x.dtype)
+    over = avg_pool2d(x.to(dtype) * weights, *windows)
+    return (over / avg_pool2d(weights, *windows)).to(x.dtype)
 
 
 @fx.wrap
@@ -170,7 +136,7 @@ class _ImportanceLogits(nn.Module):
         return _of_shape(self.HIGH * y.sigmoid(), x)
 
 
-class LIP2d(Layer):
+class LIP2d(WindowedLayer):
     """Average every window with weights that a small network computes from the input.
 
     The weights are ``exp(logits(x))``, normalised in each window. `logits` learns which inputs
@@ -198,9 +164,9 @@ class LIP2d(Layer):
     Notes
     -----
     For inputs of shape ``(N, C, H, W)`` or ``(C, H, W)``, the output has
-    ``(H + 2 * padding - kernel_size) // stride + 1`` rows, and columns likewise. `lip_pool2d` is
-    the function, which takes logits. The default logits are bounded, so that two averages
-    (`poolgrad.avg_pool2d`) are enough; the logits of another module may have any size.
+    ``(H + 2 * padding - kernel_size) // stride + 1`` rows, and columns likewise. The default logits
+    are bounded, so that two averages (`poolgrad.avg_pool2d`) are enough; the logits of another
+    module may have any size. `LipPool2d` takes logits in each call, and raises very small weights.
 
     References
     ----------
@@ -225,26 +191,14 @@ class LIP2d(Layer):
         padding: int | tuple[int, int] = 1,
         logits: nn.Module | None = None,
     ) -> None:
-        super().__init__()
-        self.channels = one_positive("channels", channels)
-        self.kernel_size = pair("kernel_size", kernel_size)
-        self.stride = pair("stride", stride)
-        self.padding = padding_of(padding, self.kernel_size)
+        super().__init__(channels, kernel_size, stride, padding)
         if logits is not None and not isinstance(logits, nn.Module):
             raise TypeError(f"logits must be a module or None, got {brief(logits)}")
         self.logits = _ImportanceLogits(self.channels) if logits is None else logits
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool with the logits of the input."""
-        x = check_fits(check_maps(x, self.channels), self.kernel_size, self.padding)
-        logits = _expanded(self.logits(x), x)
-        bounded = isinstance(self.logits, _ImportanceLogits)
-        average = _bounded_average if bounded else _softmax_average
-        return average(x, logits, self.kernel_size, self.stride, self.padding)
-
-    def extra_repr(self) -> str:
-        """The arguments but `logits`, a module of its own."""
-        return (
-            f"channels={self.channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding={self.padding}"
-        )
+        x = arguments.check_maps(x, self.channels)
+        x = arguments.check_fits(x, self.kernel_size, self.padding)
+        average = _bounded_average if isinstance(self.logits, _ImportanceLogits) else lip_pool2d
+        return average(x, self.logits(x), *self.windows)

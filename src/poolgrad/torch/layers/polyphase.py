@@ -11,24 +11,14 @@ exact, and ties are broken by an order of the contents.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
 
 from poolgrad.torch._compat import tracing_state
-from poolgrad.torch.arrays import is_plain
+from poolgrad.torch.arrays import is_plain, shape_of
 from poolgrad.torch.layers import arguments
-from poolgrad.torch.layers.arguments import (
-    Layer,
-    batched,
-    check_maps,
-    one_of,
-    one_positive,
-    pair,
-    plane_of,
-    unbatched,
-)
+from poolgrad.torch.layers.arguments import Layer, batched, one_of, optional_count, pair, unbatched
 from poolgrad.torch.layers.blur import PADDING_MODES, extend
 from poolgrad.windows import brief
 
@@ -61,7 +51,7 @@ def component_norms(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
     largest = torch.maximum(x.amax((1, 2, 3), True), -x.amin((1, 2, 3), True)).double()
     shares = x.double() / torch.where(largest > 0, largest, torch.ones_like(largest))
     shares.abs_()  # in place from here on, in an array of its own
-    height, width = plane_of(x)
+    height, width = shape_of(x)[-2:]
     rows, columns = stride
     by_offset = (x.shape[0], x.shape[1] * height // rows, rows, width // columns, columns)
     if norm == math.inf:
@@ -76,7 +66,7 @@ def component_norms(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
 
 def _components(x: Tensor, stride: tuple[int, int]) -> Tensor:
     """Return the polyphase components, a view: (N, rows, columns, C, H / rows, W / columns)."""
-    height, width = plane_of(x)
+    height, width = shape_of(x)[-2:]
     rows, columns = stride
     parts = x.reshape(*x.shape[:2], height // rows, rows, width // columns, columns)
     return parts.permute(0, 3, 5, 1, 2, 4)
@@ -187,14 +177,14 @@ def _(x: Tensor, rows: int, columns: int, norm: float) -> Tensor:
     return x.new_empty(x.shape[0], dtype=torch.int64)
 
 
-def _chooser() -> Callable[[Tensor, tuple[int, int], float], Tensor]:
-    """Return the function that chooses a component; exports need standard operators only."""
-    exporting = torch.compiler.is_exporting() or tracing_state() is not None
-    if exporting:
-        return lambda x, stride, norm: component_norms(x, stride, norm).argmax(1)
+def _choose(x: Tensor, stride: tuple[int, int], norm: float) -> Tensor:
+    """Call `choose_component`; exported programs, of standard operators, take the first of ties."""
+    if torch.compiler.is_exporting() or tracing_state() is not None:
+        return component_norms(x, stride, norm).argmax(1)
     if torch.compiler.is_compiling():
-        return lambda x, stride, norm: _opaque(x.detach(), *stride, norm)
-    return choose_component
+        opaque: Tensor = _opaque(x.detach(), *stride, norm)
+        return opaque
+    return choose_component(x, stride, norm)
 
 
 def _select(parts: Tensor, chosen: Tensor) -> Tensor:
@@ -229,7 +219,7 @@ def _blurred(x: Tensor, filter_size: int | None, padding_mode: str) -> Tensor:
 
 def _complete(x: Tensor, stride: tuple[int, int], padding_mode: str) -> Tensor:
     """Extend the map to multiples of the stride."""
-    rows, columns = (-size % step for size, step in zip(plane_of(x), stride, strict=True))
+    rows, columns = (-size % step for size, step in zip(shape_of(x)[-2:], stride, strict=True))
     return extend(x, (0, rows), (0, columns), padding_mode)
 
 
@@ -238,9 +228,9 @@ def _pooled(
     x: Tensor, stride: tuple[int, int], norm: float, filter_size: int | None, padding_mode: str
 ) -> Tensor:
     """Keep one component of every example."""
-    maps = _blurred(batched(check_maps(x)), filter_size, padding_mode)
+    maps = _blurred(batched(arguments.check_maps(x)), filter_size, padding_mode)
     maps = _complete(maps, stride, padding_mode)
-    chosen = _chooser()(maps, stride, norm)
+    chosen = _choose(maps, stride, norm)
     return unbatched(_select(_components(maps, stride), chosen), x)
 
 
@@ -302,6 +292,8 @@ class AdaptivePolyphasePool2d(Layer):
               [15., 13.]]]])
     """
 
+    shown = ("stride", "norm", "filter_size", "padding_mode")
+
     def __init__(
         self,
         stride: int | tuple[int, int] = 2,
@@ -314,18 +306,10 @@ class AdaptivePolyphasePool2d(Layer):
         whole = isinstance(norm, int) and not isinstance(norm, bool) and 1 <= norm <= 64
         if not (whole or (isinstance(norm, float) and norm == math.inf)):
             raise ValueError(f"norm must be an integer from 1 to 64 or math.inf, got {brief(norm)}")
-        self.norm = float(norm)
-        self.filter_size = None if filter_size is None else one_positive("filter_size", filter_size)
+        self.norm = norm
+        self.filter_size = optional_count("filter_size", filter_size)
         self.padding_mode = one_of("padding_mode", padding_mode, PADDING_MODES)
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep one component of every example."""
-        return _pooled(x, self.stride, self.norm, self.filter_size, self.padding_mode)
-
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        norm = self.norm if self.norm == math.inf else int(self.norm)
-        return (
-            f"stride={self.stride}, norm={norm}, filter_size={self.filter_size}, "
-            f"padding_mode={self.padding_mode!r}"
-        )
+        return _pooled(x, self.stride, float(self.norm), self.filter_size, self.padding_mode)

@@ -1,84 +1,96 @@
-"""Global pooling with a learned exponent: the generalised mean and log-mean-exp."""
+"""Global pooling with a learned argument: the generalised mean and log-mean-exp."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from array_api_compat import torch as namespace
 from torch import Tensor, fx, nn
 
-from poolgrad.functional import global_lp_pool, global_lse_pool
+from poolgrad.functional import FUNCTIONS
 from poolgrad.interface import UnfoldedWindows
 from poolgrad.operators import OPERATORS
 from poolgrad.torch._compat import mode_of
 from poolgrad.torch.arrays import pools
-from poolgrad.torch.layers.arguments import (
-    Layer,
-    batched,
-    check_maps,
-    number,
-    optional_count,
-    sum_dtype,
-    unbatched,
-)
-from poolgrad.windows import brief, flag
-
-
-def _learned(channels: int | None, value: float) -> nn.Parameter:
-    """Return a parameter filled with a number: of shape (), or one for each channel."""
-    shape = () if channels is None else (channels,)
-    return nn.Parameter(torch.full(shape, value))
-
-
-def _by_formula(operator: str, x: Tensor, argument: Tensor, *options: Any) -> Tensor:
-    """Compute an operator over the last two axes, which stay, with operations of PyTorch."""
-    values = x.to(sum_dtype(x)).flatten(-2)
-    valid = values.new_ones(values.shape[-1:], dtype=torch.bool)
-    windows = UnfoldedWindows(values, valid, None, None)
-    formula = OPERATORS[operator].formula
-    with mode_of(values):
-        y: Tensor = formula(namespace, windows, argument.to(values.dtype), *options)
-    return y.to(x.dtype)[..., None, None]
+from poolgrad.torch.base import Pool
+from poolgrad.torch.layers import arguments
+from poolgrad.torch.layers.arguments import batched, number, optional_count, sum_dtype, unbatched
+from poolgrad.torch.pools import GlobalLPPool2d, GlobalLSEPool2d
+from poolgrad.windows import brief
 
 
 @fx.wrap
-def _generalised_mean(
-    x: Tensor, p: Tensor, channels: int | None, keepdims: bool, eps: float
-) -> Tensor:
-    """Compute the generalised mean of `GeM2d`."""
-    check_maps(x, channels)
-    size = x.clamp(min=eps) if eps else x
+def _pooled(x: Tensor, function: str, given: dict[str, Any], keepdims: bool) -> Tensor:
+    """Call a global function; exported programs get the formula of its operator."""
+    pool: Any = FUNCTIONS[function]
     if pools(x):
-        y = global_lp_pool(batched(size), keepdims=True, norm_type=p, mean=True)
-        y = unbatched(y, x)
+        y: Tensor = unbatched(pool(batched(x), True, **given), x)
     else:
-        y = _by_formula("lp", size, p, True)
+        request = pool.describe(batched(x), True, **given)
+        values = x.to(sum_dtype(x)).flatten(-2)
+        valid = values.new_ones(values.shape[-1:], dtype=torch.bool)
+        windows = UnfoldedWindows(values, valid, None, None)
+        argument = request.operands[0].to(values.dtype)
+        with mode_of(values):
+            y = OPERATORS[request.operator].formula(namespace, windows, argument, request.options)
+        y = y.to(x.dtype)[..., None, None]
     return y if keepdims else y.flatten(-3)
 
 
-@fx.wrap
-def _smooth_maximum(x: Tensor, r: Tensor, channels: int | None, keepdims: bool) -> Tensor:
-    """Compute the log-mean-exp of `LogSumExp2d`."""
-    check_maps(x, channels)
-    if pools(x):
-        y = unbatched(global_lse_pool(batched(x), keepdims=True, r=r), x)
-    else:
-        y = _by_formula("lse", x, r)
-    return y if keepdims else y.flatten(-3)
+class _Learned(Pool):
+    """Base class: a module for global pooling whose first argument is learned.
+
+    Parameters
+    ----------
+    channels : int or None
+        The number of channels, for one number per channel; None: one number for all.
+    initial : float
+        The initial value of the argument.
+    *args, **kwargs
+        The other arguments of the module.
+
+    Attributes
+    ----------
+    public : str
+        The name of the public function.
+    """
+
+    __signature__ = None  # that of `__init__`
+    public: ClassVar[str]
+
+    def __init__(self, channels: int | None, initial: float, *args: Any, **kwargs: Any) -> None:
+        channels, initial = optional_count("channels", channels), number(self.names[0], initial)
+        shape = () if channels is None else (channels,)
+        super().__init__(nn.Parameter(torch.full(shape, initial)), *args, **kwargs)
+        self.channels, self.initial = channels, initial
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
+        given = self._arguments()
+        keepdims = given.pop("keepdims")
+        return _pooled(arguments.check_maps(x, self.channels), self.public, given, keepdims)
+
+    def extra_repr(self) -> str:
+        """Return the arguments for `repr`."""
+        channels = "" if self.channels is None else f"{self.channels}, "
+        kept = ", keepdims=True" if self.keepdims else ""
+        return f"{channels}{self.names[0]}={self.initial}{kept}"
 
 
-class GeM2d(Layer):
-    """Generalised mean over height and width, with a learned power.
+class GeM2d(_Learned, GlobalLPPool2d):
+    """Generalised mean over height and width, with a learned power (GeM).
 
-    Computes ``mean(max(x, eps) ** p) ** (1 / p)`` of every channel. With ``p = 1`` that is the
-    average of a map that is nowhere below `eps`; with a large p it comes close to the maximum.
+    Computes ``mean(max(x, eps) ** p) ** (1 / p)`` of every channel, with the power p `norm_type`.
+    With ``p = 1`` that is the average of a map that is nowhere below `eps`; with a large p it comes
+    close to the maximum. It is `GlobalLPPool2d` with ``mean=True`` and a parameter as `norm_type`,
+    of inputs that are clamped from below.
 
     Parameters
     ----------
     channels : int, optional
         The number of channels, for one power per channel. None (default): one power for all.
-    p : float
+    norm_type : float
         The initial power, above 0. Default: 3.
     keepdims : bool
         If True, height and width stay, with length one. Default: False.
@@ -88,10 +100,9 @@ class GeM2d(Layer):
 
     Attributes
     ----------
-    p : nn.Parameter, shape () or (C,)
+    norm_type : nn.Parameter, shape () or (C,)
         The learned power. It must stay above 0: on the CPU, a call with another one raises
-        ValueError (about `norm_type`, the argument of `poolgrad.global_lp_pool`); on other devices
-        the value is not read.
+        ValueError; on other devices the value is not read.
 
     Raises
     ------
@@ -111,45 +122,40 @@ class GeM2d(Layer):
     >>> from poolgrad.torch import GeM2d
     >>> gem = GeM2d(8)
     >>> gem
-    GeM2d(8, p=3.0, eps=1e-06)
+    GeM2d(8, norm_type=3.0, eps=1e-06)
     >>> gem(torch.rand(2, 8, 5, 7)).shape
     torch.Size([2, 8])
     """
 
+    public = "global_lp_pool"
+
     def __init__(
         self,
         channels: int | None = None,
-        p: float = 3.0,
+        norm_type: float = 3.0,
         keepdims: bool = False,
         eps: float = 1e-6,
     ) -> None:
-        super().__init__()
-        self.channels = optional_count("channels", channels)
-        self.initial = number("p", p)
-        if self.initial <= 0:
-            raise ValueError(f"p must be above 0, got {brief(p)}")
+        super().__init__(channels, norm_type, keepdims, mean=True)
         self.eps = number("eps", eps)
         if self.eps < 0:
             raise ValueError(f"eps must not be negative, got {brief(eps)}")
-        self.keepdims = flag("keepdims", keepdims)
-        self.p = _learned(self.channels, self.initial)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
-        return _generalised_mean(x, self.p, self.channels, self.keepdims, self.eps)
+        x = arguments.check_maps(x, self.channels)
+        return super().forward(x.clamp(min=self.eps) if self.eps else x)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
-        channels = "" if self.channels is None else f"{self.channels}, "
-        kept = ", keepdims=True" if self.keepdims else ""
-        return f"{channels}p={self.initial}, eps={self.eps}{kept}"
+        return f"{super().extra_repr()}, eps={self.eps}"
 
 
-class LogSumExp2d(Layer):
+class LogSumExp2d(_Learned, GlobalLSEPool2d):
     """Log-mean-exp over height and width, with a learned sharpness.
 
     Computes ``log(mean(exp(r * x))) / r`` of every channel. With a small r that comes close to the
-    average, with a large r to the maximum.
+    average, with a large r to the maximum. It is `GlobalLSEPool2d` with a parameter as `r`.
 
     Parameters
     ----------
@@ -190,21 +196,7 @@ class LogSumExp2d(Layer):
     torch.Size([2, 8])
     """
 
+    public = "global_lse_pool"
+
     def __init__(self, channels: int | None = None, r: float = 1.0, keepdims: bool = False) -> None:
-        super().__init__()
-        self.channels = optional_count("channels", channels)
-        self.initial = number("r", r)
-        if self.initial == 0:
-            raise ValueError("r must not be 0; the limit there is the average: use GlobalAvgPool2d")
-        self.keepdims = flag("keepdims", keepdims)
-        self.r = _learned(self.channels, self.initial)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
-        return _smooth_maximum(x, self.r, self.channels, self.keepdims)
-
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        channels = "" if self.channels is None else f"{self.channels}, "
-        kept = ", keepdims=True" if self.keepdims else ""
-        return f"{channels}r={self.initial}{kept}"
+        super().__init__(channels, r, keepdims)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from poolgrad.torch.arrays import shape_of
-from poolgrad.torch.layers.arguments import Layer, check_maps, one_of, one_positive
+from poolgrad.torch.layers import arguments
+from poolgrad.torch.layers.arguments import Layer, one_of, one_positive
 from poolgrad.torch.pools import AdaptiveAvgPool2d, AdaptiveMaxPool2d
-from poolgrad.windows import brief
-
-fx.wrap("check_maps")  # in graphs that torch.fx traces, a node
+from poolgrad.windows import Axis, adaptive, brief, resolve
 
 _MODES = {"max": AdaptiveMaxPool2d, "avg": AdaptiveAvgPool2d}
 
 
-def _bounds(size: int, level: int) -> list[tuple[int, int]]:
-    """Return where each bin of an axis begins and ends."""
-    return [(k * size // level, -(-(k + 1) * size // level)) for k in range(level)]
+def _bins(axis: Axis) -> list[slice]:
+    """Return the inputs of each bin of an axis."""
+    inputs = ([i for _, i in axis.taps(bin)] for bin in range(axis.out))
+    return [slice(own[0], own[-1] + 1) for own in inputs]
 
 
 class SpatialPyramidPool2d(Layer):
@@ -55,6 +55,8 @@ class SpatialPyramidPool2d(Layer):
     (torch.Size([2, 168]), torch.Size([2, 168]))
     """
 
+    shown = ("levels", "mode")
+
     def __init__(self, levels: Sequence[int] = (1, 2, 4), mode: str = "max") -> None:
         super().__init__()
         if not isinstance(levels, Sequence) or isinstance(levels, str | bytes):
@@ -71,7 +73,7 @@ class SpatialPyramidPool2d(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C * sum(l * l for each level l))."""
-        x = check_maps(x)
+        x = arguments.check_maps(x)
         exported = torch.onnx.is_in_onnx_export()
         bins = [
             self._sliced(x, level) if exported else pool(x)
@@ -81,15 +83,7 @@ class SpatialPyramidPool2d(Layer):
 
     def _sliced(self, x: Tensor, level: int) -> Tensor:
         """Return the bins of one level, computed from slices: ONNX has no adaptive pooling."""
-        rows, columns = (_bounds(size, level) for size in shape_of(x)[-2:])
+        rows, columns = map(_bins, resolve(adaptive(2, level), shape_of(x)[-2:]).axes)
         reduce = torch.amax if self.mode == "max" else torch.mean
-        bins = [
-            reduce(x[..., top:bottom, left:right], (-2, -1))
-            for top, bottom in rows
-            for left, right in columns
-        ]
+        bins = [reduce(x[..., row, column], (-2, -1)) for row in rows for column in columns]
         return torch.stack(bins, -1)[..., None]
-
-    def extra_repr(self) -> str:
-        """Return the arguments for `repr`."""
-        return f"levels={self.levels}, mode={self.mode!r}"

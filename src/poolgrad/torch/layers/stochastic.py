@@ -66,7 +66,7 @@ def _selected(y: Tensor, kept: Tensor, axis: int, size: int) -> Tensor:
 
 @fx.wrap
 def _dense_maximum(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
-    """The maximum of every window at stride one, of the size of `x`."""
+    """Compute the maximum of every window at stride one; the output has the size of `x`."""
     if pools(check_maps(x)):
         y: Tensor = functional.max_pool2d(x, kernel_size, stride=1, padding="same")
         return y
@@ -78,9 +78,10 @@ def _dense_maximum(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
 def _drawn(
     size: int, stride: int, grid: int, generator: torch.Generator | None, device: torch.device
 ) -> Tensor:
-    """The rows or columns that are kept, in order.
+    """Draw the rows or columns that are kept, in ascending order.
 
-    Drawn on the device of the generator; without one, by the default generator of `device`.
+    The numbers are drawn on the device of the generator; without one, by the default generator of
+    `device`.
     """
     kept = []
     first = 0
@@ -116,7 +117,7 @@ def _sampled(
 
 @fx.wrap
 def _mean(y: Tensor, stride: tuple[int, int], grid_size: tuple[int, int]) -> Tensor:
-    """The mean of all draws from a map of maxima."""
+    """Compute the mean of all draws from a map of maxima."""
     if grid_size == stride and pools(y):
         mean: Tensor = functional.avg_pool2d(y, stride, ceil_mode=True)
         return mean
@@ -183,6 +184,8 @@ class S3Pool2d(Layer):
               [1., 1.]]]])
     """
 
+    shown = ("kernel_size", "stride", "grid_size")
+
     def __init__(
         self,
         kernel_size: Ints = 2,
@@ -210,7 +213,4 @@ class S3Pool2d(Layer):
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
         drawn = "" if self.generator is None else f", generator={self.generator}"
-        return (
-            f"kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"grid_size={self.grid_size}{drawn}"
-        )
+        return super().extra_repr() + drawn
