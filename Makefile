@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-nightly fuzz sanitize sanitize-threads check stubs lint format bench build-times compare pictures docs
+.PHONY: help install test test-slow test-nightly fuzz sanitize sanitize-threads check lint format bench build-times compare pictures docs
 
 help: ## List the tasks
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,9 +29,6 @@ sanitize-threads: ## Build with ThreadSanitizer; run generated calls in several 
 
 check: ## Check every gradient in every front end
 	poolgrad check
-
-stubs: ## Write the type stubs of functions and modules that are created at import
-	python tools/make_stubs.py
 
 lint: ## Run the linters and type checks of CI
 	ruff check .

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 from poolgrad import functional, reference
 from poolgrad.core import empty_cache, get_num_threads, set_num_threads
 from poolgrad.explainer import explain
-from poolgrad.functional import *  # noqa: F403 - the names are listed there
+from poolgrad.functional.bins import *  # noqa: F403 - the names are listed there
+from poolgrad.functional.selecting import *  # noqa: F403
+from poolgrad.functional.unpool import *  # noqa: F403
 from poolgrad.functional.vjp import vjp
+from poolgrad.functional.weighted import *  # noqa: F403
 from poolgrad.pullback import Pullback
 from poolgrad.regions import RegionPullback, roi_align, roi_pool
 

@@ -19,7 +19,7 @@ from poolgrad import numpy as front
 from poolgrad.core import Regions, get_num_threads
 from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.frontend import name_of as library
-from poolgrad.functional.public import is_proxy, recorded
+from poolgrad.functional.inputs import is_proxy, recorded
 from poolgrad.interface import Buffer
 from poolgrad.windows import brief, flag, positive
 

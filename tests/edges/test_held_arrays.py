@@ -13,7 +13,7 @@ from robustness.calls import example
 from robustness.memory import carried
 
 import poolgrad
-from poolgrad.functional.public import FUNCTIONS
+from poolgrad.functional import FUNCTIONS
 
 HELD = [
     layout

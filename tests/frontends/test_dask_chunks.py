@@ -19,7 +19,7 @@ dask = pytest.importorskip("dask", reason="Dask is not installed")
 import dask.array as da  # noqa: E402
 
 import poolgrad  # noqa: E402
-from poolgrad.functional.public import FUNCTIONS  # noqa: E402
+from poolgrad.functional import FUNCTIONS  # noqa: E402
 
 # The draws of stochastic and fractional pooling are refused.
 NAMES = [name for name in FUNCTIONS if not name.startswith(("stochastic", "fractional"))]

@@ -18,7 +18,7 @@ with warnings.catch_warnings(action="ignore"):
 profiles.load()  # PyTorch has loaded a profile of its own, of few examples
 
 from poolgrad.torch import accelerate, convert  # noqa: E402
-from poolgrad.torch.modules import SUBCLASSES  # noqa: E402
+from poolgrad.torch.base import SUBCLASSES  # noqa: E402
 
 OPERATORS = [op for op in methods.op_db if "pool" in op.name and "unpool" not in op.name]
 OPERATORS += [op for op in methods.op_db if op.name == "nn.functional.local_response_norm"]

@@ -1,4 +1,4 @@
-"""Types: the stubs are current, and mypy and pyright infer from them what the functions return."""
+"""Types: mypy and pyright infer what functions return, and refuse wrong arguments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,6 @@ FRAMEWORKS = ("torch", "jax", "dask")
 needs_frameworks = pytest.mark.skipif(
     not all(map(find_spec, FRAMEWORKS)), reason=f"needs {', '.join(FRAMEWORKS)}"
 )
-
-
-@needs_frameworks
-def test_stubs_are_current() -> None:
-    program = [sys.executable, str(ROOT / "tools" / "make_stubs.py"), "--check"]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -29,5 +29,4 @@ def test_mypy_infers_the_types_without_other_frameworks(tmp_path: Path) -> None:
     environment = {**os.environ, "MYPYPATH": str(packages)}
     done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode in (0, 1), done.stderr
-    assert "torch/pools.pyi" in done.stdout  # it is checked too, and torch is not found
     assert [line for line in done.stdout.splitlines() if CASES.name in line] == []

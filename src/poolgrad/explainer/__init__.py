@@ -18,7 +18,7 @@ from typing import Any
 
 from poolgrad.explainer.build import build, encodable
 from poolgrad.explainer.state import state_of
-from poolgrad.functional.public import shape_of
+from poolgrad.functional.inputs import shape_of
 from poolgrad.pullback import Pullback
 from poolgrad.windows import brief
 

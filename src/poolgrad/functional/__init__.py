@@ -1,19 +1,25 @@
 """The public functions, which return an array of the same library as their input.
 
-Each module of this folder defines functions that return a `Request`, one topic each; `public` makes
-the public functions from them.
+| file | contents |
+|---|---|
+| `families.py` | the arguments of each family of functions and modules, as dataclasses |
+| `declare.py` | makes public functions from declarations; the types of public functions |
+| `selecting.py`, `weighted.py`, `bins.py`, `unpool.py` | the declarations, one topic each |
+| `docstrings.py` | composes the docstrings of functions and modules |
 """
 
 # The order of imports is the order of `FUNCTIONS` and of the checks of `poolgrad check`.
 # isort: off
-from poolgrad.functional.public import FUNCTIONS as FUNCTIONS
-from poolgrad.functional import selecting as selecting
-from poolgrad.functional import weighted as weighted
-from poolgrad.functional import bins as bins
-from poolgrad.functional import unpool as unpool
+from poolgrad.functional.declare import FUNCTIONS as FUNCTIONS
+from poolgrad.functional.selecting import *  # noqa: F403 - the names are listed there
+from poolgrad.functional.weighted import *  # noqa: F403
+from poolgrad.functional.bins import *  # noqa: F403
+from poolgrad.functional.unpool import *  # noqa: F403
+from poolgrad.functional import bins, selecting, unpool, weighted
 # isort: on
 
-# Type checkers read `__init__.pyi`, which tools/make_stubs.py writes.
-globals().update(FUNCTIONS)
-_NAMES = sorted(FUNCTIONS)
-__all__ = list(_NAMES)
+__all__: list[str] = []
+__all__ += selecting.__all__
+__all__ += weighted.__all__
+__all__ += bins.__all__
+__all__ += unpool.__all__

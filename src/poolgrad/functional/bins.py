@@ -1,44 +1,34 @@
-"""Public functions whose windows follow from the output size: adaptive, global, fractional."""
+"""Declares functions whose windows follow from the output size: adaptive, global, fractional."""
 
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any
+from typing import Any, Generic
 
-from poolgrad.functional.public import (
-    in_all_dimensions,
-    in_dimensions,
-    pooled_sizes,
-    selection,
-    shape_of,
+from poolgrad.functional import families
+from poolgrad.functional.declare import (
+    Flag,
+    Function,
+    FunctionWithOut,
+    No,
+    RealFunction,
+    Yes,
+    functions,
+    selecting_functions,
 )
-from poolgrad.interface import Averaging, NoOptions, PowerMean, Request, Routes, Ties
+from poolgrad.functional.inputs import pooled_sizes, shape_of
+from poolgrad.functional.selecting import selection
+from poolgrad.interface import Averaging, NoOptions, PowerMean, Request
 from poolgrad.operands import Samples
-from poolgrad.windows import Ints, WindowSpec, adaptive, axis_names, brief, flag, fractional, whole
+from poolgrad.windows import adaptive, axis_names, brief, flag, fractional, whole
+
+__all__: list[str] = []
 
 
-def _adaptive_max_pool(
-    dims: int,
-    x: Any,
-    output_size: Any,
-    return_indices: bool = False,
-    *,
-    ties: Ties = "first",
-    routes: Routes = "bytes",
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+class _AdaptiveMaxPool(FunctionWithOut, families.AdaptiveSelecting, Generic[Flag]):
     """Maximum of each of a given number of bins along {axes}.
 
-    Parameters
-    ----------
-    {x}
-    {bins}
-    {return_indices}
-    {ties}
-    {routes}
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -64,23 +54,21 @@ def _adaptive_max_pool(
     >>> poolgrad.{name}(np.zeros(({sixes})), 3).shape
     ({threes})
     """
-    spec = adaptive(dims, output_size)
-    indices = flag("return_indices", return_indices)
-    last = flag("channels_last", channels_last)
-    return Request("max", x, spec, selection(ties, routes), (), last, True, indices, out)
+
+    operator = "max"
+    return_indices: Flag = False  # type: ignore[assignment]
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        spec = adaptive(dims, self.output_size)
+        indices = flag("return_indices", self.return_indices)
+        return self._request(x, spec, selection(self.ties, self.routes), return_indices=indices)
 
 
-def _adaptive_avg_pool(
-    dims: int, x: Any, output_size: Any, *, channels_last: bool = False, out: Any = None
-) -> Request:
+class _AdaptiveAvgPool(FunctionWithOut, families.Adaptive):
     """Mean of each of a given number of bins along {axes}.
 
-    Parameters
-    ----------
-    {x}
-    {bins}
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -105,42 +93,35 @@ def _adaptive_avg_pool(
     >>> poolgrad.{name}(np.zeros(({sixes})), 3).shape
     ({threes})
     """
-    last = flag("channels_last", channels_last)
-    return Request("avg", x, adaptive(dims, output_size), Averaging(), (), last, True, False, out)
+
+    operator = "avg"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        return self._request(x, adaptive(dims, self.output_size), Averaging())
 
 
-def _global_spec(x: Any, name: str, channels_last: bool) -> WindowSpec:
-    rank = len(shape_of(x))
-    if rank == 2 and not channels_last:  # one plane, without batch and channels
-        return whole(2)
-    if not 3 <= rank <= 5:
-        plane = "" if channels_last else "two (height, width) or "
-        raise ValueError(
-            f"x must have {plane}three to five axes (batch, channels and those that are pooled) "
-            f"for {name}, got shape {shape_of(x)}"
-        )
-    return whole(rank - 2)
+class _Global(Function, families.Global):
+    """Declares a function that pools every axis but batch and channels."""
+
+    def _global(self, x: Any, options: Any, *operands: Any, **more: Any) -> Request:
+        """Return the request of a call with these options."""
+        last, keep = flag("channels_last", self.channels_last), flag("keepdims", self.keepdims)
+        rank = len(shape_of(x))
+        if not (3 <= rank <= 5 or (rank == 2 and not last)):
+            plane = "" if last else "two (height, width) or "
+            raise ValueError(
+                f"x must have {plane}three to five axes (batch, channels and those that are "
+                f"pooled) for global_{self.operator}_pool, got shape {shape_of(x)}"
+            )
+        spec = whole(rank - 2 or 2)  # an array of two axes is one plane
+        return self._request(x, spec, options, *operands, keepdims=keep, **more)
 
 
-def _global_max_pool(
-    x: Any,
-    keepdims: bool = False,
-    return_indices: bool = False,
-    *,
-    ties: Ties = "first",
-    routes: Routes = "bytes",
-    channels_last: bool = False,
-) -> Request:
-    """Maximum over every axis but batch and channels.
+class _GlobalMaxPool(_Global, families.GlobalSelecting, Generic[Flag]):
+    """Maximum over {axes}.
 
-    Parameters
-    ----------
-    {x}
-    {keepdims}
-    {return_indices}
-    {ties}
-    {routes}
-    {channels_last}
+    {parameters}
 
     Returns
     -------
@@ -160,20 +141,20 @@ def _global_max_pool(
     >>> poolgrad.{name}(np.zeros((2, 3, 6, 6))).shape
     (2, 3)
     """
-    last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    spec = _global_spec(x, "global_max_pool", last)
-    indices = flag("return_indices", return_indices)
-    return Request("max", x, spec, selection(ties, routes), (), last, keep, indices)
+
+    operator = "max"
+    return_indices: Flag = False  # type: ignore[assignment]
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        indices = flag("return_indices", self.return_indices)
+        return self._global(x, selection(self.ties, self.routes), return_indices=indices)
 
 
-def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = False) -> Request:
-    """Mean over every axis but batch and channels.
+class _GlobalAvgPool(_Global):
+    """Mean over {axes}.
 
-    Parameters
-    ----------
-    {x}
-    {keepdims}
-    {channels_last}
+    {parameters}
 
     Returns
     -------
@@ -196,31 +177,18 @@ def _global_avg_pool(x: Any, keepdims: bool = False, *, channels_last: bool = Fa
     >>> poolgrad.{name}(np.zeros((2, 3, 6, 6))).shape
     (2, 3)
     """
-    last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    spec = _global_spec(x, "global_avg_pool", last)
-    return Request("avg", x, spec, Averaging(), (), last, keep)
+
+    operator = "avg"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        return self._global(x, Averaging())
 
 
-def _global_lp_pool(
-    x: Any,
-    keepdims: bool = False,
-    *,
-    norm_type: Any = 2.0,
-    mean: bool = False,
-    channels_last: bool = False,
-) -> Request:
-    """p-norm over every axis but batch and channels: ``sum(|x|**p) ** (1 / p)``.
+class _GlobalLPPool(RealFunction, _Global, families.GlobalPower):
+    """p-norm over {axes}: ``sum(|x|**p) ** (1 / p)``.
 
-    Parameters
-    ----------
-    {x_real}
-    {keepdims}
-    norm_type : float or array, shape (C,)
-        The power p, positive; ``inf`` gives the largest ``|x|``. Default: 2.
-        {learned}
-    mean : bool
-        If True, compute the mean of the powers instead of their sum: GeM pooling. Default: False.
-    {channels_last}
+    {parameters}
 
     Returns
     -------
@@ -242,25 +210,18 @@ def _global_lp_pool(
     >>> poolgrad.{name}(np.array([[[3.0, -4.0]]]))
     array([[5.]])
     """
-    options = PowerMean(flag("mean", mean))
-    last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    spec = _global_spec(x, "global_lp_pool", last)
-    return Request("lp", x, spec, options, (norm_type,), last, keep)
+
+    operator = "lp"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        return self._global(x, PowerMean(flag("mean", self.mean)), self.norm_type)
 
 
-def _global_lse_pool(
-    x: Any, keepdims: bool = False, *, r: Any = 1.0, channels_last: bool = False
-) -> Request:
-    """Log-mean-exp over every axis but batch and channels: ``log(mean(exp(r * x))) / r``.
+class _GlobalLSEPool(RealFunction, _Global, families.GlobalLogMeanExp):
+    """Log-mean-exp over {axes}: ``log(mean(exp(r * x))) / r``.
 
-    Parameters
-    ----------
-    {x_real}
-    {keepdims}
-    r : float or array, shape (C,)
-        Sharpness: for larger r, large inputs dominate more. Finite, not 0; default: 1.
-        {learned}
-    {channels_last}
+    {parameters}
 
     Returns
     -------
@@ -282,9 +243,12 @@ def _global_lse_pool(
     >>> np.exp(poolgrad.{name}(np.log([[[1.0, 3.0]]])))
     array([[2.]])
     """
-    last, keep = flag("channels_last", channels_last), flag("keepdims", keepdims)
-    spec = _global_spec(x, "global_lse_pool", last)
-    return Request("lse", x, spec, NoOptions(), (r,), last, keep)
+
+    operator = "lse"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        return self._global(x, NoOptions(), self.r)
 
 
 def _ratios(dims: int, output_ratio: Any) -> tuple[float, ...]:
@@ -315,44 +279,14 @@ def _sizes_of_ratio(sizes: tuple[int, ...], output_ratio: Any) -> tuple[int, ...
     return outputs
 
 
-def _fractional_max_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    output_size: Ints | None = None,
-    output_ratio: Any = None,
-    return_indices: bool = False,
-    _random_samples: Any = None,
-    *,
-    generator: Any = None,
-    ties: Ties = "first",
-    routes: Routes = "bytes",
-    channels_last: bool = False,
-) -> Request:
+class _FractionalMaxPool(Function, families.RandomSamples, families.Fractional, Generic[Flag]):
     """Maximum of windows at random, almost equal distances along {axes}.
 
     Along an axis of `size` inputs, window o begins at ``floor((o + s) * step) - floor(s * step)``,
     where ``step = (size - kernel_size) / (output_size - 1)`` and s is random in [0, 1). The last
     window begins at ``size - kernel_size``.
 
-    Parameters
-    ----------
-    {x}
-    kernel_size : int or sequence of {count} int
-        Number of taps of a window along each axis.
-    output_size : int or sequence of {count} int, optional
-        Number of outputs along each axis; at most ``size - kernel_size + 1``.
-    output_ratio : float or sequence of {count} float, optional
-        Instead of `output_size`: there are ``int(size * output_ratio)`` outputs. Between 0 and 1.
-    {return_indices}
-    _random_samples : array, shape (N, C, {dims}), optional
-        Instead of a random draw: s for each plane and pooled axis, in PyTorch's order of axes (for
-        two axes the width comes first, for three axes the depth).
-    generator : None, int, numpy.random.Generator, torch.Generator or key of jax.random
-        Source of randomness. None (default; not for JAX): a new draw in every call.
-    {ties}
-    {routes}
-    {channels_last}
+    {parameters}
 
     Returns
     -------
@@ -378,25 +312,51 @@ def _fractional_max_pool(
     >>> poolgrad.{name}(x, 2, output_ratio=0.5, generator=0).shape
     ({threes})
     """
-    indices = flag("return_indices", return_indices)
-    last = flag("channels_last", channels_last)
-    if (output_size is None) == (output_ratio is None):
-        raise ValueError(
-            "exactly one of output_size and output_ratio must be set, "
-            f"got {brief(output_size)} and {brief(output_ratio)}"
-        )
-    if output_ratio is not None:
-        output_size = _sizes_of_ratio(pooled_sizes(x, dims, last), output_ratio)
-    spec = fractional(dims, kernel_size, output_size)
-    samples = Samples(_random_samples, generator)
-    options = selection(ties, routes)
-    return Request("fractional_max", x, spec, options, (samples,), last, True, indices)
+
+    operator = "fractional_max"
+    return_indices: Flag = False  # type: ignore[assignment]
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        indices = flag("return_indices", self.return_indices)
+        last = flag("channels_last", self.channels_last)
+        output_size = self.output_size
+        if (output_size is None) == (self.output_ratio is None):
+            raise ValueError(
+                "exactly one of output_size and output_ratio must be set, "
+                f"got {brief(output_size)} and {brief(self.output_ratio)}"
+            )
+        if self.output_ratio is not None:
+            output_size = _sizes_of_ratio(pooled_sizes(x, dims, last), self.output_ratio)
+        spec = fractional(dims, self.kernel_size, output_size)
+        options = selection(self.ties, self.routes)
+        samples = Samples(self._random_samples, self.generator)
+        return self._request(x, spec, options, samples, return_indices=indices)
 
 
-adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = in_dimensions(_adaptive_max_pool)
-adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = in_dimensions(_adaptive_avg_pool)
-global_max_pool = in_all_dimensions(_global_max_pool)
-global_avg_pool = in_all_dimensions(_global_avg_pool)
-global_lp_pool = in_all_dimensions(_global_lp_pool)
-global_lse_pool = in_all_dimensions(_global_lse_pool)
-fractional_max_pool2d, fractional_max_pool3d = in_dimensions(_fractional_max_pool, (2, 3))
+adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = selecting_functions(
+    "adaptive_max_pool", _AdaptiveMaxPool[No], _AdaptiveMaxPool[Yes], _AdaptiveMaxPool[bool]
+)
+__all__ += ["adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"]
+adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = functions(
+    "adaptive_avg_pool", _AdaptiveAvgPool
+)
+__all__ += ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"]
+(global_max_pool,) = selecting_functions(
+    "global_max_pool", _GlobalMaxPool[No], _GlobalMaxPool[Yes], _GlobalMaxPool[bool], (0,)
+)
+__all__ += ["global_max_pool"]
+(global_avg_pool,) = functions("global_avg_pool", _GlobalAvgPool, (0,))
+__all__ += ["global_avg_pool"]
+(global_lp_pool,) = functions("global_lp_pool", _GlobalLPPool, (0,))
+__all__ += ["global_lp_pool"]
+(global_lse_pool,) = functions("global_lse_pool", _GlobalLSEPool, (0,))
+__all__ += ["global_lse_pool"]
+fractional_max_pool2d, fractional_max_pool3d = selecting_functions(
+    "fractional_max_pool",
+    _FractionalMaxPool[No],
+    _FractionalMaxPool[Yes],
+    _FractionalMaxPool[bool],
+    (2, 3),
+)
+__all__ += ["fractional_max_pool2d", "fractional_max_pool3d"]

@@ -1,21 +1,20 @@
-"""Paragraphs that the docstrings of several public functions share.
+"""Composes the docstrings of functions and modules.
 
-The docstrings of the modules in this folder are templates: ``{names}`` in them stand for the words
-and paragraphs below. The first line of a paragraph replaces the name; its other lines keep the
-indentation that they have here.
+The docstring of a declaration (see `declare.Function`) is a template. ``{parameters}`` stands for
+the descriptions of the arguments, which are in the docstrings of the classes of `families`; other
+``{names}`` stand for the words and paragraphs below. The first line of a paragraph replaces the
+name; its other lines keep the indentation that they have here.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Iterable
+from inspect import cleandoc
 
 from poolgrad.windows import axis_names
 
 _COUNT = ("no", "one", "two", "three")
-_AXES = {1: "the last axis", 2: "the last two axes", 3: "the last three axes"}
+_HEADING = "Parameters\n----------\n"
 
 _WHICH = """
     In an array of three to five axes, batch and channels are not pooled: these are the first two
@@ -34,59 +33,10 @@ ValueError
     If the windows do not fit `x`, or an argument has an unsuitable value."""
 
 _PARAGRAPHS = {
-    "x": """\
-x : array, shape ({shape}){leading}
-    float16, bfloat16, float32, float64, int8, uint8, int16, uint16, int32, uint32, int64 or bool;
-    any strides. Not modified.{which}""",
-    "x_real": """\
-x : array, shape ({shape}){leading}
-    float16, bfloat16, float32 or float64; any strides. Not modified.{which}""",
-    "windows": """\
-kernel_size : int or sequence of {count} int
-    Number of taps of a window along each axis.
-stride : int or sequence of {count} int, optional
-    Distance between neighbouring windows; default: `kernel_size`.
-padding : int, sequence of int, sequence of (low, high), "valid" or "same"
-    Padding at both ends of each axis, of any size; "same" gives ``ceil(size / stride)`` outputs,
-    with the odd element of padding at the high end. Default: 0.
-dilation : int or sequence of {count} int
-    Distance between neighbouring taps of a window; default: 1.
-ceil_mode : bool
-    The number of outputs along an axis is
-    ``floor((size + low + high - dilation * (kernel_size - 1) - 1) / stride) + 1``. If True, ceil
-    replaces floor, so that a last, partial window is kept if it begins in the input or its low
-    padding. Default: False.""",
-    "bins": """\
-output_size : int, None, or sequence of {count} of them
-    Number of bins along each axis; None keeps the size of the axis. Bin o holds the inputs from
-    ``floor(o * size / output_size)`` up to, not including,
-    ``ceil((o + 1) * size / output_size)``.""",
-    "return_indices": """\
-return_indices : bool
-    If True, return the positions of the winners, too. Default: False.""",
-    "ties": """\
-ties : "first", "split" or "zero"
-    If several inputs of a window equal the output, the first in row-major order gets the gradient
-    ("first", the default), all get equal shares ("split"), or none gets it ("zero").""",
-    "routes": """\
-routes : "bytes" or "packed"
-    Storage of routes for the backward pass: one byte or more for each output ("bytes", the
-    default), or two or four bits for windows of at most 4 or 16 taps (3 or 15 if a window can be
-    without a winner). Results do not depend on it.""",
     "learned": """\
 One number for all channels, or an array with one number for each. It has a gradient:
     ``pullback.parameters`` computes it for NumPy arrays; for PyTorch, pass a tensor that requires
     a gradient.""",
-    "keepdims": """\
-keepdims : bool
-    If True, the result keeps the pooled axes, with length one. Default: False.""",
-    "channels_last": """\
-channels_last : bool
-    If True, {pooled_before_last}. Default: False.{trap}""",
-    "out": """\
-out : array, optional
-    Array that the result is written to, with the shape and dtype of the result. NumPy only; a
-    TypeError for other libraries.""",
     "y": """\
 array, shape ({out_shape})
     {same} as `x`.""",
@@ -101,54 +51,63 @@ indices : int64 array of the same shape
 }
 
 
-def fill(template: str, name: str, dims: int) -> str:
-    """Return the docstring of a public function, made from its template.
+def of_function(declared: type, name: str, dims: int, arguments: Iterable[str]) -> str:
+    """Return the docstring of a public function.
 
     Parameters
     ----------
-    template : str
-        The docstring of the function that returns the `Request`.
+    declared : type
+        The declaration of the function.
     name : str
         Name of the public function.
     dims : int
         Number of pooled axes; 0 stands for every axis but batch and channels.
+    arguments : iterable of str
+        The arguments in their order.
     """
-    words = {"name": name, "count": _COUNT[dims], **_words(dims)}
-    paragraphs = {key: text.format(**words) for key, text in _PARAGRAPHS.items()}
-    return inspect.cleandoc(template).format(**words, **paragraphs)
-
-
-_CAPITALS = {"lp": "LP", "lse": "LSE", "relu": "ReLU"}
-
-
-def class_name(function: str) -> str:
-    """Return the name of the module class of a public function: MaxPool2d for max_pool2d."""
-    words = function.split("_")
-    return "".join(_CAPITALS.get(word, word[0].upper() + word[1:]) for word in words)
+    return _filled(cleandoc(declared.__doc__ or ""), name, dims, _listed(arguments, declared))
 
 
 def of_module(
-    function: Callable[..., Any], dims: int, takes: Collection[str], notes: Iterable[str]
+    declared: type, name: str, dims: int, arguments: Iterable[str], own: type, notes: Iterable[str]
 ) -> str:
-    """Return the docstring of a module class, made from that of its function.
+    """Return the docstring of a module class, which calls the function `name`.
 
     Parameters
     ----------
-    function : callable
-        The public function.
+    declared : type
+        The declaration of the function.
+    name : str
+        Name of the public function.
     dims : int
         Number of axes that the module pools.
-    takes : collection of str
-        The arguments of the constructor.
+    arguments : iterable of str
+        The arguments of the constructor in their order.
+    own : type
+        Describes arguments that differ from those of the function.
     notes : iterable of str
         Sentences that follow the summary; empty ones are left out.
     """
-    words = (function.__doc__ or "").replace("every axis but batch and channels", _AXES[dims])
-    summary, _, rest = words.partition("\n\nParameters\n----------\n")
-    entries = re.split(r"\n(?=\S)", rest.partition("\n\nReturns\n")[0])
-    kept = [e for e in entries if not set(re.split(", | : ", e)).isdisjoint(takes)]
-    sections = [summary, "\n".join(filter(None, notes))]
-    return "\n\n".join([*sections, "\n".join(["Parameters", "----------", *kept])])
+    summary = cleandoc(declared.__doc__ or "").partition("\n\n{parameters}")[0]
+    template = "\n\n".join([summary, "\n".join(filter(None, notes)), "{parameters}"])
+    return _filled(template, name, dims, _listed(arguments, declared, own))
+
+
+def _listed(arguments: Iterable[str], *kinds: type) -> str:
+    """Return the section of parameters; the last class that describes an argument is used."""
+    found: dict[str, str] = {}
+    for base in (base for kind in kinds for base in reversed(kind.__mro__)):
+        section = cleandoc(base.__doc__ or "").partition(_HEADING)[2]
+        for entry in section.replace("\n    ", "\0").splitlines():
+            found[entry.partition(" : ")[0]] = entry.replace("\0", "\n    ")
+    return _HEADING + "\n".join(found[name] for name in arguments if name in found)
+
+
+def _filled(template: str, name: str, dims: int, parameters: str) -> str:
+    words = {"name": name, "count": _COUNT[dims], **_words(dims)}
+    paragraphs = {key: text.format(**words) for key, text in _PARAGRAPHS.items()}
+    words |= paragraphs
+    return template.format(**words, parameters=parameters.format(**words))
 
 
 def _words(dims: int) -> dict[str, str]:
@@ -161,6 +120,7 @@ def _words(dims: int) -> dict[str, str]:
             "same": "Array of the same library and dtype",
             "pooled_before_last": "the axes between the first and the last are pooled",
             "trap": "",
+            "axes": "every axis but batch and channels",
         }
     letters = [n[0].upper() for n in axis_names(dims)]
     return {

@@ -1,40 +1,54 @@
-"""Public functions of selecting operators, in which one input of each window wins."""
+"""Declares the functions of selecting operators, in which one input of each window wins."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Generic
 
-from poolgrad.functional.public import checked_string, in_dimensions, selection
-from poolgrad.interface import NoOptions, Request, Routes, Routing, Ties
-from poolgrad.windows import Ints, Padding, fixed, flag
+from poolgrad.functional import families
+from poolgrad.functional.declare import (
+    Flag,
+    FunctionWithOut,
+    No,
+    RealFunction,
+    Yes,
+    selecting_functions,
+    window_spec,
+)
+from poolgrad.interface import NoOptions, Request, Routing, Selection
+from poolgrad.windows import brief, flag
+
+__all__: list[str] = []
 
 
-def _max_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    ties: Ties = "first",
-    routes: Routes = "bytes",
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+def checked_string(name: str, value: object) -> str:
+    """Return the value of a string option, checked."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {brief(value)}")
+    return value
+
+
+def selection(ties: object, routes: object) -> Selection:
+    """Return the options of a selecting operator, checked."""
+    return Selection(checked_string("ties", ties), checked_string("routes", routes))
+
+
+class _Selecting(FunctionWithOut, families.Selecting, Generic[Flag]):
+    """Declares a function of windows of which one input wins."""
+
+    return_indices: Flag = False  # type: ignore[assignment]
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        spec = window_spec(self, dims)
+        indices = flag("return_indices", self.return_indices)
+        return self._request(x, spec, selection(self.ties, self.routes), return_indices=indices)
+
+
+class _MaxPool(_Selecting[Flag]):
     """Maximum of every window of {axes}.
 
-    Parameters
-    ----------
-    {x}
-    {windows}
-    {return_indices}
-    {ties}
-    {routes}
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -62,40 +76,16 @@ def _max_pool(
     >>> poolgrad.{name}(np.zeros(({sixes})), 2).shape
     ({threes})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    indices = flag("return_indices", return_indices)
-    last = flag("channels_last", channels_last)
-    return Request("max", x, spec, selection(ties, routes), (), last, True, indices, out)
+
+    operator = "max"
 
 
-def _relu_max_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    ties: Ties = "first",
-    routes: Routes = "bytes",
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+class _ReLUMaxPool(_Selecting[Flag]):
     """Maximum of the ReLU of every window of {axes}, in one pass.
 
     It equals `max_pool{dims}d` of ``max(x, 0)``, but that array is neither computed nor stored.
 
-    Parameters
-    ----------
-    {x}
-    {windows}
-    {return_indices}
-    {ties}
-    {routes}
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -121,38 +111,14 @@ def _relu_max_pool(
     >>> poolgrad.{name}(x, {two})
     array({open}3., 0.{close})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    indices = flag("return_indices", return_indices)
-    last = flag("channels_last", channels_last)
-    return Request("relu_max", x, spec, selection(ties, routes), (), last, True, indices, out)
+
+    operator = "relu_max"
 
 
-def _min_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    ties: Ties = "first",
-    routes: Routes = "bytes",
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+class _MinPool(_Selecting[Flag]):
     """Minimum of every window of {axes}.
 
-    Parameters
-    ----------
-    {x}
-    {windows}
-    {return_indices}
-    {ties}
-    {routes}
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -178,41 +144,17 @@ def _min_pool(
     >>> poolgrad.{name}(x, {two})
     array({open}1., 2.{close})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    indices = flag("return_indices", return_indices)
-    last = flag("channels_last", channels_last)
-    return Request("min", x, spec, selection(ties, routes), (), last, True, indices, out)
+
+    operator = "min"
 
 
-def _median_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    ties: Ties = "first",
-    routes: Routes = "bytes",
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+class _MedianPool(_Selecting[Flag]):
     """Median of every window of {axes}.
 
     The median of an even number of inputs is the lower of the two in the middle, so that it is
     always an input. Padding does not count.
 
-    Parameters
-    ----------
-    {x}
-    {windows}
-    {return_indices}
-    {ties}
-    {routes}
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -237,50 +179,20 @@ def _median_pool(
     >>> poolgrad.{name}(x, {three})
     array({open}3., 2.{close})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    indices = flag("return_indices", return_indices)
-    last = flag("channels_last", channels_last)
-    return Request("median", x, spec, selection(ties, routes), (), last, True, indices, out)
+
+    operator = "median"
 
 
-def _stochastic_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-    *,
-    training: bool = True,
-    generator: Any = None,
-    routes: Routes = "bytes",
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+class _StochasticPool(
+    RealFunction, FunctionWithOut, families.Drawn, families.Stochastic, Generic[Flag]
+):
     """Random input of every window of {axes}, or its expected value.
 
     With ``a = max(x, 0)``, input j of a window wins with probability ``a_j / sum(a)``. If no input
     is positive, all inputs are equally likely. With ``training=False``, the result is the expected
     value, ``sum(a * x) / sum(a)``.
 
-    Parameters
-    ----------
-    {x_real}
-        If `training`, every value must be finite.
-    {windows}
-    {return_indices}
-    training : bool
-        If True (default), draw an input; if False, compute the expected value, which has no
-        indices.
-    generator : None, int, numpy.random.Generator, torch.Generator or key of jax.random
-        Source of randomness. The same seed gives the same winners for every memory format and
-        number of threads. None (default; not for JAX): a new draw in every call. Ignored if not
-        `training`.
-    {routes}
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -308,19 +220,39 @@ def _stochastic_pool(
     >>> poolgrad.{name}(x, {two}, training=False)
     array({open}2.5, 5. {close})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    indices = flag("return_indices", return_indices)
-    last = flag("channels_last", channels_last)
-    kept = Routing(checked_string("routes", routes))
-    if flag("training", training):
-        return Request("stochastic", x, spec, kept, (generator,), last, True, indices, out)
-    if indices:
-        raise ValueError("return_indices=True needs training=True: a mean has no winners")
-    return Request("expected", x, spec, NoOptions(), (), last, True, False, out)
+
+    operator = "stochastic"
+    return_indices: Flag = False  # type: ignore[assignment]
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        spec = window_spec(self, dims)
+        indices = flag("return_indices", self.return_indices)
+        kept = Routing(checked_string("routes", self.routes))
+        if flag("training", self.training):
+            return self._request(x, spec, kept, self.generator, return_indices=indices)
+        if indices:
+            raise ValueError("return_indices=True needs training=True: a mean has no winners")
+        return replace(self._request(x, spec, NoOptions()), operator="expected")
 
 
-max_pool1d, max_pool2d, max_pool3d = in_dimensions(_max_pool)
-relu_max_pool1d, relu_max_pool2d, relu_max_pool3d = in_dimensions(_relu_max_pool)
-min_pool1d, min_pool2d, min_pool3d = in_dimensions(_min_pool)
-median_pool1d, median_pool2d, median_pool3d = in_dimensions(_median_pool)
-stochastic_pool1d, stochastic_pool2d, stochastic_pool3d = in_dimensions(_stochastic_pool)
+max_pool1d, max_pool2d, max_pool3d = selecting_functions(
+    "max_pool", _MaxPool[No], _MaxPool[Yes], _MaxPool[bool]
+)
+__all__ += ["max_pool1d", "max_pool2d", "max_pool3d"]
+relu_max_pool1d, relu_max_pool2d, relu_max_pool3d = selecting_functions(
+    "relu_max_pool", _ReLUMaxPool[No], _ReLUMaxPool[Yes], _ReLUMaxPool[bool]
+)
+__all__ += ["relu_max_pool1d", "relu_max_pool2d", "relu_max_pool3d"]
+min_pool1d, min_pool2d, min_pool3d = selecting_functions(
+    "min_pool", _MinPool[No], _MinPool[Yes], _MinPool[bool]
+)
+__all__ += ["min_pool1d", "min_pool2d", "min_pool3d"]
+median_pool1d, median_pool2d, median_pool3d = selecting_functions(
+    "median_pool", _MedianPool[No], _MedianPool[Yes], _MedianPool[bool]
+)
+__all__ += ["median_pool1d", "median_pool2d", "median_pool3d"]
+stochastic_pool1d, stochastic_pool2d, stochastic_pool3d = selecting_functions(
+    "stochastic_pool", _StochasticPool[No], _StochasticPool[Yes], _StochasticPool[bool]
+)
+__all__ += ["stochastic_pool1d", "stochastic_pool2d", "stochastic_pool3d"]

@@ -1,12 +1,16 @@
-"""Public functions of max unpooling."""
+"""Declares the functions of max unpooling."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.functional.public import in_dimensions, pooled_sizes, shape_of
+from poolgrad.functional import families
+from poolgrad.functional.declare import Function, functions
+from poolgrad.functional.inputs import pooled_sizes, shape_of
 from poolgrad.interface import NoOptions, Request
 from poolgrad.windows import Ints, adaptive, axis_names, brief, fixed, flag, per_axis
+
+__all__: list[str] = []
 
 
 def _output_sizes(
@@ -51,32 +55,10 @@ def _output_sizes(
     return wanted
 
 
-def _max_unpool(
-    dims: int,
-    x: Any,
-    indices: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Ints = 0,
-    output_size: Any = None,
-    *,
-    channels_last: bool = False,
-) -> Request:
+class _MaxUnpool(Function, families.UnpoolOutput, families.Unpool, families.Indices):
     """Write each value to the position of a maximum along {axes}; all other outputs are zero.
 
-    Parameters
-    ----------
-    {x}
-    indices : int64 array, shape of `x`
-        For each value its flat position in the pooled axes of its plane of the output, as
-        ``max_pool{dims}d`` returns it. If several values have the same index, the last in row-major
-        order is kept, and it alone gets the gradient.
-    kernel_size, stride, padding : int or sequence of {count} int
-        Arguments of the pooling that is inverted. They only determine the size of the output.
-    output_size : int or sequence of int, optional
-        Sizes of the pooled axes of the output, or of all its axes. Default along each axis:
-        ``(size - 1) * stride - 2 * padding + kernel_size``.
-    {channels_last}
+    {parameters}
 
     Returns
     -------
@@ -101,9 +83,16 @@ def _max_unpool(
     >>> poolgrad.{name}(y, indices, {two})
     array({open}0., 3., 0., 6.{close})
     """
-    last = flag("channels_last", channels_last)
-    sizes = _output_sizes(dims, x, kernel_size, stride, padding, output_size, last)
-    return Request("max_unpool", x, adaptive(dims, sizes), NoOptions(), (indices,), last)
+
+    operator = "max_unpool"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        last = flag("channels_last", self.channels_last)
+        windows = self.kernel_size, self.stride, self.padding
+        sizes = _output_sizes(dims, x, *windows, self.output_size, last)
+        return self._request(x, adaptive(dims, sizes), NoOptions(), self.indices)
 
 
-max_unpool1d, max_unpool2d, max_unpool3d = in_dimensions(_max_unpool)
+max_unpool1d, max_unpool2d, max_unpool3d = functions("max_unpool", _MaxUnpool)
+__all__ += ["max_unpool1d", "max_unpool2d", "max_unpool3d"]

@@ -1,40 +1,40 @@
-"""Public functions of weighted reductions, in which every input of a window has a weight."""
+"""Declares the functions of weighted reductions, in which every input of a window has a weight."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from poolgrad.functional.public import divisor, in_dimensions
+from poolgrad.functional import families
+from poolgrad.functional.declare import FunctionWithOut, RealFunction, functions, window_spec
 from poolgrad.interface import Averaging, Mixing, NoOptions, PowerMean, Request
-from poolgrad.windows import Ints, Padding, fixed, flag
+from poolgrad.windows import brief, flag
+
+__all__: list[str] = []
+
+_DIVISOR_LIMIT = 2**63
 
 
-def _avg_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    *,
-    dilation: Ints = 1,
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+def divisor(value: object) -> int:
+    """Return the value of `divisor_override`, checked; 0 stands for None."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"divisor_override must be an integer or None, got {brief(value)}")
+    if value == 0:
+        raise ValueError(
+            f"divisor_override must not be zero, as every sum is divided by it, got {brief(value)}"
+        )
+    if abs(value) >= _DIVISOR_LIMIT:
+        raise ValueError(
+            f"divisor_override must be less than 2**63 in magnitude, got {brief(value)}"
+        )
+    return value
+
+
+class _AvgPool(FunctionWithOut, families.Average):
     """Mean of every window of {axes}.
 
-    Parameters
-    ----------
-    {x}
-    {windows}
-    count_include_pad : bool
-        If True (default), padding counts as zeros; if False, only valid inputs are averaged.
-    divisor_override : int, optional
-        Divisor of every sum, in place of the number of inputs; an integer other than 0.
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -61,42 +61,20 @@ def _avg_pool(
     >>> poolgrad.{name}(np.zeros(({sixes})), 2).shape
     ({threes})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    counted = flag("count_include_pad", count_include_pad)
-    options = Averaging(counted, divisor(divisor_override))
-    last = flag("channels_last", channels_last)
-    return Request("avg", x, spec, options, (), last, True, False, out)
+
+    operator = "avg"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        spec = window_spec(self, dims)
+        counted = flag("count_include_pad", self.count_include_pad)
+        return self._request(x, spec, Averaging(counted, divisor(self.divisor_override)))
 
 
-def _lp_pool(
-    dims: int,
-    x: Any,
-    norm_type: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    ceil_mode: bool = False,
-    *,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    mean: bool = False,
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+class _LPPool(RealFunction, FunctionWithOut, families.Power):
     """p-norm of every window of {axes}: ``sum(|x|**p) ** (1 / p)``.
 
-    Parameters
-    ----------
-    {x_real}
-    norm_type : float or array, shape (C,)
-        The power p, positive; ``inf`` gives the largest ``|x|``.
-        {learned}
-    {windows}
-    mean : bool
-        If True, compute the mean of the powers of valid inputs instead of their sum: the power
-        mean, which is the average for p = 1 (and x >= 0) and the maximum for p = inf. Default:
-        False.
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -126,39 +104,22 @@ def _lp_pool(
     >>> poolgrad.{name}(x, 2.0, {two})
     array({open} 5., 13.{close})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    options = PowerMean(flag("mean", mean))
-    last = flag("channels_last", channels_last)
-    return Request("lp", x, spec, options, (norm_type,), last, True, False, out)
+
+    operator = "lp"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        options = PowerMean(flag("mean", self.mean))
+        return self._request(x, window_spec(self, dims), options, self.norm_type)
 
 
-def _lse_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-    *,
-    r: Any = 1.0,
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+class _LSEPool(RealFunction, FunctionWithOut, families.LogMeanExp):
     """Log-mean-exp of every window of {axes}: ``log(mean(exp(r * x))) / r``.
 
     The result is near the average for r near 0, near the maximum for large r, and near the minimum
     for large negative r. Only valid inputs are averaged. Large values do not overflow.
 
-    Parameters
-    ----------
-    {x_real}
-    {windows}
-    r : float or array, shape (C,)
-        Sharpness: for larger r, large inputs dominate more. Finite, not 0; default: 1.
-        {learned}
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -181,33 +142,20 @@ def _lse_pool(
     >>> np.exp(poolgrad.{name}(x, {two}))
     array({open}2., 4.{close})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    last = flag("channels_last", channels_last)
-    return Request("lse", x, spec, NoOptions(), (r,), last, True, False, out)
+
+    operator = "lse"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        return self._request(x, window_spec(self, dims), NoOptions(), self.r)
 
 
-def _soft_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-    *,
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+class _SoftPool(RealFunction, FunctionWithOut, families.Plain):
     """Softmax-weighted mean of every window of {axes}: ``sum(exp(x) * x) / sum(exp(x))``.
 
     Only valid inputs have a weight. Large values do not overflow.
 
-    Parameters
-    ----------
-    {x_real}
-    {windows}
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -229,40 +177,20 @@ def _soft_pool(
     >>> poolgrad.{name}(x, {two}).round(3)  # log(3) with the weight 3 / 4
     array({open}0.824, 0.   {close})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    last = flag("channels_last", channels_last)
-    return Request("soft", x, spec, NoOptions(), (), last, True, False, out)
+
+    operator = "soft"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        return self._request(x, window_spec(self, dims), NoOptions())
 
 
-def _mixed_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    *,
-    alpha: Any = 0.5,
-    channels_last: bool = False,
-    out: Any = None,
-) -> Request:
+class _MixedPool(RealFunction, FunctionWithOut, families.Mixed):
     """Mixture of maximum and mean of every window of {axes}.
 
     It is ``alpha * max + (1 - alpha) * mean``.
 
-    Parameters
-    ----------
-    {x_real}
-    {windows}
-    count_include_pad : bool
-        If True (default), padding counts as zeros in the mean. It is never the maximum.
-    alpha : float or array, shape (C,)
-        The weight of the maximum, any finite number; default: 0.5.
-        {learned}
-    {channels_last}
-    {out}
+    {parameters}
 
     Returns
     -------
@@ -285,32 +213,21 @@ def _mixed_pool(
     >>> poolgrad.{name}(x, {two})
     array({open}2.5, 5. {close})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    options = Mixing(flag("count_include_pad", count_include_pad))
-    last = flag("channels_last", channels_last)
-    return Request("mixed", x, spec, options, (alpha,), last, True, False, out)
+
+    operator = "mixed"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        options = Mixing(flag("count_include_pad", self.count_include_pad))
+        return self._request(x, window_spec(self, dims), options, self.alpha)
 
 
-def _range_pool(
-    dims: int,
-    x: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-    *,
-    channels_last: bool = False,
-) -> Request:
+class _RangePool(RealFunction, families.Plain):
     """Largest minus smallest input of every window of {axes}: the morphological gradient.
 
     The result is high at edges and in textured regions, and 0 where all inputs are equal.
 
-    Parameters
-    ----------
-    {x_real}
-    {windows}
-    {channels_last}
+    {parameters}
 
     Returns
     -------
@@ -333,36 +250,21 @@ def _range_pool(
     >>> poolgrad.{name}(x, {two})
     array({open}2., 4.{close})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    return Request("range", x, spec, NoOptions(), (), flag("channels_last", channels_last))
+
+    operator = "range"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        return self._request(x, window_spec(self, dims), NoOptions())
 
 
-def _lip_pool(
-    dims: int,
-    x: Any,
-    logits: Any,
-    kernel_size: Ints,
-    stride: Ints | None = None,
-    padding: Padding = 0,
-    dilation: Ints = 1,
-    ceil_mode: bool = False,
-    *,
-    channels_last: bool = False,
-) -> Request:
+class _LipPool(RealFunction, families.Plain, families.Logits):
     """Mean of every window of {axes}, weighted with the softmax of logits.
 
     It is ``sum(exp(logits) * x) / sum(exp(logits))`` over the valid inputs of a window. Logits of 0
     give the average; logits equal to ``x`` give soft pooling.
 
-    Parameters
-    ----------
-    {x_real}
-    logits : array, shape of `x`
-        The logarithm of the weight of each input, of any floating dtype. It has a gradient, too.
-        Weights smaller than ``2**-100`` (float64: ``2**-1000``) times the largest weight of their
-        plane are replaced by that value.
-    {windows}
-    {channels_last}
+    {parameters}
 
     Returns
     -------
@@ -386,14 +288,25 @@ def _lip_pool(
     >>> poolgrad.{name}(x, np.log(x), {two})
     array({open}2.5, 5. {close})
     """
-    spec = fixed(dims, kernel_size, stride, padding, dilation, ceil_mode)
-    return Request("lip", x, spec, NoOptions(), (logits,), flag("channels_last", channels_last))
+
+    operator = "lip"
+
+    def request(self, x: Any, dims: int) -> Request:
+        """Return the request of a call."""
+        return self._request(x, window_spec(self, dims), NoOptions(), self.logits)
 
 
-avg_pool1d, avg_pool2d, avg_pool3d = in_dimensions(_avg_pool)
-lp_pool1d, lp_pool2d, lp_pool3d = in_dimensions(_lp_pool)
-lse_pool1d, lse_pool2d, lse_pool3d = in_dimensions(_lse_pool)
-soft_pool1d, soft_pool2d, soft_pool3d = in_dimensions(_soft_pool)
-mixed_pool1d, mixed_pool2d, mixed_pool3d = in_dimensions(_mixed_pool)
-range_pool1d, range_pool2d, range_pool3d = in_dimensions(_range_pool)
-lip_pool1d, lip_pool2d, lip_pool3d = in_dimensions(_lip_pool)
+avg_pool1d, avg_pool2d, avg_pool3d = functions("avg_pool", _AvgPool)
+__all__ += ["avg_pool1d", "avg_pool2d", "avg_pool3d"]
+lp_pool1d, lp_pool2d, lp_pool3d = functions("lp_pool", _LPPool)
+__all__ += ["lp_pool1d", "lp_pool2d", "lp_pool3d"]
+lse_pool1d, lse_pool2d, lse_pool3d = functions("lse_pool", _LSEPool)
+__all__ += ["lse_pool1d", "lse_pool2d", "lse_pool3d"]
+soft_pool1d, soft_pool2d, soft_pool3d = functions("soft_pool", _SoftPool)
+__all__ += ["soft_pool1d", "soft_pool2d", "soft_pool3d"]
+mixed_pool1d, mixed_pool2d, mixed_pool3d = functions("mixed_pool", _MixedPool)
+__all__ += ["mixed_pool1d", "mixed_pool2d", "mixed_pool3d"]
+range_pool1d, range_pool2d, range_pool3d = functions("range_pool", _RangePool)
+__all__ += ["range_pool1d", "range_pool2d", "range_pool3d"]
+lip_pool1d, lip_pool2d, lip_pool3d = functions("lip_pool", _LipPool)
+__all__ += ["lip_pool1d", "lip_pool2d", "lip_pool3d"]

@@ -35,7 +35,7 @@ except ImportError as error:
 
 from poolgrad import core
 from poolgrad.functional import FUNCTIONS
-from poolgrad.functional.public import named
+from poolgrad.functional.declare import named
 from poolgrad.windows import brief, positive
 
 if core.xla_handler() is not None:  # otherwise pooling raises the error

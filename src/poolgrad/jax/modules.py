@@ -1,17 +1,18 @@
-"""Modules for JAX: immutable dataclasses that are pytrees, for Flax NNX and Equinox alike.
+"""Base classes of the modules for JAX, which Flax NNX and Equinox take alike.
 
-A module stores the arguments of a public function and calls that function; `modules` creates a
-class for each public function and number of pooled axes. Neither Flax nor Equinox is imported.
+A module is an immutable dataclass and a pytree. It stores the arguments of a public function and
+calls that function. `nn` has a class for each public function and number of pooled axes. Neither
+Flax nor Equinox is imported.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, make_dataclass, replace
-from inspect import Signature, signature
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, replace
+from inspect import Signature
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,20 +22,30 @@ from jax.tree_util import GetAttrKey
 from jax.typing import ArrayLike
 
 from poolgrad.arguments import real_numbers, refuse_numbers
-from poolgrad.functional import FUNCTIONS
-from poolgrad.functional.docstrings import class_name, of_module
+from poolgrad.functional.declare import bind
+from poolgrad.functional.docstrings import of_module
+from poolgrad.functional.families import Arguments, signature_of
 from poolgrad.functional.modules import LEARNED, Placeholder, operator_of
-from poolgrad.functional.public import bind
 from poolgrad.jax.function import FRONT_END, is_key
 from poolgrad.windows import brief, flag, in_memory
 from poolgrad.windows.arguments import to_python
 
+Y = TypeVar("Y")
 
-class Pool:
-    """A public function with its arguments.
+_LEAF = "An array as a learned argument is a leaf of the pytree; a number is a constant."
+
+
+class Pool(Arguments, Generic[Y]):
+    """A public function with its arguments; `Y` is the type of the result.
 
     An array as a learned argument (`norm_type`, `r`, `alpha`) is a leaf of the pytree. Everything
     else, a number as a learned argument included, is part of the structure of the pytree.
+
+    Parameters
+    ----------
+    channels_last : bool
+        If True (default), the pooled axes are those before the last one, as in Flax. If False, they
+        are the last ones, as in Equinox.
 
     Attributes
     ----------
@@ -56,7 +67,25 @@ class Pool:
     at_call: ClassVar[tuple[str, ...]] = ("x", "out", "generator", "_random_samples")
     required: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = "A call takes `x`; a `key` is accepted and not used."
-    _leaves: tuple[str, ...]  # the names of the arguments that are leaves
+    _: KW_ONLY
+    channels_last: bool = True
+
+    def __init_subclass__(cls, *, calls: Any = None) -> None:
+        """Define the modules that call a public function, for the number of axes in their name.
+
+        Without a function, the class is a base class.
+        """
+        super().__init_subclass__()
+        if calls is None:
+            return
+        cls.function, cls.dims = staticmethod(calls), int(cls.__name__[-2])
+        known = cls.__signature__ = signature_of(cls)
+        cls.__init__ = Pool.__init__  # type: ignore[method-assign] # not that of the dataclass
+        notes = [f"Calls `poolgrad.{calls.__name__}`. {cls.note}"]
+        notes += [] if LEARNED.isdisjoint(known.parameters) else [_LEAF]
+        own = calls.declared, calls.__name__, cls.dims, known.parameters, cls
+        cls.__doc__ = of_module(*own, notes)
+        _register(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound = bind(type(self).__name__, self.__signature__, args, kwargs)
@@ -67,8 +96,7 @@ class Pool:
         }
         leaves = tuple(name for name in LEARNED & given.keys() if not _is_number(given[name]))
         self._check(given)
-        for name, value in [*given.items(), ("_leaves", leaves)]:
-            object.__setattr__(self, name, value)
+        vars(self).update(given, _leaves=leaves)
         nnx = sys.modules.get("flax.nnx")
         if leaves and nnx is not None:  # so that it can be an attribute of a module of Flax NNX
             nnx.register_data_type(type(self))
@@ -82,9 +110,9 @@ class Pool:
                 operator.check_operand(np.asarray(value, np.float64).ravel().tolist())
 
     def _arguments(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in self.__signature__.parameters}
 
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Y:
         """Call the public function with the arguments of the module.
 
         Parameters
@@ -104,10 +132,11 @@ class Pool:
         TypeError, ValueError
             If the input does not suit the function or the windows.
         """
-        return self.function(_array(x), **self._arguments())
+        y: Y = self.function(_array(x), **self._arguments())
+        return y
 
 
-class Random(Pool):
+class Random(Pool[Any]):
     """A pooling that draws random numbers in every call."""
 
     note = "A call takes `x` and a `key` of `jax.random`."
@@ -160,7 +189,7 @@ class Stochastic(Random):
         return self.function(_array(x), **given | {"return_indices": False})
 
 
-class Unpool(Pool):
+class Unpool(Pool[Array]):
     """Unpooling, which takes indices in every call."""
 
     at_call = (*Pool.at_call, "indices", "output_size")
@@ -184,7 +213,7 @@ class Unpool(Pool):
         return y
 
 
-class Lip(Pool):
+class Lip(Pool[Array]):
     """Local importance pooling, which takes logits in every call."""
 
     at_call = (*Pool.at_call, "logits")
@@ -205,17 +234,18 @@ class Lip(Pool):
         return y
 
 
-class Global(Pool):
+class Global(Pool[Y]):
     """Pooling over the given number of axes, with any number of leading axes."""
 
     note = f"{Pool.note}\nThere may be any number of leading axes."
 
-    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Any:
+    def __call__(self, x: ArrayLike, *, key: Array | None = None) -> Y:
         """Pool the last axes of the input, or those before the channels; see `Pool.__call__`."""
         # The public function would pool additional leading axes.
         x_like = Placeholder((1,) * (self.dims + 2))
         request = self.function.describe(x_like, **self._arguments())  # type: ignore[attr-defined]
-        return FRONT_END.perform(replace(request, x=_array(x)))
+        y: Y = FRONT_END.perform(replace(request, x=_array(x)))
+        return y
 
 
 # Arguments
@@ -271,84 +301,36 @@ def _learned(name: str, value: Any) -> Any:
 # Pytrees
 
 
-def _structure(module: Pool) -> tuple[Any, ...]:
-    names = module._leaves
+def _leaves(module: Pool[Any]) -> tuple[str, ...]:
+    """Return the names of the arguments that are leaves."""
+    names: tuple[str, ...] = vars(module)["_leaves"]
+    return names
+
+
+def _structure(module: Pool[Any]) -> tuple[Any, ...]:
+    names = _leaves(module)
     rest = tuple((n, v) for n, v in module._arguments().items() if n not in names)
     return names, rest
 
 
-def _flatten(module: Pool) -> tuple[list[Any], tuple[Any, ...]]:
-    return [getattr(module, name) for name in module._leaves], _structure(module)
+def _flatten(module: Pool[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    return [getattr(module, name) for name in _leaves(module)], _structure(module)
 
 
-def _flatten_with_keys(module: Pool) -> tuple[list[Any], tuple[Any, ...]]:
-    return [(GetAttrKey(n), getattr(module, n)) for n in module._leaves], _structure(module)
+def _flatten_with_keys(module: Pool[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    return [(GetAttrKey(n), getattr(module, n)) for n in _leaves(module)], _structure(module)
 
 
-def _register(kind: type[Pool]) -> None:
+def _register(kind: type[Pool[Any]]) -> None:
     """Register a class of modules as pytrees.
 
     Leaves may be any objects while a transformation runs, so modules are rebuilt without checks.
     """
 
-    def unflatten(structure: tuple[Any, ...], leaves: Iterable[Any]) -> Pool:
+    def unflatten(structure: tuple[Any, ...], leaves: Iterable[Any]) -> Pool[Any]:
         names, rest = structure
         module = object.__new__(kind)
-        for name, value in [*rest, *zip(names, leaves, strict=True), ("_leaves", names)]:
-            object.__setattr__(module, name, value)
+        vars(module).update(rest, _leaves=names, **dict(zip(names, leaves, strict=True)))
         return module
 
     jax.tree_util.register_pytree_with_keys(kind, _flatten_with_keys, unflatten, _flatten)
-
-
-# The classes
-
-_LEAF = "An array as a learned argument is a leaf of the pytree; a number is a constant."
-_CHANNELS_LAST = """\
-channels_last : bool
-    If True (default), the pooled axes are those before the last one, as in Flax. If False, they are
-    the last ones, as in Equinox."""
-
-
-def modules() -> Iterator[type[Pool]]:
-    """Make the classes of modules, for each public function and number of pooled axes."""
-    for name, function in FUNCTIONS.items():
-        title = class_name(name)
-        if name.startswith("global_"):
-            yield from (_module(f"{title}{dims}d", function, Global, dims) for dims in (1, 2, 3))
-        else:
-            yield _module(title, function, _base(function), int(name[-2]))
-
-
-def _base(function: Callable[..., Any]) -> type[Pool]:
-    """Return the base class for a function, by what a call takes besides the input."""
-    kinds = {"training": Stochastic, "generator": Random, "indices": Unpool, "logits": Lip}
-    takes = signature(function).parameters
-    return next((kind for name, kind in kinds.items() if name in takes), Pool)
-
-
-def _module(name: str, function: Callable[..., Any], base: type[Pool], dims: int) -> type[Pool]:
-    takes = [p for n, p in signature(function).parameters.items() if n not in base.at_call]
-    takes = [p.replace(default=True) if p.name == "channels_last" else p for p in takes]
-    names = [p.name for p in takes]
-    notes = [f"Calls `poolgrad.{function.__name__}`. {base.note}"]
-    if not LEARNED.isdisjoint(names):
-        notes.append(_LEAF)
-    documented = [name for name in names if name != "channels_last"]
-    members = {
-        "__doc__": "\n".join([of_module(function, dims, documented, notes), _CHANNELS_LAST]),
-        "__signature__": Signature(takes),
-        "function": staticmethod(function),
-        "dims": dims,
-    }
-    made = make_dataclass(
-        name,
-        [(p.name, p.annotation) for p in takes],
-        bases=(base,),
-        namespace=members,
-        init=False,
-        frozen=True,
-    )
-    made.__module__ = "poolgrad.jax.nn"  # where users, and pickle, find it
-    _register(made)
-    return made

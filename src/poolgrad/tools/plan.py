@@ -14,7 +14,7 @@ import numpy as np
 from poolgrad import core
 from poolgrad.buffers import dtype_named
 from poolgrad.dtypes import FLOATS, INTEGERS
-from poolgrad.functional.public import FUNCTIONS
+from poolgrad.functional import FUNCTIONS
 from poolgrad.tools.algorithms import bind, steps
 
 FORM = (

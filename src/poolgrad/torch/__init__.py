@@ -26,9 +26,9 @@ from poolgrad.torch import function as function  # defines torch.ops.poolgrad
 from poolgrad.torch import layers, pools
 from poolgrad.torch import regions as regions  # defines operators, too
 from poolgrad.torch.accelerate import accelerate
+from poolgrad.torch.base import MODULES
 from poolgrad.torch.convert import Report, convert, revert
 from poolgrad.torch.layers import *  # noqa: F403 - the names are listed there
-from poolgrad.torch.modules import MODULES
 from poolgrad.torch.pools import *  # noqa: F403 - the names are listed there
 
 __all__ = ["MODULES", "Report", "accelerate", "convert", "revert"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from inspect import Signature
+from inspect import Signature, signature
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Concatenate, ParamSpec
 
 import numpy as np
 import torch
@@ -14,11 +14,39 @@ from torch import Tensor, nn
 
 from poolgrad.arguments import real_numbers
 from poolgrad.call_cache import LOOKUPS, CallCache
+from poolgrad.functional.declare import bind
+from poolgrad.functional.docstrings import of_module
+from poolgrad.functional.families import Arguments, signature_of
 from poolgrad.functional.modules import LEARNED, operator_of
-from poolgrad.functional.public import bind
 from poolgrad.torch.arrays import checked, pads_at_most_half, pools
 from poolgrad.torch.function import FRONT_END, known_generator
 from poolgrad.windows import brief, has_memory, to_python
+
+P = ParamSpec("P")
+
+MODULES: dict[str, type[nn.Module]] = {}  # by public function; for a global one, the 2-D module
+SUBCLASSES: dict[type[nn.Module], type[Pool]] = {}  # by PyTorch's class
+
+_NOT_SHOWN = ("return_indices", "count_include_pad", "_random_samples")
+_BUFFER = (
+    "A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned. A list or an array "
+    "is kept as plain numbers."
+)
+
+
+def constructor(
+    arguments: Callable[P, Arguments],
+) -> Callable[[Any], Callable[Concatenate[Any, P], None]]:
+    """Return a decorator that replaces a constructor by that of `Pool`, with these arguments."""
+
+    def replaced(_: Any) -> Callable[Concatenate[Any, P], None]:
+        def __init__(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            Pool.__init__(self, *args, **kwargs)
+
+        __init__.known = signature_of(arguments)  # type: ignore[attr-defined]
+        return __init__
+
+    return replaced
 
 
 class Pool(nn.Module):
@@ -66,7 +94,7 @@ class Pool(nn.Module):
     pytorch_class: ClassVar[type[nn.Module] | None]
     inherited: ClassVar[tuple[str, ...]]
     added: ClassVar[dict[str, Any]]
-    shown: ClassVar[tuple[str, ...]]
+    shown: ClassVar[tuple[str, ...]] = ()
     at_call: ClassVar[tuple[str, ...]] = ("x", "out")
     required: ClassVar[tuple[str, ...]] = ()
     note: ClassVar[str] = ""
@@ -74,6 +102,36 @@ class Pool(nn.Module):
     call_cache: ClassVar[CallCache]
     checked: ClassVar[CallCache]
     converted: bool = False
+
+    def __init_subclass__(cls, *, calls: Any = None) -> None:
+        """Define the modules that call a public function, for the number of axes in their name.
+
+        Without a function, the class is a base class.
+        """
+        super().__init_subclass__()
+        if calls is None:
+            return
+        known = cls.__signature__ = cls.init_signature = cls.__init__.known  # type: ignore
+        theirs: Any = next((c for c in cls.__bases__ if not issubclass(c, Pool)), None)
+        cls.dims, cls.pytorch_class = int(cls.__name__[-2]), theirs
+        function = cls._limited(calls)
+        cls.function, cls.call_cache = staticmethod(function), function.cache
+        cls.checked = CallCache()
+        cls.names = tuple(known.parameters)
+        cls.inherited = tuple(signature(theirs).parameters) if theirs else ()
+        cls.added = {n: p.default for n, p in known.parameters.items() if n not in cls.inherited}
+        placed = [n for n, p in known.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        cls.shown = cls.shown or tuple(n for n in placed if n not in _NOT_SHOWN)
+        cls.autocast_to_float32 |= cls.dims == 3
+        notes = [f"Calls `poolgrad.{calls.__name__}`."]
+        if theirs is not None:
+            notes[0] += f" Subclass of `torch.nn.{theirs.__name__}`."
+            SUBCLASSES[theirs] = cls
+        notes += [cls.note, "" if LEARNED.isdisjoint(cls.names) else _BUFFER]
+        cls.__doc__ = of_module(calls.declared, calls.__name__, cls.dims, cls.names, object, notes)
+        cls.__module__ = "poolgrad.torch"  # where users, and pickle, find it
+        if cls.dims == 2 or calls.__name__.endswith("d"):
+            MODULES[calls.__name__] = cls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound = bind(type(self).__name__, self.init_signature, args, kwargs)
@@ -106,8 +164,8 @@ class Pool(nn.Module):
         return {**given, name: value}
 
     @classmethod
-    def of_dims(cls, pool: Callable[..., Any], dims: int) -> Callable[..., Any]:
-        """Return the public function `pool` for this number of pooled axes."""
+    def _limited(cls, pool: Any) -> Any:
+        """Return the public function, limited to this number of pooled axes."""
         return pool
 
     def _arguments(self) -> dict[str, Any]:

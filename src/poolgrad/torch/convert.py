@@ -15,8 +15,7 @@ from types import CodeType, FunctionType
 from torch import nn
 
 from poolgrad.torch import fusion
-from poolgrad.torch.base import Pool, difference_from_pytorch
-from poolgrad.torch.modules import SUBCLASSES
+from poolgrad.torch.base import SUBCLASSES, Pool, difference_from_pytorch
 from poolgrad.windows import flag
 
 # PyTorch's pooling functions: those of its modules, and functions that call them.

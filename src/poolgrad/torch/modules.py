@@ -1,33 +1,21 @@
-"""Makes the module classes, subclasses of PyTorch's where these exist, so ``isinstance`` holds.
-
-A module stores the arguments of a public function and calls it. Its constructor takes the arguments
-of the function, in the order of PyTorch's class, and shares its documentation. `family` makes the
-classes for one, two and three pooled axes.
-"""
+"""Modules that do more than call a public function with their arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from inspect import Parameter, Signature, signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from poolgrad.arguments import below_one
-from poolgrad.call_cache import CallCache
 from poolgrad.functional import FUNCTIONS
-from poolgrad.functional.docstrings import of_module
-from poolgrad.functional.modules import LEARNED, Placeholder
-from poolgrad.functional.public import described
+from poolgrad.functional.declare import described
+from poolgrad.functional.modules import Placeholder
 from poolgrad.interface import Request
 from poolgrad.torch.arrays import checked, name_of, pools
 from poolgrad.torch.base import Pool, each
 from poolgrad.torch.function import FRONT_END
-
-MODULES: dict[str, type[nn.Module]] = {}  # by public function; for a global one, the 2-D module
-SUBCLASSES: dict[type[nn.Module], type[Pool]] = {}  # by PyTorch's class
 
 
 class Maximum(Pool):
@@ -131,6 +119,8 @@ class Stochastic(_Exported):
 class Fractional(Pool):
     """Fractional windows; their samples, a buffer, are cast with the module."""
 
+    autocast_to_float32 = True
+
     def _arguments(self) -> dict[str, Any]:
         given = super()._arguments()
         samples = given["_random_samples"]
@@ -144,6 +134,7 @@ class Fractional(Pool):
 class Unpool(Pool):
     """Unpooling, which takes indices with every call."""
 
+    autocast_to_float32 = True
     at_call = (*Pool.at_call, "indices", "output_size")
     required = ("indices",)
     note = "It is called with values, their `indices` and, unless it is the default, `output_size`."
@@ -206,99 +197,14 @@ class Global(Pool):
     note = "There may be any number of leading axes."
 
     @classmethod
-    def of_dims(cls, pool: Callable[..., Any], dims: int) -> Callable[..., Any]:
+    def _limited(cls, pool: Any) -> Any:
         """Return the function, limited to inputs with this number of axes: it accepts others."""
+        x_like = Placeholder((1,) * (cls.dims + 2))
 
         def describe(x: Any, **given: Any) -> Request:
-            request: Request = pool.describe(Placeholder((1,) * (dims + 2)), **given)  # type: ignore[attr-defined]
+            request: Request = pool.describe(x_like, **given)
             return replace(request, x=x)
 
-        name = f"{pool.__name__}{dims}d"
+        name = f"{pool.__name__}{cls.dims}d"
         limited = globals()[name] = described(describe, name, __name__)
         return limited
-
-
-# The classes
-
-_NOT_SHOWN = ("return_indices", "count_include_pad", "_random_samples")
-
-
-def family(
-    name: str,
-    function: str,
-    base: type[Pool] = Pool,
-    *,
-    subclass: bool = False,
-    first: Iterable[str] = (),
-    shown: Iterable[str] = (),
-    dims: tuple[int, ...] = (1, 2, 3),
-) -> tuple[type[Pool], ...]:
-    """Make the classes for one, two and three pooled axes.
-
-    Parameters
-    ----------
-    name, function : str
-        Names of the classes and of their functions, without the number of axes.
-    base : type
-        Common base class.
-    subclass : bool
-        Whether the classes also derive from PyTorch's classes of that name.
-    first : iterable of str
-        Arguments that come first, after those of PyTorch's class.
-    shown : iterable of str
-        Arguments that are always printed; default: most positional arguments.
-    dims : tuple of int
-        Numbers of pooled axes for which a class is made.
-    """
-
-    def of(d: int) -> type[Pool]:
-        fast = FUNCTIONS.get(f"{function}{d}d") or FUNCTIONS[function]
-        function_of_dims = base.of_dims(fast, d)
-        theirs = (getattr(nn, f"{name}{d}d"),) if subclass else ()
-        inherited = tuple(n for c in theirs for n in signature(c).parameters)
-        takes = _reordered(signature(fast), (*inherited, *first), base.at_call)
-        placed = [n for n, p in takes.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-        members = {
-            "__module__": "poolgrad.torch",  # where users, and pickle, find it
-            "__doc__": _documentation(fast, d, takes, theirs, base.note),
-            "__signature__": takes,
-            "init_signature": takes,
-            "function": staticmethod(function_of_dims),
-            "dims": d,
-            "call_cache": function_of_dims.cache,  # type: ignore[attr-defined]
-            "checked": CallCache(),
-            "names": tuple(takes.parameters),
-            "pytorch_class": theirs[0] if theirs else None,
-            "inherited": inherited,
-            "added": {n: p.default for n, p in takes.parameters.items() if n not in inherited},
-            "autocast_to_float32": d == 3 or name in ("FractionalMaxPool", "MaxUnpool"),
-            "shown": tuple(shown or (n for n in placed if n not in _NOT_SHOWN)),
-        }
-        made: type[Pool] = type(f"{name}{d}d", (base, *theirs), members)
-        SUBCLASSES.update(dict.fromkeys(theirs, made))
-        if d == 2 or fast.__name__ != function:
-            MODULES[fast.__name__] = made
-        return made
-
-    return tuple(map(of, dims))
-
-
-def _reordered(given: Signature, first: Iterable[str], left_out: Iterable[str]) -> Signature:
-    """Return a signature with the parameters `first` in front and without those in `left_out`."""
-    named = {n: p for n, p in given.parameters.items() if n not in left_out}
-    before = [named.pop(n).replace(kind=Parameter.POSITIONAL_OR_KEYWORD) for n in first]
-    return Signature([*before, *named.values()])
-
-
-def _documentation(
-    function: Callable[..., Any], dims: int, takes: Signature, theirs: tuple[type, ...], note: str
-) -> str:
-    """Return the docstring of a module, made from that of its function."""
-    kinds = "".join(f" Subclass of `torch.nn.{c.__name__}`." for c in theirs)
-    notes = [f"Calls `poolgrad.{function.__name__}`.{kinds}", note]
-    if not takes.parameters.keys().isdisjoint(LEARNED):
-        notes.append(
-            "A tensor is a buffer, unless it is an `nn.Parameter`: then it is learned. A list or "
-            "an array is kept as plain numbers."
-        )
-    return of_module(function, dims, takes.parameters, notes)
