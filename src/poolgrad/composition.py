@@ -52,7 +52,7 @@ class Functions(NamedTuple):
 
 
 @dataclass(eq=False)
-class Composition(Call[Any]):
+class Composition(Call):
     """A validated call of a composed operator, and the tape of its pullback."""
 
     tape: Any = None
@@ -95,13 +95,13 @@ class Composition(Call[Any]):
         return xp.astype(y, layout.out_dtype)
 
 
-def _composition(request: Request, front: FrontEnd[Any]) -> Composition:
+def _composition(request: Request, front: FrontEnd) -> Composition:
     x = front.checked_input(request)
     operand = _operand(request, front, x) if request.operands else None
     return Composition(front, request, front.prepared(request, x), x, operand)
 
 
-def _operand(request: Request, front: FrontEnd[Any], x: Any) -> Any:
+def _operand(request: Request, front: FrontEnd, x: Any) -> Any:
     """Return the second input, checked."""
     name, expected = OPERATORS[request.operator].operand.name, tuple(x.shape)
     (given,) = request.operands
@@ -114,7 +114,7 @@ def _operand(request: Request, front: FrontEnd[Any], x: Any) -> Any:
     return value
 
 
-def perform(request: Request, front: FrontEnd[Any]) -> Any:
+def perform(request: Request, front: FrontEnd) -> Any:
     """Compute a composed operator."""
     call = _composition(request, front)
 
@@ -127,7 +127,7 @@ def perform(request: Request, front: FrontEnd[Any]) -> Any:
         return call.combined(front.functions(call.x), pool, call.x, call.operand)
 
 
-def vjp(request: Request, front: FrontEnd[Any]) -> tuple[Any, Pullback[Any]]:
+def vjp(request: Request, front: FrontEnd) -> tuple[Any, Pullback]:
     """Compute a composed operator and its pullback, for libraries without differentiation."""
     from array_api_compat import array_namespace
 
@@ -160,7 +160,7 @@ def vjp(request: Request, front: FrontEnd[Any]) -> tuple[Any, Pullback[Any]]:
     return y.value, Pullback(call, None, ())
 
 
-def _recorded_again(request: Request, front: FrontEnd[Any]) -> Call[Any]:
+def _recorded_again(request: Request, front: FrontEnd) -> Call:
     return vjp(request, front)[1].call
 
 

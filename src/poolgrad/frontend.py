@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from poolgrad import arguments, composition, front_ends
 from poolgrad.composition import Functions, shown
@@ -22,16 +22,14 @@ from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.pullback import Call, Pullback
 from poolgrad.windows import brief
 
-A = TypeVar("A")
-
 # First part of the name of an array's module -> name of the front end.
 _LIBRARIES = {name: name for name in ("numpy", "torch", "jax", "dask", "xarray")}
 _LIBRARIES |= {"jaxlib": "jax", "cupy": "portable"}
 
-_found: dict[type, FrontEnd[Any]] = {}
+_found: dict[type, FrontEnd] = {}
 
 
-def front_end(x: object) -> FrontEnd[Any]:
+def front_end(x: object) -> FrontEnd:
     """Return the front end for arrays of this type, which is imported on first use.
 
     Arrays of CuPy, and of any other library that follows the array API standard
@@ -88,11 +86,11 @@ def _refused(x: object) -> str:
     return "None" if x is None else f"{brief(x)} ({type(x).__qualname__})"
 
 
-def _named(name: str) -> FrontEnd[Any]:
+def _named(name: str) -> FrontEnd:
     return getattr(front_ends, name)  # type: ignore[no-any-return]
 
 
-class FrontEnd(ABC, Generic[A]):
+class FrontEnd(ABC):
     """The front end of one framework; also converts extra operands (see `operands.Converter`).
 
     Attributes
@@ -116,7 +114,7 @@ class FrontEnd(ABC, Generic[A]):
     # What a framework defines
 
     @abstractmethod
-    def asarray(self, name: str, value: Any) -> A:
+    def asarray(self, name: str, value: Any) -> Any:
         """Return the argument `name` as an array of the framework, checked.
 
         Raises
@@ -125,23 +123,23 @@ class FrontEnd(ABC, Generic[A]):
             If it is none, or not readable.
         """
 
-    def dtype_name(self, x: A) -> str:
+    def dtype_name(self, x: Any) -> str:
         """Return the name of the dtype of an array."""
         raise NotImplementedError
 
-    def functions(self, x: A) -> Functions:
+    def functions(self, x: Any) -> Functions:
         """Return the functions that a composed operator may call."""
         raise NotImplementedError
 
-    def prepared(self, request: Request, x: A) -> Prepared:
+    def prepared(self, request: Request, x: Any) -> Prepared:
         """Prepare the operator for this input."""
         raise NotImplementedError
 
-    def forward(self, call: Call[A], keep: bool = False) -> tuple[A, tuple[A, ...]]:
+    def forward(self, call: Call, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
         """Compute the output and, if it is kept, the residual."""
         raise NotImplementedError
 
-    def indices_of(self, call: Call[A], routes: A) -> A:
+    def indices_of(self, call: Call, routes: Any) -> Any:
         """Convert routes to flat positions in their plane."""
         raise NotImplementedError
 
@@ -149,23 +147,23 @@ class FrontEnd(ABC, Generic[A]):
         """Remove axes of size 1."""
         return y.squeeze(axes)
 
-    def copied(self, x: A) -> A:
+    def copied(self, x: Any) -> Any:
         """Return a private copy of an array."""
         raise NotImplementedError
 
-    def gradient(self, call: Call[A], gy: A, x: A | None, residual: Any) -> A:
+    def gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
         """Compute the gradient of the input of a call."""
         raise NotImplementedError
 
-    def parameter_gradient(self, call: Call[A], gy: A, x: A | None, residual: Any) -> A:
+    def parameter_gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
         """Compute the gradient of the learned parameter of a call."""
         raise NotImplementedError
 
-    def cotangent(self, gy: Any, dtype: str, shape: tuple[int, ...], full: tuple[int, ...]) -> A:
+    def cotangent(self, gy: Any, dtype: str, shape: tuple[int, ...], full: tuple[int, ...]) -> Any:
         """Check a cotangent for an output of this shape; convert it to this dtype and to `full`."""
         raise NotImplementedError
 
-    def routes(self, call: Call[A], routes: A) -> A:
+    def routes(self, call: Call, routes: Any) -> Any:
         """Unpack routes to one number for each output; read-only. NumPy's front end only."""
         raise NotImplementedError
 
@@ -173,24 +171,24 @@ class FrontEnd(ABC, Generic[A]):
         """Restore the memory formats of a residual from a pickle."""
         return residual
 
-    def bound_call(self, request: Request) -> Callable[[A], Any] | None:
+    def bound_call(self, request: Request) -> Callable[[Any], Any] | None:
         """Bind a call, or return None if it cannot be cached; see `call_cache`."""
         return None
 
-    def bound_vjp(self, request: Request) -> Callable[[A], tuple[A, Pullback]] | None:
+    def bound_vjp(self, request: Request) -> Callable[[Any], tuple[Any, Pullback]] | None:
         """Bind a call of `vjp`, or return None if it cannot be cached; see `call_cache`."""
         return None
 
     # Calls
 
-    def checked_input(self, request: Request) -> A:
+    def checked_input(self, request: Request) -> Any:
         """Return the input as an array of a dtype that the operator accepts."""
         x, operator = self.asarray("x", request.x), OPERATORS[request.operator]
         if not operator.accepts(self.dtype_name(x)):
-            raise operator.refuse_dtype(shown(x.dtype))  # type: ignore[attr-defined]
+            raise operator.refuse_dtype(shown(x.dtype))
         return x
 
-    def call(self, request: Request) -> Call[A]:
+    def call(self, request: Request) -> Call:
         """Validate a call and convert its arrays."""
         x = self.checked_input(request)
         options = request.options
@@ -221,7 +219,7 @@ class FrontEnd(ABC, Generic[A]):
             y, _ = self.forward(call)  # the gradient depends on `ties`, the indices do not
         return self.finished(call, y), call.shaped(self.indices_of(routed, residual[0]))
 
-    def vjp(self, request: Request) -> tuple[A, Pullback]:
+    def vjp(self, request: Request) -> tuple[Any, Pullback]:
         """Compute the output of the call of a public function, and its pullback."""
         if self.differentiation:
             raise TypeError(f"vjp supports NumPy and Dask arrays; {self.differentiation}")
@@ -232,7 +230,7 @@ class FrontEnd(ABC, Generic[A]):
         y, residual = self.forward(call, keep=True)
         return call.shaped(y), Pullback(kept, call.x, residual)
 
-    def kept(self, call: Call[A]) -> Call[A]:
+    def kept(self, call: Call) -> Call:
         """Return the call for a pullback: without the input, with a private extra operand."""
         self.require_gradient(call.x)
         operand, operands = call.operand, call.request.operands
@@ -243,17 +241,17 @@ class FrontEnd(ABC, Generic[A]):
             call, request=replace(call.request, x=None, operands=operands), x=None, operand=operand
         )
 
-    def require_gradient(self, x: A) -> None:
+    def require_gradient(self, x: Any) -> None:
         """Raise an error unless an array of this dtype has a gradient."""
         if self.dtype_name(x) not in FLOATS:
-            came = shown(x.dtype)  # type: ignore[attr-defined]
+            came = shown(x.dtype)
             raise TypeError(f"x must be of a floating dtype to have a gradient, got {came}")
 
     def check_out(self, out: Any) -> None:
         """Raise an error if the framework's functions do not write to `out`."""
         raise TypeError(f"out is accepted only if x is a NumPy array, got {self.noun} x")
 
-    def finished(self, call: Call[A], y: A) -> Any:
+    def finished(self, call: Call, y: Any) -> Any:
         """Return the output of a call in the shape that it asks for."""
         return call.shaped(y)
 
@@ -263,19 +261,19 @@ class FrontEnd(ABC, Generic[A]):
         """Whether a value is an array of the framework, whose numbers are not read."""
         return False
 
-    def from_numpy(self, array: Any, x: A) -> A:
+    def from_numpy(self, array: Any, x: Any) -> Any:
         """Convert a NumPy array to an array on the device of `x`."""
         raise NotImplementedError
 
-    def drawn(self, generator: Any, shape: tuple[int, ...], x: A) -> Any:
+    def drawn(self, generator: Any, shape: tuple[int, ...], x: Any) -> Any:
         """Draw samples in [0, 1)."""
         return self.from_numpy(arguments.numpy_generator(generator).random(shape), x)
 
-    def narrowed(self, value: A, dtype: str) -> A:
+    def narrowed(self, value: Any, dtype: str) -> Any:
         """Convert an own array of real numbers to the dtype of sums."""
         raise NotImplementedError
 
-    def parameter(self, operand: Parameter, value: Any, x: A, ready: Prepared) -> A:
+    def parameter(self, operand: Parameter, value: Any, x: Any, ready: Prepared) -> Any:
         """Convert a number, or one for each channel, to the dtype of sums."""
         if not self.is_own(value):
             return self.from_numpy(operand.checked(value, ready), x)
@@ -285,12 +283,12 @@ class FrontEnd(ABC, Generic[A]):
         arguments.check_length(operand.name, tuple(value.shape), ready.layout.channels)
         return self.narrowed(value, ready.layout.sum_dtype)
 
-    def seed(self, value: Any, x: A) -> Any:
+    def seed(self, value: Any, x: Any) -> Any:
         """Return a seed, or draw one from a generator."""
         seed = arguments.seed(value)
         return int(arguments.numpy_generator(value).integers(2**63)) if seed is None else seed
 
-    def samples(self, operand: WindowSamples, value: Samples, x: A, ready: Prepared) -> A:
+    def samples(self, operand: WindowSamples, value: Samples, x: Any, ready: Prepared) -> Any:
         """Return samples in [0, 1), in the dtype of the input."""
         layout, given = ready.layout, value.values
         if given is None:
@@ -302,12 +300,12 @@ class FrontEnd(ABC, Generic[A]):
             given = self.from_numpy(operand.checked(given, layout), x)
         return self.samples_below_one(given, ready)
 
-    def samples_below_one(self, samples: Any, ready: Prepared) -> A:
+    def samples_below_one(self, samples: Any, ready: Prepared) -> Any:
         """Round samples to the dtype of the input, below 1."""
         raise NotImplementedError
 
-    def indices(self, value: Any, x: A) -> A:
+    def indices(self, value: Any, x: Any) -> Any:
         """Return indices of the shape of the input."""
         given = self.asarray("indices", value)
-        arguments.check_indices(self.dtype_name(given), tuple(given.shape), tuple(x.shape))  # type: ignore[attr-defined]
+        arguments.check_indices(self.dtype_name(given), tuple(given.shape), tuple(x.shape))
         return given

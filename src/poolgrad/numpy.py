@@ -49,7 +49,7 @@ def _contiguous_key(shape: tuple[int, ...], dtype: str) -> tuple[Any, ...]:
 
 
 @dataclass(eq=False)
-class NumpyCall(Call[Array]):
+class NumpyCall(Call):
     """A call of NumPy arrays; the kernels of its gradient are bound (see `call_cache`)."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,12 +68,12 @@ class NumpyCall(Call[Array]):
         return _contiguous_key(layout.out_shape, layout.out_dtype) if self.has_kernels else ()
 
     @cached_property
-    def bound_gradient(self) -> Callable[..., Array]:  # type: ignore[override]
+    def bound_gradient(self) -> Callable[..., Array]:
         """The function that computes the gradient of the input from that of the output."""
         return call_cache.vjp(self.ready, maker, get_num_threads, self.operand)
 
 
-class NumpyFrontEnd(FrontEnd[Array]):
+class NumpyFrontEnd(FrontEnd):
     """Pools NumPy arrays with the kernels of the CPU, or else with `poolgrad.portable`."""
 
     name = "numpy"
@@ -107,7 +107,7 @@ class NumpyFrontEnd(FrontEnd[Array]):
 
     # Engines
 
-    def forward(self, call: NumpyCall, keep: bool = False) -> tuple[Array, tuple[Array, ...]]:
+    def forward(self, call: Any, keep: bool = False) -> tuple[Array, tuple[Array, ...]]:
         ready, x = call.ready, call.x
         if not call.has_kernels:
             return front_ends.portable.forward(call, keep)  # type: ignore[no-any-return]
@@ -117,29 +117,27 @@ class NumpyFrontEnd(FrontEnd[Array]):
         ready.operator.forward(made)
         return y, residual
 
-    def indices_of(self, call: NumpyCall, routes: Array) -> Array:
+    def indices_of(self, call: Any, routes: Array) -> Array:
         indices = allocate(call.ready.per_output("int64"))
         samples = call.operand if call.ready.operator.operand.determines_windows else None
         call.ready.kernels.route_indices(routes, indices, samples, get_num_threads())
         return indices
 
-    def routes(self, call: NumpyCall, routes: Array) -> Array:
+    def routes(self, call: Any, routes: Array) -> Array:
         ready, packed = call.ready, routes
         if ready.route_bits:
             routes = allocate(ready.per_output(ready.layout.route_dtype))
             ready.kernels.unpack_routes(packed, as_buffer(routes), get_num_threads())
         return read_only(routes)
 
-    def gradient(self, call: NumpyCall, gy: Array, x: Array | None, residual: Any) -> Array:
+    def gradient(self, call: Any, gy: Array, x: Array | None, residual: Any) -> Array:
         if not call.has_kernels:
             return front_ends.portable.gradient(call, gy, x, residual)  # type: ignore[no-any-return]
         read = (gy, *(() if x is None else (x,)), *residual[: call.needed])
         gx: Array = call.bound_gradient(*map(as_buffer, read))
         return gx.view(gy.dtype)
 
-    def parameter_gradient(
-        self, call: NumpyCall, gy: Array, x: Array | None, residual: Any
-    ) -> Array:
+    def parameter_gradient(self, call: Any, gy: Array, x: Array | None, residual: Any) -> Array:
         ready, layout = call.ready, call.ready.layout
         if not call.has_kernels:
             return front_ends.portable.parameter_gradient(call, gy, x, residual)  # type: ignore[no-any-return]
@@ -157,7 +155,7 @@ class NumpyFrontEnd(FrontEnd[Array]):
     def copied(self, x: Array) -> Array:
         return x.copy("K")
 
-    def kept(self, call: NumpyCall) -> Call[Array]:
+    def kept(self, call: Any) -> Call:
         self.require_gradient(call.x)
         operand, operands = call.operand, call.request.operands
         if isinstance(operand, np.ndarray):  # which may be the caller's array
@@ -215,18 +213,18 @@ class NumpyFrontEnd(FrontEnd[Array]):
             return None
         run = call_cache.forward(ready, maker, get_num_threads, made.operand, ready.residual)
 
-        def pool(x: Array) -> tuple[Array, Pullback[Array]]:
+        def pool(x: Array) -> tuple[Array, Pullback]:
             y, *residual = run(x)
             return y, Pullback(shared, x, residual)
 
-        def average(x: Array) -> tuple[Array, Pullback[Array]]:
+        def average(x: Array) -> tuple[Array, Pullback]:
             return run(x), Pullback(shared, x, ())
 
         bound = pool if ready.residual else average
         if request.keepdims:
             return bound
 
-        def squeezed(x: Array) -> tuple[Array, Pullback[Array]]:
+        def squeezed(x: Array) -> tuple[Array, Pullback]:
             y, pullback = bound(x)
             return y.squeeze(ready.layout.pooled), pullback
 
@@ -240,7 +238,7 @@ class NumpyFrontEnd(FrontEnd[Array]):
                 f"out must be a NumPy array without a mask, got {type(out).__qualname__}"
             )
 
-    def _target(self, call: NumpyCall) -> Array:
+    def _target(self, call: Any) -> Array:
         """Return the array to write: `out` itself if the kernels can write it, else a new array."""
         out, layout = call.request.out, call.ready.layout
         if out is None:
@@ -262,7 +260,7 @@ class NumpyFrontEnd(FrontEnd[Array]):
             return out  # type: ignore[no-any-return]
         return allocate(call.ready.output)
 
-    def finished(self, call: NumpyCall, y: Array) -> Array:
+    def finished(self, call: Any, y: Array) -> Array:
         out, shaped = call.request.out, call.shaped(y)
         if out is None or out is shaped:
             return shaped  # type: ignore[no-any-return]
@@ -274,7 +272,7 @@ def _indexed(request: Request) -> Request:
     return replace(request, options=indexed(request.options))
 
 
-def _is_direct(call: Call[Array], request: Request) -> bool:
+def _is_direct(call: Call, request: Request) -> bool:
     """Whether the kernels take the caller's array itself."""
     return call.x is request.x and as_buffer(call.x) is call.x
 

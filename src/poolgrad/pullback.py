@@ -18,15 +18,18 @@ from poolgrad.windows import Axis, Layout
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+    from typing_extensions import TypeVar as TypeVarWithDefault
 
     from poolgrad.frontend import FrontEnd
 
-A = TypeVar("A")
+    A = TypeVarWithDefault("A", default=Any)
+else:
+    A = TypeVar("A")
 Array = NDArray[Any]
 
 
 @dataclass(eq=False)
-class Call(Generic[A]):
+class Call:
     """A validated call of an operator.
 
     Attributes
@@ -43,7 +46,7 @@ class Call(Generic[A]):
         The extra operand, as the engine takes it.
     """
 
-    front: FrontEnd[A]
+    front: FrontEnd
     request: Request
     ready: Prepared
     x: Any = None
@@ -108,7 +111,7 @@ class Pullback(Generic[A]):
         The arrays that the forward pass stored.
     """
 
-    def __init__(self, call: Call[A], x: A | None, residual: Sequence[A]) -> None:
+    def __init__(self, call: Call, x: A | None, residual: Sequence[A]) -> None:
         self.call, self._residual = call, residual
         self._x = call.front.copied(x) if call.nonlinear and x is not None else None
 
@@ -191,7 +194,8 @@ class Pullback(Generic[A]):
         if getattr(call.request.options, "ties", None) == "split":
             raise TypeError('ties="split" has no routes: a window may have several winners')
         self._require_numpy()
-        return call.front.routes(call, self._residual[0])
+        routes: Array = call.front.routes(call, self._residual[0])
+        return routes
 
     def mask(self) -> Array:
         """Count how many windows each input won: 0 or 1 if windows do not overlap.
@@ -285,7 +289,7 @@ class Pullback(Generic[A]):
         return np.concatenate(rows), np.concatenate(columns), np.concatenate(values)
 
 
-def _unpickled(call: Call[A], x: Any, residual: tuple[Any, ...]) -> Pullback[A]:
+def _unpickled(call: Call, x: Any, residual: tuple[Any, ...]) -> Pullback:
     return Pullback(call, x, call.front.laid_out(residual, call.ready.residual))
 
 

@@ -22,7 +22,7 @@ from poolgrad.windows import WindowKind, WindowSpec, first_pooled
 _AVERAGED = "iufmM"  # kinds of dtypes: integers, floats, differences of times, times
 
 
-class XarrayFrontEnd(FrontEnd[Any]):
+class XarrayFrontEnd(FrontEnd):
     """Passes calls on to the front end of the array inside a DataArray or Variable."""
 
     name = "xarray"
@@ -39,7 +39,7 @@ class XarrayFrontEnd(FrontEnd[Any]):
         y, indices = result
         return _outside(request, y), _outside(request, indices)
 
-    def vjp(self, request: Request) -> tuple[Any, Pullback[Any]]:
+    def vjp(self, request: Request) -> tuple[Any, Pullback]:
         inside = _inside(request)
         y, pullback = front_end(inside.x).vjp(inside)
         return _outside(request, y), pullback

@@ -269,7 +269,7 @@ class _Pooling:
         return graph.arrays([buffer], self.x.chunks, sources)[0]
 
 
-class DaskFrontEnd(FrontEnd[Any]):
+class DaskFrontEnd(FrontEnd):
     name = "dask"
     noun = "a Dask array"
 

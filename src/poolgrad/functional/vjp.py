@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.frontend import front_end
@@ -12,8 +12,10 @@ from poolgrad.pullback import Pullback
 from poolgrad.regions import VJPS
 from poolgrad.windows import brief
 
+A = TypeVar("A")
 
-def vjp(fun: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> tuple[Any, Pullback[Any]]:
+
+def vjp(fun: Callable[..., Any], x: A, *args: Any, **kwargs: Any) -> tuple[A, Pullback[A]]:
     """Compute a pooling and its pullback (the vector-Jacobian product).
 
     Parameters

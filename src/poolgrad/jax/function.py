@@ -27,7 +27,7 @@ from poolgrad.pullback import Call
 from poolgrad.windows import WindowKind, first_pooled, unmasked
 
 
-class JaxFrontEnd(FrontEnd[Array]):
+class JaxFrontEnd(FrontEnd):
     """Pools JAX arrays with the primitives of `primitives`, which JAX transforms."""
 
     name = "jax"
@@ -64,7 +64,7 @@ class JaxFrontEnd(FrontEnd[Array]):
         moved = replace(request, x=jnp.moveaxis(x, -1, first), channels_last=False)
         return jax.tree.map(lambda y: jnp.moveaxis(y, first, -1), super().perform(moved))
 
-    def forward(self, call: Call[Array], keep: bool = False) -> tuple[Array, tuple[Array, ...]]:
+    def forward(self, call: Call, keep: bool = False) -> tuple[Array, tuple[Array, ...]]:
         pool, x = _static(call.request)._replace(options=call.ready.options), call.x
         operator = pool.operator
         if operator.result(x.dtype.name) == "float64" and not has_wide_numbers():
@@ -73,7 +73,7 @@ class JaxFrontEnd(FrontEnd[Array]):
         y, *residual = bound(forward_p, x, *operands, pool=pool, keep=int(keep))
         return y, (*residual,)
 
-    def indices_of(self, call: Call[Array], routes: Array) -> Array:
+    def indices_of(self, call: Call, routes: Array) -> Array:
         layout = call.ready.layout
         samples = call.operand if layout.window.fractional else None
         return engine.indices(layout, routes, samples)  # type: ignore[no-any-return]
@@ -91,7 +91,7 @@ class JaxFrontEnd(FrontEnd[Array]):
             value = value.__jax_array__()
         theta = super().parameter(operand, value, x, ready)
         # So that a batch axis is not taken for channels.
-        return theta.reshape(()) if theta.shape == (1,) else theta
+        return theta.reshape(()) if theta.shape == (1,) else theta  # type: ignore[no-any-return]
 
     def narrowed(self, value: Array, dtype: str) -> Array:
         if value.dtype == jnp.float64:  # only float64 holds numbers that float32 does not
@@ -135,7 +135,7 @@ class JaxFrontEnd(FrontEnd[Array]):
         # JAX converts int64 to int32 unless 64-bit types are enabled.
         wide = "int64" if value.dtype == jax.dtypes.canonicalize_dtype(np.int64) else value.dtype
         arguments.check_indices(wide, value.shape, x.shape)
-        return value
+        return value  # type: ignore[no-any-return]
 
 
 def _static(request: Request) -> Static:

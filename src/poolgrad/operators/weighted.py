@@ -101,7 +101,7 @@ class _Nonlinear(Operator):
         return (per_output(layout, layout.sum_dtype),) * (self.kept + self.learned)
 
     def _parameter(self, call: KernelCall) -> tuple[Any, int]:
-        return call.operand or _ones(call.layout.sum_dtype)  # type: ignore[no-any-return]
+        return call.operand or _ones(call.layout.sum_dtype)
 
     def forward(self, call: KernelCall) -> None:
         slope = call.residual[-1] if call.residual and self.learned else None

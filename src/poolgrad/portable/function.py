@@ -26,7 +26,7 @@ from poolgrad.pullback import Call
 from poolgrad.windows import in_memory
 
 
-class PortableFrontEnd(FrontEnd[Any]):
+class PortableFrontEnd(FrontEnd):
     """Pools arrays of any array-API library with `poolgrad.portable`, on their device."""
 
     name = "portable"
@@ -51,22 +51,22 @@ class PortableFrontEnd(FrontEnd[Any]):
     def squeezed(self, y: Any, axes: tuple[int, ...]) -> Any:
         return array_namespace(y).squeeze(y, axis=axes)
 
-    def forward(self, call: Call[Any], keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
+    def forward(self, call: Call, keep: bool = False) -> tuple[Any, tuple[Any, ...]]:
         ready = call.ready
         how = (call.operand, ready.options, keep)
         return engine.forward(ready.operator, ready.layout, call.x, *how)
 
-    def indices_of(self, call: Call[Any], routes: Any) -> Any:
+    def indices_of(self, call: Call, routes: Any) -> Any:
         layout = call.ready.layout
         return engine.indices(layout, routes, call.operand if layout.window.fractional else None)
 
-    def gradient(self, call: Call[Any], gy: Any, x: Any, residual: Any) -> Any:
+    def gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
         return self._gradients(call, gy, x, residual)[0]
 
-    def parameter_gradient(self, call: Call[Any], gy: Any, x: Any, residual: Any) -> Any:
+    def parameter_gradient(self, call: Call, gy: Any, x: Any, residual: Any) -> Any:
         return self._gradients(call, gy, x, residual)[1]
 
-    def _gradients(self, call: Call[Any], gy: Any, x: Any, residual: Any) -> tuple[Any, Any]:
+    def _gradients(self, call: Call, gy: Any, x: Any, residual: Any) -> tuple[Any, Any]:
         ready = call.ready
         how = (call.operand, residual, ready.options)
         return engine.vjp(ready.operator, ready.layout, gy, x, *how)

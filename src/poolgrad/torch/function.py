@@ -148,7 +148,7 @@ def _converted(x: Tensor, dtype: str) -> Tensor:
     return x.to(DTYPES[dtype])
 
 
-class TorchFrontEnd(FrontEnd[Tensor]):
+class TorchFrontEnd(FrontEnd):
     """Pools tensors with the operators of `adapter`, which PyTorch differentiates."""
 
     name = "torch"
@@ -181,7 +181,7 @@ class TorchFrontEnd(FrontEnd[Tensor]):
         with mode_of(x):
             return super().perform(request)
 
-    def forward(self, call: Call[Tensor], keep: bool = False) -> tuple[Tensor, tuple[Any, ...]]:
+    def forward(self, call: Call, keep: bool = False) -> tuple[Tensor, tuple[Any, ...]]:
         ready, request = call.ready, call.request
         adapter = ADAPTERS[request.operator]
         operands = () if call.operand is None else (call.operand,)
@@ -194,7 +194,7 @@ class TorchFrontEnd(FrontEnd[Tensor]):
             made = adapter.differentiable_forward(Static(ready, tracked), call.x, *operands)
         return (made[0], made[1:]) if adapter.kept else (made, ())
 
-    def indices_of(self, call: Call[Tensor], routes: Tensor) -> Tensor:
+    def indices_of(self, call: Call, routes: Tensor) -> Tensor:
         x, ready = call.x.detach(), call.ready
         fractional = ready.operator.operand.determines_windows
         samples = call.operand if fractional else x.new_empty(0)

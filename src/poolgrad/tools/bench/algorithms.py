@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import poolgrad
+from poolgrad.buffers import dtype_named
 from poolgrad.lab.folder import write_atomic
-from poolgrad.numpy import dtype_named
 from poolgrad.tools import algorithms
 from poolgrad.tools.bench.measure import take_turns
 from poolgrad.tools.bench.report import processor
