@@ -31,8 +31,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import poolgrad
-from poolgrad.bench import networks, steps
-from poolgrad.bench.networks import INSTALL, Network
+from poolgrad.tools.bench import networks, steps
+from poolgrad.tools.bench.networks import INSTALL, Network
 from poolgrad.torch import convert
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from poolgrad.bench import algorithms
-from poolgrad.bench.report import markdown, read_csv
+from poolgrad.tools.bench import algorithms
+from poolgrad.tools.bench.report import markdown, read_csv
 
 HERE = Path(__file__).parent
 IN_README = (

@@ -10,7 +10,8 @@ from poolgrad import functional, reference
 from poolgrad.core import empty_cache, get_num_threads, set_num_threads
 from poolgrad.explainer import explain
 from poolgrad.functional import *  # noqa: F403 - the names are listed there
-from poolgrad.pullback import Pullback, vjp
+from poolgrad.functional.vjp import vjp
+from poolgrad.pullback import Pullback
 from poolgrad.regions import RegionPullback, roi_align, roi_pool
 
 __version__ = "0.1.0"

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.core import Layout
 from poolgrad.dtypes import FLOATS, INTEGERS
-from poolgrad.windows import brief, in_memory, unmasked
+from poolgrad.windows import Layout, brief, in_memory, unmasked
 
 Array = NDArray[Any]
 
 _SEED_LIMIT = 2**63
-_REALS = (*FLOATS, *(name for name in INTEGERS if name != "bool"), "uint64")
+REALS = (*FLOATS, *(name for name in INTEGERS if name != "bool"), "uint64")
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 # The smallest and the largest magnitude of a normal number.
 SIZES = {
@@ -52,7 +51,7 @@ def plain(name: str, value: Any, form: str) -> Array:
 def real_numbers(name: str, value: Any) -> Array:
     """Convert a number or an array of numbers of any real dtype to a NumPy array."""
     given = plain(name, value, "a number or an array of them")
-    if given.dtype.name not in _REALS:
+    if given.dtype.name not in REALS:
         raise refuse_numbers(name, given.dtype if given.ndim else brief(value))
     return given
 

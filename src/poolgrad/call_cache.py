@@ -10,9 +10,10 @@ cached.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from poolgrad.core import BoundCalls, Layout, Plan
+from poolgrad import buffers
+from poolgrad.core import BoundCalls
 from poolgrad.interface import Buffer, Request
 from poolgrad.operands import Seed
 from poolgrad.operators import OPERATORS, Prepared
@@ -49,21 +50,22 @@ LOOKUPS: dict[type, Lookup] = {}  # by the exact type of an array
 
 
 def is_cacheable(request: Request) -> bool:
-    """Whether the call has no `out`, and no operand other than plain numbers that recur.
+    """Whether kernels compute the call, without `out`, and plain numbers are its only operands.
 
-    A seed does not: each call has another one, so that the cache would fill with calls that are
-    never repeated.
+    A seed is none of these: each call has another one, so that the cache would fill with calls that
+    are never repeated.
     """
-    if request.out is not None:
+    operator = OPERATORS[request.operator]
+    if request.out is not None or not operator.has_kernels("cpu", request.options):
         return False
     return not request.operands or (
         all(type(value) in (int, float) for value in request.operands)
-        and not isinstance(OPERATORS[request.operator].operand, Seed)
+        and not isinstance(operator.operand, Seed)
     )
 
 
 class _Recorder:
-    """Replaces a plan's kernels and records their names and arguments."""
+    """Replaces the kernels of a layout and records their names and arguments."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -72,24 +74,25 @@ class _Recorder:
         return lambda *args: self.calls.append((name, args))
 
 
-def recorded(layout: Layout, run: Callable[[Plan], None]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the kernel calls of an operator, by running it with a recorder."""
+def recorded(run: Callable[[Any], None]) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the kernel calls of ``run(kernels)`` by name, with the arguments that it passes."""
     recorder = _Recorder()
-    run(Plan(layout, cast(Any, recorder)))
+    run(recorder)
     return recorder.calls
 
 
 _Maker = Callable[[Buffer], Callable[[], Any]]
+_Slots = tuple[object, ...]
 
 
-def steps(
+def _bind(
     ready: Prepared,
-    outputs: Sequence[Buffer],
+    run: Callable[[Any, _Slots, _Slots, object], None],
     inputs: int,
-    run: Callable[[Plan, tuple[object, ...], tuple[object, ...], object], None],
+    outputs: Sequence[Buffer],
+    returned: int,
     maker: _Maker,
     threads: Callable[[], int],
-    returned: int,
 ) -> Callable[..., Any]:
     """Bind the kernel calls of an operator, for any arrays with the same layout.
 
@@ -97,28 +100,25 @@ def steps(
     ----------
     ready : Prepared
         The operator, prepared for this layout.
-    outputs : sequence of Buffer
-        The arrays that it writes.
+    run : callable
+        Calls the operator with kernels, the input arrays, the output arrays and the number of
+        threads.
     inputs : int
         Number of arrays that it reads.
-    run : callable
-        Calls the operator with a plan, the input arrays, the output arrays and the number of
-        threads.
+    outputs : sequence of Buffer
+        The arrays that it writes.
+    returned : int
+        How many of the written arrays are the result; the others are temporary.
     maker : callable
         Returns, for a buffer, the function that allocates such an array.
     threads : callable
         Returns the number of threads.
-    returned : int
-        How many of the written arrays are the result; the others are residuals.
     """
     slots = tuple(object() for _ in range(inputs + len(outputs) + 1))
-    calls = recorded(
-        ready.layout, lambda plan: run(plan, slots[:inputs], slots[inputs:-1], slots[-1])
-    )
-    bound = tuple((getattr(ready.plan.kernels, name), args) for name, args in calls)
-    from poolgrad import numpy as front  # whose arrays are allocated fastest
-
-    makers = (*map(maker, outputs[:returned]), *map(front.maker, outputs[returned:]))
+    calls = recorded(lambda kernels: run(kernels, slots[:inputs], slots[inputs:-1], slots[-1]))
+    bound = tuple((getattr(ready.kernels, name), args) for name, args in calls)
+    # NumPy's arrays are allocated fastest.
+    makers = (*map(maker, outputs[:returned]), *map(buffers.maker, outputs[returned:]))
     return BoundCalls(bound, slots, makers, threads, returned).run
 
 
@@ -130,26 +130,25 @@ def forward(
     keep: Sequence[Buffer] = (),
     indices: bool = False,
 ) -> Callable[[Any], Any]:
-    """Bind the forward pass of an operator that reads one array and numbers; see `steps`.
+    """Bind the forward pass of an operator that reads one array and numbers; see `_bind`.
 
     The bound call returns the output or, if there is more, a tuple of the output, the `indices` of
     a selecting operator, and the residual that is kept (`keep`), whose last array may belong to a
     learned argument.
     """
-    operator = ready.operator
     residual = keep or ready.residual * indices  # indices are made from routes
     unwanted = (None,) * (len(ready.residual) - len(residual)) * bool(residual)
     found = (ready.per_output("int64"),) * indices
 
-    def run(plan: Plan, inputs: Any, outputs: Any, count: Any) -> None:
+    def run(kernels: Any, inputs: _Slots, outputs: _Slots, count: object) -> None:
         routes = outputs[1 + indices :]
-        kept = (*routes, *unwanted)
-        operator.forward(plan, inputs[0], operand, outputs[0], kept, count, *ready.options)
+        how = {"residual": (*routes, *unwanted), "operand": operand, "threads": count}
+        ready.operator.forward(ready.call(inputs[0], outputs[0], kernels, **how))
         if indices:
-            plan.kernels.route_indices(routes[0], outputs[1], None, count)
+            kernels.route_indices(routes[0], outputs[1], None, count)
 
     made = (ready.output, *found, *residual)
-    return steps(ready, made, 1, run, maker, threads, 1 + indices + len(keep))
+    return _bind(ready, run, 1, made, 1 + indices + len(keep), maker, threads)
 
 
 def needed(ready: Prepared) -> tuple[Buffer, ...]:
@@ -158,24 +157,20 @@ def needed(ready: Prepared) -> tuple[Buffer, ...]:
 
 
 def vjp(
-    ready: Prepared,
-    maker: _Maker,
-    threads: Callable[[], int],
-    operand: Any = None,
+    ready: Prepared, maker: _Maker, threads: Callable[[], int], operand: Any = None
 ) -> Callable[..., Any]:
-    """Bind the pullback of an operator; see `steps`.
+    """Bind the pullback of an operator; see `_bind`.
 
     The bound call takes the cotangent, the input if the operator is nonlinear, and the residual.
     """
-    operator = ready.operator
-    first = 1 + operator.nonlinear
+    first = 1 + ready.operator.nonlinear
 
-    def run(plan: Plan, inputs: Any, outputs: Any, count: Any) -> None:
-        x = inputs[1] if operator.nonlinear else None
-        residual = inputs[first:]
-        operator.vjp(plan, inputs[0], x, operand, residual, outputs[0], count, *ready.options)
+    def run(kernels: Any, inputs: _Slots, outputs: _Slots, count: object) -> None:
+        x = inputs[1] if ready.operator.nonlinear else None
+        how = {"residual": inputs[first:], "operand": operand, "x": x, "threads": count}
+        ready.operator.vjp(ready.call(inputs[0], outputs[0], kernels, **how))
 
-    return steps(ready, (ready.input,), first + len(needed(ready)), run, maker, threads, 1)
+    return _bind(ready, run, first + len(needed(ready)), (ready.input,), 1, maker, threads)
 
 
 def squeezed(request: Request, ready: Prepared, pool: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
-_DASK, _JAX, _PORTABLE = (f"poolgrad.{name}.function" for name in ("dask", "jax", "portable"))
-
-# First part of the name of an array's module -> module of the array's front end.
-MODULES = {"numpy": "poolgrad.numpy", "torch": "poolgrad.torch.function", "jax": _JAX}
-MODULES |= {"jaxlib": _JAX, "dask": _DASK, "cupy": _PORTABLE, "array API": _PORTABLE}
-MODULES |= {"xarray": "poolgrad.xarray"}
+_MODULES = {"numpy": "poolgrad.numpy", "xarray": "poolgrad.xarray"}
+_MODULES |= {name: f"poolgrad.{name}.function" for name in ("torch", "jax", "dask", "portable")}
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name not in MODULES:
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    package = ".".join(MODULES[name].split(".")[:2])
+    package = ".".join(_MODULES[name].split(".")[:2])
     _wait_for(package, "poolgrad.portable")  # which other front ends import
     import_module(package)  # first, because a module does not wait for the import of its package
-    module = globals()[name] = import_module(MODULES[name])
-    return module
+    front = globals()[name] = import_module(_MODULES[name]).FRONT_END
+    return front
 
 
 def is_being_imported(module: object) -> bool:

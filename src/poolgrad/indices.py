@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
-from poolgrad.functional.public import library
+from poolgrad.frontend import name_of
 from poolgrad.windows import brief, has_memory, in_memory, unmasked
 
 __all__ = ["convert_indices"]
 
-LIBRARIES = ("numpy", "torch", "jax", "jaxlib", "dask", "cupy")
+LIBRARIES = ("numpy", "torch", "jax", "dask", "portable")
 
 
 class Planes(NamedTuple):
@@ -170,7 +170,7 @@ def _int64(array: Any) -> Any:
     if hasattr(array, "long"):
         return array.long()
     # JAX warns of a dtype that is disabled.
-    return array.astype(int if library(array) in ("jax", "jaxlib") else "int64")
+    return array.astype(int if name_of(array) == "jax" else "int64")
 
 
 def _check_range(given: Any, planes: Planes, shape: Sequence[int], used: set[str]) -> None:
@@ -189,7 +189,7 @@ def _along(indices: Any, axis: int) -> Any:
 
 def _check_array(indices: Any) -> None:
     dtype = getattr(unmasked("indices", indices), "dtype", None)
-    if dtype is None or library(indices) not in LIBRARIES:
+    if dtype is None or name_of(indices) not in LIBRARIES:
         raise TypeError(
             "indices must be an array of integers of NumPy, PyTorch, JAX, Dask or CuPy, "
             f"got {type(indices).__qualname__}"

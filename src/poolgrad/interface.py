@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from poolgrad.core import Layout, Plan, empty_cache
+from poolgrad.core import empty_cache
 from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.operands import NOTHING, Operand
-from poolgrad.windows import Window, WindowSpec, require_valid_inputs
+from poolgrad.windows import Layout, Window, WindowSpec, require_valid_inputs
 
 M = TypeVar("M")  # memory of a library
 
@@ -66,8 +66,7 @@ def with_memory(allocate: Callable[[int], M], buffer: Buffer, itemsize: int) -> 
         ) from None
 
 
-# The options of operators: numbers and strings besides the windows. Each class holds the options of
-# one or several operators, in the order of the last arguments of their methods.
+# The options of operators: numbers and strings besides the windows.
 
 
 Ties = Literal["first", "split", "zero"]
@@ -113,15 +112,22 @@ class Mixing(NamedTuple):
 STORAGE_OPTIONS = ("routes",)  # these change only how the residual is stored
 
 
-def _with(options: Any, **values: str) -> Any:
-    """Replace these options where the operator has them."""
-    known = {name: value for name, value in values.items() if name in options._fields}
+def _with(options: Any, **values: tuple[str, ...]) -> Any:
+    """Replace options that the operator has: ``name=(old values..., new value)``."""
+    known = {
+        name: new for name, (*old, new) in values.items() if getattr(options, name, None) in old
+    }
     return options._replace(**known) if known else options
 
 
 def unpacked(options: Any) -> Any:
     """Return the options with unpacked routes."""
-    return _with(options, routes="bytes")
+    return _with(options, routes=("packed", "bytes"))
+
+
+def without_split_ties(options: Any) -> Any:
+    """Return the options for integers, which have no gradient to split."""
+    return _with(options, ties=("split", "first"))
 
 
 def indexed(options: Any) -> Any:
@@ -129,7 +135,7 @@ def indexed(options: Any) -> Any:
 
     Indices are computed from these routes, whichever inputs get the gradient.
     """
-    return _with(options, ties="first", routes="bytes")
+    return _with(options, ties=("split", "zero", "first"), routes=("packed", "bytes"))
 
 
 class UnfoldedWindows(NamedTuple):
@@ -143,7 +149,7 @@ class UnfoldedWindows(NamedTuple):
         Whether each tap lies in the input, not in padding.
     extent : int array, shape (outputs..., 1)
         Number of taps of each window inside the padded input.
-    numbers : int array, shape (outputs..., taps)
+    taps : int array, shape (outputs..., taps)
         Index of each tap in its window, in row-major order.
     lowest, highest : number
         The lowest and highest value of the dtype of the input.
@@ -152,7 +158,7 @@ class UnfoldedWindows(NamedTuple):
     values: Any
     valid: Any
     extent: Any
-    numbers: Any
+    taps: Any
     lowest: Any = None
     highest: Any = None
 
@@ -178,6 +184,42 @@ class Choice(NamedTuple):
     empty: Any
 
 
+class KernelCall(NamedTuple):
+    """The arguments of the methods of an operator that call kernels.
+
+    Attributes
+    ----------
+    kernels : object
+        The kernels for the layout, of a CPU or of a GPU.
+    layout : Layout
+        The windows, shapes and dtypes.
+    options : NamedTuple
+        The options of the operator.
+    source : array
+        What is read: the input, the gradient of the output, or the tangent of the input.
+    target : array
+        What is written: the output, the gradient of the input, or the tangent of the output.
+    residual : tuple of array
+        What the forward pass stores; empty if nothing is stored.
+    operand : object
+        The extra operand in the form that `Operand.kernel_form` returns.
+    x : array
+        The input, for the vjp of nonlinear operators.
+    threads : int
+        The number of threads.
+    """
+
+    kernels: Any
+    layout: Layout
+    options: Any
+    source: Any
+    target: Any
+    residual: tuple[Any, ...] = ()
+    operand: Any = None
+    x: Any = None
+    threads: Any = 1
+
+
 class Operator:
     """One pooling operation.
 
@@ -192,7 +234,7 @@ class Operator:
     name : str
         Name in the table, in ``torch.ops.poolgrad`` and in `poolgrad.reference`.
     options : type
-        The NamedTuple of the options, in the order of the last arguments of the methods.
+        The NamedTuple of the options.
     operand : Operand
         The extra operand; `NOTHING` if there is none.
     selecting : bool
@@ -205,7 +247,10 @@ class Operator:
     windowed : bool
         Whether an output depends only on the inputs of its window.
     composed : bool
-        Whether it is a `ComposedOperator`, which has no kernels.
+        Whether it is a `ComposedOperator`, which is computed from other operators.
+    kernels : frozenset of str
+        The devices with kernels for the operator: ``"cpu"``, ``"xla"`` (those of the CPU, called by
+        XLA), ``"cuda"`` (Triton). On all others `poolgrad.portable` computes it.
     """
 
     name: ClassVar[str]
@@ -216,11 +261,16 @@ class Operator:
     integers: ClassVar[bool] = False
     windowed: ClassVar[bool] = True
     composed: ClassVar[bool] = False
+    kernels: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def learned(self) -> bool:
         """Whether the extra operand has a gradient."""
         return self.operand.has_gradient
+
+    def has_kernels(self, device: str, options: Any) -> bool:
+        """Whether a device has kernels for the operator with these options."""
+        return device in self.kernels
 
     def accepts(self, dtype: str) -> bool:
         """Whether the input may be of this dtype."""
@@ -239,67 +289,45 @@ class Operator:
         """Return the dtype of the output."""
         return dtype
 
-    def check(self, window: Window, *options: Any) -> None:
+    def check(self, window: Window, options: Any) -> None:
         """Raise an error for windows or options that the operator does not support."""
         require_valid_inputs(window)
 
-    def route_bits(self, window: Window, *options: Any) -> int:
+    def route_bits(self, window: Window, options: Any) -> int:
         """Return the bits of a packed route; 0 if routes are whole bytes or there are none."""
         return 0
 
     def check_operand(self, values: list[float]) -> None:
         """Raise an error for invalid values of a learned parameter."""
 
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+    def residual(self, layout: Layout, options: Any) -> tuple[Buffer, ...]:
         """Return the buffers that the forward pass stores for the backward pass."""
         return ()
 
-    def forward(
-        self,
-        plan: Plan,
-        x: Any,
-        operand: Any,
-        y: Any,
-        residual: tuple[Any, ...],
-        threads: int,
-        *options: Any,
-    ) -> None:
-        """Compute the output and, unless it is an empty tuple, the residual.
+    def forward(self, call: KernelCall) -> None:
+        """Compute the output (`target`) of the input (`source`), and the residual if there is one.
 
-        The operand has the form that `Operand.kernel_form` returns.
+        For operators with kernels.
         """
         raise NotImplementedError
 
-    def vjp(
-        self,
-        plan: Plan,
-        gy: Any,
-        x: Any,
-        operand: Any,
-        residual: tuple[Any, ...],
-        gx: Any,
-        threads: int,
-        *options: Any,
-    ) -> None:
-        """Compute the vjp: the gradient of the input. `x` is None if the operator is linear."""
+    def vjp(self, call: KernelCall) -> None:
+        """Compute the gradient of the input (`target`) from that of the output (`source`).
+
+        For operators with kernels.
+        """
         raise NotImplementedError
 
-    def jvp(
-        self,
-        plan: Plan,
-        t: Any,
-        operand: Any,
-        residual: tuple[Any, ...],
-        y: Any,
-        threads: int,
-        *options: Any,
-    ) -> None:
-        """Compute the jvp: the tangent of the output, for operators that are not nonlinear."""
+    def jvp(self, call: KernelCall) -> None:
+        """Compute the tangent of the output (`target`) from that of the input (`source`).
+
+        For operators with kernels that are not nonlinear.
+        """
         raise NotImplementedError
 
     # In array-API operations, for `poolgrad.portable`. `xp` is the library of the arrays.
 
-    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, *options: Any) -> Choice:
+    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, options: Any) -> Choice:
         """Return the winners, for selecting operators.
 
         Parameters
@@ -311,28 +339,29 @@ class Operator:
             supports.
         draw : array, shape (planes, outputs...), or None
             A number in [0, 1) for each output, if the operator draws.
-        *options
-            As for the other methods.
+        options : NamedTuple
+            The options.
         """
         raise NotImplementedError
 
     def share(
-        self, xp: Any, numbers: Any, windows: UnfoldedWindows, kept: tuple[Any, ...], *options: Any
+        self, xp: Any, amounts: Any, windows: UnfoldedWindows, routes: Any, options: Any
     ) -> Any:
-        """Return each tap's share of a number: the derivative of a linear operator.
+        """Return each tap's share of an amount: the derivative of a linear operator.
 
         Parameters
         ----------
         xp : module
             An array library.
-        numbers : array, shape (planes, outputs..., taps or 1)
+        amounts : array, shape (planes, outputs..., taps or 1)
             Gradients of outputs, or tangents of inputs.
         windows : UnfoldedWindows
             The windows, without values.
-        kept : tuple of array
-            The residual, with one integer for each route.
-        *options
-            As for the other methods.
+        routes : integer array or None
+            For selecting operators: the route of each output, shape (planes, outputs...), or the
+            bytes of the bits of all winners, with one more axis.
+        options : NamedTuple
+            The options.
 
         Returns
         -------
@@ -340,7 +369,7 @@ class Operator:
         """
         raise NotImplementedError
 
-    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
         """Return the output, for weighted operators.
 
         Array libraries differentiate this formula. `poolgrad.portable.derivative` lists the
@@ -355,8 +384,8 @@ class Operator:
             The windows.
         argument : array or None
             The learned parameter, in a shape that broadcasts with (planes, outputs...).
-        *options
-            As for the other methods.
+        options : NamedTuple
+            The options.
         """
         raise NotImplementedError
 
@@ -367,7 +396,7 @@ class ComposedOperator(Operator):
     nonlinear = True
     composed = True
 
-    def combine(self, xp: Any, pool: Any, x: Any, operand: Any, *options: Any) -> Any:
+    def combine(self, xp: Any, pool: Any, x: Any, operand: Any, options: Any) -> Any:
         """Return the output.
 
         Parameters
@@ -381,7 +410,7 @@ class ComposedOperator(Operator):
             The input, in the dtype in which sums are kept.
         operand : array or None
             The extra operand, in the same dtype.
-        *options
+        options : NamedTuple
             The options of this operator.
         """
         raise NotImplementedError

@@ -21,8 +21,8 @@ from poolgrad import arguments
 from poolgrad.dtypes import FLOATS
 
 if TYPE_CHECKING:
-    from poolgrad.core import Layout
     from poolgrad.operators import Prepared
+    from poolgrad.windows import Layout
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

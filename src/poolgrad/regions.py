@@ -18,7 +18,8 @@ from poolgrad import arguments
 from poolgrad import numpy as front
 from poolgrad.core import Regions, get_num_threads
 from poolgrad.dtypes import FLOATS, INTEGERS
-from poolgrad.functional.public import is_proxy, library, recorded
+from poolgrad.frontend import name_of as library
+from poolgrad.functional.public import is_proxy, recorded
 from poolgrad.interface import Buffer
 from poolgrad.windows import brief, flag, positive
 
@@ -152,7 +153,7 @@ class _Call:
     """A call of the kernels for NumPy feature maps and boxes."""
 
     def __init__(self, input: Any, boxes: object, wanted: Bins) -> None:
-        x = front.asarray(input, name="input")
+        x = front.FRONT_END.asarray("input", input)
         check_input(x.dtype.name, x.shape)
         self.input_dtype, self.input_shape, self.wanted = x.dtype, x.shape, wanted
         self.dtype = np.dtype("float64" if x.dtype.name == "float64" else "float32")

@@ -6,50 +6,43 @@ over each window if windows tile the dimension, as in ``DataArray.coarsen``: the
 kernel size, without padding, dilation and `ceil_mode`. All other coordinates are dropped.
 """
 
+# ruff: noqa: D102 - the base class documents the methods
+
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from poolgrad import composition
-from poolgrad.core import first_pooled
-from poolgrad.functional.public import front_end
+from poolgrad.frontend import FrontEnd, front_end
 from poolgrad.interface import Request
 from poolgrad.operands import Samples
-from poolgrad.operators import OPERATORS
-from poolgrad.windows import WindowKind, WindowSpec
+from poolgrad.pullback import Pullback
+from poolgrad.windows import WindowKind, WindowSpec, first_pooled
 
 _AVERAGED = "iufmM"  # kinds of dtypes: integers, floats, differences of times, times
 
 
-def perform(request: Request) -> Any:
-    """Compute the call of a public function."""
-    inside = _inside(request)
-    front = front_end(inside.x)
-    composed = OPERATORS[inside.operator].composed
-    result = composition.perform(inside, front) if composed else front.perform(inside)
-    if not request.return_indices:
-        return _outside(request, result)
-    y, indices = result
-    return _outside(request, y), _outside(request, indices)
+class XarrayFrontEnd(FrontEnd):
+    """Passes calls on to the front end of the array inside a DataArray or Variable."""
 
+    name = "xarray"
+    noun = "an xarray object"
 
-def vjp(request: Request) -> tuple[Any, Any]:
-    """Compute the output, and the pullback of the array inside the input."""
-    inside = _inside(request)
-    front = front_end(inside.x)
-    if OPERATORS[inside.operator].composed:
-        y, pullback = composition.vjp(inside, front)
-    elif hasattr(front, "pullback_of"):
-        y, pullback = front.pullback_of(inside)
-    else:
-        y, pullback = front.vjp(inside)  # raises the error
-    return _outside(request, y), pullback
+    def asarray(self, name: str, value: Any) -> Any:
+        return value.data
 
+    def perform(self, request: Request) -> Any:
+        inside = _inside(request)
+        result = front_end(inside.x).perform(inside)
+        if not request.return_indices:
+            return _outside(request, result)
+        y, indices = result
+        return _outside(request, y), _outside(request, indices)
 
-def asarray(x: Any) -> Any:
-    """Return the array inside a DataArray."""
-    return x.data
+    def vjp(self, request: Request) -> tuple[Any, Pullback]:
+        inside = _inside(request)
+        y, pullback = front_end(inside.x).vjp(inside)
+        return _outside(request, y), pullback
 
 
 def _inside(request: Request) -> Request:
@@ -99,3 +92,6 @@ def _tiles(spec: WindowSpec, sizes: tuple[int, ...], outputs: tuple[int, ...]) -
     plain = [k if (s, p, d) == (k, (0, 0), 1) else 0 for k, s, p, d in axes]
     # The windows of unpooling have the same kind but other numbers of outputs.
     return [k if k and n // k == m else 0 for k, n, m in zip(plain, sizes, outputs, strict=True)]
+
+
+FRONT_END = XarrayFrontEnd()

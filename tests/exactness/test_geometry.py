@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from processes import assert_runs
 
 import poolgrad
-from poolgrad.core import lay_out, plan
-from poolgrad.windows import Axis, AxisSlice, WindowSpec, adaptive, fixed, resolve
+from poolgrad.core import kernels_for
+from poolgrad.windows import Axis, AxisSlice, WindowSpec, adaptive, fixed, lay_out, resolve
 
 HUGE = 2**40
 WIDTH = 2  # the last of the kernels' three axes, also where it is the only one
@@ -23,7 +24,8 @@ WIDTH = 2  # the last of the kernels' three axes, also where it is the only one
 
 def plan_of(spec: WindowSpec, *sizes: int) -> Any:
     """Compiled plan and Python's windows for one input of these sizes."""
-    return plan(lay_out(spec, sizes, False, -1, "float32", "float32"), -1, 0)
+    layout = lay_out(spec, sizes, False, -1, "float32", "float32")
+    return SimpleNamespace(layout=layout, kernels=kernels_for(layout, -1, 0))
 
 
 def brute_covering(axis: Axis, i: int) -> list[int]:

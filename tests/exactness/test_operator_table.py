@@ -11,12 +11,12 @@ import pytest
 from frontend_calls import torch
 
 import poolgrad
-from poolgrad import check
-from poolgrad.check.cases import Case, cases
-from poolgrad.check.gradients import FRONT_ENDS, differences, textbook
 from poolgrad.functional import FUNCTIONS
 from poolgrad.operators import OPERATORS
 from poolgrad.operators.selecting import Max
+from poolgrad.tools import check
+from poolgrad.tools.check.cases import Case, cases
+from poolgrad.tools.check.gradients import FRONT_ENDS, differences, textbook
 
 DOCS = Path(__file__).parents[2] / "docs"
 DIMS = {"fractional_max": {2, 3}}  # of others: 1, 2 and 3

@@ -175,7 +175,7 @@ def test_the_widget_and_the_page_keep_one_state(open_page: Callable[..., Page]) 
 
 def run(arguments: list[str]) -> Any:
     testing = pytest.importorskip("typer.testing", reason="the lab extra is not installed")
-    from poolgrad.cli import app
+    from poolgrad.cli.commands import app
 
     environment = {"COLUMNS": "500", "NO_COLOR": "1"}
     return testing.CliRunner().invoke(app, ["explain", *arguments], env=environment)

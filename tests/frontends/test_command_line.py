@@ -12,7 +12,7 @@ import pytest
 from processes import assert_runs, run_python
 
 import poolgrad
-from poolgrad.progress import Progress
+from poolgrad.tools.progress import Progress
 
 pytest.importorskip("typer", reason="the lab extra is not installed")
 
@@ -53,7 +53,7 @@ os.mkdir("EMPTY")
 open("FILE", "w").close()
 open("FILE.py", "w").close()
 from typer.testing import CliRunner
-from poolgrad.cli import app
+from poolgrad.cli.commands import app
 done = CliRunner().invoke(app, {arguments.split()!r}, env={{"COLUMNS": "200", "NO_COLOR": "1"}})
 assert done.exit_code == 2, done
 print(" ".join(done.stderr.split()))
@@ -74,7 +74,7 @@ os.chdir({str(tmp_path)!r})
 with open("net.py", "w") as file:
     file.write("def make(width): ...")
 from typer.testing import CliRunner
-from poolgrad.cli import app
+from poolgrad.cli.commands import app
 done = CliRunner().invoke(app, ["profile", "net.py:make"], env={{"COLUMNS": "200"}})
 print(done.exit_code, "cannot be called without the argument 'width'" in done.stderr)
 print([name for name in ("matplotlib", "poolgrad.torch", "scipy") if name in sys.modules])
@@ -116,7 +116,7 @@ def test_help_loads_nothing_heavy(command: list[str]) -> None:
     code = f"""
 import sys
 from typer.testing import CliRunner
-from poolgrad.cli import app
+from poolgrad.cli.commands import app
 done = CliRunner().invoke(app, {[*command, "--help"]!r})
 print(done.exit_code, [name for name in {HEAVY!r} if name in sys.modules])
 """
@@ -124,7 +124,7 @@ print(done.exit_code, [name for name in {HEAVY!r} if name in sys.modules])
 
 
 # `poolgrad check` takes a minute; here it checks nothing.
-CHECK = "from poolgrad import check; check.count = lambda: 0; check.run = lambda: iter(())\n"
+CHECK = "from poolgrad.tools import check; check.count = lambda: 0; check.run = lambda: iter(())\n"
 NETWORK = """
 from torch import nn
 def make():
@@ -176,7 +176,7 @@ def test_a_terminal_that_goes_away(stream: str) -> None:
     """A command goes on without standard error, and ends without a traceback otherwise."""
     pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
     code = (
-        "import sys\nfrom poolgrad import __main__ as cli\n"
+        "import sys\nfrom poolgrad import cli\n"
         "def run():\n"
         f"    out = sys.{stream}\n"
         "    assert out.isatty()\n"
@@ -239,7 +239,7 @@ def test_a_full_pipe_that_does_not_block_is_waited_for() -> None:
 
 
 def test_an_output_whose_encoding_lacks_a_character() -> None:
-    code = "import poolgrad.environment as e; e.report = lambda: 'µ'\n"
+    code = "import poolgrad.tools.info as e; e.report = lambda: 'µ'\n"
     code += (
         "import sys; sys.argv = ['poolgrad', 'info']\nfrom poolgrad.__main__ import main; main()"
     )
@@ -249,11 +249,11 @@ def test_an_output_whose_encoding_lacks_a_character() -> None:
 @pytest.mark.parametrize(
     ("arguments", "function"),
     [
-        (["info"], "poolgrad.environment.report"),
-        (["check"], "poolgrad.check.count"),
+        (["info"], "poolgrad.tools.info.report"),
+        (["check"], "poolgrad.tools.check.count"),
         (["explain"], "poolgrad.explainer.command.page"),
-        (["profile", "os:getcwd"], "poolgrad.bench.factory.load"),
-        (["bench", "--overhead"], "poolgrad.bench.overhead.measure"),
+        (["profile", "os:getcwd"], "poolgrad.tools.bench.factory.load"),
+        (["bench", "--overhead"], "poolgrad.tools.bench.overhead.measure"),
     ],
 )
 def test_ctrl_c_ends_with_one_sentence(arguments: list[str], function: str) -> None:
@@ -276,9 +276,9 @@ with unittest.mock.patch({function!r}, stop):
 @pytest.mark.parametrize(
     ("arguments", "function", "said"),
     [
-        (["check"], "poolgrad.check.count", "checking gradients"),
-        (["profile", "os:getcwd"], "poolgrad.bench.factory.load", "importing os:getcwd"),
-        (["bench", "--rows", "tiny"], "poolgrad.bench.overhead.measure", "importing PyTorch"),
+        (["check"], "poolgrad.tools.check.count", "checking gradients"),
+        (["profile", "os:getcwd"], "poolgrad.tools.bench.factory.load", "importing os:getcwd"),
+        (["bench", "--rows", "tiny"], "poolgrad.tools.bench.overhead.measure", "importing PyTorch"),
     ],
 )
 def test_progress_is_shown_before_slow_imports(

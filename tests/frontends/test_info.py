@@ -10,12 +10,13 @@ import pytest
 from processes import assert_runs, run_python
 
 import poolgrad
-from poolgrad import algorithms, core, environment
+from poolgrad import core
+from poolgrad.tools import algorithms, info, plan
 
 EXTRAS = ("typer", "rich", "torch", "jax", "jaxlib", "dask", "scipy", "matplotlib", "sklearn")
 
 
-def info(before: str = "", **env: str) -> dict[str, str]:
+def printed(before: str = "", **env: str) -> dict[str, str]:
     """What the command prints, by name."""
     code = (
         f"import sys\n{before}\nsys.argv = ['poolgrad', 'info']\n"
@@ -30,13 +31,13 @@ def hidden(*names: str) -> str:
 
 
 def test_it_needs_nothing_but_numpy() -> None:
-    shown = info(hidden(*EXTRAS))
+    shown = printed(hidden(*EXTRAS))
     assert shown["poolgrad"] == poolgrad.__version__
     assert shown["numpy"] == np.__version__
 
 
 def test_it_lists_every_front_end() -> None:
-    shown = info()
+    shown = printed()
     for package in ("torch", "jax", "jaxlib", "dask"):
         try:
             expected = metadata.version(package)
@@ -54,7 +55,7 @@ def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         return "1.2.3"
 
     monkeypatch.setattr(metadata, "version", version)
-    shown = environment.describe()
+    shown = info.describe()
     assert (shown["jax"], shown["dask"]) == ("not installed", "not installed")
     assert (shown["torch"], shown["front ends"]) == ("1.2.3", "numpy, torch")
     assert shown["JAX CPU kernels"].startswith(("built", "not built"))
@@ -62,14 +63,14 @@ def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_threads_and_instruction_set_are_those_in_use() -> None:
     last = core.instruction_sets()[-1]
-    shown = info(POOLGRAD_NUM_THREADS="3", POOLGRAD_ISA=last)
+    shown = printed(POOLGRAD_NUM_THREADS="3", POOLGRAD_ISA=last)
     assert shown["threads"] == "3 (for NumPy arrays)"
     assert shown["instruction set"] == f"{last} (of {', '.join(core.instruction_sets())})"
     assert f"POOLGRAD_ISA={last} POOLGRAD_NUM_THREADS=3" in shown["settings"]
 
 
 def test_a_wrong_setting_is_shown_where_it_matters() -> None:
-    shown = info(POOLGRAD_NUM_THREADS="many", POOLGRAD_ISA="mmx")
+    shown = printed(POOLGRAD_NUM_THREADS="many", POOLGRAD_ISA="mmx")
     assert shown["threads"] == "POOLGRAD_NUM_THREADS must be a positive integer, got 'many'"
     assert shown["instruction set"].startswith("POOLGRAD_ISA must be one of")
     assert shown["instruction set"].endswith("got mmx")
@@ -78,9 +79,9 @@ def test_a_wrong_setting_is_shown_where_it_matters() -> None:
 def test_whether_the_kernels_run_under_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")
     if core.xla_handler() is not None:
-        assert environment.describe()["JAX CPU kernels"] == "built and registered with XLA"
+        assert info.describe()["JAX CPU kernels"] == "built and registered with XLA"
     monkeypatch.setattr(core, "xla_handler", lambda: None)
-    assert environment.describe()["JAX CPU kernels"].startswith("not built: jaxlib was not")
+    assert info.describe()["JAX CPU kernels"].startswith("not built: jaxlib was not")
 
 
 def test_kernels_that_this_jaxlib_does_not_take() -> None:
@@ -91,7 +92,7 @@ def test_kernels_that_this_jaxlib_does_not_take() -> None:
         "import jax\ndef refuse(*_, **__): raise ValueError('version mismatch')\n"
         "jax.ffi.register_ffi_target = refuse"
     )
-    shown = info(refuse)["JAX CPU kernels"]
+    shown = printed(refuse)["JAX CPU kernels"]
     assert shown.startswith("built, but not usable: ")
     assert "version mismatch" in shown
 
@@ -113,16 +114,16 @@ def test_other_commands_name_the_extra(command: str) -> None:
 
 def test_the_same_from_the_command_line_with_typer() -> None:
     testing = pytest.importorskip("typer.testing", reason="the lab extra is not installed")
-    from poolgrad.cli import app
+    from poolgrad.cli.commands import app
 
     shown = testing.CliRunner().invoke(app, ["info"])
     assert shown.exit_code == 0
-    assert shown.stdout == environment.report() + "\n"
+    assert shown.stdout == info.report() + "\n"
 
 
-def plan(text: str) -> dict[str, str]:
+def planned(text: str) -> dict[str, str]:
     """What ``poolgrad info --plan`` prints, by name."""
-    pairs = (line.split(":", 1) for line in algorithms.report(text).splitlines())
+    pairs = (line.split(":", 1) for line in plan.report(text).splitlines())
     return {name: value.strip() for name, value in pairs}
 
 
@@ -142,7 +143,7 @@ def test_the_plan_of_a_call_needs_nothing_but_numpy() -> None:
 
 def test_a_plan_says_what_the_kernels_do() -> None:
     text = "max_pool2d 8x16x64x64 k3 s1 p1 d2 float32 threads=2"
-    shown = plan(text)
+    shown = planned(text)
     x = np.random.default_rng(0).standard_normal((8, 16, 64, 64)).astype(np.float32)
     windows = {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2}
     made = algorithms.bind(poolgrad.max_pool2d, x, windows, 2)
@@ -165,11 +166,11 @@ def test_a_plan_says_what_the_kernels_do() -> None:
     ],
 )
 def test_bytes_of_a_plan(text: str, forward: int, backward: int | None) -> None:
-    shown = plan(text)
-    assert algorithms._amount(forward) in shown["forward"]
+    shown = planned(text)
+    assert plan._amount(forward) in shown["forward"]
     assert ("backward" in shown) == (backward is not None)
     if backward is not None:
-        assert algorithms._amount(backward) in shown["backward"]
+        assert plan._amount(backward) in shown["backward"]
 
 
 @pytest.mark.parametrize(
@@ -186,11 +187,11 @@ def test_bytes_of_a_plan(text: str, forward: int, backward: int | None) -> None:
     ],
 )
 def test_options_are_arguments_of_the_function(text: str, expected: dict[str, object]) -> None:
-    arguments = algorithms.parse(text).arguments
+    arguments = plan.parse(text).arguments
     assert {name: arguments[name] for name in expected} == expected
     assert {type(arguments[name]) for name in expected} == {type(v) for v in expected.values()}
     if "bfloat16" not in text:
-        plan(text)
+        planned(text)
 
 
 @pytest.mark.parametrize(
@@ -213,22 +214,22 @@ def test_options_are_arguments_of_the_function(text: str, expected: dict[str, ob
 )
 def test_a_malformed_plan_is_refused_with_what_is_accepted(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        algorithms.report(text)
+        plan.report(text)
     assert "for example" in str(caught.value)
 
 
 def test_arguments_that_the_function_refuses() -> None:
     with pytest.raises(ValueError, match="kernel_size"):
-        algorithms.report("max_pool2d 9x9 k10")
+        plan.report("max_pool2d 9x9 k10")
     with pytest.raises(TypeError, match="kernel_size"):
-        algorithms.report("max_pool2d 9x9")
+        plan.report("max_pool2d 9x9")
 
 
 @pytest.mark.parametrize("way", ["main", "typer"])
 def test_a_wrong_plan_on_the_command_line(way: str) -> None:
     if way == "typer":
         testing = pytest.importorskip("typer.testing", reason="the lab extra is not installed")
-        from poolgrad.cli import app
+        from poolgrad.cli.commands import app
 
         shown = testing.CliRunner().invoke(app, ["info", "--plan", "max_pool2d 9x9 kx"])
         code, out, error = shown.exit_code, shown.stdout, shown.stderr

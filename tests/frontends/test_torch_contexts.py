@@ -15,7 +15,7 @@ import poolgrad
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from poolgrad.check.layers import LAYERS, _seeded  # noqa: E402
+from poolgrad.tools.check.layers import LAYERS, _seeded  # noqa: E402
 
 FOLDER = Path(poolgrad.__file__).parent / "torch"
 

@@ -66,7 +66,7 @@ def record(
             ready.jvp(x, operand, residual, y, 1)
     with recorded() as indices:
         if not inference and operator.name == "max":
-            kernels: Any = ready.plan.kernels
+            kernels: Any = ready.kernels
             kernels.route_indices(*residual, empty(ready.per_output("int64"), x), None, 1)
     return Calls(forward, backward, tangent, indices)
 

@@ -77,7 +77,7 @@ def numbers(seed: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("case", CASES)
 def test_repeated_launches_read_and_write_their_own_tensors(case: str, device: str) -> None:
     ready = assert_repeats(case, [numbers(seed) for seed in range(3)], device)
-    bound = vars(ready.plan.kernels)["bound"]
+    bound = vars(ready.kernels)["bound"]
     assert bound
     assert all(bound.values()), "a method is prepared again in each call"
 
@@ -104,7 +104,7 @@ def test_other_layouts_are_prepared(device: str) -> None:
 def test_two_dtypes_of_a_gradient(device: str) -> None:
     """As `mixed` has: one layout, and gradients of the dtype of the input and of sums."""
     x, gy = (t.to(device) for t in numbers(0))
-    kernels: Any = triton.on_device.__wrapped__(prepared("avg", CASES["avg"], x.cpu())).plan.kernels
+    kernels: Any = triton.on_device.__wrapped__(prepared("avg", CASES["avg"], x.cpu())).kernels
     made = [torch.empty_like(x, dtype=dtype) for dtype in (torch.float32, torch.float64) * 2]
     for gx in made:
         kernels.average_backward(gy, gx, True, 0, 1)

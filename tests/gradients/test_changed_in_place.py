@@ -171,7 +171,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.nn import functional as F  # noqa: E402
 
-from poolgrad.check.layers import LAYERS, LayerCase, _seeded, prepared  # noqa: E402
+from poolgrad.tools.check.layers import LAYERS, LayerCase, _seeded, prepared  # noqa: E402
 from poolgrad.torch import accelerate, convert  # noqa: E402
 
 

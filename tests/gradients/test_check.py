@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poolgrad import check
-from poolgrad.check.cases import Case, cases
-from poolgrad.check.gradients import FRONT_ENDS, FrontEnd, Gradients, installed
 from poolgrad.functional import FUNCTIONS
+from poolgrad.tools import check
+from poolgrad.tools.check.cases import Case, cases
+from poolgrad.tools.check.gradients import FRONT_ENDS, FrontEnd, Gradients, installed
 
 
 # `.ci/run` runs all of `poolgrad check`: arrays of NumPy along one axis are enough here.
@@ -115,7 +115,7 @@ def test_an_exception_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 def command(monkeypatch: pytest.MonkeyPatch, *names: str, layers: tuple[str, ...] = ()) -> Any:
     """`poolgrad check` of some functions and layers, in a narrow terminal."""
     testing = pytest.importorskip("typer.testing")
-    from poolgrad.cli import app
+    from poolgrad.cli.commands import app
 
     monkeypatch.setattr(check, "FUNCTIONS", {name: FUNCTIONS[name] for name in names})
     monkeypatch.setattr(check, "layer_names", lambda: list(layers))

@@ -12,7 +12,7 @@ import os
 import signal
 from pathlib import Path
 
-from poolgrad.cli import app
+from poolgrad.cli.commands import app
 
 arguments: list[str] = globals()["arguments"]
 log: str | Path = globals()["log"]

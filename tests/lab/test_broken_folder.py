@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from poolgrad.cli import app
+from poolgrad.cli.commands import app
 from poolgrad.lab.folder import RunFolder
 
 EPOCHS = 2

@@ -18,7 +18,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from poolgrad.cli import app
+from poolgrad.cli.commands import app
 from poolgrad.lab.compare import processes
 from poolgrad.lab.compare.store import load_run
 from poolgrad.lab.folder import write_atomic

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from poolgrad.cli import app
+from poolgrad.cli.commands import app
 from poolgrad.lab.folder import RunFolder, locked
 from poolgrad.lab.settings import LabError
 

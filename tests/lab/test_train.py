@@ -18,7 +18,7 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from poolgrad.cli import app
+from poolgrad.cli.commands import app
 from poolgrad.lab.callbacks import ProgressBar
 from poolgrad.lab.folder import RunFolder, write_atomic
 from poolgrad.lab.settings import LabError
@@ -373,7 +373,7 @@ def test_help_is_quick_to_print() -> None:
     code = """
 import sys
 from typer.testing import CliRunner
-from poolgrad.cli import app
+from poolgrad.cli.commands import app
 shown = CliRunner().invoke(app, ["train", "--help"])
 assert shown.exit_code == 0 and "--kernel" in shown.stdout
 heavy = {"torch", "pytorch_lightning", "sklearn", "matplotlib", "PIL", "jax", "scipy"}

@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import poolgrad.torch as public  # noqa: E402
-from poolgrad import check  # noqa: E402
-from poolgrad.check.layers import LAYERS, LayerCase, call, prepared  # noqa: E402
+from poolgrad.tools import check  # noqa: E402
+from poolgrad.tools.check.layers import LAYERS, LayerCase, call, prepared  # noqa: E402
 
 CASES = [
     pytest.param(case, id=f"{name}-{i}") for name, cases in LAYERS.items()

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from watching import Watching  # noqa: E402
 
-from poolgrad.check.layers import LAYERS, LayerCase, call, prepared  # noqa: E402
+from poolgrad.tools.check.layers import LAYERS, LayerCase, call, prepared  # noqa: E402
 from poolgrad.torch.layers import arguments, polyphase  # noqa: E402
 
 CASES = [

@@ -11,14 +11,13 @@ from processes import assert_runs
 
 import poolgrad
 from poolgrad import numpy as front
-from poolgrad.core import Plan
 
 MANY = 2**62
 
 
-def plan(x: np.ndarray, kernel_size: int = 2, name: str = "max_pool2d") -> Plan:
+def kernels_of(x: np.ndarray, kernel_size: int = 2, name: str = "max_pool2d") -> Any:
     function: Any = getattr(poolgrad, name)
-    return front.prepared(function.describe(x, kernel_size), x).plan
+    return front.FRONT_END.prepared(function.describe(x, kernel_size), x).kernels
 
 
 X = np.arange(2 * 6 * 8, dtype=np.float32).reshape(2, 6, 8)
@@ -46,7 +45,7 @@ Y, ROUTES = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3, 4), np.uint8)
 def test_arrays_that_do_not_fit_the_plan(arrays: dict[str, Any], message: str) -> None:
     given = {"x": X, "y": Y, "routes": ROUTES} | arrays
     with pytest.raises(ValueError, match=message):
-        plan(X).kernels.select("max", given["x"], given["y"], given["routes"], False, None, 1)
+        kernels_of(X).select("max", given["x"], given["y"], given["routes"], False, None, 1)
 
 
 class Elsewhere:
@@ -59,7 +58,7 @@ class Elsewhere:
 
 @pytest.mark.parametrize("array", [Elsewhere(), object(), 16, [[1.0]]])
 def test_only_buffers_and_tensors_are_arrays(array: object) -> None:
-    select = plan(X).kernels.select
+    select = kernels_of(X).select
     for arrays in [(array, Y), (X, array)]:
         with pytest.raises(TypeError, match=r"buffer protocol or be a torch\.Tensor"):
             select("max", *arrays, None, False, None, 1)
@@ -71,11 +70,11 @@ from poolgrad import _kernels, max_pool2d
 from poolgrad import numpy as front
 x = np.arange(48, dtype=np.float32).reshape(6, 8)
 array, y = ((ctypes.c_float * 8) * 6).from_buffer(x), np.zeros((3, 4), np.float32)
-plan = front.prepared(max_pool2d.describe(x, 2), x).plan
-plan.kernels.select("max", array, y, None, False, None, 1)
+kernels = front.FRONT_END.prepared(max_pool2d.describe(x, 2), x).kernels
+kernels.select("max", array, y, None, False, None, 1)
 assert (y == max_pool2d(x, 2)).all()
 target = ((ctypes.c_float * 4) * 3)()
-plan.kernels.select("max", array, target, None, False, None, 1)
+kernels.select("max", array, target, None, False, None, 1)
 assert (np.asarray(target) == y).all()
 spec = _kernels.TensorSpec(type(array), (), (), (), (), "by buffer")
 assert spec.parts(array) == (front.KIND.parts(x)[0],)
@@ -97,11 +96,11 @@ from poolgrad import numpy as front
 from poolgrad.torch.arrays import kind
 n = 1000
 x = np.random.default_rng(0).standard_normal((n, n), np.float32)
-plan = front.prepared(poolgrad.max_pool2d.describe(x, 2), x).plan
+kernels = front.FRONT_END.prepared(poolgrad.max_pool2d.describe(x, 2), x).kernels
 spec, expected = kind(exchange), poolgrad.max_pool2d(x, 2)
 
 def select(x, y):
-    plan.kernels.select("max", x, y, None, False, None, 1)
+    kernels.select("max", x, y, None, False, None, 1)
 
 def shrunk(*shape, size=64):
     tensor = torch.ones(shape)
@@ -167,9 +166,9 @@ from poolgrad import max_pool2d
 from poolgrad import numpy as front
 from poolgrad.core import BoundCalls
 x = torch.ones(1000, 1000)
-plan = front.prepared(max_pool2d.describe(x.numpy(), 2), x.numpy()).plan
+kernels = front.FRONT_END.prepared(max_pool2d.describe(x.numpy(), 2), x.numpy()).kernels
 a, b, threads = object(), object(), object()
-kernel = (plan.kernels.select, ("max", a, b, None, False, None, threads))
+kernel = (kernels.select, ("max", a, b, None, False, None, threads))
 new = partial(torch.empty_strided, (500, 500), (500, 1), dtype=torch.float32)
 
 def bound(*calls, allocate=new):
@@ -236,7 +235,7 @@ def test_lists_inside_the_lists_of_bound_calls_are_refused() -> None:
 @pytest.mark.parametrize("gradient", [Y[:, :2], Y[:1], np.empty((2, 4, 3), np.float32)])
 def test_cotangents_that_do_not_fit_the_plan(gradient: np.ndarray) -> None:
     with pytest.raises(ValueError, match="another shape"):
-        plan(X, name="avg_pool2d").kernels.average_backward(gradient, np.empty_like(X), True, 0, 1)
+        kernels_of(X, name="avg_pool2d").average_backward(gradient, np.empty_like(X), True, 0, 1)
 
 
 REGULAR = {
@@ -265,7 +264,7 @@ TABLE = REGULAR | {"kind": 2}
     ],
 )
 def test_axes_that_lead_beyond_the_input(axis: dict[str, int], message: str) -> None:
-    kernels = type(plan(X).kernels)
+    kernels = type(kernels_of(X))
     arguments: Any = ([[*axis.values()]], [5, 8], [1], -1, "float32", "float32", 0)
     with pytest.raises(ValueError, match=message):
         kernels(*arguments)
@@ -277,7 +276,7 @@ def test_axes_that_lead_beyond_the_input(axis: dict[str, int], message: str) -> 
      ([1], 2, "inner axis"), ([1], -2, "inner axis")],
 )  # fmt: skip
 def test_axes_that_do_not_exist(pooled: list[int], inner: int, message: str) -> None:
-    kernels = type(plan(X).kernels)
+    kernels = type(kernels_of(X))
     with pytest.raises(ValueError, match=message):
         kernels([[*REGULAR.values()]], [5, 8], pooled, inner, "float32", "float32", 0)
 
@@ -286,21 +285,21 @@ def test_axes_that_do_not_exist(pooled: list[int], inner: int, message: str) -> 
     "dtypes", [("float64", "float32"), ("float32", "float64"), ("int32", "float32")]
 )
 def test_outputs_of_another_dtype(dtypes: tuple[str, str]) -> None:
-    kernels = type(plan(X).kernels)
+    kernels = type(kernels_of(X))
     with pytest.raises(ValueError, match="another dtype than inputs or their sums"):
         kernels([[*REGULAR.values()]], [5, 8], [1], -1, *dtypes, 0)
 
 
 def test_selections_of_another_dtype() -> None:
     """Averages of integers are floating numbers, maxima of them are not."""
-    made = plan(X.astype(np.int8), name="avg_pool2d").kernels
+    made = kernels_of(X.astype(np.int8), name="avg_pool2d")
     with pytest.raises(ValueError, match="the dtype of the inputs"):
         made.select("max", X.astype(np.int8), Y, None, False, None, 1)
 
 
 def test_outputs_that_would_overflow_memory() -> None:
     long = REGULAR | {"in": 2**40, "out": 2**40, "kernel": 1, "stride": 1, "n": 2**40, "m": 2**40}
-    kernels = type(plan(X).kernels)
+    kernels = type(kernels_of(X))
     with pytest.raises(ValueError, match="too large"):
         kernels([[*long.values()]], [2**40, 2**40], [1], -1, "float32", "float32", 0)
 
@@ -372,7 +371,7 @@ MADE = """
 import numpy as np
 from poolgrad import numpy as front, soft_pool2d
 x = np.ones((1, 1, 8, 8), np.float32)
-plan = front.prepared(soft_pool2d.describe(x, 2), x).plan
+kernels = front.FRONT_END.prepared(soft_pool2d.describe(x, 2), x).kernels
 
 class Made:  # a sequence whose items nothing else refers to
     def __len__(self):
@@ -382,7 +381,7 @@ class Made:  # a sequence whose items nothing else refers to
         return [np.empty((1, 1, 4, 4), np.float32) for _ in range(2)][at]
 
 y = np.empty((1, 1, 4, 4), np.float32)
-plan.kernels.nonlinear("soft", x, np.ones(1, np.float32), 1, y, Made(), None, 1)
+kernels.nonlinear("soft", x, np.ones(1, np.float32), 1, y, Made(), None, 1)
 assert (y == 1).all()
 """
 

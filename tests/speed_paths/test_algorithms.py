@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import poolgrad
-from poolgrad import algorithms, core, reference
+from poolgrad import core, reference
 from poolgrad.dtypes import FLOATS
 from poolgrad.numpy import dtype_named
+from poolgrad.tools import algorithms
 
 EXTREMES = ("max_pool2d", "min_pool2d", "relu_max_pool2d", "max_pool3d", "max_pool1d")
 PLANES = ("max_pool2d", "min_pool2d", "relu_max_pool2d")

@@ -25,13 +25,13 @@ pytest.importorskip("rich", reason="the lab extra is not installed")
 from rich.console import Console  # noqa: E402
 
 import poolgrad  # noqa: E402
-from poolgrad import algorithms as kernel_algorithms  # noqa: E402
-from poolgrad.bench import algorithms, measure, networks, pictures, report, rows  # noqa: E402
-from poolgrad.bench import jax as jax_rows  # noqa: E402
-from poolgrad.bench.result import OWN, Result  # noqa: E402
-from poolgrad.bench.rows import Row  # noqa: E402
-from poolgrad.bench.targets import Limits  # noqa: E402
-from poolgrad.cli import app  # noqa: E402
+from poolgrad.cli.commands import app  # noqa: E402
+from poolgrad.tools import algorithms as kernel_algorithms  # noqa: E402
+from poolgrad.tools.bench import algorithms, measure, networks, pictures, report, rows  # noqa: E402
+from poolgrad.tools.bench import jax as jax_rows  # noqa: E402
+from poolgrad.tools.bench.result import OWN, Result  # noqa: E402
+from poolgrad.tools.bench.rows import Row  # noqa: E402
+from poolgrad.tools.bench.targets import Limits  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("tables", ROOT / "docs/make_tables.py")
@@ -178,7 +178,7 @@ def test_names_are_different() -> None:
 
 
 def test_targets_name_rows() -> None:
-    from poolgrad.bench import targets
+    from poolgrad.tools.bench import targets
 
     names = {row.name for row in (*rows.ROWS, *networks.NETWORKS, *jax_rows.ROWS)}
     path = Path(__file__).parents[2] / "benchmarks/targets.csv"
@@ -490,7 +490,9 @@ def test_errors_say_what_is_wrong(tmp_path: Path, arguments: list[str], said: st
 
 
 def test_an_unknown_instruction_set_is_told_in_one_line(tmp_path: Path) -> None:
-    code = f"from poolgrad.cli import app; app(['bench', '--out', {str(tmp_path / 'out')!r}])"
+    code = (
+        f"from poolgrad.cli.commands import app; app(['bench', '--out', {str(tmp_path / 'out')!r}])"
+    )
     refused = run_python(code, POOLGRAD_ISA="sse17")
     assert refused.returncode == 2
     assert refused.stderr.startswith("poolgrad: POOLGRAD_ISA must be one of")

@@ -15,9 +15,9 @@ pytest.importorskip("rich", reason="the lab extra is not installed")
 
 from torch import nn  # noqa: E402
 
-from poolgrad.bench import measure_network, networks, report  # noqa: E402
-from poolgrad.bench.networks import Network  # noqa: E402
-from poolgrad.cli import app  # noqa: E402
+from poolgrad.cli.commands import app  # noqa: E402
+from poolgrad.tools.bench import measure_network, networks, report  # noqa: E402
+from poolgrad.tools.bench.networks import Network  # noqa: E402
 from poolgrad.torch import convert  # noqa: E402
 
 

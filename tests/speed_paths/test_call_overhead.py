@@ -228,7 +228,7 @@ def test_pullbacks_of_dask_pickle() -> None:
 
 
 def test_the_benchmark_times_every_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
-    from poolgrad.bench import overhead
+    from poolgrad.tools.bench import overhead
 
     for name, value in {"_TURNS": 1, "_CALLS": 1, "_NEW_SHAPES": 2}.items():
         monkeypatch.setattr(overhead, name, value)

@@ -18,10 +18,10 @@ pytest.importorskip("rich", reason="the lab extra is not installed")
 from torch import nn  # noqa: E402
 
 import poolgrad.torch  # noqa: E402
-from poolgrad.bench import factory, profiling  # noqa: E402
-from poolgrad.bench.profiling import Ratio  # noqa: E402
-from poolgrad.bench.steps import loss_of, pooling_bytes, train  # noqa: E402
-from poolgrad.cli import app  # noqa: E402
+from poolgrad.cli.commands import app  # noqa: E402
+from poolgrad.tools.bench import factory, profiling  # noqa: E402
+from poolgrad.tools.bench.profiling import Ratio  # noqa: E402
+from poolgrad.tools.bench.steps import loss_of, pooling_bytes, train  # noqa: E402
 
 SHAPE = (2, 1, 64, 64)
 FILE = """
@@ -297,7 +297,8 @@ def test_errors_say_what_is_wrong(file: Path, arguments: list[str], said: str) -
 
 @pytest.mark.slow
 def test_pytorchs_profiler_says_nothing(file: Path) -> None:
-    code = f"from poolgrad.cli import app; app(['profile', '{file}:make', '--shape', '1,1,16,16', "
+    code = "from poolgrad.cli.commands import app; "
+    code += f"app(['profile', '{file}:make', '--shape', '1,1,16,16', "
     code += f"'--turns', '6', '--out', '{file.parent}/p.png'])"
     done = run_python(code)
     assert done.returncode == 0, done.stderr

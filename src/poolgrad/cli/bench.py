@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from poolgrad.bench.rows import Dtype
-from poolgrad.bench.targets import Limits
-from poolgrad.bench.targets import read as read_targets
 from poolgrad.cli.common import app, clear_errors, fail, print_files
-from poolgrad.progress import Progress
+from poolgrad.tools.bench.rows import Dtype
+from poolgrad.tools.bench.targets import Limits
+from poolgrad.tools.bench.targets import read as read_targets
+from poolgrad.tools.progress import Progress
 
 if TYPE_CHECKING:  # they need rich
-    from poolgrad.bench.report import Report
-    from poolgrad.bench.result import Result
+    from poolgrad.tools.bench.report import Report
+    from poolgrad.tools.bench.result import Result
 
-# Benchmark -> the modules of `poolgrad.bench` that select its rows and time one.
+# Benchmark -> the modules of `poolgrad.tools.bench` that select its rows and time one.
 _MODULES = {
     "bench": ("rows", "measure"),
     "jax": ("jax", "jax"),
@@ -121,7 +121,7 @@ def bench(
         return _print_gpu_model(device, dry_run)
     name = "networks" if networks else "jax" if jax else "bench"
     with clear_errors():
-        from poolgrad.bench import report
+        from poolgrad.tools.bench import report
     try:
         limits = _read_targets(targets, dtype)
         chosen = _select_rows(name, rows or (), dtype)
@@ -135,13 +135,13 @@ def bench(
         progress.show("importing PyTorch")
         import torch
 
-        from poolgrad.bench import measure
+        from poolgrad.tools.bench import measure
     threads = threads or torch.get_num_threads()
     turns = measure.QUICK_TURNS if quick else measure.TURNS
     if algorithms:
         _ablation(chosen, threads, turns, out)
         return
-    timed = import_module(f"poolgrad.bench.{_MODULES[name][1]}").measure
+    timed = import_module(f"poolgrad.tools.bench.{_MODULES[name][1]}").measure
     results: list[Result] = []
     stopped = False
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as if by Ctrl-C
@@ -166,7 +166,7 @@ def _publish(made: Report, out: Path, name: str) -> None:
     """Write and print the results; if one of both fails, the other is done."""
     from rich.console import Console
 
-    from poolgrad.bench import files, report
+    from poolgrad.tools.bench import files, report
 
     console = Console()
     with clear_errors():
@@ -203,7 +203,7 @@ def _refuse_several(*benchmarks: bool) -> None:
 
 
 def _print_overhead() -> None:
-    from poolgrad.bench import overhead
+    from poolgrad.tools.bench import overhead
 
     with Progress() as progress:
         progress.show("timing small calls")
@@ -213,7 +213,7 @@ def _print_overhead() -> None:
 
 def _ablation(rows: Sequence[Any], threads: int, turns: int, out: Path) -> None:
     """Time the rows with every algorithm, print the gain of each, and write the times."""
-    from poolgrad.bench import algorithms, report
+    from poolgrad.tools.bench import algorithms, report
 
     timed = []
     with Progress() as progress:
@@ -245,7 +245,7 @@ def _print_gpu_model(device: str, dry_run: bool) -> None:
 
 
 def _select_rows(name: str, parts: Sequence[str], dtype: str) -> Sequence[Any]:
-    module = import_module(f"poolgrad.bench.{_MODULES[name][0]}")
+    module = import_module(f"poolgrad.tools.bench.{_MODULES[name][0]}")
     chosen: Sequence[Any] = module.select(parts, *(dtype,) * (name == "bench"))
     return chosen
 
@@ -290,7 +290,7 @@ def profile(
     that a step keeps for the backward pass, without the parameters; the share of pooling is the
     size of the tensors that no other operator keeps.
     """
-    from poolgrad.bench import factory
+    from poolgrad.tools.bench import factory
 
     try:
         sizes = tuple(int(size) for size in shape.replace("x", ",").split(","))
@@ -312,7 +312,7 @@ def profile(
             import torch
             from rich.console import Console
 
-            from poolgrad.bench import profiling
+            from poolgrad.tools.bench import profiling
 
             threads = threads or torch.get_num_threads()
             made = profiling.measure(network, sizes, training, threads, turns, progress.show)

@@ -15,8 +15,8 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from poolgrad import numpy as front
+from poolgrad.buffers import dtype_named
 from poolgrad.composition import Functions
-from poolgrad.core import Layout
 from poolgrad.dask import tasks, unpool
 from poolgrad.dask.graph import (
     Graph,
@@ -28,8 +28,10 @@ from poolgrad.dask.graph import (
     without_empty_chunks,
 )
 from poolgrad.dask.segments import segment_reading, segments
+from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Buffer, Operator, Request, indexed, per_input, unpacked
 from poolgrad.operators import OPERATORS
+from poolgrad.windows import Layout
 
 
 def perform(request: Request) -> Any:
@@ -60,7 +62,7 @@ def vjp(request: Request) -> tuple[Any, Any]:
 def operand(name: str, value: Any) -> Any:
     """Return an array of a composed operator, checked."""
     if not is_dask_collection(value):
-        value = front.operand(name, value)
+        value = front.FRONT_END.asarray(name, value)
         if value.dtype.hasobject:  # which Dask cannot cut into chunks
             raise TypeError(f"{name} must be of a floating dtype, got {value.dtype}")
         value = da.asarray(value)
@@ -75,7 +77,7 @@ def dtype_name(x: Any) -> str:
 def functions(x: Any) -> Functions:
     """Return the functions that a composed operator may call."""
     return Functions(
-        da.exp, da.where, da.max, lambda x, dtype: x.astype(front.dtype_named(dtype)), lambda x: x
+        da.exp, da.where, da.max, lambda x, dtype: x.astype(dtype_named(dtype)), lambda x: x
     )
 
 
@@ -163,11 +165,11 @@ class _Pooling:
         x = asarray("x", request.x)
         self.x, self.request = x, replace(request, x=None, keepdims=True)
         self._squeezed = not request.keepdims
-        whole = front.asarray(np.broadcast_to(np.zeros((), x.dtype), x.shape), self.operator)
-        self._ready = front.prepared(request, whole)
+        whole = front.FRONT_END.asarray("x", np.broadcast_to(np.zeros((), x.dtype), x.shape))
+        self._ready = front.FRONT_END.prepared(request, whole)
         self.layout: Layout = self._ready.layout
         if request.operands:  # raises errors here, not while the graph runs
-            front.operand_of(request, self._ready, whole)
+            front.FRONT_END.call(replace(request, x=whole))
             operands = tuple(map(np.array, request.operands))  # copies: tasks read them later
             self.request = replace(self.request, operands=operands)
         self._axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
@@ -265,3 +267,53 @@ class _Pooling:
         buffer = per_input(self.layout)._replace(order=())
         sources = [gy, *kept, *([self.x] if self.operator.nonlinear else [])]
         return graph.arrays([buffer], self.x.chunks, sources)[0]
+
+
+class DaskFrontEnd(FrontEnd):
+    name = "dask"
+    noun = "a Dask array"
+
+    def asarray(self, name, value):
+        return operand(name, value)
+
+    def dtype_name(self, x):
+        return dtype_name(x)
+
+    def functions(self, x):
+        return functions(x)
+
+    def perform(self, request):
+        from poolgrad import composition
+
+        if OPERATORS[request.operator].composed:
+            return composition.perform(request, self)
+        return perform(request)
+
+    def vjp(self, request):
+        from poolgrad import composition
+
+        if OPERATORS[request.operator].composed:
+            return composition.vjp(request, self)
+        return vjp(request)
+
+    def prepared(self, request, x):
+        from poolgrad.operators import prepare
+
+        return prepare(
+            request.operator,
+            request.spec,
+            request.options,
+            x.shape,
+            request.channels_last,
+            -1,
+            x.dtype.name,
+        )
+
+    def copied(self, x):
+        return x
+
+    def cotangent(self, gy, dtype, shape, full):
+        return cotangent_of(gy, dtype, shape)
+
+
+FRONT_END = DaskFrontEnd()

@@ -15,9 +15,9 @@ from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
 from poolgrad import arguments
+from poolgrad.buffers import dtype_named, readable
 from poolgrad.dask._compat import ArrayChunkShapeDep, Task, TaskRef, chunk_type
 from poolgrad.interface import Buffer
-from poolgrad.numpy import dtype_named, readable
 
 Array = NDArray[Any]
 Position = tuple[int, ...]

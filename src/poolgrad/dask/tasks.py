@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad import numpy as front
-from poolgrad.core import get_num_threads
+from poolgrad.buffers import dtype_named, laid_out, placeholder
 from poolgrad.dask.graph import Position
 from poolgrad.dask.segments import Segment
 from poolgrad.interface import Request
+from poolgrad.numpy import FRONT_END
 from poolgrad.operators import OPERATORS
 from poolgrad.windows import WindowSpec
 
@@ -22,12 +22,10 @@ Array = NDArray[Any]
 
 def forward(request: Request, here: Sequence[Segment], sizes: Position, keep: str, x: Array) -> Any:
     """Compute the output of a segment and, with `keep`, the "residual" or the "indices"."""
-    call = front.call(replace(request, x=x, spec=_sliced(request, here)))
-    y = call.output()
-    residual = tuple(map(front.allocate, call.ready.residual)) if keep else ()
-    call.run(y, residual)
+    call = FRONT_END.call(replace(request, x=x, spec=_sliced(request, here)))
+    y, residual = FRONT_END.forward(call, keep=bool(keep))
     if keep == "indices":
-        found = front.indices_of(call.ready, call.operand, residual[0])
+        found = FRONT_END.indices_of(call, residual[0])
         residual = (_global(found, [s.inputs for s in here], sizes),)
     return (y, *residual) if residual else y
 
@@ -54,22 +52,17 @@ def gradient(
 ) -> Array:
     """Compute the gradient of one chunk from the cotangents of the windows that read it."""
     if not arrays:
-        return np.zeros(shape, front.dtype_named(dtype))
+        return np.zeros(shape, dtype_named(dtype))
     operator, segments = OPERATORS[request.operator], [s for s in here if s is not None]
     gy, *kept = arrays
     x = kept.pop() if operator.nonlinear else None
     size = list(shape)
     for axis, segment in zip(chunk, segments, strict=True):
         size[axis] = segment.inputs[1] - segment.inputs[0]
-    like = front.placeholder(tuple(size), front.dtype_named(dtype))
+    like = placeholder(tuple(size), dtype_named(dtype))
     local = replace(request, x=like, spec=_sliced(request, segments))
-    ready = front.prepared(local, like)
-    part = front.allocate(ready.input)
-    residual = tuple(map(front.as_buffer, front.laid_out(kept, ready.residual)))
-    values = None if x is None else front.as_buffer(x)
-    given = front.operand_of(local, ready, like)
-    threads = get_num_threads()
-    ready.vjp(front.as_buffer(gy), values, given, residual, front.as_buffer(part), threads)
+    call = FRONT_END.call(local)
+    part = FRONT_END.gradient(call, gy, x, laid_out(kept, call.ready.residual))
     return _chunk_of(part, segments, chunk, shape)
 
 

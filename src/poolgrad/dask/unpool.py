@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from poolgrad import arguments
 from poolgrad import numpy as front
+from poolgrad.buffers import dtype_named
 from poolgrad.dask._compat import Task, TaskRef
 from poolgrad.dask.graph import Position, asarray, cotangent, picked
 from poolgrad.interface import Request
@@ -45,7 +46,7 @@ class Unpooling:
         layout = prepare(name, spec, options, x.shape, last, -1, x.dtype.name).layout
         indices = request.operands[0]
         if not isinstance(indices, da.Array):
-            indices = front.asarray(indices, name="indices")
+            indices = front.FRONT_END.asarray("indices", indices)
             # Dask cannot cut an array of objects into chunks.
             arguments.check_indices(indices.dtype, indices.shape, x.shape)
             indices = da.asarray(indices)
@@ -187,7 +188,7 @@ def _assemble(how: tuple[Any, ...], *parts: _Part) -> list[Array]:
     inner = [shape[a] for a in pooled]
     outer = [s for a, s in enumerate(shape) if a not in pooled]
     made = []
-    columns = (values, np.zeros((), front.dtype_named(dtype))), (sources, np.array(-1))
+    columns = (values, np.zeros((), dtype_named(dtype))), (sources, np.array(-1))
     for column, empty in columns[: 1 + with_sources]:
         flat = np.full((math.prod(outer), math.prod(inner)), empty)
         flat[planes[order], positions[order]] = column[order]

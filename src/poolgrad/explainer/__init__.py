@@ -139,7 +139,7 @@ def explain(
     if isinstance(fun, Pullback):
         if args or kwargs:
             raise TypeError("fun is a pullback, which takes no further arguments")
-        shared = fun._shared
+        shared = fun.call
         expected = shared.ready.layout.in_shape
         if shape_of(x) != expected:
             raise ValueError(

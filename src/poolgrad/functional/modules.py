@@ -43,5 +43,5 @@ def operator_of(
     x = Placeholder((2**31,) * (dims + 2))
     request = function.describe(x, **dict.fromkeys(required), **given)  # type: ignore[attr-defined]
     operator = OPERATORS[request.operator]
-    operator.check(Window(()), *request.options)
+    operator.check(Window(()), request.options)
     return operator

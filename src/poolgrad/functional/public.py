@@ -11,84 +11,21 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import BoundArguments, Signature
 from inspect import signature as signature_of
-from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from poolgrad import front_ends
 from poolgrad.call_cache import LOOKUPS, CallCache
-from poolgrad.composition import perform as compute_composed
-from poolgrad.core import first_pooled
+from poolgrad.frontend import front_end
 from poolgrad.functional.docstrings import fill
 from poolgrad.interface import Request, Selection
-from poolgrad.operators import OPERATORS
-from poolgrad.windows import brief
+from poolgrad.windows import brief, first_pooled
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_found: dict[type, ModuleType] = {}
-
 _DIVISOR_LIMIT = 2**63
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
-
-
-def front_end(x: object) -> ModuleType:
-    """Return the front end for arrays of this type, which is imported on first use.
-
-    Arrays of CuPy, and of any other library that follows the array API standard
-    (``__array_namespace__``), are pooled by `poolgrad.portable`; the array inside a DataArray of
-    xarray by its own front end. Lists, and objects that can only be converted to a NumPy array
-    (``__array__``, ``__array_interface__``), are pooled as NumPy arrays.
-
-    Raises
-    ------
-    TypeError
-        If no front end takes this type.
-    RuntimeError
-        If this call interrupts the import of the front end, as in a signal handler.
-    """
-    kind = type(x)
-    if kind not in _found:
-        known = library(x)
-        if not known:
-            raise TypeError(
-                "x must be an array of NumPy, PyTorch, JAX, Dask or an array-API library, "
-                f"got {_refused(x)}"
-            )
-        _found[kind] = getattr(front_ends, known)
-    return _found[kind]
-
-
-def library(x: object) -> str:
-    """Return the name of the library whose front end pools arrays of this type, or an empty one."""
-    kind = type(x)
-    if kind is list or kind is tuple:
-        return "numpy"
-    if hasattr(x, "__torch_function__"):  # a check that tracing compilers support, too
-        return "torch"
-    # A subclass of another module is pooled as an array of its base class's library.
-    origins = [c.__module__.partition(".")[0] for c in (kind, *kind.__mro__)]
-    origin = next((o for o in origins if o in front_ends.MODULES), "")
-    if origin and hasattr(x, "shape"):  # these libraries define more than arrays
-        return origin
-    if hasattr(kind, "__array_namespace__"):
-        return "array API"
-    if hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
-        return "numpy"
-    return ""
-
-
-def _refused(x: object) -> str:
-    """Describe an object that is not accepted as an input."""
-    if isinstance(x, type):
-        return f"the class {x.__qualname__} itself"
-    if isinstance(x, ModuleType):
-        return f"the module {x.__name__}"
-    if callable(x) and hasattr(x, "__name__"):
-        return f"the function {x.__name__} itself"
-    return "None" if x is None else f"{brief(x)} ({type(x).__qualname__})"
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
@@ -98,7 +35,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
             return tuple(x.shape)
     except AttributeError:  # lists
         pass
-    return tuple(front_end(x).asarray(x).shape)  # of nested tensors: raises the error
+    return tuple(front_end(x).asarray("x", x).shape)  # of nested tensors: raises the error
 
 
 def pooled_sizes(x: Any, dims: int, channels_last: bool) -> tuple[int, ...]:
@@ -144,8 +81,6 @@ def described(
         key = lookup.key(args, kwargs) if lookup is not None else None
         request = describe(*args, **kwargs)
         front = front_end(request.x)
-        if OPERATORS[request.operator].composed:
-            return compute_composed(request, front)
         if key is not None and (bound := front.bound_call(request)) is not None:
             cache.keep(key, bound)
             return bound(request.x)

@@ -13,11 +13,11 @@ from jax import Array, ShapeDtypeStruct
 
 from poolgrad import core
 from poolgrad.call_cache import recorded
-from poolgrad.core import Layout, Plan, as_kernels_take
+from poolgrad.core import axis_integers
 from poolgrad.interface import Buffer, per_input, per_output
-from poolgrad.jax import portable
 from poolgrad.jax.sharding import sharded
 from poolgrad.jax.static import Static
+from poolgrad.windows import Layout
 
 Shape = tuple[int, ...]
 
@@ -51,67 +51,36 @@ def register() -> None:
 def forward(x: Array, *operands: Array, pool: Static, keep: int) -> list[Array]:
     """Compute the output and the first arrays of the residual."""
 
-    def made(layout: Layout) -> list[Buffer]:
-        kept = pool.operator.residual(layout, *pool.options)
-        return [_output(layout), *kept[:keep]]
+    def results(layout: Layout) -> list[Buffer]:
+        kept = pool.operator.residual(layout, pool.options)[:keep]
+        return [per_output(layout, layout.out_dtype), *kept]
 
-    def run(plan: Plan, arrays: _Placeholders, made: _Placeholders) -> None:
-        missing = len(pool.operator.residual(plan.layout, *pool.options)) - keep
-        residual = (*made[1:], *(None,) * missing) if keep else ()
-        operand = _operand(pool, arrays[1:])
-        pool.operator.forward(plan, arrays[0], operand, made[0], residual, _THREADS, *pool.options)
-
-    return _call(pool, _same, made, run, (x, *_wide_operands(pool, operands)), operand_index=1)
+    return _call(pool, "forward", x.shape, results, x, None, operands, ())
 
 
 def jvp(*args: Array, pool: Static, learned: bool) -> list[Array]:
     """Compute the tangent of the output."""
-    if pool.operator.nonlinear:
-        return portable.jvp(*args, pool=pool, learned=learned)
     t, *rest = args
     _, operands, residual = pool.held(tuple(rest))
-    first = 1 + pool.operand_count
 
-    def run(plan: Plan, arrays: _Placeholders, made: _Placeholders) -> None:
-        operand, kept = _operand(pool, arrays[1:first]), tuple(arrays[first:])
-        pool.operator.jvp(plan, arrays[0], operand, kept, made[0], _THREADS, *pool.options)
+    def results(layout: Layout) -> list[Buffer]:
+        return [per_output(layout, layout.out_dtype)]
 
-    held = (t, *_wide_operands(pool, operands), *residual)
-    return _call(pool, _same, lambda layout: [_output(layout)], run, held, operand_index=1)
+    return _call(pool, "jvp", t.shape, results, t, None, operands, residual)
 
 
 def vjp(gy: Array, *args: Array, pool: Static, sizes: tuple[int, ...], learned: bool) -> Any:
     """Compute the gradients of the input and, if requested, of the learned argument."""
     x, operands, residual = pool.held(args)
-    first = 1 + pool.operator.nonlinear
-    second = first + pool.operand_count
-
-    def run(plan: Plan, arrays: _Placeholders, made: _Placeholders) -> None:
-        values = arrays[1] if pool.operator.nonlinear else None
-        operand, kept = _operand(pool, arrays[first:second]), tuple(arrays[second:])
-        way = (plan, arrays[0], values, operand, kept, made[0], _THREADS)
-        pool.operator.vjp(*way, *pool.options)
-
-    def before(shape: Shape) -> Shape:
-        return pool.before(shape, sizes)
-
-    held = (gy, *(() if x is None else (x,)), *_wide_operands(pool, operands), *residual)
+    shape = pool.before(gy.shape, sizes)
     gradients = _call(
-        pool, before, lambda layout: [per_input(layout)], run, held, operand_index=first
+        pool, "vjp", shape, lambda layout: [per_input(layout)], gy, x, operands, residual
     )
     if learned:
-        layout = pool.layout(before(gy.shape), gy.dtype.name)
+        layout = pool.layout(shape, gy.dtype.name)
         slopes = gy.astype(residual[-1].dtype) * residual[-1]
         gradients.append(_summed(pool, slopes, operands[0], layout))
     return gradients
-
-
-def _same(shape: Shape) -> Shape:
-    return shape
-
-
-def _output(layout: Layout) -> Buffer:
-    return per_output(layout, layout.out_dtype)
 
 
 def _summed(pool: Static, slopes: Array, theta: Array, layout: Layout) -> Array:
@@ -123,11 +92,6 @@ def _summed(pool: Static, slopes: Array, theta: Array, layout: Layout) -> Array:
 _THREADS: Any = object()  # stands for XLA's number of threads
 
 
-def _wide_operands(pool: Static, operands: Sequence[Array]) -> tuple[Array, ...]:
-    """Return the extra operand in the form of the kernels; 64-bit integers may be disabled."""
-    return tuple(i.astype(jnp.int64) if i.dtype == jnp.int32 else i for i in operands)
-
-
 class _Placeholder:
     """A placeholder for an array while the kernel calls of an operator are recorded."""
 
@@ -135,24 +99,15 @@ class _Placeholder:
         self.array = array
 
 
-_Placeholders = Sequence[_Placeholder]
-
-
-def _operand(pool: Static, holes: _Placeholders) -> Any:
-    """Return the placeholder of the extra operand, in the form of an operator's methods."""
-    if not holes:
-        return None
-    (hole,) = holes
-    return pool.operator.operand.kernel_form(hole, hole.array.size, lambda hole: hole)
-
-
 def _call(
     pool: Static,
-    in_shape: Callable[[Shape], Shape],
-    made: Callable[[Layout], list[Buffer]],
-    run: Callable[[Plan, _Placeholders, _Placeholders], None],
-    arrays: tuple[Array, ...],
-    operand_index: int,
+    method: str,
+    in_shape: Shape,
+    results: Callable[[Layout], list[Buffer]],
+    source: Array,
+    x: Array | None,
+    operands: Sequence[Array],
+    residual: Sequence[Array],
 ) -> list[Array]:
     """Call the kernels of an operator through XLA and return their results.
 
@@ -160,30 +115,49 @@ def _call(
     ----------
     pool : Static
         The operator.
-    in_shape : callable
-        Returns the shape of the input, from that of the first array.
-    made : callable
+    method : str
+        Its method: ``"forward"``, ``"vjp"`` or ``"jvp"``.
+    in_shape : tuple of int
+        Shape of the input.
+    results : callable
         Returns the buffers of the results, for a layout.
-    run : callable
-        Calls the operator with a plan and placeholders of the inputs and of the results.
-    arrays : tuple of array
-        The inputs.
-    operand_index : int
-        Index of the extra operand among the inputs, if there is one.
+    source, x, operands, residual : array or sequence of array
+        What the method reads; see `KernelCall`.
     """
+    operator, sizes = pool.operator, pool.sizes(in_shape)
+    # 64-bit integers may be disabled outside.
+    wide = (i.astype(jnp.int64) if i.dtype == jnp.int32 else i for i in operands)
+    inputs = (source, *(() if x is None else (x,)), *wide, *residual)
+    operand_index = 1 + (x is not None)
 
     def local(*arrays: Array) -> list[Array]:
-        layout = pool.layout(in_shape(arrays[0].shape), arrays[0].dtype.name)
-        shapes = [ShapeDtypeStruct(b.shape, jnp.dtype(b.dtype)) for b in made(layout)]
+        shape = pool.before(arrays[0].shape, sizes)
+        layout = pool.layout(shape, arrays[0].dtype.name)
+        shapes = [ShapeDtypeStruct(b.shape, jnp.dtype(b.dtype)) for b in results(layout)]
         sources, targets = [_Placeholder(a) for a in arrays], [_Placeholder(s) for s in shapes]
+        kept: tuple[Any, ...] = (*sources[operand_index + len(operands) :],)
+        if method == "forward" and targets[1:]:
+            missing = len(operator.residual(layout, pool.options)) - len(targets[1:])
+            kept = (*targets[1:], *(None,) * missing)
+        how: dict[str, Any] = {"residual": kept, "threads": _THREADS}
+        if operands:
+            operand = sources[operand_index]
+            how["operand"] = operator.operand.kernel_form(operand, operand.array.size, lambda o: o)
+        if x is not None:
+            how["x"] = sources[1]
+        ready = pool.prepared(shape, layout.dtype)
+
+        def run(kernels: Any) -> None:
+            getattr(operator, method)(ready.call(sources[0], targets[0], kernels, **how))
+
         values: dict[_Placeholder, Array] = dict(zip(sources, arrays, strict=True))
         whole = sources[0] if arrays[0].shape == layout.in_shape else targets[0]
-        for name, args in recorded(layout, lambda plan: run(plan, sources, targets)):
+        for name, args in recorded(run):
             _run(name, args, values, whole, _plan_attributes(pool, layout))
         return [values[h] for h in targets]
 
-    pooled = pool.layout(in_shape(arrays[0].shape), arrays[0].dtype.name).pooled
-    return sharded(pool, local, arrays, pooled, operand_index)
+    pooled = pool.layout(in_shape, source.dtype.name).pooled
+    return sharded(pool, local, inputs, pooled, operand_index)
 
 
 def _run(
@@ -232,9 +206,9 @@ def _plan_attributes(pool: Static, layout: Layout) -> dict[str, Any]:
     return {
         "in_dtype": layout.dtype,
         "out_dtype": layout.out_dtype,
-        "route_bits": np.int64(pool.operator.route_bits(layout.window, *pool.options)),
+        "route_bits": np.int64(pool.operator.route_bits(layout.window, pool.options)),
         "inner_axis": np.int64(pool.inner(layout.in_shape)),
-        "axes": _integers(n for axis, windows in axes for n in (axis, *as_kernels_take(windows))),
+        "axes": _integers(n for axis, windows in axes for n in (axis, *axis_integers(windows))),
     }
 
 

@@ -25,7 +25,7 @@ from poolgrad.functional import FUNCTIONS
 from poolgrad.functional.docstrings import class_name, of_module
 from poolgrad.functional.modules import LEARNED, Placeholder, operator_of
 from poolgrad.functional.public import bind
-from poolgrad.jax.function import is_key, perform
+from poolgrad.jax.function import FRONT_END, is_key
 from poolgrad.windows import brief, flag, in_memory
 from poolgrad.windows.arguments import to_python
 
@@ -215,7 +215,7 @@ class Global(Pool):
         # The public function would pool additional leading axes.
         x_like = Placeholder((1,) * (self.dims + 2))
         request = self.function.describe(x_like, **self._arguments())  # type: ignore[attr-defined]
-        return perform(replace(request, x=_array(x)))
+        return FRONT_END.perform(replace(request, x=_array(x)))
 
 
 # Arguments

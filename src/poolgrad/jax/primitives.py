@@ -240,8 +240,14 @@ def _batch_vjp(args: Values, dims: Values, **how: Any) -> Any:
 
 
 def _define(
-    primitive: Primitive, shapes: Any, jvp: Any, transpose: Any, batch: Any, cpu: Any, others: Any
+    primitive: Primitive, name: str, shapes: Any, jvp: Any, transpose: Any, batch: Any
 ) -> None:
+    """Register a primitive; the functions `name` of `kernels` and `portable` compute it."""
+
+    def on_cpu(*args: Any, pool: Static, **how: Any) -> list[Any]:
+        engine = kernels if pool.operator.has_kernels("xla", pool.options) else portable
+        return getattr(engine, name)(*args, pool=pool, **how)  # type: ignore[no-any-return]
+
     primitive.multiple_results = True
     _compat.requires_devices.add(primitive)  # as for `custom_partitioning`, which it uses
     primitive.def_impl(partial(_compat.apply_primitive, primitive))
@@ -249,8 +255,8 @@ def _define(
     _compat.primitive_jvps[primitive] = jvp
     _compat.primitive_transposes[primitive] = transpose
     _compat.primitive_batchers[primitive] = batch
-    _compat.register_lowering(primitive, lowering(others))
-    _compat.register_lowering(primitive, lowering(cpu), platform="cpu")
+    _compat.register_lowering(primitive, lowering(getattr(portable, name)))
+    _compat.register_lowering(primitive, lowering(on_cpu), platform="cpu")
 
 
 def lowering(function: Callable[..., Any]) -> Any:
@@ -273,8 +279,8 @@ def lowering(function: Callable[..., Any]) -> Any:
 
 
 _define(
-    forward_p, _forward_shapes, _forward_jvp, _forward_transpose, partial(_batch, forward_p, 1),
-    kernels.forward, portable.forward,
+    forward_p, "forward", _forward_shapes, _forward_jvp, _forward_transpose,
+    partial(_batch, forward_p, 1),
 )  # fmt: skip
-_define(jvp_p, _jvp_shapes, _jvp_of_jvp, _transpose_of_jvp, _batch_jvp, kernels.jvp, portable.jvp)
-_define(vjp_p, _vjp_shapes, _jvp_of_vjp, _transpose_of_vjp, _batch_vjp, kernels.vjp, portable.vjp)
+_define(jvp_p, "jvp", _jvp_shapes, _jvp_of_jvp, _transpose_of_jvp, _batch_jvp)
+_define(vjp_p, "vjp", _vjp_shapes, _jvp_of_vjp, _transpose_of_vjp, _batch_vjp)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from poolgrad.core import Layout, first_pooled
 from poolgrad.interface import Buffer, Operator
 from poolgrad.operators import OPERATORS, Prepared, prepare
-from poolgrad.windows import WindowKind, WindowSpec
+from poolgrad.windows import Layout, WindowKind, WindowSpec, first_pooled
 
 
 class Static(NamedTuple):
@@ -51,7 +50,7 @@ class Static(NamedTuple):
 
     def residual(self, layout: Layout, learned: bool) -> tuple[Buffer, ...]:
         """Return the residual; with `learned`, include that of a learned parameter."""
-        buffers = self.operator.residual(layout, *self.options)
+        buffers = self.operator.residual(layout, self.options)
         return buffers[:-1] if self.operator.learned and not learned else buffers
 
     def before(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from rich.progress import Progress as BarOfSteps
 
 from poolgrad.lab.folder import RunFolder, write_atomic, writing
 from poolgrad.lab.settings import Settings
-from poolgrad.progress import Progress
+from poolgrad.tools.progress import Progress
 
 METRICS = ("train_loss", "train_accuracy", "val_loss", "val_accuracy", "lr", "seconds")
 
@@ -96,7 +96,7 @@ class ProgressBar(lightning.Callback):
     """Shows the steps of the whole run, the epoch and the latest validation accuracy in one line.
 
     The line disappears at the end of the training. Where standard output is no terminal, the epoch
-    and the accuracy are shown on standard error; see `poolgrad.progress`.
+    and the accuracy are shown on standard error; see `poolgrad.tools.progress`.
 
     Parameters
     ----------

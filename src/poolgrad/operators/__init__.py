@@ -8,20 +8,52 @@ buffers that it describes, and passes arrays to the operator.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from poolgrad.core import Layout, Plan, lay_out, plan
-from poolgrad.interface import Buffer, Operator, per_input, per_output
+from poolgrad.core import kernels_for
+from poolgrad.interface import Buffer, KernelCall, Operator, per_input, per_output
 from poolgrad.operators.composed import COMPOSED
 from poolgrad.operators.selecting import SELECTING
 from poolgrad.operators.weighted import WEIGHTED
-from poolgrad.windows import WindowKind, WindowSpec
+from poolgrad.windows import Layout, WindowKind, WindowSpec, lay_out
 
-__all__ = ["OPERATORS", "Prepared", "prepare", "prepare_uncached"]
+__all__ = ["OPERATORS", "Prepared", "for_each_operator", "prepare", "prepare_uncached", "register"]
 
-OPERATORS: dict[str, Operator] = {op.name: op for op in (*SELECTING, *WEIGHTED, *COMPOSED)}
+OPERATORS: dict[str, Operator] = {}
+_listeners: list[Callable[[Operator], None]] = []
+
+
+def register(operator: Operator) -> Operator:
+    """Add an operator to the table, for every front end.
+
+    Without kernels it is computed by `poolgrad.portable`. CONTRIBUTING.md describes what an
+    operator defines.
+
+    Raises
+    ------
+    ValueError
+        If the table has an operator of this name.
+    """
+    if operator.name in OPERATORS:
+        raise ValueError(f"operator must have a new name, got {operator.name!r}")
+    OPERATORS[operator.name] = operator
+    for listener in _listeners:
+        listener(operator)
+    return operator
+
+
+def for_each_operator(listener: Callable[[Operator], None]) -> None:
+    """Call `listener` with every operator of the table, and with those that are added later."""
+    for operator in OPERATORS.values():
+        listener(operator)
+    _listeners.append(listener)
+
+
+for _operator in (*SELECTING, *WEIGHTED, *COMPOSED):
+    register(_operator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,24 +107,17 @@ class Prepared:
     @property
     def route_bits(self) -> int:
         """Bits of a packed route; 0 if routes are whole bytes or there are none."""
-        return self.operator.route_bits(self.layout.window, *self.options)
+        return self.operator.route_bits(self.layout.window, self.options)
 
     @cached_property
-    def plan(self) -> Plan:
+    def kernels(self) -> Any:
         """The compiled kernels for this layout."""
-        return plan(self.layout, self.inner, self.route_bits)
+        return kernels_for(self.layout, self.inner, self.route_bits)
 
-    def forward(self, x: Any, operand: Any, y: Any, residual: Any, threads: Any) -> None:
-        """Compute the output and, unless it is an empty tuple, the residual."""
-        self.operator.forward(self.plan, x, operand, y, residual, threads, *self.options)
-
-    def vjp(self, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: Any) -> None:
-        """Compute the gradient of the input."""
-        self.operator.vjp(self.plan, gy, x, operand, residual, gx, threads, *self.options)
-
-    def jvp(self, t: Any, operand: Any, residual: Any, y: Any, threads: Any) -> None:
-        """Compute the tangent of the output."""
-        self.operator.jvp(self.plan, t, operand, residual, y, threads, *self.options)
+    def call(self, source: Any, target: Any, kernels: Any = None, **others: Any) -> KernelCall:
+        """Return the arguments of the operator's methods; `others` are fields of `KernelCall`."""
+        own = self.kernels if kernels is None else kernels
+        return KernelCall(own, self.layout, self.options, source, target, **others)
 
 
 def prepare_uncached(
@@ -137,8 +162,8 @@ def prepare_uncached(
     if not operator.accepts(dtype):
         raise operator.refuse_dtype(dtype)
     layout = lay_out(spec, shape, channels_last, inner, dtype, operator.result(dtype))
-    operator.check(layout.window, *options)
-    residual = operator.residual(layout, *options)
+    operator.check(layout.window, options)
+    residual = operator.residual(layout, options)
     return Prepared(operator, spec, options, channels_last, inner, layout, residual)
 
 

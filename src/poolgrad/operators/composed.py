@@ -21,7 +21,7 @@ class Range(ComposedOperator):
 
     name = "range"
 
-    def combine(self, xp: Any, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
+    def combine(self, xp: Any, pool: Callable[..., Any], x: Any, operand: Any, options: Any) -> Any:
         return pool("max", x) - pool("min", x)
 
 
@@ -31,7 +31,7 @@ class Lip(ComposedOperator):
     name = "lip"
     operand = SecondInput("logits")
 
-    def combine(self, xp: Any, pool: Callable[..., Any], x: Any, operand: Any) -> Any:
+    def combine(self, xp: Any, pool: Callable[..., Any], x: Any, operand: Any, options: Any) -> Any:
         # A common factor of a plane cancels, so the largest weight is scaled to 1; `tiny` keeps the
         # smallest from becoming 0.
         logits = xp.constant(operand)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from poolgrad.core import Layout, Plan
 from poolgrad.interface import (
     Buffer,
     Choice,
+    KernelCall,
     Operator,
     Routing,
     Selection,
@@ -15,12 +15,12 @@ from poolgrad.interface import (
     per_output,
 )
 from poolgrad.operands import Indices, Seed, WindowSamples
-from poolgrad.windows import Window, brief, has_empty_windows, require_valid_inputs
+from poolgrad.windows import Layout, Window, brief, has_empty_windows, require_valid_inputs
 
 __all__ = ["SELECTING"]
 
 
-class _Routed(Operator):
+class Routed(Operator):
     """Operators that store the route of the winner of each window.
 
     `routes` is "bytes", or "packed" for two or four bits where these are enough.
@@ -29,46 +29,40 @@ class _Routed(Operator):
     selecting = True
     options: ClassVar[type[Any]] = Routing
 
-    def check(self, window: Window, *options: Any) -> None:
-        *_, routes = options
-        if routes not in ("bytes", "packed"):
-            raise ValueError(f'routes must be "bytes" or "packed", got {brief(routes)}')
+    def check(self, window: Window, options: Any) -> None:
+        if options.routes not in ("bytes", "packed"):
+            raise ValueError(f'routes must be "bytes" or "packed", got {brief(options.routes)}')
 
-    def may_have_no_winner(self, *options: Any) -> bool:
+    def may_have_no_winner(self, options: Any) -> bool:
         """Whether a window with inputs can be without a winner."""
         return False
 
-    def route_bits(self, window: Window, *options: Any) -> int:
-        *_, routes = options
-        if routes == "bytes":
+    def route_bits(self, window: Window, options: Any) -> int:
+        if options.routes == "bytes":
             return 0
-        count = window.tap_count + (self.may_have_no_winner(*options) or has_empty_windows(window))
+        count = window.tap_count + (self.may_have_no_winner(options) or has_empty_windows(window))
         return 2 if count <= 4 else 4 if count <= 16 else 0
 
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        bits = self.route_bits(layout.window, *options)
+    def residual(self, layout: Layout, options: Any) -> tuple[Buffer, ...]:
+        bits = self.route_bits(layout.window, options)
         if not bits:
             return (per_output(layout, layout.route_dtype),)
         shape, last = [*layout.out_shape], layout.pooled[-1]
         shape[last] = -(-shape[last] * bits // 8)
         return (Buffer((*shape,), layout.order, "uint8", layout.in_shape),)
 
-    def vjp(
-        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.route_backward(gy, residual[0], gx, None, threads)
+    def vjp(self, call: KernelCall) -> None:
+        (routes,) = call.residual
+        call.kernels.route_backward(call.source, routes, call.target, None, call.threads)
 
-    def jvp(
-        self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.route_jvp(t, residual[0], y, None, threads)
+    def jvp(self, call: KernelCall) -> None:
+        (routes,) = call.residual
+        call.kernels.route_jvp(call.source, routes, call.target, None, call.threads)
 
     def share(
-        self, xp: Any, numbers: Any, windows: UnfoldedWindows, kept: tuple[Any, ...], *options: Any
+        self, xp: Any, amounts: Any, windows: UnfoldedWindows, routes: Any, options: Any
     ) -> Any:
-        return xp.where(windows.valid & (kept[0][..., None] == windows.numbers), numbers, 0.0)
+        return xp.where(windows.valid & (routes[..., None] == windows.taps), amounts, 0.0)
 
 
 def _is_nan(values: Any) -> Any:
@@ -89,7 +83,7 @@ def _found(xp: Any, windows: UnfoldedWindows) -> Any:
 
 def _positions(xp: Any, windows: UnfoldedWindows) -> Any:
     """Return the positions along the axis of taps."""
-    return xp.cumulative_sum(xp.ones_like(windows.numbers), axis=-1) - 1
+    return xp.cumulative_sum(xp.ones_like(windows.taps), axis=-1) - 1
 
 
 def _running_sums(xp: Any, values: Any) -> Any:
@@ -104,16 +98,16 @@ def _running_sums(xp: Any, values: Any) -> Any:
     return xp.stack(sums, axis=-1)
 
 
-class Extreme(_Routed):
+class Extreme(Routed):
     """The winner is an extreme by some order; `ties` determines the gradient of equal winners."""
 
     options = Selection
     integers = True
     order: ClassVar[str]
 
-    def check(self, window: Window, *options: Any) -> None:
-        super().check(window, *options)
-        ties, _ = options
+    def check(self, window: Window, options: Any) -> None:
+        super().check(window, options)
+        ties = options.ties
         if ties == "all":
             raise ValueError(
                 'ties="all" would give every winner the full gradient; that is not a subgradient '
@@ -122,50 +116,43 @@ class Extreme(_Routed):
         if ties not in ("first", "split", "zero"):
             raise ValueError(f'ties must be "first", "split" or "zero", got {brief(ties)}')
 
-    def may_have_no_winner(self, *options: Any) -> bool:
-        ties, _ = options
-        return bool(ties == "zero")
+    def has_kernels(self, device: str, options: Any) -> bool:
+        return super().has_kernels(device, options) and (device, options.ties) != ("cuda", "split")
 
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
-        if options[0] == "split":
+    def may_have_no_winner(self, options: Any) -> bool:
+        return bool(options.ties == "zero")
+
+    def residual(self, layout: Layout, options: Any) -> tuple[Buffer, ...]:
+        if options.ties == "split":
             order = (*layout.order, len(layout.order))
             return (Buffer(layout.winner_shape, order, "uint8", layout.in_shape),)
-        return super().residual(layout, *options)
+        return super().residual(layout, options)
 
-    def forward(
-        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        kernels, (ties, _) = plan.kernels, options
-        if ties == "split":
-            kernels.select(self.order, x, y, None, False, operand, threads)
-            if residual:
-                kernels.split_winners(self.order, x, y, residual[0], operand, threads)
+    def forward(self, call: KernelCall) -> None:
+        kernels, x, y, ties = call.kernels, call.source, call.target, call.options.ties
+        kept, *last = call.residual[0] if call.residual else None, call.operand, call.threads
+        if ties != "split":
+            kernels.select(self.order, x, y, kept, ties == "zero", *last)
             return
-        routes = residual[0] if residual else None
-        kernels.select(self.order, x, y, routes, ties == "zero", operand, threads)
+        kernels.select(self.order, x, y, None, False, *last)
+        if kept is not None:
+            kernels.split_winners(self.order, x, y, kept, *last)
 
-    def vjp(
-        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        split = options[0] == "split"
-        kernel = plan.kernels.split_backward if split else plan.kernels.route_backward
-        kernel(gy, residual[0], gx, operand, threads)
+    def vjp(self, call: KernelCall) -> None:
+        kernels, split = call.kernels, call.options.ties == "split"
+        kernel = kernels.split_backward if split else kernels.route_backward
+        kernel(call.source, call.residual[0], call.target, call.operand, call.threads)
 
-    def jvp(
-        self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        split = options[0] == "split"
-        kernel = plan.kernels.split_jvp if split else plan.kernels.route_jvp
-        kernel(t, residual[0], y, operand, threads)
+    def jvp(self, call: KernelCall) -> None:
+        kernels, split = call.kernels, call.options.ties == "split"
+        kernel = kernels.split_jvp if split else kernels.route_jvp
+        kernel(call.source, call.residual[0], call.target, call.operand, call.threads)
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         """Return the winning value of windows without NaN, and the output of an empty window."""
         raise NotImplementedError
 
-    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, *options: Any) -> Choice:
+    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, options: Any) -> Choice:
         values, valid = windows.values, windows.valid
         best, empty = self.best(xp, windows)
         positions = _positions(xp, windows)
@@ -173,30 +160,31 @@ class Extreme(_Routed):
         equal = valid & (values == best[..., None])
         winner = xp.where(last >= 0, last, _first(xp, equal))
         winners = valid & (positions == winner[..., None])
-        if options[0] != "first":
+        if options.ties != "first":
             several = (last < 0) & (xp.count_nonzero(equal, axis=-1) > 1)
-            shared = equal if options[0] == "split" else xp.zeros_like(equal)
+            shared = equal if options.ties == "split" else xp.zeros_like(equal)
             winners = xp.where(several[..., None], shared, winners)
         return Choice(winners, winner, _found(xp, windows), empty)
 
     def share(
-        self, xp: Any, numbers: Any, windows: UnfoldedWindows, kept: tuple[Any, ...], *options: Any
+        self, xp: Any, amounts: Any, windows: UnfoldedWindows, routes: Any, options: Any
     ) -> Any:
-        if options[0] != "split":
-            return super().share(xp, numbers, windows, kept, *options)
-        taps = windows.numbers
+        if options.ties != "split":
+            return super().share(xp, amounts, windows, routes, options)
+        taps = windows.taps
         byte = xp.where(windows.valid, taps // 8, 0)
-        byte = xp.broadcast_to(byte, (*kept[0].shape[:-1], taps.shape[-1]))
-        bits = xp.take_along_axis(kept[0], byte, axis=-1) // 2 ** (taps % 8) % 2
+        byte = xp.broadcast_to(byte, (*routes.shape[:-1], taps.shape[-1]))
+        bits = xp.take_along_axis(routes, byte, axis=-1) // 2 ** (taps % 8) % 2
         winners = windows.valid & (bits == 1)
         count = xp.maximum(xp.count_nonzero(winners, axis=-1), 1)[..., None]
-        return xp.where(winners, numbers / xp.astype(count, numbers.dtype), 0.0)
+        return xp.where(winners, amounts / xp.astype(count, amounts.dtype), 0.0)
 
 
 class Max(Extreme):
     """The largest input of each window; NaN if the window contains one."""
 
     name = order = "max"
+    kernels = frozenset({"cpu", "xla", "cuda"})
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         known = windows.valid & ~_is_nan(windows.values)
@@ -209,11 +197,11 @@ class ReLUMax(Max):
 
     name = order = "relu_max"
 
-    def may_have_no_winner(self, *options: Any) -> bool:
+    def may_have_no_winner(self, options: Any) -> bool:
         return True
 
-    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, *options: Any) -> Choice:
-        winners, winner, found, _ = super().choose(xp, windows, draw, *options)
+    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, options: Any) -> Choice:
+        winners, winner, found, _ = super().choose(xp, windows, draw, options)
         largest = xp.take_along_axis(windows.values, winner[..., None], axis=-1)[..., 0]
         found = found & ~(largest <= 0)
         return Choice(winners & found[..., None], winner, found, 0)
@@ -223,6 +211,7 @@ class Min(Extreme):
     """The smallest input of each window; NaN if the window contains one."""
 
     name = order = "min"
+    kernels = frozenset({"cpu", "xla", "cuda"})
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         known = windows.valid & ~_is_nan(windows.values)
@@ -234,9 +223,10 @@ class Median(Extreme):
     """The lower median of each window; NaN if the window contains one."""
 
     name = order = "median"
+    kernels = frozenset({"cpu", "xla"})
 
-    def check(self, window: Window, *options: Any) -> None:
-        super().check(window, *options)
+    def check(self, window: Window, options: Any) -> None:
+        super().check(window, options)
         require_valid_inputs(window)
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
@@ -251,26 +241,26 @@ class FractionalMax(Max):
     """The largest input of each window, for windows whose positions depend on samples."""
 
     name = "fractional_max"
+    kernels = frozenset({"cpu", "xla"})
     operand = WindowSamples("_random_samples")
 
 
-class Stochastic(_Routed):
+class Stochastic(Routed):
     """One input of each window, drawn with a probability proportional to its positive part."""
 
     name = "stochastic"
+    kernels = frozenset({"cpu", "xla"})
     operand = Seed("generator")
 
-    def check(self, window: Window, *options: Any) -> None:
-        super().check(window, *options)
+    def check(self, window: Window, options: Any) -> None:
+        super().check(window, options)
         require_valid_inputs(window)
 
-    def forward(
-        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.draw(x, y, residual[0] if residual else None, operand, threads)
+    def forward(self, call: KernelCall) -> None:
+        routes = call.residual[0] if call.residual else None
+        call.kernels.draw(call.source, call.target, routes, call.operand, call.threads)
 
-    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, *options: Any) -> Choice:
+    def choose(self, xp: Any, windows: UnfoldedWindows, draw: Any, options: Any) -> Choice:
         valid, positions = windows.valid, _positions(xp, windows)
         values = xp.astype(windows.values, draw.dtype)
         positive = xp.where(valid & (values > 0), values, 0.0)
@@ -295,27 +285,18 @@ class MaxUnpool(Operator):
     """Writes every value to the position of its index; all other outputs are zero."""
 
     name = "max_unpool"
+    kernels = frozenset({"cpu", "xla"})
     operand = Indices("indices")
     integers = True
     windowed = False
 
-    def forward(
-        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.unpool(x, operand, y, threads)
+    def forward(self, call: KernelCall) -> None:
+        call.kernels.unpool(call.source, call.operand, call.target, call.threads)
 
-    def vjp(
-        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.unpool_backward(gy, operand, gx, threads)
+    def vjp(self, call: KernelCall) -> None:
+        call.kernels.unpool_backward(call.source, call.operand, call.target, call.threads)
 
-    def jvp(
-        self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        plan.kernels.unpool(t, operand, y, threads)
+    jvp = forward
 
 
 SELECTING = (Max(), ReLUMax(), Min(), Median(), Stochastic(), FractionalMax(), MaxUnpool())

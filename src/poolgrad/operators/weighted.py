@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from poolgrad.core import Layout, Plan
 from poolgrad.interface import (
     Averaging,
     Buffer,
+    KernelCall,
     Mixing,
     Operator,
     PowerMean,
@@ -19,7 +19,7 @@ from poolgrad.interface import (
     per_output,
 )
 from poolgrad.operands import Parameter
-from poolgrad.windows import Window, require_valid_inputs
+from poolgrad.windows import Layout, Window, require_valid_inputs
 
 __all__ = ["WEIGHTED"]
 
@@ -46,6 +46,7 @@ class Avg(Operator):
     """The mean of each window."""
 
     name = "avg"
+    kernels = frozenset({"cpu", "xla", "cuda"})
     options = Averaging
     integers = True
 
@@ -55,40 +56,26 @@ class Avg(Operator):
             **dict.fromkeys(("int32", "uint32", "int64"), "float64"),
         }.get(dtype, dtype)
 
-    def check(self, window: Window, *options: Any) -> None:
-        count_include_pad, divisor = options
-        if not count_include_pad and not divisor:
+    def check(self, window: Window, options: Any) -> None:
+        if not options.count_include_pad and not options.divisor:
             require_valid_inputs(window)
 
-    def forward(
-        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        padding, divisor = options
-        plan.kernels.average(x, y, padding, divisor, threads)
+    def forward(self, call: KernelCall) -> None:
+        call.kernels.average(call.source, call.target, *call.options, call.threads)
 
-    def vjp(
-        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        padding, divisor = options
-        plan.kernels.average_backward(gy, gx, padding, divisor, threads)
+    def vjp(self, call: KernelCall) -> None:
+        call.kernels.average_backward(call.source, call.target, *call.options, call.threads)
 
-    def jvp(
-        self, plan: Plan, t: Any, operand: Any, residual: Any, y: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        padding, divisor = options
-        plan.kernels.average(t, y, padding, divisor, threads)
+    jvp = forward
 
     def share(
-        self, xp: Any, numbers: Any, windows: UnfoldedWindows, kept: tuple[Any, ...], *options: Any
+        self, xp: Any, amounts: Any, windows: UnfoldedWindows, routes: Any, options: Any
     ) -> Any:
         padding, divisor = options
-        count = divisor or xp.expand_dims(_count(xp, windows, padding, numbers.dtype), axis=-1)
-        return xp.where(windows.valid, numbers / count, 0.0)
+        count = divisor or xp.expand_dims(_count(xp, windows, padding, amounts.dtype), axis=-1)
+        return xp.where(windows.valid, amounts / count, 0.0)
 
-    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
         padding, divisor = options
         return _sum(xp, windows) / (divisor or _count(xp, windows, padding, windows.values.dtype))
 
@@ -103,32 +90,29 @@ class _Nonlinear(Operator):
     """Base class of nonlinear operators: the weights depend on the inputs."""
 
     nonlinear = True
+    kernels = frozenset({"cpu", "xla", "cuda"})
     kept: ClassVar[int]  # residual numbers for each window
 
-    def kernel(self, *options: Any) -> str:
+    def kernel(self, options: Any) -> str:
         """Return the name of the kernel."""
         return self.name
 
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+    def residual(self, layout: Layout, options: Any) -> tuple[Buffer, ...]:
         return (per_output(layout, layout.sum_dtype),) * (self.kept + self.learned)
 
-    def forward(
-        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        slope = residual[-1] if residual and self.learned else None
-        kept = list(residual[: self.kept])
-        theta, count = operand or _ones(plan.layout.sum_dtype)
-        plan.kernels.nonlinear(self.kernel(*options), x, theta, count, y, kept, slope, threads)
+    def _parameter(self, call: KernelCall) -> tuple[Any, int]:
+        return call.operand or _ones(call.layout.sum_dtype)
 
-    def vjp(
-        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        theta, count = operand or _ones(plan.layout.sum_dtype)
-        kept = list(residual[: self.kept])
-        kernel = plan.kernels.nonlinear_backward
-        kernel(self.kernel(*options), gy, x, theta, count, kept, gx, threads)
+    def forward(self, call: KernelCall) -> None:
+        slope = call.residual[-1] if call.residual and self.learned else None
+        parameter, kept = self._parameter(call), list(call.residual[: self.kept])
+        kernel, name = call.kernels.nonlinear, self.kernel(call.options)
+        kernel(name, call.source, *parameter, call.target, kept, slope, call.threads)
+
+    def vjp(self, call: KernelCall) -> None:
+        parameter, kept = self._parameter(call), list(call.residual[: self.kept])
+        kernel, name = call.kernels.nonlinear_backward, self.kernel(call.options)
+        kernel(name, call.source, call.x, *parameter, kept, call.target, call.threads)
 
 
 def _finite(name: str, values: list[float]) -> None:
@@ -167,9 +151,8 @@ class Lp(_Nonlinear):
     operand = Parameter("norm_type")
     kept = 2
 
-    def check(self, window: Window, *options: Any) -> None:
-        (mean,) = options
-        if mean:
+    def check(self, window: Window, options: Any) -> None:
+        if options.mean:
             require_valid_inputs(window)
 
     def check_operand(self, values: list[float]) -> None:
@@ -177,10 +160,10 @@ class Lp(_Nonlinear):
             if not value > 0:
                 raise ValueError(f"norm_type must be positive, got {value}")
 
-    def kernel(self, *options: Any) -> str:
-        return "lp_mean" if options == (True,) else "lp"
+    def kernel(self, options: Any) -> str:
+        return "lp_mean" if options.mean else "lp"
 
-    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
         # Also excludes 0, where libraries define the derivative of the absolute value differently.
         given = xp.where(windows.valid & (windows.values != 0), xp.abs(windows.values), 0.0)
         unlimited = xp.max(given, axis=-1) == math.inf
@@ -193,7 +176,7 @@ class Lp(_Nonlinear):
         ratio = xp.where(positive, size / xp.expand_dims(scale, axis=-1), 1.0)
         powers = xp.exp(xp.expand_dims(p, axis=-1) * xp.log(ratio))
         total = xp.sum(xp.where(positive, powers, 0.0), axis=-1)
-        if options == (True,):
+        if options.mean:
             total = total / _count(xp, windows, False, windows.values.dtype)
         root = xp.exp(xp.log(xp.where(largest > 0, total, 1.0)) / p)
         return xp.where(unlimited, math.inf, largest * xp.where(infinite, 1.0, root) * unit)
@@ -211,7 +194,7 @@ class Lse(_Nonlinear):
         if 0 in values:
             raise ValueError("r must not be 0; the limit there is the mean: use avg_pool")
 
-    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
         valid, values = windows.valid, _bounded(xp, windows.values)
         count = _count(xp, windows, False, values.dtype)
         mean = _mean(xp, windows._replace(values=values))
@@ -242,7 +225,7 @@ class Soft(_Nonlinear):
     name = "soft"
     kept = 3
 
-    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
         valid, values = windows.valid, _bounded(xp, windows.values)
         limit = xp.max(xp.where(valid, windows.values, -math.inf), axis=-1)
         largest = _bounded(xp, limit)
@@ -258,7 +241,7 @@ class Expected(_Nonlinear):
     name = "expected"
     kept = 3
 
-    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
         counted = (windows.values > 0) | (windows.values != windows.values)  # NaN stays
         given = xp.where(windows.valid & counted, windows.values, 0.0)
         unlimited = xp.max(given, axis=-1) == math.inf
@@ -273,6 +256,7 @@ class Mixed(Operator):
     """A mixture of the maximum and the mean of each window."""
 
     name = "mixed"
+    kernels = frozenset({"cpu", "xla", "cuda"})
     options = Mixing
     operand = Parameter("alpha")
     nonlinear = True
@@ -280,25 +264,20 @@ class Mixed(Operator):
     def check_operand(self, values: list[float]) -> None:
         _finite("alpha", values)
 
-    def residual(self, layout: Layout, *options: Any) -> tuple[Buffer, ...]:
+    def residual(self, layout: Layout, options: Any) -> tuple[Buffer, ...]:
         return (per_output(layout, layout.route_dtype), per_output(layout, layout.sum_dtype))
 
-    def forward(
-        self, plan: Plan, x: Any, operand: Any, y: Any, residual: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        (alpha, count), (padding,) = operand, options
-        routes, slope = residual or (None, None)
-        plan.kernels.mixed(x, alpha, count, padding, y, routes, slope, threads)
+    def forward(self, call: KernelCall) -> None:
+        kept = call.residual or (None, None)
+        how = (*call.operand, *call.options)
+        call.kernels.mixed(call.source, *how, call.target, *kept, call.threads)
 
-    def vjp(
-        self, plan: Plan, gy: Any, x: Any, operand: Any, residual: Any, gx: Any, threads: int,
-        *options: Any,
-    ) -> None:  # fmt: skip
-        (alpha, count), (padding,) = operand, options
-        plan.kernels.mixed_backward(gy, alpha, count, padding, residual[0], gx, threads)
+    def vjp(self, call: KernelCall) -> None:
+        how = (*call.operand, *call.options)
+        kernel, routes = call.kernels.mixed_backward, call.residual[0]
+        kernel(call.source, *how, routes, call.target, call.threads)
 
-    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
+    def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
         values = xp.where(windows.valid, windows.values, -math.inf)
         equal = values == xp.expand_dims(xp.max(values, axis=-1), axis=-1)
         first = equal & (xp.cumulative_sum(xp.astype(equal, xp.int32), axis=-1) == 1)

@@ -7,8 +7,8 @@ from typing import Any
 
 from array_api_compat import array_namespace, device, is_jax_array
 
-from poolgrad.core import Layout
 from poolgrad.dtypes import INTEGERS
+from poolgrad.windows import Layout
 
 _WIDE_INTEGERS = ("uint32", "int64")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from poolgrad.core import Layout
 from poolgrad.interface import Operator
 from poolgrad.portable import routes
 from poolgrad.portable.arrays import (
@@ -21,12 +20,11 @@ from poolgrad.portable.arrays import (
 )
 from poolgrad.portable.derivative import Recording, Variable
 from poolgrad.portable.geometry import Geometry
-
-Options = tuple[Any, ...]
+from poolgrad.windows import Layout
 
 
 def forward(
-    operator: Operator, layout: Layout, x: Any, operand: Any, options: Options, keep: bool = True
+    operator: Operator, layout: Layout, x: Any, operand: Any, options: Any, keep: bool = True
 ) -> tuple[Any, tuple[Any, ...]]:
     """Compute an operator.
 
@@ -40,8 +38,8 @@ def forward(
         The input, of the shape of the layout.
     operand : array or None
         The extra operand: samples, indices, a learned parameter, or a seed (an int64 scalar).
-    options : tuple
-        Values of the options of the operator.
+    options : NamedTuple
+        The options of the operator.
     keep : bool
         Whether `vjp` or `jvp` will be called.
 
@@ -70,7 +68,7 @@ def vjp(
     x: Any,
     operand: Any,
     residual: tuple[Any, ...],
-    options: Options,
+    options: Any,
 ) -> tuple[Any, Any]:
     """Compute the gradients of the input and, if it is learned, of the operand (else None).
 
@@ -93,7 +91,7 @@ def vjp(
         return _nonlinear_vjp(xp, geometry, operator, layout, gy, x, operand, options)
     wide = converted(xp, planes(xp, layout, gy), sum_dtype(xp, gy, layout))
     kept = _kept(xp, operator, layout, residual, options)
-    parts = operator.share(xp, wide[..., None], geometry.windows, kept, *options)
+    parts = operator.share(xp, wide[..., None], geometry.windows, kept, options)
     gx = restored(xp, layout, geometry.fold(parts))
     return xp.astype(gx, gy.dtype), None
 
@@ -104,7 +102,7 @@ def jvp(
     t: Any,
     operand: Any,
     residual: tuple[Any, ...],
-    options: Options,
+    options: Any,
 ) -> Any:
     """Compute the tangent of the output for a tangent `t`; not for nonlinear operators."""
     xp = namespace(t)
@@ -113,7 +111,7 @@ def jvp(
     geometry = _geometry(xp, operator, layout, t, operand)
     wide = converted(xp, planes(xp, layout, t), sum_dtype(xp, t, layout))
     kept = _kept(xp, operator, layout, residual, options)
-    parts = operator.share(xp, geometry.unfold(wide), geometry.windows, kept, *options)
+    parts = operator.share(xp, geometry.unfold(wide), geometry.windows, kept, options)
     ty = restored(xp, layout, xp.sum(parts, axis=-1, dtype=parts.dtype))
     return xp.astype(ty, t.dtype)
 
@@ -123,7 +121,7 @@ def formula(
     layout: Layout,
     x: Any,
     theta: Any,
-    options: Options,
+    options: Any,
     geometry: Geometry | None = None,
 ) -> Any:
     """Compute a weighted operator by its formula, which libraries can differentiate repeatedly.
@@ -148,15 +146,15 @@ def formula(
     values = geometry.unfold(converted(xp, planes(xp, layout, x), dtype))
     windows = geometry.windows._replace(values=values)
     theta = None if theta is None else _each_plane(xp, layout, theta, dtype)
-    return restored(xp, layout, operator.formula(xp, windows, theta, *options))
+    return restored(xp, layout, operator.formula(xp, windows, theta, options))
 
 
 def without_winner(
-    operator: Operator, layout: Layout, residual: tuple[Any, ...], options: Options
+    operator: Operator, layout: Layout, residual: tuple[Any, ...], options: Any
 ) -> Any:
     """Return whether each window of a selecting operator has no winner."""
     xp = namespace(residual[0])
-    (kept,) = _kept(xp, operator, layout, residual, options)
+    kept = _kept(xp, operator, layout, residual, options)
     return restored(xp, layout, routes.has_no_winner(xp, layout, kept))
 
 
@@ -173,14 +171,14 @@ def _geometry(xp: Any, operator: Operator, layout: Layout, like: Any, operand: A
 
 
 def _kept(
-    xp: Any, operator: Operator, layout: Layout, residual: tuple[Any, ...], options: Options
-) -> tuple[Any, ...]:
-    """Return the residual of an operator whose derivative depends only on the residual."""
+    xp: Any, operator: Operator, layout: Layout, residual: tuple[Any, ...], options: Any
+) -> Any:
+    """Return one integer for each route, or each bit of winners; None if there are no routes."""
     if not operator.selecting:
-        return ()
+        return None
     behind = residual[0].ndim - len(layout.out_shape)
     moved = planes(xp, layout, residual[0], behind)
-    return (routes.unpacked(xp, operator, layout, moved, options),)
+    return routes.unpacked(xp, operator, layout, moved, options)
 
 
 # Selecting operators
@@ -193,7 +191,7 @@ def _selected(
     layout: Layout,
     x: Any,
     operand: Any,
-    options: Options,
+    options: Any,
     keep: bool,
 ) -> tuple[Any, tuple[Any, ...]]:
     exact = converted(xp, planes(xp, layout, x), exact_dtype(name_of(x.dtype)))
@@ -202,7 +200,7 @@ def _selected(
         values=geometry.unfold(exact), lowest=lowest, highest=highest
     )
     draw = _uniform(xp, layout, x, operand) if operator.operand.is_positional else None
-    choice = operator.choose(xp, windows, draw, *options)
+    choice = operator.choose(xp, windows, draw, options)
     winner = xp.take_along_axis(windows.values, choice.winner[..., None], axis=-1)[..., 0]
     y = xp.astype(xp.where(choice.found, winner, choice.empty), x.dtype)
     residual: tuple[Any, ...] = ()
@@ -271,7 +269,7 @@ def _nonlinear_vjp(
     gy: Any,
     x: Any,
     operand: Any,
-    options: Options,
+    options: Any,
 ) -> tuple[Any, Any]:
     dtype = _formula_dtype(xp, operator, x, layout)
     tape = Recording(xp)
@@ -280,7 +278,7 @@ def _nonlinear_vjp(
     if operator.learned:
         leaves.append(Variable(tape, _each_plane(xp, layout, operand, dtype)))
     windows = geometry.windows._replace(values=values)
-    y = operator.formula(tape, windows, leaves[1] if operator.learned else None, *options)
+    y = operator.formula(tape, windows, leaves[1] if operator.learned else None, options)
     wide = converted(xp, planes(xp, layout, gy), dtype)
     parts, *slopes = tape.cotangents(y, wide, leaves)
     gx = restored(xp, layout, geometry.fold(xp.where(windows.valid, parts, 0.0)))

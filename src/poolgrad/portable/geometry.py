@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 from array_api_compat import is_jax_array
 
-from poolgrad.core import Layout
 from poolgrad.interface import UnfoldedWindows
 from poolgrad.portable.arrays import placed
-from poolgrad.windows import Axis
+from poolgrad.windows import Axis, Layout
 
 
 class Taps(NamedTuple):

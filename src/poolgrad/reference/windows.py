@@ -71,7 +71,7 @@ class Pullback:
                 self._entries = list(self._unpool(request, planes, out))
             else:
                 # Raises the errors of the front ends; window positions are computed below.
-                self._operator.check(resolve(request.spec, self._sizes), *request.options)
+                self._operator.check(resolve(request.spec, self._sizes), request.options)
                 lines = self._lines(request, len(planes))
                 out = tuple(along.out for along in lines[0])
                 self._entries = list(self._pool(request, planes, lines, out))

@@ -23,7 +23,7 @@ from poolgrad.functional import FUNCTIONS
 from poolgrad.torch import triton
 from poolgrad.torch._compat import version_of
 from poolgrad.torch.arrays import is_direct_for_kernels, pads_at_most_half
-from poolgrad.torch.function import refuses
+from poolgrad.torch.function import FRONT_END
 from poolgrad.windows import brief
 
 P = ParamSpec("P")
@@ -106,7 +106,7 @@ def _kernel(operator: _AtenOperator, before: Any) -> Callable[..., Any]:
                         _require_unchanged(*made)
                     return made
                 except (TypeError, ValueError):
-                    if not refuses(function, x, given):
+                    if not FRONT_END.refuses(function, x, given):
                         raise
                     # PyTorch raises its own error
         return before.call_boxed(keys, x, *args, **more)

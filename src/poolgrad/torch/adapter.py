@@ -28,10 +28,9 @@ import torch
 from torch import Tensor
 
 from poolgrad import portable
-from poolgrad.core import Layout, lay_out
 from poolgrad.dtypes import FLOATS
 from poolgrad.interface import Buffer, Operator
-from poolgrad.operators import OPERATORS, Prepared
+from poolgrad.operators import Prepared, for_each_operator
 from poolgrad.torch import formulas
 from poolgrad.torch._compat import mode_of, unwrapped
 from poolgrad.torch.arrays import (
@@ -54,7 +53,7 @@ from poolgrad.torch.batching import batch
 from poolgrad.torch.derivatives import differentiable, refuse_nested_forward, save
 from poolgrad.torch.devices import names_of_tensors, on_one_device, register
 from poolgrad.torch.library import library
-from poolgrad.windows import fixed, flatten
+from poolgrad.windows import Layout, fixed, flatten, lay_out
 
 LIBRARY = library(__name__)
 
@@ -89,7 +88,7 @@ class Adapter:
         self.name = operator.name
         self.operand_count = operator.operand.count
         defaults = operator.options._field_defaults
-        self.kept = len(operator.residual(_example(), *defaults.values()))
+        self.kept = len(operator.residual(_example(), operator.options()))
         options = "".join(f", {_WORDS[type(v)]} {name}" for name, v in defaults.items())
         operand = "Tensor operand, " * self.operand_count
         held = "Tensor x, " * operator.nonlinear + operand
@@ -180,7 +179,9 @@ class Adapter:
         kept: list[Any] = list(residual)
         if not static.tracked:
             kept[-1] = None
-        ready.forward(x, operand, y, tuple(kept), torch.get_num_threads())
+        threads = torch.get_num_threads()
+        how = {"residual": tuple(kept), "operand": operand, "threads": threads}
+        self.operator.forward(ready.call(x, y, **how))
         return (y, *residual) if residual else y
 
     def _operand(self, operands: Tensors, like: Tensor) -> Tensor | None:
@@ -246,7 +247,8 @@ class Adapter:
         operand, x = as_operand(ready, operands), tuple(readable("x", t) for t in x)
         gy, gx = readable("gy", gy), allocate(ready.input, gy)
         threads = torch.get_num_threads()
-        ready.vjp(gy, x[0] if x else None, operand, residual, gx, threads)
+        how = {"residual": residual, "operand": operand, "threads": threads}
+        self.operator.vjp(ready.call(gy, gx, x=x[0] if x else None, **how))
         if not self.operator.learned:
             return gx
         if not tracked:
@@ -269,7 +271,9 @@ class Adapter:
         residual = laid_out(residual, ready.residual)
         operand = as_operand(ready, operands)
         t, y = readable("t", t), allocate(ready.output, t)
-        ready.jvp(t, operand, residual, y, torch.get_num_threads())
+        threads = torch.get_num_threads()
+        how = {"residual": residual, "operand": operand, "threads": threads}
+        self.operator.jvp(ready.call(t, y, **how))
         return y
 
     # Shapes without data; sizes may be symbolic
@@ -406,6 +410,12 @@ def _example() -> Layout:
     return lay_out(fixed(1, 1), (1, 1), False, -1, "float32", "float32")
 
 
-ADAPTERS = {
-    name: Adapter(operator) for name, operator in OPERATORS.items() if not operator.composed
-}
+ADAPTERS: dict[str, Adapter] = {}
+
+
+def _define(operator: Operator) -> None:
+    if not operator.composed:
+        ADAPTERS[operator.name] = Adapter(operator)
+
+
+for_each_operator(_define)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from poolgrad.core import LARGE, TensorSpec, inner_axis, share_threads
+from poolgrad.core import LARGE, TensorSpec, share_threads
 from poolgrad.interface import Buffer
 from poolgrad.operators import Prepared, prepare, prepare_uncached
 from poolgrad.torch import _compat, triton
@@ -26,7 +26,7 @@ from poolgrad.torch._compat import (
     unwrapped,
 )
 from poolgrad.torch.storages import STORAGES
-from poolgrad.windows import WindowSpec, has_memory, unflatten
+from poolgrad.windows import WindowSpec, has_memory, inner_axis, unflatten
 
 T = TypeVar("T")
 

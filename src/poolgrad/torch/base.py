@@ -17,7 +17,7 @@ from poolgrad.call_cache import LOOKUPS, CallCache
 from poolgrad.functional.modules import LEARNED, operator_of
 from poolgrad.functional.public import bind
 from poolgrad.torch.arrays import checked, pads_at_most_half, pools
-from poolgrad.torch.function import known_generator, refuses
+from poolgrad.torch.function import FRONT_END, known_generator
 from poolgrad.windows import brief, has_memory, to_python
 
 
@@ -181,7 +181,9 @@ class Pool(nn.Module):
         try:
             y = self.function(x, **given, **arguments)
         except (TypeError, ValueError):
-            if not self.converted or not refuses(self.function, x, {**given, **arguments}):
+            if not self.converted or not FRONT_END.refuses(
+                self.function, x, {**given, **arguments}
+            ):
                 raise
             return super().forward(x, *more)  # PyTorch raises its own error
         if lookup is not None and self.converted:

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from poolgrad import portable
-from poolgrad.core import lay_out
 from poolgrad.interface import Operator
 from poolgrad.torch.arrays import name_of
 from poolgrad.torch.transposes import TransposableGeometry
-from poolgrad.windows import WindowSpec
+from poolgrad.windows import WindowSpec, lay_out
 
 Tensors = tuple[Tensor, ...]
 

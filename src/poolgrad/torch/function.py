@@ -1,4 +1,6 @@
-"""Computes the calls of the public functions for tensors."""
+"""The front end for PyTorch."""
+
+# ruff: noqa: D102 - the base class documents the methods
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from torch import Tensor
 from poolgrad import arguments, portable
 from poolgrad.call_cache import is_cacheable
 from poolgrad.composition import Functions
+from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Request, Selection, indexed, unpacked
 from poolgrad.operands import Parameter, Samples, WindowSamples
-from poolgrad.operators import Prepared
+from poolgrad.operators import OPERATORS, Prepared
+from poolgrad.pullback import Call
 from poolgrad.torch import call_cache
 from poolgrad.torch._compat import is_transformed, mode_of, without_transforms
 from poolgrad.torch.adapter import ADAPTERS, Static
@@ -24,7 +28,6 @@ from poolgrad.torch.arrays import (
     allocate,
     as_operand,
     checked,
-    dense,
     empty,
     has_kernels,
     inner_of,
@@ -71,7 +74,7 @@ def _define_indices() -> Any:
         indices = allocate(ready.per_output("int64"), routes)
         placed = as_operand(ready, (samples,) * ready.operator.operand.count)
         threads = torch.get_num_threads()
-        ready.plan.kernels.route_indices(routes, indices, placed, threads)
+        ready.kernels.route_indices(routes, indices, placed, threads)
         return indices
 
     def batched(
@@ -132,8 +135,108 @@ def seeded(generator: Any) -> AbstractContextManager[Any]:
     return without_transforms() if mapped else nullcontext()
 
 
-class _Converter:
-    """Converts extra operands to tensors; see `operands.Converter`."""
+def _largest(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
+    return torch.amax(x, axis, keepdims)
+
+
+def _where(condition: Tensor, x: Any, y: Any) -> Tensor:
+    with mode_of(condition):  # PyTorch makes tensors of numbers
+        return torch.where(condition, x, y)
+
+
+def _converted(x: Tensor, dtype: str) -> Tensor:
+    return x.to(DTYPES[dtype])
+
+
+class TorchFrontEnd(FrontEnd):
+    """Pools tensors with the operators of `adapter`, which PyTorch differentiates."""
+
+    name = "torch"
+    noun = "a tensor"
+    differentiation = "PyTorch differentiates its own tensors: use y.backward() or torch.func.vjp"
+
+    def asarray(self, name: str, value: Any) -> Tensor:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(value).__qualname__}")
+        return checked(name, value)
+
+    def dtype_name(self, x: Tensor) -> str:
+        return name_of(x.dtype)
+
+    def functions(self, x: Tensor) -> Functions:
+        return Functions(torch.exp, _where, _largest, _converted, Tensor.detach)
+
+    def prepared(self, request: Request, x: Tensor) -> Prepared:
+        # A graph may run on another memory format than the traced tensor.
+        inner = -1 if is_in_graph() else inner_of(x, request.spec, request.channels_last)
+        where = (shape_of(x), request.channels_last, inner, name_of(x.dtype))
+        return prepare_call(request.operator, request.spec, request.options, *where)
+
+    def perform(self, request: Request) -> Any:
+        x = self.asarray("x", request.x)
+        if OPERATORS[request.operator].composed:
+            return super().perform(request)
+        if is_transformed_graph():
+            return self._in_transformed_graph(request)
+        with mode_of(x):
+            return super().perform(request)
+
+    def forward(self, call: Call, keep: bool = False) -> tuple[Tensor, tuple[Any, ...]]:
+        ready, request = call.ready, call.request
+        adapter = ADAPTERS[request.operator]
+        operands = () if call.operand is None else (call.operand,)
+        # Python's numbers need no gradient.
+        tracked = not all(isinstance(value, int | float) for value in request.operands)
+        if is_in_graph():
+            rest = adapter.arguments(ready.spec, ready.options, ready.channels_last, tracked)
+            made = adapter.ops[""](call.x, *operands, *rest)
+        else:
+            made = adapter.differentiable_forward(Static(ready, tracked), call.x, *operands)
+        return (made[0], made[1:]) if adapter.kept else (made, ())
+
+    def indices_of(self, call: Call, routes: Tensor) -> Tensor:
+        x, ready = call.x.detach(), call.ready
+        fractional = ready.operator.operand.determines_windows
+        samples = call.operand if fractional else x.new_empty(0)
+        return _route_indices(  # type: ignore[no-any-return]
+            x, routes, samples, flatten(ready.spec), ready.channels_last
+        )
+
+    def bound_call(self, request: Request) -> Callable[[Tensor], Any] | None:
+        if not is_cacheable(request):
+            return None
+        call = self.call(request)
+        if request.return_indices and call.ready.options != indexed(call.ready.options):
+            return None  # the gradient needs other routes than the indices
+        operands = () if call.operand is None else (call.operand,)
+        return call_cache.bound_call(request, call.ready, operands)
+
+    def refuses(self, function: Any, x: Tensor, arguments: dict[str, Any]) -> bool:
+        """Whether a public function does not accept the arguments of a call, rather than fails.
+
+        A caller that lets PyTorch compute what poolgrad refuses would otherwise hide faults.
+        """
+        try:
+            call = self.call(function.describe(x, **arguments))
+            samples = call.operand
+            if call.ready.operator.operand.determines_windows and samples.is_cpu:
+                return not bool(((samples >= 0) & (samples < 1)).all())
+        except (TypeError, ValueError):
+            return True
+        return False
+
+    def _in_transformed_graph(self, request: Request) -> Any:
+        """Pool with operations of PyTorch, for which a compiler supports all transformations."""
+        from poolgrad.torch.graph import pool_in_graph  # imports the compiler, which takes a second
+
+        call = self.call(request)
+        ready, both = call.ready, request.return_indices
+        window, options = flatten(ready.spec), unpacked(ready.options)
+        how = (request.operator, window, ready.channels_last, both, *options)
+        made = pool_in_graph(call.x, call.operand, *how)
+        return tuple(map(call.shaped, made)) if both else call.shaped(made)
+
+    # Extra operands
 
     def parameter(self, operand: Parameter, value: Any, x: Tensor, ready: Prepared) -> Tensor:
         layout = ready.layout
@@ -203,169 +306,4 @@ class _Converter:
         return checked("indices", value)
 
 
-_CONVERTER = _Converter()
-
-
-def _operands(request: Request, ready: Prepared) -> tuple[Tensor, ...]:
-    """Convert the extra operand, if there is one."""
-    operand, x = ready.operator.operand, request.x
-    return tuple(operand.convert(_CONVERTER, value, x, ready) for value in request.operands)
-
-
-def asarray(x: Tensor) -> Tensor:
-    """Return the input, of which only the shape is read, if it is dense."""
-    return dense("x", x)
-
-
-def operand(name: str, value: Any) -> Tensor:
-    """Return a tensor of a composed operator, checked."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(value).__qualname__}")
-    return checked(name, value)
-
-
-def dtype_name(x: Tensor) -> str:
-    """Return the name of the dtype of a tensor."""
-    return name_of(x.dtype)
-
-
-def _largest(x: Tensor, axis: tuple[int, ...], keepdims: bool) -> Tensor:
-    return torch.amax(x, axis, keepdims)
-
-
-def _where(condition: Tensor, x: Any, y: Any) -> Tensor:
-    with mode_of(condition):  # PyTorch makes tensors of numbers
-        return torch.where(condition, x, y)
-
-
-def _converted(x: Tensor, dtype: str) -> Tensor:
-    return x.to(DTYPES[dtype])
-
-
-def functions(x: Tensor) -> Functions:
-    """Return the functions that a composed operator may call."""
-    return Functions(torch.exp, _where, _largest, _converted, Tensor.detach)
-
-
-def bound_call(request: Request) -> Callable[[Tensor], Tensor] | None:
-    """Bind a call, or return None if it cannot be cached; see `call_cache`."""
-    if not is_cacheable(request):
-        return None
-    options = _options(request)
-    if request.return_indices and options != indexed(options):
-        return None  # the gradient needs other routes than the indices
-    ready = _prepared(request)
-    return call_cache.bound_call(request, ready, _operands(request, ready))
-
-
-def perform(request: Request) -> Any:
-    """Compute the call of a public function."""
-    asarray(request.x)
-    if request.out is not None:
-        raise TypeError("out is accepted only if x is a NumPy array, got a tensor x")
-    if is_transformed_graph():
-        return _differentiable(request)
-    with mode_of(request.x):
-        return _perform(request)
-
-
-def refuses(function: Any, x: Tensor, arguments: dict[str, Any]) -> bool:
-    """Whether a public function does not accept the arguments of a call, rather than fails in it.
-
-    A caller that lets PyTorch compute what poolgrad refuses would otherwise hide faults.
-    """
-    try:
-        request: Request = function.describe(x, **arguments)
-        ready = _prepared(request)
-        operands = _operands(request, ready)
-        if ready.operator.operand.determines_windows and operands[0].is_cpu:
-            return not bool(((operands[0] >= 0) & (operands[0] < 1)).all())
-    except (TypeError, ValueError):
-        return True
-    return False
-
-
-def vjp(request: Request) -> Any:
-    """Raise an error, because autograd differentiates tensors."""
-    raise TypeError(
-        "vjp supports NumPy and Dask arrays; PyTorch differentiates its own tensors: use "
-        "y.backward() or torch.func.vjp"
-    )
-
-
-def _options(request: Request) -> Any:
-    """Return the options; integers have no gradient to split."""
-    options = request.options
-    if options._fields == Selection._fields and not request.x.is_floating_point():
-        options = options._replace(ties="first") if options.ties == "split" else options
-    return unpacked(options) if request.return_indices else options
-
-
-def _prepared(request: Request) -> Prepared:
-    """Prepare the call."""
-    x, spec, last = request.x, request.spec, request.channels_last
-    # A graph may run on another memory format than the traced tensor.
-    inner = -1 if is_in_graph() else inner_of(x, spec, last)
-    where = (shape_of(x), last, inner, name_of(x.dtype))
-    return prepare_call(request.operator, spec, _options(request), *where)
-
-
-def _forward(request: Request) -> tuple[Any, tuple[Tensor, ...]]:
-    """Return the result of the forward operator, and its extra operand."""
-    adapter, x = ADAPTERS[request.operator], request.x
-    # Python's numbers need no gradient.
-    tracked = not all(isinstance(value, int | float) for value in request.operands)
-    if not is_in_graph():
-        ready = _prepared(request)
-        operands = _operands(request, ready)
-        return adapter.differentiable_forward(Static(ready, tracked), x, *operands), operands
-    # The operator of the graph checks the call, both while tracing and while running.
-    operand = adapter.operator.operand
-    ready_if = _prepared(request) if operand.uses_layout else None
-    operands = tuple(operand.convert(_CONVERTER, v, x, ready_if) for v in request.operands)
-    rest = adapter.arguments(request.spec, _options(request), request.channels_last, tracked)
-    return adapter.ops[""](x, *operands, *rest), operands
-
-
-def _perform(request: Request) -> Any:
-    x, adapter = request.x, ADAPTERS[request.operator]
-    made, operands = _forward(request)
-    y = made[0] if adapter.kept else made
-    if not request.return_indices:
-        return y if request.keepdims else _squeezed(y, request)
-    routes, options, last = made[1], _options(request), request.channels_last
-    if options != indexed(options):
-        rest = adapter.arguments(request.spec, indexed(options), last, True)
-        routes = adapter.ops[""](x.detach(), *operands, *rest)[1]
-    samples = operands[0] if adapter.operator.operand.determines_windows else x.new_empty(0)
-    found = _route_indices(x.detach(), routes, samples, flatten(request.spec), last)
-    if request.keepdims:
-        return y, found
-    return _squeezed(y, request), _squeezed(found, request)
-
-
-def _differentiable(request: Request) -> Any:
-    """Pool with operations of PyTorch, for which a compiler supports all transformations."""
-    from poolgrad.torch.graph import pool_in_graph  # imports the compiler, which takes a second
-
-    ready = _prepared(request)
-    operands = _operands(request, ready)
-    options = unpacked(ready.options) if "routes" in ready.options._fields else ready.options
-    both = request.return_indices
-    made = pool_in_graph(
-        request.x,
-        operands[0] if operands else None,
-        request.operator,
-        flatten(request.spec),
-        request.channels_last,
-        both,
-        *options,
-    )
-    if request.keepdims:
-        return made
-    return tuple(_squeezed(m, request) for m in made) if both else _squeezed(made, request)
-
-
-def _squeezed(y: Tensor, request: Request) -> Tensor:
-    first = y.dim() - request.spec.dims - request.channels_last
-    return y.squeeze(tuple(range(first, first + request.spec.dims)))
+FRONT_END = TorchFrontEnd()

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from poolgrad import portable
-from poolgrad.core import Layout
 from poolgrad.dtypes import FLOATS
 from poolgrad.interface import Operator, indexed
 from poolgrad.torch.adapter import ADAPTERS
 from poolgrad.torch.arrays import DTYPES, name_of, prepare_call, spec_of
 from poolgrad.torch.transposes import TransposableGeometry, linear
+from poolgrad.windows import Layout
 
 
 # The compiler cannot trace into it, but its transformations can.

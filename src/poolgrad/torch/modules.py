@@ -24,7 +24,7 @@ from poolgrad.functional.public import described
 from poolgrad.interface import Request
 from poolgrad.torch.arrays import checked, name_of, pools
 from poolgrad.torch.base import Pool, each
-from poolgrad.torch.function import refuses
+from poolgrad.torch.function import FRONT_END
 
 MODULES: dict[str, type[nn.Module]] = {}  # by public function; for a global one, the 2-D module
 SUBCLASSES: dict[type[nn.Module], type[Pool]] = {}  # by PyTorch's class
@@ -40,7 +40,7 @@ class Maximum(Pool):
             try:
                 return function(x, **arguments)
             except (TypeError, ValueError):
-                if not self.converted or not refuses(function, x, arguments):
+                if not self.converted or not FRONT_END.refuses(function, x, arguments):
                     raise
         return super().forward(x.relu())
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.core import Layout
 from poolgrad.portable.arrays import namespace
 from poolgrad.portable.geometry import Geometry
 from poolgrad.torch.arrays import checked
 from poolgrad.torch.derivatives import is_inference
+from poolgrad.windows import Layout
 
 Map = Callable[..., Tensor]
 

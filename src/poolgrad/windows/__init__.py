@@ -22,6 +22,7 @@ from poolgrad.windows.arguments import (
     to_python,
     unmasked,
 )
+from poolgrad.windows.layout import Layout, first_pooled, inner_axis, lay_out
 from poolgrad.windows.resolve import (
     Axis,
     Window,
@@ -46,6 +47,7 @@ __all__ = [
     "Axis",
     "AxisSlice",
     "Ints",
+    "Layout",
     "Padding",
     "Window",
     "WindowKind",
@@ -53,6 +55,7 @@ __all__ = [
     "adaptive",
     "axis_names",
     "brief",
+    "first_pooled",
     "fixed",
     "flag",
     "flatten",
@@ -60,6 +63,8 @@ __all__ = [
     "has_empty_windows",
     "has_memory",
     "in_memory",
+    "inner_axis",
+    "lay_out",
     "per_axis",
     "positive",
     "require_valid_inputs",

@@ -16,7 +16,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from poolgrad.cli import app
+from poolgrad.cli.commands import app
 from poolgrad.lab import LabError
 from poolgrad.lab.compare import processes
 from poolgrad.lab.compare.options import Plan

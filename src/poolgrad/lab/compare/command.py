@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from poolgrad.environment import describe as describe_machine
 from poolgrad.lab.compare import costs as lab_costs
 from poolgrad.lab.compare import files, grid, processes, shifts, terminal
 from poolgrad.lab.compare.options import Plan
@@ -27,6 +26,7 @@ from poolgrad.lab.folder import is_leftover, locked, read_json, to_json, write_a
 from poolgrad.lab.pools import with_head
 from poolgrad.lab.settings import LabError, check_entries, counted, flag, shorten
 from poolgrad.lab.versions import versions
+from poolgrad.tools.info import describe as describe_machine
 
 _MARK, _COSTS = "comparison.json", "costs.json"
 _MARKED: dict[str, tuple[type, ...]] = {"options": (dict,), "data": (dict,), "versions": (dict,)}

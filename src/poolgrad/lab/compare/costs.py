@@ -61,8 +61,8 @@ def _times(jobs: Sequence[Job], data: Any, quick: bool) -> dict[str, dict[str, A
     """Return milliseconds, their spread, bytes kept for the backward pass, and parameters."""
     import math
 
-    from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
-    from poolgrad.bench.steps import kept_bytes
+    from poolgrad.tools.bench.measure import median_and_spread, take_turns, using_threads
+    from poolgrad.tools.bench.steps import kept_bytes
 
     cases: dict[str, Case] = {}
     calls: dict[str, Callable[[], Any]] = {}

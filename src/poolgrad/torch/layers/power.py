@@ -33,7 +33,7 @@ def _pooled(x: Tensor, function: str, given: dict[str, Any], keepdims: bool) -> 
         windows = UnfoldedWindows(values, valid, None, None)
         argument = request.operands[0].to(values.dtype)
         with mode_of(values):
-            y = OPERATORS[request.operator].formula(namespace, windows, argument, *request.options)
+            y = OPERATORS[request.operator].formula(namespace, windows, argument, request.options)
         y = y.to(x.dtype)[..., None, None]
     return y if keepdims else y.flatten(-3)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from poolgrad.core import Plan
 from poolgrad.operators import Prepared
 
 LEAST_CAPABILITY = (8, 0)  # the compute capability that Triton requires of NVIDIA GPUs
@@ -46,5 +45,5 @@ def on_device(ready: Prepared) -> Prepared:
     order = getattr(ready.operator, "order", "")
     kernels: Any = Kernels(ready.layout, ready.route_bits, order)
     made = replace(ready)
-    vars(made)["plan"] = Plan(ready.layout, kernels)  # in place of the compiled kernels
+    vars(made)["kernels"] = kernels  # in place of the compiled kernels
     return made

@@ -13,8 +13,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from poolgrad.core import Layout
-from poolgrad.windows import Axis, WindowKind
+from poolgrad.windows import Axis, Layout, WindowKind
 
 TILE = 1024  # elements of a tile
 THREADS = 128  # of a program: eight elements for each, 128 bits of a 2-byte type

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poolgrad.core import Layout
 from poolgrad.torch._compat import assert_later
 from poolgrad.torch.triton.launch import (
     Tiles,
@@ -22,7 +21,7 @@ from poolgrad.torch.triton.launch import (
     tiles,
     view,
 )
-from poolgrad.windows import Axis
+from poolgrad.windows import Axis, Layout
 
 UNROLLED = 32  # taps of the largest window whose taps are unrolled; wider ones are separated
 

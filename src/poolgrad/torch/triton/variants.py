@@ -115,13 +115,13 @@ def _variants_of(row: _Row, dtype: torch.dtype, last: bool) -> Iterator[Variant]
     residual = tuple(empty(buffer, x) for buffer in ready.residual)
     name = f"{row.operator} {row.windows}, {name_of(dtype)}, {'NHWC' if last else 'NCHW'}"
     with recorded() as launches:
-        ready.forward(x, operand, y, residual, 1)
+        ready.operator.forward(ready.call(x, y, residual=residual, operand=operand))
     yield Variant(f"{name}, forward", row.main, launches, _bytes(x, y, *residual))
     beside = (x,) if ready.operator.nonlinear else ()
     if ready.operator.learned:  # the slope of the parameter is read outside the kernels
         residual = residual[:-1]
     with recorded() as launches:
-        ready.vjp(y, x, operand, residual, gx, 1)
+        ready.operator.vjp(ready.call(y, gx, residual=residual, operand=operand, x=x))
     main = row.main and (last or row.operator != "avg")
     yield Variant(f"{name}, backward", main, launches, _bytes(y, *beside, *residual, gx))
 

@@ -1,151 +1,21 @@
-"""Prints which algorithm of the kernels computes a call, and forces another one.
+"""Describes one call without computing it: the algorithms, tasks, threads and bytes moved.
 
-``csrc/choose.cpp`` chooses; the names here are those of its table. Needs nothing but NumPy.
+The function of `poolgrad info --plan`. Needs nothing but NumPy.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from poolgrad import _kernels, core
-from poolgrad import numpy as front
+from poolgrad import core
+from poolgrad.buffers import dtype_named
 from poolgrad.dtypes import FLOATS, INTEGERS
 from poolgrad.functional.public import FUNCTIONS
-from poolgrad.interface import Buffer, Request
-from poolgrad.windows import brief
-
-
-class KernelRun(NamedTuple):
-    """One kernel call: its algorithm, its number of tasks, and the threads that run them."""
-
-    algorithm: str
-    tasks: int
-    threads: int
-
-
-def names() -> list[str]:
-    """Return the names of all algorithms, forward and backward."""
-    return list(_kernels.algorithms())
-
-
-@contextmanager
-def forced(name: str) -> Iterator[None]:
-    """Force this algorithm for every call that it handles, for tests and benchmarks.
-
-    Calls that it does not handle use the default algorithm; `steps` returns what was used. The
-    setting applies to all threads of the process.
-
-    Raises
-    ------
-    ValueError
-        If there is no algorithm of this name.
-    """
-    if name not in names():
-        raise ValueError(f"an algorithm is one of {', '.join(names())}, got {brief(name)}")
-    _kernels.force_algorithm(name)
-    try:
-        yield
-    finally:
-        _kernels.force_algorithm("")
-
-
-def steps(call: Callable[[], Any], dry: bool = False) -> list[KernelRun]:
-    """Return the kernel calls that `call` makes on this thread.
-
-    Parameters
-    ----------
-    call : callable
-        Takes no arguments.
-    dry : bool
-        Plan the kernel calls only: no array is read or written.
-    """
-    return [KernelRun(*step) for step in _kernels.trace(call, dry)]
-
-
-class KernelCall(NamedTuple):
-    """A call of a public function with a NumPy array, whose kernels can be run repeatedly.
-
-    Attributes
-    ----------
-    forward, backward : callable
-        Run the kernels. `forward` stores what `backward` needs, if requested.
-    forward_bytes, backward_bytes : int
-        Bytes that must be moved: every array that is read or written, once.
-    out_shape : tuple of int
-        Shape of the output.
-    differentiable : bool
-        Whether there is a backward pass for this dtype.
-    """
-
-    forward: Callable[[], None]
-    backward: Callable[[], None]
-    forward_bytes: int
-    backward_bytes: int
-    out_shape: tuple[int, ...]
-    differentiable: bool
-
-
-def _bytes(buffers: Sequence[Buffer]) -> int:
-    return sum(math.prod(b.shape) * front.dtype_named(b.dtype).itemsize for b in buffers)
-
-
-def bind(
-    function: Callable[..., Any],
-    x: np.ndarray,
-    arguments: Mapping[str, Any],
-    threads: int,
-    stored: bool = True,
-) -> KernelCall:
-    """Allocate the arrays of a call, so that its kernels can be run alone.
-
-    Parameters
-    ----------
-    function : callable
-        A public pooling function.
-    x : NumPy array
-        The input.
-    arguments : mapping
-        Further arguments of the function.
-    threads : int
-        Threads of the kernels.
-    stored : bool
-        Whether the forward pass stores what the backward pass needs.
-    """
-    request: Request = function.describe(x, **arguments)  # type: ignore[attr-defined]
-    made = front.call(request)
-    operator, plan, residual = made.ready.operator, made.ready.plan, made.ready.residual
-    y, kept = made.output(), tuple(map(front.as_buffer, map(front.allocate, residual)))
-    gx = front.allocate(made.ready.input)
-    own, out, gradient = front.as_buffer(made.x), front.as_buffer(y), front.as_buffer(gx)
-    options = request.options
-
-    def forward() -> None:
-        held = kept if stored else ()
-        operator.forward(plan, own, made.operand, out, held, threads, *options)
-
-    def backward() -> None:
-        given = own if operator.nonlinear else None
-        operator.vjp(plan, out, given, made.operand, kept, gradient, threads, *options)
-
-    written = y.nbytes + (_bytes(residual) if stored else 0)
-    read = y.nbytes + _bytes(residual) + (made.x.nbytes if operator.nonlinear else 0)
-    return KernelCall(
-        forward,
-        backward,
-        made.x.nbytes + written,
-        read + gx.nbytes,
-        plan.layout.out_shape,
-        made.x.dtype.name in FLOATS,
-    )
-
-
-# `poolgrad info --plan`
+from poolgrad.tools.algorithms import bind, steps
 
 FORM = (
     "a plan is a pooling function, the shape of the input, and options: kernel k3 or k3x5, stride "
@@ -301,7 +171,7 @@ def describe(text: str) -> dict[str, str]:
     plan = parse(text)
     threads = plan.threads or core.get_num_threads()
     try:
-        x = np.empty(plan.shape, front.dtype_named(plan.dtype))
+        x = np.empty(plan.shape, dtype_named(plan.dtype))
         made = bind(FUNCTIONS[plan.function], x, plan.arguments, threads, plan.stored)
     except ModuleNotFoundError as error:
         raise ValueError(f"{plan.dtype} arrays need {error.name}, which is not installed") from None

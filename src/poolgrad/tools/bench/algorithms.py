@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import poolgrad
-from poolgrad import algorithms
-from poolgrad.bench.measure import take_turns
-from poolgrad.bench.report import processor
-from poolgrad.bench.rows import Row
+from poolgrad.buffers import dtype_named
 from poolgrad.lab.folder import write_atomic
-from poolgrad.numpy import dtype_named
+from poolgrad.tools import algorithms
+from poolgrad.tools.bench.measure import take_turns
+from poolgrad.tools.bench.report import processor
+from poolgrad.tools.bench.rows import Row
 
 WORTH = 1.15  # an algorithm whose gains are all smaller should be deleted
 

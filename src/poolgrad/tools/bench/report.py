@@ -16,7 +16,8 @@ from typing import NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from poolgrad.bench.result import (
+from poolgrad.lab.folder import write_atomic
+from poolgrad.tools.bench.result import (
     DIFFERENCE,
     EAGER,
     FLOOR,
@@ -28,9 +29,8 @@ from poolgrad.bench.result import (
     Figure,
     Result,
 )
-from poolgrad.bench.targets import Limits
-from poolgrad.environment import describe
-from poolgrad.lab.folder import write_atomic
+from poolgrad.tools.bench.targets import Limits
+from poolgrad.tools.info import describe
 
 _FIELDS = ("name", "dtype", "shape", "seconds", "spread", "floor", "beside", "kept", "apart")
 _PEERS = {"onnxruntime": "ONNX Runtime", "jax": "JAX"}  # packages beside PyTorch

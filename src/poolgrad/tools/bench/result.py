@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from poolgrad.bench.targets import Limits
+from poolgrad.tools.bench.targets import Limits
 
 EAGER, OWN = "PyTorch", "JAX's own"
 TIME, FLOOR, TO_FLOOR = "time, ms", "floor, ms", "time / floor"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.check.cases import Case
-from poolgrad.check.gradients import Gradients, by_autograd
+from poolgrad.tools.check.cases import Case
+from poolgrad.tools.check.gradients import Gradients, by_autograd
 
 Array = NDArray[Any]
 

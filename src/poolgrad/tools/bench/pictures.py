@@ -7,9 +7,9 @@ from textwrap import fill
 
 from matplotlib.figure import Figure
 
-from poolgrad.bench.result import EAGER, Result
-from poolgrad.bench.rows import KERNELS, kernel_row
 from poolgrad.lab.plotting import BLUE, GREY, ORANGE, to_png
+from poolgrad.tools.bench.result import EAGER, Result
+from poolgrad.tools.bench.rows import KERNELS, kernel_row
 
 
 def draw_bars(results: Sequence[Result], caption: str) -> bytes | None:

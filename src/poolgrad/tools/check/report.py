@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from poolgrad import check as checks
-from poolgrad.check import Row
-from poolgrad.progress import Progress
+from poolgrad.tools import check as checks
+from poolgrad.tools.check import Row
+from poolgrad.tools.progress import Progress
 
 _CHECKS = [
     ("float64", "textbook"),

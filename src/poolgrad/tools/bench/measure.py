@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 import poolgrad
-from poolgrad.bench.peers import Call, Pool, eager, others
-from poolgrad.bench.result import EAGER, Result
-from poolgrad.bench.rows import Row
+from poolgrad.tools.bench.peers import Call, Pool, eager, others
+from poolgrad.tools.bench.result import EAGER, Result
+from poolgrad.tools.bench.rows import Row
 
 TURNS, QUICK_TURNS = 9, 3
 _SLOW = 0.5  # seconds; slower calls get a third of the turns

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from poolgrad.bench.result import OWN, Result
-from poolgrad.bench.rows import chosen_by
+from poolgrad.tools.bench.result import OWN, Result
+from poolgrad.tools.bench.rows import chosen_by
 
 INSTALL = 'pip install "poolgrad[jax]" flax optax'
 _SHAPE = (32, 112, 112, 64)
@@ -102,7 +102,7 @@ def measure(row: Row, threads: int, turns: int) -> Result:
     from flax import nnx
 
     import poolgrad.jax
-    from poolgrad.bench.measure import median_and_spread, take_turns
+    from poolgrad.tools.bench.measure import median_and_spread, take_turns
 
     if row.reused:
         poolgrad.jax.reuse_memory()

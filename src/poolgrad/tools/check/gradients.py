@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poolgrad import reference
-from poolgrad.check.cases import Case
 from poolgrad.functional import FUNCTIONS
+from poolgrad.functional.vjp import vjp
 from poolgrad.operators import OPERATORS
-from poolgrad.pullback import vjp
+from poolgrad.tools.check.cases import Case
 
 Array = NDArray[Any]
 

@@ -10,10 +10,10 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
-from poolgrad.bench.networks import Network
-from poolgrad.bench.result import EAGER, Result
-from poolgrad.bench.steps import infer, kept_bytes, outcome, train
+from poolgrad.tools.bench.measure import median_and_spread, take_turns, using_threads
+from poolgrad.tools.bench.networks import Network
+from poolgrad.tools.bench.result import EAGER, Result
+from poolgrad.tools.bench.steps import infer, kept_bytes, outcome, train
 from poolgrad.torch import accelerate, convert
 
 

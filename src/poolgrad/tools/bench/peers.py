@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from poolgrad.bench.rows import Row
+from poolgrad.tools.bench.rows import Row
 
 Pool = Callable[..., Any]
 Call = Callable[[], object]

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from poolgrad.bench.rows import chosen_by
+from poolgrad.tools.bench.rows import chosen_by
 
 if TYPE_CHECKING:
     from torch import nn

@@ -21,9 +21,9 @@ from scipy.stats import quantile_test
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from poolgrad.bench.measure import median_and_spread, take_turns, using_threads
-from poolgrad.bench.steps import forward, infer, is_pooling, kept_bytes, pooling_bytes, train
 from poolgrad.lab.plotting import BLUE, GREY, to_png
+from poolgrad.tools.bench.measure import median_and_spread, take_turns, using_threads
+from poolgrad.tools.bench.steps import forward, infer, is_pooling, kept_bytes, pooling_bytes, train
 from poolgrad.torch import Report, convert
 from poolgrad.torch.base import Pool
 

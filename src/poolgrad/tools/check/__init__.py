@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from poolgrad.check.cases import Case, cases
-from poolgrad.check.gradients import (
+from poolgrad.functional import FUNCTIONS
+from poolgrad.tools.check.cases import Case, cases
+from poolgrad.tools.check.gradients import (
     FRONT_ENDS,
     Gradients,
     differences,
@@ -26,8 +27,7 @@ from poolgrad.check.gradients import (
     takes,
     textbook,
 )
-from poolgrad.check.peers import peer
-from poolgrad.functional import FUNCTIONS
+from poolgrad.tools.check.peers import peer
 
 __all__ = [
     "DIFFERENCES_TOLERANCE",
@@ -161,7 +161,7 @@ def layer_names() -> list[str]:
     """Return the layers to check: none without PyTorch."""
     if "torch" not in installed():
         return []
-    from poolgrad.check.layers import LAYERS
+    from poolgrad.tools.check.layers import LAYERS
 
     return list(LAYERS)
 
@@ -172,13 +172,13 @@ def check_layer(name: str) -> Row:
     Parameters
     ----------
     name : str
-        A key of `poolgrad.check.layers.LAYERS`.
+        A key of `poolgrad.tools.check.layers.LAYERS`.
 
     Returns
     -------
     Row
     """
-    from poolgrad.check import layers
+    from poolgrad.tools.check import layers
 
     row = Row(name, "torch", "float64", "channels first")
     for case in layers.LAYERS[name]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from poolgrad.bench.pictures import draw_bars, draw_kernels
-from poolgrad.bench.report import Report, write_csv
 from poolgrad.lab.folder import write_atomic
+from poolgrad.tools.bench.pictures import draw_bars, draw_kernels
+from poolgrad.tools.bench.report import Report, write_csv
 
 
 def write(folder: Path, report: Report, name: str = "bench") -> list[Path]:

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poolgrad.check.cases import distinct
-from poolgrad.check.gradients import Gradients
+from poolgrad.tools.check.cases import distinct
+from poolgrad.tools.check.gradients import Gradients
 from poolgrad.torch import layers
 
 _STEP = 1e-6  # of the central differences
