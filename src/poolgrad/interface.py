@@ -178,6 +178,11 @@ class Choice(NamedTuple):
     empty: Any
 
 
+# Values of `Operator.kernels`
+ON_CPUS = frozenset({"cpu", "xla"})
+ON_CPUS_AND_GPUS = ON_CPUS | {"cuda"}
+
+
 class Operator:
     """One pooling operation.
 
@@ -206,6 +211,9 @@ class Operator:
         Whether an output depends only on the inputs of its window.
     composed : bool
         Whether it is a `ComposedOperator`, which has no kernels.
+    kernels : frozenset of str
+        The engines with kernels for it: "cpu" (compiled), "xla" (compiled, called by XLA on CPUs)
+        and "cuda" (Triton); none by default. `poolgrad.portable` computes it on other devices.
     """
 
     name: ClassVar[str]
@@ -216,6 +224,7 @@ class Operator:
     integers: ClassVar[bool] = False
     windowed: ClassVar[bool] = True
     composed: ClassVar[bool] = False
+    kernels: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def learned(self) -> bool:
@@ -238,6 +247,10 @@ class Operator:
     def result(self, dtype: str) -> str:
         """Return the dtype of the output."""
         return dtype
+
+    def has_kernels(self, engine: str, *options: Any) -> bool:
+        """Whether an engine has kernels for the operator with these options."""
+        return engine in self.kernels
 
     def check(self, window: Window, *options: Any) -> None:
         """Raise an error for windows or options that the operator does not support."""

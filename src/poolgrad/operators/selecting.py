@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from poolgrad.core import Layout, Plan
 from poolgrad.interface import (
+    ON_CPUS,
+    ON_CPUS_AND_GPUS,
     Buffer,
     Choice,
     Operator,
@@ -122,6 +124,10 @@ class Extreme(_Routed):
         if ties not in ("first", "split", "zero"):
             raise ValueError(f'ties must be "first", "split" or "zero", got {brief(ties)}')
 
+    def has_kernels(self, engine: str, *options: Any) -> bool:
+        ties, _ = options
+        return super().has_kernels(engine) and not (ties == "split" and engine == "cuda")
+
     def may_have_no_winner(self, *options: Any) -> bool:
         ties, _ = options
         return bool(ties == "zero")
@@ -197,6 +203,7 @@ class Max(Extreme):
     """The largest input of each window; NaN if the window contains one."""
 
     name = order = "max"
+    kernels = ON_CPUS_AND_GPUS
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         known = windows.valid & ~_is_nan(windows.values)
@@ -208,6 +215,7 @@ class ReLUMax(Max):
     """The largest input of each window, or 0 if none is positive; NaN if it contains one."""
 
     name = order = "relu_max"
+    kernels = ON_CPUS_AND_GPUS
 
     def may_have_no_winner(self, *options: Any) -> bool:
         return True
@@ -223,6 +231,7 @@ class Min(Extreme):
     """The smallest input of each window; NaN if the window contains one."""
 
     name = order = "min"
+    kernels = ON_CPUS_AND_GPUS
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         known = windows.valid & ~_is_nan(windows.values)
@@ -234,6 +243,7 @@ class Median(Extreme):
     """The lower median of each window; NaN if the window contains one."""
 
     name = order = "median"
+    kernels = ON_CPUS
 
     def check(self, window: Window, *options: Any) -> None:
         super().check(window, *options)
@@ -251,6 +261,7 @@ class FractionalMax(Max):
     """The largest input of each window, for windows whose positions depend on samples."""
 
     name = "fractional_max"
+    kernels = ON_CPUS
     operand = WindowSamples("_random_samples")
 
 
@@ -258,6 +269,7 @@ class Stochastic(_Routed):
     """One input of each window, drawn with a probability proportional to its positive part."""
 
     name = "stochastic"
+    kernels = ON_CPUS
     operand = Seed("generator")
 
     def check(self, window: Window, *options: Any) -> None:
@@ -295,6 +307,7 @@ class MaxUnpool(Operator):
     """Writes every value to the position of its index; all other outputs are zero."""
 
     name = "max_unpool"
+    kernels = ON_CPUS
     operand = Indices("indices")
     integers = True
     windowed = False

@@ -10,6 +10,7 @@ import numpy as np
 
 from poolgrad.core import Layout, Plan
 from poolgrad.interface import (
+    ON_CPUS_AND_GPUS,
     Averaging,
     Buffer,
     Mixing,
@@ -46,6 +47,7 @@ class Avg(Operator):
     """The mean of each window."""
 
     name = "avg"
+    kernels = ON_CPUS_AND_GPUS
     options = Averaging
     integers = True
 
@@ -163,6 +165,7 @@ class Lp(_Nonlinear):
     """The p-norm of each window, or its generalised mean."""
 
     name = "lp"
+    kernels = ON_CPUS_AND_GPUS
     options = PowerMean
     operand = Parameter("norm_type")
     kept = 2
@@ -203,6 +206,7 @@ class Lse(_Nonlinear):
     """The logarithm of the mean exponential of each window."""
 
     name = "lse"
+    kernels = ON_CPUS_AND_GPUS
     operand = Parameter("r")
     kept = 2
 
@@ -240,6 +244,7 @@ class Soft(_Nonlinear):
     """The mean of each window, weighted with its softmax."""
 
     name = "soft"
+    kernels = ON_CPUS_AND_GPUS
     kept = 3
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
@@ -256,6 +261,7 @@ class Expected(_Nonlinear):
     """The expected value of `Stochastic`."""
 
     name = "expected"
+    kernels = ON_CPUS_AND_GPUS
     kept = 3
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, *options: Any) -> Any:
@@ -273,6 +279,7 @@ class Mixed(Operator):
     """A mixture of the maximum and the mean of each window."""
 
     name = "mixed"
+    kernels = ON_CPUS_AND_GPUS
     options = Mixing
     operand = Parameter("alpha")
     nonlinear = True

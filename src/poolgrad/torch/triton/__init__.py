@@ -43,8 +43,7 @@ def on_device(ready: Prepared) -> Prepared:
     """Return the call with Triton kernels."""
     from poolgrad.torch.triton.kernels import Kernels
 
-    order = getattr(ready.operator, "order", "")
-    kernels: Any = Kernels(ready.layout, ready.route_bits, order)
+    kernels: Any = Kernels(ready.layout, ready.route_bits)
     made = replace(ready)
     vars(made)["plan"] = Plan(ready.layout, kernels)  # in place of the compiled kernels
     return made
