@@ -124,6 +124,13 @@ class Operand(ABC):
         """Return the part of the operand for some channels of the input."""
         return value
 
+    def limits(self, layout: Layout) -> tuple[int, int, str] | None:
+        """Return the least valid value, the end of valid values, and the words for that range.
+
+        None if there is no such range, or if the front end has checked it.
+        """
+        return None
+
 
 class _Nothing(Operand):
     """The operand of operators that have none."""
@@ -232,6 +239,9 @@ class WindowSamples(Operand):
     def axes(self, leading: list[int], every: list[int | None]) -> list[int | None]:
         return [*leading]
 
+    def limits(self, layout: Layout) -> tuple[int, int, str] | None:
+        return 0, 1, "in [0, 1)"
+
 
 class Indices(Operand):
     """The flat position of each input in the plane of the output."""
@@ -241,6 +251,10 @@ class Indices(Operand):
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
         return "int64", [layout.in_shape], False
+
+    def limits(self, layout: Layout) -> tuple[int, int, str] | None:
+        size = math.prod(layout.window.out)
+        return 0, size, f"from 0 to {size - 1}"
 
 
 class SecondInput(Operand):

@@ -20,7 +20,7 @@ from poolgrad.interface import Request, Selection, indexed, unpacked
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.pullback import Call
-from poolgrad.torch import call_cache
+from poolgrad.torch import call_cache, engines
 from poolgrad.torch._compat import is_transformed, mode_of, without_transforms
 from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
@@ -29,7 +29,6 @@ from poolgrad.torch.arrays import (
     as_operand,
     checked,
     empty,
-    has_kernels,
     inner_of,
     is_in_graph,
     is_transformed_graph,
@@ -39,9 +38,9 @@ from poolgrad.torch.arrays import (
     shape_of,
     spec_of,
     stored,
-    with_kernels_for,
 )
 from poolgrad.torch.devices import register
+from poolgrad.torch.engines import Engine
 from poolgrad.torch.library import library
 from poolgrad.windows import WindowKind, flatten
 
@@ -60,16 +59,23 @@ def _define_indices() -> Any:
         inner, dtype = inner_of(x, spec, last), name_of(x.dtype)
         return prepare_call(name, spec, Selection(), tuple(x.shape), last, inner, dtype)
 
+    def engine_for(x: Tensor, window: list[int], last: bool) -> tuple[Prepared, Engine]:
+        ready = ready_for(x, window, last)
+        return ready, engines.engine_of(ready.operator, ready.options, x)
+
+    def launches(x: Tensor, routes: Tensor, samples: Tensor, *where: Any) -> bool:
+        return engine_for(x, *where)[1] is Engine.TRITON
+
     def fake(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
         return empty(ready_for(x, window, last).per_output("int64"), routes)
 
     def run(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
-        if not has_kernels(x):
-            ready = ready_for(x, window, last)
+        ready, engine = engine_for(x, window, last)
+        if engine is Engine.PORTABLE:
             given = samples if ready.layout.window.fractional else None
             found = portable.indices(ready.layout, routes, given)
             return stored(ready.per_output("int64"), found)
-        ready = with_kernels_for(ready_for(x, window, last), x)
+        ready = engines.with_kernels(engine, ready)
         (routes,) = laid_out((routes,), ready.residual)
         indices = allocate(ready.per_output("int64"), routes)
         placed = as_operand(ready, (samples,) * ready.operator.operand.count)
@@ -92,7 +98,7 @@ def _define_indices() -> Any:
         "bool channels_last) -> Tensor"
     )
     op = torch.ops.poolgrad.route_indices.default
-    register(op, run, LIBRARY)
+    register(op, run, launches, LIBRARY)
     torch.library.register_fake(op, fake, lib=LIBRARY)
     torch.library.register_vmap(op, batched, lib=LIBRARY)
     return op
