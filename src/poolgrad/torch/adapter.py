@@ -181,17 +181,28 @@ class Adapter:
         engine = self._engine(static.ready, x)
         if engine is Engine.PORTABLE:
             return self._portable_forward(static, x, self._operand(static.ready, operands, x))
-        ready = engines.with_kernels(engine, static.ready)
-        operand = as_operand(ready, operands)
-        x, y = readable("x", x), allocate(ready.output, x)
         residual = self._residual(static, x, allocate)
-        kept: list[Any] = list(residual)
-        if not static.tracked:
-            kept[-1] = None
-        threads = torch.get_num_threads()
-        how = {"residual": tuple(kept), "operand": operand, "threads": threads}
-        self.operator.forward(ready.call(x, y, **how))
+        kept = residual if static.tracked else (*residual[:-1], None)
+        y = allocate(static.ready.output, x)
+        self._run_kernels("forward", engine, static.ready, readable("x", x), y, operands, kept)
         return (y, *residual) if residual else y
+
+    def _run_kernels(
+        self,
+        method: str,
+        engine: Engine,
+        ready: Prepared,
+        source: Tensor,
+        target: Tensor,
+        operands: Tensors,
+        residual: tuple[Any, ...],
+        x: Tensor | None = None,
+    ) -> None:
+        """Call a method of the operator with the kernels of an engine."""
+        ready = engines.with_kernels(engine, ready)
+        how = {"residual": residual, "operand": as_operand(ready, operands), "x": x}
+        call = ready.call(source, target, threads=torch.get_num_threads(), **how)
+        getattr(self.operator, method)(call)
 
     def _operand(self, ready: Prepared, operands: Tensors, like: Tensor) -> Tensor | None:
         """Return the extra operand on the device of the input; a seed may be on the CPU.
@@ -210,23 +221,12 @@ class Adapter:
 
     def _portable_forward(self, static: Static, x: Tensor, operand: Tensor | None) -> Any:
         ready = static.ready
-        y, kept = portable.forward(
-            self.operator, ready.layout, x, operand, ready.options, self.kept > 0
-        )
+        how = (operand, ready.options, self.kept > 0)
+        y, kept = portable.forward(self.operator, ready.layout, x, *how)
         buffers = self._buffers(static, x)
         residual = tuple(map(stored, buffers, kept)) or tuple(empty(b, x) for b in buffers)
         y = stored(ready.output, y)
         return (y, *residual) if residual else y
-
-    def _portable_vjp(
-        self, ready: Prepared, gy: Tensor, x: Tensors, operands: Tensors, residual: Tensors
-    ) -> Any:
-        operand, value = self._operand(ready, operands, gy), x[0] if x else None
-        gradients = portable.vjp(
-            self.operator, ready.layout, gy, value, operand, residual, ready.options
-        )
-        gx = stored(ready.input, gradients[0])
-        return (gx, gradients[1]) if self.operator.learned else gx
 
     def _buffers(self, static: Static, x: Tensor) -> tuple[Buffer, ...]:
         """Return the residual, where arrays that `vjp` does not read are empty.
@@ -260,16 +260,16 @@ class Adapter:
             )
         engine = self._engine(ready, gy)
         if engine is Engine.PORTABLE:
-            return self._portable_vjp(ready, gy, x, operands, residual)
-        ready = engines.with_kernels(engine, ready)
+            how = (self._operand(ready, operands, gy), residual, ready.options)
+            made = portable.vjp(self.operator, layout, gy, x[0] if x else None, *how)
+            gx = stored(ready.input, made[0])
+            return (gx, made[1]) if self.operator.learned else gx
         tracked = not self.operator.learned or residual[-1].shape != (0,)
         known = self.kept if tracked else self.kept - 1  # the rest is an unused slope
         residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
-        operand, x = as_operand(ready, operands), tuple(readable("x", t) for t in x)
         gy, gx = readable("gy", gy), allocate(ready.input, gy)
-        threads = torch.get_num_threads()
-        how = {"residual": residual, "operand": operand, "threads": threads}
-        self.operator.vjp(ready.call(gy, gx, x=x[0] if x else None, **how))
+        own = readable("x", x[0]) if x else None
+        self._run_kernels("vjp", engine, ready, gy, gx, operands, residual, own)
         if not self.operator.learned:
             return gx
         if not tracked:
@@ -286,16 +286,10 @@ class Adapter:
         _, operands, residual = self._held(held)
         engine = self._engine(ready, t)
         if engine is Engine.PORTABLE:
-            operand = self._operand(ready, operands, t)
-            y = portable.jvp(self.operator, ready.layout, t, operand, residual, ready.options)
-            return stored(ready.output, y)
-        ready = engines.with_kernels(engine, ready)
-        residual = laid_out(residual, ready.residual)
-        operand = as_operand(ready, operands)
-        t, y = readable("t", t), allocate(ready.output, t)
-        threads = torch.get_num_threads()
-        how = {"residual": residual, "operand": operand, "threads": threads}
-        self.operator.jvp(ready.call(t, y, **how))
+            how = (self._operand(ready, operands, t), residual, ready.options)
+            return stored(ready.output, portable.jvp(self.operator, ready.layout, t, *how))
+        t, y, kept = readable("t", t), allocate(ready.output, t), laid_out(residual, ready.residual)
+        self._run_kernels("jvp", engine, ready, t, y, operands, kept)
         return y
 
     # Shapes without data; sizes may be symbolic
