@@ -60,6 +60,7 @@ No = Literal[False]
 Yes = Literal[True]
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
+_declared: dict[str, type[Function]] = {}  # their declarations
 
 
 class Pool(Protocol[P]):
@@ -274,8 +275,12 @@ def _public(declared: type[Function], name: str, dims: int) -> Any:
     x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation="Any")
     known = Signature([x, *signature_of(declared).parameters.values()])
 
+    _declared[name] = declared
+
     def describe(x: Any, *args: Any, **kwargs: Any) -> Request:
-        return declared(*args, **kwargs).request(x, dims)
+        # Looked up by name, because PyTorch's compiler compares the names in closures, not classes:
+        # it would take the code of another function with equal arguments.
+        return _declared[name](*args, **kwargs).request(x, dims)
 
     pool: Any = described(named(describe, name, known), name)
     pool.declared = declared

@@ -16,7 +16,7 @@ from poolgrad.torch.triton.geometry import (
     last_windows,
     load_pair,
     load_tap,
-    opening,
+    prologue,
     strided_offset,
     tile,
     window_over,
@@ -72,7 +72,7 @@ def average(
 
     `DIVIDE`: whether to divide along these axes; `PAIRS` as in `extremes.select`.
     """
-    lanes, size, out, strides, row, lane, position, ok, origin = opening(
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
         rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
         planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
@@ -143,7 +143,7 @@ def average_shares(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """The cotangent of each output over the number of its taps, or over `divisor`."""
-    lanes, size, out, strides, row, lane, position, ok, origin = opening(
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
         rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
         planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
@@ -175,7 +175,7 @@ def average_backward(
 
     `share_ptr`: the shares, or with `DIVIDE` or `BY_DIVISOR` the cotangents.
     """
-    lanes, size, out, strides, row, lane, position, ok, origin = opening(
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
         rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
         planes, (s_p, s_n, s_d, s_h, s_w, s_c), True, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip

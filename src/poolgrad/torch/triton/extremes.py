@@ -18,7 +18,7 @@ from poolgrad.torch.triton.geometry import (
     first_valid_tap,
     load_pair,
     load_tap,
-    opening,
+    prologue,
     tap_at,
     tile,
     wide,
@@ -103,7 +103,7 @@ def select(
     `prior_ptr` holds the winning tap of each input, -1 for none. `LAST`: nothing is pooled after.
     `PAIRS`: along a width of stride 2, neighbouring taps come from one contiguous load.
     """
-    lanes, size, out, strides, row, lane, position, ok, origin = opening(
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
         rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
         planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip

@@ -52,7 +52,7 @@ def tile(lanes, ROWS: tl.constexpr, LANES: tl.constexpr, INDEX: tl.constexpr):
 
 
 @triton.jit
-def opening(
+def prologue(
     rows, lanes, size, out, row_w, planes, strides,
     OF_INPUTS: tl.constexpr, CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr,
     ROWS: tl.constexpr, LANES: tl.constexpr, ALIGN: tl.constexpr,

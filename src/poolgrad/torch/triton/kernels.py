@@ -309,7 +309,7 @@ class Kernels:
         """Launch a kernel whose tiles are outputs or, `of_inputs`, inputs of the windows `axes`.
 
         Its arguments are the pointers that it reads (`source` and `read`), the numbers that
-        `geometry.opening` takes and `numbers`, the pointers that it writes (`target` and
+        `geometry.prologue` takes and `numbers`, the pointers that it writes (`target` and
         `written`), and constants. `views`, `elements`: see `index_type`; `packed_bits`: of the
         routes that it writes; `lanes`: of a line of the width, if not its size.
         """

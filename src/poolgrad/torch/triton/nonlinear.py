@@ -27,7 +27,7 @@ from poolgrad.torch.triton.geometry import (
     element,
     last_windows,
     load_tap,
-    opening,
+    prologue,
     strided_offset,
     window_over,
     windows_of,
@@ -133,7 +133,7 @@ def nonlinear(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Outputs, what backward needs of each window (`KEEP`), and dy / dtheta (`SLOPE`)."""
-    lanes, size, out, strides, row, lane, position, ok, origin = opening(
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
         rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
         planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
@@ -222,7 +222,7 @@ def nonlinear_backward(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the input: the sum over its windows of gy times dy / dx."""
-    lanes, size, out, strides, row, lane, position, ok, origin = opening(
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
         rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
         planes, (s_p, s_n, s_d, s_h, s_w, s_c), True, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip

@@ -26,7 +26,7 @@ from poolgrad.torch.triton.geometry import (
     element,
     last_window,
     last_windows,
-    opening,
+    prologue,
     strided_offset,
     tap_at,
     tap_of,
@@ -97,7 +97,7 @@ def route_backward(
 
     `PAIRS`: along a width of stride 2, lane ``q`` is the two inputs ``2 q`` and ``2 q + 1``.
     """
-    lanes, size, out, strides, row, lane, position, ok, origin = opening(
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
         rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
         planes, (s_p, s_n, s_d, s_h, s_w, s_c), True, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
@@ -174,7 +174,7 @@ def route_backward_axis(
     this axis. `LAST`: there are none after it, and the sums are the gradient. An element that wins
     no window gets the tap `BELOW`, which no input has.
     """
-    lanes, size, out, strides, row, lane, position, ok, origin = opening(
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
         rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
         planes, (s_p, s_n, s_d, s_h, s_w, s_c), True, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
@@ -206,7 +206,7 @@ def route_jvp(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """The tangent at each winner, 0 if there is none; or its flat position in the plane, or -1."""
-    lanes, size, out, strides, row, lane, position, ok, origin = opening(
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
         rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
         planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
