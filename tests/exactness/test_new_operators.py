@@ -49,8 +49,10 @@ class NearestZeroPool(Function, families.Windows):
     {parameters}
     """
 
+    operator = "nearest_zero"
+
     def request(self, x: Any, dims: int) -> Request:
-        return Request("nearest_zero", x, window_spec(self, dims), Selection())
+        return self._request(x, window_spec(self, dims), Selection())
 
 
 class ContraharmonicPool(Function, families.Windows):
@@ -59,8 +61,10 @@ class ContraharmonicPool(Function, families.Windows):
     {parameters}
     """
 
+    operator = "contraharmonic"
+
     def request(self, x: Any, dims: int) -> Request:
-        return Request("contraharmonic", x, window_spec(self, dims), NoOptions())
+        return self._request(x, window_spec(self, dims), NoOptions())
 
 
 @pytest.fixture(autouse=True, scope="module")
