@@ -1,12 +1,12 @@
-"""Builds the graphs of the public functions for Dask arrays.
+"""The front end for Dask arrays: pools chunk by chunk, and returns lazy arrays.
 
 A chunk of the output is pooled from the part of the input that its windows read: the chunks there
-and, where windows cross a border, strips of the next ones.
+and, where windows cross a border, strips of the next ones. Unpooling reads whole planes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,21 +14,23 @@ import dask.array as da
 import numpy as np
 from dask.base import is_dask_collection
 
+from poolgrad import arguments
 from poolgrad import numpy as front
 from poolgrad.composition import Functions
 from poolgrad.core import Layout
-from poolgrad.dask import tasks, unpool
-from poolgrad.dask.graph import (
-    Graph,
-    Parts,
-    Position,
+from poolgrad.dask import tasks
+from poolgrad.dask.arrays import (
+    Chunks,
+    Range,
     asarray,
     cotangent,
-    span,
+    gather,
+    map_chunks,
+    spans,
     without_empty_chunks,
 )
-from poolgrad.dask.segments import segment_reading, segments
-from poolgrad.interface import Buffer, Operator, Request, indexed, per_input, unpacked
+from poolgrad.dask.segments import Segment, segment_reading, segments, whole
+from poolgrad.interface import Buffer, Operator, Request, indexed, unpacked
 from poolgrad.operators import OPERATORS
 
 
@@ -36,22 +38,15 @@ def perform(request: Request) -> Any:
     """Return the lazy result of the call of a public function."""
     if request.out is not None:
         raise TypeError("out is accepted only if x is a NumPy array, got a Dask array x")
-    if _is_unpooling(request):
-        return unpool.Unpooling(request).forward()[0]
+    if request.return_indices:
+        request = replace(request, options=indexed(request.options))
     pooling = _Pooling(request)
-    if not request.return_indices:
-        return pooling.shaped(pooling.forward()[0])
-    pooling = _Pooling(replace(request, options=indexed(request.options)))
-    y, indices = pooling.forward(indices=True)
-    return pooling.shaped(y), pooling.shaped(indices)
+    y, *indices = map(pooling.shaped, pooling.forward())
+    return (y, *indices) if indices else y
 
 
 def vjp(request: Request) -> tuple[Any, Any]:
     """Return the lazy output and its pullback."""
-    if _is_unpooling(request):
-        unpooling = unpool.Unpooling(request)
-        y, *residual = unpooling.forward(sources=True)
-        return y, Pullback(unpooling, residual)
     pooling = _Pooling(replace(request, options=unpacked(request.options)))
     y, *residual = pooling.forward(residual=True)
     return pooling.shaped(y), Pullback(pooling, residual)
@@ -96,11 +91,6 @@ def cotangent_of(gy: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     return without_empty_chunks(cotangent(gy, shape, dtype).reshape(shape))
 
 
-def _is_unpooling(request: Request) -> bool:
-    """Whether the call is max unpooling."""
-    return not OPERATORS[request.operator].windowed
-
-
 class Pullback:
     """The pullback of a pooling of Dask arrays; gradients are lazy.
 
@@ -109,13 +99,13 @@ class Pullback:
 
     Parameters
     ----------
-    call : _Pooling or Unpooling
+    call : _Pooling
         The call of the forward pass.
     residual : sequence of dask.array.Array
         The arrays that the forward pass stores.
     """
 
-    def __init__(self, call: _Pooling | unpool.Unpooling, residual: Sequence[Any]) -> None:
+    def __init__(self, call: _Pooling, residual: Sequence[Any]) -> None:
         self._call, self._residual = call, residual
 
     def __call__(self, gy: Any) -> Any:
@@ -145,7 +135,7 @@ class Pullback:
 
 
 class _Pooling:
-    """A validated pooling of a Dask array.
+    """A validated call of an operator with a Dask array.
 
     Parameters
     ----------
@@ -161,83 +151,93 @@ class _Pooling:
                 "depends on all others"
             )
         x = asarray("x", request.x)
-        self.x, self.request = x, replace(request, x=None, keepdims=True)
-        self._squeezed = not request.keepdims
-        whole = front.asarray(np.broadcast_to(np.zeros((), x.dtype), x.shape), self.operator)
-        self._ready = front.prepared(request, whole)
+        described = front.asarray(np.broadcast_to(np.zeros((), x.dtype), x.shape), self.operator)
+        self._ready = front.prepared(request, described)
         self.layout: Layout = self._ready.layout
-        if request.operands:  # raises errors here, not while the graph runs
-            front.operand_of(request, self._ready, whole)
-            operands = tuple(map(np.array, request.operands))  # copies: tasks read them later
-            self.request = replace(self.request, operands=operands)
-        self._axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
-        along = {a: segments(axis, x.chunks[a]) for a, axis in self._axes.items()}
-        self._segments = along
-        self._chunks = tuple(
-            tuple(s.out for s in along[a]) if a in along else c for a, c in enumerate(x.chunks)
+        self._squeezed = not request.keepdims
+        self._gradient_chunks: Chunks = x.chunks
+        axes = dict(zip(self.layout.pooled, self.layout.window.axes, strict=True))
+        # By pooled axis: the windows of each chunk of the output, and those that read each chunk
+        # of the input.
+        self._segments: Mapping[int, Sequence[Segment]]
+        self._reading: Mapping[int, Sequence[Segment | None]]
+        if self.operator.windowed:
+            self._segments = {a: segments(axis, x.chunks[a]) for a, axis in axes.items()}
+            self._reading = {
+                a: [segment_reading(axis, *chunk) for chunk in spans(x.chunks[a])]
+                for a, axis in axes.items()
+            }
+        else:  # unpooling: an index may be anywhere in its plane
+            x = x.rechunk(dict.fromkeys(axes, -1))
+            self._reading = self._segments = {a: [whole(axis)] for a, axis in axes.items()}
+        self.x = x
+        self._chunks: Chunks = tuple(
+            tuple(s.out for s in self._segments[a]) if a in axes else c
+            for a, c in enumerate(x.chunks)
         )
+        # An operand that is cut into chunks is an argument of `map_chunks`, not of the request.
+        self.request = replace(request, x=None, keepdims=True, operands=())
+        self._operands: list[Any] = []
+        if not self.operator.windowed:
+            self._operands = [_indices(request.operands[0], x.shape).rechunk(x.chunks)]
+        elif request.operands:
+            front.operand_of(request, self._ready, described)  # raises errors before tasks run
+            self._parameter = np.array(request.operands[0])  # a copy: tasks read it later
+            channel = self.layout.channel
+            if self._parameter.ndim and channel >= 0:
+                cut = da.from_array(self._parameter, chunks=(x.chunks[channel],))
+                self._operands = [(cut, (channel,))]
+            else:
+                self.request = replace(self.request, operands=(self._parameter,))
 
     def shaped(self, y: Any) -> Any:
         """Remove the pooled axes from the result, unless the request keeps them."""
+        if not self.operator.windowed:  # in about as many chunks as the input had
+            chunks, sizes = self._gradient_chunks, self.x.shape
+            y = y.rechunk({a: _scaled(chunks[a], sizes[a], y.shape[a]) for a in self._segments})
         return y.squeeze(self.layout.pooled) if self._squeezed else y
 
     def _cotangent(self, gy: Any) -> Any:
         """Return the cotangent in the chunks of the output."""
-        layout = self.layout
-        shape = tuple(
-            s for a, s in enumerate(layout.out_shape) if not (self._squeezed and a in self._axes)
-        )
+        layout, gone = self.layout, self.layout.pooled if self._squeezed else ()
+        shape = tuple(s for a, s in enumerate(layout.out_shape) if a not in gone)
         gy = cotangent(gy, shape, layout.out_dtype)
         return gy.reshape(layout.out_shape).rechunk(self._chunks)
 
-    def _graph(self, name: str, *what: Any) -> Graph:
-        request = self.request
-        whole = (
-            self.x.name,
-            request.spec,
-            request.options,
-            request.operands,
-            request.channels_last,
-        )
-        return Graph(f"{request.operator}-{name}", *whole, *what)
+    def _map(self, function: Any, chunks: Chunks, dtype: Any, *arrays: Any, **how: Any) -> Any:
+        """Return the array that a function of `tasks` computes from arrays and operands."""
+        token = f"{self.operator.name}-{function.__name__}"
+        how |= {"token": token, "request": self.request}
+        return map_chunks(function, chunks, dtype, *arrays, *self._operands, **how)
 
-    def _at(self, position: Position) -> Request:
-        """Return the request of a chunk; a learned parameter is cut like the channels."""
-        channel = self.layout.channel
-        if not self.request.operands or channel < 0:
-            return self.request
-        sizes, at = self.x.chunks[channel], position[channel]
-        begin = sum(sizes[:at])
-        part = self.operator.operand.part(self.request.operands[0], begin, begin + sizes[at])
-        return replace(self.request, operands=(part,))
-
-    def forward(self, residual: bool = False, indices: bool = False) -> list[Any]:
+    def forward(self, residual: bool = False) -> list[Any]:
         """Return the output and, if requested, the residual or the indices."""
-        layout = self.layout
         if residual and self.x.dtype.kind not in "fV":
             raise TypeError(f"x must be of a floating dtype to have a gradient, got {self.x.dtype}")
-        buffers = [Buffer(layout.out_shape, (), layout.out_dtype, layout.in_shape)]
-        if residual:
-            buffers += self._ready.residual
-        elif indices:
-            buffers.append(Buffer(layout.out_shape, (), "int64", layout.in_shape))
-        graph = self._graph("forward", residual, indices)
-        for position in np.ndindex(*map(len, self._chunks)):
-            here = [self._segments[a][position[a]] for a in self._axes]
-            ranges = dict(zip(self._axes, (s.inputs for s in here), strict=True))
-            parts = graph.gather(self.x, position, ranges)
-            keep = "residual" if residual else "indices" if indices else ""
-            sizes = tuple(axis.size for axis in self._axes.values())
-            how = (self._at(position), here, sizes, keep)
-            graph.add(position, tasks.forward, how, [parts])
-        return graph.arrays(buffers, self._chunks, [self.x])
+        more: tuple[Buffer, ...] = self._ready.residual if residual else ()
+        if self.request.return_indices:
+            more = (self._ready.per_output("int64"),)
+        x = gather(self.x, _ranges("inputs", self._segments))
+        task = tasks.forward_with_residual if residual and more else tasks.forward
+        dtype = object if more else front.dtype_named(self.layout.out_dtype)
+        results = self._map(task, self._chunks, dtype, x, segments=self._segments)
+        if not more:
+            return [results]
+        buffers = enumerate((self._ready.output, *more))
+        return [self._element(results, k, buffer) for k, buffer in buffers]
+
+    def _element(self, results: Any, k: int, buffer: Buffer) -> Any:
+        """Return the array of one result of each task; bits of ties have one more axis."""
+        chunks = (*self._chunks, *((size,) for size in buffer.shape[results.ndim :]))
+        dtype, token = front.dtype_named(buffer.dtype), f"{self.operator.name}-{k}"
+        return map_chunks(tasks.element, chunks, dtype, results, token=token, k=k)
 
     def parameters(self, gy: Any, residual: Sequence[Any]) -> dict[str, Any]:
         """Return the gradient of a learned parameter, by its name."""
         operator, layout = self.operator, self.layout
         if not operator.learned:
             return {}
-        given = np.shape(self.request.operands[0])
+        given = self._parameter.shape
         wide = self._cotangent(gy).astype(layout.sum_dtype)
         slopes = da.map_blocks(tasks.times, wide, residual[-1], dtype=layout.sum_dtype)
         others = operator.operand.summed_axes(given, layout)
@@ -246,22 +246,34 @@ class _Pooling:
 
     def gradient(self, gy: Any, residual: Sequence[Any]) -> Any:
         """Return the gradient of the input."""
-        gy = self._cotangent(gy)
-        graph = self._graph("gradient", gy.name, [r.name for r in residual])
-        kept = list(residual[:-1] if self.operator.learned else residual)
-        for position in np.ndindex(*map(len, self.x.chunks)):
-            chunk = {a: span(self.x.chunks[a], position[a]) for a in self._axes}
-            here = [segment_reading(axis, *chunk[a]) for a, axis in self._axes.items()]
-            shape = tuple(c[p] for c, p in zip(self.x.chunks, position, strict=True))
-            parts: list[Parts] = []
-            if None not in here:
-                outs = {a: s.outputs for a, s in zip(self._axes, here, strict=True) if s}
-                parts = [graph.gather(array, position, outs) for array in (gy, *kept)]
-                if self.operator.nonlinear:
-                    inputs = {a: s.inputs for a, s in zip(self._axes, here, strict=True) if s}
-                    parts.append(graph.gather(self.x, position, inputs))
-            how = (self._at(position), here, chunk, shape, self.layout.dtype)
-            graph.add(position, tasks.gradient, how, parts)
-        buffer = per_input(self.layout)._replace(order=())
-        sources = [gy, *kept, *([self.x] if self.operator.nonlinear else [])]
-        return graph.arrays([buffer], self.x.chunks, sources)[0]
+        kept = residual[:-1] if self.operator.learned else residual
+        windows = _ranges("outputs", self._reading)
+        arrays = [gather(array, windows) for array in (self._cotangent(gy), *kept)]
+        if self.operator.nonlinear:
+            arrays.append(gather(self.x, _ranges("inputs", self._reading)))
+        how = {"segments": self._reading, "grid": self.x.chunks, "dtype_name": self.layout.dtype}
+        gx = self._map(tasks.gradient, self.x.chunks, self.x.dtype, *arrays, **how)
+        return gx.rechunk(self._gradient_chunks)
+
+
+def _ranges(name: str, segments: Mapping[int, Sequence[Segment | None]]) -> dict[int, list[Range]]:
+    """Return the outputs or inputs of segments; any range where there is none."""
+    return {a: [getattr(s, name, (0, 1)) for s in along] for a, along in segments.items()}
+
+
+def _indices(value: Any, shape: tuple[int, ...]) -> Any:
+    """Return the indices of unpooling as a Dask array, checked."""
+    if not isinstance(value, da.Array):
+        value = front.asarray(value, name="indices")
+        # Dask cannot cut an array of objects into chunks.
+        arguments.check_indices(value.dtype, value.shape, shape)
+        value = da.asarray(value)
+    indices = asarray("indices", value)
+    arguments.check_indices(indices.dtype, indices.shape, shape)
+    return indices
+
+
+def _scaled(chunks: Sequence[int], size: int, out: int) -> tuple[int, ...]:
+    """Return the same number of chunks for an axis of another size, if it is large enough."""
+    bounds = sorted({end * out // size for end in np.cumsum(chunks)} - {0})
+    return tuple(int(n) for n in np.diff([0, *bounds]))
