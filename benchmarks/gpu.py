@@ -354,7 +354,7 @@ def print_plan() -> None:
     print(f"{len(ROWS)} rows x {len(DTYPES)} dtypes x {len(FORMATS)} formats would be timed")
     print("networks:", *(f"{network.title} ({change});" for network, change in chosen_networks()))
     if find_spec("triton"):
-        from poolgrad.torch.triton.variants import print_model
+        from poolgrad.bench.gpu_model import print_model
 
         print_model()
     else:

@@ -77,11 +77,10 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("PyTorch is not installed")
     poolgrad.max_pool2d(torch.ones(1, 2, 2), 2)  # the front end exists from the first tensor on
     from poolgrad.call_cache import LOOKUPS
-    from poolgrad.torch import adapter, function
+    from poolgrad.torch import engines
 
     monkeypatch.delitem(LOOKUPS, torch.Tensor)
-    for module in (adapter, function):
-        monkeypatch.setattr(module, "has_kernels", lambda x: False)
+    monkeypatch.setattr(engines, "engine_of_device", lambda x: engines.Engine.PORTABLE)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("max_pool2d", {"kernel_size": 9, "padding": 4}),  # separable
     ("avg_pool2d", {"kernel_size": 9, "padding": 4}),
 ]
+# The others are computed by `poolgrad.portable`, without Triton kernels.
+PORTABLE = ("stochastic", "median", "fractional", "max_unpool")
+WITH_KERNELS = [c for c in CALLS if not c[0].startswith(PORTABLE) and c[1] != {"ties": "split"}]
 DETERMINED = [c for c in CALLS if not c[0].startswith("stochastic")]
 
 

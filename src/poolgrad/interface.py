@@ -220,6 +220,11 @@ class KernelCall(NamedTuple):
     threads: Any = 1
 
 
+# Values of `Operator.kernels`
+ON_CPUS = frozenset({"cpu", "xla"})
+ON_CPUS_AND_GPUS = ON_CPUS | {"cuda"}
+
+
 class Operator:
     """One pooling operation.
 

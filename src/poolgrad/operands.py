@@ -74,8 +74,6 @@ class Operand(ABC):
         can be computed by itself.
     determines_windows : bool
         Whether it determines where fractional windows begin.
-    uses_layout : bool
-        Whether its conversion depends on the layout of the input.
     is_cut : bool
         Whether a chunk of the input can be pooled with a part of the operand.
     """
@@ -85,7 +83,6 @@ class Operand(ABC):
     is_shared: ClassVar[bool] = False
     is_positional: ClassVar[bool] = False
     determines_windows: ClassVar[bool] = False
-    uses_layout: ClassVar[bool] = False
     is_cut: ClassVar[bool] = True
 
     def __init__(self, name: str) -> None:
@@ -93,10 +90,7 @@ class Operand(ABC):
 
     @abstractmethod
     def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
-        """Check the caller's value and convert it to an array of the front end.
-
-        `ready`, the prepared call, may be None unless `uses_layout`.
-        """
+        """Check the caller's value and convert it to an array of the front end."""
 
     @abstractmethod
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
@@ -124,6 +118,13 @@ class Operand(ABC):
         """Return the part of the operand for some channels of the input."""
         return value
 
+    def limits(self, layout: Layout) -> tuple[int, int, str] | None:
+        """Return the least valid value, the end of valid values, and the words for that range.
+
+        None if there is no such range, or if the front end has checked it.
+        """
+        return None
+
 
 class _Nothing(Operand):
     """The operand of operators that have none."""
@@ -145,7 +146,6 @@ class Parameter(Operand):
 
     has_gradient = True
     is_shared = True
-    uses_layout = True
 
     def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
         return front.parameter(self, value, x, ready)
@@ -204,7 +204,6 @@ class WindowSamples(Operand):
     """Random samples that determine where fractional windows begin."""
 
     determines_windows = True
-    uses_layout = True
     is_cut = False
 
     def convert(self, front: Converter, value: Any, x: Any, ready: Any) -> Any:
@@ -232,6 +231,9 @@ class WindowSamples(Operand):
     def axes(self, leading: list[int], every: list[int | None]) -> list[int | None]:
         return [*leading]
 
+    def limits(self, layout: Layout) -> tuple[int, int, str] | None:
+        return 0, 1, "in [0, 1)"
+
 
 class Indices(Operand):
     """The flat position of each input in the plane of the output."""
@@ -241,6 +243,10 @@ class Indices(Operand):
 
     def accepted(self, layout: Layout) -> tuple[str, list[Shape], bool]:
         return "int64", [layout.in_shape], False
+
+    def limits(self, layout: Layout) -> tuple[int, int, str] | None:
+        size = math.prod(layout.window.out)
+        return 0, size, f"from 0 to {size - 1}"
 
 
 class SecondInput(Operand):

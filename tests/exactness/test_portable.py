@@ -229,6 +229,29 @@ def test_random_numbers_come_from_the_generator(no_kernels: None) -> None:
         assert not torch.equal(first, third)
 
 
+@pytest.mark.parametrize(
+    ("size", "outputs", "kernel"), [(112, 56, 2), (1200, 1000, 2), (700, 650, 5)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_samples_of_few_digits(
+    dtype: str, size: int, outputs: int, kernel: int, request: pytest.FixtureRequest
+) -> None:
+    """Of narrow dtypes, in which many windows begin at one input, no window is left out."""
+    samples = torch.full((1, 1, 2), 0.5, dtype=getattr(torch, dtype))
+    x = torch.arange(size * 2.0).flip(0).reshape(1, 1, size, 2).to(samples.dtype).requires_grad_()
+
+    def gradient() -> Any:
+        y = poolgrad.fractional_max_pool2d(
+            x, (kernel, 1), output_size=(outputs, 2), _random_samples=samples
+        )
+        (gx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        return gx
+
+    expected = gradient()
+    request.getfixturevalue("no_kernels")
+    assert torch.equal(gradient(), expected)
+
+
 def test_the_same_draw_as_the_kernels() -> None:
     x = np.random.default_rng(0).random((2, 3, 16, 16))
     expected = poolgrad.stochastic_pool2d(x, 3, generator=7)

@@ -195,3 +195,12 @@ def test_errors_keep_their_words() -> None:
     compiled = torch.compile(lambda x: poolgrad.max_pool2d(x, 9), backend="aot_eager")
     with pytest.raises(Exception, match="kernel_size 9"):
         compiled(torch.ones(1, 1, 4, 4))
+
+
+def test_functions_with_equal_arguments_are_compiled_apart() -> None:
+    torch.compiler.reset()
+    x = torch.rand(1, 2, 6, 6)
+    for name in ("avg_pool2d", "adaptive_avg_pool2d", "max_pool2d", "adaptive_max_pool2d"):
+        pool = getattr(poolgrad, name)
+        compiled = torch.compile(pool, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(x, 2), pool(x, 2)), name

@@ -64,35 +64,36 @@ def device() -> Iterator[str]:
         yield DEVICE
 
 
-def _serve(monkeypatch: pytest.MonkeyPatch, name: str, serve: Any) -> None:
-    """Replace a function that the front end for PyTorch chooses kernels with."""
+def _set_engine(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Set the engine of every device, and let no call skip the choice of an engine."""
     from poolgrad.call_cache import LOOKUPS
-    from poolgrad.torch import adapter, function
+    from poolgrad.torch import engines
 
-    for module in (adapter, function):
-        monkeypatch.setattr(module, name, serve)
-    monkeypatch.delitem(LOOKUPS, adapter.Tensor, raising=False)
+    monkeypatch.setattr(engines, "engine_of_device", lambda x: engines.Engine[name])
+    monkeypatch.delitem(LOOKUPS, engines.Tensor, raising=False)
 
 
 @pytest.fixture
 def on_triton(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make the front end for PyTorch use the Triton kernels, also for tensors of the CPU.
+    """Pool tensors of the CPU as on a GPU: operators with Triton kernels are computed by these.
 
-    Returns the names of the operators that did, in the order of their calls.
+    Returns the names of the operators that were, in the order of their calls.
     """
-    from poolgrad.torch import triton
+    from poolgrad.torch import engines
 
     names: list[str] = []
+    with_kernels = engines.with_kernels
 
-    def with_kernels_for(ready: Any, x: Any) -> Any:
+    def recorded(engine: Any, ready: Any) -> Any:
         names.append(ready.operator.name)
-        return triton.on_device(ready)
+        return with_kernels(engine, ready)
 
-    _serve(monkeypatch, "with_kernels_for", with_kernels_for)
+    _set_engine(monkeypatch, "TRITON")
+    monkeypatch.setattr(engines, "with_kernels", recorded)
     return names
 
 
 @pytest.fixture
 def on_portable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make it use `poolgrad.portable`, as on a device without kernels."""
-    _serve(monkeypatch, "has_kernels", lambda x: False)
+    """Pool tensors of the CPU as on a device without kernels."""
+    _set_engine(monkeypatch, "PORTABLE")

@@ -1,4 +1,4 @@
-"""Selecting kernels against the compiled CPU kernels: the same bits, routes and gradients."""
+"""Selecting operators against the compiled CPU kernels: the same bits, routes and gradients."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import poolgrad.torch.triton as package  # noqa: E402
 from poolgrad.interface import Selection  # noqa: E402
-from poolgrad.operators import OPERATORS, prepare  # noqa: E402
-from poolgrad.torch.arrays import DTYPES, as_operand, empty, inner_of, name_of  # noqa: E402
+from poolgrad.operators import OPERATORS, Prepared, prepare  # noqa: E402
+from poolgrad.torch.adapter import ADAPTERS, Static  # noqa: E402
+from poolgrad.torch.arrays import DTYPES, empty, inner_of, name_of  # noqa: E402
 from poolgrad.torch.triton.launch import recorded  # noqa: E402
 from poolgrad.windows import WindowSpec, adaptive, fixed, fractional, whole  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("on_triton")
 
 
 class Windows(NamedTuple):
@@ -63,26 +66,41 @@ def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return x
 
 
-def pooled(on_gpu: bool, name: str, windows: Windows, x: Any, options: tuple[str, str]) -> Any:
-    """Output, residual, gradient and tangent."""
+def prepared(name: str, windows: Windows, x: torch.Tensor, options: tuple[str, str]) -> Prepared:
     inner = inner_of(x, windows.spec, False)
-    where = (tuple(x.shape), False, inner, name_of(x.dtype))
-    ready = prepare(name, windows.spec, Selection(*options), *where)
-    ready = package.on_device(ready) if on_gpu else ready
-    layout = ready.layout
+    return prepare(
+        name, windows.spec, Selection(*options), tuple(x.shape), False, inner, name_of(x.dtype)
+    )
+
+
+def numbers(shape: tuple[int, ...], x: torch.Tensor, seed: int) -> torch.Tensor:
+    # Whole numbers: the interpreter cuts sums off where it should round them to bfloat16.
+    return torch.randint(-4, 5, shape, generator=torch.manual_seed(seed)).to(x.device, x.dtype)
+
+
+def on_cpu(ready: Prepared, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Output, residual, gradient and tangent of the compiled kernels."""
     y = empty(ready.output, x)
     residual = tuple(empty(b, x) for b in ready.residual)
-    ready.forward(x, None, y, residual, 1)
+    ready.operator.forward(ready.call(x, y, residual=residual))
     if not x.is_floating_point():
         return y, *residual
-    numbers = torch.manual_seed(1)
-    # Whole numbers: the interpreter cuts sums off where it should round them to bfloat16.
-    gy = torch.randint(-4, 5, layout.out_shape, generator=numbers).to(x.device, x.dtype)
-    t = torch.randint(-4, 5, layout.in_shape, generator=numbers).to(x.device, x.dtype)
-    gx = empty(ready.input, x)
-    ready.vjp(gy, None, None, residual, gx, 1)
-    tangent = torch.empty_like(y)
-    ready.jvp(t, None, residual, tangent, 1)
+    gx, tangent = empty(ready.input, x), torch.empty_like(y)
+    gy = numbers(ready.layout.out_shape, x, 1)
+    ready.operator.vjp(ready.call(gy, gx, residual=residual))
+    t = numbers(ready.layout.in_shape, x, 2)
+    ready.operator.jvp(ready.call(t, tangent, residual=residual))
+    return y, *residual, gx, tangent
+
+
+def on_gpu(ready: Prepared, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same of the engine that GPUs use: the Triton kernels, or `poolgrad.portable`."""
+    adapter, static = ADAPTERS[ready.operator.name], Static(ready)
+    y, *residual = adapter.forward(static, x)
+    if not x.is_floating_point():
+        return y, *residual
+    gx = adapter.vjp(static, numbers(ready.layout.out_shape, x, 1), *residual)
+    tangent = adapter.jvp(static, numbers(ready.layout.in_shape, x, 2), *residual)
     return y, *residual, gx, tangent
 
 
@@ -95,11 +113,20 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def assert_same_bits(
     name: str, windows: Windows, x: torch.Tensor, options: tuple[str, str], device: str
 ) -> None:
-    expected = pooled(False, name, windows, x, options)
+    expected = on_cpu(prepared(name, windows, x, options), x)
     # `to` keeps strides that leave no gaps; others are kept by the CPU, where nothing is copied.
-    made = pooled(True, name, windows, x.to(device), options)
-    for a, b in zip(made, expected, strict=True):
-        assert torch.equal(bits(a), bits(b))
+    moved = x.to(device)
+    made = on_gpu(prepared(name, windows, moved, options), moved)
+    if OPERATORS[name].has_kernels("cuda", OPERATORS[name].options(*options)):
+        for a, b in zip(made, expected, strict=True):
+            assert torch.equal(bits(a), bits(b))
+        return
+    # `poolgrad.portable` selects the same inputs, but converts NaN and divides in another order.
+    (y, route, *rest), (expected_y, expected_route, *others) = made, expected
+    torch.testing.assert_close(y.cpu(), expected_y, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(bits(route), bits(expected_route))
+    for a, b in zip(rest, others, strict=True):
+        torch.testing.assert_close(a.cpu(), b, equal_nan=True)
 
 
 OPTIONS = [("first", "bytes"), ("first", "packed"), ("zero", "bytes"), ("split", "bytes")]
@@ -155,10 +182,9 @@ def test_median(windows: Windows, options: tuple[str, str], device: str) -> None
 )
 def test_64_bit_offsets(windows: Windows, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of tensors of 2**31 elements, on few."""
-    from poolgrad.torch.triton import launch, layout, selecting
+    from poolgrad.torch.triton import kernels, views
 
-    monkeypatch.setattr(selecting, "index_type", lambda *_, **__: launch.tl.int64)
-    monkeypatch.setattr(layout, "index_type", lambda *_, **__: launch.tl.int64)
+    monkeypatch.setattr(kernels, "index_type", lambda *_, **__: views.tl.int64)
     assert_same_bits("max", windows, values(windows.shape, torch.float32), OPTIONS[0], device)
 
 
@@ -179,47 +205,49 @@ def test_wide_gradients_are_those_of_the_cpu(device: str) -> None:
     windows = named("separable")
     x = torch.randn(windows.shape, generator=torch.manual_seed(0), dtype=torch.float64)
     gy = torch.randn((1, 2, 12, 7), generator=torch.manual_seed(1), dtype=torch.float64)
-    expected = gradient(False, windows, x, gy)
-    found = gradient(True, windows, x.to(device), gy.to(device))
+    expected = gradient(prepared("max", windows, x, OPTIONS[0]), x, gy)
+    moved = x.to(device)
+    ready = package.on_device(prepared("max", windows, moved, OPTIONS[0]))
+    found = gradient(ready, moved, gy.to(device))
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-14, atol=1e-14)
 
 
-def gradient(on_gpu: bool, windows: Windows, x: torch.Tensor, gy: torch.Tensor) -> torch.Tensor:
-    where = (tuple(x.shape), False, inner_of(x, windows.spec, False), name_of(x.dtype))
-    ready = prepare("max", windows.spec, Selection(), *where)
-    ready = package.on_device(ready) if on_gpu else ready
+def gradient(ready: Prepared, x: torch.Tensor, gy: torch.Tensor) -> torch.Tensor:
     y, gx = empty(ready.output, x), empty(ready.input, x)
     residual = tuple(empty(b, x) for b in ready.residual)
-    ready.forward(x, None, y, residual, 1)
-    ready.vjp(gy, None, None, residual, gx, 1)
+    ready.operator.forward(ready.call(x, y, residual=residual))
+    ready.operator.vjp(ready.call(gy, gx, residual=residual))
     return gx
 
 
 SPECS = {"fractional_max": fractional(2, 3, 4), "max_unpool": adaptive(2, 18)}
 
 
-@pytest.mark.parametrize("name", [o.name for o in OPERATORS.values() if not o.composed])
-def test_the_host_reads_no_numbers(name: str) -> None:
+CALLS = [(o.name, o.options()) for o in OPERATORS.values() if not o.composed]
+CALLS += [("max", Selection("split"))]
+
+
+@pytest.mark.parametrize(("name", "options"), CALLS, ids=str)
+def test_the_host_reads_no_numbers(name: str, options: tuple[Any, ...]) -> None:
     """Tensors without numbers: no call waits for the device, nor allocates by what is there.
 
     So CUDA graphs can capture the calls.
     """
-    operator = OPERATORS[name]
-    options = operator.options()
-    spec = SPECS.get(name, fixed(2, 3, 2, 1))
+    operator, adapter = OPERATORS[name], ADAPTERS[name]
     x = torch.empty((2, 3, 9, 9), device="meta")
-    ready = package.on_device(prepare(name, spec, options, tuple(x.shape), False, -1, "float32"))
-    given = None
+    spec = SPECS.get(name, fixed(2, 3, 2, 1))
+    ready = prepare(name, spec, options, tuple(x.shape), False, -1, "float32")
+    given: tuple[torch.Tensor, ...] = ()
     if operator.operand.count:
         dtype, shapes, _ = operator.operand.accepted(ready.layout)
-        tensor = torch.empty(shapes[0], dtype=DTYPES[dtype], device="meta")
-        given = as_operand(ready, (tensor,))
-    y, gx = empty(ready.output, x), empty(ready.input, x)
-    residual = tuple(empty(b, x) for b in ready.residual)
+        given = (torch.empty(shapes[0], dtype=DTYPES[dtype], device="meta"),)
+    static = Static(ready)
+    held = (x,) if operator.nonlinear else ()
     with recorded() as launches:
-        ready.forward(x, given, y, residual, 1)
-        ready.vjp(y, x, given, residual, gx, 1)
+        made = adapter.forward(static, x, *given)
+        y, *residual = made if isinstance(made, tuple) else (made,)
+        gx = adapter.vjp(static, y, *held, *given, *residual)
         if not operator.nonlinear:
-            ready.jvp(x, given, residual, y, 1)
-    assert len(launches) >= 2
+            assert adapter.jvp(static, gx, *given, *residual).is_meta
+    assert (len(launches) >= 2) == operator.has_kernels("cuda", operator.options(*options))
     assert all(tensor.is_meta for one in launches for tensor in one.args if torch.is_tensor(tensor))

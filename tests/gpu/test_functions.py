@@ -1,4 +1,7 @@
-"""Every public function on the Triton kernels: values, gradients and indices of the textbook."""
+"""Every public function as on a GPU: values, gradients and indices of the textbook.
+
+Triton kernels compute most of them, and `poolgrad.portable` those that have no such kernels.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from poolgrad.functional import FUNCTIONS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_triton")
 NAMES = [name for name in FUNCTIONS if not name.startswith("roi")]
+PORTABLE = ("stochastic", "median", "fractional", "max_unpool")
 
 
 def call(name: str, channels_last: bool) -> tuple[np.ndarray, dict[str, Any]]:
@@ -27,7 +31,7 @@ def call(name: str, channels_last: bool) -> tuple[np.ndarray, dict[str, Any]]:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_gradients_are_the_textbooks(
-    name: str, channels_last: bool, device: str
+    name: str, channels_last: bool, device: str, on_triton: list[str]
 ) -> None:
     x, kwargs = call(name, channels_last)
     expected, pullback = reference.vjp(getattr(reference, name), x, **kwargs)
@@ -43,6 +47,7 @@ def test_values_and_gradients_are_the_textbooks(
     gradients = pullback(cotangent)
     gradient = gradients[0] if isinstance(gradients, tuple) else gradients
     np.testing.assert_allclose(leaf.grad.cpu(), gradient, rtol=1e-9, atol=1e-11)
+    assert bool(on_triton) == (not name.startswith(PORTABLE)), on_triton
 
 
 @pytest.mark.parametrize("name", ["avg_pool2d", "log_mean_exp_pool2d", "max_pool2d"])
@@ -70,7 +75,9 @@ def test_indices_are_the_textbooks(name: str, device: str) -> None:
     np.testing.assert_array_equal(indices.cpu(), expected)
 
 
-@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "log_mean_exp_pool2d"])
+@pytest.mark.parametrize(
+    "name", ["max_pool2d", "avg_pool2d", "log_mean_exp_pool2d", "median_pool2d"]
+)
 def test_double_backward_agrees_with_differences(name: str, device: str) -> None:
     x, kwargs = call(name, channels_last=False)
     small = torch.tensor(x, device=device)[:1, :1, :4, :4].requires_grad_()
@@ -80,6 +87,17 @@ def test_double_backward_agrees_with_differences(name: str, device: str) -> None
         return FUNCTIONS[name](t, **kwargs).square()
 
     assert torch.autograd.gradgradcheck(squared, small)
+
+
+def test_values_that_are_out_of_range_fail_an_assertion(device: str) -> None:
+    """No call waits for the device, so on a GPU the assertion fails later and ends the process."""
+    if device != "cpu":
+        pytest.skip("a failed assertion on a GPU ends the process")
+    x = torch.ones(1, 1, 6, 6)
+    with pytest.raises(RuntimeError, match=r"_random_samples must be in \[0, 1\)"):
+        FUNCTIONS["fractional_max_pool2d"](x, 2, 3, _random_samples=torch.ones(1, 1, 2))
+    with pytest.raises(RuntimeError, match="indices must be from 0 to 143"):
+        FUNCTIONS["max_unpool2d"](x, torch.full((1, 1, 6, 6), 144), 2)
 
 
 def test_functional_transformations_and_deterministic_mode(device: str) -> None:

@@ -11,18 +11,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 tl = pytest.importorskip("triton.language", reason="Triton is not installed")
 
+from poolgrad.interface import Selection  # noqa: E402
 from poolgrad.operators import OPERATORS, prepare  # noqa: E402
-from poolgrad.torch import function, triton  # noqa: E402
-from poolgrad.torch.arrays import (  # noqa: E402
-    DTYPES,
-    as_operand,
-    empty,
-    has_kernels,
-    inner_of,
-    with_kernels_for,
-)
+from poolgrad.torch import engines, function, triton  # noqa: E402
+from poolgrad.torch.arrays import DTYPES, as_operand, empty, inner_of  # noqa: E402
+from poolgrad.torch.engines import Engine  # noqa: E402
 from poolgrad.torch.triton.launch import Launch, launch, recorded  # noqa: E402
-from poolgrad.windows import WindowSpec, adaptive, fixed, fractional, whole  # noqa: E402
+from poolgrad.windows import WindowSpec, adaptive, fixed, whole  # noqa: E402
+
+# The others are computed by `poolgrad.portable`.
+WITH_KERNELS = ["max", "relu_max", "min", "avg", "lp", "log_mean_exp", "soft", "expected", "mixed"]
 
 
 class Calls(NamedTuple):
@@ -57,10 +55,11 @@ def record(
     y, gx = empty(ready.output, x), empty(ready.input, x)
     residual = () if inference else tuple(empty(b, x) for b in ready.residual)
     with recorded() as forward:
-        ready.forward(x, operand, y, residual, 1)
+        how = {"residual": residual, "operand": operand}
+        ready.operator.forward(ready.call(x, y, **how))
     with recorded() as backward:
         if not inference:
-            ready.vjp(y, x, operand, residual, gx, 1)
+            ready.operator.vjp(ready.call(y, gx, x=x, **how))
     with recorded() as tangent:
         if not inference and not operator.nonlinear:
             ready.jvp(x, operand, residual, y, 1)
@@ -99,16 +98,6 @@ def test_indices_of_large_planes_have_64_bits(bins: int) -> None:
     assert offsets(calls.indices) == {tl.int64}
 
 
-def test_masks_of_several_bytes_may_be_larger_than_arrays() -> None:
-    """Windows of 7x7 have masks of seven bytes: 3.2e8 outputs have masks of 2.2e9 bytes."""
-    calls = record("max", fixed(2, 7, 1, 3), (1, 2000, 400, 400), "bfloat16", "split")
-    masked = [one for one in calls.all if "BYTES" in one.constants]
-    assert {one.kernel.__name__ for one in masked} == {
-        "split_winners", "split_shares", "split_backward", "split_jvp",
-    }  # fmt: skip
-    assert offsets(masked) == {tl.int64}
-
-
 @pytest.mark.parametrize("name", ["max", "avg"])
 @pytest.mark.parametrize("last", [False, True])
 def test_arrays_between_separable_passes_may_be_larger_than_both(name: str, last: bool) -> None:
@@ -122,21 +111,13 @@ def test_arrays_between_separable_passes_may_be_larger_than_both(name: str, last
 
 
 def calls_of(inference: bool) -> list[Launch]:
-    """Launches of every operator, with small, wide and global windows."""
-    specs = {
-        "fractional_max": [fractional(2, 3, 4)],
-        "max_unpool": [adaptive(2, 18)],
-    }
-    usual = [fixed(2, 3, 2, 1), fixed(2, 9, 1, 4), whole(2)]
-    names = [o.name for o in OPERATORS.values() if not o.composed]
-    found = [
+    """Launches of every operator with kernels, with small, wide and global windows."""
+    return [
         one
-        for name in names
-        for spec in specs.get(name, usual)
+        for name in WITH_KERNELS
+        for spec in (fixed(2, 3, 2, 1), fixed(2, 9, 1, 4), whole(2))
         for one in record(name, spec, (2, 3, 9, 9), inference=inference).all
     ]
-    split = record("max", fixed(2, 3, 2, 1), (2, 3, 9, 9), "float32", "split").all
-    return found if inference else found + split
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -195,14 +176,21 @@ def test_kernels_are_used_where_triton_can_compile_them(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: CAPABILITIES[d.index])
     for number, capability in enumerate(CAPABILITIES):
         x = SimpleNamespace(is_cpu=False, is_cuda=True, device=torch.device("cuda", number))
-        assert has_kernels(x) == (hip is not None or capability >= (8, 0))
+        is_supported = hip is not None or capability >= (8, 0)
+        engine = Engine.TRITON if is_supported else Engine.PORTABLE
+        assert engines.engine_of_device(x) is engine
+        for operator in OPERATORS.values():
+            expected = engine if operator.name in WITH_KERNELS else Engine.PORTABLE
+            assert engines.engine_of(operator, operator.options(), x) is expected
+        for ties in ("first", "zero"):
+            assert engines.engine_of(OPERATORS["max"], Selection(ties), x) is engine
+        assert engines.engine_of(OPERATORS["max"], Selection("split"), x) is Engine.PORTABLE
 
 
 def test_calls_that_are_prepared_while_compiling_are_not_cached(monkeypatch: Any) -> None:
-    x = torch.empty(1, 2, 8, 8, device="meta")
     options = OPERATORS["max"].options()
     ready = prepare("max", fixed(2, 2), options, (1, 2, 8, 8), False, -1, "float32")
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     before = triton.on_device.cache_info()
-    assert with_kernels_for(ready, x).layout == ready.layout
+    assert engines.with_kernels(Engine.TRITON, ready).layout == ready.layout
     assert triton.on_device.cache_info() == before

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from gpu_calls import CALLS, made, name_of, outcome  # noqa: E402
+from gpu_calls import WITH_KERNELS, made, name_of, outcome  # noqa: E402
 
 from poolgrad.torch import triton as package  # noqa: E402
 from poolgrad.torch.triton import launch  # noqa: E402
@@ -68,7 +68,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[list[int]]
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("call", CALLS, ids=name_of)
+@pytest.mark.parametrize("call", WITH_KERNELS, ids=name_of)
 def test_accesses_are_inside_of_tensors(
     call: Any, channels_last: bool, device: str, on_triton: list[str], checked: list[int]
 ) -> None:

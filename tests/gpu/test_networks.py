@@ -77,12 +77,17 @@ def test_accelerated_functions(images: Tensor, device: str, on_triton: list[str]
 def test_kernels_of_gpus_are_registered_and_given_back(
     images: Tensor, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as PyTorch has kernels of GPUs here: those that it composes."""
+    """As far as PyTorch has kernels of GPUs here: those that it composes.
+
+    Fractional windows, which have none here, are left to PyTorch: poolgrad has none for GPUs.
+    """
     from poolgrad.torch import accelerate as module
 
     source = vars(sys.modules[module.__module__])
-    composed = [o for o in source["_OPERATORS"] if o.name in ("max_pool1d", "max_pool2d")]
-    monkeypatch.setitem(source, "_OPERATORS", composed)
+    names = ("max_pool1d", "max_pool2d", "fractional_max_pool2d")
+    operators = [o for o in source["_OPERATORS"] if o.name in names]
+    assert len(operators) == len(names)
+    monkeypatch.setitem(source, "_OPERATORS", operators)
     monkeypatch.setitem(source, "_devices", lambda: [source["_CPU"], source["_GPU"]])
     kernels = [torch.library.get_kernel("aten::max_pool2d", key) for key in source["_GPU"]]
     with module():

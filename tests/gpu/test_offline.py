@@ -1,10 +1,11 @@
-"""Every variant compiled for GPUs that are not there, and what a compiler sees of an operator."""
+"""Every variant compiled for GPUs that are not present; what a compiler traces of an operator."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +33,7 @@ def run(*command: str) -> str:
     ],
 )
 def test_every_variant_compiles(target: str) -> None:
-    run("-m", "poolgrad.torch.triton.variants", target)
+    run(str(Path(__file__).with_name("compile_offline.py")), target)
 
 
 TRACE = """
@@ -46,25 +47,38 @@ from poolgrad.windows import fixed, flatten
 def pool(x):
     return torch.ops.poolgrad.max(x, flatten(fixed(2, 3, 2, 1)), False, "first", "bytes")
 
+def pool_without_kernels(x):
+    window = flatten(fixed(2, 3, 2, 1))
+    y, routes = torch.ops.poolgrad.median(x, window, False, "first", "bytes")
+    return y, torch.ops.poolgrad.max(x, window, False, "split", "bytes")[0]
+
 with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
     for device in ("cuda", "cpu"):
         x = torch.empty(2, 3, 8, 16, device=device)
         print(device, make_fx(dispatch_functionalize(pool))(x).code)
+    x = torch.empty(2, 3, 8, 16, device="cuda")
+    print("portable", make_fx(dispatch_functionalize(pool_without_kernels))(x).code)
 """
 
 
 def test_compilers_see_the_kernels() -> None:
-    """On a GPU launches of Triton kernels, on the CPU the operator."""
-    gpu, cpu = run("-c", TRACE).split("\ncpu ")
+    """On a GPU launches of Triton kernels; on the CPU, and without such kernels, the operator."""
+    gpu, rest = run("-c", TRACE).split("\ncpu ")
+    cpu, portable = rest.split("\nportable ")
     assert "triton_kernel_wrapper" in gpu
     assert "poolgrad.max" not in gpu
     assert "poolgrad.max" in cpu
+    assert "triton_kernel_wrapper" not in portable
+    assert "poolgrad.median" in portable
+    assert "poolgrad.max" in portable
 
 
 SIZES = """
+import sys
 import torch
-from poolgrad.torch.triton.offline import source_of
-from poolgrad.torch.triton.variants import _Row, _variants_of
+sys.path.append(sys.argv[1])
+from compile_offline import source_of
+from poolgrad.tools.bench.gpu_model import _Row, _variants_of
 from poolgrad.windows import whole
 
 for name, options in (("lp", (True,)), ("log_mean_exp", ())):
@@ -80,4 +94,4 @@ for name, options in (("lp", (True,)), ("log_mean_exp", ())):
 
 def test_planes_of_all_sizes_share_a_kernel() -> None:
     """One forward and one backward: a network that sees images of many sizes compiles once."""
-    run("-c", SIZES)
+    run("-c", SIZES, str(Path(__file__).parent))

@@ -77,7 +77,7 @@ target = ((ctypes.c_float * 4) * 3)()
 kernels.select("max", array, target, None, False, None, 1)
 assert (np.asarray(target) == y).all()
 spec = _kernels.TensorSpec(type(array), (), (), (), (), "by buffer")
-assert spec.parts(array) == (front.KIND.parts(x)[0],)
+assert spec.parts(array) == (front.SPEC.parts(x)[0],)
 """
 
 

@@ -240,7 +240,7 @@ def _print_gpu_model(device: str, dry_run: bool) -> None:
     if find_spec("triton") is None:
         fail("--device cuda needs triton: pip install triton", code=2)
     with clear_errors():
-        from poolgrad.torch.triton.variants import print_model
+        from poolgrad.tools.bench.gpu_model import print_model
     print_model()
 
 

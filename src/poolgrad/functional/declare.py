@@ -62,6 +62,7 @@ No = Literal[False]
 Yes = Literal[True]
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # every public function, by name
+_declared: dict[str, type[Function]] = {}  # their declarations
 
 
 class Pool(Protocol[P]):
@@ -282,8 +283,12 @@ def _public(declared: type[Function], name: str, dims: int) -> Any:
     x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation="Any")
     known = Signature([x, *signature_of(declared).parameters.values()])
 
+    _declared[name] = declared
+
     def describe(x: Any, *args: Any, **kwargs: Any) -> Request:
-        given = declared(*args, **kwargs)
+        # Looked up by name, because PyTorch's compiler compares the names in closures, not classes:
+        # it would take the code of another function with equal arguments.
+        given = _declared[name](*args, **kwargs)
         if given.dim is None:
             return given.request(x, dims)
         names = dimensions(x, given.dim, dims, given.channels_last)

@@ -15,6 +15,7 @@ from poolgrad import core
 from poolgrad.call_cache import recorded
 from poolgrad.core import axis_integers
 from poolgrad.interface import Buffer, per_input, per_output
+from poolgrad.jax import portable
 from poolgrad.jax.sharding import sharded
 from poolgrad.jax.static import Static
 from poolgrad.windows import Layout
@@ -60,6 +61,8 @@ def forward(x: Array, *operands: Array, pool: Static, keep: int) -> list[Array]:
 
 def jvp(*args: Array, pool: Static, learned: bool) -> list[Array]:
     """Compute the tangent of the output."""
+    if pool.operator.nonlinear:
+        return portable.jvp(*args, pool=pool, learned=learned)
     t, *rest = args
     _, operands, residual = pool.held(tuple(rest))
 

@@ -91,7 +91,9 @@ class Pool(Arguments, Generic[Y]):
             name: _learned(name, value) if name in LEARNED else _hashable(name, value)
             for name, value in bound.arguments.items()
         }
-        leaves = tuple(name for name in LEARNED & given.keys() if not _is_number(given[name]))
+        leaves = tuple(
+            name for name in LEARNED & given.keys() if not isinstance(given[name], float)
+        )
         self._check(given)
         vars(self).update(given, _leaves=leaves)
         nnx = sys.modules.get("flax.nnx")
@@ -259,10 +261,6 @@ def _hashable(name: str, value: object) -> Any:
     return value
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real)
-
-
 def _unwrapped(value: Any) -> Any:
     """Return the array that a variable of Flax NNX holds, or the value itself."""
     is_variable = not isinstance(value, Array) and hasattr(value, "__jax_array__")
@@ -277,7 +275,7 @@ def _learned(name: str, value: Any) -> Any:
     TypeError, ValueError
         If it is none of these.
     """
-    if _is_number(value) and not isinstance(value, bool):
+    if isinstance(value, Real) and not isinstance(value, bool):
         return float(value)
     held = _unwrapped(value)
     if held is not value:
@@ -296,24 +294,10 @@ def _learned(name: str, value: Any) -> Any:
 # Pytrees
 
 
-def _leaves(module: Pool[Any]) -> tuple[str, ...]:
-    """Return the names of the arguments that are leaves."""
-    names: tuple[str, ...] = vars(module)["_leaves"]
-    return names
-
-
-def _structure(module: Pool[Any]) -> tuple[Any, ...]:
-    names = _leaves(module)
-    rest = tuple((n, v) for n, v in module._arguments().items() if n not in names)
-    return names, rest
-
-
-def _flatten(module: Pool[Any]) -> tuple[list[Any], tuple[Any, ...]]:
-    return [getattr(module, name) for name in _leaves(module)], _structure(module)
-
-
 def _flatten_with_keys(module: Pool[Any]) -> tuple[list[Any], tuple[Any, ...]]:
-    return [(GetAttrKey(n), getattr(module, n)) for n in _leaves(module)], _structure(module)
+    names = vars(module)["_leaves"]
+    rest = tuple((n, v) for n, v in module._arguments().items() if n not in names)
+    return [(GetAttrKey(n), getattr(module, n)) for n in names], (names, rest)
 
 
 def _register(kind: type[Pool[Any]]) -> None:
@@ -328,4 +312,4 @@ def _register(kind: type[Pool[Any]]) -> None:
         vars(module).update(rest, _leaves=names, **dict(zip(names, leaves, strict=True)))
         return module
 
-    jax.tree_util.register_pytree_with_keys(kind, _flatten_with_keys, unflatten, _flatten)
+    jax.tree_util.register_pytree_with_keys(kind, _flatten_with_keys, unflatten)

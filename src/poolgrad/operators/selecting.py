@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from poolgrad.interface import (
+    ON_CPUS,
+    ON_CPUS_AND_GPUS,
     Buffer,
     Choice,
     KernelCall,
@@ -184,7 +186,7 @@ class Max(Extreme):
     """The largest input of each window; NaN if the window contains one."""
 
     name = order = "max"
-    kernels = frozenset({"cpu", "xla", "cuda"})
+    kernels = ON_CPUS_AND_GPUS
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         known = windows.valid & ~_is_nan(windows.values)
@@ -196,6 +198,7 @@ class ReLUMax(Max):
     """The largest input of each window, or 0 if none is positive; NaN if it contains one."""
 
     name = order = "relu_max"
+    kernels = ON_CPUS_AND_GPUS
 
     def may_have_no_winner(self, options: Any) -> bool:
         return True
@@ -211,7 +214,7 @@ class Min(Extreme):
     """The smallest input of each window; NaN if the window contains one."""
 
     name = order = "min"
-    kernels = frozenset({"cpu", "xla", "cuda"})
+    kernels = ON_CPUS_AND_GPUS
 
     def best(self, xp: Any, windows: UnfoldedWindows) -> tuple[Any, Any]:
         known = windows.valid & ~_is_nan(windows.values)
@@ -223,7 +226,7 @@ class Median(Extreme):
     """The lower median of each window; NaN if the window contains one."""
 
     name = order = "median"
-    kernels = frozenset({"cpu", "xla"})
+    kernels = ON_CPUS
 
     def check(self, window: Window, options: Any) -> None:
         super().check(window, options)
@@ -241,7 +244,7 @@ class FractionalMax(Max):
     """The largest input of each window, for windows whose positions depend on samples."""
 
     name = "fractional_max"
-    kernels = frozenset({"cpu", "xla"})
+    kernels = ON_CPUS
     operand = WindowSamples("_random_samples")
 
 
@@ -249,7 +252,7 @@ class Stochastic(Routed):
     """One input of each window, drawn with a probability proportional to its positive part."""
 
     name = "stochastic"
-    kernels = frozenset({"cpu", "xla"})
+    kernels = ON_CPUS
     operand = Seed("generator")
 
     def check(self, window: Window, options: Any) -> None:
@@ -285,7 +288,7 @@ class MaxUnpool(Operator):
     """Writes every value to the position of its index; all other outputs are zero."""
 
     name = "max_unpool"
-    kernels = frozenset({"cpu", "xla"})
+    kernels = ON_CPUS
     operand = Indices("indices")
     integers = True
     windowed = False

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from poolgrad.interface import (
+    ON_CPUS_AND_GPUS,
     Averaging,
     Buffer,
     KernelCall,
@@ -46,7 +47,7 @@ class Avg(Operator):
     """The mean of each window."""
 
     name = "avg"
-    kernels = frozenset({"cpu", "xla", "cuda"})
+    kernels = ON_CPUS_AND_GPUS
     options = Averaging
     integers = True
 
@@ -147,6 +148,7 @@ class Lp(_Nonlinear):
     """The p-norm of each window, or its generalised mean."""
 
     name = "lp"
+    kernels = ON_CPUS_AND_GPUS
     options = PowerMean
     operand = Parameter("norm_type")
     kept = 2
@@ -186,6 +188,7 @@ class LogMeanExp(_Nonlinear):
     """The logarithm of the mean exponential of each window."""
 
     name = "log_mean_exp"
+    kernels = ON_CPUS_AND_GPUS
     operand = Parameter("r")
     kept = 2
 
@@ -226,6 +229,7 @@ class Soft(_Nonlinear):
     """The mean of each window, weighted with its softmax."""
 
     name = "soft"
+    kernels = ON_CPUS_AND_GPUS
     kept = 3
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
@@ -242,6 +246,7 @@ class Expected(_Nonlinear):
     """The expected value of `Stochastic`."""
 
     name = "expected"
+    kernels = ON_CPUS_AND_GPUS
     kept = 3
 
     def formula(self, xp: Any, windows: UnfoldedWindows, argument: Any, options: Any) -> Any:
@@ -259,7 +264,7 @@ class Mixed(Operator):
     """A mixture of the maximum and the mean of each window."""
 
     name = "mixed"
-    kernels = frozenset({"cpu", "xla", "cuda"})
+    kernels = ON_CPUS_AND_GPUS
     options = Mixing
     operand = Parameter("alpha")
     nonlinear = True

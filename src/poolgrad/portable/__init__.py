@@ -1,7 +1,8 @@
 """Computes every operator, forward and backward, in array-API operations, on any device.
 
-The kernels pool arrays in the memory of a CPU. This package pools all others: tensors of PyTorch on
-CUDA, MPS and XPU, arrays of JAX on GPUs and TPUs, and arrays of CuPy. It uses the operations of the
+The compiled kernels pool arrays in the memory of a CPU, and Triton kernels most tensors of PyTorch
+on CUDA. This package pools all others: tensors on MPS and XPU, and on CUDA for operators without
+Triton kernels, arrays of JAX on GPUs and TPUs, and arrays of CuPy. It uses the operations of the
 `array API standard <https://data-apis.org/array-api>`_ of the array's own library, through
 array-api-compat. Results are computed on the device of the input, with offsets of 64 bits where the
 library supports them.

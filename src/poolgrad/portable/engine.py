@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from poolgrad.dtypes import INTEGERS
 from poolgrad.interface import Operator
 from poolgrad.portable import routes
 from poolgrad.portable.arrays import (
@@ -325,8 +326,10 @@ def _unpooled(xp: Any, layout: Layout, x: Any, indices: Any) -> Any:
     if math.prod(moved.shape) == 0:
         return restored(xp, layout, xp.zeros(shape, dtype=x.dtype, **placed(x)))
     owners, found, _ = _owners(xp, layout, indices)
+    if layout.dtype in INTEGERS:  # PyTorch on CUDA lacks functions of unsigned integers
+        moved = converted(xp, moved, exact_dtype(layout.dtype))
     values = xp.take(xp.reshape(moved, (math.prod(moved.shape),)), owners, axis=0)
-    y = xp.where(found, values, xp.zeros_like(values))
+    y = xp.astype(xp.where(found, values, xp.zeros_like(values)), x.dtype)
     return restored(xp, layout, xp.reshape(y, shape))
 
 

@@ -73,8 +73,10 @@ class Geometry:
     def __init__(self, xp: Any, layout: Layout, like: Any, samples: Any = None) -> None:
         self._xp, self._axes, self._where = xp, layout.window.axes, placed(like)
         self._begins: list[Any] = [None] * len(self._axes)
+        self._epsilon = 0.0  # the relative distance of neighbouring samples
         if samples is not None:
             self._begins = _begins(xp, self._axes, samples)
+            self._epsilon = float(xp.finfo(samples.dtype).eps)
         self._taps = [
             _sampled_taps(xp, axis, begin, self._where)
             if begin is not None
@@ -178,7 +180,7 @@ class Geometry:
         xp, axis, begin = self._xp, self._axes[a], self._begins[a]
         inputs = xp.arange(axis.size, **self._where)[:, None]
         if begin is not None:
-            return _sampled_inverse_taps(xp, axis, begin, inputs, self._where)
+            return _sampled_inverse_taps(xp, axis, begin, self._epsilon, inputs, self._where)
         find = _adaptive_inverse_taps if axis.adaptive else _fixed_inverse_taps
         outputs, taps, valid = find(xp, axis, inputs, self._where)
         most = self._taps[a].valid.shape[1]
@@ -271,7 +273,7 @@ def _adaptive_inverse_taps(
 def _begins(xp: Any, axes: Sequence[Axis], samples: Any) -> list[Any]:
     """Return the begins of the windows of each plane, along each axis: (planes, outputs)."""
     dims = len(axes)
-    rows = xp.reshape(samples, (math.prod(samples.shape[:-1]), dims))
+    rows = xp.reshape(samples, (math.prod(samples.shape) // dims, dims))
     # PyTorch's order of samples is width, height for two axes; depth, height, width for three.
     columns = [rows[:, dims - 1 - a if dims == 2 else a] for a in range(dims)]
     return [_starts(xp, axis, column) for axis, column in zip(axes, columns, strict=True)]
@@ -285,7 +287,7 @@ def _starts(xp: Any, axis: Axis, samples: Any) -> Any:
         return _kept_narrow(xp, xp.astype(value, dtype))
 
     def number(value: int) -> Any:
-        return rounded(xp.asarray(value, **where))
+        return rounded(xp.full((), value, **where))  # `asarray` would copy from the host
 
     def whole(value: Any) -> Any:
         return xp.astype(value, xp.arange(1).dtype)
@@ -317,10 +319,13 @@ def _sampled_taps(xp: Any, axis: Axis, begin: Any, where: dict[str, Any]) -> Tap
 
 
 def _sampled_inverse_taps(
-    xp: Any, axis: Axis, begin: Any, inputs: Any, where: dict[str, Any]
+    xp: Any, axis: Axis, begin: Any, epsilon: float, inputs: Any, where: dict[str, Any]
 ) -> InverseTaps:
     step = max((axis.size - axis.kernel) // max(axis.out - 1, 1), 1)
-    most = min(axis.out, axis.kernel // step + 3)
+    # Begins are rounded four times, each by at most half of epsilon: in narrow dtypes many windows
+    # may begin at one input.
+    error = int(4 * axis.size * epsilon)
+    most = min(axis.out, (axis.kernel + error) // step + 3)
     over = xp.astype(begin[:, None, :] + axis.kernel <= inputs[None, :, :], begin.dtype)
     outputs = xp.sum(over, axis=-1)[:, :, None] + xp.arange(most, **where)[None, None, :]
     valid = outputs < axis.out

@@ -56,6 +56,11 @@ class _AtenOperator(NamedTuple):
         """Name of poolgrad's function."""
         return self.name.removeprefix("_").removesuffix("_with_indices")
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether windows depend on samples, so that poolgrad has no kernels for GPUs."""
+        return "_random_samples" in self.names
+
 
 _MAX = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 _AVG = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
@@ -85,7 +90,7 @@ def _kernel(operator: _AtenOperator, before: Any) -> Callable[..., Any]:
     # For bins and fractional windows PyTorch accepts no list of one number for all axes.
     sizes = [n for n in names if n.endswith("_size")] if "output_size" in names else []
 
-    drawn, fitting = "_random_samples" in names, operator.name == "avg_pool3d"
+    drawn, fitting = operator.is_drawn, operator.name == "avg_pool3d"
 
     def kernel(keys: Any, x: Tensor, *args: Any, **more: Any) -> Any:
         plain = is_direct_for_kernels(x) and x.is_floating_point() and x.numel() > 0
@@ -190,6 +195,8 @@ def _registered() -> torch.library.Library:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*verrid", UserWarning)  # overriding is the purpose
             for operator, keys in product(_OPERATORS, _devices()):
+                if operator.is_drawn and keys == _GPU:
+                    continue
                 # Both before registering: a kernel for one key changes the lookup of the other.
                 before = [torch.library.get_kernel(f"aten::{operator.name}", key) for key in keys]
                 for key, kernel in zip(keys, before, strict=True):
@@ -207,7 +214,7 @@ _switch = _Switch()
 class accelerate:
     """Compute the poolings of PyTorch with poolgrad, in functions, modules and their callers.
 
-    This applies to tensors on the CPU and, where Triton compiles kernels, on GPUs.
+    This applies to tensors on the CPU and, where poolgrad has Triton kernels, on GPUs.
 
     It is active until `stop`; as a context manager, until the end of the block; as a decorator,
     while the function runs. It may be nested. It applies to all threads of the process: start it

@@ -31,15 +31,15 @@ from poolgrad import portable
 from poolgrad.dtypes import FLOATS
 from poolgrad.interface import Buffer, Operator
 from poolgrad.operators import Prepared, for_each_operator
-from poolgrad.torch import formulas
-from poolgrad.torch._compat import mode_of, unwrapped
+from poolgrad.torch import engines, formulas
+from poolgrad.torch._compat import assert_later, mode_of, unwrapped
 from poolgrad.torch.arrays import (
     DTYPES,
     allocate,
     as_operand,
+    check_operand,
     checked,
     empty,
-    has_kernels,
     inner_of,
     laid_out,
     name_of,
@@ -47,11 +47,11 @@ from poolgrad.torch.arrays import (
     readable,
     spec_of,
     stored,
-    with_kernels_for,
 )
 from poolgrad.torch.batching import batch
 from poolgrad.torch.derivatives import differentiable, refuse_nested_forward, save
 from poolgrad.torch.devices import names_of_tensors, on_one_device, register
+from poolgrad.torch.engines import Engine
 from poolgrad.torch.library import library
 from poolgrad.windows import Layout, fixed, flatten, lay_out
 
@@ -112,7 +112,8 @@ class Adapter:
         for suffix, schema in schemas.items():
             LIBRARY.define(f"{self.name}{suffix}{schema}")
             op = self.ops[suffix] = getattr(torch.ops.poolgrad, self.name + suffix).default
-            register(op, self._of_schema(suffix, runs[suffix]), LIBRARY)
+            launches = self._of_schema(suffix, self._launches)
+            register(op, self._of_schema(suffix, runs[suffix]), launches, LIBRARY)
             fake = self._of_schema(suffix, fakes[suffix])
             torch.library.register_fake(op, fake, lib=LIBRARY)
         self._differentiate()
@@ -166,47 +167,66 @@ class Adapter:
         second = first + self.operand_count
         return held[:first], held[first:second], held[second:]
 
-    # Implementations: kernels on CPUs and, with Triton, on GPUs; otherwise `poolgrad.portable`
+    # Implementations: the engine is that of the operator, its options, and the device
+
+    def _engine(self, ready: Prepared, x: Tensor) -> Engine:
+        return engines.engine_of(self.operator, ready.options, x)
+
+    def _launches(self, static: Static, x: Tensor, *others: Tensor) -> bool:
+        """Whether a call launches Triton kernels."""
+        return self._engine(static.ready, x) is Engine.TRITON
 
     def forward(self, static: Static, x: Tensor, *operands: Tensor) -> Any:
         """Compute the output and the residual."""
-        if not has_kernels(x):
-            return self._portable_forward(static, x, self._operand(operands, x))
-        ready = with_kernels_for(static.ready, x)
-        operand = as_operand(ready, operands)
-        x, y = readable("x", x), allocate(ready.output, x)
+        engine = self._engine(static.ready, x)
+        if engine is Engine.PORTABLE:
+            return self._portable_forward(static, x, self._operand(static.ready, operands, x))
         residual = self._residual(static, x, allocate)
-        kept: list[Any] = list(residual)
-        if not static.tracked:
-            kept[-1] = None
-        threads = torch.get_num_threads()
-        how = {"residual": tuple(kept), "operand": operand, "threads": threads}
-        self.operator.forward(ready.call(x, y, **how))
+        kept = residual if static.tracked else (*residual[:-1], None)
+        y = allocate(static.ready.output, x)
+        self._run_kernels("forward", engine, static.ready, readable("x", x), y, operands, kept)
         return (y, *residual) if residual else y
 
-    def _operand(self, operands: Tensors, like: Tensor) -> Tensor | None:
-        """Return the extra operand on the device of the input; a seed may be on the CPU."""
-        return operands[0].to(like.device) if self.operand_count else None
+    def _run_kernels(
+        self,
+        method: str,
+        engine: Engine,
+        ready: Prepared,
+        source: Tensor,
+        target: Tensor,
+        operands: Tensors,
+        residual: tuple[Any, ...],
+        x: Tensor | None = None,
+    ) -> None:
+        """Call a method of the operator with the kernels of an engine."""
+        ready = engines.with_kernels(engine, ready)
+        how = {"residual": residual, "operand": as_operand(ready, operands), "x": x}
+        call = ready.call(source, target, threads=torch.get_num_threads(), **how)
+        getattr(self.operator, method)(call)
+
+    def _operand(self, ready: Prepared, operands: Tensors, like: Tensor) -> Tensor | None:
+        """Return the extra operand on the device of the input; a seed may be on the CPU.
+
+        On GPUs its values are checked by an assertion on the device, for which no call waits.
+        """
+        if not self.operand_count:
+            return None
+        check_operand(ready, operands[0])
+        given, limits = operands[0].to(like.device), self.operator.operand.limits(ready.layout)
+        if limits and engines.engine_of_device(like) is Engine.TRITON:
+            least, end, words = limits
+            valid = ((given >= least) & (given < end)).all()
+            assert_later(valid, f"{self.operator.operand.name} must be {words}")
+        return given
 
     def _portable_forward(self, static: Static, x: Tensor, operand: Tensor | None) -> Any:
         ready = static.ready
-        y, kept = portable.forward(
-            self.operator, ready.layout, x, operand, ready.options, self.kept > 0
-        )
+        how = (operand, ready.options, self.kept > 0)
+        y, kept = portable.forward(self.operator, ready.layout, x, *how)
         buffers = self._buffers(static, x)
         residual = tuple(map(stored, buffers, kept)) or tuple(empty(b, x) for b in buffers)
         y = stored(ready.output, y)
         return (y, *residual) if residual else y
-
-    def _portable_vjp(
-        self, ready: Prepared, gy: Tensor, x: Tensors, operands: Tensors, residual: Tensors
-    ) -> Any:
-        operand, value = self._operand(operands, gy), x[0] if x else None
-        gradients = portable.vjp(
-            self.operator, ready.layout, gy, value, operand, residual, ready.options
-        )
-        gx = stored(ready.input, gradients[0])
-        return (gx, gradients[1]) if self.operator.learned else gx
 
     def _buffers(self, static: Static, x: Tensor) -> tuple[Buffer, ...]:
         """Return the residual, where arrays that `vjp` does not read are empty.
@@ -216,7 +236,7 @@ class Adapter:
         """
         buffers = static.ready.residual
         read = len(buffers) - (not static.tracked)
-        if self.operator.nonlinear and not has_kernels(x):
+        if self.operator.nonlinear and self._engine(static.ready, x) is Engine.PORTABLE:
             read = 0
         return (*buffers[:read], *(b._replace(shape=(0,), order=(0,)) for b in buffers[read:]))
 
@@ -227,9 +247,6 @@ class Adapter:
         """Compute the gradient of the input, and of a learned parameter."""
         ready, layout = static.ready, static.ready.layout
         x, operands, residual = self._held(held)
-        if not has_kernels(gy):
-            return self._portable_vjp(ready, gy, x, operands, residual)
-        ready = with_kernels_for(ready, gy)
         dtype = DTYPES[layout.dtype]
         if gy.shape != layout.out_shape or gy.dtype != dtype:
             raise ValueError(
@@ -241,14 +258,18 @@ class Adapter:
                 f"x must be {gy.dtype} of shape {layout.in_shape}, "
                 f"got {x[0].dtype} of shape {tuple(x[0].shape)}"
             )
+        engine = self._engine(ready, gy)
+        if engine is Engine.PORTABLE:
+            how = (self._operand(ready, operands, gy), residual, ready.options)
+            made = portable.vjp(self.operator, layout, gy, x[0] if x else None, *how)
+            gx = stored(ready.input, made[0])
+            return (gx, made[1]) if self.operator.learned else gx
         tracked = not self.operator.learned or residual[-1].shape != (0,)
         known = self.kept if tracked else self.kept - 1  # the rest is an unused slope
         residual = (*laid_out(residual[:known], ready.residual[:known]), *residual[known:])
-        operand, x = as_operand(ready, operands), tuple(readable("x", t) for t in x)
         gy, gx = readable("gy", gy), allocate(ready.input, gy)
-        threads = torch.get_num_threads()
-        how = {"residual": residual, "operand": operand, "threads": threads}
-        self.operator.vjp(ready.call(gy, gx, x=x[0] if x else None, **how))
+        own = readable("x", x[0]) if x else None
+        self._run_kernels("vjp", engine, ready, gy, gx, operands, residual, own)
         if not self.operator.learned:
             return gx
         if not tracked:
@@ -263,17 +284,12 @@ class Adapter:
         """Compute the tangent of the output."""
         ready = static.ready
         _, operands, residual = self._held(held)
-        if not has_kernels(t):
-            operand = self._operand(operands, t)
-            y = portable.jvp(self.operator, ready.layout, t, operand, residual, ready.options)
-            return stored(ready.output, y)
-        ready = with_kernels_for(ready, t)
-        residual = laid_out(residual, ready.residual)
-        operand = as_operand(ready, operands)
-        t, y = readable("t", t), allocate(ready.output, t)
-        threads = torch.get_num_threads()
-        how = {"residual": residual, "operand": operand, "threads": threads}
-        self.operator.jvp(ready.call(t, y, **how))
+        engine = self._engine(ready, t)
+        if engine is Engine.PORTABLE:
+            how = (self._operand(ready, operands, t), residual, ready.options)
+            return stored(ready.output, portable.jvp(self.operator, ready.layout, t, *how))
+        t, y, kept = readable("t", t), allocate(ready.output, t), laid_out(residual, ready.residual)
+        self._run_kernels("jvp", engine, ready, t, y, operands, kept)
         return y
 
     # Shapes without data; sizes may be symbolic

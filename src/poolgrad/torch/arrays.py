@@ -141,20 +141,6 @@ def kind(exchange: bool) -> TensorSpec:
 KIND = kind(_compat.has_dlpack_exchange)
 
 
-def has_kernels(x: Tensor) -> bool:
-    """Whether the device of a tensor has kernels; otherwise `poolgrad.portable` is used."""
-    return x.is_cpu or (x.is_cuda and triton.is_available(x.device))
-
-
-def with_kernels_for(ready: Prepared, x: Tensor) -> Prepared:
-    """Return the call with kernels for the device of a tensor."""
-    if x.is_cpu:
-        return ready
-    # While compiling, each call is prepared anew, so that a cache would keep it and never find it.
-    on_device = triton.on_device
-    return on_device.__wrapped__(ready) if torch.compiler.is_compiling() else on_device(ready)
-
-
 def is_plain(x: Any) -> bool:
     """Whether a tensor can be passed to the kernels directly."""
     return bool(KIND.is_supported(x))
@@ -370,18 +356,15 @@ def laid_out(tensors: tuple[Tensor, ...], expected: tuple[Buffer, ...]) -> tuple
     return tuple(result)
 
 
-def as_operand(ready: Prepared, operands: tuple[Tensor, ...]) -> Any:
-    """Return the extra operand in the form that an operator's methods take.
+def check_operand(ready: Prepared, tensor: Tensor) -> bool:
+    """Check the extra operand, and return whether an operator's methods take it flattened.
 
     Raises
     ------
     ValueError
         If its dtype or shape is wrong: a direct call of ``torch.ops.poolgrad`` may pass any tensor.
     """
-    if not operands:
-        return None
-    operator, (tensor,) = ready.operator, operands
-    operand = operator.operand
+    operand = ready.operator.operand
     name, shapes, is_flat = operand.accepted(ready.layout)
     dtype = DTYPES[name]
     shape = (tensor.numel(),) if is_flat else tuple(tensor.shape)
@@ -390,6 +373,15 @@ def as_operand(ready: Prepared, operands: tuple[Tensor, ...]) -> Any:
             f"{operand.name} must be {dtype} of {' or '.join(map(str, shapes))} elements, "
             f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
+    return is_flat
+
+
+def as_operand(ready: Prepared, operands: tuple[Tensor, ...]) -> Any:
+    """Return the extra operand, checked, in the form that an operator's methods take."""
+    if not operands:
+        return None
+    operator, (tensor,) = ready.operator, operands
+    operand, is_flat = operator.operand, check_operand(ready, tensor)
     tensor = compact(operand.name, tensor)
     # On another device, reading the numbers would wait for the device.
     if operand.has_gradient and tensor.is_cpu:

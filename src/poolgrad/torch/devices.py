@@ -16,7 +16,7 @@ from poolgrad.torch._compat import (
 )
 from poolgrad.torch.arrays import dense
 
-# The devices on which poolgrad's operators run: see `arrays.has_kernels`.
+# The devices on which poolgrad's operators run: see `engines`.
 _DISPATCH_KEYS = ("CPU", "CUDA", "MPS", "XPU", "HPU", "MTIA", "XLA", "PrivateUse1")
 
 
@@ -43,19 +43,21 @@ def implement(op: Any, run: Callable[..., Any], library: Any) -> None:
         library.impl(name, refuse, key)
 
 
-def register(op: Any, run: Callable[..., Any], library: Any) -> None:
+def register(op: Any, run: Callable[..., Any], launches: Callable[..., bool], library: Any) -> None:
     """Register `run` as the implementation of an operator.
 
-    A compiler does not trace into the operator on the CPU. On a GPU with Triton it traces through
-    `run` to the launches of Triton kernels, as through a `torch.library.triton_op`, so that
-    inductor can schedule them; except for symbolic sizes, because kernels are chosen by size.
+    `launches` returns whether `run` launches Triton kernels for the same arguments. Then a compiler
+    traces through `run` to the launches, as through a `torch.library.triton_op`, so that inductor
+    can schedule them; except for symbolic sizes, because kernels are chosen by size. It does not
+    trace into all other calls of the operator.
     """
     implement(op, run, library)
     if not triton.is_installed():
         return
 
     def traced(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if is_exported_with_triton() or args[0].device.type != "cuda" or _has_symbols(args):
+        is_whole = is_exported_with_triton() or args[0].device.type != "cuda" or _has_symbols(args)
+        if is_whole or not launches(*args):
             return mode.__torch_dispatch__(op, types, args, kwargs)
         from poolgrad.torch.triton import launch
 

@@ -15,12 +15,13 @@ from torch import Tensor
 from poolgrad import arguments, portable
 from poolgrad.call_cache import is_cacheable
 from poolgrad.composition import Functions
+from poolgrad.dtypes import FLOATS
 from poolgrad.frontend import FrontEnd
 from poolgrad.interface import Request, Selection, indexed, unpacked
 from poolgrad.operands import Parameter, Samples, WindowSamples
 from poolgrad.operators import OPERATORS, Prepared
 from poolgrad.pullback import Call
-from poolgrad.torch import call_cache
+from poolgrad.torch import call_cache, engines
 from poolgrad.torch._compat import is_transformed, mode_of, without_transforms
 from poolgrad.torch.adapter import ADAPTERS, Static
 from poolgrad.torch.arrays import (
@@ -29,7 +30,6 @@ from poolgrad.torch.arrays import (
     as_operand,
     checked,
     empty,
-    has_kernels,
     inner_of,
     is_in_graph,
     is_transformed_graph,
@@ -39,9 +39,9 @@ from poolgrad.torch.arrays import (
     shape_of,
     spec_of,
     stored,
-    with_kernels_for,
 )
 from poolgrad.torch.devices import register
+from poolgrad.torch.engines import Engine
 from poolgrad.torch.library import library
 from poolgrad.windows import WindowKind, flatten
 
@@ -60,16 +60,23 @@ def _define_indices() -> Any:
         inner, dtype = inner_of(x, spec, last), name_of(x.dtype)
         return prepare_call(name, spec, Selection(), tuple(x.shape), last, inner, dtype)
 
+    def engine_for(x: Tensor, window: list[int], last: bool) -> tuple[Prepared, Engine]:
+        ready = ready_for(x, window, last)
+        return ready, engines.engine_of(ready.operator, ready.options, x)
+
+    def launches(x: Tensor, routes: Tensor, samples: Tensor, *where: Any) -> bool:
+        return engine_for(x, *where)[1] is Engine.TRITON
+
     def fake(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
         return empty(ready_for(x, window, last).per_output("int64"), routes)
 
     def run(x: Tensor, routes: Tensor, samples: Tensor, window: list[int], last: bool) -> Tensor:
-        if not has_kernels(x):
-            ready = ready_for(x, window, last)
+        ready, engine = engine_for(x, window, last)
+        if engine is Engine.PORTABLE:
             given = samples if ready.layout.window.fractional else None
             found = portable.indices(ready.layout, routes, given)
             return stored(ready.per_output("int64"), found)
-        ready = with_kernels_for(ready_for(x, window, last), x)
+        ready = engines.with_kernels(engine, ready)
         (routes,) = laid_out((routes,), ready.residual)
         indices = allocate(ready.per_output("int64"), routes)
         placed = as_operand(ready, (samples,) * ready.operator.operand.count)
@@ -92,7 +99,7 @@ def _define_indices() -> Any:
         "bool channels_last) -> Tensor"
     )
     op = torch.ops.poolgrad.route_indices.default
-    register(op, run, LIBRARY)
+    register(op, run, launches, LIBRARY)
     torch.library.register_fake(op, fake, lib=LIBRARY)
     torch.library.register_vmap(op, batched, lib=LIBRARY)
     return op
@@ -104,13 +111,9 @@ _route_indices = _define_indices()
 # The extra operand
 
 
-def _narrowed(value: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """Convert a value to a narrower dtype, clipped by `arguments.within`."""
-    least, largest = arguments.SIZES[name_of(dtype)]
-    size = value.detach().abs()
-    odd = (size != 0) & size.isfinite() & ((size < least) | (size > largest))
-    value = torch.where(odd, size.clamp(least, largest).copysign(value), value)
-    return value.to(device=like.device, dtype=dtype)
+def _as_float64(numbers: Any) -> Tensor:
+    """Return NumPy's numbers as a tensor: PyTorch lacks some of NumPy's dtypes."""
+    return torch.as_tensor(numbers.astype(np.float64), dtype=torch.float64, device="cpu")
 
 
 def known_generator(value: Any) -> torch.Generator | int | None:
@@ -238,26 +241,28 @@ class TorchFrontEnd(FrontEnd):
 
     # Extra operands
 
+    def is_own(self, value: Any) -> bool:
+        return isinstance(value, Tensor)
+
     def parameter(self, operand: Parameter, value: Any, x: Tensor, ready: Prepared) -> Tensor:
         layout = ready.layout
-        dtype = DTYPES[layout.sum_dtype]
         if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
             ready.operator.check_operand([float(value)])
             (number,) = arguments.within([float(value)], layout.sum_dtype)
-            return torch.full((), number, dtype=dtype, device=x.device)
-        if isinstance(value, Tensor):
-            given = checked(operand.name, value)
-        else:  # float64: PyTorch lacks some of NumPy's dtypes
-            numbers = arguments.real_numbers(operand.name, value).astype(np.float64)
-            given = torch.as_tensor(numbers, dtype=torch.float64, device="cpu")
-        if given.is_complex() or given.dtype == torch.bool:
-            raise arguments.refuse_numbers(operand.name, given.dtype)
-        arguments.check_length(operand.name, shape_of(given), layout.channels)
-        if layout.channel < 0:  # without a channel axis there is one number
-            given = given.reshape(())
-        if given.dtype == torch.float64 and dtype == torch.float32:
-            return _narrowed(given, dtype, x).contiguous()
-        return given.to(device=x.device, dtype=dtype).contiguous()
+            return torch.full((), number, dtype=DTYPES[layout.sum_dtype], device=x.device)
+        if not isinstance(value, Tensor):
+            value = _as_float64(arguments.real_numbers(operand.name, value))
+        theta = super().parameter(operand, checked(operand.name, value), x, ready).to(x.device)
+        # Without a channel axis there is one number.
+        return (theta if layout.channel >= 0 else theta.reshape(())).contiguous()  # type: ignore[no-any-return]
+
+    def narrowed(self, value: Tensor, dtype: str) -> Tensor:
+        if value.dtype == torch.float64 and dtype == "float32":
+            least, largest = arguments.SIZES[dtype]
+            size = value.detach().abs()
+            odd = (size != 0) & size.isfinite() & ((size < least) | (size > largest))
+            value = torch.where(odd, size.clamp(least, largest).copysign(value), value)
+        return value.to(DTYPES[dtype])
 
     def seed(self, value: Any, x: Tensor) -> Tensor:
         known = known_generator(value)
@@ -268,36 +273,37 @@ class TorchFrontEnd(FrontEnd):
             x.device
         )
 
+    def drawn(self, generator: Any, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        known = known_generator(generator)
+        context = seeded(known)
+        if isinstance(known, int):  # no generator draws on the device meta
+            device = torch.device("cpu") if x.is_meta else x.device
+            known = torch.Generator(device=device).manual_seed(known)
+        # Compilers do not support None.
+        own: Any = {} if known is None else {"generator": known}
+        device = x.device if known is None else known.device
+        dtype = x.dtype if x.is_floating_point() else torch.float32
+        with context:
+            return torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
+
     def samples(self, operand: WindowSamples, value: Samples, x: Tensor, ready: Prepared) -> Tensor:
+        if value.values is not None:
+            given = value.values
+            if not isinstance(given, Tensor):
+                given = _as_float64(arguments.floating_samples(given))
+            value = value._replace(values=checked(operand.name, given).to(x.device))
+        return super().samples(operand, value, x, ready)  # type: ignore[no-any-return]
+
+    def samples_below_one(self, samples: Tensor, ready: Prepared) -> Tensor:
         layout = ready.layout
-        dtype = x.dtype if x.dtype.is_floating_point else torch.float32
-        shape, most = arguments.samples_shape(layout), arguments.below_one(name_of(dtype))
-        if value.values is None:
-            known = known_generator(value.generator)
-            context = seeded(known)
-            if isinstance(known, int):  # no generator draws on the device meta
-                device = torch.device("cpu") if x.is_meta else x.device
-                known = torch.Generator(device=device).manual_seed(known)
-            # Compilers do not support None.
-            own: Any = {} if known is None else {"generator": known}
-            device = x.device if known is None else known.device
-            with context:
-                drawn: Tensor = torch.rand(shape, dtype=dtype, device=device, **own).to(x.device)
-            return drawn.clamp(max=most)  # compiled code draws in float32 and rounds
-        if isinstance(value.values, Tensor):
-            given = checked(operand.name, value.values)
-        else:
-            numbers = arguments.floating_samples(value.values).astype(np.float64)
-            given = torch.as_tensor(numbers, dtype=torch.float64, device="cpu")
-        arguments.check_samples_dtype(name_of(given.dtype))
-        arguments.check_samples_shape(shape_of(given), layout)
-        given = given.to(x.device)
-        samples = given.to(dtype)
-        if given.dtype != dtype:  # rounding takes no sample into [0, 1) or out: the kernels check
-            samples = torch.where(given < 1, samples.clamp(max=most), samples)
-            negative = samples.clamp(max=-torch.finfo(dtype).tiny)
-            samples = torch.where(given < 0, negative, samples)
-        return samples.reshape(shape).contiguous()
+        name = layout.dtype if layout.dtype in FLOATS else "float32"
+        dtype, most = DTYPES[name], arguments.below_one(name)
+        narrow = samples.to(dtype)
+        # Rounding takes no sample into [0, 1) or out of it: the kernels check.
+        narrow = torch.where(samples < 1, narrow.clamp(max=most), narrow)
+        negative = narrow.clamp(max=-torch.finfo(dtype).tiny)
+        narrow = torch.where(samples < 0, negative, narrow)
+        return narrow.reshape(arguments.samples_shape(layout)).contiguous()
 
     def indices(self, value: Any, x: Tensor) -> Tensor:
         if not isinstance(value, Tensor):

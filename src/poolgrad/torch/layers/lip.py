@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from poolgrad.torch.layers import arguments
-from poolgrad.torch.layers.arguments import WindowedLayer, batched, pair, sum_dtype, unbatched
+from poolgrad.torch.layers.arguments import WindowedLayer, pair, sum_dtype
 from poolgrad.torch.layers.exportable import avg_pool2d
 from poolgrad.windows import brief
 
@@ -103,19 +103,6 @@ def _bounded_average(x: Tensor, logits: Tensor, *windows: tuple[int, int]) -> Te
     return (over / avg_pool2d(weights, *windows)).to(x.dtype)
 
 
-@fx.wrap
-def _normalisable(x: Tensor) -> Tensor:
-    """Return a batch of maps of two or more pixels, because one pixel has no variance."""
-    batch = batched(x)
-    return batch.expand(-1, -1, 1, 2) if batch.shape[-2] * batch.shape[-1] == 1 else batch
-
-
-@fx.wrap
-def _of_shape(y: Tensor, x: Tensor) -> Tensor:
-    """Undo `_normalisable` of `x`."""
-    return unbatched(y if y.shape[-1] == x.shape[-1] else y[..., :1], x)
-
-
 class _ImportanceLogits(nn.Module):
     """A 3x3 convolution, instance normalisation and `HIGH` times a sigmoid.
 
@@ -132,8 +119,10 @@ class _ImportanceLogits(nn.Module):
         self.norm = nn.GroupNorm(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.conv(_normalisable(x)))
-        return _of_shape(self.HIGH * y.sigmoid(), x)
+        y, norm = self.conv(arguments.batched(x)), self.norm
+        # Not `norm` itself, which refuses one map of one pixel.
+        y = torch.group_norm(y, norm.num_groups, norm.weight, norm.bias, norm.eps)
+        return arguments.unbatched(self.HIGH * y.sigmoid(), x)
 
 
 class LIP2d(WindowedLayer):

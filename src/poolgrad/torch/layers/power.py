@@ -56,11 +56,14 @@ class _Learned(Pool):
         The name of the public function.
     learned : str
         The name of the learned argument.
+    eps : float
+        Inputs below it count as this number; 0 stands for no limit.
     """
 
     __signature__ = None  # that of `__init__`
     public: ClassVar[str]
     learned: ClassVar[str]
+    eps: float = 0.0
 
     def __init__(self, channels: int | None, initial: float, **kwargs: Any) -> None:
         channels, initial = optional_count("channels", channels), number(self.learned, initial)
@@ -71,9 +74,10 @@ class _Learned(Pool):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
+        x = arguments.check_maps(x, self.channels)
         given = self._arguments()
         keepdims = given.pop("keepdims")
-        return _pooled(arguments.check_maps(x, self.channels), self.public, given, keepdims)
+        return _pooled(x.clamp(min=self.eps) if self.eps else x, self.public, given, keepdims)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""
@@ -144,11 +148,6 @@ class GeM2d(_Learned, GlobalLPPool2d):
         self.eps = number("eps", eps)
         if self.eps < 0:
             raise ValueError(f"eps must not be negative, got {brief(eps)}")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Pool a tensor of shape (N, C, H, W) to (N, C), with `keepdims` to (N, C, 1, 1)."""
-        x = arguments.check_maps(x, self.channels)
-        return super().forward(x.clamp(min=self.eps) if self.eps else x)
 
     def extra_repr(self) -> str:
         """Return the arguments for `repr`."""

@@ -42,8 +42,7 @@ def on_device(ready: Prepared) -> Prepared:
     """Return the call with Triton kernels."""
     from poolgrad.torch.triton.kernels import Kernels
 
-    order = getattr(ready.operator, "order", "")
-    kernels: Any = Kernels(ready.layout, ready.route_bits, order)
+    kernels: Any = Kernels(ready.layout, ready.route_bits)
     made = replace(ready)
     vars(made)["kernels"] = kernels  # in place of the compiled kernels
     return made

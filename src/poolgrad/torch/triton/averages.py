@@ -10,15 +10,13 @@ import triton.language as tl
 
 from poolgrad.torch.triton.geometry import (
     ADAPTIVE,
-    aligned_sizes,
     divided,
     double_lanes,
     element,
     last_windows,
     load_pair,
     load_tap,
-    places,
-    plane_offset,
+    prologue,
     strided_offset,
     tile,
     window_over,
@@ -45,25 +43,16 @@ def taps_along(
 
 @triton.jit
 def count_of(
-    place, size, HI: tl.constexpr,
+    position, size, HI: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
     PADDED: tl.constexpr,
 ):  # fmt: skip
     """The number of taps that count, at least 1, so that the mean of an empty window is 0."""
-    _, od, oh, ow, _ = place
+    _, od, oh, ow, _ = position
     depth = taps_along(od, size[0], HI[0], K[0], S[0], LO[0], DIL[0], KIND[0], PADDED)
     height = taps_along(oh, size[1], HI[1], K[1], S[1], LO[1], DIL[1], KIND[1], PADDED)
     width = taps_along(ow, size[2], HI[2], K[2], S[2], LO[2], DIL[2], KIND[2], PADDED)
     return tl.maximum(depth * height * width, 1)
-
-
-@triton.jit
-def add_tap(
-    total, t, x_ptr, window, origin, strides, ok, K: tl.constexpr, DIL: tl.constexpr
-):  # fmt: skip
-    """Add the input at tap `t` of each window to `total`."""
-    x, _ = load_tap(x_ptr, t, window, origin, strides, ok, 0, K, DIL)
-    return total + x.to(total.dtype)
 
 
 @triton.jit
@@ -83,50 +72,38 @@ def average(
 
     `DIVIDE`: whether to divide along these axes; `PAIRS` as in `extremes.select`.
     """
-    lanes, size, out, strides = aligned_sizes(
-        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
-        CHANNELS_LAST, ALIGN,
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
+        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
+        planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
-    row, lane = tile(lanes, ROWS, LANES, INDEX)
-    place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, ok, size, out, x_ptr, S, LO, KIND)
-    origin = plane_offset(place, planes, strides)
+    window = windows_of(position, size, S, LO, KIND)
     total = tl.zeros((ROWS, LANES), SUM)
     if PAIRS:
         both = double_lanes(lanes, LANES, INDEX)
         WIDTH: tl.constexpr = K[2]
         for line in tl.static_range(K[0] * K[1]):
-            for k in tl.static_range(WIDTH):
-                if k % 2 == LO[2] % 2 and k + 1 < WIDTH:
-                    even, _, odd, _ = load_pair(
-                        x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
-                        0, K, LO, DIL, ROWS, LANES,
-                    )  # fmt: skip
-                    total = total + even.to(SUM) + odd.to(SUM)
-                elif k % 2 == LO[2] % 2:  # the last tap
-                    even, _, _, _ = load_pair(
-                        x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
-                        0, K, LO, DIL, ROWS, LANES,
-                    )  # fmt: skip
+            for k in tl.static_range(-(LO[2] % 2), WIDTH, 2):  # a pair begins at an even input
+                even, _, odd, _ = load_pair(
+                    x_ptr, line, k, window, position[3], both, row < rows, size, origin, strides,
+                    0, K, LO, DIL, ROWS, LANES,
+                )  # fmt: skip
+                if k >= 0:
                     total += even.to(SUM)
-                elif k == 0:
-                    _, _, odd, _ = load_pair(
-                        x_ptr, line, -1, window, place[3], both, row < rows, size, origin, strides,
-                        0, K, LO, DIL, ROWS, LANES,
-                    )  # fmt: skip
+                if k + 1 < WIDTH:
                     total += odd.to(SUM)
-    elif UNROLL:
-        for t in tl.static_range(K[0] * K[1] * K[2]):
-            total = add_tap(total, t, x_ptr, window, origin, strides, ok, K, DIL)
     else:
-        for t in range(K[0] * K[1] * K[2]):
-            total = add_tap(total, t, x_ptr, window, origin, strides, ok, K, DIL)
+        TAPS: tl.constexpr = K[0] * K[1] * K[2]
+        STEP: tl.constexpr = TAPS if UNROLL else 1
+        for begin in range(0, TAPS, STEP):
+            for j in tl.static_range(STEP):
+                x, _ = load_tap(x_ptr, begin + j, window, origin, strides, ok, 0, K, DIL)
+                total += x.to(SUM)
     if BY_DIVISOR:
         total = divided(total, tl.full((), divisor, SUM))
     elif DIVIDE:
-        count = count_of(place, size, HI, K, S, LO, DIL, KIND, PADDED)
+        count = count_of(position, size, HI, K, S, LO, DIL, KIND, PADDED)
         total = divided(total, count.to(SUM))
-    at = element(row, place, lanes, out[2], row_w, CHANNELS_LAST)
+    at = element(row, position, lanes, out[2], row_w, CHANNELS_LAST)
     tl.store(y_ptr + at, total.to(y_ptr.dtype.element_ty), mask=ok)
 
 
@@ -166,42 +143,19 @@ def average_shares(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """The cotangent of each output over the number of its taps, or over `divisor`."""
-    lanes, size, out, strides = aligned_sizes(
-        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
-        CHANNELS_LAST, ALIGN,
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
+        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
+        planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
-    row, lane = tile(lanes, ROWS, LANES, INDEX)
-    place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    given = plane_offset(place, planes, strides) + strided_offset(place, strides)
-    share = tl.load(gy_ptr + given, mask=ok, other=0).to(share_ptr.dtype.element_ty)
+    there = origin + strided_offset(position, strides)
+    share = tl.load(gy_ptr + there, mask=ok, other=0).to(share_ptr.dtype.element_ty)
     if BY_DIVISOR:
         share = divided(share, tl.full((), divisor, share.dtype))
     else:
-        count = count_of(place, size, HI, K, S, LO, DIL, KIND, PADDED)
+        count = count_of(position, size, HI, K, S, LO, DIL, KIND, PADDED)
         share = divided(share, count.to(share.dtype))
-    at = element(row, place, lanes, out[2], row_w, CHANNELS_LAST)
+    at = element(row, position, lanes, out[2], row_w, CHANNELS_LAST)
     tl.store(share_ptr + at, share, mask=ok)
-
-
-@triton.jit
-def add_share(
-    total, k, last, place, ok, share_ptr, size, out, origin, strides, divisor,
-    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
-    HI: tl.constexpr, OVER: tl.constexpr,
-    DIVIDE: tl.constexpr, BY_DIVISOR: tl.constexpr, PADDED: tl.constexpr,
-):  # fmt: skip
-    """Add the share of the `k`-th window over each input to `total`."""
-    over, _, inside = window_over(
-        k, last, place, ok, size, out, share_ptr, K, S, LO, DIL, KIND, OVER
-    )
-    at = origin + strided_offset(over, strides)
-    share = tl.load(share_ptr + at, mask=inside, other=0).to(total.dtype)
-    if BY_DIVISOR:
-        share = divided(share, tl.full((), divisor, total.dtype))
-    elif DIVIDE:
-        count = count_of(over, size, HI, K, S, LO, DIL, KIND, PADDED)
-        share = divided(share, count.to(total.dtype))
-    return total + tl.where(inside, share, 0.0)
 
 
 @triton.jit
@@ -221,25 +175,25 @@ def average_backward(
 
     `share_ptr`: the shares, or with `DIVIDE` or `BY_DIVISOR` the cotangents.
     """
-    lanes, size, out, strides = aligned_sizes(
-        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
-        CHANNELS_LAST, ALIGN,
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
+        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
+        planes, (s_p, s_n, s_d, s_h, s_w, s_c), True, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
-    row, lane = tile(lanes, ROWS, LANES, INDEX)
-    place, ok = places(row, lane, rows, lanes, size, row_w, CHANNELS_LAST)
-    origin = plane_offset(place, planes, strides)
-    last = last_windows(place, ok, size, out, share_ptr, S, LO, KIND)
+    last = last_windows(position, size, out, S, LO, KIND)
     total = tl.zeros((ROWS, LANES), SUM)
-    if UNROLL:
-        for k in tl.static_range(OVER[0] * OVER[1] * OVER[2]):
-            total = add_share(
-                total, k, last, place, ok, share_ptr, size, out, origin, strides, divisor,
-                K, S, LO, DIL, KIND, HI, OVER, DIVIDE, BY_DIVISOR, PADDED,
-            )  # fmt: skip
-    else:
-        for k in range(OVER[0] * OVER[1] * OVER[2]):
-            total = add_share(
-                total, k, last, place, ok, share_ptr, size, out, origin, strides, divisor,
-                K, S, LO, DIL, KIND, HI, OVER, DIVIDE, BY_DIVISOR, PADDED,
-            )  # fmt: skip
+    WINDOWS: tl.constexpr = OVER[0] * OVER[1] * OVER[2]
+    STEP: tl.constexpr = WINDOWS if UNROLL else 1
+    for begin in range(0, WINDOWS, STEP):
+        for j in tl.static_range(STEP):
+            over, _, inside = window_over(
+                begin + j, last, position, ok, size, out, K, S, LO, DIL, KIND, OVER
+            )
+            there = origin + strided_offset(over, strides)
+            share = tl.load(share_ptr + there, mask=inside, other=0).to(SUM)
+            if BY_DIVISOR:
+                share = divided(share, tl.full((), divisor, SUM))
+            elif DIVIDE:
+                count = count_of(over, size, HI, K, S, LO, DIL, KIND, PADDED)
+                share = divided(share, count.to(SUM))
+            total += tl.where(inside, share, 0.0)
     tl.store(gx_ptr + row * lanes + lane, total.to(gx_ptr.dtype.element_ty), mask=ok)

@@ -13,14 +13,12 @@ import triton
 import triton.language as tl
 
 from poolgrad.torch.triton.geometry import (
-    aligned_sizes,
     double_lanes,
     element,
     first_valid_tap,
     load_pair,
     load_tap,
-    places,
-    plane_offset,
+    prologue,
     tap_at,
     tile,
     wide,
@@ -56,22 +54,6 @@ def compare(
 
 
 @triton.jit
-def compare_tap(
-    best, tap, tied, t, x_ptr, prior_ptr, window, origin, strides, ok, fill,
-    K: tl.constexpr, DIL: tl.constexpr, PRIOR: tl.constexpr, ORDER: tl.constexpr,
-):  # fmt: skip
-    """`compare` with the input at tap `t` of each window; see `select` for `PRIOR`."""
-    value, valid = load_tap(x_ptr, t, window, origin, strides, ok, fill, K, DIL)
-    number = t
-    if PRIOR:
-        at, _ = tap_at(t, window, strides, K, DIL)
-        prior = tl.load(prior_ptr + origin + at, mask=ok & valid, other=-1)
-        number = tl.full((), t, tap.dtype) * PRIOR + prior
-        valid &= prior >= 0
-    return compare(best, tap, tied, value, number, valid, ORDER, PRIOR == 0)
-
-
-@triton.jit
 def identity(like, ORDER: tl.constexpr, BOOL: tl.constexpr):
     """The output of a window without inputs, as a scalar of the type of `like`."""
     if like.dtype.is_floating():
@@ -104,7 +86,7 @@ def winner(best, tap, tied, ORDER: tl.constexpr, ZERO_TIES: tl.constexpr, BOOL: 
 
 @triton.jit
 def select(
-    x_ptr, prior_ptr, first_ptr,
+    x_ptr, prior_ptr,
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
     planes, s_p, s_n, s_d, s_h, s_w, s_c,
     y_ptr, route_ptr,
@@ -121,14 +103,11 @@ def select(
     `prior_ptr` holds the winning tap of each input, -1 for none. `LAST`: nothing is pooled after.
     `PAIRS`: along a width of stride 2, neighbouring taps come from one contiguous load.
     """
-    lanes, size, out, strides = aligned_sizes(
-        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
-        CHANNELS_LAST, ALIGN,
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
+        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
+        planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
-    row, lane = tile(lanes, ROWS, LANES, INDEX)
-    place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, ok, size, out, first_ptr, S, LO, KIND)
-    origin = plane_offset(place, planes, strides)
+    window = windows_of(position, size, S, LO, KIND)
     fill = identity(tl.full((), 0, x_ptr.dtype.element_ty), MIN if ORDER == MIN else MAX, BOOL)
     best = tl.zeros((ROWS, LANES), x_ptr.dtype.element_ty) + fill
     tap = tl.full((ROWS, LANES), -1, INDEX)
@@ -139,42 +118,35 @@ def select(
         both = double_lanes(lanes, LANES, INDEX)
         WIDTH: tl.constexpr = K[2]
         for line in tl.static_range(K[0] * K[1]):
-            for k in tl.static_range(WIDTH):
+            for k in tl.static_range(-(LO[2] % 2), WIDTH, 2):  # a pair begins at an even input
                 t = line * K[2] + k
-                if k % 2 == LO[2] % 2 and k + 1 < WIDTH:
-                    even, in_even, odd, in_odd = load_pair(
-                        x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
-                        fill, K, LO, DIL, ROWS, LANES,
-                    )  # fmt: skip
+                even, in_even, odd, in_odd = load_pair(
+                    x_ptr, line, k, window, position[3], both, row < rows, size, origin, strides,
+                    fill, K, LO, DIL, ROWS, LANES,
+                )  # fmt: skip
+                if k >= 0:
                     best, tap, tied = compare(best, tap, tied, even, t, in_even, ORDER, True)
+                if k + 1 < WIDTH:
                     best, tap, tied = compare(best, tap, tied, odd, t + 1, in_odd, ORDER, True)
-                elif k % 2 == LO[2] % 2:  # the last tap
-                    even, in_even, _, _ = load_pair(
-                        x_ptr, line, k, window, place[3], both, row < rows, size, origin, strides,
-                        fill, K, LO, DIL, ROWS, LANES,
-                    )  # fmt: skip
-                    best, tap, tied = compare(best, tap, tied, even, t, in_even, ORDER, True)
-                elif k == 0:
-                    _, _, odd, in_odd = load_pair(
-                        x_ptr, line, -1, window, place[3], both, row < rows, size, origin, strides,
-                        fill, K, LO, DIL, ROWS, LANES,
-                    )  # fmt: skip
-                    best, tap, tied = compare(best, tap, tied, odd, t, in_odd, ORDER, True)
-    elif UNROLL:
-        for t in tl.static_range(K[0] * K[1] * K[2]):
-            best, tap, tied = compare_tap(
-                best, tap, tied, t, x_ptr, prior_ptr, window, origin, strides, ok, fill,
-                K, DIL, PRIOR, ORDER,
-            )  # fmt: skip
     else:
-        for t in range(K[0] * K[1] * K[2]):
-            best, tap, tied = compare_tap(
-                best, tap, tied, t, x_ptr, prior_ptr, window, origin, strides, ok, fill,
-                K, DIL, PRIOR, ORDER,
-            )  # fmt: skip
+        TAPS: tl.constexpr = K[0] * K[1] * K[2]
+        STEP: tl.constexpr = TAPS if UNROLL else 1
+        for begin in range(0, TAPS, STEP):
+            for j in tl.static_range(STEP):
+                t = begin + j
+                value, valid = load_tap(x_ptr, t, window, origin, strides, ok, fill, K, DIL)
+                number = t
+                if PRIOR:
+                    there, _ = tap_at(t, window, strides, K, DIL)
+                    prior = tl.load(prior_ptr + origin + there, mask=ok & valid, other=-1)
+                    number = tl.full((), t, tap.dtype) * PRIOR + prior
+                    valid &= prior >= 0
+                best, tap, tied = compare(
+                    best, tap, tied, value, number, valid, ORDER, PRIOR == 0
+                )  # fmt: skip
     if LAST:
         best, tap = winner(best, tap, tied, ORDER, ZERO_TIES, BOOL)
-    at = element(row, place, lanes, out[2], row_w, CHANNELS_LAST)
+    at = element(row, position, lanes, out[2], row_w, CHANNELS_LAST)
     tl.store(y_ptr + at, best, mask=ok)
     if ROUTES:
         store_routes(

@@ -10,12 +10,12 @@ Helpers take and return tuples, ordered (depth, height, width) where they have t
 ===========  =================================================================================
 `size`       sizes of the input along the pooled axes
 `out`        numbers of windows along these axes
-`place`      (plane, d, h, w, channel) of each element of a tile
+`position`   (plane, d, h, w, channel) of each element of a tile
 `window`     (first, end): first tap of each window, end of its valid positions; triples
 `strides`    of the planes p and n, of depth, height, width, and of channels
 `K, S, LO`   constants: taps of a window, stride (or number of adaptive bins), low padding;
              helpers also take taps that are not constant
-`DIL, KIND`  constants: dilation, and the kind of windows (see `launch.kind`)
+`DIL, KIND`  constants: dilation, and the kind of windows (see `views.kind`)
 `OVER`       constants: how many windows may hold one input
 `ALIGN`      constants: powers of two that divide lanes, input width, output width, and strides
 ===========  =================================================================================
@@ -24,13 +24,12 @@ Helpers take and return tuples, ordered (depth, height, width) where they have t
 import triton
 import triton.language as tl
 
-from poolgrad.torch.triton import launch
+from poolgrad.torch.triton import views
 from poolgrad.windows import WindowKind
 
-# Kinds of windows along an axis; those of fractional windows begin at the inputs of a table.
-FEW = tl.constexpr(launch.FEW)
+# Kinds of windows along an axis
+FEW = tl.constexpr(views.FEW)
 ADAPTIVE = tl.constexpr(int(WindowKind.ADAPTIVE))
-FRACTIONAL = tl.constexpr(int(WindowKind.FRACTIONAL))
 
 
 # Tiles and memory
@@ -40,21 +39,6 @@ FRACTIONAL = tl.constexpr(int(WindowKind.FRACTIONAL))
 def aligned(n, UNIT: tl.constexpr):
     """Return `n`, a multiple of `UNIT`, in a form that lets the compiler use wide accesses."""
     return n // UNIT * UNIT
-
-
-@triton.jit
-def aligned_sizes(lanes, size, out, strides, CHANNELS_LAST: tl.constexpr, ALIGN: tl.constexpr):
-    """Return the lanes, sizes and strides in the form of `aligned`."""
-    in_d, in_h, in_w = size
-    out_d, out_h, out_w = out
-    s_p, s_n, s_d, s_h, s_w, s_c = strides
-    lanes, in_w = aligned(lanes, ALIGN[0]), aligned(in_w, ALIGN[1])
-    out_w = aligned(out_w, ALIGN[2])
-    s_p, s_n = aligned(s_p, ALIGN[3]), aligned(s_n, ALIGN[3])
-    s_d, s_h = aligned(s_d, ALIGN[3]), aligned(s_h, ALIGN[3])
-    if CHANNELS_LAST:
-        s_w = aligned(s_w, ALIGN[3])
-    return lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c)
 
 
 @triton.jit
@@ -68,31 +52,42 @@ def tile(lanes, ROWS: tl.constexpr, LANES: tl.constexpr, INDEX: tl.constexpr):
 
 
 @triton.jit
-def double_lanes(lanes, LANES: tl.constexpr, INDEX: tl.constexpr):
-    """Positions (1, 2 * LANES) of a tile whose lanes are pairs of neighbours along the width."""
-    block = tl.program_id(0).to(INDEX) % tl.cdiv(lanes, LANES) * (2 * LANES)
-    return (block + tl.arange(0, 2 * LANES))[None, :]
+def prologue(
+    rows, lanes, size, out, row_w, planes, strides,
+    OF_INPUTS: tl.constexpr, CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """Lanes, sizes and strides in the form of `aligned`, and the elements of this program's tile.
 
-
-@triton.jit
-def places(row, lane, rows, lanes, shape, row_w, CHANNELS_LAST: tl.constexpr):
-    """Coordinates of the elements of a tile in an array of these pooled sizes; which exist.
-
-    `row_w`: the rows for each line of the width, a few more than its size if routes are packed.
+    The tile is a part of the outputs, or of the inputs (`OF_INPUTS`). `row_w`: the rows for each
+    line of the width, a few more than its size if routes are packed. Of each element returns row,
+    lane and `position`, whether it exists, and the offset of the first element of its plane (and
+    channel) in the array that has these strides.
     """
+    lanes = aligned(lanes, ALIGN[0])
+    size = (size[0], size[1], aligned(size[2], ALIGN[1]))
+    out = (out[0], out[1], aligned(out[2], ALIGN[2]))
+    s_p, s_n = aligned(strides[0], ALIGN[3]), aligned(strides[1], ALIGN[3])
+    s_d, s_h = aligned(strides[2], ALIGN[3]), aligned(strides[3], ALIGN[3])
+    s_w, s_c = strides[4], strides[5]
+    row, lane = tile(lanes, ROWS, LANES, INDEX)
     if CHANNELS_LAST:
+        s_w = aligned(s_w, ALIGN[3])
         w, line, c = row % row_w, row // row_w, lane
     else:
         w, line, c = lane, row, row * 0
-    depth, height, width = shape
+    depth, height, width = size if OF_INPUTS else out
     ok = (row < rows) & (lane < lanes) & (w < width)
-    return (line // height // depth, line // height % depth, line % height, w, c), ok
+    plane = line // height // depth
+    position = (plane, line // height % depth, line % height, w, c)
+    origin = plane // planes * s_n + plane % planes * s_p + c * s_c
+    return lanes, size, out, (s_p, s_n, s_d, s_h, s_w, s_c), row, lane, position, ok, origin
 
 
 @triton.jit
-def element(row, place, lanes, width, row_w, CHANNELS_LAST: tl.constexpr):
-    """Offsets of the elements of a tile in a contiguous array of this width."""
-    _, _, _, w, c = place
+def element(row, position, lanes, width, row_w, CHANNELS_LAST: tl.constexpr):
+    """Offsets of the elements of a tile of outputs in a contiguous array of this width."""
+    _, _, _, w, c = position
     if CHANNELS_LAST:
         return (row // row_w * width + w) * lanes + c
     else:
@@ -100,9 +95,16 @@ def element(row, place, lanes, width, row_w, CHANNELS_LAST: tl.constexpr):
 
 
 @triton.jit
-def contiguous_offset(place, shape, lanes, CHANNELS_LAST: tl.constexpr):
-    """Offsets of any places in a contiguous array with these pooled sizes."""
-    plane, d, h, w, c = place
+def double_lanes(lanes, LANES: tl.constexpr, INDEX: tl.constexpr):
+    """Positions (1, 2 * LANES) of a tile whose lanes are pairs of neighbours along the width."""
+    block = tl.program_id(0).to(INDEX) % tl.cdiv(lanes, LANES) * (2 * LANES)
+    return (block + tl.arange(0, 2 * LANES))[None, :]
+
+
+@triton.jit
+def contiguous_offset(position, shape, lanes, CHANNELS_LAST: tl.constexpr):
+    """Offsets of any positions in a contiguous array with these pooled sizes."""
+    plane, d, h, w, c = position
     at = ((plane * shape[0] + d) * shape[1] + h) * shape[2] + w
     if CHANNELS_LAST:
         at = at * lanes + c
@@ -110,16 +112,9 @@ def contiguous_offset(place, shape, lanes, CHANNELS_LAST: tl.constexpr):
 
 
 @triton.jit
-def plane_offset(place, planes, strides):
-    """Offsets of the first elements of the planes (and channels) of these places."""
-    plane, _, _, _, c = place
-    return plane // planes * strides[1] + plane % planes * strides[0] + c * strides[5]
-
-
-@triton.jit
-def strided_offset(place, strides):
-    """Offsets of these places from the first elements of their planes."""
-    _, d, h, w, _ = place
+def strided_offset(position, strides):
+    """Offsets of these positions from the first elements of their planes."""
+    _, d, h, w, _ = position
     return d * strides[2] + h * strides[3] + w * strides[4]
 
 
@@ -127,34 +122,24 @@ def strided_offset(place, strides):
 
 
 @triton.jit
-def window_range(
-    o, ok, size, first_ptr, table, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
-):  # fmt: skip
+def window_range(o, size, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
     """First tap of window `o` as a position in the input, and the end of its valid positions.
 
-    `first_ptr + table`: the first inputs of the windows of this axis, if those come from a table.
     A position below 0 is padding.
     """
     if KIND == ADAPTIVE:
         return o * size // S, ((o + 1) * size + S - 1) // S
-    elif KIND == FRACTIONAL:
-        return tl.load(first_ptr + table + o, mask=ok, other=0), size + 0 * o
     else:
         return o * S - LO, size + 0 * o
 
 
 @triton.jit
-def windows_of(
-    place, ok, size, out, first_ptr, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
-):  # fmt: skip
-    """`window_range` of these outputs along each axis; `ok`: which of them exist."""
-    plane, od, oh, ow, _ = place
-    table = plane * (out[0] + out[1] + out[2])
-    first_d, end_d = window_range(od, ok, size[0], first_ptr, table, S[0], LO[0], KIND[0])
-    table += out[0]
-    first_h, end_h = window_range(oh, ok, size[1], first_ptr, table, S[1], LO[1], KIND[1])
-    table += out[1]
-    first_w, end_w = window_range(ow, ok, size[2], first_ptr, table, S[2], LO[2], KIND[2])
+def windows_of(position, size, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr):
+    """`window_range` of these outputs along each axis."""
+    _, od, oh, ow, _ = position
+    first_d, end_d = window_range(od, size[0], S[0], LO[0], KIND[0])
+    first_h, end_h = window_range(oh, size[1], S[1], LO[1], KIND[1])
+    first_w, end_w = window_range(ow, size[2], S[2], LO[2], KIND[2])
     return (first_d, first_h, first_w), (end_d, end_h, end_w)
 
 
@@ -253,37 +238,27 @@ def last_window(i, size, outputs, S: tl.constexpr, LO: tl.constexpr, KIND: tl.co
 
 @triton.jit
 def last_windows(
-    place, ok, size, out, last_ptr, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
+    position, size, out, S: tl.constexpr, LO: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
-    """`last_window` over these inputs along each axis; from a table if windows come from one."""
-    plane, d, h, w, _ = place
-    if KIND[2] == FRACTIONAL:
-        table = plane * (size[0] + size[1] + size[2])
-        last_d = tl.load(last_ptr + table + d, mask=ok, other=0)
-        last_h = tl.load(last_ptr + table + size[0] + h, mask=ok, other=0)
-        last_w = tl.load(last_ptr + table + size[0] + size[1] + w, mask=ok, other=0)
-        return last_d, last_h, last_w
-    else:
-        return (
-            last_window(d, size[0], out[0], S[0], LO[0], KIND[0]),
-            last_window(h, size[1], out[1], S[1], LO[1], KIND[1]),
-            last_window(w, size[2], out[2], S[2], LO[2], KIND[2]),
-        )
+    """`last_window` over these inputs along each axis."""
+    _, d, h, w, _ = position
+    return (
+        last_window(d, size[0], out[0], S[0], LO[0], KIND[0]),
+        last_window(h, size[1], out[1], S[1], LO[1], KIND[1]),
+        last_window(w, size[2], out[2], S[2], LO[2], KIND[2]),
+    )
 
 
 @triton.jit
 def tap_of(
-    i, o, ok, size, outputs, first_ptr, table,
+    i, o, size, outputs,
     K, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """The tap at which window `o` of an axis holds input `i`, if that is `ok`; whether it does."""
+    """The tap at which window `o` of an axis holds input `i`, and whether it does."""
     inside = (o >= 0) & (o < outputs)
     if KIND == ADAPTIVE:
         first = o * size // S
         return i - first, inside & (i >= first) & (i < ((o + 1) * size + S - 1) // S)
-    elif KIND == FRACTIONAL:
-        tap = i - tl.load(first_ptr + table + o, mask=ok & inside, other=0)
-        return tap, inside & (tap >= 0) & (tap < K)
     else:
         reach = i + LO - o * S
         inside &= (reach >= 0) & (reach <= (K - 1) * DIL)
@@ -294,30 +269,21 @@ def tap_of(
 
 @triton.jit
 def window_over(
-    k, last, place, ok, size, out, first_ptr,
+    k, last, position, ok, size, out,
     K, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
     OVER: tl.constexpr,
 ):  # fmt: skip
     """The `k`-th window over each input, in ascending order.
 
-    Returns the place of its output, the tap at which it holds the input, and whether it does.
+    Returns the position of its output, the tap at which it holds the input, and whether it does.
     """
-    plane, d, h, w, c = place
+    plane, d, h, w, c = position
     od = last[0] - (OVER[0] - 1 - k // (OVER[1] * OVER[2]))
     oh = last[1] - (OVER[1] - 1 - k // OVER[2] % OVER[1])
     ow = last[2] - (OVER[2] - 1 - k % OVER[2])
-    table = plane * (out[0] + out[1] + out[2])
-    td, in_depth = tap_of(
-        d, od, ok, size[0], out[0], first_ptr, table, K[0], S[0], LO[0], DIL[0], KIND[0]
-    )
-    table += out[0]
-    th, in_height = tap_of(
-        h, oh, ok, size[1], out[1], first_ptr, table, K[1], S[1], LO[1], DIL[1], KIND[1]
-    )
-    table += out[1]
-    tw, in_width = tap_of(
-        w, ow, ok, size[2], out[2], first_ptr, table, K[2], S[2], LO[2], DIL[2], KIND[2]
-    )
+    td, in_depth = tap_of(d, od, size[0], out[0], K[0], S[0], LO[0], DIL[0], KIND[0])
+    th, in_height = tap_of(h, oh, size[1], out[1], K[1], S[1], LO[1], DIL[1], KIND[1])
+    tw, in_width = tap_of(w, ow, size[2], out[2], K[2], S[2], LO[2], DIL[2], KIND[2])
     tap = (td * K[1] + th) * K[2] + tw
     return (plane, od, oh, ow, c), tap, ok & in_depth & in_height & in_width
 

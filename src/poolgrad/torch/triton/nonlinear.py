@@ -22,16 +22,13 @@ import triton
 import triton.language as tl
 
 from poolgrad.torch.triton.geometry import (
-    aligned_sizes,
     contiguous_offset,
     divided,
     element,
     last_windows,
     load_tap,
-    places,
-    plane_offset,
+    prologue,
     strided_offset,
-    tile,
     window_over,
     windows_of,
 )
@@ -94,13 +91,13 @@ def exponent(x, m, theta, OPERATOR: tl.constexpr):
 
 
 @triton.jit
-def theta_of(theta_ptr, place, LEARNED: tl.constexpr, channels, below):
+def theta_of(theta_ptr, position, LEARNED: tl.constexpr, channels, below):
     """Load the parameter of these outputs: one for all, or one for each of `channels`.
 
     The channel of a plane is ``plane // below % channels``, unless channels lie innermost
     (`below` is 0).
     """
-    plane, _, _, _, c = place
+    plane, _, _, _, c = position
     if LEARNED == 0:
         return 1.0
     elif LEARNED == 1:
@@ -136,16 +133,13 @@ def nonlinear(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Outputs, what backward needs of each window (`KEEP`), and dy / dtheta (`SLOPE`)."""
-    lanes, size, out, strides = aligned_sizes(
-        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
-        CHANNELS_LAST, ALIGN,
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
+        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
+        planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
-    row, lane = tile(lanes, ROWS, LANES, INDEX)
-    place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, ok, size, out, x_ptr, S, LO, KIND)
+    window = windows_of(position, size, S, LO, KIND)
     taps = taps_of((k_d, k_h, k_w), K, INDEX)
-    origin = plane_offset(place, planes, strides)
-    theta = theta_of(theta_ptr, place, LEARNED, channels, below)
+    theta = theta_of(theta_ptr, position, LEARNED, channels, below)
     least = -float("inf") if OPERATOR == LSE or OPERATOR == SOFT else 0.0
     m = tl.full((ROWS, LANES), least, SUM)
     n = tl.zeros((ROWS, LANES), SUM)
@@ -203,7 +197,7 @@ def nonlinear(
         kept2 = t * kept1
         y = tl.where(none, divided(w, n), m * kept2)
         kept1 = tl.where(none, divided(tl.full((), 1.0, SUM), n), kept1)
-    at = element(row, place, lanes, out[2], row_w, CHANNELS_LAST)
+    at = element(row, position, lanes, out[2], row_w, CHANNELS_LAST)
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=ok)
     if KEEP:
         tl.store(kept0_ptr + at, m, mask=ok)
@@ -228,27 +222,25 @@ def nonlinear_backward(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the input: the sum over its windows of gy times dy / dx."""
-    lanes, size, out, strides = aligned_sizes(
-        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
-        CHANNELS_LAST, ALIGN,
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
+        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
+        planes, (s_p, s_n, s_d, s_h, s_w, s_c), True, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
-    row, lane = tile(lanes, ROWS, LANES, INDEX)
-    place, ok = places(row, lane, rows, lanes, size, row_w, CHANNELS_LAST)
-    origin = plane_offset(place, planes, strides)
     of_x = (x_p, x_n, x_d, x_h, x_w, x_c)
-    at_x = plane_offset(place, x_planes, of_x) + strided_offset(place, of_x)
-    x = tl.load(x_ptr + at_x, mask=ok, other=0).to(SUM)
-    theta = theta_of(theta_ptr, place, LEARNED, channels, below)
-    last = last_windows(place, ok, size, out, gy_ptr, S, LO, KIND)
+    x_plane = position[0] // x_planes * x_n + position[0] % x_planes * x_p + position[4] * x_c
+    there = x_plane + strided_offset(position, of_x)
+    x = tl.load(x_ptr + there, mask=ok, other=0).to(SUM)
+    theta = theta_of(theta_ptr, position, LEARNED, channels, below)
+    last = last_windows(position, size, out, S, LO, KIND)
     taps = taps_of((k_d, k_h, k_w), K, INDEX)
     total = tl.zeros((ROWS, LANES), SUM)
     for k in range(OVER[0] * OVER[1] * OVER[2]):
         over, _, inside = window_over(
-            k, last, place, ok, size, out, gy_ptr, taps, S, LO, DIL, KIND, OVER
+            k, last, position, ok, size, out, taps, S, LO, DIL, KIND, OVER
         )
-        at = contiguous_offset(over, out, lanes, CHANNELS_LAST)
-        m = tl.load(kept0_ptr + at, mask=inside, other=0)
-        kept1 = tl.load(kept1_ptr + at, mask=inside, other=0)
+        window = contiguous_offset(over, out, lanes, CHANNELS_LAST)
+        m = tl.load(kept0_ptr + window, mask=inside, other=0)
+        kept1 = tl.load(kept1_ptr + window, mask=inside, other=0)
         if OPERATOR == LP:
             z = exponent(x, m, theta - 1.0, LP)
             power = tl.where(x < 0, -1.0, 1.0) * tl.exp(z)
@@ -258,11 +250,11 @@ def nonlinear_backward(
         elif OPERATOR == SOFT:
             z = exponent(x, m, theta, SOFT)
             share = tl.exp(z) * kept1
-            shift = tl.load(kept2_ptr + at, mask=inside, other=0)
+            shift = tl.load(kept2_ptr + window, mask=inside, other=0)
             weight = tl.where(share == 0, 0.0, share * (1.0 + (z - shift)))
         else:
             q = tl.where(x == m, 1.0, divided(x, m))
-            ratio = tl.load(kept2_ptr + at, mask=inside, other=0)
+            ratio = tl.load(kept2_ptr + window, mask=inside, other=0)
             own = tl.where(x > 0, (q + (q - ratio)) * kept1, tl.where(x <= 0, 0.0, x))
             weight = tl.where(m == 0, kept1, own)
         g = tl.load(gy_ptr + origin + strided_offset(over, strides), mask=inside, other=0)

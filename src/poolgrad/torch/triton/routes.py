@@ -21,19 +21,16 @@ import triton
 import triton.language as tl
 
 from poolgrad.torch.triton.geometry import (
-    aligned_sizes,
     contiguous_offset,
     double_lanes,
     element,
     last_window,
     last_windows,
-    places,
-    plane_offset,
+    prologue,
     strided_offset,
     tap_at,
     tap_of,
     tap_position,
-    tile,
     window_over,
     windows_of,
 )
@@ -68,16 +65,16 @@ def store_routes(
 
 @triton.jit
 def load_route(
-    route_ptr, place, out, lanes, inside,
+    route_ptr, position, out, lanes, inside,
     BITS: tl.constexpr, CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """Load the routes of these outputs; the route of no winner is larger than every tap."""
     if BITS == 0:
-        at = contiguous_offset(place, out, lanes, CHANNELS_LAST)
+        at = contiguous_offset(position, out, lanes, CHANNELS_LAST)
         return tl.load(route_ptr + at, mask=inside, other=0).to(INDEX)
     else:
         P: tl.constexpr = 8 // BITS
-        plane, d, h, w, c = place
+        plane, d, h, w, c = position
         bytes_of = (out[0], out[1], (out[2] + P - 1) // P)
         at = contiguous_offset((plane, d, h, w // P, c), bytes_of, lanes, CHANNELS_LAST)
         byte = tl.load(route_ptr + at, mask=inside, other=0).to(INDEX)
@@ -85,29 +82,8 @@ def load_route(
 
 
 @triton.jit
-def add_window(
-    total, k, last, place, ok, gy_ptr, route_ptr, first_ptr, lanes, size, out, origin, strides,
-    K: tl.constexpr, S: tl.constexpr, LO: tl.constexpr, DIL: tl.constexpr, KIND: tl.constexpr,
-    OVER: tl.constexpr, BITS: tl.constexpr, CHANNELS_LAST: tl.constexpr, INDEX: tl.constexpr,
-    SPARSE: tl.constexpr,
-):  # fmt: skip
-    """Add the cotangent of the `k`-th window over each input to `total`, if the input wins it.
-
-    `SPARSE`: only those cotangents are loaded, one by one; else all of them, many at a time.
-    """
-    over, tap, inside = window_over(
-        k, last, place, ok, size, out, first_ptr, K, S, LO, DIL, KIND, OVER
-    )
-    route = load_route(route_ptr, over, out, lanes, inside, BITS, CHANNELS_LAST, INDEX)
-    wins = inside & (route == tap)
-    at = origin + strided_offset(over, strides)
-    g = tl.load(gy_ptr + at, mask=wins if SPARSE else inside, other=0)
-    return total + tl.where(wins, g.to(total.dtype), 0.0)
-
-
-@triton.jit
 def route_backward(
-    gy_ptr, route_ptr, first_ptr, last_ptr,
+    gy_ptr, route_ptr,
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
     planes, s_p, s_n, s_d, s_h, s_w, s_c,
     gx_ptr,
@@ -119,19 +95,15 @@ def route_backward(
 ):  # fmt: skip
     """The gradient of the input: each input sums the cotangents of the windows it wins.
 
-    `last_ptr`: of windows from a table, the last one over each input. `PAIRS`: along a width of
-    stride 2, lane ``q`` is the two inputs ``2 q`` and ``2 q + 1``.
+    `PAIRS`: along a width of stride 2, lane ``q`` is the two inputs ``2 q`` and ``2 q + 1``.
     """
-    lanes, size, out, strides = aligned_sizes(
-        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
-        CHANNELS_LAST, ALIGN,
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
+        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
+        planes, (s_p, s_n, s_d, s_h, s_w, s_c), True, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
-    row, lane = tile(lanes, ROWS, LANES, INDEX)
-    place, ok = places(row, lane, rows, lanes, size, row_w, CHANNELS_LAST)
-    origin = plane_offset(place, planes, strides)
     total = tl.zeros((ROWS, LANES), SUM)
     if PAIRS:
-        plane, d, h, _, c = place
+        plane, d, h, _, c = position
         right = tl.zeros((ROWS, LANES), SUM)
         # The last window over inputs 2 q and 2 q + 1 is q + AHEAD.
         AHEAD: tl.constexpr = (LO[2] + 1) // 2
@@ -142,14 +114,10 @@ def route_backward(
         last_h = tl.minimum(last_window(h, size[1], out[1], S[1], LO[1], KIND[1]), out[1] - 1)
         for kd in tl.static_range(DEPTH):
             od = last_d - (DEPTH - 1 - kd)
-            td, in_depth = tap_of(
-                d, od, ok, size[0], out[0], first_ptr, 0, K[0], S[0], LO[0], DIL[0], KIND[0]
-            )
+            td, in_depth = tap_of(d, od, size[0], out[0], K[0], S[0], LO[0], DIL[0], KIND[0])
             for kh in tl.static_range(HEIGHT):
                 oh = last_h - (HEIGHT - 1 - kh)
-                th, in_height = tap_of(
-                    h, oh, ok, size[1], out[1], first_ptr, 0, K[1], S[1], LO[1], DIL[1], KIND[1]
-                )
+                th, in_height = tap_of(h, oh, size[1], out[1], K[1], S[1], LO[1], DIL[1], KIND[1])
                 for kw in tl.static_range(WIDTH):
                     back = WIDTH - 1 - kw
                     left = LO[2] - 2 * AHEAD + 2 * back  # the tap of input 2 q
@@ -159,8 +127,8 @@ def route_backward(
                     route = load_route(
                         route_ptr, over, out, lanes, inside, BITS, CHANNELS_LAST, INDEX
                     )
-                    at = origin + strided_offset(over, strides)
-                    g = tl.load(gy_ptr + at, mask=inside, other=0).to(SUM)
+                    there = origin + strided_offset(over, strides)
+                    g = tl.load(gy_ptr + there, mask=inside, other=0).to(SUM)
                     tap = (td * K[1] + th) * K[2] + left
                     if left >= 0 and left < K[2]:
                         total += tl.where(inside & (route == tap), g, 0.0)
@@ -171,20 +139,21 @@ def route_backward(
         inside = (row < rows) & (column < size[2])
         tl.store(gx_ptr + row * size[2] + column, gx.to(gx_ptr.dtype.element_ty), mask=inside)
     else:
-        last = last_windows(place, ok, size, out, last_ptr, S, LO, KIND)
-        if UNROLL:
-            for k in tl.static_range(OVER[0] * OVER[1] * OVER[2]):
-                total = add_window(
-                    total, k, last, place, ok, gy_ptr, route_ptr, first_ptr, lanes, size, out,
-                    origin, strides, K, S, LO, DIL, KIND, OVER, BITS, CHANNELS_LAST, INDEX, False,
-                )  # fmt: skip
-        else:
-            for k in range(OVER[0] * OVER[1] * OVER[2]):
-                total = add_window(
-                    total, k, last, place, ok, gy_ptr, route_ptr, first_ptr, lanes, size, out,
-                    origin, strides, K, S, LO, DIL, KIND, OVER, BITS, CHANNELS_LAST, INDEX, True,
-                )  # fmt: skip
         at = row * lanes + lane
+        last = last_windows(position, size, out, S, LO, KIND)
+        WINDOWS: tl.constexpr = OVER[0] * OVER[1] * OVER[2]
+        STEP: tl.constexpr = WINDOWS if UNROLL else 1
+        for begin in range(0, WINDOWS, STEP):
+            for j in tl.static_range(STEP):
+                over, tap, inside = window_over(
+                    begin + j, last, position, ok, size, out, K, S, LO, DIL, KIND, OVER
+                )
+                route = load_route(route_ptr, over, out, lanes, inside, BITS, CHANNELS_LAST, INDEX)
+                wins = inside & (route == tap)
+                # Of few windows all cotangents are loaded, many at a time; else those that count.
+                there = origin + strided_offset(over, strides)
+                g = tl.load(gy_ptr + there, mask=inside if UNROLL else wins, other=0)
+                total += tl.where(wins, g.to(SUM), 0.0)
         tl.store(gx_ptr + at, total.to(gx_ptr.dtype.element_ty), mask=ok)
 
 
@@ -205,20 +174,15 @@ def route_backward_axis(
     this axis. `LAST`: there are none after it, and the sums are the gradient. An element that wins
     no window gets the tap `BELOW`, which no input has.
     """
-    lanes, size, out, strides = aligned_sizes(
-        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
-        CHANNELS_LAST, ALIGN,
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
+        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
+        planes, (s_p, s_n, s_d, s_h, s_w, s_c), True, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
-    row, lane = tile(lanes, ROWS, LANES, INDEX)
-    place, ok = places(row, lane, rows, lanes, size, row_w, CHANNELS_LAST)
-    origin = plane_offset(place, planes, strides)
-    last = last_windows(place, ok, size, out, tap_ptr, S, LO, KIND)
+    last = last_windows(position, size, out, S, LO, KIND)
     total = tl.zeros((ROWS, LANES), SUM)
     rest = tl.full((ROWS, LANES), BELOW, INDEX)
     for k in range(OVER[0] * OVER[1] * OVER[2]):
-        over, tap, inside = window_over(
-            k, last, place, ok, size, out, tap_ptr, K, S, LO, DIL, KIND, OVER
-        )
+        over, tap, inside = window_over(k, last, position, ok, size, out, K, S, LO, DIL, KIND, OVER)
         route = load_route(tap_ptr, over, out, lanes, inside, 0, CHANNELS_LAST, INDEX)
         wins = inside & (route >= 0) & (route // BELOW == tap)
         g = tl.load(g_ptr + origin + strided_offset(over, strides), mask=wins, other=0)
@@ -232,7 +196,7 @@ def route_backward_axis(
 
 @triton.jit
 def route_jvp(
-    t_ptr, route_ptr, first_ptr,
+    t_ptr, route_ptr,
     rows, lanes, in_d, in_h, in_w, out_d, out_h, out_w, row_w,
     planes, s_p, s_n, s_d, s_h, s_w, s_c,
     y_ptr,
@@ -242,15 +206,13 @@ def route_jvp(
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     """The tangent at each winner, 0 if there is none; or its flat position in the plane, or -1."""
-    lanes, size, out, strides = aligned_sizes(
-        lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), (s_p, s_n, s_d, s_h, s_w, s_c),
-        CHANNELS_LAST, ALIGN,
+    lanes, size, out, strides, row, lane, position, ok, origin = prologue(
+        rows, lanes, (in_d, in_h, in_w), (out_d, out_h, out_w), row_w,
+        planes, (s_p, s_n, s_d, s_h, s_w, s_c), False, CHANNELS_LAST, INDEX, ROWS, LANES, ALIGN,
     )  # fmt: skip
-    row, lane = tile(lanes, ROWS, LANES, INDEX)
-    place, ok = places(row, lane, rows, lanes, out, row_w, CHANNELS_LAST)
-    window = windows_of(place, ok, size, out, first_ptr, S, LO, KIND)
-    at = element(row, place, lanes, out[2], row_w, CHANNELS_LAST)
-    t = load_route(route_ptr, place, out, lanes, ok, BITS, CHANNELS_LAST, INDEX)
+    window = windows_of(position, size, S, LO, KIND)
+    at = element(row, position, lanes, out[2], row_w, CHANNELS_LAST)
+    t = load_route(route_ptr, position, out, lanes, ok, BITS, CHANNELS_LAST, INDEX)
     won = ok & (t >= 0) & (t < K[0] * K[1] * K[2])
     if POSITIONS:
         d, h, w = tap_position(t, window, K, DIL)
@@ -258,6 +220,5 @@ def route_jvp(
         tl.store(y_ptr + at, tl.where(won, index, -1), mask=ok)
     else:
         there, valid = tap_at(t, window, strides, K, DIL)
-        origin = plane_offset(place, planes, strides)
         value = tl.load(t_ptr + origin + there, mask=won & valid, other=0)
         tl.store(y_ptr + at, tl.where(won & valid, value, 0.0), mask=ok)

@@ -1,13 +1,11 @@
-"""Lists the kernel variants, compiles them without a GPU, and prints the bytes that they move.
+"""Lists variants of the Triton kernels, and models the bytes that they move, without a GPU.
 
-``python -m poolgrad.torch.triton.variants cuda:90`` compiles each for a target and fails if one has
-an atomic, or if a main one spills registers or has no 128-bit load and store. `print_model`
-(``poolgrad bench --device cuda --dry-run``) prints the bytes that each moves.
+``poolgrad bench --device cuda --dry-run`` prints the model. `tests/gpu/compile_offline.py` compiles
+the variants.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -66,7 +64,6 @@ _ROWS = [
     _Row("max", "13x13 stride 1", fixed(2, 13, 1, 6), (32, 64, 28, 28)),
     _Row("max", "2x2 stride 2, packed", fixed(2, 2), options=("first", "packed")),
     _Row("max", "2x2 stride 2, ties zero", fixed(2, 2), options=("zero", "bytes")),
-    _Row("max", "2x2 stride 2, ties split", fixed(2, 2), options=("split", "bytes")),
     _Row("max", "3x3 dilation 2", fixed(2, 3, 1, 2, 2)),
     _Row("max", "adaptive 7x7", adaptive(2, 7), (32, 64, 50, 50)),
     _Row("max", "global", whole(2), (32, 64, 56, 56)),
@@ -74,8 +71,6 @@ _ROWS = [
     _Row("max", "2x2x2 stride 2, 3-D", fixed(3, 2), (2, 64, 32, 64, 64), main=True),
     _Row("min", "2x2 stride 2", fixed(2, 2)),
     _Row("relu_max", "2x2 stride 2", fixed(2, 2), main=True),
-    _Row("median", "3x3 stride 2", fixed(2, 3, 2, 1)),
-    _Row("stochastic", "2x2 stride 2", fixed(2, 2), options=("bytes",)),
     _Row("avg", "2x2 stride 2", fixed(2, 2), options=_AVG),
     _Row("avg", "3x3 stride 1", fixed(2, 3, 1, 1), options=_AVG),
     _Row("avg", "13x13 stride 1", fixed(2, 13, 1, 6), (32, 64, 28, 28), _AVG),
@@ -94,11 +89,8 @@ def _bytes(*tensors: torch.Tensor) -> int:
 
 
 def _operand(ready: Prepared, device: str) -> Any:
-    operand = ready.operator.operand
-    if not operand.count:
+    if not ready.operator.learned:
         return None
-    if operand.is_positional:  # a seed
-        return torch.empty((), dtype=torch.int64, device=device)
     return torch.empty(1, dtype=torch.float32, device=device), 1
 
 
@@ -145,30 +137,3 @@ def print_model() -> None:
     for v in variants():
         times = "".join(f"{v.moved / b * 1e6:12.1f}" for b in BANDWIDTH.values())
         print(f"{v.name:58} {v.moved / 2**20:8.1f} {v.moved / v.least:9.2f}{times}")
-
-
-def check(target: str) -> int:
-    """Compile every variant for a target and print what came out; the number of failures."""
-    from poolgrad.torch.triton.offline import compiled
-
-    failures = 0
-    print(f"{'variant':58} {'kernel':18} registers spilled shared load store ({target})")
-    for v in variants():
-        wide = False
-        for one in v.launches:
-            c = compiled(one, target)
-            wide |= c.load_bits >= 128 and c.store_bits >= 128
-            spills, atomics = c.spilled > 0, c.atomics > 0
-            failures += (spills and v.main) + atomics
-            print(
-                f"{v.name:58} {one.kernel.__name__:18} {c.registers:9} {c.spilled:7} {c.shared:6} "
-                f"{c.load_bits:4} {c.store_bits:5}{' SPILLS' * spills}{' ATOMICS' * atomics}"
-            )
-        if v.main and not wide:
-            failures += 1
-            print(f"{v.name:58} HAS NO 128-BIT LOAD AND STORE")
-    return failures
-
-
-if __name__ == "__main__":
-    sys.exit(check(sys.argv[1]) > 0)

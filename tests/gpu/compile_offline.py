@@ -2,12 +2,15 @@
 
 `triton.compile` needs no device. From the binary come registers, spills and shared memory, from the
 PTX (of AMD's GPUs from the assembly) the widest load and store, and atomics.
+``python tests/gpu/compile_offline.py cuda:90`` compiles every variant for a target and fails if one
+has an atomic, or if a main one spills registers or has no 128-bit load and store.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from poolgrad.tools.bench.gpu_model import variants
 from poolgrad.torch.triton.launch import CONTRACTION, Launch, warps
 
 TARGETS = {
@@ -107,3 +111,28 @@ def _resources(cubin: bytes) -> tuple[int, int]:
         command: list[Any] = [tool, "--dump-resource-usage", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return int(_found(r"REG:(\d+)", text)), int(_found(r"STACK:(\d+)", text))
+
+
+def check(target: str) -> int:
+    """Compile every variant for a target and print what came out; the number of failures."""
+    failures = 0
+    print(f"{'variant':58} {'kernel':18} registers spilled shared load store ({target})")
+    for v in variants():
+        wide = False
+        for one in v.launches:
+            c = compiled(one, target)
+            wide |= c.load_bits >= 128 and c.store_bits >= 128
+            spills, atomics = c.spilled > 0, c.atomics > 0
+            failures += (spills and v.main) + atomics
+            print(
+                f"{v.name:58} {one.kernel.__name__:18} {c.registers:9} {c.spilled:7} {c.shared:6} "
+                f"{c.load_bits:4} {c.store_bits:5}{' SPILLS' * spills}{' ATOMICS' * atomics}"
+            )
+        if v.main and not wide:
+            failures += 1
+            print(f"{v.name:58} HAS NO 128-BIT LOAD AND STORE")
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(check(sys.argv[1]) > 0)

@@ -1,0 +1,201 @@
+"""Memory views, tiles and constants: the arguments of the kernels, computed on the host."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from poolgrad.windows import Axis, Layout, WindowKind
+
+Axes = tuple[Axis, Axis, Axis]
+Sizes = tuple[int, int, int]
+
+TILE = 1024  # elements of a tile
+FEW = len(WindowKind)  # kind of fixed windows if an axis has fewer than could hold one input
+_IDENTITY = Axis(1, 1, 1)
+
+
+class View(NamedTuple):
+    """A tensor with the axes (n, p, depth, height, width, channel): sizes and strides."""
+
+    tensor: Tensor
+    planes: int  # of the axes that are not pooled, n and p together
+    sizes: Sizes  # depth, height, width
+    channels: int
+    strides: tuple[int, ...]  # p, n, depth, height, width, channel
+    p: int  # the size of axis p
+
+
+def view(tensor: Tensor, layout: Layout) -> View:
+    """Return the memory view of an input or output of this layout; too many strides: of a copy."""
+    tensor = as_bytes(tensor)
+    order, pooled = layout.order, layout.pooled
+    inner = order[-1:] if order[-1] not in pooled else ()
+    outer = order[: len(order) - len(inner) - len(pooled)]
+    merged: list[tuple[int, int]] = []
+    for size, stride in [(tensor.shape[a], tensor.stride(a)) for a in outer]:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    if len(merged) > 2:
+        back = [order.index(a) for a in range(len(order))]
+        return view(tensor.permute(order).contiguous().permute(back), layout)
+    (n, s_n), (p, s_p) = [(1, 0)] * (2 - len(merged)) + merged
+    missing = 3 - len(pooled)
+    sizes: Any = (1,) * missing + tuple(tensor.shape[a] for a in pooled)
+    strides = (0,) * missing + tuple(tensor.stride(a) for a in pooled)
+    channels = tensor.shape[inner[0]] if inner else 1
+    last = tensor.stride(inner[0]) if inner else 0
+    return View(tensor, n * p, sizes, channels, (s_p, s_n, *strides, last), p)
+
+
+def contiguous(tensor: Tensor, planes: int, sizes: Sizes, channels: int) -> View:
+    """Return the memory view of a tensor whose elements lie in the order of the axes."""
+    d, h, w = sizes
+    strides = (d * h * w * channels, 0, h * w * channels, w * channels, channels, 1)
+    return View(as_bytes(tensor), planes, sizes, channels, strides, planes)
+
+
+def flattened(v: View) -> tuple[int, ...]:
+    """Sizes and strides of planes, as one long axis if their elements lie at equal distances."""
+    (d, h, w), (s_p, s_n, s_d, s_h, s_w, s_c) = v.sizes, v.strides
+    if (h == 1 or s_h == w * s_w) and (d == 1 or s_d == h * w * s_w):
+        return (1, 1, d * h * w, v.p, s_p, s_n, 0, 0, s_w, s_c)
+    return (*v.sizes, v.p, *v.strides)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return the tensor, of bool as a view of its bytes, which Triton reads."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+# Windows
+
+
+def axes_of(layout: Layout) -> Axes:
+    """Depth, height and width; axes that are not pooled have one window of one tap."""
+    axes = layout.window.axes
+    return (_IDENTITY,) * (3 - len(axes)) + axes  # type: ignore[return-value]
+
+
+def only(axes: Axes, pooled: int, sizes: list[int]) -> Axes:
+    """Return the windows along axis `pooled`; the other axes, of these sizes, are not pooled."""
+    kept = [a if k == pooled else Axis(sizes[k], sizes[k], 1) for k, a in enumerate(axes)]
+    return kept[0], kept[1], kept[2]
+
+
+def in_pairs(axis: Axis) -> bool:
+    """Whether windows begin at every second input, so that one load gives pairs of taps."""
+    return axis.stride == 2 and axis.dilation == 1 and not axis.adaptive
+
+
+def kind(axis: Axis) -> int:
+    """Return the kind of the windows of an axis, a constant of `geometry`."""
+    if axis.adaptive:
+        return int(WindowKind.ADAPTIVE)
+    return int(WindowKind.FIXED) if _most_fixed(axis) <= axis.out else FEW
+
+
+def window_constants(axes: Axes) -> dict[str, tuple[int, ...]]:
+    """Return the constants that describe windows, each along depth, height and width."""
+    return {
+        "K": tuple(a.kernel for a in axes),
+        "S": tuple(a.stride_or_bins for a in axes),
+        "LO": tuple(a.lo for a in axes),
+        "DIL": tuple(a.dilation for a in axes),
+        "KIND": tuple(map(kind, axes)),
+    }
+
+
+def windows_over(axes: Axes) -> tuple[int, ...]:
+    """Return the constant ``OVER``: along each axis, how many windows may hold one input."""
+    most = (-(-a.out // a.size) + 1 if a.adaptive else _most_fixed(a) for a in axes)
+    return tuple(min(m, a.out) for m, a in zip(most, axes, strict=True))
+
+
+def _most_fixed(axis: Axis) -> int:
+    """Return how many windows of a fixed stride may hold one input, if the axis is long."""
+    return (axis.kernel - 1) * axis.dilation // axis.stride + 1
+
+
+# Types and tiles
+
+
+def index_type(*views: View, axes: tuple[Axis, ...] = (), elements: int = 0) -> Any:
+    """The type of offsets and positions: int64 if one of them may be 2**31 or more.
+
+    `elements`: the number of taps of a window or of elements of a plane, which may be larger.
+    """
+    limit = 2**31 - TILE * 8
+    large = elements >= limit or any(_largest_position(a) >= limit for a in axes)
+    for v in views:
+        shape = (v.p, v.planes // max(v.p, 1), *v.sizes, v.channels)
+        reach = sum((n - 1) * abs(s) for n, s in zip(shape, v.strides, strict=True))
+        large |= max(reach, v.planes * math.prod(v.sizes) * v.channels) >= limit
+    return tl.int64 if large else tl.int32
+
+
+def _largest_position(axis: Axis) -> int:
+    """Return a bound of the numbers that `geometry` computes along an axis."""
+    if axis.adaptive:
+        return axis.size * axis.out + max(axis.size, axis.out)
+    return axis.size + axis.lo + axis.hi + axis.kernel * axis.dilation
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which sums of this dtype are accumulated."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def sum_type(dtype: torch.dtype) -> Any:
+    """Return `sum_dtype` as a type of Triton."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+class Tiles(NamedTuple):
+    """The tiling of an array."""
+
+    rows: int
+    lanes: int
+    grid: int
+    constants: dict[str, Any]
+
+
+def tiles(rows: int, lanes: int, channels_last: bool, index: Any) -> Tiles:
+    """Return the tiling of an array of these rows and lanes; `channels_last`: lanes are channels.
+
+    The width of a tile is the power of two from 8 to 128 that leaves the fewest lanes unused.
+    """
+    width = min((128, 64, 32, 16, 8), key=lambda n: (-(-lanes // n) * n, -n))
+    height = TILE // width
+    grid = -(-rows // height) * -(-lanes // width)
+    found = {"CHANNELS_LAST": channels_last, "INDEX": index, "ROWS": height, "LANES": width}
+    return Tiles(rows, lanes, grid, found)
+
+
+def tiles_of_planes(source: View, channels_last: bool, index: Any) -> Tiles:
+    """Return tiles of whole planes: several planes or channels, some of their taps at a time."""
+    width = 32 if channels_last else 1
+    size = math.prod(source.sizes)
+    taps = min(TILE // width, max(16, 1 << (size - 1).bit_length()))
+    height = max(1, TILE // (width * taps))
+    grid = -(-source.planes // height) * -(-source.channels // width)
+    found = {"INDEX": index, "ROWS": height, "LANES": width, "TAPS": taps}
+    return Tiles(source.planes, source.channels, grid, found)
+
+
+def align(cut: Tiles, source: View, in_w: int, out_w: int) -> tuple[int, ...]:
+    """Return the constant ``ALIGN``: powers of two up to 16 that divide the terms of addresses.
+
+    Triton itself specialises on multiples of 16 only, but rows of 56 two-byte elements are also
+    aligned to 128 bits.
+    """
+    steps = source.strides[: 5 if cut.constants["CHANNELS_LAST"] else 4]
+    return tuple(math.gcd(16, *n) for n in ((cut.lanes,), (in_w,), (out_w,), steps))
